@@ -1,0 +1,54 @@
+#include "api/engine_config.h"
+
+#include "core/error.h"
+
+namespace llmserve {
+namespace {
+
+void require_at_least(const char* field, int64_t value, int64_t minimum) {
+  if (value < minimum)
+    throw InvalidArgument(concat(field, " must be at least ", minimum, ", got ", value));
+}
+
+}  // namespace
+
+void CacheConfig::validate() const {
+  require_at_least("block_size", block_size, 1);
+  if (block_size > 256)
+    throw InvalidArgument(concat("block_size must be at most 256, got ", block_size));
+  require_at_least("num_blocks", num_blocks, 1);
+}
+
+void SchedulerConfig::validate() const {
+  require_at_least("max_num_batched_tokens", max_num_batched_tokens, 1);
+  require_at_least("max_num_seqs", max_num_seqs, 1);
+  require_at_least("max_num_queued_reqs", max_num_queued_reqs, 0);
+  require_at_least("max_model_len", max_model_len, 2);
+  require_at_least("max_batch_delay_us", max_batch_delay_us, 0);
+  if (max_num_batched_tokens < max_num_seqs) {
+    throw InvalidArgument(concat("max_num_batched_tokens (", max_num_batched_tokens,
+                                 ") must be at least max_num_seqs (", max_num_seqs,
+                                 "), so that every running sequence can have a token a step"));
+  }
+  if (!enable_chunked_prefill && max_num_batched_tokens < max_model_len) {
+    throw InvalidArgument(concat("without chunked prefill max_num_batched_tokens (",
+                                 max_num_batched_tokens, ") must be at least max_model_len (",
+                                 max_model_len, "); raise it or set enable_chunked_prefill=True"));
+  }
+}
+
+void EngineConfig::validate() const {
+  require_at_least("num_threads", num_threads, 1);
+  require_at_least("max_logprobs", max_logprobs, 0);
+  if (dtype != DType::kF32 && dtype != DType::kBF16) {
+    throw InvalidArgument(concat("dtype must be float32 or bfloat16, got ", name(dtype)));
+  }
+  if (kv_cache_dtype != DType::kF32 && kv_cache_dtype != DType::kBF16) {
+    throw InvalidArgument(
+        concat("kv_cache_dtype must be float32 or bfloat16, got ", name(kv_cache_dtype)));
+  }
+  cache.validate();
+  scheduler.validate();
+}
+
+}  // namespace llmserve

@@ -1,0 +1,49 @@
+// The typed settings of one engine. Python fills them in; defaults that depend on the model are
+// resolved before.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace llmserve {
+
+struct CacheConfig {
+  int32_t block_size =
+      16;  // tokens a block: 8, 16, 32, 64 …; divides or is a multiple of nothing else
+  int32_t num_blocks = 0;
+  bool enable_prefix_caching = true;
+
+  void validate() const;
+};
+
+struct SchedulerConfig {
+  std::string policy = "fcfs";            // a name of the policy registry
+  int32_t max_num_batched_tokens = 2048;  // tokens a step: prefill chunks and decodes together
+  int32_t max_num_seqs = 256;             // sequences in one step
+  int32_t max_num_queued_reqs = 0;        // waiting requests before add() refuses; 0: no bound
+  int64_t max_model_len = 0;              // prompt and output of one sequence
+  bool enable_chunked_prefill = true;     // false: a prompt runs in one step or waits
+  int64_t max_batch_delay_us = 5000;      // for the policies that wait for a batch to fill
+  std::vector<int32_t> eos_token_ids;     // end a sequence unless ignore_eos
+
+  void validate() const;
+};
+
+struct EngineConfig {
+  std::string model_path;      // a checkpoint directory
+  std::string device = "cpu";  // a name of the backend registry
+  DType dtype = DType::kF32;   // of weights: kF32 or kBF16
+  DType kv_cache_dtype = DType::kF32;
+  int32_t num_threads = 1;
+  uint64_t seed = 0;
+  CacheConfig cache;
+  SchedulerConfig scheduler;
+  int32_t max_logprobs = 20;
+
+  void validate() const;
+};
+
+}  // namespace llmserve

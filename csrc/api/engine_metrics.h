@@ -1,0 +1,35 @@
+// Counters of one engine since its start. Prompt tokens add up: hit + computed + recomputed =
+// scheduled prompt work.
+#pragma once
+
+#include <cstdint>
+
+namespace llmserve {
+
+struct EngineMetrics {
+  // Requests
+  int64_t num_requests_running = 0;
+  int64_t num_requests_waiting = 0;
+  int64_t num_requests_finished = 0;
+  int64_t num_preemptions = 0;
+  // Steps, by kind: a step with any prompt token counts as prefill
+  int64_t num_prefill_steps = 0;
+  int64_t num_decode_steps = 0;
+  int64_t prefill_us = 0;
+  int64_t decode_us = 0;
+  // Tokens
+  int64_t num_prompt_tokens = 0;   // of the requests admitted
+  int64_t num_prefill_tokens = 0;  // run through the model, recomputation included
+  int64_t num_generation_tokens = 0;
+  // Prefix cache, in tokens: queries = hits + misses
+  int64_t prefix_cache_queries = 0;
+  int64_t prefix_cache_hits = 0;
+  int64_t prefix_cache_evictions = 0;  // blocks
+  // KV pool, in blocks: free + cached + used = total
+  int64_t num_blocks_total = 0;
+  int64_t num_blocks_free = 0;
+  int64_t num_blocks_cached = 0;
+  int64_t num_blocks_used = 0;
+};
+
+}  // namespace llmserve

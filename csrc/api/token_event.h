@@ -1,0 +1,41 @@
+// What leaves the engine: news of one sequence of a request, in the order in which it happened.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "api/request.h"
+#include "api/sampled_tokens.h"
+
+namespace llmserve {
+
+enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError };
+
+// Microseconds on the engine's clock; 0 where it has not happened.
+struct RequestTimes {
+  int64_t arrival_us = 0;
+  int64_t scheduled_us = 0;  // first time in a step
+  int64_t first_token_us = 0;
+  int64_t last_token_us = 0;
+};
+
+struct TokenEvent {
+  RequestId request_id = 0;
+  int32_t sample_index = 0;            // which of the request's n sequences
+  std::vector<int32_t> token_ids;      // new tokens; a stop token is included, as its text is not
+  std::string text;                    // new text: whole UTF-8 characters, never taken back
+  std::vector<TokenLogprob> logprobs;  // of the new tokens, where asked for
+  std::vector<std::vector<TokenLogprob>> top_logprobs;  // likewise, best first
+  FinishReason finish_reason = FinishReason::kNone;
+  int32_t stop_token_id = -1;     // the id that ended it, if one did
+  std::string stop_string;        // the string that ended it, if one did
+  std::string error;              // for kError: what happened and what to do
+  int64_t num_cached_tokens = 0;  // prompt tokens that were read from the prefix cache
+  int32_t num_preemptions = 0;
+  uint64_t seed = 0;  // the sequence's own
+  RequestTimes times;
+  bool is_request_finished = false;  // last event of the whole request
+};
+
+}  // namespace llmserve

@@ -1,0 +1,8 @@
+#include <pybind11/pybind11.h>
+
+#include "bindings/register.h"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "llmserve's C++ core; use the names that the llmserve package re-exports.";
+  llmserve::register_errors(module);
+}

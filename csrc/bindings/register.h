@@ -1,0 +1,10 @@
+// One register_*() a public class; module.cpp calls them all.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace llmserve {
+
+void register_errors(pybind11::module_& module);
+
+}  // namespace llmserve

@@ -1,0 +1,45 @@
+#include <pybind11/pybind11.h>
+
+#include <exception>
+
+#include "bindings/register.h"
+#include "core/error.h"
+
+namespace py = pybind11;
+
+namespace llmserve {
+namespace {
+
+// The Python classes live in llmserve.errors, where they can have two bases and docstrings; this
+// only finds them.
+void raise(const char* class_name, const Error& error) {
+  const py::object type = py::module_::import("llmserve.errors").attr(class_name);
+  PyErr_SetString(type.ptr(), error.what());
+}
+
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const InvalidArgument& error) {
+    raise("InvalidArgument", error);
+  } catch (const NotSupported& error) {
+    raise("NotSupported", error);
+  } catch (const ResourceExhausted& error) {
+    raise("ResourceExhausted", error);
+  } catch (const CorruptFile& error) {
+    raise("CorruptFile", error);
+  } catch (const DeviceError& error) {
+    raise("DeviceError", error);
+  } catch (const Error& error) {
+    raise("InternalError", error);
+  }
+}
+
+}  // namespace
+
+void register_errors(py::module_& module) {
+  (void)module;
+  py::register_exception_translator(&translate);
+}
+
+}  // namespace llmserve

@@ -1,0 +1,35 @@
+// Where the scheduler reads time from: the machine, or a test or simulation that sets it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace llmserve {
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  // Microseconds since an arbitrary start; never goes back.
+  virtual int64_t now_us() const = 0;
+};
+
+class SteadyClock final : public Clock {
+ public:
+  int64_t now_us() const override {
+    using namespace std::chrono;
+    return duration_cast<microseconds>(steady_clock::now().time_since_epoch()).count();
+  }
+};
+
+// Stands still until it is told otherwise.
+class ManualClock final : public Clock {
+ public:
+  int64_t now_us() const override { return now_us_; }
+  void set_us(int64_t now_us) { now_us_ = now_us; }
+  void advance_us(int64_t delta_us) { now_us_ += delta_us; }
+
+ private:
+  int64_t now_us_ = 0;
+};
+
+}  // namespace llmserve

@@ -1,0 +1,91 @@
+#include "core/thread_pool.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace llmserve {
+namespace {
+
+// Long enough to bridge the gaps between the ops of a step (microseconds), short enough that an
+// idle engine costs nothing: about 50–100 µs of pauses on current machines, after which a worker
+// sleeps.
+constexpr int kSpinsBeforePark = 2000;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
+  if (num_threads < 1)
+    throw InvalidArgument(concat("num_threads must be at least 1, got ", num_threads));
+  for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { worker(i); });
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ThreadPool::run_part(int thread_idx) const {
+  const int64_t num_grains = (task_.count + task_.grain - 1) / task_.grain;
+  const int64_t begin = num_grains * thread_idx / num_threads_ * task_.grain;
+  const int64_t end =
+      std::min(task_.count, num_grains * (thread_idx + 1) / num_threads_ * task_.grain);
+  if (begin < end) task_.call(task_.context, begin, end, thread_idx);
+}
+
+void ThreadPool::run(const Task& task) {
+  task_ = task;
+  num_running_.store(num_threads_ - 1, std::memory_order_relaxed);
+  generation_.fetch_add(1, std::memory_order_seq_cst);
+  if (num_parked_.load(std::memory_order_seq_cst) > 0) {
+    {
+      std::lock_guard lock(mutex_);
+    }  // a worker between its last look and its sleep has the lock
+    wake_.notify_all();
+  }
+  run_part(0);
+  int spins = 0;
+  while (num_running_.load(std::memory_order_acquire) > 0) {
+    // On a machine with fewer cores than threads the worker needs this core.
+    if (++spins > kSpinsBeforePark)
+      std::this_thread::yield();
+    else
+      pause();
+  }
+}
+
+void ThreadPool::worker(int thread_idx) {
+  uint64_t seen = 0;
+  while (true) {
+    int spins = 0;
+    while (generation_.load(std::memory_order_acquire) == seen &&
+           !stopping_.load(std::memory_order_relaxed)) {
+      if (++spins < kSpinsBeforePark) {
+        pause();
+        continue;
+      }
+      std::unique_lock lock(mutex_);
+      num_parked_.fetch_add(1, std::memory_order_seq_cst);
+      wake_.wait(lock, [&] { return generation_.load() != seen || stopping_; });
+      num_parked_.fetch_sub(1, std::memory_order_relaxed);
+    }
+    if (stopping_) return;
+    ++seen;
+    run_part(thread_idx);
+    num_running_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+}  // namespace llmserve

@@ -1,0 +1,62 @@
+// A persistent pool with a fixed partition: the same index range always goes to the same thread,
+// and a range is cut by its length alone. No allocation or lock per call while the workers are
+// awake.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace llmserve {
+
+class ThreadPool {
+ public:
+  // num_threads counts the caller: 1 starts no thread. Throws InvalidArgument below 1.
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return num_threads_; }
+
+  // Calls fn(begin, end, thread_idx) once a thread for its part of [0, count), cut at multiples of
+  // `grain`; returns when all are done. fn must not throw. One caller at a time; not reentrant.
+  template <class Fn>
+  void parallel_for(int64_t count, int64_t grain, Fn&& fn) {
+    if (num_threads_ == 1 || count <= grain) {
+      if (count > 0) fn(int64_t{0}, count, 0);
+      return;
+    }
+    run(Task{[](void* context, int64_t begin, int64_t end, int thread) {
+               (*static_cast<std::remove_reference_t<Fn>*>(context))(begin, end, thread);
+             },
+             const_cast<void*>(static_cast<const void*>(&fn)), count, grain});
+  }
+
+ private:
+  struct Task {
+    void (*call)(void*, int64_t, int64_t, int) = nullptr;
+    void* context = nullptr;
+    int64_t count = 0;
+    int64_t grain = 1;
+  };
+
+  void run(const Task& task);
+  void run_part(int thread_idx) const;
+  void worker(int thread_idx);
+
+  const int num_threads_;
+  Task task_;
+  std::atomic<uint64_t> generation_{0};
+  std::atomic<int> num_running_{0};
+  std::atomic<bool> stopping_{false};
+  std::atomic<int> num_parked_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace llmserve

@@ -1,0 +1,64 @@
+// What a device must do to run every model: about a dozen LLM-level ops (ops.h) and the packing of
+// weights.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/tensor.h"
+#include "kernels/ops.h"
+
+namespace llmserve {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // The registry's name: "ref", "cpu".
+  virtual std::string_view name() const = 0;
+  // What does the work, for the log: "cpu/avx2, 2 threads".
+  virtual std::string description() const = 0;
+
+  // Packs the row-major [N_i, K] matrices, stacked along N, into one weight of the given dtype (f32
+  // or bf16; the parts may be f32, bf16 or f16). Throws InvalidArgument on shapes, CorruptFile
+  // never: `first_non_finite` finds bad values.
+  virtual LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) = 0;
+  // Bytes that pack_linear will take, exact.
+  virtual int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const = 0;
+
+  // Index of the first NaN or infinity of a contiguous f32, bf16 or f16 tensor, or -1. At memory
+  // speed.
+  virtual int64_t first_non_finite(const ConstTensor& tensor) = 0;
+
+  virtual void embedding(const EmbeddingArgs& args) = 0;
+  virtual void rms_norm(const RmsNormArgs& args) = 0;
+  virtual void add_rms_norm(const AddRmsNormArgs& args) = 0;
+  virtual void linear(const LinearArgs& args) = 0;
+  virtual void rotary_table(const RotaryTableArgs& args) = 0;
+  virtual void rotary(const RotaryArgs& args) = 0;
+  virtual void store_kv(const StoreKvArgs& args) = 0;
+  virtual void copy_blocks(const CopyBlocksArgs& args) = 0;
+  virtual void paged_attention(const PagedAttentionArgs& args) = 0;
+  virtual void gated_activation(const GatedActivationArgs& args) = 0;
+  virtual void gather_rows(const GatherRowsArgs& args) = 0;
+  virtual void sample(const SampleArgs& args) = 0;
+};
+
+struct BackendOptions {
+  int32_t num_threads = 1;
+};
+
+// One row a backend: the only place that lists them.
+struct BackendRow {
+  std::string_view name;
+  std::string_view summary;
+  std::unique_ptr<Backend> (*make)(const BackendOptions&);
+};
+std::span<const BackendRow> backend_registry();
+
+// Throws NotSupported that lists the names.
+std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& options);
+
+}  // namespace llmserve

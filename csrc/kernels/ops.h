@@ -1,0 +1,199 @@
+// The arguments of every op, written once: shapes, dtypes, aliasing. Backends implement them
+// (backend.h), the `ref` backend being the executable specification.
+//
+// Shape letters (docs/glossary.md): T tokens this step, B sequences, S rows sampled, H query heads,
+// K KV heads, D head dim of queries and keys, Dv of values, E model dim, F FFN dim, V vocabulary, N
+// blocks in the pool, P tokens a block, M max blocks a sequence, R any number of rows.
+//
+// Unless said otherwise: activations are float32, the last dimension is contiguous, an output may
+// not overlap an input, and a row's result depends on that row's inputs alone, bit for bit,
+// whatever the other rows are.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/tensor.h"
+
+namespace llmserve {
+
+// out[t] = table[token_ids[t]] * scale.
+struct EmbeddingArgs {
+  ConstTensor table;                   // [V, E] f32, bf16 or f16
+  std::span<const int32_t> token_ids;  // [T], each in [0, V)
+  Tensor out;                          // [T, E]
+  float scale = 1.0f;
+};
+
+// out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * (weight + weight_offset). Zhang & Sennrich 2019,
+// eq. 4. Works on heads too: rows of [R, D] with a row stride.
+struct RmsNormArgs {
+  ConstTensor x;       // [R, D]; rows may be strided
+  ConstTensor weight;  // [D] f32
+  Tensor out;          // [R, D]; may be x itself
+  float eps = 1e-6f;
+  float weight_offset = 0.0f;  // 1 for families that store the weight minus one
+};
+
+// residual += x; out = rms_norm(residual).
+struct AddRmsNormArgs {
+  Tensor residual;     // [T, E], updated in place
+  ConstTensor x;       // [T, E]
+  ConstTensor weight;  // [E] f32
+  Tensor out;          // [T, E]; may be x itself
+  float eps = 1e-6f;
+  float weight_offset = 0.0f;
+};
+
+// A linear layer's weight in the layout its backend prefers; made once at load by
+// Backend::pack_linear, read-only after.
+struct LinearWeight {
+  int64_t out_features = 0;  // N
+  int64_t in_features = 0;   // K
+  DType dtype = DType::kF32;
+  Buffer data;  // the backend's own layout
+};
+
+// out = x W^T (+ bias) (+ out, if accumulate). Each output is one chain of multiply-adds over K in
+// order, so that a row's bits do not depend on M.
+struct LinearArgs {
+  ConstTensor x;  // [M, K]; rows may be strided
+  const LinearWeight* weight = nullptr;
+  ConstTensor bias;         // [N] f32, or none
+  Tensor out;               // [M, N]; rows may be strided
+  bool accumulate = false;  // adds to what out holds (residual connections)
+};
+
+// cos_sin[t] = (cos(a_0) … cos(a_{d/2-1}), sin(a_0) …) * scale with a_i = positions[t] *
+// inv_freq[i] rounded to f32. Once a step; every layer reads it. Su et al. 2021, section 3.2.
+struct RotaryTableArgs {
+  std::span<const int32_t> positions;  // [T]
+  std::span<const float> inv_freq;     // [d/2], d the rotated width
+  float scale = 1.0f;                  // attention factor of yarn and kin
+  Tensor cos_sin;                      // [T, d]
+};
+
+// Rotates the first d elements of every head in place: halves (x_i, x_{i+d/2}) or, interleaved,
+// pairs (x_2i, x_2i+1).
+struct RotaryArgs {
+  Tensor heads;         // [T, H, D]; tokens may be strided
+  ConstTensor cos_sin;  // [T, d], d <= D even
+  bool interleaved = false;
+};
+
+// One layer's paged cache: a token's slot is block_id * P + offset.
+struct PagedKvCache {
+  Tensor keys;    // [N, K, P, D] f32 or bf16
+  Tensor values;  // [N, K, P, Dv] the same dtype
+};
+
+// Writes the step's keys and values to their slots, rounding to the cache's dtype (nearest even).
+struct StoreKvArgs {
+  ConstTensor keys;                // [T, K, D]; tokens may be strided
+  ConstTensor values;              // [T, K, Dv]; tokens may be strided
+  std::span<const int64_t> slots;  // [T], each in [0, N * P), all different; -1 skips the token
+  PagedKvCache cache;
+};
+
+// Copies whole blocks in the given order: pairs (source, destination).
+struct CopyBlocksArgs {
+  std::span<const std::pair<int32_t, int32_t>> pairs;
+  PagedKvCache cache;
+};
+
+// out[t, h] = sum_j softmax_j(scale * q[t, h] . k_j) v_j over the positions that the token sees: j
+// <= its own position and, with a window w > 0, j > own position - w. Query head h reads KV head h
+// / (H / K). Token i of sequence b has position kv_lens[b] - (query_starts[b+1] - query_starts[b])
+// + i (bottom-right causal); its own key is in the cache.
+//
+// The KV is walked in tiles of kKvTile positions anchored at position 0, whatever P is. A tile
+// gives a maximum m, a sum l and an unnormalised output o of its own; tiles merge in position
+// order. Hence the same bits for prefill, chunk and decode, and whether or not the KV is split
+// among threads. Flash attention: Dao et al. 2022, section 3.1.
+inline constexpr int64_t kKvTile = 64;
+struct PagedAttentionArgs {
+  ConstTensor q;  // [T, H, D]; tokens may be strided
+  PagedKvCache cache;
+  std::span<const int32_t> query_starts;  // [B + 1], from 0 to T, increasing
+  std::span<const int32_t> kv_lens;       // [B], the step's tokens included
+  std::span<const int32_t> block_tables;  // [B, M] row-major
+  int64_t max_blocks = 0;                 // M
+  float scale = 1.0f;
+  int32_t window = 0;     // 0: unlimited
+  float soft_cap = 0.0f;  // c > 0: scores become c * tanh(score / c)
+  Tensor out;             // [T, H, Dv]; tokens may be strided
+};
+
+enum class Activation : uint8_t { kSilu, kGeluTanh };
+
+// out[t] = activation(gate_up[t, :F]) * gate_up[t, F:]. Shazeer 2020, eq. 5.
+struct GatedActivationArgs {
+  ConstTensor gate_up;  // [T, 2F]
+  Tensor out;           // [T, F]
+  Activation activation = Activation::kSilu;
+};
+
+// out[s] = x[rows[s]].
+struct GatherRowsArgs {
+  ConstTensor x;                  // [T, E]
+  std::span<const int32_t> rows;  // [S], each in [0, T)
+  Tensor out;                     // [S, E]
+};
+
+// How one row's token is drawn.
+struct SampleRow {
+  float temperature = 1.0f;  // < 1e-5: greedy, ties to the lowest id
+  int32_t top_k = 0;         // <= 0: all
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  uint64_t seed = 0;
+  int64_t position = 0;  // of the token to be drawn
+  int32_t num_top = -1;  // most likely tokens to report; -1: no logprobs at all
+  std::span<const int32_t> banned_token_ids;  // taken out before the draw, not from the logprobs
+};
+
+struct TopToken {
+  int32_t token_id = 0;
+  float logprob = 0;
+  int32_t rank = 0;
+};
+
+struct SampledRow {
+  int32_t token_id = 0;
+  float logprob = 0;          // x_i - logsumexp(x) of the raw logits; set when num_top >= 0
+  int32_t rank = 0;           // 1 + the number of tokens with a larger logit; likewise
+  bool is_valid = true;       // false if a logit is NaN or +inf, or none is finite
+  std::vector<TopToken> top;  // [min(num_top, V)] best first, ties to the lowest id
+};
+
+// Draws one token a row. z = logits / temperature; then min-p (keep exp(z - max z) >= min_p), top-k
+// (keep z >= the k-th largest; ties at the threshold stay), top-p (of what is left: keep the tokens
+// whose weight is at least the largest threshold at which the kept mass reaches top_p of the whole;
+// weights are exp(z - max z) as 32-bit fixed-point integers, so that no order of summation
+// matters). The token is the argmax over the kept of z_i + g_i, ties to the lowest id, with Gumbel
+// noise g_i = -log(-log(u)), u from (seed, position, token id): core/math/noise.inc. Gumbel-max:
+// Maddison et al. 2014; counter-based noise: Salmon et al. 2011 (Philox).
+struct SampleArgs {
+  ConstTensor logits;               // [S, V]
+  std::span<const SampleRow> rows;  // [S]
+  std::span<SampledRow> out;        // [S]
+};
+
+// Each throws InvalidArgument, naming op and field, unless shapes, dtypes and index ranges are as
+// written above. Cheap enough for every call: index contents are checked only by the deep forms.
+void validate(const EmbeddingArgs& args);
+void validate(const RmsNormArgs& args);
+void validate(const AddRmsNormArgs& args);
+void validate(const LinearArgs& args);
+void validate(const RotaryTableArgs& args);
+void validate(const RotaryArgs& args);
+void validate(const StoreKvArgs& args);
+void validate(const CopyBlocksArgs& args);
+void validate(const PagedAttentionArgs& args);
+void validate(const GatedActivationArgs& args);
+void validate(const GatherRowsArgs& args);
+void validate(const SampleArgs& args);
+
+}  // namespace llmserve

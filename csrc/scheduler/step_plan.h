@@ -1,0 +1,83 @@
+// The records of one step. A plan is host integers only; its spans point into sequences and stay
+// valid until commit().
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "api/request.h"
+#include "api/token_event.h"
+
+namespace llmserve {
+
+// Copy-on-write: the whole block, in every layer, before anything of the step is written; in the
+// plan's order.
+struct BlockCopy {
+  int32_t source = 0;
+  int32_t destination = 0;
+};
+
+// One sequence's share of a step: token_ids run at positions [start_position, start_position +
+// token_ids.size()).
+struct ScheduledSequence {
+  RequestId request_id = 0;
+  int32_t sample_index = 0;
+  std::span<const int32_t> token_ids;  // [q >= 1]
+  int64_t start_position = 0;          // tokens already in the KV cache
+  std::span<const int32_t>
+      block_table;          // [>= ceil((start + q) / P)] block ids; position p is in entry p / P
+  bool is_prefill = false;  // any token but the sequence's newest
+};
+
+// One row of logits to compute and one token to draw from it. Several rows may share one token: the
+// first tokens of a request's n samples come from the same logits.
+struct LogitRow {
+  int32_t sequence_idx = 0;  // into StepPlan::sequences
+  int32_t token_offset = 0;  // into that sequence's token_ids
+  int32_t sample_index = 0;  // whose token this is
+  uint64_t seed = 0;         // of that sample
+  int64_t position = 0;      // of the token to be drawn: the number of tokens before it
+  const SamplingParams* params = nullptr;
+  std::span<const int32_t>
+      banned_token_ids;  // not to be drawn (min_tokens); logprobs still count them
+};
+
+// Why a sequence was, or was not, in the step.
+enum class DecisionKind : uint8_t {
+  kScheduled,       // runs; detail: tokens
+  kAdmitted,        // left the queue; detail: prompt tokens found in the prefix cache
+  kChunked,         // the budget cut its prompt; detail: tokens left
+  kPreempted,       // gave its blocks back; detail: blocks
+  kWaitsForBudget,  // no tokens left in this step
+  kWaitsForSeqs,    // max_num_seqs are running
+  kWaitsForBlocks,  // the pool is full; detail: blocks it lacks
+  kWaitsForPrefix,  // another request is computing its next blocks; detail: that request
+  kWaitsForBatch,   // the policy is filling a batch
+};
+std::string_view name(DecisionKind kind);
+
+struct Decision {
+  RequestId request_id = 0;
+  int32_t sample_index = 0;
+  DecisionKind kind = DecisionKind::kScheduled;
+  int64_t detail = 0;
+};
+
+struct StepPlan {
+  int64_t step_id = 0;
+  std::vector<BlockCopy> copies;
+  std::vector<ScheduledSequence> sequences;  // [B]
+  std::vector<LogitRow> logit_rows;          // [S], grouped by sequence, in order
+  std::vector<Decision> decisions;
+  int32_t num_tokens = 0;          // T
+  int32_t num_prefill_tokens = 0;  // of those
+  bool is_empty() const { return sequences.empty(); }
+};
+
+struct StepResult {
+  std::vector<TokenEvent> events;
+};
+
+}  // namespace llmserve
