@@ -1,0 +1,78 @@
+// A model on disk: named tensors and the description of the model, whatever the format.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/tensor.h"
+#include "io/json.h"
+#include "io/mapped_file.h"
+
+namespace llmserve {
+
+// Where one tensor lies. The range is inside its file and fits dtype and shape: a Checkpoint checks
+// before it lists.
+struct TensorEntry {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;  // row-major
+  int32_t file_idx = 0;        // into Checkpoint::files()
+  int64_t offset = 0;          // bytes from the start of the file
+  int64_t num_bytes = 0;
+};
+
+// "float32 [2, 64]", for messages.
+std::string describe(const TensorEntry& entry);
+
+class Checkpoint {
+ public:
+  // `tensors` in any order; throws CorruptFile if a name comes twice.
+  Checkpoint(std::string_view format, std::string path, JsonDocument config,
+             std::vector<std::shared_ptr<const MappedFile>> files,
+             std::vector<TensorEntry> tensors);
+
+  // The registry's name of the format.
+  std::string_view format() const { return format_; }
+  // The directory, as the user gave it.
+  const std::string& path() const { return path_; }
+  // The model's description, with the fields of Hugging Face's config.json.
+  const JsonDocument& config() const { return config_; }
+  std::span<const std::shared_ptr<const MappedFile>> files() const { return files_; }
+  // Sorted by name.
+  std::span<const TensorEntry> tensors() const { return tensors_; }
+  // nullptr if there is none.
+  const TensorEntry* find(std::string_view name) const;
+
+  // The tensor in the mapping; it may be unaligned. At most kMaxRank dimensions, else NotSupported.
+  ConstTensor view(const TensorEntry& entry) const;
+  const std::shared_ptr<const MappedFile>& file(const TensorEntry& entry) const {
+    return files_[entry.file_idx];
+  }
+
+ private:
+  std::string_view format_;
+  std::string path_;
+  JsonDocument config_;
+  std::vector<std::shared_ptr<const MappedFile>> files_;
+  std::vector<TensorEntry> tensors_;
+};
+
+// One row a format: the only place that lists them.
+struct CheckpointFormatRow {
+  std::string_view name;
+  std::string_view summary;
+  bool (*detect)(const CheckpointDirectory&);
+  Checkpoint (*open)(const CheckpointDirectory&);
+};
+std::span<const CheckpointFormatRow> checkpoint_format_registry();
+
+// Opens a checkpoint directory in the first format that is detected. Reads headers only. Throws
+// InvalidArgument (no directory), NotSupported (no known format; says why and what to do),
+// CorruptFile (file, field or byte, reason).
+Checkpoint open_checkpoint(const std::string& path);
+
+}  // namespace llmserve

@@ -1,0 +1,64 @@
+// A file of a checkpoint, mapped read-only, and the one function that opens such files.
+//
+// A checkpoint is untrusted: its names must not lead elsewhere. A name is a plain file name. What
+// it resolves to lies in the checkpoint's directory; or, where that directory is a snapshot of the
+// Hugging Face hub's cache (…/snapshots/<revision>, whose files are links to …/blobs/<hash>), in
+// the blobs beside it. Nothing else is opened, and only regular files are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace llmserve {
+
+class MappedFile {
+ public:
+  MappedFile(std::filesystem::path path, const std::byte* data, int64_t num_bytes)
+      : path_(std::move(path)), data_(data), num_bytes_(num_bytes) {}
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::string name() const { return path_.filename().string(); }
+  std::span<const std::byte> bytes() const { return {data_, static_cast<size_t>(num_bytes_)}; }
+  int64_t num_bytes() const { return num_bytes_; }
+  std::string_view text() const;
+
+  // Lets go of the memory behind a range; a later read fetches it from the file again.
+  void release(int64_t offset, int64_t num_bytes) const;
+
+ private:
+  std::filesystem::path path_;
+  const std::byte* data_;
+  int64_t num_bytes_;
+};
+
+class CheckpointDirectory {
+ public:
+  // Throws InvalidArgument unless `path` is a directory that can be read.
+  explicit CheckpointDirectory(const std::string& path);
+
+  const std::filesystem::path& path() const { return path_; }
+
+  // Whether something of that plain name is there.
+  bool contains(std::string_view name) const;
+  // Names of the files, sorted.
+  std::vector<std::string> list() const;
+
+  // Throws CorruptFile: no such file, not a regular file, or a name or link that leaves the
+  // directory. Shared, because tensors that are read in place outlive their checkpoint.
+  std::shared_ptr<const MappedFile> map(std::string_view name) const;
+
+ private:
+  std::filesystem::path path_;       // as given, for messages
+  std::filesystem::path canonical_;  // links resolved
+};
+
+}  // namespace llmserve

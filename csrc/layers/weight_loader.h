@@ -1,0 +1,81 @@
+// Hands the tensors of a checkpoint to layers, by name, checked.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/tensor.h"
+#include "io/checkpoint.h"
+#include "kernels/backend.h"
+
+namespace llmserve {
+
+enum class WeightGroup : uint8_t { kEmbedding, kAttention, kMlp, kNorm, kLmHead };
+inline constexpr int kNumWeightGroups = 5;
+std::string_view name(WeightGroup group);
+
+struct WeightReport {
+  std::array<int64_t, kNumWeightGroups> group_bytes{};  // by WeightGroup
+  std::vector<std::string> unused_tensors;  // in the checkpoint, asked for by no layer; sorted
+  int64_t total_bytes() const;
+};
+
+// A table that is read in place: a view and what keeps it alive.
+struct TableWeight {
+  ConstTensor view;
+  std::shared_ptr<const MappedFile> file;
+  Buffer copy;  // instead of the file, where the file's bytes are not aligned
+};
+
+// Every method finds a tensor, checks dtype and shape, counts its bytes under `group` and, when
+// loading, reads it, refuses NaN and infinity and lets go of the file's pages. Errors are
+// CorruptFile and name file, tensor, what was expected and what came.
+//
+// When planning (`load` false) it does all but read: the weights come back with their sizes and no
+// data. So one piece of code builds a model and says what it will take.
+class WeightLoader {
+ public:
+  WeightLoader(const Checkpoint& checkpoint, Backend& backend, DType dtype, bool load)
+      : checkpoint_(checkpoint), backend_(backend), dtype_(dtype), load_(load) {}
+
+  struct Part {
+    std::string name;
+    int64_t out_features = 0;
+  };
+  // The [N_i, K] matrices, stacked along N and packed.
+  LinearWeight linear(WeightGroup group, const std::vector<Part>& parts, int64_t in_features);
+  // Vectors laid end to end, as f32.
+  std::vector<float> vector(WeightGroup group, const std::vector<Part>& parts);
+  std::vector<float> vector(WeightGroup group, const std::string& name, int64_t size) {
+    return vector(group, {Part{name, size}});
+  }
+  // [rows, columns] in the file's own dtype, row-major.
+  TableWeight table(WeightGroup group, const std::string& name, int64_t rows, int64_t columns);
+
+  // A tensor that may be in the file and is not needed.
+  void ignore(const std::string& name) { used_.insert(name); }
+
+  // What was taken so far, and what was not.
+  WeightReport report() const;
+
+ private:
+  const TensorEntry& find(const std::string& name, std::initializer_list<int64_t> shape);
+  void check_finite(const TensorEntry& entry, const ConstTensor& tensor);
+  void count(WeightGroup group, int64_t num_bytes);
+
+  const Checkpoint& checkpoint_;
+  Backend& backend_;
+  DType dtype_;
+  bool load_;
+  std::array<int64_t, kNumWeightGroups> group_bytes_{};
+  std::unordered_set<std::string> used_;
+};
+
+}  // namespace llmserve

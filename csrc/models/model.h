@@ -1,0 +1,105 @@
+// A language model: tokens in, logits out, written once against Backend.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/tensor.h"
+#include "io/checkpoint.h"
+#include "kernels/backend.h"
+#include "layers/forward_context.h"
+#include "layers/weight_loader.h"
+#include "models/model_config.h"
+
+namespace llmserve {
+
+// What one layer keeps of a token.
+struct KvLayerSpec {
+  int64_t num_kv_heads = 0;  // K
+  int64_t key_dim = 0;       // D
+  int64_t value_dim = 0;     // Dv
+  int32_t window = 0;        // tokens that the layer looks back; 0: all
+  int64_t bytes_per_token(DType dtype) const {
+    return num_kv_heads * (key_dim + value_dim) * size_bytes(dtype);
+  }
+};
+
+// Immutable once loaded; forward() may run on one thread at a time, because the backend's pool and
+// the arena do.
+class Model {
+ public:
+  Model(ModelConfig config, WeightReport weights)
+      : config_(std::move(config)), weights_(std::move(weights)) {}
+  virtual ~Model() = default;
+
+  const ModelConfig& config() const { return config_; }
+  // What the weights take, by group, and the checkpoint's tensors that no layer asked for.
+  const WeightReport& weights() const { return weights_; }
+
+  virtual std::span<const KvLayerSpec> kv_layers() const = 0;  // [layers]
+  int64_t kv_bytes_per_token(DType dtype) const;
+
+  // Runs the step's tokens through all layers, storing keys and values in context.kv_caches.
+  // Returns the final-normed hidden states [T, E] f32, in the arena scope of the caller.
+  virtual Tensor forward(const ForwardContext& context) const = 0;
+
+  // Logits [rows.size(), V] f32 of chosen tokens of `hidden` [T, E], in the arena scope of the
+  // caller. `rows` may be any part of input.logit_rows: large sets can go in chunks.
+  virtual Tensor compute_logits(const ForwardContext& context, const ConstTensor& hidden,
+                                std::span<const int32_t> rows) const = 0;
+
+  // The arena's peak, exactly, of a forward() of max_tokens tokens and one compute_logits() of
+  // max_logit_rows rows within the same scope. Fewer of either never need more.
+  virtual int64_t workspace_bytes(int64_t max_tokens, int64_t max_logit_rows) const = 0;
+
+ private:
+  ModelConfig config_;
+  WeightReport weights_;
+};
+
+// One row an architecture: the only place that lists them.
+struct ArchitectureRow {
+  std::string_view name;        // as in config.json's "architectures"
+  std::string_view model_type;  // as in config.json's "model_type"; used where there is no name
+  std::string_view summary;
+  // Fills in what this family spells or defaults in its own way.
+  void (*configure)(const JsonNode& json, ModelConfig& config);
+  std::unique_ptr<Model> (*build)(const ModelConfig& config, WeightLoader& weights);
+};
+std::span<const ArchitectureRow> architecture_registry();
+// Throws NotSupported that lists the names.
+const ArchitectureRow& find_architecture(std::string_view name);
+
+// "auto": bf16 if most of the weights are stored so, otherwise f32 (f16 loads as f32, which holds
+// its values exactly). Others: "float32", "bfloat16". Throws InvalidArgument.
+DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint);
+
+// Reads and packs all weights as `dtype` (kF32 or kBF16). The model keeps what it needs of the
+// mapping; the checkpoint may go. Throws CorruptFile (absent, mis-shaped or non-finite tensors:
+// file, tensor, expected, got), ResourceExhausted.
+std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
+                                  Backend& backend, DType dtype);
+
+// The bytes that load_model and a step will take, exactly, from the config and the tensor list
+// alone: nothing is loaded. Throws as load_model does, but for non-finite values.
+struct ModelPlan {
+  WeightReport weights;
+  int64_t kv_bytes_per_token = 0;
+  int64_t workspace_bytes = 0;
+};
+struct ModelPlanOptions {
+  DType dtype = DType::kF32;
+  DType kv_cache_dtype = DType::kF32;
+  int64_t max_tokens = 2048;     // a step
+  int64_t max_logit_rows = 256;  // a step
+};
+ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Backend& backend,
+                     const ModelPlanOptions& options);
+
+}  // namespace llmserve
