@@ -4,20 +4,14 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "api/request.h"
 #include "api/token_event.h"
+#include "kv_cache/block_table.h"
 
 namespace llmserve {
-
-// Copy-on-write: the whole block, in every layer, before anything of the step is written; in the
-// plan's order.
-struct BlockCopy {
-  int32_t source = 0;
-  int32_t destination = 0;
-};
 
 // One sequence's share of a step: token_ids run at positions [start_position, start_position +
 // token_ids.size()).
@@ -28,7 +22,7 @@ struct ScheduledSequence {
   int64_t start_position = 0;          // tokens already in the KV cache
   std::span<const int32_t>
       block_table;          // [>= ceil((start + q) / P)] block ids; position p is in entry p / P
-  bool is_prefill = false;  // any token but the sequence's newest
+  bool is_prefill = false;  // false: exactly the one token that was generated last
 };
 
 // One row of logits to compute and one token to draw from it. Several rows may share one token: the

@@ -1,0 +1,120 @@
+// The KV pool as the scheduler sees it: block tables in, blocks out. The only writer of tables.
+//
+// Every block is in exactly one state: free; cached (in the prefix cache, no reference); or
+// referenced by one or more tables. Cached blocks are evicted when the free list is empty, so
+// free + cached is what can be allocated.
+//
+// can_x() is const and says whether x() would succeed; x() without it is an InternalError and
+// leaves everything as it was.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "api/engine_config.h"
+#include "kv_cache/block_allocator.h"
+#include "kv_cache/block_table.h"
+#include "kv_cache/prefix_cache.h"
+
+namespace llmserve {
+
+// What the prefix cache has for a sequence.
+struct PrefixMatch {
+  int32_t num_blocks = 0;               // leading blocks that can be attached
+  const BlockTable* pending = nullptr;  // the table that is computing the block after them
+};
+
+// In tokens, but evictions in blocks. Hits + misses = queries.
+struct PrefixCacheCounters {
+  int64_t num_queries = 0;
+  int64_t num_hits = 0;
+  int64_t num_evictions = 0;
+};
+
+class KvCacheManager {
+ public:
+  using Hasher = TokenHash (*)(const TokenHash& parent, std::span<const int32_t> token_ids);
+
+  // `hasher` is replaced only by tests that forge collisions.
+  explicit KvCacheManager(const CacheConfig& config, Hasher hasher = &chain_hash);
+
+  int32_t block_size() const { return config_.block_size; }
+  int32_t num_blocks() const { return allocator_.num_blocks(); }
+  int32_t num_free_blocks() const { return allocator_.num_free(); }
+  int32_t num_cached_blocks() const { return prefix_cache_.num_evictable(); }
+  int32_t num_used_blocks() const { return num_blocks() - num_available(); }
+  int32_t ref_count(int32_t block) const { return allocator_.ref_count(block); }
+  const PrefixCacheCounters& counters() const { return counters_; }
+
+  // Blocks that hold num_tokens tokens.
+  int32_t num_blocks_for(int64_t num_tokens) const {
+    return static_cast<int32_t>((num_tokens + block_size() - 1) / block_size());
+  }
+
+  // -- admission --------------------------------------------------------------------------------
+
+  // The cached blocks that a table without blocks could start with, given all its tokens. Never
+  // covers the last token, which has to run to give logits. `pending` is set when another table is
+  // computing the next block: waiting for it saves the work. Extends table.hashes.
+  PrefixMatch find_prefix(BlockTable& table, std::span<const int32_t> token_ids) const;
+  // Blocks that would be lacking if the matched prefix were attached and the table then grown to
+  // num_tokens; 0: it fits.
+  int32_t num_lacking(const BlockTable& table, const PrefixMatch& match, int64_t num_tokens) const;
+  // Refers to the matched blocks and announces the full blocks of token_ids after them as this
+  // table's to compute. The announcement ends as the blocks are committed or the table released.
+  void attach(BlockTable& table, const PrefixMatch& match, std::span<const int32_t> token_ids);
+  void count_query(int64_t num_tokens, int64_t num_hit_tokens);
+
+  // -- growth -----------------------------------------------------------------------------------
+
+  // Blocks that allocate() would take.
+  int32_t num_needed(const BlockTable& table, int64_t start, int64_t num_new_tokens) const;
+  bool can_allocate(const BlockTable& table, int64_t start, int64_t num_new_tokens) const {
+    return num_needed(table, start, num_new_tokens) <= num_available();
+  }
+  // Makes positions [start, start + num_new_tokens) writable: new blocks at the end, and a copy of
+  // each block in that range that another table refers to as well; the copies are appended.
+  void allocate(BlockTable& table, int64_t start, int64_t num_new_tokens,
+                std::vector<BlockCopy>& copies);
+  // Tokens [0, num_computed) are in the pool: full blocks enter the prefix cache. Where an equal
+  // block is cached already, the table switches to that and its own is freed: their contents are
+  // equal bit by bit.
+  void commit(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_computed);
+
+  // -- sharing and the end ----------------------------------------------------------------------
+
+  // `child`, a table without blocks, shares all blocks and hashes of `parent`.
+  void fork(const BlockTable& parent, BlockTable& child);
+  // Gives all blocks back, last first; the table is as if new but for its hashes.
+  void release(BlockTable& table);
+
+  // Empties the prefix cache. `tables` are all that hold blocks: what they computed so far will
+  // not enter the cache again.
+  void reset_prefix_cache(std::span<BlockTable* const> tables);
+
+  // Throws InternalError unless free + cached + referenced = total and each reference count equals
+  // the number of its holders among `tables`, which are all that hold blocks.
+  void check_integrity(std::span<const BlockTable* const> tables) const;
+
+ private:
+  int32_t num_available() const { return allocator_.num_free() + prefix_cache_.num_evictable(); }
+  std::span<const int32_t> block_tokens(std::span<const int32_t> token_ids, int64_t idx) const {
+    return token_ids.subspan(idx * block_size(), block_size());
+  }
+  void hash_blocks(BlockTable& table, std::span<const int32_t> token_ids, int64_t count) const;
+  int32_t take_block();
+  void add_ref(int32_t block);
+  void drop_ref(int32_t block);
+  void withdraw(BlockTable& table, int64_t idx);
+
+  const CacheConfig config_;
+  const Hasher hasher_;
+  BlockAllocator allocator_;
+  PrefixCache prefix_cache_;
+  std::unordered_map<TokenHash, const BlockTable*, TokenHashBucket> announced_;
+  PrefixCacheCounters counters_;
+};
+
+}  // namespace llmserve

@@ -1,0 +1,157 @@
+// Decides what each step runs, and keeps the books: continuous batching over a paged KV pool.
+//
+//   schedule() -> StepPlan      who runs which tokens in which blocks; takes blocks, may preempt
+//   commit(SampledTokens)       the only place that appends tokens, and finishes what runs
+//
+// The two alternate strictly. Everything else may be called at any time on the same thread.
+//
+// A step is one ragged batch: running sequences in the policy's order, then waiting ones; prefill
+// and decode are the same code, a sequence runs num_tokens - num_computed tokens as far as the
+// budget goes. Each running sequence with one token left is sure of its token, so that a long
+// prompt never stalls the others. Preemption is by recompute: the victim, the last in the policy's
+// order that is not in the step yet, gives its blocks back and waits at the front of the queue. Its
+// tokens stay, and since a token depends on seed and position alone it goes on as if nothing had
+// happened.
+//
+// A request that outgrows the whole KV pool by itself ends with kError, and the arithmetic: the
+// pool was configured too small for max_model_len, and a short answer that looks like a long one
+// would hide it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "api/engine_config.h"
+#include "api/engine_metrics.h"
+#include "api/request.h"
+#include "api/sampled_tokens.h"
+#include "core/clock.h"
+#include "kv_cache/kv_cache_manager.h"
+#include "scheduler/policy.h"
+#include "scheduler/sequence.h"
+#include "scheduler/step_plan.h"
+#include "text/vocabulary.h"
+
+namespace llmserve {
+
+class Scheduler {
+ public:
+  // `vocabulary` may be null: then no text is made. It and `clock` outlive the scheduler. `hasher`
+  // is replaced only by tests. Throws InvalidArgument for a config that does not validate().
+  Scheduler(const SchedulerConfig& config, const CacheConfig& cache, const Vocabulary* vocabulary,
+            const Clock& clock, KvCacheManager::Hasher hasher = &chain_hash);
+
+  // Queues a request. Throws InvalidArgument if it can never run (empty prompt, or one that leaves
+  // no room within max_model_len, a bad parameter, an id in use) and ResourceExhausted if the queue
+  // is full or the KV pool smaller than the prompt and one token. Nothing changed then.
+  void add(Request request);
+  // Ends all sequences of a request and frees their blocks; one kAbort event each. During a step
+  // they end with its commit. An id that is not there has finished: nothing happens.
+  void abort(RequestId id);
+  // Ends every request with kError and this reason, and empties the prefix cache: the step in
+  // flight failed, and nothing is known of what it wrote.
+  void fail(const std::string& reason);
+
+  // The next step; empty when nothing can run. Valid until commit().
+  const StepPlan& schedule();
+  // One row for each of the plan's logit rows, in order. A row that is not valid ends its request's
+  // sequence with kError. The result holds all events since the last one, and is valid until the
+  // next schedule() or commit().
+  const StepResult& commit(const SampledTokens& sampled);
+  // The events of abort() and fail() that no commit has given out.
+  std::vector<TokenEvent> take_events();
+
+  bool has_unfinished() const { return !requests_.empty(); }
+  // After an empty plan: when the next one may not be, on the clock, though nothing arrives; now or
+  // earlier: at once. SchedulingPolicy::kNever: only an arrival or an abort changes anything.
+  int64_t wake_us() const { return wake_us_; }
+
+  // Preempts the running sequences of a request, between steps.
+  void preempt(RequestId id);
+  // What was computed so far is not reused by anybody who comes later.
+  void reset_prefix_cache();
+
+  // The scheduler's and the cache's counters; the others are left alone.
+  void fill_metrics(EngineMetrics& metrics) const;
+  // Throws InternalError unless blocks, sequences and queues agree.
+  void check_integrity() const;
+
+  // For tests and tools: all unfinished sequences, running ones first, in the order of service;
+  // valid until the next call that is not const.
+  std::vector<const Sequence*> sequences() const;
+  const KvCacheManager& kv_cache() const { return kv_cache_; }
+
+ private:
+  using Sequences = std::vector<std::unique_ptr<Sequence>>;
+  struct RequestEntry {
+    RequestContext context;
+    Sequences sequences;  // unfinished
+  };
+  // What is left of a step's budget.
+  struct Budget {
+    int64_t num_tokens = 0;
+    int64_t num_decodes = 0;  // running sequences with one token left that are not in the step yet
+  };
+
+  // admission at the door (intake.cpp)
+  void check_request(const Request& request) const;
+  std::unique_ptr<Sequence> make_sequence(RequestContext& context, int32_t sample_index) const;
+
+  // schedule.cpp
+  void begin_step();
+  void schedule_running(Budget& budget);
+  bool make_room(size_t idx, int64_t num_new_tokens, Budget& budget);
+  void admit_waiting(Budget& budget);
+  enum class Admission : uint8_t { kAdmitted, kSkipped, kStop };
+  Admission try_admit(Sequence& sequence, Budget& budget);
+  void put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& budget);
+  void add_logit_rows(const Sequence& sequence, int32_t token_offset);
+  bool outgrows_pool(const Sequence& sequence) const;
+  std::string pool_arithmetic(int64_t num_tokens) const;
+  QueueState queue_state() const;
+  void decide(const Sequence& sequence, DecisionKind kind, int64_t detail);
+
+  // commit.cpp
+  void commit_sequence(Sequence& sequence, const ScheduledSequence& scheduled,
+                       const SampledTokens& sampled, size_t& row);
+  Sequence& fork(Sequence& sequence, int32_t sample_index);
+  void append_token(Sequence& sequence, const SampledTokens& sampled, const SampledToken& token);
+  void place_forks();
+  FinishReason check_end(Sequence& sequence, TokenEvent& event);
+
+  // lifecycle.cpp
+  void preempt(Sequence& sequence);
+  void finish(Sequence& sequence, FinishReason reason, const std::string& error);
+  void retire(Sequence& sequence, TokenEvent& event);
+  TokenEvent new_event(const Sequence& sequence) const;
+  void drop_finished();
+
+  const SchedulerConfig config_;
+  const Vocabulary* const vocabulary_;
+  const Clock& clock_;
+  const std::unique_ptr<SchedulingPolicy> policy_;
+  KvCacheManager kv_cache_;
+
+  std::unordered_map<RequestId, RequestEntry> requests_;  // unfinished
+  std::vector<Sequence*> running_;                        // in the order of service
+  std::set<Sequence*, ServedBefore> waiting_;
+  int32_t num_newcomers_ = 0;  // of waiting_
+  int64_t next_order_ = 0;
+
+  StepPlan plan_;
+  std::vector<Sequence*> in_flight_;  // [B] of plan_.sequences
+  bool is_in_step_ = false;
+  bool has_preempted_ = false;  // in this step
+  int64_t step_start_us_ = 0;
+  int64_t wake_us_ = 0;
+  std::vector<Sequence*> forks_;    // of the commit under way
+  std::vector<TokenEvent> events_;  // not given out yet
+  StepResult result_;
+  EngineMetrics counters_;
+};
+
+}  // namespace llmserve

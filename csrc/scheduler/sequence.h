@@ -1,0 +1,82 @@
+// One stream of tokens: a prompt and what was generated after it. A request with n samples is n
+// sequences that share blocks; there is no group object.
+//
+//             admit                  stop, length, abort, error
+//   waiting ---------> running -----------------------------------> finished
+//      ^                  |                                             ^
+//      +---- preempt -----+        waiting --- abort, error ------------+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "api/request.h"
+#include "api/token_event.h"
+#include "kv_cache/block_table.h"
+#include "text/stop_checker.h"
+
+namespace llmserve {
+
+enum class SequenceState : uint8_t { kWaiting, kRunning, kFinished };
+std::string_view name(SequenceState state);
+
+// What the sequences of one request have in common.
+struct RequestContext {
+  Request request;
+  int64_t rank = 0;                     // SchedulingPolicy::rank
+  int64_t order = 0;                    // of arrival: 0, 1, 2 …
+  std::vector<int32_t> stop_token_ids;  // end a sequence, and banned before min_tokens
+  StopStrings stop_strings;
+  int32_t num_unfinished = 0;  // samples without a last event, those not forked yet included
+};
+
+// Written by Scheduler alone.
+//
+//   0 ............ num_computed ......... num_scheduled ......... num_tokens
+//   in the KV pool              in the step in flight     known, not yet run
+//
+// A decoding sequence is one with a single token to run: the newest.
+struct Sequence {
+  RequestContext* context = nullptr;
+  int32_t sample_index = 0;
+  uint64_t seed = 0;
+  SequenceState state = SequenceState::kWaiting;
+
+  std::vector<int32_t> token_ids;  // prompt, then generated
+  int64_t num_prompt_tokens = 0;
+  int64_t num_computed = 0;   // committed
+  int64_t num_scheduled = 0;  // num_computed and the step in flight
+  BlockTable table;
+
+  std::optional<StopChecker> text;  // absent: no text was asked for
+  bool is_abort_requested = false;  // during a step: takes effect at its commit
+
+  bool was_admitted = false;      // has run, or was forked from one that has
+  int64_t num_cached_tokens = 0;  // of the prompt, read from the prefix cache when first admitted
+  int32_t num_preemptions = 0;
+  RequestTimes times;
+
+  int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
+  int64_t num_generated() const { return num_tokens() - num_prompt_tokens; }
+  int64_t num_to_run() const { return num_tokens() - num_computed; }
+  const SamplingParams& params() const { return context->request.params; }
+  // Samples whose first token comes from this sequence's logits: the first sequence of a request
+  // runs the prompt for all.
+  int32_t num_samples_due() const {
+    return num_generated() == 0 && sample_index == 0 ? params().n : 1;
+  }
+};
+
+// The order in which sequences are served: rank, arrival, sample. Strict and total.
+struct ServedBefore {
+  bool operator()(const Sequence* a, const Sequence* b) const {
+    if (a->context->rank != b->context->rank) return a->context->rank < b->context->rank;
+    if (a->context->order != b->context->order) return a->context->order < b->context->order;
+    return a->sample_index < b->sample_index;
+  }
+};
+
+}  // namespace llmserve
