@@ -6,5 +6,7 @@
 namespace llmserve {
 
 void register_errors(pybind11::module_& module);
+// The submodule `testing`: internals for tests and benchmarks.
+void register_testing_ops(pybind11::module_& testing);
 
 }  // namespace llmserve

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -48,6 +49,9 @@ class Backend {
 
 struct BackendOptions {
   int32_t num_threads = 1;
+  // The best instruction set to use: "generic", "avx2" or "avx512" (cpu only). Empty: the
+  // environment's LLMSERVE_CPU_ISA, or else the best of the machine.
+  std::string isa;
 };
 
 // One row a backend: the only place that lists them.

@@ -151,7 +151,8 @@ struct SampleRow {
   uint64_t seed = 0;
   int64_t position = 0;  // of the token to be drawn
   int32_t num_top = -1;  // most likely tokens to report; -1: no logprobs at all
-  std::span<const int32_t> banned_token_ids;  // taken out before the draw, not from the logprobs
+  std::span<const int32_t> banned_token_ids;  // taken out before the draw, not from the logprobs;
+                                              // ids outside [0, V) are ignored
 };
 
 struct TopToken {
@@ -168,13 +169,14 @@ struct SampledRow {
   std::vector<TopToken> top;  // [min(num_top, V)] best first, ties to the lowest id
 };
 
-// Draws one token a row. z = logits / temperature; then min-p (keep exp(z - max z) >= min_p), top-k
-// (keep z >= the k-th largest; ties at the threshold stay), top-p (of what is left: keep the tokens
-// whose weight is at least the largest threshold at which the kept mass reaches top_p of the whole;
-// weights are exp(z - max z) as 32-bit fixed-point integers, so that no order of summation
-// matters). The token is the argmax over the kept of z_i + g_i, ties to the lowest id, with Gumbel
-// noise g_i = -log(-log(u)), u from (seed, position, token id): core/math/noise.inc. Gumbel-max:
-// Maddison et al. 2014; counter-based noise: Salmon et al. 2011 (Philox).
+// Draws one token a row. Among the tokens that are not banned: z = (logit - max logit) /
+// temperature; then min-p (keep exp(z) >= min_p), top-k (keep z >= the k-th largest; ties at the
+// threshold stay), top-p (of what is left: keep the tokens whose weight is at least the largest
+// threshold at which the kept mass reaches top_p of the whole; weights are floor(exp(z) * 2^30), so
+// that no order of summation matters). The token is the argmax over the kept of z_i + g_i, ties to
+// the lowest id, with Gumbel noise g_i = -log(-log(u)), u from (seed, position, token id):
+// core/math/noise.inc. A row whose tokens are all banned or -inf is not valid. Gumbel-max: Maddison
+// et al. 2014; counter-based noise: Salmon et al. 2011 (Philox).
 struct SampleArgs {
   ConstTensor logits;               // [S, V]
   std::span<const SampleRow> rows;  // [S]
@@ -182,7 +184,8 @@ struct SampleArgs {
 };
 
 // Each throws InvalidArgument, naming op and field, unless shapes, dtypes and index ranges are as
-// written above. Cheap enough for every call: index contents are checked only by the deep forms.
+// written above. Cheap enough for every call: all indices are checked but the entries of
+// block_tables, which are the caller's invariant.
 void validate(const EmbeddingArgs& args);
 void validate(const RmsNormArgs& args);
 void validate(const AddRmsNormArgs& args);

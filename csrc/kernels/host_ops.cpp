@@ -1,0 +1,84 @@
+#include "kernels/host_ops.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "core/error.h"
+#include "core/float_types.h"
+#include "core/shape_check.h"
+
+namespace llmserve {
+namespace {
+
+// Checkpoints are mapped as they are: elements may be unaligned.
+template <class T>
+T load_unaligned(const void* data, int64_t idx) {
+  T value;
+  std::memcpy(&value, static_cast<const std::byte*>(data) + idx * static_cast<int64_t>(sizeof(T)),
+              sizeof(T));
+  return value;
+}
+
+}  // namespace
+
+void compute_rotary_table(const RotaryTableArgs& args) {
+  const int64_t half = static_cast<int64_t>(args.inv_freq.size());
+  for (size_t t = 0; t < args.positions.size(); ++t) {
+    float* row = args.cos_sin.as<float>() + static_cast<int64_t>(t) * args.cos_sin.strides[0];
+    for (int64_t i = 0; i < half; ++i) {
+      const float angle =
+          static_cast<float>(args.positions[t]) * args.inv_freq[static_cast<size_t>(i)];
+      row[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * args.scale;
+      row[half + i] = static_cast<float>(std::sin(static_cast<double>(angle))) * args.scale;
+    }
+  }
+}
+
+int64_t check_linear_parts(std::span<const ConstTensor> parts, DType dtype) {
+  if (dtype != DType::kF32 && dtype != DType::kBF16) {
+    throw InvalidArgument(
+        concat("pack_linear: expected dtype float32 or bfloat16, got ", name(dtype)));
+  }
+  if (parts.empty()) throw InvalidArgument("pack_linear: expected at least one matrix, got none");
+  int64_t rows = 0;
+  const int64_t width = parts[0].rank == 2 ? parts[0].shape[1] : -1;
+  for (const ConstTensor& part : parts) {
+    check_tensor("pack_linear.parts", part, {{"N"}, {"K", width}},
+                 {DType::kF32, DType::kBF16, DType::kF16});
+    if (!part.is_contiguous()) throw InvalidArgument("pack_linear.parts: expected contiguous rows");
+    rows += part.shape[0];
+  }
+  return rows;
+}
+
+void convert_to_f32(const ConstTensor& from, int64_t offset, int64_t n, float* to) {
+  switch (from.dtype) {
+    case DType::kF32:
+      std::memcpy(to, from.as<std::byte>() + offset * 4, static_cast<size_t>(n) * 4);
+      break;
+    case DType::kBF16:
+      for (int64_t i = 0; i < n; ++i)
+        to[i] = bf16_to_f32(load_unaligned<uint16_t>(from.data, offset + i));
+      break;
+    default:
+      for (int64_t i = 0; i < n; ++i)
+        to[i] = f16_to_f32(load_unaligned<uint16_t>(from.data, offset + i));
+  }
+}
+
+void convert_to_bf16(const ConstTensor& from, int64_t offset, int64_t n, uint16_t* to) {
+  switch (from.dtype) {
+    case DType::kBF16:
+      std::memcpy(to, from.as<std::byte>() + offset * 2, static_cast<size_t>(n) * 2);
+      break;
+    case DType::kF32:
+      for (int64_t i = 0; i < n; ++i)
+        to[i] = f32_to_bf16(load_unaligned<float>(from.data, offset + i));
+      break;
+    default:
+      for (int64_t i = 0; i < n; ++i)
+        to[i] = f32_to_bf16(f16_to_f32(load_unaligned<uint16_t>(from.data, offset + i)));
+  }
+}
+
+}  // namespace llmserve

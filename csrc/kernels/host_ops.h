@@ -1,0 +1,23 @@
+// Work that is done once at load or once a step, the same for every host backend.
+#pragma once
+
+#include <span>
+
+#include "core/tensor.h"
+#include "kernels/ops.h"
+
+namespace llmserve {
+
+// rotary_table's definition: the angle is rounded to f32, as Hugging Face transformers does, its
+// cosine and sine are taken in double and rounded to f32.
+void compute_rotary_table(const RotaryTableArgs& args);
+
+// N of the parts stacked along it. Throws InvalidArgument unless the parts are contiguous [N_i, K]
+// of f32, bf16 or f16 with one K and dtype is f32 or bf16.
+int64_t check_linear_parts(std::span<const ConstTensor> parts, DType dtype);
+
+// n elements of a row-major f32, bf16 or f16 tensor at `offset`, as f32 or rounded to bf16.
+void convert_to_f32(const ConstTensor& from, int64_t offset, int64_t n, float* to);
+void convert_to_bf16(const ConstTensor& from, int64_t offset, int64_t n, uint16_t* to);
+
+}  // namespace llmserve

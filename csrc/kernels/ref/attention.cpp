@@ -1,0 +1,98 @@
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "core/float_types.h"
+#include "kernels/ref/ref_backend.h"
+#include "kernels/ref/scalar_math.h"
+
+namespace llmserve {
+namespace {
+
+// One query row's running softmax: the maximum, the sum and the unnormalised output.
+struct Softmax {
+  float m = -std::numeric_limits<float>::infinity();
+  float l = 0;
+  std::vector<float> o;
+
+  explicit Softmax(int64_t width) : o(static_cast<size_t>(width), 0.0f) {}
+
+  void merge(const Softmax& tile) {
+    const float m_new = std::max(m, tile.m);
+    const float scale_old = ref::v_exp(m - m_new);
+    const float scale_tile = ref::v_exp(tile.m - m_new);
+    l = l * scale_old + tile.l * scale_tile;
+    for (size_t i = 0; i < o.size(); ++i) o[i] = o[i] * scale_old + tile.o[i] * scale_tile;
+    m = m_new;
+  }
+};
+
+// One KV head of one sequence.
+struct KvHead {
+  const PagedAttentionArgs& args;
+  const int32_t* block_table;
+  int64_t head;
+
+  // Element i of the row at `position` of the keys or the values.
+  float at(const Tensor& part, int64_t position, int64_t i) const {
+    const int64_t block_size = part.shape[2];
+    const int64_t block = block_table[position / block_size];
+    const int64_t idx =
+        ((block * part.shape[1] + head) * block_size + position % block_size) * part.shape[3] + i;
+    return part.dtype == DType::kF32 ? part.as<float>()[idx]
+                                     : bf16_to_f32(part.as<uint16_t>()[idx]);
+  }
+
+  float score(const float* q, int64_t position) const {
+    float dot = 0;
+    for (int64_t d = 0; d < args.q.shape[2]; ++d) dot += q[d] * at(args.cache.keys, position, d);
+    const float score = dot * args.scale;
+    return args.soft_cap > 0 ? args.soft_cap * ref::v_tanh(score / args.soft_cap) : score;
+  }
+
+  Softmax tile(const float* q, int64_t begin, int64_t end) const {
+    Softmax result(args.cache.values.shape[3]);
+    std::vector<float> scores;
+    for (int64_t j = begin; j < end; ++j) {
+      scores.push_back(score(q, j));
+      result.m = std::max(result.m, scores.back());
+    }
+    for (int64_t j = begin; j < end; ++j) {
+      const float p = ref::v_exp(scores[static_cast<size_t>(j - begin)] - result.m);
+      result.l += p;
+      for (size_t i = 0; i < result.o.size(); ++i)
+        result.o[i] += p * at(args.cache.values, j, static_cast<int64_t>(i));
+    }
+    return result;
+  }
+
+  void row(const float* q, int64_t position, float* out) const {
+    const int64_t begin = args.window > 0 ? std::max<int64_t>(0, position - args.window + 1) : 0;
+    Softmax sum(args.cache.values.shape[3]);
+    for (int64_t t = begin / kKvTile * kKvTile; t <= position; t += kKvTile)
+      sum.merge(tile(q, std::max(begin, t), std::min(position + 1, t + kKvTile)));
+    for (size_t i = 0; i < sum.o.size(); ++i) out[i] = sum.o[i] / sum.l;
+  }
+};
+
+}  // namespace
+
+void RefBackend::paged_attention(const PagedAttentionArgs& args) {
+  validate(args);
+  const int64_t group = args.q.shape[1] / args.cache.keys.shape[1];
+  for (size_t b = 0; b < args.kv_lens.size(); ++b) {
+    const int64_t first = args.query_starts[b];
+    const int64_t last = args.query_starts[b + 1];
+    for (int64_t t = first; t < last; ++t) {
+      for (int64_t h = 0; h < args.q.shape[1]; ++h) {
+        const KvHead head{
+            args, args.block_tables.data() + static_cast<int64_t>(b) * args.max_blocks, h / group};
+        head.row(args.q.as<float>() + t * args.q.strides[0] + h * args.q.strides[1],
+                 args.kv_lens[b] - (last - t),
+                 args.out.as<float>() + t * args.out.strides[0] + h * args.out.strides[1]);
+      }
+    }
+  }
+}
+
+}  // namespace llmserve

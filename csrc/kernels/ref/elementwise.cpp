@@ -1,0 +1,119 @@
+// Embedding, norms, rotary embedding, activation, gather: ops of one row at a time.
+#include <cmath>
+#include <cstring>
+
+#include "core/float_types.h"
+#include "kernels/host_ops.h"
+#include "kernels/ref/ref_backend.h"
+#include "kernels/ref/scalar_math.h"
+
+namespace llmserve {
+namespace {
+
+const float* row(const ConstTensor& tensor, int64_t i) {
+  return tensor.as<float>() + i * tensor.strides[0];
+}
+float* row(const Tensor& tensor, int64_t i) { return tensor.as<float>() + i * tensor.strides[0]; }
+
+void rms_norm_row(const float* x, const float* weight, int64_t width, float eps,
+                  float weight_offset, float* out) {
+  float sum = 0;
+  for (int64_t i = 0; i < width; ++i) sum += x[i] * x[i];
+  const float inverse = 1.0f / std::sqrt(sum / static_cast<float>(width) + eps);
+  for (int64_t i = 0; i < width; ++i) out[i] = x[i] * inverse * (weight[i] + weight_offset);
+}
+
+}  // namespace
+
+void RefBackend::embedding(const EmbeddingArgs& args) {
+  validate(args);
+  const int64_t width = args.table.shape[1];
+  for (size_t t = 0; t < args.token_ids.size(); ++t) {
+    float* out = row(args.out, static_cast<int64_t>(t));
+    convert_to_f32(args.table, args.token_ids[t] * args.table.strides[0], width, out);
+    for (int64_t i = 0; i < width; ++i) out[i] *= args.scale;
+  }
+}
+
+void RefBackend::rms_norm(const RmsNormArgs& args) {
+  validate(args);
+  for (int64_t r = 0; r < args.x.shape[0]; ++r) {
+    rms_norm_row(row(args.x, r), args.weight.as<float>(), args.x.shape[1], args.eps,
+                 args.weight_offset, row(args.out, r));
+  }
+}
+
+void RefBackend::add_rms_norm(const AddRmsNormArgs& args) {
+  validate(args);
+  const int64_t width = args.x.shape[1];
+  for (int64_t t = 0; t < args.x.shape[0]; ++t) {
+    float* residual = row(args.residual, t);
+    const float* x = row(args.x, t);
+    for (int64_t i = 0; i < width; ++i) residual[i] += x[i];
+    rms_norm_row(residual, args.weight.as<float>(), width, args.eps, args.weight_offset,
+                 row(args.out, t));
+  }
+}
+
+void RefBackend::rotary_table(const RotaryTableArgs& args) {
+  validate(args);
+  compute_rotary_table(args);
+}
+
+void RefBackend::rotary(const RotaryArgs& args) {
+  validate(args);
+  const int64_t half = args.cos_sin.shape[1] / 2;
+  for (int64_t t = 0; t < args.heads.shape[0]; ++t) {
+    const float* cos = row(args.cos_sin, t);
+    const float* sin = cos + half;
+    for (int64_t h = 0; h < args.heads.shape[1]; ++h) {
+      float* x = row(args.heads, t) + h * args.heads.strides[1];
+      for (int64_t i = 0; i < half; ++i) {
+        float& a = args.interleaved ? x[2 * i] : x[i];
+        float& b = args.interleaved ? x[2 * i + 1] : x[half + i];
+        const float rotated_a = a * cos[i] - b * sin[i];
+        const float rotated_b = b * cos[i] + a * sin[i];
+        a = rotated_a;
+        b = rotated_b;
+      }
+    }
+  }
+}
+
+void RefBackend::gated_activation(const GatedActivationArgs& args) {
+  validate(args);
+  const int64_t width = args.out.shape[1];
+  for (int64_t t = 0; t < args.out.shape[0]; ++t) {
+    const float* gate = row(args.gate_up, t);
+    const float* up = gate + width;
+    float* out = row(args.out, t);
+    for (int64_t i = 0; i < width; ++i) {
+      const float activated =
+          args.activation == Activation::kSilu ? ref::v_silu(gate[i]) : ref::v_gelu_tanh(gate[i]);
+      out[i] = activated * up[i];
+    }
+  }
+}
+
+void RefBackend::gather_rows(const GatherRowsArgs& args) {
+  validate(args);
+  for (size_t s = 0; s < args.rows.size(); ++s) {
+    std::memcpy(row(args.out, static_cast<int64_t>(s)), row(args.x, args.rows[s]),
+                static_cast<size_t>(args.x.shape[1]) * sizeof(float));
+  }
+}
+
+int64_t RefBackend::first_non_finite(const ConstTensor& tensor) {
+  for (int64_t i = 0; i < tensor.num_elements(); ++i) {
+    float value;
+    convert_to_f32(tensor, i, 1, &value);
+    if (!std::isfinite(value)) return i;
+  }
+  return -1;
+}
+
+std::unique_ptr<Backend> make_ref_backend(const BackendOptions&) {
+  return std::make_unique<RefBackend>();
+}
+
+}  // namespace llmserve

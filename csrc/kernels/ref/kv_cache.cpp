@@ -1,0 +1,50 @@
+#include <cstring>
+
+#include "core/float_types.h"
+#include "kernels/ref/ref_backend.h"
+
+namespace llmserve {
+namespace {
+
+void store(const ConstTensor& from, std::span<const int64_t> slots, const Tensor& cache) {
+  const int64_t heads = cache.shape[1];
+  const int64_t block_size = cache.shape[2];
+  const int64_t width = cache.shape[3];
+  for (size_t t = 0; t < slots.size(); ++t) {
+    if (slots[t] < 0) continue;
+    const int64_t block = slots[t] / block_size;
+    const int64_t offset = slots[t] % block_size;
+    for (int64_t h = 0; h < heads; ++h) {
+      const float* x =
+          from.as<float>() + static_cast<int64_t>(t) * from.strides[0] + h * from.strides[1];
+      const int64_t to = ((block * heads + h) * block_size + offset) * width;
+      for (int64_t d = 0; d < width; ++d) {
+        if (cache.dtype == DType::kF32)
+          cache.as<float>()[to + d] = x[d];
+        else
+          cache.as<uint16_t>()[to + d] = f32_to_bf16(x[d]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void RefBackend::store_kv(const StoreKvArgs& args) {
+  validate(args);
+  store(args.keys, args.slots, args.cache.keys);
+  store(args.values, args.slots, args.cache.values);
+}
+
+void RefBackend::copy_blocks(const CopyBlocksArgs& args) {
+  validate(args);
+  for (const auto& [source, destination] : args.pairs) {
+    for (const Tensor& part : {args.cache.keys, args.cache.values}) {
+      const int64_t bytes = part.strides[0] * size_bytes(part.dtype);
+      std::memmove(part.as<std::byte>() + destination * bytes,
+                   part.as<std::byte>() + source * bytes, static_cast<size_t>(bytes));
+    }
+  }
+}
+
+}  // namespace llmserve

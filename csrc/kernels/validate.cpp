@@ -1,0 +1,182 @@
+#include <cmath>
+#include <string>
+
+#include "core/error.h"
+#include "core/shape_check.h"
+#include "kernels/ops.h"
+
+namespace llmserve {
+namespace {
+
+[[noreturn]] void refuse(std::string_view field, const std::string& problem) {
+  throw InvalidArgument(concat(field, ": ", problem));
+}
+
+void check_length(std::string_view field, size_t got, int64_t expected) {
+  if (static_cast<int64_t>(got) != expected)
+    refuse(field, concat("expected ", expected, " entries, got ", got));
+}
+
+// Every index in [begin, end).
+template <class Int>
+void check_indices(std::string_view field, std::span<const Int> indices, int64_t begin,
+                   int64_t end) {
+  for (size_t i = 0; i < indices.size(); ++i) {
+    if (indices[i] < begin || indices[i] >= end) {
+      refuse(field,
+             concat("expected indices in [", begin, ", ", end, "), got ", indices[i], " at ", i));
+    }
+  }
+}
+
+void check_cache(std::string_view op, const PagedKvCache& cache, int64_t kv_heads, int64_t key_dim,
+                 int64_t value_dim) {
+  const std::string keys = concat(op, ".cache.keys");
+  check_tensor(keys, cache.keys, {{"N"}, {"K", kv_heads}, {"P"}, {"D", key_dim}},
+               {DType::kF32, DType::kBF16});
+  check_tensor(
+      concat(op, ".cache.values"), cache.values,
+      {{"N", cache.keys.shape[0]}, {"K", kv_heads}, {"P", cache.keys.shape[2]}, {"Dv", value_dim}},
+      {cache.keys.dtype});
+  if (!cache.keys.is_contiguous() || !cache.values.is_contiguous())
+    refuse(keys, "keys and values must be contiguous");
+}
+
+void check_norm(std::string_view op, const ConstTensor& weight, int64_t width, float eps) {
+  check_tensor(concat(op, ".weight"), weight, {{"D", width}}, {DType::kF32});
+  if (!(eps >= 0)) refuse(concat(op, ".eps"), concat("expected a number >= 0, got ", eps));
+}
+
+}  // namespace
+
+void validate(const EmbeddingArgs& args) {
+  const int64_t num_tokens = static_cast<int64_t>(args.token_ids.size());
+  check_tensor("embedding.table", args.table, {{"V"}, {"E"}},
+               {DType::kF32, DType::kBF16, DType::kF16});
+  check_tensor("embedding.out", args.out, {{"T", num_tokens}, {"E", args.table.shape[1]}},
+               {DType::kF32});
+  check_indices("embedding.token_ids", args.token_ids, 0, args.table.shape[0]);
+}
+
+void validate(const RmsNormArgs& args) {
+  check_tensor("rms_norm.x", args.x, {{"R"}, {"D"}}, {DType::kF32});
+  check_tensor("rms_norm.out", args.out, {{"R", args.x.shape[0]}, {"D", args.x.shape[1]}},
+               {DType::kF32});
+  check_norm("rms_norm", args.weight, args.x.shape[1], args.eps);
+}
+
+void validate(const AddRmsNormArgs& args) {
+  check_tensor("add_rms_norm.residual", args.residual, {{"T"}, {"E"}}, {DType::kF32});
+  const int64_t rows = args.residual.shape[0];
+  const int64_t width = args.residual.shape[1];
+  check_tensor("add_rms_norm.x", args.x, {{"T", rows}, {"E", width}}, {DType::kF32});
+  check_tensor("add_rms_norm.out", args.out, {{"T", rows}, {"E", width}}, {DType::kF32});
+  check_norm("add_rms_norm", args.weight, width, args.eps);
+}
+
+void validate(const LinearArgs& args) {
+  if (args.weight == nullptr) refuse("linear.weight", "expected a packed weight, got none");
+  check_tensor("linear.x", args.x, {{"M"}, {"K", args.weight->in_features}}, {DType::kF32});
+  check_tensor("linear.out", args.out, {{"M", args.x.shape[0]}, {"N", args.weight->out_features}},
+               {DType::kF32});
+  if (args.bias)
+    check_tensor("linear.bias", args.bias, {{"N", args.weight->out_features}}, {DType::kF32});
+}
+
+void validate(const RotaryTableArgs& args) {
+  check_tensor("rotary_table.cos_sin", args.cos_sin,
+               {{"T", static_cast<int64_t>(args.positions.size())},
+                {"d", 2 * static_cast<int64_t>(args.inv_freq.size())}},
+               {DType::kF32});
+}
+
+void validate(const RotaryArgs& args) {
+  check_tensor("rotary.heads", args.heads, {{"T"}, {"H"}, {"D"}}, {DType::kF32});
+  check_tensor("rotary.cos_sin", args.cos_sin, {{"T", args.heads.shape[0]}, {"d"}}, {DType::kF32});
+  const int64_t width = args.cos_sin.shape[1];
+  if (width % 2 != 0 || width > args.heads.shape[2]) {
+    refuse("rotary.cos_sin",
+           concat("expected an even width of at most D=", args.heads.shape[2], ", got ", width));
+  }
+}
+
+void validate(const StoreKvArgs& args) {
+  check_tensor("store_kv.keys", args.keys, {{"T"}, {"K"}, {"D"}}, {DType::kF32});
+  check_tensor("store_kv.values", args.values,
+               {{"T", args.keys.shape[0]}, {"K", args.keys.shape[1]}, {"Dv"}}, {DType::kF32});
+  check_cache("store_kv", args.cache, args.keys.shape[1], args.keys.shape[2], args.values.shape[2]);
+  check_length("store_kv.slots", args.slots.size(), args.keys.shape[0]);
+  check_indices("store_kv.slots", args.slots, -1,
+                args.cache.keys.shape[0] * args.cache.keys.shape[2]);
+}
+
+void validate(const CopyBlocksArgs& args) {
+  check_cache("copy_blocks", args.cache, -1, -1, -1);
+  const int64_t num_blocks = args.cache.keys.shape[0];
+  for (const auto& [source, destination] : args.pairs) {
+    const int32_t both[] = {source, destination};
+    check_indices<int32_t>("copy_blocks.pairs", both, 0, num_blocks);
+  }
+}
+
+void validate(const PagedAttentionArgs& args) {
+  check_tensor("paged_attention.q", args.q, {{"T"}, {"H"}, {"D"}}, {DType::kF32});
+  const int64_t num_heads = args.q.shape[1];
+  check_cache("paged_attention", args.cache, -1, args.q.shape[2], -1);
+  const int64_t kv_heads = args.cache.keys.shape[1];
+  if (kv_heads == 0 || num_heads % kv_heads != 0) {
+    refuse("paged_attention.q",
+           concat("expected a multiple of the cache's ", kv_heads, " KV heads, got ", num_heads));
+  }
+  check_tensor("paged_attention.out", args.out,
+               {{"T", args.q.shape[0]}, {"H", num_heads}, {"Dv", args.cache.values.shape[3]}},
+               {DType::kF32});
+  const int64_t num_sequences = static_cast<int64_t>(args.kv_lens.size());
+  check_length("paged_attention.query_starts", args.query_starts.size(), num_sequences + 1);
+  check_length("paged_attention.block_tables", args.block_tables.size(),
+               num_sequences * args.max_blocks);
+  if (args.query_starts.front() != 0 || args.query_starts.back() != args.q.shape[0]) {
+    refuse("paged_attention.query_starts",
+           concat("expected to run from 0 to T=", args.q.shape[0], ", got ",
+                  args.query_starts.front(), " to ", args.query_starts.back()));
+  }
+  const int64_t max_len = args.max_blocks * args.cache.keys.shape[2];
+  for (int64_t b = 0; b < num_sequences; ++b) {
+    const int64_t num_queries = args.query_starts[b + 1] - args.query_starts[b];
+    if (num_queries < 0) refuse("paged_attention.query_starts", concat("decreases at ", b));
+    if (args.kv_lens[b] < num_queries || args.kv_lens[b] > max_len) {
+      refuse("paged_attention.kv_lens",
+             concat("expected at least the sequence's ", num_queries,
+                    " tokens and at most M*P=", max_len, ", got ", args.kv_lens[b], " at ", b));
+    }
+  }
+}
+
+void validate(const GatedActivationArgs& args) {
+  check_tensor("gated_activation.out", args.out, {{"T"}, {"F"}}, {DType::kF32});
+  check_tensor("gated_activation.gate_up", args.gate_up,
+               {{"T", args.out.shape[0]}, {"2F", 2 * args.out.shape[1]}}, {DType::kF32});
+}
+
+void validate(const GatherRowsArgs& args) {
+  check_tensor("gather_rows.x", args.x, {{"T"}, {"E"}}, {DType::kF32});
+  check_tensor("gather_rows.out", args.out,
+               {{"S", static_cast<int64_t>(args.rows.size())}, {"E", args.x.shape[1]}},
+               {DType::kF32});
+  check_indices("gather_rows.rows", args.rows, 0, args.x.shape[0]);
+}
+
+void validate(const SampleArgs& args) {
+  check_tensor("sample.logits", args.logits, {{"S"}, {"V"}}, {DType::kF32});
+  check_length("sample.rows", args.rows.size(), args.logits.shape[0]);
+  check_length("sample.out", args.out.size(), args.logits.shape[0]);
+  if (args.logits.shape[1] == 0) refuse("sample.logits", "expected a vocabulary, got V=0");
+  for (const SampleRow& row : args.rows) {
+    if (!(row.temperature >= 0) || !std::isfinite(row.temperature)) {
+      refuse("sample.rows.temperature",
+             concat("expected a finite number >= 0, got ", row.temperature));
+    }
+  }
+}
+
+}  // namespace llmserve

@@ -1,0 +1,156 @@
+"""The ops of csrc/kernels/ops.h as NumPy formulas in float64, and helpers to make their inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    """Rounds float32 to bfloat16 (nearest even), as uint16 bits."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def as_dtype(x: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 values as an array that the bindings read as `dtype`."""
+    if dtype == "bfloat16":
+        return to_bf16(x)
+    return x.astype({"float32": np.float32, "float16": np.float16}[dtype])
+
+
+def as_float(x: np.ndarray) -> np.ndarray:
+    return from_bf16(x) if x.dtype == np.uint16 else x.astype(np.float32)
+
+
+def rms_norm(x, weight, eps=1e-6, weight_offset=0.0):
+    x = x.astype(np.float64)
+    scale = 1.0 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    return x * scale * (weight.astype(np.float64) + weight_offset)
+
+
+def rotary(heads, positions, inv_freq, interleaved=False, scale=1.0):
+    """heads [T, H, D]; the angle is rounded to float32, as transformers does."""
+    angle = (positions[:, None].astype(np.float32) * inv_freq[None]).astype(np.float64)
+    cos, sin = np.cos(angle)[:, None] * scale, np.sin(angle)[:, None] * scale
+    half = inv_freq.size
+    out = heads.astype(np.float64)
+    a = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    b = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    x, y = out[..., a].copy(), out[..., b].copy()
+    out[..., a], out[..., b] = x * cos - y * sin, y * cos + x * sin
+    return out
+
+
+def gated_activation(gate_up, activation):
+    gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
+    if activation == "silu":
+        return gate / (1 + np.exp(-gate)) * up
+    inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+    with np.errstate(over="ignore"):
+        return gate / (1 + np.exp(-2 * inner)) * up
+
+
+def attention(q, keys, values, scale, window=0, soft_cap=0.0):
+    """One sequence: q [t, H, D] are the last t tokens of keys [n, K, D] and values [n, K, Dv]."""
+    q, keys, values = (x.astype(np.float64) for x in (q, keys, values))
+    num_queries, heads, _ = q.shape
+    num_tokens, kv_heads, _ = keys.shape
+    keys, values = (np.repeat(x, heads // kv_heads, axis=1) for x in (keys, values))
+    scores = np.einsum("thd,jhd->htj", q, keys) * scale
+    if soft_cap > 0:
+        scores = soft_cap * np.tanh(scores / soft_cap)
+    own = (num_tokens - num_queries + np.arange(num_queries))[:, None]
+    position = np.arange(num_tokens)[None]
+    seen = (position <= own) & ((window <= 0) | (position > own - window))
+    scores = np.where(seen, scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    return np.einsum("htj,jhd->thd", p, values)
+
+
+def log_softmax(logits):
+    x = logits.astype(np.float64)
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def kept_tokens(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> set[int]:
+    """The tokens that min-p, top-k and top-p leave, one after another."""
+    z = logits.astype(np.float64)
+    z = (z - z.max()) / temperature
+    kept = np.exp(z) >= min_p
+    if 0 < top_k < z.size:
+        kept &= z >= np.sort(np.where(kept, z, -np.inf))[::-1][top_k - 1]
+    if top_p < 1:
+        weights = np.where(kept, np.exp(z), 0.0)
+        order = np.sort(weights)[::-1]
+        count = int(np.searchsorted(np.cumsum(order), top_p * weights.sum()))
+        kept &= weights >= order[count]
+    return set(np.flatnonzero(kept).tolist())
+
+
+def philox4x32(counter: list[int], seed: int) -> list[int]:
+    """Philox4x32-10 of Salmon et al. 2011, written from the paper."""
+    mask = 0xFFFFFFFF
+    key = [seed & mask, seed >> 32]
+    c = list(counter)
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(p1 >> 32) ^ c[1] ^ key[0], p1 & mask, (p0 >> 32) ^ c[3] ^ key[1], p0 & mask]
+        key = [(key[0] + 0x9E3779B9) & mask, (key[1] + 0xBB67AE85) & mask]
+    return c
+
+
+def gumbel_noise(num_tokens: int, seed: int, position: int) -> np.ndarray:
+    noise = np.empty(num_tokens)
+    for token in range(num_tokens):
+        bits = philox4x32([token // 4, position & 0xFFFFFFFF, position >> 32, 0], seed)[token % 4]
+        u = ((bits >> 9) + 0.5) / 2**23
+        noise[token] = -np.log(-np.log(u))
+    return noise
+
+
+class PagedCache:
+    """A paged cache filled with the given sequences, in shuffled blocks; unused slots hold NaN.
+
+    `sequences` are pairs of keys [n, K, D] and values [n, K, Dv] in float32.
+    """
+
+    def __init__(self, sequences, block_size, dtype="float32", seed=0):
+        rng = np.random.default_rng(seed)
+        blocks = [-(-len(keys) // block_size) for keys, _ in sequences]
+        num_blocks = sum(blocks) + 1
+        heads = sequences[0][0].shape[1]
+        order = rng.permutation(num_blocks).tolist()
+        self.block_tables = np.zeros((len(sequences), max([1, *blocks])), np.int32)
+        dims = [part.shape[2] for part in sequences[0]]
+        parts = [np.full((num_blocks, heads, block_size, d), np.nan, np.float32) for d in dims]
+        for b, pair in enumerate(sequences):
+            for i in range(blocks[b]):
+                block = order.pop()
+                self.block_tables[b, i] = block
+                for part, source in zip(parts, pair, strict=True):
+                    rows = source[i * block_size : (i + 1) * block_size].swapaxes(0, 1)
+                    part[block, :, : rows.shape[1]] = rows
+        # NaN survives the rounding: 0x7fc00000 has no low bits to carry.
+        self.keys, self.values = (as_dtype(part, dtype) for part in parts)
+
+
+def run_attention(backend, sequences, queries, block_size=16, dtype="float32", **options):
+    """One call over all sequences; queries[b] [t, H, D] are the last tokens of sequence b."""
+    cache = PagedCache(sequences, block_size, dtype)
+    starts = np.cumsum([0] + [len(q) for q in queries]).astype(np.int32)
+    options.setdefault("scale", queries[0].shape[-1] ** -0.5)
+    return backend.paged_attention(
+        np.concatenate(queries),
+        cache.keys,
+        cache.values,
+        starts,
+        np.array([len(keys) for keys, _ in sequences], np.int32),
+        cache.block_tables,
+        **options,
+    )

@@ -1,0 +1,134 @@
+"""The ref backend, which every other backend is tested against, against float64 formulas."""
+
+import numpy as np
+import op_formulas as formulas
+import pytest
+from llmserve import _core
+
+# ref sums n terms in float32: the error grows like sqrt(n) * 2^-24 for random signs; n <= 512 and
+# a factor of 8 for the tail of the distribution.
+SUM_TOLERANCE = 8 * 512**0.5 * 2**-24
+# A handful of roundings and an exp of 2 ulp.
+ELEMENTWISE_TOLERANCE = 8 * 2**-24
+
+
+@pytest.fixture(scope="module")
+def ref():
+    return _core.testing.make_backend("ref")
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize("width", [1, 15, 128])
+def test_rms_norm_matches_the_formula(ref, rng, width):
+    x, weight = normal(rng, 3, width), normal(rng, width)
+    expected = formulas.rms_norm(x, weight, 1e-5, 1.0)
+    np.testing.assert_allclose(ref.rms_norm(x, weight, 1e-5, 1.0), expected, rtol=SUM_TOLERANCE)
+    residual = normal(rng, 3, width)
+    total = residual + x
+    out = ref.add_rms_norm(residual, x, weight, 1e-5)
+    np.testing.assert_array_equal(residual, total)
+    np.testing.assert_array_equal(out, ref.rms_norm(total, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_linear_matches_the_formula(ref, rng, dtype):
+    x = normal(rng, 5, 127)
+    parts = [formulas.as_dtype(normal(rng, n, 127), dtype) for n in (17, 4)]
+    bias = normal(rng, 21)
+    weight = ref.pack_linear(parts, dtype)
+    w = np.concatenate([formulas.as_float(part) for part in parts])
+    product = x.astype(np.float64) @ w.T.astype(np.float64) + bias
+    scale = np.abs(x).astype(np.float64) @ np.abs(w.T)
+    out = ref.linear(x, weight, bias)
+    assert (np.abs(out - product) <= SUM_TOLERANCE * scale).all()
+    old = normal(rng, 5, 21)
+    total = ref.linear(x, weight, bias, old.copy(), True)
+    np.testing.assert_array_equal(total, out + old)
+
+
+def test_linear_converts_between_16_bit_floats(ref, rng):
+    half = normal(rng, 3, 8).astype(np.float16)
+    x = np.eye(8, dtype=np.float32)
+    for dtype, expected in (
+        ("float32", half.astype(np.float32)),
+        ("bfloat16", formulas.from_bf16(formulas.to_bf16(half.astype(np.float32)))),
+    ):
+        np.testing.assert_array_equal(ref.linear(x, ref.pack_linear([half], dtype)), expected.T)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_matches_the_formula(ref, rng, interleaved):
+    heads = normal(rng, 4, 3, 20)
+    positions = np.array([0, 1, 77, 131071], np.int32)
+    inv_freq = (1e4 ** (-np.arange(8) / 8)).astype(np.float32)
+    expected = formulas.rotary(heads, positions, inv_freq, interleaved, 1.25)
+    ref.rotary(heads, ref.rotary_table(positions, inv_freq, 1.25), interleaved)
+    np.testing.assert_allclose(heads, expected, atol=ELEMENTWISE_TOLERANCE * 4)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated_activation_matches_the_formula(ref, activation):
+    gate = np.concatenate([np.linspace(-20, 20, 999), [0, -120, 120]]).astype(np.float32)
+    gate_up = np.concatenate([gate, np.ones_like(gate)])[None]
+    expected = formulas.gated_activation(gate_up.astype(np.float64), activation)
+    # exp(y) of a y rounded to float32 is off by |y| * 2^-24, and |y| < 90 where the result is
+    # not below atol.
+    np.testing.assert_allclose(
+        ref.gated_activation(gate_up, activation),
+        expected,
+        rtol=90 * ELEMENTWISE_TOLERANCE,
+        atol=1e-36,
+    )
+
+
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("soft_cap", [0.0, 3.0])
+def test_attention_matches_the_formula(ref, rng, window, soft_cap):
+    sequences = [(normal(rng, n, 2, 8), normal(rng, n, 2, 5)) for n in (1, 150, 64)]
+    queries = [normal(rng, t, 6, 8) for t in (1, 130, 3)]
+    options = {"scale": 0.5, "window": window, "soft_cap": soft_cap}
+    out = formulas.run_attention(ref, sequences, queries, 7, **options)
+    for (keys, values), q in zip(sequences, queries, strict=True):
+        expected = formulas.attention(q, keys, values, **options)
+        np.testing.assert_allclose(out[: len(q)], expected, atol=SUM_TOLERANCE)
+        out = out[len(q) :]
+
+
+def test_store_kv_rounds_to_nearest_even_and_skips_minus_one(ref, rng):
+    keys, values = normal(rng, 3, 2, 6), normal(rng, 3, 2, 4)
+    caches = [np.zeros((4, 2, 5, d), np.uint16) for d in (6, 4)]
+    ref.store_kv(keys, values, np.array([7, -1, 19]), *caches)
+    for x, cache in zip((keys, values), caches, strict=True):
+        np.testing.assert_array_equal(cache[1, :, 2], formulas.to_bf16(x[0]))
+        np.testing.assert_array_equal(cache[3, :, 4], formulas.to_bf16(x[2]))
+        assert np.count_nonzero(cache) == 2 * x[0].size
+
+
+def test_sampling_matches_the_formula(ref, rng):
+    logits = normal(rng, 1, 50) * 3
+    noise = formulas.gumbel_noise(50, seed=0x123456789ABC, position=5_000_000_000)
+    row = {"seed": 0x123456789ABC, "position": 5_000_000_000, "temperature": 0.7, "num_top": 3}
+    z = (logits[0].astype(np.float64) - logits.max()) / 0.7
+    (drawn,) = ref.sample(logits, [row])
+    assert drawn["token_id"] == np.argmax(z + noise)
+    logprobs = formulas.log_softmax(logits)[0]
+    assert drawn["logprob"] == pytest.approx(logprobs[drawn["token_id"]], abs=1e-5)
+    best = np.argsort(-logits[0])[:3]
+    assert [token for token, _, _ in drawn["top"]] == best.tolist()
+    assert [rank for _, _, rank in drawn["top"]] == [1, 2, 3]
+    np.testing.assert_allclose([lp for _, lp, _ in drawn["top"]], logprobs[best], atol=1e-5)
+
+
+def test_philox_matches_the_published_known_answers():
+    # kat_vectors of the Random123 distribution, philox4x32-10.
+    assert formulas.philox4x32([0] * 4, 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    ones = formulas.philox4x32([0xFFFFFFFF] * 4, 0xFFFFFFFFFFFFFFFF)
+    assert ones == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
