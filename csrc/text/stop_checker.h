@@ -31,6 +31,8 @@ class StopStrings {
 
   // Bytes of string idx matched after one more byte, given those matched before it.
   uint32_t advance(size_t idx, uint32_t matched, char byte) const;
+  // The longest proper prefix of string idx that its first `matched` bytes end with.
+  uint32_t border(size_t idx, uint32_t matched) const { return patterns_[idx].borders[matched]; }
 
  private:
   struct Pattern {
@@ -61,7 +63,8 @@ class StopChecker {
 
  private:
   std::optional<size_t> scan(bool can_stop, std::string& text);
-  std::optional<size_t> completed_stop() const;
+  void give_out(std::string& text);
+  std::optional<size_t> take_completed();
 
   const Vocabulary* vocabulary_;
   const StopStrings* stops_;
