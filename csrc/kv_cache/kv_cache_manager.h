@@ -22,7 +22,7 @@ namespace llmserve {
 
 // What the prefix cache has for a sequence.
 struct PrefixMatch {
-  int32_t num_blocks = 0;               // leading blocks that can be attached
+  std::vector<int32_t> blocks;          // the leading blocks that can be attached
   const BlockTable* pending = nullptr;  // the table that is computing the block after them
 };
 
@@ -57,13 +57,15 @@ class KvCacheManager {
 
   // The cached blocks that a table without blocks could start with, given all its tokens. Never
   // covers the last token, which has to run to give logits. `pending` is set when another table is
-  // computing the next block: waiting for it saves the work. Extends table.hashes.
+  // computing the next block: waiting for it saves the work, and `blocks` need not be all then.
+  // Extends table.hashes.
   PrefixMatch find_prefix(BlockTable& table, std::span<const int32_t> token_ids) const;
-  // Blocks that would be lacking if the matched prefix were attached and the table then grown to
-  // num_tokens; 0: it fits.
-  int32_t num_lacking(const BlockTable& table, const PrefixMatch& match, int64_t num_tokens) const;
-  // Refers to the matched blocks and announces the full blocks of token_ids after them as this
-  // table's to compute. The announcement ends as the blocks are committed or the table released.
+  // Blocks that would be lacking if the matched prefix were attached to a table that is then grown
+  // to num_tokens; 0: it fits.
+  int32_t num_lacking(const PrefixMatch& match, int64_t num_tokens) const;
+  // Refers to the matched blocks, found for this table since anything last changed, and announces
+  // the full blocks of token_ids after them as this table's to compute. The announcement ends as
+  // the blocks are committed or the table released.
   void attach(BlockTable& table, const PrefixMatch& match, std::span<const int32_t> token_ids);
   void count_query(int64_t num_tokens, int64_t num_hit_tokens);
 
@@ -108,6 +110,9 @@ class KvCacheManager {
   void add_ref(int32_t block);
   void drop_ref(int32_t block);
   void withdraw(BlockTable& table, int64_t idx);
+  void withdraw_all(BlockTable& table);
+  bool cache_block(BlockTable& table, std::span<const int32_t> token_ids, int64_t idx);
+  void check_block(int32_t block, int32_t num_holders) const;
 
   const CacheConfig config_;
   const Hasher hasher_;
