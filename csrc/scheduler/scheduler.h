@@ -97,34 +97,39 @@ class Scheduler {
     int64_t num_decodes = 0;  // running sequences with one token left that are not in the step yet
   };
 
-  // admission at the door (intake.cpp)
+  // scheduler.cpp
   void check_request(const Request& request) const;
   std::unique_ptr<Sequence> make_sequence(RequestContext& context, int32_t sample_index) const;
+  std::string pool_arithmetic(int64_t num_tokens) const;
+  void check_sequence(const Sequence& sequence) const;
 
-  // schedule.cpp
+  // scheduler_plan.cpp
+  enum class Admission : uint8_t { kAdmitted, kSkipped, kStop };
   void begin_step();
   void schedule_running(Budget& budget);
-  bool make_room(size_t idx, int64_t num_new_tokens, Budget& budget);
+  bool make_room(Sequence& sequence, int64_t num_new_tokens, Budget& budget);
   void admit_waiting(Budget& budget);
-  enum class Admission : uint8_t { kAdmitted, kSkipped, kStop };
   Admission try_admit(Sequence& sequence, Budget& budget);
+  void enter(Sequence& sequence, int64_t num_hit_tokens);
   void put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& budget);
   void add_logit_rows(const Sequence& sequence, int32_t token_offset);
   bool outgrows_pool(const Sequence& sequence) const;
-  std::string pool_arithmetic(int64_t num_tokens) const;
+  void finish_outgrown(Sequence& sequence);
   QueueState queue_state() const;
   void decide(const Sequence& sequence, DecisionKind kind, int64_t detail);
 
-  // commit.cpp
-  void commit_sequence(Sequence& sequence, const ScheduledSequence& scheduled,
-                       const SampledTokens& sampled, size_t& row);
-  Sequence& fork(Sequence& sequence, int32_t sample_index);
-  void append_token(Sequence& sequence, const SampledTokens& sampled, const SampledToken& token);
+  // scheduler_commit.cpp
+  void count_step();
+  size_t commit_sequence(Sequence& sequence, const SampledTokens& sampled, size_t row);
+  void fork(Sequence& sequence, int32_t sample_index);
   void place_forks();
-  FinishReason check_end(Sequence& sequence, TokenEvent& event);
+  void append_token(Sequence& sequence, const SampledTokens& sampled, const SampledToken& token);
+  FinishReason check_end(Sequence& sequence, TokenEvent& event) const;
 
-  // lifecycle.cpp
+  // scheduler_exit.cpp
   void preempt(Sequence& sequence);
+  void send_to_queue(Sequence& sequence);
+  void finish_request(RequestEntry& entry, FinishReason reason, const std::string& error);
   void finish(Sequence& sequence, FinishReason reason, const std::string& error);
   void retire(Sequence& sequence, TokenEvent& event);
   TokenEvent new_event(const Sequence& sequence) const;
@@ -147,9 +152,12 @@ class Scheduler {
   bool is_in_step_ = false;
   bool has_preempted_ = false;  // in this step
   int64_t step_start_us_ = 0;
-  int64_t wake_us_ = 0;
-  std::vector<Sequence*> forks_;    // of the commit under way
-  std::vector<TokenEvent> events_;  // not given out yet
+  int64_t now_us_ = 0;  // of the commit under way
+  int64_t wake_us_ = SchedulingPolicy::kNever;
+  std::vector<RequestId> aborts_;    // during the step in flight
+  std::vector<Sequence*> forks_;     // of the commit under way
+  std::vector<Sequence*> finished_;  // to be dropped
+  std::vector<TokenEvent> events_;   // not given out yet
   StepResult result_;
   EngineMetrics counters_;
 };

@@ -42,6 +42,9 @@ struct RequestContext {
 struct Sequence {
   RequestContext* context = nullptr;
   int32_t sample_index = 0;
+  // Samples whose next token comes from this sequence's logits: the first sequence of a request
+  // runs the prompt for all n and forks then.
+  int32_t num_samples = 1;
   uint64_t seed = 0;
   SequenceState state = SequenceState::kWaiting;
 
@@ -63,11 +66,7 @@ struct Sequence {
   int64_t num_generated() const { return num_tokens() - num_prompt_tokens; }
   int64_t num_to_run() const { return num_tokens() - num_computed; }
   const SamplingParams& params() const { return context->request.params; }
-  // Samples whose first token comes from this sequence's logits: the first sequence of a request
-  // runs the prompt for all.
-  int32_t num_samples_due() const {
-    return num_generated() == 0 && sample_index == 0 ? params().n : 1;
-  }
+  bool is_decoding() const { return num_to_run() == 1; }
 };
 
 // The order in which sequences are served: rank, arrival, sample. Strict and total.

@@ -1,0 +1,130 @@
+// commit(): what a step's tokens change.
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "core/mix.h"
+#include "scheduler/scheduler.h"
+
+namespace llmserve {
+
+const StepResult& Scheduler::commit(const SampledTokens& sampled) {
+  check_internal(is_in_step_, "a commit follows its plan");
+  check_internal(sampled.rows.size() == plan_.logit_rows.size(),
+                 "the sampler gives one row for each logit row");
+  now_us_ = clock_.now_us();
+  count_step();
+  size_t row = 0;
+  for (Sequence* sequence : in_flight_) row += commit_sequence(*sequence, sampled, row);
+  is_in_step_ = false;
+  std::erase_if(running_, [](const Sequence* s) { return s->state == SequenceState::kFinished; });
+  place_forks();
+  for (const RequestId id : std::exchange(aborts_, {})) abort(id);
+  drop_finished();
+  result_.events = std::exchange(events_, {});
+  return result_;
+}
+
+void Scheduler::count_step() {
+  if (plan_.is_empty()) return;
+  const int64_t elapsed_us = now_us_ - step_start_us_;
+  const bool is_prefill = plan_.num_prefill_tokens > 0;
+  ++(is_prefill ? counters_.num_prefill_steps : counters_.num_decode_steps);
+  (is_prefill ? counters_.prefill_us : counters_.decode_us) += elapsed_us;
+  counters_.num_prefill_tokens += plan_.num_prefill_tokens;
+}
+
+// Returns how many rows were the sequence's.
+size_t Scheduler::commit_sequence(Sequence& sequence, const SampledTokens& sampled, size_t row) {
+  sequence.num_computed = sequence.num_scheduled;
+  kv_cache_.commit(sequence.table, sequence.token_ids, sequence.num_computed);
+  if (sequence.num_to_run() > 0) return 0;
+  const size_t num_rows = static_cast<size_t>(sequence.num_samples);
+  if (sequence.is_abort_requested) return num_rows;
+  // All forks before any token: they share the prompt as it is now.
+  const size_t first_fork = forks_.size();
+  for (size_t i = 1; i < num_rows; ++i) fork(sequence, static_cast<int32_t>(i));
+  sequence.num_samples = 1;
+  append_token(sequence, sampled, sampled.rows[row]);
+  for (size_t i = 1; i < num_rows; ++i) {
+    append_token(*forks_[first_fork + i - 1], sampled, sampled.rows[row + i]);
+  }
+  return num_rows;
+}
+
+void Scheduler::fork(Sequence& sequence, int32_t sample_index) {
+  RequestEntry& entry = requests_.at(sequence.context->request.id);
+  entry.sequences.push_back(make_sequence(entry.context, sample_index));
+  Sequence& child = *entry.sequences.back();
+  child.state = SequenceState::kRunning;
+  child.token_ids = sequence.token_ids;
+  child.num_computed = child.num_scheduled = sequence.num_computed;
+  child.was_admitted = true;
+  child.num_cached_tokens = sequence.num_cached_tokens;
+  child.times = sequence.times;
+  kv_cache_.fork(sequence.table, child.table);
+  forks_.push_back(&child);
+}
+
+// Forks run on where there is a place; the others queue, to start over from the prefix cache.
+void Scheduler::place_forks() {
+  for (Sequence* child : std::exchange(forks_, {})) {
+    if (child->state == SequenceState::kFinished) continue;
+    if (static_cast<int64_t>(running_.size()) < config_.max_num_seqs) {
+      running_.insert(std::ranges::upper_bound(running_, child, ServedBefore()), child);
+    } else {
+      send_to_queue(*child);
+    }
+  }
+}
+
+void Scheduler::append_token(Sequence& sequence, const SampledTokens& sampled,
+                             const SampledToken& token) {
+  if (!token.is_valid) {
+    finish(sequence, FinishReason::kError,
+           concat("the logits of position ", sequence.num_tokens(),
+                  " are not finite: the model's weights or its dtype do not carry this prompt; "
+                  "check the checkpoint or try dtype='float32'"));
+    return;
+  }
+  sequence.token_ids.push_back(token.token_id);
+  sequence.times.last_token_us = now_us_;
+  if (sequence.num_generated() == 1) sequence.times.first_token_us = now_us_;
+  ++counters_.num_generation_tokens;
+  TokenEvent& event = events_.emplace_back(new_event(sequence));
+  event.token_ids.push_back(token.token_id);
+  if (sequence.params().logprobs) {
+    const auto top = sampled.top(token);
+    event.logprobs.push_back({token.token_id, token.logprob, token.rank});
+    event.top_logprobs.emplace_back(top.begin(), top.end());
+  }
+  event.finish_reason = check_end(sequence, event);
+  if (event.finish_reason != FinishReason::kNone) retire(sequence, event);
+}
+
+FinishReason Scheduler::check_end(Sequence& sequence, TokenEvent& event) const {
+  const SamplingParams& params = sequence.params();
+  const int32_t token_id = sequence.token_ids.back();
+  const bool can_stop = sequence.num_generated() >= params.min_tokens;
+  const bool is_stop_token =
+      can_stop && std::ranges::binary_search(sequence.context->stop_token_ids, token_id);
+  const bool is_full = sequence.num_generated() >= params.max_tokens ||
+                       sequence.num_tokens() >= config_.max_model_len;
+  if (is_stop_token) event.stop_token_id = token_id;
+  if (sequence.text) {
+    std::optional<size_t> stop;
+    // The text of a stop token is not the user's, unless asked for like that of a stop string.
+    if (!is_stop_token || params.include_stop_str_in_output) {
+      stop = sequence.text->append(token_id, can_stop, event.text);
+    }
+    if (!stop && (is_stop_token || is_full)) stop = sequence.text->flush(event.text);
+    if (stop) {
+      event.stop_string = sequence.context->stop_strings.string(*stop);
+      return FinishReason::kStop;
+    }
+  }
+  if (is_stop_token) return FinishReason::kStop;
+  return is_full ? FinishReason::kLength : FinishReason::kNone;
+}
+
+}  // namespace llmserve

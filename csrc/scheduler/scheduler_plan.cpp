@@ -1,0 +1,218 @@
+// schedule(): what the next step runs.
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/mix.h"
+#include "scheduler/scheduler.h"
+
+namespace llmserve {
+
+const StepPlan& Scheduler::schedule() {
+  check_internal(!is_in_step_, "a plan is committed before the next one is made");
+  begin_step();
+  Budget budget{.num_tokens = config_.max_num_batched_tokens};
+  schedule_running(budget);
+  // Who was just preempted would take the blocks back that they gave.
+  if (!has_preempted_) admit_waiting(budget);
+  drop_finished();
+  is_in_step_ = true;
+  return plan_;
+}
+
+void Scheduler::begin_step() {
+  ++plan_.step_id;
+  plan_.copies.clear();
+  plan_.sequences.clear();
+  plan_.logit_rows.clear();
+  plan_.decisions.clear();
+  plan_.num_tokens = 0;
+  plan_.num_prefill_tokens = 0;
+  in_flight_.clear();
+  has_preempted_ = false;
+  step_start_us_ = clock_.now_us();
+  wake_us_ = SchedulingPolicy::kNever;
+}
+
+void Scheduler::schedule_running(Budget& budget) {
+  for (const Sequence* sequence : running_) {
+    if (sequence->is_decoding()) ++budget.num_decodes;
+  }
+  for (size_t i = 0; i < running_.size();) {
+    Sequence& sequence = *running_[i];
+    if (sequence.is_decoding()) --budget.num_decodes;
+    const int64_t num_new_tokens =
+        std::min(sequence.num_to_run(), budget.num_tokens - budget.num_decodes);
+    if (num_new_tokens <= 0) {
+      decide(sequence, DecisionKind::kWaitsForBudget, 0);
+      ++i;
+    } else if (make_room(sequence, num_new_tokens, budget)) {
+      put_in_plan(sequence, num_new_tokens, budget);
+      ++i;
+    }
+  }
+}
+
+// Preempts from the end of running_, which the loop above has not reached yet. False: the sequence
+// itself had to go.
+bool Scheduler::make_room(Sequence& sequence, int64_t num_new_tokens, Budget& budget) {
+  if (outgrows_pool(sequence)) {
+    finish_outgrown(sequence);
+    return false;
+  }
+  while (!kv_cache_.can_allocate(sequence.table, sequence.num_computed, num_new_tokens)) {
+    Sequence& victim = *running_.back();
+    if (&victim != &sequence && victim.is_decoding()) --budget.num_decodes;
+    preempt(victim);
+    if (&victim == &sequence) return false;
+  }
+  return true;
+}
+
+void Scheduler::admit_waiting(Budget& budget) {
+  if (waiting_.empty()) return;
+  const QueueState queue = queue_state();
+  int32_t num_admissible = policy_->num_admissible(queue);
+  int32_t num_returning = queue.num_returning;
+  for (auto next = waiting_.begin(); next != waiting_.end();) {
+    Sequence& sequence = **next++;  // which may leave the queue
+    if (sequence.was_admitted) {
+      --num_returning;
+    } else if (num_admissible == 0) {
+      decide(sequence, DecisionKind::kWaitsForBatch, 0);
+      if (num_returning == 0) break;
+      continue;
+    }
+    const bool is_newcomer = !sequence.was_admitted;
+    const Admission admission = try_admit(sequence, budget);
+    if (admission == Admission::kStop) break;
+    if (admission == Admission::kAdmitted && is_newcomer) --num_admissible;
+  }
+  if (plan_.is_empty()) wake_us_ = policy_->wake_us(queue);
+}
+
+// kStop: it does not fit, and those behind must not overtake it. kSkipped: it waits for another
+// request's blocks, and holding up the queue would help nobody.
+Scheduler::Admission Scheduler::try_admit(Sequence& sequence, Budget& budget) {
+  if (outgrows_pool(sequence)) {
+    finish_outgrown(sequence);
+    return Admission::kSkipped;
+  }
+  if (static_cast<int64_t>(running_.size()) >= config_.max_num_seqs) {
+    decide(sequence, DecisionKind::kWaitsForSeqs, 0);
+    return Admission::kStop;
+  }
+  const PrefixMatch match = kv_cache_.find_prefix(sequence.table, sequence.token_ids);
+  if (match.pending) {
+    decide(sequence, DecisionKind::kWaitsForPrefix, match.pending->owner);
+    return Admission::kSkipped;
+  }
+  const int64_t num_hit_tokens = static_cast<int64_t>(match.blocks.size()) * kv_cache_.block_size();
+  const int64_t num_left = sequence.num_tokens() - num_hit_tokens;
+  const int64_t num_new_tokens = std::min(num_left, budget.num_tokens);
+  if (num_new_tokens == 0 || (!config_.enable_chunked_prefill && num_new_tokens < num_left)) {
+    decide(sequence, DecisionKind::kWaitsForBudget, 0);
+    return Admission::kStop;
+  }
+  // All of its known tokens have to fit, not just this chunk: else it would soon be preempted.
+  const int32_t num_lacking = kv_cache_.num_lacking(match, sequence.num_tokens());
+  if (num_lacking > 0) {
+    decide(sequence, DecisionKind::kWaitsForBlocks, num_lacking);
+    return Admission::kStop;
+  }
+  kv_cache_.attach(sequence.table, match, sequence.token_ids);
+  enter(sequence, num_hit_tokens);
+  put_in_plan(sequence, num_new_tokens, budget);
+  return Admission::kAdmitted;
+}
+
+void Scheduler::enter(Sequence& sequence, int64_t num_hit_tokens) {
+  decide(sequence, DecisionKind::kAdmitted, num_hit_tokens);
+  waiting_.erase(&sequence);
+  running_.insert(std::ranges::upper_bound(running_, &sequence, ServedBefore()), &sequence);
+  sequence.state = SequenceState::kRunning;
+  sequence.num_computed = num_hit_tokens;
+  if (sequence.was_admitted) return;
+  // What a preempted sequence finds again was counted the first time.
+  sequence.was_admitted = true;
+  sequence.num_cached_tokens = num_hit_tokens;
+  sequence.times.scheduled_us = step_start_us_;
+  --num_newcomers_;
+  policy_->on_admitted();
+  kv_cache_.count_query(sequence.num_tokens(), num_hit_tokens);
+  counters_.num_prompt_tokens += sequence.num_prompt_tokens;
+}
+
+void Scheduler::put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& budget) {
+  kv_cache_.allocate(sequence.table, sequence.num_computed, num_new_tokens, plan_.copies);
+  sequence.num_scheduled = sequence.num_computed + num_new_tokens;
+  budget.num_tokens -= num_new_tokens;
+  const bool is_prefill = !sequence.is_decoding() || sequence.num_generated() == 0;
+  plan_.num_tokens += static_cast<int32_t>(num_new_tokens);
+  if (is_prefill) plan_.num_prefill_tokens += static_cast<int32_t>(num_new_tokens);
+  in_flight_.push_back(&sequence);
+  plan_.sequences.push_back({.request_id = sequence.context->request.id,
+                             .sample_index = sequence.sample_index,
+                             .token_ids = std::span<const int32_t>(sequence.token_ids)
+                                              .subspan(sequence.num_computed, num_new_tokens),
+                             .start_position = sequence.num_computed,
+                             .block_table = sequence.table.blocks,
+                             .is_prefill = is_prefill});
+  decide(sequence, DecisionKind::kScheduled, num_new_tokens);
+  const int64_t num_left = sequence.num_tokens() - sequence.num_scheduled;
+  if (num_left > 0) {
+    decide(sequence, DecisionKind::kChunked, num_left);
+  } else {
+    add_logit_rows(sequence, static_cast<int32_t>(num_new_tokens - 1));
+  }
+}
+
+void Scheduler::add_logit_rows(const Sequence& sequence, int32_t token_offset) {
+  const SamplingParams& params = sequence.params();
+  const bool may_stop = sequence.num_generated() >= params.min_tokens;
+  for (int32_t i = 0; i < sequence.num_samples; ++i) {
+    const int32_t sample_index = sequence.sample_index + i;
+    plan_.logit_rows.push_back(
+        {.sequence_idx = static_cast<int32_t>(plan_.sequences.size() - 1),
+         .token_offset = token_offset,
+         .sample_index = sample_index,
+         .seed = sample_seed(sequence.context->request.seed, sample_index),
+         .position = sequence.num_tokens(),
+         .params = &params,
+         .banned_token_ids = may_stop
+                                 ? std::span<const int32_t>()
+                                 : std::span<const int32_t>(sequence.context->stop_token_ids)});
+  }
+}
+
+bool Scheduler::outgrows_pool(const Sequence& sequence) const {
+  return kv_cache_.num_blocks_for(sequence.num_tokens()) > kv_cache_.num_blocks();
+}
+
+void Scheduler::finish_outgrown(Sequence& sequence) {
+  finish(sequence, FinishReason::kError,
+         concat("the sequence ", pool_arithmetic(sequence.num_tokens()),
+                "; raise num_blocks or lower max_tokens"));
+  std::erase(running_, &sequence);
+}
+
+QueueState Scheduler::queue_state() const {
+  QueueState queue{.now_us = step_start_us_,
+                   .num_running = static_cast<int32_t>(running_.size()),
+                   .num_returning = static_cast<int32_t>(waiting_.size()) - num_newcomers_,
+                   .num_newcomers = num_newcomers_,
+                   .num_requests = next_order_};
+  // The first newcomer in the order of service: by rank first, so only the oldest of its rank.
+  const auto first = std::ranges::find_if(
+      waiting_, [](const Sequence* sequence) { return !sequence->was_admitted; });
+  if (first != waiting_.end()) queue.oldest_arrival_us = (*first)->times.arrival_us;
+  return queue;
+}
+
+void Scheduler::decide(const Sequence& sequence, DecisionKind kind, int64_t detail) {
+  plan_.decisions.push_back({.request_id = sequence.context->request.id,
+                             .sample_index = sequence.sample_index,
+                             .kind = kind,
+                             .detail = detail});
+}
+
+}  // namespace llmserve

@@ -1,0 +1,29 @@
+#include "scheduler/step_plan.h"
+
+namespace llmserve {
+
+std::string_view name(DecisionKind kind) {
+  switch (kind) {
+    case DecisionKind::kScheduled:
+      return "scheduled";
+    case DecisionKind::kAdmitted:
+      return "admitted";
+    case DecisionKind::kChunked:
+      return "chunked";
+    case DecisionKind::kPreempted:
+      return "preempted";
+    case DecisionKind::kWaitsForBudget:
+      return "waits_for_budget";
+    case DecisionKind::kWaitsForSeqs:
+      return "waits_for_seqs";
+    case DecisionKind::kWaitsForBlocks:
+      return "waits_for_blocks";
+    case DecisionKind::kWaitsForPrefix:
+      return "waits_for_prefix";
+    case DecisionKind::kWaitsForBatch:
+      return "waits_for_batch";
+  }
+  return "unknown";
+}
+
+}  // namespace llmserve
