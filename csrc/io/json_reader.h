@@ -25,7 +25,7 @@ class JsonReader {
   bool read_bool();
   // Refuses fractions, exponents and what does not fit 64 bits.
   int64_t read_int();
-  // Any number; refuses what overflows to infinity.
+  // Any number; refuses what is too large or too small for a double.
   double read_number();
   std::string read_string();
 

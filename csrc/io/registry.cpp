@@ -1,0 +1,57 @@
+// The checkpoint formats, and what to say about a directory in none of them.
+#include <algorithm>
+#include <array>
+#include <sstream>
+
+#include "core/error.h"
+#include "io/checkpoint.h"
+#include "io/safetensors.h"
+
+namespace llmserve {
+namespace {
+
+constexpr std::array<CheckpointFormatRow, 1> kFormats{{
+    {"safetensors", "Hugging Face directory with safetensors, in one file or in shards",
+     &is_safetensors, &open_safetensors},
+}};
+
+bool has_suffix(const std::string& text, std::initializer_list<std::string_view> suffixes) {
+  return std::any_of(suffixes.begin(), suffixes.end(),
+                     [&](std::string_view suffix) { return text.ends_with(suffix); });
+}
+
+[[noreturn]] void refuse(const CheckpointDirectory& directory) {
+  const std::vector<std::string> names = directory.list();
+  const std::string path = directory.path().string();
+  for (const std::string& name : names) {
+    if (has_suffix(name, {".bin", ".pt", ".pth", ".ckpt", ".bin.index.json"}))
+      throw NotSupported(concat(
+          path, ": has its weights in ", name,
+          ", a pickle: reading one runs whatever code its author put there, so llmserve does not. "
+          "If you trust it, convert it once: python -c \"from transformers import "
+          "AutoModelForCausalLM as M; M.from_pretrained('",
+          path, "').save_pretrained('converted')\""));
+  }
+  std::ostringstream found;
+  constexpr size_t kShown = 8;  // enough to see what kind of directory it is
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) found << (i ? ", " : "") << names[i];
+  if (names.size() > kShown) found << ", …";
+  throw NotSupported(concat(path,
+                            ": expected model.safetensors or model.safetensors.index.json beside "
+                            "config.json, found ",
+                            names.empty() ? std::string("nothing") : found.str()));
+}
+
+}  // namespace
+
+std::span<const CheckpointFormatRow> checkpoint_format_registry() { return kFormats; }
+
+Checkpoint open_checkpoint(const std::string& path) {
+  const CheckpointDirectory directory(path);
+  for (const CheckpointFormatRow& row : kFormats) {
+    if (row.detect(directory)) return row.open(directory);
+  }
+  refuse(directory);
+}
+
+}  // namespace llmserve

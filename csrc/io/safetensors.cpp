@@ -1,0 +1,278 @@
+#include "io/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "core/error.h"
+#include "io/json_reader.h"
+
+namespace llmserve {
+namespace {
+
+constexpr std::string_view kSingleFile = "model.safetensors";
+constexpr std::string_view kIndexFile = "model.safetensors.index.json";
+
+// The format's own bound on the header, and ours on the index.
+constexpr int64_t kMaxHeaderBytes = 100'000'000;
+constexpr int64_t kLengthBytes = 8;
+constexpr size_t kMaxNameBytes = 4096;  // names go into messages
+
+struct DTypeRow {
+  std::string_view name;
+  std::optional<DType> dtype;  // none: a type of the format that no layer reads
+};
+constexpr DTypeRow kDTypes[] = {
+    {"F32", DType::kF32},      {"BF16", DType::kBF16},      {"F16", DType::kF16},
+    {"F64", DType::kF64},      {"I8", DType::kI8},          {"U8", DType::kU8},
+    {"I16", DType::kI16},      {"I32", DType::kI32},        {"I64", DType::kI64},
+    {"BOOL", DType::kBool},    {"F8_E4M3", DType::kF8E4M3}, {"F8_E5M2", DType::kF8E5M2},
+    {"U16", std::nullopt},     {"U32", std::nullopt},       {"U64", std::nullopt},
+    {"C64", std::nullopt},     {"F4", std::nullopt},        {"F6_E2M3", std::nullopt},
+    {"F6_E3M2", std::nullopt}, {"F8_E8M0", std::nullopt},
+};
+
+class HeaderParser {
+ public:
+  HeaderParser(const MappedFile& file, int32_t file_idx, std::string_view header)
+      : path_(file.path().string()),
+        file_idx_(file_idx),
+        data_begin_(kLengthBytes + static_cast<int64_t>(header.size())),
+        data_bytes_(file.num_bytes() - data_begin_),
+        reader_(path_, header, kLengthBytes) {}
+
+  std::vector<TensorEntry> parse() {
+    std::vector<TensorEntry> entries;
+    std::string key;
+    bool has_metadata = false;
+    for (reader_.begin_object(); reader_.next_key(key);) {
+      if (key == "__metadata__") {
+        if (std::exchange(has_metadata, true)) reader_.fail("the key \"__metadata__\" comes twice");
+        read_metadata();
+      } else {
+        entries.push_back(read_entry(key));
+      }
+    }
+    reader_.end();
+    check_tiling(entries);
+    return entries;
+  }
+
+ private:
+  void read_metadata() {
+    std::string key;
+    for (reader_.begin_object(); reader_.next_key(key);) reader_.read_string();
+  }
+
+  TensorEntry read_entry(const std::string& tensor_name) {
+    if (tensor_name.size() > kMaxNameBytes)
+      reader_.fail(concat("a tensor's name is ", tensor_name.size(), " bytes long, at most ",
+                          kMaxNameBytes, " are read"));
+    TensorEntry entry;
+    entry.name = tensor_name;
+    entry.file_idx = file_idx_;
+    bool has_dtype = false;
+    bool has_shape = false;
+    bool has_offsets = false;
+    std::string key;
+    for (reader_.begin_object(); reader_.next_key(key);) {
+      if (key == "dtype") {
+        if (std::exchange(has_dtype, true)) fail(entry, "has two dtypes");
+        entry.dtype = read_dtype(entry);
+      } else if (key == "shape") {
+        if (std::exchange(has_shape, true)) fail(entry, "has two shapes");
+        read_shape(entry);
+      } else if (key == "data_offsets") {
+        if (std::exchange(has_offsets, true)) fail(entry, "has two data_offsets");
+        read_offsets(entry);
+      } else {
+        reader_.skip();
+      }
+    }
+    if (!has_dtype || !has_shape || !has_offsets) fail(entry, "lacks dtype, shape or data_offsets");
+    check_size(entry);
+    return entry;
+  }
+
+  DType read_dtype(const TensorEntry& entry) {
+    const std::string dtype_name = reader_.read_string();
+    for (const DTypeRow& row : kDTypes) {
+      if (row.name != dtype_name) continue;
+      if (row.dtype) return *row.dtype;
+      throw NotSupported(concat(path_, ": tensor \"", entry.name, "\" has dtype ", dtype_name,
+                                ", which llmserve does not read; convert it to F32 or BF16"));
+    }
+    fail(entry, concat("has the unknown dtype \"", dtype_name.substr(0, 32), "\""));
+  }
+
+  void read_shape(TensorEntry& entry) {
+    for (reader_.begin_array(); reader_.next_element();) {
+      const int64_t dim = reader_.read_int();
+      if (dim < 0) fail(entry, concat("has a negative dimension ", dim));
+      entry.shape.push_back(dim);
+    }
+  }
+
+  void read_offsets(TensorEntry& entry) {
+    int64_t offsets[2] = {0, 0};
+    int count = 0;
+    for (reader_.begin_array(); reader_.next_element(); ++count) {
+      const int64_t offset = reader_.read_int();
+      if (count < 2) offsets[count] = offset;
+    }
+    if (count != 2) fail(entry, concat("data_offsets: expected 2 numbers, got ", count));
+    const auto [begin, end] = offsets;
+    if (begin < 0 || end < begin || end > data_bytes_)
+      fail(entry, concat("data_offsets [", begin, ", ", end, "] leave the file, which holds ",
+                         data_bytes_, " bytes of data; it may be truncated: download it again"));
+    entry.offset = data_begin_ + begin;
+    entry.num_bytes = end - begin;
+  }
+
+  void check_size(const TensorEntry& entry) {
+    int64_t bytes = size_bytes(entry.dtype);
+    bool overflows = false;
+    for (const int64_t dim : entry.shape) overflows |= __builtin_mul_overflow(bytes, dim, &bytes);
+    if (overflows || bytes != entry.num_bytes)
+      fail(entry, concat(describe(entry), " takes ", overflows ? "too many" : concat(bytes),
+                         " bytes, but its data_offsets hold ", entry.num_bytes));
+  }
+
+  // In order of offset, each tensor begins where the one before ends, from the first byte of the
+  // data to the last.
+  void check_tiling(const std::vector<TensorEntry>& entries) {
+    std::vector<const TensorEntry*> order;
+    for (const TensorEntry& entry : entries) order.push_back(&entry);
+    std::sort(order.begin(), order.end(), [](const TensorEntry* a, const TensorEntry* b) {
+      return std::pair(a->offset, a->num_bytes) < std::pair(b->offset, b->num_bytes);
+    });
+    int64_t expected = data_begin_;
+    for (const TensorEntry* entry : order) {
+      if (entry->offset != expected)
+        fail(*entry,
+             concat(entry->offset < expected ? "overlaps the tensor before it"
+                                             : "leaves a hole before it",
+                    ": begins at byte ", entry->offset, " of the file, expected ", expected));
+      expected += entry->num_bytes;
+    }
+    if (expected != data_begin_ + data_bytes_)
+      throw CorruptFile(concat(path_, ", byte ", expected, ": ",
+                               data_begin_ + data_bytes_ - expected, " bytes belong to no tensor"));
+  }
+
+  [[noreturn]] void fail(const TensorEntry& entry, std::string_view reason) const {
+    throw CorruptFile(concat(path_, ": tensor \"", entry.name, "\": ", reason));
+  }
+
+  const std::string path_;
+  const int32_t file_idx_;
+  const int64_t data_begin_;
+  const int64_t data_bytes_;
+  JsonReader reader_;
+};
+
+struct ShardIndex {
+  std::vector<std::string> files;                   // in order of first use
+  std::unordered_map<std::string, int32_t> places;  // tensor → file
+};
+
+ShardIndex read_index(const MappedFile& file) {
+  const std::string path = file.path().string();
+  if (file.num_bytes() > kMaxHeaderBytes)
+    throw CorruptFile(concat(path, ": is ", file.num_bytes(), " bytes long; at most ",
+                             kMaxHeaderBytes, " are read"));
+  ShardIndex index;
+  std::map<std::string, int32_t> file_ids;
+  JsonReader reader(path, file.text());
+  std::string key;
+  bool has_map = false;
+  for (reader.begin_object(); reader.next_key(key);) {
+    if (key != "weight_map") {
+      reader.skip();
+      continue;
+    }
+    if (std::exchange(has_map, true)) reader.fail("the key \"weight_map\" comes twice");
+    std::string tensor;
+    for (reader.begin_object(); reader.next_key(tensor);) {
+      const auto [it, is_new] =
+          file_ids.try_emplace(reader.read_string(), static_cast<int32_t>(index.files.size()));
+      if (is_new) index.files.push_back(it->first);
+      if (!index.places.emplace(tensor, it->second).second)
+        reader.fail(concat("the tensor \"", tensor, "\" comes twice"));
+    }
+  }
+  reader.end();
+  if (index.places.empty())
+    throw CorruptFile(concat(path, ": weight_map: expected at least one tensor, got none"));
+  return index;
+}
+
+void check_index(const std::string& index_path, const ShardIndex& index,
+                 const std::vector<TensorEntry>& tensors) {
+  std::unordered_map<std::string_view, int32_t> found;
+  for (const TensorEntry& entry : tensors) found.emplace(entry.name, entry.file_idx);
+  for (const auto& [tensor, file_idx] : index.places) {
+    const auto it = found.find(tensor);
+    if (it == found.end() || it->second != file_idx)
+      throw CorruptFile(concat(index_path, ": weight_map: tensor \"", tensor, "\" should be in ",
+                               index.files[file_idx], ", which does not have it"));
+  }
+}
+
+Checkpoint open_single(const CheckpointDirectory& directory, JsonDocument config) {
+  std::vector<std::shared_ptr<const MappedFile>> files{directory.map(kSingleFile)};
+  std::vector<TensorEntry> tensors = read_safetensors_header(*files[0], 0);
+  return Checkpoint("safetensors", directory.path().string(), std::move(config), std::move(files),
+                    std::move(tensors));
+}
+
+Checkpoint open_sharded(const CheckpointDirectory& directory, JsonDocument config) {
+  const auto index_file = directory.map(kIndexFile);
+  const ShardIndex index = read_index(*index_file);
+  std::vector<std::shared_ptr<const MappedFile>> files;
+  std::vector<TensorEntry> tensors;
+  for (const std::string& shard : index.files) {
+    files.push_back(directory.map(shard));
+    std::vector<TensorEntry> more =
+        read_safetensors_header(*files.back(), static_cast<int32_t>(files.size()) - 1);
+    std::move(more.begin(), more.end(), std::back_inserter(tensors));
+  }
+  check_index(index_file->path().string(), index, tensors);
+  return Checkpoint("safetensors", directory.path().string(), std::move(config), std::move(files),
+                    std::move(tensors));
+}
+
+}  // namespace
+
+std::vector<TensorEntry> read_safetensors_header(const MappedFile& file, int32_t file_idx) {
+  const std::string path = file.path().string();
+  if (file.num_bytes() < kLengthBytes)
+    throw CorruptFile(concat(path, ": is ", file.num_bytes(),
+                             " bytes long, too short for a safetensors file; download it again"));
+  uint64_t header_bytes = 0;  // little-endian, as every supported machine is
+  std::memcpy(&header_bytes, file.bytes().data(), kLengthBytes);
+  const uint64_t available =
+      static_cast<uint64_t>(std::min(kMaxHeaderBytes, file.num_bytes() - kLengthBytes));
+  if (header_bytes > available)
+    throw CorruptFile(concat(path, ", byte 0: the header claims ", header_bytes, " bytes, at most ",
+                             available,
+                             " are possible; the file may be truncated or not safetensors"));
+  return HeaderParser(file, file_idx, file.text().substr(kLengthBytes, header_bytes)).parse();
+}
+
+bool is_safetensors(const CheckpointDirectory& directory) {
+  return directory.contains(kSingleFile) || directory.contains(kIndexFile);
+}
+
+Checkpoint open_safetensors(const CheckpointDirectory& directory) {
+  const auto config_file = directory.map("config.json");
+  JsonDocument config = JsonDocument::parse(config_file->path().string(), config_file->text());
+  return directory.contains(kSingleFile) ? open_single(directory, std::move(config))
+                                         : open_sharded(directory, std::move(config));
+}
+
+}  // namespace llmserve

@@ -1,0 +1,21 @@
+// The safetensors format, version 0.x of huggingface/safetensors: 8 bytes of header length, a JSON
+// header, the tensors' bytes. One file (model.safetensors) or shards listed by
+// model.safetensors.index.json.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "io/checkpoint.h"
+
+namespace llmserve {
+
+bool is_safetensors(const CheckpointDirectory& directory);
+Checkpoint open_safetensors(const CheckpointDirectory& directory);
+
+// The tensors of one file. Checks everything that a reader relies on: the header's length, that
+// tensors tile the data without overlap, hole or overrun, and that dtype and shape give each one's
+// bytes. Throws CorruptFile or, for element types that no layer reads, NotSupported.
+std::vector<TensorEntry> read_safetensors_header(const MappedFile& file, int32_t file_idx);
+
+}  // namespace llmserve
