@@ -1,0 +1,29 @@
+// y = x W^T + b.
+#pragma once
+
+#include <vector>
+
+#include "layers/forward_context.h"
+#include "layers/weight_loader.h"
+
+namespace llmserve {
+
+class Linear {
+ public:
+  // The parts' weights ("<part>.weight" [N_i, K]) are stacked into one matrix, and so are their
+  // biases ("<part>.bias" [N_i]) if there are any: q, k and v run as one product.
+  Linear(WeightLoader& weights, WeightGroup group, const std::vector<WeightLoader::Part>& parts,
+         int64_t in_features, bool has_bias);
+
+  int64_t out_features() const { return weight_.out_features; }
+
+  // out [M, N] = x [M, K] W^T + b, added to what `out` holds if `accumulate`.
+  void forward(const ForwardContext& context, const ConstTensor& x, const Tensor& out,
+               bool accumulate = false) const;
+
+ private:
+  LinearWeight weight_;
+  std::vector<float> bias_;  // [N] or empty
+};
+
+}  // namespace llmserve

@@ -1,0 +1,21 @@
+#include "layers/lm_head.h"
+
+namespace llmserve {
+
+Tensor LmHead::forward(const ForwardContext& context, const ConstTensor& hidden,
+                       std::span<const int32_t> rows) const {
+  const int64_t num_rows = static_cast<int64_t>(rows.size());
+  const Tensor logits = context.arena.allocate(DType::kF32, {num_rows, weight_.out_features});
+  const Arena::Scope scope(context.arena);
+  const Tensor gathered = context.arena.allocate(DType::kF32, {num_rows, weight_.in_features});
+  context.backend.gather_rows({.x = hidden, .rows = rows, .out = gathered});
+  context.backend.linear({.x = gathered, .weight = &weight_, .bias = {}, .out = logits});
+  return logits;
+}
+
+int64_t LmHead::workspace_bytes(int64_t num_rows) const {
+  return Arena::footprint_bytes(DType::kF32, {num_rows, weight_.out_features}) +
+         Arena::footprint_bytes(DType::kF32, {num_rows, weight_.in_features});
+}
+
+}  // namespace llmserve

@@ -1,0 +1,27 @@
+// Hidden states to logits, for the rows that are asked for.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "layers/forward_context.h"
+#include "layers/weight_loader.h"
+
+namespace llmserve {
+
+class LmHead {
+ public:
+  // `name` is the matrix [V, E]: a tied head names the embedding and packs a copy of its own.
+  LmHead(WeightLoader& weights, const std::string& name, int64_t vocab_size, int64_t hidden_size)
+      : weight_(weights.linear(WeightGroup::kLmHead, {{name, vocab_size}}, hidden_size)) {}
+
+  // logits [rows.size(), V] of rows of hidden [T, E], in the arena scope of the caller.
+  Tensor forward(const ForwardContext& context, const ConstTensor& hidden,
+                 std::span<const int32_t> rows) const;
+  int64_t workspace_bytes(int64_t num_rows) const;
+
+ private:
+  LinearWeight weight_;
+};
+
+}  // namespace llmserve

@@ -1,0 +1,31 @@
+// Root-mean-square normalisation.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "layers/forward_context.h"
+#include "layers/weight_loader.h"
+
+namespace llmserve {
+
+class RmsNorm {
+ public:
+  RmsNorm(WeightLoader& weights, const std::string& name, int64_t size, float eps)
+      : weight_(weights.vector(WeightGroup::kNorm, name, size)), eps_(eps) {}
+
+  // x, out [R, size]; rows may be strided; out may be x.
+  void forward(const ForwardContext& context, const ConstTensor& x, const Tensor& out) const {
+    context.backend.rms_norm(
+        {.x = x,
+         .weight = ConstTensor(weight_.data(), DType::kF32, {static_cast<int64_t>(weight_.size())}),
+         .out = out,
+         .eps = eps_});
+  }
+
+ private:
+  std::vector<float> weight_;
+  float eps_;
+};
+
+}  // namespace llmserve

@@ -1,0 +1,168 @@
+#include "layers/weight_loader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/float_types.h"
+
+namespace llmserve {
+namespace {
+
+bool is_float_dtype(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+}
+
+bool is_aligned(const ConstTensor& tensor) {
+  return reinterpret_cast<uintptr_t>(tensor.data) %
+             static_cast<uintptr_t>(size_bytes(tensor.dtype)) ==
+         0;
+}
+
+// The same tensor in aligned memory of its own.
+ConstTensor copy_into(Buffer& buffer, const ConstTensor& tensor) {
+  buffer = Buffer(tensor.num_bytes());
+  std::memcpy(buffer.data(), tensor.data, static_cast<size_t>(tensor.num_bytes()));
+  ConstTensor copy = tensor;
+  copy.data = buffer.data();
+  return copy;
+}
+
+float element(const ConstTensor& tensor, int64_t i) {
+  if (tensor.dtype == DType::kF32) return tensor.as<float>()[i];
+  const uint16_t bits = tensor.as<uint16_t>()[i];
+  return tensor.dtype == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
+std::string shape_text(std::initializer_list<int64_t> shape) {
+  std::ostringstream out;
+  out << "[";
+  bool first = true;
+  for (const int64_t dim : shape) {
+    out << (first ? "" : ", ") << dim;
+    first = false;
+  }
+  out << "]";
+  return out.str();
+}
+
+}  // namespace
+
+std::string_view name(WeightGroup group) {
+  static constexpr std::array<std::string_view, kNumWeightGroups> kNames{"embedding", "attention",
+                                                                         "mlp", "norm", "lm_head"};
+  return kNames[static_cast<size_t>(group)];
+}
+
+int64_t WeightReport::total_bytes() const {
+  return std::accumulate(group_bytes.begin(), group_bytes.end(), int64_t{0});
+}
+
+const TensorEntry& WeightLoader::find(const std::string& name,
+                                      std::initializer_list<int64_t> shape) {
+  const TensorEntry* entry = checkpoint_.find(name);
+  if (!entry)
+    throw CorruptFile(concat(checkpoint_.path(), ": the tensor \"", name, "\" ", shape_text(shape),
+                             " is absent from the checkpoint, which has ",
+                             checkpoint_.tensors().size(),
+                             " tensors; config.json and weights may "
+                             "belong to different models"));
+  if (!is_float_dtype(entry->dtype) ||
+      !std::equal(shape.begin(), shape.end(), entry->shape.begin(), entry->shape.end()))
+    throw CorruptFile(concat(checkpoint_.file(*entry)->path().string(), ": tensor \"", name,
+                             "\": expected float32, bfloat16 or float16 ", shape_text(shape),
+                             ", as config.json has it, got ", describe(*entry)));
+  used_.insert(name);
+  return *entry;
+}
+
+void WeightLoader::check_finite(const TensorEntry& entry, const ConstTensor& tensor) {
+  const int64_t i = backend_.first_non_finite(tensor);
+  if (i < 0) return;
+  throw CorruptFile(concat(checkpoint_.file(entry)->path().string(), ": tensor \"", entry.name,
+                           "\": element ", i, " of ", describe(entry), " is ",
+                           std::isnan(element(tensor, i)) ? "NaN" : "infinite",
+                           "; weights must be finite"));
+}
+
+void WeightLoader::count(WeightGroup group, int64_t num_bytes) {
+  group_bytes_[static_cast<size_t>(group)] += num_bytes;
+}
+
+LinearWeight WeightLoader::linear(WeightGroup group, const std::vector<Part>& parts,
+                                  int64_t in_features) {
+  std::vector<const TensorEntry*> entries;
+  int64_t out_features = 0;
+  for (const Part& part : parts) {
+    entries.push_back(&find(part.name, {part.out_features, in_features}));
+    out_features += part.out_features;
+  }
+  if (!load_) {
+    count(group, backend_.packed_bytes(out_features, in_features, dtype_));
+    LinearWeight weight;
+    weight.out_features = out_features;
+    weight.in_features = in_features;
+    weight.dtype = dtype_;
+    return weight;
+  }
+  std::vector<ConstTensor> views;
+  std::vector<Buffer> copies(entries.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    ConstTensor view = checkpoint_.view(*entries[i]);
+    if (!is_aligned(view)) view = copy_into(copies[i], view);
+    check_finite(*entries[i], view);
+    views.push_back(view);
+  }
+  LinearWeight weight = backend_.pack_linear(views, dtype_);
+  count(group, weight.data.num_bytes());
+  for (const TensorEntry* entry : entries)
+    checkpoint_.file(*entry)->release(entry->offset, entry->num_bytes);
+  return weight;
+}
+
+std::vector<float> WeightLoader::vector(WeightGroup group, const std::vector<Part>& parts) {
+  std::vector<float> out;
+  for (const Part& part : parts) {
+    const TensorEntry& entry = find(part.name, {part.out_features});
+    count(group, part.out_features * size_bytes(DType::kF32));
+    if (!load_) continue;
+    Buffer copy;
+    const ConstTensor view = copy_into(copy, checkpoint_.view(entry));
+    check_finite(entry, view);
+    for (int64_t i = 0; i < part.out_features; ++i) out.push_back(element(view, i));
+  }
+  return out;
+}
+
+TableWeight WeightLoader::table(WeightGroup group, const std::string& name, int64_t rows,
+                                int64_t columns) {
+  const TensorEntry& entry = find(name, {rows, columns});
+  count(group, entry.num_bytes);
+  TableWeight table;
+  if (!load_) return table;
+  table.view = checkpoint_.view(entry);
+  if (is_aligned(table.view)) {
+    table.file = checkpoint_.file(entry);
+  } else {
+    table.view = copy_into(table.copy, table.view);
+  }
+  check_finite(entry, table.view);
+  checkpoint_.file(entry)->release(entry.offset, entry.num_bytes);
+  return table;
+}
+
+WeightReport WeightLoader::report() const {
+  WeightReport report;
+  report.group_bytes = group_bytes_;
+  for (const TensorEntry& entry : checkpoint_.tensors()) {
+    // Older exports carry the rotary frequencies, which follow from the config.
+    if (!used_.contains(entry.name) && !entry.name.ends_with("rotary_emb.inv_freq"))
+      report.unused_tensors.push_back(entry.name);
+  }
+  return report;
+}
+
+}  // namespace llmserve
