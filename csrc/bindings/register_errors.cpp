@@ -1,6 +1,7 @@
 #include <pybind11/pybind11.h>
 
 #include <exception>
+#include <string_view>
 
 #include "bindings/register.h"
 #include "core/error.h"
@@ -14,7 +15,11 @@ namespace {
 // only finds them.
 void raise(const char* class_name, const Error& error) {
   const py::object type = py::module_::import("llmserve.errors").attr(class_name);
-  PyErr_SetString(type.ptr(), error.what());
+  // Messages may quote bytes of a file that are not UTF-8.
+  const std::string_view what = error.what();
+  const auto message = py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(what.data(), static_cast<py::ssize_t>(what.size()), "replace"));
+  PyErr_SetObject(type.ptr(), message.ptr());
 }
 
 void translate(std::exception_ptr pointer) {

@@ -1,0 +1,84 @@
+#include "bindings/model_records.h"
+
+#include <pybind11/stl.h>
+
+namespace py = pybind11;
+
+namespace llmserve {
+namespace {
+
+py::dict to_dict(const RopeParameters& rope) {
+  py::dict out;
+  out["type"] = name(rope.type);
+  out["theta"] = rope.theta;
+  out["factor"] = rope.factor;
+  out["original_max_position_embeddings"] = rope.original_max_position_embeddings;
+  out["attention_factor"] = rope.attention_factor;
+  out["beta_fast"] = rope.beta_fast;
+  out["beta_slow"] = rope.beta_slow;
+  out["mscale"] = rope.mscale;
+  out["mscale_all_dim"] = rope.mscale_all_dim;
+  out["truncate"] = rope.truncate;
+  out["low_freq_factor"] = rope.low_freq_factor;
+  out["high_freq_factor"] = rope.high_freq_factor;
+  return out;
+}
+
+}  // namespace
+
+py::dict to_dict(const ModelConfig& config) {
+  py::dict out;
+  out["architecture"] = config.architecture;
+  out["stored_dtype"] = config.stored_dtype;
+  out["vocab_size"] = config.vocab_size;
+  out["hidden_size"] = config.hidden_size;
+  out["intermediate_size"] = config.intermediate_size;
+  out["num_layers"] = config.num_layers;
+  out["num_heads"] = config.num_heads;
+  out["num_kv_heads"] = config.num_kv_heads;
+  out["head_dim"] = config.head_dim;
+  out["rotary_dim"] = config.rotary_dim;
+  out["activation"] = config.activation == Activation::kSilu ? "silu" : "gelu_tanh";
+  out["rms_norm_eps"] = config.rms_norm_eps;
+  out["attention_bias"] = config.attention_bias;
+  out["output_bias"] = config.output_bias;
+  out["mlp_bias"] = config.mlp_bias;
+  out["has_qk_norm"] = config.has_qk_norm;
+  out["tie_word_embeddings"] = config.tie_word_embeddings;
+  out["windows"] = config.windows;
+  out["rope"] = to_dict(config.rope);
+  out["max_position_embeddings"] = config.max_position_embeddings;
+  out["max_model_len"] = config.max_model_len;
+  out["bos_token_ids"] = config.bos_token_ids;
+  out["eos_token_ids"] = config.eos_token_ids;
+  return out;
+}
+
+py::dict to_dict(const WeightReport& weights) {
+  py::dict groups;
+  for (int i = 0; i < kNumWeightGroups; ++i)
+    groups[py::str(std::string(name(static_cast<WeightGroup>(i))))] =
+        weights.group_bytes[static_cast<size_t>(i)];
+  py::dict out;
+  out["group_bytes"] = groups;
+  out["total_bytes"] = weights.total_bytes();
+  out["unused_tensors"] = weights.unused_tensors;
+  return out;
+}
+
+py::list tensor_list(const Checkpoint& checkpoint) {
+  py::list out;
+  for (const TensorEntry& entry : checkpoint.tensors()) {
+    py::dict tensor;
+    tensor["name"] = entry.name;
+    tensor["dtype"] = name(entry.dtype);
+    tensor["shape"] = entry.shape;
+    tensor["file"] = checkpoint.file(entry)->name();
+    tensor["offset"] = entry.offset;
+    tensor["num_bytes"] = entry.num_bytes;
+    out.append(tensor);
+  }
+  return out;
+}
+
+}  // namespace llmserve

@@ -1,0 +1,61 @@
+// The parsers of untrusted files, for the tests.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/model_records.h"
+#include "bindings/register.h"
+#include "models/model.h"
+
+namespace py = pybind11;
+
+namespace llmserve {
+namespace {
+
+py::object to_python(const JsonValue& value) {
+  struct Visitor {
+    py::object operator()(std::monostate) const { return py::none(); }
+    py::object operator()(bool b) const { return py::bool_(b); }
+    py::object operator()(int64_t i) const { return py::int_(i); }
+    py::object operator()(double d) const { return py::float_(d); }
+    py::object operator()(const std::string& s) const { return py::str(s); }
+    py::object operator()(const JsonValue::Array& array) const {
+      py::list out;
+      for (const JsonValue& item : array) out.append(to_python(item));
+      return out;
+    }
+    py::object operator()(const JsonValue::Object& object) const {
+      py::dict out;
+      for (const JsonMember& member : object) out[py::str(member.key)] = to_python(member.value);
+      return out;
+    }
+  };
+  return std::visit(Visitor{}, value.data);
+}
+
+}  // namespace
+
+void register_testing_io(py::module_& testing) {
+  testing.def("parse_json", [](const std::string& file, const py::bytes& text) {
+    return to_python(JsonDocument::parse(file, std::string_view(text)).root());
+  });
+  testing.def("list_tensors",
+              [](const std::string& path) { return tensor_list(open_checkpoint(path)); });
+  testing.def(
+      "parse_model_config",
+      [](const std::string& text, int64_t max_model_len) {
+        return to_dict(read_model_config(JsonDocument::parse("config.json", text), max_model_len));
+      },
+      py::arg("text"), py::arg("max_model_len") = 0);
+  testing.def(
+      "rope_frequencies",
+      [](const std::string& text, int64_t max_model_len) {
+        const ModelConfig config =
+            read_model_config(JsonDocument::parse("config.json", text), max_model_len);
+        const RopeFrequencies rope = compute_rope(
+            config.rope, config.rotary_dim, config.max_position_embeddings, config.max_model_len);
+        return std::pair(rope.inv_freq, rope.attention_factor);
+      },
+      py::arg("text"), py::arg("max_model_len") = 0);
+}
+
+}  // namespace llmserve

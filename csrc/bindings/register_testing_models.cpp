@@ -1,0 +1,117 @@
+// Whole models for the tests.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/model_records.h"
+#include "bindings/register.h"
+#include "models/model.h"
+
+namespace py = pybind11;
+
+namespace llmserve {
+namespace {
+
+template <class T>
+using InArray = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+template <class T>
+std::span<const T> as_span(const InArray<T>& array) {
+  return {array.data(), static_cast<size_t>(array.size())};
+}
+
+py::array_t<float> to_numpy(const Tensor& tensor) {
+  py::array_t<float> out({tensor.shape[0], tensor.shape[1]});
+  std::copy_n(tensor.as<float>(), tensor.num_elements(), out.mutable_data());
+  return out;
+}
+
+// A loaded model with a paged cache of its own, run on batches that the test lays out.
+class TestModel {
+ public:
+  TestModel(const std::string& path, const std::string& device, const std::string& isa,
+            const std::string& dtype, int64_t max_model_len, int num_threads, int64_t num_blocks,
+            int64_t block_size, const std::string& kv_dtype, int64_t max_tokens,
+            int64_t max_logit_rows)
+      : backend_(make_backend(device, {.num_threads = num_threads, .isa = isa})) {
+    const Checkpoint checkpoint = open_checkpoint(path);
+    const ModelConfig config = read_model_config(checkpoint.config(), max_model_len);
+    model_ = load_model(checkpoint, config, *backend_, resolve_dtype(dtype, checkpoint));
+    arena_ = std::make_unique<Arena>(model_->workspace_bytes(max_tokens, max_logit_rows));
+    const DType cache_dtype = resolve_dtype(kv_dtype, checkpoint);
+    for (const KvLayerSpec& layer : model_->kv_layers()) {
+      const int64_t heads = layer.num_kv_heads;
+      const int64_t rows = num_blocks * heads * block_size;
+      storage_.emplace_back(rows * layer.key_dim * size_bytes(cache_dtype));
+      const Tensor keys(storage_.back().data(), cache_dtype,
+                        {num_blocks, heads, block_size, layer.key_dim});
+      storage_.emplace_back(rows * layer.value_dim * size_bytes(cache_dtype));
+      const Tensor values(storage_.back().data(), cache_dtype,
+                          {num_blocks, heads, block_size, layer.value_dim});
+      kv_caches_.push_back({.keys = keys, .values = values});
+    }
+  }
+
+  // The hidden states [T, E] and the logits [S, V] of one step.
+  std::pair<py::array_t<float>, py::array_t<float>> forward(const InArray<int32_t>& token_ids,
+                                                            const InArray<int32_t>& positions,
+                                                            const InArray<int64_t>& slots,
+                                                            const InArray<int32_t>& query_starts,
+                                                            const InArray<int32_t>& kv_lens,
+                                                            const InArray<int32_t>& block_tables,
+                                                            const InArray<int32_t>& logit_rows) {
+    const ModelInput input{.token_ids = as_span(token_ids),
+                           .positions = as_span(positions),
+                           .slots = as_span(slots),
+                           .query_starts = as_span(query_starts),
+                           .kv_lens = as_span(kv_lens),
+                           .block_tables = as_span(block_tables),
+                           .max_blocks = block_tables.shape(1),
+                           .logit_rows = as_span(logit_rows)};
+    const ForwardContext context{*backend_, *arena_, input, kv_caches_};
+    const Arena::Scope scope(*arena_);
+    Tensor hidden;
+    Tensor logits;
+    {
+      const py::gil_scoped_release release;
+      hidden = model_->forward(context);
+      logits = model_->compute_logits(context, hidden, input.logit_rows);
+    }
+    return {to_numpy(hidden), to_numpy(logits)};
+  }
+
+  py::dict weights() const { return to_dict(model_->weights()); }
+  int64_t kv_bytes_per_token(const std::string& dtype) const {
+    return model_->kv_bytes_per_token(dtype == name(DType::kBF16) ? DType::kBF16 : DType::kF32);
+  }
+  int64_t workspace_bytes(int64_t max_tokens, int64_t max_logit_rows) const {
+    return model_->workspace_bytes(max_tokens, max_logit_rows);
+  }
+  int64_t peak_bytes() const { return arena_->peak_bytes(); }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Arena> arena_;
+  std::vector<Buffer> storage_;
+  std::vector<PagedKvCache> kv_caches_;
+};
+
+}  // namespace
+
+void register_testing_models(py::module_& testing) {
+  py::class_<TestModel>(testing, "Model")
+      .def(py::init<const std::string&, const std::string&, const std::string&, const std::string&,
+                    int64_t, int, int64_t, int64_t, const std::string&, int64_t, int64_t>(),
+           py::arg("path"), py::kw_only(), py::arg("device") = "ref", py::arg("isa") = "",
+           py::arg("dtype") = "auto", py::arg("max_model_len") = 0, py::arg("num_threads") = 1,
+           py::arg("num_blocks") = 64, py::arg("block_size") = 16, py::arg("kv_dtype") = "float32",
+           py::arg("max_tokens") = 512, py::arg("max_logit_rows") = 512)
+      .def("forward", &TestModel::forward)
+      .def("weights", &TestModel::weights)
+      .def("kv_bytes_per_token", &TestModel::kv_bytes_per_token)
+      .def("workspace_bytes", &TestModel::workspace_bytes)
+      .def_property_readonly("peak_bytes", &TestModel::peak_bytes);
+}
+
+}  // namespace llmserve
