@@ -6,9 +6,12 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "llmserve's C++ core; use the names that the llmserve package re-exports.";
   llmserve::register_errors(module);
   llmserve::register_inspect(module);
+  llmserve::register_block_allocator(module);
 
   auto testing = module.def_submodule("testing", "Internals for tests and benchmarks.");
   llmserve::register_testing_ops(testing);
   llmserve::register_testing_io(testing);
   llmserve::register_testing_models(testing);
+  llmserve::register_testing_control(testing);
+  llmserve::register_testing_scheduler(testing);
 }

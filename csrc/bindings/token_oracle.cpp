@@ -1,0 +1,66 @@
+#include "bindings/token_oracle.h"
+
+#include <algorithm>
+
+#include "core/mix.h"
+
+namespace llmserve {
+
+int32_t oracle_token(uint64_t seed, int64_t position, int32_t vocab_size) {
+  return static_cast<int32_t>(mix64(seed, static_cast<uint64_t>(position)) %
+                              static_cast<uint64_t>(vocab_size));
+}
+
+SampledTokens sample_oracle(const StepPlan& plan, int32_t vocab_size) {
+  SampledTokens sampled;
+  for (const LogitRow& row : plan.logit_rows) {
+    sampled.rows.push_back({.token_id = oracle_token(row.seed, row.position, vocab_size)});
+  }
+  return sampled;
+}
+
+ShadowModel::ShadowModel(int32_t num_blocks, int32_t block_size, int32_t vocab_size)
+    : block_size_(block_size),
+      vocab_size_(vocab_size),
+      pool_(static_cast<size_t>(num_blocks) * block_size, -1) {}
+
+int32_t& ShadowModel::slot(std::span<const int32_t> block_table, int64_t position) {
+  const int64_t block = block_table[position / block_size_];
+  return pool_[block * block_size_ + position % block_size_];
+}
+
+SampledTokens ShadowModel::execute(const StepPlan& plan) {
+  for (const BlockCopy& copy : plan.copies) {
+    std::copy_n(pool_.begin() + int64_t{copy.source} * block_size_, block_size_,
+                pool_.begin() + int64_t{copy.destination} * block_size_);
+  }
+  for (const ScheduledSequence& sequence : plan.sequences) {
+    for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
+      slot(sequence.block_table, sequence.start_position + static_cast<int64_t>(i)) =
+          sequence.token_ids[i];
+    }
+  }
+  SampledTokens sampled;
+  std::vector<int32_t> context;
+  for (const LogitRow& row : plan.logit_rows) {
+    const ScheduledSequence& sequence = plan.sequences[row.sequence_idx];
+    context.clear();
+    for (int64_t p = 0; p <= sequence.start_position + row.token_offset; ++p) {
+      context.push_back(slot(sequence.block_table, p));
+    }
+    sampled.rows.push_back(
+        {.token_id = next_token(context, row.seed, vocab_size_, row.banned_token_ids)});
+  }
+  return sampled;
+}
+
+int32_t ShadowModel::next_token(std::span<const int32_t> context, uint64_t seed, int32_t vocab_size,
+                                std::span<const int32_t> banned) {
+  uint64_t state = mix64(seed, context.size());
+  for (const int32_t id : context) state = mix64(state ^ static_cast<uint32_t>(id));
+  int32_t token = static_cast<int32_t>(state % static_cast<uint64_t>(vocab_size));
+  while (std::ranges::find(banned, token) != banned.end()) token = (token + 1) % vocab_size;
+  return token;
+}
+
+}  // namespace llmserve

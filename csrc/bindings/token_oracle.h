@@ -1,0 +1,42 @@
+// Executors without a model, for tests of the control plane: every output of any workload is known
+// in advance, so that a mix-up of rows, blocks or steps shows at once.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "api/sampled_tokens.h"
+#include "core/token_hash.h"
+#include "scheduler/step_plan.h"
+
+namespace llmserve {
+
+// A hash of seed and position.
+int32_t oracle_token(uint64_t seed, int64_t position, int32_t vocab_size);
+SampledTokens sample_oracle(const StepPlan& plan, int32_t vocab_size);
+
+// A model whose "keys and values" are the token ids themselves: it writes them where the plan says,
+// reads each context back through the block table, and makes the next token a hash of seed and
+// whole context. A block that was freed, shared or copied wrongly changes the output.
+class ShadowModel {
+ public:
+  ShadowModel(int32_t num_blocks, int32_t block_size, int32_t vocab_size);
+
+  SampledTokens execute(const StepPlan& plan);
+  // Banned tokens are passed over as a sampler would do.
+  static int32_t next_token(std::span<const int32_t> context, uint64_t seed, int32_t vocab_size,
+                            std::span<const int32_t> banned = {});
+
+ private:
+  int32_t& slot(std::span<const int32_t> block_table, int64_t position);
+
+  const int32_t block_size_;
+  const int32_t vocab_size_;
+  std::vector<int32_t> pool_;  // [N, P] token ids; -1: never written
+};
+
+// A block hasher that gives every chain of tokens the same hash.
+inline TokenHash forged_hash(const TokenHash&, std::span<const int32_t>) { return {}; }
+
+}  // namespace llmserve
