@@ -1,0 +1,1 @@
+"""The demo model that ships inside llmserve: its corpus, tokenizer and training."""
