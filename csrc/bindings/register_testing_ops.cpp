@@ -10,6 +10,7 @@
 #include "bindings/register.h"
 #include "core/error.h"
 #include "kernels/backend.h"
+#include "kernels/cpu/cpu_features.h"
 
 namespace py = pybind11;
 
@@ -278,6 +279,14 @@ void register_testing_ops(py::module_& testing) {
     for (const BackendRow& row : backend_registry()) names.emplace_back(row.name);
     return names;
   });
+  testing.def(
+      "cpu_isas",
+      [] {
+        std::vector<std::pair<std::string, bool>> isas;
+        for (const CpuIsa& isa : cpu_isa_registry()) isas.emplace_back(isa.name, isa.can_run());
+        return isas;
+      },
+      "Every instruction set of this build, best first, and whether this machine can run it.");
 }
 
 }  // namespace llmserve

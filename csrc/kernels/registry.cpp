@@ -3,12 +3,15 @@
 
 #include "core/error.h"
 #include "kernels/backend.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/ref/ref_backend.h"
 
 namespace llmserve {
 namespace {
 
 constexpr std::array kRegistry{
+    BackendRow{"cpu", "vectorised and multithreaded; AVX-512, AVX2 or portable, picked at run time",
+               &make_cpu_backend},
     BackendRow{"ref", "scalar loops in float32 on one thread: the specification of every op",
                &make_ref_backend},
 };

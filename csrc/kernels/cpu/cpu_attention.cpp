@@ -1,0 +1,142 @@
+// The paged cache and attention over it.
+#include <algorithm>
+#include <cstring>
+
+#include "core/float_types.h"
+#include "kernels/cpu/cpu_backend.h"
+
+namespace llmserve {
+namespace {
+
+// Query rows (tokens x heads of a group) that share one copy of a KV tile: enough that the copy is
+// a few percent of the products, few enough that the rows' scores and outputs stay in the L2.
+constexpr int64_t kMaxQueryRows = 96;
+// Copying a tile costs about as much as this many query rows on it.
+constexpr int64_t kCopyCostRows = 8;
+
+void store_rows(const ConstTensor& from, std::span<const int64_t> slots, const Tensor& cache,
+                int64_t begin, int64_t end) {
+  const int64_t heads = cache.shape[1];
+  const int64_t block_size = cache.shape[2];
+  const int64_t width = cache.shape[3];
+  for (int64_t t = begin; t < end; ++t) {
+    const int64_t slot = slots[static_cast<size_t>(t)];
+    if (slot < 0) continue;
+    for (int64_t h = 0; h < heads; ++h) {
+      const float* x = from.as<float>() + t * from.strides[0] + h * from.strides[1];
+      const int64_t to = ((slot / block_size * heads + h) * block_size + slot % block_size) * width;
+      if (cache.dtype == DType::kF32) {
+        std::memcpy(cache.as<float>() + to, x, static_cast<size_t>(width) * sizeof(float));
+      } else {
+        for (int64_t d = 0; d < width; ++d) cache.as<uint16_t>()[to + d] = f32_to_bf16(x[d]);
+      }
+    }
+  }
+}
+
+// Tiles of the KV that the item's tokens see.
+int64_t num_tiles(const cpu::AttentionItem& item, int64_t window) {
+  const int64_t first = window > 0 ? std::max<int64_t>(0, item.first_position - window + 1) : 0;
+  const int64_t end = item.first_position + item.num_tokens;
+  return (end + kKvTile - 1) / kKvTile - first / kKvTile;
+}
+
+}  // namespace
+
+void CpuBackend::store_kv(const StoreKvArgs& args) {
+  validate(args);
+  const int64_t width = args.cache.keys.shape[1] * args.cache.keys.shape[3];
+  const int64_t grain = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, width));
+  pool_.parallel_for(static_cast<int64_t>(args.slots.size()), grain,
+                     [&](int64_t begin, int64_t end, int) {
+                       store_rows(args.keys, args.slots, args.cache.keys, begin, end);
+                       store_rows(args.values, args.slots, args.cache.values, begin, end);
+                     });
+}
+
+void CpuBackend::copy_blocks(const CopyBlocksArgs& args) {
+  validate(args);
+  // In order: a pair's source may be an earlier pair's destination.
+  for (const auto& [source, destination] : args.pairs) {
+    for (const Tensor& part : {args.cache.keys, args.cache.values}) {
+      const int64_t bytes = part.strides[0] * size_bytes(part.dtype);
+      std::memmove(part.as<std::byte>() + destination * bytes,
+                   part.as<std::byte>() + source * bytes, static_cast<size_t>(bytes));
+    }
+  }
+}
+
+void CpuBackend::plan_attention(const PagedAttentionArgs& args, int64_t group) {
+  items_.clear();
+  item_costs_.clear();
+  const int64_t max_tokens = std::max<int64_t>(1, kMaxQueryRows / group);
+  int64_t total = 0;
+  for (size_t b = 0; b < args.kv_lens.size(); ++b) {
+    const int64_t first = args.query_starts[b];
+    const int64_t last = args.query_starts[b + 1];
+    for (int64_t head = 0; head < args.cache.keys.shape[1]; ++head) {
+      for (int64_t t = first; t < last; t += max_tokens) {
+        items_.push_back(
+            {.block_table = args.block_tables.data() + static_cast<int64_t>(b) * args.max_blocks,
+             .kv_head = head,
+             .first_token = t,
+             .num_tokens = std::min(max_tokens, last - t),
+             .first_position = args.kv_lens[b] - (last - t)});
+        const cpu::AttentionItem& item = items_.back();
+        total += num_tiles(item, args.window) * (item.num_tokens * group + kCopyCostRows);
+        item_costs_.push_back(total);
+      }
+    }
+  }
+  item_starts_.assign(1, 0);
+  for (int64_t i = 1; i <= pool_.num_threads(); ++i) {
+    const auto cut =
+        std::lower_bound(item_costs_.begin(), item_costs_.end(), total * i / pool_.num_threads());
+    const int64_t end =
+        std::min<int64_t>(cut - item_costs_.begin() + 1, static_cast<int64_t>(items_.size()));
+    item_starts_.push_back(std::max(item_starts_.back(), end));
+  }
+}
+
+void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
+  validate(args);
+  const Tensor& keys = args.cache.keys;
+  const Tensor& values = args.cache.values;
+  const int64_t group = args.q.shape[1] / keys.shape[1];
+  plan_attention(args, group);
+  int64_t max_tokens = 0;
+  for (const cpu::AttentionItem& item : items_) max_tokens = std::max(max_tokens, item.num_tokens);
+  if (max_tokens == 0) return;
+  reserve_scratch(
+      kernels_.attention_scratch_floats(max_tokens * group, keys.shape[3], values.shape[3]) *
+      static_cast<int64_t>(sizeof(float)));
+  const cpu::AttentionCall call{.q = args.q.as<float>(),
+                                .q_token_stride = args.q.strides[0],
+                                .q_head_stride = args.q.strides[1],
+                                .keys = keys.data,
+                                .values = values.data,
+                                .is_bf16 = keys.dtype == DType::kBF16,
+                                .kv_heads = keys.shape[1],
+                                .block_size = keys.shape[2],
+                                .head_dim = keys.shape[3],
+                                .value_dim = values.shape[3],
+                                .group = group,
+                                .scale = args.scale,
+                                .soft_cap = args.soft_cap,
+                                .window = args.window,
+                                .out = args.out.as<float>(),
+                                .out_token_stride = args.out.strides[0],
+                                .out_head_stride = args.out.strides[1]};
+  const auto run = [&](int64_t begin, int64_t end, int thread_idx) {
+    for (int64_t part = begin; part < end; ++part) {
+      for (int64_t i = item_starts_[static_cast<size_t>(part)];
+           i < item_starts_[static_cast<size_t>(part) + 1]; ++i) {
+        kernels_.attention(&call, &items_[static_cast<size_t>(i)],
+                           reinterpret_cast<float*>(scratch(thread_idx)));
+      }
+    }
+  };
+  pool_.parallel_for(pool_.num_threads(), 1, run);
+}
+
+}  // namespace llmserve

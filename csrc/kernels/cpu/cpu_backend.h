@@ -1,0 +1,59 @@
+// The CPU backend: partitions every op over a thread pool, never along a sum, and calls the kernels
+// of one instruction set.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "core/thread_pool.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/cpu_features.h"
+
+namespace llmserve {
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(const BackendOptions& options);
+
+  std::string_view name() const override { return "cpu"; }
+  std::string description() const override;
+
+  // Panels as described in kernel_table.h.
+  LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) override;
+  int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const override;
+  int64_t first_non_finite(const ConstTensor& tensor) override;
+
+  void embedding(const EmbeddingArgs& args) override;
+  void rms_norm(const RmsNormArgs& args) override;
+  void add_rms_norm(const AddRmsNormArgs& args) override;
+  void linear(const LinearArgs& args) override;
+  void rotary_table(const RotaryTableArgs& args) override;
+  void rotary(const RotaryArgs& args) override;
+  void store_kv(const StoreKvArgs& args) override;
+  void copy_blocks(const CopyBlocksArgs& args) override;
+  void paged_attention(const PagedAttentionArgs& args) override;
+  void gated_activation(const GatedActivationArgs& args) override;
+  void gather_rows(const GatherRowsArgs& args) override;
+  void sample(const SampleArgs& args) override;
+
+ private:
+  // A thread's own working memory of at least this many bytes; grows, and then stays.
+  std::byte* scratch(int thread_idx) const { return scratch_[thread_idx].data(); }
+  void reserve_scratch(int64_t bytes);
+
+  // Cuts the step's queries into items_ and deals them out: thread i gets [item_starts_[i],
+  // item_starts_[i + 1]), of nearly equal cost.
+  void plan_attention(const PagedAttentionArgs& args, int64_t group);
+
+  const CpuIsa& isa_;
+  const cpu::KernelTable& kernels_;
+  ThreadPool pool_;
+  std::vector<Buffer> scratch_;  // one a thread
+  std::vector<cpu::AttentionItem> items_;
+  std::vector<int64_t> item_costs_;
+  std::vector<int64_t> item_starts_;
+};
+
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
+
+}  // namespace llmserve

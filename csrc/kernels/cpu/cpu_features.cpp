@@ -1,0 +1,57 @@
+#include "kernels/cpu/cpu_features.h"
+
+#include <cstdlib>
+#include <sstream>
+
+#include "core/error.h"
+
+namespace llmserve {
+namespace {
+
+bool can_always_run() { return true; }
+
+#ifdef LLMSERVE_X86
+// The compilers' builtins look at what the operating system saves, too.
+bool can_run_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
+bool can_run_avx512() {
+  return can_run_avx2() && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+constexpr CpuIsa kRegistry[] = {
+#ifdef LLMSERVE_X86
+    {"avx512", &can_run_avx512, &cpu::avx512::kTable},
+    {"avx2", &can_run_avx2, &cpu::avx2::kTable},
+#endif
+    {"generic", &can_always_run, &cpu::generic::kTable},
+};
+
+}  // namespace
+
+std::span<const CpuIsa> cpu_isa_registry() { return kRegistry; }
+
+const CpuIsa& select_cpu_isa(std::string_view cap) {
+  const char* environment = std::getenv("LLMSERVE_CPU_ISA");
+  const bool is_from_environment = cap.empty() && environment != nullptr;
+  if (is_from_environment) cap = environment;
+  bool is_below_cap = cap.empty();
+  std::ostringstream names;
+  const CpuIsa* best = nullptr;
+  for (const CpuIsa& isa : kRegistry) {
+    is_below_cap = is_below_cap || isa.name == cap;
+    if (is_below_cap && best == nullptr && isa.can_run()) best = &isa;
+    names << (names.tellp() > 0 ? ", " : "") << isa.name;
+  }
+  if (!is_below_cap) {
+    throw InvalidArgument(concat(is_from_environment ? "LLMSERVE_CPU_ISA" : "isa",
+                                 ": expected one of ", names.str(), ", got '", cap, "'"));
+  }
+  return *best;
+}
+
+}  // namespace llmserve

@@ -1,0 +1,23 @@
+// Which instruction sets this build has kernels for, and which of them this machine can run.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "kernels/cpu/kernel_table.h"
+
+namespace llmserve {
+
+// One row an instruction set, best first: the only place that lists them.
+struct CpuIsa {
+  std::string_view name;
+  bool (*can_run)();  // the machine's and the operating system's support
+  const cpu::KernelTable* kernels;
+};
+std::span<const CpuIsa> cpu_isa_registry();
+
+// The best that the machine can run and that is not above `cap`; an empty cap is the environment's
+// LLMSERVE_CPU_ISA, or none. Throws InvalidArgument on an unknown name.
+const CpuIsa& select_cpu_isa(std::string_view cap);
+
+}  // namespace llmserve

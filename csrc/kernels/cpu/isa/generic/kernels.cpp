@@ -1,0 +1,49 @@
+// Any machine: 16 lanes that the compiler lowers to what the baseline has. The lanes are AVX-512's,
+// so that its code paths are exercised everywhere.
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/cpu/kernel_table.h"
+
+namespace llmserve::cpu::generic {
+namespace {
+
+constexpr int kLanes = 16;
+// SSE2 has 16 registers of 4 lanes: 3 sums of 16 lanes, a weight vector in parts, a broadcast.
+constexpr int kAccumulators = 3;
+constexpr int kRowTile = 3;
+#include "kernels/cpu/lanes.inc"
+
+// One rounding where the machine has it; a library call otherwise would be far slower than two.
+inline Vec v_fma(Vec a, Vec b, Vec c) {
+#ifdef __FP_FAST_FMAF
+  for (int i = 0; i < kLanes; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+inline Vec v_max(Vec a, Vec b) { return a > b ? a : b; }
+inline Vec v_min(Vec a, Vec b) { return a < b ? a : b; }
+inline bool v_any_greater(Vec a, Vec b) {
+  const IVec mask = a > b;
+  int32_t any = 0;
+  for (int i = 0; i < kLanes; ++i) any |= mask[i];
+  return any != 0;
+}
+inline void u_mul_wide(UVec a, uint32_t b, UVec* high, UVec* low) {
+  for (int i = 0; i < kLanes; ++i) (*high)[i] = (uint32_t)(((uint64_t)a[i] * b) >> 32);
+  *low = a * u_splat(b);
+}
+// Nothing is done here: the caller's scalar loop does all.
+inline int64_t transpose_rows(const float* const*, int64_t, float*) { return 0; }
+inline int64_t transpose_rows(const uint16_t* const*, int64_t, float*) { return 0; }
+
+#include "kernels/cpu/kernels.inc"
+
+}  // namespace
+
+constexpr KernelTable kTable = kKernels;
+
+}  // namespace llmserve::cpu::generic

@@ -1,0 +1,109 @@
+// What an instruction set's object file offers: a table of functions over raw pointers and plain
+// structs. The files of isa/ include nothing of the project but this and definition-only .inc
+// files, since an inline function compiled for AVX-512 could be merged into everybody's.
+#pragma once
+
+#include <stdint.h>
+
+namespace llmserve::cpu {
+
+// Columns of a packed weight panel: one AVX-512 vector, two of AVX2, one row of an AMX tile. A
+// panel is one contiguous stream: f32 [K][16], bf16 [ceil(K/2)][16][2] (K in pairs, an odd K padded
+// with zero), and a weight is [ceil(N/16)] panels.
+constexpr int64_t kPanelWidth = 16;
+
+// Blocks of a matrix product of many rows. 512 K of a bf16 panel are 16 KiB, half of the smallest
+// L1; 96 rows (a multiple of every row tile) of 512 f32 are 192 KiB, less than half of an L2 of 512
+// KiB and more; 32 panels bound the partial sums, 96 x 512 f32, to as much.
+constexpr int64_t kRowBlock = 96;
+constexpr int64_t kDepthBlock = 512;
+constexpr int64_t kPanelBlock = 32;
+// Keeps the rows of a copied block from falling into the same sets of the L1.
+constexpr int64_t kRowPadding = 16;
+
+// One thread's share of a linear layer: panels [panel_begin, panel_end).
+struct LinearPart {
+  const float* x;  // [m, k], row stride x_stride
+  int64_t x_stride;
+  int64_t m, n, k;
+  const void* weight;  // packed
+  bool is_bf16;
+  const float* bias;  // [n] or null
+  float* out;         // [m, n], row stride out_stride
+  int64_t out_stride;
+  bool accumulate;
+  int64_t panel_begin, panel_end;
+  float* scratch;  // linear_scratch_floats of the table
+};
+
+struct AttentionCall {
+  const float* q;
+  int64_t q_token_stride, q_head_stride;
+  const void* keys;    // [N, K, P, D]
+  const void* values;  // [N, K, P, Dv]
+  bool is_bf16;
+  int64_t kv_heads, block_size, head_dim, value_dim;
+  int64_t group;  // query heads a KV head
+  float scale, soft_cap;
+  int64_t window;
+  float* out;
+  int64_t out_token_stride, out_head_stride;
+};
+
+// Consecutive tokens of one sequence and the query heads of one KV head.
+struct AttentionItem {
+  const int32_t* block_table;
+  int64_t kv_head;
+  int64_t first_token;  // its row in q
+  int64_t num_tokens;
+  int64_t first_position;
+};
+
+struct RowMax {
+  float max;
+  int64_t idx;      // the lowest
+  bool has_no_bad;  // neither NaN nor +inf
+};
+
+struct KernelTable {
+  // Matrix products. Each output is one chain of fma over k in order, then + bias, then + old.
+  int64_t (*linear_scratch_floats)(int64_t m, int64_t k);
+  void (*linear)(const LinearPart* part);
+
+  // Attention of one item; `rows` is the largest num_tokens * group of the items.
+  int64_t (*attention_scratch_floats)(int64_t rows, int64_t head_dim, int64_t value_dim);
+  void (*attention)(const AttentionCall* call, const AttentionItem* item, float* scratch);
+
+  // One row each.
+  void (*rms_norm)(const float* x, const float* weight, int64_t width, float eps,
+                   float weight_offset, float* out);
+  void (*add)(float* x, const float* y, int64_t n);  // x += y
+  void (*gated_silu)(const float* gate, const float* up, int64_t n, float* out);
+  void (*gated_gelu_tanh)(const float* gate, const float* up, int64_t n, float* out);
+  void (*rotary)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
+
+  // Sampling.
+  RowMax (*row_max)(const float* x, int64_t n);
+  float (*log_sum_exp)(const float* x, int64_t n, float max);  // log(sum exp(x - max))
+  void (*scale_logits)(const float* x, int64_t n, float max, float temperature,
+                       float* z);                           // z = (x - max) / temperature
+  void (*keep_min_p)(float* z, int64_t n, float min_p);     // z = -inf unless exp(z) >= min_p
+  void (*weights)(const float* z, int64_t n, uint32_t* w);  // floor(exp(z) * 2^30)
+  // Index of the largest z + noise, z[likely] being 0, the largest z.
+  int64_t (*gumbel_argmax)(const float* z, int64_t n, uint64_t seed, int64_t position,
+                           int64_t likely);
+  // The first index >= begin with x > threshold, or n.
+  int64_t (*next_greater)(const float* x, int64_t begin, int64_t n, float threshold);
+};
+
+namespace generic {
+extern const KernelTable kTable;
+}
+namespace avx2 {
+extern const KernelTable kTable;
+}
+namespace avx512 {
+extern const KernelTable kTable;
+}
+
+}  // namespace llmserve::cpu
