@@ -3,23 +3,12 @@
 import numpy as np
 import op_formulas as formulas
 import pytest
-from llmserve import _core
 
 # ref sums n terms in float32: the error grows like sqrt(n) * 2^-24 for random signs; n <= 512 and
 # a factor of 8 for the tail of the distribution.
 SUM_TOLERANCE = 8 * 512**0.5 * 2**-24
 # A handful of roundings and an exp of 2 ulp.
 ELEMENTWISE_TOLERANCE = 8 * 2**-24
-
-
-@pytest.fixture(scope="module")
-def ref():
-    return _core.testing.make_backend("ref")
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
 
 
 def normal(rng, *shape):
