@@ -1,0 +1,214 @@
+"""Every architecture against transformers, on tiny checkpoints with random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint, reference_model
+from llmserve import _core
+from model_runner import PagedRunner
+
+# The promise is 2e-3 on log-probabilities. What separates two f32 implementations here is the order
+# of sums of at most 80 terms near 1, a few 1e-6 a layer; logits reach 10 and carry it 10 times.
+LOGPROB_TOLERANCE = 2e-4
+# bf16 rounds what a kernel keeps in bf16 to 8 bits, 2^-9 relative; activations of a layer may be so
+# rounded, and logits near 10 carry 10 x 2^-9 x sqrt(the ten roundings in a row).
+BF16_LOGPROB_TOLERANCE = 0.1
+
+DEVICES = [name for name, _ in _core.supported_backends()]
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def _rope(**parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 10000.0, **parameters}}
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-mha": ("llama", {"num_key_value_heads": 4}),
+    "llama-gqa": ("llama", {}),
+    "llama-mqa": ("llama", {"num_key_value_heads": 1}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-head-dim": ("llama", {"head_dim": 10}),
+    "llama-gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama-rope-theta": ("llama", _rope(rope_type="default", rope_theta=500000.0)),
+    "llama-rope-linear": ("llama", _rope(rope_type="linear", factor=2.0)),
+    "llama-rope-dynamic": ("llama", _rope(rope_type="dynamic", factor=2.0)),
+    "llama-rope-yarn": ("llama", _rope(**YARN)),
+    "llama-rope-yarn-mscale": (
+        "llama",
+        _rope(**YARN, mscale=0.8, mscale_all_dim=0.5, beta_fast=16, beta_slow=2, truncate=False),
+    ),
+    "llama-rope-yarn-attention-factor": ("llama", _rope(**YARN, attention_factor=1.25)),
+    "llama-rope-llama3": ("llama", _rope(**LLAMA3)),
+    "mistral": ("mistral", {}),
+    "mistral-window": ("mistral", {"sliding_window": 20}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-biases": ("qwen3", {"attention_bias": True, "num_key_value_heads": 4}),
+    "qwen3-window": (
+        "qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+}
+
+
+def _prompt(length: int = 90, seed: int = 1) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB_SIZE, length).tolist()
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    logits = logits.astype(np.float64)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def _reference_logprobs(path: Path, tokens: list[int]) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        logits = reference_model(path)(torch.tensor([tokens])).logits[0]
+    return _log_softmax(logits.numpy())
+
+
+def test_every_architecture_of_the_registry_has_a_case() -> None:
+    architectures = {family.capitalize() + "ForCausalLM" for family, _ in CASES.values()}
+    assert architectures == {name for name, _ in _core.supported_architectures()}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", CASES)
+def test_logprobs_agree_with_transformers(case: str, device: str) -> None:
+    family, overrides = CASES[case]
+    path = checkpoint(family, **overrides)
+    tokens = _prompt()
+    logits = PagedRunner(path, device=device).run(tokens)
+    difference = np.abs(_log_softmax(logits) - _reference_logprobs(path, tokens)).max()
+    assert difference < LOGPROB_TOLERANCE
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_bf16_logprobs_agree_with_transformers(family: str, device: str) -> None:
+    path = checkpoint(family, dtype="bfloat16")
+    tokens = _prompt()
+    logits = PagedRunner(path, device=device, kv_dtype="bfloat16").run(tokens)
+    difference = np.abs(_log_softmax(logits) - _reference_logprobs(path, tokens)).max()
+    assert difference < BF16_LOGPROB_TOLERANCE
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_f16_checkpoint_runs_in_f32(device: str) -> None:
+    path = checkpoint("llama", dtype="float16")
+    runner = PagedRunner(path, device=device)
+    tokens = _prompt()
+    difference = np.abs(_log_softmax(runner.run(tokens)) - _reference_logprobs(path, tokens)).max()
+    assert difference < LOGPROB_TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", ["llama-biases", "mistral-window", "qwen2-window", "qwen3"])
+def test_chunks_give_the_bits_of_the_whole(case: str, device: str, dtype: str) -> None:
+    family, overrides = CASES[case]
+    path = checkpoint(family, **overrides)
+    tokens = _prompt()
+    options = {"device": device, "dtype": dtype, "kv_dtype": dtype}
+    whole = PagedRunner(path, **options).run(tokens)
+    for block_size, chunks in [(8, [1, 2, 30]), (16, [16, 16]), (32, [1] * 89)]:
+        chunked = PagedRunner(path, block_size=block_size, **options).run(tokens, chunks)
+        assert np.array_equal(whole, chunked)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_ragged_batch_gives_the_bits_of_each_sequence_alone(device: str) -> None:
+    path = checkpoint("qwen3")
+    prompts = [_prompt(length, seed) for seed, length in enumerate([1, 5, 40, 17])]
+    alone = [PagedRunner(path, device=device).run(prompt) for prompt in prompts]
+    batch = PagedRunner(path, device=device)
+    ids = [batch.add_sequence() for _ in prompts]
+    # Prompts of different lengths and a chunk in one step; then a decode beside the chunk's rest.
+    first = [prompt[: min(len(prompt), 20)] for prompt in prompts]
+    _, logits = batch.step(list(zip(ids, first, strict=True)))
+    _, rest = batch.step([(ids[2], prompts[2][20:]), (ids[0], [7])])
+    got = np.split(logits, np.cumsum([len(tokens) for tokens in first])[:-1])
+    got[2] = np.concatenate([got[2], rest[:20]])
+    for want, have in zip(alone, got, strict=True):
+        assert np.array_equal(want, have)
+
+
+def test_more_rows_than_the_mlp_takes_at_once_change_nothing() -> None:
+    path = checkpoint("llama", max_position_embeddings=1024)
+    tokens = _prompt(600)
+    options = {"num_blocks": 64, "max_tokens": 600, "max_logit_rows": 600}
+    whole = PagedRunner(path, **options).run(tokens)
+    assert np.array_equal(whole, PagedRunner(path, **options).run(tokens, [300]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dynamic_rope_past_the_original_length_agrees_at_max_model_len(device: str) -> None:
+    # transformers grows the base with the sequence; ours is fixed at max_model_len, so that they
+    # agree on a prompt of just that length.
+    path = checkpoint("llama", max_position_embeddings=64, **CASES["llama-rope-dynamic"][1])
+    tokens = _prompt(100)
+    logits = PagedRunner(path, device=device, max_model_len=100).run(tokens)
+    difference = np.abs(_log_softmax(logits) - _reference_logprobs(path, tokens)).max()
+    assert difference < LOGPROB_TOLERANCE
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", ["llama-biases", "llama-tied", "qwen3"])
+def test_plan_is_what_is_allocated(case: str, dtype: str, device: str) -> None:
+    family, overrides = CASES[case]
+    path = checkpoint(family, **overrides)
+    plan = _core.inspect_checkpoint(
+        str(path),
+        device=device,
+        dtype=dtype,
+        kv_cache_dtype=dtype,
+        max_tokens=90,
+        max_logit_rows=90,
+    )["plan"]
+    runner = PagedRunner(path, device=device, dtype=dtype, max_tokens=90, max_logit_rows=90)
+    loaded = runner.model.weights()
+    assert plan["group_bytes"] == loaded["group_bytes"]
+    assert plan["total_bytes"] == loaded["total_bytes"] > 0
+    assert plan["kv_bytes_per_token"] == runner.model.kv_bytes_per_token(dtype)
+    runner.run(_prompt(90))
+    assert plan["workspace_bytes"] == runner.model.peak_bytes
+
+
+def test_one_token_and_one_row_use_the_workspace_planned_for_them() -> None:
+    runner = PagedRunner(checkpoint("llama"), max_tokens=1, max_logit_rows=1)
+    runner.run([5])
+    assert runner.model.peak_bytes == runner.model.workspace_bytes(1, 1)
+
+
+def test_shards_give_the_bits_of_the_single_file(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama", max_shard_size="40KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    tokens = _prompt(20)
+    single = PagedRunner(checkpoint("llama")).run(tokens)
+    assert np.array_equal(single, PagedRunner(tmp_path).run(tokens))
