@@ -1,0 +1,360 @@
+"""config.json in the spellings of transformers 4 and 5, and what is refused in it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llmserve import _core
+from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 320,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": [2, 5],
+}
+# The inverse frequencies are powers in f32, whose last bit differs between libraries.
+FREQUENCY_RELATIVE_TOLERANCE = 2e-7
+
+
+def parse(config: dict[str, Any], max_model_len: int = 0, **fields: Any) -> dict[str, Any]:
+    return _core.testing.parse_model_config(json.dumps({**config, **fields}), max_model_len)
+
+
+def without(*keys: str) -> dict[str, Any]:
+    return {key: value for key, value in BASE.items() if key not in keys}
+
+
+def family(name: str, model_type: str, **fields: Any) -> dict[str, Any]:
+    return {**BASE, "architectures": [name], "model_type": model_type, **fields}
+
+
+def test_reads_every_field() -> None:
+    config = parse(BASE, attention_bias=True, mlp_bias=True, head_dim=16, dtype="bfloat16")
+    assert config["architecture"] == "LlamaForCausalLM"
+    assert config["stored_dtype"] == "bfloat16"
+    assert (config["vocab_size"], config["hidden_size"], config["intermediate_size"]) == (
+        320,
+        48,
+        80,
+    )
+    assert (config["num_layers"], config["num_heads"], config["num_kv_heads"]) == (3, 4, 2)
+    assert (config["head_dim"], config["rotary_dim"]) == (16, 16)
+    assert all(config[key] for key in ("attention_bias", "output_bias", "mlp_bias"))
+    assert config["rms_norm_eps"] == pytest.approx(1e-5)
+    assert config["windows"] == [0, 0, 0]
+    assert config["bos_token_ids"] == [1]
+    assert config["eos_token_ids"] == [2, 5]
+    assert config["max_position_embeddings"] == config["max_model_len"] == 256
+
+
+ROPE_SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 3},
+    "yarn": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 30,
+        "beta_slow": 2,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.4,
+    },
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
+@pytest.mark.parametrize("rope_type", ROPE_SCALINGS)
+@pytest.mark.parametrize("type_key", ["type", "rope_type"])
+def test_both_spellings_of_rope_and_dtype_give_the_same_config(
+    rope_type: str, type_key: str
+) -> None:
+    scaling = {type_key: rope_type, **ROPE_SCALINGS[rope_type]}
+    old = parse(BASE, rope_theta=50000.0, rope_scaling=scaling, torch_dtype="bfloat16")
+    new = parse(
+        BASE,
+        rope_parameters={**ROPE_SCALINGS[rope_type], "rope_type": rope_type, "rope_theta": 50000.0},
+        dtype="bfloat16",
+    )
+    assert old == new
+    assert old["rope"]["type"] == rope_type
+
+
+def test_null_and_absent_scaling_are_the_default_rope() -> None:
+    plain = parse(BASE, rope_theta=50000.0)
+    assert plain["rope"]["type"] == "default"
+    assert plain["rope"]["theta"] == 50000.0
+    assert plain == parse(BASE, rope_theta=50000.0, rope_scaling=None)
+    assert plain == parse(BASE, rope_parameters={"rope_type": "default", "rope_theta": 5e4})
+    assert parse(BASE)["rope"]["theta"] == 10000.0
+
+
+FAMILIES = {
+    "llama": {"attention_bias": True},
+    "mistral": {"sliding_window": 100},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
+    "qwen3": {"head_dim": 32},
+}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("rope_type", ["default", *ROPE_SCALINGS])
+def test_frequencies_equal_those_of_transformers(model_type: str, rope_type: str) -> None:
+    import transformers
+
+    parameters = {
+        "rope_theta": 30000.0,
+        "rope_type": rope_type,
+        **ROPE_SCALINGS.get(rope_type, {}),
+    }
+    fields = {key: value for key, value in BASE.items() if key != "architectures"}
+    fields |= FAMILIES[model_type] | {"rope_parameters": parameters}
+    fields.pop("model_type")
+    theirs = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(fields))
+    model = transformers.AutoModelForCausalLM.from_config(theirs)
+    rotary = model.model.rotary_emb
+    theirs.architectures = [type(model).__name__]
+    inv_freq, attention_factor = _core.testing.rope_frequencies(theirs.to_json_string())
+    np.testing.assert_allclose(
+        inv_freq, rotary.inv_freq.numpy(), rtol=FREQUENCY_RELATIVE_TOLERANCE, atol=0
+    )
+    assert attention_factor == pytest.approx(rotary.attention_scaling, rel=1e-7)
+
+
+def test_windows_follow_the_family() -> None:
+    mistral = family("MistralForCausalLM", "mistral")
+    assert parse(mistral)["windows"] == [4096] * 3
+    assert parse(mistral, sliding_window=None)["windows"] == [0] * 3
+    assert parse(mistral, sliding_window=7)["windows"] == [7] * 3
+    qwen = family("Qwen2ForCausalLM", "qwen2", sliding_window=7, max_window_layers=1)
+    assert parse(qwen)["windows"] == [0] * 3
+    assert parse(qwen, use_sliding_window=True)["windows"] == [0, 7, 7]
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert parse(qwen, use_sliding_window=True, layer_types=types)["windows"] == [7, 0, 7]
+    assert parse(BASE, sliding_window=7)["windows"] == [0] * 3
+
+
+def test_family_defaults_are_those_of_transformers() -> None:
+    import transformers
+
+    for name, model_type in [
+        ("LlamaForCausalLM", "llama"),
+        ("MistralForCausalLM", "mistral"),
+        ("Qwen2ForCausalLM", "qwen2"),
+        ("Qwen3ForCausalLM", "qwen3"),
+    ]:
+        sizes = {"num_attention_heads": 32, "hidden_size": 4096, "num_hidden_layers": 2}
+        theirs = transformers.AutoConfig.for_model(model_type, **sizes)
+        required = without(
+            "num_key_value_heads",
+            "max_position_embeddings",
+            "rms_norm_eps",
+            "hidden_act",
+            "tie_word_embeddings",
+            "bos_token_id",
+        )
+        ours = parse({**required, "architectures": [name], "model_type": model_type, **sizes})
+        assert ours["num_kv_heads"] == theirs.num_key_value_heads
+        assert ours["head_dim"] == (getattr(theirs, "head_dim", None) or 128)
+        assert ours["max_position_embeddings"] == theirs.max_position_embeddings
+        assert ours["rms_norm_eps"] == pytest.approx(theirs.rms_norm_eps)
+        assert ours["tie_word_embeddings"] == theirs.tie_word_embeddings
+        assert ours["rope"]["theta"] == theirs.rope_parameters["rope_theta"]
+
+
+def test_model_type_stands_in_for_absent_architectures() -> None:
+    assert parse(without("architectures"))["architecture"] == "LlamaForCausalLM"
+    assert parse(BASE, architectures=None)["architecture"] == "LlamaForCausalLM"
+
+
+def test_special_ids_of_minus_one_mean_none() -> None:
+    config = parse(BASE, bos_token_id=-1, eos_token_id=None)
+    assert config["bos_token_ids"] == config["eos_token_ids"] == []
+
+
+def rope(**parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": parameters}
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+CORRUPT: list[tuple[dict[str, Any], str]] = [
+    ({"vocab_size": 0}, "vocab_size: expected an integer from 1 to 2147483647, got 0"),
+    ({"vocab_size": "320"}, 'vocab_size: expected an integer from 1 to 2147483647, got "320"'),
+    ({"hidden_size": -48}, "hidden_size: expected an integer from 1 to 1048576, got -48"),
+    ({"hidden_size": 48.5}, "hidden_size: expected an integer from 1 to 1048576, got 48.5"),
+    ({"hidden_size": None}, "hidden_size: expected an integer from 1 to 1048576, got null"),
+    ({"hidden_size": 50}, "hidden_size: expected a multiple of num_attention_heads 4 (or an"),
+    ({"intermediate_size": True}, "intermediate_size: expected an integer from 1 to 1048576, got"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected an integer from 1 to 4096, got"),
+    ({"num_key_value_heads": 3}, "num_key_value_heads: expected a divisor of num_attention_heads"),
+    ({"head_dim": 7}, "head_dim: rotary embeddings need an even head_dim, got 7"),
+    ({"head_dim": 0}, "head_dim: expected an integer from 1 to 1048576, got 0"),
+    ({"head_dim": 1 << 20}, "head_dim: expected num_attention_heads x head_dim up to 1048576"),
+    ({"rms_norm_eps": 0}, "rms_norm_eps: expected a number from 1e-12 to 1, got 0"),
+    ({"hidden_act": 1}, "hidden_act: expected a string, got 1"),
+    ({"tie_word_embeddings": "no"}, 'tie_word_embeddings: expected true or false, got "no"'),
+    ({"max_position_embeddings": 0}, "max_position_embeddings: expected an integer from 1 to"),
+    ({"eos_token_id": [2, "x"]}, "eos_token_id[1]: expected an integer from -1 to 2147483647, got"),
+    ({"eos_token_id": 1 << 40}, "eos_token_id: expected an integer from -1 to 2147483647, got"),
+    ({"architectures": "LlamaForCausalLM"}, "architectures: expected an array, got"),
+    ({"rope_theta": 1}, "rope_theta: expected a number from 1.0001 to 1e+15, got 1"),
+    ({"rope_scaling": [1]}, "rope_scaling: expected an object, got an array"),
+    (rope(rope_type="linear"), "rope_parameters.factor: expected a number from 1 to 1e+06, got no"),
+    (rope(rope_type="linear", factor=0.5), "rope_parameters.factor: expected a number from 1 to"),
+    (rope(rope_type=3), "rope_parameters.rope_type: expected a string, got 3"),
+    (rope(**YARN, beta_fast=1, beta_slow=2), "rope_parameters.beta_fast: expected at least beta_s"),
+    (rope(rope_type="llama3", factor=8.0), "rope_parameters.low_freq_factor: expected a number"),
+    (
+        rope(**{**LLAMA3, "high_freq_factor": 1.0}),
+        "rope_parameters.high_freq_factor: expected more than low_freq_factor 1, got 1",
+    ),
+    (rope(**{**YARN, "original_max_position_embeddings": 0}), "original_max_position_embeddings"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), CORRUPT)
+def test_bad_field_is_named_with_its_range(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CorruptFile) as error:
+        parse(BASE, **fields)
+    assert str(error.value).startswith(f"config.json: {message}") or message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"],
+)
+def test_absent_field_is_named(key: str) -> None:
+    with pytest.raises(CorruptFile, match=f"config.json: {key}: expected .*, got nothing"):
+        parse(without(key))
+
+
+def test_layer_types_must_fit() -> None:
+    qwen = family("Qwen2ForCausalLM", "qwen2")
+    with pytest.raises(CorruptFile, match="layer_types: expected num_hidden_layers 3 entries, got"):
+        parse(qwen, layer_types=["full_attention"])
+    with pytest.raises(CorruptFile, match=r"layer_types\[0\]: sliding_attention needs use_sliding"):
+        parse(qwen, layer_types=["sliding_attention"] * 3)
+    with pytest.raises(CorruptFile, match=r"layer_types\[1\]: expected full_attention or sliding"):
+        parse(qwen, layer_types=["full_attention", "linear_attention", "full_attention"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            'architecture "MambaForCausalLM" is not supported; supported are LlamaForCausalLM, '
+            "MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+        ),
+        (
+            {"hidden_act": "relu"},
+            'config.json: hidden_act: activation "relu" is not supported (silu, gelu_pytorch_tanh)',
+        ),
+        (
+            rope(rope_type="longrope", factor=2.0),
+            'config.json: rope_parameters.rope_type: RoPE type "longrope" is not supported '
+            "(default, linear, dynamic, yarn, llama3)",
+        ),
+        (
+            rope(rope_type="default", partial_rotary_factor=0.5),
+            "config.json: rope_parameters.partial_rotary_factor: partial rotary embeddings (0.5) "
+            "are not supported by LlamaForCausalLM",
+        ),
+        (
+            rope(full_attention={"rope_type": "default"}),
+            "config.json: rope_parameters: RoPE parameters that differ by layer type",
+        ),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            "config.json: quantization_config: quantised checkpoints are not supported",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(NotSupported) as error:
+        parse(BASE, **fields)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "longest", "of"),
+    [
+        ({}, 256, "max_position_embeddings"),
+        (rope(rope_type="linear", factor=2.0), 512, "what its linear RoPE reaches"),
+        (rope(rope_type="dynamic", factor=2.5), 640, "what its dynamic RoPE reaches"),
+        (rope(**{**YARN, "factor": 8.0}), 512, "what its yarn RoPE reaches"),
+        (rope(**YARN), 256, "what its yarn RoPE reaches"),
+        (rope(**LLAMA3), 256, "what its llama3 RoPE reaches"),
+    ],
+)
+def test_max_model_len_reaches_as_far_as_the_rope(
+    fields: dict[str, Any], longest: int, of: str
+) -> None:
+    assert parse(BASE, **fields)["max_model_len"] == 256
+    assert parse(BASE, longest, **fields)["max_model_len"] == longest
+    with pytest.raises(InvalidArgument) as error:
+        parse(BASE, longest + 1, **fields)
+    assert str(error.value) == (
+        f"max_model_len: expected 1 to {longest} ({of} of config.json), got {longest + 1}"
+    )
+
+
+def test_negative_max_model_len_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"max_model_len: expected 1 to 256 .*, got -1"):
+        parse(BASE, -1)
+
+
+_JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.sampled_from([-1, 0, 1, 2, 3, 2**31, 2**63 - 1, -(2**63)])
+    | st.sampled_from([-1.5, 0.0, 1e-300, 1e308])
+    | st.sampled_from(["", "silu", "yarn", "dynamic", "LlamaForCausalLM", "\u00e9"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["rope_type", "factor", "rope_theta", "beta_fast", "truncate"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=5,
+)
+_KEYS = [*BASE, "head_dim", "rope_scaling", "rope_parameters", "sliding_window", "layer_types"]
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.sampled_from([name for name, _ in _core.supported_architectures()]),
+    st.dictionaries(st.sampled_from(_KEYS), _JUNK, max_size=3),
+)
+def test_any_config_is_read_or_refused_by_type(architecture: str, fields: dict[str, Any]) -> None:
+    text = json.dumps({**BASE, "architectures": [architecture], **fields})
+    try:
+        inv_freq, attention_factor = _core.testing.rope_frequencies(text)
+    except (CorruptFile, NotSupported, InvalidArgument):
+        return
+    assert np.isfinite(inv_freq).all()
+    assert np.isfinite(attention_factor)

@@ -1,0 +1,144 @@
+"""Tensors against the config: what is absent, mis-shaped or not finite is named."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import checkpoint, copy_checkpoint, edit_config
+from llmserve import _core
+from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
+from safetensors.numpy import load_file, save_file
+from safetensors_files import safetensors_bytes
+
+
+def load(path: str | Path) -> Any:
+    return _core.testing.Model(str(path))
+
+
+def refusal(path: str | Path, error: type[Exception] = CorruptFile) -> str:
+    with pytest.raises(error) as caught:
+        load(path)
+    return str(caught.value)
+
+
+_DAMAGED = "model.layers.1.self_attn.k_proj.weight"
+
+
+def _damaged(tmp_path: Path, change: Any, **overrides: Any) -> Path:
+    directory = copy_checkpoint(checkpoint("llama", **overrides), tmp_path / "model")
+    arrays = load_file(directory / "model.safetensors")
+    change(arrays)
+    save_file(arrays, directory / "model.safetensors")
+    return directory
+
+
+def test_absent_tensor_is_named_with_its_shape(tmp_path: Path) -> None:
+    message = refusal(_damaged(tmp_path, lambda arrays: arrays.pop(_DAMAGED)))
+    assert f'the tensor "{_DAMAGED}" [24, 48] is absent from the checkpoint' in message
+    assert "which has 20 tensors" in message
+
+
+def test_wrong_shape_is_named_with_both(tmp_path: Path) -> None:
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        arrays[_DAMAGED] = np.zeros((24, 47), np.float32)
+
+    message = refusal(_damaged(tmp_path, change))
+    assert f'model.safetensors: tensor "{_DAMAGED}": expected float32, bfloat16 or' in message
+    assert "[24, 48], as config.json has it, got float32 [24, 47]" in message
+
+
+def test_wrong_dtype_is_named_with_both(tmp_path: Path) -> None:
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        arrays[_DAMAGED] = arrays[_DAMAGED].astype(np.int8)
+
+    assert "got int8 [24, 48]" in refusal(_damaged(tmp_path, change))
+
+
+def test_tensor_of_five_dimensions_is_a_wrong_shape(tmp_path: Path) -> None:
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        arrays[_DAMAGED] = arrays[_DAMAGED].reshape(24, 48, 1, 1, 1)
+
+    assert "got float32 [24, 48, 1, 1, 1]" in refusal(_damaged(tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [_DAMAGED, "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"],
+)
+@pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (np.inf, "infinite")])
+def test_non_finite_weight_is_named(name: str, value: float, word: str, tmp_path: Path) -> None:
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        arrays[name].reshape(-1)[5] = value
+
+    message = refusal(_damaged(tmp_path, change))
+    assert f'tensor "{name}": element 5 of float32 [' in message
+    assert f"is {word}; weights must be finite" in message
+
+
+def test_config_of_another_model_is_refused_by_tensor(tmp_path: Path) -> None:
+    directory = copy_checkpoint(checkpoint("llama"), tmp_path / "model")
+    edit_config(directory, hidden_size=64, head_dim=16)
+    message = refusal(directory)
+    assert 'tensor "model.embed_tokens.weight"' in message
+    assert "[320, 64], as config.json has it, got float32 [320, 48]" in message
+
+
+def test_tensors_that_no_layer_takes_are_listed(tmp_path: Path) -> None:
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        arrays["extra.weight"] = np.zeros(3, np.float32)
+        arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(3, np.float32)
+
+    model = load(_damaged(tmp_path, change))
+    assert model.weights()["unused_tensors"] == ["extra.weight"]
+
+
+def test_tied_checkpoint_may_carry_a_copy_of_the_head(tmp_path: Path) -> None:
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        arrays["lm_head.weight"] = np.full((320, 48), np.nan, np.float32)
+
+    model = load(_damaged(tmp_path, change, tie_word_embeddings=True))
+    assert model.weights()["unused_tensors"] == []
+
+
+def test_unaligned_tensors_load_to_the_same_bits(tmp_path: Path) -> None:
+    # The format lets a header have any length, so that floats may begin at odd bytes.
+    from model_runner import PagedRunner
+
+    directory = copy_checkpoint(checkpoint("llama"), tmp_path / "model")
+    contents = (directory / "model.safetensors").read_bytes()
+    (length,) = struct.unpack_from("<Q", contents)
+    header = contents[8 : 8 + length].rstrip()
+    header += b" " * (1 - (len(header) % 4))
+    assert len(header) % 4 in (1, 2, 3)
+    (directory / "model.safetensors").write_bytes(safetensors_bytes(header, contents[8 + length :]))
+    tokens = list(range(3, 40))
+    want = PagedRunner(checkpoint("llama")).run(tokens)
+    assert np.array_equal(want, PagedRunner(directory).run(tokens))
+
+
+def test_inspect_reports_format_config_tensors_and_plan() -> None:
+    path = checkpoint("qwen3", dtype="bfloat16")
+    report = _core.inspect_checkpoint(str(path), device="ref")
+    assert report["format"] == "safetensors"
+    assert report["config"]["architecture"] == "Qwen3ForCausalLM"
+    assert report["plan"]["dtype"] == "bfloat16"
+    assert report["num_files"] == 1
+    assert report["file_bytes"] == (path / "model.safetensors").stat().st_size
+    assert len(report["tensors"]) == 25
+    # Two layers of two KV heads of 16 keys and 16 values in two bytes each.
+    assert report["plan"]["kv_bytes_per_token"] == 2 * 2 * 32 * 2
+
+
+def test_inspect_refuses_unknown_settings_by_name() -> None:
+    path = str(checkpoint("llama"))
+    for setting in ("dtype", "kv_cache_dtype"):
+        with pytest.raises(
+            InvalidArgument, match=f"^{setting}: expected auto, float32 or bfloat16"
+        ):
+            _core.inspect_checkpoint(path, device="ref", **{setting: "float8"})
+    with pytest.raises(NotSupported, match="ref"):
+        _core.inspect_checkpoint(path, device="tpu")
