@@ -12,7 +12,7 @@ namespace py = pybind11;
 namespace llmserve {
 namespace {
 
-DType kv_cache_dtype(const std::string& requested, DType weights) {
+DType resolve_kv_cache_dtype(const std::string& requested, DType weights) {
   if (requested == "auto") return weights;
   if (requested == name(DType::kF32)) return DType::kF32;
   if (requested == name(DType::kBF16)) return DType::kBF16;
@@ -20,35 +20,71 @@ DType kv_cache_dtype(const std::string& requested, DType weights) {
       concat("kv_cache_dtype: expected auto, float32 or bfloat16, got \"", requested, "\""));
 }
 
-py::dict inspect_checkpoint(const std::string& path, const std::string& device,
-                            const std::string& dtype, const std::string& kv_dtype,
-                            int64_t max_model_len, int64_t max_tokens, int64_t max_logit_rows) {
-  const Checkpoint checkpoint = open_checkpoint(path);
-  const ModelConfig config = read_model_config(checkpoint.config(), max_model_len);
-  const DType weight_dtype = resolve_dtype(dtype, checkpoint);
-  const std::unique_ptr<Backend> backend = make_backend(device, {});
-  const DType cache_dtype = kv_cache_dtype(kv_dtype, weight_dtype);
-  const ModelPlan plan = plan_model(checkpoint, config, *backend,
-                                    {.dtype = weight_dtype,
-                                     .kv_cache_dtype = cache_dtype,
-                                     .max_tokens = max_tokens,
-                                     .max_logit_rows = max_logit_rows});
+struct InspectOptions {
+  std::string device;
+  std::string dtype;
+  std::string kv_cache_dtype;
+  int64_t max_model_len = 0;
+  int64_t max_tokens = 0;
+  int64_t max_logit_rows = 0;
+};
+
+struct Inspection {
+  Checkpoint checkpoint;
+  ModelConfig config;
+  DType dtype;
+  DType kv_cache_dtype;
+  ModelPlan plan;
+};
+
+Inspection inspect(const std::string& path, const InspectOptions& options) {
+  Checkpoint checkpoint = open_checkpoint(path);
+  ModelConfig config = read_model_config(checkpoint.config(), options.max_model_len);
+  const DType dtype = resolve_dtype(options.dtype, checkpoint);
+  const DType cache_dtype = resolve_kv_cache_dtype(options.kv_cache_dtype, dtype);
+  const std::unique_ptr<Backend> backend = make_backend(options.device, {});
+  ModelPlan plan = plan_model(checkpoint, config, *backend,
+                              {.dtype = dtype,
+                               .kv_cache_dtype = cache_dtype,
+                               .max_tokens = options.max_tokens,
+                               .max_logit_rows = options.max_logit_rows});
+  return {std::move(checkpoint), std::move(config), dtype, cache_dtype, std::move(plan)};
+}
+
+py::dict to_dict(const Inspection& inspection) {
+  const auto& [checkpoint, config, dtype, cache_dtype, model_plan] = inspection;
   int64_t file_bytes = 0;
   for (const auto& file : checkpoint.files()) file_bytes += file->num_bytes();
 
-  py::dict planned = to_dict(plan.weights);
-  planned["kv_bytes_per_token"] = plan.kv_bytes_per_token;
-  planned["workspace_bytes"] = plan.workspace_bytes;
-  planned["dtype"] = name(weight_dtype);
-  planned["kv_cache_dtype"] = name(cache_dtype);
+  py::dict plan = to_dict(model_plan.weights);
+  plan["kv_bytes_per_token"] = model_plan.kv_bytes_per_token;
+  plan["workspace_bytes"] = model_plan.workspace_bytes;
+  plan["dtype"] = name(dtype);
+  plan["kv_cache_dtype"] = name(cache_dtype);
   py::dict out;
   out["format"] = checkpoint.format();
   out["config"] = to_dict(config);
   out["tensors"] = tensor_list(checkpoint);
   out["num_files"] = checkpoint.files().size();
   out["file_bytes"] = file_bytes;
-  out["plan"] = planned;
+  out["plan"] = plan;
   return out;
+}
+
+py::dict inspect_checkpoint(const std::string& path, const std::string& device,
+                            const std::string& dtype, const std::string& kv_cache_dtype,
+                            int64_t max_model_len, int64_t max_tokens, int64_t max_logit_rows) {
+  const InspectOptions options{.device = device,
+                               .dtype = dtype,
+                               .kv_cache_dtype = kv_cache_dtype,
+                               .max_model_len = max_model_len,
+                               .max_tokens = max_tokens,
+                               .max_logit_rows = max_logit_rows};
+  const auto inspection = [&] {
+    const py::gil_scoped_release release;
+    return inspect(path, options);
+  }();
+  return to_dict(inspection);
 }
 
 template <class Rows>

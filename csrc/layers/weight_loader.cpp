@@ -97,8 +97,8 @@ LinearWeight WeightLoader::linear(WeightGroup group, const std::vector<Part>& pa
   std::vector<const TensorEntry*> entries;
   int64_t out_features = 0;
   for (const Part& part : parts) {
-    entries.push_back(&find(part.name, {part.out_features, in_features}));
-    out_features += part.out_features;
+    entries.push_back(&find(part.name, {part.size, in_features}));
+    out_features += part.size;
   }
   if (!load_) {
     count(group, backend_.packed_bytes(out_features, in_features, dtype_));
@@ -126,13 +126,13 @@ LinearWeight WeightLoader::linear(WeightGroup group, const std::vector<Part>& pa
 std::vector<float> WeightLoader::vector(WeightGroup group, const std::vector<Part>& parts) {
   std::vector<float> out;
   for (const Part& part : parts) {
-    const TensorEntry& entry = find(part.name, {part.out_features});
-    count(group, part.out_features * size_bytes(DType::kF32));
+    const TensorEntry& entry = find(part.name, {part.size});
+    count(group, part.size * size_bytes(DType::kF32));
     if (!load_) continue;
     Buffer copy;
     const ConstTensor view = copy_into(copy, checkpoint_.view(entry));
     check_finite(entry, view);
-    for (int64_t i = 0; i < part.out_features; ++i) out.push_back(element(view, i));
+    for (int64_t i = 0; i < part.size; ++i) out.push_back(element(view, i));
   }
   return out;
 }

@@ -47,7 +47,7 @@ class WeightLoader {
 
   struct Part {
     std::string name;
-    int64_t out_features = 0;
+    int64_t size = 0;  // rows of a matrix, elements of a vector
   };
   // The [N_i, K] matrices, stacked along N and packed.
   LinearWeight linear(WeightGroup group, const std::vector<Part>& parts, int64_t in_features);

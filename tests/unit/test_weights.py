@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,24 @@ def test_inspect_refuses_unknown_settings_by_name() -> None:
             _core.inspect_checkpoint(path, device="ref", **{setting: "float8"})
     with pytest.raises(NotSupported, match="ref"):
         _core.inspect_checkpoint(path, device="tpu")
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("tie_word_embeddings", [False, True])
+def test_weights_are_resident_once(tie_word_embeddings: bool) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}
+    path = str(checkpoint("llama", tie_word_embeddings=tie_word_embeddings, **sizes))
+    before = _resident_bytes()
+    model = load(path)
+    grown = _resident_bytes() - before
+    weights = model.weights()["total_bytes"]
+    # Half as much again would mean that half of the file stayed mapped in beside the packed copy.
+    assert weights > 50e6
+    assert grown < 1.25 * weights
+    del model
+    assert _resident_bytes() - before < 0.1 * weights
