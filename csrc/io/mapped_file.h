@@ -17,6 +17,8 @@
 
 namespace llmserve {
 
+// The file must not be overwritten or shortened while it is mapped (replacing it by a rename is
+// fine): reads past a new end kill the process.
 class MappedFile {
  public:
   MappedFile(std::filesystem::path path, const std::byte* data, int64_t num_bytes)

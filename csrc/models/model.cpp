@@ -28,14 +28,17 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint) {
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
                                   Backend& backend, DType dtype) {
   WeightLoader weights(checkpoint, backend, dtype, /*load=*/true);
-  return find_architecture(config.architecture).build(config, weights);
+  return find_architecture(config.architecture, "ModelConfig").build(config, weights);
 }
 
 ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Backend& backend,
                      const ModelPlanOptions& options) {
+  if (options.max_tokens < 1 || options.max_logit_rows < 1)
+    throw InvalidArgument(concat("max_tokens and max_logit_rows: expected at least 1, got ",
+                                 options.max_tokens, " and ", options.max_logit_rows));
   WeightLoader weights(checkpoint, backend, options.dtype, /*load=*/false);
   const std::unique_ptr<Model> model =
-      find_architecture(config.architecture).build(config, weights);
+      find_architecture(config.architecture, "ModelConfig").build(config, weights);
   return {.weights = model->weights(),
           .kv_bytes_per_token = model->kv_bytes_per_token(options.kv_cache_dtype),
           .workspace_bytes = model->workspace_bytes(options.max_tokens, options.max_logit_rows)};

@@ -73,8 +73,8 @@ struct ArchitectureRow {
   std::unique_ptr<Model> (*build)(const ModelConfig& config, WeightLoader& weights);
 };
 std::span<const ArchitectureRow> architecture_registry();
-// Throws NotSupported that lists the names.
-const ArchitectureRow& find_architecture(std::string_view name);
+// Throws NotSupported that begins with `where` (file and field) and lists the names.
+const ArchitectureRow& find_architecture(std::string_view name, std::string_view where);
 
 // "auto": bf16 if most of the weights are stored so, otherwise f32 (f16 loads as f32, which holds
 // its values exactly). Others: "float32", "bfloat16". Throws InvalidArgument.
@@ -87,7 +87,8 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfi
                                   Backend& backend, DType dtype);
 
 // The bytes that load_model and a step will take, exactly, from the config and the tensor list
-// alone: nothing is loaded. Throws as load_model does, but for non-finite values.
+// alone: nothing is loaded. Throws as load_model does, but for non-finite values, and
+// InvalidArgument on options below 1.
 struct ModelPlan {
   WeightReport weights;
   int64_t kv_bytes_per_token = 0;

@@ -19,13 +19,13 @@ const ArchitectureRow& read_architecture(const JsonNode& json) {
   const JsonNode names = json["architectures"];
   if (!names.is_null()) {
     const std::vector<JsonNode> list = names.as_array();
-    if (!list.empty()) return find_architecture(list[0].as_string());
+    if (!list.empty()) return find_architecture(list[0].as_string(), list[0].where());
   }
   const std::string& model_type = json["model_type"].as_string();
   for (const ArchitectureRow& row : architecture_registry()) {
     if (row.model_type == model_type) return row;
   }
-  return find_architecture(model_type);
+  return find_architecture(model_type, json["model_type"].where());
 }
 
 Activation read_activation(const JsonNode& node) {

@@ -23,13 +23,13 @@ constexpr std::array<ArchitectureRow, 4> kArchitectures{{
 
 std::span<const ArchitectureRow> architecture_registry() { return kArchitectures; }
 
-const ArchitectureRow& find_architecture(std::string_view name) {
+const ArchitectureRow& find_architecture(std::string_view name, std::string_view where) {
   std::ostringstream known;
   for (const ArchitectureRow& row : kArchitectures) {
     if (row.name == name) return row;
     known << (known.tellp() > 0 ? ", " : "") << row.name;
   }
-  throw NotSupported(concat("architecture \"", name.substr(0, 80),
+  throw NotSupported(concat(where, ": architecture \"", name.substr(0, 80),
                             "\" is not supported; supported are ", known.str()));
 }
 

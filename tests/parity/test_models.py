@@ -14,8 +14,9 @@ from model_runner import PagedRunner
 # The promise is 2e-3 on log-probabilities. What separates two f32 implementations here is the order
 # of sums of at most 80 terms near 1, a few 1e-6 a layer; logits reach 10 and carry it 10 times.
 LOGPROB_TOLERANCE = 2e-4
-# bf16 rounds what a kernel keeps in bf16 to 8 bits, 2^-9 relative; activations of a layer may be so
-# rounded, and logits near 10 carry 10 x 2^-9 x sqrt(the ten roundings in a row).
+# The weights are the same bf16 numbers on both sides; keys and values, and activations where a
+# kernel multiplies in bf16, are rounded by 2^-9 relative. Logits near 10 carry 10 x 2^-9 for each
+# rounding, a handful in a row.
 BF16_LOGPROB_TOLERANCE = 0.1
 
 DEVICES = [name for name, _ in _core.supported_backends()]
@@ -155,6 +156,15 @@ def test_ragged_batch_gives_the_bits_of_each_sequence_alone(device: str) -> None
     got[2] = np.concatenate([got[2], rest[:20]])
     for want, have in zip(alone, got, strict=True):
         assert np.array_equal(want, have)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_threads_give_the_bits_of_one(dtype: str) -> None:
+    path = checkpoint("qwen3")
+    options = {"device": "cpu", "dtype": dtype, "kv_dtype": dtype}
+    one = PagedRunner(path, num_threads=1, **options).run(_prompt())
+    two = PagedRunner(path, num_threads=2, **options).run(_prompt(), [1, 30])
+    assert np.array_equal(one, two)
 
 
 def test_more_rows_than_the_mlp_takes_at_once_change_nothing() -> None:

@@ -265,8 +265,8 @@ def test_layer_types_must_fit() -> None:
     [
         (
             {"architectures": ["MambaForCausalLM"]},
-            'architecture "MambaForCausalLM" is not supported; supported are LlamaForCausalLM, '
-            "MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+            'config.json: architectures[0]: architecture "MambaForCausalLM" is not supported; '
+            "supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
         ),
         (
             {"hidden_act": "relu"},

@@ -141,6 +141,8 @@ def test_inspect_refuses_unknown_settings_by_name() -> None:
             InvalidArgument, match=f"^{setting}: expected auto, float32 or bfloat16"
         ):
             _core.inspect_checkpoint(path, device="ref", **{setting: "float8"})
+    with pytest.raises(InvalidArgument, match="max_tokens and max_logit_rows: expected at least"):
+        _core.inspect_checkpoint(path, device="ref", max_tokens=0)
     with pytest.raises(NotSupported, match="ref"):
         _core.inspect_checkpoint(path, device="tpu")
 
