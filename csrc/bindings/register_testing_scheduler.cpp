@@ -266,16 +266,22 @@ void register_executors(py::module_& testing) {
       .def(py::init<int32_t, int32_t, int32_t>(), py::arg("num_blocks"), py::arg("block_size"),
            py::arg("vocab_size"))
       .def("execute", &ShadowModel::execute)
-      // What a request must give: num_tokens tokens after the prompt.
-      .def_static("expected",
-                  [](Tokens context, uint64_t seed, int32_t vocab_size, int32_t num_tokens) {
-                    Tokens generated;
-                    for (int32_t i = 0; i < num_tokens; ++i) {
-                      generated.push_back(ShadowModel::next_token(context, seed, vocab_size));
-                      context.push_back(generated.back());
-                    }
-                    return generated;
-                  });
+      // What a request must give: num_tokens tokens after the prompt, of which the first
+      // min_tokens are none of the banned.
+      .def_static(
+          "expected",
+          [](Tokens context, uint64_t seed, int32_t vocab_size, int32_t num_tokens,
+             const Tokens& banned, int32_t min_tokens) {
+            Tokens generated;
+            for (int32_t i = 0; i < num_tokens; ++i) {
+              generated.push_back(ShadowModel::next_token(context, seed, vocab_size,
+                                                          i < min_tokens ? banned : Tokens()));
+              context.push_back(generated.back());
+            }
+            return generated;
+          },
+          py::arg("prompt"), py::arg("seed"), py::arg("vocab_size"), py::arg("num_tokens"),
+          py::arg("banned") = Tokens(), py::arg("min_tokens") = 0);
 }
 
 }  // namespace
@@ -322,6 +328,19 @@ void register_testing_scheduler(py::module_& testing) {
       .def("ref_count", [](const ScriptedScheduler& self,
                            int32_t block) { return self.scheduler.kv_cache().ref_count(block); })
       .def("sequences", &sequences)
+      // (token slots in the blocks of the running sequences, shared ones once a holder; tokens
+      // there)
+      .def("kv_usage",
+           [](const ScriptedScheduler& self) {
+             int64_t num_slots = 0;
+             int64_t num_tokens = 0;
+             for (const Sequence* sequence : self.scheduler.sequences()) {
+               num_slots += static_cast<int64_t>(sequence->table.blocks.size()) *
+                            self.scheduler.kv_cache().block_size();
+               num_tokens += sequence->num_scheduled;
+             }
+             return std::make_pair(num_slots, num_tokens);
+           })
       .def("metrics", &metrics);
 }
 

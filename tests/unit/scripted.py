@@ -1,0 +1,119 @@
+"""Steps the real scheduler by hand, with a model whose every output is known in advance."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from llmserve._core import testing
+
+VOCAB_SIZE = 1000
+
+
+@dataclass(slots=True)
+class Output:
+    """What one sequence of a request got."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: bytes = b""
+    finish_reason: str = ""
+    events: list[SimpleNamespace] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is kept of a plan: (request, sample, start, tokens) a sequence, and its decisions."""
+
+    sequences: list[tuple[int, int, int, int]]
+    num_tokens: int
+    num_prefill_tokens: int
+    num_logit_rows: int
+    copies: list[tuple[int, int]]
+    decisions: list[tuple[int, int, str, int]]
+
+
+class Runner:
+    """A scheduler and a shadow model; `outputs[request_id, sample_index]` grows with each step."""
+
+    def __init__(self, *, num_blocks: int, block_size: int = 4, **config: Any) -> None:
+        config.setdefault("max_num_seqs", 8)
+        config.setdefault("max_num_batched_tokens", 64)
+        self.scheduler = testing.Scheduler(num_blocks=num_blocks, block_size=block_size, **config)
+        self.model = testing.ShadowModel(num_blocks, block_size, VOCAB_SIZE)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.outputs: dict[tuple[int, int], Output] = {}
+        self.finished_requests: list[int] = []
+
+    def add(self, request_id: int, prompt: list[int], **params: Any) -> None:
+        self.scheduler.add(request_id, prompt, **params)
+
+    def step(self) -> Step:
+        plan = self.scheduler.schedule()
+        step = Step(
+            [
+                (s.request_id, s.sample_index, s.start_position, s.num_tokens)
+                for s in plan.sequences
+            ],
+            plan.num_tokens,
+            plan.num_prefill_tokens,
+            plan.num_logit_rows,
+            plan.copies,
+            plan.decisions,
+        )
+        self.take(self.scheduler.commit(self.model.execute(plan)))
+        return step
+
+    def take(self, events: list[SimpleNamespace]) -> None:
+        for event in events:
+            output = self.outputs.setdefault((event.request_id, event.sample_index), Output())
+            assert output.finish_reason == "", "no event follows the last one"
+            output.token_ids += event.token_ids
+            output.text += event.text
+            output.finish_reason = event.finish_reason
+            output.events.append(event)
+            if event.is_request_finished:
+                assert event.request_id not in self.finished_requests
+                self.finished_requests.append(event.request_id)
+
+    def run(self, max_steps: int = 10_000) -> list[Step]:
+        """Steps until all have finished; a scheduler that makes no progress fails the test."""
+        steps = []
+        while self.scheduler.has_unfinished():
+            assert len(steps) < max_steps, "the workload does not end"
+            steps.append(self.step())
+        return steps
+
+    def check(self) -> None:
+        """The scheduler's own check, and reference counts against a count of the holders."""
+        self.scheduler.check_integrity()
+        held = Counter(block for s in self.scheduler.sequences() for block in s.blocks)
+        assert all(self.scheduler.ref_count(b) == held[b] for b in range(self.num_blocks))
+        metrics = self.scheduler.metrics()
+        assert metrics["num_blocks_used"] == len(held)
+        assert (
+            metrics["num_blocks_free"] + metrics["num_blocks_cached"] + len(held) == self.num_blocks
+        )
+
+    def tokens(self, request_id: int, sample_index: int = 0) -> list[int]:
+        return self.outputs[request_id, sample_index].token_ids
+
+
+def expected_tokens(
+    prompt: list[int], num_tokens: int, *, seed: int = 0, sample_index: int = 0
+) -> list[int]:
+    """What the shadow model generates after a prompt, whatever company it keeps."""
+    sample_seed = testing.sample_seed(seed, sample_index)
+    return testing.ShadowModel.expected(prompt, sample_seed, VOCAB_SIZE, num_tokens)
+
+
+def random_prompt(rng: random.Random, num_tokens: int) -> list[int]:
+    return [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
+
+
+def pareto_length(rng: random.Random, *, shape: float = 1.5, scale: float = 20, cap: int) -> int:
+    """Pareto(shape, scale): at least `scale`, a heavy tail, cut at `cap`."""
+    return min(cap, int(rng.paretovariate(shape) * scale))

@@ -1,0 +1,255 @@
+"""The KV cache manager against a model that keeps the contents of every block."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+from llmserve import errors
+from llmserve._core import testing
+
+BLOCK_SIZE = 2
+NUM_BLOCKS = 10
+NUM_SALTS = 2
+
+
+class Held:
+    """A table, the tokens of its sequence, and how many of them are computed."""
+
+    def __init__(self, owner: int, salt: int, tokens: list[int]) -> None:
+        self.table = testing.BlockTable(owner, str(salt))
+        self.salt = salt
+        self.tokens = tokens
+        self.num_computed = 0
+
+
+class PoolModel:
+    """Operations on the real manager; `pool` holds what a device would hold."""
+
+    def __init__(self) -> None:
+        self.manager = testing.KvCacheManager(NUM_BLOCKS, BLOCK_SIZE)
+        self.pool: list[list[tuple[int, int] | None]] = [[None] * BLOCK_SIZE] * NUM_BLOCKS
+        self.held: list[Held] = []
+        self.next_owner = 0
+
+    def admit(self, salt: int, tokens: list[int]) -> None:
+        entry = Held(self.next_owner, salt, list(tokens))
+        self.next_owner += 1
+        blocks, pending = self.manager.find_prefix(entry.table, tokens)
+        lacking = self.manager.num_lacking(entry.table, tokens)
+        if pending is not None or lacking > 0:
+            return
+        self.manager.attach(entry.table, tokens)
+        entry.num_computed = len(blocks) * BLOCK_SIZE
+        assert entry.num_computed < len(tokens)
+        self.held.append(entry)
+        for position in range(entry.num_computed):
+            assert self.content(entry, position) == (salt, tokens[position])
+
+    def run(self, idx: int, count: int) -> None:
+        """Computes up to `count` tokens of a sequence; one that has run grows by a token first."""
+        entry = self.pick(idx)
+        if entry is None:
+            return
+        if entry.num_computed == len(entry.tokens):
+            entry.tokens.append(count % 2)
+        start = entry.num_computed
+        count = min(count, len(entry.tokens) - start)
+        if not self.manager.can_allocate(entry.table, start, count):
+            before = list(entry.table.blocks)
+            with pytest.raises(errors.InternalError):
+                self.manager.allocate(entry.table, start, count)
+            assert entry.table.blocks == before
+            return
+        for source, destination in self.manager.allocate(entry.table, start, count):
+            self.pool[destination] = list(self.pool[source])
+        for position in range(start, start + count):
+            block = entry.table.blocks[position // BLOCK_SIZE]
+            self.pool[block] = list(self.pool[block])
+            self.pool[block][position % BLOCK_SIZE] = (entry.salt, entry.tokens[position])
+        entry.num_computed = start + count
+        self.manager.commit(entry.table, entry.tokens, entry.num_computed)
+
+    def fork(self, idx: int) -> None:
+        entry = self.pick(idx)
+        if entry is None:
+            return
+        child = Held(self.next_owner, entry.salt, list(entry.tokens))
+        self.next_owner += 1
+        child.num_computed = entry.num_computed
+        self.manager.fork(entry.table, child.table)
+        self.held.append(child)
+
+    def release(self, idx: int) -> None:
+        entry = self.pick(idx)
+        if entry is not None:
+            self.held.remove(entry)
+            self.manager.release(entry.table)
+
+    def reset(self) -> None:
+        self.manager.reset_prefix_cache([entry.table for entry in self.held])
+
+    def pick(self, idx: int) -> Held | None:
+        return self.held[idx % len(self.held)] if self.held else None
+
+    def content(self, entry: Held, position: int) -> tuple[int, int] | None:
+        return self.pool[entry.table.blocks[position // BLOCK_SIZE]][position % BLOCK_SIZE]
+
+    def check(self) -> None:
+        self.manager.check_integrity([entry.table for entry in self.held])
+        holders = Counter(block for entry in self.held for block in entry.table.blocks)
+        for block in range(NUM_BLOCKS):
+            assert self.manager.ref_count(block) == holders[block]
+        free, cached = self.manager.num_free_blocks, self.manager.num_cached_blocks
+        assert free + cached + len(holders) == NUM_BLOCKS
+        for entry in self.held:
+            for position in range(entry.num_computed):
+                assert self.content(entry, position) == (entry.salt, entry.tokens[position])
+
+
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = PoolModel()
+
+    @rule(salt=st.integers(0, NUM_SALTS - 1), tokens=PROMPTS)
+    def admit(self, salt: int, tokens: list[int]) -> None:
+        self.model.admit(salt, tokens)
+        self.model.check()
+
+    @rule(idx=st.integers(0, 9), count=st.integers(1, 6))
+    def run_tokens(self, idx: int, count: int) -> None:
+        self.model.run(idx, count)
+        self.model.check()
+
+    @rule(idx=st.integers(0, 9))
+    def fork(self, idx: int) -> None:
+        self.model.fork(idx)
+        self.model.check()
+
+    @rule(idx=st.integers(0, 9))
+    def release(self, idx: int) -> None:
+        self.model.release(idx)
+        self.model.check()
+
+    @rule()
+    def reset(self) -> None:
+        self.model.reset()
+        self.model.check()
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(
+    max_examples=200, stateful_step_count=50, deadline=None, derandomize=True, database=None
+)
+
+
+def drive(model: PoolModel, rng: random.Random, num_operations: int) -> None:
+    for _ in range(num_operations):
+        choice = rng.random()
+        if choice < 0.25:
+            tokens = [rng.randrange(2) for _ in range(rng.randint(1, 9))]
+            model.admit(rng.randrange(NUM_SALTS), tokens)
+        elif choice < 0.7:
+            model.run(rng.randrange(10), rng.randint(1, 6))
+        elif choice < 0.78:
+            model.fork(rng.randrange(10))
+        elif choice < 0.99:
+            model.release(rng.randrange(10))
+        else:
+            model.reset()
+        model.check()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+def test_a_quarter_million_operations_keep_every_block(seed: int) -> None:
+    drive(PoolModel(), random.Random(seed), 250_000)
+
+
+def test_a_full_hit_leaves_the_last_token_to_run() -> None:
+    manager = testing.KvCacheManager(num_blocks=8, block_size=4)
+    first = testing.BlockTable(1)
+    tokens = list(range(8))
+    manager.attach(first, tokens)
+    manager.allocate(first, 0, 8)
+    manager.commit(first, tokens, 8)
+    blocks, _ = manager.find_prefix(testing.BlockTable(2), tokens)
+    assert blocks == first.blocks[:1]
+    blocks, _ = manager.find_prefix(testing.BlockTable(3), [*tokens, 9])
+    assert blocks == first.blocks
+
+
+def test_equal_blocks_become_one_at_commit() -> None:
+    manager = testing.KvCacheManager(num_blocks=8, block_size=4)
+    tokens = [1, 2, 3, 4]
+    tables = [testing.BlockTable(owner) for owner in range(2)]
+    for table in tables:  # neither waits: the block holds the last token of both
+        manager.attach(table, tokens)
+        manager.allocate(table, 0, 4)
+    assert tables[0].blocks != tables[1].blocks
+    for table in tables:
+        manager.commit(table, tokens, 4)
+    assert tables[0].blocks == tables[1].blocks
+    assert manager.ref_count(tables[0].blocks[0]) == 2
+    assert manager.num_free_blocks == 7
+    manager.check_integrity(tables)
+
+
+def test_who_needs_a_block_under_way_is_told_by_whom() -> None:
+    manager = testing.KvCacheManager(num_blocks=8, block_size=4)
+    tokens = list(range(10))
+    owner, other = testing.BlockTable(7), testing.BlockTable(8)
+    manager.attach(owner, tokens)
+    manager.allocate(owner, 0, 4)
+    assert manager.find_prefix(other, tokens)[1] == 7
+    manager.commit(owner, tokens, 4)
+    assert manager.find_prefix(other, tokens)[1] == 7  # the second block
+    manager.release(owner)
+    assert manager.find_prefix(other, tokens) == ([0], None)
+
+
+def test_salts_do_not_share_blocks() -> None:
+    manager = testing.KvCacheManager(num_blocks=8, block_size=4)
+    tokens = list(range(5))
+    first = testing.BlockTable(1, "tenant a")
+    manager.attach(first, tokens)
+    manager.allocate(first, 0, 5)
+    manager.commit(first, tokens, 5)
+    assert manager.find_prefix(testing.BlockTable(2, "tenant b"), tokens) == ([], None)
+    assert manager.find_prefix(testing.BlockTable(2, "tenant a"), tokens)[0] == first.blocks[:1]
+
+
+def test_a_forged_collision_gives_nobody_the_blocks_of_another() -> None:
+    manager = testing.KvCacheManager(num_blocks=8, block_size=4, forge_collisions=True)
+    first, second = testing.BlockTable(1), testing.BlockTable(2)
+    manager.attach(first, [1, 2, 3, 4, 5])
+    manager.allocate(first, 0, 5)
+    manager.commit(first, [1, 2, 3, 4, 5], 5)
+    other = [1, 2, 3, 9, 5]
+    assert manager.find_prefix(second, other) == ([], None)
+    manager.attach(second, other)
+    manager.allocate(second, 0, 5)
+    manager.commit(second, other, 5)
+    assert second.num_cached == 0
+    assert set(first.blocks).isdisjoint(second.blocks)
+    manager.check_integrity([first, second])
+
+
+def test_hashes_outlive_the_blocks() -> None:
+    manager = testing.KvCacheManager(num_blocks=8, block_size=4)
+    table = testing.BlockTable(1)
+    tokens = list(range(9))
+    manager.attach(table, tokens)
+    manager.allocate(table, 0, 9)
+    manager.commit(table, tokens, 9)
+    manager.release(table)
+    assert table.blocks == []
+    assert table.num_hashed == 2

@@ -1,0 +1,112 @@
+"""Scheduling policies: who is served first, and when a batch starts."""
+
+from __future__ import annotations
+
+import pytest
+from llmserve._core import testing
+from scripted import Runner, Step, expected_tokens
+
+POLICIES = [name for name, _ in testing.scheduling_policies()]
+
+
+def ids(step: Step) -> list[int]:
+    return [s[0] for s in step.sequences]
+
+
+def test_each_policy_has_a_name_and_a_summary() -> None:
+    assert POLICIES == ["fcfs", "priority", "static", "dynamic"]
+    assert all(summary for _, summary in testing.scheduling_policies())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_gives_every_request_its_tokens(policy: str) -> None:
+    runner = Runner(num_blocks=12, policy=policy, max_num_seqs=3)
+    prompts = {request: [request, 1, 2, 3, 4] for request in range(10)}
+    for request, prompt in prompts.items():
+        runner.add(request, prompt, max_tokens=3 + request, priority=-request, n=1 + request % 2)
+    while runner.scheduler.has_unfinished():
+        runner.step()
+        runner.check()
+        runner.scheduler.advance_us(1_000)
+    for request, prompt in prompts.items():
+        assert runner.tokens(request) == expected_tokens(prompt, 3 + request)
+
+
+def test_fcfs_serves_in_the_order_of_arrival() -> None:
+    runner = Runner(num_blocks=32, max_num_seqs=1)
+    for request in (5, 3, 9):
+        runner.add(request, [1, 2], max_tokens=1, priority=-request)
+    runner.run()
+    assert runner.finished_requests == [5, 3, 9]
+
+
+def test_priority_serves_lower_values_first_and_ties_by_arrival() -> None:
+    runner = Runner(num_blocks=32, policy="priority", max_num_seqs=1)
+    for request, priority in ((1, 2), (2, 0), (3, 0), (4, 1)):
+        runner.add(request, [1, 2], max_tokens=1, priority=priority)
+    runner.run()
+    assert runner.finished_requests == [2, 3, 4, 1]
+
+
+def test_priority_preempts_the_least_urgent() -> None:
+    runner = Runner(num_blocks=6, policy="priority")
+    runner.add(1, [1] * 4, max_tokens=16, priority=1)
+    runner.add(2, [2] * 4, max_tokens=16, priority=0)
+    steps = runner.run()
+    preempted = {d[0] for s in steps for d in s.decisions if d[2] == "preempted"}
+    assert preempted == {1}
+
+
+def test_static_admits_nobody_until_the_batch_has_ended() -> None:
+    runner = Runner(num_blocks=64, policy="static", max_num_seqs=2)
+    for request, length in ((1, 1), (2, 4), (3, 1), (4, 1)):
+        runner.add(request, [request] * 3, max_tokens=length)
+    steps = [ids(step) for step in runner.run()]
+    assert steps == [[1, 2], [2], [2], [2], [3, 4]]
+
+
+def test_static_starts_a_part_batch_once_nothing_more_arrives() -> None:
+    runner = Runner(num_blocks=64, policy="static", max_num_seqs=4)
+    runner.add(1, [1], max_tokens=1)
+    step = runner.step()
+    assert step.sequences == []
+    assert [d[2] for d in step.decisions] == ["waits_for_batch"]
+    assert runner.scheduler.wake_us() == 0  # at once
+    runner.add(2, [2], max_tokens=1)
+    assert ids(runner.step()) == []
+    assert ids(runner.step()) == [1, 2]
+
+
+def test_dynamic_starts_when_full_or_when_the_oldest_has_waited() -> None:
+    runner = Runner(num_blocks=64, policy="dynamic", max_num_seqs=2, max_batch_delay_us=5_000)
+    runner.scheduler.advance_us(100)
+    runner.add(1, [1], max_tokens=1)
+    assert ids(runner.step()) == []
+    assert runner.scheduler.wake_us() == 5_100
+    runner.scheduler.advance_us(4_999)
+    assert ids(runner.step()) == []
+    runner.scheduler.advance_us(1)
+    assert ids(runner.step()) == [1]
+    for request in (2, 3):
+        runner.add(request, [request], max_tokens=1)
+    assert ids(runner.step()) == [2, 3]
+
+
+@pytest.mark.parametrize("policy", ["static", "dynamic"])
+def test_a_preempted_member_rejoins_its_batch(policy: str) -> None:
+    runner = Runner(num_blocks=64, policy=policy, max_num_seqs=2, max_batch_delay_us=0)
+    for request in (1, 2, 3):
+        runner.add(request, [request] * 3, max_tokens=4)
+    runner.step()
+    runner.scheduler.preempt(2)
+    assert ids(runner.step()) == [1, 2]
+
+
+def test_a_member_aborted_in_the_queue_leaves_no_gap() -> None:
+    runner = Runner(num_blocks=4, policy="static", max_num_seqs=2)
+    for request in (1, 2, 3):
+        runner.add(request, [request] * 9, max_tokens=2)
+    assert ids(runner.step()) == [1]  # 2 belongs to the batch but does not fit
+    runner.scheduler.abort(2)
+    runner.run(max_steps=20)
+    assert sorted(runner.finished_requests) == [1, 2, 3]

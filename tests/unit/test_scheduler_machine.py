@@ -1,0 +1,223 @@
+"""Random operations on the scheduler: no block is lost, and every token is known in advance."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from llmserve import errors
+from llmserve._core import testing
+from scripted import Runner, expected_tokens
+
+NUM_BLOCKS = 9
+BLOCK_SIZE = 2
+POLICIES = [name for name, _ in testing.scheduling_policies()]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    prompt: list[int]
+    n: int
+    max_tokens: int
+    seed: int
+
+
+class Workload:
+    """Operations on the real scheduler, and what must come out of them."""
+
+    def __init__(self, policy: str, *, chunk: int, caching: bool) -> None:
+        self.runner = Runner(
+            num_blocks=NUM_BLOCKS,
+            block_size=BLOCK_SIZE,
+            policy=policy,
+            max_num_seqs=3,
+            max_num_batched_tokens=chunk,
+            enable_prefix_caching=caching,
+            max_batch_delay_us=50,
+        )
+        self.asked: dict[int, Asked] = {}
+        self.next_id = 0
+        self.cut_short: set[int] = set()
+
+    def add(self, prompt: list[int], n: int, max_tokens: int, **params: Any) -> None:
+        asked = Asked(prompt, n, max_tokens, params["seed"])
+        try:
+            self.runner.add(self.next_id, prompt, n=n, max_tokens=max_tokens, **params)
+        except errors.ResourceExhausted:
+            assert len(prompt) + 1 > NUM_BLOCKS * BLOCK_SIZE
+            return
+        self.asked[self.next_id] = asked
+        self.next_id += 1
+
+    def step(self) -> None:
+        self.runner.scheduler.advance_us(10)
+        step = self.runner.step()
+        assert all(count > 0 for *_, count in step.sequences)
+        assert step.num_tokens == sum(count for *_, count in step.sequences)
+
+    def abort(self, request_id: int) -> None:
+        if request_id in self.asked:
+            if request_id not in self.runner.finished_requests:
+                self.cut_short.add(request_id)
+            self.runner.scheduler.abort(request_id)
+            self.runner.take(self.runner.scheduler.take_events())
+
+    def abort_in_step(self, request_id: int) -> None:
+        plan = self.runner.scheduler.schedule()
+        if request_id in self.asked and request_id not in self.runner.finished_requests:
+            self.cut_short.add(request_id)
+        self.runner.scheduler.abort(request_id)
+        self.runner.take(self.runner.scheduler.commit(self.runner.model.execute(plan)))
+
+    def fail(self) -> None:
+        self.cut_short |= self.asked.keys() - set(self.runner.finished_requests)
+        self.runner.scheduler.fail("asked to")
+        self.runner.take(self.runner.scheduler.take_events())
+        assert not self.runner.scheduler.has_unfinished()
+
+    def finish(self) -> None:
+        """Everything ends within bounded steps, with the tokens that are known in advance."""
+        num_steps = 0
+        while self.runner.scheduler.has_unfinished():
+            num_steps += 1
+            assert num_steps < 5_000, "no progress"
+            self.step()
+        self.runner.check()
+        assert sorted(self.runner.finished_requests) == sorted(self.asked)
+        for request_id, asked in self.asked.items():
+            for i in range(asked.n):
+                self.check_output(request_id, i, asked)
+        self.asked.clear()
+        self.cut_short.clear()
+        self.runner.outputs.clear()
+        self.runner.finished_requests.clear()
+
+    def check_output(self, request_id: int, sample_index: int, asked: Asked) -> None:
+        output = self.runner.outputs[request_id, sample_index]
+        known = expected_tokens(
+            asked.prompt, asked.max_tokens, seed=asked.seed, sample_index=sample_index
+        )
+        assert output.token_ids == known[: len(output.token_ids)]
+        if output.finish_reason == "length":
+            assert len(output.token_ids) == asked.max_tokens
+        elif output.finish_reason == "error" and request_id not in self.cut_short:
+            num_tokens = len(asked.prompt) + len(output.token_ids)
+            assert num_tokens == NUM_BLOCKS * BLOCK_SIZE + 1
+        else:
+            assert request_id in self.cut_short
+
+
+REQUEST_IDS = st.integers(0, 60)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        policy=st.sampled_from(POLICIES), chunk=st.sampled_from([3, 5, 64]), caching=st.booleans()
+    )
+    def start(self, policy: str, chunk: int, caching: bool) -> None:
+        self.load = Workload(policy, chunk=chunk, caching=caching)
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=NUM_BLOCKS * BLOCK_SIZE + 1),
+        n=st.integers(1, 4),
+        max_tokens=st.integers(1, 12),
+        seed=st.integers(0, 3),
+        priority=st.integers(0, 2),
+        cache_salt=st.sampled_from(["", "x"]),
+    )
+    def add(self, prompt: list[int], n: int, max_tokens: int, **params: Any) -> None:
+        self.load.add(prompt, n, max_tokens, **params)
+        self.load.runner.check()
+
+    @rule(count=st.integers(1, 4))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.load.step()
+            self.load.runner.check()
+
+    @rule(request_id=REQUEST_IDS)
+    def abort(self, request_id: int) -> None:
+        self.load.abort(request_id)
+        self.load.runner.check()
+
+    @rule(request_id=REQUEST_IDS)
+    def abort_in_step(self, request_id: int) -> None:
+        self.load.abort_in_step(request_id)
+        self.load.runner.check()
+
+    @rule(request_id=REQUEST_IDS)
+    def preempt(self, request_id: int) -> None:
+        self.load.runner.scheduler.preempt(request_id)
+        self.load.runner.check()
+
+    @rule()
+    def reset(self) -> None:
+        self.load.runner.scheduler.reset_prefix_cache()
+        self.load.runner.check()
+
+    @rule()
+    def fail(self) -> None:
+        self.load.fail()
+        self.load.runner.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "load"):
+            self.load.finish()
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=200, stateful_step_count=50, deadline=None, derandomize=True, database=None
+)
+
+
+def drive(load: Workload, rng: random.Random, num_operations: int) -> None:
+    for operation in range(num_operations):
+        request_id = rng.randrange(max(0, load.next_id - 8), load.next_id + 1)
+        choice = rng.random()
+        if choice < 0.15:
+            prompt = [rng.randrange(2) for _ in range(rng.randint(1, NUM_BLOCKS * BLOCK_SIZE))]
+            load.add(
+                prompt,
+                rng.choice([1, 1, 1, 2, 4]),
+                rng.randint(1, 12),
+                seed=rng.randrange(4),
+                priority=rng.randrange(3),
+                cache_salt=rng.choice(["", "x"]),
+            )
+        elif choice < 0.92:
+            load.step()
+        elif choice < 0.94:
+            load.abort(request_id)
+        elif choice < 0.96:
+            load.abort_in_step(request_id)
+        elif choice < 0.99:
+            load.runner.scheduler.preempt(request_id)
+        elif choice < 0.998:
+            load.runner.scheduler.reset_prefix_cache()
+        else:
+            load.fail()
+        load.runner.check()
+        if operation % 500 == 499:
+            load.finish()
+    load.finish()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("caching", [True, False])
+def test_random_operations_lose_no_block_and_no_token(policy: str, caching: bool) -> None:
+    drive(Workload(policy, chunk=5, caching=caching), random.Random(1), 500)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("chunk", "caching"), [(5, True), (64, True), (5, False)])
+def test_a_million_operations_lose_no_block_and_no_token(
+    policy: str, chunk: int, caching: bool
+) -> None:
+    drive(Workload(policy, chunk=chunk, caching=caching), random.Random(2), 84_000)
