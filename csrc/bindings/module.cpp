@@ -7,6 +7,10 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_errors(module);
   llmserve::register_inspect(module);
   llmserve::register_block_allocator(module);
+  llmserve::register_vocabulary(module);
+  llmserve::register_sampling_params(module);
+  llmserve::register_engine_config(module);
+  llmserve::register_engine(module);
 
   auto testing = module.def_submodule("testing", "Internals for tests and benchmarks.");
   llmserve::register_testing_ops(testing);
@@ -14,4 +18,5 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_testing_models(testing);
   llmserve::register_testing_control(testing);
   llmserve::register_testing_scheduler(testing);
+  llmserve::register_testing_engine(testing);
 }

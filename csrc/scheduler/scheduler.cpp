@@ -50,22 +50,22 @@ void Scheduler::check_request(const Request& request) const {
   if (!vocabulary_ && !request.params.stop.empty()) {
     throw InvalidArgument("stop strings need a vocabulary, and this engine makes no text");
   }
-  if (requests_.contains(request.id)) {
-    throw InvalidArgument(concat("request id ", request.id, " is in use"));
-  }
   if (kv_cache_.num_blocks_for(num_tokens + 1) > kv_cache_.num_blocks()) {
     throw ResourceExhausted(concat("the prompt ", pool_arithmetic(num_tokens + 1),
                                    "; raise num_blocks or shorten the prompt"));
+  }
+}
+
+void Scheduler::add(Request request) {
+  check_request(request);
+  if (requests_.contains(request.id)) {
+    throw InvalidArgument(concat("request id ", request.id, " is in use"));
   }
   if (config_.max_num_queued_reqs > 0 && num_newcomers_ >= config_.max_num_queued_reqs) {
     throw ResourceExhausted(concat(
         "the queue is full: ", num_newcomers_,
         " requests wait and max_num_queued_reqs=", config_.max_num_queued_reqs, "; retry later"));
   }
-}
-
-void Scheduler::add(Request request) {
-  check_request(request);
   RequestEntry& entry = requests_[request.id];
   RequestContext& context = entry.context;
   context.rank = policy_->rank(request);

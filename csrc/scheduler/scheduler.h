@@ -45,9 +45,12 @@ class Scheduler {
   Scheduler(const SchedulerConfig& config, const CacheConfig& cache, const Vocabulary* vocabulary,
             const Clock& clock, KvCacheManager::Hasher hasher = &chain_hash);
 
-  // Queues a request. Throws InvalidArgument if it can never run (empty prompt, or one that leaves
-  // no room within max_model_len, a bad parameter, an id in use) and ResourceExhausted if the queue
-  // is full or the KV pool smaller than the prompt and one token. Nothing changed then.
+  // Throws unless the request can run at all: InvalidArgument for an empty prompt, one that leaves
+  // no room within max_model_len or a bad parameter; ResourceExhausted if the KV pool is smaller
+  // than the prompt and one token. Reads only what never changes, so that any thread may ask.
+  void check_request(const Request& request) const;
+  // Queues a request that passes check_request(). Throws InvalidArgument if its id is in use and
+  // ResourceExhausted if the queue is full. Nothing changed then.
   void add(Request request);
   // Ends all sequences of a request and frees their blocks; one kAbort event each. During a step
   // they end with its commit. An id that is not there has finished: nothing happens.
@@ -98,7 +101,6 @@ class Scheduler {
   };
 
   // scheduler.cpp
-  void check_request(const Request& request) const;
   std::unique_ptr<Sequence> make_sequence(RequestContext& context, int32_t sample_index) const;
   std::string pool_arithmetic(int64_t num_tokens) const;
   void check_sequence(const Sequence& sequence) const;

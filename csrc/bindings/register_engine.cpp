@@ -1,0 +1,163 @@
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/register.h"
+#include "engine/engine.h"
+#include "engine/model_executor.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace llmserve {
+namespace {
+
+py::object finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kNone:
+      return py::none();
+    case FinishReason::kStop:
+      return py::str("stop");
+    case FinishReason::kLength:
+      return py::str("length");
+    case FinishReason::kAbort:
+      return py::str("abort");
+    case FinishReason::kError:
+      return py::str("error");
+  }
+  return py::none();
+}
+
+// What stopped it: the string, the token id, or None (end of sequence, length, abort).
+py::object stop_reason(const TokenEvent& event) {
+  if (!event.stop_string.empty()) return py::str(event.stop_string);
+  if (event.stop_token_id >= 0) return py::int_(event.stop_token_id);
+  return py::none();
+}
+
+void register_events(py::module_& module) {
+  py::class_<TokenLogprob>(module, "TokenLogprob")
+      .def_readonly("token_id", &TokenLogprob::token_id)
+      .def_readonly("logprob", &TokenLogprob::logprob)
+      .def_readonly("rank", &TokenLogprob::rank);
+  py::class_<RequestTimes>(module, "RequestTimes")
+      .def_readonly("arrival_us", &RequestTimes::arrival_us)
+      .def_readonly("scheduled_us", &RequestTimes::scheduled_us)
+      .def_readonly("first_token_us", &RequestTimes::first_token_us)
+      .def_readonly("last_token_us", &RequestTimes::last_token_us);
+  py::class_<TokenEvent>(module, "TokenEvent")
+      .def_readonly("request_id", &TokenEvent::request_id)
+      .def_readonly("sample_index", &TokenEvent::sample_index)
+      .def_readonly("token_ids", &TokenEvent::token_ids)
+      .def_readonly("text", &TokenEvent::text)
+      .def_readonly("logprobs", &TokenEvent::logprobs)
+      .def_readonly("top_logprobs", &TokenEvent::top_logprobs)
+      .def_property_readonly(
+          "finish_reason",
+          [](const TokenEvent& event) { return finish_reason_name(event.finish_reason); })
+      .def_property_readonly("stop_reason", &stop_reason)
+      .def_readonly("error", &TokenEvent::error)
+      .def_readonly("num_cached_tokens", &TokenEvent::num_cached_tokens)
+      .def_readonly("num_preemptions", &TokenEvent::num_preemptions)
+      .def_readonly("seed", &TokenEvent::seed)
+      .def_readonly("times", &TokenEvent::times)
+      .def_readonly("is_request_finished", &TokenEvent::is_request_finished);
+}
+
+void register_metrics(py::module_& module) {
+  py::class_<EngineMetrics>(module, "EngineMetrics")
+      .def_readonly("num_requests_running", &EngineMetrics::num_requests_running)
+      .def_readonly("num_requests_waiting", &EngineMetrics::num_requests_waiting)
+      .def_readonly("num_requests_finished", &EngineMetrics::num_requests_finished)
+      .def_readonly("num_preemptions", &EngineMetrics::num_preemptions)
+      .def_readonly("num_prefill_steps", &EngineMetrics::num_prefill_steps)
+      .def_readonly("num_decode_steps", &EngineMetrics::num_decode_steps)
+      .def_readonly("prefill_us", &EngineMetrics::prefill_us)
+      .def_readonly("decode_us", &EngineMetrics::decode_us)
+      .def_readonly("num_prompt_tokens", &EngineMetrics::num_prompt_tokens)
+      .def_readonly("num_prefill_tokens", &EngineMetrics::num_prefill_tokens)
+      .def_readonly("num_generation_tokens", &EngineMetrics::num_generation_tokens)
+      .def_readonly("prefix_cache_queries", &EngineMetrics::prefix_cache_queries)
+      .def_readonly("prefix_cache_hits", &EngineMetrics::prefix_cache_hits)
+      .def_readonly("prefix_cache_evictions", &EngineMetrics::prefix_cache_evictions)
+      .def_readonly("num_blocks_total", &EngineMetrics::num_blocks_total)
+      .def_readonly("num_blocks_free", &EngineMetrics::num_blocks_free)
+      .def_readonly("num_blocks_cached", &EngineMetrics::num_blocks_cached)
+      .def_readonly("num_blocks_used", &EngineMetrics::num_blocks_used);
+}
+
+void register_memory_use(py::module_& module) {
+  py::class_<MemoryUse>(module, "MemoryUse")
+      .def_readonly("weight_bytes", &MemoryUse::weight_bytes)
+      .def_readonly("workspace_bytes", &MemoryUse::workspace_bytes)
+      .def_readonly("kv_cache_bytes", &MemoryUse::kv_cache_bytes);
+}
+
+void register_trace(py::module_& module) {
+  py::class_<Decision>(module, "Decision")
+      .def_readonly("request_id", &Decision::request_id)
+      .def_readonly("sample_index", &Decision::sample_index)
+      .def_property_readonly("kind", [](const Decision& decision) { return name(decision.kind); })
+      .def_readonly("detail", &Decision::detail);
+  py::class_<StepRecord>(module, "StepRecord")
+      .def_readonly("step_id", &StepRecord::step_id)
+      .def_property_readonly("phase", &StepRecord::phase)
+      .def_readonly("start_us", &StepRecord::start_us)
+      .def_readonly("schedule_us", &StepRecord::schedule_us)
+      .def_readonly("execute_us", &StepRecord::execute_us)
+      .def_readonly("commit_us", &StepRecord::commit_us)
+      .def_readonly("num_sequences", &StepRecord::num_sequences)
+      .def_readonly("num_tokens", &StepRecord::num_tokens)
+      .def_readonly("num_prefill_tokens", &StepRecord::num_prefill_tokens)
+      .def_readonly("decisions", &StepRecord::decisions);
+}
+
+std::unique_ptr<Engine> make_engine(const EngineConfig& config,
+                                    std::optional<Vocabulary> vocabulary) {
+  config.validate();
+  return std::make_unique<Engine>(config, std::move(vocabulary),
+                                  std::make_unique<ModelExecutor>(config));
+}
+
+Request make_request(std::vector<int32_t> prompt_token_ids, const SamplingParams& params,
+                     int32_t priority, std::string cache_salt) {
+  return {.prompt_token_ids = std::move(prompt_token_ids),
+          .params = params,
+          .priority = priority,
+          .cache_salt = std::move(cache_salt)};
+}
+
+}  // namespace
+
+void register_engine(py::module_& module) {
+  register_events(module);
+  register_metrics(module);
+  register_trace(module);
+  register_memory_use(module);
+  using Release = py::call_guard<py::gil_scoped_release>;
+  py::class_<Engine>(module, "Engine")
+      .def(py::init(&make_engine), "config"_a, "vocabulary"_a = py::none(), Release(),
+           "Loads the model and starts the engine's thread.")
+      .def(
+          "add_request",
+          [](Engine& engine, std::vector<int32_t> prompt_token_ids, const SamplingParams& params,
+             int32_t priority, std::string cache_salt) {
+            const py::gil_scoped_release release;
+            return engine.add_request(
+                make_request(std::move(prompt_token_ids), params, priority, std::move(cache_salt)));
+          },
+          "prompt_token_ids"_a, "params"_a, "priority"_a = 0, "cache_salt"_a = "")
+      .def("abort", &Engine::abort, "request_id"_a, Release())
+      .def("wait_events", &Engine::wait_events, "timeout_s"_a, Release())
+      .def_property_readonly("event_fd", &Engine::event_fd)
+      .def("reset_prefix_cache", &Engine::reset_prefix_cache, Release())
+      .def("metrics", &Engine::metrics, Release())
+      .def("trace", &Engine::trace, Release())
+      .def_property_readonly("description", &Engine::description)
+      .def_property_readonly("memory_use", &Engine::memory_use)
+      .def_property_readonly("vocab_size", &Engine::vocab_size)
+      .def_property_readonly("config", &Engine::config)
+      .def("close", &Engine::close, Release());
+}
+
+}  // namespace llmserve

@@ -1,0 +1,63 @@
+#include "engine/batch_builder.h"
+
+#include <algorithm>
+
+#include "sampling/sampler.h"
+
+namespace llmserve {
+
+void BatchBuilder::append_sequence(const ScheduledSequence& sequence) {
+  for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
+    const int64_t position = sequence.start_position + static_cast<int64_t>(i);
+    token_ids_.push_back(sequence.token_ids[i]);
+    positions_.push_back(static_cast<int32_t>(position));
+    slots_.push_back(sequence.block_table[position / block_size_] * block_size_ +
+                     position % block_size_);
+  }
+  query_starts_.push_back(static_cast<int32_t>(token_ids_.size()));
+  kv_lens_.push_back(
+      static_cast<int32_t>(sequence.start_position + std::ssize(sequence.token_ids)));
+}
+
+void BatchBuilder::fill_block_tables(const StepPlan& plan) {
+  int64_t max_blocks = 0;
+  for (const int32_t kv_len : kv_lens_)
+    max_blocks = std::max(max_blocks, (kv_len + block_size_ - 1) / block_size_);
+  block_tables_.assign(plan.sequences.size() * max_blocks, 0);
+  for (size_t b = 0; b < plan.sequences.size(); ++b) {
+    const int64_t used = (kv_lens_[b] + block_size_ - 1) / block_size_;
+    std::copy_n(plan.sequences[b].block_table.begin(), used,
+                block_tables_.begin() + b * max_blocks);
+  }
+  batch_.input.max_blocks = max_blocks;
+}
+
+const StepBatch& BatchBuilder::build(const StepPlan& plan) {
+  token_ids_.clear();
+  positions_.clear();
+  slots_.clear();
+  query_starts_.assign(1, 0);
+  kv_lens_.clear();
+  logit_rows_.clear();
+  batch_.sample_rows.clear();
+  batch_.copies.clear();
+  for (const ScheduledSequence& sequence : plan.sequences) append_sequence(sequence);
+  fill_block_tables(plan);
+  for (const LogitRow& row : plan.logit_rows) {
+    logit_rows_.push_back(query_starts_[row.sequence_idx] + row.token_offset);
+    batch_.sample_rows.push_back(
+        make_sample_row(*row.params, row.seed, row.position, row.banned_token_ids));
+  }
+  for (const BlockCopy& copy : plan.copies)
+    batch_.copies.emplace_back(copy.source, copy.destination);
+  batch_.input.token_ids = token_ids_;
+  batch_.input.positions = positions_;
+  batch_.input.slots = slots_;
+  batch_.input.query_starts = query_starts_;
+  batch_.input.kv_lens = kv_lens_;
+  batch_.input.block_tables = block_tables_;
+  batch_.input.logit_rows = logit_rows_;
+  return batch_;
+}
+
+}  // namespace llmserve

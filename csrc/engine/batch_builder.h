@@ -1,0 +1,43 @@
+// StepPlan in, the model's flat batch out: one ragged batch for prefill and decode.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "layers/model_input.h"
+#include "scheduler/step_plan.h"
+
+namespace llmserve {
+
+// Everything of a step that the device reads. Spans of `input` point into the builder and stay
+// valid until its next build.
+struct StepBatch {
+  ModelInput input;
+  std::vector<SampleRow> sample_rows;  // [S], parallel to input.logit_rows
+  std::vector<std::pair<int32_t, int32_t>>
+      copies;  // (source, destination) blocks, before the forward
+};
+
+class BatchBuilder {
+ public:
+  explicit BatchBuilder(int64_t block_size) : block_size_(block_size) {}
+
+  const StepBatch& build(const StepPlan& plan);
+
+ private:
+  void append_sequence(const ScheduledSequence& sequence);
+  void fill_block_tables(const StepPlan& plan);
+
+  const int64_t block_size_;
+  StepBatch batch_;
+  std::vector<int32_t> token_ids_;     // [T]
+  std::vector<int32_t> positions_;     // [T]
+  std::vector<int64_t> slots_;         // [T]
+  std::vector<int32_t> query_starts_;  // [B + 1]
+  std::vector<int32_t> kv_lens_;       // [B]
+  std::vector<int32_t> block_tables_;  // [B, M]
+  std::vector<int32_t> logit_rows_;    // [S], indices of tokens
+};
+
+}  // namespace llmserve

@@ -1,0 +1,113 @@
+// The engine: one C++ thread that takes requests in, steps the scheduler and the executor, and puts
+// events out. It never takes Python's GIL. Every public method may be called from any thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "api/engine_config.h"
+#include "api/engine_metrics.h"
+#include "api/token_event.h"
+#include "core/clock.h"
+#include "engine/executor.h"
+#include "engine/step_trace.h"
+#include "scheduler/scheduler.h"
+#include "text/vocabulary.h"
+
+namespace llmserve {
+
+class Engine {
+ public:
+  // Starts the thread. Without a vocabulary requests must not ask for text.
+  Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
+         std::unique_ptr<Executor> executor);
+  ~Engine();  // close()
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Checks the request, gives it its id and resolved seed, and queues it. Throws InvalidArgument,
+  // ResourceExhausted (the queue is full), or the error that stopped the engine.
+  RequestId add_request(Request request);
+
+  // The request's sequences end with FinishReason::kAbort after the running step; unknown or
+  // finished ids are ignored.
+  void abort(RequestId id);
+
+  // Events since the last call, in order; waits up to `timeout_s` for the first, and returns none
+  // at the timeout or once closed. One consumer at a time.
+  std::vector<TokenEvent> wait_events(double timeout_s);
+
+  // Readable (level-triggered) while events are waiting: for an event loop. -1 once closed.
+  int event_fd() const { return event_fd_; }
+
+  // Forgets every cached block that no sequence refers to, after the running step.
+  void reset_prefix_cache();
+
+  EngineMetrics metrics() const;
+  // What does the work, and the bytes it holds; as they were at the start once closed.
+  const std::string& description() const { return description_; }
+  const MemoryUse& memory_use() const { return memory_use_; }
+  const EngineConfig& config() const { return config_; }
+  int64_t vocab_size() const { return vocab_size_; }
+  std::vector<StepRecord> trace() const { return trace_.snapshot(); }
+
+  // Ends the thread after the running step, without finishing requests, and frees model, cache and
+  // queues. Idempotent.
+  void close();
+
+ private:
+  struct Intake {
+    std::vector<Request> requests;
+    std::vector<RequestId> aborts;
+    bool reset_prefix_cache = false;
+    bool stop = false;
+    bool is_empty() const {
+      return requests.empty() && aborts.empty() && !reset_prefix_cache && !stop;
+    }
+  };
+
+  void validate(const Request& request) const;
+  void run();
+  bool take_in();
+  void step();
+  void keep_books();
+  void publish(const std::vector<TokenEvent>& events);
+  void fail(const std::string& reason);
+
+  const EngineConfig config_;
+  const int64_t vocab_size_;
+  const std::optional<Vocabulary> vocabulary_;
+  SteadyClock clock_;
+  std::unique_ptr<Executor> executor_;  // used by the engine thread only
+  const std::string description_;
+  const MemoryUse memory_use_;
+  std::unique_ptr<Scheduler> scheduler_;  // likewise, but for check_request()
+  StepTrace trace_;
+  StepRecord record_;
+
+  mutable std::mutex intake_mutex_;
+  std::condition_variable intake_ready_;
+  Intake intake_;
+  RequestId next_id_ = 0;
+  std::string failure_;  // why the engine stopped; empty while it runs
+
+  mutable std::mutex metrics_mutex_;
+  EngineMetrics metrics_;  // after the last step
+
+  std::mutex events_mutex_;
+  std::condition_variable events_ready_;
+  std::vector<TokenEvent> events_;
+  bool closed_ = false;
+  int event_fd_ = -1;
+
+  std::mutex close_mutex_;
+  std::thread thread_;
+};
+
+}  // namespace llmserve

@@ -1,0 +1,31 @@
+// The memory of the paged KV cache: one keys and one values pool a layer, in one allocation.
+#pragma once
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "core/buffer.h"
+#include "kernels/backend.h"
+#include "models/model.h"
+
+namespace llmserve {
+
+class KvStorage {
+ public:
+  // Zero-filled, num_blocks blocks of block_size tokens in every layer. Throws ResourceExhausted.
+  KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, int64_t block_size,
+            DType dtype);
+
+  std::span<const PagedKvCache> layers() const { return layers_; }
+  int64_t num_bytes() const { return buffer_.num_bytes(); }
+
+  // Copies whole blocks (source, destination) in every layer, in the given order.
+  void copy_blocks(Backend& backend, std::span<const std::pair<int32_t, int32_t>> pairs) const;
+
+ private:
+  Buffer buffer_;
+  std::vector<PagedKvCache> layers_;
+};
+
+}  // namespace llmserve

@@ -1,0 +1,269 @@
+"""The engine's thread, intake and failure modes, on a token oracle instead of a model."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+
+import pytest
+
+from llmserve import _core
+from llmserve.errors import DeviceError, InvalidArgument, ResourceExhausted
+
+DEADLINE_S = 30.0  # tells a hang from an answer; steps take microseconds
+VOCAB = 256
+
+
+def make_config(**scheduler: object) -> _core.EngineConfig:
+    config = _core.EngineConfig()
+    config.cache.num_blocks = 64
+    config.cache.block_size = 8
+    config.scheduler.max_model_len = 256
+    config.scheduler.max_num_batched_tokens = 64
+    config.scheduler.max_num_seqs = 16
+    for name, value in scheduler.items():
+        setattr(config.scheduler, name, value)
+    return config
+
+
+def make_engine(options: dict[str, int] | None = None, **scheduler: object) -> _core.Engine:
+    oracle = _core.testing.OracleOptions(vocab_size=VOCAB, **(options or {}))
+    return _core.testing.oracle_engine(make_config(**scheduler), oracle)
+
+
+def params(**fields: object) -> _core.SamplingParams:
+    return _core.SamplingParams(**{"detokenize": False, "max_tokens": 8, **fields})
+
+
+def collect(engine: _core.Engine, ids: list[int]) -> dict[int, list[_core.TokenEvent]]:
+    """All events until each request has had its last."""
+    events: dict[int, list[_core.TokenEvent]] = {i: [] for i in ids}
+    open_ids = set(ids)
+    deadline = time.monotonic() + DEADLINE_S
+    while open_ids:
+        assert time.monotonic() < deadline, f"requests {open_ids} never ended"
+        for event in engine.wait_events(0.1):
+            events[event.request_id].append(event)
+            if event.is_request_finished:
+                open_ids.discard(event.request_id)
+    return events
+
+
+def tokens(events: list[_core.TokenEvent], sample_index: int = 0) -> list[int]:
+    return [t for e in events if e.sample_index == sample_index for t in e.token_ids]
+
+
+def oracle(seed: int, num_prompt: int, count: int) -> list[int]:
+    return [_core.testing.oracle_token(seed, num_prompt + i, VOCAB) for i in range(count)]
+
+
+def wait_idle(engine: _core.Engine) -> _core.EngineMetrics:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        metrics = engine.metrics()
+        if metrics.num_requests_running == 0 and metrics.num_requests_waiting == 0:
+            return metrics
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_every_token_is_the_oracle_s() -> None:
+    engine = make_engine()
+    prompts = [list(range(1, 2 + 7 * i)) for i in range(12)]
+    ids = [engine.add_request(p, params(seed=100 + i)) for i, p in enumerate(prompts)]
+    events = collect(engine, ids)
+    for i, prompt in enumerate(prompts):
+        assert tokens(events[ids[i]]) == oracle(100 + i, len(prompt), 8)
+        assert events[ids[i]][-1].finish_reason == "length"
+    engine.close()
+
+
+def test_samples_of_one_request_have_seeds_of_their_own() -> None:
+    engine = make_engine()
+    request = engine.add_request([1, 2, 3], params(seed=5, n=4))
+    events = collect(engine, [request])[request]
+    for i in range(4):
+        assert tokens(events, i) == oracle(_core.testing.sample_seed(5, i), 3, 8)
+    engine.close()
+
+
+def test_a_request_without_a_seed_reports_the_one_it_got() -> None:
+    engine = make_engine()
+    request = engine.add_request([1, 2, 3], params())
+    events = collect(engine, [request])[request]
+    assert tokens(events) == oracle(events[0].seed, 3, 8)
+    engine.close()
+
+
+def test_a_row_that_is_not_finite_fails_its_request_alone() -> None:
+    engine = make_engine({"invalid_request_id": 1})
+    ids = [engine.add_request([1, 2, 3], params(seed=i)) for i in range(3)]
+    events = collect(engine, ids)
+    assert events[1][-1].finish_reason == "error"
+    assert "not finite" in events[1][-1].error
+    for i in (0, 2):
+        assert tokens(events[i]) == oracle(i, 3, 8)
+    engine.close()
+
+
+def test_a_failed_step_ends_every_request_and_stops_the_engine() -> None:
+    engine = make_engine({"fail_at_step": 3, "step_us": 1000})
+    ids = [engine.add_request([1, 2, 3], params(max_tokens=100)) for _ in range(3)]
+    for events in collect(engine, ids).values():
+        assert events[-1].finish_reason == "error"
+        assert "told to fail" in events[-1].error
+    with pytest.raises(DeviceError, match="told to fail"):
+        engine.add_request([1], params())
+    engine.close()
+
+
+def test_abort_frees_all_blocks_and_gives_one_last_event() -> None:
+    engine = make_engine({"step_us": 500})
+    request = engine.add_request([1, 2, 3], params(max_tokens=200, n=3))
+    while not engine.wait_events(0.1):
+        pass
+    engine.abort(request)
+    events = collect(engine, [request])[request]
+    assert [e.finish_reason for e in events if e.finish_reason] == ["abort"] * 3
+    metrics = wait_idle(engine)
+    assert metrics.num_blocks_used == 0
+    engine.close()
+
+
+def test_abort_of_an_unknown_request_is_ignored() -> None:
+    engine = make_engine()
+    engine.abort(999)
+    request = engine.add_request([1], params(seed=1))
+    assert tokens(collect(engine, [request])[request]) == oracle(1, 1, 8)
+    engine.close()
+
+
+def test_a_full_queue_is_refused_at_the_door_with_its_numbers() -> None:
+    engine = make_engine({"step_us": 20_000}, max_num_queued_reqs=4, max_num_seqs=1)
+    accepted = []
+    with pytest.raises(ResourceExhausted, match="max_num_queued_reqs is 4"):
+        for _ in range(100):
+            accepted.append(engine.add_request([1, 2], params(max_tokens=2)))
+    assert len(accepted) >= 4
+    collect(engine, accepted)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "message"),
+    [
+        ([], {}, "prompt"),
+        ([VOCAB], {}, r"token id 256 is outside the vocabulary \[0, 256\)"),
+        ([-1], {}, "outside the vocabulary"),
+        ([1] * 256, {}, "max_model_len"),
+        ([1], {"n": 129}, "n must be between 1 and 128"),
+        ([1], {"n": 0}, "n must be between 1 and 128"),
+        ([1], {"temperature": -1.0}, "temperature"),
+        ([1], {"temperature": float("nan")}, "temperature"),
+        ([1], {"top_p": 0.0}, "top_p"),
+        ([1], {"top_p": float("nan")}, "top_p"),
+        ([1], {"min_p": 1.5}, "min_p"),
+        ([1], {"top_k": -2}, "top_k"),
+        ([1], {"max_tokens": 0}, "max_tokens"),
+        ([1], {"min_tokens": 9}, "min_tokens"),
+        ([1], {"logprobs": 21}, "max_logprobs=20"),
+        ([1], {"detokenize": True}, "no tokenizer"),
+        ([1], {"stop": ["x"]}, "detokenize"),
+    ],
+)
+def test_a_bad_request_is_refused_at_the_door(
+    prompt: list[int], fields: dict[str, object], message: str
+) -> None:
+    engine = make_engine()
+    with pytest.raises(InvalidArgument, match=message):
+        engine.add_request(prompt, params(**fields))
+    request = engine.add_request([1], params(seed=1))
+    assert tokens(collect(engine, [request])[request]) == oracle(1, 1, 8)
+    engine.close()
+
+
+def test_close_in_mid_flight_returns_soon_and_may_be_repeated() -> None:
+    engine = make_engine({"step_us": 1000})
+    engine.add_request([1], params(max_tokens=200))
+    engine.close()
+    engine.close()
+    assert engine.wait_events(0.0) == []
+    with pytest.raises(InvalidArgument, match="closed"):
+        engine.add_request([1], params())
+
+
+def test_close_wakes_a_waiting_thread() -> None:
+    engine = make_engine()
+    got: list[object] = []
+    waiter = threading.Thread(target=lambda: got.append(engine.wait_events(DEADLINE_S)))
+    waiter.start()
+    time.sleep(0.05)
+    engine.close()
+    waiter.join(DEADLINE_S / 2)
+    assert got == [[]]
+
+
+def test_the_file_descriptor_is_readable_while_events_wait() -> None:
+    engine = make_engine()
+    assert select.select([engine.event_fd], [], [], 0)[0] == []
+    request = engine.add_request([1], params(max_tokens=1))
+    assert select.select([engine.event_fd], [], [], DEADLINE_S)[0] == [engine.event_fd]
+    collect(engine, [request])
+    assert select.select([engine.event_fd], [], [], 0)[0] == []
+    engine.close()
+
+
+def test_requests_from_many_threads_all_end() -> None:
+    engine = make_engine()
+    ids: list[int] = []
+    lock = threading.Lock()
+
+    def submit(start: int) -> None:
+        for i in range(50):
+            request = engine.add_request([1 + i % 7] * (1 + i % 20), params(seed=start + i))
+            with lock:
+                ids.append(request)
+
+    threads = [threading.Thread(target=submit, args=(1000 * t,)) for t in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(ids)) == 200
+    assert all(len(tokens(e)) == 8 for e in collect(engine, ids).values())
+    assert wait_idle(engine).num_blocks_used == 0
+    engine.close()
+
+
+def test_the_trace_names_the_phases_and_counts_their_tokens() -> None:
+    engine = make_engine()
+    request = engine.add_request(list(range(1, 101)), params(seed=1))  # two chunks: 64 and 36
+    collect(engine, [request])
+    steps = engine.trace()
+    assert [s.phase for s in steps] == ["prefill"] * 2 + ["decode"] * 7
+    assert [s.num_prefill_tokens for s in steps][:2] == [64, 36]
+    assert {d.kind for s in steps[:1] for d in s.decisions} >= {"admitted", "chunked"}
+    metrics = wait_idle(engine)
+    assert (metrics.num_prefill_steps, metrics.num_decode_steps) == (2, 7)
+    assert metrics.num_generation_tokens == 8
+    engine.close()
+
+
+def test_counters_of_the_prefix_cache_add_up() -> None:
+    engine = make_engine()
+    prompt = list(range(1, 42))
+    for _ in range(3):
+        collect(engine, [engine.add_request(prompt, params(seed=1))])
+    metrics = wait_idle(engine)
+    assert metrics.prefix_cache_queries == 3 * 41
+    assert metrics.prefix_cache_hits == 2 * 40
+    assert metrics.num_prefill_tokens == 41 + 2 * 1
+    assert (
+        metrics.num_blocks_free + metrics.num_blocks_cached + metrics.num_blocks_used
+        == metrics.num_blocks_total
+    )
+    engine.reset_prefix_cache()
+    collect(engine, [engine.add_request(prompt, params(seed=1))])
+    assert wait_idle(engine).prefix_cache_hits == 2 * 40
+    engine.close()
