@@ -1,7 +1,6 @@
 // Packing of weights, the search for bad values, and the linear layer.
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -19,26 +18,6 @@ int64_t num_panels(int64_t out_features) { return (out_features + kPanelWidth - 
 // K as it is stored: bf16 goes in pairs.
 int64_t padded_depth(int64_t k, DType dtype) { return dtype == DType::kBF16 ? (k + 1) / 2 * 2 : k; }
 
-// Writes K [k_begin, k_end) of one row of W as column `column` of a panel; the type says how.
-void pack_column(const ConstTensor& part, int64_t row, int64_t k_begin, int64_t k_end,
-                 int64_t column, float* panel) {
-  float values[256];
-  const int64_t width = part.shape[1];
-  convert_to_f32(part, row * width + k_begin, k_end - k_begin, values);
-  for (int64_t k = k_begin; k < k_end; ++k) panel[k * kPanelWidth + column] = values[k - k_begin];
-}
-
-void pack_column(const ConstTensor& part, int64_t row, int64_t k_begin, int64_t k_end,
-                 int64_t column, uint16_t* panel) {
-  uint16_t values[256];
-  const int64_t width = part.shape[1];
-  convert_to_bf16(part, row * width + k_begin, k_end - k_begin, values);
-  if ((k_end - k_begin) % 2 != 0) values[k_end - k_begin] = 0;
-  for (int64_t k = k_begin; k < k_end; k += 2) {
-    std::memcpy(panel + k * kPanelWidth + 2 * column, values + (k - k_begin), 2 * sizeof(uint16_t));
-  }
-}
-
 // The rows of all parts, one after another.
 struct StackedRows {
   std::span<const ConstTensor> parts;
@@ -47,45 +26,83 @@ struct StackedRows {
   explicit StackedRows(std::span<const ConstTensor> parts_in) : parts(parts_in), starts{0} {
     for (const ConstTensor& part : parts) starts.push_back(starts.back() + part.shape[0]);
   }
-  size_t part_of(int64_t row) const {
-    return static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), row) -
-                               starts.begin()) -
-           1;
+  // One row as a tensor of its own; none past the end.
+  ConstTensor row(int64_t idx) const {
+    if (idx >= starts.back()) return ConstTensor{};
+    const auto after = std::upper_bound(starts.begin(), starts.end(), idx);
+    const size_t part = static_cast<size_t>(after - starts.begin()) - 1;
+    return parts[part].slice(0, idx - starts[part], 1);
   }
 };
 
-// A chunk of K is written for all columns of a panel before the next: 64 * 16 elements stay in the
-// L1 until their cache lines are full.
-constexpr int64_t kPackDepth = 64;
+// A chunk of K is written for all columns of a panel before the next: its lines, 16 KiB of them,
+// are still in the L1 when the second half of each is written. Even, so that pairs stay whole.
+constexpr int64_t kPackDepth = 256;
 
-template <class T>
-void pack_panel(const StackedRows& rows, int64_t panel_idx, int64_t n, int64_t k, T* panel) {
-  const int64_t begin = panel_idx * kPanelWidth;
-  const int64_t end = std::min(n, begin + kPanelWidth);
+// Eight columns of a panel over one chunk of K, as words: an f32 or a pair of bf16.
+class ColumnPacker {
+ public:
+  ColumnPacker(const cpu::KernelTable& kernels, DType dtype)
+      : kernels_(kernels), dtype_(dtype), per_word_(dtype == DType::kBF16 ? 2 : 1) {}
+
+  void pack(const ConstTensor rows[8], int64_t k_begin, int64_t count, float* to) {
+    const void* sources[8];
+    for (int r = 0; r < 8; ++r) {
+      const bool is_direct = rows[r] && rows[r].dtype == dtype_ && count % per_word_ == 0;
+      sources[r] = is_direct ? rows[r].as<std::byte>() + k_begin * size_bytes(dtype_)
+                             : converted(rows[r], k_begin, count, r);
+    }
+    kernels_.pack_words(sources, (count + per_word_ - 1) / per_word_, to);
+  }
+
+ private:
+  // In the weight's dtype, ended by a zero; all zero where there is no row.
+  const void* converted(const ConstTensor& row, int64_t k_begin, int64_t count, int r) {
+    float* words = buffer_[r];
+    if (!row) {
+      std::fill_n(words, kPackDepth, 0.0f);
+    } else if (dtype_ == DType::kF32) {
+      convert_to_f32(row, k_begin, count, words);
+    } else {
+      auto* pairs = reinterpret_cast<uint16_t*>(words);
+      convert_to_bf16(row, k_begin, count, pairs);
+      if (count < kPackDepth) pairs[count] = 0;
+    }
+    return words;
+  }
+
+  const cpu::KernelTable& kernels_;
+  const DType dtype_;
+  const int64_t per_word_;
+  float buffer_[8][kPackDepth];
+};
+
+void pack_panel(const cpu::KernelTable& kernels, const StackedRows& rows, int64_t panel_idx,
+                int64_t k, DType dtype, float* panel) {
+  ConstTensor columns[kPanelWidth];
+  for (int64_t i = 0; i < kPanelWidth; ++i) columns[i] = rows.row(panel_idx * kPanelWidth + i);
+  ColumnPacker packer(kernels, dtype);
+  const int64_t per_word = dtype == DType::kBF16 ? 2 : 1;
   for (int64_t depth = 0; depth < k; depth += kPackDepth) {
-    for (int64_t i = begin; i < end; ++i) {
-      const size_t part = rows.part_of(i);
-      pack_column(rows.parts[part], i - rows.starts[part], depth, std::min(k, depth + kPackDepth),
-                  i - begin, panel);
+    for (int64_t half = 0; half < kPanelWidth; half += 8) {
+      packer.pack(columns + half, depth, std::min(kPackDepth, k - depth),
+                  panel + depth / per_word * kPanelWidth + half);
     }
   }
 }
 
-// The first element of [begin, end) whose exponent bits are all ones, or end. Blocks are tested
-// without branches, at memory speed; the tensor may be a mapped file, unaligned.
+// The first element of [begin, end) whose exponent bits are all ones, or end. Blocks are tested at
+// memory speed; the tensor may be a mapped file, unaligned.
 template <class Bits>
-int64_t find_non_finite(const void* data, int64_t begin, int64_t end, Bits exponent) {
-  constexpr int64_t kBlock = 1024;
-  Bits block[kBlock];
+int64_t find_non_finite(bool (*any)(const void*, int64_t, Bits), const void* data, int64_t begin,
+                        int64_t end, Bits exponent) {
+  constexpr int64_t kBlock = 16384;
+  const auto* bytes = static_cast<const std::byte*>(data);
   for (int64_t at = begin; at < end; at += kBlock) {
     const int64_t count = std::min(kBlock, end - at);
-    std::memcpy(block, static_cast<const Bits*>(data) + at,
-                static_cast<size_t>(count) * sizeof(Bits));
-    Bits any = 0;
-    for (int64_t i = 0; i < count; ++i)
-      any = static_cast<Bits>(any | ((block[i] & exponent) == exponent ? 1 : 0));
-    for (int64_t i = 0; any != 0 && i < count; ++i)
-      if ((block[i] & exponent) == exponent) return at + i;
+    if (!any(bytes + at * static_cast<int64_t>(sizeof(Bits)), count, exponent)) continue;
+    for (int64_t i = at; i < at + count; ++i)
+      if (any(bytes + i * static_cast<int64_t>(sizeof(Bits)), 1, exponent)) return i;
   }
   return end;
 }
@@ -102,14 +119,11 @@ LinearWeight CpuBackend::pack_linear(std::span<const ConstTensor> parts, DType d
   const int64_t k = parts[0].shape[1];
   LinearWeight weight{n, k, dtype, Buffer(packed_bytes(n, k, dtype))};
   const StackedRows rows(parts);
-  const int64_t panel_elements = kPanelWidth * padded_depth(k, dtype);
+  const int64_t panel_bytes = packed_bytes(kPanelWidth, k, dtype);
   pool_.parallel_for(num_panels(n), 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t p = begin; p < end; ++p) {
-      std::byte* panel = weight.data.data() + p * panel_elements * size_bytes(dtype);
-      if (dtype == DType::kBF16)
-        pack_panel(rows, p, n, k, reinterpret_cast<uint16_t*>(panel));
-      else
-        pack_panel(rows, p, n, k, reinterpret_cast<float*>(panel));
+      auto* panel = reinterpret_cast<float*>(weight.data.data() + p * panel_bytes);
+      pack_panel(kernels_, rows, p, k, dtype, panel);
     }
   });
   return weight;
@@ -123,9 +137,10 @@ int64_t CpuBackend::first_non_finite(const ConstTensor& tensor) {
   pool_.parallel_for(tensor.num_elements(), 1 << 16, [&](int64_t begin, int64_t end, int) {
     int64_t found = end;
     if (tensor.dtype == DType::kF32)
-      found = find_non_finite<uint32_t>(tensor.data, begin, end, 0x7f800000u);
+      found = find_non_finite<uint32_t>(kernels_.any_non_finite_32, tensor.data, begin, end,
+                                        0x7f800000u);
     else
-      found = find_non_finite<uint16_t>(tensor.data, begin, end,
+      found = find_non_finite<uint16_t>(kernels_.any_non_finite_16, tensor.data, begin, end,
                                         tensor.dtype == DType::kBF16 ? 0x7f80 : 0x7c00);
     if (found == end) return;
     int64_t known = first.load();

@@ -18,6 +18,8 @@ constexpr int64_t kPanelWidth = 16;
 constexpr int64_t kRowBlock = 96;
 constexpr int64_t kDepthBlock = 512;
 constexpr int64_t kPanelBlock = 32;
+// Few rows take more of K at once, as long as their block of this many floats is half of the L1.
+constexpr int64_t kFewRowsFloats = 4096;
 // Keeps the rows of a copied block from falling into the same sets of the L1.
 constexpr int64_t kRowPadding = 16;
 
@@ -69,6 +71,14 @@ struct KernelTable {
   // Matrix products. Each output is one chain of fma over k in order, then + bias, then + old.
   int64_t (*linear_scratch_floats)(int64_t m, int64_t k);
   void (*linear)(const LinearPart* part);
+
+  // Eight columns of a panel: to[16 * i + r] = word i of row r, for i < count. A word is an f32 or
+  // a pair of bf16; rows may be unaligned.
+  void (*pack_words)(const void* const rows[8], int64_t count, float* to);
+  // Whether any of n numbers has all the bits of `exponent`: NaN and infinity do. Unaligned is
+  // fine.
+  bool (*any_non_finite_32)(const void* data, int64_t n, uint32_t exponent);
+  bool (*any_non_finite_16)(const void* data, int64_t n, uint16_t exponent);
 
   // Attention of one item; `rows` is the largest num_tokens * group of the items.
   int64_t (*attention_scratch_floats)(int64_t rows, int64_t head_dim, int64_t value_dim);

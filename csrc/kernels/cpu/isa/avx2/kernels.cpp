@@ -12,7 +12,7 @@ namespace {
 constexpr int kLanes = 8;
 // 12 sums, 2 weight vectors, a broadcast and a mask: 6 rows x 16 columns keep both FMA units busy
 // (12 chains over a latency of 4 to 5 cycles).
-constexpr int kAccumulators = 12;
+constexpr int kRegisters = 16;
 constexpr int kRowTile = 6;
 #include "kernels/cpu/lanes.inc"
 

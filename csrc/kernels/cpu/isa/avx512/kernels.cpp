@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kLanes = 16;
 // 24 sums (6 rows x 64 columns), 4 weight vectors, a broadcast and a mask.
-constexpr int kAccumulators = 24;
+constexpr int kRegisters = 32;
 constexpr int kRowTile = 6;
 #include "kernels/cpu/lanes.inc"
 

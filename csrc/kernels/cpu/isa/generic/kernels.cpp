@@ -10,9 +10,9 @@ namespace llmserve::cpu::generic {
 namespace {
 
 constexpr int kLanes = 16;
-// SSE2 has 16 registers of 4 lanes: 3 sums of 16 lanes, a weight vector in parts, a broadcast.
-constexpr int kAccumulators = 3;
-constexpr int kRowTile = 3;
+// SSE2 has 16 registers of 4 lanes, 4 of 16: 2 sums, a weight vector, a broadcast and temporaries.
+constexpr int kRegisters = 4;
+constexpr int kRowTile = 2;
 #include "kernels/cpu/lanes.inc"
 
 // One rounding where the machine has it; a library call otherwise would be far slower than two.
