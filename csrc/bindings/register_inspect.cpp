@@ -6,6 +6,7 @@
 #include "bindings/register.h"
 #include "core/error.h"
 #include "models/model.h"
+#include "scheduler/policy.h"
 
 namespace py = pybind11;
 
@@ -112,6 +113,9 @@ void register_inspect(py::module_& module) {
   module.def(
       "supported_backends", [] { return rows_of(backend_registry()); },
       "(name, summary) of every backend.");
+  module.def(
+      "supported_policies", [] { return rows_of(scheduling_policies()); },
+      "(name, summary) of every scheduling policy.");
 }
 
 }  // namespace llmserve

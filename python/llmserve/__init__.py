@@ -1,5 +1,50 @@
-"""llmserve: a fast, deterministic LLM serving engine."""
+"""llmserve: a fast, deterministic LLM serving engine.
 
+>>> from llmserve import LLM, SamplingParams, demo_model_path
+>>> llm = LLM(demo_model_path())
+>>> outputs = llm.generate("Once upon a time", SamplingParams(max_tokens=16), use_tqdm=False)
+>>> len(outputs[0].outputs[0].token_ids)
+16
+>>> llm.close()
+"""
+
+from llmserve._core import BlockAllocator
 from llmserve._version import __version__
+from llmserve.errors import (
+    CorruptFile,
+    DeviceError,
+    InternalError,
+    InvalidArgument,
+    LLMServeError,
+    NotSupported,
+    ResourceExhausted,
+)
+from llmserve.llm import LLM
+from llmserve.model_files import demo_model_path
+from llmserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from llmserve.prompts import TextPrompt, TokensPrompt
+from llmserve.sampling_params import RequestOutputKind, SamplingParams
+from llmserve.tokenizer import Tokenizer
 
-__all__ = ["__version__"]
+__all__ = [
+    "LLM",
+    "BlockAllocator",
+    "CompletionOutput",
+    "CorruptFile",
+    "DeviceError",
+    "InternalError",
+    "InvalidArgument",
+    "LLMServeError",
+    "Logprob",
+    "NotSupported",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestOutputKind",
+    "ResourceExhausted",
+    "SamplingParams",
+    "TextPrompt",
+    "Tokenizer",
+    "TokensPrompt",
+    "__version__",
+    "demo_model_path",
+]

@@ -1,0 +1,85 @@
+"""Checks of what callers pass in, with messages that name the argument, the rule and the value."""
+
+import difflib
+import math
+import numbers
+import operator
+from collections.abc import Iterable, Sized
+
+from llmserve.errors import InvalidArgument, NotSupported
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+
+def integer(name: str, value: object, minimum: int, maximum: int = INT32_MAX) -> int:
+    """`value` as an int in [minimum, maximum]; NumPy integers are integers, bools are not."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InvalidArgument(f"{name} must be an integer, got {describe(value)}")
+    result = operator.index(value)
+    if not minimum <= result <= maximum:
+        raise InvalidArgument(f"{name} must be between {minimum} and {maximum}, got {result}")
+    return result
+
+
+def optional_integer(
+    name: str, value: object, minimum: int, maximum: int = INT32_MAX
+) -> int | None:
+    """As `integer`, with None passed through."""
+    return None if value is None else integer(name, value, minimum, maximum)
+
+
+def number(name: str, value: object) -> float:
+    """`value` as a finite float; bools are not numbers."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InvalidArgument(f"{name} must be a number, got {describe(value)}")
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    if not math.isfinite(result):
+        raise InvalidArgument(f"{name} must be finite, got {describe(value)}")
+    return result
+
+
+def boolean(name: str, value: object) -> bool:
+    """`value`, which must be True or False."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name} must be True or False, got {describe(value)}")
+    return value
+
+
+def text(name: str, value: object) -> str:
+    """`value`, which must be a string."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} must be a string, got {describe(value)}")
+    return value
+
+
+def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises InvalidArgument that names the first unknown argument and the nearest known one."""
+    names = list(known)
+    for name in given:
+        if name in names:
+            continue
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names)}"
+        raise InvalidArgument(f"{what} has no argument {name!r}; {hint}")
+
+
+def refuse_unless_default(what: str, name: str, value: object, default: object) -> None:
+    """Raises NotSupported if an argument whose feature is not there yet is set to anything else."""
+    is_empty = default is None and isinstance(value, Sized) and len(value) == 0
+    is_number = isinstance(value, float | int) and not isinstance(value, bool)
+    is_same = value is default or (is_number and value == default)
+    if is_empty or is_same:
+        return
+    raise NotSupported(
+        f"{what}: {name}={describe(value)} is not supported yet; leave it at {default!r}"
+    )
+
+
+def describe(value: object) -> str:
+    """A short repr for messages."""
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."

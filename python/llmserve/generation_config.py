@@ -1,0 +1,62 @@
+"""generation_config.json: the sampling parameters that a model's makers recommend."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmserve.arguments import integer, number
+from llmserve.errors import CorruptFile, InvalidArgument
+from llmserve.model_files import checked_field, read_json_object, token_id_tuple
+from llmserve.sampling_params import SamplingParams
+
+_logger = logging.getLogger("llmserve")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """What the file says about sampling, and the ids that end a sequence."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    max_new_tokens: int | None = None
+    default_params: SamplingParams = field(default_factory=SamplingParams)
+
+
+def read_generation_config(directory: Path) -> GenerationConfig:
+    """generation_config.json of a directory; all defaults if it is absent. Raises CorruptFile."""
+    path = directory / "generation_config.json"
+    fields = read_json_object(directory, path.name) or {}
+    penalty = checked_field(path, fields, "repetition_penalty", number)
+    if penalty not in (None, 1.0):
+        _logger.warning(
+            "%s: repetition_penalty=%s is not supported yet and left out", path, penalty
+        )
+    max_new_tokens = checked_field(
+        path, fields, "max_new_tokens", lambda name, value: integer(name, value, 1)
+    )
+    return GenerationConfig(
+        eos_token_ids=checked_field(path, fields, "eos_token_id", token_id_tuple) or (),
+        max_new_tokens=max_new_tokens,
+        default_params=_default_params(path, fields, max_new_tokens),
+    )
+
+
+def _default_params(
+    path: Path, fields: Mapping[str, object], max_new_tokens: int | None
+) -> SamplingParams:
+    """SamplingParams' own defaults under what the file says, as vLLM does it."""
+    own = SamplingParams()
+    temperature = checked_field(path, fields, "temperature", number)
+    top_p = checked_field(path, fields, "top_p", number)
+    top_k = checked_field(path, fields, "top_k", lambda name, value: integer(name, value, -1))
+    min_p = checked_field(path, fields, "min_p", number)
+    try:
+        return SamplingParams(
+            temperature=own.temperature if temperature is None else temperature,
+            top_p=own.top_p if top_p is None else top_p,
+            top_k=own.top_k if top_k is None else top_k,
+            min_p=own.min_p if min_p is None else min_p,
+            max_tokens=own.max_tokens if max_new_tokens is None else max_new_tokens,
+        )
+    except InvalidArgument as error:
+        raise CorruptFile(f"{path}: {error}") from error

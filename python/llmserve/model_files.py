@@ -1,0 +1,143 @@
+"""The JSON files of a checkpoint directory: read with bounds, checked field by field.
+
+The bytes are untrusted: nothing is executed, nothing outside the directory is opened, sizes are
+bounded, and what does not fit is a CorruptFile that names the file and the field.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from llmserve.arguments import INT32_MAX, describe, integer
+from llmserve.errors import CorruptFile, InvalidArgument
+
+# Published files: config.json under 100 KB, tokenizer.json up to 35 MB (262,144 tokens).
+MAX_CONFIG_BYTES = 16 * 2**20
+MAX_TOKENIZER_BYTES = 256 * 2**20
+
+JsonObject = Mapping[str, object]
+Value = TypeVar("Value")
+
+
+def demo_model_path() -> Path:
+    """The demo model that ships inside the package: a Llama-architecture checkpoint of about 3 M
+    parameters.
+
+    >>> (demo_model_path() / "config.json").is_file()
+    True
+    """
+    return Path(__file__).parent / "demo" / "model"
+
+
+def checkpoint_directory(model: object) -> Path:
+    """`model` as an existing directory with a config.json. Raises InvalidArgument."""
+    if not isinstance(model, str | os.PathLike):
+        raise InvalidArgument(
+            f"model must be the path of a checkpoint directory, got {describe(model)}"
+        )
+    directory = Path(os.fsdecode(os.fspath(model)))
+    if "\0" in str(directory):
+        raise InvalidArgument(f"model must be a path, got {describe(model)}")
+    if not directory.is_dir():
+        found = "a file" if directory.exists() else "nothing"
+        raise InvalidArgument(
+            f"model must be a checkpoint directory (config.json, *.safetensors, tokenizer.json); "
+            f"there is {found} at {str(directory)!r}. Names of models on a hub are not resolved: "
+            f"download the model and pass its folder"
+        )
+    if not (directory / "config.json").exists():
+        raise InvalidArgument(
+            f"{directory} has no config.json; a checkpoint directory holds config.json, "
+            f"*.safetensors and tokenizer.json"
+        )
+    return directory
+
+
+def read_bytes(directory: Path, name: str, max_bytes: int) -> bytes | None:
+    """The contents of a regular file of the directory, None if it is absent.
+
+    Raises CorruptFile for a link that leaves the directory, for anything but a regular file and
+    for one above `max_bytes`.
+    """
+    path = directory / name
+    if not os.path.lexists(path):
+        return None
+    target = path.resolve()
+    if not target.is_relative_to(_link_root(directory)):
+        raise CorruptFile(f"{path}: links to {target}, outside the checkpoint directory")
+    try:
+        status = target.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptFile(f"{path}: expected a regular file")
+        if status.st_size > max_bytes:
+            raise CorruptFile(
+                f"{path}: {status.st_size} bytes, more than the {max_bytes} allowed for such a file"
+            )
+        with target.open("rb") as file:
+            return file.read(max_bytes)
+    except OSError as error:
+        if isinstance(error, CorruptFile):
+            raise
+        raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _link_root(directory: Path) -> Path:
+    """Where links may lead: the directory, or, for one in the cache layout of huggingface-hub
+    (<repo>/snapshots/<revision>, linking to <repo>/blobs), the repository's folder."""
+    resolved = directory.resolve()
+    if resolved.parent.name == "snapshots" and (resolved.parent.parent / "blobs").is_dir():
+        return resolved.parent.parent
+    return resolved
+
+
+def parse_json_object(data: bytes, path: Path) -> JsonObject:
+    """The JSON object in `data`. Raises CorruptFile that names the file and where it breaks."""
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise CorruptFile(f"{path}: not UTF-8 at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise CorruptFile(f"{path}: not JSON at byte {error.pos}: {error.msg}") from error
+    except (RecursionError, ValueError) as error:  # ValueError: an integer of too many digits
+        raise CorruptFile(f"{path}: not JSON that can be read: {error}") from error
+    if not isinstance(value, dict):
+        raise CorruptFile(f"{path}: expected a JSON object, got {describe(value)}")
+    return value
+
+
+def read_json_object(directory: Path, name: str) -> JsonObject | None:
+    """A small JSON file of the directory, None if it is absent. Raises CorruptFile."""
+    data = read_bytes(directory, name, MAX_CONFIG_BYTES)
+    return None if data is None else parse_json_object(data, directory / name)
+
+
+def read_vocab_size(directory: Path) -> int:
+    """V of config.json; the engine reads the rest. Raises CorruptFile."""
+    path = directory / "config.json"
+    fields = read_json_object(directory, path.name) or {}
+    vocab_size = checked_field(path, fields, "vocab_size", lambda name, v: integer(name, v, 1))
+    if vocab_size is None:
+        raise CorruptFile(f"{path}: vocab_size is missing")
+    return vocab_size
+
+
+def checked_field(
+    path: Path, fields: JsonObject, name: str, check: Callable[[str, object], Value]
+) -> Value | None:
+    """A field that is absent or null is None; a bad one is the file's fault."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    try:
+        return check(name, value)
+    except InvalidArgument as error:
+        raise CorruptFile(f"{path}: {error}") from error
+
+
+def token_id_tuple(name: str, value: object) -> tuple[int, ...]:
+    """One token id or a list of them."""
+    items = value if isinstance(value, list) else [value]
+    return tuple(integer(name, item, 0, INT32_MAX) for item in items)

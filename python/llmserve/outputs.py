@@ -1,0 +1,62 @@
+"""What `LLM.generate` returns: names as users of vLLM know them; additions are marked."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's log-probability: natural logarithm, of the raw distribution (before temperature
+    and truncation)."""
+
+    logprob: float
+    rank: int | None = None  # 1 is the most likely
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One of a request's n continuations."""
+
+    index: int  # which of the n
+    text: str
+    token_ids: list[int]  # an end-of-sequence or stop token is included; its text is not
+    cumulative_logprob: float | None  # sum over token_ids, where logprobs were asked for
+    logprobs: list[dict[int, Logprob]] | None  # one dict a token: the sampled one, then the top
+    finish_reason: str | None = None  # "stop", "length", "abort", "error"; None: still running
+    stop_reason: int | str | None = None  # the stop string or stop token id, if one ended it
+    lora_request: None = None
+    error: str | None = None  # llmserve's own: what went wrong where finish_reason is "error"
+    seed: int | None = None  # llmserve's own: passing it again gives these tokens again
+
+    def finished(self) -> bool:
+        """Whether nothing will be added."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """When things happened to one request. Seconds on a clock that starts anywhere, except
+    arrival_time, which is since the epoch; 0 where it has not happened."""
+
+    arrival_time: float
+    queued_ts: float
+    scheduled_ts: float
+    first_token_ts: float
+    last_token_ts: float
+    num_preemptions: int
+    num_generation_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A prompt and its continuations."""
+
+    request_id: str
+    prompt: str | None  # None where the prompt came as token ids
+    prompt_token_ids: list[int]
+    prompt_logprobs: None
+    outputs: list[CompletionOutput]  # in the order of their index
+    finished: bool
+    metrics: RequestMetrics
+    lora_request: None = None
+    num_cached_tokens: int = 0  # prompt tokens read from the prefix cache

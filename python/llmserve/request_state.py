@@ -1,0 +1,131 @@
+"""A request on its way: the events of the engine gathered into outputs."""
+
+import time
+from dataclasses import dataclass, field
+
+from llmserve import _core
+from llmserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from llmserve.prompts import Prompt
+from llmserve.sampling_params import RequestOutputKind, SamplingParams
+from llmserve.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class SampleState:
+    """One of a request's n continuations so far."""
+
+    index: int
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    last: _core.TokenEvent | None = None
+    num_given_texts: int = 0  # what a DELTA output has given already
+    num_given_tokens: int = 0
+
+
+class RequestState:
+    """One request: what went in, and what has come out."""
+
+    def __init__(self, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        self.prompt = prompt
+        self.params = params
+        self.request_id = -1  # the engine gives it
+        self.is_finished = False
+        self._tokenizer = tokenizer
+        self._arrival_time = time.time()
+        self._samples = [SampleState(index) for index in range(params.n)]
+        self._last: _core.TokenEvent | None = None
+        self._num_cached_tokens = 0
+        self._num_preemptions = 0
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether tokens can be turned into text."""
+        return self._tokenizer is not None
+
+    @property
+    def num_generation_tokens(self) -> int:
+        """Over all n."""
+        return sum(len(sample.token_ids) for sample in self._samples)
+
+    def apply(self, event: _core.TokenEvent) -> None:
+        """Adds an event of this request."""
+        sample = self._samples[event.sample_index]
+        if event.text:
+            sample.texts.append(event.text)
+        sample.token_ids += event.token_ids
+        if self.params.logprobs is not None:
+            for sampled, top in zip(event.logprobs, event.top_logprobs, strict=True):
+                sample.cumulative_logprob += sampled.logprob
+                sample.logprobs.append(self._logprob_dict(sampled, top))
+        sample.last = self._last = event
+        self.is_finished = event.is_request_finished
+        self._num_cached_tokens = max(self._num_cached_tokens, event.num_cached_tokens)
+        self._num_preemptions = max(self._num_preemptions, event.num_preemptions)
+
+    def output(self, kind: RequestOutputKind = RequestOutputKind.CUMULATIVE) -> RequestOutput:
+        """Everything so far or, for DELTA, what is new since the last call."""
+        is_delta = kind is RequestOutputKind.DELTA
+        return RequestOutput(
+            request_id=str(self.request_id),
+            prompt=self.prompt.text,
+            prompt_token_ids=self.prompt.token_ids,
+            prompt_logprobs=None,
+            outputs=[self._completion(sample, is_delta) for sample in self._samples],
+            finished=self.is_finished,
+            metrics=self._metrics(),
+            num_cached_tokens=self._num_cached_tokens,
+        )
+
+    def _completion(self, sample: SampleState, is_delta: bool) -> CompletionOutput:
+        first_text = sample.num_given_texts if is_delta else 0
+        first_token = sample.num_given_tokens if is_delta else 0
+        sample.num_given_texts = len(sample.texts)
+        sample.num_given_tokens = len(sample.token_ids)
+        has_logprobs = self.params.logprobs is not None
+        last = sample.last
+        return CompletionOutput(
+            index=sample.index,
+            text="".join(sample.texts[first_text:]),
+            token_ids=sample.token_ids[first_token:],
+            cumulative_logprob=sample.cumulative_logprob if has_logprobs else None,
+            logprobs=sample.logprobs[first_token:] if has_logprobs else None,
+            finish_reason=last.finish_reason if last else None,
+            stop_reason=self._stop_reason(last) if last else None,
+            error=(last.error or None) if last else None,
+            seed=last.seed if last else None,
+        )
+
+    def _stop_reason(self, event: _core.TokenEvent) -> int | str | None:
+        """None for the model's own end of sequence, as users of vLLM expect."""
+        reason = event.stop_reason
+        if isinstance(reason, int) and reason not in (self.params.stop_token_ids or ()):
+            return None
+        return reason
+
+    def _logprob_dict(
+        self, sampled: _core.TokenLogprob, top: list[_core.TokenLogprob]
+    ) -> dict[int, Logprob]:
+        return {
+            token.token_id: Logprob(
+                token.logprob,
+                token.rank,
+                self._tokenizer.token_text(token.token_id) if self._tokenizer else None,
+            )
+            for token in (sampled, *top)
+        }
+
+    def _metrics(self) -> RequestMetrics:
+        if self._last is None:
+            return RequestMetrics(self._arrival_time, 0.0, 0.0, 0.0, 0.0, 0, 0)
+        times = self._last.times
+        return RequestMetrics(
+            arrival_time=self._arrival_time,
+            queued_ts=times.arrival_us / 1e6,
+            scheduled_ts=times.scheduled_us / 1e6,
+            first_token_ts=times.first_token_us / 1e6,
+            last_token_ts=times.last_token_us / 1e6,
+            num_preemptions=self._num_preemptions,
+            num_generation_tokens=self.num_generation_tokens,
+        )

@@ -1,0 +1,128 @@
+"""Text to token ids and back: a thin wrapper of the tokenizers library."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmserve import _core
+from llmserve.errors import CorruptFile, InvalidArgument
+from llmserve.model_files import MAX_TOKENIZER_BYTES, parse_json_object, read_bytes
+from llmserve.vocabulary import VocabularyTable, build_vocabulary_table
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint directory.
+
+    >>> from llmserve import demo_model_path
+    >>> tokenizer = Tokenizer.from_directory(demo_model_path())
+    >>> tokenizer.decode(tokenizer.encode("Once upon a time"))
+    'Once upon a time'
+    """
+
+    def __init__(
+        self, tokenizer: "tokenizers.Tokenizer", table: VocabularyTable, path: Path
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._table = table
+        self._special = frozenset(table.special_token_ids)
+        self._path = path
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> "Tokenizer | None":
+        """The directory's tokenizer.json, None without one. Raises CorruptFile, NotSupported."""
+        import tokenizers  # here, so that importing llmserve stays quick
+
+        path = directory / "tokenizer.json"
+        data = read_bytes(directory, path.name, MAX_TOKENIZER_BYTES)
+        if data is None:
+            return None
+        parsed = parse_json_object(data, path)
+        try:
+            tokenizer = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
+        except Exception as error:  # the library raises nothing narrower
+            raise CorruptFile(f"{path}: not a tokenizer: {error}") from error
+        # As transformers does: what the file says about batches of a training run is not wanted.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokens = tokenizer.get_vocab(with_added_tokens=True)
+        return cls(tokenizer, build_vocabulary_table(parsed, tokens, path), path)
+
+    @property
+    def num_tokens(self) -> int:
+        """One more than the largest token id."""
+        return len(self._table.token_bytes)
+
+    @property
+    def special_token_ids(self) -> list[int]:
+        """Ids that decode() leaves out, increasing."""
+        return list(self._table.special_token_ids)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text, with what the model wants at its ends (usually a
+        begin-of-sequence id) unless told otherwise. Raises InvalidArgument for lone surrogates."""
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """As `encode`, for several texts at once."""
+        for text in texts:
+            _check_unicode(text)
+        if len(texts) == 1:
+            return [self._tokenizer.encode(texts[0], add_special_tokens=add_special_tokens).ids]
+        encodings = self._tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids, as the tokenizers library gives it."""
+        for token_id in token_ids:
+            self._check_id(token_id)
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token alone; bytes that are not a whole character are shown as U+FFFD."""
+        if not 0 <= token_id < self.num_tokens:  # models pad their vocabulary
+            return ""
+        return self._table.token_bytes[token_id].decode("utf-8", errors="replace")
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its name in the vocabulary, None if there is none."""
+        return self._tokenizer.token_to_id(token)
+
+    def check_fits(self, vocab_size: int) -> None:
+        """Raises InvalidArgument if an id lies beyond the model's vocabulary."""
+        if self.num_tokens > vocab_size:
+            raise InvalidArgument(
+                f"{self._path}: does not fit the model: its largest token id is "
+                f"{self.num_tokens - 1}, but config.json says vocab_size={vocab_size}; use the "
+                f"tokenizer that the model was trained with"
+            )
+
+    def to_core(self) -> _core.Vocabulary:
+        """The engine's decoder table."""
+        return _core.Vocabulary(self._table.token_bytes, self._table.special_token_ids)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({json.dumps(str(self._path))}, num_tokens={self.num_tokens})"
+
+    def _check_id(self, token_id: int) -> None:
+        if not 0 <= token_id < self.num_tokens:
+            raise InvalidArgument(
+                f"token id {token_id} is outside the vocabulary (0 to {self.num_tokens - 1})"
+            )
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"the text has a lone surrogate at character {error.start}, which is not Unicode; "
+            f"clean it with text.encode('utf-8', 'replace').decode()"
+        ) from error

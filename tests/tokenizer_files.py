@@ -1,0 +1,82 @@
+"""Small tokenizers of the kinds in use, made on the spot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import tokenizers
+from tokenizers import (
+    AddedToken,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+TEXTS = [
+    "the quick brown fox jumps over the lazy dog — naïve café ☕ 日本語 éè",
+    "hello hello world 😀 " * 5,
+]
+
+
+def byte_level(vocab_size: int = 400) -> tokenizers.Tokenizer:
+    """As GPT-2, Llama 3 and Qwen have it, with added tokens that are awkward on purpose."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|end|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.add_tokens([AddedToken("ab cd"), AddedToken("éx"), AddedToken("日本")])
+    tokenizer.add_special_tokens(["<|é|>"])
+    return tokenizer
+
+
+def sentence_piece() -> tokenizers.Tokenizer:
+    """As Llama 2 and Mistral have it: Replace, ByteFallback, Fuse, Strip, and a BOS."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=["<unk>", "<s>", "</s>", *byte_tokens], show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    parsed = json.loads(tokenizer.to_str())
+    parsed["added_tokens"] = [t for t in parsed["added_tokens"] if t["content"] not in byte_tokens]
+    return tokenizers.Tokenizer.from_str(json.dumps(parsed))
+
+
+def metaspace() -> tokenizers.Tokenizer:
+    """As T5 and newer conversions of SentencePiece models have it."""
+    tokenizer = sentence_piece()
+    tokenizer.normalizer = normalizers.Sequence([])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def save(tokenizer: tokenizers.Tokenizer, directory: Path, **changes: object) -> Path:
+    """Writes tokenizer.json, with top-level fields replaced; returns the directory."""
+    parsed = {**json.loads(tokenizer.to_str()), **changes}
+    (directory / "tokenizer.json").write_text(json.dumps(parsed), encoding="utf-8")
+    return directory

@@ -1,0 +1,232 @@
+"""`LLM` from its first breath to its last: interruption, threads, several at once, memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import checkpoints
+import pytest
+from llmserve import LLM, InvalidArgument, RequestOutput, SamplingParams
+from llmserve.request_runner import RequestRunner
+
+# Tells an answer from a hang; the calls below take milliseconds.
+DEADLINE_S = 60.0
+INTERRUPT_DEADLINE_S = 3.0  # less than the wait for requests that never answer (5 s)
+LONG = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Path:
+    return checkpoints.checkpoint("llama")
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path) -> Iterator[LLM]:
+    with LLM(checkpoint, num_threads=1, kv_cache_memory_bytes=2**22) as llm:
+        yield llm
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def generate(llm: LLM, prompts: object, params: object = GREEDY) -> list[RequestOutput]:
+    return llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
+
+
+def is_running_requests(thread_id: int) -> bool:
+    """Whether a thread is between the first request of a call and the call's end."""
+    frame = sys._current_frames().get(thread_id)
+    while frame is not None:
+        if frame.f_code is RequestRunner.run.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def interrupt_soon() -> threading.Thread:
+    """Sends SIGINT to this process once its main thread runs requests, at any point of that."""
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not is_running_requests(threading.main_thread().ident or 0):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.0005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    return thread
+
+
+def test_ctrl_c_ends_the_call_and_leaves_the_llm_usable(checkpoint: Path) -> None:
+    params = SamplingParams(max_tokens=None, temperature=0.0, ignore_eos=True)
+    with LLM(checkpoint, num_threads=1, max_num_seqs=2) as llm:
+        expected = tokens(generate(llm, "hello"))
+        for _ in range(5):
+            start = time.monotonic()
+            thread = interrupt_soon()
+            with pytest.raises(KeyboardInterrupt):
+                generate(llm, [[5, 6 + i] for i in range(300)], params)
+            thread.join()
+            assert time.monotonic() - start < INTERRUPT_DEADLINE_S
+            metrics = llm.get_metrics()
+            assert metrics.num_requests_running + metrics.num_requests_waiting == 0
+            assert metrics.num_blocks_used == 0
+            assert tokens(generate(llm, "hello")) == expected
+
+
+def test_ctrl_c_in_one_thread_loses_nothing_of_another(checkpoint: Path) -> None:
+    params = SamplingParams(max_tokens=None, temperature=0.0, ignore_eos=True)
+    prompts = [[5, 6 + i] for i in range(60)]
+    with LLM(checkpoint, num_threads=1, max_num_seqs=4) as llm:
+        expected = tokens(generate(llm, prompts, LONG))
+        results: list[list[list[int]]] = []
+        worker = threading.Thread(
+            target=lambda: results.append(tokens(generate(llm, prompts, LONG)))
+        )
+        worker.start()
+        while worker.is_alive():
+            thread = interrupt_soon()
+            with pytest.raises(KeyboardInterrupt):
+                generate(llm, [[9, 9]] * 100, params)
+            thread.join()
+        worker.join(DEADLINE_S)
+    assert results == [expected]
+
+
+def test_threads_share_one_llm(llm: LLM) -> None:
+    prompts = [[[5 + worker, 6 + i] for i in range(6)] for worker in range(6)]
+    expected = [tokens(generate(llm, batch)) for batch in prompts]
+    results: list[list[list[int]] | None] = [None] * len(prompts)
+
+    def work(worker: int) -> None:
+        results[worker] = tokens(generate(llm, prompts[worker]))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert results == expected
+
+
+def test_a_stream_that_nobody_reads_holds_up_nobody(llm: LLM) -> None:
+    stream = llm.stream("hello", LONG)
+    next(stream)
+    assert len(tokens(generate(llm, [[1, 2]]))[0]) == 8
+    assert list(stream)[-1].finished
+
+
+def test_several_llms_live_side_by_side(checkpoint: Path) -> None:
+    other_checkpoint = checkpoints.checkpoint("qwen3", seed=1)
+    with LLM(checkpoint, num_threads=1) as one, LLM(other_checkpoint, num_threads=1) as two:
+        prompts = [[3, 4, 5], [6, 7]]
+        first, second = tokens(generate(one, prompts)), tokens(generate(two, prompts))
+        assert first != second
+        assert (tokens(generate(one, prompts)), tokens(generate(two, prompts))) == (first, second)
+
+
+def test_a_closed_llm_says_so(checkpoint: Path) -> None:
+    llm = LLM(checkpoint, num_threads=1)
+    assert str(checkpoint) in repr(llm)
+    llm.close()
+    llm.close()
+    assert repr(llm) == "LLM(closed)"
+    for call in (lambda: generate(llm, "hello"), llm.get_metrics, llm.__enter__):
+        with pytest.raises(InvalidArgument, match="this LLM is closed"):
+            call()
+
+
+def test_closing_ends_a_call_in_another_thread(checkpoint: Path) -> None:
+    llm = LLM(checkpoint, num_threads=1)
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            generate(llm, [[1, 2]] * 300, LONG)
+        except InvalidArgument as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while llm.get_metrics().num_generation_tokens == 0:
+        time.sleep(0.001)
+    llm.close()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    assert "this LLM is closed" in str(errors[0])
+
+
+def memory_bytes() -> tuple[int, int]:
+    """(address space, resident) of this process."""
+    address_space, resident = Path("/proc/self/statm").read_text().split()[:2]
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    return int(address_space) * page_bytes, int(resident) * page_bytes
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+def test_close_gives_all_memory_back(checkpoint: Path) -> None:
+    # The KV pool is touched lazily, so that one which stays shows in the address space; what a
+    # cycle touches (weights, workspace, tables) shows in the resident pages.
+    kv_bytes = 2**26
+    max_address_growth_bytes = 2 * kv_bytes  # of 20 pools: one may be the allocator's to reuse
+    max_resident_growth_bytes = 2**23  # 400 KiB a cycle, less than one workspace
+
+    def cycle() -> None:
+        with LLM(checkpoint, num_threads=2, kv_cache_memory_bytes=kv_bytes) as llm:
+            generate(llm, [[5, 6 + i] for i in range(16)])
+
+    for _ in range(3):
+        cycle()
+    gc.collect()
+    start = memory_bytes()
+    for _ in range(20):
+        cycle()
+    gc.collect()
+    address_space, resident = memory_bytes()
+    assert address_space - start[0] < max_address_growth_bytes
+    assert resident - start[1] < max_resident_growth_bytes
+
+
+def test_an_llm_that_is_dropped_ends_its_threads(checkpoint: Path) -> None:
+    def num_threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before = num_threads()
+    llm = LLM(checkpoint, num_threads=2)
+    generate(llm, "hello")
+    assert num_threads() > before
+    del llm
+    gc.collect()
+    assert num_threads() <= before
+
+
+def test_importing_loads_neither_torch_nor_tokenizers() -> None:
+    code = (
+        "import sys, llmserve; "
+        "print([m for m in ('torch', 'transformers', 'tokenizers', 'tqdm') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_progress_bar_counts_requests_and_shows_the_rate(
+    llm: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm.generate([[1], [2], [3]], GREEDY)
+    shown = capsys.readouterr()
+    assert "Processed prompts: 100%" in shown.err
+    assert "3/3" in shown.err
+    assert "tok/s" in shown.err
+    assert shown.out == ""

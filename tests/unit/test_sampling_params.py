@@ -1,0 +1,164 @@
+"""Every field is checked when the parameters are made, and the message names it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+from llmserve import InvalidArgument, NotSupported, RequestOutputKind, SamplingParams
+
+# vLLM's own, in its order (docs of vLLM 0.33).
+DEFAULTS = {
+    "n": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "seed": None,
+    "stop": (),
+    "stop_token_ids": (),
+    "ignore_eos": False,
+    "max_tokens": 16,
+    "min_tokens": 0,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "detokenize": True,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False,
+    "output_kind": RequestOutputKind.CUMULATIVE,
+    "structured_outputs": None,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "bad_words": None,
+    "extra_args": None,
+    "logprob_token_ids": None,
+    "skip_reading_prefix_cache": None,
+    "thinking_token_budget": None,
+    "repetition_detection": None,
+}
+
+
+def test_names_order_and_defaults_are_those_of_the_field() -> None:
+    assert dataclasses.asdict(SamplingParams()) == DEFAULTS
+    assert [field.name for field in dataclasses.fields(SamplingParams)] == list(DEFAULTS)
+
+
+REFUSED = [
+    ({"n": 0}, "n must be between 1 and 128, got 0"),
+    ({"n": 10**18}, "n must be between 1 and 128, got 1000000000000000000"),
+    ({"n": True}, "n must be an integer, got True"),
+    ({"n": 1.0}, "n must be an integer, got 1.0"),
+    ({"temperature": -0.5}, "temperature must be finite and at least 0, got -0.5"),
+    ({"temperature": float("nan")}, "temperature must be finite, got nan"),
+    ({"temperature": 10**400}, "temperature must be finite, got 1000"),
+    ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+    ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
+    ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
+    ({"top_k": -2}, "top_k must be between -1 and 2147483647, got -2"),
+    ({"min_p": 1.01}, r"min_p must be in \[0, 1\], got 1.01"),
+    ({"seed": -2}, "seed must be between -1 and 18446744073709551615, got -2"),
+    ({"seed": 2**64}, "seed must be between -1 and 18446744073709551615, got 1844"),
+    ({"stop": ["a", 3]}, r"stop\[1\] must be a string, got 3"),
+    ({"stop": [""]}, "stop must not contain an empty string"),
+    ({"stop": 3}, "stop must be a string or a list of them, got 3"),
+    ({"stop_token_ids": [1, -1]}, r"stop_token_ids\[1\] must be between 0 and 2147483647, got -1"),
+    ({"stop_token_ids": "12"}, "stop_token_ids must be a list of token ids, got '12'"),
+    ({"max_tokens": 0}, "max_tokens must be between 1 and 2147483647, got 0"),
+    ({"min_tokens": 17}, "min_tokens must not exceed max_tokens=16, got 17"),
+    ({"logprobs": -2}, "logprobs must be between -1 and 2147483647, got -2"),
+    ({"ignore_eos": 1}, "ignore_eos must be True or False, got 1"),
+    ({"stop": "x", "detokenize": False}, "stop strings need detokenize=True"),
+    ({"output_kind": "DELTA"}, "output_kind must be a RequestOutputKind, got 'DELTA'"),
+    ({"temprature": 0.5}, "SamplingParams has no argument 'temprature'; did you mean 'temp"),
+    ({"zzz": 1}, "SamplingParams has no argument 'zzz'; it takes n, presence_penalty"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED)
+def test_a_bad_value_is_refused_with_field_rule_and_value(
+    fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{message}"):
+        SamplingParams(**fields)  # type: ignore[arg-type]
+
+
+NOT_YET = [
+    {"presence_penalty": 0.1},
+    {"frequency_penalty": 0.1},
+    {"repetition_penalty": 1.1},
+    {"prompt_logprobs": 1},
+    {"spaces_between_special_tokens": False},
+    {"structured_outputs": {"json": {}}},
+    {"logit_bias": {1: 1.0}},
+    {"allowed_token_ids": [1]},
+    {"bad_words": ["x"]},
+    {"extra_args": {"a": 1}},
+    {"logprob_token_ids": [1]},
+    {"skip_reading_prefix_cache": True},
+    {"thinking_token_budget": 5},
+    {"repetition_detection": {"max": 1}},
+    {"logprobs": -1},
+]
+
+
+@pytest.mark.parametrize("fields", NOT_YET)
+def test_a_feature_that_is_not_there_yet_is_refused_by_name(fields: dict[str, object]) -> None:
+    (name,) = fields
+    with pytest.raises(NotSupported, match=f"^SamplingParams: {name}=.*not supported yet"):
+        SamplingParams(**fields)  # type: ignore[arg-type]
+
+
+def test_a_feature_that_is_not_there_yet_is_accepted_where_it_asks_for_nothing() -> None:
+    params = SamplingParams(presence_penalty=0, bad_words=[], logit_bias={}, repetition_penalty=1)
+    assert params.temperature == 1.0
+
+
+def test_values_are_brought_to_one_form() -> None:
+    params = SamplingParams(
+        stop="x", stop_token_ids=np.array([3, 4]), n=np.int64(2), seed=-1, logprobs=True
+    )
+    assert params.stop == ("x",)
+    assert params.stop_token_ids == (3, 4)
+    assert type(params.n) is int
+    assert params.seed is None
+    assert params.logprobs == 1
+
+
+def test_parameters_are_values() -> None:
+    params = SamplingParams(temperature=0.5, stop=["a", "b"])
+    assert params == SamplingParams(temperature=0.5, stop=("a", "b"))
+    assert hash(params) == hash(copy.deepcopy(params))
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert dataclasses.replace(params, n=2).n == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.n = 3  # type: ignore[misc]
+
+
+def test_every_field_reaches_the_engine() -> None:
+    fields = {
+        "n": 3,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 7,
+        "min_p": 0.125,
+        "seed": 2**64 - 1,
+        "stop": ["x", "日本"],
+        "stop_token_ids": [5],
+        "ignore_eos": True,
+        "max_tokens": 9,
+        "min_tokens": 4,
+        "logprobs": 2,
+        "detokenize": True,
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+    }
+    core = SamplingParams(**fields).to_core()  # type: ignore[arg-type]
+    assert {name: getattr(core, name) for name in fields} == fields
+    assert SamplingParams(max_tokens=None).to_core(max_tokens=77).max_tokens == 77

@@ -1,0 +1,203 @@
+"""Text to ids and back: the table that the engine decodes with says what the library says."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tokenizer_files
+import tokenizers
+from llmserve import CorruptFile, InvalidArgument, NotSupported, Tokenizer, demo_model_path
+from llmserve.vocabulary import build_vocabulary_table
+
+KINDS = [tokenizer_files.byte_level, tokenizer_files.sentence_piece, tokenizer_files.metaspace]
+
+
+def load(directory: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_directory(directory)
+    assert tokenizer is not None
+    return tokenizer
+
+
+def table_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
+    """What the engine makes of ids (csrc/text): their bytes, one after another."""
+    special = set(tokenizer.special_token_ids) if skip else set()
+    table = tokenizer._table.token_bytes
+    return b"".join(table[i] for i in ids if i not in special).decode("utf-8", "replace")
+
+
+def is_valid_byte_run(tokenizer: tokenizers.Tokenizer, ids: list[int]) -> bool:
+    """Where bytes of a fallback are not UTF-8 the library drops whole runs of them; the engine,
+    which streams, replaces what is broken only."""
+    names = [tokenizer.id_to_token(i) for i in ids]
+    run = bytearray()
+    for name in [*names, ""]:
+        if name.startswith("<0x"):
+            run.append(int(name[3:5], 16))
+            continue
+        try:
+            bytes(run).decode("utf-8")
+        except UnicodeDecodeError:
+            return False
+        run.clear()
+    return True
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_continuation_has_the_text_that_the_library_decodes(
+    make: Callable[[], tokenizers.Tokenizer], skip: bool, tmp_path: Path
+) -> None:
+    library = make()
+    tokenizer = load(tokenizer_files.save(library, tmp_path))
+    prompt = tokenizer.encode("the fox")
+    prompt_text = library.decode(prompt, skip_special_tokens=skip)
+    rng = random.Random(5)
+    num_compared = 0
+    for _ in range(1500):
+        ids = [rng.randrange(tokenizer.num_tokens) for _ in range(rng.randrange(1, 8))]
+        if make is tokenizer_files.sentence_piece and not is_valid_byte_run(library, ids):
+            continue
+        whole = library.decode(prompt + ids, skip_special_tokens=skip)
+        assert table_text(tokenizer, ids, skip) == whole[len(prompt_text) :], ids
+        num_compared += 1
+    assert num_compared > 200
+
+
+def test_bytes_of_a_fallback_make_a_character_together(tmp_path: Path) -> None:
+    tokenizer = load(tokenizer_files.save(tokenizer_files.sentence_piece(), tmp_path))
+    ids = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "€".encode()]
+    assert table_text(tokenizer, [i for i in ids if i is not None], False) == "€"
+
+
+def test_encode_adds_what_the_model_wants_unless_told_otherwise(tmp_path: Path) -> None:
+    tokenizer = load(tokenizer_files.save(tokenizer_files.sentence_piece(), tmp_path))
+    bos = tokenizer.token_id("<s>")
+    assert tokenizer.encode("hello")[0] == bos
+    assert bos not in tokenizer.encode("hello", add_special_tokens=False)
+    assert tokenizer.encode_batch(["hello", "world"]) == [
+        tokenizer.encode("hello"),
+        tokenizer.encode("world"),
+    ]
+
+
+def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path: Path) -> None:
+    library = tokenizer_files.byte_level()
+    library.enable_truncation(2)
+    library.enable_padding(length=9)
+    tokenizer = load(tokenizer_files.save(library, tmp_path))
+    text = "the quick brown fox jumps over the lazy dog"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode("a")) == 1
+
+
+def test_encode_takes_odd_text(tmp_path: Path) -> None:
+    tokenizer = load(tokenizer_files.save(tokenizer_files.byte_level(), tmp_path))
+    for text in ("\0", "😀 \u200d", "<|end|>", "a" * 100_000, "\r\n\t"):
+        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+
+
+def test_a_lone_surrogate_is_refused(tmp_path: Path) -> None:
+    tokenizer = load(tokenizer_files.save(tokenizer_files.byte_level(), tmp_path))
+    with pytest.raises(InvalidArgument, match="lone surrogate at character 2"):
+        tokenizer.encode("ab\ud800")
+
+
+def test_decode_refuses_ids_outside_the_vocabulary(tmp_path: Path) -> None:
+    tokenizer = load(tokenizer_files.save(tokenizer_files.byte_level(), tmp_path))
+    for bad in (-1, tokenizer.num_tokens, 2**40):
+        with pytest.raises(InvalidArgument, match=f"token id {bad} is outside the vocabulary"):
+            tokenizer.decode([bad])
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
+    tokenizer = load(tokenizer_files.save(tokenizer_files.byte_level(), tmp_path))
+    tokenizer.check_fits(tokenizer.num_tokens)
+    with pytest.raises(InvalidArgument, match=r"largest token id is \d+, .*vocab_size=300"):
+        tokenizer.check_fits(300)
+
+
+def test_a_directory_without_a_tokenizer_gives_none(tmp_path: Path) -> None:
+    assert Tokenizer.from_directory(tmp_path) is None
+
+
+BAD_FILES = [
+    (b"", "not JSON at byte 0"),
+    (b"[1]", "expected a JSON object"),
+    (b'{"a": \xff}', "not UTF-8 at byte 6"),
+    (b'{"a": 1', "not JSON at byte 7"),
+    (b"{}", "not a tokenizer"),
+    (b'{"a":' * 50_000, "not JSON"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), BAD_FILES)
+def test_a_broken_tokenizer_file_is_named(data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(data)
+    with pytest.raises(CorruptFile, match=message) as error:
+        Tokenizer.from_directory(tmp_path)
+    assert "tokenizer.json" in str(error.value)
+
+
+def test_a_tokenizer_that_links_out_of_the_directory_is_not_opened(tmp_path: Path) -> None:
+    outside = tmp_path / "outside.json"
+    outside.write_text("{}")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").symlink_to(outside)
+    with pytest.raises(CorruptFile, match="outside the checkpoint directory"):
+        Tokenizer.from_directory(model)
+
+
+def test_links_within_a_hub_cache_are_followed(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0123abcd"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    tokenizer_files.save(tokenizer_files.byte_level(), blobs)
+    (snapshot / "tokenizer.json").symlink_to(Path("../../blobs/tokenizer.json"))
+    assert load(snapshot).num_tokens > 256
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(CorruptFile, match="expected a regular file"):
+        Tokenizer.from_directory(tmp_path)
+
+
+OTHER_DECODERS = [
+    ({"type": "WordPiece", "prefix": "##", "cleanup": True}, "decoder WordPiece"),
+    (None, "no decoder"),
+    (
+        {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"},
+        "decoder Replace with pattern",
+    ),
+]
+
+
+@pytest.mark.parametrize(("decoder", "name"), OTHER_DECODERS)
+def test_a_decoder_that_is_not_supported_is_named(
+    decoder: dict[str, object] | None, name: str, tmp_path: Path
+) -> None:
+    tokenizer_files.save(tokenizer_files.byte_level(), tmp_path, decoder=decoder)
+    with pytest.raises(NotSupported, match=name):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_strip_before_fuse_applies_to_every_token() -> None:
+    strip = {"type": "Strip", "content": "_", "start": 1, "stop": 2}
+    parsed = {"decoder": {"type": "Sequence", "decoders": [strip, {"type": "Fuse"}]}}
+    table = build_vocabulary_table(parsed, {"__a___": 0, "_": 1}, Path("tokenizer.json"))
+    assert table.token_bytes == [b"_a_", b""]
+
+
+def test_the_demo_tokenizer_gives_its_text_back() -> None:
+    tokenizer = load(demo_model_path())
+    parsed = json.loads((demo_model_path() / "tokenizer.json").read_text(encoding="utf-8"))
+    assert parsed["decoder"]["type"] == "ByteLevel"
+    text = "Once upon a time, a fox met a crow. 日本"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
