@@ -1,0 +1,34 @@
+"""What the commands need of a terminal."""
+
+import os
+import unicodedata
+from typing import TextIO
+
+
+def dim(stream: TextIO, text: str, end: str = "\n") -> None:
+    """Writes text that stands back, where the stream is a terminal with colours."""
+    is_coloured = stream.isatty() and "NO_COLOR" not in os.environ
+    stream.write(f"\033[2m{text}\033[0m{end}" if is_coloured else text + end)
+    stream.flush()
+
+
+def printable(text: str) -> str:
+    """The text without control characters other than tab and line end: what a model writes must not
+    drive the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        for character in text
+        if character in "\t\n" or unicodedata.category(character) != "Cc"
+    )
+
+
+def human_bytes(num_bytes: int) -> str:
+    """'1.5 MiB'."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,88 @@
+"""`llmserve inspect`: what a checkpoint holds and what it will take, before anything is loaded."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from llmserve import _core
+from llmserve.cli.console import human_bytes
+from llmserve.model_files import checkpoint_directory
+
+_EXAMPLES = """examples:
+  llmserve inspect ./Qwen3-0.6B
+  llmserve inspect --dtype float32 --json ./Qwen3-0.6B
+"""
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser(
+        "inspect",
+        help="show what a checkpoint holds and takes",
+        description="Shows architecture, sizes by group, KV-cache bytes a token and tensors of a "
+        "checkpoint directory, without loading it.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("model", metavar="MODEL", help="checkpoint directory")
+    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="auto, float32 or bfloat16")
+    parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    directory = checkpoint_directory(options.model)
+    report = _core.inspect_checkpoint(
+        str(directory), dtype=options.dtype, kv_cache_dtype=options.kv_cache_dtype
+    )
+    if options.json:
+        print(json.dumps(report, indent=2))
+        return 0
+    for line in _lines(report):
+        print(line)
+    if options.tensors:
+        for line in _tensor_lines(report["tensors"]):
+            print(line)
+    return 0
+
+
+def _lines(report: dict[str, Any]) -> Iterator[str]:
+    config, plan = report["config"], report["plan"]
+    yield f"architecture   {config['architecture']}, {report['format']}, {config['stored_dtype']}"
+    yield (
+        f"shape          {config['num_layers']} layers, model {config['hidden_size']}, "
+        f"FFN {config['intermediate_size']}, vocabulary {config['vocab_size']}"
+    )
+    yield (
+        f"attention      {config['num_heads']} heads, {config['num_kv_heads']} KV heads, "
+        f"head dim {config['head_dim']}, RoPE {config['rope']['type']}"
+    )
+    yield f"context        {config['max_model_len']} tokens"
+    yield (
+        f"files          {report['num_files']} with {len(report['tensors'])} tensors, "
+        f"{human_bytes(report['file_bytes'])}"
+    )
+    yield f"in memory      {human_bytes(plan['total_bytes'])} of weights in {plan['dtype']}"
+    for name, num_bytes in plan["group_bytes"].items():
+        yield f"  {name:<12} {human_bytes(num_bytes)}"
+    yield (
+        f"KV cache       {plan['kv_bytes_per_token']} bytes a token in {plan['kv_cache_dtype']}, "
+        f"{human_bytes(plan['kv_bytes_per_token'] * config['max_model_len'])} a full context"
+    )
+    yield f"workspace      {human_bytes(plan['workspace_bytes'])}"
+    if plan["unused_tensors"]:
+        yield f"unused         {', '.join(plan['unused_tensors'])}"
+
+
+def _tensor_lines(tensors: list[dict[str, Any]]) -> Iterator[str]:
+    width = max((len(tensor["name"]) for tensor in tensors), default=0)
+    for tensor in tensors:
+        shape = str(tensor["shape"])
+        yield (
+            f"{tensor['name']:<{width}}  {tensor['dtype']:<9} {shape:<16} "
+            f"{human_bytes(tensor['num_bytes']):>10}  {tensor['file']}"
+        )

@@ -1,0 +1,179 @@
+"""The `llmserve` command, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import checkpoints
+import llmserve
+import pytest
+from llmserve import LLM, SamplingParams, demo_model_path
+from llmserve.cli import console
+
+# A start of Python, a tiny model and a few tokens take well under a second.
+DEADLINE_S = 60.0
+
+
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "llmserve", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    return str(checkpoints.checkpoint("llama"))
+
+
+def test_generate_writes_the_text_to_stdout_and_the_figures_to_stderr(model: str) -> None:
+    done = run("generate", "--model", model, "--temperature", "0", "--max-tokens", "9", "hello")
+    assert done.returncode == 0
+    with LLM(model) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=9)
+        (output,) = llm.generate("hello", params, use_tqdm=False)
+    assert done.stdout == output.outputs[0].text + "\n"
+    assert "9 new tokens" in done.stderr
+    assert "tok/s" in done.stderr
+    assert "\033" not in done.stdout + done.stderr
+
+
+def test_generate_uses_the_demo_model_and_its_own_settings() -> None:
+    done = run("generate", "Once upon a time", "--seed", "1")
+    assert done.returncode == 0
+    assert len(done.stdout.split()) > 10
+    config = json.loads((demo_model_path() / "generation_config.json").read_text(encoding="utf-8"))
+    assert 0 < int(done.stderr.split("new tokens")[0].split()[-1]) <= config["max_new_tokens"]
+
+
+def test_generate_reads_the_prompt_from_stdin(model: str) -> None:
+    arguments = ("generate", "--model", model, "--temperature", "0", "--quiet")
+    assert run(*arguments, stdin="hello\n").stdout == run(*arguments, "hello").stdout
+
+
+def test_quiet_leaves_stderr_empty(model: str) -> None:
+    assert run("generate", "--model", model, "--quiet", "hello").stderr == ""
+
+
+def test_a_seed_repeats_and_stop_ends_the_text(model: str) -> None:
+    arguments = ("generate", "--model", model, "--seed", "5", "--quiet", "hello", "--ignore-eos")
+    first = run(*arguments).stdout
+    assert run(*arguments).stdout == first
+    stop = first[3:6]
+    assert run(*arguments, "--stop", stop).stdout == first[: first.index(stop)] + "\n"
+
+
+def test_n_writes_every_continuation_under_a_heading(model: str) -> None:
+    done = run(
+        "generate", "--model", model, "--n", "3", "--seed", "2", "--max-tokens", "5", "hello"
+    )
+    assert [line for line in done.stdout.splitlines() if line.startswith("--- ")] == [
+        "--- 1 of 3",
+        "--- 2 of 3",
+        "--- 3 of 3",
+    ]
+    assert "15 new tokens" in done.stderr
+
+
+USER_ERRORS = [
+    (("generate", "--model", "/nowhere", "x"), "model must be a checkpoint directory"),
+    (("generate", "--temperature", "-1", "x"), "temperature must be finite and at least 0, got -1"),
+    (("generate", "--n", "1000", "x"), "n must be between 1 and 128, got 1000"),
+    (("generate", "--dtype", "float8", "x"), "float8"),
+    (("generate", ""), "prompt is empty"),
+    (("inspect", "/nowhere"), "model must be a checkpoint directory"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), USER_ERRORS)
+def test_a_users_error_is_one_line_and_exits_2(arguments: tuple[str, ...], message: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout.strip() == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("llmserve: ")
+    assert message in done.stderr
+
+
+def test_bad_usage_shows_the_usage() -> None:
+    for arguments in ((), ("generate", "--max-tokens", "many", "x"), ("dance",)):
+        done = run(*arguments)
+        assert done.returncode == 2
+        assert "usage: llmserve" in done.stderr
+
+
+def test_help_has_examples() -> None:
+    for arguments in (("--help",), ("generate", "--help"), ("inspect", "--help")):
+        done = run(*arguments)
+        assert done.returncode == 0
+        assert "examples:" in done.stdout
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"llmserve {llmserve.__version__}\n"
+
+
+def test_ctrl_c_stops_cleanly(model: str) -> None:
+    arguments = ("generate", "--model", model, "--ignore-eos", "--device", "ref", "hello")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llmserve", *arguments, "--max-tokens", "250"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)  # it is writing
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+    if process.returncode == 0:
+        pytest.skip("the model was done before the signal came")
+    assert process.returncode == 130
+    assert stderr.strip().splitlines() == ["llmserve: interrupted"]
+    assert time.monotonic() - start < DEADLINE_S / 4
+
+
+def test_a_reader_that_leaves_is_no_error(model: str) -> None:
+    generate = f"-m llmserve generate --model {model} --ignore-eos --quiet hello"
+    command = f"{sys.executable} {generate} | head -c 1"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_inspect_shows_sizes_that_add_up(model: str) -> None:
+    report = json.loads(run("inspect", "--json", model).stdout)
+    assert report["plan"]["total_bytes"] == sum(report["plan"]["group_bytes"].values())
+    assert report["config"]["architecture"] == "LlamaForCausalLM"
+    # keys and values, 2 layers, 2 KV heads of 12, 4 bytes
+    assert report["plan"]["kv_bytes_per_token"] == 2 * 2 * 2 * 12 * 4
+    text = run("inspect", model).stdout
+    assert "LlamaForCausalLM" in text
+    assert "384 bytes a token in float32" in text
+
+
+def test_inspect_lists_tensors_on_request(model: str) -> None:
+    assert "model.embed_tokens.weight" not in run("inspect", model).stdout
+    done = run("inspect", "--tensors", model)
+    assert "model.embed_tokens.weight" in done.stdout
+    assert "[320, 48]" in done.stdout
+
+
+def test_what_a_model_writes_does_not_drive_the_terminal() -> None:
+    assert console.printable("a\033[2Jb\tc\n\x9b日本") == "a[2Jb\tc\n日本"
+
+
+def test_sizes_are_written_for_people() -> None:
+    sizes = [0, 1023, 1024, 1536 * 1024, 3 * 2**30, 2**42]
+    shown = [console.human_bytes(size) for size in sizes]
+    assert shown == ["0 B", "1023 B", "1.0 KiB", "1.5 MiB", "3.0 GiB", "4.0 TiB"]
