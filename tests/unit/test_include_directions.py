@@ -1,0 +1,121 @@
+"""The two planes stay apart: the #includes are read against the table of who includes whom."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+CSRC = Path(__file__).parents[2] / "csrc"
+
+# docs/architecture.md, "Who may include whom": direct includes; a folder may include itself.
+_LAYERS = {"core", "quant", "kernels", "comm", "io"}
+_ALL_BELOW_ENGINE = _LAYERS | {
+    "api",
+    "text",
+    "kv_cache",
+    "scheduler",
+    "layers",
+    "models",
+    "sampling",
+}
+MAY_INCLUDE = {
+    "core": set(),
+    "api": {"core"},
+    "quant": {"core"},
+    "comm": {"core"},
+    "text": {"core", "api"},
+    "kv_cache": {"core", "api"},
+    "scheduler": {"core", "api", "text", "kv_cache"},
+    "kernels": {"core", "quant"},
+    "io": {"core", "quant"},
+    "layers": _LAYERS,
+    "models": _LAYERS | {"layers"},
+    "sampling": {"core", "api", "kernels"},
+    "engine": _ALL_BELOW_ENGINE,
+    "bindings": {"core", "api", "text", "kv_cache", "scheduler", "kernels", "sampling", "engine"},
+}
+# In bindings, what exists for tests and inspection may look at anything.
+ANYTHING = re.compile(r"bindings/(register_testing\w*|register_inspect|model_records)\.\w+")
+CUDA = re.compile(r"cuda\w*\.h|cublas\w*\.h|nccl\w*\.h|cub/.*|cutlass/.*")
+CUDA_PLACES = re.compile(r"kernels/cuda/.*|comm/nccl\.cpp")
+
+
+def includes() -> Iterator[tuple[str, str]]:
+    """(including file, included path), both relative to csrc."""
+    for path in sorted(CSRC.rglob("*")):
+        if path.suffix not in {".h", ".cpp", ".inc", ".cu", ".cuh"}:
+            continue
+        source = path.relative_to(CSRC).as_posix()
+        for match in re.finditer(
+            r'^\s*#\s*include\s*[<"]([^">]+)[">]', path.read_text(encoding="utf-8"), re.MULTILINE
+        ):
+            yield source, match.group(1)
+
+
+def is_allowed(source: str, target: str) -> bool:
+    if not (CSRC / target).exists():
+        return True  # not of this project
+    folder, target_folder = source.split("/")[0], target.split("/")[0]
+    if folder == target_folder or ANYTHING.fullmatch(source):
+        return True
+    return target_folder in MAY_INCLUDE[folder]
+
+
+def test_every_folder_includes_only_what_lies_below_it() -> None:
+    wrong = [
+        f"{source} includes {target}"
+        for source, target in includes()
+        if not is_allowed(source, target)
+    ]
+    assert wrong == []
+
+
+def test_every_folder_is_in_the_table() -> None:
+    folders = {path.name for path in CSRC.iterdir() if path.is_dir()}
+    assert folders <= MAY_INCLUDE.keys()
+
+
+def test_project_includes_are_written_from_csrc() -> None:
+    wrong = []
+    for source, target in includes():
+        beside = (CSRC / source).parent / target
+        if beside.exists() and not (CSRC / target).exists() and not target.endswith(".inc"):
+            wrong.append(f"{source} includes {target}")
+    assert wrong == []
+
+
+def test_pybind11_stays_in_bindings() -> None:
+    wrong = [
+        s
+        for s, target in includes()
+        if target.startswith("pybind11/") and not s.startswith("bindings/")
+    ]
+    assert wrong == []
+
+
+def test_cuda_stays_in_its_places() -> None:
+    wrong = [
+        s for s, target in includes() if CUDA.fullmatch(target) and not CUDA_PLACES.fullmatch(s)
+    ]
+    assert wrong == []
+
+
+def test_an_instruction_set_includes_nothing_from_outside_with_code_in_it() -> None:
+    """Inline functions of a shared header would be merged by the linker across instruction sets."""
+    allowed = re.compile(r"core/math/\w+\.inc|quant/formats/\w+\.inc|kernels/cpu/.*")
+    wrong = [
+        f"{source} includes {target}"
+        for source, target in includes()
+        if source.startswith("kernels/cpu/isa/")
+        and (CSRC / target).exists()
+        and not allowed.fullmatch(target)
+    ]
+    assert wrong == []
+
+
+def test_the_table_catches_a_wrong_direction() -> None:
+    assert not is_allowed("core/tensor.h", "api/request.h")
+    assert not is_allowed("scheduler/step_plan.h", "kernels/ops.h")
+    assert is_allowed("scheduler/step_plan.h", "api/request.h")
+    assert is_allowed("core/tensor.h", "cstdint")
