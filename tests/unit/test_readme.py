@@ -1,0 +1,79 @@
+"""Every block of the README runs as printed, but the two commands that .ci/run runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import llmserve
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+# Starts of Python and a few dozen tokens of the demo model.
+DEADLINE_S = 120.0
+
+BLOCK = re.compile(r"(?:<!-- ci: (?P<ci>\w+) -->\n)?```(?P<kind>\w+)\n(?P<code>.*?)```", re.DOTALL)
+BLOCKS = [match.groupdict() for match in BLOCK.finditer(README)]
+TO_RUN = [block for block in BLOCKS if block["ci"] is None]
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    """With `python` and `llmserve` as an installed package has them."""
+    for name, arguments in (("python", ""), ("llmserve", "-m llmserve")):
+        script = tmp_path / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        script.chmod(0o755)
+    package = str(Path(llmserve.__file__).parents[1])
+    return {
+        **os.environ,
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")]),
+    }
+
+
+def test_the_commands_that_the_checks_run_are_marked() -> None:
+    commands = {block["ci"]: block["code"] for block in BLOCKS if block["ci"]}
+    assert commands["try"].strip() == 'pip install . && llmserve generate "Once upon a time"'
+    assert commands["test"].strip() == "pip install '.[test]' && pytest"
+    assert len(TO_RUN) >= 4
+    assert {block["kind"] for block in TO_RUN} <= {"python", "sh"}
+
+
+@pytest.mark.parametrize("idx", range(len(TO_RUN)))
+def test_a_block_runs_as_printed(idx: int, tmp_path: Path) -> None:
+    block = TO_RUN[idx]
+    command = (
+        [sys.executable, "-c"] if block["kind"] == "python" else ["bash", "-euo", "pipefail", "-c"]
+    )
+    done = subprocess.run(
+        [*command, block["code"]],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *(p.name for p in (ROOT / "docs").glob("*.md"))]
+)
+def test_links_lead_somewhere(page: str) -> None:
+    path = ROOT / page if (ROOT / page).exists() else ROOT / "docs" / page
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), f"{page}: {target}"
+
+
+def test_paths_that_the_docs_name_exist() -> None:
+    pattern = re.compile(r"`((?:csrc|tests|docs|python|tools)/[\w./-]+)`")
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for named in pattern.findall(page.read_text(encoding="utf-8")):
+            assert (ROOT / named).exists(), f"{page.name}: {named}"
