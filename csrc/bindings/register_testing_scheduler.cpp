@@ -3,9 +3,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -163,6 +165,27 @@ py::list sequences(const ScriptedScheduler& self) {
     list.append(make_namespace(fields));
   }
   return list;
+}
+
+// (microseconds of schedule(), of commit(), sequences in the step) of each step.
+std::vector<std::tuple<double, double, int64_t>> time_steps(ScriptedScheduler& self,
+                                                            int32_t num_steps, int32_t vocab_size) {
+  using Time = std::chrono::steady_clock;
+  using Microseconds = std::chrono::duration<double, std::micro>;
+  std::vector<std::tuple<double, double, int64_t>> times;
+  for (int32_t i = 0; i < num_steps && self.scheduler.has_unfinished(); ++i) {
+    const auto start = Time::now();
+    const StepPlan& plan = self.scheduler.schedule();
+    const auto scheduled = Time::now();
+    const SampledTokens sampled = sample_oracle(plan, vocab_size);
+    const auto num_sequences = static_cast<int64_t>(plan.sequences.size());
+    const auto before_commit = Time::now();
+    self.scheduler.commit(sampled);
+    const auto committed = Time::now();
+    times.emplace_back(Microseconds(scheduled - start).count(),
+                       Microseconds(committed - before_commit).count(), num_sequences);
+  }
+  return times;
 }
 
 py::dict metrics(const ScriptedScheduler& self) {
@@ -327,6 +350,7 @@ void register_testing_scheduler(py::module_& testing) {
            [](const ScriptedScheduler& self) { self.scheduler.check_integrity(); })
       .def("ref_count", [](const ScriptedScheduler& self,
                            int32_t block) { return self.scheduler.kv_cache().ref_count(block); })
+      .def("time_steps", &time_steps, py::arg("num_steps"), py::arg("vocab_size"))
       .def("sequences", &sequences)
       // (token slots in the blocks of the running sequences, shared ones once a holder; tokens
       // there)

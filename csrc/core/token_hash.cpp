@@ -58,6 +58,11 @@ void Sha256::update(std::span<const uint8_t> data) {
   size_t used = num_bytes_ % 64;
   num_bytes_ += data.size();
   while (!data.empty()) {
+    if (used == 0 && data.size() >= 64) {
+      compress(data.data());
+      data = data.subspan(64);
+      continue;
+    }
     const size_t count = std::min(data.size(), 64 - used);
     std::copy_n(data.begin(), count, buffer_.begin() + used);
     data = data.subspan(count);
@@ -94,12 +99,16 @@ TokenHash root_hash(std::string_view salt) {
 TokenHash chain_hash(const TokenHash& parent, std::span<const int32_t> token_ids) {
   Sha256 sha;
   sha.update(parent.bytes);
-  for (const int32_t id : token_ids) {
-    const uint32_t bits = static_cast<uint32_t>(id);
-    const std::array<uint8_t, 4> bytes = {
-        static_cast<uint8_t>(bits), static_cast<uint8_t>(bits >> 8),
-        static_cast<uint8_t>(bits >> 16), static_cast<uint8_t>(bits >> 24)};
-    sha.update(bytes);
+  if constexpr (std::endian::native == std::endian::little) {
+    sha.update({reinterpret_cast<const uint8_t*>(token_ids.data()), token_ids.size_bytes()});
+  } else {
+    for (const int32_t id : token_ids) {
+      const uint32_t bits = static_cast<uint32_t>(id);
+      const std::array<uint8_t, 4> bytes = {
+          static_cast<uint8_t>(bits), static_cast<uint8_t>(bits >> 8),
+          static_cast<uint8_t>(bits >> 16), static_cast<uint8_t>(bits >> 24)};
+      sha.update(bytes);
+    }
   }
   return sha.finish();
 }
