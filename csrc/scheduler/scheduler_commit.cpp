@@ -21,7 +21,9 @@ const StepResult& Scheduler::commit(const SampledTokens& sampled) {
   place_forks();
   for (const RequestId id : std::exchange(aborts_, {})) abort(id);
   drop_finished();
-  result_.events = std::exchange(events_, {});
+  // Swapped, so that both keep their memory from step to step.
+  result_.events.clear();
+  result_.events.swap(events_);
   return result_;
 }
 

@@ -13,7 +13,11 @@ const StepPlan& Scheduler::schedule() {
   Budget budget{.num_tokens = config_.max_num_batched_tokens};
   schedule_running(budget);
   // Who was just preempted would take the blocks back that they gave.
-  if (!has_preempted_) admit_waiting(budget);
+  if (has_preempted_) {
+    wake_us_ = step_start_us_;
+  } else {
+    admit_waiting(budget);
+  }
   drop_finished();
   is_in_step_ = true;
   return plan_;

@@ -13,14 +13,9 @@ StopStrings::StopStrings(const std::vector<std::string>& strings) {
       if (text[i] == text[border]) ++border;
       pattern.borders[i + 1] = border;
     }
+    first_bytes_[static_cast<uint8_t>(text.front())] = true;
     patterns_.push_back(std::move(pattern));
   }
-}
-
-uint32_t StopStrings::advance(size_t idx, uint32_t matched, char byte) const {
-  const Pattern& pattern = patterns_[idx];
-  while (matched > 0 && byte != pattern.text[matched]) matched = pattern.borders[matched];
-  return byte == pattern.text[matched] ? matched + 1 : 0;
 }
 
 StopChecker::StopChecker(const Vocabulary& vocabulary, const StopStrings& stops, Options options)
@@ -53,10 +48,9 @@ std::optional<size_t> StopChecker::flush(std::string& text) {
 
 std::optional<size_t> StopChecker::scan(bool can_stop, std::string& text) {
   for (; num_scanned_ < held_.size(); ++num_scanned_) {
-    for (size_t s = 0; s < matched_.size(); ++s) {
-      matched_[s] = stops_->advance(s, matched_[s], held_[num_scanned_]);
-    }
-    const std::optional<size_t> stop = take_completed();
+    const char byte = held_[num_scanned_];
+    if (max_matched_ == 0 && !stops_->can_begin(byte)) continue;
+    const std::optional<size_t> stop = advance(byte);
     if (!stop || !can_stop) continue;
     const size_t kept = options_.include_stop_str_in_output ? 0 : stops_->string(*stop).size();
     text.append(held_, 0, num_scanned_ + 1 - kept);
@@ -67,26 +61,30 @@ std::optional<size_t> StopChecker::scan(bool can_stop, std::string& text) {
   return std::nullopt;
 }
 
+// The longest stop string that this byte completes. Should it be let pass, its end may still begin
+// another one.
+std::optional<size_t> StopChecker::advance(char byte) {
+  std::optional<size_t> completed;
+  max_matched_ = 0;
+  for (size_t s = 0; s < matched_.size(); ++s) {
+    const size_t length = stops_->string(s).size();
+    matched_[s] = stops_->advance(s, matched_[s], byte);
+    if (matched_[s] == length) {
+      if (!completed || length > stops_->string(*completed).size()) completed = s;
+      matched_[s] = stops_->border(s, matched_[s]);
+    }
+    max_matched_ = std::max(max_matched_, matched_[s]);
+  }
+  return completed;
+}
+
 void StopChecker::give_out(std::string& text) {
-  const uint32_t num_held = *std::max_element(matched_.begin(), matched_.end());
-  size_t num_out = held_.size() - num_held;
+  size_t num_out = held_.size() - max_matched_;
   // Stop strings are bytes and may begin inside a character; characters leave whole.
   while (num_out > 0 && num_out < held_.size() && (held_[num_out] & 0xc0) == 0x80) --num_out;
   text.append(held_, 0, num_out);
   held_.erase(0, num_out);
   num_scanned_ = held_.size();
-}
-
-std::optional<size_t> StopChecker::take_completed() {
-  std::optional<size_t> longest;
-  for (size_t s = 0; s < matched_.size(); ++s) {
-    const size_t length = stops_->string(s).size();
-    if (matched_[s] < length) continue;
-    if (!longest || length > stops_->string(*longest).size()) longest = s;
-    // Should it be let pass, its end may still begin another one.
-    matched_[s] = stops_->border(s, matched_[s]);
-  }
-  return longest;
 }
 
 }  // namespace llmserve

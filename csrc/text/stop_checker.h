@@ -7,6 +7,7 @@
 //   result = text before the stop string that ends first (the longest of those that end there)
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -28,9 +29,15 @@ class StopStrings {
 
   size_t size() const { return patterns_.size(); }
   const std::string& string(size_t idx) const { return patterns_[idx].text; }
+  // Whether any of them begins with this byte.
+  bool can_begin(char byte) const { return first_bytes_[static_cast<uint8_t>(byte)]; }
 
-  // Bytes of string idx matched after one more byte, given those matched before it.
-  uint32_t advance(size_t idx, uint32_t matched, char byte) const;
+  // Bytes of string idx matched after one more byte, given those matched before it, not all.
+  uint32_t advance(size_t idx, uint32_t matched, char byte) const {
+    const Pattern& pattern = patterns_[idx];
+    while (matched > 0 && byte != pattern.text[matched]) matched = pattern.borders[matched];
+    return byte == pattern.text[matched] ? matched + 1 : 0;
+  }
   // The longest proper prefix of string idx that its first `matched` bytes end with.
   uint32_t border(size_t idx, uint32_t matched) const { return patterns_[idx].borders[matched]; }
 
@@ -40,6 +47,7 @@ class StopStrings {
     std::vector<uint32_t> borders;  // [length + 1]: longest proper border of each prefix
   };
   std::vector<Pattern> patterns_;
+  std::array<bool, 256> first_bytes_{};
 };
 
 class StopChecker {
@@ -63,8 +71,8 @@ class StopChecker {
 
  private:
   std::optional<size_t> scan(bool can_stop, std::string& text);
+  std::optional<size_t> advance(char byte);
   void give_out(std::string& text);
-  std::optional<size_t> take_completed();
 
   const Vocabulary* vocabulary_;
   const StopStrings* stops_;
@@ -73,6 +81,7 @@ class StopChecker {
   std::string held_;               // whole characters that are not given out yet
   size_t num_scanned_ = 0;         // bytes of held_ that the stop strings have seen
   std::vector<uint32_t> matched_;  // [stops] bytes of each string that the text's end matches
+  uint32_t max_matched_ = 0;       // of those
 };
 
 }  // namespace llmserve
