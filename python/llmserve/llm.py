@@ -229,6 +229,11 @@ class LLM:
         """Counters since the start: requests, steps, tokens, prefix cache, KV blocks."""
         return self._open_engine().metrics()
 
+    def trace(self) -> list[_core.StepRecord]:
+        """The last few thousand steps: phase (prefill or decode), tokens, the times of scheduling,
+        execution and commit in microseconds, and for each sequence why it ran or waited."""
+        return self._open_engine().trace()
+
     def reset_prefix_cache(self) -> None:
         """Forgets the cached blocks that no running request uses."""
         self._open_engine().reset_prefix_cache()

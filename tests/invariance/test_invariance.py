@@ -1,0 +1,171 @@
+"""H1: a request's tokens and logprobs are the same bits whatever the company.
+
+Every test runs the same twelve requests in another way and compares with each of them run alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from checkpoints import VOCAB_SIZE, checkpoint
+from llmserve import LLM, RequestOutput, SamplingParams
+
+MAX_TOKENS = 20
+
+# One request's tokens and, for each, the sampled and the most likely ids with their logprobs.
+Result = tuple[list[int], list[dict[int, tuple[float, int | None]]]]
+
+
+def make_requests() -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts of 1 to 150 tokens, half of them on a common prefix of 40; greedy and seeded."""
+    rng = random.Random(7)
+    common = [rng.randrange(3, VOCAB_SIZE) for _ in range(40)]
+    prompts, params = [], []
+    for i, length in enumerate([1, 2, 15, 16, 17, 31, 33, 64, 65, 100, 127, 150]):
+        tail = [rng.randrange(3, VOCAB_SIZE) for _ in range(length)]
+        prompts.append(common + tail if i % 2 else tail)
+        sampling = {"temperature": 0.0} if i % 3 == 0 else {"temperature": 0.9, "seed": 1000 + i}
+        filters = {"top_k": 40, "top_p": 0.9, "min_p": 0.01} if i % 3 == 2 else {}
+        params.append(
+            SamplingParams(
+                max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=3, **sampling, **filters
+            )
+        )
+    return prompts, params
+
+
+PROMPTS, PARAMS = make_requests()
+
+
+def result(output: RequestOutput, sample: int = 0) -> Result:
+    completion = output.outputs[sample]
+    assert completion.logprobs is not None
+    rows = [{i: (lp.logprob, lp.rank) for i, lp in row.items()} for row in completion.logprobs]
+    return list(completion.token_ids), rows
+
+
+def run(llm: LLM, order: Sequence[int] | None = None) -> list[Result]:
+    """All requests in one batch, handed over in this order; results in the order of PROMPTS."""
+    order = list(order) if order is not None else list(range(len(PROMPTS)))
+    outputs = llm.generate(
+        [{"prompt_token_ids": PROMPTS[i]} for i in order],
+        [PARAMS[i] for i in order],
+        use_tqdm=False,
+    )
+    by_request = dict(zip(order, outputs, strict=True))
+    return [result(by_request[i]) for i in range(len(PROMPTS))]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def make_llm(dtype: str, **options: object) -> LLM:
+    defaults = {"max_model_len": 256, "num_gpu_blocks_override": 512, "num_threads": 1}
+    return LLM(str(checkpoint("llama")), dtype=dtype, **{**defaults, **options})
+
+
+@pytest.fixture(scope="module")
+def alone(dtype: str) -> list[Result]:
+    """Each request by itself in an engine that caches nothing."""
+    with make_llm(dtype, enable_prefix_caching=False) as llm:
+        results = []
+        for prompt, params in zip(PROMPTS, PARAMS, strict=True):
+            results += [
+                result(o)
+                for o in llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+            ]
+        assert llm.get_metrics().prefix_cache_hits == 0
+    assert len({tuple(tokens) for tokens, _ in results}) > len(PROMPTS) // 2, "a model of one word"
+    return results
+
+
+def test_in_a_batch(dtype: str, alone: list[Result]) -> None:
+    with make_llm(dtype) as llm:
+        assert run(llm) == alone
+
+
+def test_in_any_order_of_arrival(dtype: str, alone: list[Result]) -> None:
+    order = list(range(len(PROMPTS)))
+    with make_llm(dtype) as llm:
+        for seed in range(3):
+            random.Random(seed).shuffle(order)
+            llm.reset_prefix_cache()
+            assert run(llm, order) == alone
+
+
+@pytest.mark.parametrize("budget", [12, 16, 17, 50])
+def test_in_chunks(dtype: str, alone: list[Result], budget: int) -> None:
+    with make_llm(dtype, max_num_batched_tokens=budget, max_num_seqs=12) as llm:
+        assert run(llm) == alone
+        kinds = {d.kind for step in llm.trace() for d in step.decisions}
+        assert "chunked" in kinds
+
+
+def test_without_chunks(dtype: str, alone: list[Result]) -> None:
+    with make_llm(dtype, enable_chunked_prefill=False) as llm:
+        assert run(llm) == alone
+
+
+def test_with_a_cached_prefix(dtype: str, alone: list[Result]) -> None:
+    with make_llm(dtype) as llm:
+        assert run(llm) == alone
+        before = llm.get_metrics().prefix_cache_hits
+        assert run(llm) == alone
+        assert llm.get_metrics().prefix_cache_hits - before > 500
+
+
+def test_preempted(dtype: str, alone: list[Result]) -> None:
+    """A pool of 30 blocks for requests that need 80."""
+    with make_llm(dtype, num_gpu_blocks_override=30) as llm:
+        assert run(llm) == alone
+        assert llm.get_metrics().num_preemptions > 0
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_in_blocks_of_any_size(dtype: str, alone: list[Result], block_size: int) -> None:
+    with make_llm(dtype, block_size=block_size) as llm:
+        assert run(llm) == alone
+
+
+def test_on_any_number_of_threads(dtype: str, alone: list[Result]) -> None:
+    for num_threads in (2, 3):
+        with make_llm(dtype, num_threads=num_threads) as llm:
+            assert run(llm) == alone
+
+
+def test_a_few_at_a_time(dtype: str, alone: list[Result]) -> None:
+    with make_llm(dtype, max_num_seqs=3) as llm:
+        assert run(llm) == alone
+
+
+@pytest.mark.parametrize("policy", ["priority", "static", "dynamic"])
+def test_under_any_policy(dtype: str, alone: list[Result], policy: str) -> None:
+    with make_llm(dtype, scheduling_policy=policy, max_num_seqs=5) as llm:
+        assert run(llm) == alone
+
+
+def test_the_first_of_n_samples_is_the_only_sample(dtype: str, alone: list[Result]) -> None:
+    """n > 1 shares the prompt's blocks and must not change sample 0; the others differ from it."""
+    sampled = [i for i, p in enumerate(PARAMS) if p.temperature > 0]
+    with make_llm(dtype) as llm:
+        for i in sampled[:4]:
+            params = SamplingParams(
+                n=3,
+                max_tokens=MAX_TOKENS,
+                ignore_eos=True,
+                logprobs=3,
+                temperature=PARAMS[i].temperature,
+                seed=PARAMS[i].seed,
+                top_k=PARAMS[i].top_k,
+                top_p=PARAMS[i].top_p,
+                min_p=PARAMS[i].min_p,
+            )
+            (output,) = llm.generate([{"prompt_token_ids": PROMPTS[i]}], params, use_tqdm=False)
+            samples = [result(output, s) for s in range(3)]
+            assert samples[0] == alone[i]
+            assert samples[1][0] != samples[0][0]
+            assert samples[2][0] != samples[1][0]
