@@ -20,7 +20,7 @@ from llmserve import (
     SamplingParams,
     demo_model_path,
 )
-from llmserve.errors import CorruptFile
+from llmserve.errors import CorruptFile, ResourceExhausted
 
 # Tells an answer from a hang; the calls below take milliseconds.
 DEADLINE_S = 60.0
@@ -308,6 +308,14 @@ def test_a_bad_setting_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         LLM(checkpoint, **settings)  # type: ignore[arg-type]
+
+
+def test_a_pool_too_small_for_the_context_is_refused_with_the_numbers(checkpoint: Path) -> None:
+    # 384 bytes a token: keys and values, 2 layers, 2 KV heads of 12, float32
+    with pytest.raises(ResourceExhausted, match=r"needs 98304 bytes of KV cache \(384 a token\)"):
+        LLM(checkpoint, kv_cache_memory_bytes=2**15)
+    with LLM(checkpoint, kv_cache_memory_bytes=2**15, max_model_len=64) as llm:
+        assert len(tokens(generate(llm, [[1] * 50]))[0]) == 8
 
 
 def test_a_model_that_is_not_there_is_refused_with_advice(tmp_path: Path) -> None:

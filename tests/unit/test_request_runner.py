@@ -1,0 +1,111 @@
+"""What goes wrong for one request, and for the engine as a whole; on a token oracle."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from llmserve import InvalidArgument, SamplingParams, _core
+from llmserve.errors import DeviceError, ResourceExhausted
+from llmserve.prompts import Prompt
+from llmserve.request_runner import RequestRunner
+from llmserve.request_state import RequestState
+
+MAX_MODEL_LEN = 256
+PARAMS = SamplingParams(max_tokens=6, detokenize=False, ignore_eos=True)
+
+
+def engine(options: dict[str, int] | None = None, **scheduler: object) -> _core.Engine:
+    config = _core.EngineConfig()
+    config.cache.num_blocks = 64
+    config.cache.block_size = 8
+    config.scheduler.max_model_len = MAX_MODEL_LEN
+    config.scheduler.max_num_batched_tokens = 64
+    config.scheduler.max_num_seqs = 16
+    for name, value in scheduler.items():
+        setattr(config.scheduler, name, value)
+    oracle = _core.testing.OracleOptions(vocab_size=100, **(options or {}))
+    return _core.testing.oracle_engine(config, oracle)
+
+
+def states(count: int) -> list[RequestState]:
+    return [RequestState(Prompt(None, [1, 2, 3 + i]), PARAMS, None) for i in range(count)]
+
+
+def run(runner: RequestRunner, requests: list[RequestState]) -> None:
+    for _ in runner.run(requests, [0] * len(requests)):
+        pass
+
+
+@pytest.fixture
+def runner() -> Iterator[RequestRunner]:
+    runner = RequestRunner(engine({"invalid_request_id": 2}), MAX_MODEL_LEN)
+    yield runner
+    runner.close()
+
+
+def test_a_request_that_fails_fails_alone_and_says_why(runner: RequestRunner) -> None:
+    requests = states(5)
+    run(runner, requests)
+    completions = [request.output().outputs[0] for request in requests]
+    assert [c.finish_reason for c in completions] == [
+        "length",
+        "length",
+        "error",
+        "length",
+        "length",
+    ]
+    assert [len(c.token_ids) for c in completions] == [6, 6, 0, 6, 6]
+    assert [c.error is None for c in completions] == [True, True, False, True, True]
+    assert "finite" in (completions[2].error or "")
+    assert all(request.output().finished for request in requests)
+
+
+def test_a_request_that_failed_does_not_touch_the_next(runner: RequestRunner) -> None:
+    run(runner, states(5))
+    again = states(3)
+    run(runner, again)
+    assert [request.output().outputs[0].finish_reason for request in again] == ["length"] * 3
+
+
+def test_a_step_that_fails_ends_every_request_and_later_ones_are_refused() -> None:
+    runner = RequestRunner(engine({"fail_at_step": 3}), MAX_MODEL_LEN)
+    requests = states(4)
+    run(runner, requests)
+    completions = [request.output().outputs[0] for request in requests]
+    assert [c.finish_reason for c in completions] == ["error"] * 4
+    assert all("the oracle was told to fail" in (c.error or "") for c in completions)
+    with pytest.raises(DeviceError, match="the engine has stopped"):
+        run(runner, states(1))
+    runner.close()
+
+
+def test_a_full_queue_refuses_the_call_and_leaves_nothing_behind() -> None:
+    pool = engine({"step_us": 2000}, max_num_queued_reqs=4, max_num_seqs=1)
+    runner = RequestRunner(pool, MAX_MODEL_LEN)
+    with pytest.raises(ResourceExhausted, match="max_num_queued_reqs is 4"):
+        run(runner, states(50))
+    metrics = pool.metrics()
+    assert metrics.num_requests_running + metrics.num_requests_waiting == 0
+    run(runner, states(1))
+    runner.close()
+
+
+def test_events_reach_their_own_thread_whoever_asks_for_them() -> None:
+    runner = RequestRunner(engine({"step_us": 100}), MAX_MODEL_LEN)
+    batches = [states(20) for _ in range(8)]
+    threads = [threading.Thread(target=run, args=(runner, batch)) for batch in batches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert all(state.num_generation_tokens == 6 for batch in batches for state in batch)
+    runner.close()
+
+
+def test_a_closed_runner_refuses() -> None:
+    runner = RequestRunner(engine(), MAX_MODEL_LEN)
+    runner.close()
+    with pytest.raises(InvalidArgument, match="this LLM is closed"):
+        run(runner, states(1))
