@@ -266,7 +266,8 @@ def test_layer_types_must_fit() -> None:
         (
             {"architectures": ["MambaForCausalLM"]},
             'config.json: architectures[0]: architecture "MambaForCausalLM" is not supported; '
-            "supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+            "supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, "
+            "Qwen3ForCausalLM",
         ),
         (
             {"hidden_act": "relu"},
