@@ -1,17 +1,19 @@
 """The forms in which callers give prompts, brought to one."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict, TypeGuard
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypedDict, TypeGuard, Union
 
 from llmserve.arguments import describe, integer, refuse_unknown, text
 from llmserve.errors import InvalidArgument
 from llmserve.tokenizer import Tokenizer
 
-TokenIds = Sequence[int] | npt.NDArray[np.integer]
+if TYPE_CHECKING:  # NumPy's import takes longer than the rest of the package
+    import numpy as np
+    import numpy.typing as npt
+
+TokenIds = Union[Sequence[int], "npt.NDArray[np.integer]"]
 
 
 class TextPrompt(TypedDict, total=False):
@@ -85,7 +87,7 @@ def _split(prompts: object) -> Sequence[object]:
     """One entry a prompt: a flat list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if isinstance(prompts, np.ndarray):
+    if _is_array(prompts):
         return list(prompts) if prompts.ndim == 2 else [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise InvalidArgument(
@@ -98,7 +100,13 @@ def _split(prompts: object) -> Sequence[object]:
 
 
 def _is_integer(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool | np.ndarray)
+    return hasattr(value, "__index__") and not isinstance(value, bool) and not _is_array(value)
+
+
+def _is_array(value: object) -> "TypeGuard[npt.NDArray[np.generic]]":
+    """Whether it is a NumPy array: it cannot be where NumPy has not been imported."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _draft(label: str, item: object) -> _Draft:
@@ -123,8 +131,8 @@ def _draft_of_mapping(label: str, item: Mapping[object, object]) -> _Draft:
 
 
 def _token_ids(label: str, value: object) -> list[int]:
-    if isinstance(value, np.ndarray):
-        if value.ndim != 1 or not np.issubdtype(value.dtype, np.integer):
+    if _is_array(value):
+        if value.ndim != 1 or value.dtype.kind not in "iu":
             raise InvalidArgument(
                 f"{label} must be an integer array of one dimension, "
                 f"got {value.dtype} of shape {value.shape}"

@@ -191,6 +191,40 @@ def test_default_params_are_those_of_generation_config(checkpoint: Path, tmp_pat
         assert llm.get_default_sampling_params() == SamplingParams()
 
 
+def test_a_recommendation_that_is_not_supported_yet_is_left_out_and_said(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = checkpoints.copy_checkpoint(checkpoint, tmp_path)
+    (model / "generation_config.json").write_text('{"repetition_penalty": 1.1, "top_k": 3}')
+    with caplog.at_level("WARNING", logger="llmserve"), LLM(model, num_threads=1) as llm:
+        assert llm.get_default_sampling_params() == SamplingParams(top_k=3)
+    assert "repetition_penalty=1.1 is not supported yet" in caplog.text
+
+
+def test_requests_without_a_seed_draw_theirs_from_the_llms(checkpoint: Path) -> None:
+    def run(seed: int) -> list[list[int]]:
+        with LLM(checkpoint, num_threads=1, seed=seed) as llm:
+            return tokens(generate(llm, [[5, 6]] * 3, SamplingParams(ignore_eos=True)))
+
+    first = run(1)
+    assert run(1) == first
+    assert run(2) != first
+    assert len({tuple(ids) for ids in first}) == 3
+
+
+def test_priorities_decide_who_is_served_first(checkpoint: Path) -> None:
+    prompts = [[5, 6 + i] for i in range(6)]
+    settings = {"num_threads": 1, "max_num_seqs": 1, "scheduling_policy": "priority"}
+    with LLM(checkpoint, **settings) as llm:  # type: ignore[arg-type]
+        # Something long runs while the others queue up.
+        blocker = llm.stream([1, 2], SamplingParams(max_tokens=250, ignore_eos=True))
+        next(blocker)
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False, priority=[5, 4, 3, 2, 1, 0])
+        blocker.close()  # type: ignore[attr-defined]
+    first_tokens = [output.metrics.first_token_ts for output in outputs]
+    assert sorted(first_tokens, reverse=True) == first_tokens
+
+
 def test_a_bad_generation_config_is_named(checkpoint: Path, tmp_path: Path) -> None:
     model = checkpoints.copy_checkpoint(checkpoint, tmp_path)
     for text, message in [
