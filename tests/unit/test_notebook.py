@@ -1,0 +1,83 @@
+"""In a Jupyter kernel: no main guard, an event loop that runs, and interrupts that come by signal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+DEADLINE_S = 120.0  # tells a hang from an answer; a cell takes milliseconds
+
+
+class Kernel:
+    def __init__(self) -> None:
+        from jupyter_client.manager import start_new_kernel
+
+        self.manager, self.client = start_new_kernel(kernel_name="python3")
+
+    def start(self, code: str) -> None:
+        self.client.execute(code)
+
+    def finish(self) -> tuple[str, str]:
+        """The running cell's standard output and the name of the exception that ended it."""
+        text, error = [], ""
+        while True:
+            message: dict[str, Any] = self.client.get_iopub_msg(timeout=DEADLINE_S)
+            content = message["content"]
+            if message["msg_type"] == "stream" and content["name"] == "stdout":
+                text.append(content["text"])
+            elif message["msg_type"] == "error":
+                error = content["ename"]
+            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return "".join(text), error
+
+    def run(self, code: str) -> str:
+        self.start(code)
+        text, error = self.finish()
+        assert error == ""
+        return text
+
+    def wait_for_output(self, wanted: str) -> None:
+        while True:
+            message: dict[str, Any] = self.client.get_iopub_msg(timeout=DEADLINE_S)
+            if message["msg_type"] == "stream" and wanted in message["content"]["text"]:
+                return
+
+    def stop(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    kernel = Kernel()
+    yield kernel
+    kernel.stop()
+
+
+def test_cells_generate_and_close(kernel: Kernel) -> None:
+    kernel.run("from llmserve import LLM, SamplingParams, demo_model_path")
+    kernel.run("llm = LLM(demo_model_path(), num_threads=1)")
+    generate = "llm.generate('Once upon a time', SamplingParams(max_tokens=8, temperature=0))"
+    text = kernel.run(f"print(repr({generate}[0].outputs[0].text))")
+    assert len(text) > 5
+    assert kernel.run(f"print(repr({generate}[0].outputs[0].text))") == text
+    kernel.run("llm.close()")
+
+
+def test_an_interrupted_cell_leaves_the_engine_usable(kernel: Kernel) -> None:
+    kernel.run(
+        "from llmserve import LLM, SamplingParams, demo_model_path\n"
+        "llm = LLM(demo_model_path(), num_threads=1, max_model_len=2048)\n"
+        "long = SamplingParams(max_tokens=2000, n=16, ignore_eos=True)"
+    )
+    kernel.start("print('begun', flush=True)\nllm.generate('The', long, use_tqdm=False)")
+    kernel.wait_for_output("begun")
+    kernel.manager.interrupt_kernel()
+    _, error = kernel.finish()
+    assert error == "KeyboardInterrupt"
+    assert kernel.run("print(llm.get_metrics().num_requests_running)") == "0\n"
+    short = "llm.generate('The', SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)"
+    assert kernel.run(f"print(len({short}[0].outputs[0].token_ids))") == "4\n"
+    kernel.run("llm.close()")
