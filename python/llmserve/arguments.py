@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sized
 
 from llmserve.errors import InvalidArgument, NotSupported
 
+INT32_MIN = -(2**31)
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 

@@ -8,7 +8,6 @@ from types import TracebackType
 
 from llmserve import _core
 from llmserve.arguments import (
-    INT32_MAX,
     INT64_MAX,
     boolean,
     describe,
@@ -24,7 +23,8 @@ from llmserve.generation_config import GenerationConfig, read_generation_config
 from llmserve.model_files import checkpoint_directory, read_vocab_size
 from llmserve.outputs import RequestOutput
 from llmserve.progress import Progress
-from llmserve.prompts import PromptLimits, Prompts, SinglePrompt, parse_prompts
+from llmserve.prompts import Prompts, SinglePrompt
+from llmserve.request_door import RequestDoor, RequestLimits
 from llmserve.request_runner import RequestRunner
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
@@ -109,7 +109,6 @@ class LLM:
         boolean("enforce_eager", enforce_eager)  # nothing is captured or compiled in either case
         directory = checkpoint_directory(model)
         defaults = _read_generation_config(directory, generation_config)
-        self._default_params = defaults.default_params
         self._tokenizer = _read_tokenizer(directory, tokenizer)
         self._config = _core.resolve_config(
             model=str(directory),
@@ -145,10 +144,13 @@ class LLM:
         vocab_size = read_vocab_size(directory)
         if self._tokenizer is not None:
             self._tokenizer.check_fits(vocab_size)
-        self._limits = PromptLimits(vocab_size, self._config.scheduler.max_model_len)
+        limits = RequestLimits(
+            vocab_size, self._config.scheduler.max_model_len, self._config.max_logprobs
+        )
+        self._door = RequestDoor(self._tokenizer, limits, defaults.default_params)
         vocabulary = self._tokenizer.to_core() if self._tokenizer is not None else None
         self._engine = _core.Engine(self._config, vocabulary)
-        self._runner = RequestRunner(self._engine, self._limits.max_model_len)
+        self._runner = RequestRunner(self._engine, limits.max_model_len)
 
     def generate(
         self,
@@ -173,11 +175,10 @@ class LLM:
         self._open_engine()
         refuse_unless_default("generate", "lora_request", lora_request, None)
         boolean("use_tqdm", use_tqdm)
-        states = self._states(prompts, sampling_params)
-        priorities = _priorities(priority, len(states))
+        states = self._door.admit(prompts, sampling_params, priority)
         progress = Progress(len(states), use_tqdm)
         try:
-            for state in self._runner.run(states, priorities):
+            for state in self._runner.run(states):
                 if state.is_finished:
                     progress.finish(state)
         finally:
@@ -203,14 +204,14 @@ class LLM:
         4
         """
         self._open_engine()
-        states = self._states(prompt, sampling_params)
+        states = self._door.admit(prompt, sampling_params, priority)
         if len(states) != 1:
             raise InvalidArgument(f"stream takes one prompt, got {len(states)}; use generate")
-        return self._stream(states[0], _priorities([priority], 1))
+        return self._stream(states[0])
 
-    def _stream(self, state: RequestState, priorities: list[int]) -> Iterator[RequestOutput]:
+    def _stream(self, state: RequestState) -> Iterator[RequestOutput]:
         kind = state.params.output_kind
-        for _ in self._runner.run([state], priorities):
+        for _ in self._runner.run([state]):
             if state.is_finished or kind is not RequestOutputKind.FINAL_ONLY:
                 yield state.output(kind)
 
@@ -223,7 +224,7 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` takes where it is given none: SamplingParams' own defaults, with those of
         the model's generation_config.json over them."""
-        return self._default_params
+        return self._door.default_params
 
     def get_metrics(self) -> _core.EngineMetrics:
         """Counters since the start: requests, steps, tokens, prefix cache, KV blocks."""
@@ -275,48 +276,6 @@ class LLM:
             raise InvalidArgument("this LLM is closed; make a new one")
         return self._engine
 
-    def _states(self, prompts: object, params: object) -> list[RequestState]:
-        """Every request, checked before any of them is given to the engine."""
-        parsed = parse_prompts(prompts, self._tokenizer, self._limits)
-        if params is None:
-            params = self.get_default_sampling_params()
-        if isinstance(params, SamplingParams):
-            params = [params] * len(parsed)
-        if not isinstance(params, Sequence) or isinstance(params, str):
-            raise InvalidArgument(
-                f"sampling_params must be SamplingParams or a list of them, got {describe(params)}"
-            )
-        if len(params) != len(parsed):
-            raise InvalidArgument(
-                f"{len(parsed)} prompts need one SamplingParams or {len(parsed)}, got {len(params)}"
-            )
-        for idx, item in enumerate(params):
-            self._check_params(f"sampling_params[{idx}]", item)
-        return [
-            RequestState(prompt, item, self._tokenizer)
-            for prompt, item in zip(parsed, params, strict=True)
-        ]
-
-    def _check_params(self, label: str, params: object) -> None:
-        if not isinstance(params, SamplingParams):
-            raise InvalidArgument(f"{label} must be SamplingParams, got {describe(params)}")
-        if params.logprobs is not None and params.logprobs > self._config.max_logprobs:
-            raise InvalidArgument(
-                f"{label}: logprobs={params.logprobs} is more than "
-                f"max_logprobs={self._config.max_logprobs}; raise it with LLM(max_logprobs=...)"
-            )
-        for token_id in params.stop_token_ids or ():
-            if token_id >= self._limits.vocab_size:
-                raise InvalidArgument(
-                    f"{label}: stop_token_ids has {token_id}, outside the model's vocabulary "
-                    f"(0 to {self._limits.vocab_size - 1})"
-                )
-        if self._tokenizer is None and params.stop:
-            raise InvalidArgument(
-                f"{label}: stop strings need a tokenizer, and the model has no tokenizer.json; "
-                f"use stop_token_ids"
-            )
-
 
 def _argument_names() -> list[str]:
     parameters = inspect.signature(LLM.__init__).parameters
@@ -346,16 +305,3 @@ def _read_tokenizer(directory: Path, argument: object) -> Tokenizer | None:
     if tokenizer is None:
         raise InvalidArgument(f"tokenizer: {os.fsdecode(argument)} has no tokenizer.json")
     return tokenizer
-
-
-def _priorities(priority: object, num_prompts: int) -> list[int]:
-    if priority is None:
-        return [0] * num_prompts
-    if not isinstance(priority, Sequence) or len(priority) != num_prompts:
-        raise InvalidArgument(
-            f"priority must be a list with one integer for each of the {num_prompts} prompts, "
-            f"got {describe(priority)}"
-        )
-    return [
-        integer(f"priority[{idx}]", value, -INT32_MAX - 1) for idx, value in enumerate(priority)
-    ]

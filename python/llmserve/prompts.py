@@ -46,18 +46,10 @@ class Prompt:
     cache_salt: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptLimits:
-    """What the engine takes."""
-
-    vocab_size: int  # V
-    max_model_len: int
-
-
 def parse_prompts(
-    prompts: object, tokenizer: Tokenizer | None, limits: PromptLimits
+    prompts: object, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int
 ) -> list[Prompt]:
-    """Every prompt tokenized and checked, so that nothing runs if one of them is bad.
+    """Every prompt tokenized and checked.
 
     Raises InvalidArgument that names the prompt by its index.
     """
@@ -67,7 +59,7 @@ def parse_prompts(
     result = []
     for idx, draft in enumerate(drafts):
         token_ids = next(encoded) if draft.token_ids is None else draft.token_ids
-        _check_token_ids(_label(items, idx), token_ids, limits)
+        _check_token_ids(_label(items, idx), token_ids, vocab_size, max_model_len)
         result.append(Prompt(draft.text, token_ids, draft.cache_salt))
     return result
 
@@ -165,18 +157,18 @@ def _encode(texts: list[str | None], tokenizer: Tokenizer | None) -> list[list[i
     return tokenizer.encode_batch(given)
 
 
-def _check_token_ids(label: str, token_ids: list[int], limits: PromptLimits) -> None:
+def _check_token_ids(label: str, token_ids: list[int], vocab_size: int, max_model_len: int) -> None:
     if not token_ids:
         raise InvalidArgument(f"{label} is empty; a prompt has at least one token")
-    if len(token_ids) >= limits.max_model_len:
+    if len(token_ids) >= max_model_len:
         raise InvalidArgument(
-            f"{label} has {len(token_ids)} tokens, but max_model_len={limits.max_model_len} has to "
+            f"{label} has {len(token_ids)} tokens, but max_model_len={max_model_len} has to "
             f"hold the prompt and at least one new token; shorten it or raise max_model_len"
         )
     low, high = min(token_ids), max(token_ids)
-    if low < 0 or high >= limits.vocab_size:
+    if low < 0 or high >= vocab_size:
         bad = low if low < 0 else high
         raise InvalidArgument(
             f"{label}[{token_ids.index(bad)}] is token id {bad}, outside the model's vocabulary "
-            f"(0 to {limits.vocab_size - 1})"
+            f"(0 to {vocab_size - 1})"
         )

@@ -22,17 +22,15 @@ class RequestRunner:
         self._router = EventRouter(engine)
         self._max_model_len = max_model_len
 
-    def run(
-        self, states: Sequence[RequestState], priorities: Sequence[int]
-    ) -> Iterator[RequestState]:
+    def run(self, states: Sequence[RequestState]) -> Iterator[RequestState]:
         """Runs the requests and yields the one that has changed, until all are finished. Leaving
         early, by whatever exception, aborts those that are not."""
         inbox: Inbox = SimpleQueue()
         request_ids: list[int] = []
         by_id: dict[int, RequestState] = {}
         try:
-            for state, priority in zip(states, priorities, strict=True):
-                self._router.submit(inbox, request_ids, self._engine_request(state, priority))
+            for state in states:
+                self._router.submit(inbox, request_ids, self._engine_request(state))
                 state.request_id = request_ids[-1]
                 by_id[state.request_id] = state
             num_unfinished = len(states)
@@ -54,11 +52,11 @@ class RequestRunner:
         self._router.close()
         self._engine.close()
 
-    def _engine_request(self, state: RequestState, priority: int) -> EngineRequest:
+    def _engine_request(self, state: RequestState) -> EngineRequest:
         params = state.params.to_core(max_tokens=self._max_model_len)
         params.detokenize = params.detokenize and state.has_tokenizer
         prompt = state.prompt
-        return EngineRequest(prompt.token_ids, params, priority, prompt.cache_salt)
+        return EngineRequest(prompt.token_ids, params, state.priority, prompt.cache_salt)
 
     def _abandon(self, inbox: Inbox, unfinished: set[int]) -> None:
         """Aborts requests, and waits until the engine has let go of them."""

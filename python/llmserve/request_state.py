@@ -27,9 +27,12 @@ class SampleState:
 class RequestState:
     """One request: what went in, and what has come out."""
 
-    def __init__(self, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, prompt: Prompt, params: SamplingParams, priority: int, tokenizer: Tokenizer | None
+    ) -> None:
         self.prompt = prompt
         self.params = params
+        self.priority = priority
         self.request_id = -1  # the engine gives it
         self.is_finished = False
         self._tokenizer = tokenizer

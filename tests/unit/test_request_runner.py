@@ -30,11 +30,11 @@ def engine(options: dict[str, int] | None = None, **scheduler: object) -> _core.
 
 
 def states(count: int) -> list[RequestState]:
-    return [RequestState(Prompt(None, [1, 2, 3 + i]), PARAMS, None) for i in range(count)]
+    return [RequestState(Prompt(None, [1, 2, 3 + i]), PARAMS, 0, None) for i in range(count)]
 
 
 def run(runner: RequestRunner, requests: list[RequestState]) -> None:
-    for _ in runner.run(requests, [0] * len(requests)):
+    for _ in runner.run(requests):
         pass
 
 
