@@ -20,6 +20,7 @@ constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 // The format's own bound on the header, and ours on the index.
 constexpr int64_t kMaxHeaderBytes = 100'000'000;
 constexpr int64_t kLengthBytes = 8;
+constexpr size_t kMaxDims = 32;  // far above any model; bounds what a header can make us hold
 constexpr size_t kMaxNameBytes = 4096;  // names go into messages
 
 struct DTypeRow {
@@ -113,6 +114,8 @@ class HeaderParser {
     for (reader_.begin_array(); reader_.next_element();) {
       const int64_t dim = reader_.read_int();
       if (dim < 0) fail(entry, concat("has a negative dimension ", dim));
+      if (entry.shape.size() == kMaxDims)
+        fail(entry, concat("has more than ", kMaxDims, " dimensions"));
       entry.shape.push_back(dim);
     }
   }

@@ -103,6 +103,10 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
         safetensors_bytes({"a": header_entry("F32", [-1], 0, 4)}, b"1234"),
         'tensor "a": has a negative dimension -1',
     ),
+    "33 dimensions": (
+        safetensors_bytes({"a": header_entry("F32", [1] * 33, 0, 4)}, b"1234"),
+        'tensor "a": has more than 32 dimensions',
+    ),
     "fraction of a dimension": (
         safetensors_bytes({"a": header_entry("F32", [1.5], 0, 4)}, b"1234"),  # type: ignore[list-item]
         "expected an integer",
