@@ -20,8 +20,10 @@ class SampleState:
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     last: _core.TokenEvent | None = None
-    num_given_texts: int = 0  # what a DELTA output has given already
+    # What a DELTA output has given already.
+    num_given_texts: int = 0
     num_given_tokens: int = 0
+    has_news: bool = False
 
 
 class RequestState:
@@ -63,19 +65,22 @@ class RequestState:
                 sample.cumulative_logprob += sampled.logprob
                 sample.logprobs.append(self._logprob_dict(sampled, top))
         sample.last = self._last = event
+        sample.has_news = True
         self.is_finished = event.is_request_finished
         self._num_cached_tokens = max(self._num_cached_tokens, event.num_cached_tokens)
         self._num_preemptions = max(self._num_preemptions, event.num_preemptions)
 
     def output(self, kind: RequestOutputKind = RequestOutputKind.CUMULATIVE) -> RequestOutput:
-        """Everything so far or, for DELTA, what is new since the last call."""
+        """Everything so far or, for DELTA, what is new since the last call, of those of the n
+        that have something new."""
         is_delta = kind is RequestOutputKind.DELTA
+        samples = [sample for sample in self._samples if sample.has_news or not is_delta]
         return RequestOutput(
             request_id=str(self.request_id),
             prompt=self.prompt.text,
             prompt_token_ids=self.prompt.token_ids,
             prompt_logprobs=None,
-            outputs=[self._completion(sample, is_delta) for sample in self._samples],
+            outputs=[self._completion(sample, is_delta) for sample in samples],
             finished=self.is_finished,
             metrics=self._metrics(),
             num_cached_tokens=self._num_cached_tokens,
@@ -86,6 +91,7 @@ class RequestState:
         first_token = sample.num_given_tokens if is_delta else 0
         sample.num_given_texts = len(sample.texts)
         sample.num_given_tokens = len(sample.token_ids)
+        sample.has_news = False
         has_logprobs = self.params.logprobs is not None
         last = sample.last
         return CompletionOutput(

@@ -399,6 +399,7 @@ def test_stream_gives_what_generate_gives_piece_by_piece(llm: LLM) -> None:
     texts, ids = ["", ""], [[], []]
     for output in llm.stream("hello", delta):
         for completion in output.outputs:
+            assert completion.token_ids or completion.text or completion.finished()
             texts[completion.index] += completion.text
             ids[completion.index] += completion.token_ids
     assert texts == [c.text for c in whole.outputs]
