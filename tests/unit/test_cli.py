@@ -1,4 +1,4 @@
-"""The `llmserve` command, run as a user runs it."""
+"""The `llmserve` command: what it writes where, and how it ends."""
 
 from __future__ import annotations
 
@@ -7,15 +7,42 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import checkpoints
 import llmserve
 import pytest
-from llmserve import LLM, SamplingParams, demo_model_path
+from llmserve import LLM, SamplingParams, cli, demo_model_path
 from llmserve.cli import console
 
 # A start of Python, a tiny model and a few tokens take well under a second.
 DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command in this process, which saves the start of another."""
+
+    def call(*arguments: str) -> Done:
+        try:
+            exit_code = cli.main(arguments)
+        except SystemExit as end:  # argparse's own
+            exit_code = int(end.code or 0)
+        captured = capsys.readouterr()
+        return Done(exit_code, captured.out, captured.err)
+
+    return call
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -59,20 +86,20 @@ def test_generate_reads_the_prompt_from_stdin(model: str) -> None:
     assert run(*arguments, stdin="hello\n").stdout == run(*arguments, "hello").stdout
 
 
-def test_quiet_leaves_stderr_empty(model: str) -> None:
-    assert run("generate", "--model", model, "--quiet", "hello").stderr == ""
+def test_quiet_leaves_stderr_empty(call: Run, model: str) -> None:
+    assert call("generate", "--model", model, "--quiet", "hello").stderr == ""
 
 
-def test_a_seed_repeats_and_stop_ends_the_text(model: str) -> None:
+def test_a_seed_repeats_and_stop_ends_the_text(call: Run, model: str) -> None:
     arguments = ("generate", "--model", model, "--seed", "5", "--quiet", "hello", "--ignore-eos")
-    first = run(*arguments).stdout
-    assert run(*arguments).stdout == first
+    first = call(*arguments).stdout
+    assert call(*arguments).stdout == first
     stop = first[3:6]
-    assert run(*arguments, "--stop", stop).stdout == first[: first.index(stop)] + "\n"
+    assert call(*arguments, "--stop", stop).stdout == first[: first.index(stop)] + "\n"
 
 
-def test_n_writes_every_continuation_under_a_heading(model: str) -> None:
-    done = run(
+def test_n_writes_every_continuation_under_a_heading(call: Run, model: str) -> None:
+    done = call(
         "generate", "--model", model, "--n", "3", "--seed", "2", "--max-tokens", "5", "hello"
     )
     assert [line for line in done.stdout.splitlines() if line.startswith("--- ")] == [
@@ -94,8 +121,10 @@ USER_ERRORS = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), USER_ERRORS)
-def test_a_users_error_is_one_line_and_exits_2(arguments: tuple[str, ...], message: str) -> None:
-    done = run(*arguments)
+def test_a_users_error_is_one_line_and_exits_2(
+    call: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    done = call(*arguments)
     assert done.returncode == 2
     assert done.stdout.strip() == ""
     assert len(done.stderr.splitlines()) == 1
@@ -103,22 +132,22 @@ def test_a_users_error_is_one_line_and_exits_2(arguments: tuple[str, ...], messa
     assert message in done.stderr
 
 
-def test_bad_usage_shows_the_usage() -> None:
+def test_bad_usage_shows_the_usage(call: Run) -> None:
     for arguments in ((), ("generate", "--max-tokens", "many", "x"), ("dance",)):
-        done = run(*arguments)
+        done = call(*arguments)
         assert done.returncode == 2
         assert "usage: llmserve" in done.stderr
 
 
-def test_help_has_examples() -> None:
+def test_help_has_examples(call: Run) -> None:
     for arguments in (("--help",), ("generate", "--help"), ("inspect", "--help")):
-        done = run(*arguments)
+        done = call(*arguments)
         assert done.returncode == 0
         assert "examples:" in done.stdout
 
 
-def test_version() -> None:
-    assert run("--version").stdout == f"llmserve {llmserve.__version__}\n"
+def test_version(call: Run) -> None:
+    assert call("--version").stdout == f"llmserve {llmserve.__version__}\n"
 
 
 def test_ctrl_c_stops_cleanly(model: str) -> None:
@@ -151,20 +180,20 @@ def test_a_reader_that_leaves_is_no_error(model: str) -> None:
     assert done.stderr == ""
 
 
-def test_inspect_shows_sizes_that_add_up(model: str) -> None:
-    report = json.loads(run("inspect", "--json", model).stdout)
+def test_inspect_shows_sizes_that_add_up(call: Run, model: str) -> None:
+    report = json.loads(call("inspect", "--json", model).stdout)
     assert report["plan"]["total_bytes"] == sum(report["plan"]["group_bytes"].values())
     assert report["config"]["architecture"] == "LlamaForCausalLM"
     # keys and values, 2 layers, 2 KV heads of 12, 4 bytes
     assert report["plan"]["kv_bytes_per_token"] == 2 * 2 * 2 * 12 * 4
-    text = run("inspect", model).stdout
+    text = call("inspect", model).stdout
     assert "LlamaForCausalLM" in text
     assert "384 bytes a token in float32" in text
 
 
-def test_inspect_lists_tensors_on_request(model: str) -> None:
-    assert "model.embed_tokens.weight" not in run("inspect", model).stdout
-    done = run("inspect", "--tensors", model)
+def test_inspect_lists_tensors_on_request(call: Run, model: str) -> None:
+    assert "model.embed_tokens.weight" not in call("inspect", model).stdout
+    done = call("inspect", "--tensors", model)
     assert "model.embed_tokens.weight" in done.stdout
     assert "[320, 48]" in done.stdout
 
