@@ -1,4 +1,4 @@
-"""In a Jupyter kernel: no main guard, an event loop that runs, and interrupts that come by signal."""
+"""In a Jupyter kernel: no main guard, a running event loop, interrupts that come by signal."""
 
 from __future__ import annotations
 
