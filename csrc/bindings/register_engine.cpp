@@ -141,12 +141,14 @@ void register_engine(py::module_& module) {
       .def(
           "add_request",
           [](Engine& engine, std::vector<int32_t> prompt_token_ids, const SamplingParams& params,
-             int32_t priority, std::string cache_salt) {
+             int32_t priority, std::string cache_salt, bool is_streamed) {
             const py::gil_scoped_release release;
             return engine.add_request(
-                make_request(std::move(prompt_token_ids), params, priority, std::move(cache_salt)));
+                make_request(std::move(prompt_token_ids), params, priority, std::move(cache_salt)),
+                is_streamed);
           },
-          "prompt_token_ids"_a, "params"_a, "priority"_a = 0, "cache_salt"_a = "")
+          "prompt_token_ids"_a, "params"_a, "priority"_a = 0, "cache_salt"_a = "",
+          "is_streamed"_a = true)
       .def("abort", &Engine::abort, "request_id"_a, Release())
       .def("wait_events", &Engine::wait_events, "timeout_s"_a, Release())
       .def_property_readonly("event_fd", &Engine::event_fd)

@@ -1,8 +1,5 @@
 #include "engine/engine.h"
 
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <utility>
 
@@ -46,7 +43,6 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
   scheduler_ = std::make_unique<Scheduler>(scheduler, config_.cache,
                                            vocabulary_ ? &*vocabulary_ : nullptr, clock_);
   scheduler_->fill_metrics(metrics_);
-  event_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -71,7 +67,7 @@ void Engine::validate(const Request& request) const {
   scheduler_->check_request(request);
 }
 
-RequestId Engine::add_request(Request request) {
+RequestId Engine::add_request(Request request, bool is_streamed) {
   validate(request);
   request.arrival_us = clock_.now_us();
   const std::lock_guard lock(intake_mutex_);
@@ -87,6 +83,7 @@ RequestId Engine::add_request(Request request) {
   request.id = next_id_++;
   request.seed = request.params.seed ? *request.params.seed
                                      : mix64(config_.seed, static_cast<uint64_t>(request.id));
+  if (!is_streamed) events_.hold_until_finished(request.id);
   intake_.requests.push_back(std::move(request));
   intake_ready_.notify_one();
   return next_id_ - 1;
@@ -102,15 +99,6 @@ void Engine::reset_prefix_cache() {
   const std::lock_guard lock(intake_mutex_);
   intake_.reset_prefix_cache = true;
   intake_ready_.notify_one();
-}
-
-std::vector<TokenEvent> Engine::wait_events(double timeout_s) {
-  std::unique_lock lock(events_mutex_);
-  events_ready_.wait_for(lock, std::chrono::duration<double>(timeout_s),
-                         [&] { return !events_.empty() || closed_; });
-  uint64_t count = 0;
-  if (event_fd_ >= 0) (void)!read(event_fd_, &count, sizeof(count));
-  return std::exchange(events_, {});
 }
 
 EngineMetrics Engine::metrics() const {
@@ -177,7 +165,7 @@ void Engine::step() {
     result = &scheduler_->commit(*tokens);
   }
   keep_books();
-  publish(result->events);
+  events_.push(result->events);
 }
 
 // Before the events go out: who sees a request's last event finds it counted.
@@ -185,15 +173,6 @@ void Engine::keep_books() {
   if (record_.num_sequences > 0) trace_.record(record_);
   const std::lock_guard lock(metrics_mutex_);
   scheduler_->fill_metrics(metrics_);
-}
-
-void Engine::publish(const std::vector<TokenEvent>& events) {
-  if (events.empty()) return;
-  const std::lock_guard lock(events_mutex_);
-  events_.insert(events_.end(), events.begin(), events.end());
-  events_ready_.notify_all();
-  const uint64_t one = 1;
-  (void)!write(event_fd_, &one, sizeof(one));
 }
 
 // A step that failed as a whole ends every request with an error event; the engine takes no more.
@@ -208,7 +187,7 @@ void Engine::fail(const std::string& reason) {
   scheduler_->fail(reason);
   record_.num_sequences = 0;
   keep_books();
-  publish(scheduler_->take_events());
+  events_.push(scheduler_->take_events());
 }
 
 void Engine::close() {
@@ -221,11 +200,7 @@ void Engine::close() {
   }
   thread_.join();
   executor_.reset();
-  const std::lock_guard lock(events_mutex_);
-  closed_ = true;
-  events_.clear();
-  events_ready_.notify_all();
-  ::close(std::exchange(event_fd_, -1));
+  events_.close();
 }
 
 }  // namespace llmserve

@@ -2,7 +2,7 @@
 // events out. It never takes Python's GIL. Every public method may be called from any thread.
 #pragma once
 
-#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -15,6 +15,7 @@
 #include "api/engine_metrics.h"
 #include "api/token_event.h"
 #include "core/clock.h"
+#include "engine/event_buffer.h"
 #include "engine/executor.h"
 #include "engine/step_trace.h"
 #include "scheduler/scheduler.h"
@@ -32,8 +33,9 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Checks the request, gives it its id and resolved seed, and queues it. Throws InvalidArgument,
-  // ResourceExhausted (the queue is full), or the error that stopped the engine.
-  RequestId add_request(Request request);
+  // ResourceExhausted (the queue is full), or the error that stopped the engine. A request that is
+  // not streamed has a single event a sequence, at its end.
+  RequestId add_request(Request request, bool is_streamed);
 
   // The request's sequences end with FinishReason::kAbort after the running step; unknown or
   // finished ids are ignored.
@@ -41,10 +43,12 @@ class Engine {
 
   // Events since the last call, in order; waits up to `timeout_s` for the first, and returns none
   // at the timeout or once closed. One consumer at a time.
-  std::vector<TokenEvent> wait_events(double timeout_s);
+  std::vector<TokenEvent> wait_events(double timeout_s) {
+    return events_.take(std::chrono::duration<double>(timeout_s));
+  }
 
   // Readable (level-triggered) while events are waiting: for an event loop. -1 once closed.
-  int event_fd() const { return event_fd_; }
+  int event_fd() const { return events_.fd(); }
 
   // Forgets every cached block that no sequence refers to, after the running step.
   void reset_prefix_cache();
@@ -77,7 +81,6 @@ class Engine {
   bool take_in();
   void step();
   void keep_books();
-  void publish(const std::vector<TokenEvent>& events);
   void fail(const std::string& reason);
 
   const EngineConfig config_;
@@ -100,11 +103,7 @@ class Engine {
   mutable std::mutex metrics_mutex_;
   EngineMetrics metrics_;  // after the last step
 
-  std::mutex events_mutex_;
-  std::condition_variable events_ready_;
-  std::vector<TokenEvent> events_;
-  bool closed_ = false;
-  int event_fd_ = -1;
+  EventBuffer events_;
 
   std::mutex close_mutex_;
   std::thread thread_;

@@ -29,6 +29,7 @@ class EngineRequest:
     params: _core.SamplingParams
     priority: int
     cache_salt: str
+    is_streamed: bool
 
 
 Inbox = SimpleQueue[_core.TokenEvent | None]  # None only wakes the reader
@@ -55,6 +56,7 @@ class EventRouter:
                 (request.params,),
                 (request.priority,),
                 (request.cache_salt,),
+                (request.is_streamed,),
             )
             request_ids.extend(map(self._engine.add_request, *arguments))
             self._inboxes[request_ids[-1]] = inbox

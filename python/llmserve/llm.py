@@ -178,7 +178,7 @@ class LLM:
         states = self._door.admit(prompts, sampling_params, priority)
         progress = Progress(len(states), use_tqdm)
         try:
-            for state in self._runner.run(states):
+            for state in self._runner.run(states, is_streamed=False):
                 if state.is_finished:
                     progress.finish(state)
         finally:
@@ -211,8 +211,9 @@ class LLM:
 
     def _stream(self, state: RequestState) -> Iterator[RequestOutput]:
         kind = state.params.output_kind
-        for _ in self._runner.run([state]):
-            if state.is_finished or kind is not RequestOutputKind.FINAL_ONLY:
+        is_streamed = kind is not RequestOutputKind.FINAL_ONLY
+        for _ in self._runner.run([state], is_streamed):
+            if state.is_finished or is_streamed:
                 yield state.output(kind)
 
     def get_tokenizer(self) -> Tokenizer:

@@ -22,15 +22,16 @@ class RequestRunner:
         self._router = EventRouter(engine)
         self._max_model_len = max_model_len
 
-    def run(self, states: Sequence[RequestState]) -> Iterator[RequestState]:
-        """Runs the requests and yields the one that has changed, until all are finished. Leaving
-        early, by whatever exception, aborts those that are not."""
+    def run(self, states: Sequence[RequestState], is_streamed: bool) -> Iterator[RequestState]:
+        """Runs the requests and yields the one that has changed, until all are finished: at every
+        step if streamed, else when one of its samples ends. Leaving early, by whatever exception,
+        aborts those that are not."""
         inbox: Inbox = SimpleQueue()
         request_ids: list[int] = []
         by_id: dict[int, RequestState] = {}
         try:
             for state in states:
-                self._router.submit(inbox, request_ids, self._engine_request(state))
+                self._router.submit(inbox, request_ids, self._engine_request(state, is_streamed))
                 state.request_id = request_ids[-1]
                 by_id[state.request_id] = state
             num_unfinished = len(states)
@@ -52,11 +53,13 @@ class RequestRunner:
         self._router.close()
         self._engine.close()
 
-    def _engine_request(self, state: RequestState) -> EngineRequest:
+    def _engine_request(self, state: RequestState, is_streamed: bool) -> EngineRequest:
         params = state.params.to_core(max_tokens=self._max_model_len)
         params.detokenize = params.detokenize and state.has_tokenizer
         prompt = state.prompt
-        return EngineRequest(prompt.token_ids, params, state.priority, prompt.cache_salt)
+        return EngineRequest(
+            prompt.token_ids, params, state.priority, prompt.cache_salt, is_streamed
+        )
 
     def _abandon(self, inbox: Inbox, unfinished: set[int]) -> None:
         """Aborts requests, and waits until the engine has let go of them."""

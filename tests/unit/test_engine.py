@@ -87,6 +87,32 @@ def test_samples_of_one_request_have_seeds_of_their_own() -> None:
     engine.close()
 
 
+def test_a_request_that_is_not_streamed_has_one_event_a_sample() -> None:
+    engine = make_engine()
+    request = engine.add_request([1, 2, 3], params(seed=5, n=3), is_streamed=False)
+    streamed = engine.add_request([1, 2, 3], params(seed=5, n=3))
+    events = collect(engine, [request, streamed])
+    assert len(events[request]) == 3
+    for i in range(3):
+        assert tokens(events[request], i) == tokens(events[streamed], i)
+    assert [e.is_request_finished for e in events[request]] == [False, False, True]
+    assert {e.finish_reason for e in events[request]} == {"length"}
+    engine.close()
+
+
+def test_an_aborted_request_that_is_not_streamed_gives_what_it_has() -> None:
+    engine = make_engine({"step_us": 2000})
+    request = engine.add_request([1, 2, 3], params(seed=5, max_tokens=200), is_streamed=False)
+    while engine.metrics().num_generation_tokens < 3:
+        time.sleep(0.001)
+    engine.abort(request)
+    (event,) = collect(engine, [request])[request]
+    assert event.finish_reason == "abort"
+    assert event.token_ids == oracle(5, 3, len(event.token_ids))
+    assert len(event.token_ids) >= 3
+    engine.close()
+
+
 def test_a_request_without_a_seed_reports_the_one_it_got() -> None:
     engine = make_engine()
     request = engine.add_request([1, 2, 3], params())

@@ -34,7 +34,7 @@ def states(count: int) -> list[RequestState]:
 
 
 def run(runner: RequestRunner, requests: list[RequestState]) -> None:
-    for _ in runner.run(requests):
+    for _ in runner.run(requests, is_streamed=False):
         pass
 
 

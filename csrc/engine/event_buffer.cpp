@@ -1,0 +1,95 @@
+#include "engine/event_buffer.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace llmserve {
+namespace {
+
+template <class T>
+void append(std::vector<T>& to, const std::vector<T>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+// `earlier` becomes what one event with the news of both would be.
+void merge(TokenEvent& earlier, const TokenEvent& later) {
+  TokenEvent merged = later;
+  merged.token_ids = std::move(earlier.token_ids);
+  merged.text = std::move(earlier.text);
+  merged.logprobs = std::move(earlier.logprobs);
+  merged.top_logprobs = std::move(earlier.top_logprobs);
+  append(merged.token_ids, later.token_ids);
+  merged.text += later.text;
+  append(merged.logprobs, later.logprobs);
+  append(merged.top_logprobs, later.top_logprobs);
+  earlier = std::move(merged);
+}
+
+}  // namespace
+
+EventBuffer::EventBuffer() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (fd_ < 0)
+    throw ResourceExhausted(
+        concat("eventfd: ", std::strerror(errno), "; close files or raise ulimit -n"));
+}
+
+EventBuffer::~EventBuffer() { close(); }
+
+void EventBuffer::hold_until_finished(RequestId id) {
+  const std::lock_guard lock(mutex_);
+  held_requests_.insert(id);
+}
+
+void EventBuffer::push(const std::vector<TokenEvent>& events) {
+  const std::lock_guard lock(mutex_);
+  for (const TokenEvent& event : events) {
+    if (held_requests_.empty() || !held_requests_.contains(event.request_id)) {
+      events_.push_back(event);
+    } else if (event.finish_reason == FinishReason::kNone) {
+      const auto [place, is_new] = held_.try_emplace({event.request_id, event.sample_index}, event);
+      if (!is_new) merge(place->second, event);
+    } else {
+      release(event);
+    }
+  }
+  if (events_.empty()) return;
+  ready_.notify_all();
+  const uint64_t one = 1;
+  (void)!write(fd_, &one, sizeof(one));
+}
+
+// The last event of a sequence that was held back, with all that came before it.
+void EventBuffer::release(const TokenEvent& event) {
+  auto node = held_.extract({event.request_id, event.sample_index});
+  if (node.empty()) {
+    events_.push_back(event);
+  } else {
+    merge(node.mapped(), event);
+    events_.push_back(std::move(node.mapped()));
+  }
+  if (event.is_request_finished) held_requests_.erase(event.request_id);
+}
+
+std::vector<TokenEvent> EventBuffer::take(std::chrono::duration<double> timeout) {
+  std::unique_lock lock(mutex_);
+  ready_.wait_for(lock, timeout, [&] { return !events_.empty() || is_closed_; });
+  uint64_t count = 0;
+  if (fd_ >= 0) (void)!read(fd_, &count, sizeof(count));
+  return std::exchange(events_, {});
+}
+
+void EventBuffer::close() {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(is_closed_, true)) return;
+  events_.clear();
+  held_.clear();
+  ready_.notify_all();
+  ::close(std::exchange(fd_, -1));
+}
+
+}  // namespace llmserve

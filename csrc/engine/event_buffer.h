@@ -1,0 +1,54 @@
+// Events on their way out: written by the engine thread, taken by one consumer.
+//
+// A request that nobody streams has one event a sequence, its last, with everything in it: what the
+// consumer does per token would otherwise take the processor from the kernels.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "api/token_event.h"
+
+namespace llmserve {
+
+class EventBuffer {
+ public:
+  EventBuffer();  // throws ResourceExhausted without a file descriptor
+  ~EventBuffer();
+  EventBuffer(const EventBuffer&) = delete;
+  EventBuffer& operator=(const EventBuffer&) = delete;
+
+  // From now on this request's events are held back until its sequences end. Before its first
+  // event.
+  void hold_until_finished(RequestId id);
+
+  void push(const std::vector<TokenEvent>& events);
+
+  // What was pushed since the last call, in order; waits up to `timeout` for the first, not once
+  // closed.
+  std::vector<TokenEvent> take(std::chrono::duration<double> timeout);
+
+  // Readable (level-triggered) while events are waiting; -1 once closed.
+  int fd() const { return fd_; }
+
+  // Drops what is there and wakes the consumer.
+  void close();
+
+ private:
+  void release(const TokenEvent& event);
+
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  std::vector<TokenEvent> events_;
+  std::unordered_set<RequestId> held_requests_;
+  std::map<std::pair<RequestId, int32_t>, TokenEvent> held_;  // by request and sample
+  bool is_closed_ = false;
+  int fd_ = -1;
+};
+
+}  // namespace llmserve
