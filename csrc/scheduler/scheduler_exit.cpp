@@ -25,6 +25,7 @@ void Scheduler::fail(const std::string& reason) {
   is_in_step_ = false;
   in_flight_.clear();
   aborts_.clear();
+  forks_.clear();  // of a commit that was cut off; their requests own them
   for (auto& [id, entry] : requests_) finish_request(entry, FinishReason::kError, reason);
   running_.clear();
   drop_finished();
@@ -33,6 +34,7 @@ void Scheduler::fail(const std::string& reason) {
 
 void Scheduler::finish_request(RequestEntry& entry, FinishReason reason, const std::string& error) {
   for (const auto& sequence : entry.sequences) {
+    if (sequence->state == SequenceState::kFinished) continue;  // by a commit that was cut off
     if (sequence->state == SequenceState::kRunning) std::erase(running_, sequence.get());
     finish(*sequence, reason, error);
   }

@@ -253,6 +253,19 @@ def test_a_failed_step_ends_every_request_and_the_next_one_works() -> None:
     assert runner.tokens(3) == expected_tokens(prompt, 3)
 
 
+def test_a_commit_that_was_refused_can_be_followed_by_fail() -> None:
+    runner = Runner(num_blocks=32)
+    runner.add(1, prompt_of(9), max_tokens=5, n=2)
+    runner.scheduler.schedule()
+    with pytest.raises(errors.InternalError, match="one row for each logit row"):
+        runner.scheduler.commit(testing.SampledTokens([1]))
+    runner.scheduler.fail("rows are missing")
+    runner.take(runner.scheduler.take_events())
+    runner.check()
+    assert runner.finished_requests == [1]
+    assert not runner.scheduler.has_unfinished()
+
+
 def test_logprobs_come_with_their_tokens() -> None:
     runner = Runner(num_blocks=32)
     runner.add(1, prompt_of(4), max_tokens=1, logprobs=0)
@@ -417,6 +430,8 @@ def test_preemption_takes_the_last_in_order_and_changes_no_output() -> None:
     preempted = [d[0] for s in steps for d in s.decisions if d[2] == "preempted"]
     assert preempted
     assert 0 not in preempted
+    for step in steps:  # who was just preempted does not take the blocks back at once
+        assert not {"preempted", "admitted"} <= {d[2] for d in step.decisions}
     for request, prompt in prompts.items():
         assert runner.tokens(request) == expected_tokens(prompt, 12)
     assert runner.finished_requests == [0, 1, 2]
