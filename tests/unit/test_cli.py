@@ -150,10 +150,11 @@ def test_version(call: Run) -> None:
     assert call("--version").stdout == f"llmserve {llmserve.__version__}\n"
 
 
-def test_ctrl_c_stops_cleanly(model: str) -> None:
-    arguments = ("generate", "--model", model, "--ignore-eos", "--device", "ref", "hello")
+def test_ctrl_c_stops_cleanly() -> None:
+    # The reference takes many seconds for so many tokens.
+    arguments = ("generate", "--ignore-eos", "--device", "ref", "--max-tokens", "1900", "hello")
     process = subprocess.Popen(
-        [sys.executable, "-m", "llmserve", *arguments, "--max-tokens", "250"],
+        [sys.executable, "-m", "llmserve", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -163,8 +164,6 @@ def test_ctrl_c_stops_cleanly(model: str) -> None:
     start = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=DEADLINE_S)
-    if process.returncode == 0:
-        pytest.skip("the model was done before the signal came")
     assert process.returncode == 130
     assert stderr.strip().splitlines() == ["llmserve: interrupted"]
     assert time.monotonic() - start < DEADLINE_S / 4
