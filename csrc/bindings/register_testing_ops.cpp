@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_features.h"
+#include "kernels/cpu/machine_probe.h"
 
 namespace py = pybind11;
 
@@ -287,6 +288,19 @@ void register_testing_ops(py::module_& testing) {
         return isas;
       },
       "Every instruction set of this build, best first, and whether this machine can run it.");
+  py::class_<MachineProbe>(testing, "MachineProbe", "Measures the machine's limits.")
+      .def(py::init([](int num_threads, const std::string& isa, int64_t num_bytes) {
+             return std::make_unique<MachineProbe>(select_cpu_isa(isa), num_threads, num_bytes);
+           }),
+           "num_threads"_a = 1, "isa"_a = "", "num_bytes"_a = int64_t{256} << 20)
+      .def(
+          "measure",
+          [](MachineProbe& self) {
+            py::gil_scoped_release release;
+            const MachineRates rates = self.measure();
+            return std::pair(rates.read_gb_per_s, rates.fma_gflop_per_s);
+          },
+          "(read GB/s, float32 GFLOP/s), measured once.");
 }
 
 }  // namespace llmserve

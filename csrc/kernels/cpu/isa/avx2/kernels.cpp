@@ -15,6 +15,7 @@ constexpr int kLanes = 8;
 constexpr int kRegisters = 16;
 constexpr int kRowTile = 6;
 #include "kernels/cpu/lanes.inc"
+#include "kernels/cpu/x86.inc"
 
 inline Vec v_fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec v_max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
@@ -31,8 +32,9 @@ inline void u_mul_wide(UVec a, uint32_t b, UVec* high, UVec* low) {
   *low = a * u_splat(b);
 }
 
-#include "kernels/cpu/transpose_x86.inc"
-// attention.inc, among the kernels, transposes keys with it.
+inline float v_sum(Vec x) { return fold_sum(x); }
+inline float v_largest(Vec x) { return fold_max(x); }
+
 #include "kernels/cpu/kernels.inc"
 
 }  // namespace

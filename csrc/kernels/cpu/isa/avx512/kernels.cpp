@@ -14,6 +14,7 @@ constexpr int kLanes = 16;
 constexpr int kRegisters = 32;
 constexpr int kRowTile = 6;
 #include "kernels/cpu/lanes.inc"
+#include "kernels/cpu/x86.inc"
 
 inline Vec v_fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec v_max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
@@ -28,8 +29,11 @@ inline void u_mul_wide(UVec a, uint32_t b, UVec* high, UVec* low) {
   *low = a * u_splat(b);
 }
 
-#include "kernels/cpu/transpose_x86.inc"
-// attention.inc, among the kernels, transposes keys with it.
+inline __m256 low(Vec x) { return _mm512_castps512_ps256(x); }
+inline __m256 high(Vec x) { return _mm512_extractf32x8_ps(x, 1); }
+inline float v_sum(Vec x) { return fold_sum(_mm256_add_ps(low(x), high(x))); }
+inline float v_largest(Vec x) { return fold_max(_mm256_max_ps(low(x), high(x))); }
+
 #include "kernels/cpu/kernels.inc"
 
 }  // namespace

@@ -36,6 +36,16 @@ inline void u_mul_wide(UVec a, uint32_t b, UVec* high, UVec* low) {
   for (int i = 0; i < kLanes; ++i) (*high)[i] = (uint32_t)(((uint64_t)a[i] * b) >> 32);
   *low = a * u_splat(b);
 }
+inline float v_sum(Vec x) {
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) x[i] += x[i + width];
+  return x[0];
+}
+inline float v_largest(Vec x) {
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
+  return x[0];
+}
 // Nothing is done here: the caller's scalar loop does all.
 inline int64_t transpose_rows(const float* const*, int64_t, float*) { return 0; }
 inline int64_t transpose_rows(const uint16_t* const*, int64_t, float*) { return 0; }

@@ -1,0 +1,277 @@
+"""Times the ops of the cpu backend and puts them next to what this machine can do.
+
+Every row gives GB/s (bytes that the op must read and write) and GFLOP/s (2 a multiply-add), and the
+larger of the two shares of the machine's read bandwidth and multiply-add rate. Both limits are
+measured in the same run, between the ops, so that whatever else the machine does slows both alike.
+Results are checked against NumPy before they are timed.
+
+Example:
+    python benchmarks/bench_ops.py --threads 2 --only linear --json ops.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from llmserve import _core
+
+testing = _core.testing
+
+
+@dataclass
+class Case:
+    """One op on one shape: run() does it once and must move num_bytes and do flops."""
+
+    name: str
+    run: Callable[[], object]
+    num_bytes: int
+    flops: int = 0
+    check: Callable[[], bool] = lambda: True
+
+
+@dataclass
+class Result:
+    name: str
+    isa: str
+    threads: int
+    us: float
+    gb_per_s: float
+    gflop_per_s: float
+    share_of_machine: float
+    read_gb_per_s: float
+    fma_gflop_per_s: float
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def as_dtype(x: np.ndarray, dtype: str) -> np.ndarray:
+    """float32, or the upper half of it: bfloat16 by truncation, as uint16."""
+    return x if dtype == "float32" else (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def as_float(x: np.ndarray) -> np.ndarray:
+    return x if x.dtype == np.float32 else (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def linear_cases(backend, rng) -> Iterator[Case]:
+    n, k = 32_000, 2048  # TinyLlama's head: more than the last cache holds
+    for dtype in ("bfloat16", "float32"):
+        w = as_dtype(normal(rng, n, k), dtype)
+        weight = backend.pack_linear([w], dtype)
+        yield Case(
+            f"pack_linear {dtype} {n}x{k}",
+            lambda w=w, dtype=dtype: backend.pack_linear([w], dtype),
+            2 * w.nbytes,
+        )
+        for m in (1, 4, 8, 32, 128, 512):
+            x, out = normal(rng, m, k), np.empty((m, n), np.float32)
+
+            def check(x=x, out=out, w=w):
+                columns = np.s_[:: n // 8]
+                return np.allclose(out[:, columns], x @ as_float(w[columns]).T, atol=1e-3)
+
+            yield Case(
+                f"linear {dtype} M={m} {n}x{k}",
+                lambda x=x, out=out, weight=weight: backend.linear(x, weight, out=out),
+                w.nbytes + x.nbytes + out.nbytes,
+                2 * m * n * k,
+                check,
+            )
+
+
+def attention_cases(backend, rng) -> Iterator[Case]:
+    block = 16
+    for heads, kv_heads, dim in ((32, 4, 64), (16, 8, 128)):
+        for dtype in ("bfloat16", "float32"):
+            for batch, queries, context in ((8, 1, 4096), (32, 1, 1024), (1, 512, 512)):
+                blocks = context // block
+                keys, values = (
+                    as_dtype(normal(rng, batch * blocks, kv_heads, block, dim), dtype)
+                    for _ in range(2)
+                )
+                tables = np.arange(batch * blocks, dtype=np.int32).reshape(batch, blocks)
+                q = normal(rng, batch * queries, heads, dim)
+                out = np.empty_like(q)
+                starts = np.arange(batch + 1, dtype=np.int32) * queries
+                lens = np.full(batch, context, np.int32)
+                pairs = batch * heads * (context if queries == 1 else queries * (queries + 1) // 2)
+
+                def run(
+                    q=q, keys=keys, values=values, starts=starts, lens=lens, tables=tables, out=out
+                ):
+                    scale = q.shape[-1] ** -0.5
+                    backend.paged_attention(q, keys, values, starts, lens, tables, scale, out=out)
+
+                def check(q=q, keys=keys, values=values, out=out, blocks=blocks, starts=starts):
+                    # The last query of the first sequence, head 0, sees everything.
+                    k, v = (
+                        as_float(part[:blocks, 0]).reshape(-1, q.shape[-1])
+                        for part in (keys, values)
+                    )
+                    last = len(q) // (len(starts) - 1) - 1
+                    s = k @ q[last, 0] * q.shape[-1] ** -0.5
+                    p = np.exp(s - s.max())
+                    return np.allclose(out[last, 0], p @ v / p.sum(), atol=1e-4)
+
+                kind = f"decode B={batch}" if queries == 1 else f"prefill T={queries}"
+                yield Case(
+                    f"attention {dtype} {heads}/{kv_heads}x{dim} {kind} context={context}",
+                    run,
+                    keys.nbytes + values.nbytes + q.nbytes + out.nbytes,
+                    4 * dim * pairs,
+                    check,
+                )
+
+
+def row_cases(backend, rng) -> Iterator[Case]:
+    tokens, width, ffn = 512, 2048, 5632
+    x, weight, out = (
+        normal(rng, tokens, width),
+        normal(rng, width),
+        np.empty((tokens, width), np.float32),
+    )
+    yield Case(
+        f"rms_norm {tokens}x{width}", lambda: backend.rms_norm(x, weight, out=out), 2 * x.nbytes
+    )
+    gate_up, activated = normal(rng, tokens, 2 * ffn), np.empty((tokens, ffn), np.float32)
+    for activation in ("silu", "gelu_tanh"):
+        yield Case(
+            f"gated_activation {activation} {tokens}x{ffn}",
+            lambda activation=activation: backend.gated_activation(
+                gate_up, activation, out=activated
+            ),
+            gate_up.nbytes + activated.nbytes,
+        )
+    heads = normal(rng, tokens, 32, 64)
+    table = backend.rotary_table(
+        np.arange(tokens), (1e4 ** (-np.arange(32) / 32)).astype(np.float32)
+    )
+    yield Case(f"rotary {tokens}x32x64", lambda: backend.rotary(heads, table), 2 * heads.nbytes)
+    kv = normal(rng, tokens, 8, 128)
+    caches = [np.zeros((64, 8, 16, 128), np.uint16) for _ in range(2)]
+    slots = np.arange(tokens)
+    yield Case(
+        f"store_kv bfloat16 {tokens}x8x128",
+        lambda: backend.store_kv(kv, kv, slots, *caches),
+        2 * kv.nbytes + kv.nbytes,
+    )
+    big = np.ones(1 << 26, np.float32)
+    yield Case("first_non_finite 256 MiB", lambda: backend.first_non_finite(big), big.nbytes)
+
+
+def sample_cases(backend, rng) -> Iterator[Case]:
+    for rows, vocabulary in ((1, 151_936), (32, 32_000)):
+        logits = normal(rng, rows, vocabulary) * 3
+        for label, params in (
+            ("greedy", {"temperature": 0.0}),
+            ("plain", {}),
+            ("top_k=50 top_p=0.9", {"top_k": 50, "top_p": 0.9}),
+            ("top_p=0.9 logprobs=5", {"top_p": 0.9, "num_top": 5}),
+        ):
+            params = [{"seed": 1, "position": i, **params} for i in range(rows)]
+            yield Case(
+                f"sample {rows}x{vocabulary} {label}",
+                lambda logits=logits, params=params: backend.sample(logits, params),
+                logits.nbytes,
+            )
+
+
+GROUPS = {
+    "linear": linear_cases,
+    "attention": attention_cases,
+    "rows": row_cases,
+    "sample": sample_cases,
+}
+
+
+def time_case(case: Case, probe, isa: str, threads: int, repeats: int) -> Result:
+    case.run()
+    if not case.check():
+        raise SystemExit(f"{case.name}: the result is wrong")
+    start = time.perf_counter()
+    case.run()
+    loops = max(1, int(0.02 / max(1e-7, time.perf_counter() - start)))
+    seconds, reads, fmas = [], [], []
+    for _ in range(repeats):
+        read, fma = probe.measure()
+        reads.append(read)
+        fmas.append(fma)
+        start = time.perf_counter()
+        for _ in range(loops):
+            case.run()
+        seconds.append((time.perf_counter() - start) / loops)
+    s = statistics.median(seconds)
+    read, fma = statistics.median(reads), statistics.median(fmas)
+    gb, gflop = case.num_bytes / s * 1e-9, case.flops / s * 1e-9
+    share = max(gb / read, gflop / fma)
+    return Result(case.name, isa, threads, s * 1e6, gb, gflop, share, read, fma)
+
+
+def describe_machine() -> dict[str, object]:
+    try:
+        with open("/proc/cpuinfo") as file:
+            model = next(line.split(":")[1].strip() for line in file if "model name" in line)
+    except (OSError, StopIteration):
+        model = platform.processor()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return {
+        "cpu": model,
+        "commit": commit.stdout.strip(),
+        "command": " ".join(sys.argv),
+        "isas": dict(testing.cpu_isas()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--isa", help="generic, avx2 or avx512 (the best of the machine)")
+    parser.add_argument("--only", action="append", choices=GROUPS, help="a group; repeatable")
+    parser.add_argument("--filter", default="", help="only cases whose name contains this")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", help="writes the results to this file")
+    args = parser.parse_args()
+
+    backend = testing.make_backend("cpu", args.threads, args.isa or "")
+    isa = backend.description.removeprefix("cpu/").split(",")[0]
+    print(f"{backend.description}; shares are of this machine's limits, measured in this run")
+    print(
+        f"{'op':<58} {'us':>9} {'GB/s':>7} {'GFLOP/s':>8} {'share':>6}   (read GB/s, FMA GFLOP/s)"
+    )
+    probe = testing.MachineProbe(args.threads, isa)
+    results = []
+    for group in args.only or GROUPS:
+        for case in GROUPS[group](backend, np.random.default_rng(0)):
+            if args.filter not in case.name:
+                continue
+            r = time_case(case, probe, isa, args.threads, args.repeats)
+            results.append(r)
+            print(
+                f"{r.name:<58} {r.us:9.1f} {r.gb_per_s:7.1f} {r.gflop_per_s:8.1f}"
+                f" {r.share_of_machine:6.0%}   ({r.read_gb_per_s:.1f}, {r.fma_gflop_per_s:.0f})",
+                flush=True,
+            )
+    if args.json:
+        report = {"machine": describe_machine(), "repeats": args.repeats}
+        report["results"] = [asdict(r) for r in results]
+        with open(args.json, "w") as file:
+            json.dump(report, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+// What this machine can do at most, measured: the bounds that benchmarks stand next to.
+#pragma once
+
+#include "core/buffer.h"
+#include "core/thread_pool.h"
+#include "kernels/cpu/cpu_features.h"
+
+namespace llmserve {
+
+struct MachineRates {
+  double read_gb_per_s = 0;    // streaming read of memory that no cache holds, all threads
+  double fma_gflop_per_s = 0;  // float32 multiply-adds in registers, all threads
+};
+
+class MachineProbe {
+ public:
+  // `num_bytes` are read, which should be several times the last cache. Throws ResourceExhausted if
+  // the system has not got them.
+  MachineProbe(const CpuIsa& isa, int num_threads, int64_t num_bytes);
+
+  // One measurement, of some 50 ms.
+  MachineRates measure();
+
+ private:
+  const cpu::KernelTable& kernels_;
+  ThreadPool pool_;
+  Buffer memory_;
+};
+
+}  // namespace llmserve
