@@ -9,8 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-import checkpoints
 import llmserve
 import pytest
 from llmserve import LLM, SamplingParams, cli, demo_model_path
@@ -57,8 +57,8 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def model() -> str:
-    return str(checkpoints.checkpoint("llama"))
+def model(checkpoint: Path) -> str:
+    return str(checkpoint)
 
 
 def test_generate_writes_the_text_to_stdout_and_the_figures_to_stderr(model: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import checkpoints
@@ -15,37 +14,12 @@ from llmserve import (
     LLM,
     InvalidArgument,
     NotSupported,
-    RequestOutput,
     RequestOutputKind,
     SamplingParams,
     demo_model_path,
 )
 from llmserve.errors import CorruptFile, ResourceExhausted
-
-# Tells an answer from a hang; the calls below take milliseconds.
-DEADLINE_S = 60.0
-# Long enough to be interrupted, short enough not to hang a test that fails to.
-LONG = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
-GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def checkpoint() -> Path:
-    return checkpoints.checkpoint("llama")
-
-
-@pytest.fixture(scope="module")
-def llm(checkpoint: Path) -> Iterator[LLM]:
-    with LLM(checkpoint, num_threads=1, kv_cache_memory_bytes=2**22) as llm:
-        yield llm
-
-
-def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [output.outputs[0].token_ids for output in outputs]
-
-
-def generate(llm: LLM, prompts: object, params: object = GREEDY) -> list[RequestOutput]:
-    return llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
+from offline import DEADLINE_S, GREEDY, LONG, generate, tokens
 
 
 def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:

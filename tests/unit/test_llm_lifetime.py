@@ -9,38 +9,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import checkpoints
 import pytest
-from llmserve import LLM, InvalidArgument, RequestOutput, SamplingParams
+from llmserve import LLM, InvalidArgument, SamplingParams
 from llmserve.request_runner import RequestRunner
+from offline import DEADLINE_S, GREEDY, LONG, generate, tokens
 
-# Tells an answer from a hang; the calls below take milliseconds.
-DEADLINE_S = 60.0
 INTERRUPT_DEADLINE_S = 3.0  # less than the wait for requests that never answer (5 s)
-LONG = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
-GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def checkpoint() -> Path:
-    return checkpoints.checkpoint("llama")
-
-
-@pytest.fixture(scope="module")
-def llm(checkpoint: Path) -> Iterator[LLM]:
-    with LLM(checkpoint, num_threads=1, kv_cache_memory_bytes=2**22) as llm:
-        yield llm
-
-
-def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [output.outputs[0].token_ids for output in outputs]
-
-
-def generate(llm: LLM, prompts: object, params: object = GREEDY) -> list[RequestOutput]:
-    return llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
 
 
 def is_running_requests(thread_id: int) -> bool:
