@@ -17,6 +17,7 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_testing_io(testing);
   llmserve::register_testing_models(testing);
   llmserve::register_testing_control(testing);
+  llmserve::register_testing_plan(testing);
   llmserve::register_testing_scheduler(testing);
   llmserve::register_testing_engine(testing);
 }

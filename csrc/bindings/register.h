@@ -18,6 +18,7 @@ void register_testing_ops(pybind11::module_& testing);
 void register_testing_io(pybind11::module_& testing);
 void register_testing_models(pybind11::module_& testing);
 void register_testing_control(pybind11::module_& testing);
+void register_testing_plan(pybind11::module_& testing);
 void register_testing_scheduler(pybind11::module_& testing);
 void register_testing_engine(pybind11::module_& testing);
 
