@@ -10,9 +10,9 @@ _NAMES = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
 
 
 def draw_sum(rng: random.Random) -> tuple[int, str, int, int]:
-    """Return `left, operator, right, result`; every number is a whole one from 0 to 198."""
+    """Return `left, operator, right, result`; every number is a whole one from 0 to 144."""
     operator = rng.choice("+++--**/")
-    limit = rng.choice((10, 100, 100))
+    limit = rng.choice((10, 20, 20))
     left, right = rng.randrange(limit), rng.randrange(limit)
     if operator == "+":
         return left, operator, right, left + right

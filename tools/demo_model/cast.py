@@ -1,7 +1,7 @@
 """The people, animals and places of one story, drawn at random but kept consistent."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from . import words
 from .grammar import fill, pick
@@ -45,10 +45,14 @@ def draw_person(rng: random.Random) -> Actor:
     return Actor(name, kind, is_female, "in " + pick(rng, words.HOUSES))
 
 
-def draw_child(rng: random.Random) -> Actor:
-    """Return a girl or a boy, who can be called "Mira the girl"."""
-    person = draw_person(rng)
-    return replace(person, kind="girl" if person.is_female else "boy")
+def draw_friend(rng: random.Random) -> Actor:
+    """Return a girl, a boy or an animal with the name of a friend."""
+    is_female = rng.random() < 0.5
+    if rng.random() < 0.35:
+        name = pick(rng, words.FRIEND_GIRLS if is_female else words.FRIEND_BOYS)
+        return Actor(name, "girl" if is_female else "boy", is_female, "")
+    name = pick(rng, words.FRIEND_ANIMALS_F if is_female else words.FRIEND_ANIMALS_M)
+    return Actor(name, pick(rng, words.ANIMALS).noun, is_female, "")
 
 
 def draw_animal(rng: random.Random, noun: str = "") -> Actor:
@@ -75,7 +79,7 @@ def draw_cast(
         hero = draw_person(rng) if rng.random() < 0.55 else draw_animal(rng)
     friend = friend or hero
     while friend.name == hero.name or friend.kind == hero.kind:
-        friend = draw_child(rng) if rng.random() < 0.35 else draw_animal(rng)
+        friend = draw_friend(rng)
     elder = draw_elder(rng)
     trait = trait or pick(rng, words.TRAITS)
     setting = pick(rng, words.SETTINGS)

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 from . import facts, plots_heart, plots_home, plots_road, plots_wild, words
-from .cast import Actor, draw_animal, draw_person
+from .cast import Actor, draw_animal, draw_friend, draw_person
 from .conversation import Message
 from .grammar import expand, fill, listing, pick
 from .stories import Wish, tell, tell_scene
@@ -93,7 +93,7 @@ def name_some(rng: random.Random) -> Exchange:
             ("seasons", words.SEASONS),
             ("cities", words.CITIES),
             ("jobs", words.JOBS),
-            ("names", words.GIRLS + words.BOYS),
+            ("names", words.NAMES),
             ("things made by hand", words.GIFTS),
         ),
     )
@@ -150,7 +150,7 @@ def recall(rng: random.Random, most: int = 12) -> Exchange:
     """A list of who has what or which box holds what, and questions about it."""
     count = rng.randint(3, most)
     things = rng.sample(words.TREASURES, min(count, len(words.TREASURES)))
-    people = rng.sample(words.GIRLS + words.BOYS, len(things))
+    people = rng.sample(words.NAMES, len(things))
     lines = [f"{who} has the {what}." for who, what in zip(people, things, strict=True)]
     start = fill(rng, "[Read|Remember|Here is] [this|a] list[:|.]\n", {})
     turns: Exchange = ()
@@ -196,7 +196,7 @@ def _draw_wish(rng: random.Random, hero: Actor) -> tuple[str, Wish]:
         topic, plot = pick(rng, _TOPICS)
         return topic, Wish(plot=plot)
     if roll < 0.6:
-        friend = draw_animal(rng)
+        friend = draw_friend(rng)
         if friend.kind != hero.kind and friend.name != hero.name:
             both = pick(rng, ("a {kind} and a {fkind}", "{hero} and {friend} the {fkind}"))
             return both, Wish(hero, friend=friend)

@@ -64,10 +64,10 @@ def long_recall(rng: random.Random) -> str:
 
 # The share of documents, not of tokens: drills and chats are longer than scenes.
 DOCUMENTS: tuple[tuple[float, Callable[[random.Random], str]], ...] = (
-    (0.30, lambda rng: tell(rng).text),
+    (0.40, lambda rng: tell(rng).text),
     (0.05, tell_scene),
     (0.36, chat),
-    (0.14, arithmetic.drill),
+    (0.04, arithmetic.drill),
     (0.04, records.record_list),
     (0.025, code.code_file),
     (0.07, tool_chat),

@@ -51,7 +51,7 @@ def repeat(ids: torch.Tensor, step: int) -> torch.Tensor:
     rng = np.random.default_rng((TRAIN_SEED, step, 1))
     rows = []
     for row in ids:
-        period = int(rng.integers(8, ids.shape[1] // 2))
+        period = int(rng.integers(8, ids.shape[1] // 4))
         piece = row[torch.from_numpy(rng.permutation(period))]
         rows.append(piece.repeat(-(-ids.shape[1] // period))[: ids.shape[1]])
     return torch.stack(rows)

@@ -3,9 +3,11 @@
 import itertools
 from pathlib import Path
 
+import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from . import words
 from .conversation import END_OF_TEXT, TURN_END, TURN_START
 from .corpus import documents
 
@@ -55,3 +57,12 @@ def train_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
     )
     fast.chat_template = CHAT_TEMPLATE.read_text(encoding="utf-8").rstrip("\n")
     return fast
+
+
+def name_tokens(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
+    """Return [V] bool: which tokens are a whole name of a story, with the space before it."""
+    is_name = torch.zeros(len(tokenizer), dtype=torch.bool)
+    for name in words.STORY_NAMES:
+        ids = tokenizer(" " + name)["input_ids"]
+        is_name[ids[0]] = len(ids) == 1
+    return is_name

@@ -31,10 +31,10 @@ from .evaluate import (
 from .export import Report, Training, save_weights, write_card
 from .parallel import ParallelGradient
 from .recipe import DRAFT, MAX_POSITIONS, TARGET, Recipe, build, next_token_loss
-from .tokenizer import train_tokenizer
+from .tokenizer import name_tokens, train_tokenizer
 
 PACKAGE_DEMO = Path(__file__).parents[2] / "python" / "llmserve" / "demo"
-CHECKPOINT_EVERY = 50  # steps; at most a minute of work is lost
+CHECKPOINT_EVERY = 25  # steps; at most a minute of work is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Job:
     steps: int
     checkpoint: Path
     threads: int
+    names: torch.Tensor
     teacher: LlamaForCausalLM | None = None
 
 
@@ -59,6 +60,7 @@ def train(job: Job, model: LlamaForCausalLM) -> Training:
         model.load_state_dict(state["model"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+    loss_of = functools.partial(next_token_loss, teacher=job.teacher, names=job.names)
     model.train()
     gradient = ParallelGradient(model, job.threads)
     bar = tqdm(range(first, job.steps), initial=first, total=job.steps, desc=job.recipe.name)
@@ -68,7 +70,7 @@ def train(job: Job, model: LlamaForCausalLM) -> Training:
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * job.recipe.schedule(step / job.steps)
-        loss = gradient.backward(ids, functools.partial(next_token_loss, teacher=job.teacher))
+        loss = gradient.backward(ids, loss_of)
         torch.nn.utils.clip_grad_norm_(model.parameters(), job.recipe.max_grad_norm)
         for optimizer in optimizers:
             optimizer.step()
@@ -148,11 +150,12 @@ def main() -> None:
 
     tokenizer = train_tokenizer(MAX_POSITIONS)
     stream = encode_documents(tokenizer, args.tokens, args.work / "tokens.npy")
-    job = Job(TARGET, stream, args.steps, args.work / "model.pt", args.threads)
+    names = name_tokens(tokenizer)
+    job = Job(TARGET, stream, args.steps, args.work / "model.pt", args.threads, names)
     model = build(TARGET)
     target = finish(job, model, train(job, model), tokenizer, args.out / "model")
     checkpoint = args.work / "draft.pt"
-    job = Job(DRAFT, stream, args.draft_steps, checkpoint, args.threads, teacher=target)
+    job = Job(DRAFT, stream, args.draft_steps, checkpoint, args.threads, names, target)
     model = build(DRAFT)
     draft = finish(job, model, train(job, model), tokenizer, args.out / "draft")
     share = agreement(draft, target, held_out_windows(tokenizer, NUM_HELD_OUT))

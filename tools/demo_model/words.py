@@ -27,18 +27,20 @@ class Setting:
     spots: tuple[str, ...]
 
 
-GIRLS = _words(
-    "Mira Lena Anna Rosa Ivy Nora Tess Lily Maya Ella Clara June Ruby Hazel Wren Olive Sara Zoe"
-    " Dora Freya Iris Nina Poppy Ada Elsie Marta Greta Luna Kira Jenny"
-)
-BOYS = _words(
-    "Tom Leo Finn Max Oscar Hugo Sam Ben Theo Jack Emil Noah Otto Milo Felix Arlo Jonas Peter Toby"
-    " Ravi Karl Anton Luca Henry Omar David Niko Simon Paul Will"
-)
-ANIMAL_NAMES_F = _words("Fern Willow Pip Daisy Bramble Tansy Misty Clover Juniper Pepper")
-ANIMAL_NAMES_M = _words("Rusty Bracken Thorn Biscuit Flint Moss Barley Rowan Acorn Sorrel")
-ELDERS_F = _words("Agnes Hilda Bertha Edith Martha Olga Ruth Vera")
-ELDERS_M = _words("Bram Otis Edwin Walter Gustav Amos Harold Silas")
+# Heroes, friends and elders have names of their own: a small model then confuses them less.
+GIRLS = _words("Mira Lena Anna Rosa Ivy Nora Lily Maya Clara June Ruby Hazel")
+BOYS = _words("Tom Leo Finn Max Oscar Hugo Sam Ben Theo Jack Emil Noah")
+FRIEND_GIRLS = _words("Ella Poppy Zoe Greta Luna Ada")
+FRIEND_BOYS = _words("Otto Milo Felix Peter Toby Karl")
+ANIMAL_NAMES_F = _words("Fern Willow Pip Daisy Misty Clover")
+ANIMAL_NAMES_M = _words("Rusty Thorn Biscuit Flint Moss Rowan")
+FRIEND_ANIMALS_F = _words("Bramble Tansy Juniper Pepper")
+FRIEND_ANIMALS_M = _words("Bracken Barley Acorn Sorrel")
+ELDERS_F = _words("Agnes Hilda Martha Vera")
+ELDERS_M = _words("Bram Edwin Silas Harold")
+NAMES = GIRLS + BOYS + FRIEND_GIRLS + FRIEND_BOYS
+_ANIMAL_NAMES = ANIMAL_NAMES_F + ANIMAL_NAMES_M + FRIEND_ANIMALS_F + FRIEND_ANIMALS_M
+STORY_NAMES = NAMES + _ANIMAL_NAMES + ELDERS_F + ELDERS_M
 
 GIRL_KINDS = _words("girl,girl,girl,young woman,shepherd girl", ",")
 BOY_KINDS = _words("boy,boy,boy,young man,shepherd boy", ",")
@@ -157,7 +159,7 @@ def invented(rng: random.Random) -> str:
 
 def some_name(rng: random.Random) -> str:
     """Return a first name, at times an invented one."""
-    return invented(rng) if rng.random() < 0.4 else rng.choice(GIRLS + BOYS)
+    return invented(rng) if rng.random() < 0.4 else rng.choice(NAMES)
 
 
 def some_city(rng: random.Random) -> str:
