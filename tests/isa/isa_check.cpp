@@ -1,0 +1,527 @@
+// Every op of the cpu backend, under every instruction set that this machine can run, against the
+// ref backend, and bit for bit against itself where kernels/ops.h promises the same bits. Needs no
+// Python and links statically, so that it also runs in an emulated machine (run_emulated.sh).
+//
+//   isa_check [--threads N] [ISA …]     the named sets only, and all of them must run
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "checker.h"
+#include "kernels/cpu/cpu_features.h"
+
+namespace llmserve::isa_check {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+// tests/parity: n terms with roundings of random signs, and a factor of 8 for the tail.
+float sum_tolerance(int64_t n) { return 8 * std::sqrt(static_cast<float>(n)) * 0x1p-24f; }
+constexpr float kElementwiseTolerance = 8 * 0x1p-24f;
+
+// The widths that exercise full vectors, tails and both.
+constexpr int64_t kWidths[] = {1, 3, 8, 15, 16, 17, 31, 33, 64, 100, 131, 640, 1027};
+
+void check_norms(Checker& check) {
+  for (const int64_t width : kWidths) {
+    const int64_t rows = 5;
+    const int64_t stride = width + 3;
+    const Floats x = normal(rows * stride - 3, 1);
+    const Floats weight = normal(width, 2);
+    const auto norm = [&](Backend& backend, int64_t row, int64_t count) {
+      Floats out(count * width);
+      backend.rms_norm({.x = matrix(x, rows, width, stride).slice(0, row, count),
+                        .weight = vector(weight),
+                        .out = matrix(out, count, width, width),
+                        .eps = 1e-5f,
+                        .weight_offset = 1.0f});
+      return out;
+    };
+    const auto relative = [&](int64_t, float want) {
+      return sum_tolerance(width) * std::fabs(want);
+    };
+    check.against_ref(
+        concat("rms_norm width ", width), [&](Backend& backend) { return norm(backend, 0, rows); },
+        relative);
+    for (const Isa& isa : check.isas) {
+      const Floats all = norm(*isa.backend, 0, rows);
+      Floats alone(rows * width);
+      for (int64_t r = 0; r < rows; ++r) {
+        const Floats row = norm(*isa.backend, r, 1);
+        std::copy(row.begin(), row.end(), alone.begin() + r * width);
+      }
+      check.equal(concat(isa.name, " rms_norm rows alone, width ", width), alone, all);
+    }
+    // residual and out in one array, so that both are compared.
+    check.against_ref(
+        concat("add_rms_norm width ", width),
+        [&](Backend& backend) {
+          const Floats start = normal(rows * width, 3);
+          Floats both(2 * rows * width);
+          std::copy(start.begin(), start.end(), both.begin());
+          Tensor out(both.begin() + rows * width, DType::kF32, {rows, width});
+          const Floats y = normal(rows * width, 4);
+          backend.add_rms_norm({.residual = matrix(both, rows, width, width),
+                                .x = matrix(y, rows, width, width),
+                                .weight = vector(weight),
+                                .out = out});
+          return both;
+        },
+        [&](int64_t i, float want) { return i < rows * width ? -1.0f : relative(i, want); });
+  }
+}
+
+void check_activations(Checker& check) {
+  for (const int64_t width : kWidths) {
+    for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh}) {
+      Floats gate_up = normal(3 * 2 * width, 5);
+      for (float& value : gate_up) value *= 9;
+      const float special[] = {0.0f, -0.0f, -120.0f, 120.0f, kNan, -88.5f, 1e-40f};
+      for (int64_t i = 0; i < std::min<int64_t>(7, width); ++i) gate_up[width - 1 - i] = special[i];
+      check.against_ref(
+          concat("gated_activation ", static_cast<int>(activation), " width ", width),
+          [&](Backend& backend) {
+            Floats out(3 * width);
+            backend.gated_activation({.gate_up = matrix(gate_up, 3, 2 * width, 2 * width),
+                                      .out = matrix(out, 3, width, width),
+                                      .activation = activation});
+            return out;
+          },
+          // exp(y) of a rounded y is off by |y| * 2^-24; |y| < 90.
+          [](int64_t, float want) {
+            return 90 * kElementwiseTolerance * std::fabs(want) + 1e-36f;
+          });
+    }
+  }
+}
+
+void check_rotary(Checker& check) {
+  const int64_t heads = 3;
+  const std::vector<int32_t> positions{0, 1, 77, 131071};
+  const int64_t tokens = static_cast<int64_t>(positions.size());
+  for (const auto& [head_dim, rotated] :
+       {std::pair<int64_t, int64_t>{2, 2}, {20, 16}, {64, 64}, {80, 32}, {128, 128}, {96, 34}}) {
+    std::vector<float> inv_freq;
+    for (int64_t i = 0; i < rotated / 2; ++i)
+      inv_freq.push_back(
+          std::pow(1e4f, -2.0f * static_cast<float>(i) / static_cast<float>(rotated)));
+    const auto table = [&](Backend& backend) {
+      Floats cos_sin(tokens * rotated);
+      backend.rotary_table({.positions = positions,
+                            .inv_freq = inv_freq,
+                            .scale = 1.25f,
+                            .cos_sin = matrix(cos_sin, tokens, rotated, rotated)});
+      return cos_sin;
+    };
+    const auto absolute = [](int64_t, float) { return 8 * kElementwiseTolerance; };
+    check.against_ref(concat("rotary_table d ", rotated), table, absolute);
+    const Floats cos_sin = table(*check.ref);
+    for (const bool interleaved : {false, true}) {
+      check.against_ref(
+          concat("rotary D ", head_dim, " d ", rotated, interleaved ? " interleaved" : ""),
+          [&](Backend& backend) {
+            const int64_t stride = heads * head_dim + 5;
+            Floats x = normal(tokens * stride, 6);
+            Tensor view(x.begin(), DType::kF32, {tokens, heads, head_dim});
+            view.strides[0] = stride;
+            backend.rotary({.heads = view,
+                            .cos_sin = matrix(cos_sin, tokens, rotated, rotated),
+                            .interleaved = interleaved});
+            return x;
+          },
+          absolute);
+    }
+  }
+}
+
+void check_rows_and_cache(Checker& check) {
+  for (const int64_t width : kWidths) {
+    const Floats values = normal(7 * width, 7);
+    const std::vector<int32_t> ids{6, 0, 3, 3, 5};
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      const Array<uint16_t> halves = to_16_bits(values, dtype);
+      const ConstTensor table(
+          dtype == DType::kF32 ? static_cast<const void*>(values.begin()) : halves.begin(), dtype,
+          {7, width});
+      check.same_as_ref(concat("embedding ", name(dtype), " width ", width), [&](Backend& backend) {
+        Floats out(5 * width);
+        backend.embedding(
+            {.table = table, .token_ids = ids, .out = matrix(out, 5, width, width), .scale = 1.3f});
+        return out;
+      });
+    }
+    check.same_as_ref(concat("gather_rows width ", width), [&](Backend& backend) {
+      Floats out(5 * width);
+      backend.gather_rows(
+          {.x = matrix(values, 7, width, width), .rows = ids, .out = matrix(out, 5, width, width)});
+      return out;
+    });
+    // 3 tokens into 4 blocks of 5 slots, 2 heads; then blocks are copied.
+    const int64_t value_width = width / 2 + 1;
+    const Floats keys = normal(3 * 2 * width, 8);
+    keys[0] = kNan;
+    keys[1] = 0x1.01p0f;  // halfway between two bf16: to even
+    const Floats cached = normal(3 * 2 * value_width, 9);
+    const std::vector<int64_t> slots{7, -1, 19};
+    const std::vector<std::pair<int32_t, int32_t>> pairs{{1, 2}, {2, 0}};
+    const auto store = [&]<class T>(Backend& backend, DType dtype, T) {
+      Array<T> cache(4 * 2 * 5 * (width + value_width));
+      const PagedKvCache kv{
+          Tensor(cache.begin(), dtype, {4, 2, 5, width}),
+          Tensor(cache.begin() + 4 * 2 * 5 * width, dtype, {4, 2, 5, value_width})};
+      backend.store_kv({.keys = ConstTensor(keys.begin(), DType::kF32, {3, 2, width}),
+                        .values = ConstTensor(cached.begin(), DType::kF32, {3, 2, value_width}),
+                        .slots = slots,
+                        .cache = kv});
+      backend.copy_blocks({.pairs = pairs, .cache = kv});
+      return cache;
+    };
+    check.same_as_ref(concat("store_kv float32 width ", width),
+                      [&](Backend& backend) { return store(backend, DType::kF32, 0.0f); });
+    check.same_as_ref(concat("store_kv bfloat16 width ", width),
+                      [&](Backend& backend) { return store(backend, DType::kBF16, uint16_t{0}); });
+  }
+}
+
+void check_first_non_finite(Checker& check) {
+  for (const int64_t size : {1, 7, 16, 33, 1000, 20000}) {
+    for (const int64_t bad : {int64_t{-1}, int64_t{0}, size / 2, size - 1}) {
+      Floats x = normal(size, 10);
+      if (bad >= 0) x[size - 1] = kNan;
+      if (bad >= 0) x[bad] = bad % 2 == 0 ? -kInf : kNan;
+      for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+        const Array<uint16_t> halves = to_16_bits(x, dtype);
+        const void* data =
+            dtype == DType::kF32 ? static_cast<const void*>(x.begin()) : halves.begin();
+        for (const Isa& isa : check.isas)
+          check.report(isa.backend->first_non_finite(ConstTensor(data, dtype, {size})) == bad,
+                       concat(isa.name, " first_non_finite ", name(dtype), " ", bad, " of ", size));
+      }
+    }
+  }
+}
+
+// The Euclidean lengths of the rows of a matrix.
+std::vector<float> lengths(const Floats& x, int64_t rows, int64_t width, int64_t stride) {
+  std::vector<float> result;
+  for (int64_t r = 0; r < rows; ++r) {
+    float sum = 0;
+    for (int64_t i = 0; i < width; ++i) sum += x[r * stride + i] * x[r * stride + i];
+    result.push_back(std::sqrt(sum));
+  }
+  return result;
+}
+
+// One weight and `rows` rows of x; then the first m rows for every m, which must keep their bits.
+void check_linear_case(Checker& check, DType dtype, int64_t rows, int64_t k, int64_t n, bool full) {
+  const int64_t x_stride = k + 3;
+  const int64_t out_stride = n + 5;
+  const Floats x = normal(rows * x_stride - 3, 11);
+  const Floats w = normal(n * k, 12);
+  const Floats bias = normal(n, 13);
+  const Array<uint16_t> halves = to_16_bits(w, DType::kF16);
+  const int64_t split = n / 3;  // the weight's first rows come as f32, the rest as f16
+  std::vector<ConstTensor> parts{
+      ConstTensor(halves.begin() + split * k, DType::kF16, {n - split, k})};
+  if (split > 0) parts.insert(parts.begin(), ConstTensor(w.begin(), DType::kF32, {split, k}));
+  const auto run = [&](Backend& backend, const LinearWeight& weight, int64_t row, int64_t count) {
+    // What lies between the rows of out must survive.
+    Floats out(count * out_stride - 5, 7.0f);
+    backend.linear({.x = matrix(x, rows, k, x_stride).slice(0, row, count),
+                    .weight = &weight,
+                    .bias = full ? vector(bias) : Tensor{},
+                    .out = matrix(out, count, n, out_stride),
+                    .accumulate = full});
+    return out;
+  };
+  const std::string what =
+      concat("linear ", name(dtype), " M ", rows, " K ", k, " N ", n, full ? " + bias + out" : "");
+  const Floats want = run(*check.ref, check.ref->pack_linear(parts, dtype), 0, rows);
+  const std::vector<float> x_lengths = lengths(x, rows, k, x_stride);
+  const std::vector<float> w_lengths = lengths(w, n, k, k);
+  std::vector<Floats> fused;  // of the first instruction set with an fma
+  for (const Isa& isa : check.isas) {
+    const LinearWeight weight = isa.backend->pack_linear(parts, dtype);
+    check.report(weight.data.num_bytes() == isa.backend->packed_bytes(n, k, dtype),
+                 concat(isa.name, " packed_bytes of ", what));
+    const Floats all = run(*isa.backend, weight, 0, rows);
+    check.close(concat(isa.name, " ", what), all, want, [&](int64_t i) {
+      const int64_t column = i % out_stride;
+      if (column >= n) return -1.0f;
+      // The sum of |x_i w_i| is at most this.
+      const float terms =
+          x_lengths[static_cast<size_t>(i / out_stride)] * w_lengths[static_cast<size_t>(column)];
+      return sum_tolerance(k + 2) * (terms + 8.0f);  // 8: bias and what out held
+    });
+    if (isa.name != "generic") {  // which multiplies and adds; the others make one chain of fma
+      if (fused.empty()) fused.push_back(all);
+      check.equal(concat(isa.name, " and ", check.isas[0].name, ", ", what), all, fused[0]);
+    }
+    for (int64_t m = 1; m < rows; m += m < 34 ? 1 : 31) {
+      const int64_t row = m == 1 ? rows - 1 : 0;  // M = 1 is the last row: no tile's first
+      const Floats some = run(*isa.backend, weight, row, m);
+      Floats same(some.size());
+      std::copy_n(all.begin() + row * out_stride, same.size(), same.begin());
+      check.equal(concat(isa.name, " the rows alone, M ", m, " of ", what), some, same);
+    }
+  }
+}
+
+void check_linear(Checker& check) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const bool full : {false, true}) {
+      check_linear_case(check, dtype, 3, 1, 1, full);
+      check_linear_case(check, dtype, 34, 7, 15, full);
+      check_linear_case(check, dtype, 40, 64, 16, full);
+      check_linear_case(check, dtype, 34, 65, 33, full);
+      check_linear_case(check, dtype, 34, 40, 97, full);
+      check_linear_case(check, dtype, 20, 1027, 17, full);
+    }
+    check_linear_case(check, dtype, 193, 513, 50, true);  // blocks of rows, of K
+    check_linear_case(check, dtype, 98, 33, 530, true);   // blocks of panels
+  }
+}
+
+struct AttentionCase {
+  int64_t heads, kv_heads, head_dim, value_dim;
+  DType dtype;
+  int32_t window;
+  float soft_cap;
+};
+
+// What a sequence's query sees is its last tokens; the cache's unused slots hold NaN.
+struct AttentionInput {
+  std::vector<int32_t> kv_lens, query_starts, block_tables;
+  int64_t max_blocks;
+};
+
+void check_attention_case(Checker& check, const AttentionCase& c, int64_t block_size) {
+  const std::vector<int32_t> kv_lens{1, 150, 64, 65, 0x81};
+  const std::vector<int32_t> counts{1, c.head_dim < 32 ? 90 : 20, 1, 3, 2};
+  const int64_t longest = 150;
+  const int64_t max_blocks = (longest + block_size - 1) / block_size;
+  const int64_t num_blocks = max_blocks * static_cast<int64_t>(kv_lens.size());
+  // The cache's content depends on sequence, position and head alone, not on the block size.
+  std::vector<int32_t> tables;
+  for (int64_t i = 0; i < num_blocks; ++i)
+    tables.push_back(static_cast<int32_t>(num_blocks - 1 - i));
+  for (size_t i = 1; i + 2 < tables.size(); i += 3) std::swap(tables[i], tables[i + 1]);
+  const auto fill = [&](int64_t width, uint64_t seed) {
+    Floats cache(num_blocks * c.kv_heads * block_size * width, kNan);
+    for (size_t b = 0; b < kv_lens.size(); ++b) {
+      const Floats rows = normal(kv_lens[b] * c.kv_heads * width, mix64(seed, b));
+      for (int64_t j = 0; j < kv_lens[b]; ++j) {
+        const int64_t block =
+            tables[b * static_cast<size_t>(max_blocks) + static_cast<size_t>(j / block_size)];
+        for (int64_t h = 0; h < c.kv_heads; ++h)
+          std::copy_n(
+              rows.begin() + (j * c.kv_heads + h) * width, width,
+              cache.begin() + ((block * c.kv_heads + h) * block_size + j % block_size) * width);
+      }
+    }
+    return cache;
+  };
+  const Floats keys = fill(c.head_dim, 14);
+  const Floats values = fill(c.value_dim, 15);
+  const Array<uint16_t> keys_16 = to_16_bits(keys, DType::kBF16);
+  const Array<uint16_t> values_16 = to_16_bits(values, DType::kBF16);
+  const bool is_f32 = c.dtype == DType::kF32;
+  const PagedKvCache cache{Tensor(is_f32 ? static_cast<void*>(keys.begin()) : keys_16.begin(),
+                                  c.dtype, {num_blocks, c.kv_heads, block_size, c.head_dim}),
+                           Tensor(is_f32 ? static_cast<void*>(values.begin()) : values_16.begin(),
+                                  c.dtype, {num_blocks, c.kv_heads, block_size, c.value_dim})};
+  std::vector<int32_t> starts{0};
+  for (const int32_t count : counts) starts.push_back(starts.back() + count);
+  const int64_t tokens = starts.back();
+  const int64_t q_stride = c.heads * c.head_dim + 9;
+  const int64_t out_stride = c.heads * c.value_dim + 3;
+  const Floats q = normal(tokens * q_stride - 9, 16);
+  // Tokens [token, token + count) of the given sequences.
+  const auto run = [&](Backend& backend, int64_t token, std::span<const int32_t> query_starts,
+                       std::span<const int32_t> lens, std::span<const int32_t> block_tables) {
+    const int64_t count = query_starts.back();
+    Floats out(count * out_stride - 3, 7.0f);
+    Tensor q_view(q.begin() + token * q_stride, DType::kF32, {count, c.heads, c.head_dim});
+    Tensor out_view(out.begin(), DType::kF32, {count, c.heads, c.value_dim});
+    q_view.strides[0] = q_stride;
+    out_view.strides[0] = out_stride;
+    backend.paged_attention({.q = q_view,
+                             .cache = cache,
+                             .query_starts = query_starts,
+                             .kv_lens = lens,
+                             .block_tables = block_tables,
+                             .max_blocks = max_blocks,
+                             .scale = 1 / std::sqrt(static_cast<float>(c.head_dim)),
+                             .window = c.window,
+                             .soft_cap = c.soft_cap,
+                             .out = out_view});
+    return out;
+  };
+  const std::string what =
+      concat("attention ", name(c.dtype), " H ", c.heads, "/", c.kv_heads, " D ", c.head_dim, "/",
+             c.value_dim, " window ", c.window, " cap ", c.soft_cap, " P ", block_size);
+  const auto batch = [&](Backend& backend) { return run(backend, 0, starts, kv_lens, tables); };
+  check.against_ref(what, batch, [&](int64_t i, float) {
+    return i % out_stride < c.heads * c.value_dim ? sum_tolerance(512) : -1.0f;
+  });
+  // Each token as a decode step of its own.
+  for (const Isa& isa : check.isas) {
+    const Floats all = batch(*isa.backend);
+    Floats alone = all;
+    for (size_t b = 0; b < kv_lens.size(); ++b) {
+      const std::span<const int32_t> table(tables.data() + static_cast<int64_t>(b) * max_blocks,
+                                           static_cast<size_t>(max_blocks));
+      for (int32_t i = 0; i < counts[b]; i += i % 11 == 10 ? 1 : 5) {
+        const int32_t lens[] = {kv_lens[b] - counts[b] + i + 1};
+        const int32_t one[] = {0, 1};
+        const Floats row = run(*isa.backend, starts[b] + i, one, lens, table);
+        std::copy(row.begin(), row.end(), alone.begin() + (starts[b] + i) * out_stride);
+      }
+    }
+    check.equal(concat(isa.name, " tokens alone, ", what), alone, all);
+  }
+}
+
+void check_attention(Checker& check) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    check_attention_case(check, {4, 2, 8, 5, dtype, 0, 0.0f}, 7);
+    check_attention_case(check, {2, 2, 20, 33, dtype, 70, 0.0f}, 16);
+    check_attention_case(check, {5, 1, 24, 24, dtype, 1, 3.0f}, 1);
+    check_attention_case(check, {2, 1, 64, 64, dtype, 0, 3.0f}, 16);
+    check_attention_case(check, {2, 1, 80, 80, dtype, 70, 30.0f}, 32);
+    check_attention_case(check, {2, 1, 128, 128, dtype, 0, 0.0f}, 48);
+  }
+}
+
+void check_sampling_case(Checker& check, int64_t vocabulary, bool has_ties) {
+  const std::vector<int32_t> banned{0, static_cast<int32_t>(vocabulary / 2), -3, 1 << 30};
+  std::vector<SampleRow> rows;
+  for (const float temperature : {0.0f, 0.7f, 1.0f, 3.0f}) {
+    for (int filter = 0; filter < 6; ++filter) {
+      SampleRow row;
+      row.temperature = temperature;
+      row.seed = mix64(rows.size());
+      row.position = filter % 2 == 0 ? 3 : 5'000'000'000;
+      row.num_top = std::max(-1, filter - 2);
+      if (filter == 1 || filter == 5) row.top_k = 4;
+      if (filter == 2 || filter == 5) row.top_p = 0.8f;
+      if (filter == 3 || filter == 5) row.min_p = 0.05f;
+      if (filter == 4 || filter == 5) row.banned_token_ids = banned;
+      rows.push_back(row);
+    }
+  }
+  const int64_t count = static_cast<int64_t>(rows.size());
+  const int64_t stride = vocabulary + 1;
+  const Floats logits = normal(count * stride - 1, 17);
+  for (float& x : logits) x = has_ties ? std::floor(x * 3) : x * 3;
+  logits[stride * 20] = -kInf;
+  logits[stride * 21 + vocabulary - 1] = kNan;
+  logits[stride * 22 + vocabulary / 2] = kInf;
+  std::fill_n(logits.begin() + stride * 23, vocabulary, -kInf);
+  const auto run = [&](Backend& backend, int64_t row, int64_t num_rows) {
+    std::vector<SampledRow> out(static_cast<size_t>(num_rows));
+    backend.sample(
+        {.logits = matrix(logits, count, vocabulary, stride).slice(0, row, num_rows),
+         .rows = std::span(rows).subspan(static_cast<size_t>(row), static_cast<size_t>(num_rows)),
+         .out = out});
+    return out;
+  };
+  const auto near = [](float a, float b) {
+    return std::fabs(a - b) <= 2e-6f * std::max(1.0f, std::fabs(b));
+  };
+  const auto agree = [&](const SampledRow& a, const SampledRow& b) {
+    bool same = a.is_valid == b.is_valid;
+    if (!same || !b.is_valid) return same;
+    same = a.token_id == b.token_id && a.rank == b.rank && near(a.logprob, b.logprob) &&
+           a.top.size() == b.top.size();
+    for (size_t i = 0; same && i < b.top.size(); ++i)
+      same = a.top[i].token_id == b.top[i].token_id && a.top[i].rank == b.top[i].rank &&
+             near(a.top[i].logprob, b.top[i].logprob);
+    return same;
+  };
+  const std::vector<SampledRow> want = run(*check.ref, 0, count);
+  for (const Isa& isa : check.isas) {
+    const std::vector<SampledRow> all = run(*isa.backend, 0, count);
+    for (int64_t r = 0; r < count; ++r) {
+      const size_t i = static_cast<size_t>(r);
+      const std::string what =
+          concat(isa.name, " sample V ", vocabulary, has_ties ? " ties" : "", " row ", r);
+      check.report(agree(all[i], want[i]),
+                   concat(what, ": token ", all[i].token_id, ", expected ", want[i].token_id));
+      const SampledRow alone = run(*isa.backend, r, 1)[0];
+      check.report(agree(alone, all[i]) && (!alone.is_valid || alone.logprob == all[i].logprob),
+                   concat(what, " alone"));
+    }
+  }
+}
+
+void check_sampling(Checker& check) {
+  for (const int64_t vocabulary : {1, 2, 5, 17, 63, 64, 65, 130, 1000, 4099})
+    for (const bool has_ties : {false, true}) check_sampling_case(check, vocabulary, has_ties);
+}
+
+constexpr struct {
+  const char* name;
+  void (*check)(Checker&);
+} kFamilies[] = {
+    {"rms_norm, add_rms_norm", &check_norms},
+    {"gated_activation", &check_activations},
+    {"rotary_table, rotary", &check_rotary},
+    {"embedding, gather_rows, store_kv, copy_blocks", &check_rows_and_cache},
+    {"first_non_finite", &check_first_non_finite},
+    {"pack_linear, linear", &check_linear},
+    {"paged_attention", &check_attention},
+    {"sample", &check_sampling},
+};
+
+int run(int argc, char** argv) {
+  int num_threads = 1;
+  std::vector<std::string> wanted;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]) == "--threads" && i + 1 < argc)
+      num_threads = std::atoi(argv[++i]);
+    else
+      wanted.push_back(argv[i]);
+  }
+  Checker check;
+  for (const CpuIsa& isa : cpu_isa_registry()) {
+    const std::string name(isa.name);
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), name) == wanted.end()) continue;
+    if (isa.can_run()) {
+      check.isas.push_back({name, make_backend("cpu", {.num_threads = num_threads, .isa = name})});
+      std::printf("%s: %s\n", name.c_str(), check.isas.back().backend->description().c_str());
+    } else {
+      std::printf("%s: this machine cannot run it\n", name.c_str());
+    }
+  }
+  if (check.isas.empty() || (!wanted.empty() && check.isas.size() != wanted.size())) {
+    std::printf("not every instruction set asked for can run\n");
+    return 2;
+  }
+  for (const auto& family : kFamilies) {
+    const int passed = check.passed;
+    const int failed = check.failed;
+    family.check(check);
+    std::printf("%s: %d passed, %d failed\n", family.name, check.passed - passed,
+                check.failed - failed);
+    std::fflush(stdout);
+  }
+  std::printf("%d passed, %d failed\n", check.passed, check.failed);
+  return check.failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace llmserve::isa_check
+
+int main(int argc, char** argv) {
+  try {
+    return llmserve::isa_check::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::printf("stopped: %s\n", error.what());
+    return 2;
+  }
+}
