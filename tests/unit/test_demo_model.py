@@ -85,6 +85,12 @@ def test_chat_template_renders_structured_tool_calls(tokenizer: Any) -> None:
     assert rendered.endswith(expected)
 
 
+def test_a_tool_call_survives_decoding_without_special_tokens(tokenizer: Any) -> None:
+    call = tool_call("add", {"a": 1, "b": 2})
+    ids = tokenizer(call + "<|im_end|>")["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == call
+
+
 def test_generator_repeats_itself_for_a_seed() -> None:
     first, again = (list(itertools.islice(corpus.documents(seed=5), 50)) for _ in range(2))
     other = list(itertools.islice(corpus.documents(seed=6), 50))

@@ -1,6 +1,7 @@
 """Train the byte-level BPE that the demo model and its draft share."""
 
 import itertools
+import json
 from pathlib import Path
 
 import torch
@@ -40,15 +41,14 @@ def train_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
         special_tokens=[
-            *(AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS),
-            *(AddedToken(token, special=False, normalized=False) for token in TOOL_TOKENS),
+            AddedToken(token, normalized=False) for token in SPECIAL_TOKENS + TOOL_TOKENS
         ],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(itertools.islice(documents(SEED), NUM_DOCUMENTS), trainer)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=_keep_tool_tokens(tokenizer),
         bos_token=END_OF_TEXT,
         eos_token=TURN_END,
         pad_token=END_OF_TEXT,
@@ -57,6 +57,17 @@ def train_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
     )
     fast.chat_template = CHAT_TEMPLATE.read_text(encoding="utf-8").rstrip("\n")
     return fast
+
+
+def _keep_tool_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """Return `tokenizer` with the tool tokens as plain ones, which decoding does not skip.
+
+    The trainer marks every token that it is given as special.
+    """
+    state = json.loads(tokenizer.to_str())
+    for token in state["added_tokens"]:
+        token["special"] = token["content"] not in TOOL_TOKENS
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def name_tokens(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
