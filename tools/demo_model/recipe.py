@@ -13,9 +13,6 @@ from .tokenizer import VOCAB_SIZE
 MAX_POSITIONS = 2048
 INIT_SEED = 3
 NAME_WEIGHT = 4.0  # a story of 170 tokens names someone about 15 times
-# With the usual 0.02, names of one kind drift together before the model can tell them apart, and
-# the hero of a story changes its name: embeddings end up near a norm of 1, which is 0.06 * 16.
-EMBEDDING_STD = 0.06
 OUTPUT_GAIN = 0.1  # keeps the sum of the heads near the size of the embeddings
 # Ids of <|endoftext|> (ends a text) and <|im_end|> (ends a turn); see tokenizer.SPECIAL_TOKENS.
 END_OF_TEXT_ID, TURN_END_ID = 0, 2
@@ -42,7 +39,7 @@ class Recipe:
     long_from: float = 0.5  # share of the steps
     # Early on, this share of the windows of a step repeats shuffled tokens: see data.repeat.
     copy_share: float = 0.25
-    copy_until: float = 0.3
+    copy_until: float = 0.3  # share of the steps
     head_dim: int = 32
     warmup: float = 0.02  # share of the steps
     decay: float = 0.5  # share of the steps over which the rate falls to zero, at the end
@@ -137,7 +134,6 @@ def build(recipe: Recipe) -> LlamaForCausalLM:
     """
     torch.manual_seed(INIT_SEED)
     model = LlamaForCausalLM(recipe.config())
-    torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_STD)
     group = recipe.num_heads // recipe.num_kv_heads
     for layer in model.model.layers:
         attention = layer.self_attn
