@@ -7,9 +7,9 @@
 namespace llmserve {
 
 struct EngineMetrics {
-  // Requests
+  // Requests. Running and waiting count sequences: a request has n of them once its prompt has run.
   int64_t num_requests_running = 0;
-  int64_t num_requests_waiting = 0;
+  int64_t num_requests_waiting = 0;  // new, or preempted and to be recomputed
   int64_t num_requests_finished = 0;
   int64_t num_preemptions = 0;
   // Steps, by kind: a step with any prompt token counts as prefill
