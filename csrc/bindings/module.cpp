@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "llmserve's C++ core; use the names that the llmserve package re-exports.";
   llmserve::register_errors(module);
   llmserve::register_inspect(module);
+  llmserve::register_array(module);
   llmserve::register_block_allocator(module);
   llmserve::register_vocabulary(module);
   llmserve::register_sampling_params(module);
@@ -13,6 +14,7 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_engine(module);
 
   auto testing = module.def_submodule("testing", "Internals for tests and benchmarks.");
+  llmserve::register_testing_array(testing);
   llmserve::register_testing_ops(testing);
   llmserve::register_testing_io(testing);
   llmserve::register_testing_models(testing);

@@ -7,6 +7,7 @@ namespace llmserve {
 
 void register_errors(pybind11::module_& module);
 void register_inspect(pybind11::module_& module);
+void register_array(pybind11::module_& module);
 void register_block_allocator(pybind11::module_& module);
 void register_vocabulary(pybind11::module_& module);
 void register_sampling_params(pybind11::module_& module);
@@ -14,6 +15,7 @@ void register_engine_config(pybind11::module_& module);
 void register_engine(pybind11::module_& module);
 
 // The submodule `testing`: internals for tests and benchmarks.
+void register_testing_array(pybind11::module_& testing);
 void register_testing_ops(pybind11::module_& testing);
 void register_testing_io(pybind11::module_& testing);
 void register_testing_models(pybind11::module_& testing);

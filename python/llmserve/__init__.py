@@ -8,7 +8,7 @@
 >>> llm.close()
 """
 
-from llmserve._core import BlockAllocator
+from llmserve._core import Array, BlockAllocator
 from llmserve._version import __version__
 from llmserve.errors import (
     CorruptFile,
@@ -28,6 +28,7 @@ from llmserve.tokenizer import Tokenizer
 
 __all__ = [
     "LLM",
+    "Array",
     "BlockAllocator",
     "CompletionOutput",
     "CorruptFile",

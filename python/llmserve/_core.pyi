@@ -4,6 +4,8 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
+import numpy.typing as npt
+
 class SamplingParams:
     n: int
     temperature: float
@@ -80,6 +82,26 @@ class ConfigRequest:
     def __init__(self, **kwargs: object) -> None: ...
 
 def resolve_config(**kwargs: object) -> EngineConfig: ...
+
+class Array:
+    def __init__(self, values: object, dtype: str | None = None) -> None: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    def __len__(self) -> int: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[Any]: ...
 
 class BlockAllocator:
     def __init__(self, num_blocks: int, block_size: int = 16) -> None: ...

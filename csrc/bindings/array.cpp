@@ -1,0 +1,273 @@
+#include "bindings/array.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/host_ops.h"
+
+namespace py = pybind11;
+
+namespace llmserve {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+
+struct TypeRow {
+  DType dtype;
+  dlpack::DataType dlpack;
+};
+
+constexpr std::array kTypes{
+    TypeRow{DType::kF32, {dlpack::kFloat, 32, 1}},   TypeRow{DType::kF16, {dlpack::kFloat, 16, 1}},
+    TypeRow{DType::kBF16, {dlpack::kBFloat, 16, 1}}, TypeRow{DType::kF64, {dlpack::kFloat, 64, 1}},
+    TypeRow{DType::kI8, {dlpack::kInt, 8, 1}},       TypeRow{DType::kU8, {dlpack::kUInt, 8, 1}},
+    TypeRow{DType::kI16, {dlpack::kInt, 16, 1}},     TypeRow{DType::kI32, {dlpack::kInt, 32, 1}},
+    TypeRow{DType::kI64, {dlpack::kInt, 64, 1}},     TypeRow{DType::kBool, {dlpack::kBool, 8, 1}},
+};
+
+[[noreturn]] void refuse_dtype(const std::string& name_of_argument, const std::string& got) {
+  std::string names;
+  for (const TypeRow& row : kTypes) names += concat(names.empty() ? "" : ", ", name(row.dtype));
+  throw InvalidArgument(
+      concat(name_of_argument, ": expected elements of ", names, ", got ", got, "; convert it"));
+}
+
+DType dtype_of(const std::string& name_of_argument, dlpack::DataType type) {
+  for (const TypeRow& row : kTypes) {
+    if (row.dlpack.code == type.code && row.dlpack.bits == type.bits && type.lanes == 1)
+      return row.dtype;
+  }
+  refuse_dtype(name_of_argument, concat("DLPack type code ", int{type.code}, " with ",
+                                        int{type.bits}, " bits and ", type.lanes, " lanes"));
+}
+
+DType dtype_of(const std::string& name_of_argument, const py::dtype& type) {
+  constexpr std::string_view kKinds = "iufb";
+  constexpr std::array kCodes{dlpack::kInt, dlpack::kUInt, dlpack::kFloat, dlpack::kBool};
+  const size_t kind = kKinds.find(type.kind());
+  const bool is_native = py::bool_(type.attr("isnative"));
+  for (const TypeRow& row : kTypes) {
+    if (kind != std::string_view::npos && is_native && row.dlpack.code == kCodes[kind] &&
+        row.dlpack.bits == 8 * type.itemsize())
+      return row.dtype;
+  }
+  refuse_dtype(name_of_argument, py::str(type));
+}
+
+void check_rank(const std::string& name, int64_t rank) {
+  if (rank > kMaxRank) {
+    throw InvalidArgument(
+        concat(name, ": expected at most ", kMaxRank, " dimensions, got ", rank, "; reshape it"));
+  }
+}
+
+void check_device(const std::string& name, py::handle object) {
+  const auto [type, id] = object.attr("__dlpack_device__")().cast<std::pair<int32_t, int32_t>>();
+  if (type == dlpack::kCpu || type == dlpack::kCudaHost) return;
+  const std::string where = type == dlpack::kCuda ? "CUDA" : concat("DLPack type ", type);
+  throw NotSupported(concat(name, ": expected an array in host memory, got one on device ", where,
+                            " ", id, "; copy it to the CPU first (torch: .cpu())"));
+}
+
+// `__dlpack__` of this version of the protocol, or of the one before it.
+py::object request_capsule(const std::string& name, py::handle object) {
+  using namespace py::literals;
+  const py::object method = object.attr("__dlpack__");
+  try {
+    try {
+      return method("max_version"_a = py::make_tuple(dlpack::kMajorVersion, dlpack::kMinorVersion));
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_TypeError)) throw;
+      return method();
+    }
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    throw InvalidArgument(
+        concat(name, ": its __dlpack__() refused: ", std::string(py::str(error.value()))));
+  }
+}
+
+// The struct in a capsule, which from now on the returned pointer owns.
+template <class Managed>
+std::shared_ptr<Managed> consume(const py::object& capsule, const char* name, const char* used) {
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), name));
+  if (managed == nullptr || PyCapsule_SetName(capsule.ptr(), used) != 0)
+    throw py::error_already_set();
+  return {managed, [](Managed* self) {
+            if (self->deleter) self->deleter(self);
+          }};
+}
+
+}  // namespace
+
+dlpack::DataType dlpack_type(DType dtype) {
+  for (const TypeRow& row : kTypes)
+    if (row.dtype == dtype) return row.dlpack;
+  throw NotSupported(concat("arrays of ", name(dtype), " do not cross by DLPack"));
+}
+
+Array Array::empty(DType dtype, std::initializer_list<int64_t> shape) {
+  int64_t num_bytes = size_bytes(dtype);
+  bool overflows = false;
+  for (const int64_t dim : shape)
+    overflows |= __builtin_mul_overflow(num_bytes, dim, &num_bytes) || dim < 0;
+  void* data = overflows ? nullptr
+                         : ::operator new(static_cast<size_t>(std::max<int64_t>(num_bytes, 1)),
+                                          kAlignment, std::nothrow);
+  const Tensor tensor(data, dtype, shape);
+  if (data == nullptr) throw ResourceExhausted(concat("no memory for ", describe(tensor)));
+  return {tensor, {data, [](void* memory) { ::operator delete(memory, kAlignment); }}};
+}
+
+Array Array::empty_like(const ConstTensor& tensor, DType dtype) {
+  std::array<int64_t, kMaxRank> dims = tensor.shape;
+  std::fill(dims.begin() + tensor.rank, dims.end(), 1);
+  Array result = empty(dtype, {dims[0], dims[1], dims[2], dims[3]});
+  result.tensor_.rank = tensor.rank;
+  return result;
+}
+
+Array Array::copy_of(const ConstTensor& tensor) {
+  Array result = empty_like(tensor, tensor.dtype);
+  const int64_t width = size_bytes(tensor.dtype);
+  auto* to = result.tensor_.as<std::byte>();
+  std::array<int64_t, kMaxRank> at{};
+  for (int64_t i = 0, n = tensor.num_elements(); i < n; ++i, to += width) {
+    int64_t offset = 0;
+    for (int d = 0; d < tensor.rank; ++d) offset += at[d] * tensor.strides[d];
+    std::memcpy(to, tensor.as<std::byte>() + offset * width, static_cast<size_t>(width));
+    for (int d = tensor.rank - 1; d >= 0 && ++at[d] == tensor.shape[d]; --d) at[d] = 0;
+  }
+  return result;
+}
+
+Array Array::convert(const ConstTensor& tensor, DType dtype) {
+  if (dtype == tensor.dtype) return copy_of(tensor);
+  const bool is_float =
+      tensor.dtype == DType::kF32 || tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16;
+  if (!is_float || (dtype != DType::kF32 && dtype != DType::kBF16)) {
+    throw InvalidArgument(
+        concat("dtype: expected float32 or bfloat16 of a float32, float16 or bfloat16 array, got ",
+               name(dtype), " of ", describe(tensor)));
+  }
+  const Array plain = copy_of(tensor);
+  Array result = empty_like(tensor, dtype);
+  const int64_t count = tensor.num_elements();
+  if (dtype == DType::kF32) {
+    convert_to_f32(plain.tensor_, 0, count, result.tensor_.as<float>());
+  } else {
+    convert_to_bf16(plain.tensor_, 0, count, result.tensor_.as<uint16_t>());
+  }
+  return result;
+}
+
+ImportedArray::ImportedArray(std::string name, py::handle object) : name_(std::move(name)) {
+  if (py::isinstance<Array>(object)) {
+    const auto& array = object.cast<const Array&>();
+    view_ = array.tensor();
+    managed_ = array.owner();
+    is_read_only_ = array.is_read_only();
+  } else if (py::isinstance<py::array>(object)) {
+    import_numpy(py::reinterpret_borrow<py::array>(object));
+  } else if (py::hasattr(object, "__dlpack__") && py::hasattr(object, "__dlpack_device__")) {
+    import_dlpack(object);
+  } else {
+    throw InvalidArgument(concat(
+        name_, ": expected a NumPy array, a torch tensor or another array with __dlpack__, got ",
+        std::string(py::str(py::type::of(object).attr("__name__")))));
+  }
+  check_alignment();
+}
+
+void ImportedArray::import_numpy(const py::array& array) {
+  check_rank(name_, array.ndim());
+  view_.dtype = dtype_of(name_, array.dtype());
+  view_.data = array.data();
+  view_.rank = static_cast<int>(array.ndim());
+  for (int d = 0; d < view_.rank; ++d) {
+    view_.shape[d] = array.shape(d);
+    view_.strides[d] = array.strides(d) / array.itemsize();
+    if (array.strides(d) % array.itemsize() != 0) {
+      throw InvalidArgument(concat(name_, ": expected strides of whole elements, got ",
+                                   array.strides(d), " bytes; pass a copy"));
+    }
+  }
+  numpy_ = array;
+  is_read_only_ = !array.writeable();
+}
+
+void ImportedArray::import_dlpack(py::handle object) {
+  check_device(name_, object);
+  const py::object capsule = request_capsule(name_, object);
+  if (PyCapsule_IsValid(capsule.ptr(), dlpack::kVersionedCapsule)) {
+    const auto managed = consume<dlpack::VersionedManagedTensor>(capsule, dlpack::kVersionedCapsule,
+                                                                 dlpack::kUsedVersionedCapsule);
+    managed_ = managed;
+    if (managed->version.major != dlpack::kMajorVersion) {
+      throw NotSupported(concat(name_, ": expected DLPack version ", dlpack::kMajorVersion,
+                                ", got ", managed->version.major, ".", managed->version.minor));
+    }
+    is_read_only_ = (managed->flags & dlpack::kReadOnly) != 0;
+    take(managed->tensor);
+  } else if (PyCapsule_IsValid(capsule.ptr(), dlpack::kCapsule)) {
+    const auto managed =
+        consume<dlpack::ManagedTensor>(capsule, dlpack::kCapsule, dlpack::kUsedCapsule);
+    managed_ = managed;
+    take(managed->tensor);
+  } else {
+    throw InvalidArgument(concat(name_, ": its __dlpack__() gave no DLPack capsule"));
+  }
+}
+
+void ImportedArray::take(const dlpack::Tensor& tensor) {
+  check_rank(name_, tensor.rank);
+  view_.dtype = dtype_of(name_, tensor.dtype);
+  view_.data = static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
+  view_.rank = tensor.rank;
+  int64_t stride = 1;
+  for (int d = view_.rank - 1; d >= 0; --d) {
+    view_.shape[d] = tensor.shape[d];
+    view_.strides[d] = tensor.strides ? tensor.strides[d] : stride;
+    stride *= tensor.shape[d];
+  }
+}
+
+void ImportedArray::check_alignment() const {
+  if (reinterpret_cast<uintptr_t>(view_.data) % static_cast<size_t>(size_bytes(view_.dtype)) != 0) {
+    throw InvalidArgument(
+        concat(name_, ": expected elements at multiples of their size; pass a copy"));
+  }
+}
+
+Tensor ImportedArray::writable() const {
+  if (is_read_only_) {
+    throw InvalidArgument(concat(name_, ": expected an array to write to, got a read-only one"));
+  }
+  // From the densest dimension outwards, each must step over all that lies inside it.
+  std::vector<std::pair<int64_t, int64_t>> dims;  // (stride, size)
+  for (int d = 0; d < view_.rank; ++d)
+    dims.emplace_back(std::abs(view_.strides[d]), view_.shape[d]);
+  std::sort(dims.begin(), dims.end());
+  int64_t extent = 1;
+  for (const auto& [stride, size] : dims) {
+    if (size > 1 && stride < extent) {
+      throw InvalidArgument(
+          concat(name_,
+                 ": expected elements with memory of their own, got an array whose elements "
+                 "overlap; pass a copy"));
+    }
+    if (size > 1) extent += stride * (size - 1);
+  }
+  Tensor tensor(const_cast<void*>(view_.data), view_.dtype, {});
+  tensor.rank = view_.rank;
+  tensor.shape = view_.shape;
+  tensor.strides = view_.strides;
+  return tensor;
+}
+
+}  // namespace llmserve
