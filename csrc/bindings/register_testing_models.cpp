@@ -20,9 +20,9 @@ std::span<const T> as_span(const InArray<T>& array) {
   return {array.data(), static_cast<size_t>(array.size())};
 }
 
-py::array_t<float> to_numpy(const Tensor& tensor) {
+py::array_t<float> to_numpy(Memory& memory, const Tensor& tensor) {
   py::array_t<float> out({tensor.shape[0], tensor.shape[1]});
-  std::copy_n(tensor.as<float>(), tensor.num_elements(), out.mutable_data());
+  memory.copy_to_host(out.mutable_data(), tensor.data, tensor.num_bytes());
   return out;
 }
 
@@ -37,15 +37,16 @@ class TestModel {
     const Checkpoint checkpoint = open_checkpoint(path);
     const ModelConfig config = read_model_config(checkpoint.config(), max_model_len);
     model_ = load_model(checkpoint, config, *backend_, resolve_dtype(dtype, checkpoint));
-    arena_ = std::make_unique<Arena>(model_->workspace_bytes(max_tokens, max_logit_rows));
+    arena_ = std::make_unique<Arena>(model_->workspace_bytes(max_tokens, max_logit_rows),
+                                     backend_->memory());
     const DType cache_dtype = resolve_dtype(kv_dtype, checkpoint);
     for (const KvLayerSpec& layer : model_->kv_layers()) {
       const int64_t heads = layer.num_kv_heads;
       const int64_t rows = num_blocks * heads * block_size;
-      storage_.emplace_back(rows * layer.key_dim * size_bytes(cache_dtype));
+      storage_.emplace_back(rows * layer.key_dim * size_bytes(cache_dtype), backend_->memory());
       const Tensor keys(storage_.back().data(), cache_dtype,
                         {num_blocks, heads, block_size, layer.key_dim});
-      storage_.emplace_back(rows * layer.value_dim * size_bytes(cache_dtype));
+      storage_.emplace_back(rows * layer.value_dim * size_bytes(cache_dtype), backend_->memory());
       const Tensor values(storage_.back().data(), cache_dtype,
                           {num_blocks, heads, block_size, layer.value_dim});
       kv_caches_.push_back({.keys = keys, .values = values});
@@ -77,7 +78,7 @@ class TestModel {
       hidden = model_->forward(context);
       logits = model_->compute_logits(context, hidden, input.logit_rows);
     }
-    return {to_numpy(hidden), to_numpy(logits)};
+    return {to_numpy(backend_->memory(), hidden), to_numpy(backend_->memory(), logits)};
   }
 
   py::dict weights() const { return to_dict(model_->weights()); }

@@ -12,7 +12,8 @@ namespace llmserve {
 
 class Arena {
  public:
-  explicit Arena(int64_t capacity_bytes) : buffer_(capacity_bytes) {}
+  explicit Arena(int64_t capacity_bytes, Memory& memory = host_memory())
+      : buffer_(capacity_bytes, memory) {}
 
   // A contiguous tensor, 64-byte aligned, uninitialised, valid until the enclosing Scope ends.
   // Throws InternalError past the capacity: the plan that sized the arena was wrong.

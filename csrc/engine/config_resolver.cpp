@@ -44,10 +44,10 @@ double resolve_utilization(const ConfigRequest& request) {
 }
 
 // Bytes for the KV pool when neither the user nor a number of blocks says how many.
-int64_t default_kv_bytes(const ConfigRequest& request, const ModelPlan& plan,
+int64_t default_kv_bytes(const ConfigRequest& request, const ModelPlan& plan, const Memory& memory,
                          int64_t useful_bytes) {
   const double share = resolve_utilization(request);
-  const int64_t available = available_memory_bytes();
+  const int64_t available = memory.available_bytes();
   const int64_t left = static_cast<int64_t>(share * static_cast<double>(available)) -
                        plan.weights.total_bytes() - plan.workspace_bytes;
   if (left <= 0) {
@@ -60,7 +60,7 @@ int64_t default_kv_bytes(const ConfigRequest& request, const ModelPlan& plan,
 }
 
 int64_t resolve_num_blocks(const ConfigRequest& request, const ModelPlan& plan,
-                           const SchedulerConfig& scheduler) {
+                           const Memory& memory, const SchedulerConfig& scheduler) {
   const int64_t block_bytes = plan.kv_bytes_per_token * request.block_size;
   const int64_t blocks_per_sequence =
       (scheduler.max_model_len + request.block_size - 1) / request.block_size;
@@ -70,7 +70,7 @@ int64_t resolve_num_blocks(const ConfigRequest& request, const ModelPlan& plan,
   } else if (request.kv_cache_memory_bytes) {
     num_blocks = *request.kv_cache_memory_bytes / block_bytes;
   } else {
-    num_blocks = default_kv_bytes(request, plan,
+    num_blocks = default_kv_bytes(request, plan, memory,
                                   scheduler.max_num_seqs * blocks_per_sequence * block_bytes) /
                  block_bytes;
   }
@@ -120,8 +120,9 @@ EngineConfig resolve_config(const ConfigRequest& request) {
                                      .kv_cache_dtype = config.kv_cache_dtype,
                                      .max_tokens = config.scheduler.max_num_batched_tokens,
                                      .max_logit_rows = kMaxLogitRowsAtOnce});
-  config.cache.num_blocks = static_cast<int32_t>(std::min<int64_t>(
-      resolve_num_blocks(request, plan, config.scheduler), INT32_MAX / request.block_size));
+  config.cache.num_blocks = static_cast<int32_t>(
+      std::min<int64_t>(resolve_num_blocks(request, plan, backend->memory(), config.scheduler),
+                        INT32_MAX / request.block_size));
   return config;
 }
 

@@ -12,8 +12,8 @@ int64_t pool_bytes(std::span<const KvLayerSpec> layers, int64_t num_tokens, DTyp
 }  // namespace
 
 KvStorage::KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, int64_t block_size,
-                     DType dtype)
-    : buffer_(pool_bytes(layers, num_blocks * block_size, dtype)) {
+                     DType dtype, Memory& memory)
+    : buffer_(pool_bytes(layers, num_blocks * block_size, dtype), memory) {
   std::byte* next = buffer_.data();
   const auto take = [&](int64_t num_heads, int64_t dim) {
     Tensor pool(next, dtype, {num_blocks, num_heads, block_size, dim});

@@ -13,9 +13,10 @@ namespace llmserve {
 
 class KvStorage {
  public:
-  // Zero-filled, num_blocks blocks of block_size tokens in every layer. Throws ResourceExhausted.
+  // Zero-filled, num_blocks blocks of block_size tokens in every layer, in the backend's memory.
+  // Throws ResourceExhausted.
   KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, int64_t block_size,
-            DType dtype);
+            DType dtype, Memory& memory);
 
   std::span<const PagedKvCache> layers() const { return layers_; }
   int64_t num_bytes() const { return buffer_.num_bytes(); }

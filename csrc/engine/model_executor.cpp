@@ -21,9 +21,10 @@ ModelExecutor::ModelExecutor(const EngineConfig& config)
     : dtype_(config.dtype),
       backend_(make_backend(config.device, {.num_threads = config.num_threads})),
       model_(load(config, *backend_)),
-      arena_(model_->workspace_bytes(config.scheduler.max_num_batched_tokens, kMaxLogitRowsAtOnce)),
+      arena_(model_->workspace_bytes(config.scheduler.max_num_batched_tokens, kMaxLogitRowsAtOnce),
+             backend_->memory()),
       kv_storage_(model_->kv_layers(), config.cache.num_blocks, config.cache.block_size,
-                  config.kv_cache_dtype),
+                  config.kv_cache_dtype, backend_->memory()),
       batch_builder_(config.cache.block_size),
       sampler_(*backend_) {}
 

@@ -22,15 +22,19 @@ class Backend {
   // What does the work, for the log: "cpu/avx2, 2 threads".
   virtual std::string description() const = 0;
 
+  // Where every tensor of the ops lives: weights, activations, KV cache. The host's unless said
+  // otherwise; token ids, slots, tables and the other spans of ops.h are always in host memory.
+  virtual Memory& memory() { return host_memory(); }
+
   // Packs the row-major [N_i, K] matrices, stacked along N, into one weight of the given dtype (f32
-  // or bf16; the parts may be f32, bf16 or f16). Throws InvalidArgument on shapes, CorruptFile
-  // never: `first_non_finite` finds bad values.
+  // or bf16; the parts, in host memory, may be f32, bf16 or f16). Throws InvalidArgument on
+  // shapes, CorruptFile never: `first_non_finite` finds bad values.
   virtual LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) = 0;
   // Bytes that pack_linear will take, exact.
   virtual int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const = 0;
 
-  // Index of the first NaN or infinity of a contiguous f32, bf16 or f16 tensor, or -1. At memory
-  // speed.
+  // Index of the first NaN or infinity of a contiguous f32, bf16 or f16 tensor in host memory, or
+  // -1. At memory speed.
   virtual int64_t first_non_finite(const ConstTensor& tensor) = 0;
 
   virtual void embedding(const EmbeddingArgs& args) = 0;

@@ -5,9 +5,9 @@
 // K KV heads, D head dim of queries and keys, Dv of values, E model dim, F FFN dim, V vocabulary, N
 // blocks in the pool, P tokens a block, M max blocks a sequence, R any number of rows.
 //
-// Unless said otherwise: activations are float32, the last dimension is contiguous, an output may
-// not overlap an input, and a row's result depends on that row's inputs alone, bit for bit,
-// whatever the other rows are.
+// Unless said otherwise: tensors lie in the backend's memory and spans in the host's, activations
+// are float32, the last dimension is contiguous, an output may not overlap an input, and a row's
+// result depends on that row's inputs alone, bit for bit, whatever the other rows are.
 #pragma once
 
 #include <cstdint>

@@ -22,10 +22,8 @@ Linear::Linear(WeightLoader& weights, WeightGroup group,
 
 void Linear::forward(const ForwardContext& context, const ConstTensor& x, const Tensor& out,
                      bool accumulate) const {
-  ConstTensor bias;
-  if (!bias_.empty()) bias = ConstTensor(bias_.data(), DType::kF32, {weight_.out_features});
   context.backend.linear(
-      {.x = x, .weight = &weight_, .bias = bias, .out = out, .accumulate = accumulate});
+      {.x = x, .weight = &weight_, .bias = bias_.view(), .out = out, .accumulate = accumulate});
 }
 
 }  // namespace llmserve

@@ -23,7 +23,7 @@ class Linear {
 
  private:
   LinearWeight weight_;
-  std::vector<float> bias_;  // [N] or empty
+  VectorWeight bias_;  // [N] or empty
 };
 
 }  // namespace llmserve

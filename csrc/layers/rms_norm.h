@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "layers/forward_context.h"
 #include "layers/weight_loader.h"
@@ -16,15 +15,11 @@ class RmsNorm {
 
   // x, out [R, size]; rows may be strided; out may be x.
   void forward(const ForwardContext& context, const ConstTensor& x, const Tensor& out) const {
-    context.backend.rms_norm(
-        {.x = x,
-         .weight = ConstTensor(weight_.data(), DType::kF32, {static_cast<int64_t>(weight_.size())}),
-         .out = out,
-         .eps = eps_});
+    context.backend.rms_norm({.x = x, .weight = weight_.view(), .out = out, .eps = eps_});
   }
 
  private:
-  std::vector<float> weight_;
+  VectorWeight weight_;  // [size]
   float eps_;
 };
 

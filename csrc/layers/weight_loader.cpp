@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <sstream>
 
@@ -22,10 +21,10 @@ bool is_aligned(const ConstTensor& tensor) {
          0;
 }
 
-// The same tensor in aligned memory of its own.
-ConstTensor copy_into(Buffer& buffer, const ConstTensor& tensor) {
-  buffer = Buffer(tensor.num_bytes());
-  std::memcpy(buffer.data(), tensor.data, static_cast<size_t>(tensor.num_bytes()));
+// The same tensor, which is in host memory, in aligned memory of its own.
+ConstTensor copy_into(Buffer& buffer, const ConstTensor& tensor, Memory& memory) {
+  buffer = Buffer(tensor.num_bytes(), memory);
+  memory.copy_from_host(buffer.data(), tensor.data, tensor.num_bytes());
   ConstTensor copy = tensor;
   copy.data = buffer.data();
   return copy;
@@ -112,7 +111,7 @@ LinearWeight WeightLoader::linear(WeightGroup group, const std::vector<Part>& pa
   std::vector<Buffer> copies(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
     ConstTensor view = checkpoint_.view(*entries[i]);
-    if (!is_aligned(view)) view = copy_into(copies[i], view);
+    if (!is_aligned(view)) view = copy_into(copies[i], view, host_memory());
     check_finite(*entries[i], view);
     views.push_back(view);
   }
@@ -123,18 +122,24 @@ LinearWeight WeightLoader::linear(WeightGroup group, const std::vector<Part>& pa
   return weight;
 }
 
-std::vector<float> WeightLoader::vector(WeightGroup group, const std::vector<Part>& parts) {
-  std::vector<float> out;
+VectorWeight WeightLoader::vector(WeightGroup group, const std::vector<Part>& parts) {
+  std::vector<float> values;
   for (const Part& part : parts) {
     const TensorEntry& entry = find(part.name, {part.size});
     count(group, part.size * size_bytes(DType::kF32));
     if (!load_) continue;
     Buffer copy;
-    const ConstTensor view = copy_into(copy, checkpoint_.view(entry));
+    const ConstTensor view = copy_into(copy, checkpoint_.view(entry), host_memory());
     check_finite(entry, view);
-    for (int64_t i = 0; i < part.size; ++i) out.push_back(element(view, i));
+    for (int64_t i = 0; i < part.size; ++i) values.push_back(element(view, i));
   }
-  return out;
+  VectorWeight weight;
+  if (!load_) return weight;
+  const int64_t num_bytes = std::ssize(values) * size_bytes(DType::kF32);
+  weight.size = std::ssize(values);
+  weight.data = Buffer(num_bytes, backend_.memory());
+  backend_.memory().copy_from_host(weight.data.data(), values.data(), num_bytes);
+  return weight;
 }
 
 TableWeight WeightLoader::table(WeightGroup group, const std::string& name, int64_t rows,
@@ -144,12 +149,19 @@ TableWeight WeightLoader::table(WeightGroup group, const std::string& name, int6
   TableWeight table;
   if (!load_) return table;
   table.view = checkpoint_.view(entry);
+  Buffer aligned;
   if (is_aligned(table.view)) {
     table.file = checkpoint_.file(entry);
   } else {
-    table.view = copy_into(table.copy, table.view);
+    table.view = copy_into(aligned, table.view, host_memory());
   }
   check_finite(entry, table.view);
+  if (backend_.memory().is_host()) {
+    table.copy = std::move(aligned);
+  } else {
+    table.view = copy_into(table.copy, table.view, backend_.memory());
+    table.file.reset();
+  }
   checkpoint_.file(entry)->release(entry.offset, entry.num_bytes);
   return table;
 }

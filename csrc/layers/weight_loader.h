@@ -27,16 +27,26 @@ struct WeightReport {
   int64_t total_bytes() const;
 };
 
-// A table that is read in place: a view and what keeps it alive.
+// A table that is read in place where it can be: a view and what keeps it alive.
 struct TableWeight {
   ConstTensor view;
   std::shared_ptr<const MappedFile> file;
-  Buffer copy;  // instead of the file, where the file's bytes are not aligned
+  Buffer copy;  // instead of the file: on a device, or where the file's bytes are not aligned
+};
+
+// A vector as f32.
+struct VectorWeight {
+  int64_t size = 0;
+  Buffer data;
+  // [size], or none if there is no data.
+  ConstTensor view() const {
+    return data.data() ? ConstTensor(data.data(), DType::kF32, {size}) : ConstTensor{};
+  }
 };
 
 // Every method finds a tensor, checks dtype and shape, counts its bytes under `group` and, when
-// loading, reads it, refuses NaN and infinity and lets go of the file's pages. Errors are
-// CorruptFile and name file, tensor, what was expected and what came.
+// loading, brings it to the backend's memory, refuses NaN and infinity and lets go of the file's
+// pages. Errors are CorruptFile and name file, tensor, what was expected and what came.
 //
 // When planning (`load` false) it does all but read: the weights come back with their sizes and no
 // data. So one piece of code builds a model and says what it will take.
@@ -52,8 +62,8 @@ class WeightLoader {
   // The [N_i, K] matrices, stacked along N and packed.
   LinearWeight linear(WeightGroup group, const std::vector<Part>& parts, int64_t in_features);
   // Vectors laid end to end, as f32.
-  std::vector<float> vector(WeightGroup group, const std::vector<Part>& parts);
-  std::vector<float> vector(WeightGroup group, const std::string& name, int64_t size) {
+  VectorWeight vector(WeightGroup group, const std::vector<Part>& parts);
+  VectorWeight vector(WeightGroup group, const std::string& name, int64_t size) {
     return vector(group, {Part{name, size}});
   }
   // [rows, columns] in the file's own dtype, row-major.
