@@ -11,6 +11,7 @@ struct EngineMetrics {
   int64_t num_requests_running = 0;
   int64_t num_requests_waiting = 0;  // new, or preempted and to be recomputed
   int64_t num_requests_finished = 0;
+  int64_t num_requests_aborted = 0;  // of the finished ones
   int64_t num_preemptions = 0;
   // Steps, by kind: a step with any prompt token counts as prefill
   int64_t num_prefill_steps = 0;

@@ -69,6 +69,7 @@ void register_metrics(py::module_& module) {
       .def_readonly("num_requests_running", &EngineMetrics::num_requests_running)
       .def_readonly("num_requests_waiting", &EngineMetrics::num_requests_waiting)
       .def_readonly("num_requests_finished", &EngineMetrics::num_requests_finished)
+      .def_readonly("num_requests_aborted", &EngineMetrics::num_requests_aborted)
       .def_readonly("num_preemptions", &EngineMetrics::num_preemptions)
       .def_readonly("num_prefill_steps", &EngineMetrics::num_prefill_steps)
       .def_readonly("num_decode_steps", &EngineMetrics::num_decode_steps)
@@ -149,6 +150,7 @@ void register_engine(py::module_& module) {
           },
           "prompt_token_ids"_a, "params"_a, "priority"_a = 0, "cache_salt"_a = "",
           "is_streamed"_a = true)
+      .def("wait_for_room", &Engine::wait_for_room, "timeout_s"_a, Release())
       .def("abort", &Engine::abort, "request_id"_a, Release())
       .def("wait_events", &Engine::wait_events, "timeout_s"_a, Release())
       .def_property_readonly("event_fd", &Engine::event_fd)

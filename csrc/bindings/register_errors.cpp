@@ -5,6 +5,7 @@
 
 #include "bindings/register.h"
 #include "core/error.h"
+#include "engine/engine.h"
 
 namespace py = pybind11;
 
@@ -29,6 +30,8 @@ void translate(std::exception_ptr pointer) {
     raise("InvalidArgument", error);
   } catch (const NotSupported& error) {
     raise("NotSupported", error);
+  } catch (const QueueFull& error) {
+    raise("QueueFull", error);
   } catch (const ResourceExhausted& error) {
     raise("ResourceExhausted", error);
   } catch (const CorruptFile& error) {

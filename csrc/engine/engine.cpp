@@ -73,12 +73,10 @@ RequestId Engine::add_request(Request request, bool is_streamed) {
   const std::lock_guard lock(intake_mutex_);
   if (!failure_.empty()) throw DeviceError("the engine has stopped: " + failure_);
   if (intake_.stop) throw InvalidArgument("the engine is closed; make a new one");
-  const int64_t num_queued = metrics().num_requests_waiting + std::ssize(intake_.requests);
-  const int32_t limit = config_.scheduler.max_num_queued_reqs;
-  if (limit > 0 && num_queued >= limit) {
-    throw ResourceExhausted(concat("the queue is full: ", num_queued,
-                                   " requests wait and max_num_queued_reqs is ", limit,
-                                   "; retry later or raise it"));
+  if (!has_room()) {
+    throw QueueFull(concat("the queue is full: ", num_queued(),
+                           " requests wait and max_num_queued_reqs is ",
+                           config_.scheduler.max_num_queued_reqs, "; retry later or raise it"));
   }
   request.id = next_id_++;
   request.seed = request.params.seed ? *request.params.seed
@@ -87,6 +85,22 @@ RequestId Engine::add_request(Request request, bool is_streamed) {
   intake_.requests.push_back(std::move(request));
   intake_ready_.notify_one();
   return next_id_ - 1;
+}
+
+// The intake's lock is held, here and below.
+int64_t Engine::num_queued() const {
+  return metrics().num_requests_waiting + std::ssize(intake_.requests);
+}
+
+bool Engine::has_room() const {
+  const int32_t limit = config_.scheduler.max_num_queued_reqs;
+  return limit == 0 || num_queued() < limit;
+}
+
+bool Engine::wait_for_room(double timeout_s) {
+  std::unique_lock lock(intake_mutex_);
+  return room_made_.wait_for(lock, std::chrono::duration<double>(timeout_s),
+                             [&] { return has_room(); });
 }
 
 void Engine::abort(RequestId id) {
@@ -171,8 +185,13 @@ void Engine::step() {
 // Before the events go out: who sees a request's last event finds it counted.
 void Engine::keep_books() {
   if (record_.num_sequences > 0) trace_.record(record_);
-  const std::lock_guard lock(metrics_mutex_);
-  scheduler_->fill_metrics(metrics_);
+  {
+    const std::lock_guard lock(metrics_mutex_);
+    scheduler_->fill_metrics(metrics_);
+  }
+  // Past the intake's lock, so that wait_for_room() does not miss it between its look and its sleep.
+  { const std::lock_guard lock(intake_mutex_); }
+  room_made_.notify_all();
 }
 
 // A step that failed as a whole ends every request with an error event; the engine takes no more.

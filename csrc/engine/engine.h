@@ -15,6 +15,7 @@
 #include "api/engine_metrics.h"
 #include "api/token_event.h"
 #include "core/clock.h"
+#include "core/error.h"
 #include "engine/event_buffer.h"
 #include "engine/executor.h"
 #include "engine/step_trace.h"
@@ -22,6 +23,13 @@
 #include "text/vocabulary.h"
 
 namespace llmserve {
+
+// Too many requests wait: the same call may succeed later (Python: a ResourceExhausted of its own;
+// HTTP 429).
+class QueueFull : public ResourceExhausted {
+ public:
+  using ResourceExhausted::ResourceExhausted;
+};
 
 class Engine {
  public:
@@ -33,16 +41,21 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Checks the request, gives it its id and resolved seed, and queues it. Throws InvalidArgument,
-  // ResourceExhausted (the queue is full), or the error that stopped the engine. A request that is
-  // not streamed has a single event a sequence, at its end.
+  // QueueFull, or the error that stopped the engine. A request that is not streamed has a single
+  // event a sequence, at its end.
   RequestId add_request(Request request, bool is_streamed);
+
+  // Waits until the queue may have room for a request: false at the timeout, which is also how long
+  // the wait lasts where the engine was closed or has stopped meanwhile.
+  bool wait_for_room(double timeout_s);
 
   // The request's sequences end with FinishReason::kAbort after the running step; unknown or
   // finished ids are ignored.
   void abort(RequestId id);
 
-  // Events since the last call, in order; waits up to `timeout_s` for the first, and returns none
-  // at the timeout or once closed. One consumer at a time.
+  // Events since the last call, one a sequence, in the order of its last news; waits up to
+  // `timeout_s` for the first, and returns none at the timeout or once closed. One consumer at a
+  // time.
   std::vector<TokenEvent> wait_events(double timeout_s) {
     return events_.take(std::chrono::duration<double>(timeout_s));
   }
@@ -77,6 +90,8 @@ class Engine {
   };
 
   void validate(const Request& request) const;
+  int64_t num_queued() const;
+  bool has_room() const;
   void run();
   bool take_in();
   void step();
@@ -96,6 +111,7 @@ class Engine {
 
   mutable std::mutex intake_mutex_;
   std::condition_variable intake_ready_;
+  std::condition_variable room_made_;
   Intake intake_;
   RequestId next_id_ = 0;
   std::string failure_;  // why the engine stopped; empty while it runs

@@ -47,48 +47,50 @@ void EventBuffer::hold_until_finished(RequestId id) {
 
 void EventBuffer::push(const std::vector<TokenEvent>& events) {
   const std::lock_guard lock(mutex_);
-  for (const TokenEvent& event : events) {
-    if (held_requests_.empty() || !held_requests_.contains(event.request_id)) {
-      events_.push_back(event);
-    } else if (event.finish_reason == FinishReason::kNone) {
-      const auto [place, is_new] = held_.try_emplace({event.request_id, event.sample_index}, event);
-      if (!is_new) merge(place->second, event);
-    } else {
-      release(event);
-    }
-  }
-  if (events_.empty()) return;
-  ready_.notify_all();
+  for (const TokenEvent& event : events) add(event);
+  if (ready_.empty()) return;
+  ready_to_take_.notify_all();
   const uint64_t one = 1;
   (void)!write(fd_, &one, sizeof(one));
 }
 
-// The last event of a sequence that was held back, with all that came before it.
-void EventBuffer::release(const TokenEvent& event) {
-  auto node = held_.extract({event.request_id, event.sample_index});
-  if (node.empty()) {
-    events_.push_back(event);
+void EventBuffer::add(const TokenEvent& event) {
+  const bool is_held = held_requests_.contains(event.request_id);
+  std::list<TokenEvent>& list = is_held ? held_ : ready_;
+  const auto [place, is_new] = places_.try_emplace({event.request_id, event.sample_index});
+  if (is_new) {
+    place->second = list.insert(list.end(), event);
   } else {
-    merge(node.mapped(), event);
-    events_.push_back(std::move(node.mapped()));
+    merge(*place->second, event);
   }
+  // To the end also where it waits already: a request's last event stays behind its others.
+  const bool is_due = !is_held || event.finish_reason != FinishReason::kNone;
+  if (is_due) ready_.splice(ready_.end(), list, place->second);
   if (event.is_request_finished) held_requests_.erase(event.request_id);
 }
 
 std::vector<TokenEvent> EventBuffer::take(std::chrono::duration<double> timeout) {
   std::unique_lock lock(mutex_);
-  ready_.wait_for(lock, timeout, [&] { return !events_.empty() || is_closed_; });
+  ready_to_take_.wait_for(lock, timeout, [&] { return !ready_.empty() || is_closed_; });
   uint64_t count = 0;
   if (fd_ >= 0) (void)!read(fd_, &count, sizeof(count));
-  return std::exchange(events_, {});
+  std::vector<TokenEvent> events;
+  events.reserve(ready_.size());
+  for (TokenEvent& event : ready_) {
+    places_.erase({event.request_id, event.sample_index});
+    events.push_back(std::move(event));
+  }
+  ready_.clear();
+  return events;
 }
 
 void EventBuffer::close() {
   const std::lock_guard lock(mutex_);
   if (std::exchange(is_closed_, true)) return;
-  events_.clear();
+  ready_.clear();
   held_.clear();
-  ready_.notify_all();
+  places_.clear();
+  ready_to_take_.notify_all();
   ::close(std::exchange(fd_, -1));
 }
 

@@ -1,11 +1,14 @@
 // Events on their way out: written by the engine thread, taken by one consumer.
 //
-// A request that nobody streams has one event a sequence, its last, with everything in it: what the
-// consumer does per token would otherwise take the processor from the kernels.
+// There is at most one event a sequence in it: news of a sequence whose last event has not been
+// taken yet are added to that event, so that a slow consumer costs no more memory than the tokens
+// themselves. A request that nobody streams has one event a sequence, its last, with everything in
+// it: what the consumer does per token would otherwise take the processor from the kernels.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
+#include <list>
 #include <map>
 #include <mutex>
 #include <unordered_set>
@@ -29,8 +32,8 @@ class EventBuffer {
 
   void push(const std::vector<TokenEvent>& events);
 
-  // What was pushed since the last call, in order; waits up to `timeout` for the first, not once
-  // closed.
+  // What was pushed since the last call, in the order of each sequence's last news; waits up to
+  // `timeout` for the first, not once closed.
   std::vector<TokenEvent> take(std::chrono::duration<double> timeout);
 
   // Readable (level-triggered) while events are waiting; -1 once closed.
@@ -40,13 +43,15 @@ class EventBuffer {
   void close();
 
  private:
-  void release(const TokenEvent& event);
+  void add(const TokenEvent& event);
 
   std::mutex mutex_;
-  std::condition_variable ready_;
-  std::vector<TokenEvent> events_;
+  std::condition_variable ready_to_take_;
+  std::list<TokenEvent> ready_;
+  std::list<TokenEvent> held_;  // back, until their sequences end
+  std::map<std::pair<RequestId, int32_t>, std::list<TokenEvent>::iterator>
+      places_;  // in either list, by request and sample
   std::unordered_set<RequestId> held_requests_;
-  std::map<std::pair<RequestId, int32_t>, TokenEvent> held_;  // by request and sample
   bool is_closed_ = false;
   int fd_ = -1;
 };

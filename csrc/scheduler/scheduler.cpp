@@ -121,6 +121,7 @@ void Scheduler::fill_metrics(EngineMetrics& metrics) const {
   metrics.num_requests_running = static_cast<int64_t>(running_.size());
   metrics.num_requests_waiting = static_cast<int64_t>(waiting_.size());
   metrics.num_requests_finished = counters_.num_requests_finished;
+  metrics.num_requests_aborted = counters_.num_requests_aborted;
   metrics.num_preemptions = counters_.num_preemptions;
   metrics.num_prefill_steps = counters_.num_prefill_steps;
   metrics.num_decode_steps = counters_.num_decode_steps;

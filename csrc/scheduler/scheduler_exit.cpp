@@ -33,6 +33,7 @@ void Scheduler::fail(const std::string& reason) {
 }
 
 void Scheduler::finish_request(RequestEntry& entry, FinishReason reason, const std::string& error) {
+  if (reason == FinishReason::kAbort) ++counters_.num_requests_aborted;
   for (const auto& sequence : entry.sequences) {
     if (sequence->state == SequenceState::kFinished) continue;  // by a commit that was cut off
     if (sequence->state == SequenceState::kRunning) std::erase(running_, sequence.get());

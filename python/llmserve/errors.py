@@ -20,6 +20,10 @@ class ResourceExhausted(LLMServeError, RuntimeError):
     """A queue or memory that is full (HTTP 429 or 503)."""
 
 
+class QueueFull(ResourceExhausted):
+    """Too many requests wait already; the same call may succeed later (HTTP 429)."""
+
+
 class CorruptFile(LLMServeError, OSError):
     """A file whose bytes are not what its format promises: path, offset, reason."""
 

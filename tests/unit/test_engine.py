@@ -100,6 +100,35 @@ def test_a_request_that_is_not_streamed_has_one_event_a_sample() -> None:
     engine.close()
 
 
+def test_events_that_nobody_takes_become_one_a_sample() -> None:
+    engine = make_engine()
+    ids = [engine.add_request([1, 2, 3 + i], params(seed=i, n=2)) for i in range(10)]
+    while engine.metrics().num_requests_finished < len(ids):
+        time.sleep(0.001)
+    events = engine.wait_events(0.0)
+    assert sorted((e.request_id, e.sample_index) for e in events) == [
+        (request_id, sample) for request_id in ids for sample in range(2)
+    ]
+    last = {e.request_id: e for e in events}
+    assert all(e.is_request_finished == (e is last[e.request_id]) for e in events)
+    for event in events:
+        seed = _core.testing.sample_seed(event.request_id, event.sample_index)
+        assert event.token_ids == oracle(seed, 3, 8)
+    engine.close()
+
+
+def test_waiting_for_room_ends_when_a_request_is_admitted() -> None:
+    engine = make_engine({"step_us": 20_000}, max_num_queued_reqs=1, max_num_seqs=1)
+    assert engine.wait_for_room(0.0)
+    ids = [engine.add_request([1, 2], params(max_tokens=4))]
+    while len(ids) < 3:
+        assert engine.wait_for_room(DEADLINE_S)
+        ids.append(engine.add_request([1, 2], params(max_tokens=4)))
+    assert not engine.wait_for_room(0.0)
+    collect(engine, ids)
+    engine.close()
+
+
 def test_an_aborted_request_that_is_not_streamed_gives_what_it_has() -> None:
     engine = make_engine({"step_us": 2000})
     request = engine.add_request([1, 2, 3], params(seed=5, max_tokens=200), is_streamed=False)
