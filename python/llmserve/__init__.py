@@ -8,6 +8,8 @@
 >>> llm.close()
 """
 
+from typing import TYPE_CHECKING, Any
+
 from llmserve._core import Array, BlockAllocator
 from llmserve._version import __version__
 from llmserve.errors import (
@@ -17,6 +19,7 @@ from llmserve.errors import (
     InvalidArgument,
     LLMServeError,
     NotSupported,
+    QueueFull,
     ResourceExhausted,
 )
 from llmserve.llm import LLM
@@ -26,9 +29,13 @@ from llmserve.prompts import TextPrompt, TokensPrompt
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
 from llmserve.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from llmserve.async_llm import AsyncLLM
+
 __all__ = [
     "LLM",
     "Array",
+    "AsyncLLM",
     "BlockAllocator",
     "CompletionOutput",
     "CorruptFile",
@@ -38,6 +45,7 @@ __all__ = [
     "LLMServeError",
     "Logprob",
     "NotSupported",
+    "QueueFull",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
@@ -49,3 +57,12 @@ __all__ = [
     "__version__",
     "demo_model_path",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what takes long to import when it is first asked for: asyncio as long as the rest."""
+    if name == "AsyncLLM":
+        from llmserve.async_llm import AsyncLLM
+
+        return AsyncLLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,24 +1,27 @@
 """Hands the engine's events to whoever waits for them.
 
 There is no thread behind it: of the threads that wait, one asks the engine and routes what comes,
-for itself and for the others. Ctrl-C can end that thread between any two bytecodes, but not within
-one call of a C function; so every move of an event or id from one place to the next is one such
-call, and nothing is lost or given twice.
+for itself and for the others; an event loop asks when the engine's file descriptor says that there
+is something. Ctrl-C can end a thread between any two bytecodes, but not within one call of a C
+function; so every move of an event or id from one place to the next is one such call, and nothing
+is lost or given twice.
 """
 
 import threading
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from llmserve import _core
 from llmserve.errors import InvalidArgument
 
 # Bounds how long Ctrl-C goes unnoticed and how long a waiting thread takes to step in for one that
 # stopped asking without a word (a stream that nobody reads on).
-_POLL_S = 0.05
+POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,14 @@ class EngineRequest:
     is_streamed: bool
 
 
-Inbox = SimpleQueue[_core.TokenEvent | None]  # None only wakes the reader
+class Inbox(Protocol):
+    """Where the events of some requests go."""
+
+    def put(self, item: _core.TokenEvent | None, /) -> object:
+        """Takes an event, on whatever thread; None only wakes the reader."""
+
+
+ThreadInbox = SimpleQueue[_core.TokenEvent | None]
 
 
 class EventRouter:
@@ -44,13 +54,13 @@ class EventRouter:
         self._lock = threading.Lock()  # guards what follows
         self._arrived: deque[_core.TokenEvent] = deque()  # in no inbox yet
         self._inboxes: dict[int, Inbox] = {}
-        self._is_closed = False
+        self._waiting: set[ThreadInbox] = set()  # of threads that wait for another one to ask
+        self.is_closed = False
 
     def submit(self, inbox: Inbox, request_ids: list[int], request: EngineRequest) -> None:
         """Adds a request whose events go to `inbox`, and its id to `request_ids`."""
         with self._lock:  # nothing is routed before the inbox is known
-            if self._is_closed:
-                raise _closed_error()
+            self.check_open()
             arguments = (
                 (request.prompt_token_ids,),
                 (request.params,),
@@ -61,18 +71,40 @@ class EventRouter:
             request_ids.extend(map(self._engine.add_request, *arguments))
             self._inboxes[request_ids[-1]] = inbox
 
-    def wait(self, inbox: Inbox) -> _core.TokenEvent | None:
-        """The next event of `inbox`, or None after a short while without one."""
+    def wait(
+        self, inbox: ThreadInbox, events: list[_core.TokenEvent], timeout_s: float = POLL_S
+    ) -> None:
+        """Adds what comes for `inbox` to `events`, or nothing after a short while without."""
+        if _empty(inbox, events):
+            return
+        self.check_open()
+        if not self.ask(timeout_s):
+            with self._lock:
+                self._waiting.add(inbox)
+            try:
+                with suppress(Empty):
+                    events.extend(filter(None, map(inbox.get, (True,), (timeout_s,))))
+            finally:
+                with self._lock:
+                    self._waiting.discard(inbox)
+        _empty(inbox, events)
+
+    def ask(self, timeout_s: float) -> bool:
+        """Asks the engine for events and routes them, after waiting for the first; False where
+        another thread is at it."""
+        acquired: list[bool] = []
         try:
-            return inbox.get_nowait()
-        except Empty:
-            pass
-        if self._is_closed:
-            raise _closed_error()
-        try:
-            return inbox.get_nowait() if self._ask() else inbox.get(timeout=_POLL_S)
-        except Empty:
-            return None
+            acquired.extend(map(self._asking.acquire, (False,)))
+            if not acquired[0]:
+                return False
+            if not self._arrived:  # left by a thread that was interrupted
+                batches = map(self._engine.wait_events, (timeout_s,))
+                self._arrived.extend(chain.from_iterable(batches))
+            self._route()
+            return True
+        finally:
+            if acquired and acquired[0]:
+                self._asking.release()
 
     def adopt(self, inbox: Inbox, request_ids: Iterable[int]) -> None:
         """Sends what still comes for these requests to `inbox`: a submit() that was interrupted
@@ -80,38 +112,29 @@ class EventRouter:
         with self._lock:
             self._inboxes.update(dict.fromkeys(request_ids, inbox))
 
-    def leave(self, request_ids: list[int]) -> None:
+    def leave(self, request_ids: Iterable[int]) -> None:
         """Drops what may still come for these requests, and lets another thread ask."""
         with self._lock:
             for request_id in request_ids:
                 self._inboxes.pop(request_id, None)
-            waiting = set(self._inboxes.values())
+            waiting = list(self._waiting)
         for inbox in waiting:
             inbox.put(None)
 
     def close(self) -> None:
         """Ends every wait with InvalidArgument; no thread is in the engine afterwards."""
         with self._lock:
-            self._is_closed = True
+            self.is_closed = True
+            inboxes = set(self._inboxes.values())
         with self._asking:
             pass
-        self.leave([])
+        for inbox in inboxes:
+            inbox.put(None)
 
-    def _ask(self) -> bool:
-        """Asks the engine for events and routes them, unless another thread is at it."""
-        acquired: list[bool] = []
-        try:
-            acquired.extend(map(self._asking.acquire, (False,)))
-            if not acquired[0]:
-                return False
-            if not self._arrived:  # left by a thread that was interrupted
-                batches = map(self._engine.wait_events, (_POLL_S,))
-                self._arrived.extend(chain.from_iterable(batches))
-            self._route()
-            return True
-        finally:
-            if acquired and acquired[0]:
-                self._asking.release()
+    def check_open(self) -> None:
+        """Raises InvalidArgument once closed."""
+        if self.is_closed:
+            raise InvalidArgument("this LLM is closed; make a new one")
 
     def _route(self) -> None:
         with self._lock:
@@ -124,5 +147,10 @@ class EventRouter:
                     deque(map(inbox.put, map(deque.popleft, (self._arrived,))), maxlen=0)
 
 
-def _closed_error() -> InvalidArgument:
-    return InvalidArgument("this LLM is closed; make a new one")
+def _empty(inbox: ThreadInbox, events: list[_core.TokenEvent]) -> bool:
+    """Moves all that is there; whether that was anything."""
+    num_before = len(events)
+    with suppress(Empty):
+        while True:
+            events.extend(iter(inbox.get_nowait, None))
+    return len(events) > num_before

@@ -1,9 +1,10 @@
 """The offline entry point: a model, and prompts in batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 
-from llmserve.arguments import boolean, refuse_unless_default
+from llmserve.arguments import boolean, refuse_unless_default, text
+from llmserve.enqueued import EnqueuedRequests
 from llmserve.errors import InvalidArgument
 from llmserve.llm_base import LLMBase
 from llmserve.outputs import RequestOutput
@@ -11,6 +12,8 @@ from llmserve.progress import Progress
 from llmserve.prompts import Prompts, SinglePrompt
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
+
+_MAX_ID_DIGITS = 18  # of what fits in the engine's 64 bits
 
 
 class LLM(LLMBase):
@@ -102,6 +105,52 @@ class LLM(LLMBase):
             if state.is_finished or is_streamed:
                 yield state.output(kind)
 
+    def enqueue(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[str]:
+        """Queues every prompt without waiting, and returns their request ids in the prompts' order.
+
+        The arguments are those of `generate`. All prompts are queued or none: QueueFull says that
+        max_num_queued_reqs has no room for them. `wait_for_completion` gives the outputs.
+
+        >>> from llmserve import LLM, SamplingParams, demo_model_path
+        >>> with LLM(demo_model_path()) as llm:
+        ...     ids = llm.enqueue(["Once upon a time", "The fox"], SamplingParams(max_tokens=4))
+        ...     outputs = llm.wait_for_completion(use_tqdm=False)
+        >>> [output.request_id for output in outputs] == ids
+        True
+        """
+        self._open_engine()
+        refuse_unless_default("enqueue", "lora_request", lora_request, None)
+        states = self._door.admit(prompts, sampling_params, priority)
+        self._enqueued.add(states)
+        return [str(state.request_id) for state in states]
+
+    def wait_for_completion(self, *, use_tqdm: bool = True) -> list[RequestOutput]:
+        """Waits for all requests that were enqueued and not waited for yet, and returns their
+        outputs in the order in which they were enqueued. Ctrl-C ends the wait and nothing else:
+        another call waits for the same requests."""
+        self._open_engine()
+        boolean("use_tqdm", use_tqdm)
+        progress = Progress(len(self._enqueued), use_tqdm)
+        try:
+            return [state.output() for state in self._enqueued.wait(progress.finish)]
+        finally:
+            progress.close()
+
+    def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends requests, enqueued or of other threads: their outputs have finish_reason "abort" and
+        what they had so far. Ids of requests that have finished, or never were, are ignored."""
+        engine = self._open_engine()
+        for name in [request_id] if isinstance(request_id, str) else request_id:
+            if text("request_id", name).isdecimal() and len(name) <= _MAX_ID_DIGITS:
+                engine.abort(int(name))
+
     def reset_prefix_cache(self) -> None:
         """Forgets the cached blocks that no running request uses."""
         self._open_engine().reset_prefix_cache()
@@ -117,3 +166,6 @@ class LLM(LLMBase):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _begin(self) -> None:
+        self._enqueued = EnqueuedRequests(self._runner)

@@ -123,6 +123,10 @@ class LLMBase:
         vocabulary = self._tokenizer.to_core() if self._tokenizer is not None else None
         self._engine = _core.Engine(self._config, vocabulary)
         self._runner = RequestRunner(self._engine, limits.max_model_len)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Sets up what a subclass has beside the engine."""
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises InvalidArgument if the model has none."""

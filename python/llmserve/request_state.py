@@ -36,6 +36,7 @@ class RequestState:
         self.params = params
         self.priority = priority
         self.request_id = -1  # the engine gives it
+        self.name = ""  # as its user knows it; empty: by the engine's id
         self.is_finished = False
         self._tokenizer = tokenizer
         self._arrival_time = time.time()
@@ -48,6 +49,13 @@ class RequestState:
     def has_tokenizer(self) -> bool:
         """Whether tokens can be turned into text."""
         return self._tokenizer is not None
+
+    def renewed(self) -> "RequestState":
+        """The same request, before anything came out."""
+        state = RequestState(self.prompt, self.params, self.priority, self._tokenizer)
+        state.request_id, state.name = self.request_id, self.name
+        state._arrival_time = self._arrival_time
+        return state
 
     @property
     def num_generation_tokens(self) -> int:
@@ -76,7 +84,7 @@ class RequestState:
         is_delta = kind is RequestOutputKind.DELTA
         samples = [sample for sample in self._samples if sample.has_news or not is_delta]
         return RequestOutput(
-            request_id=str(self.request_id),
+            request_id=self.name or str(self.request_id),
             prompt=self.prompt.text,
             prompt_token_ids=self.prompt.token_ids,
             prompt_logprobs=None,

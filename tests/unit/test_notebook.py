@@ -81,3 +81,26 @@ def test_an_interrupted_cell_leaves_the_engine_usable(kernel: Kernel) -> None:
     short = "llm.generate('The', SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)"
     assert kernel.run(f"print(len({short}[0].outputs[0].token_ids))") == "4\n"
     kernel.run("llm.close()")
+
+
+def test_cells_await_in_the_loop_that_runs_them(kernel: Kernel) -> None:
+    kernel.run(
+        "import asyncio\n"
+        "from llmserve import AsyncLLM, SamplingParams, demo_model_path\n"
+        "llm = AsyncLLM(demo_model_path(), num_threads=1, max_model_len=2048)\n"
+        "async def tokens(params):\n"
+        "    async for output in llm.generate('The', params):\n"
+        "        print('begun' if not output.finished else 'done', flush=True)\n"
+        "    return len(output.outputs[0].token_ids)\n"
+        "short = SamplingParams(max_tokens=4, ignore_eos=True)\n"
+        "long = SamplingParams(max_tokens=2000, ignore_eos=True)"
+    )
+    assert kernel.run("print(await tokens(short))").endswith("done\n4\n")
+    kernel.start("await tokens(long)")
+    kernel.wait_for_output("begun")
+    kernel.manager.interrupt_kernel()
+    _, error = kernel.finish()
+    assert error in ("KeyboardInterrupt", "CancelledError")
+    kernel.run("while llm.get_metrics().num_blocks_used: await asyncio.sleep(0.01)")
+    assert kernel.run("print(await tokens(short))").endswith("done\n4\n")
+    kernel.run("llm.close()")

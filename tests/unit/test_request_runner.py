@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from llmserve import InvalidArgument, SamplingParams, _core
-from llmserve.errors import DeviceError, ResourceExhausted
+from llmserve.errors import DeviceError
 from llmserve.prompts import Prompt
 from llmserve.request_runner import RequestRunner
 from llmserve.request_state import RequestState
@@ -81,14 +81,11 @@ def test_a_step_that_fails_ends_every_request_and_later_ones_are_refused() -> No
     runner.close()
 
 
-def test_a_full_queue_refuses_the_call_and_leaves_nothing_behind() -> None:
-    pool = engine({"step_us": 2000}, max_num_queued_reqs=4, max_num_seqs=1)
-    runner = RequestRunner(pool, MAX_MODEL_LEN)
-    with pytest.raises(ResourceExhausted, match="max_num_queued_reqs is 4"):
-        run(runner, states(50))
-    metrics = pool.metrics()
-    assert metrics.num_requests_running + metrics.num_requests_waiting == 0
-    run(runner, states(1))
+def test_a_full_queue_holds_the_rest_of_a_call_back() -> None:
+    runner = RequestRunner(engine({"step_us": 500}, max_num_queued_reqs=4, max_num_seqs=2), 256)
+    requests = states(40)
+    run(runner, requests)
+    assert all(state.num_generation_tokens == 6 for state in requests)
     runner.close()
 
 

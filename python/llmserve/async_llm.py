@@ -1,0 +1,154 @@
+"""`LLM` for event loops: async generators on the same engine."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sized
+from types import TracebackType
+
+from llmserve.arguments import describe, refuse_unless_default, text
+from llmserve.async_stream import AsyncStream
+from llmserve.errors import InvalidArgument
+from llmserve.llm_base import LLMBase
+from llmserve.loop_waker import LoopWaker
+from llmserve.outputs import RequestOutput
+from llmserve.prompts import SinglePrompt
+from llmserve.request_state import RequestState
+from llmserve.sampling_params import RequestOutputKind, SamplingParams
+
+# Prompts of more characters (or token ids) are tokenized and checked on a thread: the tokenizers
+# library takes about a microsecond a character, and an event loop should not stand still for more
+# than a few milliseconds.
+_MAX_SIZE_IN_LOOP = 4096
+
+_log = logging.getLogger(__name__)
+
+
+class AsyncLLM(LLMBase):
+    """`LLM` for asyncio: the same arguments, the same engine, the same tokens.
+
+    Requests run side by side in the engine's continuous batches, in scripts, servers and notebook
+    cells alike. Cancelling the task that reads a request, or leaving its loop, aborts it: its
+    blocks are free after the running step. A reader who falls behind holds nothing up and then
+    finds what came meanwhile in one output. One AsyncLLM may serve several event loops, each in a
+    thread of its own.
+
+    >>> import asyncio
+    >>> from llmserve import AsyncLLM, SamplingParams, demo_model_path
+    >>> async def main():
+    ...     async with AsyncLLM(demo_model_path()) as llm:
+    ...         async for output in llm.generate("Once upon a time", SamplingParams(max_tokens=8)):
+    ...             pass
+    ...     return len(output.outputs[0].token_ids)
+    >>> asyncio.run(main())
+    8
+    """
+
+    async def generate(
+        self,
+        prompt: SinglePrompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continues one prompt and yields an output whenever there is something new.
+
+        prompt, sampling_params and priority are those of `LLM.stream`; each output holds everything
+        so far, or what SamplingParams.output_kind says. request_id: the output's, None takes a new
+        one; one that is running is refused. Raises InvalidArgument, NotSupported, or QueueFull
+        where max_num_queued_reqs requests wait already.
+        """
+        self._open_engine()
+        refuse_unless_default("generate", "lora_request", lora_request, None)
+        state = await self._admit(prompt, sampling_params, priority)
+        kind = state.params.output_kind
+        is_streamed = kind is not RequestOutputKind.FINAL_ONLY
+        stream = AsyncStream(self._runner, state)
+        try:
+            with self._waker.watch():
+                self._start(stream, request_id, is_streamed)
+                is_finished = False
+                while not is_finished:
+                    await stream.wait()
+                    is_finished = state.is_finished  # now: more may come while the reader is away
+                    if is_finished or is_streamed:
+                        yield state.output(kind)
+        finally:
+            self._end(stream)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends requests, whoever reads them: their last output has finish_reason "abort" and what
+        they had so far. Ids that are not running are ignored."""
+        engine = self._open_engine()
+        for name in [request_id] if isinstance(request_id, str) else request_id:
+            state = self._running.get(text("request_id", name))
+            if state is not None:
+                engine.abort(state.request_id)
+
+    async def reset_prefix_cache(self) -> None:
+        """Forgets the cached blocks that no running request uses."""
+        self._open_engine().reset_prefix_cache()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        self._open_engine()
+        return self
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def _begin(self) -> None:
+        self._waker = LoopWaker(self._runner.engine, self._runner.router)
+        self._running: dict[str, RequestState] = {}  # by the name that their users know
+        self._naming = threading.Lock()
+
+    async def _admit(
+        self, prompt: object, sampling_params: object, priority: object
+    ) -> RequestState:
+        if _size(prompt) > _MAX_SIZE_IN_LOOP:
+            states = await asyncio.to_thread(self._door.admit, prompt, sampling_params, priority)
+        else:
+            states = self._door.admit(prompt, sampling_params, priority)
+        if len(states) != 1:
+            raise InvalidArgument(f"generate takes one prompt, got {len(states)}; call it for each")
+        return states[0]
+
+    def _start(self, stream: AsyncStream, request_id: str | None, is_streamed: bool) -> None:
+        """Queues the request and gives it its name."""
+        if request_id is not None and not text("request_id", request_id):
+            raise InvalidArgument("request_id is empty; leave it out for a new one")
+        with self._naming:
+            if request_id in self._running:
+                raise InvalidArgument(
+                    f"request_id {describe(request_id)} is running; use another, or None"
+                )
+            stream.start(is_streamed)
+            name = request_id or str(stream.state.request_id)
+            while name in self._running:  # somebody's own name is this number
+                name += "'"
+            stream.state.name = name
+            self._running[name] = stream.state
+
+    def _end(self, stream: AsyncStream) -> None:
+        state = stream.state
+        if stream.close():
+            _log.info(
+                "request %s aborted after %d tokens: its reader left",
+                state.name,
+                state.num_generation_tokens,
+            )
+        if self._running.get(state.name) is state:
+            del self._running[state.name]
+
+
+def _size(prompt: object) -> int:
+    """Characters or token ids."""
+    if isinstance(prompt, Mapping):
+        return max(map(_size, prompt.values()), default=0)
+    return len(prompt) if isinstance(prompt, Sized) else 0

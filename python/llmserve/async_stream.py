@@ -1,0 +1,59 @@
+"""One request of an event loop: what the engine says of it, gathered into its state."""
+
+import asyncio
+import threading
+
+from llmserve import _core
+from llmserve.request_runner import RequestRunner
+from llmserve.request_state import RequestState
+
+
+class AsyncStream:
+    """One request of one event loop. What comes is added to its state at once, so that a reader who
+    falls behind finds one larger piece of news and not many. Used on the loop's thread, but for
+    put()."""
+
+    def __init__(self, runner: RequestRunner, state: RequestState) -> None:
+        self.state = state
+        self._runner = runner
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        self._has_news = asyncio.Event()
+        self._request_ids: list[int] = []
+
+    def start(self, is_streamed: bool) -> None:
+        """Gives the request to the engine. Raises QueueFull, InvalidArgument."""
+        request = self._runner.engine_request(self.state, is_streamed)
+        self._runner.router.submit(self, self._request_ids, request)
+        self.state.request_id = self._request_ids[-1]
+
+    async def wait(self) -> None:
+        """Until the state has changed. Raises InvalidArgument once the engine is closed."""
+        await self._has_news.wait()
+        self._has_news.clear()
+        if not self.state.is_finished:
+            self._runner.router.check_open()
+
+    def put(self, item: _core.TokenEvent | None, /) -> None:
+        """As an inbox of EventRouter; None wakes the reader."""
+        if threading.get_ident() == self._thread_id:
+            self._apply(item)
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._apply, item)
+        except RuntimeError:  # the loop was closed under its request
+            self._runner.engine.abort(self.state.request_id)
+
+    def close(self) -> bool:
+        """Drops what may still come, and aborts the request if it is not finished: its blocks are
+        free after the running step. Whether it was aborted."""
+        self._runner.router.leave(self._request_ids)
+        is_left = bool(self._request_ids) and not self.state.is_finished
+        if is_left:
+            self._runner.engine.abort(self._request_ids[0])
+        return is_left
+
+    def _apply(self, item: _core.TokenEvent | None) -> None:
+        if item is not None:
+            self.state.apply(item)
+        self._has_news.set()
