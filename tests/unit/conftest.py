@@ -7,13 +7,26 @@ from pathlib import Path
 
 import checkpoints
 import pytest
-from llmserve import LLM
+from llmserve import LLM, _core
 
 
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
     """Read-only: copy it to damage it."""
     return checkpoints.checkpoint("llama")
+
+
+@pytest.fixture
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines on the token oracle, whose steps take 5 ms: 200 tokens take a second or more."""
+
+    def engine(
+        config: _core.EngineConfig, vocabulary: _core.Vocabulary | None = None
+    ) -> _core.Engine:
+        options = _core.testing.OracleOptions(vocab_size=len(vocabulary or ()), step_us=5000)
+        return _core.testing.oracle_engine(config, options, vocabulary)
+
+    monkeypatch.setattr(_core, "Engine", engine)
 
 
 @pytest.fixture(scope="module")

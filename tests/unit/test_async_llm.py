@@ -59,6 +59,13 @@ def async_llm(checkpoint: Path) -> Iterator[AsyncLLM]:
     llm.close()
 
 
+@pytest.fixture
+def slow_llm(checkpoint: Path, slow_steps: None) -> Iterator[AsyncLLM]:
+    llm = AsyncLLM(checkpoint)
+    yield llm
+    llm.close()
+
+
 def test_two_hundred_streams_give_what_the_batch_gives(async_llm: AsyncLLM, llm: LLM) -> None:
     prompts = [[5 + i % 90, 6 + i // 90, 7] for i in range(200)]
 
@@ -117,34 +124,34 @@ async def leave_by_forgetting(llm: AsyncLLM) -> None:
 
 @pytest.mark.parametrize("leave", [leave_by_cancelling, leave_by_closing, leave_by_forgetting])
 def test_a_reader_who_leaves_frees_the_blocks_within_one_step(
-    async_llm: AsyncLLM,
+    slow_llm: AsyncLLM,
     leave: Callable[[AsyncLLM], Awaitable[None]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", logger="llmserve")
-    before = async_llm.get_metrics().num_requests_aborted
+    before = slow_llm.get_metrics().num_requests_aborted
 
     async def main() -> None:
-        await leave(async_llm)
+        await leave(slow_llm)
         while not caplog.records:  # what nobody holds is closed by the loop, later
             await asyncio.sleep(0)
         left_us = time.monotonic() * 1e6
-        await idle(async_llm)
+        await idle(slow_llm)
         # One step may have been past its intake when the abort came.
-        assert sum(step.start_us > left_us for step in async_llm.trace()) <= 1
+        assert sum(step.start_us > left_us for step in slow_llm.trace()) <= 1
         (record,) = caplog.records
         assert "request left aborted after" in record.message
 
     run(main())
-    assert async_llm.get_metrics().num_requests_aborted == before + 1
+    assert slow_llm.get_metrics().num_requests_aborted == before + 1
 
 
-def test_abort_ends_the_stream_with_what_it_had(async_llm: AsyncLLM) -> None:
+def test_abort_ends_the_stream_with_what_it_had(slow_llm: AsyncLLM) -> None:
     async def main() -> list[RequestOutput]:
         outputs = []
-        async for output in async_llm.generate("hello", LONG, "mine"):
+        async for output in slow_llm.generate("hello", LONG, "mine"):
             outputs.append(output)
-            await async_llm.abort(["unknown", "mine"])
+            await slow_llm.abort(["unknown", "mine"])
         return outputs
 
     outputs = run(main())
@@ -154,15 +161,15 @@ def test_abort_ends_the_stream_with_what_it_had(async_llm: AsyncLLM) -> None:
 
 
 def test_a_request_id_that_is_running_is_refused_and_may_come_again_later(
-    async_llm: AsyncLLM,
+    slow_llm: AsyncLLM,
 ) -> None:
     async def main() -> None:
-        stream = async_llm.generate("hello", LONG, "mine")
+        stream = slow_llm.generate("hello", LONG, "mine")
         await anext(stream)
         with pytest.raises(InvalidArgument, match="request_id 'mine' is running"):
-            await anext(async_llm.generate("hello", GREEDY, "mine"))
+            await anext(slow_llm.generate("hello", GREEDY, "mine"))
         await stream.aclose()
-        assert (await anext(async_llm.generate("hello", FINAL, "mine"))).finished
+        assert (await anext(slow_llm.generate("hello", FINAL, "mine"))).finished
 
     run(main())
 
@@ -235,15 +242,15 @@ def test_loops_that_cannot_watch_a_file_descriptor_work_too(async_llm: AsyncLLM,
         loop.close()
 
 
-def test_a_loop_that_is_closed_under_a_request_ends_it(async_llm: AsyncLLM) -> None:
+def test_a_loop_that_is_closed_under_a_request_ends_it(slow_llm: AsyncLLM) -> None:
     loop = asyncio.new_event_loop()
-    stream = async_llm.generate("hello", LONG)
+    stream = slow_llm.generate("hello", LONG)
     loop.run_until_complete(anext(stream))
     loop.close()
 
     async def main() -> None:
-        await last(async_llm, "hello")
-        await idle(async_llm)
+        await last(slow_llm, "hello")
+        await idle(slow_llm)
 
     run(main())
 
@@ -270,7 +277,7 @@ def test_long_prompts_are_tokenized_beside_the_loop(
     run(main())
 
 
-def test_closing_ends_every_stream(checkpoint: Path) -> None:
+def test_closing_ends_every_stream(checkpoint: Path, slow_steps: None) -> None:
     async def main() -> list[str]:
         async with AsyncLLM(checkpoint, num_threads=1, max_num_seqs=1) as llm:
             tasks = [asyncio.create_task(last(llm, [5, 6 + i], LONG)) for i in range(100)]
@@ -286,7 +293,7 @@ def test_closing_ends_every_stream(checkpoint: Path) -> None:
     assert set(messages) == {"this LLM is closed; make a new one"}
 
 
-def test_a_full_queue_refuses_with_its_numbers(checkpoint: Path) -> None:
+def test_a_full_queue_refuses_with_its_numbers(checkpoint: Path, slow_steps: None) -> None:
     async def main() -> None:
         async with AsyncLLM(
             checkpoint, num_threads=1, max_num_seqs=1, max_num_queued_reqs=2
