@@ -1,17 +1,21 @@
 """The offline entry point: a model, and prompts in batches."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 
 from llmserve.arguments import boolean, refuse_unless_default, text
+from llmserve.chat_messages import Conversation
+from llmserve.chat_template import chat_request
 from llmserve.enqueued import EnqueuedRequests
 from llmserve.errors import InvalidArgument
 from llmserve.llm_base import LLMBase
 from llmserve.outputs import RequestOutput
 from llmserve.progress import Progress
-from llmserve.prompts import Prompts, SinglePrompt
+from llmserve.prompts import Prompts, SinglePrompt, chat_prompts
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
+from llmserve.tool_schema import Tool
 
 _MAX_ID_DIGITS = 18  # of what fits in the engine's 64 bits
 
@@ -28,7 +32,7 @@ class LLM(LLMBase):
     max_num_seqs bound one step. num_threads: by default the physical cores. seed: what requests
     without a seed of their own draw theirs from. generation_config: "auto" takes default sampling
     parameters from the model's generation_config.json, "vllm" takes none, a path takes those of
-    another folder.
+    another folder. chat_template: a Jinja template, or its path, in place of the model's own.
 
     Several LLMs may live in one process; every method may be called from any thread. Ctrl-C ends a
     call and leaves the LLM usable. Raises InvalidArgument, NotSupported, CorruptFile or
@@ -73,6 +77,43 @@ class LLM(LLMBase):
         finally:
             progress.close()
         return [state.output() for state in states]
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        chat_template: str | os.PathLike[str] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Tool] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers a conversation, or a list of them, as `generate` continues prompts.
+
+        messages: dicts with "role" and "content", the content a text or a list of text parts. The
+        model's chat template makes the prompt of them; chat_template is another one to use, its
+        path, or the name of one of the model's. continue_final_message=True (with
+        add_generation_prompt=False) goes on with the last message. tools: JSON schemas, or
+        functions with type hints and a docstring. chat_template_kwargs: variables of the template,
+        such as enable_thinking.
+
+        Raises InvalidArgument that names the message, or says why the template refuses or fails.
+        Templates run sandboxed, with limits of time and size.
+
+        >>> from llmserve import LLM, SamplingParams, demo_model_path
+        >>> messages = [{"role": "user", "content": "Tell me a story."}]
+        >>> with LLM(demo_model_path()) as llm:
+        ...     (output,) = llm.chat(messages, SamplingParams(max_tokens=4), use_tqdm=False)
+        >>> output.prompt
+        '<|im_start|>user\\nTell me a story.<|im_end|>\\n<|im_start|>assistant\\n'
+        """
+        request = chat_request(
+            add_generation_prompt, continue_final_message, tools, chat_template_kwargs
+        )
+        prompts = chat_prompts(messages, chat_template, request, self.get_tokenizer())
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream(
         self,

@@ -56,7 +56,7 @@ class LLMBase:
         pipeline_parallel_size: int = 1,
         enforce_eager: bool = False,
         hf_overrides: None = None,
-        chat_template: None = None,
+        chat_template: str | os.PathLike[str] | None = None,
         trust_remote_code: bool = False,
         max_logprobs: int = 20,
         generation_config: str | os.PathLike[str] = "auto",
@@ -71,7 +71,6 @@ class LLMBase:
             ("tensor_parallel_size", tensor_parallel_size, 1),
             ("pipeline_parallel_size", pipeline_parallel_size, 1),
             ("hf_overrides", hf_overrides, None),
-            ("chat_template", chat_template, None),
             ("trust_remote_code", trust_remote_code, False),
             ("speculative_config", speculative_config, None),
             ("structured_outputs_config", structured_outputs_config, None),
@@ -81,7 +80,7 @@ class LLMBase:
         boolean("enforce_eager", enforce_eager)  # nothing is captured or compiled in either case
         directory = checkpoint_directory(model)
         defaults = _read_generation_config(directory, generation_config)
-        self._tokenizer = _read_tokenizer(directory, tokenizer)
+        self._tokenizer = _read_tokenizer(directory, tokenizer, chat_template)
         self._config = _core.resolve_config(
             model=str(directory),
             device=text("device", device),
@@ -192,14 +191,14 @@ def _read_generation_config(directory: Path, argument: object) -> GenerationConf
     return read_generation_config(Path(os.fsdecode(argument)))
 
 
-def _read_tokenizer(directory: Path, argument: object) -> Tokenizer | None:
+def _read_tokenizer(directory: Path, argument: object, chat_template: object) -> Tokenizer | None:
     if argument is None:
-        return Tokenizer.from_directory(directory)
+        return Tokenizer.from_directory(directory, chat_template)
     if not isinstance(argument, str | os.PathLike) or not os.path.isdir(argument):
         raise InvalidArgument(
             f"tokenizer must be a folder with tokenizer.json, got {describe(argument)}"
         )
-    tokenizer = Tokenizer.from_directory(Path(os.fsdecode(argument)))
+    tokenizer = Tokenizer.from_directory(Path(os.fsdecode(argument)), chat_template)
     if tokenizer is None:
         raise InvalidArgument(f"tokenizer: {os.fsdecode(argument)} has no tokenizer.json")
     return tokenizer

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict, TypeGuard, Union
 
 from llmserve.arguments import describe, integer, refuse_unknown, text
+from llmserve.chat_template import ChatRequest
 from llmserve.errors import InvalidArgument
 from llmserve.tokenizer import Tokenizer
 
@@ -62,6 +63,17 @@ def parse_prompts(
         _check_token_ids(_label(items, idx), token_ids, vocab_size, max_model_len)
         result.append(Prompt(draft.text, token_ids, draft.cache_salt))
     return result
+
+
+def chat_prompts(
+    messages: object, chat_template: object, request: ChatRequest, tokenizer: Tokenizer
+) -> list[SinglePrompt]:
+    """A prompt a conversation, with its text to be handed through. Raises InvalidArgument."""
+    texts, _ = tokenizer.render_chat(messages, chat_template, request)
+    return [
+        TokensPrompt(prompt=text, prompt_token_ids=token_ids)
+        for text, token_ids in zip(texts, tokenizer.encode_chat(texts), strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,16 @@
 """Text to token ids and back: a thin wrapper of the tokenizers library."""
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmserve import _core
+from llmserve.chat_template import ChatRequest, ChatTemplates, chat_request
 from llmserve.errors import CorruptFile, InvalidArgument
 from llmserve.model_files import MAX_TOKENIZER_BYTES, parse_json_object, read_bytes
+from llmserve.tool_schema import Tool
 from llmserve.vocabulary import VocabularyTable, build_vocabulary_table
 
 if TYPE_CHECKING:
@@ -24,16 +27,22 @@ class Tokenizer:
     """
 
     def __init__(
-        self, tokenizer: "tokenizers.Tokenizer", table: VocabularyTable, path: Path
+        self,
+        tokenizer: "tokenizers.Tokenizer",
+        table: VocabularyTable,
+        chat_templates: ChatTemplates,
+        path: Path,
     ) -> None:
         self._tokenizer = tokenizer
         self._table = table
-        self._special = frozenset(table.special_token_ids)
+        self._chat_templates = chat_templates
         self._path = path
 
     @classmethod
-    def from_directory(cls, directory: Path) -> "Tokenizer | None":
-        """The directory's tokenizer.json, None without one. Raises CorruptFile, NotSupported."""
+    def from_directory(cls, directory: Path, chat_template: object = None) -> "Tokenizer | None":
+        """The directory's tokenizer.json, None without one. `chat_template`, a template or its
+        path, stands in for those of the directory. Raises CorruptFile, NotSupported and, for
+        chat_template, InvalidArgument."""
         import tokenizers  # here, so that importing llmserve stays quick
 
         path = directory / "tokenizer.json"
@@ -49,7 +58,8 @@ class Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokens = tokenizer.get_vocab(with_added_tokens=True)
-        return cls(tokenizer, build_vocabulary_table(parsed, tokens, path), path)
+        table = build_vocabulary_table(parsed, tokens, path)
+        return cls(tokenizer, table, ChatTemplates.from_directory(directory, chat_template), path)
 
     @property
     def num_tokens(self) -> int:
@@ -84,6 +94,44 @@ class Tokenizer:
         for token_id in token_ids:
             self._check_id(token_id)
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: object,
+        tools: Sequence[Tool] | None = None,
+        documents: Sequence[Mapping[str, object]] | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **chat_template_kwargs: object,
+    ) -> str | list[int] | list[str] | list[list[int]]:
+        """The prompt of a conversation as token ids, or as text for tokenize=False, or a list of
+        them for a list of conversations. Arguments as transformers has them; see LLM.chat.
+
+        >>> from llmserve import demo_model_path
+        >>> tokenizer = Tokenizer.from_directory(demo_model_path())
+        >>> tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
+        '<|im_start|>user\\nHello<|im_end|>\\n'
+        """
+        if documents is not None:
+            chat_template_kwargs["documents"] = documents
+        request = chat_request(
+            add_generation_prompt, continue_final_message, tools, chat_template_kwargs
+        )
+        texts, is_batch = self.render_chat(messages, chat_template, request)
+        results = self.encode_chat(texts) if tokenize else texts
+        return results if is_batch else results[0]
+
+    def render_chat(
+        self, messages: object, chat_template: object, request: ChatRequest
+    ) -> tuple[list[str], bool]:
+        """The prompt of every conversation as text, and whether `messages` is a list of them."""
+        return self._chat_templates.render(messages, chat_template, request)
+
+    def encode_chat(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of what render_chat gave: the template itself has written what `encode` adds."""
+        return self.encode_batch(texts, add_special_tokens=False)
 
     def token_text(self, token_id: int) -> str:
         """The text of one token alone; bytes that are not a whole character are shown as U+FFFD."""

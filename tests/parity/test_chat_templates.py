@@ -1,0 +1,276 @@
+"""Prompts of conversations are those of transformers, for templates of the published styles."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import chat_templates
+import pytest
+import tokenizer_files
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llmserve import InvalidArgument, Tokenizer
+from llmserve.tool_schema import tool_schema
+from transformers.utils import get_json_schema
+
+FAST = settings(deadline=None, derandomize=True, database=None, max_examples=40)
+STYLES = sorted(chat_templates.TEMPLATES)
+
+
+@functools.cache
+def directory() -> Path:
+    import tempfile
+
+    path = Path(tempfile.mkdtemp(prefix="llmserve-chat-"))
+    tokenizer_files.save(tokenizer_files.sentence_piece(), path)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": {"content": "<s>", "special": True, "__type": "AddedToken"},
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "chat_template": [
+            {"name": name, "template": template}
+            for name, template in chat_templates.TEMPLATES.items()
+        ],
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+@functools.cache
+def tokenizers() -> tuple[Any, Tokenizer]:
+    """transformers' and ours, of the same folder."""
+    ours = Tokenizer.from_directory(directory())
+    assert ours is not None
+    return transformers.AutoTokenizer.from_pretrained(directory()), ours
+
+
+def both(
+    style: str, messages: list[dict[str, Any]], **options: Any
+) -> tuple[str | None, str | None]:
+    """What transformers and llmserve make of a conversation; None where they refuse it."""
+    library, ours = tokenizers()
+    results: list[str | None] = []
+    for tokenizer in (library, ours):
+        try:
+            text = tokenizer.apply_chat_template(
+                messages, chat_template=style, tokenize=False, **options
+            )
+        except (ValueError, TypeError, transformers.utils.chat_template_utils.jinja2.TemplateError):
+            text = None
+        results.append(text)
+    return results[0], results[1]
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "add_generation_prompt": st.booleans(),
+        "tools": st.sampled_from([None, [], chat_templates.TOOLS]),
+        "documents": st.sampled_from(
+            [None, [{"title": "b", "text": "x\ny"}, {"title": "a", "text": "1"}]]
+        ),
+    },
+    optional={"enable_thinking": st.booleans(), "date_string": st.just("1 Jan 2026")},
+)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_random_conversations_give_the_prompts_of_transformers(style: str) -> None:
+    num_rendered = 0
+
+    @FAST
+    @given(chat_templates.CONVERSATIONS, OPTIONS)
+    def check(messages: list[dict[str, Any]], options: dict[str, Any]) -> None:
+        nonlocal num_rendered
+        theirs, ours = both(style, messages, **options)
+        assert ours == theirs
+        num_rendered += ours is not None
+
+    check()
+    assert num_rendered > 15
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_continued_message_ends_where_transformers_ends_it(style: str) -> None:
+    num_rendered = 0
+
+    @FAST
+    @given(chat_templates.alternating())
+    def check(messages: list[dict[str, Any]]) -> None:
+        nonlocal num_rendered
+        theirs, ours = both(style, messages, continue_final_message=True)
+        assert ours == theirs
+        num_rendered += ours is not None
+
+    check()
+    assert num_rendered > 15
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_prompts_have_the_tokens_of_transformers(style: str) -> None:
+    library, ours = tokenizers()
+    messages = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "hello"}]
+    ids = ours.apply_chat_template(messages, chat_template=style)
+    theirs = library.apply_chat_template(messages, chat_template=style, return_dict=False)
+    assert ids == theirs
+    assert ids.count(ours.token_id("<s>")) <= 1  # what the template writes is not written again
+
+
+def test_text_parts_reach_a_template_that_knows_them() -> None:
+    parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "fox"}]
+    theirs, ours = both("gemma", [{"role": "user", "content": parts}])
+    assert ours == theirs == "<s><start_of_turn>user\nthefox<end_of_turn>\n"
+
+
+def test_text_parts_are_joined_for_a_template_that_does_not() -> None:
+    _, tokenizer = tokenizers()
+    parts = [{"type": "text", "text": "the"}, "fox"]
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": parts}], chat_template="chatml", tokenize=False
+    )
+    assert text == "<|im_start|>user\nthe\nfox<|im_end|>\n"
+
+
+def test_arguments_as_json_text_become_objects_where_the_template_prints_json() -> None:
+    _, tokenizer = tokenizers()
+    texts = []
+    for arguments in ('{"city": "Oslo"}', {"city": "Oslo"}):
+        call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ]
+        for style in ("llama3", "qwen3"):
+            texts.append(
+                tokenizer.apply_chat_template(messages, chat_template=style, tokenize=False)
+            )
+    assert texts[:2] == texts[2:]
+
+
+class Unit(enum.Enum):
+    CELSIUS = "c"
+    KELVIN = "k"
+
+
+def simple(city: str, days: int = 1) -> str:
+    """Looks at the weather.
+
+    In two paragraphs.
+
+    Args:
+        city: The city, which may
+            take two lines: really
+        days: How many.
+
+    Returns:
+        What it is like.
+    """
+    return f"{city}{days}"
+
+
+def rich(
+    a: list[int],
+    b: dict[str, float],
+    c: int | None,
+    d: str | int | list[str],
+    e: Literal["x", 1],
+    f: Unit,
+    g: tuple[int, str],
+    h: Any,
+    i: bool | int = True,
+    j: str = "",
+) -> Path:
+    """Takes everything.
+
+    Args:
+        a: A.
+        b: B.
+        c: C.
+        d: D.
+        e: E.
+        f: F.
+        g: G.
+        h: H.
+        i: I.
+        j: Tea or coffee (choices: ["tea", "coffee "])
+    """
+    return Path(str((a, b, c, d, e, f, g, h, i, j)))
+
+
+def nothing() -> None:
+    """Does nothing."""
+
+
+class Methods:
+    def method(self, x: float) -> float:
+        """A method.
+
+        Args:
+            x: A number.
+
+        Raises:
+            ValueError: never
+        """
+        return x
+
+
+@pytest.mark.parametrize("function", [simple, rich, nothing, Methods().method])
+def test_functions_have_the_schemas_that_transformers_gives_them(
+    function: Callable[..., object],
+) -> None:
+    assert tool_schema("tools[0]", function) == get_json_schema(function)
+
+
+def test_a_function_is_a_tool() -> None:
+    theirs, ours = both("qwen3", [{"role": "user", "content": "a"}], tools=[simple, rich])
+    assert ours == theirs
+    assert '"name": "simple"' in (ours or "")
+
+
+def no_docstring(x: int) -> int:
+    return x
+
+
+def no_hint(x) -> int:  # type: ignore[no-untyped-def]
+    """Has none.
+
+    Args:
+        x: X.
+    """
+    return int(x)
+
+
+def no_line(x: int) -> int:
+    """Does not say what x is."""
+    return x
+
+
+def odd_hint(x: Path) -> int:
+    """Takes a path.
+
+    Args:
+        x: X.
+    """
+    return len(str(x))
+
+
+BAD_FUNCTIONS = [
+    (no_docstring, "has no docstring"),
+    (no_hint, "argument x has no type hint"),
+    (no_line, "no line for argument x"),
+    (odd_hint, "argument x: type hint .*Path.* has no JSON schema"),
+    (print, "must be a JSON schema"),
+    ("weather", "must be a JSON schema"),
+]
+
+
+@pytest.mark.parametrize(("tool", "message"), BAD_FUNCTIONS)
+def test_a_tool_that_cannot_be_described_is_refused(tool: object, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        tool_schema("tools[0]", tool)
