@@ -75,6 +75,62 @@ def metaspace() -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def metaspace_that_prepends_nothing() -> tokenizers.Tokenizer:
+    """As newer Llama conversions have it: nothing is dropped at the start either."""
+    tokenizer = metaspace()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
+    return tokenizer
+
+
+def gemma() -> tokenizers.Tokenizer:
+    """As Gemma has it: no space is stripped at the start."""
+    tokenizer = sentence_piece()
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return tokenizer
+
+
+def unigram() -> tokenizers.Tokenizer:
+    """As ALBERT and XLM-R have it."""
+    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    trainer = trainers.UnigramTrainer(
+        vocab_size=100, special_tokens=["<unk>", "<s>"], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+def word_piece(cleanup: bool = True) -> tokenizers.Tokenizer:
+    """As BERT has it."""
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=cleanup)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=150, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False
+    )
+    tokenizer.train_from_iterator([*TEXTS, "it isn't, is it? I've done! We're 'm 's . ?"], trainer)
+    tokenizer.add_tokens(["n't", "'ve", "##n't", "do not", "a ' b", "## x"])
+    return tokenizer
+
+
+def word_piece_without_cleanup() -> tokenizers.Tokenizer:
+    return word_piece(cleanup=False)
+
+
+def words() -> tokenizers.Tokenizer:
+    """Whole words and no decoder: the library puts spaces between them."""
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(special_tokens=["[UNK]"], show_progress=False)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
 def save(tokenizer: tokenizers.Tokenizer, directory: Path, **changes: object) -> Path:
     """Writes tokenizer.json, with top-level fields replaced; returns the directory."""
     parsed = {**json.loads(tokenizer.to_str()), **changes}

@@ -3,11 +3,12 @@ tokens into text.
 
 A token's bytes do not depend on its neighbours, so that text can be streamed and never taken back;
 what a decoder does only at the very start of a text (dropping a leading space) does not apply to
-the continuation of a prompt. Semantics: decoders of the tokenizers library, 0.23.
+the continuation of a prompt. Where bytes of a fallback are no UTF-8 the library puts U+FFFD for
+each byte of their run, and a stream for what is broken alone. Semantics: tokenizers 0.23.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,33 +61,38 @@ def _special_tokens(tokenizer: JsonObject, path: Path) -> list[str]:
     return [token["content"] for token in added if token.get("special")]
 
 
-def _steps(decoder: object, path: Path) -> Iterable[Step]:
-    """The chain of one decoder. `Fuse` joins tokens; what comes after it and looks at the start of
-    the text alone has nothing to do in a continuation."""
-    elements = _elements(decoder, path)
+def _steps(decoder: object, path: Path) -> Iterator[Step]:
+    """The chain of one decoder, each step of one token alone.
+
+    `Fuse` joins tokens: what comes after it would see the whole text. There only what gives the
+    same on its pieces is taken; a Strip of the text's start has nothing to do in a continuation.
+    Bytes are not text yet: after ByteLevel and ByteFallback no step may look at it.
+    """
+    if decoder is None:  # the library joins tokens with spaces
+        yield lambda text: " " + text
     is_fused = False
-    for element in elements:
+    bytes_of = ""
+    for element in _elements(decoder, path):
         kind = element.get("type")
-        if kind == "ByteLevel":
-            yield _byte_level
-        elif kind == "ByteFallback":
-            yield _byte_fallback
-        elif kind == "Fuse":
+        after = "Fuse" if is_fused else bytes_of
+        if kind == "Fuse":
             is_fused = True
-        elif kind == "Metaspace":
-            yield _replace(_field(element, "replacement", path), " ")
-        elif kind == "Replace":
-            yield _replace(_pattern(element, is_fused, path), _field(element, "content", path))
-        elif kind == "Strip":
-            if step := _strip(element, is_fused, path):
-                yield step
-        else:
+        elif kind == "Strip" and is_fused:
+            _check_strip_of_text(element, path)
+        elif kind == "Replace" and is_fused and not bytes_of:
+            yield _replace(_character(element, path), _field(element, "content", path))
+        elif kind not in _STEPS:
             raise _not_supported(path, f"decoder {kind}")
+        elif after:
+            raise _not_supported(path, f"decoder {kind} after {after}")
+        else:
+            bytes_of = str(kind) if kind in ("ByteLevel", "ByteFallback") else ""
+            yield _STEPS[kind](element, path)
 
 
 def _elements(decoder: object, path: Path) -> list[JsonObject]:
     if decoder is None:
-        raise _not_supported(path, "no decoder")
+        return []
     if not isinstance(decoder, dict):
         raise CorruptFile(f"{path}: decoder must be an object, got {describe(decoder)}")
     if decoder.get("type") != "Sequence":
@@ -96,9 +102,9 @@ def _elements(decoder: object, path: Path) -> list[JsonObject]:
 
 def _not_supported(path: Path, what: str) -> NotSupported:
     return NotSupported(
-        f"{path}: {what} is not supported (ByteLevel, Metaspace, and sequences of Replace, "
-        f"ByteFallback, Fuse and Strip are); pass token ids and SamplingParams(detokenize=False) "
-        f"to a copy of the model without tokenizer.json"
+        f"{path}: {what} is not supported (ByteLevel, Metaspace, WordPiece, and sequences of "
+        f"Replace, ByteFallback, Fuse and Strip are); pass token ids and "
+        f"SamplingParams(detokenize=False) to a copy of the model without tokenizer.json"
     )
 
 
@@ -109,12 +115,18 @@ def _field(element: JsonObject, name: str, path: Path) -> str:
     return value
 
 
-def _pattern(element: JsonObject, is_fused: bool, path: Path) -> str:
+def _pattern(element: JsonObject, path: Path) -> str:
     pattern = element.get("pattern")
     text = pattern.get("String") if isinstance(pattern, dict) else None
-    if not isinstance(text, str):
+    if not isinstance(text, str) or not text:
         raise _not_supported(path, f"decoder Replace with pattern {describe(pattern)}")
-    if is_fused and len(text) > 1:
+    return text
+
+
+def _character(element: JsonObject, path: Path) -> str:
+    """A pattern that no two tokens can make together."""
+    text = _pattern(element, path)
+    if len(text) > 1:
         raise _not_supported(path, f"decoder Replace of {text!r} across tokens")
     return text
 
@@ -123,15 +135,16 @@ def _replace(old: str, new: str) -> Step:
     return lambda text: text.replace(old, new)
 
 
-def _strip(element: JsonObject, is_fused: bool, path: Path) -> Step | None:
+def _check_strip_of_text(element: JsonObject, path: Path) -> None:
+    if element.get("stop"):
+        raise _not_supported(path, "decoder Strip of the text's end")
+
+
+def _strip(element: JsonObject, path: Path) -> Step:
     content = _field(element, "content", path)
     start, stop = element.get("start"), element.get("stop")
     if not isinstance(start, int) or not isinstance(stop, int):
         raise CorruptFile(f"{path}: decoder Strip needs integers start and stop")
-    if is_fused:
-        if stop:
-            raise _not_supported(path, "decoder Strip of the text's end")
-        return None
 
     def strip(text: str) -> str:
         begin, end = 0, len(text)
@@ -142,6 +155,36 @@ def _strip(element: JsonObject, is_fused: bool, path: Path) -> Step | None:
         return text[begin:end]
 
     return strip
+
+
+# What WordPiece's cleanup replaces in a token with its space, in this order.
+_CLEANUP = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" do not", " don't"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
+
+
+def _word_piece(element: JsonObject, path: Path) -> Step:
+    """A token goes on with the word before it, or begins one and has a space before it."""
+    prefix = _field(element, "prefix", path)
+    cleanup = _CLEANUP if element.get("cleanup") else ()
+
+    def decode(text: str) -> str:
+        text = text.removeprefix(prefix) if text.startswith(prefix) else " " + text
+        for old, new in cleanup:
+            text = text.replace(old, new)
+        return text
+
+    return decode
 
 
 def _byte_level_table() -> dict[str, int]:
@@ -171,3 +214,15 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 def _byte_fallback(text: str) -> str | bytes:
     """`<0x0A>` is the byte 10; anything else is itself."""
     return bytes.fromhex(text[3:5]) if _BYTE_TOKEN.fullmatch(text) else text
+
+
+_STEPS: dict[object, Callable[[JsonObject, Path], Step]] = {
+    "ByteLevel": lambda element, path: _byte_level,
+    "ByteFallback": lambda element, path: _byte_fallback,
+    "Metaspace": lambda element, path: _replace(_field(element, "replacement", path), " "),
+    "Replace": lambda element, path: _replace(
+        _pattern(element, path), _field(element, "content", path)
+    ),
+    "Strip": _strip,
+    "WordPiece": _word_piece,
+}

@@ -12,9 +12,21 @@ import pytest
 import tokenizer_files
 import tokenizers
 from llmserve import CorruptFile, InvalidArgument, NotSupported, Tokenizer, demo_model_path
+from llmserve._core import testing
 from llmserve.vocabulary import build_vocabulary_table
 
-KINDS = [tokenizer_files.byte_level, tokenizer_files.sentence_piece, tokenizer_files.metaspace]
+KINDS = [
+    tokenizer_files.byte_level,
+    tokenizer_files.sentence_piece,
+    tokenizer_files.gemma,
+    tokenizer_files.metaspace,
+    tokenizer_files.metaspace_that_prepends_nothing,
+    tokenizer_files.unigram,
+    tokenizer_files.word_piece,
+    tokenizer_files.word_piece_without_cleanup,
+    tokenizer_files.words,
+]
+WITH_FALLBACK = (tokenizer_files.sentence_piece, tokenizer_files.gemma)
 
 
 def load(directory: Path) -> Tokenizer:
@@ -23,11 +35,15 @@ def load(directory: Path) -> Tokenizer:
     return tokenizer
 
 
-def table_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
-    """What the engine makes of ids (csrc/text): their bytes, one after another."""
+def streamed_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
+    """What the engine makes of ids one by one (csrc/text); what is given out is whole characters
+    and stays."""
     special = set(tokenizer.special_token_ids) if skip else set()
     table = tokenizer._table.token_bytes
-    return b"".join(table[i] for i in ids if i not in special).decode("utf-8", "replace")
+    pieces = [table[i] for i in ids if i not in special]
+    checker = testing.StopChecker(pieces)
+    deltas = [checker.append(idx, True)[0] for idx in range(len(pieces))]
+    return "".join(delta.decode("utf-8") for delta in [*deltas, checker.flush()[0]])
 
 
 def is_valid_byte_run(tokenizer: tokenizers.Tokenizer, ids: list[int]) -> bool:
@@ -60,10 +76,11 @@ def test_a_continuation_has_the_text_that_the_library_decodes(
     num_compared = 0
     for _ in range(1500):
         ids = [rng.randrange(tokenizer.num_tokens) for _ in range(rng.randrange(1, 8))]
-        if make is tokenizer_files.sentence_piece and not is_valid_byte_run(library, ids):
+        if make in WITH_FALLBACK and not is_valid_byte_run(library, ids):
             continue
         whole = library.decode(prompt + ids, skip_special_tokens=skip)
-        assert table_text(tokenizer, ids, skip) == whole[len(prompt_text) :], ids
+        assert whole.startswith(prompt_text)
+        assert streamed_text(tokenizer, ids, skip) == whole[len(prompt_text) :], ids
         num_compared += 1
     assert num_compared > 200
 
@@ -71,7 +88,7 @@ def test_a_continuation_has_the_text_that_the_library_decodes(
 def test_bytes_of_a_fallback_make_a_character_together(tmp_path: Path) -> None:
     tokenizer = load(tokenizer_files.save(tokenizer_files.sentence_piece(), tmp_path))
     ids = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "€".encode()]
-    assert table_text(tokenizer, [i for i in ids if i is not None], False) == "€"
+    assert streamed_text(tokenizer, [i for i in ids if i is not None], False) == "€"
 
 
 def test_encode_adds_what_the_model_wants_unless_told_otherwise(tmp_path: Path) -> None:
@@ -170,13 +187,51 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
 
 OTHER_DECODERS = [
-    ({"type": "WordPiece", "prefix": "##", "cleanup": True}, "decoder WordPiece"),
-    (None, "no decoder"),
+    ({"type": "BPEDecoder", "suffix": "</w>"}, "decoder BPEDecoder is not supported"),
+    ({"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}, "CTC"),
     (
         {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"},
         "decoder Replace with pattern",
     ),
 ]
+
+
+FUSE, FALLBACK = {"type": "Fuse"}, {"type": "ByteFallback"}
+BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": True,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+STRIP_END = {"type": "Strip", "content": " ", "start": 0, "stop": 1}
+METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+
+
+def replacing(text: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": {"String": text}, "content": "x"}
+
+
+OTHER_SEQUENCES = [
+    ([BYTE_LEVEL, replacing("a")], "Replace after ByteLevel"),
+    ([FALLBACK, replacing("a")], "Replace after ByteFallback"),
+    ([FALLBACK, FUSE, replacing("▁")], "Replace after Fuse"),
+    ([FUSE, replacing("ab")], "Replace of 'ab' across tokens"),
+    ([FUSE, STRIP_END], "Strip of the text's end"),
+    ([FUSE, METASPACE], "Metaspace after Fuse"),
+    ([FUSE, BYTE_LEVEL], "ByteLevel after Fuse"),
+    ([FUSE, FALLBACK], "ByteFallback after Fuse"),
+    ([FALLBACK, METASPACE], "Metaspace after ByteFallback"),
+]
+
+
+@pytest.mark.parametrize(("decoders", "name"), OTHER_SEQUENCES)
+def test_a_sequence_whose_steps_look_at_neighbours_is_refused(
+    decoders: list[dict[str, object]], name: str, tmp_path: Path
+) -> None:
+    decoder = {"type": "Sequence", "decoders": decoders}
+    tokenizer_files.save(tokenizer_files.byte_level(), tmp_path, decoder=decoder)
+    with pytest.raises(NotSupported, match=name):
+        Tokenizer.from_directory(tmp_path)
 
 
 @pytest.mark.parametrize(("decoder", "name"), OTHER_DECODERS)
