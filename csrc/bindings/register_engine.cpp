@@ -110,7 +110,26 @@ void register_trace(py::module_& module) {
       .def_readonly("num_sequences", &StepRecord::num_sequences)
       .def_readonly("num_tokens", &StepRecord::num_tokens)
       .def_readonly("num_prefill_tokens", &StepRecord::num_prefill_tokens)
+      .def_readonly("num_running", &StepRecord::num_running)
+      .def_readonly("num_waiting", &StepRecord::num_waiting)
+      .def_readonly("num_blocks_used", &StepRecord::num_blocks_used)
       .def_readonly("decisions", &StepRecord::decisions);
+  py::class_<RequestRecord>(module, "RequestRecord")
+      .def_readonly("request_id", &RequestRecord::request_id)
+      .def_readonly("arrival_us", &RequestRecord::arrival_us)
+      .def_readonly("queued_us", &RequestRecord::queued_us)
+      .def_readonly("scheduled_us", &RequestRecord::scheduled_us)
+      .def_readonly("first_token_us", &RequestRecord::first_token_us)
+      .def_readonly("last_token_us", &RequestRecord::last_token_us)
+      .def_readonly("finished_us", &RequestRecord::finished_us)
+      .def_readonly("num_samples", &RequestRecord::num_samples)
+      .def_readonly("num_preemptions", &RequestRecord::num_preemptions)
+      .def_readonly("num_prompt_tokens", &RequestRecord::num_prompt_tokens)
+      .def_readonly("num_cached_tokens", &RequestRecord::num_cached_tokens)
+      .def_readonly("num_generation_tokens", &RequestRecord::num_generation_tokens)
+      .def_property_readonly("finish_reason", [](const RequestRecord& record) {
+        return finish_reason_name(record.finish_reason);
+      });
 }
 
 std::unique_ptr<Engine> make_engine(const EngineConfig& config,
@@ -157,6 +176,18 @@ void register_engine(py::module_& module) {
       .def("reset_prefix_cache", &Engine::reset_prefix_cache, Release())
       .def("metrics", &Engine::metrics, Release())
       .def("trace", &Engine::trace, Release())
+      .def("request_records", &Engine::request_records, Release())
+      .def("sleep", &Engine::sleep, "level"_a, Release())
+      .def(
+          "wake_up",
+          [](Engine& engine, const std::vector<std::string>& tags) {
+            std::vector<MemoryPart> parts;
+            for (const std::string& tag : tags) parts.push_back(parse_memory_part(tag));
+            const py::gil_scoped_release release;
+            engine.wake_up(parts);
+          },
+          "tags"_a)
+      .def_property_readonly("is_sleeping", &Engine::is_sleeping)
       .def_property_readonly("description", &Engine::description)
       .def_property_readonly("memory_use", &Engine::memory_use)
       .def_property_readonly("vocab_size", &Engine::vocab_size)

@@ -41,6 +41,8 @@ class OracleExecutor final : public Executor {
   int64_t vocab_size() const override { return options_.vocab_size; }
   std::string description() const override { return "token oracle"; }
   MemoryUse memory_use() const override { return {}; }
+  void release(MemoryPart) override {}  // it holds nothing
+  void restore(MemoryPart) override {}
 
  private:
   const OracleOptions options_;

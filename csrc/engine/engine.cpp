@@ -1,5 +1,6 @@
 #include "engine/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -9,7 +10,8 @@
 namespace llmserve {
 namespace {
 
-constexpr size_t kTraceCapacity = 4096;  // steps: a minute or more of decode
+constexpr size_t kNumTracedSteps = 4096;  // a minute or more of decode
+constexpr size_t kNumTracedRequests = 4096;
 
 // Adds the time since its construction to a duration.
 class PhaseTimer {
@@ -35,8 +37,8 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
       vocabulary_(std::move(vocabulary)),
       executor_(std::move(executor)),
       description_(executor_->description()),
-      memory_use_(executor_->memory_use()),
-      trace_(kTraceCapacity) {
+      trace_(kNumTracedSteps, kNumTracedRequests),
+      memory_use_(executor_->memory_use()) {
   config_.validate();
   SchedulerConfig scheduler = config_.scheduler;
   scheduler.max_num_queued_reqs = 0;  // add_request() keeps the bound, where the caller can be told
@@ -71,8 +73,10 @@ RequestId Engine::add_request(Request request, bool is_streamed) {
   validate(request);
   request.arrival_us = clock_.now_us();
   const std::lock_guard lock(intake_mutex_);
-  if (!failure_.empty()) throw DeviceError("the engine has stopped: " + failure_);
-  if (intake_.stop) throw InvalidArgument("the engine is closed; make a new one");
+  check_runs();
+  if (is_released_ != std::array<bool, kNumMemoryParts>{}) {
+    throw InvalidArgument("the engine is asleep; call wake_up() first");
+  }
   if (!has_room()) {
     throw QueueFull(concat("the queue is full: ", num_queued(),
                            " requests wait and max_num_queued_reqs is ",
@@ -87,7 +91,12 @@ RequestId Engine::add_request(Request request, bool is_streamed) {
   return next_id_ - 1;
 }
 
-// The intake's lock is held, here and below.
+// The intake's lock is held, in this one and the next two.
+void Engine::check_runs() const {
+  if (!failure_.empty()) throw DeviceError("the engine has stopped: " + failure_);
+  if (intake_.stop) throw InvalidArgument("the engine is closed; make a new one");
+}
+
 int64_t Engine::num_queued() const {
   return metrics().num_requests_waiting + std::ssize(intake_.requests);
 }
@@ -113,6 +122,78 @@ void Engine::reset_prefix_cache() {
   const std::lock_guard lock(intake_mutex_);
   intake_.reset_prefix_cache = true;
   intake_ready_.notify_one();
+}
+
+void Engine::sleep(int32_t level) {
+  if (level != 1 && level != 2) {
+    throw InvalidArgument(concat("level must be 1 (KV cache) or 2 (weights too), got ", level));
+  }
+  run_on_thread(std::packaged_task<void()>([this, level] { fall_asleep(level); }));
+}
+
+void Engine::wake_up(const std::vector<MemoryPart>& parts) {
+  run_on_thread(std::packaged_task<void()>([this, parts] { restore(parts); }));
+}
+
+bool Engine::is_sleeping() const {
+  const std::lock_guard lock(intake_mutex_);
+  return std::ranges::count(is_released_, true) > 0;
+}
+
+// Returns when it is done, with its error if it has one.
+void Engine::run_on_thread(std::packaged_task<void()> task) {
+  std::future<void> done = task.get_future();
+  {
+    const std::lock_guard lock(intake_mutex_);
+    check_runs();
+    intake_.tasks.push_back(std::move(task));
+    intake_ready_.notify_one();
+  }
+  try {
+    done.get();
+  } catch (const std::future_error&) {  // dropped, since the engine stopped
+    const std::lock_guard lock(intake_mutex_);
+    check_runs();
+    throw;
+  }
+}
+
+void Engine::fall_asleep(int32_t level) {
+  {
+    const std::lock_guard lock(intake_mutex_);
+    if (scheduler_->has_unfinished() || !intake_.requests.empty()) {
+      throw InvalidArgument(
+          concat("only an idle engine can sleep, and it has ", metrics().num_requests_running,
+                 " running and ", num_queued(),
+                 " waiting requests; wait until they have finished, or abort them"));
+    }
+    is_released_[static_cast<size_t>(MemoryPart::kKvCache)] = true;
+    if (level == 2) is_released_[static_cast<size_t>(MemoryPart::kWeights)] = true;
+  }
+  scheduler_->reset_prefix_cache();
+  executor_->release(MemoryPart::kKvCache);
+  if (level == 2) executor_->release(MemoryPart::kWeights);
+  keep_memory_use();
+}
+
+void Engine::restore(const std::vector<MemoryPart>& parts) {
+  for (const MemoryPart part : parts) {
+    executor_->restore(part);
+    keep_memory_use();
+    const std::lock_guard lock(intake_mutex_);
+    is_released_[static_cast<size_t>(part)] = false;
+  }
+}
+
+void Engine::keep_memory_use() {
+  const MemoryUse use = executor_->memory_use();
+  const std::lock_guard lock(metrics_mutex_);
+  memory_use_ = use;
+}
+
+MemoryUse Engine::memory_use() const {
+  const std::lock_guard lock(metrics_mutex_);
+  return memory_use_;
 }
 
 EngineMetrics Engine::metrics() const {
@@ -147,11 +228,19 @@ bool Engine::take_in() {
   // Under the lock, so that add_request() counts each request exactly once against the queue's
   // bound.
   Intake taken = std::exchange(intake_, {});
-  for (Request& request : taken.requests) scheduler_->add(std::move(request));
+  const int64_t now_us = clock_.now_us();
+  for (Request& request : taken.requests) {
+    trace_.begin(request, now_us);
+    scheduler_->add(std::move(request));
+  }
   for (const RequestId id : taken.aborts) scheduler_->abort(id);
   if (taken.reset_prefix_cache) scheduler_->reset_prefix_cache();
-  const std::lock_guard metrics_lock(metrics_mutex_);
-  scheduler_->fill_metrics(metrics_);
+  {
+    const std::lock_guard metrics_lock(metrics_mutex_);
+    scheduler_->fill_metrics(metrics_);
+  }
+  lock.unlock();
+  for (auto& task : taken.tasks) task();  // keeps its exception for who waits
   return true;
 }
 
@@ -178,19 +267,26 @@ void Engine::step() {
     const PhaseTimer timer(clock_, record_.commit_us);
     result = &scheduler_->commit(*tokens);
   }
-  keep_books();
+  keep_books(result->events);
   events_.push(result->events);
 }
 
 // Before the events go out: who sees a request's last event finds it counted.
-void Engine::keep_books() {
-  if (record_.num_sequences > 0) trace_.record(record_);
+void Engine::keep_books(std::span<const TokenEvent> events) {
   {
     const std::lock_guard lock(metrics_mutex_);
     scheduler_->fill_metrics(metrics_);
+    record_.num_running = metrics_.num_requests_running;
+    record_.num_waiting = metrics_.num_requests_waiting;
+    record_.num_blocks_used = metrics_.num_blocks_used;
   }
-  // Past the intake's lock, so that wait_for_room() does not miss it between its look and its sleep.
-  { const std::lock_guard lock(intake_mutex_); }
+  if (!record_.decisions.empty()) trace_.record(record_);
+  trace_.update(events, clock_.now_us());
+  // Past the intake's lock, so that wait_for_room() does not miss it between its look and its
+  // sleep.
+  {
+    const std::lock_guard lock(intake_mutex_);
+  }
   room_made_.notify_all();
 }
 
@@ -201,12 +297,14 @@ void Engine::fail(const std::string& reason) {
     const std::lock_guard lock(intake_mutex_);
     failure_ = reason;
     unseen = std::move(intake_.requests);
+    intake_.tasks.clear();
   }
   for (Request& request : unseen) scheduler_->add(std::move(request));
   scheduler_->fail(reason);
-  record_.num_sequences = 0;
-  keep_books();
-  events_.push(scheduler_->take_events());
+  const std::vector<TokenEvent> events = scheduler_->take_events();
+  record_.decisions.clear();  // of a step that has no record
+  keep_books(events);
+  events_.push(events);
 }
 
 void Engine::close() {
@@ -218,6 +316,10 @@ void Engine::close() {
     intake_ready_.notify_one();
   }
   thread_.join();
+  {
+    const std::lock_guard lock(intake_mutex_);
+    intake_.tasks.clear();
+  }
   executor_.reset();
   events_.close();
 }

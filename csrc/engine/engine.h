@@ -2,11 +2,14 @@
 // events out. It never takes Python's GIL. Every public method may be called from any thread.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -63,16 +66,28 @@ class Engine {
   // Readable (level-triggered) while events are waiting: for an event loop. -1 once closed.
   int event_fd() const { return events_.fd(); }
 
+  // Gives memory back while nobody needs the model: that of the KV cache (level 1), and that of
+  // weights and workspace as well (level 2). The prefix cache is forgotten. Only an idle engine
+  // sleeps, and add_request() refuses until it is awake. Returns when the engine's thread has done
+  // it. Throws InvalidArgument for another level or with unfinished requests: nothing changed then.
+  void sleep(int32_t level);
+  // Takes the memory of these parts again, weights from the checkpoint as it is now; awake once all
+  // are there. Throws what loading throws; what could not be had can be asked for again.
+  void wake_up(const std::vector<MemoryPart>& parts);
+  bool is_sleeping() const;
+
   // Forgets every cached block that no sequence refers to, after the running step.
   void reset_prefix_cache();
 
   EngineMetrics metrics() const;
-  // What does the work, and the bytes it holds; as they were at the start once closed.
+  // What does the work.
   const std::string& description() const { return description_; }
-  const MemoryUse& memory_use() const { return memory_use_; }
+  // The bytes that it holds; once closed, those of the end.
+  MemoryUse memory_use() const;
   const EngineConfig& config() const { return config_; }
   int64_t vocab_size() const { return vocab_size_; }
-  std::vector<StepRecord> trace() const { return trace_.snapshot(); }
+  std::vector<StepRecord> trace() const { return trace_.steps(); }
+  std::vector<RequestRecord> request_records() const { return trace_.requests(); }
 
   // Ends the thread after the running step, without finishing requests, and frees model, cache and
   // queues. Idempotent.
@@ -82,20 +97,26 @@ class Engine {
   struct Intake {
     std::vector<Request> requests;
     std::vector<RequestId> aborts;
+    std::vector<std::packaged_task<void()>> tasks;  // to run between two steps
     bool reset_prefix_cache = false;
     bool stop = false;
     bool is_empty() const {
-      return requests.empty() && aborts.empty() && !reset_prefix_cache && !stop;
+      return requests.empty() && aborts.empty() && tasks.empty() && !reset_prefix_cache && !stop;
     }
   };
 
   void validate(const Request& request) const;
+  void check_runs() const;
+  void run_on_thread(std::packaged_task<void()> task);
+  void fall_asleep(int32_t level);
+  void restore(const std::vector<MemoryPart>& parts);
+  void keep_memory_use();
   int64_t num_queued() const;
   bool has_room() const;
   void run();
   bool take_in();
   void step();
-  void keep_books();
+  void keep_books(std::span<const TokenEvent> events);
   void fail(const std::string& reason);
 
   const EngineConfig config_;
@@ -104,7 +125,6 @@ class Engine {
   SteadyClock clock_;
   std::unique_ptr<Executor> executor_;  // used by the engine thread only
   const std::string description_;
-  const MemoryUse memory_use_;
   std::unique_ptr<Scheduler> scheduler_;  // likewise, but for check_request()
   StepTrace trace_;
   StepRecord record_;
@@ -114,10 +134,12 @@ class Engine {
   std::condition_variable room_made_;
   Intake intake_;
   RequestId next_id_ = 0;
-  std::string failure_;  // why the engine stopped; empty while it runs
+  std::string failure_;                              // why the engine stopped; empty while it runs
+  std::array<bool, kNumMemoryParts> is_released_{};  // by MemoryPart
 
   mutable std::mutex metrics_mutex_;
   EngineMetrics metrics_;  // after the last step
+  MemoryUse memory_use_;
 
   EventBuffer events_;
 

@@ -4,18 +4,25 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "api/sampled_tokens.h"
 #include "scheduler/step_plan.h"
 
 namespace llmserve {
 
-// Bytes that an executor holds for as long as it lives.
+// Bytes that an executor holds.
 struct MemoryUse {
   int64_t weight_bytes = 0;
   int64_t workspace_bytes = 0;
   int64_t kv_cache_bytes = 0;
 };
+
+// What an executor can give back while nobody needs it. The workspace goes with the weights.
+enum class MemoryPart : uint8_t { kWeights, kKvCache };
+inline constexpr int kNumMemoryParts = 2;
+// "weights", "kv_cache". Throws InvalidArgument.
+MemoryPart parse_memory_part(std::string_view name);
 
 class Executor {
  public:
@@ -30,6 +37,13 @@ class Executor {
   // What does the work, for the log: "LlamaForCausalLM float32 on cpu/avx2, 2 threads".
   virtual std::string description() const = 0;
   virtual MemoryUse memory_use() const = 0;
+
+  // Gives a part's memory back to the system, or takes it again: the KV cache comes back empty, the
+  // weights as they are on disk now. execute() needs both parts. Nothing happens if the part is
+  // gone, or there, already. restore() throws what loading throws, and InvalidArgument if the
+  // checkpoint's shapes have changed; the part is still gone then.
+  virtual void release(MemoryPart part) = 0;
+  virtual void restore(MemoryPart part) = 0;
 };
 
 }  // namespace llmserve

@@ -1,6 +1,7 @@
 #include "engine/model_executor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 #include "io/checkpoint.h"
@@ -15,24 +16,74 @@ std::unique_ptr<Model> load(const EngineConfig& config, Backend& backend) {
   return load_model(checkpoint, model_config, backend, config.dtype);
 }
 
+int64_t workspace_bytes(const Model& model, const EngineConfig& config) {
+  return model.workspace_bytes(config.scheduler.max_num_batched_tokens, kMaxLogitRowsAtOnce);
+}
+
 }  // namespace
 
+MemoryPart parse_memory_part(std::string_view name) {
+  if (name == "weights") return MemoryPart::kWeights;
+  if (name == "kv_cache") return MemoryPart::kKvCache;
+  throw InvalidArgument(concat("tags must be of 'weights' and 'kv_cache', got '", name, "'"));
+}
+
 ModelExecutor::ModelExecutor(const EngineConfig& config)
-    : dtype_(config.dtype),
+    : config_(config),
       backend_(make_backend(config.device, {.num_threads = config.num_threads})),
-      model_(load(config, *backend_)),
-      arena_(model_->workspace_bytes(config.scheduler.max_num_batched_tokens, kMaxLogitRowsAtOnce),
-             backend_->memory()),
-      kv_storage_(model_->kv_layers(), config.cache.num_blocks, config.cache.block_size,
-                  config.kv_cache_dtype, backend_->memory()),
       batch_builder_(config.cache.block_size),
-      sampler_(*backend_) {}
+      sampler_(*backend_) {
+  model_ = load(config_, *backend_);
+  vocab_size_ = model_->config().vocab_size;
+  workspace_bytes_ = workspace_bytes(*model_, config_);
+  kv_layers_.assign(model_->kv_layers().begin(), model_->kv_layers().end());
+  arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
+  restore(MemoryPart::kKvCache);
+}
+
+void ModelExecutor::release(MemoryPart part) {
+  if (part == MemoryPart::kKvCache) {
+    kv_storage_.reset();
+  } else {
+    model_.reset();
+    arena_.reset();
+  }
+}
+
+void ModelExecutor::restore(MemoryPart part) {
+  if (part == MemoryPart::kWeights) {
+    if (!model_) load_weights();
+  } else if (!kv_storage_) {
+    kv_storage_ =
+        std::make_unique<KvStorage>(kv_layers_, config_.cache.num_blocks, config_.cache.block_size,
+                                    config_.kv_cache_dtype, backend_->memory());
+  }
+}
+
+void ModelExecutor::load_weights() {
+  std::unique_ptr<Model> model = load(config_, *backend_);
+  check_shapes(*model);
+  arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
+  model_ = std::move(model);
+}
+
+// What is sized for the old model has to fit the new one: pool, workspace, vocabulary.
+void ModelExecutor::check_shapes(const Model& model) const {
+  const bool is_same = model.config().vocab_size == vocab_size_ &&
+                       workspace_bytes(model, config_) == workspace_bytes_ &&
+                       std::ranges::equal(model.kv_layers(), kv_layers_);
+  if (is_same) return;
+  throw InvalidArgument(concat(config_.model_path,
+                               " holds another model than when it was first loaded: the "
+                               "vocabulary, the layers or their sizes differ; put the old one "
+                               "back or make a new LLM"));
+}
 
 const SampledTokens& ModelExecutor::execute(const StepPlan& plan) {
   const StepBatch& batch = batch_builder_.build(plan);
-  kv_storage_.copy_blocks(*backend_, batch.copies);
-  const Arena::Scope scope(arena_);
-  const ForwardContext context{*backend_, arena_, batch.input, kv_storage_.layers()};
+  kv_storage_->copy_blocks(*backend_, batch.copies);
+  const Arena::Scope scope(*arena_);
+  const ForwardContext context{*backend_, *arena_, batch.input, kv_storage_->layers()};
   const Tensor hidden = model_->forward(context);
   sample_rows(context, hidden, batch);
   return sampled_;
@@ -45,20 +96,21 @@ void ModelExecutor::sample_rows(const ForwardContext& context, const Tensor& hid
   const std::span<const SampleRow> rows = batch.sample_rows;
   for (size_t begin = 0; begin < tokens.size(); begin += kMaxLogitRowsAtOnce) {
     const size_t count = std::min<size_t>(kMaxLogitRowsAtOnce, tokens.size() - begin);
-    const Arena::Scope scope(arena_);
+    const Arena::Scope scope(*arena_);
     const Tensor logits = model_->compute_logits(context, hidden, tokens.subspan(begin, count));
     sampler_.sample(logits, rows.subspan(begin, count), sampled_);
   }
 }
 
 std::string ModelExecutor::description() const {
-  return concat(model_->config().architecture, " ", name(dtype_), " on ", backend_->description());
+  return concat(model_->config().architecture, " ", name(config_.dtype), " on ",
+                backend_->description());
 }
 
 MemoryUse ModelExecutor::memory_use() const {
-  return {.weight_bytes = model_->weights().total_bytes(),
-          .workspace_bytes = arena_.capacity_bytes(),
-          .kv_cache_bytes = kv_storage_.num_bytes()};
+  return {.weight_bytes = model_ ? model_->weights().total_bytes() : 0,
+          .workspace_bytes = arena_ ? arena_->capacity_bytes() : 0,
+          .kv_cache_bytes = kv_storage_ ? kv_storage_->num_bytes() : 0};
 }
 
 }  // namespace llmserve

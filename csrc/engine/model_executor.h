@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "api/engine_config.h"
 #include "core/arena.h"
@@ -25,18 +26,26 @@ class ModelExecutor final : public Executor {
   explicit ModelExecutor(const EngineConfig& config);
 
   const SampledTokens& execute(const StepPlan& plan) override;
-  int64_t vocab_size() const override { return model_->config().vocab_size; }
+  int64_t vocab_size() const override { return vocab_size_; }
   std::string description() const override;
   MemoryUse memory_use() const override;
+  void release(MemoryPart part) override;
+  void restore(MemoryPart part) override;
 
  private:
+  void load_weights();
+  void check_shapes(const Model& model) const;
   void sample_rows(const ForwardContext& context, const Tensor& hidden, const StepBatch& batch);
 
-  const DType dtype_;
+  const EngineConfig config_;
   const std::unique_ptr<Backend> backend_;
-  const std::unique_ptr<Model> model_;
-  Arena arena_;
-  KvStorage kv_storage_;
+  std::unique_ptr<Model> model_;           // null while the weights are given back
+  std::unique_ptr<Arena> arena_;           // likewise
+  std::unique_ptr<KvStorage> kv_storage_;  // null while the KV cache is
+  // Of the model as it was first loaded.
+  int64_t vocab_size_ = 0;
+  int64_t workspace_bytes_ = 0;
+  std::vector<KvLayerSpec> kv_layers_;
   BatchBuilder batch_builder_;
   Sampler sampler_;
   SampledTokens sampled_;

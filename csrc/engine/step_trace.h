@@ -1,16 +1,21 @@
-// What each of the last steps did, how long its phases took, and why each sequence ran or waited.
+// What each of the last steps did, how long its phases took, and why each sequence ran or waited;
+// and what became of the last requests.
 #pragma once
 
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <string_view>
 #include <vector>
 
+#include "api/request.h"
+#include "api/token_event.h"
 #include "scheduler/step_plan.h"
 
 namespace llmserve {
 
-// A step is "prefill" if it ran any prompt token, else "decode". Times are on the engine's clock.
+// A step is "prefill" if it ran any prompt token, "decode" if it ran others, and "idle" if nothing
+// could run: only its decisions count then. Times are on the engine's clock.
 struct StepRecord {
   int64_t step_id = 0;
   int64_t start_us = 0;
@@ -20,25 +25,53 @@ struct StepRecord {
   int32_t num_sequences = 0;
   int32_t num_tokens = 0;
   int32_t num_prefill_tokens = 0;
+  // After the step: sequences, and blocks of the KV pool that sequences refer to.
+  int64_t num_running = 0;
+  int64_t num_waiting = 0;
+  int64_t num_blocks_used = 0;
   std::vector<Decision> decisions;
 
-  std::string_view phase() const { return num_prefill_tokens > 0 ? "prefill" : "decode"; }
+  std::string_view phase() const {
+    if (num_sequences == 0) return "idle";
+    return num_prefill_tokens > 0 ? "prefill" : "decode";
+  }
 };
 
-// A ring of records; the oldest goes first. Written by the engine thread, read by any.
+// Times are on the engine's clock, 0 where it has not happened.
+struct RequestRecord {
+  RequestId request_id = -1;
+  int64_t arrival_us = 0;
+  int64_t queued_us = 0;       // taken in by the engine's thread
+  int64_t scheduled_us = 0;    // of all samples the first
+  int64_t first_token_us = 0;  // likewise
+  int64_t last_token_us = 0;   // of all samples the last
+  int64_t finished_us = 0;
+  int32_t num_samples = 1;
+  int32_t num_preemptions = 0;
+  int64_t num_prompt_tokens = 0;
+  int64_t num_cached_tokens = 0;
+  int64_t num_generation_tokens = 0;                 // of all samples
+  FinishReason finish_reason = FinishReason::kNone;  // of the sample that ended last
+};
+
+// Rings; the oldest records go first. Written by the engine thread, read by any.
 class StepTrace {
  public:
-  explicit StepTrace(size_t capacity) : records_(capacity) {}
+  StepTrace(size_t num_steps, size_t num_requests) : steps_(num_steps), requests_(num_requests) {}
 
   void record(const StepRecord& step);
+  void begin(const Request& request, int64_t now_us);
+  void update(std::span<const TokenEvent> events, int64_t now_us);
 
-  // The records that are still there, oldest first.
-  std::vector<StepRecord> snapshot() const;
+  // What is still there, oldest first.
+  std::vector<StepRecord> steps() const;
+  std::vector<RequestRecord> requests() const;
 
  private:
   mutable std::mutex mutex_;
-  std::vector<StepRecord> records_;  // record i of all time is at i % size
+  std::vector<StepRecord> steps_;  // record i of all time is at i % size
   size_t num_recorded_ = 0;
+  std::vector<RequestRecord> requests_;  // request i is at i % size
 };
 
 }  // namespace llmserve

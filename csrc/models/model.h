@@ -28,6 +28,7 @@ struct KvLayerSpec {
   int64_t bytes_per_token(DType dtype) const {
     return num_kv_heads * (key_dim + value_dim) * size_bytes(dtype);
   }
+  friend bool operator==(const KvLayerSpec&, const KvLayerSpec&) = default;
 };
 
 // Immutable once loaded; forward() may run on one thread at a time, because the backend's pool and
