@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from llmserve import LLM, RequestOutput, SamplingParams
 
 # Tells an answer from a hang; the calls take milliseconds.
@@ -19,3 +22,10 @@ def generate(llm: LLM, prompts: object, params: object = GREEDY) -> list[Request
 def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     """The first continuation of each."""
     return [output.outputs[0].token_ids for output in outputs]
+
+
+def memory_bytes() -> tuple[int, int]:
+    """(address space, resident) of this process."""
+    address_space, resident = Path("/proc/self/statm").read_text().split()[:2]
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    return int(address_space) * page_bytes, int(resident) * page_bytes

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sized
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence, Sized
 from types import TracebackType
 
 from llmserve.arguments import describe, refuse_unless_default, text
@@ -86,6 +86,18 @@ class AsyncLLM(LLMBase):
             state = self._running.get(text("request_id", name))
             if state is not None:
                 engine.abort(state.request_id)
+
+    async def sleep(self, level: int = 1) -> None:
+        """As `LLM.sleep`."""
+        await asyncio.to_thread(self._sleep, level)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """As `LLM.wake_up`."""
+        await asyncio.to_thread(self._wake_up, tags)
+
+    async def is_sleeping(self) -> bool:
+        """Whether `wake_up` has something to get back."""
+        return self._open_engine().is_sleeping
 
     async def reset_prefix_cache(self) -> None:
         """Forgets the cached blocks that no running request uses."""

@@ -192,6 +192,33 @@ class LLM(LLMBase):
             if text("request_id", name).isdecimal() and len(name) <= _MAX_ID_DIGITS:
                 engine.abort(int(name))
 
+    def sleep(self, level: int = 1) -> None:
+        """Gives memory back while the model is not needed: at level 1 that of the KV cache, at
+        level 2 that of the weights as well. The prefix cache is forgotten. Raises InvalidArgument
+        while requests run or wait; until `wake_up`, new ones are refused with it.
+
+        >>> from llmserve import LLM, SamplingParams, demo_model_path
+        >>> with LLM(demo_model_path()) as llm:
+        ...     llm.sleep(level=2)
+        ...     was_asleep = llm.is_sleeping()
+        ...     llm.wake_up()
+        ...     outputs = llm.generate("The", SamplingParams(max_tokens=4), use_tqdm=False)
+        >>> was_asleep, len(outputs[0].outputs[0].token_ids)
+        (True, 4)
+        """
+        self._sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Takes the memory again, or only that of these tags, "weights" and "kv_cache"; awake once
+        both are there. Weights are read from the checkpoint anew: the same files give the same
+        tokens, bit for bit. Raises ResourceExhausted, CorruptFile, or InvalidArgument where the
+        checkpoint has other shapes now; it sleeps on then."""
+        self._wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """Whether `wake_up` has something to get back."""
+        return self._open_engine().is_sleeping
+
     def reset_prefix_cache(self) -> None:
         """Forgets the cached blocks that no running request uses."""
         self._open_engine().reset_prefix_cache()

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from llmserve import _core
@@ -23,6 +24,8 @@ from llmserve.request_door import RequestDoor, RequestLimits
 from llmserve.request_runner import RequestRunner
 from llmserve.sampling_params import SamplingParams
 from llmserve.tokenizer import Tokenizer
+
+MEMORY_TAGS = ("weights", "kv_cache")  # what wake_up() gets back
 
 
 class LLMBase:
@@ -146,6 +149,17 @@ class LLMBase:
         """The last few thousand steps: phase (prefill or decode), tokens, the times of scheduling,
         execution and commit in microseconds, and for each sequence why it ran or waited."""
         return self._open_engine().trace()
+
+    def _sleep(self, level: object) -> None:
+        self._open_engine().sleep(integer("level", level, 1, 2))
+
+    def _wake_up(self, tags: object) -> None:
+        engine = self._open_engine()
+        if tags is None:
+            tags = MEMORY_TAGS
+        if isinstance(tags, str) or not isinstance(tags, Sequence):
+            raise InvalidArgument(f"tags must be a list of {MEMORY_TAGS}, got {describe(tags)}")
+        engine.wake_up([text(f"tags[{idx}]", tag) for idx, tag in enumerate(tags)])
 
     def close(self) -> None:
         """Ends the engine and gives all its memory back. Calls that are waiting in other threads

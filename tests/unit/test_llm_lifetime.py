@@ -15,7 +15,7 @@ import checkpoints
 import pytest
 from llmserve import LLM, InvalidArgument, SamplingParams
 from llmserve.request_runner import RequestRunner
-from offline import DEADLINE_S, GREEDY, LONG, generate, tokens
+from offline import DEADLINE_S, GREEDY, LONG, generate, memory_bytes, tokens
 
 INTERRUPT_DEADLINE_S = 3.0  # less than the wait for requests that never answer (5 s)
 
@@ -143,13 +143,6 @@ def test_closing_ends_a_call_in_another_thread(checkpoint: Path) -> None:
     thread.join(DEADLINE_S)
     assert not thread.is_alive()
     assert "this LLM is closed" in str(errors[0])
-
-
-def memory_bytes() -> tuple[int, int]:
-    """(address space, resident) of this process."""
-    address_space, resident = Path("/proc/self/statm").read_text().split()[:2]
-    page_bytes = os.sysconf("SC_PAGE_SIZE")
-    return int(address_space) * page_bytes, int(resident) * page_bytes
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
