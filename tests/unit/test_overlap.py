@@ -1,0 +1,105 @@
+"""What Python does never holds the engine's thread up: the times of the steps show it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from llmserve import LLM, AsyncLLM, _core
+from offline import DEADLINE_S, LONG, generate, tokens
+
+HOLD_US = 200_000
+# Steps take 1 ms; on a busy machine some are late, but a stall for as long as the GIL is held would
+# leave none.
+MIN_STEPS = 10
+
+
+def slow_engine() -> _core.Engine:
+    config = _core.EngineConfig()
+    config.cache.num_blocks = 512
+    config.scheduler.max_model_len = 2048
+    return _core.testing.oracle_engine(config, _core.testing.OracleOptions(step_us=1000))
+
+
+def add_long_requests(engine: _core.Engine) -> list[int]:
+    params = _core.SamplingParams(detokenize=False, max_tokens=2000)
+    ids = [engine.add_request([1, 2, 3 + i], params) for i in range(4)]
+    while engine.metrics().num_generation_tokens == 0:
+        time.sleep(0.001)
+    return ids
+
+
+def steps_between(engine: _core.Engine, start_us: float, end_us: float) -> int:
+    return sum(start_us < step.start_us < end_us for step in engine.trace())
+
+
+def test_steps_go_on_while_a_python_thread_holds_the_gil() -> None:
+    engine = slow_engine()
+    add_long_requests(engine)
+    sleep_with_gil = ctypes.PyDLL(None).usleep  # PyDLL keeps the GIL
+    start_us = time.monotonic() * 1e6
+    sleep_with_gil(HOLD_US)
+    end_us = time.monotonic() * 1e6
+    assert end_us - start_us >= HOLD_US
+    assert steps_between(engine, start_us, end_us) >= MIN_STEPS
+    engine.close()
+
+
+def test_steps_go_on_while_nobody_takes_events() -> None:
+    engine = slow_engine()
+    ids = add_long_requests(engine)
+    start_us = time.monotonic() * 1e6
+    time.sleep(HOLD_US / 1e6)
+    assert steps_between(engine, start_us, time.monotonic() * 1e6) >= MIN_STEPS
+    events = engine.wait_events(0.0)
+    assert sorted(event.request_id for event in events) == ids
+    assert all(len(event.token_ids) >= MIN_STEPS for event in events)
+    engine.close()
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_steps_go_on_while_the_event_loop_stands_still(checkpoint: Path) -> None:
+    async def main() -> int:
+        async with AsyncLLM(checkpoint) as llm:
+            stream = llm.generate("hello", LONG)
+            await anext(stream)
+            start_us = time.monotonic() * 1e6
+            time.sleep(HOLD_US / 1e6)
+            end_us = time.monotonic() * 1e6
+            num_steps = sum(start_us < step.start_us < end_us for step in llm.trace())
+            await stream.aclose()
+            return num_steps
+
+    assert asyncio.run(main()) >= MIN_STEPS
+
+
+def test_an_async_llm_and_an_llm_run_side_by_side(checkpoint: Path) -> None:
+    prompts = [[5, 6 + i] for i in range(10)]
+
+    async def last(llm: AsyncLLM, prompt: list[int]) -> list[int]:
+        outputs = [output async for output in llm.generate(prompt, LONG)]
+        return outputs[-1].outputs[0].token_ids
+
+    async def main(llm: AsyncLLM) -> list[list[int]]:
+        return list(await asyncio.gather(*(last(llm, prompt) for prompt in prompts)))
+
+    with LLM(checkpoint, num_threads=1) as one:
+        expected = tokens(generate(one, prompts, LONG))
+        llms = [AsyncLLM(checkpoint, num_threads=1) for _ in range(2)]
+        results: dict[int, list[list[int]]] = {}
+        threads = [
+            threading.Thread(target=lambda i=i: results.update({i: asyncio.run(main(llms[i]))}))
+            for i in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        results[2] = tokens(generate(one, prompts, LONG))
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        for llm in llms:
+            llm.close()
+    assert results == {i: expected for i in range(3)}
