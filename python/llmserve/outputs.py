@@ -35,12 +35,13 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """When things happened to one request. Seconds on a clock that starts anywhere, except
-    arrival_time, which is since the epoch; 0 where it has not happened."""
+    """When things happened to one request, in this order. Seconds since the epoch, all on one clock
+    that never goes back: set by the machine's when llmserve was imported; 0 where it has not
+    happened."""
 
-    arrival_time: float
-    queued_ts: float
-    scheduled_ts: float
+    arrival_time: float  # given to `generate`
+    queued_ts: float  # given to the engine
+    scheduled_ts: float  # first in a step
     first_token_ts: float
     last_token_ts: float
     num_preemptions: int

@@ -9,6 +9,9 @@ from llmserve.prompts import Prompt
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
 from llmserve.tokenizer import Tokenizer
 
+# The epoch on the engine's clock, which is that of time.monotonic.
+_EPOCH_US = time.monotonic_ns() // 1000 - time.time_ns() // 1000
+
 
 @dataclass(slots=True)
 class SampleState:
@@ -39,7 +42,7 @@ class RequestState:
         self.name = ""  # as its user knows it; empty: by the engine's id
         self.is_finished = False
         self._tokenizer = tokenizer
-        self._arrival_time = time.time()
+        self._arrival_us = time.monotonic_ns() // 1000
         self._samples = [SampleState(index) for index in range(params.n)]
         self._last: _core.TokenEvent | None = None
         self._num_cached_tokens = 0
@@ -54,7 +57,7 @@ class RequestState:
         """The same request, before anything came out."""
         state = RequestState(self.prompt, self.params, self.priority, self._tokenizer)
         state.request_id, state.name = self.request_id, self.name
-        state._arrival_time = self._arrival_time
+        state._arrival_us = self._arrival_us
         return state
 
     @property
@@ -134,15 +137,20 @@ class RequestState:
         }
 
     def _metrics(self) -> RequestMetrics:
+        arrival_time = _epoch_seconds(self._arrival_us)
         if self._last is None:
-            return RequestMetrics(self._arrival_time, 0.0, 0.0, 0.0, 0.0, 0, 0)
+            return RequestMetrics(arrival_time, 0.0, 0.0, 0.0, 0.0, 0, 0)
         times = self._last.times
         return RequestMetrics(
-            arrival_time=self._arrival_time,
-            queued_ts=times.arrival_us / 1e6,
-            scheduled_ts=times.scheduled_us / 1e6,
-            first_token_ts=times.first_token_us / 1e6,
-            last_token_ts=times.last_token_us / 1e6,
+            arrival_time=arrival_time,
+            queued_ts=_epoch_seconds(times.arrival_us),
+            scheduled_ts=_epoch_seconds(times.scheduled_us),
+            first_token_ts=_epoch_seconds(times.first_token_us),
+            last_token_ts=_epoch_seconds(times.last_token_us),
             num_preemptions=self._num_preemptions,
             num_generation_tokens=self.num_generation_tokens,
         )
+
+
+def _epoch_seconds(engine_us: int) -> float:
+    return (engine_us - _EPOCH_US) / 1e6 if engine_us > 0 else 0.0

@@ -19,7 +19,10 @@ from llmserve import (
     demo_model_path,
 )
 from llmserve.errors import CorruptFile, ResourceExhausted
-from offline import DEADLINE_S, GREEDY, LONG, generate, tokens
+from offline import GREEDY, LONG, generate, tokens
+
+# Between the clock that never goes back and the machine's, which is set now and then.
+CLOCK_DRIFT_S = 1.0
 
 
 def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
@@ -133,11 +136,12 @@ def test_a_stop_token_is_in_the_ids_and_not_in_the_text(llm: LLM) -> None:
 
 
 def test_metrics_of_a_request_are_in_order(llm: LLM) -> None:
+    before = time.time()
     metrics = generate(llm, "hello")[0].metrics
-    assert 0 < metrics.queued_ts <= metrics.scheduled_ts <= metrics.first_token_ts
-    assert metrics.first_token_ts <= metrics.last_token_ts
+    assert before - CLOCK_DRIFT_S <= metrics.arrival_time <= metrics.queued_ts
+    assert metrics.queued_ts <= metrics.scheduled_ts <= metrics.first_token_ts
+    assert metrics.first_token_ts < metrics.last_token_ts <= time.time() + CLOCK_DRIFT_S
     assert metrics.num_generation_tokens == 8
-    assert abs(metrics.arrival_time - time.time()) < DEADLINE_S
 
 
 def test_a_prompt_seen_before_is_read_from_the_cache(llm: LLM) -> None:
