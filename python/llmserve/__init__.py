@@ -28,6 +28,7 @@ from llmserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestO
 from llmserve.prompts import TextPrompt, TokensPrompt
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
 from llmserve.tokenizer import Tokenizer
+from llmserve.trace import Trace
 
 if TYPE_CHECKING:
     from llmserve.async_llm import AsyncLLM
@@ -54,6 +55,7 @@ __all__ = [
     "TextPrompt",
     "Tokenizer",
     "TokensPrompt",
+    "Trace",
     "__version__",
     "demo_model_path",
 ]

@@ -21,6 +21,9 @@ from llmserve.sampling_params import RequestOutputKind, SamplingParams
 # than a few milliseconds.
 _MAX_SIZE_IN_LOOP = 4096
 
+# Requests whose names `trace` knows: as many as the engine's trace holds.
+_MAX_NUM_NAMES = 4096
+
 _log = logging.getLogger(__name__)
 
 
@@ -115,7 +118,11 @@ class AsyncLLM(LLMBase):
     ) -> None:
         await asyncio.to_thread(self.close)
 
+    def _request_names(self) -> Mapping[str, int]:
+        return dict(self._names)
+
     def _begin(self) -> None:
+        self._names: dict[str, int] = {}  # that users gave, of late
         self._waker = LoopWaker(self._runner.engine, self._runner.router)
         self._running: dict[str, RequestState] = {}  # by the name that their users know
         self._naming = threading.Lock()
@@ -146,6 +153,10 @@ class AsyncLLM(LLMBase):
                 name += "'"
             stream.state.name = name
             self._running[name] = stream.state
+            if request_id is not None:
+                self._names[name] = stream.state.request_id
+                if len(self._names) > _MAX_NUM_NAMES:
+                    del self._names[next(iter(self._names))]
 
     def _end(self, stream: AsyncStream) -> None:
         state = stream.state

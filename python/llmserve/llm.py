@@ -10,7 +10,7 @@ from llmserve.chat_template import chat_request
 from llmserve.enqueued import EnqueuedRequests
 from llmserve.errors import InvalidArgument
 from llmserve.llm_base import LLMBase
-from llmserve.outputs import RequestOutput
+from llmserve.outputs import RequestOutput, RequestOutputs
 from llmserve.progress import Progress
 from llmserve.prompts import Prompts, SinglePrompt, chat_prompts
 from llmserve.request_state import RequestState
@@ -76,7 +76,7 @@ class LLM(LLMBase):
                     progress.finish(state)
         finally:
             progress.close()
-        return [state.output() for state in states]
+        return RequestOutputs(state.output() for state in states)
 
     def chat(
         self,
@@ -180,7 +180,8 @@ class LLM(LLMBase):
         boolean("use_tqdm", use_tqdm)
         progress = Progress(len(self._enqueued), use_tqdm)
         try:
-            return [state.output() for state in self._enqueued.wait(progress.finish)]
+            states = self._enqueued.wait(progress.finish)
+            return RequestOutputs(state.output() for state in states)
         finally:
             progress.close()
 

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmserve import _core
@@ -19,11 +19,13 @@ from llmserve.arguments import (
 )
 from llmserve.errors import InvalidArgument
 from llmserve.generation_config import GenerationConfig, read_generation_config
+from llmserve.html_table import html_table
 from llmserve.model_files import checkpoint_directory, read_vocab_size
 from llmserve.request_door import RequestDoor, RequestLimits
 from llmserve.request_runner import RequestRunner
 from llmserve.sampling_params import SamplingParams
 from llmserve.tokenizer import Tokenizer
+from llmserve.trace import Trace
 
 MEMORY_TAGS = ("weights", "kv_cache")  # what wake_up() gets back
 
@@ -127,6 +129,10 @@ class LLMBase:
         self._runner = RequestRunner(self._engine, limits.max_model_len)
         self._begin()
 
+    def _request_names(self) -> Mapping[str, int]:
+        """The engine's ids of requests that their users gave a name."""
+        return {}
+
     def _begin(self) -> None:
         """Sets up what a subclass has beside the engine."""
 
@@ -145,10 +151,12 @@ class LLMBase:
         """Counters since the start: requests, steps, tokens, prefix cache, KV blocks."""
         return self._open_engine().metrics()
 
-    def trace(self) -> list[_core.StepRecord]:
-        """The last few thousand steps: phase (prefill or decode), tokens, the times of scheduling,
-        execution and commit in microseconds, and for each sequence why it ran or waited."""
-        return self._open_engine().trace()
+    def trace(self) -> Trace:
+        """The last few thousand steps and requests: what each step ran, why each sequence ran or
+        waited, and how long the phases took."""
+        engine = self._open_engine()
+        steps, requests = engine.trace(), engine.request_records()
+        return Trace(steps, requests, self._config.cache.num_blocks, self._request_names())
 
     def _sleep(self, level: object) -> None:
         self._open_engine().sleep(integer("level", level, 1, 2))
@@ -181,6 +189,37 @@ class LLMBase:
             f"kv_cache={config.cache.num_blocks} blocks of {config.cache.block_size} tokens in "
             f"{config.kv_cache_dtype})"
         )
+
+    def _repr_html_(self) -> str:
+        if self._engine is None:
+            return html_table(repr(self), [], [])
+        config, metrics, use = self._config, self._engine.metrics(), self._engine.memory_use
+        rows = [
+            ("model", config.model_path),
+            ("runs", self._engine.description + (", asleep" if self._engine.is_sleeping else "")),
+            ("max_model_len", config.scheduler.max_model_len),
+            ("max_num_seqs", config.scheduler.max_num_seqs),
+            ("max_num_batched_tokens", config.scheduler.max_num_batched_tokens),
+            ("weights", f"{use.weight_bytes / 2**20:.1f} MiB"),
+            ("workspace", f"{use.workspace_bytes / 2**20:.1f} MiB"),
+            (
+                "KV cache",
+                f"{use.kv_cache_bytes / 2**20:.1f} MiB: {config.cache.num_blocks} blocks of "
+                f"{config.cache.block_size} tokens in {config.kv_cache_dtype}",
+            ),
+            (
+                "KV blocks",
+                f"{metrics.num_blocks_used} used, {metrics.num_blocks_cached} cached, "
+                f"{metrics.num_blocks_free} free",
+            ),
+            (
+                "requests",
+                f"{metrics.num_requests_running} running, {metrics.num_requests_waiting} waiting, "
+                f"{metrics.num_requests_finished} finished",
+            ),
+            ("generated", f"{metrics.num_generation_tokens} tokens"),
+        ]
+        return html_table(type(self).__name__, [], rows)
 
     def _open_engine(self) -> _core.Engine:
         if self._engine is None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from llmserve.html_table import html_table
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -61,3 +63,26 @@ class RequestOutput:
     metrics: RequestMetrics
     lora_request: None = None
     num_cached_tokens: int = 0  # prompt tokens read from the prefix cache
+
+    def _repr_html_(self) -> str:
+        return RequestOutputs([self])._repr_html_()
+
+
+class RequestOutputs(list[RequestOutput]):
+    """The list that `LLM.generate` returns: a table in a notebook."""
+
+    def _repr_html_(self) -> str:
+        head = ["request", "prompt", "sample", "text", "tokens", "finish_reason"]
+        rows = [
+            (
+                output.request_id,
+                output.prompt if output.prompt is not None else output.prompt_token_ids,
+                completion.index,
+                completion.text or completion.token_ids,
+                len(completion.token_ids),
+                completion.error or completion.finish_reason or "running",
+            )
+            for output in self
+            for completion in output.outputs
+        ]
+        return html_table(f"{len(self)} outputs", head, rows)

@@ -1,0 +1,114 @@
+"""The engine's trace as Chrome trace events, which ui.perfetto.dev and chrome://tracing show.
+
+Source: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from llmserve import _core
+from llmserve.timeline import Span
+
+# Names and arguments of events: JSON values.
+Event = dict[str, object]
+
+_ENGINE, _REQUESTS = 1, 2  # process ids: groups of tracks
+_STEPS = 1  # the engine's only track of slices
+
+
+def engine_events(steps: Iterable[_core.StepRecord]) -> Iterator[Event]:
+    """A slice a step, with its phases in it, and counters."""
+    yield from _names(_ENGINE, "engine", {_STEPS: "steps"})
+    for step in steps:
+        phases = {
+            "schedule": step.schedule_us,
+            "execute": step.execute_us,
+            "commit": step.commit_us,
+        }
+        arguments: Mapping[str, object] = {
+            "step": step.step_id,
+            "sequences": step.num_sequences,
+            "tokens": step.num_tokens,
+            "prefill tokens": step.num_prefill_tokens,
+        }
+        now_us = step.start_us
+        yield _slice(
+            _ENGINE, _STEPS, step.phase.capitalize(), now_us, sum(phases.values()), arguments
+        )
+        for name, duration_us in phases.items():
+            yield _slice(_ENGINE, _STEPS, name, now_us, duration_us, {})
+            now_us += duration_us
+        num_decode_tokens = step.num_tokens - step.num_prefill_tokens
+        yield _counter(
+            "tokens a step",
+            step.start_us,
+            {"prefill": step.num_prefill_tokens, "decode": num_decode_tokens},
+        )
+        yield _counter("running", now_us, {"sequences": step.num_running})
+        yield _counter("waiting", now_us, {"sequences": step.num_waiting})
+        yield _counter("KV blocks used", now_us, {"blocks": step.num_blocks_used})
+
+
+def request_events(lives: Sequence[tuple[_core.RequestRecord, str, list[Span]]]) -> Iterator[Event]:
+    """A track a request: record, name, and its life."""
+    yield from _names(
+        _REQUESTS,
+        "requests",
+        {record.request_id + 1: f"request {name}" for record, name, _ in lives},
+    )
+    for record, _, spans in lives:
+        track = record.request_id + 1  # track 0 is no track
+        for span in spans:
+            name = span.activity.capitalize()
+            yield _slice(
+                _REQUESTS, track, name, span.start_us, span.duration_us, {"reason": span.reason}
+            )
+        for name, time_us in (
+            ("first token", record.first_token_us),
+            (f"finished: {record.finish_reason}", record.finished_us),
+        ):
+            if time_us > 0:
+                yield {
+                    "ph": "i",
+                    "pid": _REQUESTS,
+                    "tid": track,
+                    "ts": time_us,
+                    "name": name,
+                    "s": "t",
+                }
+
+
+def _slice(
+    process: int, track: int, name: str, start_us: int, duration_us: int, args: Mapping[str, object]
+) -> Event:
+    return {
+        "ph": "X",
+        "pid": process,
+        "tid": track,
+        "ts": start_us,
+        "dur": duration_us,
+        "name": name,
+        "args": dict(args),
+    }
+
+
+def _counter(name: str, time_us: int, values: Mapping[str, int]) -> Event:
+    return {"ph": "C", "pid": _ENGINE, "ts": time_us, "name": name, "args": dict(values)}
+
+
+def _names(process: int, name: str, tracks: Mapping[int, str]) -> Iterator[Event]:
+    yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
+    for track, track_name in tracks.items():
+        yield {
+            "ph": "M",
+            "pid": process,
+            "tid": track,
+            "name": "thread_name",
+            "args": {"name": track_name},
+        }
+        yield {
+            "ph": "M",
+            "pid": process,
+            "tid": track,
+            "name": "thread_sort_index",
+            "args": {"sort_index": track},
+        }

@@ -1,0 +1,204 @@
+"""What the engine did of late, step by step, and what that meant for each request."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, overload
+
+from llmserve import _core
+from llmserve.arguments import describe
+from llmserve.errors import InvalidArgument, NotSupported
+from llmserve.html_table import html_table
+from llmserve.perfetto import engine_events, request_events
+from llmserve.timeline import Span, Timelines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_NUM_STEPS_SHOWN = 20  # in a notebook
+
+
+class Trace(Sequence[_core.StepRecord]):
+    """The engine's last 4,096 steps, oldest first, and its last 4,096 requests.
+
+    A step's record has its phase ("prefill", "decode", or "idle" where nothing could run), the
+    start and the durations of scheduling, execution and commit in microseconds on the engine's
+    clock (that of `time.monotonic`), its tokens, the gauges after it, and for each sequence why it
+    ran or waited.
+
+    >>> from llmserve import LLM, SamplingParams, demo_model_path
+    >>> with LLM(demo_model_path()) as llm:
+    ...     (output,) = llm.generate("The fox", SamplingParams(max_tokens=4), use_tqdm=False)
+    ...     trace = llm.trace()
+    >>> [step.phase for step in trace]
+    ['prefill', 'decode', 'decode', 'decode']
+    >>> [span.activity for span in trace.timeline(output.request_id)]
+    ['waiting', 'prefill', 'decode']
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[_core.StepRecord],
+        requests: Sequence[_core.RequestRecord],
+        num_blocks: int,
+        names: Mapping[str, int],
+    ) -> None:
+        self._steps = list(steps)
+        self._requests = {record.request_id: record for record in requests}
+        self._num_blocks = num_blocks
+        self._ids = dict(names)
+        self._names = {request_id: name for name, request_id in names.items()}
+
+    @overload
+    def __getitem__(self, idx: int) -> _core.StepRecord: ...
+    @overload
+    def __getitem__(self, idx: slice) -> list[_core.StepRecord]: ...
+    def __getitem__(self, idx: int | slice) -> _core.StepRecord | list[_core.StepRecord]:
+        return self._steps[idx]
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[_core.StepRecord]:
+        return iter(self._steps)
+
+    @property
+    def requests(self) -> list[_core.RequestRecord]:
+        """The last requests, in the order of their coming: times, tokens, how they ended."""
+        return list(self._requests.values())
+
+    def steps_of(self, request_id: str | int) -> list[_core.StepRecord]:
+        """The steps that decided something about this request."""
+        wanted = self._record(request_id).request_id
+        return [
+            step
+            for step in self._steps
+            if any(decision.request_id == wanted for decision in step.decisions)
+        ]
+
+    def timeline(self, request_id: str | int) -> list[Span]:
+        """The request's life from its arrival on, without a gap: each wait with its reason, each
+        prefill chunk, and what was decoded."""
+        return self._timelines.of(self._record(request_id))
+
+    def explain(self, request_id: str | int) -> str:
+        """The request's life in words: every moment of waiting has a reason."""
+        record = self._record(request_id)
+        spans = self._timelines.of(record)
+        lines = [f"request {self._name(record)}: {_summary(record)}"]
+        for span in spans:
+            lines.append(
+                f"  {_ms(span.start_us - record.arrival_us)} + {_ms(span.duration_us)}  "
+                f"{span.activity:<7}{_step_range(span)}: {span.reason}"
+            )
+        waits = [span.duration_us for span in spans if span.activity == "waiting"]
+        total_us = spans[-1].end_us - spans[0].start_us if spans else 0
+        lines.append(f"  waited {_ms(sum(waits)).strip()} of {_ms(total_us).strip()}")
+        return "\n".join(lines)
+
+    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
+        """Writes the trace for https://ui.perfetto.dev: a slice a step with its phases, a track a
+        request, and counters of tokens, running, waiting and KV use. Chrome's JSON trace events;
+        microseconds on the engine's clock."""
+        lives = [
+            (record, self._name(record), self._timelines.of(record)) for record in self.requests
+        ]
+        events = list(chain(engine_events(self._steps), request_events(lives)))
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+
+    def plot(self) -> "Figure":
+        """Tokens of each step, running and waiting sequences, and the share of the KV pool in use,
+        over time. Raises NotSupported without matplotlib (`pip install 'llmserve[plot]'`)."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise NotSupported(
+                "Trace.plot needs matplotlib; pip install 'llmserve[plot]'"
+            ) from error
+        figure = Figure(figsize=(9, 6), layout="constrained")
+        tokens, sequences, blocks = figure.subplots(3, 1, sharex=True)
+        start_us = self._steps[0].start_us if self._steps else 0
+        seconds = [(step.start_us - start_us) / 1e6 for step in self._steps]
+        prefill = [step.num_prefill_tokens for step in self._steps]
+        decode = [step.num_tokens - step.num_prefill_tokens for step in self._steps]
+        tokens.stackplot(seconds, prefill, decode, labels=["prefill", "decode"], step="post")
+        tokens.set_ylabel("tokens a step")
+        for label, values in (
+            ("running", [step.num_running for step in self._steps]),
+            ("waiting", [step.num_waiting for step in self._steps]),
+        ):
+            sequences.step(seconds, values, where="post", label=label)
+        sequences.set_ylabel("sequences")
+        used = [100 * step.num_blocks_used / self._num_blocks for step in self._steps]
+        blocks.step(seconds, used, where="post", color="C2")
+        blocks.set(ylabel="KV pool in use (%)", xlabel="seconds", ylim=(0, 105))
+        for axes in (tokens, sequences):
+            axes.legend(loc="upper right")
+        return figure
+
+    def __repr__(self) -> str:
+        return f"Trace({len(self)} steps, {len(self._requests)} requests)"
+
+    def _repr_html_(self) -> str:
+        head = ["step", "phase", "ms", "tokens", "prefill", "running", "waiting", "KV blocks"]
+        rows = [
+            (
+                step.step_id,
+                step.phase,
+                f"{(step.schedule_us + step.execute_us + step.commit_us) / 1e3:.3f}",
+                step.num_tokens,
+                step.num_prefill_tokens,
+                step.num_running,
+                step.num_waiting,
+                f"{step.num_blocks_used} of {self._num_blocks}",
+            )
+            for step in self._steps[-_NUM_STEPS_SHOWN:]
+        ]
+        title = f"{self!r}; the last {len(rows)} steps" if len(rows) < len(self) else repr(self)
+        return html_table(title, head, rows)
+
+    @cached_property
+    def _timelines(self) -> Timelines:
+        return Timelines(self._steps)
+
+    def _name(self, record: _core.RequestRecord) -> str:
+        return self._names.get(record.request_id, str(record.request_id))
+
+    def _record(self, request_id: str | int) -> _core.RequestRecord:
+        number = self._ids.get(str(request_id))
+        if number is None and str(request_id).isdecimal():
+            number = int(request_id)
+        if number not in self._requests:
+            raise InvalidArgument(
+                f"the trace has no request {describe(request_id)}; it has the last "
+                f"{len(self._requests)}"
+                + (f", {min(self._requests)} to {max(self._requests)}" if self._requests else "")
+            )
+        return self._requests[number]
+
+
+def _summary(record: _core.RequestRecord) -> str:
+    parts = [f"{record.num_prompt_tokens} prompt tokens"]
+    if record.num_cached_tokens > 0:
+        parts.append(f"{record.num_cached_tokens} of them from the prefix cache")
+    parts.append(f"{record.num_generation_tokens} generated")
+    if record.num_samples > 1:
+        parts.append(f"in {record.num_samples} samples")
+    if record.num_preemptions > 0:
+        parts.append(f"preemptions: {record.num_preemptions}")
+    parts.append(f"finished: {record.finish_reason}" if record.finish_reason else "not finished")
+    return ", ".join(parts)
+
+
+def _ms(microseconds: int) -> str:
+    return f"{microseconds / 1e3:10.3f} ms"
+
+
+def _step_range(span: Span) -> str:
+    if not span.steps:
+        return ""
+    first, last = span.steps[0], span.steps[-1]
+    return f" step {first}" if first == last else f" steps {first} to {last}"

@@ -1,0 +1,276 @@
+"""`LLM.trace()`: every moment of a request has a reason, in words and in Perfetto's format."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llmserve import LLM, AsyncLLM, InvalidArgument, NotSupported, SamplingParams, Trace, _core
+from offline import DEADLINE_S, LONG, generate
+
+VOCAB = 256
+
+
+def make_engine(num_blocks: int = 64, step_us: int = 100, **scheduler: object) -> _core.Engine:
+    config = _core.EngineConfig()
+    config.cache.num_blocks = num_blocks
+    config.cache.block_size = 8
+    config.scheduler.max_model_len = 256
+    config.scheduler.max_num_batched_tokens = 64
+    config.scheduler.max_num_seqs = 4
+    for name, value in scheduler.items():
+        setattr(config.scheduler, name, value)
+    options = _core.testing.OracleOptions(vocab_size=VOCAB, step_us=step_us)
+    return _core.testing.oracle_engine(config, options)
+
+
+def run(engine: _core.Engine, prompts: list[list[int]], **params: object) -> Trace:
+    fields = {"detokenize": False, "max_tokens": 8, **params}
+    for prompt in prompts:
+        engine.add_request(prompt, _core.SamplingParams(**fields))
+    deadline = time.monotonic() + DEADLINE_S
+    while engine.metrics().num_requests_finished < len(prompts):
+        assert time.monotonic() < deadline
+        engine.wait_events(0.01)
+    return trace_of(engine)
+
+
+def trace_of(engine: _core.Engine) -> Trace:
+    return Trace(engine.trace(), engine.request_records(), engine.metrics().num_blocks_total, {})
+
+
+# What waits for seats, blocks, tokens, a prefix and a batch, and is chunked and preempted.
+WORKLOADS: dict[str, tuple[dict[str, Any], list[list[int]], dict[str, Any]]] = {
+    "seats": ({}, [[1, 2, 3 + i] for i in range(20)], {}),
+    "blocks": ({"num_blocks": 12}, [[9 + i] * 30 for i in range(8)], {"max_tokens": 40}),
+    "samples": ({"num_blocks": 24}, [[9 + i] * 20 for i in range(6)], {"n": 3, "max_tokens": 20}),
+    "chunks": ({"max_num_batched_tokens": 16}, [[9 + i] * 60 for i in range(6)], {}),
+    "prefix": ({"max_num_seqs": 8}, [[*range(1, 60), 60 + i] for i in range(6)], {}),
+    "batch": ({"policy": "static"}, [[1, 2, 3 + i] for i in range(10)], {}),
+}
+REASONS = {
+    "seats": "all seats were taken",
+    "blocks": "the KV pool was full",
+    "samples": "all seats were taken",
+    "chunks": "left for later steps",
+    "prefix": "was computing the next blocks of its prompt",
+    "batch": "the policy was filling a batch",
+}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_moment_of_every_request_has_a_reason(workload: str) -> None:
+    options, prompts, params = WORKLOADS[workload]
+    engine = make_engine(**options)
+    trace = run(engine, prompts, **params)
+    reasons = ""
+    for record in trace.requests:
+        spans = trace.timeline(record.request_id)
+        assert spans[0].start_us == record.arrival_us
+        assert spans[-1].end_us == record.finished_us
+        assert all(a.end_us == b.start_us for a, b in pairwise(spans))
+        assert all(span.duration_us > 0 for span in spans)
+        reasons += "".join(span.reason for span in spans)
+    assert REASONS[workload] in reasons
+    assert "nothing was said" not in reasons
+    assert "forgotten" not in reasons
+    engine.close()
+
+
+def test_an_explanation_tells_the_life_of_a_request() -> None:
+    engine = make_engine(max_num_seqs=1, step_us=1000)
+    trace = run(engine, [[1, 2, 3], list(range(1, 101))])
+    text = trace.explain(1)
+    assert text.startswith("request 1: 100 prompt tokens, 8 generated, finished: length")
+    assert "waiting" in text
+    assert "all seats were taken (max_num_seqs)" in text
+    assert "64 tokens, 36 left for later steps" in text
+    assert "a token a step" in text
+    (first,) = [step for step in trace.steps_of(1) if step.num_prefill_tokens == 64]
+    assert f"step {first.step_id}:" in text
+    engine.close()
+
+
+def test_a_request_that_still_runs_is_explained_up_to_now() -> None:
+    engine = make_engine(step_us=2000)
+    request = engine.add_request([1, 2, 3], _core.SamplingParams(detokenize=False, max_tokens=200))
+    while engine.metrics().num_generation_tokens < 3:
+        time.sleep(0.001)
+    text = trace_of(engine).explain(request)
+    assert "not finished" in text
+    assert "decode" in text
+    engine.close()
+
+
+def test_unknown_requests_are_refused_with_those_there_are() -> None:
+    engine = make_engine()
+    trace = run(engine, [[1, 2], [3, 4]])
+    for unknown in ("2", 2, "x"):
+        with pytest.raises(InvalidArgument, match="it has the last 2, 0 to 1"):
+            trace.explain(unknown)
+    engine.close()
+
+
+def test_the_oldest_requests_are_forgotten_first() -> None:
+    engine = make_engine(step_us=0, max_num_seqs=64)
+    trace = run(engine, [[1 + i % 200] for i in range(4100)], max_tokens=1)
+    assert [record.request_id for record in trace.requests] == list(range(4, 4100))
+    engine.close()
+
+
+def test_records_of_requests_count_what_happened() -> None:
+    engine = make_engine()
+    prompt = list(range(1, 42))
+    run(engine, [prompt])
+    engine.add_request(prompt, _core.SamplingParams(detokenize=False, max_tokens=5, n=2))
+    while engine.metrics().num_requests_finished < 2:
+        time.sleep(0.001)
+    _, record = trace_of(engine).requests
+    assert (record.num_prompt_tokens, record.num_cached_tokens) == (41, 40)
+    assert (record.num_generation_tokens, record.num_samples) == (10, 2)
+    assert record.finish_reason == "length"
+    times = [
+        record.arrival_us,
+        record.queued_us,
+        record.scheduled_us,
+        record.first_token_us,
+        record.last_token_us,
+        record.finished_us,
+    ]
+    assert times == sorted(times)
+    engine.close()
+
+
+def exported(trace: Trace, tmp_path: Path) -> list[dict[str, Any]]:
+    path = tmp_path / "trace.json"
+    trace.to_perfetto(path)
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    data = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    assert set(data) == {"traceEvents", "displayTimeUnit"}
+    events: list[dict[str, Any]] = data["traceEvents"]
+    return events
+
+
+# Fields of each phase of event, and their types: the Trace Event Format.
+SCHEMA: dict[str, dict[str, type]] = {
+    "X": {"pid": int, "tid": int, "ts": int, "dur": int, "name": str, "args": dict},
+    "i": {"pid": int, "tid": int, "ts": int, "name": str, "s": str},
+    "C": {"pid": int, "ts": int, "name": str, "args": dict},
+    "M": {"pid": int, "name": str, "args": dict},
+}
+
+
+def test_the_export_is_valid_trace_events_with_a_track_a_request(tmp_path: Path) -> None:
+    engine = make_engine(num_blocks=12)
+    trace = run(engine, [[9 + i] * 30 for i in range(8)], max_tokens=40)
+    events = exported(trace, tmp_path)
+    for event in events:
+        for field, kind in SCHEMA[event["ph"]].items():
+            assert isinstance(event[field], kind), event
+        assert event.get("dur", 0) >= 0
+        assert event["ph"] != "C" or all(isinstance(v, int) for v in event["args"].values())
+    names = Counter((event["ph"], event["name"]) for event in events)
+    assert names["X", "Prefill"] > 0
+    assert names["X", "Decode"] > 0
+    assert names["X", "execute"] == len(trace)
+    assert names["i", "first token"] == names["i", "finished: length"] == 8
+    for counter in ("running", "waiting", "KV blocks used", "tokens a step"):
+        assert names["C", counter] == len(trace)
+    tracks = {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"}
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert tracks == named
+    assert len(tracks) == 1 + 8
+
+
+def test_slices_of_one_track_nest(tmp_path: Path) -> None:
+    engine = make_engine(num_blocks=12)
+    events = exported(run(engine, [[9 + i] * 30 for i in range(8)], max_tokens=40), tmp_path)
+    tracks: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for slices in tracks.values():
+        open_ends: list[int] = []
+        for start, end in sorted(slices, key=lambda s: (s[0], -s[1])):
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            assert not open_ends or end <= open_ends[-1]
+            open_ends.append(end)
+    engine.close()
+
+
+def test_requests_are_known_by_their_users_names(checkpoint: Path) -> None:
+    async def main() -> str:
+        async with AsyncLLM(checkpoint, num_threads=1) as llm:
+            async for _ in llm.generate("hello", LONG, "mine"):
+                pass
+            return llm.trace().explain("mine")
+
+    assert asyncio.run(main()).startswith("request mine: 4 prompt tokens, 200 generated")
+
+
+def test_the_trace_of_an_llm_is_a_sequence_of_steps(llm: LLM) -> None:
+    generate(llm, "hello")
+    trace = llm.trace()
+    assert list(trace)[-1].step_id == trace[-1].step_id
+    assert len(trace[:1]) == 1
+    assert repr(trace).startswith(f"Trace({len(trace)} steps, ")
+    assert trace[-1].num_running == 0
+    assert trace[-2].num_running == 1
+    assert trace[-2].num_blocks_used > 0
+
+
+def test_a_plot_shows_tokens_sequences_and_the_pool() -> None:
+    pytest.importorskip("matplotlib", reason="an extra")
+    engine = make_engine()
+    figure = run(engine, [[1, 2, 3 + i] for i in range(20)]).plot()
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels == ["tokens a step", "sequences", "KV pool in use (%)"]
+    figure.canvas.draw()
+    engine.close()
+
+
+def test_a_plot_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(NotSupported, match=r"pip install 'llmserve\[plot\]'"):
+        Trace([], [], 1, {}).plot()
+
+
+MARKUP = "<script>alert(1)</script> & <b>bold</b>"
+
+
+def test_tables_show_markup_as_text(checkpoint: Path) -> None:
+    with LLM(checkpoint, num_threads=1) as llm:
+        outputs = generate(llm, [MARKUP, [5, 6]], SamplingParams(max_tokens=3, n=2, seed=1))
+        pages = [
+            outputs._repr_html_(),  # type: ignore[attr-defined]
+            outputs[0]._repr_html_(),  # type: ignore[attr-defined]
+            llm._repr_html_(),
+            llm.trace()._repr_html_(),
+        ]
+    pages.append(llm._repr_html_())
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; &lt;b&gt;" in pages[0]
+    for page in pages:
+        assert page.startswith("<table>")
+        assert page.endswith("</table>")
+        assert "<script" not in page
+        assert "<b>" not in page
+    assert "2 outputs" in pages[0]
+    assert "prefill" in pages[3]
+    assert "LLM(closed)" in pages[4]
+
+
+def test_an_output_is_still_a_list(llm: LLM) -> None:
+    outputs = generate(llm, [[1], [2]])
+    assert isinstance(outputs, list)
+    assert outputs == list(outputs)
