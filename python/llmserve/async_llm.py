@@ -2,19 +2,24 @@
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence, Sized
+from contextlib import aclosing
 from types import TracebackType
 
 from llmserve.arguments import describe, refuse_unless_default, text
 from llmserve.async_stream import AsyncStream
+from llmserve.chat_messages import Conversation
+from llmserve.chat_template import chat_request
 from llmserve.errors import InvalidArgument
 from llmserve.llm_base import LLMBase
 from llmserve.loop_waker import LoopWaker
 from llmserve.outputs import RequestOutput
-from llmserve.prompts import SinglePrompt
+from llmserve.prompts import SinglePrompt, chat_prompts
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
+from llmserve.tool_schema import Tool
 
 # Prompts of more characters (or token ids) are tokenized and checked on a thread: the tokenizers
 # library takes about a microsecond a character, and an event loop should not stand still for more
@@ -66,6 +71,52 @@ class AsyncLLM(LLMBase):
         self._open_engine()
         refuse_unless_default("generate", "lora_request", lora_request, None)
         state = await self._admit(prompt, sampling_params, priority)
+        async with aclosing(self._stream(state, request_id)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        chat_template: str | os.PathLike[str] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Tool] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answers one conversation as `generate` continues a prompt. The arguments are those of
+        `LLM.chat`; the template runs on a thread.
+
+        >>> import asyncio
+        >>> from llmserve import AsyncLLM, SamplingParams, demo_model_path
+        >>> async def main():
+        ...     messages = [{"role": "user", "content": "Tell me a story."}]
+        ...     async with AsyncLLM(demo_model_path()) as llm:
+        ...         async for output in llm.chat(messages, SamplingParams(max_tokens=4)):
+        ...             pass
+        ...     return len(output.outputs[0].token_ids)
+        >>> asyncio.run(main())
+        4
+        """
+        request = chat_request(
+            add_generation_prompt, continue_final_message, tools, chat_template_kwargs
+        )
+        tokenizer = self.get_tokenizer()
+        prompts = await asyncio.to_thread(chat_prompts, messages, chat_template, request, tokenizer)
+        if len(prompts) != 1:
+            raise InvalidArgument(f"chat takes one conversation, got {len(prompts)}")
+        outputs = self.generate(prompts[0], sampling_params, request_id, priority=priority)
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield output
+
+    async def _stream(
+        self, state: RequestState, request_id: str | None
+    ) -> AsyncGenerator[RequestOutput, None]:
         kind = state.params.output_kind
         is_streamed = kind is not RequestOutputKind.FINAL_ONLY
         stream = AsyncStream(self._runner, state)

@@ -19,6 +19,7 @@ from llmserve import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    demo_model_path,
 )
 from llmserve.tokenizer import Tokenizer
 from offline import DEADLINE_S, GREEDY, LONG, generate, tokens
@@ -69,10 +70,15 @@ def slow_llm(checkpoint: Path, slow_steps: None) -> Iterator[AsyncLLM]:
 def test_two_hundred_streams_give_what_the_batch_gives(async_llm: AsyncLLM, llm: LLM) -> None:
     prompts = [[5 + i % 90, 6 + i // 90, 7] for i in range(200)]
 
-    async def main() -> list[RequestOutput]:
-        return await asyncio.gather(*(last(async_llm, prompt) for prompt in prompts))
+    params = SamplingParams(max_tokens=8, seed=5, ignore_eos=True, logprobs=2)
 
-    assert tokens(run(main())) == tokens(generate(llm, prompts))
+    async def main() -> list[RequestOutput]:
+        return await asyncio.gather(*(last(async_llm, prompt, params) for prompt in prompts))
+
+    def exact(outputs: list[RequestOutput]) -> list[object]:
+        return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+
+    assert exact(run(main())) == exact(generate(llm, prompts, params))
 
 
 @pytest.mark.parametrize("kind", list(RequestOutputKind))
@@ -324,3 +330,21 @@ def test_bad_arguments_are_refused_by_name(async_llm: AsyncLLM) -> None:
         run(first("a", GREEDY, lora_request="x"))
     with pytest.raises(InvalidArgument, match="AsyncLLM has no argument 'max_model_length'"):
         AsyncLLM("x", max_model_length=5)
+
+
+def test_a_conversation_is_answered_as_in_the_batch() -> None:
+    messages = [{"role": "user", "content": "Tell me a story about a fox."}]
+    model = demo_model_path()
+
+    async def main() -> RequestOutput:
+        async with AsyncLLM(model, num_threads=1) as llm:
+            outputs = [output async for output in llm.chat(messages, GREEDY)]
+            with pytest.raises(InvalidArgument, match="chat takes one conversation, got 2"):
+                await anext(llm.chat([messages, messages]))  # type: ignore[list-item]
+        return outputs[-1]
+
+    output = run(main())
+    with LLM(model, num_threads=1) as llm:
+        (expected,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert output.prompt == expected.prompt
+    assert tokens([output]) == tokens([expected])
