@@ -3,16 +3,21 @@
 Source: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
+import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from llmserve import _core
-from llmserve.timeline import Span
+from llmserve.errors import CorruptFile, InvalidArgument
+from llmserve.timeline import Span, describe_request
 
 # Names and arguments of events: JSON values.
 Event = dict[str, object]
 
 _ENGINE, _REQUESTS = 1, 2  # process ids: groups of tracks
 _STEPS = 1  # the engine's only track of slices
+_TRACK_PREFIX = "request "
+_ARRIVAL = "arrival"
 
 
 def engine_events(steps: Iterable[_core.StepRecord]) -> Iterator[Event]:
@@ -53,28 +58,56 @@ def request_events(lives: Sequence[tuple[_core.RequestRecord, str, list[Span]]])
     yield from _names(
         _REQUESTS,
         "requests",
-        {record.request_id + 1: f"request {name}" for record, name, _ in lives},
+        {record.request_id + 1: f"{_TRACK_PREFIX}{name}" for record, name, _ in lives},
     )
     for record, _, spans in lives:
         track = record.request_id + 1  # track 0 is no track
+        yield _instant(track, _ARRIVAL, record.arrival_us, {"request": describe_request(record)})
         for span in spans:
+            arguments = {"reason": span.reason, "steps": list(span.steps)}
             name = span.activity.capitalize()
-            yield _slice(
-                _REQUESTS, track, name, span.start_us, span.duration_us, {"reason": span.reason}
-            )
-        for name, time_us in (
-            ("first token", record.first_token_us),
-            (f"finished: {record.finish_reason}", record.finished_us),
-        ):
-            if time_us > 0:
-                yield {
-                    "ph": "i",
-                    "pid": _REQUESTS,
-                    "tid": track,
-                    "ts": time_us,
-                    "name": name,
-                    "s": "t",
-                }
+            yield _slice(_REQUESTS, track, name, span.start_us, span.duration_us, arguments)
+        if record.first_token_us > 0:
+            yield _instant(track, "first token", record.first_token_us, {})
+        if record.finished_us > 0:
+            yield _instant(track, f"finished: {record.finish_reason}", record.finished_us, {})
+
+
+def read_lives(path: str | os.PathLike[str]) -> dict[str, tuple[str, list[Span]]]:
+    """By request: what describe_life() takes, from a file that Trace.to_perfetto wrote. Raises
+    InvalidArgument for a file that cannot be opened, CorruptFile for any other."""
+    names: dict[int, str] = {}
+    summaries: dict[int, str] = {}
+    spans: dict[int, list[Span]] = {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        for event in events:
+            if event["pid"] != _REQUESTS or "tid" not in event:
+                continue
+            track, arguments = event["tid"], event.get("args", {})
+            if event["name"] == "thread_name":
+                names[track] = arguments["name"].removeprefix(_TRACK_PREFIX)
+            elif event["name"] == _ARRIVAL:
+                summaries[track] = arguments["request"]
+            elif event["ph"] == "X":
+                start_us = event["ts"]
+                span = Span(
+                    start_us,
+                    start_us + event["dur"],
+                    event["name"].lower(),
+                    arguments["reason"],
+                    tuple(arguments["steps"]),
+                )
+                spans.setdefault(track, []).append(span)
+        return {name: (summaries[track], spans.get(track, [])) for track, name in names.items()}
+    except OSError as error:
+        raise InvalidArgument(f"{os.fspath(path)}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptFile(
+            f"{os.fspath(path)}: not a trace of llmserve: {type(error).__name__}: {error}; "
+            f"write one with LLM.trace().to_perfetto(path)"
+        ) from error
 
 
 def _slice(
@@ -87,6 +120,18 @@ def _slice(
         "ts": start_us,
         "dur": duration_us,
         "name": name,
+        "args": dict(args),
+    }
+
+
+def _instant(track: int, name: str, time_us: int, args: Mapping[str, object]) -> Event:
+    return {
+        "ph": "i",
+        "pid": _REQUESTS,
+        "tid": track,
+        "ts": time_us,
+        "name": name,
+        "s": "t",
         "args": dict(args),
     }
 

@@ -145,3 +145,41 @@ def _activity(step: _Step, request: _core.RequestRecord) -> tuple[str, str]:
     if "chunked" in details:
         reason += f", {details['chunked']} left for later steps"
     return "prefill", reason
+
+
+def describe_life(name: str, summary: str, spans: Sequence[Span]) -> Iterator[str]:
+    """A request in words, a line a span; times from its arrival on."""
+    yield f"request {name}: {summary}"
+    start_us = spans[0].start_us if spans else 0
+    for span in spans:
+        yield (
+            f"  {_ms(span.start_us - start_us):>14} + {_ms(span.duration_us):>14}  "
+            f"{span.activity:<7}{_step_range(span)}: {span.reason}"
+        )
+    waited_us = sum(span.duration_us for span in spans if span.activity == "waiting")
+    yield f"  waited {_ms(waited_us)} of {_ms(spans[-1].end_us - start_us if spans else 0)}"
+
+
+def describe_request(record: _core.RequestRecord) -> str:
+    """Its tokens, and how it ended."""
+    parts = [f"{record.num_prompt_tokens} prompt tokens"]
+    if record.num_cached_tokens > 0:
+        parts.append(f"{record.num_cached_tokens} of them from the prefix cache")
+    parts.append(f"{record.num_generation_tokens} generated")
+    if record.num_samples > 1:
+        parts.append(f"in {record.num_samples} samples")
+    if record.num_preemptions > 0:
+        parts.append(f"preemptions: {record.num_preemptions}")
+    parts.append(f"finished: {record.finish_reason}" if record.finish_reason else "not finished")
+    return ", ".join(parts)
+
+
+def _ms(microseconds: int) -> str:
+    return f"{microseconds / 1e3:.3f} ms"
+
+
+def _step_range(span: Span) -> str:
+    if not span.steps:
+        return ""
+    first, last = span.steps[0], span.steps[-1]
+    return f" step {first}" if first == last else f" steps {first} to {last}"

@@ -12,7 +12,7 @@ from llmserve.arguments import describe
 from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.html_table import html_table
 from llmserve.perfetto import engine_events, request_events
-from llmserve.timeline import Span, Timelines
+from llmserve.timeline import Span, Timelines, describe_life, describe_request
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,16 +87,7 @@ class Trace(Sequence[_core.StepRecord]):
         """The request's life in words: every moment of waiting has a reason."""
         record = self._record(request_id)
         spans = self._timelines.of(record)
-        lines = [f"request {self._name(record)}: {_summary(record)}"]
-        for span in spans:
-            lines.append(
-                f"  {_ms(span.start_us - record.arrival_us)} + {_ms(span.duration_us)}  "
-                f"{span.activity:<7}{_step_range(span)}: {span.reason}"
-            )
-        waits = [span.duration_us for span in spans if span.activity == "waiting"]
-        total_us = spans[-1].end_us - spans[0].start_us if spans else 0
-        lines.append(f"  waited {_ms(sum(waits)).strip()} of {_ms(total_us).strip()}")
-        return "\n".join(lines)
+        return "\n".join(describe_life(self._name(record), describe_request(record), spans))
 
     def to_perfetto(self, path: str | os.PathLike[str]) -> None:
         """Writes the trace for https://ui.perfetto.dev: a slice a step with its phases, a track a
@@ -178,27 +169,3 @@ class Trace(Sequence[_core.StepRecord]):
                 + (f", {min(self._requests)} to {max(self._requests)}" if self._requests else "")
             )
         return self._requests[number]
-
-
-def _summary(record: _core.RequestRecord) -> str:
-    parts = [f"{record.num_prompt_tokens} prompt tokens"]
-    if record.num_cached_tokens > 0:
-        parts.append(f"{record.num_cached_tokens} of them from the prefix cache")
-    parts.append(f"{record.num_generation_tokens} generated")
-    if record.num_samples > 1:
-        parts.append(f"in {record.num_samples} samples")
-    if record.num_preemptions > 0:
-        parts.append(f"preemptions: {record.num_preemptions}")
-    parts.append(f"finished: {record.finish_reason}" if record.finish_reason else "not finished")
-    return ", ".join(parts)
-
-
-def _ms(microseconds: int) -> str:
-    return f"{microseconds / 1e3:10.3f} ms"
-
-
-def _step_range(span: Span) -> str:
-    if not span.steps:
-        return ""
-    first, last = span.steps[0], span.steps[-1]
-    return f" step {first}" if first == last else f" steps {first} to {last}"

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmserve import LLM, AsyncLLM, InvalidArgument, NotSupported, SamplingParams, Trace, _core
+from llmserve import (
+    LLM,
+    AsyncLLM,
+    InvalidArgument,
+    NotSupported,
+    SamplingParams,
+    Trace,
+    _core,
+    cli,
+)
 from offline import DEADLINE_S, LONG, generate
 
 VOCAB = 256
@@ -190,6 +199,43 @@ def test_the_export_is_valid_trace_events_with_a_track_a_request(tmp_path: Path)
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
     assert tracks == named
     assert len(tracks) == 1 + 8
+
+
+def test_the_command_explains_what_was_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = make_engine(num_blocks=12)
+    trace = run(engine, [[9 + i] * 30 for i in range(8)], max_tokens=40)
+    path = tmp_path / "trace.json"
+    trace.to_perfetto(path)
+    assert cli.main(["explain", str(path)]) == 0
+    assert capsys.readouterr().out.count("30 prompt tokens") == 8
+    assert cli.main(["explain", str(path), "3"]) == 0
+    assert capsys.readouterr().out == trace.explain(3) + "\n"
+    assert cli.main(["explain", str(path), "8"]) == 2
+    assert "has no request '8'" in capsys.readouterr().err
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "No such file"),
+        ("", "JSONDecodeError"),
+        ("[]", "TypeError"),
+        ('{"traceEvents": [{}]}', "KeyError"),
+        ('{"traceEvents": [{"pid": 2, "tid": [], "name": "x", "ph": "X"}]}', "KeyError"),
+        ("[" * 100_000, "RecursionError"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: str | None, message: str
+) -> None:
+    path = tmp_path / "trace.json"
+    if data is not None:
+        path.write_text(data)
+    assert cli.main(["explain", str(path)]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_slices_of_one_track_nest(tmp_path: Path) -> None:

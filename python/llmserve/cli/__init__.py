@@ -6,13 +6,14 @@ import sys
 from collections.abc import Sequence
 
 from llmserve._version import __version__
-from llmserve.cli import generate, inspect
+from llmserve.cli import explain, generate, inspect
 from llmserve.errors import DeviceError, InternalError, LLMServeError
 
 _EXAMPLES = """examples:
   llmserve generate "Once upon a time"
   llmserve generate --model ./Qwen3-0.6B --temperature 0 --max-tokens 64 "The capital of France is"
   llmserve inspect ./Qwen3-0.6B
+  llmserve explain trace.json 7
 """
 
 # Exit codes: 0 done; 1 our or the machine's fault; 2 the caller's; 128 + n as a shell reports the
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     generate.add_parser(commands)
     inspect.add_parser(commands)
+    explain.add_parser(commands)
     options = parser.parse_args(arguments)
     try:
         exit_code: int = options.run(options)
