@@ -51,7 +51,9 @@ class EventRouter:
     def __init__(self, engine: _core.Engine) -> None:
         self._engine = engine
         self._asking = threading.Lock()  # held by the thread that asks the engine
-        self._lock = threading.Lock()  # guards what follows
+        # Guards what follows. Reentrant: within it the garbage collector may drop a stream, which
+        # then leaves.
+        self._lock = threading.RLock()
         self._arrived: deque[_core.TokenEvent] = deque()  # in no inbox yet
         self._inboxes: dict[int, Inbox] = {}
         self._waiting: set[ThreadInbox] = set()  # of threads that wait for another one to ask
