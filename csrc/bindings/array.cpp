@@ -181,6 +181,12 @@ ImportedArray::ImportedArray(std::string name, py::handle object) : name_(std::m
         name_, ": expected a NumPy array, a torch tensor or another array with __dlpack__, got ",
         std::string(py::str(py::type::of(object).attr("__name__")))));
   }
+  // Libraries put anything into strides that are never taken.
+  int64_t stride = 1;
+  for (int d = view_.rank - 1; d >= 0; --d) {
+    if (view_.shape[d] == 1) view_.strides[d] = stride;
+    stride *= view_.shape[d];
+  }
   check_alignment();
 }
 

@@ -12,6 +12,7 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_sampling_params(module);
   llmserve::register_engine_config(module);
   llmserve::register_engine(module);
+  llmserve::register_ops(module);
 
   auto testing = module.def_submodule("testing", "Internals for tests and benchmarks.");
   llmserve::register_testing_array(testing);

@@ -13,6 +13,7 @@ void register_vocabulary(pybind11::module_& module);
 void register_sampling_params(pybind11::module_& module);
 void register_engine_config(pybind11::module_& module);
 void register_engine(pybind11::module_& module);
+void register_ops(pybind11::module_& module);
 
 // The submodule `testing`: internals for tests and benchmarks.
 void register_testing_array(pybind11::module_& testing);

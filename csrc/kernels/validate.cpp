@@ -124,7 +124,7 @@ void validate(const PagedAttentionArgs& args) {
   const int64_t num_heads = args.q.shape[1];
   check_cache("paged_attention", args.cache, -1, args.q.shape[2], -1);
   const int64_t kv_heads = args.cache.keys.shape[1];
-  if (kv_heads == 0 || num_heads % kv_heads != 0) {
+  if (num_heads == 0 || kv_heads == 0 || num_heads % kv_heads != 0) {
     refuse("paged_attention.q",
            concat("expected a multiple of the cache's ", kv_heads, " KV heads, got ", num_heads));
   }

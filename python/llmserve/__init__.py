@@ -10,6 +10,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from llmserve import ops
 from llmserve._core import Array, BlockAllocator
 from llmserve._version import __version__
 from llmserve.errors import (
@@ -58,6 +59,7 @@ __all__ = [
     "Trace",
     "__version__",
     "demo_model_path",
+    "ops",
 ]
 
 

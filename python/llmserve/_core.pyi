@@ -120,6 +120,76 @@ class BlockAllocator:
     @property
     def block_size(self) -> int: ...
 
+class LinearWeight:
+    @property
+    def out_features(self) -> int: ...
+    @property
+    def in_features(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def backend(self) -> str: ...
+
+class Ops:
+    """What llmserve.ops calls; arrays as there."""
+
+    def __init__(self, backend: str, num_threads: int = 0) -> None: ...
+    @property
+    def description(self) -> str: ...
+    def rms_norm(self, x: Any, weight: Any, eps: float, weight_offset: float, out: Any) -> Any: ...
+    def add_rms_norm(
+        self, x: Any, residual: Any, weight: Any, eps: float, weight_offset: float, out: Any
+    ) -> Any: ...
+    def silu_and_mul(self, gate_up: Any, out: Any) -> Any: ...
+    def gelu_tanh_and_mul(self, gate_up: Any, out: Any) -> Any: ...
+    def rotary_embedding(
+        self,
+        heads: Any,
+        positions: Any,
+        inv_freq: Any,
+        theta: float,
+        interleaved: bool,
+        scale: float,
+        out: Any,
+    ) -> Any: ...
+    def pack_linear(self, weight: Any, dtype: str | None) -> LinearWeight: ...
+    def linear(
+        self, x: Any, weight: LinearWeight, bias: Any, out: Any, accumulate: bool
+    ) -> Any: ...
+    def embedding(self, token_ids: Any, table: Any, scale: float, out: Any) -> Any: ...
+    def gather(self, x: Any, rows: Any, out: Any) -> Any: ...
+    def store_kv(
+        self, keys: Any, values: Any, key_cache: Any, value_cache: Any, slots: Any
+    ) -> None: ...
+    def copy_blocks(
+        self, pairs: Sequence[tuple[int, int]], key_cache: Any, value_cache: Any
+    ) -> None: ...
+    def paged_attention(
+        self,
+        q: Any,
+        key_cache: Any,
+        value_cache: Any,
+        block_tables: Any,
+        kv_lens: Any,
+        query_starts: Any,
+        scale: float | None,
+        window: int,
+        soft_cap: float,
+        out: Any,
+    ) -> Any: ...
+    def sample(
+        self,
+        logits: Any,
+        temperature: Any,
+        top_k: Any,
+        top_p: Any,
+        min_p: Any,
+        seed: Any,
+        position: Any,
+    ) -> Any: ...
+
 class Vocabulary:
     def __init__(
         self, token_bytes: Sequence[builtins.bytes], special_token_ids: Sequence[int]

@@ -1,0 +1,178 @@
+#include "bindings/op_arguments.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <utility>
+
+#include "core/error.h"
+
+namespace py = pybind11;
+
+namespace llmserve {
+namespace {
+
+bool is_list(py::handle object) {
+  return py::isinstance<py::list>(object) || py::isinstance<py::tuple>(object);
+}
+
+// [begin, end) of the bytes that a view touches.
+std::pair<const std::byte*, const std::byte*> extent(const ConstTensor& tensor) {
+  int64_t low = 0, high = 0;
+  for (int d = 0; d < tensor.rank; ++d) {
+    if (tensor.shape[d] == 0) return {nullptr, nullptr};
+    const int64_t reach = (tensor.shape[d] - 1) * tensor.strides[d];
+    (reach < 0 ? low : high) += reach;
+  }
+  const int64_t width = size_bytes(tensor.dtype);
+  return {tensor.as<std::byte>() + low * width, tensor.as<std::byte>() + (high + 1) * width};
+}
+
+bool is_same_view(const ConstTensor& a, const ConstTensor& b) {
+  return a.data == b.data && a.dtype == b.dtype && a.rank == b.rank && a.shape == b.shape &&
+         a.strides == b.strides;
+}
+
+template <class T>
+T element(const std::string& name, py::handle value) {
+  try {
+    return value.cast<T>();
+  } catch (const py::cast_error&) {
+    const char* kind = std::is_integral_v<T> ? "an integer in range" : "a number";
+    throw InvalidArgument(
+        concat(name, ": expected ", kind, ", got ", std::string(py::repr(value))));
+  }
+}
+
+int64_t integer_at(const ConstTensor& tensor, int64_t offset) {
+  return tensor.dtype == DType::kI32 ? tensor.as<int32_t>()[offset] : tensor.as<int64_t>()[offset];
+}
+
+ImportedArray import_integers(const std::string& name, const py::object& values, int rank) {
+  ImportedArray array(name, values);
+  const ConstTensor& view = array.view();
+  if ((view.dtype != DType::kI32 && view.dtype != DType::kI64) || view.rank != rank) {
+    throw InvalidArgument(concat(name, ": expected int32 or int64 of ", rank,
+                                 rank == 1 ? " dimension" : " dimensions", ", got ",
+                                 describe(view)));
+  }
+  return array;
+}
+
+int32_t narrow(const std::string& name, int64_t value) {
+  if (value < std::numeric_limits<int32_t>::min() || value > std::numeric_limits<int32_t>::max())
+    throw InvalidArgument(concat(name, ": expected 32-bit integers, got ", value));
+  return static_cast<int32_t>(value);
+}
+
+}  // namespace
+
+OutputArray::OutputArray(const std::string& name, const py::object& given, DType dtype,
+                         std::initializer_list<int64_t> shape)
+    : name_(name), given_(given) {
+  if (given.is_none()) {
+    made_ = Array::empty(dtype, shape);
+    tensor_ = made_->tensor();
+  } else {
+    imported_.emplace(name, given);
+    tensor_ = imported_->writable();
+  }
+}
+
+void OutputArray::check_apart(std::initializer_list<ConstTensor> inputs, bool can_be_first) const {
+  if (made_) return;
+  const ConstTensor* first = can_be_first ? inputs.begin() : inputs.end();
+  for (const ConstTensor* input = inputs.begin(); input != inputs.end(); ++input) {
+    if (input == first && is_same_view(*input, tensor_)) continue;
+    if (overlap(*input, tensor_)) {
+      throw InvalidArgument(
+          concat(name_, ": expected memory apart from the inputs, got an array that overlaps one",
+                 can_be_first ? " without being the first of them" : ""));
+    }
+  }
+}
+
+py::object OutputArray::result(py::handle like) const {
+  if (!made_) return given_;
+  py::object array = py::cast(*made_);
+  if (py::isinstance<py::array>(like)) return array.attr("__array__")();
+  const py::dict modules = py::module_::import("sys").attr("modules");
+  if (!modules.contains("torch")) return array;
+  const py::object torch = modules["torch"];
+  return py::isinstance(like, torch.attr("Tensor")) ? torch.attr("from_dlpack")(array) : array;
+}
+
+bool overlap(const ConstTensor& a, const ConstTensor& b) {
+  const auto [a_begin, a_end] = extent(a);
+  const auto [b_begin, b_end] = extent(b);
+  return a_begin < b_end && b_begin < a_end;
+}
+
+std::vector<int64_t> import_int64s(const std::string& name, const py::object& values) {
+  std::vector<int64_t> result;
+  if (is_list(values)) {
+    for (const py::handle value : values) result.push_back(element<int64_t>(name, value));
+    return result;
+  }
+  const ImportedArray array = import_integers(name, values, 1);
+  for (int64_t i = 0; i < array.view().shape[0]; ++i)
+    result.push_back(integer_at(array.view(), i * array.view().strides[0]));
+  return result;
+}
+
+std::vector<int32_t> import_int32s(const std::string& name, const py::object& values) {
+  std::vector<int32_t> result;
+  for (const int64_t value : import_int64s(name, values)) result.push_back(narrow(name, value));
+  return result;
+}
+
+BlockTables import_block_tables(const std::string& name, const py::object& tables) {
+  BlockTables result;
+  if (is_list(tables)) {
+    std::vector<std::vector<int32_t>> rows;
+    for (const py::handle row : tables)
+      rows.push_back(import_int32s(name, py::reinterpret_borrow<py::object>(row)));
+    result.num_rows = static_cast<int64_t>(rows.size());
+    for (const auto& row : rows)
+      result.max_blocks = std::max(result.max_blocks, static_cast<int64_t>(row.size()));
+    for (auto& row : rows) {
+      row.resize(static_cast<size_t>(result.max_blocks));
+      result.blocks.insert(result.blocks.end(), row.begin(), row.end());
+    }
+    return result;
+  }
+  const ImportedArray array = import_integers(name, tables, 2);
+  const ConstTensor& view = array.view();
+  result.num_rows = view.shape[0];
+  result.max_blocks = view.shape[1];
+  for (int64_t b = 0; b < view.shape[0]; ++b)
+    for (int64_t i = 0; i < view.shape[1]; ++i)
+      result.blocks.push_back(
+          narrow(name, integer_at(view, b * view.strides[0] + i * view.strides[1])));
+  return result;
+}
+
+template <class T>
+std::vector<T> import_row_values(const std::string& name, const py::object& values,
+                                 int64_t num_rows) {
+  const py::object list = py::hasattr(values, "tolist") ? values.attr("tolist")() : values;
+  if (!is_list(list)) {
+    return std::vector<T>(static_cast<size_t>(num_rows), element<T>(name, list));
+  }
+  std::vector<T> result;
+  for (const py::handle value : list) result.push_back(element<T>(name, value));
+  if (static_cast<int64_t>(result.size()) != num_rows) {
+    throw InvalidArgument(concat(name, ": expected one value, or one for each of the S=", num_rows,
+                                 " rows, got ", result.size()));
+  }
+  return result;
+}
+
+template std::vector<float> import_row_values(const std::string&, const py::object&, int64_t);
+template std::vector<int32_t> import_row_values(const std::string&, const py::object&, int64_t);
+template std::vector<int64_t> import_row_values(const std::string&, const py::object&, int64_t);
+template std::vector<uint64_t> import_row_values(const std::string&, const py::object&, int64_t);
+
+}  // namespace llmserve

@@ -1,0 +1,438 @@
+// The kernels themselves on arrays: what `llmserve.ops` is made of. Shapes and dtypes are those of
+// kernels/ops.h and checked there; what crosses from Python, and indices that kernels trust, here.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "bindings/op_arguments.h"
+#include "bindings/register.h"
+#include "core/error.h"
+#include "core/shape_check.h"
+#include "core/system.h"
+#include "kernels/backend.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace llmserve {
+namespace {
+
+// A backend that one thread at a time may use, from any thread.
+class Ops {
+ public:
+  Ops(const std::string& backend, int32_t num_threads)
+      : backend_(make_backend(
+            backend, {.num_threads = num_threads > 0 ? num_threads : default_num_threads()})) {}
+
+  std::string_view name() const { return backend_->name(); }
+  std::string description() const { return backend_->description(); }
+
+  template <class Fn>
+  auto run(Fn&& fn) {
+    const py::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    return fn(*backend_);
+  }
+
+ private:
+  const std::unique_ptr<Backend> backend_;
+  std::mutex mutex_;
+};
+
+// A weight and whose layout it is in.
+struct PackedWeight {
+  LinearWeight weight;
+  std::string backend;
+};
+
+void check_finite(const char* field, float value, float minimum) {
+  if (!std::isfinite(value) || value < minimum)
+    throw InvalidArgument(
+        concat(field, ": expected a finite number of at least ", minimum, ", got ", value));
+}
+
+py::object rms_norm(Ops& ops, const py::object& x, const py::object& weight, float eps,
+                    float weight_offset, const py::object& out) {
+  const ImportedArray in("rms_norm.x", x), scale("rms_norm.weight", weight);
+  const OutputArray result("rms_norm.out", out, DType::kF32,
+                           {in.view().shape[0], in.view().shape[1]});
+  result.check_apart({in.view(), scale.view()}, /*can_be_first=*/true);
+  ops.run([&](Backend& backend) {
+    backend.rms_norm({in.view(), scale.view(), result.tensor(), eps, weight_offset});
+  });
+  return result.result(x);
+}
+
+py::object add_rms_norm(Ops& ops, const py::object& x, const py::object& residual,
+                        const py::object& weight, float eps, float weight_offset,
+                        const py::object& out) {
+  const ImportedArray in("add_rms_norm.x", x), scale("add_rms_norm.weight", weight);
+  const OutputArray sum("add_rms_norm.residual", residual, DType::kF32, {});
+  const OutputArray result("add_rms_norm.out", out, DType::kF32,
+                           {in.view().shape[0], in.view().shape[1]});
+  sum.check_apart({in.view(), scale.view(), result.tensor()});
+  result.check_apart({in.view(), scale.view()}, /*can_be_first=*/true);
+  ops.run([&](Backend& backend) {
+    backend.add_rms_norm(
+        {sum.tensor(), in.view(), scale.view(), result.tensor(), eps, weight_offset});
+  });
+  return result.result(x);
+}
+
+py::object gated_activation(Ops& ops, const py::object& gate_up, Activation activation,
+                            const py::object& out) {
+  const ImportedArray in("gated_activation.gate_up", gate_up);
+  const OutputArray result("gated_activation.out", out, DType::kF32,
+                           {in.view().shape[0], in.view().shape[1] / 2});
+  result.check_apart({in.view()});
+  ops.run([&](Backend& backend) {
+    backend.gated_activation({in.view(), result.tensor(), activation});
+  });
+  return result.result(gate_up);
+}
+
+// theta^(-2i/d), rounded where PyTorch rounds: base, exponent and power are f32.
+std::vector<float> inverse_frequencies(double theta, int64_t rotary_dim) {
+  std::vector<float> frequencies;
+  for (int64_t i = 0; i + 1 < rotary_dim; i += 2) {
+    const float exponent = static_cast<float>(i) / static_cast<float>(rotary_dim);
+    const auto power = static_cast<float>(std::pow(static_cast<float>(theta), exponent));
+    frequencies.push_back(1.0f / power);
+  }
+  return frequencies;
+}
+
+std::vector<float> import_frequencies(const py::object& inv_freq) {
+  const ImportedArray array("rotary_embedding.inv_freq", inv_freq);
+  check_tensor("rotary_embedding.inv_freq", array.view(), {{"d/2"}}, {DType::kF32});
+  const auto* values = array.view().as<float>();
+  return {values, values + array.view().shape[0]};
+}
+
+// Both [T, H, D], checked.
+void copy_heads(const ConstTensor& from, const Tensor& to) {
+  for (int64_t t = 0; t < from.shape[0]; ++t)
+    for (int64_t h = 0; h < from.shape[1]; ++h)
+      std::memcpy(to.as<float>() + t * to.strides[0] + h * to.strides[1],
+                  from.as<float>() + t * from.strides[0] + h * from.strides[1],
+                  static_cast<size_t>(from.shape[2]) * sizeof(float));
+}
+
+py::object rotary_embedding(Ops& ops, const py::object& heads, const py::object& positions,
+                            const py::object& inv_freq, double theta, bool interleaved, float scale,
+                            const py::object& out) {
+  const ImportedArray in("rotary_embedding.heads", heads);
+  check_tensor("rotary_embedding.heads", in.view(), {{"T"}, {"H"}, {"D"}}, {DType::kF32});
+  const auto& shape = in.view().shape;
+  const OutputArray result("rotary_embedding.out", out, DType::kF32,
+                           {shape[0], shape[1], shape[2]});
+  check_tensor("rotary_embedding.out", result.tensor(),
+               {{"T", shape[0]}, {"H", shape[1]}, {"D", shape[2]}}, {DType::kF32});
+  result.check_apart({in.view()}, /*can_be_first=*/true);
+  const std::vector<int32_t> places = import_int32s("rotary_embedding.positions", positions);
+  if (static_cast<int64_t>(places.size()) != shape[0]) {
+    throw InvalidArgument(concat("rotary_embedding.positions: expected T=", shape[0],
+                                 " entries, got ", places.size()));
+  }
+  const std::vector<float> frequencies =
+      inv_freq.is_none() ? inverse_frequencies(theta, shape[2]) : import_frequencies(inv_freq);
+  const int64_t width = 2 * static_cast<int64_t>(frequencies.size());
+  const Array table = Array::empty(DType::kF32, {shape[0], width});
+  ops.run([&](Backend& backend) {
+    backend.rotary_table({places, frequencies, scale, table.tensor()});
+    if (in.view().data != result.tensor().data) copy_heads(in.view(), result.tensor());
+    backend.rotary({result.tensor(), table.tensor(), interleaved});
+  });
+  return result.result(heads);
+}
+
+PackedWeight pack_linear(Ops& ops, const py::object& weight, std::optional<std::string> dtype) {
+  const bool is_list = py::isinstance<py::list>(weight) || py::isinstance<py::tuple>(weight);
+  const py::list parts = is_list ? py::list(weight) : py::list(py::make_tuple(weight));
+  std::vector<ImportedArray> arrays;
+  std::vector<ConstTensor> views;
+  for (const py::handle part : parts) {
+    arrays.emplace_back("pack_linear.weight", part);
+    views.push_back(arrays.back().view());
+  }
+  DType packed = !views.empty() && views[0].dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
+  if (dtype) {
+    if (*dtype != name(DType::kF32) && *dtype != name(DType::kBF16))
+      throw InvalidArgument(
+          concat("pack_linear.dtype: expected float32 or bfloat16, got '", *dtype, "'"));
+    packed = *dtype == name(DType::kBF16) ? DType::kBF16 : DType::kF32;
+  }
+  return {ops.run([&](Backend& backend) { return backend.pack_linear(views, packed); }),
+          std::string(ops.name())};
+}
+
+py::object linear(Ops& ops, const py::object& x, const PackedWeight& packed, const py::object& bias,
+                  const py::object& out, bool accumulate) {
+  if (packed.backend != ops.name()) {
+    throw InvalidArgument(concat("linear.weight: expected a weight packed for backend '",
+                                 ops.name(), "', got one for '", packed.backend,
+                                 "'; pass the same backend to pack_linear"));
+  }
+  if (accumulate && out.is_none())
+    throw InvalidArgument("linear.accumulate: expected out, the array that is added to, got none");
+  const ImportedArray in("linear.x", x);
+  std::optional<ImportedArray> offset;
+  if (!bias.is_none()) offset.emplace("linear.bias", bias);
+  const ConstTensor offsets = offset ? offset->view() : ConstTensor{};
+  const OutputArray result("linear.out", out, DType::kF32,
+                           {in.view().shape[0], packed.weight.out_features});
+  result.check_apart({in.view(), offsets});
+  ops.run([&](Backend& backend) {
+    backend.linear({in.view(), &packed.weight, offsets, result.tensor(), accumulate});
+  });
+  return result.result(x);
+}
+
+py::object embedding(Ops& ops, const py::object& token_ids, const py::object& table, float scale,
+                     const py::object& out) {
+  const ImportedArray rows("embedding.table", table);
+  const std::vector<int32_t> ids = import_int32s("embedding.token_ids", token_ids);
+  const OutputArray result("embedding.out", out, DType::kF32,
+                           {static_cast<int64_t>(ids.size()), rows.view().shape[1]});
+  result.check_apart({rows.view()});
+  ops.run([&](Backend& backend) { backend.embedding({rows.view(), ids, result.tensor(), scale}); });
+  return result.result(table);
+}
+
+py::object gather(Ops& ops, const py::object& x, const py::object& rows, const py::object& out) {
+  const ImportedArray in("gather_rows.x", x);
+  const std::vector<int32_t> indices = import_int32s("gather_rows.rows", rows);
+  const OutputArray result("gather_rows.out", out, DType::kF32,
+                           {static_cast<int64_t>(indices.size()), in.view().shape[1]});
+  result.check_apart({in.view()});
+  ops.run([&](Backend& backend) { backend.gather_rows({in.view(), indices, result.tensor()}); });
+  return result.result(x);
+}
+
+void check_distinct(std::vector<int64_t> slots) {
+  std::sort(slots.begin(), slots.end());
+  for (size_t i = 1; i < slots.size(); ++i) {
+    if (slots[i] >= 0 && slots[i] == slots[i - 1])
+      throw InvalidArgument(
+          concat("store_kv.slots: expected different slots, got ", slots[i], " twice"));
+  }
+}
+
+void store_kv(Ops& ops, const py::object& keys, const py::object& values,
+              const py::object& key_cache, const py::object& value_cache, const py::object& slots) {
+  const ImportedArray new_keys("store_kv.keys", keys), new_values("store_kv.values", values);
+  const OutputArray to_keys("store_kv.key_cache", key_cache, DType::kF32, {});
+  const OutputArray to_values("store_kv.value_cache", value_cache, DType::kF32, {});
+  to_keys.check_apart({new_keys.view(), new_values.view(), to_values.tensor()});
+  to_values.check_apart({new_keys.view(), new_values.view()});
+  const std::vector<int64_t> places = import_int64s("store_kv.slots", slots);
+  check_distinct(places);
+  ops.run([&](Backend& backend) {
+    backend.store_kv(
+        {new_keys.view(), new_values.view(), places, {to_keys.tensor(), to_values.tensor()}});
+  });
+}
+
+void copy_blocks(Ops& ops, const std::vector<std::pair<int32_t, int32_t>>& pairs,
+                 const py::object& key_cache, const py::object& value_cache) {
+  const OutputArray keys("copy_blocks.key_cache", key_cache, DType::kF32, {});
+  const OutputArray values("copy_blocks.value_cache", value_cache, DType::kF32, {});
+  keys.check_apart({values.tensor()});
+  ops.run(
+      [&](Backend& backend) { backend.copy_blocks({pairs, {keys.tensor(), values.tensor()}}); });
+}
+
+// Attention only reads its cache; the ops share one struct for those that write.
+Tensor as_cache(const ConstTensor& view) {
+  Tensor tensor(const_cast<void*>(view.data), view.dtype, {});
+  tensor.rank = view.rank;
+  tensor.shape = view.shape;
+  tensor.strides = view.strides;
+  return tensor;
+}
+
+// Kernels trust block tables. Checked as far as kv_lens reaches, the rest is never read.
+void check_block_tables(const PagedAttentionArgs& args) {
+  const int64_t num_blocks = args.cache.keys.shape[0];
+  const int64_t block_size = args.cache.keys.shape[2];
+  for (size_t b = 0; b < args.kv_lens.size(); ++b) {
+    for (int64_t i = 0; i * block_size < args.kv_lens[b]; ++i) {
+      const int32_t block = args.block_tables[b * static_cast<size_t>(args.max_blocks) + i];
+      if (block < 0 || block >= num_blocks) {
+        throw InvalidArgument(concat("paged_attention.block_tables: expected blocks in [0, N=",
+                                     num_blocks, "), got ", block, " at [", b, ", ", i, "]"));
+      }
+    }
+  }
+}
+
+struct AttentionOptions {
+  std::optional<float> scale;
+  int32_t window = 0;
+  float soft_cap = 0;
+};
+
+py::object paged_attention(Ops& ops, const py::object& q, const py::object& key_cache,
+                           const py::object& value_cache, const py::object& block_tables,
+                           const py::object& kv_lens, const py::object& query_starts,
+                           const AttentionOptions& options, const py::object& out) {
+  const ImportedArray queries("paged_attention.q", q);
+  const ImportedArray keys("paged_attention.key_cache", key_cache);
+  const ImportedArray values("paged_attention.value_cache", value_cache);
+  const BlockTables tables = import_block_tables("paged_attention.block_tables", block_tables);
+  const std::vector<int32_t> lengths = import_int32s("paged_attention.kv_lens", kv_lens);
+  std::vector<int32_t> starts;
+  if (!query_starts.is_none()) {
+    starts = import_int32s("paged_attention.query_starts", query_starts);
+  } else {
+    for (size_t b = 0; b <= lengths.size(); ++b) starts.push_back(static_cast<int32_t>(b));
+  }
+  const auto& shape = queries.view().shape;
+  const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(shape[2])));
+  const OutputArray result("paged_attention.out", out, DType::kF32,
+                           {shape[0], shape[1], values.view().shape[3]});
+  result.check_apart({queries.view(), keys.view(), values.view()});
+  check_finite("paged_attention.scale", scale, 0);
+  check_finite("paged_attention.soft_cap", options.soft_cap, 0);
+  check_finite("paged_attention.window", static_cast<float>(options.window), 0);
+  if (starts.empty()) throw InvalidArgument("paged_attention.query_starts: expected B + 1 entries");
+  const PagedAttentionArgs args{.q = queries.view(),
+                                .cache = {as_cache(keys.view()), as_cache(values.view())},
+                                .query_starts = starts,
+                                .kv_lens = lengths,
+                                .block_tables = tables.blocks,
+                                .max_blocks = tables.max_blocks,
+                                .scale = scale,
+                                .window = options.window,
+                                .soft_cap = options.soft_cap,
+                                .out = result.tensor()};
+  validate(args);
+  check_block_tables(args);
+  ops.run([&](Backend& backend) { backend.paged_attention(args); });
+  return result.result(q);
+}
+
+void check_row(const SampleRow& row) {
+  if (!(row.top_p > 0 && row.top_p <= 1))
+    throw InvalidArgument(concat("sample.top_p: expected a number in (0, 1], got ", row.top_p));
+  if (!(row.min_p >= 0 && row.min_p <= 1))
+    throw InvalidArgument(concat("sample.min_p: expected a number in [0, 1], got ", row.min_p));
+}
+
+struct SampleOptions {
+  py::object temperature, top_k, top_p, min_p, seed, position;
+};
+
+std::vector<SampleRow> make_rows(const SampleOptions& options, int64_t count) {
+  const auto temperature =
+      import_row_values<float>("sample.temperature", options.temperature, count);
+  const auto top_k = import_row_values<int32_t>("sample.top_k", options.top_k, count);
+  const auto top_p = import_row_values<float>("sample.top_p", options.top_p, count);
+  const auto min_p = import_row_values<float>("sample.min_p", options.min_p, count);
+  const auto seed = import_row_values<uint64_t>("sample.seed", options.seed, count);
+  const auto position = import_row_values<int64_t>("sample.position", options.position, count);
+  std::vector<SampleRow> rows(static_cast<size_t>(count));
+  for (size_t s = 0; s < rows.size(); ++s) {
+    rows[s].temperature = temperature[s];
+    rows[s].top_k = top_k[s];
+    rows[s].top_p = top_p[s];
+    rows[s].min_p = min_p[s];
+    rows[s].seed = seed[s];
+    rows[s].position = position[s];
+    check_row(rows[s]);
+  }
+  return rows;
+}
+
+py::object sample(Ops& ops, const py::object& logits, const SampleOptions& options) {
+  const ImportedArray in("sample.logits", logits);
+  check_tensor("sample.logits", in.view(), {{"S"}, {"V"}}, {DType::kF32});
+  const int64_t count = in.view().shape[0];
+  const std::vector<SampleRow> rows = make_rows(options, count);
+  std::vector<SampledRow> sampled(rows.size());
+  ops.run([&](Backend& backend) {
+    backend.sample({.logits = in.view(), .rows = rows, .out = sampled});
+  });
+  const OutputArray result("sample", py::none(), DType::kI64, {count});
+  for (size_t s = 0; s < sampled.size(); ++s) {
+    if (!sampled[s].is_valid) {
+      throw InvalidArgument(
+          concat("sample.logits: expected finite numbers or -inf, and not only "
+                 "-inf, in every row, got something else in row ",
+                 s));
+    }
+    result.tensor().as<int64_t>()[s] = sampled[s].token_id;
+  }
+  return result.result(logits);
+}
+
+}  // namespace
+
+void register_ops(py::module_& module) {
+  py::class_<PackedWeight>(module, "LinearWeight",
+                           "A linear layer's weight in the layout that its backend reads fastest.")
+      .def_property_readonly("out_features",
+                             [](const PackedWeight& self) { return self.weight.out_features; })
+      .def_property_readonly("in_features",
+                             [](const PackedWeight& self) { return self.weight.in_features; })
+      .def_property_readonly("dtype",
+                             [](const PackedWeight& self) { return name(self.weight.dtype); })
+      .def_property_readonly("num_bytes",
+                             [](const PackedWeight& self) { return self.weight.data.num_bytes(); })
+      .def_readonly("backend", &PackedWeight::backend);
+
+  // Never deleted: that joins threads, which a forked child does not have.
+  py::class_<Ops, std::unique_ptr<Ops, py::nodelete>>(module, "Ops")
+      .def(py::init<const std::string&, int32_t>(), "backend"_a, "num_threads"_a = 0)
+      .def_property_readonly("description", &Ops::description)
+      .def("rms_norm", &rms_norm, "x"_a, "weight"_a, "eps"_a, "weight_offset"_a, "out"_a)
+      .def("add_rms_norm", &add_rms_norm, "x"_a, "residual"_a, "weight"_a, "eps"_a,
+           "weight_offset"_a, "out"_a)
+      .def(
+          "silu_and_mul",
+          [](Ops& self, const py::object& gate_up, const py::object& out) {
+            return gated_activation(self, gate_up, Activation::kSilu, out);
+          },
+          "gate_up"_a, "out"_a)
+      .def(
+          "gelu_tanh_and_mul",
+          [](Ops& self, const py::object& gate_up, const py::object& out) {
+            return gated_activation(self, gate_up, Activation::kGeluTanh, out);
+          },
+          "gate_up"_a, "out"_a)
+      .def("rotary_embedding", &rotary_embedding, "heads"_a, "positions"_a, "inv_freq"_a, "theta"_a,
+           "interleaved"_a, "scale"_a, "out"_a)
+      .def("pack_linear", &pack_linear, "weight"_a, "dtype"_a)
+      .def("linear", &linear, "x"_a, "weight"_a, "bias"_a, "out"_a, "accumulate"_a)
+      .def("embedding", &embedding, "token_ids"_a, "table"_a, "scale"_a, "out"_a)
+      .def("gather", &gather, "x"_a, "rows"_a, "out"_a)
+      .def("store_kv", &store_kv, "keys"_a, "values"_a, "key_cache"_a, "value_cache"_a, "slots"_a)
+      .def("copy_blocks", &copy_blocks, "pairs"_a, "key_cache"_a, "value_cache"_a)
+      .def(
+          "paged_attention",
+          [](Ops& self, const py::object& q, const py::object& key_cache,
+             const py::object& value_cache, const py::object& block_tables,
+             const py::object& kv_lens, const py::object& query_starts, std::optional<float> scale,
+             int32_t window, float soft_cap, const py::object& out) {
+            return paged_attention(self, q, key_cache, value_cache, block_tables, kv_lens,
+                                   query_starts, {scale, window, soft_cap}, out);
+          },
+          "q"_a, "key_cache"_a, "value_cache"_a, "block_tables"_a, "kv_lens"_a, "query_starts"_a,
+          "scale"_a, "window"_a, "soft_cap"_a, "out"_a)
+      .def(
+          "sample",
+          [](Ops& self, const py::object& logits, const py::object& temperature,
+             const py::object& top_k, const py::object& top_p, const py::object& min_p,
+             const py::object& seed, const py::object& position) {
+            return sample(self, logits, {temperature, top_k, top_p, min_p, seed, position});
+          },
+          "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "position"_a);
+}
+
+}  // namespace llmserve
