@@ -1,20 +1,27 @@
 """The forms in which callers give prompts, brought to one."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, TypeGuard, Union
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeGuard, Union
 
+from llmserve import _core
 from llmserve.arguments import describe, integer, refuse_unknown, text
 from llmserve.chat_template import ChatRequest
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, LLMServeError
 from llmserve.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # NumPy's import takes longer than the rest of the package
     import numpy as np
     import numpy.typing as npt
 
-TokenIds = Union[Sequence[int], "npt.NDArray[np.integer]"]
+
+class SupportsDLPack(Protocol):
+    """An array of any library: a NumPy array, a torch tensor …"""
+
+    def __dlpack__(self) -> Any: ...
+
+
+TokenIds = Union[Sequence[int], "npt.NDArray[np.integer]", SupportsDLPack]
 
 
 class TextPrompt(TypedDict, total=False):
@@ -92,7 +99,8 @@ def _split(prompts: object) -> Sequence[object]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if _is_array(prompts):
-        return list(prompts) if prompts.ndim == 2 else [prompts]
+        array = _to_numpy("prompts", prompts)
+        return list(array) if array.ndim == 2 else [array]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise InvalidArgument(
             "prompts must be a string, a list of token ids, a dict with 'prompt' or "
@@ -107,10 +115,19 @@ def _is_integer(value: object) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool) and not _is_array(value)
 
 
-def _is_array(value: object) -> "TypeGuard[npt.NDArray[np.generic]]":
-    """Whether it is a NumPy array: it cannot be where NumPy has not been imported."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
+def _is_array(value: object) -> TypeGuard[SupportsDLPack]:
+    return hasattr(value, "__dlpack__")
+
+
+def _to_numpy(label: str, array: SupportsDLPack) -> "npt.NDArray[Any]":
+    import numpy
+
+    if isinstance(array, numpy.ndarray):
+        return array
+    try:
+        return numpy.asarray(_core.Array(array))
+    except LLMServeError as error:
+        raise type(error)(f"{label}: {error}") from None
 
 
 def _draft(label: str, item: object) -> _Draft:
@@ -136,12 +153,13 @@ def _draft_of_mapping(label: str, item: Mapping[object, object]) -> _Draft:
 
 def _token_ids(label: str, value: object) -> list[int]:
     if _is_array(value):
-        if value.ndim != 1 or value.dtype.kind not in "iu":
+        array = _to_numpy(label, value)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
             raise InvalidArgument(
                 f"{label} must be an integer array of one dimension, "
-                f"got {value.dtype} of shape {value.shape}"
+                f"got {array.dtype} of shape {array.shape}"
             )
-        ids: list[int] = value.tolist()
+        ids: list[int] = array.tolist()
         return ids
     if not _is_sequence(value):
         raise InvalidArgument(f"{label} must be a string or token ids, got {describe(value)}")

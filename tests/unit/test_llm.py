@@ -12,6 +12,7 @@ import pytest
 import tokenizer_files
 from llmserve import (
     LLM,
+    Array,
     InvalidArgument,
     NotSupported,
     RequestOutputKind,
@@ -59,6 +60,20 @@ def test_every_form_of_a_prompt_means_the_same(llm: LLM) -> None:
     assert [r.prompt for r in results[:2]] == [text, None]
     assert results[8].prompt == "shown"
     assert all(r.prompt_token_ids == ids for r in results)
+
+
+def test_prompts_may_be_tensors_of_any_integer(llm: LLM) -> None:
+    torch = pytest.importorskip("torch")
+    ids = llm.get_tokenizer().encode("the quick fox")
+    expected = tokens(generate(llm, ids))
+    for dtype in (torch.int32, torch.int64, torch.uint8 if max(ids) < 256 else torch.int16):
+        tensor = torch.tensor(ids, dtype=dtype)
+        for form in (tensor, tensor[None], [tensor], {"prompt_token_ids": tensor}, Array(tensor)):
+            assert tokens(generate(llm, form)) == expected
+    strided = torch.tensor([[i, 0] for i in ids])[:, 0]
+    assert tokens(generate(llm, [strided, torch.stack([strided] * 2)[1]])) == expected * 2
+    with pytest.raises(InvalidArgument, match=r"prompts\[1\] must be an integer array .* float32"):
+        generate(llm, [ids, torch.ones(3)])
 
 
 def test_forms_may_be_mixed_in_one_batch(llm: LLM) -> None:
