@@ -13,6 +13,7 @@ import json
 import random
 import statistics
 
+from llmserve import _core
 from llmserve._core import testing
 
 VOCAB_SIZE = 32_000
@@ -20,22 +21,29 @@ BLOCK_SIZE = 16
 PROMPT_TOKENS = 64
 
 
+def cache_of(num_blocks: int) -> _core.CacheConfig:
+    cache = _core.CacheConfig()
+    cache.num_blocks, cache.block_size = num_blocks, BLOCK_SIZE
+    return cache
+
+
 def bench_decode(num_seqs: int, num_steps: int, with_text: bool) -> dict[str, float]:
     rng = random.Random(0)
     blocks_each = -(-(PROMPT_TOKENS + num_steps) // BLOCK_SIZE) + 1
-    scheduler = testing.Scheduler(
-        num_blocks=num_seqs * blocks_each,
-        block_size=BLOCK_SIZE,
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=num_seqs * PROMPT_TOKENS,
-        max_model_len=PROMPT_TOKENS + num_steps,
-        bytes_by_id=[b" tok%d" % i for i in range(VOCAB_SIZE)] if with_text else None,
+    config = _core.SchedulerConfig()
+    config.max_num_seqs = num_seqs
+    config.max_num_batched_tokens = num_seqs * PROMPT_TOKENS
+    config.max_model_len = PROMPT_TOKENS + num_steps
+    vocabulary = _core.Vocabulary([b" tok%d" % i for i in range(VOCAB_SIZE)], [])
+    scheduler = _core.Scheduler(
+        config, cache_of(num_seqs * blocks_each), vocabulary if with_text else None
     )
     for request_id in range(num_seqs):
         prompt = [rng.randrange(VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
         params = {"stop": ["###", "\n\n"]} if with_text else {}
-        scheduler.add(request_id, prompt, max_tokens=num_steps, seed=request_id, **params)
-    times = scheduler.time_steps(num_steps, VOCAB_SIZE)[1:]
+        fields = {"max_tokens": num_steps, "seed": request_id, **params}
+        scheduler.add(request_id, prompt, _core.SamplingParams(**fields))
+    times = testing.time_steps(scheduler, num_steps, VOCAB_SIZE)[1:]
     full = [t for t in times if t[2] == num_seqs]
     return {
         "schedule_us": statistics.median(t[0] for t in full),
@@ -46,14 +54,12 @@ def bench_decode(num_seqs: int, num_steps: int, with_text: bool) -> dict[str, fl
 
 
 def bench_intake(num_tokens: int) -> dict[str, float]:
-    scheduler = testing.Scheduler(
-        num_blocks=num_tokens // BLOCK_SIZE + 2,
-        block_size=BLOCK_SIZE,
-        max_num_batched_tokens=num_tokens,
-        max_model_len=num_tokens + 2,
-    )
-    scheduler.add(0, list(range(num_tokens)), max_tokens=1)
-    ((schedule_us, commit_us, _),) = scheduler.time_steps(1, VOCAB_SIZE)
+    config = _core.SchedulerConfig()
+    config.max_num_batched_tokens = num_tokens
+    config.max_model_len = num_tokens + 2
+    scheduler = _core.Scheduler(config, cache_of(num_tokens // BLOCK_SIZE + 2))
+    scheduler.add(0, list(range(num_tokens)), _core.SamplingParams(max_tokens=1))
+    ((schedule_us, commit_us, _),) = testing.time_steps(scheduler, 1, VOCAB_SIZE)
     return {"schedule_us": schedule_us, "commit_us": commit_us}
 
 

@@ -13,6 +13,7 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_engine_config(module);
   llmserve::register_engine(module);
   llmserve::register_ops(module);
+  llmserve::register_scheduler(module);
 
   auto testing = module.def_submodule("testing", "Internals for tests and benchmarks.");
   llmserve::register_testing_array(testing);
@@ -20,7 +21,6 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_testing_io(testing);
   llmserve::register_testing_models(testing);
   llmserve::register_testing_control(testing);
-  llmserve::register_testing_plan(testing);
   llmserve::register_testing_scheduler(testing);
   llmserve::register_testing_engine(testing);
 }

@@ -14,6 +14,7 @@ void register_sampling_params(pybind11::module_& module);
 void register_engine_config(pybind11::module_& module);
 void register_engine(pybind11::module_& module);
 void register_ops(pybind11::module_& module);
+void register_scheduler(pybind11::module_& module);
 
 // The submodule `testing`: internals for tests and benchmarks.
 void register_testing_array(pybind11::module_& testing);
@@ -21,7 +22,6 @@ void register_testing_ops(pybind11::module_& testing);
 void register_testing_io(pybind11::module_& testing);
 void register_testing_models(pybind11::module_& testing);
 void register_testing_control(pybind11::module_& testing);
-void register_testing_plan(pybind11::module_& testing);
 void register_testing_scheduler(pybind11::module_& testing);
 void register_testing_engine(pybind11::module_& testing);
 

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -89,6 +90,27 @@ class NamedTables {
     return copies;
   }
 
+  double usage() const {
+    return static_cast<double>(kv_cache_.num_used_blocks()) / kv_cache_.num_blocks();
+  }
+
+  // A block that several requests share is as full as the longest of them makes it.
+  double waste() const {
+    std::map<int32_t, int64_t> filled;
+    for (const auto& [key, entry] : tables_) {
+      int64_t left = entry.num_tokens;
+      for (const int32_t block : entry.table.blocks) {
+        filled[block] = std::max(filled[block], std::min<int64_t>(left, kv_cache_.block_size()));
+        left -= kv_cache_.block_size();
+      }
+    }
+    if (filled.empty()) return 0;
+    int64_t num_empty = static_cast<int64_t>(filled.size()) * kv_cache_.block_size();
+    const auto num_slots = static_cast<double>(num_empty);
+    for (const auto& [block, count] : filled) num_empty -= count;
+    return static_cast<double>(num_empty) / num_slots;
+  }
+
   void check_integrity() const {
     std::vector<const BlockTable*> tables;
     for (const auto& [key, entry] : tables_) tables.push_back(&entry.table);
@@ -153,6 +175,13 @@ The same C++ code that serves requests, without a model. Token p of a request is
       .def_property_readonly(
           "num_free_blocks",
           [](const NamedTables& self) { return self.kv_cache().num_free_blocks(); })
+      .def_property_readonly(
+          "num_used_blocks",
+          [](const NamedTables& self) { return self.kv_cache().num_used_blocks(); })
+      .def_property_readonly("usage", &NamedTables::usage,
+                             "Share of the pool's blocks that are in use, 0 to 1.")
+      .def_property_readonly("waste", &NamedTables::waste,
+                             "Share of the token slots of those blocks that hold no token, 0 to 1.")
       .def_property_readonly("num_blocks",
                              [](const NamedTables& self) { return self.kv_cache().num_blocks(); })
       .def_property_readonly("block_size",

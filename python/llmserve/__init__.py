@@ -28,6 +28,7 @@ from llmserve.model_files import demo_model_path
 from llmserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from llmserve.prompts import TextPrompt, TokensPrompt
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
+from llmserve.scheduler import Scheduler
 from llmserve.tokenizer import Tokenizer
 from llmserve.trace import Trace
 
@@ -53,6 +54,7 @@ __all__ = [
     "RequestOutputKind",
     "ResourceExhausted",
     "SamplingParams",
+    "Scheduler",
     "TextPrompt",
     "Tokenizer",
     "TokensPrompt",

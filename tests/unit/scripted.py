@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
-from llmserve._core import testing
+from llmserve import _core
+from llmserve._core import Scheduler, TokenEvent, testing
 
 VOCAB_SIZE = 1000
 
@@ -20,7 +20,7 @@ class Output:
     token_ids: list[int] = field(default_factory=list)
     text: bytes = b""
     finish_reason: str = ""
-    events: list[SimpleNamespace] = field(default_factory=list)
+    events: list[TokenEvent] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,42 @@ class Step:
     decisions: list[tuple[int, int, str, int]]
 
 
+def make_scheduler(
+    *,
+    num_blocks: int,
+    block_size: int = 16,
+    enable_prefix_caching: bool = True,
+    bytes_by_id: list[bytes] | None = None,
+    special_token_ids: list[int] | None = None,
+    forge_collisions: bool = False,
+    **fields: Any,
+) -> Scheduler:
+    cache = _core.CacheConfig()
+    cache.num_blocks, cache.block_size = num_blocks, block_size
+    cache.enable_prefix_caching = enable_prefix_caching
+    config = _core.SchedulerConfig()
+    for name, value in {"max_model_len": 1024, **fields}.items():
+        setattr(config, name, value)
+    if forge_collisions:
+        return testing.forged_scheduler(config, cache)
+    if bytes_by_id is None:
+        return Scheduler(config, cache)
+    return Scheduler(config, cache, _core.Vocabulary(bytes_by_id, special_token_ids or []))
+
+
+def add_request(scheduler: Scheduler, request_id: int, prompt: list[int], **fields: Any) -> None:
+    """`fields` are those of a request and of its sampling parameters."""
+    request = {name: fields.pop(name) for name in ("priority", "cache_salt") if name in fields}
+    scheduler.add(request_id, prompt, _core.SamplingParams(**fields), **request)
+
+
 class Runner:
     """A scheduler and a shadow model; `outputs[request_id, sample_index]` grows with each step."""
 
     def __init__(self, *, num_blocks: int, block_size: int = 4, **config: Any) -> None:
         config.setdefault("max_num_seqs", 8)
         config.setdefault("max_num_batched_tokens", 64)
-        self.scheduler = testing.Scheduler(num_blocks=num_blocks, block_size=block_size, **config)
+        self.scheduler = make_scheduler(num_blocks=num_blocks, block_size=block_size, **config)
         self.model = testing.ShadowModel(num_blocks, block_size, VOCAB_SIZE)
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -49,7 +78,7 @@ class Runner:
         self.finished_requests: list[int] = []
 
     def add(self, request_id: int, prompt: list[int], **params: Any) -> None:
-        self.scheduler.add(request_id, prompt, **params)
+        add_request(self.scheduler, request_id, prompt, **params)
 
     def step(self) -> Step:
         plan = self.scheduler.schedule()
@@ -60,20 +89,20 @@ class Runner:
             ],
             plan.num_tokens,
             plan.num_prefill_tokens,
-            plan.num_logit_rows,
+            len(plan.logit_rows),
             plan.copies,
-            plan.decisions,
+            [(d.request_id, d.sample_index, d.kind, d.detail) for d in plan.decisions],
         )
         self.take(self.scheduler.commit(self.model.execute(plan)))
         return step
 
-    def take(self, events: list[SimpleNamespace]) -> None:
+    def take(self, events: list[TokenEvent]) -> None:
         for event in events:
             output = self.outputs.setdefault((event.request_id, event.sample_index), Output())
             assert output.finish_reason == "", "no event follows the last one"
             output.token_ids += event.token_ids
-            output.text += event.text
-            output.finish_reason = event.finish_reason
+            output.text += event.text.encode()
+            output.finish_reason = event.finish_reason or ""
             output.events.append(event)
             if event.is_request_finished:
                 assert event.request_id not in self.finished_requests
@@ -90,13 +119,11 @@ class Runner:
     def check(self) -> None:
         """The scheduler's own check, and reference counts against a count of the holders."""
         self.scheduler.check_integrity()
-        held = Counter(block for s in self.scheduler.sequences() for block in s.blocks)
+        held = Counter(block for s in self.scheduler.sequences() for block in s.block_table)
         assert all(self.scheduler.ref_count(b) == held[b] for b in range(self.num_blocks))
         metrics = self.scheduler.metrics()
-        assert metrics["num_blocks_used"] == len(held)
-        assert (
-            metrics["num_blocks_free"] + metrics["num_blocks_cached"] + len(held) == self.num_blocks
-        )
+        assert metrics.num_blocks_used == len(held)
+        assert metrics.num_blocks_free + metrics.num_blocks_cached + len(held) == self.num_blocks
 
     def tokens(self, request_id: int, sample_index: int = 0) -> list[int]:
         return self.outputs[request_id, sample_index].token_ids

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from llmserve._core import testing
+from llmserve import _core
 from scripted import Runner, Step, expected_tokens
 
-POLICIES = [name for name, _ in testing.scheduling_policies()]
+POLICIES = [name for name, _ in _core.supported_policies()]
 
 
 def ids(step: Step) -> list[int]:
@@ -15,7 +15,7 @@ def ids(step: Step) -> list[int]:
 
 def test_each_policy_has_a_name_and_a_summary() -> None:
     assert POLICIES == ["fcfs", "priority", "static", "dynamic"]
-    assert all(summary for _, summary in testing.scheduling_policies())
+    assert all(summary for _, summary in _core.supported_policies())
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -20,7 +20,7 @@ def test_n_samples_share_the_prompt_and_copy_on_write() -> None:
     runner.add(1, prompt, n=3, max_tokens=5, seed=4)
     first = runner.step()
     assert (first.num_tokens, first.num_logit_rows) == (6, 3)
-    assert runner.scheduler.metrics()["num_blocks_used"] == 2
+    assert runner.scheduler.metrics().num_blocks_used == 2
     second = runner.step()
     assert len(second.copies) == 2  # the last holder writes in place
     assert len({source for source, _ in second.copies}) == 1
@@ -37,7 +37,7 @@ def test_samples_beyond_max_num_seqs_wait_and_read_the_prompt_from_the_cache() -
     runner.add(1, prompt, n=5, max_tokens=4)
     steps = runner.run()
     assert max(len(s.sequences) for s in steps) == 2
-    assert runner.scheduler.metrics()["num_prefill_tokens"] <= 9 + 3 * 2
+    assert runner.scheduler.metrics().num_prefill_tokens <= 9 + 3 * 2
     for i in range(5):
         assert runner.tokens(1, i) == expected_tokens(prompt, 4, sample_index=i)
 
@@ -191,10 +191,10 @@ def test_cache_counters_add_up_to_the_prompts() -> None:
         runner.add(request, [*shared, *prompt_of(3)], max_tokens=3)
     runner.run()
     metrics = runner.scheduler.metrics()
-    assert metrics["prefix_cache_queries"] == metrics["num_prompt_tokens"] == 6 * 23
-    assert metrics["prefix_cache_hits"] == 5 * 20
-    assert metrics["num_prefill_tokens"] == 6 * 23 - 5 * 20
-    assert metrics["num_generation_tokens"] == 18
+    assert metrics.prefix_cache_queries == metrics.num_prompt_tokens == 6 * 23
+    assert metrics.prefix_cache_hits == 5 * 20
+    assert metrics.num_prefill_tokens == 6 * 23 - 5 * 20
+    assert metrics.num_generation_tokens == 18
 
 
 def test_forged_collisions_change_no_output() -> None:

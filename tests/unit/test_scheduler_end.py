@@ -7,7 +7,7 @@ import random
 import pytest
 from llmserve import errors
 from llmserve._core import testing
-from scripted import VOCAB_SIZE, Runner, expected_tokens, random_prompt
+from scripted import VOCAB_SIZE, Runner, expected_tokens, make_scheduler, random_prompt
 
 RNG = random.Random(0)
 BYTES = [bytes([65 + i % 26]) for i in range(VOCAB_SIZE)]
@@ -45,7 +45,7 @@ def test_a_stop_token_ends_the_sequence_and_is_reported(as_eos: bool) -> None:
     output = runner.outputs[1, 0]
     assert output.token_ids == tokens[: tokens.index(stop) + 1]
     assert output.finish_reason == "stop"
-    assert output.events[-1].stop_token_id == stop
+    assert output.events[-1].stop_reason == stop
     assert len(output.text) == len(output.token_ids) - 1
 
 
@@ -70,7 +70,7 @@ def test_a_stop_string_across_tokens_ends_the_sequence() -> None:
         output = runner.outputs[1, 0]
         assert output.text == text[: end if include else end - 2]
         assert output.finish_reason == "stop"
-        assert output.events[-1].stop_string == stop.decode()
+        assert output.events[-1].stop_reason == stop.decode()
         assert len(output.token_ids) == end
 
 
@@ -95,7 +95,7 @@ def test_stop_tokens_are_banned_until_min_tokens() -> None:
     runner.step()
     plan = runner.scheduler.schedule()
     assert plan.logit_rows[0].banned_token_ids == []
-    runner.take(runner.scheduler.commit(testing.SampledTokens([stop])))
+    runner.take(runner.scheduler.commit([stop]))
     banned = sorted({7, stop})
     expected = testing.ShadowModel.expected(prompt, 0, VOCAB_SIZE, 3, banned, 3)
     assert runner.tokens(1) == [*expected, stop]
@@ -123,7 +123,7 @@ def test_an_abort_frees_the_blocks_at_once() -> None:
     runner.add(2, prompt_of(4), max_tokens=5)
     runner.step()
     runner.scheduler.abort(1)
-    assert runner.scheduler.metrics()["num_blocks_used"] == 1
+    assert runner.scheduler.metrics().num_blocks_used == 1
     (event,) = runner.scheduler.take_events()
     assert (event.request_id, event.finish_reason) == (1, "abort")
     assert event.is_request_finished
@@ -137,7 +137,7 @@ def test_an_abort_during_a_step_takes_effect_at_its_commit() -> None:
     runner.scheduler.abort(3)
     plan = runner.scheduler.schedule()
     runner.scheduler.abort(1)
-    assert plan.num_sequences == 2
+    assert len(plan.sequences) == 2
     runner.take(runner.scheduler.commit(runner.model.execute(plan)))
     runner.check()
     assert sorted(runner.finished_requests) == [1, 3]
@@ -158,7 +158,7 @@ def test_a_failed_step_ends_every_request_and_the_next_one_works() -> None:
     runner.check()
     assert [runner.outputs[r, 0].finish_reason for r in (1, 2)] == ["error", "error"]
     assert runner.outputs[1, 0].events[-1].error == "the device is gone"
-    assert runner.scheduler.metrics()["num_blocks_free"] == 32
+    assert runner.scheduler.metrics().num_blocks_free == 32
     prompt = prompt_of(5)
     runner.add(3, prompt, max_tokens=3)
     runner.run()
@@ -170,7 +170,7 @@ def test_a_commit_that_was_refused_can_be_followed_by_fail() -> None:
     runner.add(1, prompt_of(9), max_tokens=5, n=2)
     runner.scheduler.schedule()
     with pytest.raises(errors.InternalError, match="one row for each logit row"):
-        runner.scheduler.commit(testing.SampledTokens([1]))
+        testing.commit_unchecked(runner.scheduler, [1])
     runner.scheduler.fail("rows are missing")
     runner.take(runner.scheduler.take_events())
     runner.check()
@@ -184,7 +184,8 @@ def test_logprobs_come_with_their_tokens() -> None:
     sampled = runner.model.execute(runner.scheduler.schedule())
     sampled.set_logprob(0, -0.5, 3)
     (event,) = runner.scheduler.commit(sampled)
-    assert event.logprobs == [(event.token_ids[0], -0.5, 3)]
+    (logprob,) = event.logprobs
+    assert (logprob.token_id, logprob.logprob, logprob.rank) == (event.token_ids[0], -0.5, 3)
 
 
 def test_times_are_the_clock_at_each_event() -> None:
@@ -197,10 +198,10 @@ def test_times_are_the_clock_at_each_event() -> None:
     runner.take(runner.scheduler.commit(sampled))
     runner.scheduler.advance_us(10)
     runner.step()
-    event = runner.outputs[1, 0].events[-1]
-    times = (event.arrival_us, event.scheduled_us, event.first_token_us, event.last_token_us)
-    assert times == (10, 20, 30, 40)
-    assert runner.scheduler.metrics()["prefill_us"] == 10
+    times = runner.outputs[1, 0].events[-1].times
+    assert (times.arrival_us, times.scheduled_us) == (10, 20)
+    assert (times.first_token_us, times.last_token_us) == (30, 40)
+    assert runner.scheduler.metrics().prefill_us == 10
 
 
 @pytest.mark.parametrize(
@@ -263,14 +264,16 @@ def test_an_id_in_use_is_refused() -> None:
 )
 def test_a_contradictory_config_is_refused(config: dict[str, object], message: str) -> None:
     with pytest.raises(errors.InvalidArgument, match=message):
-        testing.Scheduler(**{"num_blocks": 8, **config})
+        make_scheduler(**{"num_blocks": 8, **config})
 
 
 def test_schedule_and_commit_alternate() -> None:
     runner = Runner(num_blocks=8)
+    with pytest.raises(errors.InvalidArgument, match="there is no plan"):
+        runner.scheduler.commit([])
     runner.scheduler.schedule()
-    with pytest.raises(errors.InternalError):
+    with pytest.raises(errors.InvalidArgument, match="alternate"):
         runner.scheduler.schedule()
-    runner.scheduler.commit(testing.SampledTokens([]))
-    with pytest.raises(errors.InternalError):
-        runner.scheduler.commit(testing.SampledTokens([]))
+    with pytest.raises(errors.InvalidArgument, match="expected 0 token ids"):
+        runner.scheduler.commit([1])
+    runner.scheduler.commit([])

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 import pytest
 from llmserve._core import testing
-from scripted import VOCAB_SIZE, Runner, expected_tokens, pareto_length, random_prompt
+from scripted import (
+    VOCAB_SIZE,
+    Runner,
+    add_request,
+    expected_tokens,
+    make_scheduler,
+    pareto_length,
+    random_prompt,
+)
 
 BLOCK_SIZE = 16
 
@@ -39,7 +47,7 @@ def make_jobs(count: int, *, cap: int, prompt_tokens: tuple[int, int], seed: int
 
 
 def measure(jobs: list[Job], policy: str, *, num_slots: int, num_blocks: int) -> Figures:
-    scheduler = testing.Scheduler(
+    scheduler = make_scheduler(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         policy=policy,
@@ -48,15 +56,15 @@ def measure(jobs: list[Job], policy: str, *, num_slots: int, num_blocks: int) ->
         max_model_len=4096,
     )
     for request_id, job in enumerate(jobs):
-        scheduler.add(request_id, job.prompt, max_tokens=job.max_tokens)
+        add_request(scheduler, request_id, job.prompt, max_tokens=job.max_tokens)
     num_steps = num_sequences = num_kv_slots = num_kv_tokens = 0
     while scheduler.has_unfinished():
         plan = scheduler.schedule()
-        num_steps += plan.num_sequences > 0
-        num_sequences += plan.num_sequences
-        slots, tokens = scheduler.kv_usage()
-        num_kv_slots += slots
-        num_kv_tokens += tokens
+        num_steps += len(plan.sequences) > 0
+        num_sequences += len(plan.sequences)
+        for sequence in scheduler.sequences():
+            num_kv_slots += len(sequence.block_table) * BLOCK_SIZE
+            num_kv_tokens += sequence.num_scheduled
         scheduler.commit(testing.sample_oracle(plan, VOCAB_SIZE))
     scheduler.check_integrity()
     return Figures(
@@ -114,7 +122,7 @@ def test_ten_questions_on_one_document_prefill_it_once(at_once: bool) -> None:
         runner.run()
         for request_id, question in enumerate(questions):
             assert runner.tokens(request_id) == expected_tokens(question, 4)
-        return runner.scheduler.metrics()["num_prefill_tokens"]
+        return runner.scheduler.metrics().num_prefill_tokens
 
     assert num_prefill_tokens(False) == 10_080
     assert num_prefill_tokens(True) * 8 <= 10_080
@@ -130,12 +138,12 @@ def hit_rate_of_common_prefixes(num_blocks: int) -> float:
     prefixes = [random_prompt(rng, 4 * BLOCK_SIZE) for _ in range(5)]
     shares = [i % 5 for i in range(600)] + [-1] * 400
     rng.shuffle(shares)
-    scheduler = testing.Scheduler(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=200)
+    scheduler = make_scheduler(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=200)
     num_hits = 0
     for request_id, share in enumerate(shares):
         own = random_prompt(rng, BLOCK_SIZE)
         head = random_prompt(rng, 4 * BLOCK_SIZE) if share < 0 else prefixes[share]
-        scheduler.add(request_id, head + own, max_tokens=1)
+        add_request(scheduler, request_id, head + own, max_tokens=1)
         (event,) = scheduler.commit(testing.sample_oracle(scheduler.schedule(), VOCAB_SIZE))
         num_hits += share >= 0 and event.num_cached_tokens >= 4 * BLOCK_SIZE
     scheduler.check_integrity()

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from llmserve import errors
-from llmserve._core import testing
+from llmserve import _core, errors
 from scripted import Runner, expected_tokens
 
 NUM_BLOCKS = 9
 BLOCK_SIZE = 2
-POLICIES = [name for name, _ in testing.scheduling_policies()]
+POLICIES = [name for name, _ in _core.supported_policies()]
 
 
 @dataclass(frozen=True, slots=True)

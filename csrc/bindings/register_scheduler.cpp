@@ -1,0 +1,161 @@
+// The scheduler by itself and the records of its steps: `llmserve.Scheduler`.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bindings/register.h"
+#include "bindings/stepped_scheduler.h"
+#include "core/error.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace llmserve {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+Tokens to_list(std::span<const int32_t> values) { return {values.begin(), values.end()}; }
+
+void register_plan(py::module_& module) {
+  py::class_<ScheduledSequence>(module, "ScheduledSequence")
+      .def_readonly("request_id", &ScheduledSequence::request_id)
+      .def_readonly("sample_index", &ScheduledSequence::sample_index)
+      .def_readonly("start_position", &ScheduledSequence::start_position)
+      .def_readonly("is_prefill", &ScheduledSequence::is_prefill)
+      .def_property_readonly("num_tokens",
+                             [](const ScheduledSequence& self) { return self.token_ids.size(); })
+      .def_property_readonly("token_ids",
+                             [](const ScheduledSequence& self) { return to_list(self.token_ids); })
+      .def_property_readonly(
+          "block_table", [](const ScheduledSequence& self) { return to_list(self.block_table); });
+  py::class_<LogitRow>(module, "LogitRow")
+      .def_readonly("sequence_idx", &LogitRow::sequence_idx)
+      .def_readonly("token_offset", &LogitRow::token_offset)
+      .def_readonly("sample_index", &LogitRow::sample_index)
+      .def_readonly("seed", &LogitRow::seed)
+      .def_readonly("position", &LogitRow::position)
+      .def_property_readonly("banned_token_ids",
+                             [](const LogitRow& self) { return to_list(self.banned_token_ids); });
+  // Elements refer into the record, which they keep alive.
+  using Record = StepPlanRecord;
+  py::class_<Record>(module, "StepPlan")
+      .def_property_readonly("step_id", [](const Record& self) { return self.plan.step_id; })
+      .def_property_readonly("num_tokens", [](const Record& self) { return self.plan.num_tokens; })
+      .def_property_readonly("num_prefill_tokens",
+                             [](const Record& self) { return self.plan.num_prefill_tokens; })
+      .def_property_readonly("sequences",
+                             [](const Record& self) -> const std::vector<ScheduledSequence>& {
+                               return self.plan.sequences;
+                             })
+      .def_property_readonly(
+          "logit_rows",
+          [](const Record& self) -> const std::vector<LogitRow>& { return self.plan.logit_rows; })
+      .def_property_readonly("copies",
+                             [](const Record& self) {
+                               std::vector<std::pair<int32_t, int32_t>> copies;
+                               for (const BlockCopy& copy : self.plan.copies)
+                                 copies.emplace_back(copy.source, copy.destination);
+                               return copies;
+                             })
+      .def_property_readonly("decisions", [](const Record& self) -> const std::vector<Decision>& {
+        return self.plan.decisions;
+      });
+}
+
+void register_sampled_tokens(py::module_& module) {
+  py::class_<SampledTokens>(module, "SampledTokens")
+      .def(py::init([](const Tokens& token_ids) {
+             auto sampled = std::make_unique<SampledTokens>();
+             for (const int32_t id : token_ids) sampled->rows.push_back({.token_id = id});
+             return sampled;
+           }),
+           "token_ids"_a)
+      .def_property_readonly("token_ids",
+                             [](const SampledTokens& self) {
+                               Tokens ids;
+                               for (const SampledToken& row : self.rows)
+                                 ids.push_back(row.token_id);
+                               return ids;
+                             })
+      .def(
+          "invalidate", [](SampledTokens& self, size_t row) { self.rows.at(row).is_valid = false; },
+          "row"_a, "A row whose logits were not finite: its sequence ends with an error.")
+      .def(
+          "set_logprob",
+          [](SampledTokens& self, size_t row, float logprob, int32_t rank) {
+            self.rows.at(row).logprob = logprob;
+            self.rows.at(row).rank = rank;
+          },
+          "row"_a, "logprob"_a, "rank"_a);
+  py::implicitly_convertible<py::list, SampledTokens>();
+}
+
+void register_sequence_record(py::module_& module) {
+  py::class_<SequenceRecord>(module, "SequenceRecord")
+      .def_readonly("request_id", &SequenceRecord::request_id)
+      .def_readonly("sample_index", &SequenceRecord::sample_index)
+      .def_readonly("state", &SequenceRecord::state)
+      .def_readonly("token_ids", &SequenceRecord::token_ids)
+      .def_readonly("num_prompt_tokens", &SequenceRecord::num_prompt_tokens)
+      .def_readonly("num_computed", &SequenceRecord::num_computed)
+      .def_readonly("num_scheduled", &SequenceRecord::num_scheduled)
+      .def_readonly("num_preemptions", &SequenceRecord::num_preemptions)
+      .def_readonly("block_table", &SequenceRecord::block_table);
+}
+
+}  // namespace
+
+void register_scheduler(py::module_& module) {
+  register_plan(module);
+  register_sampled_tokens(module);
+  register_sequence_record(module);
+  using Self = SteppedScheduler;
+  py::class_<Self>(module, "Scheduler")
+      .def(py::init<const SchedulerConfig&, const CacheConfig&, std::optional<Vocabulary>>(),
+           "config"_a, "cache"_a, "vocabulary"_a = py::none())
+      .def(
+          "add",
+          [](Self& self, RequestId request_id, Tokens prompt_token_ids,
+             const SamplingParams& params, int32_t priority, std::string cache_salt) {
+            self.add({.id = request_id,
+                      .prompt_token_ids = std::move(prompt_token_ids),
+                      .params = params,
+                      .priority = priority,
+                      .cache_salt = std::move(cache_salt)});
+          },
+          "request_id"_a, "prompt_token_ids"_a, "params"_a, "priority"_a = 0, "cache_salt"_a = "")
+      .def("schedule", &Self::schedule,
+           "The next step: who runs which tokens in which blocks. Empty when nothing can run.")
+      .def("commit", &Self::commit, "sampled"_a,
+           "Takes the token drawn for each of the plan's logit_rows, in order; returns the events.")
+      .def(
+          "abort", [](Self& self, RequestId id) { self.scheduler().abort(id); }, "request_id"_a,
+          "Ends a request; during a step, with its commit. An unknown id has finished.")
+      .def("preempt", &Self::preempt, "request_id"_a,
+           "Takes the blocks of a request's running sequences; they are computed again later.")
+      .def("fail", &Self::fail, "reason"_a,
+           "Ends all requests with an error, as a step that went wrong does.")
+      .def(
+          "take_events", [](Self& self) { return self.scheduler().take_events(); },
+          "The events of abort() and fail() that no commit has given out.")
+      .def("reset_prefix_cache", [](Self& self) { self.scheduler().reset_prefix_cache(); })
+      .def("has_unfinished", [](const Self& self) { return self.scheduler().has_unfinished(); })
+      .def(
+          "wake_us", &Self::wake_us,
+          "After an empty plan: when the next one may not be, though nothing arrives. None: never.")
+      .def_property_readonly("now_us", &Self::now_us)
+      .def("advance_us", &Self::advance_us, "delta_us"_a, "Lets time pass.")
+      .def("sequences", &Self::sequences,
+           "All unfinished sequences, running ones first, in the order of service.")
+      .def("metrics", &Self::metrics)
+      .def("ref_count", &Self::ref_count, "block"_a, "Sequences that refer to a block.")
+      .def(
+          "check_integrity", [](const Self& self) { self.scheduler().check_integrity(); },
+          "Raises InternalError unless blocks, sequences and queues agree.");
+}
+
+}  // namespace llmserve
