@@ -5,10 +5,12 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+import re
+from pathlib import Path
 
 import llmserve
 import pytest
-from llmserve import BlockAllocator
+from llmserve import Array, BlockAllocator
 
 MODULES = [
     module.name
@@ -22,13 +24,23 @@ def test_examples_of_a_module_give_what_they_say(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
-def test_examples_of_the_extension_give_what_they_say() -> None:
-    tests = doctest.DocTestFinder().find(BlockAllocator, "BlockAllocator", globs={})
+@pytest.mark.parametrize("thing", [Array, BlockAllocator], ids=lambda thing: thing.__name__)
+def test_examples_of_the_extension_give_what_they_say(thing: type) -> None:
+    tests = doctest.DocTestFinder().find(thing, thing.__name__, globs={})
     assert sum(len(test.examples) for test in tests) > 0
     runner = doctest.DocTestRunner()
     for test in tests:
         runner.run(test)
     assert runner.failures == 0
+
+
+def test_examples_of_the_page_on_ops_run() -> None:
+    pytest.importorskip("torch")
+    page = Path(__file__).parents[2] / "docs" / "ops.md"
+    examples = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        exec(example, {})
 
 
 @pytest.mark.parametrize("name", llmserve.__all__)
