@@ -29,7 +29,7 @@ class Kernel:
             elif message["msg_type"] == "error":
                 error = content["ename"]
                 self.traceback = "\n".join(content["traceback"])
-            elif message["msg_type"] == "display_data" and "image/png" in content["data"]:
+            elif "image/png" in content.get("data", ()):  # of display_data or execute_result
                 self.num_figures += 1
             elif message["msg_type"] == "status" and content["execution_state"] == "idle":
                 return "".join(text), error
