@@ -1,6 +1,6 @@
 """The engine's scheduler by itself, for teaching, research and simulation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from llmserve import _core
 from llmserve.arguments import boolean, describe, integer, text
@@ -99,3 +99,13 @@ class Scheduler(_core.Scheduler):
             integer("priority", priority, -(2**31)),
             text("cache_salt", cache_salt),
         )
+
+    def commit(self, sampled: _core.SampledTokens | Iterable[int]) -> list[_core.TokenEvent]:
+        """Takes one token id for each of the plan's logit_rows, in order: a list or an array, or
+        SampledTokens for log-probabilities and rows that are not valid. Returns the events.
+
+        Raises InvalidArgument, with nothing changed, for another number of tokens.
+        """
+        if not isinstance(sampled, _core.SampledTokens):
+            sampled = [integer("commit", token_id, 0) for token_id in sampled]
+        return super().commit(sampled)

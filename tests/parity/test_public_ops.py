@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -231,6 +232,17 @@ def test_calls_from_several_threads_wait_for_each_other(normal: Any) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_other_threads_of_python_run_while_a_kernel_does(normal: Any) -> None:
+    x, weight = normal(256, 1024), ops.pack_linear(normal(1024, 1024), backend="ref")
+    thread = threading.Thread(target=lambda: ops.linear(x, weight, backend="ref"))
+    thread.start()
+    num_naps = 0
+    while thread.is_alive():  # some tenths of a second
+        time.sleep(1e-3)
+        num_naps += 1
+    assert num_naps > 4  # with the GIL held: one or two
 
 
 def test_a_forked_child_has_kernels_of_its_own() -> None:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import gc
 
+import numpy as np
 import pytest
-from llmserve import InvalidArgument, SamplingParams, Scheduler, Tokenizer, demo_model_path
+from llmserve import (
+    InvalidArgument,
+    SamplingParams,
+    Scheduler,
+    Tokenizer,
+    demo_model_path,
+    ops,
+)
 
 
 def run_step(scheduler: Scheduler, token_id: int = 1) -> list[int]:
@@ -58,6 +66,20 @@ def test_a_plan_and_its_parts_may_be_kept() -> None:
     assert sequence.block_table == table
     assert decision.kind == "admitted"
     assert last.sequences[0].start_position == 249
+
+
+def test_tokens_go_in_as_arrays_too() -> None:
+    scheduler = Scheduler(num_blocks=4)
+    scheduler.add(0, np.array([5, 6]), SamplingParams(n=2))
+    scheduler.schedule()
+    events = scheduler.commit(ops.sample(np.eye(2, dtype=np.float32), temperature=0.0))
+    assert [event.token_ids for event in events] == [[0], [1]]
+    scheduler.schedule()
+    with pytest.raises(InvalidArgument, match=r"expected 2 token ids, .* got 1"):
+        scheduler.commit([3])
+    with pytest.raises(InvalidArgument, match="commit must be an integer, got 'a'"):
+        scheduler.commit(["a", "b"])
+    assert [event.token_ids for event in scheduler.commit((3, 4))] == [[3], [4]]
 
 
 def test_policies_go_by_name_and_differ() -> None:
