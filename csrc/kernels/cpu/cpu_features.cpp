@@ -1,5 +1,9 @@
 #include "kernels/cpu/cpu_features.h"
 
+#ifdef LLMSERVE_X86
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 #include <sstream>
 
@@ -11,10 +15,14 @@ namespace {
 bool can_always_run() { return true; }
 
 #ifdef LLMSERVE_X86
+// Clang's builtin does not know it before version 16.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
 // The compilers' builtins look at what the operating system saves, too.
 bool can_run_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 bool can_run_avx512() {
   return can_run_avx2() && __builtin_cpu_supports("avx512f") &&
