@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import checkpoints
@@ -17,7 +20,7 @@ from llmserve import (
     SamplingParams,
     _core,
 )
-from offline import GREEDY, LONG, generate, memory_bytes, tokens
+from offline import DEADLINE_S, GREEDY, LONG, generate, memory_bytes, tokens
 
 KV_BYTES = 2**25
 # What a measurement of resident pages may be off by: allocators keep some.
@@ -145,6 +148,38 @@ def test_bad_arguments_are_refused_by_name(llm: LLM) -> None:
     with pytest.raises(InvalidArgument, match="tags must be of 'weights' and 'kv_cache', got 'kv'"):
         llm.wake_up(["kv"])
     assert not llm.is_sleeping()
+
+
+def test_requests_and_sleep_race_and_each_is_answered_or_refused(checkpoint: Path) -> None:
+    answers: list[list[int]] = []
+    refusals: list[str] = []
+    is_done = threading.Event()
+    with LLM(checkpoint, num_threads=1) as llm:
+        (expected,) = tokens(generate(llm, "hello"))
+
+        def ask() -> None:
+            while not is_done.is_set():
+                try:
+                    answers.extend(tokens(generate(llm, "hello")))
+                except InvalidArgument as error:
+                    refusals.append(str(error))
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + DEADLINE_S
+        for _ in range(20):
+            while not llm.is_sleeping():
+                assert time.monotonic() < deadline
+                with contextlib.suppress(InvalidArgument):
+                    llm.sleep(2)
+            llm.wake_up()
+        is_done.set()
+        for thread in threads:
+            thread.join()
+        answers.extend(tokens(generate(llm, "hello")))
+    assert all(answer == expected for answer in answers)
+    assert all("is asleep" in refusal for refusal in refusals)
 
 
 def test_an_async_llm_sleeps_too(checkpoint: Path) -> None:
