@@ -71,12 +71,28 @@ T get(const py::dict& dict, const char* key, T fallback) {
   return dict.contains(key) ? dict[key].cast<T>() : fallback;
 }
 
-py::list sample(Backend& backend, const py::array& logits, const std::vector<py::dict>& params) {
-  std::vector<SampleRow> rows;
-  std::vector<std::vector<int32_t>> banned;
-  banned.reserve(params.size());
-  for (const py::dict& param : params) {
-    banned.push_back(get(param, "banned_token_ids", std::vector<int32_t>{}));
+// Owns what a SampleRow points to.
+struct OwnedSampleRow {
+  std::vector<TokenBias> biases;
+  std::vector<uint32_t> allowed;
+  std::vector<int32_t> banned_token_ids;
+  std::vector<TokenCount> counts;
+  std::vector<int32_t> reported_token_ids;
+  std::optional<py::array> draw_logits;
+
+  explicit OwnedSampleRow(const py::dict& param)
+      : allowed(get(param, "allowed", std::vector<uint32_t>{})),
+        banned_token_ids(get(param, "banned_token_ids", std::vector<int32_t>{})),
+        reported_token_ids(get(param, "reported_token_ids", std::vector<int32_t>{})),
+        draw_logits(get(param, "draw_logits", std::optional<py::array>{})) {
+    using Biases = std::vector<std::pair<int32_t, float>>;
+    using Counts = std::vector<std::tuple<int32_t, int32_t, bool>>;
+    for (const auto& [id, bias] : get(param, "biases", Biases{})) biases.push_back({id, bias});
+    for (const auto& [id, num_generated, is_in_prompt] : get(param, "counts", Counts{}))
+      counts.push_back({id, num_generated, is_in_prompt});
+  }
+
+  SampleRow row(const py::dict& param) const {
     SampleRow row;
     row.temperature = get(param, "temperature", row.temperature);
     row.top_k = get(param, "top_k", row.top_k);
@@ -84,10 +100,33 @@ py::list sample(Backend& backend, const py::array& logits, const std::vector<py:
     row.min_p = get(param, "min_p", row.min_p);
     row.seed = get(param, "seed", row.seed);
     row.position = get(param, "position", row.position);
+    if (draw_logits) row.draw_logits = in(*draw_logits);
+    row.biases = biases;
+    row.allowed = allowed;
+    row.banned_token_ids = banned_token_ids;
+    row.counts = counts;
+    row.repetition_penalty = get(param, "repetition_penalty", row.repetition_penalty);
+    row.frequency_penalty = get(param, "frequency_penalty", row.frequency_penalty);
+    row.presence_penalty = get(param, "presence_penalty", row.presence_penalty);
+    row.forced_token_id = get(param, "forced_token_id", row.forced_token_id);
     row.num_top = get(param, "num_top", row.num_top);
-    row.banned_token_ids = banned.back();
-    rows.push_back(row);
+    row.reported_token_ids = reported_token_ids;
+    return row;
   }
+};
+
+py::list top_list(const std::vector<TopToken>& tokens) {
+  py::list result;
+  for (const TopToken& token : tokens)
+    result.append(py::make_tuple(token.token_id, token.logprob, token.rank));
+  return result;
+}
+
+py::list sample(Backend& backend, const py::array& logits, const std::vector<py::dict>& params) {
+  std::vector<OwnedSampleRow> owned;
+  owned.reserve(params.size());
+  std::vector<SampleRow> rows;
+  for (const py::dict& param : params) rows.push_back(owned.emplace_back(param).row(param));
   std::vector<SampledRow> sampled(rows.size());
   const ConstTensor x = in(logits);
   {
@@ -96,15 +135,14 @@ py::list sample(Backend& backend, const py::array& logits, const std::vector<py:
   }
   py::list result;
   for (const SampledRow& row : sampled) {
-    py::list top;
-    for (const TopToken& token : row.top)
-      top.append(py::make_tuple(token.token_id, token.logprob, token.rank));
     py::dict dict;
     dict["token_id"] = row.token_id;
     dict["logprob"] = row.logprob;
     dict["rank"] = row.rank;
     dict["is_valid"] = row.is_valid;
-    dict["top"] = top;
+    dict["is_raw_valid"] = row.is_raw_valid;
+    dict["top"] = top_list(row.top);
+    dict["reported"] = top_list(row.reported);
     result.append(dict);
   }
   return result;

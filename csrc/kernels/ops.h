@@ -142,7 +142,20 @@ struct GatherRowsArgs {
   Tensor out;                     // [S, E]
 };
 
-// How one row's token is drawn.
+struct TokenBias {
+  int32_t token_id = 0;
+  float bias = 0;
+};
+
+// A token that the sequence has already.
+struct TokenCount {
+  int32_t token_id = 0;
+  int32_t num_generated = 0;  // times in the output
+  bool is_in_prompt = false;
+};
+
+// How one row's token is drawn. Ids are in [0, V) unless said otherwise, and each list names an id
+// once.
 struct SampleRow {
   float temperature = 1.0f;  // < 1e-5: greedy, ties to the lowest id
   int32_t top_k = 0;         // <= 0: all
@@ -150,9 +163,21 @@ struct SampleRow {
   float min_p = 0.0f;
   uint64_t seed = 0;
   int64_t position = 0;  // of the token to be drawn
+
+  // Edits of the draw's copy of the row, in this order; the logprobs are of the raw logits.
+  ConstTensor draw_logits;  // [V] f32 in host memory: drawn from in place of the row; or none
+  std::span<const TokenBias> biases;          // added
+  std::span<const uint32_t> allowed;          // [ceil(V / 32)]: token i may be drawn if bit i % 32
+                                              // of word i / 32 is set; empty: all
+  std::span<const int32_t> banned_token_ids;  // not to be drawn; ids outside [0, V) are ignored
+  std::span<const TokenCount> counts;         // what the penalties are of
+  float repetition_penalty = 1.0f;            // > 0: divides positive logits, multiplies others
+  float frequency_penalty = 0.0f;             // a time in the output
+  float presence_penalty = 0.0f;              // once for a token in the output
+  int32_t forced_token_id = -1;               // >= 0: the token, whatever all else says
+
   int32_t num_top = -1;  // most likely tokens to report; -1: no logprobs at all
-  std::span<const int32_t> banned_token_ids;  // taken out before the draw, not from the logprobs;
-                                              // ids outside [0, V) are ignored
+  std::span<const int32_t> reported_token_ids;  // reported as well, if num_top >= 0
 };
 
 struct TopToken {
@@ -165,18 +190,25 @@ struct SampledRow {
   int32_t token_id = 0;
   float logprob = 0;          // x_i - logsumexp(x) of the raw logits; set when num_top >= 0
   int32_t rank = 0;           // 1 + the number of tokens with a larger logit; likewise
-  bool is_valid = true;       // false if a logit is NaN or +inf, or none is finite
+  bool is_valid = true;       // false if a logit, raw or edited, is NaN or +inf, or none is finite
+  bool is_raw_valid = true;   // the same of the raw logits alone
   std::vector<TopToken> top;  // [min(num_top, V)] best first, ties to the lowest id
+  std::vector<TopToken> reported;  // [reported_token_ids] likewise
 };
 
-// Draws one token a row. Among the tokens that are not banned: z = (logit - max logit) /
-// temperature; then min-p (keep exp(z) >= min_p), top-k (keep z >= the k-th largest; ties at the
-// threshold stay), top-p (of what is left: keep the tokens whose weight is at least the largest
-// threshold at which the kept mass reaches top_p of the whole; weights are floor(exp(z) * 2^30), so
-// that no order of summation matters). The token is the argmax over the kept of z_i + g_i, ties to
-// the lowest id, with Gumbel noise g_i = -log(-log(u)), u from (seed, position, token id):
-// core/math/noise.inc. A row whose tokens are all banned or -inf is not valid. Gumbel-max: Maddison
-// et al. 2014; counter-based noise: Salmon et al. 2011 (Philox).
+// Draws one token a row, from a copy x of its logits that is edited first: x = draw_logits, where
+// given; x_i += bias; x_i = -inf where not allowed or banned; for each of `counts` x_i = x_i / r
+// or, unless x_i > 0, x_i * r with r the repetition penalty, then x_i -= frequency_penalty *
+// num_generated, then x_i -= presence_penalty if num_generated > 0, each operation rounded to f32.
+// Repetition: Keskar et al. 2019, section 4.1.
+//
+// Then z = (x - max x) / temperature; then min-p (keep exp(z) >= min_p), top-k (keep z >= the k-th
+// largest; ties at the threshold stay), top-p (of what is left: keep the tokens whose weight is at
+// least the largest threshold at which the kept mass reaches top_p of the whole; weights are
+// floor(exp(z) * 2^30), so that no order of summation matters). The token is the argmax over the
+// kept of z_i + g_i, ties to the lowest id, with Gumbel noise g_i = -log(-log(u)), u from (seed,
+// position, token id): core/math/noise.inc. A row whose x are all -inf is not valid. Gumbel-max:
+// Maddison et al. 2014; counter-based noise: Salmon et al. 2011 (Philox).
 struct SampleArgs {
   ConstTensor logits;               // [S, V]
   std::span<const SampleRow> rows;  // [S]

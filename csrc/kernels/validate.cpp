@@ -47,6 +47,31 @@ void check_norm(std::string_view op, const ConstTensor& weight, int64_t width, f
   if (!(eps >= 0)) refuse(concat(op, ".eps"), concat("expected a number >= 0, got ", eps));
 }
 
+void check_sample_row(const SampleRow& row, int64_t vocabulary) {
+  if (!(row.temperature >= 0) || !std::isfinite(row.temperature)) {
+    refuse("sample.rows.temperature",
+           concat("expected a finite number >= 0, got ", row.temperature));
+  }
+  if (!(row.repetition_penalty > 0) || !std::isfinite(row.repetition_penalty)) {
+    refuse("sample.rows.repetition_penalty",
+           concat("expected a finite number > 0, got ", row.repetition_penalty));
+  }
+  if (row.draw_logits) {
+    check_tensor("sample.rows.draw_logits", row.draw_logits, {{"V", vocabulary}}, {DType::kF32});
+  }
+  if (!row.allowed.empty())
+    check_length("sample.rows.allowed", row.allowed.size(), (vocabulary + 31) / 32);
+  const auto check_id = [&](const char* field, int32_t id) {
+    if (id < 0 || id >= vocabulary)
+      refuse(field, concat("expected token ids in [0, ", vocabulary, "), got ", id));
+  };
+  for (const TokenBias& bias : row.biases) check_id("sample.rows.biases", bias.token_id);
+  for (const TokenCount& count : row.counts) check_id("sample.rows.counts", count.token_id);
+  check_indices("sample.rows.reported_token_ids", row.reported_token_ids, 0, vocabulary);
+  if (row.forced_token_id >= vocabulary)
+    check_id("sample.rows.forced_token_id", row.forced_token_id);
+}
+
 }  // namespace
 
 void validate(const EmbeddingArgs& args) {
@@ -171,12 +196,7 @@ void validate(const SampleArgs& args) {
   check_length("sample.rows", args.rows.size(), args.logits.shape[0]);
   check_length("sample.out", args.out.size(), args.logits.shape[0]);
   if (args.logits.shape[1] == 0) refuse("sample.logits", "expected a vocabulary, got V=0");
-  for (const SampleRow& row : args.rows) {
-    if (!(row.temperature >= 0) || !std::isfinite(row.temperature)) {
-      refuse("sample.rows.temperature",
-             concat("expected a finite number >= 0, got ", row.temperature));
-    }
-  }
+  for (const SampleRow& row : args.rows) check_sample_row(row, args.logits.shape[1]);
 }
 
 }  // namespace llmserve

@@ -3,6 +3,7 @@
 // Python and links statically, so that it also runs in an emulated machine (run_emulated.sh).
 //
 //   isa_check [--threads N] [ISA …]     the named sets only, and all of them must run
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -399,6 +400,12 @@ void check_attention(Checker& check) {
 
 void check_sampling_case(Checker& check, int64_t vocabulary, bool has_ties) {
   const std::vector<int32_t> banned{0, static_cast<int32_t>(vocabulary / 2), -3, 1 << 30};
+  const std::vector<TokenBias> biases{{0, 3.5f}, {static_cast<int32_t>(vocabulary - 1), -2.0f}};
+  const std::vector<TokenCount> counts{{static_cast<int32_t>(vocabulary / 3), 2, true},
+                                       {static_cast<int32_t>(vocabulary - 1), 0, true}};
+  std::vector<uint32_t> allowed(static_cast<size_t>((vocabulary + 31) / 32), 0xa5a5a5a5u);
+  if (allowed.size() > 2) allowed[1] = 0xffffffffu;
+  const std::vector<int32_t> reported{static_cast<int32_t>(vocabulary / 2), 0};
   std::vector<SampleRow> rows;
   for (const float temperature : {0.0f, 0.7f, 1.0f, 3.0f}) {
     for (int filter = 0; filter < 6; ++filter) {
@@ -411,6 +418,13 @@ void check_sampling_case(Checker& check, int64_t vocabulary, bool has_ties) {
       if (filter == 2 || filter == 5) row.top_p = 0.8f;
       if (filter == 3 || filter == 5) row.min_p = 0.05f;
       if (filter == 4 || filter == 5) row.banned_token_ids = banned;
+      if (filter == 2 || filter == 4) row.allowed = allowed;
+      if (filter == 1 || filter == 4) row.biases = biases;
+      if (filter == 3 || filter == 4) row.counts = counts;
+      row.repetition_penalty = 1.5f;
+      row.frequency_penalty = 0.25f;
+      row.presence_penalty = -0.5f;
+      row.reported_token_ids = reported;
       rows.push_back(row);
     }
   }
@@ -437,11 +451,12 @@ void check_sampling_case(Checker& check, int64_t vocabulary, bool has_ties) {
     bool same = a.is_valid == b.is_valid;
     if (!same || !b.is_valid) return same;
     same = a.token_id == b.token_id && a.rank == b.rank && near(a.logprob, b.logprob) &&
-           a.top.size() == b.top.size();
-    for (size_t i = 0; same && i < b.top.size(); ++i)
-      same = a.top[i].token_id == b.top[i].token_id && a.top[i].rank == b.top[i].rank &&
-             near(a.top[i].logprob, b.top[i].logprob);
-    return same;
+           a.top.size() == b.top.size() && a.reported.size() == b.reported.size();
+    const auto agree_on = [&](const TopToken& x, const TopToken& y) {
+      return x.token_id == y.token_id && x.rank == y.rank && near(x.logprob, y.logprob);
+    };
+    return same && std::ranges::equal(a.top, b.top, agree_on) &&
+           std::ranges::equal(a.reported, b.reported, agree_on);
   };
   const std::vector<SampledRow> want = run(*check.ref, 0, count);
   for (const Isa& isa : check.isas) {

@@ -82,7 +82,7 @@ def kept_tokens(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> set[i
     """The tokens that min-p, top-k and top-p leave, one after another."""
     z = logits.astype(np.float64)
     z = (z - z.max()) / temperature
-    kept = np.exp(z) >= min_p
+    kept = (np.exp(z) >= min_p) & (z > -np.inf)
     if 0 < top_k < z.size:
         kept &= z >= np.sort(np.where(kept, z, -np.inf))[::-1][top_k - 1]
     if top_p < 1:
@@ -91,6 +91,48 @@ def kept_tokens(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> set[i
         count = int(np.searchsorted(np.cumsum(order), top_p * weights.sum()))
         kept &= weights >= order[count]
     return set(np.flatnonzero(kept).tolist())
+
+
+def edited_logits(
+    logits,
+    biases=(),
+    allowed=(),
+    banned_token_ids=(),
+    counts=(),
+    repetition_penalty=1.0,
+    frequency_penalty=0.0,
+    presence_penalty=0.0,
+    **_,
+):
+    """The copy of a row that the token is drawn from, in float32 as the op says."""
+    x = logits.astype(np.float32).copy()
+    for token_id, bias in biases:
+        x[token_id] += np.float32(bias)
+    if allowed:
+        for token_id in range(x.size):
+            if not allowed[token_id // 32] >> (token_id % 32) & 1:
+                x[token_id] = -np.inf
+    x[list(banned_token_ids)] = -np.inf
+    repetition = np.float32(repetition_penalty)
+    for token_id, num_generated, _is_in_prompt in counts:
+        value = x[token_id]
+        value = value / repetition if value > 0 else value * repetition
+        value -= np.float32(frequency_penalty) * np.float32(num_generated)
+        if num_generated > 0:
+            value -= np.float32(presence_penalty)
+        x[token_id] = value
+    return x
+
+
+def draw_scores(x, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, position=0, **_):
+    """What the drawn token is the argmax of."""
+    x = x.astype(np.float64)
+    if temperature < 1e-5:
+        return x
+    kept = sorted(kept_tokens(x, temperature, top_k, top_p, min_p))
+    scores = np.full(x.size, -np.inf)
+    scores[kept] = (x / temperature + gumbel_noise(x.size, seed, position))[kept]
+    return scores
 
 
 def philox4x32(counter: list[int], seed: int) -> list[int]:

@@ -1,4 +1,4 @@
-// Sampling: rows go to threads; filters narrow z, and then the noise decides.
+// Sampling: rows go to threads; edits and filters narrow z, and then the noise decides.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -17,6 +17,29 @@ struct SampleScratch {
   uint32_t* keys;
   uint32_t* selected;
 };
+
+bool has_edits(const SampleRow& row) {
+  return row.draw_logits || !row.biases.empty() || !row.allowed.empty() ||
+         !row.banned_token_ids.empty() || !row.counts.empty();
+}
+
+float penalized(float value, const TokenCount& count, const SampleRow& row) {
+  value = value > 0 ? value / row.repetition_penalty : value * row.repetition_penalty;
+  value -= row.frequency_penalty * static_cast<float>(count.num_generated);
+  return count.num_generated > 0 ? value - row.presence_penalty : value;
+}
+
+void edit(const cpu::KernelTable& kernels, const float* x, int64_t n, const SampleRow& row,
+          float* z) {
+  const float* start = row.draw_logits ? row.draw_logits.as<float>() : x;
+  std::copy(start, start + n, z);
+  for (const TokenBias& bias : row.biases) z[bias.token_id] += bias.bias;
+  if (!row.allowed.empty()) kernels.keep_allowed(z, n, row.allowed.data());
+  for (const int32_t id : row.banned_token_ids)
+    if (id >= 0 && id < n) z[id] = kMinusInf;
+  for (const TokenCount& count : row.counts)
+    z[count.token_id] = penalized(z[count.token_id], count, row);
+}
 
 // What the filters take out becomes -inf.
 void keep_top_k(const SampleScratch& s, int64_t n, int32_t k) {
@@ -49,14 +72,19 @@ int64_t draw(const cpu::KernelTable& kernels, const float* x, int64_t n, const c
   return kernels.gumbel_argmax(s.z, n, row.seed, row.position, largest.idx);
 }
 
+struct IsBetter {
+  const float* x;
+  bool operator()(const TopToken& a, const TopToken& b) const {
+    return x[a.token_id] != x[b.token_id] ? x[a.token_id] > x[b.token_id] : a.token_id < b.token_id;
+  }
+};
+
 // The best `top.size()` tokens, best first; a heap of them is kept with the worst in front, and
 // only logits above it are looked at.
 void find_top(const cpu::KernelTable& kernels, const float* x, int64_t n,
               std::vector<TopToken>& top) {
   if (top.empty()) return;
-  const auto is_better = [&](const TopToken& a, const TopToken& b) {
-    return x[a.token_id] != x[b.token_id] ? x[a.token_id] > x[b.token_id] : a.token_id < b.token_id;
-  };
+  const IsBetter is_better{x};
   for (size_t i = 0; i < top.size(); ++i) top[i].token_id = static_cast<int32_t>(i);
   std::make_heap(top.begin(), top.end(), is_better);
   int64_t i = static_cast<int64_t>(top.size());
@@ -66,6 +94,22 @@ void find_top(const cpu::KernelTable& kernels, const float* x, int64_t n,
     std::push_heap(top.begin(), top.end(), is_better);
   }
   std::sort_heap(top.begin(), top.end(), is_better);
+}
+
+// Ranks of `reported`, best first, in one pass: a token of the row stands before all those that it
+// beats, so it is counted at the first of them.
+void rank_reported(const cpu::KernelTable& kernels, const float* x, int64_t n,
+                   std::vector<TopToken>& reported) {
+  if (reported.empty()) return;
+  const float worst = x[reported.back().token_id];
+  for (TopToken& token : reported) token.rank = 0;
+  for (int64_t i = 0; (i = kernels.next_greater(x, i, n, worst)) < n; ++i) {
+    const auto first_beaten = std::partition_point(
+        reported.begin(), reported.end(), [&](const TopToken& t) { return x[t.token_id] >= x[i]; });
+    ++first_beaten->rank;
+  }
+  int32_t rank = 1;
+  for (TopToken& token : reported) token.rank = rank += token.rank;
 }
 
 void report_logprobs(const cpu::KernelTable& kernels, const float* x, int64_t n, float max,
@@ -81,30 +125,39 @@ void report_logprobs(const cpu::KernelTable& kernels, const float* x, int64_t n,
     const bool is_tied = i > 0 && x[out.top[i - 1].token_id] == x[token.token_id];
     token.rank = is_tied ? out.top[i - 1].rank : static_cast<int32_t>(i) + 1;
   }
+  std::sort(out.reported.begin(), out.reported.end(), IsBetter{x});
+  rank_reported(kernels, x, n, out.reported);
+  for (TopToken& token : out.reported) token.logprob = x[token.token_id] - max - log_sum;
+}
+
+// Picks the row's token; false if there is none to pick.
+bool choose(const cpu::KernelTable& kernels, const float* x, int64_t n, const cpu::RowMax& raw,
+            const SampleRow& row, const SampleScratch& s, int32_t& token_id) {
+  token_id = row.forced_token_id;
+  if (token_id >= 0) return true;
+  cpu::RowMax largest = raw;
+  if (has_edits(row)) {
+    edit(kernels, x, n, row, s.z);
+    x = s.z;
+    largest = kernels.row_max(x, n);
+    if (!largest.has_no_bad || largest.max == kMinusInf) return false;
+  }
+  const bool is_greedy = row.temperature < kGreedyTemperature;
+  token_id = static_cast<int32_t>(is_greedy ? largest.idx : draw(kernels, x, n, largest, row, s));
+  return true;
 }
 
 void sample_row(const cpu::KernelTable& kernels, const float* x, int64_t n, const SampleRow& row,
                 const SampleScratch& s, SampledRow& out) {
   const cpu::RowMax raw = kernels.row_max(x, n);
-  const float* allowed = x;
-  cpu::RowMax largest = raw;
-  if (!row.banned_token_ids.empty()) {
-    std::copy(x, x + n, s.z);
-    for (const int32_t id : row.banned_token_ids)
-      if (id >= 0 && id < n) s.z[id] = kMinusInf;
-    allowed = s.z;
-    largest = kernels.row_max(s.z, n);
-  }
-  out.is_valid = raw.has_no_bad && largest.max != kMinusInf;
+  out.is_raw_valid = raw.has_no_bad && raw.max != kMinusInf;
+  out.is_valid = out.is_raw_valid && choose(kernels, x, n, raw, row, s, out.token_id);
   if (!out.is_valid) {
     out.top.clear();
-    return;
+    out.reported.clear();
+  } else if (row.num_top >= 0) {
+    report_logprobs(kernels, x, n, raw.max, out);
   }
-  const int64_t token = row.temperature < kGreedyTemperature
-                            ? largest.idx
-                            : draw(kernels, allowed, n, largest, row, s);
-  out.token_id = static_cast<int32_t>(token);
-  if (row.num_top >= 0) report_logprobs(kernels, x, n, raw.max, out);
 }
 
 }  // namespace
@@ -113,8 +166,12 @@ void CpuBackend::sample(const SampleArgs& args) {
   validate(args);
   const int64_t n = args.logits.shape[1];
   for (size_t i = 0; i < args.out.size(); ++i) {  // here, since threads may not throw
+    const SampleRow& row = args.rows[i];
     args.out[i] = SampledRow{};
-    args.out[i].top.resize(static_cast<size_t>(std::clamp<int64_t>(args.rows[i].num_top, 0, n)));
+    args.out[i].top.resize(static_cast<size_t>(std::clamp<int64_t>(row.num_top, 0, n)));
+    if (row.num_top < 0) continue;
+    for (const int32_t id : row.reported_token_ids)
+      args.out[i].reported.push_back({.token_id = id});
   }
   reserve_scratch(n * 3 * static_cast<int64_t>(sizeof(float)));
   pool_.parallel_for(args.logits.shape[0], 1, [&](int64_t begin, int64_t end, int thread_idx) {

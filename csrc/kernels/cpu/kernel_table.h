@@ -93,6 +93,8 @@ struct KernelTable {
   void (*rotary)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
 
   // Sampling.
+  // z = -inf where bit i % 32 of allowed[i / 32] is not set.
+  void (*keep_allowed)(float* z, int64_t n, const uint32_t* allowed);
   RowMax (*row_max)(const float* x, int64_t n);
   float (*log_sum_exp)(const float* x, int64_t n, float max);  // log(sum exp(x - max))
   void (*scale_logits)(const float* x, int64_t n, float max, float temperature,

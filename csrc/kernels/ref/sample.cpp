@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "kernels/ref/ref_backend.h"
@@ -55,48 +57,88 @@ void keep_top_p(std::vector<float>& z, float top_p) {
     if (weights[i] < threshold) z[i] = kMinusInf;
 }
 
-// Reports the logprobs of the raw logits; double is allowed in the sum.
-void report_logprobs(const float* x, int64_t vocabulary, int32_t num_top, SampledRow& out) {
-  const float max = *std::max_element(x, x + vocabulary);
-  double sum = 0;
-  for (int64_t i = 0; i < vocabulary; ++i) sum += static_cast<double>(ref::v_exp(x[i] - max));
-  const float log_sum = static_cast<float>(std::log(sum));
-  const auto logprob = [&](int64_t i) { return x[i] - max - log_sum; };
-  const auto rank = [&](int64_t i) {
-    return 1 + static_cast<int32_t>(
-                   std::count_if(x, x + vocabulary, [&](float other) { return other > x[i]; }));
-  };
-  out.logprob = logprob(out.token_id);
-  out.rank = rank(out.token_id);
-  std::vector<int32_t> ids(static_cast<size_t>(vocabulary));
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
-  std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return x[a] > x[b]; });
-  ids.resize(std::min(ids.size(), static_cast<size_t>(num_top)));
-  for (const int32_t id : ids) out.top.push_back({id, logprob(id), rank(id)});
+float penalized(float value, const TokenCount& count, const SampleRow& row) {
+  value = value > 0 ? value / row.repetition_penalty : value * row.repetition_penalty;
+  const float frequency = row.frequency_penalty * static_cast<float>(count.num_generated);
+  value -= frequency;
+  if (count.num_generated > 0) value -= row.presence_penalty;
+  return value;
 }
 
-void sample_row(const float* x, int64_t vocabulary, const SampleRow& row, SampledRow& out) {
-  out = SampledRow{};
-  std::vector<float> z(x, x + vocabulary);
+// The copy of a row that its token is drawn from.
+std::vector<float> edited(const float* x, int64_t vocabulary, const SampleRow& row) {
+  const float* start = row.draw_logits ? row.draw_logits.as<float>() : x;
+  std::vector<float> z(start, start + vocabulary);
+  for (const TokenBias& bias : row.biases) z[static_cast<size_t>(bias.token_id)] += bias.bias;
+  for (size_t i = 0; i < z.size() && !row.allowed.empty(); ++i)
+    if ((row.allowed[i / 32] >> (i % 32) & 1) == 0) z[i] = kMinusInf;
   for (const int32_t id : row.banned_token_ids)
     if (id >= 0 && id < vocabulary) z[static_cast<size_t>(id)] = kMinusInf;
-  const float max = *std::max_element(z.begin(), z.end());
-  const auto is_bad = [](float value) { return std::isnan(value) || value == -kMinusInf; };
-  out.is_valid = std::none_of(x, x + vocabulary, is_bad) && max != kMinusInf;
-  if (!out.is_valid) return;
+  for (const TokenCount& count : row.counts) {
+    float& value = z[static_cast<size_t>(count.token_id)];
+    value = penalized(value, count, row);
+  }
+  return z;
+}
 
-  std::vector<float> scores = z;
+bool is_bad(float value) { return std::isnan(value) || value == -kMinusInf; }
+
+bool can_draw(const float* x, int64_t vocabulary) {
+  return std::none_of(x, x + vocabulary, is_bad) &&
+         std::any_of(x, x + vocabulary, [](float value) { return value != kMinusInf; });
+}
+
+int32_t draw(std::vector<float> z, const SampleRow& row) {
   if (row.temperature >= kGreedyTemperature) {
+    const float max = *std::max_element(z.begin(), z.end());
     for (float& value : z) value = (value - max) / row.temperature;
     if (row.min_p > 0) keep_min_p(z, row.min_p);
     keep_top_k(z, row.top_k);
     keep_top_p(z, row.top_p);
-    for (size_t i = 0; i < z.size(); ++i)
-      scores[i] = z[i] + gumbel_noise(static_cast<int32_t>(i), row);
+    for (size_t i = 0; i < z.size(); ++i) z[i] += gumbel_noise(static_cast<int32_t>(i), row);
   }
-  out.token_id =
-      static_cast<int32_t>(std::max_element(scores.begin(), scores.end()) - scores.begin());
-  if (row.num_top >= 0) report_logprobs(x, vocabulary, row.num_top, out);
+  return static_cast<int32_t>(std::max_element(z.begin(), z.end()) - z.begin());
+}
+
+// Reports the logprobs of the raw logits; double is allowed in the sum.
+void report_logprobs(const float* x, int64_t vocabulary, const SampleRow& row, SampledRow& out) {
+  const float max = *std::max_element(x, x + vocabulary);
+  double sum = 0;
+  for (int64_t i = 0; i < vocabulary; ++i) sum += static_cast<double>(ref::v_exp(x[i] - max));
+  const float log_sum = static_cast<float>(std::log(sum));
+  const auto report = [&](int32_t id) {
+    const auto is_better = [&](float other) { return other > x[id]; };
+    const auto num_better = std::count_if(x, x + vocabulary, is_better);
+    return TopToken{id, x[id] - max - log_sum, 1 + static_cast<int32_t>(num_better)};
+  };
+  const auto best_first = [&](std::vector<int32_t> ids) {
+    std::ranges::sort(ids);
+    std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return x[a] > x[b]; });
+    return ids;
+  };
+  const TopToken sampled = report(out.token_id);
+  out.logprob = sampled.logprob;
+  out.rank = sampled.rank;
+  std::vector<int32_t> all(static_cast<size_t>(vocabulary));
+  std::iota(all.begin(), all.end(), 0);
+  std::vector<int32_t> top = best_first(std::move(all));
+  top.resize(std::min(top.size(), static_cast<size_t>(row.num_top)));
+  for (const int32_t id : top) out.top.push_back(report(id));
+  const std::span<const int32_t> named = row.reported_token_ids;
+  for (const int32_t id : best_first({named.begin(), named.end()}))
+    out.reported.push_back(report(id));
+}
+
+void sample_row(const float* x, int64_t vocabulary, const SampleRow& row, SampledRow& out) {
+  out = SampledRow{};
+  out.token_id = row.forced_token_id;
+  out.is_valid = out.is_raw_valid = can_draw(x, vocabulary);
+  if (out.is_valid && row.forced_token_id < 0) {
+    const std::vector<float> z = edited(x, vocabulary, row);
+    out.is_valid = can_draw(z.data(), vocabulary);
+    if (out.is_valid) out.token_id = draw(z, row);
+  }
+  if (out.is_valid && row.num_top >= 0) report_logprobs(x, vocabulary, row, out);
 }
 
 }  // namespace
