@@ -50,13 +50,16 @@ void register_text(py::module_& testing) {
   py::class_<OwnedStopChecker>(testing, "StopChecker")
       .def(py::init([](const std::vector<std::string>& bytes_by_id,
                        const std::vector<std::string>& stop, const Tokens& special_token_ids,
-                       bool skip_special_tokens, bool include_stop_str_in_output) {
+                       bool skip_special_tokens, bool spaces_between_special_tokens,
+                       bool include_stop_str_in_output) {
              return std::make_unique<OwnedStopChecker>(
                  bytes_by_id, special_token_ids, stop,
-                 StopChecker::Options{skip_special_tokens, include_stop_str_in_output});
+                 StopChecker::Options{skip_special_tokens, spaces_between_special_tokens,
+                                      include_stop_str_in_output});
            }),
            py::arg("bytes_by_id"), py::kw_only(), py::arg("stop") = std::vector<std::string>(),
            py::arg("special_token_ids") = Tokens(), py::arg("skip_special_tokens") = true,
+           py::arg("spaces_between_special_tokens") = true,
            py::arg("include_stop_str_in_output") = false)
       .def(
           "append",

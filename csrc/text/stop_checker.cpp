@@ -23,13 +23,24 @@ StopChecker::StopChecker(const Vocabulary& vocabulary, const StopStrings& stops,
 
 std::optional<size_t> StopChecker::append(int32_t token_id, bool can_stop, std::string& text) {
   if (options_.skip_special_tokens && vocabulary_->is_special(token_id)) return std::nullopt;
-  const std::string_view bytes = vocabulary_->bytes(token_id);
+  const std::string_view bytes = text_of(token_id);
   if (stops_->size() == 0) {
     decoder_.append(bytes, text);
     return std::nullopt;
   }
   decoder_.append(bytes, held_);
   return scan(can_stop, text);
+}
+
+std::string_view StopChecker::text_of(int32_t token_id) {
+  std::string_view bytes = vocabulary_->bytes(token_id);
+  const bool is_special = vocabulary_->is_special(token_id);
+  if (!options_.spaces_between_special_tokens && is_special && was_special_ &&
+      bytes.starts_with(' ')) {
+    bytes.remove_prefix(1);
+  }
+  was_special_ = is_special;
+  return bytes;
 }
 
 std::optional<size_t> StopChecker::flush(std::string& text) {

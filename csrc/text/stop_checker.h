@@ -54,6 +54,7 @@ class StopChecker {
  public:
   struct Options {
     bool skip_special_tokens = true;
+    bool spaces_between_special_tokens = true;  // false: one that follows another loses its space
     bool include_stop_str_in_output = false;
   };
 
@@ -70,6 +71,7 @@ class StopChecker {
   std::optional<size_t> flush(std::string& text);
 
  private:
+  std::string_view text_of(int32_t token_id);
   std::optional<size_t> scan(bool can_stop, std::string& text);
   std::optional<size_t> advance(char byte);
   void give_out(std::string& text);
@@ -77,6 +79,7 @@ class StopChecker {
   const Vocabulary* vocabulary_;
   const StopStrings* stops_;
   Options options_;
+  bool was_special_ = false;  // the last token
   Utf8Decoder decoder_;
   std::string held_;               // whole characters that are not given out yet
   size_t num_scanned_ = 0;         // bytes of held_ that the stop strings have seen

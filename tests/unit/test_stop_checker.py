@@ -130,3 +130,12 @@ def test_the_end_of_a_passed_stop_string_may_begin_the_next() -> None:
 def test_a_token_outside_the_vocabulary_has_no_text() -> None:
     checker = testing.StopChecker([b"a"])
     assert checker.append(7) == (b"", None)
+
+
+def test_a_special_token_after_another_loses_its_space_where_none_is_wanted() -> None:
+    pieces = [b"a", b" <x>", b" <y>", b" b", b" <x>"]
+    special = {"special_token_ids": [1, 2, 4], "skip_special_tokens": False}
+    deltas, _ = stream(pieces, spaces_between_special_tokens=False, **special)
+    assert b"".join(deltas) == b"a <x><y> b <x>"
+    deltas, _ = stream(pieces, **special)
+    assert b"".join(deltas) == b"".join(pieces)
