@@ -39,7 +39,7 @@ void SchedulerConfig::validate() const {
 
 void EngineConfig::validate() const {
   require_at_least("num_threads", num_threads, 1);
-  require_at_least("max_logprobs", max_logprobs, 0);
+  require_at_least("max_logprobs", max_logprobs, -1);
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     throw InvalidArgument(concat("dtype must be float32 or bfloat16, got ", name(dtype)));
   }

@@ -41,7 +41,7 @@ struct EngineConfig {
   uint64_t seed = 0;
   CacheConfig cache;
   SchedulerConfig scheduler;
-  int32_t max_logprobs = 20;
+  int32_t max_logprobs = 20;  // of a request; -1: no bound
 
   void validate() const;
 };

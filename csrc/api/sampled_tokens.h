@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace llmserve {
@@ -15,9 +16,10 @@ struct TokenLogprob {
 
 struct SampledToken {
   int32_t token_id = 0;
-  float logprob = 0;     // valid when the row asked for logprobs
-  int32_t rank = 0;      // likewise
-  bool is_valid = true;  // false: the row's logits were not finite; its request fails alone
+  float logprob = 0;       // valid when the row asked for logprobs
+  int32_t rank = 0;        // likewise
+  bool is_valid = true;    // false: nothing could be drawn; its request fails alone
+  int32_t error_idx = -1;  // why, in `errors`; -1: the row's logits were not finite
   int32_t top_begin =
       0;  // the most likely tokens: tops[top_begin, top_begin + num_top), best first
   int32_t num_top = 0;
@@ -26,6 +28,7 @@ struct SampledToken {
 struct SampledTokens {
   std::vector<SampledToken> rows;  // [S]
   std::vector<TokenLogprob> tops;
+  std::vector<std::string> errors;
 
   std::span<const TokenLogprob> top(const SampledToken& row) const {
     return {tops.data() + row.top_begin, static_cast<size_t>(row.num_top)};
@@ -33,6 +36,7 @@ struct SampledTokens {
   void clear() {
     rows.clear();
     tops.clear();
+    errors.clear();
   }
 };
 

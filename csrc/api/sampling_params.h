@@ -2,39 +2,88 @@
 // field know them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace llmserve {
 
+class LogitsProcessor;  // sampling/logits_processor.h
+
 inline constexpr int32_t kMaxNumSamples = 128;
+inline constexpr float kMaxLogitBias = 100.0f;
+inline constexpr size_t kMaxLogprobTokenIds = 128;
+// Bounds what looking for a repetition costs a token.
+inline constexpr int32_t kMaxPatternSize = 1024;
 // Below this temperature the choice is greedy.
 inline constexpr float kGreedyTemperature = 1e-5f;
 
+// Ends a sequence whose output ends in a pattern of tokens, repeated.
+struct RepetitionDetection {
+  int32_t max_pattern_size = 0;  // tokens, 1..kMaxPatternSize
+  int32_t min_pattern_size = 0;  // 0 is 1; <= max_pattern_size
+  int32_t min_count = 0;         // times that the pattern stands there, >= 2
+
+  void validate() const;
+};
+
+// Bounds the sections that a start sequence opens and an end sequence closes. Those of the prompt
+// count as opened; their tokens in the prompt do not count.
+struct ThinkingBudget {
+  int32_t max_tokens = 0;  // drawn in a section before its end is forced; >= 0
+  std::vector<int32_t> start_token_ids;
+  std::vector<int32_t> end_token_ids;
+
+  void validate() const;
+};
+
 struct SamplingParams {
-  int32_t n = 1;             // sequences sampled from the prompt, 1..128
-  float temperature = 1.0f;  // >= 0; under 1e-5 is greedy
-  float top_p = 1.0f;        // (0, 1]
-  int32_t top_k = 0;         // 0 or -1: all
-  float min_p = 0.0f;        // [0, 1], relative to the most likely token
+  int32_t n = 1;                    // sequences sampled from the prompt, 1..128
+  float presence_penalty = 0.0f;    // [-2, 2], once for a token of the output
+  float frequency_penalty = 0.0f;   // [-2, 2], for each time in the output
+  float repetition_penalty = 1.0f;  // > 0, for tokens of prompt and output
+  float temperature = 1.0f;         // >= 0; under 1e-5 is greedy
+  float top_p = 1.0f;               // (0, 1]
+  int32_t top_k = 0;                // 0 or -1: all
+  float min_p = 0.0f;               // [0, 1], relative to the most likely token
   std::optional<uint64_t> seed;
   std::vector<std::string> stop;        // not empty strings; compared as bytes of the text
   std::vector<int32_t> stop_token_ids;  // in addition to the model's end-of-sequence ids
   bool ignore_eos = false;
-  int32_t max_tokens = 16;  // >= 1
-  int32_t min_tokens = 0;   // no stop before; <= max_tokens
-  std::optional<int32_t>
-      logprobs;  // how many of the most likely tokens to report; none: no logprobs at all
+  int32_t max_tokens = 16;          // >= 1
+  int32_t min_tokens = 0;           // no stop before; <= max_tokens
+  std::optional<int32_t> logprobs;  // how many of the most likely tokens to report, -1: all; none:
+                                    // no logprobs at all
+  std::vector<int32_t> logprob_token_ids;  // whose logprobs to report besides; at most 128
   bool detokenize = true;
   bool skip_special_tokens = true;
+  bool spaces_between_special_tokens = true;
   bool include_stop_str_in_output = false;
+  std::vector<std::pair<int32_t, float>> logit_bias;      // (token id, within ±100), each id once
+  std::optional<std::vector<int32_t>> allowed_token_ids;  // no others are drawn; not empty
+  std::vector<std::vector<int32_t>> bad_words;  // as token ids: the last of one is not drawn where
+                                                // the output ends in those before it
+  bool skip_reading_prefix_cache = false;
+  std::optional<ThinkingBudget> thinking_budget;
+  std::optional<RepetitionDetection> repetition_detection;
+  // Change the draw's copy of the logits, in this order, before all else does.
+  std::vector<std::shared_ptr<LogitsProcessor>> logits_processors;
 
   bool is_greedy() const { return temperature < kGreedyTemperature; }
+  bool has_logprobs() const { return logprobs.has_value() || !logprob_token_ids.empty(); }
+  bool has_penalties() const {
+    return presence_penalty != 0 || frequency_penalty != 0 || repetition_penalty != 1;
+  }
 
-  // Throws InvalidArgument that names the field, the range and the value.
+  // Throws InvalidArgument that names the field, the range and the value, or the fields that
+  // contradict each other.
   void validate() const;
+  // Throws InvalidArgument that names a field with a token id outside [0, vocab_size).
+  void validate_token_ids(int64_t vocab_size) const;
 };
 
 }  // namespace llmserve

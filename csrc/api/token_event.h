@@ -12,6 +12,9 @@ namespace llmserve {
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError };
 
+// In place of a stop string where a repetition ended the sequence.
+inline constexpr const char* kRepetitionDetected = "repetition_detected";
+
 // Microseconds on the engine's clock; 0 where it has not happened.
 struct RequestTimes {
   int64_t arrival_us = 0;
@@ -29,7 +32,7 @@ struct TokenEvent {
   std::vector<std::vector<TokenLogprob>> top_logprobs;  // likewise, best first
   FinishReason finish_reason = FinishReason::kNone;
   int32_t stop_token_id = -1;     // the id that ended it, if one did
-  std::string stop_string;        // the string that ended it, if one did
+  std::string stop_string;        // the string that ended it, if one did, or kRepetitionDetected
   std::string error;              // for kError: what happened and what to do
   int64_t num_cached_tokens = 0;  // prompt tokens that were read from the prefix cache
   int32_t num_preemptions = 0;

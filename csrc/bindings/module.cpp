@@ -10,6 +10,7 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_block_allocator(module);
   llmserve::register_vocabulary(module);
   llmserve::register_sampling_params(module);
+  llmserve::register_processor_queue(module);
   llmserve::register_engine_config(module);
   llmserve::register_engine(module);
   llmserve::register_ops(module);

@@ -4,15 +4,33 @@
 #include "api/sampling_params.h"
 #include "bindings/from_kwargs.h"
 #include "bindings/register.h"
+#include "sampling/logits_processor.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace llmserve {
 
 void register_sampling_params(py::module_& module) {
+  py::class_<RepetitionDetection>(module, "RepetitionDetection")
+      .def(py::init(&from_kwargs<RepetitionDetection>))
+      .def_readwrite("max_pattern_size", &RepetitionDetection::max_pattern_size)
+      .def_readwrite("min_pattern_size", &RepetitionDetection::min_pattern_size)
+      .def_readwrite("min_count", &RepetitionDetection::min_count)
+      .def("validate", &RepetitionDetection::validate);
+  py::class_<ThinkingBudget>(module, "ThinkingBudget")
+      .def(py::init(&from_kwargs<ThinkingBudget>))
+      .def_readwrite("max_tokens", &ThinkingBudget::max_tokens)
+      .def_readwrite("start_token_ids", &ThinkingBudget::start_token_ids)
+      .def_readwrite("end_token_ids", &ThinkingBudget::end_token_ids);
+  py::class_<LogitsProcessor, std::shared_ptr<LogitsProcessor>>(
+      module, "LogitsProcessor", "Changes what a request's tokens are drawn from.");
   py::class_<SamplingParams>(module, "SamplingParams")
       .def(py::init(&from_kwargs<SamplingParams>))
       .def_readwrite("n", &SamplingParams::n)
+      .def_readwrite("presence_penalty", &SamplingParams::presence_penalty)
+      .def_readwrite("frequency_penalty", &SamplingParams::frequency_penalty)
+      .def_readwrite("repetition_penalty", &SamplingParams::repetition_penalty)
       .def_readwrite("temperature", &SamplingParams::temperature)
       .def_readwrite("top_p", &SamplingParams::top_p)
       .def_readwrite("top_k", &SamplingParams::top_k)
@@ -24,10 +42,21 @@ void register_sampling_params(py::module_& module) {
       .def_readwrite("max_tokens", &SamplingParams::max_tokens)
       .def_readwrite("min_tokens", &SamplingParams::min_tokens)
       .def_readwrite("logprobs", &SamplingParams::logprobs)
+      .def_readwrite("logprob_token_ids", &SamplingParams::logprob_token_ids)
       .def_readwrite("detokenize", &SamplingParams::detokenize)
       .def_readwrite("skip_special_tokens", &SamplingParams::skip_special_tokens)
+      .def_readwrite("spaces_between_special_tokens",
+                     &SamplingParams::spaces_between_special_tokens)
       .def_readwrite("include_stop_str_in_output", &SamplingParams::include_stop_str_in_output)
-      .def("validate", &SamplingParams::validate);
+      .def_readwrite("logit_bias", &SamplingParams::logit_bias)
+      .def_readwrite("allowed_token_ids", &SamplingParams::allowed_token_ids)
+      .def_readwrite("bad_words", &SamplingParams::bad_words)
+      .def_readwrite("skip_reading_prefix_cache", &SamplingParams::skip_reading_prefix_cache)
+      .def_readwrite("thinking_budget", &SamplingParams::thinking_budget)
+      .def_readwrite("repetition_detection", &SamplingParams::repetition_detection)
+      .def_readwrite("logits_processors", &SamplingParams::logits_processors)
+      .def("validate", &SamplingParams::validate)
+      .def("validate_token_ids", &SamplingParams::validate_token_ids, "vocab_size"_a);
 }
 
 }  // namespace llmserve

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "sampling/sampler.h"
-
 namespace llmserve {
 
 void BatchBuilder::append_sequence(const ScheduledSequence& sequence) {
@@ -39,14 +37,20 @@ const StepBatch& BatchBuilder::build(const StepPlan& plan) {
   query_starts_.assign(1, 0);
   kv_lens_.clear();
   logit_rows_.clear();
-  batch_.sample_rows.clear();
+  batch_.sample_tasks.clear();
   batch_.copies.clear();
   for (const ScheduledSequence& sequence : plan.sequences) append_sequence(sequence);
   fill_block_tables(plan);
   for (const LogitRow& row : plan.logit_rows) {
     logit_rows_.push_back(query_starts_[row.sequence_idx] + row.token_offset);
-    batch_.sample_rows.push_back(
-        make_sample_row(*row.params, row.seed, row.position, row.banned_token_ids));
+    batch_.sample_tasks.push_back({.request_id = row.request_id,
+                                   .sample_index = row.sample_index,
+                                   .params = row.params,
+                                   .seed = row.seed,
+                                   .position = row.position,
+                                   .token_ids = row.token_ids,
+                                   .num_prompt_tokens = row.num_prompt_tokens,
+                                   .banned_token_ids = row.banned_token_ids});
   }
   for (const BlockCopy& copy : plan.copies)
     batch_.copies.emplace_back(copy.source, copy.destination);

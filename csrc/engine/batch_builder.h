@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops.h"
 #include "layers/model_input.h"
+#include "sampling/sampling_slot.h"
 #include "scheduler/step_plan.h"
 
 namespace llmserve {
@@ -14,7 +14,7 @@ namespace llmserve {
 // valid until its next build.
 struct StepBatch {
   ModelInput input;
-  std::vector<SampleRow> sample_rows;  // [S], parallel to input.logit_rows
+  std::vector<SampleTask> sample_tasks;  // [S], parallel to input.logit_rows
   std::vector<std::pair<int32_t, int32_t>>
       copies;  // (source, destination) blocks, before the forward
 };

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/mix.h"
+#include "sampling/logits_processor.h"
 
 namespace llmserve {
 namespace {
@@ -58,10 +59,13 @@ void Engine::validate(const Request& request) const {
           concat("prompt token id ", id, " is outside the vocabulary [0, ", vocab_size_, ")"));
     }
   }
-  if (request.params.logprobs.value_or(0) > config_.max_logprobs) {
+  request.params.validate_token_ids(vocab_size_);
+  const int64_t num_logprobs = request.params.logprobs.value_or(0);
+  if (config_.max_logprobs >= 0 &&
+      (num_logprobs < 0 ? vocab_size_ : num_logprobs) > config_.max_logprobs) {
     throw InvalidArgument(concat("logprobs must be at most max_logprobs=", config_.max_logprobs,
-                                 ", got ", *request.params.logprobs,
-                                 "; raise max_logprobs of the engine"));
+                                 ", got ", num_logprobs, num_logprobs < 0 ? " (all)" : "",
+                                 "; raise max_logprobs of the engine, -1 for no bound"));
   }
   if (request.params.detokenize && !vocabulary_) {
     throw InvalidArgument("this engine has no tokenizer: pass detokenize=False and read token_ids");
@@ -85,6 +89,8 @@ RequestId Engine::add_request(Request request, bool is_streamed) {
   request.id = next_id_++;
   request.seed = request.params.seed ? *request.params.seed
                                      : mix64(config_.seed, static_cast<uint64_t>(request.id));
+  if (!request.params.logits_processors.empty())
+    processors_[request.id] = request.params.logits_processors;
   if (!is_streamed) events_.hold_until_finished(request.id);
   intake_.requests.push_back(std::move(request));
   intake_ready_.notify_one();
@@ -116,6 +122,9 @@ void Engine::abort(RequestId id) {
   const std::lock_guard lock(intake_mutex_);
   intake_.aborts.push_back(id);
   intake_ready_.notify_one();
+  const auto found = processors_.find(id);
+  if (found == processors_.end()) return;
+  for (const auto& processor : found->second) processor->cancel();
 }
 
 void Engine::reset_prefix_cache() {
@@ -261,14 +270,38 @@ void Engine::step() {
   if (!plan->is_empty()) {
     const PhaseTimer timer(clock_, record_.execute_us);
     tokens = &executor_->execute(*plan);
+    take_aborts();
   }
   const StepResult* result = nullptr;
   {
     const PhaseTimer timer(clock_, record_.commit_us);
     result = &scheduler_->commit(*tokens);
   }
+  let_go(result->events);
   keep_books(result->events);
   events_.push(result->events);
+}
+
+// Aborts that came during the step end with its commit: a request whose logits processor was told
+// to give up has been aborted, not failed. One that came with its request waits for it.
+void Engine::take_aborts() {
+  const std::lock_guard lock(intake_mutex_);
+  const RequestId first_unseen = intake_.requests.empty() ? next_id_ : intake_.requests.front().id;
+  std::erase_if(intake_.aborts, [&](RequestId id) {
+    if (id < first_unseen) scheduler_->abort(id);
+    return id < first_unseen;
+  });
+}
+
+void Engine::let_go(std::span<const TokenEvent> events) {
+  for (const TokenEvent& event : events) {
+    if (event.finish_reason == FinishReason::kNone) continue;
+    executor_->forget(event.request_id, event.sample_index);
+    if (!event.is_request_finished) continue;
+    const std::lock_guard lock(intake_mutex_);
+    processors_.erase(event.request_id);
+  }
+  if (!scheduler_->has_unfinished()) executor_->check_idle();
 }
 
 // Before the events go out: who sees a request's last event finds it counted.
@@ -314,6 +347,8 @@ void Engine::close() {
     const std::lock_guard lock(intake_mutex_);
     intake_.stop = true;
     intake_ready_.notify_one();
+    for (const auto& [id, processors] : processors_)
+      for (const auto& processor : processors) processor->cancel();
   }
   thread_.join();
   {

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "api/engine_config.h"
@@ -116,6 +117,8 @@ class Engine {
   void run();
   bool take_in();
   void step();
+  void take_aborts();
+  void let_go(std::span<const TokenEvent> events);
   void keep_books(std::span<const TokenEvent> events);
   void fail(const std::string& reason);
 
@@ -134,6 +137,8 @@ class Engine {
   std::condition_variable room_made_;
   Intake intake_;
   RequestId next_id_ = 0;
+  // Of unfinished requests that have any: to be told of an abort while a step waits for them.
+  std::unordered_map<RequestId, std::vector<std::shared_ptr<LogitsProcessor>>> processors_;
   std::string failure_;                              // why the engine stopped; empty while it runs
   std::array<bool, kNumMemoryParts> is_released_{};  // by MemoryPart
 

@@ -33,6 +33,11 @@ class Executor {
   // alone has is_valid = false.
   virtual const SampledTokens& execute(const StepPlan& plan) = 0;
 
+  // The sample has ended: whatever is kept of it from step to step may go.
+  virtual void forget(RequestId /*request_id*/, int32_t /*sample_index*/) {}
+  // While no request is unfinished: throws InternalError if something is still kept of one.
+  virtual void check_idle() const {}
+
   virtual int64_t vocab_size() const = 0;
   // What does the work, for the log: "LlamaForCausalLM float32 on cpu/avx2, 2 threads".
   virtual std::string description() const = 0;

@@ -93,13 +93,17 @@ void ModelExecutor::sample_rows(const ForwardContext& context, const Tensor& hid
                                 const StepBatch& batch) {
   sampled_.clear();
   const std::span<const int32_t> tokens = batch.input.logit_rows;
-  const std::span<const SampleRow> rows = batch.sample_rows;
+  const std::span<const SampleTask> tasks = batch.sample_tasks;
   for (size_t begin = 0; begin < tokens.size(); begin += kMaxLogitRowsAtOnce) {
     const size_t count = std::min<size_t>(kMaxLogitRowsAtOnce, tokens.size() - begin);
     const Arena::Scope scope(*arena_);
     const Tensor logits = model_->compute_logits(context, hidden, tokens.subspan(begin, count));
-    sampler_.sample(logits, rows.subspan(begin, count), sampled_);
+    sampler_.sample(logits, tasks.subspan(begin, count), sampled_);
   }
+}
+
+void ModelExecutor::check_idle() const {
+  check_internal(sampler_.num_slots() == 0, "the sampler keeps nothing of an ended sequence");
 }
 
 std::string ModelExecutor::description() const {

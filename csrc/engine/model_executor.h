@@ -26,6 +26,10 @@ class ModelExecutor final : public Executor {
   explicit ModelExecutor(const EngineConfig& config);
 
   const SampledTokens& execute(const StepPlan& plan) override;
+  void forget(RequestId request_id, int32_t sample_index) override {
+    sampler_.forget(request_id, sample_index);
+  }
+  void check_idle() const override;
   int64_t vocab_size() const override { return vocab_size_; }
   std::string description() const override;
   MemoryUse memory_use() const override;

@@ -1,36 +1,75 @@
 #include "sampling/sampler.h"
 
+#include "core/error.h"
+
 namespace llmserve {
 
-SampleRow make_sample_row(const SamplingParams& params, uint64_t seed, int64_t position,
-                          std::span<const int32_t> banned_token_ids) {
-  return {.temperature = params.temperature,
-          .top_k = params.top_k,
-          .top_p = params.top_p,
-          .min_p = params.min_p,
-          .seed = seed,
-          .position = position,
-          .num_top = params.logprobs.value_or(-1),
-          .banned_token_ids = banned_token_ids};
+SampleRow Sampler::make_row(const SampleTask& task, const ConstTensor& logits, std::string& error) {
+  const SamplingParams& params = *task.params;
+  SampleRow row{.temperature = params.temperature,
+                .top_k = params.top_k,
+                .top_p = params.top_p,
+                .min_p = params.min_p,
+                .seed = task.seed,
+                .position = task.position,
+                .banned_token_ids = task.banned_token_ids,
+                .reported_token_ids = params.logprob_token_ids};
+  const int32_t all = static_cast<int32_t>(logits.shape[0]);
+  if (params.has_logprobs()) row.num_top = params.logprobs.value_or(0);
+  if (params.logprobs && *params.logprobs < 0) row.num_top = all;
+  if (!SamplingSlot::is_needed(params)) return row;
+  const auto place =
+      slots_.try_emplace({task.request_id, task.sample_index}, params, logits.shape[0]).first;
+  try {
+    place->second.prepare(task, logits, backend_.memory(), row);
+  } catch (const std::exception& failure) {  // a logits processor's: its request fails alone
+    error = failure.what();
+    row = {.forced_token_id = 0};
+  }
+  return row;
 }
 
-void Sampler::sample(const ConstTensor& logits, std::span<const SampleRow> rows,
+void Sampler::sample(const ConstTensor& logits, std::span<const SampleTask> tasks,
                      SampledTokens& out) {
-  if (drawn_.size() < rows.size()) drawn_.resize(rows.size());
-  const std::span<SampledRow> drawn(drawn_.data(), rows.size());
-  backend_.sample({.logits = logits, .rows = rows, .out = drawn});
-  for (const SampledRow& row : drawn) {
-    SampledToken token{.token_id = row.token_id,
-                       .logprob = row.logprob,
-                       .rank = row.rank,
-                       .is_valid = row.is_valid};
-    token.top_begin = static_cast<int32_t>(out.tops.size());
-    token.num_top = static_cast<int32_t>(row.top.size());
-    for (const TopToken& top : row.top) {
-      out.tops.push_back({.token_id = top.token_id, .logprob = top.logprob, .rank = top.rank});
-    }
-    out.rows.push_back(token);
+  rows_.clear();
+  errors_.assign(tasks.size(), {});
+  if (drawn_.size() < tasks.size()) drawn_.resize(tasks.size());
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const float* row = logits.as<float>() + static_cast<int64_t>(i) * logits.strides[0];
+    const ConstTensor row_logits(row, DType::kF32, {logits.shape[1]});
+    rows_.push_back(make_row(tasks[i], row_logits, errors_[i]));
   }
+  const std::span<SampledRow> drawn(drawn_.data(), tasks.size());
+  backend_.sample({.logits = logits, .rows = rows_, .out = drawn});
+  for (size_t i = 0; i < tasks.size(); ++i) file(drawn[i], tasks[i], errors_[i], out);
+}
+
+void Sampler::file(const SampledRow& row, const SampleTask& task, const std::string& error,
+                   SampledTokens& out) const {
+  SampledToken token{.token_id = row.token_id,
+                     .logprob = row.logprob,
+                     .rank = row.rank,
+                     .is_valid = row.is_valid && error.empty()};
+  if (!token.is_valid && row.is_raw_valid) {
+    token.error_idx = static_cast<int32_t>(out.errors.size());
+    out.errors.push_back(
+        !error.empty()
+            ? error
+            : concat("no token is left to draw at position ", task.position,
+                     ": logits_processors, allowed_token_ids, bad_words, logit_bias, the penalties "
+                     "and min_tokens together rule out all; allow more"));
+  }
+  token.top_begin = static_cast<int32_t>(out.tops.size());
+  token.num_top = static_cast<int32_t>(row.top.size() + row.reported.size());
+  for (const auto* tokens : {&row.top, &row.reported}) {
+    for (const TopToken& top : *tokens)
+      out.tops.push_back({.token_id = top.token_id, .logprob = top.logprob, .rank = top.rank});
+  }
+  out.rows.push_back(token);
+}
+
+void Sampler::forget(RequestId request_id, int32_t sample_index) {
+  slots_.erase({request_id, sample_index});
 }
 
 }  // namespace llmserve

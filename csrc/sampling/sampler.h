@@ -2,29 +2,41 @@
 // comes back.
 #pragma once
 
+#include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "api/sampled_tokens.h"
-#include "api/sampling_params.h"
 #include "kernels/backend.h"
+#include "sampling/sampling_slot.h"
 
 namespace llmserve {
-
-// The row of one sample: the part of `params` that the draw depends on.
-SampleRow make_sample_row(const SamplingParams& params, uint64_t seed, int64_t position,
-                          std::span<const int32_t> banned_token_ids);
 
 class Sampler {
  public:
   explicit Sampler(Backend& backend) : backend_(backend) {}
 
-  // Draws one token for each row of logits [S, V] and appends S records to `out`, in order.
-  void sample(const ConstTensor& logits, std::span<const SampleRow> rows, SampledTokens& out);
+  // Draws one token for each row of logits [S, V] and appends S records to `out`, in order. A row
+  // whose logits processor fails, or whose parameters leave no token to draw, fails alone.
+  void sample(const ConstTensor& logits, std::span<const SampleTask> tasks, SampledTokens& out);
+
+  // The sequence has ended: what was kept of it goes.
+  void forget(RequestId request_id, int32_t sample_index);
+  // Sequences of which something is kept.
+  int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
 
  private:
+  SampleRow make_row(const SampleTask& task, const ConstTensor& logits, std::string& error);
+  void file(const SampledRow& row, const SampleTask& task, const std::string& error,
+            SampledTokens& out) const;
+
   Backend& backend_;
-  std::vector<SampledRow> drawn_;  // grows to the largest S, then stays
+  std::map<std::pair<RequestId, int32_t>, SamplingSlot> slots_;  // by request and sample
+  // Of the call under way; they grow to the largest S, then stay.
+  std::vector<SampleRow> rows_;
+  std::vector<SampledRow> drawn_;
+  std::vector<std::string> errors_;
 };
 
 }  // namespace llmserve

@@ -47,12 +47,25 @@ void Scheduler::check_request(const Request& request) const {
                                  " leaves room for ", config_.max_model_len - 1,
                                  " and one to generate; shorten it or raise max_model_len"));
   }
+  check_can_go_on(request.params);
   if (!vocabulary_ && !request.params.stop.empty()) {
     throw InvalidArgument("stop strings need a vocabulary, and this engine makes no text");
   }
   if (kv_cache_.num_blocks_for(num_tokens + 1) > kv_cache_.num_blocks()) {
     throw ResourceExhausted(concat("the prompt ", pool_arithmetic(num_tokens + 1),
                                    "; raise num_blocks or shorten the prompt"));
+  }
+}
+
+// The end-of-sequence ids are banned before min_tokens, and only the config knows them.
+void Scheduler::check_can_go_on(const SamplingParams& params) const {
+  if (!params.allowed_token_ids || params.min_tokens == 0) return;
+  const std::vector<int32_t> banned = stop_token_ids(config_, params);
+  if (std::ranges::all_of(*params.allowed_token_ids,
+                          [&](int32_t id) { return std::ranges::binary_search(banned, id); })) {
+    throw InvalidArgument(concat("allowed_token_ids holds nothing but tokens that end the text, ",
+                                 "which min_tokens=", params.min_tokens,
+                                 " rules out; allow others or set min_tokens=0"));
   }
 }
 
@@ -93,10 +106,12 @@ std::unique_ptr<Sequence> Scheduler::make_sequence(RequestContext& context,
   sequence->seed = sample_seed(context.request.seed, sample_index);
   sequence->num_prompt_tokens = static_cast<int64_t>(context.request.prompt_token_ids.size());
   const SamplingParams& params = context.request.params;
+  if (params.repetition_detection) sequence->repetition.emplace(*params.repetition_detection);
   if (vocabulary_ && params.detokenize) {
     sequence->text.emplace(
         *vocabulary_, context.stop_strings,
         StopChecker::Options{.skip_special_tokens = params.skip_special_tokens,
+                             .spaces_between_special_tokens = params.spaces_between_special_tokens,
                              .include_stop_str_in_output = params.include_stop_str_in_output});
   }
   return sequence;

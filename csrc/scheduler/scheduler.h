@@ -102,6 +102,7 @@ class Scheduler {
 
   // scheduler.cpp
   std::unique_ptr<Sequence> make_sequence(RequestContext& context, int32_t sample_index) const;
+  void check_can_go_on(const SamplingParams& params) const;
   std::string pool_arithmetic(int64_t num_tokens) const;
   void check_sequence(const Sequence& sequence) const;
 

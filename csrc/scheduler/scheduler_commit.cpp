@@ -84,9 +84,11 @@ void Scheduler::append_token(Sequence& sequence, const SampledTokens& sampled,
                              const SampledToken& token) {
   if (!token.is_valid) {
     finish(sequence, FinishReason::kError,
-           concat("the logits of position ", sequence.num_tokens(),
-                  " are not finite: the model's weights or its dtype do not carry this prompt; "
-                  "check the checkpoint or try dtype='float32'"));
+           token.error_idx >= 0
+               ? sampled.errors[static_cast<size_t>(token.error_idx)]
+               : concat("the logits of position ", sequence.num_tokens(),
+                        " are not finite: the model's weights or its dtype do not carry this "
+                        "prompt; check the checkpoint or try dtype='float32'"));
     return;
   }
   sequence.token_ids.push_back(token.token_id);
@@ -95,7 +97,7 @@ void Scheduler::append_token(Sequence& sequence, const SampledTokens& sampled,
   ++counters_.num_generation_tokens;
   TokenEvent& event = events_.emplace_back(new_event(sequence));
   event.token_ids.push_back(token.token_id);
-  if (sequence.params().logprobs) {
+  if (sequence.params().has_logprobs()) {
     const auto top = sampled.top(token);
     event.logprobs.push_back({token.token_id, token.logprob, token.rank});
     event.top_logprobs.emplace_back(top.begin(), top.end());
@@ -112,6 +114,8 @@ FinishReason Scheduler::check_end(Sequence& sequence, TokenEvent& event) const {
       can_stop && std::ranges::binary_search(sequence.context->stop_token_ids, token_id);
   const bool is_full = sequence.num_generated() >= params.max_tokens ||
                        sequence.num_tokens() >= config_.max_model_len;
+  const bool is_repeating =
+      sequence.repetition && sequence.repetition->append(sequence.generated()) && can_stop;
   if (is_stop_token) event.stop_token_id = token_id;
   if (sequence.text) {
     std::optional<size_t> stop;
@@ -119,13 +123,18 @@ FinishReason Scheduler::check_end(Sequence& sequence, TokenEvent& event) const {
     if (!is_stop_token || params.include_stop_str_in_output) {
       stop = sequence.text->append(token_id, can_stop, event.text);
     }
-    if (!stop && (is_stop_token || is_full)) stop = sequence.text->flush(event.text);
+    if (!stop && (is_stop_token || is_repeating || is_full))
+      stop = sequence.text->flush(event.text);
     if (stop) {
       event.stop_string = sequence.context->stop_strings.string(*stop);
       return FinishReason::kStop;
     }
   }
   if (is_stop_token) return FinishReason::kStop;
+  if (is_repeating) {
+    event.stop_string = kRepetitionDetected;
+    return FinishReason::kStop;
+  }
   return is_full ? FinishReason::kLength : FinishReason::kNone;
 }
 

@@ -105,7 +105,9 @@ Scheduler::Admission Scheduler::try_admit(Sequence& sequence, Budget& budget) {
     decide(sequence, DecisionKind::kWaitsForSeqs, 0);
     return Admission::kStop;
   }
-  const PrefixMatch match = kv_cache_.find_prefix(sequence.table, sequence.token_ids);
+  PrefixMatch match = kv_cache_.find_prefix(sequence.table, sequence.token_ids);
+  // Found and not attached: what it computes is for others to hit.
+  if (sequence.params().skip_reading_prefix_cache) match = {};
   if (match.pending) {
     decide(sequence, DecisionKind::kWaitsForPrefix, match.pending->owner);
     return Admission::kSkipped;
@@ -178,10 +180,13 @@ void Scheduler::add_logit_rows(const Sequence& sequence, int32_t token_offset) {
     plan_.logit_rows.push_back(
         {.sequence_idx = static_cast<int32_t>(plan_.sequences.size() - 1),
          .token_offset = token_offset,
+         .request_id = sequence.context->request.id,
          .sample_index = sample_index,
          .seed = sample_seed(sequence.context->request.seed, sample_index),
          .position = sequence.num_tokens(),
          .params = &params,
+         .token_ids = sequence.token_ids,
+         .num_prompt_tokens = sequence.num_prompt_tokens,
          .banned_token_ids = may_stop
                                  ? std::span<const int32_t>()
                                  : std::span<const int32_t>(sequence.context->stop_token_ids)});

@@ -10,12 +10,14 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "api/request.h"
 #include "api/token_event.h"
 #include "kv_cache/block_table.h"
+#include "scheduler/repetition_detector.h"
 #include "text/stop_checker.h"
 
 namespace llmserve {
@@ -55,6 +57,7 @@ struct Sequence {
   BlockTable table;
 
   std::optional<StopChecker> text;  // absent: no text was asked for
+  std::optional<RepetitionDetector> repetition;
   bool is_abort_requested = false;  // during a step: takes effect at its commit
 
   bool was_admitted = false;      // has run, or was forked from one that has
@@ -64,6 +67,9 @@ struct Sequence {
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_generated() const { return num_tokens() - num_prompt_tokens; }
+  std::span<const int32_t> generated() const {
+    return std::span(token_ids).subspan(static_cast<size_t>(num_prompt_tokens));
+  }
   int64_t num_to_run() const { return num_tokens() - num_computed; }
   const SamplingParams& params() const { return context->request.params; }
   bool is_decoding() const { return num_to_run() == 1; }

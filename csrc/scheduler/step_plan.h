@@ -30,10 +30,13 @@ struct ScheduledSequence {
 struct LogitRow {
   int32_t sequence_idx = 0;  // into StepPlan::sequences
   int32_t token_offset = 0;  // into that sequence's token_ids
-  int32_t sample_index = 0;  // whose token this is
-  uint64_t seed = 0;         // of that sample
-  int64_t position = 0;      // of the token to be drawn: the number of tokens before it
+  RequestId request_id = 0;  // whose token this is
+  int32_t sample_index = 0;
+  uint64_t seed = 0;     // of that sample
+  int64_t position = 0;  // of the token to be drawn: the number of tokens before it
   const SamplingParams* params = nullptr;
+  std::span<const int32_t> token_ids;  // [position] all tokens before it: prompt, then generated
+  int64_t num_prompt_tokens = 0;       // of those
   std::span<const int32_t>
       banned_token_ids;  // not to be drawn (min_tokens); logprobs still count them
 };

@@ -27,7 +27,11 @@ from llmserve.llm import LLM
 from llmserve.model_files import demo_model_path
 from llmserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from llmserve.prompts import TextPrompt, TokensPrompt
-from llmserve.sampling_params import RequestOutputKind, SamplingParams
+from llmserve.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+)
 from llmserve.scheduler import Scheduler
 from llmserve.tokenizer import Tokenizer
 from llmserve.trace import Trace
@@ -49,6 +53,7 @@ __all__ = [
     "Logprob",
     "NotSupported",
     "QueueFull",
+    "RepetitionDetectionParams",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",

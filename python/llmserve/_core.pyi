@@ -4,10 +4,48 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
+
+class RepetitionDetection:
+    max_pattern_size: int
+    min_pattern_size: int
+    min_count: int
+    def __init__(self, **kwargs: object) -> None: ...
+    def validate(self) -> None: ...
+
+class ThinkingBudget:
+    max_tokens: int
+    start_token_ids: list[int]
+    end_token_ids: list[int]
+    def __init__(self, **kwargs: object) -> None: ...
+
+class LogitsProcessor: ...
+
+class ProcessorJob:
+    @property
+    def key(self) -> int: ...
+    @property
+    def is_release(self) -> bool: ...
+    @property
+    def token_ids(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def logits(self) -> npt.NDArray[np.float32]: ...
+
+class ProcessorQueue:
+    def __init__(self) -> None: ...
+    def make_processor(self, key: int) -> LogitsProcessor: ...
+    def take(self) -> ProcessorJob | None: ...
+    def finish(self, job: ProcessorJob, error: str) -> bool: ...
+    @property
+    def num_taken(self) -> int: ...
+    def close(self) -> None: ...
 
 class SamplingParams:
     n: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
     temperature: float
     top_p: float
     top_k: int
@@ -19,11 +57,21 @@ class SamplingParams:
     max_tokens: int
     min_tokens: int
     logprobs: int | None
+    logprob_token_ids: list[int]
     detokenize: bool
     skip_special_tokens: bool
+    spaces_between_special_tokens: bool
     include_stop_str_in_output: bool
+    logit_bias: list[tuple[int, float]]
+    allowed_token_ids: list[int] | None
+    bad_words: list[list[int]]
+    skip_reading_prefix_cache: bool
+    thinking_budget: ThinkingBudget | None
+    repetition_detection: RepetitionDetection | None
+    logits_processors: list[LogitsProcessor]
     def __init__(self, **kwargs: object) -> None: ...
     def validate(self) -> None: ...
+    def validate_token_ids(self, vocab_size: int) -> None: ...
 
 class CacheConfig:
     block_size: int

@@ -1,6 +1,5 @@
 """generation_config.json: the sampling parameters that a model's makers recommend."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,8 +8,6 @@ from llmserve.arguments import integer, number
 from llmserve.errors import CorruptFile, InvalidArgument
 from llmserve.model_files import checked_field, read_json_object, token_id_tuple
 from llmserve.sampling_params import SamplingParams
-
-_logger = logging.getLogger("llmserve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +23,6 @@ def read_generation_config(directory: Path) -> GenerationConfig:
     """generation_config.json of a directory; all defaults if it is absent. Raises CorruptFile."""
     path = directory / "generation_config.json"
     fields = read_json_object(directory, path.name) or {}
-    penalty = checked_field(path, fields, "repetition_penalty", number)
-    if penalty not in (None, 1.0):
-        _logger.warning(
-            "%s: repetition_penalty=%s is not supported yet and left out", path, penalty
-        )
     max_new_tokens = checked_field(
         path, fields, "max_new_tokens", lambda name, value: integer(name, value, 1)
     )
@@ -50,8 +42,10 @@ def _default_params(
     top_p = checked_field(path, fields, "top_p", number)
     top_k = checked_field(path, fields, "top_k", lambda name, value: integer(name, value, -1))
     min_p = checked_field(path, fields, "min_p", number)
+    penalty = checked_field(path, fields, "repetition_penalty", number)
     try:
         return SamplingParams(
+            repetition_penalty=own.repetition_penalty if penalty is None else penalty,
             temperature=own.temperature if temperature is None else temperature,
             top_p=own.top_p if top_p is None else top_p,
             top_k=own.top_k if top_k is None else top_k,

@@ -33,6 +33,9 @@ class LLM(LLMBase):
     without a seed of their own draw theirs from. generation_config: "auto" takes default sampling
     parameters from the model's generation_config.json, "vllm" takes none, a path takes those of
     another folder. chat_template: a Jinja template, or its path, in place of the model's own.
+    max_logprobs: the most log-probabilities a token that a request may ask for, -1 for no bound.
+    reasoning_config: {"reasoning_start_str": ..., "reasoning_end_str": ...}, what opens and ends a
+    section of thinking for thinking_token_budget; by default the tokenizer's <think> and </think>.
 
     Several LLMs may live in one process; every method may be called from any thread. Ctrl-C ends a
     call and leaves the LLM usable. Raises InvalidArgument, NotSupported, CorruptFile or

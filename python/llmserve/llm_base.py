@@ -26,6 +26,7 @@ from llmserve.request_runner import RequestRunner
 from llmserve.sampling_params import SamplingParams
 from llmserve.tokenizer import Tokenizer
 from llmserve.trace import Trace
+from llmserve.word_tokens import read_thinking_tokens
 
 MEMORY_TAGS = ("weights", "kv_cache")  # what wake_up() gets back
 
@@ -68,6 +69,7 @@ class LLMBase:
         speculative_config: None = None,
         structured_outputs_config: None = None,
         enable_lora: bool = False,
+        reasoning_config: Mapping[str, str] | None = None,
         **unknown: object,
     ) -> None:
         refuse_unknown(type(self).__name__, unknown, _argument_names())
@@ -114,7 +116,7 @@ class LLMBase:
             scheduling_policy=text("scheduling_policy", scheduling_policy),
             num_threads=optional_integer("num_threads", num_threads, 1, 1024),
             seed=integer("seed", seed, 0, 2**64 - 1),
-            max_logprobs=integer("max_logprobs", max_logprobs, 0),
+            max_logprobs=integer("max_logprobs", max_logprobs, -1),
             eos_token_ids=defaults.eos_token_ids,
         )
         vocab_size = read_vocab_size(directory)
@@ -123,10 +125,11 @@ class LLMBase:
         limits = RequestLimits(
             vocab_size, self._config.scheduler.max_model_len, self._config.max_logprobs
         )
-        self._door = RequestDoor(self._tokenizer, limits, defaults.default_params)
+        thinking = read_thinking_tokens(reasoning_config, self._tokenizer)
+        self._door = RequestDoor(self._tokenizer, limits, defaults.default_params, thinking)
         vocabulary = self._tokenizer.to_core() if self._tokenizer is not None else None
         self._engine = _core.Engine(self._config, vocabulary)
-        self._runner = RequestRunner(self._engine, limits.max_model_len)
+        self._runner = RequestRunner(self._engine)
         self._begin()
 
     def _request_names(self) -> Mapping[str, int]:

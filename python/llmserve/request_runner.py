@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from llmserve import _core
 from llmserve.errors import LLMServeError, QueueFull
 from llmserve.event_router import POLL_S, EngineRequest, EventRouter, ThreadInbox
+from llmserve.logits_processors import LogitsProcessorRunner
 from llmserve.request_state import RequestState
 
 # How long an interrupted call waits for its requests to end before it gives the interruption on.
@@ -18,10 +19,10 @@ _DRAIN_S = 5.0
 class RequestRunner:
     """The one user of an engine. Every method may be called from any thread."""
 
-    def __init__(self, engine: _core.Engine, max_model_len: int) -> None:
+    def __init__(self, engine: _core.Engine) -> None:
         self.engine = engine
         self.router = EventRouter(engine)
-        self._max_model_len = max_model_len
+        self._processors = LogitsProcessorRunner()
 
     def run(self, states: Sequence[RequestState], is_streamed: bool) -> Iterator[RequestState]:
         """Runs the requests and yields the one that has changed, until all are finished: at every
@@ -58,8 +59,9 @@ class RequestRunner:
 
     def engine_request(self, state: RequestState, is_streamed: bool) -> EngineRequest:
         """What the engine takes for it."""
-        params = state.params.to_core(max_tokens=self._max_model_len)
-        params.detokenize = params.detokenize and state.has_tokenizer
+        params = state.core_params
+        if state.params.logits_processors:
+            params.logits_processors = [self._processors.attach(state.params.logits_processors)]
         prompt = state.prompt
         return EngineRequest(
             prompt.token_ids, params, state.priority, prompt.cache_salt, is_streamed
@@ -82,3 +84,4 @@ class RequestRunner:
         """Ends the engine. Calls that are waiting in other threads raise InvalidArgument."""
         self.router.close()
         self.engine.close()
+        self._processors.close()

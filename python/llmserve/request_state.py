@@ -33,10 +33,16 @@ class RequestState:
     """One request: what went in, and what has come out."""
 
     def __init__(
-        self, prompt: Prompt, params: SamplingParams, priority: int, tokenizer: Tokenizer | None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        core_params: _core.SamplingParams,
+        priority: int,
+        tokenizer: Tokenizer | None,
     ) -> None:
         self.prompt = prompt
         self.params = params
+        self.core_params = core_params  # this request's own
         self.priority = priority
         self.request_id = -1  # the engine gives it
         self.name = ""  # as its user knows it; empty: by the engine's id
@@ -48,14 +54,11 @@ class RequestState:
         self._num_cached_tokens = 0
         self._num_preemptions = 0
 
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether tokens can be turned into text."""
-        return self._tokenizer is not None
-
     def renewed(self) -> "RequestState":
         """The same request, before anything came out."""
-        state = RequestState(self.prompt, self.params, self.priority, self._tokenizer)
+        state = RequestState(
+            self.prompt, self.params, self.core_params, self.priority, self._tokenizer
+        )
         state.request_id, state.name = self.request_id, self.name
         state._arrival_us = self._arrival_us
         return state
@@ -71,7 +74,7 @@ class RequestState:
         if event.text:
             sample.texts.append(event.text)
         sample.token_ids += event.token_ids
-        if self.params.logprobs is not None:
+        if self.params.has_logprobs:
             for sampled, top in zip(event.logprobs, event.top_logprobs, strict=True):
                 sample.cumulative_logprob += sampled.logprob
                 sample.logprobs.append(self._logprob_dict(sampled, top))
@@ -103,7 +106,7 @@ class RequestState:
         sample.num_given_texts = len(sample.texts)
         sample.num_given_tokens = len(sample.token_ids)
         sample.has_news = False
-        has_logprobs = self.params.logprobs is not None
+        has_logprobs = self.params.has_logprobs
         last = sample.last
         return CompletionOutput(
             index=sample.index,

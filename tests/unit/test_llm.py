@@ -184,14 +184,11 @@ def test_default_params_are_those_of_generation_config(checkpoint: Path, tmp_pat
         assert llm.get_default_sampling_params() == SamplingParams()
 
 
-def test_a_recommendation_that_is_not_supported_yet_is_left_out_and_said(
-    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_recommended_repetition_penalty_is_taken(checkpoint: Path, tmp_path: Path) -> None:
     model = checkpoints.copy_checkpoint(checkpoint, tmp_path)
     (model / "generation_config.json").write_text('{"repetition_penalty": 1.1, "top_k": 3}')
-    with caplog.at_level("WARNING", logger="llmserve"), LLM(model, num_threads=1) as llm:
-        assert llm.get_default_sampling_params() == SamplingParams(top_k=3)
-    assert "repetition_penalty=1.1 is not supported yet" in caplog.text
+    with LLM(model, num_threads=1) as llm:
+        assert llm.get_default_sampling_params() == SamplingParams(top_k=3, repetition_penalty=1.1)
 
 
 def test_requests_without_a_seed_draw_theirs_from_the_llms(checkpoint: Path) -> None:
@@ -280,7 +277,7 @@ BAD_CALLS = [
     ),
     (
         {"sampling_params": SamplingParams(stop_token_ids=[600])},
-        "stop_token_ids has 600, outside the model's vocabulary",
+        r"sampling_params\[0\]: stop_token_ids: token id 600 is outside the vocabulary",
     ),
     ({"priority": [1]}, "priority must be a list with one integer for each of the 2 prompts"),
     ({"priority": [1, "x"]}, r"priority\[1\] must be an integer"),

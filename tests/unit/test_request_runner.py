@@ -30,7 +30,9 @@ def engine(options: dict[str, int] | None = None, **scheduler: object) -> _core.
 
 
 def states(count: int) -> list[RequestState]:
-    return [RequestState(Prompt(None, [1, 2, 3 + i]), PARAMS, 0, None) for i in range(count)]
+    core = PARAMS.to_core(MAX_MODEL_LEN)
+    core.detokenize = False
+    return [RequestState(Prompt(None, [1, 2, 3 + i]), PARAMS, core, 0, None) for i in range(count)]
 
 
 def run(runner: RequestRunner, requests: list[RequestState]) -> None:
@@ -40,7 +42,7 @@ def run(runner: RequestRunner, requests: list[RequestState]) -> None:
 
 @pytest.fixture
 def runner() -> Iterator[RequestRunner]:
-    runner = RequestRunner(engine({"invalid_request_id": 2}), MAX_MODEL_LEN)
+    runner = RequestRunner(engine({"invalid_request_id": 2}))
     yield runner
     runner.close()
 
@@ -70,7 +72,7 @@ def test_a_request_that_failed_does_not_touch_the_next(runner: RequestRunner) ->
 
 
 def test_a_step_that_fails_ends_every_request_and_later_ones_are_refused() -> None:
-    runner = RequestRunner(engine({"fail_at_step": 3}), MAX_MODEL_LEN)
+    runner = RequestRunner(engine({"fail_at_step": 3}))
     requests = states(4)
     run(runner, requests)
     completions = [request.output().outputs[0] for request in requests]
@@ -82,7 +84,7 @@ def test_a_step_that_fails_ends_every_request_and_later_ones_are_refused() -> No
 
 
 def test_a_full_queue_holds_the_rest_of_a_call_back() -> None:
-    runner = RequestRunner(engine({"step_us": 500}, max_num_queued_reqs=4, max_num_seqs=2), 256)
+    runner = RequestRunner(engine({"step_us": 500}, max_num_queued_reqs=4, max_num_seqs=2))
     requests = states(40)
     run(runner, requests)
     assert all(state.num_generation_tokens == 6 for state in requests)
@@ -90,7 +92,7 @@ def test_a_full_queue_holds_the_rest_of_a_call_back() -> None:
 
 
 def test_events_reach_their_own_thread_whoever_asks_for_them() -> None:
-    runner = RequestRunner(engine({"step_us": 100}), MAX_MODEL_LEN)
+    runner = RequestRunner(engine({"step_us": 100}))
     batches = [states(20) for _ in range(8)]
     threads = [threading.Thread(target=run, args=(runner, batch)) for batch in batches]
     for thread in threads:
@@ -102,7 +104,7 @@ def test_events_reach_their_own_thread_whoever_asks_for_them() -> None:
 
 
 def test_a_closed_runner_refuses() -> None:
-    runner = RequestRunner(engine(), MAX_MODEL_LEN)
+    runner = RequestRunner(engine())
     runner.close()
     with pytest.raises(InvalidArgument, match="this LLM is closed"):
         run(runner, states(1))

@@ -8,7 +8,13 @@ import pickle
 
 import numpy as np
 import pytest
-from llmserve import InvalidArgument, NotSupported, RequestOutputKind, SamplingParams
+from llmserve import (
+    InvalidArgument,
+    NotSupported,
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+)
 
 # vLLM's own, in its order (docs of vLLM 0.33).
 DEFAULTS = {
@@ -43,11 +49,13 @@ DEFAULTS = {
     "thinking_token_budget": None,
     "repetition_detection": None,
 }
+# llmserve's own, after them.
+OWN = {"logits_processors": None}
 
 
 def test_names_order_and_defaults_are_those_of_the_field() -> None:
-    assert dataclasses.asdict(SamplingParams()) == DEFAULTS
-    assert [field.name for field in dataclasses.fields(SamplingParams)] == list(DEFAULTS)
+    assert dataclasses.asdict(SamplingParams()) == {**DEFAULTS, **OWN}
+    assert [field.name for field in dataclasses.fields(SamplingParams)] == [*DEFAULTS, *OWN]
 
 
 REFUSED = [
@@ -75,6 +83,31 @@ REFUSED = [
     ({"logprobs": -2}, "logprobs must be between -1 and 2147483647, got -2"),
     ({"ignore_eos": 1}, "ignore_eos must be True or False, got 1"),
     ({"stop": "x", "detokenize": False}, "stop strings need detokenize=True"),
+    ({"presence_penalty": 2.5}, "presence_penalty must be between -2 and 2, got 2.5"),
+    ({"frequency_penalty": -3}, "frequency_penalty must be between -2 and 2, got -3"),
+    ({"frequency_penalty": "x"}, "frequency_penalty must be a number, got 'x'"),
+    ({"repetition_penalty": 0}, "repetition_penalty must be finite and more than 0, got 0"),
+    ({"logit_bias": {5: 101}}, "logit_bias must be between -100 and 100, got 101 for token 5"),
+    ({"logit_bias": {5: float("nan")}}, r"logit_bias\[5\] must be finite, got nan"),
+    ({"logit_bias": {"a": 1}}, "logit_bias: token id must be an integer, got 'a'"),
+    ({"logit_bias": [1]}, r"logit_bias must map token ids to numbers, got \[1\]"),
+    ({"allowed_token_ids": []}, "allowed_token_ids must name at least one token"),
+    ({"allowed_token_ids": [-1]}, r"allowed_token_ids\[0\] must be between 0 and"),
+    (
+        {"allowed_token_ids": [3], "stop_token_ids": [3], "min_tokens": 1},
+        "allowed_token_ids holds nothing but stop_token_ids, which min_tokens=1 rules out",
+    ),
+    ({"bad_words": [" "]}, "bad_words must not contain an empty string"),
+    ({"bad_words": [3]}, r"bad_words\[0\] must be a string, got 3"),
+    (
+        {"logprob_token_ids": list(range(129))},
+        "logprob_token_ids must be at most 128 tokens, got 129",
+    ),
+    ({"thinking_token_budget": -2}, "thinking_token_budget must be between -1 and"),
+    ({"skip_reading_prefix_cache": 1}, "skip_reading_prefix_cache must be True or False, got 1"),
+    ({"repetition_detection": {"max": 1}}, "repetition_detection must be a RepetitionDetectionP"),
+    ({"logits_processors": [3]}, r"logits_processors\[0\] must be a function, got 3"),
+    ({"logits_processors": print}, "logits_processors must be a list of functions, got <built-in"),
     ({"output_kind": "DELTA"}, "output_kind must be a RequestOutputKind, got 'DELTA'"),
     ({"temprature": 0.5}, "SamplingParams has no argument 'temprature'; did you mean 'temp"),
     ({"zzz": 1}, "SamplingParams has no argument 'zzz'; it takes n, presence_penalty"),
@@ -90,21 +123,9 @@ def test_a_bad_value_is_refused_with_field_rule_and_value(
 
 
 NOT_YET = [
-    {"presence_penalty": 0.1},
-    {"frequency_penalty": 0.1},
-    {"repetition_penalty": 1.1},
     {"prompt_logprobs": 1},
-    {"spaces_between_special_tokens": False},
     {"structured_outputs": {"json": {}}},
-    {"logit_bias": {1: 1.0}},
-    {"allowed_token_ids": [1]},
-    {"bad_words": ["x"]},
     {"extra_args": {"a": 1}},
-    {"logprob_token_ids": [1]},
-    {"skip_reading_prefix_cache": True},
-    {"thinking_token_budget": 5},
-    {"repetition_detection": {"max": 1}},
-    {"logprobs": -1},
 ]
 
 
@@ -116,8 +137,25 @@ def test_a_feature_that_is_not_there_yet_is_refused_by_name(fields: dict[str, ob
 
 
 def test_a_feature_that_is_not_there_yet_is_accepted_where_it_asks_for_nothing() -> None:
-    params = SamplingParams(presence_penalty=0, bad_words=[], logit_bias={}, repetition_penalty=1)
+    params = SamplingParams(extra_args={}, prompt_logprobs=None)
     assert params.temperature == 1.0
+
+
+REFUSED_DETECTIONS = [
+    ((1025, 1, 2), "max_pattern_size must be between 1 and 1024, got 1025"),
+    ((3, 4, 2), "min_pattern_size must be between 0 and max_pattern_size=3, got 4"),
+    ((3, 1, 1), "min_count must be at least 2, got 1"),
+    ((-1, 0, 0), "max_pattern_size must be between 0 and"),
+    ((3.0, 0, 2), "max_pattern_size must be an integer, got 3.0"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED_DETECTIONS)
+def test_a_repetition_that_cannot_be_looked_for_is_refused(
+    fields: tuple[int, int, int], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"^repetition_detection: {message}"):
+        RepetitionDetectionParams(*fields)
 
 
 def test_values_are_brought_to_one_form() -> None:
@@ -129,6 +167,9 @@ def test_values_are_brought_to_one_form() -> None:
     assert type(params.n) is int
     assert params.seed is None
     assert params.logprobs == 1
+    assert SamplingParams(logit_bias={"7": 1}).logit_bias == {7: 1.0}
+    assert SamplingParams(thinking_token_budget=-1).thinking_token_budget is None
+    assert SamplingParams(bad_words=[], logits_processors=[]) == SamplingParams()
 
 
 def test_parameters_are_values() -> None:
@@ -158,7 +199,18 @@ def test_every_field_reaches_the_engine() -> None:
         "detokenize": True,
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
+        "spaces_between_special_tokens": False,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "allowed_token_ids": [3, 9],
+        "logprob_token_ids": [4],
+        "skip_reading_prefix_cache": True,
     }
     core = SamplingParams(**fields).to_core()  # type: ignore[arg-type]
     assert {name: getattr(core, name) for name in fields} == fields
+    assert SamplingParams(logit_bias={4: 2.0}).to_core().logit_bias == [(4, 2.0)]
+    detection = SamplingParams(repetition_detection=RepetitionDetectionParams(9, 2, 3)).to_core()
+    assert detection.repetition_detection is not None
+    assert detection.repetition_detection.max_pattern_size == 9
     assert SamplingParams(max_tokens=None).to_core(max_tokens=77).max_tokens == 77

@@ -1,0 +1,84 @@
+#include "sampling/sampling_slot.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+#include "sampling/logits_processor.h"
+
+namespace llmserve {
+
+bool SamplingSlot::is_needed(const SamplingParams& params) {
+  return params.has_penalties() || params.allowed_token_ids || params.thinking_budget ||
+         !params.logit_bias.empty() || !params.bad_words.empty() ||
+         !params.logits_processors.empty();
+}
+
+SamplingSlot::SamplingSlot(const SamplingParams& params, int64_t vocab_size) : params_(params) {
+  if (params.thinking_budget) thinking_.emplace(*params.thinking_budget);
+  for (const auto& [id, bias] : params.logit_bias) biases_.push_back({id, bias});
+  if (params.allowed_token_ids) {
+    allowed_.resize(static_cast<size_t>((vocab_size + 31) / 32), 0);
+    for (const int32_t id : *params.allowed_token_ids)
+      allowed_[static_cast<size_t>(id / 32)] |= 1u << (id % 32);
+  }
+}
+
+void SamplingSlot::prepare(const SampleTask& task, const ConstTensor& logits, Memory& memory,
+                           SampleRow& row) {
+  take_in(task);
+  row.biases = biases_;
+  row.allowed = allowed_;
+  row.counts = counts_.all();
+  row.repetition_penalty = params_.repetition_penalty;
+  row.frequency_penalty = params_.frequency_penalty;
+  row.presence_penalty = params_.presence_penalty;
+  if (thinking_) row.forced_token_id = thinking_->forced_token_id(task.token_ids);
+  if (row.forced_token_id >= 0) return;
+  ban(task);
+  row.banned_token_ids = banned_;
+  if (params_.logits_processors.empty()) return;
+  process(task, logits, memory);
+  row.draw_logits = ConstTensor(draw_logits_.data(), DType::kF32, {std::ssize(draw_logits_)});
+}
+
+void SamplingSlot::take_in(const SampleTask& task) {
+  // Of the prompt only the repetition penalty wants to know.
+  const bool counts_prompt = params_.repetition_penalty != 1;
+  for (; num_seen_ < task.token_ids.size(); ++num_seen_) {
+    const bool is_generated = static_cast<int64_t>(num_seen_) >= task.num_prompt_tokens;
+    if (params_.has_penalties() && (is_generated || counts_prompt))
+      counts_.add(task.token_ids[num_seen_], is_generated);
+    if (thinking_) thinking_->add(task.token_ids.first(num_seen_ + 1), is_generated);
+  }
+}
+
+// The last token of each bad word whose others the output ends in.
+void SamplingSlot::ban(const SampleTask& task) {
+  banned_.assign(task.banned_token_ids.begin(), task.banned_token_ids.end());
+  const auto output = task.token_ids.subspan(static_cast<size_t>(task.num_prompt_tokens));
+  for (const std::vector<int32_t>& word : params_.bad_words) {
+    const size_t num_before = word.size() - 1;
+    if (num_before <= output.size() &&
+        std::equal(word.begin(), word.end() - 1, output.end() - static_cast<int64_t>(num_before)))
+      banned_.push_back(word.back());
+  }
+}
+
+void SamplingSlot::process(const SampleTask& task, const ConstTensor& logits, Memory& memory) {
+  draw_logits_.resize(static_cast<size_t>(logits.shape[0]));
+  memory.copy_to_host(draw_logits_.data(), logits.data, logits.num_bytes());
+  for (const auto& processor : params_.logits_processors)
+    processor->process(task.token_ids, draw_logits_);
+  const auto bad = std::ranges::find_if(draw_logits_, [](float value) {
+    return std::isnan(value) || value == std::numeric_limits<float>::infinity();
+  });
+  if (bad != draw_logits_.end()) {
+    throw InvalidArgument(concat("logits_processors left ", *bad, " for token ",
+                                 bad - draw_logits_.begin(), " at position ", task.position,
+                                 "; they may leave numbers and -inf"));
+  }
+}
+
+}  // namespace llmserve

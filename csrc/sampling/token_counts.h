@@ -1,0 +1,34 @@
+// The tokens that a sequence has, each once, with how often it was generated: what penalties are
+// of. One addition a token.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "kernels/ops.h"
+
+namespace llmserve {
+
+class TokenCounts {
+ public:
+  void add(int32_t token_id, bool is_generated) {
+    const auto [place, is_new] = places_.try_emplace(token_id, counts_.size());
+    if (is_new) counts_.push_back({.token_id = token_id});
+    TokenCount& count = counts_[place->second];
+    if (is_generated) {
+      ++count.num_generated;
+    } else {
+      count.is_in_prompt = true;
+    }
+  }
+  // In the order of their first appearance; valid until the next add().
+  std::span<const TokenCount> all() const { return counts_; }
+
+ private:
+  std::vector<TokenCount> counts_;
+  std::unordered_map<int32_t, size_t> places_;  // token id -> index of counts_
+};
+
+}  // namespace llmserve
