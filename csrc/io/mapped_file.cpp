@@ -72,6 +72,10 @@ void MappedFile::release(int64_t offset, int64_t num_bytes) const {
 
 CheckpointDirectory::CheckpointDirectory(const std::string& path) : path_(path) {
   std::error_code error;
+  if (path_.extension() == ".safetensors" && fs::is_regular_file(path_, error)) {
+    weights_file_ = path_.filename().string();
+    path_ = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
+  }
   if (path.find('\0') != path.npos || !fs::is_directory(path_, error))
     throw InvalidArgument(
         concat("model: expected a checkpoint directory, got \"", path, "\", ",

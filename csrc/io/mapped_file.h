@@ -44,10 +44,13 @@ class MappedFile {
 
 class CheckpointDirectory {
  public:
-  // Throws InvalidArgument unless `path` is a directory that can be read.
+  // Throws InvalidArgument unless `path` is a directory that can be read, or a .safetensors file in
+  // one, which is then weights_file().
   explicit CheckpointDirectory(const std::string& path);
 
   const std::filesystem::path& path() const { return path_; }
+  // The one file that the caller wants the weights from; empty where the directory is to say.
+  const std::string& weights_file() const { return weights_file_; }
 
   // Whether something of that plain name is there.
   bool contains(std::string_view name) const;
@@ -61,6 +64,7 @@ class CheckpointDirectory {
  private:
   std::filesystem::path path_;       // as given, for messages
   std::filesystem::path canonical_;  // links resolved
+  std::string weights_file_;
 };
 
 }  // namespace llmserve

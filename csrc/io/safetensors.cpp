@@ -227,7 +227,8 @@ void check_index(const std::string& index_path, const ShardIndex& index,
 }
 
 Checkpoint open_single(const CheckpointDirectory& directory, JsonDocument config) {
-  std::vector<std::shared_ptr<const MappedFile>> files{directory.map(kSingleFile)};
+  std::vector<std::shared_ptr<const MappedFile>> files{
+      directory.map(directory.weights_file().empty() ? kSingleFile : directory.weights_file())};
   std::vector<TensorEntry> tensors = read_safetensors_header(*files[0], 0);
   return Checkpoint("safetensors", directory.path().string(), std::move(config), std::move(files),
                     std::move(tensors));
@@ -268,14 +269,16 @@ std::vector<TensorEntry> read_safetensors_header(const MappedFile& file, int32_t
 }
 
 bool is_safetensors(const CheckpointDirectory& directory) {
-  return directory.contains(kSingleFile) || directory.contains(kIndexFile);
+  return !directory.weights_file().empty() || directory.contains(kSingleFile) ||
+         directory.contains(kIndexFile);
 }
 
 Checkpoint open_safetensors(const CheckpointDirectory& directory) {
   const auto config_file = directory.map("config.json");
   JsonDocument config = JsonDocument::parse(config_file->path().string(), config_file->text());
-  return directory.contains(kSingleFile) ? open_single(directory, std::move(config))
-                                         : open_sharded(directory, std::move(config));
+  const bool is_single = !directory.weights_file().empty() || directory.contains(kSingleFile);
+  return is_single ? open_single(directory, std::move(config))
+                   : open_sharded(directory, std::move(config));
 }
 
 }  // namespace llmserve

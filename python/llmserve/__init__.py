@@ -16,6 +16,7 @@ from llmserve._version import __version__
 from llmserve.errors import (
     CorruptFile,
     DeviceError,
+    HubError,
     InternalError,
     InvalidArgument,
     LLMServeError,
@@ -47,6 +48,7 @@ __all__ = [
     "CompletionOutput",
     "CorruptFile",
     "DeviceError",
+    "HubError",
     "InternalError",
     "InvalidArgument",
     "LLMServeError",

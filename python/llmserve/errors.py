@@ -24,6 +24,10 @@ class QueueFull(ResourceExhausted):
     """Too many requests wait already; the same call may succeed later (HTTP 429)."""
 
 
+class HubError(LLMServeError, OSError):
+    """A model that the Hugging Face Hub does not give: not there, gated, or out of reach."""
+
+
 class CorruptFile(LLMServeError, OSError):
     """A file whose bytes are not what its format promises: path, offset, reason."""
 

@@ -23,7 +23,9 @@ _MAX_ID_DIGITS = 18  # of what fits in the engine's 64 bits
 class LLM(LLMBase):
     """A model, loaded, with an engine of its own that runs prompts in continuous batches.
 
-    model: a Hugging Face checkpoint directory (config.json, *.safetensors, tokenizer.json).
+    model: a Hugging Face checkpoint directory (config.json, *.safetensors, tokenizer.json), a
+    .safetensors file in one, or the id of a model on the Hugging Face Hub (`pip install
+    'llmserve[hub]'`), of which revision is a branch, tag or commit and download_dir the cache.
     tokenizer: another folder with a tokenizer.json. dtype: "auto" (as the checkpoint), "float32" or
     "bfloat16". device: "auto", "cpu" or "ref" (the slow reference). max_model_len: tokens of prompt
     and output together, by default the model's maximum. The KV cache takes num_gpu_blocks_override

@@ -20,7 +20,7 @@ from llmserve.arguments import (
 from llmserve.errors import InvalidArgument
 from llmserve.generation_config import GenerationConfig, read_generation_config
 from llmserve.html_table import html_table
-from llmserve.model_files import checkpoint_directory, read_vocab_size
+from llmserve.model_files import checkpoint_directory, find_checkpoint, read_vocab_size
 from llmserve.request_door import RequestDoor, RequestLimits
 from llmserve.request_runner import RequestRunner
 from llmserve.sampling_params import SamplingParams
@@ -70,6 +70,8 @@ class LLMBase:
         structured_outputs_config: None = None,
         enable_lora: bool = False,
         reasoning_config: Mapping[str, str] | None = None,
+        revision: str | None = None,
+        download_dir: str | os.PathLike[str] | None = None,
         **unknown: object,
     ) -> None:
         refuse_unknown(type(self).__name__, unknown, _argument_names())
@@ -85,11 +87,12 @@ class LLMBase:
         ):
             refuse_unless_default(type(self).__name__, name, value, default)
         boolean("enforce_eager", enforce_eager)  # nothing is captured or compiled in either case
-        directory = checkpoint_directory(model)
+        checkpoint = find_checkpoint(model, revision, download_dir)
+        directory = checkpoint_directory(checkpoint)
         defaults = _read_generation_config(directory, generation_config)
         self._tokenizer = _read_tokenizer(directory, tokenizer, chat_template)
         self._config = _core.resolve_config(
-            model=str(directory),
+            model=str(checkpoint),
             device=text("device", device),
             dtype=text("dtype", dtype),
             kv_cache_dtype=text("kv_cache_dtype", kv_cache_dtype),

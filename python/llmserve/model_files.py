@@ -1,4 +1,4 @@
-"""The JSON files of a checkpoint directory: read with bounds, checked field by field.
+"""Where a checkpoint is, and its JSON files: read with bounds, checked field by field.
 
 The bytes are untrusted: nothing is executed, nothing outside the directory is opened, sizes are
 bounded, and what does not fit is a CorruptFile that names the file and the field.
@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from llmserve.arguments import INT32_MAX, describe, integer
-from llmserve.errors import CorruptFile, InvalidArgument
+from llmserve.arguments import INT32_MAX, describe, integer, text
+from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
+from llmserve.hub import download_model, is_hub_id
 
 # Published files: config.json under 100 KB, tokenizer.json up to 35 MB (262,144 tokens).
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -32,28 +33,65 @@ def demo_model_path() -> Path:
     return Path(__file__).parent / "demo" / "model"
 
 
-def checkpoint_directory(model: object) -> Path:
-    """`model` as an existing directory with a config.json. Raises InvalidArgument."""
+def find_checkpoint(model: object, revision: object = None, download_dir: object = None) -> Path:
+    """The checkpoint that `model` names: a folder with a config.json, or a .safetensors file beside
+    one. What is no path is an id on the Hugging Face Hub, "organisation/name", and is downloaded.
+
+    Raises InvalidArgument, NotSupported, HubError.
+    """
     if not isinstance(model, str | os.PathLike):
         raise InvalidArgument(
-            f"model must be the path of a checkpoint directory, got {describe(model)}"
+            f"model must be the path of a checkpoint directory or the id of a model on the Hugging "
+            f"Face Hub, got {describe(model)}"
         )
-    directory = Path(os.fsdecode(os.fspath(model)))
-    if "\0" in str(directory):
+    path = Path(os.fsdecode(os.fspath(model)))
+    if "\0" in str(path):
         raise InvalidArgument(f"model must be a path, got {describe(model)}")
-    if not directory.is_dir():
-        found = "a file" if directory.exists() else "nothing"
-        raise InvalidArgument(
-            f"model must be a checkpoint directory (config.json, *.safetensors, tokenizer.json); "
-            f"there is {found} at {str(directory)!r}. Names of models on a hub are not resolved: "
-            f"download the model and pass its folder"
+    if path.suffix == ".gguf":
+        raise NotSupported(
+            f"model: {str(path)!r}: GGUF is not supported yet; use the model's safetensors"
         )
+    if isinstance(model, str) and is_hub_id(model) and not os.path.lexists(path):
+        return download_model(
+            model,
+            None if revision is None else text("revision", revision),
+            None if download_dir is None else _directory("download_dir", download_dir),
+        )
+    if revision is not None:
+        raise InvalidArgument(
+            f"revision is for models of the Hugging Face Hub, and {str(path)!r} is a path"
+        )
+    _check_checkpoint(path)
+    return path
+
+
+def checkpoint_directory(model: object) -> Path:
+    """The folder of `find_checkpoint`, where all but the weights is."""
+    path = find_checkpoint(model)
+    return path if path.is_dir() else path.parent
+
+
+def _check_checkpoint(path: Path) -> None:
+    is_weights = path.suffix == ".safetensors" and path.is_file()
+    if not path.is_dir() and not is_weights:
+        found = "a file" if path.exists() else "nothing"
+        raise InvalidArgument(
+            f"model must be a checkpoint directory (config.json, *.safetensors, tokenizer.json), a "
+            f".safetensors file in one, or the id of a model on the Hugging Face Hub such as "
+            f"Qwen/Qwen3-0.6B; there is {found} at {str(path)!r}"
+        )
+    directory = path.parent if is_weights else path
     if not (directory / "config.json").exists():
         raise InvalidArgument(
             f"{directory} has no config.json; a checkpoint directory holds config.json, "
             f"*.safetensors and tokenizer.json"
         )
-    return directory
+
+
+def _directory(name: str, value: object) -> Path:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise InvalidArgument(f"{name} must be the path of a folder, got {describe(value)}")
+    return Path(os.fsdecode(value))
 
 
 def read_bytes(directory: Path, name: str, max_bytes: int) -> bytes | None:

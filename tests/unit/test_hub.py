@@ -1,0 +1,220 @@
+"""Models by path, by file and by Hub id; the Hub is a server of the test on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import checkpoints
+import hub_server
+import llmserve
+import pytest
+from llmserve import LLM, HubError, InvalidArgument, NotSupported, cli
+from llmserve.model_files import find_checkpoint
+from offline import GREEDY, generate, tokens
+
+MODEL = "some-org/tiny-llama"
+DEADLINE_S = 120.0  # a start of Python with huggingface-hub takes a second or two
+
+
+@pytest.fixture
+def hub(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[hub_server.HubServer]:
+    """A Hub with one model, beside whose files are some that nobody needs."""
+    folder = checkpoints.copy_checkpoint(checkpoint, tmp_path / "upstream")
+    for name in ("pytorch_model.bin", "modeling.py", "README.md", "model.gguf", "training.pt"):
+        (folder / name).write_bytes(b"not wanted")
+    (folder / "original").mkdir()
+    (folder / "original" / "consolidated.safetensors").write_bytes(b"not wanted")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("rag")
+    with hub_server.serve() as server:
+        server.models[MODEL] = folder
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.chdir(tmp_path)
+        yield server
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def test_a_model_by_its_id_says_what_the_folder_says(
+    hub: hub_server.HubServer, cache: Path, llm: LLM
+) -> None:
+    with LLM(MODEL, download_dir=cache, num_gpu_blocks_override=32) as downloaded:
+        assert tokens(generate(downloaded, "the fox")) == tokens(generate(llm, "the fox"))
+        assert (
+            downloaded.get_tokenizer().apply_chat_template(
+                [{"role": "user", "content": "a"}], chat_template="rag", tokenize=False
+            )
+            == "rag"
+        )
+
+
+def test_only_the_needed_files_are_downloaded(hub: hub_server.HubServer, cache: Path) -> None:
+    folder = find_checkpoint(MODEL, None, cache)
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert {name for name in names if not name.endswith((".json", ".jinja"))} == {
+        "model.safetensors"
+    }
+    assert not [r for r in hub.requests if r.endswith((".bin", ".py", ".pt", ".gguf", ".md"))]
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: hub_server.HubServer, cache: Path) -> None:
+    folders = {find_checkpoint(MODEL, r, cache) for r in (None, *hub_server.REVISIONS)}
+    assert [folder.name for folder in folders] == [hub_server.COMMIT]
+    with pytest.raises(HubError, match=f"{MODEL} has no revision 'v9' .*branch, tag or commit"):
+        find_checkpoint(MODEL, "v9", cache)
+
+
+def test_a_second_time_nothing_is_downloaded(hub: hub_server.HubServer, cache: Path) -> None:
+    folder = find_checkpoint(MODEL, None, cache)
+    hub.requests.clear()
+    assert find_checkpoint(MODEL, None, cache) == folder
+    assert not [request for request in hub.requests if "/resolve/" in request]
+
+
+def test_offline_the_cache_is_enough(
+    hub: hub_server.HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = find_checkpoint(MODEL, None, cache)
+    hub.requests.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert find_checkpoint(MODEL, None, cache) == folder
+    assert hub.requests == []
+
+
+def test_offline_without_the_cache_says_what_to_do(
+    hub: hub_server.HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(HubError, match=r"is not in the cache, .*HF_HUB_OFFLINE is set; unset it"):
+        find_checkpoint(MODEL, None, cache)
+    assert hub.requests == []
+
+
+def test_what_the_hub_does_not_know_is_named_with_what_to_check(
+    hub: hub_server.HubServer, cache: Path
+) -> None:
+    message = r"no folder 'some-org/other' here and no model of that name at http.*check the spell"
+    with pytest.raises(HubError, match=message):
+        find_checkpoint("some-org/other", None, cache)
+
+
+def test_a_gated_model_says_where_to_accept_its_terms(
+    hub: hub_server.HubServer, cache: Path
+) -> None:
+    hub.errors[MODEL] = (403, "GatedRepo")
+    with pytest.raises(HubError, match=rf"gated: accept its terms at {hub.url}/{MODEL}.*HF_TOKEN"):
+        find_checkpoint(MODEL, None, cache)
+
+
+def test_a_server_that_fails_is_reported(hub: hub_server.HubServer, cache: Path) -> None:
+    hub.errors[MODEL] = (500, "")
+    with pytest.raises(HubError, match="500"):
+        find_checkpoint(MODEL, None, cache)
+
+
+def test_a_server_out_of_reach_is_reported(
+    hub: hub_server.HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nobody listens
+    with pytest.raises(HubError, match=r"http://127.0.0.1:9 cannot be reached.*check the network"):
+        find_checkpoint(MODEL, None, cache)
+
+
+def test_a_model_of_pickles_is_refused(hub: hub_server.HubServer, cache: Path) -> None:
+    (hub.models[MODEL] / "model.safetensors").unlink()
+    with pytest.raises(NotSupported, match=r"has no \*.safetensors; pickled weights"):
+        find_checkpoint(MODEL, None, cache)
+
+
+def test_a_string_that_is_a_path_is_always_a_path(
+    hub: hub_server.HubServer, checkpoint: Path, cache: Path
+) -> None:
+    checkpoints.copy_checkpoint(checkpoint, Path(MODEL))
+    assert find_checkpoint(MODEL, None, cache) == Path(MODEL)
+    assert hub.requests == []
+    with pytest.raises(InvalidArgument, match="revision is for models of the Hugging Face Hub"):
+        find_checkpoint(MODEL, "main", cache)
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["nothing", "./some-org/x", "a/b/c", "/some/where", "~/x", "some-org/", "a/..", "a b/c"],
+)
+def test_what_has_not_the_form_of_an_id_is_a_path(
+    model: str, hub: hub_server.HubServer, cache: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match="model must be a checkpoint directory"):
+        find_checkpoint(model, None, cache)
+    assert hub.requests == []
+
+
+def test_without_huggingface_hub_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(NotSupported, match=r"pip install 'llmserve\[hub\]'"):
+        LLM(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("revision", 3), ("download_dir", 3), ("download_dir", "")]
+)
+def test_bad_arguments_are_named(name: str, value: object) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name} must be"):
+        LLM(MODEL, **{name: value})  # type: ignore[arg-type]
+
+
+def test_the_command_takes_an_id_and_the_environment_as_it_is(
+    hub: hub_server.HubServer, cache: Path
+) -> None:
+    command = ["-m", "llmserve", "generate", "--model", MODEL, "--max-tokens", "4", "--quiet", "a"]
+    package = str(Path(llmserve.__file__).parents[1])  # the fixture has changed the folder
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "HF_HUB_CACHE": str(cache), "PYTHONPATH": package},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "cannot" not in done.stderr
+    assert (cache / "models--some-org--tiny-llama").is_dir()
+
+
+def test_a_weights_file_runs_beside_its_config(checkpoint: Path, tmp_path: Path, llm: LLM) -> None:
+    folder = checkpoints.copy_checkpoint(checkpoint, tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    (folder / "model.safetensors").write_bytes(b"broken")
+    with LLM(folder / "other.safetensors", num_gpu_blocks_override=32) as other:
+        assert tokens(generate(other, "the fox", GREEDY)) == tokens(generate(llm, "the fox"))
+
+
+def test_a_weights_file_without_a_config_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes((checkpoint / "model.safetensors").read_bytes())
+    with pytest.raises(InvalidArgument, match=r"has no config.json"):
+        LLM(path)
+
+
+def test_gguf_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(NotSupported, match="GGUF is not supported yet"):
+        LLM(path)
+
+
+def test_inspect_takes_a_weights_file(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", str(checkpoint / "model.safetensors")]) == 0
+    assert "LlamaForCausalLM" in capsys.readouterr().out
