@@ -95,6 +95,11 @@ class Tokenizer:
             self._check_id(token_id)
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    @property
+    def chat_template_names(self) -> list[str]:
+        """The model's chat templates: none, "default" alone, or several."""
+        return self._chat_templates.names
+
     def apply_chat_template(
         self,
         messages: object,

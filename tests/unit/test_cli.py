@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import checkpoints
 import llmserve
 import pytest
 from llmserve import LLM, SamplingParams, cli, demo_model_path
@@ -140,7 +141,12 @@ def test_bad_usage_shows_the_usage(call: Run) -> None:
 
 
 def test_help_has_examples(call: Run) -> None:
-    for arguments in (("--help",), ("generate", "--help"), ("inspect", "--help")):
+    for arguments in (
+        ("--help",),
+        ("generate", "--help"),
+        ("chat", "--help"),
+        ("inspect", "--help"),
+    ):
         done = call(*arguments)
         assert done.returncode == 0
         assert "examples:" in done.stdout
@@ -195,6 +201,22 @@ def test_inspect_lists_tensors_on_request(call: Run, model: str) -> None:
     done = call("inspect", "--tensors", model)
     assert "model.embed_tokens.weight" in done.stdout
     assert "[320, 48]" in done.stdout
+
+
+def test_inspect_shows_what_concerns_text(call: Run, model: str, tmp_path: Path) -> None:
+    demo = str(demo_model_path())
+    text = json.loads(call("inspect", "--json", demo).stdout)["text"]
+    assert text["tokenizer"].startswith("BPE, decoder ByteLevel, ")
+    assert text["chat_templates"] == ["default"]
+    assert "<|im_end|>" in text["eos_tokens"]
+    shown = call("inspect", demo).stdout
+    assert "chat template  default" in shown
+    assert "temperature=" in shown
+    folder = checkpoints.copy_checkpoint(Path(model), tmp_path)
+    (folder / "tokenizer.json").write_text("{}")
+    assert "tokenizer      unusable: " in call("inspect", str(folder)).stdout
+    (folder / "tokenizer.json").unlink()
+    assert "tokenizer      none" in call("inspect", str(folder)).stdout
 
 
 def test_what_a_model_writes_does_not_drive_the_terminal() -> None:

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Sequence
 
 from llmserve._version import __version__
-from llmserve.cli import explain, generate, inspect
+from llmserve.cli import chat, explain, generate, inspect
 from llmserve.errors import DeviceError, InternalError, LLMServeError
 
 _EXAMPLES = """examples:
   llmserve generate "Once upon a time"
   llmserve generate --model ./Qwen3-0.6B --temperature 0 --max-tokens 64 "The capital of France is"
+  llmserve chat Qwen/Qwen3-0.6B
   llmserve inspect ./Qwen3-0.6B
   llmserve explain trace.json 7
 """
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"llmserve {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     generate.add_parser(commands)
+    chat.add_parser(commands)
     inspect.add_parser(commands)
     explain.add_parser(commands)
     options = parser.parse_args(arguments)

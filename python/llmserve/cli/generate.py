@@ -3,14 +3,20 @@
 import argparse
 import dataclasses
 import sys
-from pathlib import Path
 from typing import TextIO
 
 from llmserve.cli.console import dim, printable
+from llmserve.cli.options import (
+    add_engine_options,
+    add_sampling_options,
+    figures,
+    load_model,
+    own_max_tokens,
+    sampling_params,
+)
 from llmserve.errors import InvalidArgument
-from llmserve.generation_config import read_generation_config
 from llmserve.llm import LLM
-from llmserve.model_files import checkpoint_directory, demo_model_path
+from llmserve.model_files import demo_model_path
 from llmserve.outputs import CompletionOutput, RequestOutput
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
 
@@ -22,16 +28,6 @@ _EXAMPLES = """examples:
 """
 
 _MAX_TOKENS = 256
-
-# The options that are sampling parameters: name, type, help.
-_SAMPLING_OPTIONS = (
-    ("temperature", float, "0 takes the most likely token; higher is more varied"),
-    ("top_p", float, "keep the most likely tokens up to this share of the probability"),
-    ("top_k", int, "keep this many most likely tokens; 0 keeps all"),
-    ("min_p", float, "drop tokens less likely than this share of the most likely one"),
-    ("seed", int, "makes the run repeatable"),
-    ("n", int, "how many continuations (default 1)"),
-)
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -46,43 +42,31 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.set_defaults(run=run)
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="text; without it, stdin")
-    parser.add_argument("--model", metavar="DIR", help="checkpoint directory (default: the demo)")
+    parser.add_argument(
+        "--model", metavar="DIR", help="checkpoint directory, or Hub id (default: the demo)"
+    )
     parser.add_argument(
         "--max-tokens",
         type=int,
         metavar="N",
         help=f"default: the model's own, at most {_MAX_TOKENS}",
     )
-    for name, kind, text in _SAMPLING_OPTIONS:
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=kind, metavar="X" if kind is float else "N", help=text)
-    parser.add_argument(
-        "--stop", action="append", metavar="TEXT", help="ends the text; may be given again"
-    )
+    add_sampling_options(parser)
+    parser.add_argument("--n", type=int, metavar="N", help="how many continuations (default 1)")
     parser.add_argument("--ignore-eos", action="store_true", help="run on past the model's end")
-    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
-    parser.add_argument("--device", default="auto", help="auto, cpu or ref (slow reference)")
-    parser.add_argument("--max-model-len", type=int, metavar="N", help="prompt and output together")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
+    add_engine_options(parser)
     parser.add_argument("--quiet", action="store_true", help="no line of figures")
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     prompt = _prompt(options.prompt)
-    model = checkpoint_directory(demo_model_path() if options.model is None else options.model)
-    llm = LLM(
-        model,
-        dtype=options.dtype,
-        device=options.device,
-        max_model_len=options.max_model_len,
-        num_threads=options.threads,
-    )
-    with llm:
-        params = _params(options, model, llm.get_default_sampling_params())
+    model = demo_model_path() if options.model is None else options.model
+    with load_model(options, model) as llm:
+        params = _params(options, llm.get_default_sampling_params())
         last = _stream(llm, prompt, params) if params.n == 1 else _sections(llm, prompt, params)
     if not options.quiet:
-        dim(sys.stderr, _figures(last))
+        dim(sys.stderr, figures(last))
     for completion in last.outputs:
         if completion.error is not None:
             print(f"llmserve: {completion.error}", file=sys.stderr)
@@ -97,20 +81,12 @@ def _prompt(argument: str | None) -> str:
     return sys.stdin.read().removesuffix("\n")
 
 
-def _params(options: argparse.Namespace, model: Path, defaults: SamplingParams) -> SamplingParams:
-    given = {name: getattr(options, name) for name, _, _ in _SAMPLING_OPTIONS}
-    given["stop"] = options.stop
+def _params(options: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
     max_tokens = options.max_tokens
     if max_tokens is None:
-        own = read_generation_config(model).max_new_tokens
-        max_tokens = _MAX_TOKENS if own is None else min(own, _MAX_TOKENS)
-    return dataclasses.replace(
-        defaults,
-        max_tokens=max_tokens,
-        ignore_eos=options.ignore_eos,
-        output_kind=RequestOutputKind.DELTA,
-        **{name: value for name, value in given.items() if value is not None},
-    )
+        max_tokens = min(own_max_tokens(defaults) or _MAX_TOKENS, _MAX_TOKENS)
+    more = {"n": options.n, "ignore_eos": options.ignore_eos}
+    return sampling_params(options, defaults, max_tokens, **more)
 
 
 def _stream(llm: LLM, prompt: str, params: SamplingParams) -> RequestOutput:
@@ -142,16 +118,3 @@ def _sections(llm: LLM, prompt: str, params: SamplingParams) -> RequestOutput:
 def _write(out: TextIO, completion: CompletionOutput) -> None:
     out.write(printable(completion.text) if out.isatty() else completion.text)
     out.flush()
-
-
-def _figures(output: RequestOutput) -> str:
-    metrics = output.metrics
-    num_tokens = metrics.num_generation_tokens
-    first_ms = (metrics.first_token_ts - metrics.queued_ts) * 1e3
-    total_s = metrics.last_token_ts - metrics.queued_ts
-    rate = f"{num_tokens / total_s:.1f} tok/s" if total_s > 0 else "- tok/s"
-    reasons = ", ".join(sorted({c.finish_reason or "-" for c in output.outputs}))
-    return (
-        f"[{len(output.prompt_token_ids)} prompt tokens, {num_tokens} new tokens in {total_s:.2f} s"
-        f" ({rate}), first after {first_ms:.1f} ms, finished by {reasons}]"
-    )

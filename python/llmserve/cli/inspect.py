@@ -7,7 +7,8 @@ from typing import Any
 
 from llmserve import _core
 from llmserve.cli.console import human_bytes
-from llmserve.model_files import checkpoint_directory
+from llmserve.cli.inspect_text import text_report
+from llmserve.model_files import checkpoint_directory, find_checkpoint
 
 _EXAMPLES = """examples:
   llmserve inspect ./Qwen3-0.6B
@@ -20,13 +21,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "inspect",
         help="show what a checkpoint holds and takes",
-        description="Shows architecture, sizes by group, KV-cache bytes a token and tensors of a "
-        "checkpoint directory, without loading it.",
+        description="Shows architecture, sizes by group, KV-cache bytes a token, tensors, "
+        "tokenizer, chat templates and sampling defaults of a checkpoint, without loading it.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("model", metavar="MODEL", help="checkpoint directory")
+    parser.add_argument("model", metavar="MODEL", help="checkpoint directory, or Hub id")
+    parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the Hub")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--kv-cache-dtype", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
@@ -35,10 +37,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    directory = checkpoint_directory(options.model)
+    checkpoint = find_checkpoint(options.model, options.revision)
     report = _core.inspect_checkpoint(
-        str(directory), dtype=options.dtype, kv_cache_dtype=options.kv_cache_dtype
+        str(checkpoint), dtype=options.dtype, kv_cache_dtype=options.kv_cache_dtype
     )
+    report["text"] = text_report(checkpoint_directory(checkpoint))
     if options.json:
         print(json.dumps(report, indent=2))
         return 0
@@ -76,6 +79,16 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     yield f"workspace      {human_bytes(plan['workspace_bytes'])}"
     if plan["unused_tensors"]:
         yield f"unused         {', '.join(plan['unused_tensors'])}"
+    yield from _text_lines(report["text"])
+
+
+def _text_lines(text: dict[str, Any]) -> Iterator[str]:
+    yield f"tokenizer      {text['tokenizer'] or 'none: prompts are token ids'}"
+    templates = ", ".join(text["chat_templates"])
+    yield f"chat template  {templates or 'none: no llmserve chat'}"
+    defaults = ", ".join(f"{name}={value}" for name, value in text["sampling_defaults"].items())
+    yield f"sampling       {defaults or 'no defaults of its own'}"
+    yield f"ends at        {', '.join(map(repr, text['eos_tokens'])) or 'no id of its own'}"
 
 
 def _tensor_lines(tensors: list[dict[str, Any]]) -> Iterator[str]:

@@ -1,0 +1,211 @@
+"""`llmserve chat`: a conversation with a model in the terminal, or by a pipe."""
+
+import argparse
+import sys
+from contextlib import closing, suppress
+from typing import Any
+
+from llmserve.cli.chat_session import ChatSession
+from llmserve.cli.console import dim, printable
+from llmserve.cli.options import (
+    add_engine_options,
+    add_sampling_options,
+    figures,
+    load_model,
+    own_max_tokens,
+    sampling_params,
+)
+from llmserve.errors import InvalidArgument, LLMServeError
+from llmserve.model_files import demo_model_path
+
+_EXAMPLES = """examples:
+  llmserve chat
+  llmserve chat Qwen/Qwen3-0.6B --system "Answer in one sentence." --temperature 0.7
+  echo "Tell me a story." | llmserve chat ./Llama-3.2-1B-Instruct --max-tokens 200
+"""
+_BLOCK = '"""'
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser(
+        "chat",
+        help="talk with a model",
+        description="Talks with a model by its chat template. In a terminal /help lists the "
+        "commands; from a pipe every line is a message. Answers go to stdout, everything else to "
+        "stderr.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("name", nargs="?", metavar="MODEL", help="checkpoint directory, or Hub id")
+    parser.add_argument("--model", metavar="MODEL", help="the same (default: the demo)")
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument("--chat-template", metavar="FILE", help="in place of the model's own")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="of an answer; default: the model's own"
+    )
+    add_sampling_options(parser)
+    add_engine_options(parser)
+    parser.add_argument("--quiet", action="store_true", help="no lines of figures")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    if options.name is not None and options.model is not None:
+        raise InvalidArgument("chat takes MODEL or --model, not both")
+    model = options.name or options.model or demo_model_path()
+    screen = _Screen(sys.stdin.isatty(), options.quiet)
+    with screen.loading(model):
+        llm = load_model(options, model, chat_template=options.chat_template)
+    with llm:
+        if not llm.get_tokenizer().chat_template_names:
+            raise InvalidArgument(
+                f"{model} has no chat template; use `llmserve generate`, or give one with "
+                f"--chat-template FILE"
+            )
+        defaults = llm.get_default_sampling_params()
+        max_tokens = options.max_tokens or own_max_tokens(defaults)
+        params = sampling_params(options, defaults, max_tokens)
+        session = ChatSession(llm, params, options.system)
+        screen.say("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+        return _converse(session, screen)
+
+
+def _converse(session: ChatSession, screen: "_Screen") -> int:
+    """Until the end of the input; 1 if it came from a pipe and a message had no answer."""
+    num_failed = 0
+    while (line := screen.read()) is not None:
+        if screen.is_terminal and line.startswith("/"):
+            said = session.command(line)
+            if said is None:
+                break
+            screen.say(said)
+        elif line.strip():
+            num_failed += not _answer(session, line, screen)
+    return 1 if num_failed and not screen.is_terminal else 0
+
+
+def _answer(session: ChatSession, line: str, screen: "_Screen") -> bool:
+    try:
+        screen.begin_answer()
+        with closing(session.answer(line)) as pieces:  # an interrupted one is aborted at once
+            for piece in pieces:
+                screen.write(piece)
+    except KeyboardInterrupt:
+        screen.end_answer()
+        if not screen.is_terminal:
+            raise
+        screen.say("stopped")
+        return True
+    except LLMServeError as error:
+        screen.end_answer()
+        print(f"llmserve: {error}", file=sys.stderr)
+        if screen.is_terminal:
+            screen.say("/reset begins again")
+        return False
+    screen.end_answer()
+    if session.last is not None and not screen.is_quiet:
+        dim(sys.stderr, figures(session.last))
+    return True
+
+
+class _Screen:
+    """Where a person reads and writes, or a pipe. rich draws it where it is installed."""
+
+    def __init__(self, is_terminal: bool, is_quiet: bool) -> None:
+        self.is_terminal = is_terminal
+        self.is_quiet = is_quiet or not is_terminal
+        self._rich = _rich_console() if is_terminal else None
+        if is_terminal:
+            _edit_lines()
+
+    def loading(self, model: object) -> Any:
+        """A context that shows that something goes on."""
+        if self._rich is not None:
+            return self._rich.status(f"loading {model}")
+        return _Plain(f"loading {model}" if self.is_terminal else "")
+
+    def say(self, text: str) -> None:
+        """A remark to the person, none to a pipe."""
+        if self.is_terminal:
+            dim(sys.stderr, printable(text))
+
+    def read(self) -> str | None:
+        """The next message or command, None at the end."""
+        while True:
+            try:
+                return self._read_message()
+            except EOFError:
+                self.say("")
+                return None
+            except KeyboardInterrupt:
+                if not self.is_terminal:
+                    raise
+                self.say("\nCtrl-D or /exit leaves")
+
+    def begin_answer(self) -> None:
+        """Before the first piece."""
+        if self._rich is not None:
+            self._rich.print("\u25cf ", end="", style="cyan")
+
+    def write(self, piece: str) -> None:
+        """A piece of the answer."""
+        sys.stdout.write(printable(piece) if sys.stdout.isatty() else piece)
+        sys.stdout.flush()
+
+    def end_answer(self) -> None:
+        """After the last piece."""
+        print(flush=True)
+
+    def _read_message(self) -> str:
+        line = self._read_line(">>> ")
+        if not self.is_terminal:
+            return line
+        if line.strip() == _BLOCK:
+            return self._read_block()
+        while line.endswith("\\"):
+            line = line[:-1] + "\n" + self._read_line("... ")
+        return line
+
+    def _read_block(self) -> str:
+        lines = []
+        while (line := self._read_line("... ")).strip() != _BLOCK:
+            lines.append(line)
+        return "\n".join(lines)
+
+    def _read_line(self, prompt: str) -> str:
+        if self.is_terminal:
+            return input(prompt)
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.removesuffix("\n")
+
+
+class _Plain:
+    """`rich`'s status without it: a line."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __enter__(self) -> None:
+        if self._text:
+            dim(sys.stderr, self._text)
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _rich_console() -> Any:
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(highlight=False)
+
+
+def _edit_lines() -> None:
+    """Arrow keys and history, where Python was built with readline."""
+    with suppress(ImportError):
+        import readline  # noqa: F401

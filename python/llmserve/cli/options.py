@@ -1,0 +1,82 @@
+"""Options that commands have in common: which model, how it samples, and the line of figures."""
+
+import argparse
+import dataclasses
+
+from llmserve.llm import LLM
+from llmserve.outputs import RequestOutput
+from llmserve.sampling_params import RequestOutputKind, SamplingParams
+
+# The options that are sampling parameters: name, type, help.
+_SAMPLING_OPTIONS = (
+    ("temperature", float, "0 takes the most likely token; higher is more varied"),
+    ("top_p", float, "keep the most likely tokens up to this share of the probability"),
+    ("top_k", int, "keep this many most likely tokens; 0 keeps all"),
+    ("min_p", float, "drop tokens less likely than this share of the most likely one"),
+    ("seed", int, "makes the run repeatable"),
+)
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """How the model is loaded."""
+    parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the Hub")
+    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
+    parser.add_argument("--device", default="auto", help="auto, cpu or ref (slow reference)")
+    parser.add_argument("--max-model-len", type=int, metavar="N", help="prompt and output together")
+    parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """How tokens are chosen; what is not given is the model's own."""
+    for name, kind, text in _SAMPLING_OPTIONS:
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=kind, metavar="X" if kind is float else "N", help=text)
+    parser.add_argument(
+        "--stop", action="append", metavar="TEXT", help="ends the text; may be given again"
+    )
+
+
+def load_model(options: argparse.Namespace, model: object, **arguments: object) -> LLM:
+    """The LLM that the options ask for."""
+    return LLM(
+        model,  # type: ignore[arg-type]  # LLM checks it
+        revision=options.revision,
+        dtype=options.dtype,
+        device=options.device,
+        max_model_len=options.max_model_len,
+        num_threads=options.threads,
+        **arguments,  # type: ignore[arg-type]
+    )
+
+
+def sampling_params(
+    options: argparse.Namespace, defaults: SamplingParams, max_tokens: int | None, **more: object
+) -> SamplingParams:
+    """Those of the options over those of the model, in deltas."""
+    given = {name: getattr(options, name) for name, _, _ in _SAMPLING_OPTIONS}
+    given = {**given, "stop": options.stop, **more}
+    return dataclasses.replace(
+        defaults,
+        max_tokens=max_tokens,
+        output_kind=RequestOutputKind.DELTA,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def own_max_tokens(defaults: SamplingParams) -> int | None:
+    """What generation_config.json says; None where it is SamplingParams' own default."""
+    return None if defaults.max_tokens == SamplingParams().max_tokens else defaults.max_tokens
+
+
+def figures(output: RequestOutput) -> str:
+    """'[5 prompt tokens, 9 new tokens in 0.10 s (90.0 tok/s), ...]'."""
+    metrics = output.metrics
+    num_tokens = metrics.num_generation_tokens
+    first_ms = (metrics.first_token_ts - metrics.queued_ts) * 1e3
+    total_s = metrics.last_token_ts - metrics.queued_ts
+    rate = f"{num_tokens / total_s:.1f} tok/s" if total_s > 0 else "- tok/s"
+    reasons = ", ".join(sorted({c.finish_reason or "-" for c in output.outputs}))
+    return (
+        f"[{len(output.prompt_token_ids)} prompt tokens, {num_tokens} new tokens in {total_s:.2f} s"
+        f" ({rate}), first after {first_ms:.1f} ms, finished by {reasons}]"
+    )
