@@ -62,6 +62,7 @@ py::dict to_dict(const WeightReport& weights) {
   py::dict out;
   out["group_bytes"] = groups;
   out["total_bytes"] = weights.total_bytes();
+  out["mapped_bytes"] = weights.mapped_bytes;
   out["unused_tensors"] = weights.unused_tensors;
   return out;
 }

@@ -12,6 +12,7 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_sampling_params(module);
   llmserve::register_processor_queue(module);
   llmserve::register_engine_config(module);
+  llmserve::register_memory_plan(module);
   llmserve::register_engine(module);
   llmserve::register_ops(module);
   llmserve::register_scheduler(module);
@@ -23,5 +24,6 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_testing_models(testing);
   llmserve::register_testing_control(testing);
   llmserve::register_testing_scheduler(testing);
+  llmserve::register_testing_memory(testing);
   llmserve::register_testing_engine(testing);
 }

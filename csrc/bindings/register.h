@@ -13,6 +13,7 @@ void register_vocabulary(pybind11::module_& module);
 void register_sampling_params(pybind11::module_& module);
 void register_processor_queue(pybind11::module_& module);
 void register_engine_config(pybind11::module_& module);
+void register_memory_plan(pybind11::module_& module);
 void register_engine(pybind11::module_& module);
 void register_ops(pybind11::module_& module);
 void register_scheduler(pybind11::module_& module);
@@ -24,6 +25,7 @@ void register_testing_io(pybind11::module_& testing);
 void register_testing_models(pybind11::module_& testing);
 void register_testing_control(pybind11::module_& testing);
 void register_testing_scheduler(pybind11::module_& testing);
+void register_testing_memory(pybind11::module_& testing);
 void register_testing_engine(pybind11::module_& testing);
 
 }  // namespace llmserve

@@ -90,6 +90,7 @@ void register_metrics(py::module_& module) {
 void register_memory_use(py::module_& module) {
   py::class_<MemoryUse>(module, "MemoryUse")
       .def_readonly("weight_bytes", &MemoryUse::weight_bytes)
+      .def_readonly("mapped_bytes", &MemoryUse::mapped_bytes)
       .def_readonly("workspace_bytes", &MemoryUse::workspace_bytes)
       .def_readonly("kv_cache_bytes", &MemoryUse::kv_cache_bytes);
 }

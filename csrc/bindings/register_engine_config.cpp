@@ -56,6 +56,7 @@ void register_config_request(py::module_& module) {
       .def_readwrite("kv_cache_memory_bytes", &ConfigRequest::kv_cache_memory_bytes)
       .def_readwrite("num_gpu_blocks_override", &ConfigRequest::num_blocks)
       .def_readwrite("gpu_memory_utilization", &ConfigRequest::memory_utilization)
+      .def_readwrite("available_memory_bytes", &ConfigRequest::available_memory_bytes)
       .def_readwrite("max_num_batched_tokens", &ConfigRequest::max_num_batched_tokens)
       .def_readwrite("max_num_seqs", &ConfigRequest::max_num_seqs)
       .def_readwrite("max_num_queued_reqs", &ConfigRequest::max_num_queued_reqs)
@@ -96,16 +97,10 @@ void register_engine_config(py::module_& module) {
       .def("validate", &EngineConfig::validate);
 
   module.def(
-      "resolve_config",
-      [](const py::kwargs& fields) {
-        const auto request = from_kwargs<ConfigRequest>(fields);
-        const py::gil_scoped_release release;
-        return resolve_config(*request);
-      },
-      "Makes an EngineConfig of LLM's keyword arguments (those of ConfigRequest): every setting "
-      "that depends on the "
-      "model or the machine gets its number. Reads config.json and the tensors' headers, loads "
-      "nothing.");
+      "resolve_config", &resolve_config, py::arg("request"),
+      py::call_guard<py::gil_scoped_release>(),
+      "The complete EngineConfig: every setting that depends on the model or the machine gets its "
+      "number. Reads config.json and the tensors' headers, loads nothing.");
 }
 
 }  // namespace llmserve

@@ -1,6 +1,11 @@
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
 
 #include "core/error.h"
 #include "core/memory.h"
@@ -9,10 +14,40 @@
 namespace llmserve {
 namespace {
 
+// Pages of a mapping that nobody has touched, in bytes.
+int64_t count_untouched(std::byte* data, int64_t num_bytes) {
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  constexpr int64_t kPagesAtOnce = 1 << 18;
+  std::vector<unsigned char> flags(
+      static_cast<size_t>(std::min(kPagesAtOnce, num_bytes / page + 1)));
+  int64_t untouched = 0;
+  for (int64_t begin = 0; begin < num_bytes; begin += kPagesAtOnce * page) {
+    const int64_t size = std::min(kPagesAtOnce * page, num_bytes - begin);
+    if (mincore(data + begin, static_cast<size_t>(size), flags.data()) != 0) continue;
+    const auto end = flags.begin() + (size + page - 1) / page;
+    untouched += page * std::count_if(flags.begin(), end,
+                                      [](unsigned char flag) { return (flag & 1) == 0; });
+  }
+  return untouched;
+}
+
 class HostMemory final : public Memory {
  public:
   bool is_host() const override { return true; }
-  int64_t available_bytes() const override { return available_memory_bytes(); }
+  int64_t available_bytes() const override {
+    return std::max<int64_t>(0,
+                             read_memory_limits().available_bytes - allocations().untouched_bytes);
+  }
+
+  HostAllocations allocations() const {
+    const std::lock_guard lock(mutex_);
+    HostAllocations totals;
+    for (const auto& [data, num_bytes] : sizes_) {
+      totals.num_bytes += num_bytes;
+      totals.untouched_bytes += count_untouched(data, num_bytes);
+    }
+    return totals;
+  }
 
   std::byte* allocate(int64_t num_bytes) override {
     if (num_bytes == 0) return nullptr;
@@ -27,9 +62,15 @@ class HostMemory final : public Memory {
     }
     // Large pages spare TLB misses on weights and cache; a hint only, ignored where not to be had.
     madvise(mapped, static_cast<size_t>(num_bytes), MADV_HUGEPAGE);
-    return static_cast<std::byte*>(mapped);
+    auto* const data = static_cast<std::byte*>(mapped);
+    const std::lock_guard lock(mutex_);
+    sizes_.emplace(data, num_bytes);
+    return data;
   }
   void release(std::byte* data, int64_t num_bytes) noexcept override {
+    // Under the lock, so that the address is not given out again while it is still in the list.
+    const std::lock_guard lock(mutex_);
+    sizes_.erase(data);
     munmap(data, static_cast<size_t>(num_bytes));
   }
 
@@ -40,13 +81,22 @@ class HostMemory final : public Memory {
     copy_from_host(to, from, num_bytes);
   }
   void synchronize() override {}
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::byte*, int64_t> sizes_;  // of what is allocated
 };
+
+// Never destroyed: what it lent may be given back after the end of main().
+HostMemory& the_host_memory() {
+  static auto* const memory = new HostMemory;
+  return *memory;
+}
 
 }  // namespace
 
-Memory& host_memory() {
-  static HostMemory memory;
-  return memory;
-}
+Memory& host_memory() { return the_host_memory(); }
+
+HostAllocations host_allocations() { return the_host_memory().allocations(); }
 
 }  // namespace llmserve

@@ -37,9 +37,11 @@ int64_t read_field(const fs::path& path, const std::string& key) {
   return 0;
 }
 
-// The folders of the process's control groups for one controller ("" is v2), innermost first.
-std::vector<fs::path> cgroup_folders(const std::string& controller) {
-  std::ifstream file("/proc/self/cgroup");
+// The folders of the process's control groups for one controller ("" is v2), outermost first;
+// those that a container does not show do not exist.
+std::vector<fs::path> cgroup_folders(const std::string& controller, const fs::path& root = "/") {
+  const fs::path mount = root / "sys/fs/cgroup";
+  std::ifstream file(root / "proc/self/cgroup");
   std::vector<fs::path> folders;
   std::string line;
   while (std::getline(file, line)) {
@@ -48,28 +50,46 @@ std::vector<fs::path> cgroup_folders(const std::string& controller) {
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const bool is_v2 = controllers.empty();
-    if (controller.empty() != is_v2 ||
-        (!is_v2 && controllers.find(controller) == std::string::npos))
-      continue;
-    const fs::path root =
-        is_v2 ? fs::path("/sys/fs/cgroup") : fs::path("/sys/fs/cgroup") / controller;
-    fs::path folder = root / fs::path(line.substr(second + 1)).relative_path();
-    while (folder.string().size() >= root.string().size()) {
-      folders.push_back(folder);
-      if (folder == root || !folder.has_parent_path()) break;
-      folder = folder.parent_path();
-    }
+    const bool has_controller =
+        is_v2 ? controller.empty()
+              : !controller.empty() &&
+                    ("," + controllers + ",").find("," + controller + ",") != std::string::npos;
+    if (!has_controller) continue;
+    const fs::path top = is_v2 ? mount : mount / controller;
+    // A group outside the process's namespace begins with ".."; what is mounted is its own top.
+    const fs::path group = fs::path(line.substr(second + 1)).relative_path().lexically_normal();
+    folders.push_back(top);
+    if (group.empty() || *group.begin() == ".." || group == ".") continue;
+    fs::path folder = top;
+    for (const fs::path& part : group) folders.push_back(folder /= part);
   }
   return folders;
 }
 
-void lower_to_cgroup(int64_t& available, const fs::path& folder, const char* limit_file,
-                     const char* usage_file, const char* cache_key) {
-  const auto limit = read_number(folder / limit_file);
-  const auto usage = read_number(folder / usage_file);
-  if (!limit || !usage) return;
-  const int64_t reclaimable = read_field(folder / "memory.stat", cache_key);
-  available = std::min(available, *limit - *usage + reclaimable);
+// What a control group's files are called.
+struct MemoryFiles {
+  std::vector<const char*> limits;
+  const char* usage;
+  std::vector<const char*> reclaimable;  // keys of memory.stat
+  const char* inherited_limit;           // likewise: the smallest of groups that may not be visible
+};
+
+void lower_to_cgroup(MemoryLimits& limits, const fs::path& folder, const MemoryFiles& files) {
+  const auto usage = read_number(folder / files.usage);
+  if (!usage) return;
+  int64_t used = *usage;
+  for (const char* key : files.reclaimable) used -= read_field(folder / "memory.stat", key);
+  const auto lower = [&](int64_t limit, const char* file) {
+    limits.total_bytes = std::min(limits.total_bytes, limit);
+    if (limit - used >= limits.available_bytes) return;
+    limits.available_bytes = limit - used;
+    limits.bounded_by = (folder / file).string();
+  };
+  for (const char* file : files.limits) {
+    if (const auto limit = read_number(folder / file)) lower(*limit, file);
+  }
+  const int64_t inherited = read_field(folder / "memory.stat", files.inherited_limit);
+  if (inherited > 0) lower(inherited, "memory.stat");
 }
 
 double cpu_quota() {
@@ -91,16 +111,22 @@ double cpu_quota() {
 
 }  // namespace
 
-int64_t available_memory_bytes() {
-  int64_t available = read_field("/proc/meminfo", "MemAvailable:") * 1024;
-  for (const fs::path& folder : cgroup_folders("")) {
-    lower_to_cgroup(available, folder, "memory.max", "memory.current", "inactive_file");
-  }
-  for (const fs::path& folder : cgroup_folders("memory")) {
-    lower_to_cgroup(available, folder, "memory.limit_in_bytes", "memory.usage_in_bytes",
-                    "total_inactive_file");
-  }
-  return std::max<int64_t>(available, 0);
+MemoryLimits read_memory_limits(const fs::path& root) {
+  const fs::path meminfo = root / "proc/meminfo";
+  MemoryLimits limits{.total_bytes = read_field(meminfo, "MemTotal:") * 1024,
+                      .available_bytes = read_field(meminfo, "MemAvailable:") * 1024};
+  const MemoryFiles v2{{"memory.max", "memory.high"},
+                       "memory.current",
+                       {"inactive_file", "active_file", "slab_reclaimable"},
+                       ""};
+  const MemoryFiles v1{{"memory.limit_in_bytes"},
+                       "memory.usage_in_bytes",
+                       {"total_inactive_file", "total_active_file"},
+                       "hierarchical_memory_limit"};
+  for (const fs::path& folder : cgroup_folders("", root)) lower_to_cgroup(limits, folder, v2);
+  for (const fs::path& folder : cgroup_folders("memory", root)) lower_to_cgroup(limits, folder, v1);
+  limits.available_bytes = std::max<int64_t>(limits.available_bytes, 0);
+  return limits;
 }
 
 int32_t default_num_threads() {

@@ -5,9 +5,7 @@
 
 #include "core/error.h"
 #include "core/system.h"
-#include "engine/model_executor.h"
-#include "io/checkpoint.h"
-#include "models/model.h"
+#include "engine/memory_planner.h"
 
 namespace llmserve {
 namespace {
@@ -35,65 +33,17 @@ void resolve_batch(const ConfigRequest& request, SchedulerConfig& scheduler) {
       std::max<int64_t>({kDefaultMaxNumBatchedTokens, scheduler.max_num_seqs, whole_prompt})));
 }
 
-double resolve_utilization(const ConfigRequest& request) {
-  const double share = request.memory_utilization.value_or(kDefaultCpuMemoryUtilization);
-  if (!(share > 0 && share <= 1)) {
-    throw InvalidArgument(concat("gpu_memory_utilization must be in (0, 1], got ", share));
-  }
-  return share;
-}
-
-// Bytes for the KV pool when neither the user nor a number of blocks says how many.
-int64_t default_kv_bytes(const ConfigRequest& request, const ModelPlan& plan, const Memory& memory,
-                         int64_t useful_bytes) {
-  const double share = resolve_utilization(request);
-  const int64_t available = memory.available_bytes();
-  const int64_t left = static_cast<int64_t>(share * static_cast<double>(available)) -
-                       plan.weights.total_bytes() - plan.workspace_bytes;
-  if (left <= 0) {
-    throw ResourceExhausted(
-        concat("the model needs ", plan.weights.total_bytes(), " bytes of weights and ",
-               plan.workspace_bytes, " of workspace, and ", share, " of the ", available,
-               " bytes available is less; free memory or raise gpu_memory_utilization"));
-  }
-  return std::min(left, useful_bytes);
-}
-
-int64_t resolve_num_blocks(const ConfigRequest& request, const ModelPlan& plan,
-                           const Memory& memory, const SchedulerConfig& scheduler) {
-  const int64_t block_bytes = plan.kv_bytes_per_token * request.block_size;
-  const int64_t blocks_per_sequence =
-      (scheduler.max_model_len + request.block_size - 1) / request.block_size;
-  int64_t num_blocks = 0;
-  if (request.num_blocks) {
-    num_blocks = *request.num_blocks;
-  } else if (request.kv_cache_memory_bytes) {
-    num_blocks = *request.kv_cache_memory_bytes / block_bytes;
-  } else {
-    num_blocks = default_kv_bytes(request, plan, memory,
-                                  scheduler.max_num_seqs * blocks_per_sequence * block_bytes) /
-                 block_bytes;
-  }
-  if (num_blocks < blocks_per_sequence) {
-    throw ResourceExhausted(
-        concat("a sequence of max_model_len=", scheduler.max_model_len, " tokens needs ",
-               blocks_per_sequence * block_bytes, " bytes of KV cache (", plan.kv_bytes_per_token,
-               " a token), and the pool has ", num_blocks * block_bytes,
-               "; pass kv_cache_memory_bytes=", blocks_per_sequence * block_bytes,
-               " or more, or max_model_len=", num_blocks * request.block_size, " or less"));
-  }
-  return num_blocks;
-}
-
 }  // namespace
 
-EngineConfig resolve_config(const ConfigRequest& request) {
-  const Checkpoint checkpoint = open_checkpoint(request.model);
-  if (request.max_model_len && *request.max_model_len < 1) {
-    throw InvalidArgument(concat("max_model_len must be positive, got ", *request.max_model_len));
+int64_t check_max_model_len(const std::optional<int64_t>& max_model_len) {
+  if (max_model_len && *max_model_len < 1) {
+    throw InvalidArgument(concat("max_model_len must be positive, got ", *max_model_len));
   }
-  const ModelConfig model =
-      read_model_config(checkpoint.config(), request.max_model_len.value_or(0));
+  return max_model_len.value_or(0);
+}
+
+EngineConfig resolve_settings(const ConfigRequest& request, const Checkpoint& checkpoint,
+                              const ModelConfig& model) {
   EngineConfig config;
   config.model_path = request.model;
   config.device = request.device == "auto" ? "cpu" : request.device;
@@ -113,17 +63,13 @@ EngineConfig resolve_config(const ConfigRequest& request) {
   config.cache.enable_prefix_caching = request.enable_prefix_caching;
   config.cache.num_blocks = 1;  // so that the rest is checked before the plan is made from it
   config.validate();
-
-  const std::unique_ptr<Backend> backend = make_backend(config.device, {.num_threads = 1});
-  const ModelPlan plan = plan_model(checkpoint, model, *backend,
-                                    {.dtype = config.dtype,
-                                     .kv_cache_dtype = config.kv_cache_dtype,
-                                     .max_tokens = config.scheduler.max_num_batched_tokens,
-                                     .max_logit_rows = kMaxLogitRowsAtOnce});
-  config.cache.num_blocks = static_cast<int32_t>(
-      std::min<int64_t>(resolve_num_blocks(request, plan, backend->memory(), config.scheduler),
-                        INT32_MAX / request.block_size));
   return config;
+}
+
+EngineConfig resolve_config(const ConfigRequest& request) {
+  const MemoryPlan plan = plan_memory(request);
+  if (!plan.refusal.empty()) throw ResourceExhausted(plan.refusal);
+  return plan.config;
 }
 
 }  // namespace llmserve

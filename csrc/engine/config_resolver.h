@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "api/engine_config.h"
+#include "io/checkpoint.h"
+#include "models/model_config.h"
 
 namespace llmserve {
 
@@ -24,6 +26,7 @@ struct ConfigRequest {
   std::optional<int64_t> kv_cache_memory_bytes;
   std::optional<int64_t> num_blocks;
   std::optional<double> memory_utilization;
+  std::optional<int64_t> available_memory_bytes;  // none: what the machine has; to plan for another
   std::optional<int32_t> max_num_batched_tokens;
   std::optional<int32_t> max_num_seqs;
   std::optional<int32_t> max_num_queued_reqs;
@@ -38,12 +41,21 @@ struct ConfigRequest {
 // Share of the available memory that weights, workspace and KV cache may take together on the CPU
 // by default: the rest is for the page cache, the application and its neighbours.
 inline constexpr double kDefaultCpuMemoryUtilization = 0.5;
+// Of a device's own memory, which has no neighbours.
+inline constexpr double kDefaultDeviceMemoryUtilization = 0.92;
 
-// The KV pool's size, in this order: num_blocks, kv_cache_memory_bytes, else what
-// memory_utilization of the available memory leaves after weights and workspace, but no more than
-// max_num_seqs sequences of max_model_len can fill. Throws InvalidArgument, NotSupported,
-// CorruptFile, or ResourceExhausted with the arithmetic when the pool cannot hold one sequence of
-// max_model_len.
+// For read_model_config: 0 if none. Throws InvalidArgument on what is not positive.
+int64_t check_max_model_len(const std::optional<int64_t>& max_model_len);
+
+// Everything but the number of blocks, which takes a memory plan. Throws InvalidArgument,
+// NotSupported.
+EngineConfig resolve_settings(const ConfigRequest& request, const Checkpoint& checkpoint,
+                              const ModelConfig& model);
+
+// The complete config. The KV pool's size, in this order: num_blocks, kv_cache_memory_bytes, else
+// what memory_utilization of the available memory leaves after weights and workspace, but no more
+// than max_num_seqs sequences of max_model_len can fill. Throws InvalidArgument, NotSupported,
+// CorruptFile, or ResourceExhausted with the arithmetic where it does not fit: see plan_memory.
 EngineConfig resolve_config(const ConfigRequest& request);
 
 }  // namespace llmserve

@@ -14,6 +14,7 @@ namespace llmserve {
 // Bytes that an executor holds.
 struct MemoryUse {
   int64_t weight_bytes = 0;
+  int64_t mapped_bytes = 0;  // of them, read in place from the file
   int64_t workspace_bytes = 0;
   int64_t kv_cache_bytes = 0;
 };

@@ -39,6 +39,9 @@ ModelExecutor::ModelExecutor(const EngineConfig& config)
   kv_layers_.assign(model_->kv_layers().begin(), model_->kv_layers().end());
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
   restore(MemoryPart::kKvCache);
+  const StepShape shape = step_shape(model_->config(), config_.scheduler.max_num_batched_tokens);
+  backend_->reserve_scratch(shape);
+  scratch_bytes_ = backend_->scratch_bytes(shape, config_.num_threads);
 }
 
 void ModelExecutor::release(MemoryPart part) {
@@ -113,7 +116,8 @@ std::string ModelExecutor::description() const {
 
 MemoryUse ModelExecutor::memory_use() const {
   return {.weight_bytes = model_ ? model_->weights().total_bytes() : 0,
-          .workspace_bytes = arena_ ? arena_->capacity_bytes() : 0,
+          .mapped_bytes = model_ ? model_->weights().mapped_bytes : 0,
+          .workspace_bytes = (arena_ ? arena_->capacity_bytes() : 0) + scratch_bytes_,
           .kv_cache_bytes = kv_storage_ ? kv_storage_->num_bytes() : 0};
 }
 

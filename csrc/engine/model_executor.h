@@ -49,6 +49,7 @@ class ModelExecutor final : public Executor {
   // Of the model as it was first loaded.
   int64_t vocab_size_ = 0;
   int64_t workspace_bytes_ = 0;
+  int64_t scratch_bytes_ = 0;  // that the backend reserved for it, and keeps
   std::vector<KvLayerSpec> kv_layers_;
   BatchBuilder batch_builder_;
   Sampler sampler_;

@@ -44,6 +44,8 @@ class Checkpoint {
   std::span<const std::shared_ptr<const MappedFile>> files() const { return files_; }
   // Sorted by name.
   std::span<const TensorEntry> tensors() const { return tensors_; }
+  // False for a config.json by itself, which is enough to plan with.
+  bool has_tensors() const { return !files_.empty(); }
   // nullptr if there is none.
   const TensorEntry* find(std::string_view name) const;
 
@@ -74,5 +76,9 @@ std::span<const CheckpointFormatRow> checkpoint_format_registry();
 // InvalidArgument (no directory), NotSupported (no known format; says why and what to do),
 // CorruptFile (file, field or byte, reason).
 Checkpoint open_checkpoint(const std::string& path);
+
+// A config.json by itself, as a checkpoint of format "config" without tensors. Throws
+// InvalidArgument (no such file), CorruptFile.
+Checkpoint open_config(const std::string& path);
 
 }  // namespace llmserve

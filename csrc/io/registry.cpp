@@ -54,4 +54,11 @@ Checkpoint open_checkpoint(const std::string& path) {
   refuse(directory);
 }
 
+Checkpoint open_config(const std::string& path) {
+  const std::filesystem::path file(path);
+  const std::string folder = file.has_parent_path() ? file.parent_path().string() : ".";
+  const auto mapped = CheckpointDirectory(folder).map(file.filename().string());
+  return Checkpoint("config", path, JsonDocument::parse(path, mapped->text()), {}, {});
+}
+
 }  // namespace llmserve

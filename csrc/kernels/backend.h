@@ -13,6 +13,16 @@
 
 namespace llmserve {
 
+// The largest step that a model will ask for, as far as a backend's own working memory goes.
+struct StepShape {
+  int64_t max_tokens = 0;       // T: rows of a linear
+  int64_t max_in_features = 0;  // K of a linear
+  int64_t group = 1;            // query heads a KV head
+  int64_t key_dim = 0;          // D
+  int64_t value_dim = 0;        // Dv
+  int64_t vocab_size = 0;       // V
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -36,6 +46,11 @@ class Backend {
   // Index of the first NaN or infinity of a contiguous f32, bf16 or f16 tensor in host memory, or
   // -1. At memory speed.
   virtual int64_t first_non_finite(const ConstTensor& tensor) = 0;
+
+  // Bytes of working memory that the ops of such a step take beside their arguments, in all of
+  // `num_threads`. reserve_scratch() takes them, so that no step of this shape or smaller does.
+  virtual int64_t scratch_bytes(const StepShape&, int /*num_threads*/) const { return 0; }
+  virtual void reserve_scratch(const StepShape&) {}
 
   virtual void embedding(const EmbeddingArgs& args) = 0;
   virtual void rms_norm(const RmsNormArgs& args) = 0;

@@ -62,6 +62,7 @@ int64_t WeightReport::total_bytes() const {
 
 const TensorEntry& WeightLoader::find(const std::string& name,
                                       std::initializer_list<int64_t> shape) {
+  if (!checkpoint_.has_tensors()) return imagine(shape);
   const TensorEntry* entry = checkpoint_.find(name);
   if (!entry)
     throw CorruptFile(concat(checkpoint_.path(), ": the tensor \"", name, "\" ", shape_text(shape),
@@ -76,6 +77,14 @@ const TensorEntry& WeightLoader::find(const std::string& name,
                              ", as config.json has it, got ", describe(*entry)));
   used_.insert(name);
   return *entry;
+}
+
+// What a checkpoint of the dtype that is asked for would have.
+const TensorEntry& WeightLoader::imagine(std::initializer_list<int64_t> shape) {
+  check_internal(!load_, "weights are loaded from files");
+  imagined_ = {.dtype = dtype_, .shape = shape, .num_bytes = size_bytes(dtype_)};
+  for (const int64_t dim : shape) imagined_.num_bytes *= dim;
+  return imagined_;
 }
 
 void WeightLoader::check_finite(const TensorEntry& entry, const ConstTensor& tensor) {
@@ -147,8 +156,10 @@ TableWeight WeightLoader::table(WeightGroup group, const std::string& name, int6
   const TensorEntry& entry = find(name, {rows, columns});
   count(group, entry.num_bytes);
   TableWeight table;
-  if (!load_) return table;
-  table.view = checkpoint_.view(entry);
+  if (checkpoint_.has_tensors()) table.view = checkpoint_.view(entry);
+  const bool is_in_place = is_aligned(table.view) && backend_.memory().is_host();
+  if (is_in_place) mapped_bytes_ += entry.num_bytes;
+  if (!load_) return TableWeight();
   Buffer aligned;
   if (is_aligned(table.view)) {
     table.file = checkpoint_.file(entry);
@@ -169,6 +180,7 @@ TableWeight WeightLoader::table(WeightGroup group, const std::string& name, int6
 WeightReport WeightLoader::report() const {
   WeightReport report;
   report.group_bytes = group_bytes_;
+  report.mapped_bytes = mapped_bytes_;
   for (const TensorEntry& entry : checkpoint_.tensors()) {
     // Older exports carry the rotary frequencies, which follow from the config.
     if (!used_.contains(entry.name) && !entry.name.ends_with("rotary_emb.inv_freq"))

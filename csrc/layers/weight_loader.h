@@ -23,6 +23,7 @@ std::string_view name(WeightGroup group);
 
 struct WeightReport {
   std::array<int64_t, kNumWeightGroups> group_bytes{};  // by WeightGroup
+  int64_t mapped_bytes = 0;  // of them, read in place from the file: page cache, not memory
   std::vector<std::string> unused_tensors;  // in the checkpoint, asked for by no layer; sorted
   int64_t total_bytes() const;
 };
@@ -49,7 +50,8 @@ struct VectorWeight {
 // pages. Errors are CorruptFile and name file, tensor, what was expected and what came.
 //
 // When planning (`load` false) it does all but read: the weights come back with their sizes and no
-// data. So one piece of code builds a model and says what it will take.
+// data. So one piece of code builds a model and says what it will take. A checkpoint without
+// tensors has every tensor that is asked for, stored as `dtype`.
 class WeightLoader {
  public:
   WeightLoader(const Checkpoint& checkpoint, Backend& backend, DType dtype, bool load)
@@ -77,6 +79,7 @@ class WeightLoader {
 
  private:
   const TensorEntry& find(const std::string& name, std::initializer_list<int64_t> shape);
+  const TensorEntry& imagine(std::initializer_list<int64_t> shape);
   void check_finite(const TensorEntry& entry, const ConstTensor& tensor);
   void count(WeightGroup group, int64_t num_bytes);
 
@@ -85,7 +88,9 @@ class WeightLoader {
   DType dtype_;
   bool load_;
   std::array<int64_t, kNumWeightGroups> group_bytes_{};
+  int64_t mapped_bytes_ = 0;
   std::unordered_set<std::string> used_;
+  TensorEntry imagined_;
 };
 
 }  // namespace llmserve

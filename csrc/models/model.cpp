@@ -1,5 +1,7 @@
 #include "models/model.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace llmserve {
@@ -16,6 +18,12 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint) {
   if (requested != "auto")
     throw InvalidArgument(
         concat("dtype: expected auto, float32 or bfloat16, got \"", requested, "\""));
+  if (!checkpoint.has_tensors()) {
+    const JsonNode json(checkpoint.config());
+    const JsonNode stored = json["dtype"].is_null() ? json["torch_dtype"] : json["dtype"];
+    return !stored.is_null() && stored.as_string() == name(DType::kBF16) ? DType::kBF16
+                                                                         : DType::kF32;
+  }
   int64_t bf16_bytes = 0;
   int64_t all_bytes = 0;
   for (const TensorEntry& entry : checkpoint.tensors()) {
@@ -31,6 +39,16 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfi
   return find_architecture(config.architecture, "ModelConfig").build(config, weights);
 }
 
+StepShape step_shape(const ModelConfig& config, int64_t max_tokens) {
+  return {.max_tokens = max_tokens,
+          .max_in_features = std::max(
+              {config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim}),
+          .group = config.num_heads / config.num_kv_heads,
+          .key_dim = config.head_dim,
+          .value_dim = config.head_dim,
+          .vocab_size = config.vocab_size};
+}
+
 ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Backend& backend,
                      const ModelPlanOptions& options) {
   if (options.max_tokens < 1 || options.max_logit_rows < 1)
@@ -39,7 +57,9 @@ ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Ba
   WeightLoader weights(checkpoint, backend, options.dtype, /*load=*/false);
   const std::unique_ptr<Model> model =
       find_architecture(config.architecture, "ModelConfig").build(config, weights);
+  const std::span<const KvLayerSpec> kv_layers = model->kv_layers();
   return {.weights = model->weights(),
+          .kv_layers = {kv_layers.begin(), kv_layers.end()},
           .kv_bytes_per_token = model->kv_bytes_per_token(options.kv_cache_dtype),
           .workspace_bytes = model->workspace_bytes(options.max_tokens, options.max_logit_rows)};
 }

@@ -25,9 +25,8 @@ struct KvLayerSpec {
   int64_t key_dim = 0;       // D
   int64_t value_dim = 0;     // Dv
   int32_t window = 0;        // tokens that the layer looks back; 0: all
-  int64_t bytes_per_token(DType dtype) const {
-    return num_kv_heads * (key_dim + value_dim) * size_bytes(dtype);
-  }
+  int64_t elements_per_token() const { return num_kv_heads * (key_dim + value_dim); }
+  int64_t bytes_per_token(DType dtype) const { return elements_per_token() * size_bytes(dtype); }
   friend bool operator==(const KvLayerSpec&, const KvLayerSpec&) = default;
 };
 
@@ -78,7 +77,8 @@ std::span<const ArchitectureRow> architecture_registry();
 const ArchitectureRow& find_architecture(std::string_view name, std::string_view where);
 
 // "auto": bf16 if most of the weights are stored so, otherwise f32 (f16 loads as f32, which holds
-// its values exactly). Others: "float32", "bfloat16". Throws InvalidArgument.
+// its values exactly), and as config.json says where there are no weights. Others: "float32",
+// "bfloat16". Throws InvalidArgument.
 DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint);
 
 // Reads and packs all weights as `dtype` (kF32 or kBF16). The model keeps what it needs of the
@@ -87,11 +87,15 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint);
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
                                   Backend& backend, DType dtype);
 
+// For Backend::reserve_scratch, of steps of at most max_tokens.
+StepShape step_shape(const ModelConfig& config, int64_t max_tokens);
+
 // The bytes that load_model and a step will take, exactly, from the config and the tensor list
 // alone: nothing is loaded. Throws as load_model does, but for non-finite values, and
 // InvalidArgument on options below 1.
 struct ModelPlan {
   WeightReport weights;
+  std::vector<KvLayerSpec> kv_layers;
   int64_t kv_bytes_per_token = 0;
   int64_t workspace_bytes = 0;
 };

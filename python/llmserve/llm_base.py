@@ -4,6 +4,7 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from llmserve import _core
 from llmserve.arguments import (
@@ -11,16 +12,21 @@ from llmserve.arguments import (
     boolean,
     describe,
     integer,
-    number,
     optional_integer,
     refuse_unknown,
-    refuse_unless_default,
     text,
 )
+from llmserve.engine_arguments import EngineArguments, refuse_what_is_not_there
 from llmserve.errors import InvalidArgument
 from llmserve.generation_config import GenerationConfig, read_generation_config
 from llmserve.html_table import html_table
-from llmserve.model_files import checkpoint_directory, find_checkpoint, read_vocab_size
+from llmserve.model_files import (
+    checkpoint_directory,
+    config_file,
+    find_checkpoint,
+    read_vocab_size,
+)
+from llmserve.plan.memory_plan import MemoryPlan, plan_memory
 from llmserve.request_door import RequestDoor, RequestLimits
 from llmserve.request_runner import RequestRunner
 from llmserve.sampling_params import SamplingParams
@@ -75,53 +81,44 @@ class LLMBase:
         **unknown: object,
     ) -> None:
         refuse_unknown(type(self).__name__, unknown, _argument_names())
-        for name, value, default in (
-            ("quantization", quantization, None),
-            ("tensor_parallel_size", tensor_parallel_size, 1),
-            ("pipeline_parallel_size", pipeline_parallel_size, 1),
-            ("hf_overrides", hf_overrides, None),
-            ("trust_remote_code", trust_remote_code, False),
-            ("speculative_config", speculative_config, None),
-            ("structured_outputs_config", structured_outputs_config, None),
-            ("enable_lora", enable_lora, False),
-        ):
-            refuse_unless_default(type(self).__name__, name, value, default)
+        refuse_what_is_not_there(
+            type(self).__name__,
+            {
+                "quantization": quantization,
+                "tensor_parallel_size": tensor_parallel_size,
+                "pipeline_parallel_size": pipeline_parallel_size,
+                "hf_overrides": hf_overrides,
+                "trust_remote_code": trust_remote_code,
+                "speculative_config": speculative_config,
+                "structured_outputs_config": structured_outputs_config,
+                "enable_lora": enable_lora,
+            },
+        )
         boolean("enforce_eager", enforce_eager)  # nothing is captured or compiled in either case
         checkpoint = find_checkpoint(model, revision, download_dir)
         directory = checkpoint_directory(checkpoint)
         defaults = _read_generation_config(directory, generation_config)
         self._tokenizer = _read_tokenizer(directory, tokenizer, chat_template)
-        self._config = _core.resolve_config(
-            model=str(checkpoint),
-            device=text("device", device),
-            dtype=text("dtype", dtype),
-            kv_cache_dtype=text("kv_cache_dtype", kv_cache_dtype),
-            max_model_len=optional_integer("max_model_len", max_model_len, 2, INT64_MAX),
-            block_size=integer("block_size", block_size, 1),
-            enable_prefix_caching=boolean("enable_prefix_caching", enable_prefix_caching),
-            kv_cache_memory_bytes=optional_integer(
-                "kv_cache_memory_bytes", kv_cache_memory_bytes, 1, INT64_MAX
-            ),
-            num_gpu_blocks_override=optional_integer(
-                "num_gpu_blocks_override", num_gpu_blocks_override, 1
-            ),
-            gpu_memory_utilization=(
-                None
-                if gpu_memory_utilization is None
-                else number("gpu_memory_utilization", gpu_memory_utilization)
-            ),
-            max_num_batched_tokens=optional_integer(
-                "max_num_batched_tokens", max_num_batched_tokens, 1
-            ),
-            max_num_seqs=optional_integer("max_num_seqs", max_num_seqs, 1),
-            max_num_queued_reqs=optional_integer("max_num_queued_reqs", max_num_queued_reqs, 1),
-            enable_chunked_prefill=boolean("enable_chunked_prefill", enable_chunked_prefill),
-            scheduling_policy=text("scheduling_policy", scheduling_policy),
-            num_threads=optional_integer("num_threads", num_threads, 1, 1024),
-            seed=integer("seed", seed, 0, 2**64 - 1),
-            max_logprobs=integer("max_logprobs", max_logprobs, -1),
-            eos_token_ids=defaults.eos_token_ids,
+        arguments = EngineArguments(
+            device=device,
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            max_model_len=max_model_len,
+            seed=seed,
+            gpu_memory_utilization=gpu_memory_utilization,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            num_gpu_blocks_override=num_gpu_blocks_override,
+            block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_num_queued_reqs=max_num_queued_reqs,
+            enable_chunked_prefill=enable_chunked_prefill,
+            scheduling_policy=scheduling_policy,
+            num_threads=num_threads,
+            max_logprobs=max_logprobs,
         )
+        self._config = _core.resolve_config(arguments.to_request(checkpoint, defaults.eos_token_ids))
         vocab_size = read_vocab_size(directory)
         if self._tokenizer is not None:
             self._tokenizer.check_fits(vocab_size)
@@ -141,6 +138,49 @@ class LLMBase:
 
     def _begin(self) -> None:
         """Sets up what a subclass has beside the engine."""
+
+    @classmethod
+    def plan(
+        cls,
+        model: str | os.PathLike[str],
+        *,
+        contexts: Sequence[int] | None = None,
+        available_memory_bytes: int | None = None,
+        bandwidth: float | None = None,
+        flops: float | None = None,
+        **arguments: Any,
+    ) -> MemoryPlan:
+        """What an LLM of the same arguments would take, before anything is loaded: weights by
+        group, workspace, KV cache, and how many users it holds. Made by the code that allocates.
+
+        model: as in LLM, or a config.json by itself. contexts: tokens of a user, for which the
+        users are counted; by default a few up to max_model_len. available_memory_bytes: plan for
+        another machine or container than this one. bandwidth (bytes a second) and flops (a second):
+        adds an estimate of speed, bounded by reading the weights and KV cache, and by arithmetic.
+        What would not fit is a plan whose `refusal` says why; raises what LLM raises on arguments
+        that are wrong in any memory.
+
+        >>> from llmserve import LLM, demo_model_path
+        >>> plan = LLM.plan(demo_model_path(), max_num_seqs=4)
+        >>> plan.refusal is None, plan.kv_cache_bytes == plan.num_tokens * plan.kv_bytes_per_token
+        (True, True)
+        """
+        what = f"{cls.__name__}.plan"
+        refuse_unknown(what, arguments, _argument_names())
+        refuse_what_is_not_there(what, arguments)
+        engine_names = EngineArguments.names()
+        path = config_file(model) or find_checkpoint(
+            model, arguments.get("revision"), arguments.get("download_dir")
+        )
+        request = EngineArguments(
+            **{name: value for name, value in arguments.items() if name in engine_names}
+        ).to_request(
+            path,
+            available_memory_bytes=optional_integer(
+                "available_memory_bytes", available_memory_bytes, 0, INT64_MAX
+            ),
+        )
+        return plan_memory(request, contexts, bandwidth, flops)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises InvalidArgument if the model has none."""

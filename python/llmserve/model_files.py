@@ -94,6 +94,14 @@ def _directory(name: str, value: object) -> Path:
     return Path(os.fsdecode(value))
 
 
+def config_file(model: object) -> Path | None:
+    """`model` as a config.json by itself, None if it is something else."""
+    if not isinstance(model, str | os.PathLike):
+        return None
+    path = Path(os.fsdecode(os.fspath(model)))
+    return path if path.suffix == ".json" and path.is_file() else None
+
+
 def read_bytes(directory: Path, name: str, max_bytes: int) -> bytes | None:
     """The contents of a regular file of the directory, None if it is absent.
 

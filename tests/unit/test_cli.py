@@ -221,9 +221,3 @@ def test_inspect_shows_what_concerns_text(call: Run, model: str, tmp_path: Path)
 
 def test_what_a_model_writes_does_not_drive_the_terminal() -> None:
     assert console.printable("a\033[2Jb\tc\n\x9b日本") == "a[2Jb\tc\n日本"
-
-
-def test_sizes_are_written_for_people() -> None:
-    sizes = [0, 1023, 1024, 1536 * 1024, 3 * 2**30, 2**42]
-    shown = [console.human_bytes(size) for size in sizes]
-    assert shown == ["0 B", "1023 B", "1.0 KiB", "1.5 MiB", "3.0 GiB", "4.0 TiB"]

@@ -34,6 +34,9 @@ void store_rows(const ConstTensor& from, std::span<const int64_t> slots, const T
   }
 }
 
+// Tokens of an item at most.
+int64_t item_tokens(int64_t group) { return std::max<int64_t>(1, kMaxQueryRows / group); }
+
 // Tiles of the KV that the item's tokens see.
 int64_t num_tiles(const cpu::AttentionItem& item, int64_t window) {
   const int64_t first = window > 0 ? std::max<int64_t>(0, item.first_position - window + 1) : 0;
@@ -69,7 +72,7 @@ void CpuBackend::copy_blocks(const CopyBlocksArgs& args) {
 void CpuBackend::plan_attention(const PagedAttentionArgs& args, int64_t group) {
   items_.clear();
   item_costs_.clear();
-  const int64_t max_tokens = std::max<int64_t>(1, kMaxQueryRows / group);
+  const int64_t max_tokens = item_tokens(group);
   int64_t total = 0;
   for (size_t b = 0; b < args.kv_lens.size(); ++b) {
     const int64_t first = args.query_starts[b];
@@ -98,6 +101,12 @@ void CpuBackend::plan_attention(const PagedAttentionArgs& args, int64_t group) {
   }
 }
 
+int64_t CpuBackend::attention_scratch_bytes(int64_t max_item_tokens, const StepShape& shape) const {
+  const int64_t rows = std::min(max_item_tokens, item_tokens(shape.group)) * shape.group;
+  return kernels_.attention_scratch_floats(rows, shape.key_dim, shape.value_dim) *
+         static_cast<int64_t>(sizeof(float));
+}
+
 void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
   validate(args);
   const Tensor& keys = args.cache.keys;
@@ -107,9 +116,8 @@ void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
   int64_t max_tokens = 0;
   for (const cpu::AttentionItem& item : items_) max_tokens = std::max(max_tokens, item.num_tokens);
   if (max_tokens == 0) return;
-  reserve_scratch(
-      kernels_.attention_scratch_floats(max_tokens * group, keys.shape[3], values.shape[3]) *
-      static_cast<int64_t>(sizeof(float)));
+  reserve_scratch(attention_scratch_bytes(
+      max_tokens, {.group = group, .key_dim = keys.shape[3], .value_dim = values.shape[3]}));
   const cpu::AttentionCall call{.q = args.q.as<float>(),
                                 .q_token_stride = args.q.strides[0],
                                 .q_head_stride = args.q.strides[1],

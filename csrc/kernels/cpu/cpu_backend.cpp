@@ -36,6 +36,15 @@ std::string CpuBackend::description() const {
   return concat("cpu/", isa_.name, ", ", threads, threads == 1 ? " thread" : " threads");
 }
 
+int64_t CpuBackend::scratch_bytes(const StepShape& shape, int num_threads) const {
+  int64_t floats = 3 * shape.vocab_size;  // of sample()
+  // A few rows may take more than many, see linear.inc.
+  for (int64_t m = 1; m <= shape.max_tokens; ++m)
+    floats = std::max(floats, kernels_.linear_scratch_floats(m, shape.max_in_features));
+  return num_threads * std::max(floats * static_cast<int64_t>(sizeof(float)),
+                                attention_scratch_bytes(shape.max_tokens, shape));
+}
+
 void CpuBackend::reserve_scratch(int64_t bytes) {
   for (Buffer& buffer : scratch_)
     if (buffer.num_bytes() < bytes) buffer = Buffer(bytes);

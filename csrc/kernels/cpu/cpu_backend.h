@@ -22,6 +22,10 @@ class CpuBackend final : public Backend {
   LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) override;
   int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const override;
   int64_t first_non_finite(const ConstTensor& tensor) override;
+  int64_t scratch_bytes(const StepShape& shape, int num_threads) const override;
+  void reserve_scratch(const StepShape& shape) override {
+    reserve_scratch(scratch_bytes(shape, 1));
+  }
 
   void embedding(const EmbeddingArgs& args) override;
   void rms_norm(const RmsNormArgs& args) override;
@@ -40,6 +44,7 @@ class CpuBackend final : public Backend {
   // A thread's own working memory of at least this many bytes; grows, and then stays.
   std::byte* scratch(int thread_idx) const { return scratch_[thread_idx].data(); }
   void reserve_scratch(int64_t bytes);
+  int64_t attention_scratch_bytes(int64_t max_item_tokens, const StepShape& shape) const;
 
   // Cuts the step's queries into items_ and deals them out: thread i gets [item_starts_[i],
   // item_starts_[i + 1]), of nearly equal cost.

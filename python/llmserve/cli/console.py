@@ -22,13 +22,3 @@ def printable(text: str) -> str:
         for character in text
         if character in "\t\n" or unicodedata.category(character) != "Cc"
     )
-
-
-def human_bytes(num_bytes: int) -> str:
-    """'1.5 MiB'."""
-    size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmserve import _core
-from llmserve.cli.console import human_bytes
 from llmserve.cli.inspect_text import text_report
 from llmserve.model_files import checkpoint_directory, find_checkpoint
+from llmserve.units import human_bytes
 
 _EXAMPLES = """examples:
   llmserve inspect ./Qwen3-0.6B

@@ -1,0 +1,96 @@
+// The memory plan and the arithmetic of the KV pool, for LLM.plan and the calculators.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/model_records.h"
+#include "bindings/register.h"
+#include "core/error.h"
+#include "engine/memory_planner.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace llmserve {
+namespace {
+
+void register_kv_pool(py::module_& module) {
+  py::class_<KvCacheDType>(module, "KvCacheDType")
+      .def_property_readonly("name", [](const KvCacheDType& row) { return row.name; })
+      .def_readonly("bits", &KvCacheDType::bits)
+      .def_readonly("is_supported", &KvCacheDType::is_supported);
+  module.def(
+      "kv_cache_dtypes",
+      [] {
+        const auto rows = kv_cache_dtypes();
+        return std::vector<KvCacheDType>(rows.begin(), rows.end());
+      },
+      "Every element type of a KV cache: those that run, and those that are only planned with.");
+
+  py::class_<KvLayerSpec>(module, "KvLayerSpec")
+      .def(py::init([](int64_t num_kv_heads, int64_t key_dim, int64_t value_dim, int32_t window) {
+             if (num_kv_heads < 1 || key_dim < 0 || value_dim < 0 || key_dim + value_dim < 1)
+               throw InvalidArgument(concat("a KV layer needs a head and a dimension, got ",
+                                            num_kv_heads, " heads of ", key_dim, " + ", value_dim));
+             return KvLayerSpec{num_kv_heads, key_dim, value_dim, window};
+           }),
+           "num_kv_heads"_a, "key_dim"_a, "value_dim"_a, "window"_a = 0)
+      .def_readonly("num_kv_heads", &KvLayerSpec::num_kv_heads)
+      .def_readonly("key_dim", &KvLayerSpec::key_dim)
+      .def_readonly("value_dim", &KvLayerSpec::value_dim)
+      .def_readonly("window", &KvLayerSpec::window);
+  module.def(
+      "kv_bytes_per_token",
+      [](const std::vector<KvLayerSpec>& layers, const std::string& dtype) {
+        return kv_bytes_per_token(layers, find_kv_cache_dtype(dtype));
+      },
+      "layers"_a, "dtype"_a, "Bytes that one token takes in a KV cache of these layers.");
+
+  py::class_<KvPool>(module, "KvPool")
+      .def(py::init(&KvPool::of_bytes), "num_bytes"_a, "bytes_per_token"_a, "block_size"_a = 16,
+           "The largest pool of whole blocks in `num_bytes`.")
+      .def_readonly("bytes_per_token", &KvPool::bytes_per_token)
+      .def_readonly("block_size", &KvPool::block_size)
+      .def_readonly("num_blocks", &KvPool::num_blocks)
+      .def_property_readonly("num_bytes", &KvPool::num_bytes)
+      .def_property_readonly("num_tokens", &KvPool::num_tokens)
+      .def(
+          "num_users",
+          [](const KvPool& pool, int64_t context) {
+            if (context < 1)
+              throw InvalidArgument(concat("a context has at least 1 token, got ", context));
+            return pool.num_users(context);
+          },
+          "context"_a, "Sequences of `context` tokens that lie in the pool at once, sharing none.");
+}
+
+}  // namespace
+
+void register_memory_plan(py::module_& module) {
+  register_kv_pool(module);
+  py::class_<MachineMemory>(module, "MachineMemory")
+      .def_readonly("total_bytes", &MachineMemory::total_bytes)
+      .def_readonly("available_bytes", &MachineMemory::available_bytes)
+      .def_readonly("reserved_bytes", &MachineMemory::reserved_bytes)
+      .def_readonly("bounded_by", &MachineMemory::bounded_by);
+  py::class_<MemoryPlan>(module, "MemoryPlan")
+      .def_readonly("config", &MemoryPlan::config)
+      .def_readonly("architecture", &MemoryPlan::architecture)
+      .def_readonly("format", &MemoryPlan::format)
+      .def_property_readonly("weights",
+                             [](const MemoryPlan& plan) { return to_dict(plan.weights); })
+      .def_readonly("workspace_bytes", &MemoryPlan::workspace_bytes)
+      .def_readonly("kv_layers", &MemoryPlan::kv_layers)
+      .def_readonly("machine", &MemoryPlan::machine)
+      .def_readonly("memory_utilization", &MemoryPlan::memory_utilization)
+      .def_readonly("pool", &MemoryPlan::pool)
+      .def_property_readonly("pool_bound",
+                             [](const MemoryPlan& plan) { return name(plan.pool_bound); })
+      .def_readonly("pool_by_dtype", &MemoryPlan::pool_by_dtype)
+      .def_readonly("refusal", &MemoryPlan::refusal);
+  module.def("plan_memory", &plan_memory, py::arg("request"),
+             py::call_guard<py::gil_scoped_release>(),
+             "What an engine of this ConfigRequest will take; loads nothing. What does not fit is "
+             "a plan with a refusal.");
+}
+
+}  // namespace llmserve

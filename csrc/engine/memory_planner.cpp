@@ -1,0 +1,235 @@
+#include "engine/memory_planner.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/system.h"
+#include "engine/model_executor.h"
+#include "io/checkpoint.h"
+
+namespace llmserve {
+namespace {
+
+constexpr std::array<KvCacheDType, 6> kKvCacheDTypes{{{"float32", 32, true},
+                                                      {"bfloat16", 16, true},
+                                                      {"float16", 16, false},
+                                                      {"fp8", 8, false},
+                                                      {"int8", 8, false},
+                                                      {"int4", 4, false}}};
+
+double resolve_utilization(const ConfigRequest& request, const Memory& memory) {
+  const double share = request.memory_utilization.value_or(
+      memory.is_host() ? kDefaultCpuMemoryUtilization : kDefaultDeviceMemoryUtilization);
+  if (!(share > 0 && share <= 1)) {
+    throw InvalidArgument(concat("gpu_memory_utilization must be in (0, 1], got ", share));
+  }
+  return share;
+}
+
+MachineMemory resolve_machine(const ConfigRequest& request, const Memory& memory) {
+  if (!request.available_memory_bytes) return read_machine_memory(memory);
+  const int64_t given = *request.available_memory_bytes;
+  return {.total_bytes = given, .available_bytes = given};
+}
+
+// Bytes beside the KV cache.
+int64_t fixed_bytes(const MemoryPlan& plan) {
+  return plan.weights.total_bytes() + plan.workspace_bytes;
+}
+
+int64_t usable_bytes(const MemoryPlan& plan) {
+  return static_cast<int64_t>(plan.memory_utilization *
+                              static_cast<double>(plan.machine.available_bytes));
+}
+
+struct SizedPool {
+  KvPool pool;
+  PoolBound bound;
+};
+
+// The order is that of ConfigRequest's documentation.
+SizedPool size_pool(const ConfigRequest& request, const MemoryPlan& plan, int64_t token_bytes) {
+  SizedPool sized{{.bytes_per_token = token_bytes, .block_size = request.block_size},
+                  PoolBound::kUtilization};
+  KvPool& pool = sized.pool;
+  if (request.num_blocks) {
+    pool.num_blocks = *request.num_blocks;
+    sized.bound = PoolBound::kNumBlocks;
+  } else if (request.kv_cache_memory_bytes) {
+    pool.num_blocks = *request.kv_cache_memory_bytes / pool.block_bytes();
+    sized.bound = PoolBound::kKvCacheBytes;
+  } else {
+    const SchedulerConfig& scheduler = plan.config.scheduler;
+    const int64_t useful = scheduler.max_num_seqs * pool.blocks_for(scheduler.max_model_len);
+    const int64_t left = std::max<int64_t>(0, usable_bytes(plan) - fixed_bytes(plan));
+    pool.num_blocks = std::min(left / pool.block_bytes(), useful);
+    if (pool.num_blocks == useful) sized.bound = PoolBound::kMaxNumSeqs;
+  }
+  pool.num_blocks =
+      std::min<int64_t>(pool.num_blocks, std::numeric_limits<int32_t>::max() / request.block_size);
+  return sized;
+}
+
+// "gpu_memory_utilization=0.63 or more, ", where some share would do.
+std::string share_to_pass(const MemoryPlan& plan, int64_t needed_bytes) {
+  const double needed = static_cast<double>(needed_bytes) /
+                        static_cast<double>(std::max<int64_t>(1, plan.machine.available_bytes));
+  const double rounded = std::ceil(needed * 100 + 1e-9) / 100;
+  if (plan.pool_bound != PoolBound::kUtilization || rounded > 1) return "";
+  return concat("gpu_memory_utilization=", rounded, " or more, ");
+}
+
+std::string refuse_fixed(const MemoryPlan& plan, int64_t sequence_bytes) {
+  const int64_t fixed = fixed_bytes(plan);
+  return concat("the model needs ", plan.weights.total_bytes(), " bytes of weights and ",
+                plan.workspace_bytes, " of workspace, ", fixed, " together, and ",
+                plan.memory_utilization, " of the ", plan.machine.available_bytes,
+                " bytes available is ", usable_bytes(plan), "; pass ",
+                share_to_pass(plan, fixed + sequence_bytes),
+                "dtype=\"bfloat16\" if it is not, a smaller model or max_num_batched_tokens, or "
+                "free memory");
+}
+
+std::string refuse_short_pool(const MemoryPlan& plan, int64_t sequence_bytes) {
+  const KvPool& pool = plan.pool;
+  std::ostringstream out;
+  out << "a sequence of max_model_len=" << plan.config.scheduler.max_model_len << " tokens needs "
+      << sequence_bytes << " bytes of KV cache (" << pool.bytes_per_token
+      << " a token), and the pool has " << pool.num_bytes() << " (by " << name(plan.pool_bound)
+      << "); pass ";
+  if (plan.pool_bound == PoolBound::kNumBlocks)
+    out << "num_gpu_blocks_override=" << sequence_bytes / pool.block_bytes() << " or more";
+  if (plan.pool_bound == PoolBound::kKvCacheBytes)
+    out << "kv_cache_memory_bytes=" << sequence_bytes << " or more";
+  if (plan.pool_bound == PoolBound::kUtilization) {
+    const std::string share = share_to_pass(plan, fixed_bytes(plan) + sequence_bytes);
+    out << (share.empty() ? "a smaller dtype or kv_cache_dtype"
+                          : share.substr(0, share.size() - 2));
+  }
+  if (pool.num_tokens() >= 2) out << ", or max_model_len=" << pool.num_tokens() << " or less";
+  return out.str();
+}
+
+// A size that was asked for and that the memory cannot hold.
+std::string refuse_large_pool(const MemoryPlan& plan) {
+  const KvPool& pool = plan.pool;
+  const int64_t left = plan.machine.available_bytes - fixed_bytes(plan);
+  const int64_t blocks = std::max<int64_t>(0, left) / pool.block_bytes();
+  std::ostringstream out;
+  out << "weights of " << plan.weights.total_bytes() << " bytes, workspace of "
+      << plan.workspace_bytes << " and a KV cache of " << pool.num_bytes() << " (by "
+      << name(plan.pool_bound) << ") are " << plan.total_bytes() << " bytes, and "
+      << plan.machine.available_bytes << " are available; pass ";
+  if (blocks > 0) {
+    if (plan.pool_bound == PoolBound::kNumBlocks) out << "num_gpu_blocks_override=" << blocks;
+    if (plan.pool_bound == PoolBound::kKvCacheBytes)
+      out << "kv_cache_memory_bytes=" << blocks * pool.block_bytes();
+    out << " or less, or free memory";
+  } else {
+    out << "a smaller model or dtype, or free memory";
+  }
+  return out.str();
+}
+
+std::string find_refusal(const MemoryPlan& plan) {
+  const int64_t sequence_bytes =
+      plan.pool.blocks_for(plan.config.scheduler.max_model_len) * plan.pool.block_bytes();
+  if (plan.pool_bound == PoolBound::kUtilization && usable_bytes(plan) <= fixed_bytes(plan))
+    return refuse_fixed(plan, sequence_bytes);
+  if (plan.pool.num_bytes() < sequence_bytes) return refuse_short_pool(plan, sequence_bytes);
+  if (plan.total_bytes() > plan.machine.available_bytes) return refuse_large_pool(plan);
+  return "";
+}
+
+Checkpoint open_for_plan(const std::string& path) {
+  return path.ends_with(".json") ? open_config(path) : open_checkpoint(path);
+}
+
+}  // namespace
+
+std::span<const KvCacheDType> kv_cache_dtypes() { return kKvCacheDTypes; }
+
+const KvCacheDType& find_kv_cache_dtype(std::string_view name) {
+  std::ostringstream known;
+  for (const KvCacheDType& row : kKvCacheDTypes) {
+    if (row.name == name) return row;
+    known << (known.tellp() > 0 ? ", " : "") << row.name;
+  }
+  throw NotSupported(
+      concat("KV cache dtype \"", name.substr(0, 80), "\" is not known (", known.str(), ")"));
+}
+
+int64_t kv_bytes_per_token(std::span<const KvLayerSpec> layers, const KvCacheDType& dtype) {
+  int64_t bytes = 0;
+  for (const KvLayerSpec& layer : layers)
+    bytes += (layer.elements_per_token() * dtype.bits + 7) / 8;
+  return bytes;
+}
+
+KvPool KvPool::of_bytes(int64_t num_bytes, int64_t bytes_per_token, int32_t block_size) {
+  if (num_bytes < 0 || bytes_per_token < 1 || block_size < 1)
+    throw InvalidArgument(concat("a KV pool needs sizes of at least 1, got ", num_bytes, " bytes, ",
+                                 bytes_per_token, " a token, blocks of ", block_size));
+  KvPool pool{.bytes_per_token = bytes_per_token, .block_size = block_size};
+  pool.num_blocks = num_bytes / pool.block_bytes();
+  return pool;
+}
+
+std::string_view name(PoolBound bound) {
+  static constexpr std::array<std::string_view, 4> kNames{
+      "num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization", "max_num_seqs"};
+  return kNames[static_cast<size_t>(bound)];
+}
+
+MachineMemory read_machine_memory(const Memory& memory) {
+  if (!memory.is_host()) {
+    const int64_t available = memory.available_bytes();
+    return {.total_bytes = available, .available_bytes = available};
+  }
+  const MemoryLimits limits = read_memory_limits();
+  const int64_t reserved = host_allocations().untouched_bytes;
+  return {.total_bytes = limits.total_bytes,
+          .available_bytes = std::max<int64_t>(0, limits.available_bytes - reserved),
+          .reserved_bytes = reserved,
+          .bounded_by = limits.bounded_by};
+}
+
+MemoryPlan plan_memory(const ConfigRequest& request) {
+  const Checkpoint checkpoint = open_for_plan(request.model);
+  const ModelConfig model =
+      read_model_config(checkpoint.config(), check_max_model_len(request.max_model_len));
+  MemoryPlan plan;
+  plan.config = resolve_settings(request, checkpoint, model);
+  plan.architecture = model.architecture;
+  plan.format = checkpoint.format();
+  const std::unique_ptr<Backend> backend = make_backend(plan.config.device, {.num_threads = 1});
+  ModelPlan sizes = plan_model(checkpoint, model, *backend,
+                               {.dtype = plan.config.dtype,
+                                .max_tokens = plan.config.scheduler.max_num_batched_tokens,
+                                .max_logit_rows = kMaxLogitRowsAtOnce});
+  plan.weights = std::move(sizes.weights);
+  plan.workspace_bytes =
+      sizes.workspace_bytes +
+      backend->scratch_bytes(step_shape(model, plan.config.scheduler.max_num_batched_tokens),
+                             plan.config.num_threads);
+  plan.kv_layers = std::move(sizes.kv_layers);
+  plan.memory_utilization = resolve_utilization(request, backend->memory());
+  plan.machine = resolve_machine(request, backend->memory());
+
+  for (const KvCacheDType& dtype : kKvCacheDTypes) {
+    const SizedPool sized = size_pool(request, plan, kv_bytes_per_token(plan.kv_layers, dtype));
+    plan.pool_by_dtype.push_back(sized.pool);
+    if (dtype.name != name(plan.config.kv_cache_dtype)) continue;
+    plan.pool = sized.pool;
+    plan.pool_bound = sized.bound;
+  }
+  plan.config.cache.num_blocks = static_cast<int32_t>(plan.pool.num_blocks);
+  plan.refusal = find_refusal(plan);
+  return plan;
+}
+
+}  // namespace llmserve

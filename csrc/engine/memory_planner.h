@@ -1,0 +1,88 @@
+// What an engine will take, before it takes it: the plan is made by the code that allocates.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "api/engine_config.h"
+#include "core/memory.h"
+#include "engine/config_resolver.h"
+#include "models/model.h"
+
+namespace llmserve {
+
+// The element types of a KV cache: what runs, and what is planned for and does not run yet.
+struct KvCacheDType {
+  std::string_view name;
+  int32_t bits = 0;  // an element, scales not counted
+  bool is_supported = false;
+};
+std::span<const KvCacheDType> kv_cache_dtypes();
+// Throws NotSupported that lists the names.
+const KvCacheDType& find_kv_cache_dtype(std::string_view name);
+
+// Bytes of one token in all layers, rounded up to whole bytes a layer. A window does not lessen
+// them: the pool keeps all tokens of a sequence in every layer.
+int64_t kv_bytes_per_token(std::span<const KvLayerSpec> layers, const KvCacheDType& dtype);
+
+// The arithmetic of a paged pool. A sequence takes whole blocks.
+struct KvPool {
+  int64_t bytes_per_token = 0;
+  int32_t block_size = 16;  // tokens
+  int64_t num_blocks = 0;
+
+  int64_t block_bytes() const { return bytes_per_token * block_size; }
+  int64_t num_bytes() const { return num_blocks * block_bytes(); }
+  int64_t num_tokens() const { return num_blocks * block_size; }
+  int64_t blocks_for(int64_t num_tokens) const {
+    return (num_tokens + block_size - 1) / block_size;
+  }
+  // Sequences of `context` tokens each that lie in the pool at once, sharing nothing.
+  int64_t num_users(int64_t context) const { return num_blocks / blocks_for(context); }
+  // The largest pool in `num_bytes`. Throws InvalidArgument on sizes below 1.
+  static KvPool of_bytes(int64_t num_bytes, int64_t bytes_per_token, int32_t block_size);
+};
+
+// What the process can take of the machine's memory.
+struct MachineMemory {
+  int64_t total_bytes = 0;  // the machine's or its control group's
+  // Still to be had: what nobody holds, less reserved_bytes.
+  int64_t available_bytes = 0;
+  // Promised to this process's other engines, whose pools are touched only as they fill.
+  int64_t reserved_bytes = 0;
+  std::string bounded_by;  // the control group's file that says so; empty: the machine
+};
+// Of the host, or of a device.
+MachineMemory read_machine_memory(const Memory& memory);
+
+// What decided the pool's size: an argument's name.
+enum class PoolBound : uint8_t { kNumBlocks, kKvCacheBytes, kUtilization, kMaxNumSeqs };
+std::string_view name(PoolBound bound);
+
+struct MemoryPlan {
+  EngineConfig config;  // complete: what the engine will be given
+  std::string architecture;
+  std::string format;  // of the checkpoint; "config" if there are no weights yet
+  WeightReport weights;
+  int64_t workspace_bytes = 0;
+  std::vector<KvLayerSpec> kv_layers;
+  MachineMemory machine;
+  double memory_utilization = 0;
+  KvPool pool;
+  PoolBound pool_bound = PoolBound::kUtilization;
+  std::vector<KvPool> pool_by_dtype;  // parallel to kv_cache_dtypes(): the same settings in each
+  std::string refusal;                // why the engine would not start; empty if it would
+
+  int64_t total_bytes() const { return weights.total_bytes() + workspace_bytes + pool.num_bytes(); }
+};
+
+// Reads config.json and the tensors' headers and loads nothing. request.model may also be a
+// config.json by itself: weights then are those of the model it describes. Settings that are wrong
+// whatever the memory throw InvalidArgument, NotSupported or CorruptFile; what does not fit is a
+// plan with a refusal.
+MemoryPlan plan_memory(const ConfigRequest& request);
+
+}  // namespace llmserve

@@ -1,0 +1,104 @@
+"""The arguments of `LLM` that the engine's config is made from, checked."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from llmserve import _core
+from llmserve.arguments import (
+    INT64_MAX,
+    boolean,
+    integer,
+    number,
+    optional_integer,
+    refuse_unless_default,
+    text,
+)
+
+# Arguments of features that are not there yet, and what they may be.
+_NOT_THERE_YET: Mapping[str, object] = {
+    "quantization": None,
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "hf_overrides": None,
+    "trust_remote_code": False,
+    "speculative_config": None,
+    "structured_outputs_config": None,
+    "enable_lora": False,
+}
+
+
+def refuse_what_is_not_there(what: str, given: Mapping[str, object]) -> None:
+    """Raises NotSupported if an argument of a feature that is not there is set."""
+    for name, default in _NOT_THERE_YET.items():
+        refuse_unless_default(what, name, given.get(name, default), default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArguments:
+    """Names, meanings and defaults are LLM's, which documents them."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    max_model_len: int | None = None
+    seed: int = 0
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    max_num_queued_reqs: int | None = None
+    enable_chunked_prefill: bool = True
+    scheduling_policy: str = "fcfs"
+    num_threads: int | None = None
+    max_logprobs: int = 20
+
+    @staticmethod
+    def names() -> list[str]:
+        """The arguments' names."""
+        return [field.name for field in fields(EngineArguments)]
+
+    def to_request(
+        self,
+        model: str | os.PathLike[str],
+        eos_token_ids: Sequence[int] = (),
+        available_memory_bytes: int | None = None,
+    ) -> _core.ConfigRequest:
+        """What the core resolves a config from. Raises InvalidArgument on values of a wrong type or
+        out of range; what depends on the model is checked there."""
+        share = self.gpu_memory_utilization
+        return _core.ConfigRequest(
+            model=str(model),
+            device=text("device", self.device),
+            dtype=text("dtype", self.dtype),
+            kv_cache_dtype=text("kv_cache_dtype", self.kv_cache_dtype),
+            max_model_len=optional_integer("max_model_len", self.max_model_len, 2, INT64_MAX),
+            block_size=integer("block_size", self.block_size, 1),
+            enable_prefix_caching=boolean("enable_prefix_caching", self.enable_prefix_caching),
+            kv_cache_memory_bytes=optional_integer(
+                "kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, INT64_MAX
+            ),
+            num_gpu_blocks_override=optional_integer(
+                "num_gpu_blocks_override", self.num_gpu_blocks_override, 1
+            ),
+            gpu_memory_utilization=(
+                None if share is None else number("gpu_memory_utilization", share)
+            ),
+            available_memory_bytes=available_memory_bytes,
+            max_num_batched_tokens=optional_integer(
+                "max_num_batched_tokens", self.max_num_batched_tokens, 1
+            ),
+            max_num_seqs=optional_integer("max_num_seqs", self.max_num_seqs, 1),
+            max_num_queued_reqs=optional_integer(
+                "max_num_queued_reqs", self.max_num_queued_reqs, 1
+            ),
+            enable_chunked_prefill=boolean("enable_chunked_prefill", self.enable_chunked_prefill),
+            scheduling_policy=text("scheduling_policy", self.scheduling_policy),
+            num_threads=optional_integer("num_threads", self.num_threads, 1, 1024),
+            seed=integer("seed", self.seed, 0, 2**64 - 1),
+            max_logprobs=integer("max_logprobs", self.max_logprobs, -1),
+            eos_token_ids=eos_token_ids,
+        )

@@ -1,0 +1,288 @@
+"""What an engine will take, as `LLM.plan` gives it."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmserve import _core
+from llmserve.arguments import integer
+from llmserve.errors import InvalidArgument
+from llmserve.plan.bounds import decode_tokens_per_s, prefill_tokens_per_s
+from llmserve.plan.table import html_page, text_table
+from llmserve.units import human_bytes
+
+# Contexts that users are counted for unless the caller names some, up to max_model_len.
+_DEFAULT_CONTEXTS = (512, 2048, 8192, 32768, 131072)
+# The groups of weights that a decode step reads as a whole; of the embedding it reads rows.
+_READ_GROUPS = ("attention", "mlp", "norm", "lm_head")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """Weights of one kind, in bytes as they lie in memory."""
+
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayers:
+    """Layers that keep the same of a token."""
+
+    num_layers: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int  # tokens that a layer looks back, 0 for all; the pool keeps all in either case
+    bytes_per_token: int  # of these layers together
+
+
+@dataclass(frozen=True, slots=True)
+class KvRow:
+    """The pool that the same settings give with another KV dtype."""
+
+    dtype: str
+    is_supported: bool  # false: arithmetic only, the engine does not run it yet
+    bytes_per_token: int
+    num_blocks: int
+    num_tokens: int
+    num_users: tuple[int, ...]  # at each of MemoryPlan.contexts
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRow:
+    """Upper bounds of speed at one context, from a given bandwidth and rate of arithmetic."""
+
+    context: int
+    batch: int  # users that decode together: what the pool and max_num_seqs hold
+    one_user_tokens_per_s: float
+    all_users_tokens_per_s: float
+    prefill_tokens_per_s: float | None  # None: no rate of arithmetic was given
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What an engine takes, in bytes, and whom it serves; nothing has been loaded.
+
+    weight_bytes, workspace_bytes and kv_cache_bytes are what the engine then holds, exactly.
+    mapped_bytes of the weights are read in place from the file: page cache, not memory of the
+    process. available_bytes is what the machine's control group leaves now, less what other LLMs of
+    this process were promised (reserved_bytes). pool_bound names the argument that set the pool's
+    size. refusal says why LLM would refuse, None if it would not.
+    """
+
+    model: str
+    architecture: str
+    device: str
+    dtype: str
+    kv_cache_dtype: str
+    num_threads: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    weights: tuple[WeightGroup, ...]
+    weight_bytes: int
+    mapped_bytes: int
+    workspace_bytes: int
+    kv_layers: tuple[KvLayers, ...]
+    kv_bytes_per_token: int
+    kv_cache_bytes: int
+    block_size: int
+    num_blocks: int
+    num_tokens: int
+    pool_bound: str
+    gpu_memory_utilization: float
+    total_memory_bytes: int
+    available_bytes: int
+    reserved_bytes: int
+    bounded_by: str
+    contexts: tuple[int, ...]
+    rows: tuple[KvRow, ...]
+    speed: tuple[SpeedRow, ...]
+    refusal: str | None
+
+    @property
+    def total_bytes(self) -> int:
+        """Weights, workspace and KV cache together."""
+        return self.weight_bytes + self.workspace_bytes + self.kv_cache_bytes
+
+    def num_users(self, context: int, dtype: str | None = None) -> int:
+        """Users of one of `contexts` tokens that the pool holds at once, sharing no prefix."""
+        name = self.kv_cache_dtype if dtype is None else dtype
+        (row,) = (row for row in self.rows if row.dtype == name)
+        return row.num_users[self.contexts.index(context)]
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values, for JSON."""
+        return {**dataclasses.asdict(self), "total_bytes": self.total_bytes}
+
+    def __str__(self) -> str:
+        parts = [self._summary(), text_table(*self._table())]
+        if self.speed:
+            parts.append(text_table(*_speed_table(self.speed)))
+        return "\n\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        page = html_page(self._summary(), *self._table())
+        return page + (html_page("", *_speed_table(self.speed)) if self.speed else "")
+
+    def _summary(self) -> str:
+        lines = [
+            f"{self.architecture} in {self.dtype} on {self.device}, {self.num_threads} threads",
+            f"weights        {human_bytes(self.weight_bytes)}, of them "
+            f"{human_bytes(self.mapped_bytes)} mapped from the file",
+            *(f"  {group.name:<12} {human_bytes(group.num_bytes)}" for group in self.weights),
+            f"workspace      {human_bytes(self.workspace_bytes)} for steps of "
+            f"{self.max_num_batched_tokens} tokens",
+            f"KV cache       {human_bytes(self.kv_cache_bytes)} in {self.kv_cache_dtype}: "
+            f"{self.num_blocks} blocks of {self.block_size} tokens, by {self.pool_bound}",
+            *(f"  {_describe(layers)}" for layers in self.kv_layers),
+            f"in all         {human_bytes(self.total_bytes)}",
+            f"available      {human_bytes(self.available_bytes)} of "
+            f"{human_bytes(self.total_memory_bytes)}"
+            + (f", by {self.bounded_by}" if self.bounded_by else "")
+            + (
+                f", {human_bytes(self.reserved_bytes)} promised to other LLMs of this process"
+                if self.reserved_bytes
+                else ""
+            ),
+            f"a sequence     up to {self.max_model_len} tokens, "
+            f"{human_bytes(self.max_model_len * self.kv_bytes_per_token)}; "
+            f"{self.max_num_seqs} at once",
+        ]
+        if self.refusal is not None:
+            lines.append(f"does not fit   {self.refusal}")
+        return "\n".join(lines)
+
+    def _table(self) -> tuple[list[str], list[list[str]], str]:
+        head = ["KV dtype", "bytes a token", "tokens", *(f"users at {c}" for c in self.contexts)]
+        body = [
+            [
+                row.dtype + ("" if row.is_supported else " *"),
+                str(row.bytes_per_token),
+                str(row.num_tokens),
+                *(str(users) for users in row.num_users),
+            ]
+            for row in self.rows
+        ]
+        return head, body, "* planned figures: llmserve does not run this KV dtype yet"
+
+
+def plan_memory(
+    request: _core.ConfigRequest,
+    contexts: Sequence[int] | None,
+    bandwidth: float | None,
+    flops: float | None,
+) -> MemoryPlan:
+    """The plan of what `request` asks for; see LLM.plan."""
+    core = _core.plan_memory(request)
+    config = core.config
+    lengths = _resolve_contexts(contexts, config.scheduler.max_model_len)
+    rows = tuple(
+        KvRow(
+            dtype.name,
+            dtype.is_supported,
+            pool.bytes_per_token,
+            pool.num_blocks,
+            pool.num_tokens,
+            tuple(pool.num_users(length) for length in lengths),
+        )
+        for dtype, pool in zip(_core.kv_cache_dtypes(), core.pool_by_dtype, strict=True)
+    )
+    groups = core.weights["group_bytes"]
+    return MemoryPlan(
+        model=config.model_path,
+        architecture=core.architecture,
+        device=config.device,
+        dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        num_threads=config.num_threads,
+        max_model_len=config.scheduler.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        weights=tuple(WeightGroup(name, size) for name, size in groups.items()),
+        weight_bytes=core.weights["total_bytes"],
+        mapped_bytes=core.weights["mapped_bytes"],
+        workspace_bytes=core.workspace_bytes,
+        kv_layers=_layer_kinds(core.kv_layers, config.kv_cache_dtype),
+        kv_bytes_per_token=core.pool.bytes_per_token,
+        kv_cache_bytes=core.pool.num_bytes,
+        block_size=core.pool.block_size,
+        num_blocks=core.pool.num_blocks,
+        num_tokens=core.pool.num_tokens,
+        pool_bound=core.pool_bound,
+        gpu_memory_utilization=core.memory_utilization,
+        total_memory_bytes=core.machine.total_bytes,
+        available_bytes=core.machine.available_bytes,
+        reserved_bytes=core.machine.reserved_bytes,
+        bounded_by=core.machine.bounded_by,
+        contexts=lengths,
+        rows=rows,
+        speed=_speed(core, lengths, bandwidth, flops),
+        refusal=core.refusal or None,
+    )
+
+
+def _resolve_contexts(contexts: Sequence[int] | None, max_model_len: int) -> tuple[int, ...]:
+    if contexts is not None:
+        return tuple(integer("contexts", c, 1, max_model_len) for c in contexts)
+    return (*(c for c in _DEFAULT_CONTEXTS if c < max_model_len), max_model_len)
+
+
+def _layer_kinds(layers: Sequence[_core.KvLayerSpec], dtype: str) -> tuple[KvLayers, ...]:
+    def kind(layer: _core.KvLayerSpec) -> tuple[int, int, int, int]:
+        return (layer.num_kv_heads, layer.key_dim, layer.value_dim, layer.window)
+
+    return tuple(
+        KvLayers(len(alike), *key, _core.kv_bytes_per_token(alike, dtype))
+        for key, alike in (
+            (key, list(group)) for key, group in itertools.groupby(sorted(layers, key=kind), kind)
+        )
+    )
+
+
+def _describe(layers: KvLayers) -> str:
+    window = f", looking back {layers.window} tokens" if layers.window else ""
+    return (
+        f"{layers.bytes_per_token} bytes a token in {layers.num_layers} layers of "
+        f"{layers.num_kv_heads} KV heads, keys of {layers.key_dim}, values of {layers.value_dim}"
+        f"{window}"
+    )
+
+
+def _speed(
+    core: _core.MemoryPlan, contexts: Sequence[int], bandwidth: float | None, flops: float | None
+) -> tuple[SpeedRow, ...]:
+    if bandwidth is None:
+        if flops is not None:
+            raise InvalidArgument("an estimate of speed needs a bandwidth beside flops")
+        return ()
+    read_bytes = sum(core.weights["group_bytes"][name] for name in _READ_GROUPS)
+    num_params = read_bytes / (2 if core.config.dtype == "bfloat16" else 4)
+    prefill = None if flops is None else prefill_tokens_per_s(num_params, flops)
+    rows = []
+    for context in contexts:
+        batch = min(core.pool.num_users(context), core.config.scheduler.max_num_seqs)
+        kv_bytes = context * core.pool.bytes_per_token
+        one = decode_tokens_per_s(read_bytes, bandwidth, 1, kv_bytes)
+        every = decode_tokens_per_s(read_bytes, bandwidth, batch, kv_bytes) if batch else 0.0
+        if prefill is not None:  # a decoded token takes the same arithmetic
+            one, every = min(one, prefill), min(every, prefill)
+        rows.append(SpeedRow(context, batch, one, every, prefill))
+    return tuple(rows)
+
+
+def _speed_table(rows: Sequence[SpeedRow]) -> tuple[list[str], list[list[str]], str]:
+    head = ["at most, at context", "users", "tok/s each alone", "tok/s all", "prompt tok/s"]
+    body = [
+        [
+            str(row.context),
+            str(row.batch),
+            f"{row.one_user_tokens_per_s:.1f}",
+            f"{row.all_users_tokens_per_s:.1f}",
+            "-" if row.prefill_tokens_per_s is None else f"{row.prefill_tokens_per_s:.0f}",
+        ]
+        for row in rows
+    ]
+    return head, body, ""

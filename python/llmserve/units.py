@@ -1,0 +1,69 @@
+"""Sizes and rates as people write them: "1.5 MiB", "4x80GiB", "3.35TB/s"."""
+
+import re
+
+from llmserve.errors import InvalidArgument
+
+_PREFIXES = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_QUANTITY = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)([KMGTP]?)(i?)", re.IGNORECASE)
+
+
+def human_bytes(num_bytes: int) -> str:
+    """'1.5 MiB'."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def parse_bytes(name: str, text: str) -> int:
+    """Bytes of "140GB" (10^9), "80GiB" (2^30), "4x80GiB" or a bare number.
+
+    >>> parse_bytes("memory", "4x80GiB") == 4 * 80 * 2**30
+    True
+    """
+    value = _parse(text, ("B", ""))
+    if value is None:
+        raise InvalidArgument(f"{name} must be a size such as 140GB or 4x80GiB, got {text!r}")
+    return round(value)
+
+
+def parse_bandwidth(name: str, text: str) -> float:
+    """Bytes a second of "3.35TB/s" or a bare number.
+
+    >>> parse_bandwidth("bandwidth", "200GB/s")
+    200000000000.0
+    """
+    value = _parse(text, ("B/s", ""))
+    if value is None:
+        raise InvalidArgument(f"{name} must be a bandwidth such as 3.35TB/s, got {text!r}")
+    return value
+
+
+def parse_flops(name: str, text: str) -> float:
+    """Operations a second of "312TFLOP/s", "312T" or a bare number.
+
+    >>> parse_flops("flops", "312TFLOP/s")
+    312000000000000.0
+    """
+    value = _parse(text, ("FLOP/s", "FLOPS", "OP/s", ""))
+    if value is None:
+        raise InvalidArgument(f"{name} must be a rate such as 312TFLOP/s, got {text!r}")
+    return value
+
+
+def _parse(text: str, units: tuple[str, ...]) -> float | None:
+    """The number, above 0, if what follows it and its prefix is one of the units."""
+    compact = text.replace(" ", "")
+    match = _QUANTITY.match(compact)
+    if match is None:
+        return None
+    rest = compact[match.end() :].lower()
+    count, number, prefix, binary = match.groups()
+    if rest not in [unit.lower() for unit in units] or (binary and not prefix):
+        return None
+    base = 1024 if binary else 1000
+    value = int(count or 1) * float(number) * float(base ** _PREFIXES[prefix.upper()])
+    return value if value > 0 else None
