@@ -1,4 +1,5 @@
-"""Every block of the README runs as printed, but the two commands that .ci/run runs."""
+"""Every block of the README and of the pages that promise it runs as printed, but the two commands
+that .ci/run runs."""
 
 from __future__ import annotations
 
@@ -19,6 +20,10 @@ DEADLINE_S = 120.0
 BLOCK = re.compile(r"(?:<!-- ci: (?P<ci>\w+) -->\n)?```(?P<kind>\w+)\n(?P<code>.*?)```", re.DOTALL)
 BLOCKS = [match.groupdict() for match in BLOCK.finditer(README)]
 TO_RUN = [block for block in BLOCKS if block["ci"] is None]
+NUM_OF_README = len(TO_RUN)
+for page in ("memory-plan.md",):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    TO_RUN += [match.groupdict() for match in BLOCK.finditer(text)]
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
@@ -39,7 +44,7 @@ def test_the_commands_that_the_checks_run_are_marked() -> None:
     commands = {block["ci"]: block["code"] for block in BLOCKS if block["ci"]}
     assert commands["try"].strip() == 'pip install . && llmserve generate "Once upon a time"'
     assert commands["test"].strip() == "pip install '.[test]' && pytest"
-    assert len(TO_RUN) >= 4
+    assert NUM_OF_README >= 4
     assert {block["kind"] for block in TO_RUN} <= {"python", "sh"}
 
 
