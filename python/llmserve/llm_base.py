@@ -118,7 +118,9 @@ class LLMBase:
             num_threads=num_threads,
             max_logprobs=max_logprobs,
         )
-        self._config = _core.resolve_config(arguments.to_request(checkpoint, defaults.eos_token_ids))
+        self._config = _core.resolve_config(
+            arguments.to_request(checkpoint, defaults.eos_token_ids)
+        )
         vocab_size = read_vocab_size(directory)
         if self._tokenizer is not None:
             self._tokenizer.check_fits(vocab_size)

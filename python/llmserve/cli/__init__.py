@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from llmserve._version import __version__
-from llmserve.cli import chat, explain, generate, inspect, plan
+from llmserve.cli import bench, chat, explain, generate, inspect, plan
 from llmserve.errors import DeviceError, InternalError, LLMServeError
 
 _EXAMPLES = """examples:
@@ -16,6 +16,7 @@ _EXAMPLES = """examples:
   llmserve inspect ./Qwen3-0.6B
   llmserve explain trace.json 7
   llmserve plan ./Qwen3-0.6B --contexts 2048,8192
+  llmserve bench latency --model ./Qwen3-0.6B --batch-size 8
 """
 
 # Exit codes: 0 done; 1 our or the machine's fault; 2 the caller's; 128 + n as a shell reports the
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     inspect.add_parser(commands)
     explain.add_parser(commands)
     plan.add_parser(commands)
+    bench.add_parser(commands)
     options = parser.parse_args(arguments)
     try:
         exit_code: int = options.run(options)

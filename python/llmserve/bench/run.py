@@ -1,0 +1,249 @@
+"""The benchmarks: how long a start, a batch and a crowd take, each beside its bound."""
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from llmserve._version import __version__
+from llmserve.bench.machine import MachineProbe, Rates, describe_machine
+from llmserve.errors import InvalidArgument
+from llmserve.llm import LLM
+from llmserve.model_files import checkpoint_directory, find_checkpoint, read_vocab_size
+from llmserve.plan.memory_plan import MemoryPlan
+from llmserve.prompts import TokensPrompt
+from llmserve.sampling_params import SamplingParams
+
+_IMPORT = "import time; start = time.perf_counter(); import llmserve; "
+_IMPORT += "print(time.perf_counter() - start)"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`num_prompts` prompts of random tokens, all alike in length, from a fixed seed."""
+
+    num_prompts: int
+    input_len: int
+    output_len: int
+    seed: int = 0
+
+    def prompts(self, vocab_size: int) -> list[TokensPrompt]:
+        """Their token ids; no two share a prefix but by chance."""
+        draw = random.Random(self.seed)
+        return [
+            {"prompt_token_ids": [draw.randrange(vocab_size) for _ in range(self.input_len)]}
+            for _ in range(self.num_prompts)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Figures by name, in the units that the names end in, and what they were measured on."""
+
+    benchmark: str
+    command: str
+    settings: Mapping[str, object]
+    machine: Mapping[str, object]
+    rates: Rates
+    runs_s: tuple[float, ...]
+    figures: Mapping[str, float]
+
+    def to_json(self) -> str:
+        """Everything, as JSON."""
+        return json.dumps({"llmserve": __version__, **asdict(self)}, indent=2)
+
+    def lines(self) -> Iterator[str]:
+        """The figures, for people."""
+        for name, value in self.figures.items():
+            yield f"{name:<24} {value:,.4g}"
+        yield (
+            f"machine                  reads {self.rates.read_bytes_per_s / 1e9:.1f} GB/s, "
+            f"{self.rates.flops_per_s / 1e9:.0f} GFLOP/s, measured in the same run"
+        )
+
+
+def run_latency(
+    model: str,
+    workload: Workload,
+    num_iters: int,
+    num_iters_warmup: int,
+    arguments: Mapping[str, Any],
+    show: Callable[[range, str], Iterator[int]],
+) -> Result:
+    """Seconds until one batch is done, and a token's share of them; repeated."""
+    with _Bench("latency", model, workload, arguments) as bench:
+        for _ in show(range(num_iters_warmup), "warming up"):
+            bench.run_once(is_counted=False)
+        for _ in show(range(num_iters), "measuring"):
+            bench.run_once(is_counted=True)
+        times = sorted(bench.runs_s)
+        figures = {
+            "mean_latency_s": statistics.mean(times),
+            **{f"p{q}_latency_s": _percentile(times, q) for q in (10, 50, 90, 99)},
+            "output_tokens_per_s": bench.num_output_tokens / statistics.median(times),
+        }
+        return bench.result(figures)
+
+
+def run_throughput(
+    model: str,
+    workload: Workload,
+    num_iters: int,
+    arguments: Mapping[str, Any],
+    show: Callable[[range, str], Iterator[int]],
+) -> Result:
+    """Requests and tokens a second of a crowd that is all there at the start."""
+    with _Bench("throughput", model, workload, arguments) as bench:
+        for _ in show(range(num_iters), "measuring"):
+            bench.run_once(is_counted=True)
+        elapsed_s = statistics.median(bench.runs_s)
+        num_input_tokens = workload.num_prompts * workload.input_len
+        figures = {
+            "elapsed_s": elapsed_s,
+            "requests_per_s": workload.num_prompts / elapsed_s,
+            "total_tokens_per_s": (num_input_tokens + bench.num_output_tokens) / elapsed_s,
+            "output_tokens_per_s": bench.num_output_tokens / elapsed_s,
+        }
+        return bench.result(figures)
+
+
+def run_startup(
+    model: str,
+    num_iters: int,
+    arguments: Mapping[str, Any],
+    show: Callable[[range, str], Iterator[int]],
+) -> Result:
+    """Seconds to import, to load and to the first token, beside reading the weights once."""
+    imports, loads, firsts = [], [], []
+    plan = LLM.plan(model, **arguments)
+    probe = MachineProbe(plan.num_threads)
+    for _ in show(range(num_iters), "starting"):
+        imports.append(_import_s())
+        start = time.perf_counter()
+        with LLM(model, **arguments) as llm:
+            loads.append(time.perf_counter() - start)
+            prompt: TokensPrompt = {"prompt_token_ids": [1]}
+            llm.generate(prompt, SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
+            firsts.append(time.perf_counter() - start)
+        probe.measure()
+    rates = probe.rates()
+    figures = {
+        "import_s": statistics.median(imports),
+        "load_s": statistics.median(loads),
+        "first_token_s": statistics.median(firsts),
+        "bound_s": rates.bound_s(plan.weight_bytes, 0),
+    }
+    return Result(
+        "startup",
+        " ".join(sys.argv),
+        {"model": model, **arguments},
+        describe_machine(),
+        rates,
+        tuple(firsts),
+        figures,
+    )
+
+
+class _Bench:
+    """An LLM, the prompts and the times that they took."""
+
+    def __init__(
+        self, name: str, model: str, workload: Workload, arguments: Mapping[str, Any]
+    ) -> None:
+        length = workload.input_len + workload.output_len
+        self._plan: MemoryPlan = LLM.plan(model, **arguments)
+        if length > self._plan.max_model_len:
+            raise InvalidArgument(
+                f"--input-len and --output-len are {length} together, and max_model_len is "
+                f"{self._plan.max_model_len}"
+            )
+        # The second run of the same prompts must not find them cached.
+        self._llm = LLM(model, **{"enable_prefix_caching": False, **arguments})
+        self._name = name
+        self._settings = {"model": model, **asdict(workload), **arguments}
+        self._workload = workload
+        self._prompts = workload.prompts(
+            read_vocab_size(checkpoint_directory(find_checkpoint(model)))
+        )
+        self._probe = MachineProbe(self._plan.num_threads)
+        self._num_steps = 0
+        self.num_output_tokens = workload.num_prompts * workload.output_len
+        self.runs_s: list[float] = []
+
+    def __enter__(self) -> "_Bench":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._llm.close()
+
+    def run_once(self, is_counted: bool) -> None:
+        """All prompts, to their full length, greedily."""
+        params = SamplingParams(
+            temperature=0.0,
+            ignore_eos=True,
+            max_tokens=self._workload.output_len,
+            detokenize=False,
+        )
+        before = self._llm.get_metrics()
+        start = time.perf_counter()
+        self._llm.generate(self._prompts, params, use_tqdm=False)
+        elapsed_s = time.perf_counter() - start
+        after = self._llm.get_metrics()
+        if is_counted:
+            self.runs_s.append(elapsed_s)
+            self._num_steps = (after.num_prefill_steps - before.num_prefill_steps) + (
+                after.num_decode_steps - before.num_decode_steps
+            )
+        self._probe.measure()
+
+    def result(self, figures: Mapping[str, float]) -> Result:
+        """The figures with the bound and the share of it that was reached."""
+        rates = self._probe.rates()
+        bound_s = self._bound_s(rates)
+        share = bound_s / statistics.median(self.runs_s)
+        return Result(
+            self._name,
+            " ".join(sys.argv),
+            self._settings,
+            describe_machine(),
+            rates,
+            tuple(self.runs_s),
+            {**figures, "bound_s": bound_s, "share_of_bound": share},
+        )
+
+    def _bound_s(self, rates: Rates) -> float:
+        """Reading the weights once a step and each sequence's KV cache once a token, and two
+        operations a parameter and token; attention's own arithmetic is left out."""
+        read = sum(g.num_bytes for g in self._plan.weights if g.name != "embedding")
+        head = sum(g.num_bytes for g in self._plan.weights if g.name == "lm_head")
+        size = 2 if self._plan.dtype == "bfloat16" else 4
+        work = self._workload
+        kv_tokens = work.output_len * (work.input_len + work.output_len / 2)
+        num_bytes = self._num_steps * read + (
+            work.num_prompts * kv_tokens * self._plan.kv_bytes_per_token
+        )
+        num_tokens = work.num_prompts * (work.input_len + work.output_len - 1)
+        flops = 2 * ((read - head) * num_tokens + head * self.num_output_tokens) / size
+        return rates.bound_s(num_bytes, flops)
+
+
+def _import_s() -> float:
+    """Seconds of `import llmserve` in a fresh interpreter, by its own clock."""
+    package = str(Path(__file__).resolve().parents[2])
+    code = f"import sys; sys.path.insert(0, {package!r}); {_IMPORT}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def _percentile(ordered: list[float], percent: int) -> float:
+    """Of sorted values, by linear interpolation."""
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
