@@ -2,19 +2,31 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "api/beam_search_params.h"
+#include "api/pooling.h"
 #include "api/sampling_params.h"
+#include "core/host_array.h"
 
 namespace llmserve {
 
 using RequestId = int64_t;
 
+// Stands in a prompt of embeddings for the ids that there are not.
+inline constexpr int32_t kNoTokenId = -1;
+
 struct Request {
-  RequestId id = 0;                       // given by the engine, increasing
-  std::vector<int32_t> prompt_token_ids;  // [>= 1], each in [0, vocab)
+  RequestId id = 0;                                // given by the engine, increasing
+  std::vector<int32_t> prompt_token_ids;           // [T >= 1], each in [0, V), or kNoTokenId all
+  std::shared_ptr<const HostArray> prompt_embeds;  // [T, E] or none: rows in the place of the ids
   SamplingParams params;
+  std::optional<PoolingParams> pooling;         // hidden states are wanted and no tokens
+  std::shared_ptr<PooledOutput> pooled;         // they go here; made at the door
+  std::optional<BeamSearchParams> beam_search;  // the most likely continuations are wanted
   uint64_t seed =
       0;  // resolved: params.seed, or a hash of the engine's seed and the request's number
   int32_t priority = 0;    // lower runs earlier, where the policy looks at it

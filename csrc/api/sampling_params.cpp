@@ -100,6 +100,10 @@ void SamplingParams::validate() const {
   if (logprobs) require(*logprobs >= -1, "logprobs must be at least 0, or -1 for all", *logprobs);
   require(logprob_token_ids.size() <= kMaxLogprobTokenIds,
           "logprob_token_ids must be at most 128 tokens", logprob_token_ids.size());
+  if (prompt_logprobs) {
+    require(*prompt_logprobs >= -1, "prompt_logprobs must be -1 (all) or at least 0",
+            *prompt_logprobs);
+  }
   for (const std::string& text : stop) {
     if (text.empty()) throw InvalidArgument("stop must not contain an empty string");
   }

@@ -59,6 +59,7 @@ struct SamplingParams {
   std::optional<int32_t> logprobs;  // how many of the most likely tokens to report, -1: all; none:
                                     // no logprobs at all
   std::vector<int32_t> logprob_token_ids;  // whose logprobs to report besides; at most 128
+  std::optional<int32_t> prompt_logprobs;  // the same for the prompt's tokens; -1: all
   bool detokenize = true;
   bool skip_special_tokens = true;
   bool spaces_between_special_tokens = true;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,11 @@ struct TokenEvent {
   std::string text;                    // new text: whole UTF-8 characters, never taken back
   std::vector<TokenLogprob> logprobs;  // of the new tokens, where asked for
   std::vector<std::vector<TokenLogprob>> top_logprobs;  // likewise, best first
+  // Of the prompt's tokens from the second on, where asked for: in the first event that follows the
+  // prompt, of sample 0.
+  std::vector<TokenLogprob> prompt_logprobs;
+  std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;
+  std::shared_ptr<const PooledOutput> pooled;  // of a request that asked for it, at its end
   FinishReason finish_reason = FinishReason::kNone;
   int32_t stop_token_id = -1;     // the id that ended it, if one did
   std::string stop_string;        // the string that ended it, if one did, or kRepetitionDetected

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_vocabulary(module);
   llmserve::register_sampling_params(module);
   llmserve::register_processor_queue(module);
+  llmserve::register_request_kinds(module);
   llmserve::register_engine_config(module);
   llmserve::register_memory_plan(module);
   llmserve::register_engine(module);

@@ -12,6 +12,7 @@ void register_block_allocator(pybind11::module_& module);
 void register_vocabulary(pybind11::module_& module);
 void register_sampling_params(pybind11::module_& module);
 void register_processor_queue(pybind11::module_& module);
+void register_request_kinds(pybind11::module_& module);
 void register_engine_config(pybind11::module_& module);
 void register_memory_plan(pybind11::module_& module);
 void register_engine(pybind11::module_& module);

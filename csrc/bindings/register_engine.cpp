@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/array.h"
 #include "bindings/register.h"
 #include "engine/engine.h"
 #include "engine/model_executor.h"
@@ -35,6 +36,16 @@ py::object stop_reason(const TokenEvent& event) {
   return py::none();
 }
 
+// The answer of a pooling request, in place: [E] or [T, E] or [T, V].
+std::optional<Array> pooled_array(const TokenEvent& event) {
+  if (!event.pooled) return std::nullopt;
+  const HostArray& values = event.pooled->values;
+  const bool is_vector = event.pooled->params.task == PoolingTask::kEmbed;
+  const Tensor matrix(values.row(0), DType::kF32, {values.num_rows, values.width});
+  const Tensor vector(values.row(0), DType::kF32, {values.width});
+  return Array(is_vector ? vector : matrix, event.pooled);
+}
+
 void register_events(py::module_& module) {
   py::class_<TokenLogprob>(module, "TokenLogprob")
       .def_readonly("token_id", &TokenLogprob::token_id)
@@ -52,6 +63,9 @@ void register_events(py::module_& module) {
       .def_readonly("text", &TokenEvent::text)
       .def_readonly("logprobs", &TokenEvent::logprobs)
       .def_readonly("top_logprobs", &TokenEvent::top_logprobs)
+      .def_readonly("prompt_logprobs", &TokenEvent::prompt_logprobs)
+      .def_readonly("prompt_top_logprobs", &TokenEvent::prompt_top_logprobs)
+      .def_property_readonly("pooled", &pooled_array)
       .def_property_readonly(
           "finish_reason",
           [](const TokenEvent& event) { return finish_reason_name(event.finish_reason); })
@@ -140,14 +154,6 @@ std::unique_ptr<Engine> make_engine(const EngineConfig& config,
                                   std::make_unique<ModelExecutor>(config));
 }
 
-Request make_request(std::vector<int32_t> prompt_token_ids, const SamplingParams& params,
-                     int32_t priority, std::string cache_salt) {
-  return {.prompt_token_ids = std::move(prompt_token_ids),
-          .params = params,
-          .priority = priority,
-          .cache_salt = std::move(cache_salt)};
-}
-
 }  // namespace
 
 void register_engine(py::module_& module) {
@@ -162,14 +168,22 @@ void register_engine(py::module_& module) {
       .def(
           "add_request",
           [](Engine& engine, std::vector<int32_t> prompt_token_ids, const SamplingParams& params,
-             int32_t priority, std::string cache_salt, bool is_streamed) {
+             int32_t priority, std::string cache_salt, bool is_streamed,
+             std::shared_ptr<HostArray> prompt_embeds, std::optional<PoolingParams> pooling,
+             std::optional<BeamSearchParams> beam_search) {
             const py::gil_scoped_release release;
-            return engine.add_request(
-                make_request(std::move(prompt_token_ids), params, priority, std::move(cache_salt)),
-                is_streamed);
+            return engine.add_request({.prompt_token_ids = std::move(prompt_token_ids),
+                                       .prompt_embeds = std::move(prompt_embeds),
+                                       .params = params,
+                                       .pooling = pooling,
+                                       .beam_search = beam_search,
+                                       .priority = priority,
+                                       .cache_salt = std::move(cache_salt)},
+                                      is_streamed);
           },
           "prompt_token_ids"_a, "params"_a, "priority"_a = 0, "cache_salt"_a = "",
-          "is_streamed"_a = true)
+          "is_streamed"_a = true, "prompt_embeds"_a = py::none(), "pooling"_a = py::none(),
+          "beam_search"_a = py::none())
       .def("wait_for_room", &Engine::wait_for_room, "timeout_s"_a, Release())
       .def("abort", &Engine::abort, "request_id"_a, Release())
       .def("wait_events", &Engine::wait_events, "timeout_s"_a, Release())
@@ -192,6 +206,7 @@ void register_engine(py::module_& module) {
       .def_property_readonly("description", &Engine::description)
       .def_property_readonly("memory_use", &Engine::memory_use)
       .def_property_readonly("vocab_size", &Engine::vocab_size)
+      .def_property_readonly("hidden_size", &Engine::hidden_size)
       .def_property_readonly("config", &Engine::config)
       .def("close", &Engine::close, Release());
 }

@@ -43,6 +43,7 @@ void register_sampling_params(py::module_& module) {
       .def_readwrite("min_tokens", &SamplingParams::min_tokens)
       .def_readwrite("logprobs", &SamplingParams::logprobs)
       .def_readwrite("logprob_token_ids", &SamplingParams::logprob_token_ids)
+      .def_readwrite("prompt_logprobs", &SamplingParams::prompt_logprobs)
       .def_readwrite("detokenize", &SamplingParams::detokenize)
       .def_readwrite("skip_special_tokens", &SamplingParams::skip_special_tokens)
       .def_readwrite("spaces_between_special_tokens",

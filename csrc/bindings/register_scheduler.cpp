@@ -38,6 +38,7 @@ void register_plan(py::module_& module) {
       .def_readonly("sample_index", &LogitRow::sample_index)
       .def_readonly("seed", &LogitRow::seed)
       .def_readonly("position", &LogitRow::position)
+      .def_readonly("given_token_id", &LogitRow::given_token_id)
       .def_property_readonly("banned_token_ids",
                              [](const LogitRow& self) { return to_list(self.banned_token_ids); });
   // Elements refer into the record, which they keep alive.

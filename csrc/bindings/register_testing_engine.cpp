@@ -39,6 +39,7 @@ class OracleExecutor final : public Executor {
     return sampled_;
   }
   int64_t vocab_size() const override { return options_.vocab_size; }
+  int64_t hidden_size() const override { return 1; }
   std::string description() const override { return "token oracle"; }
   MemoryUse memory_use() const override { return {}; }
   void release(MemoryPart) override {}  // it holds nothing

@@ -3,9 +3,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/register.h"
@@ -42,6 +45,38 @@ std::vector<std::tuple<double, double, int64_t>> time_steps(SteppedScheduler& st
   return times;
 }
 
+// What `llmserve.Scheduler` does not take: beam searches, pooling requests, prompts of embeddings.
+void add_request(SteppedScheduler& stepped, RequestId id, Tokens prompt_token_ids,
+                 const SamplingParams& params, std::optional<BeamSearchParams> beam_search,
+                 bool is_pooled, bool has_embeds, int32_t priority, std::string cache_salt) {
+  Request request{.id = id,
+                  .prompt_token_ids = std::move(prompt_token_ids),
+                  .params = params,
+                  .beam_search = beam_search,
+                  .seed = params.seed.value_or(0),
+                  .priority = priority,
+                  .cache_salt = std::move(cache_salt),
+                  .arrival_us = stepped.now_us()};
+  if (is_pooled) {
+    request.pooling = PoolingParams();
+    request.pooled = std::make_shared<PooledOutput>();
+  }
+  if (has_embeds) {
+    std::ranges::fill(request.prompt_token_ids, kNoTokenId);
+    request.prompt_embeds =
+        std::make_shared<HostArray>(std::ssize(request.prompt_token_ids), int64_t{1});
+  }
+  stepped.scheduler().add(std::move(request));
+}
+
+std::vector<std::pair<int32_t, float>> top_logprobs(const Tokens& context, int32_t vocab_size,
+                                                    int32_t count) {
+  std::vector<std::pair<int32_t, float>> result;
+  for (const TokenLogprob& top : ShadowModel::top_logprobs(context, vocab_size, count))
+    result.emplace_back(top.token_id, top.logprob);
+  return result;
+}
+
 void register_executors(py::module_& testing) {
   testing.def("oracle_token", &oracle_token, py::arg("seed"), py::arg("position"),
               py::arg("vocab_size"));
@@ -56,6 +91,13 @@ void register_executors(py::module_& testing) {
            py::arg("vocab_size"))
       .def("execute", [](ShadowModel& self,
                          const StepPlanRecord& record) { return self.execute(record.plan); })
+      .def_static(
+          "logprob",
+          [](const Tokens& context, int32_t token_id) {
+            return ShadowModel::logprob(context, token_id);
+          },
+          "context"_a, "token_id"_a)
+      .def_static("top_logprobs", &top_logprobs, "context"_a, "vocab_size"_a, "count"_a)
       // What a request must give: num_tokens tokens after the prompt, of which the first
       // min_tokens are none of the banned.
       .def_static(
@@ -78,6 +120,9 @@ void register_executors(py::module_& testing) {
 
 void register_testing_scheduler(py::module_& testing) {
   register_executors(testing);
+  testing.def("add_request", &add_request, "scheduler"_a, "request_id"_a, "prompt_token_ids"_a,
+              "params"_a, "beam_search"_a = py::none(), "is_pooled"_a = false,
+              "has_embeds"_a = false, "priority"_a = 0, "cache_salt"_a = "");
   testing.def("time_steps", &time_steps, "scheduler"_a, "num_steps"_a, "vocab_size"_a);
   testing.def(
       "forged_scheduler",

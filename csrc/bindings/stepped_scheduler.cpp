@@ -10,11 +10,13 @@ StepPlanRecord::StepPlanRecord(const StepPlan& given) : plan(given) {
   for (ScheduledSequence& sequence : plan.sequences) {
     sequence.token_ids = keep(sequence.token_ids);
     sequence.block_table = keep(sequence.block_table);
+    sequence.prompt_embeds = nullptr;
   }
   for (LogitRow& row : plan.logit_rows) {
     row.banned_token_ids = keep(row.banned_token_ids);
-    row.params = nullptr;
+    row.params = &params.emplace_back(*row.params);
   }
+  plan.pooled.clear();
 }
 
 std::span<const int32_t> StepPlanRecord::keep(std::span<const int32_t> values) {

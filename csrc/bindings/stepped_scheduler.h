@@ -18,8 +18,9 @@ struct StepPlanRecord {
   explicit StepPlanRecord(const StepPlan& given);
   StepPlanRecord(const StepPlanRecord&) = delete;
 
-  StepPlan plan;  // LogitRow::params are null
+  StepPlan plan;  // without arrays: no embeddings, nothing pooled
   std::deque<std::vector<int32_t>> token_ids;
+  std::deque<SamplingParams> params;
 
  private:
   std::span<const int32_t> keep(std::span<const int32_t> values);

@@ -48,10 +48,33 @@ SampledTokens ShadowModel::execute(const StepPlan& plan) {
     for (int64_t p = 0; p <= sequence.start_position + row.token_offset; ++p) {
       context.push_back(slot(sequence.block_table, p));
     }
-    sampled.rows.push_back(
-        {.token_id = next_token(context, row.seed, vocab_size_, row.banned_token_ids)});
+    const int32_t token_id = row.given_token_id >= 0
+                                 ? row.given_token_id
+                                 : next_token(context, row.seed, vocab_size_, row.banned_token_ids);
+    const auto tops = top_logprobs(context, vocab_size_, row.params->logprobs.value_or(0));
+    sampled.rows.push_back({.token_id = token_id,
+                            .logprob = logprob(context, token_id),
+                            .top_begin = static_cast<int32_t>(sampled.tops.size()),
+                            .num_top = static_cast<int32_t>(tops.size())});
+    sampled.tops.insert(sampled.tops.end(), tops.begin(), tops.end());
   }
   return sampled;
+}
+
+std::vector<TokenLogprob> ShadowModel::top_logprobs(std::span<const int32_t> context,
+                                                    int32_t vocab_size, int32_t count) {
+  std::vector<TokenLogprob> all;
+  for (int32_t id = 0; count > 0 && id < vocab_size; ++id)
+    all.push_back({id, logprob(context, id)});
+  std::ranges::stable_sort(all, std::ranges::greater(), &TokenLogprob::logprob);
+  all.resize(std::min<size_t>(all.size(), static_cast<size_t>(count)));
+  return all;
+}
+
+float ShadowModel::logprob(std::span<const int32_t> context, int32_t token_id) {
+  uint64_t state = context.size();
+  for (const int32_t id : context) state = mix64(state, static_cast<uint32_t>(id));
+  return -static_cast<float>(mix64(state, static_cast<uint32_t>(token_id)) % 64) / 16;
 }
 
 int32_t ShadowModel::next_token(std::span<const int32_t> context, uint64_t seed, int32_t vocab_size,

@@ -27,6 +27,12 @@ class ShadowModel {
   // Banned tokens are passed over as a sampler would do.
   static int32_t next_token(std::span<const int32_t> context, uint64_t seed, int32_t vocab_size,
                             std::span<const int32_t> banned = {});
+  // What it takes for a token's logprob after a context: a hash of both, of few values, so that
+  // there are ties.
+  static float logprob(std::span<const int32_t> context, int32_t token_id);
+  // The `count` tokens of the largest logprob, ties to the lowest id.
+  static std::vector<TokenLogprob> top_logprobs(std::span<const int32_t> context,
+                                                int32_t vocab_size, int32_t count);
 
  private:
   int32_t& slot(std::span<const int32_t> block_table, int64_t position);

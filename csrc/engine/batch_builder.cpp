@@ -4,6 +4,19 @@
 
 namespace llmserve {
 
+// The tokens of the prompt get its rows, and any id; those generated after it have their own.
+void BatchBuilder::append_given_rows(const ScheduledSequence& sequence) {
+  if (sequence.prompt_embeds == nullptr) return;
+  const int64_t num_rows = sequence.prompt_embeds->num_rows - sequence.start_position;
+  const int64_t count = std::min(num_rows, std::ssize(sequence.token_ids));
+  if (count <= 0) return;
+  const int64_t begin = std::ssize(token_ids_) - std::ssize(sequence.token_ids);
+  std::fill_n(token_ids_.begin() + begin, count, 0);
+  given_embeddings_.push_back({.begin = begin,
+                               .count = count,
+                               .rows = sequence.prompt_embeds->row(sequence.start_position)});
+}
+
 void BatchBuilder::append_sequence(const ScheduledSequence& sequence) {
   for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
     const int64_t position = sequence.start_position + static_cast<int64_t>(i);
@@ -12,6 +25,7 @@ void BatchBuilder::append_sequence(const ScheduledSequence& sequence) {
     slots_.push_back(sequence.block_table[position / block_size_] * block_size_ +
                      position % block_size_);
   }
+  append_given_rows(sequence);
   query_starts_.push_back(static_cast<int32_t>(token_ids_.size()));
   kv_lens_.push_back(
       static_cast<int32_t>(sequence.start_position + std::ssize(sequence.token_ids)));
@@ -32,6 +46,7 @@ void BatchBuilder::fill_block_tables(const StepPlan& plan) {
 
 const StepBatch& BatchBuilder::build(const StepPlan& plan) {
   token_ids_.clear();
+  given_embeddings_.clear();
   positions_.clear();
   slots_.clear();
   query_starts_.assign(1, 0);
@@ -48,6 +63,7 @@ const StepBatch& BatchBuilder::build(const StepPlan& plan) {
                                    .params = row.params,
                                    .seed = row.seed,
                                    .position = row.position,
+                                   .given_token_id = row.given_token_id,
                                    .token_ids = row.token_ids,
                                    .num_prompt_tokens = row.num_prompt_tokens,
                                    .banned_token_ids = row.banned_token_ids});
@@ -55,6 +71,7 @@ const StepBatch& BatchBuilder::build(const StepPlan& plan) {
   for (const BlockCopy& copy : plan.copies)
     batch_.copies.emplace_back(copy.source, copy.destination);
   batch_.input.token_ids = token_ids_;
+  batch_.input.given_embeddings = given_embeddings_;
   batch_.input.positions = positions_;
   batch_.input.slots = slots_;
   batch_.input.query_starts = query_starts_;

@@ -27,11 +27,13 @@ class BatchBuilder {
 
  private:
   void append_sequence(const ScheduledSequence& sequence);
+  void append_given_rows(const ScheduledSequence& sequence);
   void fill_block_tables(const StepPlan& plan);
 
   const int64_t block_size_;
   StepBatch batch_;
-  std::vector<int32_t> token_ids_;     // [T]
+  std::vector<int32_t> token_ids_;  // [T]
+  std::vector<GivenRows> given_embeddings_;
   std::vector<int32_t> positions_;     // [T]
   std::vector<int64_t> slots_;         // [T]
   std::vector<int32_t> query_starts_;  // [B + 1]

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/mix.h"
+#include "engine/pooler.h"
 #include "sampling/logits_processor.h"
 
 namespace llmserve {
@@ -35,6 +36,7 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
                std::unique_ptr<Executor> executor)
     : config_(config),
       vocab_size_(executor->vocab_size()),
+      hidden_size_(executor->hidden_size()),
       vocabulary_(std::move(vocabulary)),
       executor_(std::move(executor)),
       description_(executor_->description()),
@@ -54,6 +56,7 @@ Engine::~Engine() { close(); }
 void Engine::validate(const Request& request) const {
   request.params.validate();
   for (const int32_t id : request.prompt_token_ids) {
+    if (request.prompt_embeds && id == kNoTokenId) continue;
     if (id < 0 || id >= vocab_size_) {
       throw InvalidArgument(
           concat("prompt token id ", id, " is outside the vocabulary [0, ", vocab_size_, ")"));
@@ -67,14 +70,41 @@ void Engine::validate(const Request& request) const {
                                  ", got ", num_logprobs, num_logprobs < 0 ? " (all)" : "",
                                  "; raise max_logprobs of the engine, -1 for no bound"));
   }
+  if (config_.max_logprobs >= 0 &&
+      request.params.prompt_logprobs.value_or(0) > config_.max_logprobs) {
+    throw InvalidArgument(
+        concat("prompt_logprobs must be at most max_logprobs=", config_.max_logprobs, ", got ",
+               *request.params.prompt_logprobs, "; raise max_logprobs of the engine"));
+  }
   if (request.params.detokenize && !vocabulary_) {
     throw InvalidArgument("this engine has no tokenizer: pass detokenize=False and read token_ids");
   }
   scheduler_->check_request(request);
 }
 
+void Engine::take_prompt_embeds(Request& request) const {
+  const HostArray& embeds = *request.prompt_embeds;
+  if (!request.prompt_token_ids.empty())
+    throw InvalidArgument("a prompt is token ids or prompt_embeds, not both");
+  if (embeds.width != hidden_size_) {
+    throw InvalidArgument(concat("prompt_embeds: expected rows of the model's hidden size ",
+                                 hidden_size_, ", got shape [", embeds.num_rows, ", ", embeds.width,
+                                 "]"));
+  }
+  if (request.params.prompt_logprobs)
+    throw InvalidArgument("prompt_logprobs are of token ids, and prompt_embeds have none");
+  request.prompt_token_ids.assign(static_cast<size_t>(embeds.num_rows), kNoTokenId);
+}
+
 RequestId Engine::add_request(Request request, bool is_streamed) {
+  std::optional<int32_t>& prompt_logprobs = request.params.prompt_logprobs;
+  if (prompt_logprobs == -1) prompt_logprobs = static_cast<int32_t>(vocab_size_);
+  if (request.prompt_embeds) take_prompt_embeds(request);
   validate(request);
+  if (request.pooling) {
+    request.pooled = make_pooled_output(*request.pooling, std::ssize(request.prompt_token_ids),
+                                        hidden_size_, vocab_size_);
+  }
   request.arrival_us = clock_.now_us();
   const std::lock_guard lock(intake_mutex_);
   check_runs();

@@ -87,6 +87,7 @@ class Engine {
   MemoryUse memory_use() const;
   const EngineConfig& config() const { return config_; }
   int64_t vocab_size() const { return vocab_size_; }
+  int64_t hidden_size() const { return hidden_size_; }
   std::vector<StepRecord> trace() const { return trace_.steps(); }
   std::vector<RequestRecord> request_records() const { return trace_.requests(); }
 
@@ -106,6 +107,7 @@ class Engine {
     }
   };
 
+  void take_prompt_embeds(Request& request) const;
   void validate(const Request& request) const;
   void check_runs() const;
   void run_on_thread(std::packaged_task<void()> task);
@@ -124,6 +126,7 @@ class Engine {
 
   const EngineConfig config_;
   const int64_t vocab_size_;
+  const int64_t hidden_size_;
   const std::optional<Vocabulary> vocabulary_;
   SteadyClock clock_;
   std::unique_ptr<Executor> executor_;  // used by the engine thread only

@@ -23,6 +23,8 @@ void merge(TokenEvent& earlier, const TokenEvent& later) {
   merged.text = std::move(earlier.text);
   merged.logprobs = std::move(earlier.logprobs);
   merged.top_logprobs = std::move(earlier.top_logprobs);
+  merged.prompt_logprobs = std::move(earlier.prompt_logprobs);
+  merged.prompt_top_logprobs = std::move(earlier.prompt_top_logprobs);
   append(merged.token_ids, later.token_ids);
   merged.text += later.text;
   append(merged.logprobs, later.logprobs);

@@ -29,9 +29,9 @@ class Executor {
  public:
   virtual ~Executor() = default;
 
-  // Runs one step: one record a logit row of the plan, in its order. The result is valid until the
-  // next call. Throws DeviceError (or any Error) when the step as a whole failed; a row that failed
-  // alone has is_valid = false.
+  // Runs one step: one record a logit row of the plan, in its order; what is pooled goes to its
+  // output. The result is valid until the next call. Throws DeviceError (or any Error) when the
+  // step as a whole failed; a row that failed alone has is_valid = false.
   virtual const SampledTokens& execute(const StepPlan& plan) = 0;
 
   // The sample has ended: whatever is kept of it from step to step may go.
@@ -40,6 +40,7 @@ class Executor {
   virtual void check_idle() const {}
 
   virtual int64_t vocab_size() const = 0;
+  virtual int64_t hidden_size() const = 0;  // of the vectors that tokens are
   // What does the work, for the log: "LlamaForCausalLM float32 on cpu/avx2, 2 threads".
   virtual std::string description() const = 0;
   virtual MemoryUse memory_use() const = 0;

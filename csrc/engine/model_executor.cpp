@@ -32,9 +32,11 @@ ModelExecutor::ModelExecutor(const EngineConfig& config)
     : config_(config),
       backend_(make_backend(config.device, {.num_threads = config.num_threads})),
       batch_builder_(config.cache.block_size),
-      sampler_(*backend_) {
+      sampler_(*backend_),
+      pooler_(backend_->memory(), kMaxLogitRowsAtOnce) {
   model_ = load(config_, *backend_);
   vocab_size_ = model_->config().vocab_size;
+  hidden_size_ = model_->config().hidden_size;
   workspace_bytes_ = workspace_bytes(*model_, config_);
   kv_layers_.assign(model_->kv_layers().begin(), model_->kv_layers().end());
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
@@ -73,6 +75,7 @@ void ModelExecutor::load_weights() {
 // What is sized for the old model has to fit the new one: pool, workspace, vocabulary.
 void ModelExecutor::check_shapes(const Model& model) const {
   const bool is_same = model.config().vocab_size == vocab_size_ &&
+                       model.config().hidden_size == hidden_size_ &&
                        workspace_bytes(model, config_) == workspace_bytes_ &&
                        std::ranges::equal(model.kv_layers(), kv_layers_);
   if (is_same) return;
@@ -88,6 +91,7 @@ const SampledTokens& ModelExecutor::execute(const StepPlan& plan) {
   const Arena::Scope scope(*arena_);
   const ForwardContext context{*backend_, *arena_, batch.input, kv_storage_->layers()};
   const Tensor hidden = model_->forward(context);
+  pooler_.take(context, *model_, hidden, plan);
   sample_rows(context, hidden, batch);
   return sampled_;
 }

@@ -10,6 +10,7 @@
 #include "engine/batch_builder.h"
 #include "engine/executor.h"
 #include "engine/kv_storage.h"
+#include "engine/pooler.h"
 #include "models/model.h"
 #include "sampling/sampler.h"
 
@@ -31,6 +32,7 @@ class ModelExecutor final : public Executor {
   }
   void check_idle() const override;
   int64_t vocab_size() const override { return vocab_size_; }
+  int64_t hidden_size() const override { return hidden_size_; }
   std::string description() const override;
   MemoryUse memory_use() const override;
   void release(MemoryPart part) override;
@@ -48,11 +50,13 @@ class ModelExecutor final : public Executor {
   std::unique_ptr<KvStorage> kv_storage_;  // null while the KV cache is
   // Of the model as it was first loaded.
   int64_t vocab_size_ = 0;
+  int64_t hidden_size_ = 0;
   int64_t workspace_bytes_ = 0;
   int64_t scratch_bytes_ = 0;  // that the backend reserved for it, and keeps
   std::vector<KvLayerSpec> kv_layers_;
   BatchBuilder batch_builder_;
   Sampler sampler_;
+  Pooler pooler_;
   SampledTokens sampled_;
 };
 

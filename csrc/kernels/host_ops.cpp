@@ -34,6 +34,16 @@ void compute_rotary_table(const RotaryTableArgs& args) {
   }
 }
 
+void copy_given_rows(const EmbeddingArgs& args) {
+  const int64_t width = args.out.shape[1];
+  for (const GivenRows& given : args.given) {
+    for (int64_t i = 0; i < given.count; ++i) {
+      std::memcpy(args.out.as<float>() + (given.begin + i) * args.out.strides[0],
+                  given.rows + i * width, static_cast<size_t>(width) * sizeof(float));
+    }
+  }
+}
+
 int64_t check_linear_parts(std::span<const ConstTensor> parts, DType dtype) {
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     throw InvalidArgument(

@@ -12,6 +12,9 @@ namespace llmserve {
 // cosine and sine are taken in double and rounded to f32.
 void compute_rotary_table(const RotaryTableArgs& args);
 
+// The given rows of an embedding, over what the table gave.
+void copy_given_rows(const EmbeddingArgs& args);
+
 // N of the parts stacked along it. Throws InvalidArgument unless the parts are contiguous [N_i, K]
 // of f32, bf16 or f16 with one K and dtype is f32 or bf16.
 int64_t check_linear_parts(std::span<const ConstTensor> parts, DType dtype);

@@ -19,12 +19,20 @@
 
 namespace llmserve {
 
-// out[t] = table[token_ids[t]] * scale.
+// Rows that a request brought along, in host memory: out[begin + i] = rows[i] as they are.
+struct GivenRows {
+  int64_t begin = 0;
+  int64_t count = 0;
+  const float* rows = nullptr;  // [count, E]
+};
+
+// out[t] = table[token_ids[t]] * scale, or the given row.
 struct EmbeddingArgs {
   ConstTensor table;                   // [V, E] f32, bf16 or f16
   std::span<const int32_t> token_ids;  // [T], each in [0, V)
   Tensor out;                          // [T, E]
   float scale = 1.0f;
+  std::span<const GivenRows> given;  // of some tokens, whose ids do not matter then
 };
 
 // out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * (weight + weight_offset). Zhang & Sennrich 2019,

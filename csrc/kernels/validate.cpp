@@ -81,6 +81,12 @@ void validate(const EmbeddingArgs& args) {
   check_tensor("embedding.out", args.out, {{"T", num_tokens}, {"E", args.table.shape[1]}},
                {DType::kF32});
   check_indices("embedding.token_ids", args.token_ids, 0, args.table.shape[0]);
+  for (const GivenRows& given : args.given) {
+    if (given.begin < 0 || given.count < 0 || given.begin + given.count > num_tokens) {
+      refuse("embedding.given", concat("expected rows of the ", num_tokens, " tokens, got ",
+                                       given.count, " at ", given.begin));
+    }
+  }
 }
 
 void validate(const RmsNormArgs& args) {

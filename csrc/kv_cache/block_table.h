@@ -29,6 +29,7 @@ struct BlockTable {
   int32_t num_announced = 0;  // blocks [num_cached, num_announced) are this table's to compute
   int32_t waits_for = -1;     // the block that another table was seen computing
   bool is_cacheable = true;   // false: its blocks must not enter the prefix cache
+  bool is_private = false;    // they never may: token ids do not say what they hold
 };
 
 }  // namespace llmserve

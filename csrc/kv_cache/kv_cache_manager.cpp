@@ -55,6 +55,13 @@ PrefixMatch KvCacheManager::find_prefix(BlockTable& table,
   return match;
 }
 
+PrefixMatch KvCacheManager::skip_prefix(BlockTable& table,
+                                        std::span<const int32_t> token_ids) const {
+  if (config_.enable_prefix_caching && !table.is_private)
+    hash_blocks(table, token_ids, static_cast<int64_t>(token_ids.size()) / block_size());
+  return {};
+}
+
 int32_t KvCacheManager::num_lacking(const PrefixMatch& match, int64_t num_tokens) const {
   // A matched block that nobody refers to counts as available until it is attached.
   const auto num_revived = std::ranges::count_if(
@@ -68,7 +75,7 @@ void KvCacheManager::attach(BlockTable& table, const PrefixMatch& match,
   check_internal(table.blocks.empty(), "a prefix is attached to a table without blocks");
   for (const int32_t block : match.blocks) add_ref(block);
   table.blocks = match.blocks;
-  if (!config_.enable_prefix_caching) return;
+  if (!config_.enable_prefix_caching || table.is_private) return;
   table.num_cached = static_cast<int32_t>(match.blocks.size());
   table.num_announced = static_cast<int32_t>(token_ids.size() / block_size());
   for (int32_t i = table.num_cached; i < table.num_announced; ++i) {
@@ -109,7 +116,8 @@ void KvCacheManager::allocate(BlockTable& table, int64_t start, int64_t num_new_
 void KvCacheManager::commit(BlockTable& table, std::span<const int32_t> token_ids,
                             int64_t num_computed) {
   const int64_t num_full = num_computed / block_size();
-  if (!config_.enable_prefix_caching || !table.is_cacheable || num_full == table.num_cached) return;
+  if (!config_.enable_prefix_caching || table.is_private || !table.is_cacheable) return;
+  if (num_full == table.num_cached) return;
   hash_blocks(table, token_ids, num_full);
   for (int64_t i = table.num_cached; i < num_full; ++i) {
     if (!cache_block(table, token_ids, i)) {

@@ -60,6 +60,9 @@ class KvCacheManager {
   // computing the next block: waiting for it saves the work, and `blocks` need not be all then.
   // Extends table.hashes.
   PrefixMatch find_prefix(BlockTable& table, std::span<const int32_t> token_ids) const;
+  // The match of a table that is not to read the cache: nothing. Extends table.hashes, so that what
+  // it computes can be cached.
+  PrefixMatch skip_prefix(BlockTable& table, std::span<const int32_t> token_ids) const;
   // Blocks that would be lacking if the matched prefix were attached to a table that is then grown
   // to num_tokens; 0: it fits.
   int32_t num_lacking(const PrefixMatch& match, int64_t num_tokens) const;

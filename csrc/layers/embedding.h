@@ -13,10 +13,13 @@ class Embedding {
       : table_(weights.table(WeightGroup::kEmbedding, name, vocab_size, hidden_size)),
         scale_(scale) {}
 
-  // out [T, E] = table[token_ids] * scale.
+  // out [T, E] = table[token_ids] * scale, or the row that the request gave.
   void forward(const ForwardContext& context, const Tensor& out) const {
-    context.backend.embedding(
-        {.table = table_.view, .token_ids = context.input.token_ids, .out = out, .scale = scale_});
+    context.backend.embedding({.table = table_.view,
+                               .token_ids = context.input.token_ids,
+                               .out = out,
+                               .scale = scale_,
+                               .given = context.input.given_embeddings});
   }
 
  private:

@@ -6,6 +6,8 @@ namespace llmserve {
 
 SampleRow Sampler::make_row(const SampleTask& task, const ConstTensor& logits, std::string& error) {
   const SamplingParams& params = *task.params;
+  if (task.given_token_id >= 0)
+    return {.forced_token_id = task.given_token_id, .num_top = *params.prompt_logprobs};
   SampleRow row{.temperature = params.temperature,
                 .top_k = params.top_k,
                 .top_p = params.top_p,

@@ -48,6 +48,7 @@ void SamplingSlot::take_in(const SampleTask& task) {
   const bool counts_prompt = params_.repetition_penalty != 1;
   for (; num_seen_ < task.token_ids.size(); ++num_seen_) {
     const bool is_generated = static_cast<int64_t>(num_seen_) >= task.num_prompt_tokens;
+    if (task.token_ids[num_seen_] == kNoTokenId) continue;  // of a prompt of embeddings
     if (params_.has_penalties() && (is_generated || counts_prompt))
       counts_.add(task.token_ids[num_seen_], is_generated);
     if (thinking_) thinking_->add(task.token_ids.first(num_seen_ + 1), is_generated);

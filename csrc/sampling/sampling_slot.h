@@ -22,6 +22,7 @@ struct SampleTask {
   const SamplingParams* params = nullptr;  // lives as long as its request
   uint64_t seed = 0;
   int64_t position = 0;                // of the token to be drawn
+  int32_t given_token_id = -1;         // >= 0: a prompt's token to be scored; nothing is drawn
   std::span<const int32_t> token_ids;  // [position] prompt, then output
   int64_t num_prompt_tokens = 0;       // of those
   std::span<const int32_t> banned_token_ids;

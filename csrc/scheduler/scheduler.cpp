@@ -16,6 +16,15 @@ const SchedulerConfig& validated(const SchedulerConfig& config) {
   return config;
 }
 
+// What a beam asks of the sampler: its candidates.
+SamplingParams beam_sampling_params(const Request& request) {
+  return {.temperature = 0,
+          .ignore_eos = request.params.ignore_eos,
+          .max_tokens = request.params.max_tokens,
+          .logprobs = request.beam_search->num_candidates(),
+          .detokenize = false};
+}
+
 std::vector<int32_t> stop_token_ids(const SchedulerConfig& config, const SamplingParams& params) {
   std::vector<int32_t> ids = params.stop_token_ids;
   if (!params.ignore_eos) {
@@ -39,20 +48,26 @@ Scheduler::Scheduler(const SchedulerConfig& config, const CacheConfig& cache,
 
 void Scheduler::check_request(const Request& request) const {
   request.params.validate();
+  if (request.beam_search) request.beam_search->validate();
+  if ((request.beam_search || request.pooling) && request.params.n != 1) {
+    throw InvalidArgument(
+        concat("n must be 1 for beam search and pooling, got ", request.params.n));
+  }
   const int64_t num_tokens = static_cast<int64_t>(request.prompt_token_ids.size());
+  const int64_t num_new_tokens = request.pooling ? 0 : 1;  // at least
   if (num_tokens == 0) throw InvalidArgument("the prompt is empty; give at least one token");
-  if (num_tokens >= config_.max_model_len) {
-    throw InvalidArgument(concat("the prompt has ", num_tokens,
-                                 " tokens, but max_model_len=", config_.max_model_len,
-                                 " leaves room for ", config_.max_model_len - 1,
-                                 " and one to generate; shorten it or raise max_model_len"));
+  if (num_tokens + num_new_tokens > config_.max_model_len) {
+    throw InvalidArgument(concat(
+        "the prompt has ", num_tokens, " tokens, but max_model_len=", config_.max_model_len,
+        " leaves room for ", config_.max_model_len - num_new_tokens,
+        num_new_tokens > 0 ? " and one to generate" : "", "; shorten it or raise max_model_len"));
   }
   check_can_go_on(request.params);
   if (!vocabulary_ && !request.params.stop.empty()) {
     throw InvalidArgument("stop strings need a vocabulary, and this engine makes no text");
   }
-  if (kv_cache_.num_blocks_for(num_tokens + 1) > kv_cache_.num_blocks()) {
-    throw ResourceExhausted(concat("the prompt ", pool_arithmetic(num_tokens + 1),
+  if (kv_cache_.num_blocks_for(num_tokens + num_new_tokens) > kv_cache_.num_blocks()) {
+    throw ResourceExhausted(concat("the prompt ", pool_arithmetic(num_tokens + num_new_tokens),
                                    "; raise num_blocks or shorten the prompt"));
   }
 }
@@ -81,6 +96,7 @@ void Scheduler::add(Request request) {
   }
   RequestEntry& entry = requests_[request.id];
   RequestContext& context = entry.context;
+  if (request.beam_search) request.params = beam_sampling_params(request);
   context.rank = policy_->rank(request);
   context.order = next_order_++;
   context.stop_token_ids = stop_token_ids(config_, request.params);
@@ -93,6 +109,7 @@ void Scheduler::add(Request request) {
   sequence.token_ids = context.request.prompt_token_ids;
   sequence.table.owner = context.request.id;
   sequence.table.root = root_hash(context.request.cache_salt);
+  sequence.table.is_private = context.request.prompt_embeds != nullptr;
   sequence.times.arrival_us = context.request.arrival_us;
   waiting_.insert(&sequence);
   ++num_newcomers_;
@@ -107,7 +124,8 @@ std::unique_ptr<Sequence> Scheduler::make_sequence(RequestContext& context,
   sequence->num_prompt_tokens = static_cast<int64_t>(context.request.prompt_token_ids.size());
   const SamplingParams& params = context.request.params;
   if (params.repetition_detection) sequence->repetition.emplace(*params.repetition_detection);
-  if (vocabulary_ && params.detokenize) {
+  const bool makes_text = !context.request.pooled && !context.request.beam_search;
+  if (vocabulary_ && params.detokenize && makes_text) {
     sequence->text.emplace(
         *vocabulary_, context.stop_strings,
         StopChecker::Options{.skip_special_tokens = params.skip_special_tokens,

@@ -115,26 +115,42 @@ class Scheduler {
   Admission try_admit(Sequence& sequence, Budget& budget);
   void enter(Sequence& sequence, int64_t num_hit_tokens);
   void put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& budget);
+  bool reads_prefix_cache(const Sequence& sequence) const;
+  void let_go_of_held();
+  void add_prompt_rows(const Sequence& sequence);
   void add_logit_rows(const Sequence& sequence, int32_t token_offset);
   bool outgrows_pool(const Sequence& sequence) const;
   void finish_outgrown(Sequence& sequence);
+  std::string outgrown_error(int64_t num_tokens) const;
   QueueState queue_state() const;
   void decide(const Sequence& sequence, DecisionKind kind, int64_t detail);
 
   // scheduler_commit.cpp
   void count_step();
-  size_t commit_sequence(Sequence& sequence, const SampledTokens& sampled, size_t row);
+  void commit_sequence(Sequence& sequence, const SampledTokens& sampled, size_t row,
+                       size_t end_row);
+  bool score_prompt_token(Sequence& sequence, const SampledTokens& sampled,
+                          const SampledToken& token);
   void fork(Sequence& sequence, int32_t sample_index);
   void place_forks();
+  void finish_pooled(Sequence& sequence);
   void append_token(Sequence& sequence, const SampledTokens& sampled, const SampledToken& token);
   FinishReason check_end(Sequence& sequence, TokenEvent& event) const;
+
+  // scheduler_beams.cpp
+  void hold_candidates(Sequence& sequence, std::span<const TokenLogprob> candidates);
+  void advance_beams(RequestEntry& entry);
+  void replace_beams(RequestEntry& entry, const std::vector<BeamExtension>& extensions);
+  void finish_beams(RequestEntry& entry, const std::vector<BeamExtension>& extensions);
 
   // scheduler_exit.cpp
   void preempt(Sequence& sequence);
   void send_to_queue(Sequence& sequence);
   void finish_request(RequestEntry& entry, FinishReason reason, const std::string& error);
   void finish(Sequence& sequence, FinishReason reason, const std::string& error);
+  static std::string not_finite_error(int64_t position);
   void retire(Sequence& sequence, TokenEvent& event);
+  void drop(Sequence& sequence);
   TokenEvent new_event(const Sequence& sequence) const;
   void drop_finished();
 
@@ -157,10 +173,11 @@ class Scheduler {
   int64_t step_start_us_ = 0;
   int64_t now_us_ = 0;  // of the commit under way
   int64_t wake_us_ = SchedulingPolicy::kNever;
-  std::vector<RequestId> aborts_;    // during the step in flight
-  std::vector<Sequence*> forks_;     // of the commit under way
-  std::vector<Sequence*> finished_;  // to be dropped
-  std::vector<TokenEvent> events_;   // not given out yet
+  std::vector<RequestId> aborts_;              // during the step in flight
+  std::vector<Sequence*> forks_;               // of the commit under way
+  std::vector<RequestEntry*> complete_beams_;  // likewise: all have their candidates
+  std::vector<Sequence*> finished_;            // to be dropped
+  std::vector<TokenEvent> events_;             // not given out yet
   StepResult result_;
   EngineMetrics counters_;
 };

@@ -7,6 +7,13 @@
 #include "scheduler/scheduler.h"
 
 namespace llmserve {
+namespace {
+
+bool belongs_to(const LogitRow& row, size_t sequence_idx) {
+  return static_cast<size_t>(row.sequence_idx) == sequence_idx;
+}
+
+}  // namespace
 
 const StepResult& Scheduler::commit(const SampledTokens& sampled) {
   check_internal(is_in_step_, "a commit follows its plan");
@@ -15,7 +22,12 @@ const StepResult& Scheduler::commit(const SampledTokens& sampled) {
   now_us_ = clock_.now_us();
   count_step();
   size_t row = 0;
-  for (Sequence* sequence : in_flight_) row += commit_sequence(*sequence, sampled, row);
+  for (size_t i = 0; i < in_flight_.size(); ++i) {
+    const size_t first_row = row;
+    while (row < plan_.logit_rows.size() && belongs_to(plan_.logit_rows[row], i)) ++row;
+    commit_sequence(*in_flight_[i], sampled, first_row, row);
+  }
+  for (RequestEntry* entry : std::exchange(complete_beams_, {})) advance_beams(*entry);
   is_in_step_ = false;
   std::erase_if(running_, [](const Sequence* s) { return s->state == SequenceState::kFinished; });
   place_forks();
@@ -36,22 +48,48 @@ void Scheduler::count_step() {
   counters_.num_prefill_tokens += plan_.num_prefill_tokens;
 }
 
-// Returns how many rows were the sequence's.
-size_t Scheduler::commit_sequence(Sequence& sequence, const SampledTokens& sampled, size_t row) {
+// Rows [row, end_row) are the sequence's: first those of its prompt, then one a sample.
+void Scheduler::commit_sequence(Sequence& sequence, const SampledTokens& sampled, size_t row,
+                                size_t end_row) {
   sequence.num_computed = sequence.num_scheduled;
   kv_cache_.commit(sequence.table, sequence.token_ids, sequence.num_computed);
-  if (sequence.num_to_run() > 0) return 0;
-  const size_t num_rows = static_cast<size_t>(sequence.num_samples);
-  if (sequence.is_abort_requested) return num_rows;
+  if (sequence.is_abort_requested) return;
+  for (; row < end_row && plan_.logit_rows[row].given_token_id >= 0; ++row) {
+    if (!score_prompt_token(sequence, sampled, sampled.rows[row])) return;
+  }
+  if (sequence.context->request.pooled) {
+    if (sequence.num_to_run() == 0) finish_pooled(sequence);
+    return;
+  }
+  if (row == end_row) return;
+  if (sequence.context->request.beam_search) {
+    const SampledToken& token = sampled.rows[row];
+    return hold_candidates(sequence,
+                           token.is_valid ? sampled.top(token) : std::span<const TokenLogprob>());
+  }
   // All forks before any token: they share the prompt as it is now.
   const size_t first_fork = forks_.size();
-  for (size_t i = 1; i < num_rows; ++i) fork(sequence, static_cast<int32_t>(i));
-  sequence.num_samples = 1;
+  const int32_t num_samples = std::exchange(sequence.num_samples, 1);
+  for (int32_t i = 1; i < num_samples; ++i) fork(sequence, i);
   append_token(sequence, sampled, sampled.rows[row]);
-  for (size_t i = 1; i < num_rows; ++i) {
+  for (int32_t i = 1; i < num_samples; ++i) {
     append_token(*forks_[first_fork + i - 1], sampled, sampled.rows[row + i]);
   }
-  return num_rows;
+}
+
+// False: that was the sequence's end.
+bool Scheduler::score_prompt_token(Sequence& sequence, const SampledTokens& sampled,
+                                   const SampledToken& token) {
+  RequestContext& context = *sequence.context;
+  if (!token.is_valid) {
+    finish(sequence, FinishReason::kError, not_finite_error(context.num_scored + 1));
+    return false;
+  }
+  const auto top = sampled.top(token);
+  context.prompt_logprobs.push_back({token.token_id, token.logprob, token.rank});
+  context.prompt_top_logprobs.emplace_back(top.begin(), top.end());
+  ++context.num_scored;
+  return true;
 }
 
 void Scheduler::fork(Sequence& sequence, int32_t sample_index) {
@@ -64,6 +102,7 @@ void Scheduler::fork(Sequence& sequence, int32_t sample_index) {
   child.was_admitted = true;
   child.num_cached_tokens = sequence.num_cached_tokens;
   child.times = sequence.times;
+  child.beam = sequence.beam;
   kv_cache_.fork(sequence.table, child.table);
   forks_.push_back(&child);
 }
@@ -72,7 +111,8 @@ void Scheduler::fork(Sequence& sequence, int32_t sample_index) {
 void Scheduler::place_forks() {
   for (Sequence* child : std::exchange(forks_, {})) {
     if (child->state == SequenceState::kFinished) continue;
-    if (static_cast<int64_t>(running_.size()) < config_.max_num_seqs) {
+    const bool has_seat = static_cast<int64_t>(running_.size()) < config_.max_num_seqs;
+    if (has_seat && child->num_computed > 0) {
       running_.insert(std::ranges::upper_bound(running_, child, ServedBefore()), child);
     } else {
       send_to_queue(*child);
@@ -80,15 +120,24 @@ void Scheduler::place_forks() {
   }
 }
 
+void Scheduler::finish_pooled(Sequence& sequence) {
+  const std::shared_ptr<PooledOutput>& pooled = sequence.context->request.pooled;
+  if (!pooled->is_finite) {
+    return finish(sequence, FinishReason::kError, not_finite_error(sequence.num_tokens()));
+  }
+  sequence.times.first_token_us = sequence.times.last_token_us = now_us_;
+  TokenEvent& event = events_.emplace_back(new_event(sequence));
+  event.pooled = pooled;
+  event.finish_reason = FinishReason::kStop;
+  retire(sequence, event);
+}
+
 void Scheduler::append_token(Sequence& sequence, const SampledTokens& sampled,
                              const SampledToken& token) {
   if (!token.is_valid) {
     finish(sequence, FinishReason::kError,
-           token.error_idx >= 0
-               ? sampled.errors[static_cast<size_t>(token.error_idx)]
-               : concat("the logits of position ", sequence.num_tokens(),
-                        " are not finite: the model's weights or its dtype do not carry this "
-                        "prompt; check the checkpoint or try dtype='float32'"));
+           token.error_idx >= 0 ? sampled.errors[static_cast<size_t>(token.error_idx)]
+                                : not_finite_error(sequence.num_tokens()));
     return;
   }
   sequence.token_ids.push_back(token.token_id);
@@ -96,6 +145,10 @@ void Scheduler::append_token(Sequence& sequence, const SampledTokens& sampled,
   if (sequence.num_generated() == 1) sequence.times.first_token_us = now_us_;
   ++counters_.num_generation_tokens;
   TokenEvent& event = events_.emplace_back(new_event(sequence));
+  if (sequence.sample_index == 0 && sequence.num_generated() == 1) {
+    event.prompt_logprobs = std::move(sequence.context->prompt_logprobs);
+    event.prompt_top_logprobs = std::move(sequence.context->prompt_top_logprobs);
+  }
   event.token_ids.push_back(token.token_id);
   if (sequence.params().has_logprobs()) {
     const auto top = sampled.top(token);

@@ -26,6 +26,7 @@ void Scheduler::fail(const std::string& reason) {
   in_flight_.clear();
   aborts_.clear();
   forks_.clear();  // of a commit that was cut off; their requests own them
+  complete_beams_.clear();
   for (auto& [id, entry] : requests_) finish_request(entry, FinishReason::kError, reason);
   running_.clear();
   drop_finished();
@@ -83,7 +84,20 @@ void Scheduler::finish(Sequence& sequence, FinishReason reason, const std::strin
   events_.push_back(std::move(event));
 }
 
+std::string Scheduler::not_finite_error(int64_t position) {
+  return concat("the logits of position ", position,
+                " are not finite: the model's weights or its dtype do not carry this prompt; "
+                "check the checkpoint or try dtype='float32'");
+}
+
 void Scheduler::retire(Sequence& sequence, TokenEvent& event) {
+  drop(sequence);
+  event.is_request_finished = --sequence.context->num_unfinished == 0;
+  if (event.is_request_finished) ++counters_.num_requests_finished;
+}
+
+// Without a word: its blocks and its place in the queue are free.
+void Scheduler::drop(Sequence& sequence) {
   if (sequence.state == SequenceState::kWaiting) {
     waiting_.erase(&sequence);
     if (!sequence.was_admitted) --num_newcomers_;
@@ -91,8 +105,6 @@ void Scheduler::retire(Sequence& sequence, TokenEvent& event) {
   kv_cache_.release(sequence.table);
   sequence.state = SequenceState::kFinished;
   finished_.push_back(&sequence);
-  event.is_request_finished = --sequence.context->num_unfinished == 0;
-  if (event.is_request_finished) ++counters_.num_requests_finished;
 }
 
 TokenEvent Scheduler::new_event(const Sequence& sequence) const {

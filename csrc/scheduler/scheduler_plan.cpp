@@ -18,6 +18,7 @@ const StepPlan& Scheduler::schedule() {
   } else {
     admit_waiting(budget);
   }
+  if (plan_.is_empty()) let_go_of_held();
   drop_finished();
   is_in_step_ = true;
   return plan_;
@@ -28,6 +29,7 @@ void Scheduler::begin_step() {
   plan_.copies.clear();
   plan_.sequences.clear();
   plan_.logit_rows.clear();
+  plan_.pooled.clear();
   plan_.decisions.clear();
   plan_.num_tokens = 0;
   plan_.num_prefill_tokens = 0;
@@ -43,6 +45,11 @@ void Scheduler::schedule_running(Budget& budget) {
   }
   for (size_t i = 0; i < running_.size();) {
     Sequence& sequence = *running_[i];
+    if (sequence.is_held()) {
+      decide(sequence, DecisionKind::kWaitsForBeams, 0);
+      ++i;
+      continue;
+    }
     if (sequence.is_decoding()) --budget.num_decodes;
     const int64_t num_new_tokens =
         std::min(sequence.num_to_run(), budget.num_tokens - budget.num_decodes);
@@ -97,6 +104,10 @@ void Scheduler::admit_waiting(Budget& budget) {
 // kStop: it does not fit, and those behind must not overtake it. kSkipped: it waits for another
 // request's blocks, and holding up the queue would help nobody.
 Scheduler::Admission Scheduler::try_admit(Sequence& sequence, Budget& budget) {
+  if (sequence.is_held()) {
+    decide(sequence, DecisionKind::kWaitsForBeams, 0);
+    return Admission::kSkipped;
+  }
   if (outgrows_pool(sequence)) {
     finish_outgrown(sequence);
     return Admission::kSkipped;
@@ -105,9 +116,9 @@ Scheduler::Admission Scheduler::try_admit(Sequence& sequence, Budget& budget) {
     decide(sequence, DecisionKind::kWaitsForSeqs, 0);
     return Admission::kStop;
   }
-  PrefixMatch match = kv_cache_.find_prefix(sequence.table, sequence.token_ids);
-  // Found and not attached: what it computes is for others to hit.
-  if (sequence.params().skip_reading_prefix_cache) match = {};
+  const PrefixMatch match = reads_prefix_cache(sequence)
+                                ? kv_cache_.find_prefix(sequence.table, sequence.token_ids)
+                                : kv_cache_.skip_prefix(sequence.table, sequence.token_ids);
   if (match.pending) {
     decide(sequence, DecisionKind::kWaitsForPrefix, match.pending->owner);
     return Admission::kSkipped;
@@ -144,7 +155,7 @@ void Scheduler::enter(Sequence& sequence, int64_t num_hit_tokens) {
   sequence.times.scheduled_us = step_start_us_;
   --num_newcomers_;
   policy_->on_admitted();
-  kv_cache_.count_query(sequence.num_tokens(), num_hit_tokens);
+  if (reads_prefix_cache(sequence)) kv_cache_.count_query(sequence.num_tokens(), num_hit_tokens);
   counters_.num_prompt_tokens += sequence.num_prompt_tokens;
 }
 
@@ -162,13 +173,56 @@ void Scheduler::put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& 
                                               .subspan(sequence.num_computed, num_new_tokens),
                              .start_position = sequence.num_computed,
                              .block_table = sequence.table.blocks,
-                             .is_prefill = is_prefill});
+                             .is_prefill = is_prefill,
+                             .prompt_embeds = sequence.context->request.prompt_embeds.get()});
   decide(sequence, DecisionKind::kScheduled, num_new_tokens);
+  add_prompt_rows(sequence);
+  if (sequence.context->request.pooled) {
+    plan_.pooled.push_back({.sequence_idx = static_cast<int32_t>(plan_.sequences.size() - 1),
+                            .output = sequence.context->request.pooled.get()});
+  }
   const int64_t num_left = sequence.num_tokens() - sequence.num_scheduled;
   if (num_left > 0) {
     decide(sequence, DecisionKind::kChunked, num_left);
-  } else {
+  } else if (!sequence.context->request.pooled) {
     add_logit_rows(sequence, static_cast<int32_t>(num_new_tokens - 1));
+  }
+}
+
+// Beams that wait for others may hold the blocks or seats that these need.
+void Scheduler::let_go_of_held() {
+  const auto held =
+      std::ranges::find_if(running_.rbegin(), running_.rend(),
+                           [](const Sequence* sequence) { return sequence->is_held(); });
+  if (held == running_.rend()) return;
+  preempt(**held);
+  wake_us_ = step_start_us_;
+}
+
+// What has to be seen of a prompt's tokens is not in the cache, and embeddings have no ids to be
+// found by.
+bool Scheduler::reads_prefix_cache(const Sequence& sequence) const {
+  const Request& request = sequence.context->request;
+  return sequence.context->num_to_score() == 0 && !request.pooled && !request.prompt_embeds &&
+         !request.params.skip_reading_prefix_cache;
+}
+
+// One row for each token of this step whose successor in the prompt is to be scored. What was
+// scored before a preemption is not scored again.
+void Scheduler::add_prompt_rows(const Sequence& sequence) {
+  const int64_t num_scored = sequence.context->num_scored;
+  const int64_t end =
+      std::min(sequence.num_scheduled, num_scored + sequence.context->num_to_score());
+  for (int64_t p = std::max(sequence.num_computed, num_scored); p < end; ++p) {
+    plan_.logit_rows.push_back({.sequence_idx = static_cast<int32_t>(plan_.sequences.size() - 1),
+                                .token_offset = static_cast<int32_t>(p - sequence.num_computed),
+                                .request_id = sequence.context->request.id,
+                                .sample_index = sequence.sample_index,
+                                .seed = sequence.seed,
+                                .position = p + 1,
+                                .given_token_id = sequence.token_ids[p + 1],
+                                .params = &sequence.params(),
+                                .banned_token_ids = {}});
   }
 }
 
@@ -198,10 +252,13 @@ bool Scheduler::outgrows_pool(const Sequence& sequence) const {
 }
 
 void Scheduler::finish_outgrown(Sequence& sequence) {
-  finish(sequence, FinishReason::kError,
-         concat("the sequence ", pool_arithmetic(sequence.num_tokens()),
-                "; raise num_blocks or lower max_tokens"));
+  finish(sequence, FinishReason::kError, outgrown_error(sequence.num_tokens()));
   std::erase(running_, &sequence);
+}
+
+std::string Scheduler::outgrown_error(int64_t num_tokens) const {
+  return concat("the sequence ", pool_arithmetic(num_tokens),
+                "; raise num_blocks or lower max_tokens");
 }
 
 QueueState Scheduler::queue_state() const {

@@ -17,6 +17,7 @@
 #include "api/request.h"
 #include "api/token_event.h"
 #include "kv_cache/block_table.h"
+#include "scheduler/beam.h"
 #include "scheduler/repetition_detector.h"
 #include "text/stop_checker.h"
 
@@ -33,6 +34,19 @@ struct RequestContext {
   std::vector<int32_t> stop_token_ids;  // end a sequence, and banned before min_tokens
   StopStrings stop_strings;
   int32_t num_unfinished = 0;  // samples without a last event, those not forked yet included
+  // Of the prompt's tokens from the second on, as far as they have been run; they outlive a
+  // preemption and leave with the first event after the prompt.
+  std::vector<TokenLogprob> prompt_logprobs;
+  std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;
+  int64_t num_scored = 0;                    // prompt tokens whose logprob is known
+  std::vector<FinishedBeam> finished_beams;  // the best of them, best first
+
+  // Prompt tokens whose logprob is wanted and not known yet; the first is prompt token
+  // num_scored + 1, found in the logits of the one before.
+  int64_t num_to_score() const {
+    if (!request.params.prompt_logprobs) return 0;
+    return static_cast<int64_t>(request.prompt_token_ids.size()) - 1 - num_scored;
+  }
 };
 
 // Written by Scheduler alone.
@@ -57,6 +71,7 @@ struct Sequence {
   BlockTable table;
 
   std::optional<StopChecker> text;  // absent: no text was asked for
+  Beam beam;                        // of a beam search
   std::optional<RepetitionDetector> repetition;
   bool is_abort_requested = false;  // during a step: takes effect at its commit
 
@@ -73,6 +88,8 @@ struct Sequence {
   int64_t num_to_run() const { return num_tokens() - num_computed; }
   const SamplingParams& params() const { return context->request.params; }
   bool is_decoding() const { return num_to_run() == 1; }
+  // Nothing is to be run until the other beams of its request are as far.
+  bool is_held() const { return beam.candidates != nullptr; }
 };
 
 // The order in which sequences are served: rank, arrival, sample. Strict and total.

@@ -22,6 +22,8 @@ std::string_view name(DecisionKind kind) {
       return "waits_for_prefix";
     case DecisionKind::kWaitsForBatch:
       return "waits_for_batch";
+    case DecisionKind::kWaitsForBeams:
+      return "waits_for_beams";
   }
   return "unknown";
 }

@@ -23,10 +23,18 @@ struct ScheduledSequence {
   std::span<const int32_t>
       block_table;          // [>= ceil((start + q) / P)] block ids; position p is in entry p / P
   bool is_prefill = false;  // false: exactly the one token that was generated last
+  // [prompt tokens, E] or none: tokens at positions within it are rows of it.
+  const HostArray* prompt_embeds = nullptr;
 };
 
-// One row of logits to compute and one token to draw from it. Several rows may share one token: the
-// first tokens of a request's n samples come from the same logits.
+// A sequence of the step whose hidden states are wanted.
+struct PooledSequence {
+  int32_t sequence_idx = 0;  // into StepPlan::sequences
+  PooledOutput* output = nullptr;
+};
+
+// One row of logits to compute and one token to draw from it, or to look up in it. Several rows may
+// share one token: the first tokens of a request's n samples come from the same logits.
 struct LogitRow {
   int32_t sequence_idx = 0;  // into StepPlan::sequences
   int32_t token_offset = 0;  // into that sequence's token_ids
@@ -34,6 +42,8 @@ struct LogitRow {
   int32_t sample_index = 0;
   uint64_t seed = 0;     // of that sample
   int64_t position = 0;  // of the token to be drawn: the number of tokens before it
+  // >= 0: the prompt's token at that position, whose logprob is wanted; nothing is drawn.
+  int32_t given_token_id = -1;
   const SamplingParams* params = nullptr;
   std::span<const int32_t> token_ids;  // [position] all tokens before it: prompt, then generated
   int64_t num_prompt_tokens = 0;       // of those
@@ -52,6 +62,7 @@ enum class DecisionKind : uint8_t {
   kWaitsForBlocks,  // the pool is full; detail: blocks it lacks
   kWaitsForPrefix,  // another request is computing its next blocks; detail: that request
   kWaitsForBatch,   // the policy is filling a batch
+  kWaitsForBeams,   // has its next tokens' candidates, other beams of its request have not
 };
 std::string_view name(DecisionKind kind);
 
@@ -66,7 +77,8 @@ struct StepPlan {
   int64_t step_id = 0;
   std::vector<BlockCopy> copies;
   std::vector<ScheduledSequence> sequences;  // [B]
-  std::vector<LogitRow> logit_rows;          // [S], grouped by sequence, in order
+  std::vector<LogitRow> logit_rows;          // [S], grouped by sequence, in order of position
+  std::vector<PooledSequence> pooled;
   std::vector<Decision> decisions;
   int32_t num_tokens = 0;          // T
   int32_t num_prefill_tokens = 0;  // of those

@@ -13,6 +13,7 @@ _WAITS = {
     "waits_for_blocks": "the KV pool lacked {} blocks",
     "waits_for_prefix": "request {} was computing the next blocks of its prompt",
     "waits_for_batch": "the policy was filling a batch",
+    "waits_for_beams": "it had its candidates, and other beams of its request had not",
     "preempted": "the KV pool was full: it gave {} blocks back, to be recomputed",
 }
 # What holds up those who stand behind it in the queue; the others are passed over.

@@ -61,6 +61,13 @@ def make_scheduler(
 def add_request(scheduler: Scheduler, request_id: int, prompt: list[int], **fields: Any) -> None:
     """`fields` are those of a request and of its sampling parameters."""
     request = {name: fields.pop(name) for name in ("priority", "cache_salt") if name in fields}
+    kind = {name: fields.pop(name) for name in ("is_pooled", "has_embeds") if name in fields}
+    beams = {name: fields.pop(name) for name in ("beam_width", "length_penalty") if name in fields}
+    if beams.get("beam_width"):
+        kind["beam_search"] = _core.BeamSearchParams(**beams)
+    if any(kind.values()):
+        params = _core.SamplingParams(**fields)
+        return testing.add_request(scheduler, request_id, prompt, params, **kind, **request)
     scheduler.add(request_id, prompt, _core.SamplingParams(**fields), **request)
 
 
@@ -135,6 +142,10 @@ def expected_tokens(
     """What the shadow model generates after a prompt, whatever company it keeps."""
     sample_seed = testing.sample_seed(seed, sample_index)
     return testing.ShadowModel.expected(prompt, sample_seed, VOCAB_SIZE, num_tokens)
+
+
+def tuples(entries: list[_core.TokenLogprob]) -> list[tuple[int, float, int]]:
+    return [(entry.token_id, entry.logprob, entry.rank) for entry in entries]
 
 
 def random_prompt(rng: random.Random, num_tokens: int) -> list[int]:

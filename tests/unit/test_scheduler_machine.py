@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from beam_reference import search
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from llmserve import _core, errors
-from scripted import Runner, expected_tokens
+from llmserve._core import testing
+from scripted import VOCAB_SIZE, Runner, expected_tokens
 
 NUM_BLOCKS = 9
 BLOCK_SIZE = 2
@@ -24,6 +26,8 @@ class Asked:
     n: int
     max_tokens: int
     seed: int
+    beam_width: int = 0  # 0: not a beam search
+    is_pooled: bool = False
 
 
 class Workload:
@@ -44,11 +48,12 @@ class Workload:
         self.cut_short: set[int] = set()
 
     def add(self, prompt: list[int], n: int, max_tokens: int, **params: Any) -> None:
-        asked = Asked(prompt, n, max_tokens, params["seed"])
+        beam_width, is_pooled = params.get("beam_width", 0), params.get("is_pooled", False)
+        asked = Asked(prompt, n, max_tokens, params["seed"], beam_width, is_pooled)
         try:
             self.runner.add(self.next_id, prompt, n=n, max_tokens=max_tokens, **params)
         except errors.ResourceExhausted:
-            assert len(prompt) + 1 > NUM_BLOCKS * BLOCK_SIZE
+            assert len(prompt) + (not is_pooled) > NUM_BLOCKS * BLOCK_SIZE
             return
         self.asked[self.next_id] = asked
         self.next_id += 1
@@ -89,12 +94,34 @@ class Workload:
         self.runner.check()
         assert sorted(self.runner.finished_requests) == sorted(self.asked)
         for request_id, asked in self.asked.items():
-            for i in range(asked.n):
-                self.check_output(request_id, i, asked)
+            if asked.beam_width:
+                self.check_beams(request_id, asked)
+            elif asked.is_pooled:
+                self.check_pooled(request_id)
+            else:
+                for i in range(asked.n):
+                    self.check_output(request_id, i, asked)
         self.asked.clear()
         self.cut_short.clear()
         self.runner.outputs.clear()
         self.runner.finished_requests.clear()
+
+    def check_pooled(self, request_id: int) -> None:
+        output = self.runner.outputs[request_id, 0]
+        assert output.token_ids == []
+        assert (output.events[-1].pooled is not None) == (output.finish_reason == "stop")
+        assert output.finish_reason == "stop" or request_id in self.cut_short
+
+    def check_beams(self, request_id: int, asked: Asked) -> None:
+        outputs = [o for (id_, _), o in sorted(self.runner.outputs.items()) if id_ == request_id]
+        reasons = {output.finish_reason for output in outputs}
+        if reasons == {"length"}:
+            found = search(_next_tokens, asked.prompt, asked.beam_width, asked.max_tokens)
+            assert [output.token_ids for output in outputs] == [beam.tokens for beam in found]
+        elif request_id not in self.cut_short:
+            assert reasons == {"error"}
+            assert len(asked.prompt) + asked.max_tokens > NUM_BLOCKS * BLOCK_SIZE + 1
+        assert len(reasons) == 1
 
     def check_output(self, request_id: int, sample_index: int, asked: Asked) -> None:
         output = self.runner.outputs[request_id, sample_index]
@@ -111,6 +138,12 @@ class Workload:
             assert request_id in self.cut_short
 
 
+def _next_tokens(context: list[int], count: int) -> list[tuple[int, float]]:
+    found: list[tuple[int, float]] = testing.ShadowModel.top_logprobs(context, VOCAB_SIZE, count)
+    return found
+
+
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=NUM_BLOCKS * BLOCK_SIZE + 1)
 REQUEST_IDS = st.integers(0, 60)
 
 
@@ -122,7 +155,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.load = Workload(policy, chunk=chunk, caching=caching)
 
     @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=NUM_BLOCKS * BLOCK_SIZE + 1),
+        prompt=PROMPTS,
         n=st.integers(1, 4),
         max_tokens=st.integers(1, 12),
         seed=st.integers(0, 3),
@@ -131,6 +164,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def add(self, prompt: list[int], n: int, max_tokens: int, **params: Any) -> None:
         self.load.add(prompt, n, max_tokens, **params)
+        self.load.runner.check()
+
+    @rule(prompt=PROMPTS, beam_width=st.integers(1, 4), max_tokens=st.integers(1, 6))
+    def add_beam_search(self, prompt: list[int], beam_width: int, max_tokens: int) -> None:
+        self.load.add(prompt, 1, max_tokens, seed=0, beam_width=beam_width)
+        self.load.runner.check()
+
+    @rule(prompt=PROMPTS)
+    def add_pooled(self, prompt: list[int]) -> None:
+        self.load.add(prompt, 1, 1, seed=0, is_pooled=True)
         self.load.runner.check()
 
     @rule(count=st.integers(1, 4))
@@ -181,10 +224,12 @@ def drive(load: Workload, rng: random.Random, num_operations: int) -> None:
         choice = rng.random()
         if choice < 0.15:
             prompt = [rng.randrange(2) for _ in range(rng.randint(1, NUM_BLOCKS * BLOCK_SIZE))]
+            beam_width = rng.choice([0, 0, 0, 2, 4])
             load.add(
                 prompt,
-                rng.choice([1, 1, 1, 2, 4]),
+                1 if beam_width else rng.choice([1, 1, 1, 2, 4]),
                 rng.randint(1, 12),
+                beam_width=beam_width,
                 seed=rng.randrange(4),
                 priority=rng.randrange(3),
                 cache_salt=rng.choice(["", "x"]),

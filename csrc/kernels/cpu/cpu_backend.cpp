@@ -63,6 +63,7 @@ void CpuBackend::embedding(const EmbeddingArgs& args) {
                          for (int64_t i = 0; i < width; ++i) out[i] *= args.scale;
                        }
                      });
+  copy_given_rows(args);
 }
 
 void CpuBackend::rms_norm(const RmsNormArgs& args) {

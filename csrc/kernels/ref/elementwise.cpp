@@ -33,6 +33,7 @@ void RefBackend::embedding(const EmbeddingArgs& args) {
     convert_to_f32(args.table, args.token_ids[t] * args.table.strides[0], width, out);
     for (int64_t i = 0; i < width; ++i) out[i] *= args.scale;
   }
+  copy_given_rows(args);
 }
 
 void RefBackend::rms_norm(const RmsNormArgs& args) {

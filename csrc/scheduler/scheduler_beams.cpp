@@ -1,0 +1,160 @@
+// Beam search. The beams of a request are sequences that share blocks. Each runs when there is room
+// for it, and then holds the candidates for its next token until the others are as far; what the
+// best of them give replaces them all.
+//
+// As vLLM does it: a beam proposes its 2 * beam_width most likely tokens; those that end the text
+// are set aside, and the best beam_width of the others go on. At the end all are ranked. The score
+// is cumulative logprob / tokens^length_penalty, where the prompt counts and an end-of-sequence
+// token does not.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/error.h"
+#include "scheduler/scheduler.h"
+
+namespace llmserve {
+namespace {
+
+// Best first; equals stay in the order in which they came.
+template <class Scored>
+void keep_best(std::vector<Scored>& all, int32_t count) {
+  std::ranges::stable_sort(all, std::ranges::greater(), &Scored::score);
+  if (std::ssize(all) > count) all.erase(all.begin() + count, all.end());
+}
+
+BeamExtension extend(Sequence& parent, const TokenLogprob& token, bool is_end) {
+  const double logprob = parent.beam.cumulative_logprob + static_cast<double>(token.logprob);
+  const double length = static_cast<double>(parent.num_tokens() + (is_end ? 0 : 1));
+  const double penalty = parent.context->request.beam_search->length_penalty;
+  return {.parent = &parent,
+          .token = token,
+          .cumulative_logprob = logprob,
+          .score = logprob / std::pow(length, penalty)};
+}
+
+void append_to(Beam& beam, const BeamExtension& extension) {
+  beam.cumulative_logprob = extension.cumulative_logprob;
+  beam.logprobs.push_back(extension.token);
+  beam.top_logprobs.push_back(std::exchange(beam.candidates, nullptr));
+}
+
+FinishedBeam finished(const BeamExtension& extension, int32_t stop_token_id) {
+  const Sequence& parent = *extension.parent;
+  FinishedBeam result{
+      .score = extension.score,
+      .token_ids = {parent.token_ids.begin() + parent.num_prompt_tokens, parent.token_ids.end()},
+      .beam = parent.beam,
+      .stop_token_id = stop_token_id};
+  result.token_ids.push_back(extension.token.token_id);
+  append_to(result.beam, extension);
+  return result;
+}
+
+// The beams that go on, best first. Those that end here are set aside, no more than can be among
+// the best at the end.
+std::vector<BeamExtension> rank_extensions(std::span<const std::unique_ptr<Sequence>> beams,
+                                           RequestContext& context) {
+  const int32_t width = context.request.beam_search->beam_width;
+  std::vector<FinishedBeam>& ended = context.finished_beams;
+  std::vector<BeamExtension> extensions;
+  for (const auto& beam : beams) {
+    for (const TokenLogprob& token : *beam->beam.candidates) {
+      const bool is_end = std::ranges::binary_search(context.stop_token_ids, token.token_id);
+      const BeamExtension extension = extend(*beam, token, is_end);
+      if (!is_end) {
+        extensions.push_back(extension);
+      } else if (std::ssize(ended) < width || extension.score > ended.back().score) {
+        ended.push_back(finished(extension, token.token_id));
+        keep_best(ended, width);
+      }
+    }
+  }
+  keep_best(extensions, width);
+  return extensions;
+}
+
+}  // namespace
+
+// No candidates: the logits were not finite.
+void Scheduler::hold_candidates(Sequence& sequence, std::span<const TokenLogprob> candidates) {
+  sequence.beam.candidates =
+      std::make_shared<const std::vector<TokenLogprob>>(candidates.begin(), candidates.end());
+  RequestEntry& entry = requests_.at(sequence.context->request.id);
+  const auto is_held = [](const auto& other) { return other->is_held(); };
+  if (std::ranges::all_of(entry.sequences, is_held)) complete_beams_.push_back(&entry);
+}
+
+void Scheduler::advance_beams(RequestEntry& entry) {
+  const Sequence& best = *entry.sequences.front();
+  const int64_t num_tokens = best.num_tokens() + 1;
+  const auto has_none = [](const auto& beam) { return beam->beam.candidates->empty(); };
+  if (std::ranges::any_of(entry.sequences, has_none)) {
+    return finish_request(entry, FinishReason::kError, not_finite_error(num_tokens - 1));
+  }
+  const std::vector<BeamExtension> extensions = rank_extensions(entry.sequences, entry.context);
+  counters_.num_generation_tokens += std::ssize(extensions);
+  const bool is_full =
+      best.num_generated() + 1 >= best.params().max_tokens || num_tokens >= config_.max_model_len;
+  if (extensions.empty() || is_full) {
+    finish_beams(entry, extensions);
+  } else if (kv_cache_.num_blocks_for(num_tokens) > kv_cache_.num_blocks()) {
+    finish_request(entry, FinishReason::kError, outgrown_error(num_tokens));
+  } else {
+    replace_beams(entry, extensions);
+  }
+}
+
+// A beam goes on as the first of its extensions, is forked for the others, and dropped where there
+// is none. A fork takes the index of a beam that is there no more.
+void Scheduler::replace_beams(RequestEntry& entry, const std::vector<BeamExtension>& extensions) {
+  std::vector<bool> is_taken(static_cast<size_t>(entry.context.request.beam_search->beam_width));
+  for (const auto& beam : entry.sequences) {
+    if (std::ranges::count(extensions, beam.get(), &BeamExtension::parent) > 0) {
+      is_taken[static_cast<size_t>(beam->sample_index)] = true;
+    } else {
+      drop(*beam);
+    }
+  }
+  std::vector<Sequence*> beams;                        // parallel to extensions
+  for (const BeamExtension& extension : extensions) {  // all forks before any token
+    beams.push_back(extension.parent);
+    if (std::ranges::count(beams, extension.parent) == 1) continue;
+    const auto index = std::ranges::find(is_taken, false);
+    *index = true;
+    fork(*extension.parent, static_cast<int32_t>(index - is_taken.begin()));
+    beams.back() = forks_.back();
+  }
+  for (size_t i = 0; i < beams.size(); ++i) {
+    beams[i]->token_ids.push_back(extensions[i].token.token_id);
+    append_to(beams[i]->beam, extensions[i]);
+    beams[i]->times.last_token_us = now_us_;
+    if (beams[i]->num_generated() == 1) beams[i]->times.first_token_us = now_us_;
+  }
+  std::ranges::stable_sort(entry.sequences, {}, [&](const auto& beam) {  // dropped ones last
+    return std::ranges::find(beams, beam.get()) - beams.begin();
+  });
+  entry.context.num_unfinished = static_cast<int32_t>(beams.size());
+}
+
+// One event for each of the best, in their order.
+void Scheduler::finish_beams(RequestEntry& entry, const std::vector<BeamExtension>& extensions) {
+  std::vector<FinishedBeam> best = std::move(entry.context.finished_beams);
+  for (const BeamExtension& extension : extensions) best.push_back(finished(extension, -1));
+  keep_best(best, entry.context.request.beam_search->beam_width);
+  for (size_t i = 0; i < best.size(); ++i) {
+    TokenEvent& event = events_.emplace_back(new_event(*entry.sequences.front()));
+    event.sample_index = static_cast<int32_t>(i);
+    event.token_ids = std::move(best[i].token_ids);
+    event.logprobs = std::move(best[i].beam.logprobs);
+    for (const Candidates& top : best[i].beam.top_logprobs) event.top_logprobs.push_back(*top);
+    event.stop_token_id = best[i].stop_token_id;
+    event.finish_reason = event.stop_token_id >= 0 ? FinishReason::kStop : FinishReason::kLength;
+    event.times.last_token_us = now_us_;
+    event.is_request_finished = i + 1 == best.size();
+  }
+  for (const auto& beam : entry.sequences) drop(*beam);
+  ++counters_.num_requests_finished;
+}
+
+}  // namespace llmserve
