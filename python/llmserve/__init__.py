@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmserve import ops
 from llmserve._core import Array, BlockAllocator
 from llmserve._version import __version__
+from llmserve.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from llmserve.errors import (
     CorruptFile,
     DeviceError,
@@ -27,7 +28,14 @@ from llmserve.errors import (
 from llmserve.llm import LLM
 from llmserve.model_files import demo_model_path
 from llmserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from llmserve.prompts import TextPrompt, TokensPrompt
+from llmserve.pooling_outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+)
+from llmserve.pooling_params import PoolingParams
+from llmserve.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
 from llmserve.sampling_params import (
     RepetitionDetectionParams,
     RequestOutputKind,
@@ -44,16 +52,25 @@ __all__ = [
     "LLM",
     "Array",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "BlockAllocator",
     "CompletionOutput",
     "CorruptFile",
     "DeviceError",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EmbedsPrompt",
     "HubError",
     "InternalError",
     "InvalidArgument",
     "LLMServeError",
     "Logprob",
     "NotSupported",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "QueueFull",
     "RepetitionDetectionParams",
     "RequestMetrics",

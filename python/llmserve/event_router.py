@@ -33,6 +33,9 @@ class EngineRequest:
     priority: int
     cache_salt: str
     is_streamed: bool
+    prompt_embeds: _core.PromptEmbeds | None = None
+    pooling: _core.PoolingParams | None = None
+    beam_search: _core.BeamSearchParams | None = None
 
 
 class Inbox(Protocol):
@@ -69,6 +72,9 @@ class EventRouter:
                 (request.priority,),
                 (request.cache_salt,),
                 (request.is_streamed,),
+                (request.prompt_embeds,),
+                (request.pooling,),
+                (request.beam_search,),
             )
             request_ids.extend(map(self._engine.add_request, *arguments))
             self._inboxes[request_ids[-1]] = inbox

@@ -2,15 +2,26 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from llmserve.arguments import boolean, refuse_unless_default, text
+from llmserve.beam_search import BeamSearchOutput, BeamSearchParams
 from llmserve.chat_messages import Conversation
 from llmserve.chat_template import chat_request
 from llmserve.enqueued import EnqueuedRequests
 from llmserve.errors import InvalidArgument
 from llmserve.llm_base import LLMBase
 from llmserve.outputs import RequestOutput, RequestOutputs
+from llmserve.pooling_outputs import EmbeddingRequestOutput, PoolingRequestOutput
+from llmserve.pooling_params import (
+    PoolingConfig,
+    PoolingParams,
+    check_task,
+    read_pooling_config,
+    task_not_supported,
+)
 from llmserve.progress import Progress
 from llmserve.prompts import Prompts, SinglePrompt, chat_prompts
 from llmserve.request_state import RequestState
@@ -38,6 +49,7 @@ class LLM(LLMBase):
     max_logprobs: the most log-probabilities a token that a request may ask for, -1 for no bound.
     reasoning_config: {"reasoning_start_str": ..., "reasoning_end_str": ...}, what opens and ends a
     section of thinking for thinking_token_budget; by default the tokenizer's <think> and </think>.
+    enable_prompt_embeds: prompts may be vectors in the place of tokens (EmbedsPrompt).
 
     Several LLMs may live in one process; every method may be called from any thread. Ctrl-C ends a
     call and leaves the LLM usable. Raises InvalidArgument, NotSupported, CorruptFile or
@@ -74,6 +86,97 @@ class LLM(LLMBase):
         refuse_unless_default("generate", "lora_request", lora_request, None)
         boolean("use_tqdm", use_tqdm)
         states = self._door.admit(prompts, sampling_params, priority)
+        self._run(states, use_tqdm)
+        return RequestOutputs(state.output() for state in states)
+
+    def embed(
+        self,
+        prompts: Prompts,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector a prompt, in their order: the final-normed hidden state of the last token, or
+        the mean or the first one where the checkpoint's sentence-transformers files say so, brought
+        to an L2 norm of 1. `outputs.embedding` has it as numbers, `outputs.data` in place.
+
+        >>> from llmserve import LLM, demo_model_path
+        >>> with LLM(demo_model_path()) as llm:
+        ...     (output,) = llm.embed("Once upon a time", use_tqdm=False)
+        >>> round(sum(x * x for x in output.outputs.embedding), 3)
+        1.0
+        """
+        self._open_engine()
+        boolean("use_tqdm", use_tqdm)
+        config = read_pooling_config(Path(self._config.model_path))
+        states = self._door.admit_pooling(prompts, pooling_params, "embed", config)
+        self._run(states, use_tqdm)
+        return [state.embedding_output() for state in states]
+
+    def encode(
+        self,
+        prompts: Prompts,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        pooling_task: str | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """What the model makes of each prompt, in float32: the last hidden states [T, E] by
+        default, or what pooling_task (or PoolingParams.task) says. An answer of more than 1 GiB is
+        refused with the arithmetic (ResourceExhausted).
+
+        >>> from llmserve import LLM, demo_model_path
+        >>> with LLM(demo_model_path()) as llm:
+        ...     (output,) = llm.encode([5, 6, 7], use_tqdm=False)
+        >>> output.outputs.data.shape[0]
+        3
+        """
+        self._open_engine()
+        boolean("use_tqdm", use_tqdm)
+        task = pooling_task
+        if task is None and isinstance(pooling_params, PoolingParams):
+            task = pooling_params.task
+        task = check_task("pooling_task", "token_embed" if task is None else task)
+        config = PoolingConfig()
+        if task == "embed":
+            config = read_pooling_config(Path(self._config.model_path))
+        states = self._door.admit_pooling(prompts, pooling_params, task, config)
+        self._run(states, use_tqdm)
+        return [state.pooling_output() for state in states]
+
+    def classify(self, *_arguments: object, **_keywords: object) -> NoReturn:
+        """Not there yet: raises NotSupported."""
+        raise task_not_supported("classify")
+
+    def score(self, *_arguments: object, **_keywords: object) -> NoReturn:
+        """Not there yet: raises NotSupported."""
+        raise task_not_supported("score")
+
+    def beam_search(
+        self, prompts: Prompts, params: BeamSearchParams, *, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """The most likely continuations of each prompt that a search of beam_width finds, best
+        first.
+
+        At every token each of beam_width continuations proposes its 2 * beam_width most likely next
+        tokens. Those that end the text are set aside, and the best beam_width of the others go on;
+        at the end, or after max_tokens, all are ranked. As vLLM does it, but in the engine: beams
+        share their cache blocks, and no Python runs between tokens.
+
+        >>> from llmserve import LLM, BeamSearchParams, demo_model_path
+        >>> with LLM(demo_model_path()) as llm:
+        ...     (output,) = llm.beam_search("Once upon", BeamSearchParams(3, max_tokens=4))
+        >>> len(output.sequences)
+        3
+        """
+        self._open_engine()
+        boolean("use_tqdm", use_tqdm)
+        states = self._door.admit_beam_search(prompts, params)
+        self._run(states, use_tqdm)
+        return [state.beam_output() for state in states]
+
+    def _run(self, states: Sequence[RequestState], use_tqdm: bool) -> None:
+        """Runs requests to their end."""
         progress = Progress(len(states), use_tqdm)
         try:
             for state in self._runner.run(states, is_streamed=False):
@@ -81,7 +184,6 @@ class LLM(LLMBase):
                     progress.finish(state)
         finally:
             progress.close()
-        return RequestOutputs(state.output() for state in states)
 
     def chat(
         self,

@@ -78,6 +78,7 @@ class LLMBase:
         reasoning_config: Mapping[str, str] | None = None,
         revision: str | None = None,
         download_dir: str | os.PathLike[str] | None = None,
+        enable_prompt_embeds: bool = False,
         **unknown: object,
     ) -> None:
         refuse_unknown(type(self).__name__, unknown, _argument_names())
@@ -124,13 +125,17 @@ class LLMBase:
         vocab_size = read_vocab_size(directory)
         if self._tokenizer is not None:
             self._tokenizer.check_fits(vocab_size)
-        limits = RequestLimits(
-            vocab_size, self._config.scheduler.max_model_len, self._config.max_logprobs
-        )
+        takes_embeds = boolean("enable_prompt_embeds", enable_prompt_embeds)
         thinking = read_thinking_tokens(reasoning_config, self._tokenizer)
-        self._door = RequestDoor(self._tokenizer, limits, defaults.default_params, thinking)
         vocabulary = self._tokenizer.to_core() if self._tokenizer is not None else None
         self._engine = _core.Engine(self._config, vocabulary)
+        limits = RequestLimits(
+            vocab_size,
+            self._config.scheduler.max_model_len,
+            self._config.max_logprobs,
+            self._engine.hidden_size if takes_embeds else None,
+        )
+        self._door = RequestDoor(self._tokenizer, limits, defaults.default_params, thinking)
         self._runner = RequestRunner(self._engine)
         self._begin()
 

@@ -57,7 +57,9 @@ class RequestOutput:
     request_id: str
     prompt: str | None  # None where the prompt came as token ids
     prompt_token_ids: list[int]
-    prompt_logprobs: None
+    # Where asked for, and from the moment the prompt has run: None for the first token, which has
+    # nothing before it, then a dict a token: the prompt's, then the top.
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
     outputs: list[CompletionOutput]  # in the order of their index
     finished: bool
     metrics: RequestMetrics

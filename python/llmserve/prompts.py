@@ -39,10 +39,19 @@ class TokensPrompt(TypedDict, total=False):
     cache_salt: str
 
 
-SinglePrompt = str | TokenIds | TextPrompt | TokensPrompt
+class EmbedsPrompt(TypedDict, total=False):
+    """A prompt as vectors [T, E] in the place of the tokens' own: a NumPy array, torch tensor or
+    another with __dlpack__, of float32, bfloat16 or float16. Needs LLM(enable_prompt_embeds=True).
+    It is copied, and its blocks are never shared through the prefix cache."""
+
+    prompt_embeds: object
+    prompt: str
+
+
+SinglePrompt = str | TokenIds | TextPrompt | TokensPrompt | EmbedsPrompt
 Prompts = SinglePrompt | Sequence[SinglePrompt]
 
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +59,23 @@ class Prompt:
     """One prompt, ready for the engine."""
 
     text: str | None
-    token_ids: list[int]  # [>= 1], each in [0, V)
+    token_ids: list[int]  # [T >= 1], each in [0, V); empty where there are embeds
     cache_salt: str = ""
+    embeds: _core.PromptEmbeds | None = None  # [T, E]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLimits:
+    """What prompts may be."""
+
+    vocab_size: int  # V
+    max_model_len: int
+    hidden_size: int | None  # E, None: embeddings are not taken
+    num_new_tokens: int = 1  # that max_model_len has to hold besides the prompt
 
 
 def parse_prompts(
-    prompts: object, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int
+    prompts: object, tokenizer: Tokenizer | None, limits: PromptLimits
 ) -> list[Prompt]:
     """Every prompt tokenized and checked.
 
@@ -66,9 +86,14 @@ def parse_prompts(
     encoded = iter(_encode([d.text for d in drafts if d.token_ids is None], tokenizer))
     result = []
     for idx, draft in enumerate(drafts):
+        label = _label(items, idx)
         token_ids = next(encoded) if draft.token_ids is None else draft.token_ids
-        _check_token_ids(_label(items, idx), token_ids, vocab_size, max_model_len)
-        result.append(Prompt(draft.text, token_ids, draft.cache_salt))
+        embeds = None
+        if draft.embeds is not None:
+            embeds = _take_embeds(label, draft.embeds, limits)
+        else:
+            _check_token_ids(label, token_ids, limits)
+        result.append(Prompt(draft.text, token_ids, draft.cache_salt, embeds))
     return result
 
 
@@ -88,6 +113,7 @@ class _Draft:
     text: str | None
     token_ids: list[int] | None  # None: to be made from the text
     cache_salt: str
+    embeds: object | None = None
 
 
 def _label(items: Sequence[object], idx: int) -> str:
@@ -142,8 +168,14 @@ def _draft_of_mapping(label: str, item: Mapping[object, object]) -> _Draft:
     refuse_unknown(label, [str(key) for key in item], _KEYS)
     salt = item.get("cache_salt")
     prompt, token_ids = item.get("prompt"), item.get("prompt_token_ids")
-    if prompt is None and token_ids is None:
+    embeds = item.get("prompt_embeds")
+    if prompt is None and token_ids is None and embeds is None:
         raise InvalidArgument(f"{label} needs 'prompt' or 'prompt_token_ids', got {describe(item)}")
+    if embeds is not None:
+        if token_ids is not None:
+            raise InvalidArgument(f"{label} has 'prompt_token_ids' and 'prompt_embeds'; give one")
+        shown = None if prompt is None else text(f"{label}['prompt']", prompt)
+        return _Draft(shown, [], "", embeds)
     return _Draft(
         None if prompt is None else text(f"{label}['prompt']", prompt),
         None if token_ids is None else _token_ids(f"{label}['prompt_token_ids']", token_ids),
@@ -187,18 +219,39 @@ def _encode(texts: list[str | None], tokenizer: Tokenizer | None) -> list[list[i
     return tokenizer.encode_batch(given)
 
 
-def _check_token_ids(label: str, token_ids: list[int], vocab_size: int, max_model_len: int) -> None:
-    if not token_ids:
-        raise InvalidArgument(f"{label} is empty; a prompt has at least one token")
-    if len(token_ids) >= max_model_len:
+def _take_embeds(label: str, array: object, limits: PromptLimits) -> _core.PromptEmbeds:
+    if limits.hidden_size is None:
         raise InvalidArgument(
-            f"{label} has {len(token_ids)} tokens, but max_model_len={max_model_len} has to "
-            f"hold the prompt and at least one new token; shorten it or raise max_model_len"
+            f"{label}['prompt_embeds'] is taken by LLM(..., enable_prompt_embeds=True) alone"
         )
+    embeds = _core.PromptEmbeds(f"{label}['prompt_embeds']", array)
+    num_tokens, width = embeds.shape
+    if width != limits.hidden_size:
+        raise InvalidArgument(
+            f"{label}['prompt_embeds'] must have the model's hidden size {limits.hidden_size} as "
+            f"its last dimension, got shape {embeds.shape}"
+        )
+    _check_length(label, num_tokens, limits)
+    return embeds
+
+
+def _check_length(label: str, num_tokens: int, limits: PromptLimits) -> None:
+    if num_tokens == 0:
+        raise InvalidArgument(f"{label} is empty; a prompt has at least one token")
+    if num_tokens + limits.num_new_tokens > limits.max_model_len:
+        new_token = " and at least one new token" if limits.num_new_tokens else ""
+        raise InvalidArgument(
+            f"{label} has {num_tokens} tokens, but max_model_len={limits.max_model_len} has to "
+            f"hold the prompt{new_token}; shorten it or raise max_model_len"
+        )
+
+
+def _check_token_ids(label: str, token_ids: list[int], limits: PromptLimits) -> None:
+    _check_length(label, len(token_ids), limits)
     low, high = min(token_ids), max(token_ids)
-    if low < 0 or high >= vocab_size:
+    if low < 0 or high >= limits.vocab_size:
         bad = low if low < 0 else high
         raise InvalidArgument(
             f"{label}[{token_ids.index(bad)}] is token id {bad}, outside the model's vocabulary "
-            f"(0 to {vocab_size - 1})"
+            f"(0 to {limits.vocab_size - 1})"
         )

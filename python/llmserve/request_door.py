@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 from llmserve import _core
 from llmserve.arguments import INT32_MIN, describe, integer
+from llmserve.beam_search import BeamSearchParams, BeamSearchState
 from llmserve.errors import InvalidArgument
-from llmserve.prompts import parse_prompts
+from llmserve.pooling_params import PoolingConfig, PoolingParams
+from llmserve.pooling_state import PoolingState
+from llmserve.prompts import PromptLimits, parse_prompts
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import SamplingParams
 from llmserve.tokenizer import Tokenizer
@@ -20,6 +23,11 @@ class RequestLimits:
     vocab_size: int  # V
     max_model_len: int
     max_logprobs: int  # -1: no bound
+    hidden_size: int | None = None  # E, None: prompts of embeddings are not taken
+
+    def prompt_limits(self, num_new_tokens: int = 1) -> PromptLimits:
+        """Of a prompt that is to be followed by so many tokens at least."""
+        return PromptLimits(self.vocab_size, self.max_model_len, self.hidden_size, num_new_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +43,44 @@ class RequestDoor:
     def admit(self, prompts: object, params: object, priority: object) -> list[RequestState]:
         """One request a prompt, in their order; `params` and `priority` are one for all or one a
         prompt, None takes the defaults."""
-        parsed = parse_prompts(
-            prompts, self.tokenizer, self.limits.vocab_size, self.limits.max_model_len
-        )
+        parsed = parse_prompts(prompts, self.tokenizer, self.limits.prompt_limits())
         all_params = self._one_a_prompt(params, len(parsed))
         priorities = _priorities(priority, len(parsed))
+        for idx, (prompt, one) in enumerate(zip(parsed, all_params, strict=True)):
+            if prompt.embeds is not None and one.prompt_logprobs is not None:
+                raise InvalidArgument(
+                    f"sampling_params[{idx}]: prompt_logprobs are of token ids, and "
+                    f"prompt_embeds have none"
+                )
         core_params = self._core_params(all_params)
         return [
             RequestState(*request, self.tokenizer)
             for request in zip(parsed, all_params, core_params, priorities, strict=True)
         ]
+
+    def admit_pooling(
+        self, prompts: object, params: object, task: str, config: PoolingConfig
+    ) -> list[PoolingState]:
+        """One pooling request a prompt; `params` is one for all or one a prompt, or None."""
+        parsed = parse_prompts(prompts, self.tokenizer, self.limits.prompt_limits(0))
+        one = PoolingParams() if params is None else params
+        all_params = one if isinstance(one, Sequence) else [one] * len(parsed)
+        if len(all_params) != len(parsed):
+            raise InvalidArgument(
+                f"{len(parsed)} prompts need one PoolingParams or {len(parsed)}, "
+                f"got {len(all_params)}"
+            )
+        return [
+            PoolingState(prompt, _to_core(f"pooling_params[{idx}]", params, task, config))
+            for idx, (prompt, params) in enumerate(zip(parsed, all_params, strict=True))
+        ]
+
+    def admit_beam_search(self, prompts: object, params: object) -> list[BeamSearchState]:
+        """One beam search a prompt, with the same parameters."""
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidArgument(f"params must be BeamSearchParams, got {describe(params)}")
+        parsed = parse_prompts(prompts, self.tokenizer, self.limits.prompt_limits())
+        return [BeamSearchState(prompt, params, self.tokenizer) for prompt in parsed]
 
     def _one_a_prompt(self, params: object, num_prompts: int) -> Sequence[SamplingParams]:
         if params is None:
@@ -94,6 +130,15 @@ class RequestDoor:
                 f"max_logprobs={self.limits.max_logprobs}; raise it with LLM(max_logprobs=...), "
                 f"-1 for no bound"
             )
+        num_prompt_logprobs = params.prompt_logprobs or 0
+        if num_prompt_logprobs == -1:
+            num_prompt_logprobs = self.limits.vocab_size
+        if 0 <= self.limits.max_logprobs < num_prompt_logprobs:
+            raise InvalidArgument(
+                f"{label}: prompt_logprobs={params.prompt_logprobs} asks for {num_prompt_logprobs} "
+                f"a token, more than max_logprobs={self.limits.max_logprobs}; "
+                f"raise it with LLM(max_logprobs=...)"
+            )
         if self.tokenizer is None and params.stop:
             raise InvalidArgument(
                 f"{label}: stop strings need a tokenizer, and the model has no tokenizer.json; "
@@ -109,6 +154,14 @@ class RequestDoor:
                 f"thinking, and the tokenizer has no <think> and </think>; give "
                 f"LLM(reasoning_config={{'reasoning_start_str': ..., 'reasoning_end_str': ...}})"
             )
+
+
+def _to_core(label: str, params: object, task: str, config: PoolingConfig) -> _core.PoolingParams:
+    if not isinstance(params, PoolingParams):
+        raise InvalidArgument(f"{label} must be PoolingParams, got {describe(params)}")
+    if params.task not in (None, task):
+        raise InvalidArgument(f"{label}: task={params.task!r}, but this call's is {task!r}")
+    return params.to_core(task, config)
 
 
 def _priorities(priority: object, num_prompts: int) -> list[int]:

@@ -64,7 +64,14 @@ class RequestRunner:
             params.logits_processors = [self._processors.attach(state.params.logits_processors)]
         prompt = state.prompt
         return EngineRequest(
-            prompt.token_ids, params, state.priority, prompt.cache_salt, is_streamed
+            prompt.token_ids,
+            params,
+            state.priority,
+            prompt.cache_salt,
+            is_streamed,
+            prompt.embeds,
+            state.pooling,
+            state.beam_search,
         )
 
     def abandon(self, inbox: ThreadInbox, request_ids: Iterable[int]) -> None:

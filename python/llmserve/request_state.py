@@ -32,6 +32,10 @@ class SampleState:
 class RequestState:
     """One request: what went in, and what has come out."""
 
+    # What a request may want instead of sampled tokens.
+    pooling: _core.PoolingParams | None = None
+    beam_search: _core.BeamSearchParams | None = None
+
     def __init__(
         self,
         prompt: Prompt,
@@ -49,6 +53,7 @@ class RequestState:
         self.is_finished = False
         self._tokenizer = tokenizer
         self._arrival_us = time.monotonic_ns() // 1000
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._samples = [SampleState(index) for index in range(params.n)]
         self._last: _core.TokenEvent | None = None
         self._num_cached_tokens = 0
@@ -78,6 +83,8 @@ class RequestState:
             for sampled, top in zip(event.logprobs, event.top_logprobs, strict=True):
                 sample.cumulative_logprob += sampled.logprob
                 sample.logprobs.append(self._logprob_dict(sampled, top))
+        if self.params.prompt_logprobs is not None and self._prompt_logprobs is None:
+            self._take_prompt_logprobs(event)
         sample.last = self._last = event
         sample.has_news = True
         self.is_finished = event.is_request_finished
@@ -93,12 +100,18 @@ class RequestState:
             request_id=self.name or str(self.request_id),
             prompt=self.prompt.text,
             prompt_token_ids=self.prompt.token_ids,
-            prompt_logprobs=None,
+            prompt_logprobs=self._prompt_logprobs,
             outputs=[self._completion(sample, is_delta) for sample in samples],
             finished=self.is_finished,
             metrics=self._metrics(),
             num_cached_tokens=self._num_cached_tokens,
         )
+
+    def _take_prompt_logprobs(self, event: _core.TokenEvent) -> None:
+        rows = event.prompt_logprobs
+        if len(rows) + 1 == len(self.prompt.token_ids) and event.token_ids:
+            tops = event.prompt_top_logprobs
+            self._prompt_logprobs = [None, *map(self._logprob_dict, rows, tops)]
 
     def _completion(self, sample: SampleState, is_delta: bool) -> CompletionOutput:
         first_text = sample.num_given_texts if is_delta else 0
@@ -130,14 +143,12 @@ class RequestState:
     def _logprob_dict(
         self, sampled: _core.TokenLogprob, top: list[_core.TokenLogprob]
     ) -> dict[int, Logprob]:
-        return {
-            token.token_id: Logprob(
-                token.logprob,
-                token.rank,
-                self._tokenizer.token_text(token.token_id) if self._tokenizer else None,
-            )
-            for token in (sampled, *top)
-        }
+        return {token.token_id: self.to_logprob(token) for token in (sampled, *top)}
+
+    def to_logprob(self, token: _core.TokenLogprob) -> Logprob:
+        """The record that users see."""
+        text = self._tokenizer.token_text(token.token_id) if self._tokenizer else None
+        return Logprob(token.logprob, token.rank, text)
 
     def _metrics(self) -> RequestMetrics:
         arrival_time = _epoch_seconds(self._arrival_us)

@@ -19,7 +19,7 @@ from llmserve.errors import InvalidArgument
 
 # Fields that are accepted at their default and refused otherwise. extra_args among them for good:
 # it is for plugins, of which llmserve has none, and what nobody reads is better refused.
-_NOT_YET_SUPPORTED = ("prompt_logprobs", "structured_outputs", "extra_args")
+_NOT_YET_SUPPORTED = ("structured_outputs", "extra_args")
 
 # fn(token_ids int32 [T], logits float32 [V]) -> None or an array [V]
 PythonLogitsProcessor = Callable[..., object]
@@ -103,6 +103,7 @@ class SamplingParams:
     its end; what opens and ends it says LLM(reasoning_config), or the tokenizer's own <think>.
     logprobs: report the sampled token's log-probability and those of so many most likely tokens (-1
     for all), natural logarithms of the raw distribution: before any of the above.
+    prompt_logprobs: the same for the prompt's tokens; the prefix cache is not read then.
     logprob_token_ids: report those of these tokens, too; at most 128.
     detokenize=False leaves the text empty; skip_special_tokens leaves special tokens out of it;
     spaces_between_special_tokens=False drops the space before one that follows another, where the
@@ -173,6 +174,8 @@ class SamplingParams:
         self._set("min_tokens", integer("min_tokens", self.min_tokens, 0))
         logprobs = 1 if self.logprobs is True else self.logprobs  # as vLLM reads it
         self._set("logprobs", optional_integer("logprobs", logprobs, -1))
+        prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
+        self._set("prompt_logprobs", optional_integer("prompt_logprobs", prompt_logprobs, -1))
         for name in _BOOLEANS:
             boolean(name, getattr(self, name))
         self._check_draw()
@@ -216,6 +219,7 @@ class SamplingParams:
         detection = self.repetition_detection
         if detection is not None and detection.max_pattern_size > 0:
             params.repetition_detection = detection.to_core()
+        params.prompt_logprobs = self.prompt_logprobs
         return params
 
     @property
