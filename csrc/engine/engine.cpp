@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "core/error.h"
@@ -267,10 +268,12 @@ bool Engine::take_in() {
   // Under the lock, so that add_request() counts each request exactly once against the queue's
   // bound.
   Intake taken = std::exchange(intake_, {});
+  taken_.assign(std::move_iterator(taken.requests.begin()),
+                std::move_iterator(taken.requests.end()));
   const int64_t now_us = clock_.now_us();
-  for (Request& request : taken.requests) {
-    trace_.begin(request, now_us);
-    scheduler_->add(std::move(request));
+  for (; !taken_.empty(); taken_.pop_front()) {
+    trace_.begin(taken_.front(), now_us);
+    scheduler_->add(std::move(taken_.front()));
   }
   for (const RequestId id : taken.aborts) scheduler_->abort(id);
   if (taken.reset_prefix_cache) scheduler_->reset_prefix_cache();
@@ -355,19 +358,39 @@ void Engine::keep_books(std::span<const TokenEvent> events) {
 
 // A step that failed as a whole ends every request with an error event; the engine takes no more.
 void Engine::fail(const std::string& reason) {
-  std::vector<Request> unseen;
   {
     const std::lock_guard lock(intake_mutex_);
     failure_ = reason;
-    unseen = std::move(intake_.requests);
+    for (Request& request : intake_.requests) taken_.push_back(std::move(request));
+    intake_.requests.clear();
     intake_.tasks.clear();
   }
-  for (Request& request : unseen) scheduler_->add(std::move(request));
   scheduler_->fail(reason);
-  const std::vector<TokenEvent> events = scheduler_->take_events();
+  std::vector<TokenEvent> events = scheduler_->take_events();
+  fail_unseen(reason, events);
   record_.decisions.clear();  // of a step that has no record
   keep_books(events);
   events_.push(events);
+}
+
+// The last events of requests that the scheduler has not seen. It is not asked to take them in now:
+// it may have failed over the first, which has left its prompt with it, but not its numbers.
+void Engine::fail_unseen(const std::string& reason, std::vector<TokenEvent>& events) {
+  for (const Request& request : taken_) {
+    const auto is_its = [&](const TokenEvent& event) { return event.request_id == request.id; };
+    if (std::ranges::any_of(events, is_its)) continue;
+    for (int32_t i = 0; i < request.params.n; ++i) {
+      TokenEvent& event = events.emplace_back();
+      event.request_id = request.id;
+      event.sample_index = i;
+      event.finish_reason = FinishReason::kError;
+      event.error = reason;
+      event.seed = sample_seed(request.seed, i);
+      event.times.arrival_us = request.arrival_us;
+      event.is_request_finished = i == request.params.n - 1;
+    }
+  }
+  taken_.clear();
 }
 
 void Engine::close() {

@@ -5,6 +5,7 @@
 #include <array>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -123,6 +124,7 @@ class Engine {
   void let_go(std::span<const TokenEvent> events);
   void keep_books(std::span<const TokenEvent> events);
   void fail(const std::string& reason);
+  void fail_unseen(const std::string& reason, std::vector<TokenEvent>& events);
 
   const EngineConfig config_;
   const int64_t vocab_size_;
@@ -139,6 +141,9 @@ class Engine {
   std::condition_variable intake_ready_;
   std::condition_variable room_made_;
   Intake intake_;
+  // Taken out of the intake and not yet the scheduler's; the engine thread's. What throws on the
+  // way leaves them here for fail().
+  std::deque<Request> taken_;
   RequestId next_id_ = 0;
   // Of unfinished requests that have any: to be told of an abort while a step waits for them.
   std::unordered_map<RequestId, std::vector<std::shared_ptr<LogitsProcessor>>> processors_;

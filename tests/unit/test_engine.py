@@ -171,6 +171,18 @@ def test_a_failed_step_ends_every_request_and_stops_the_engine() -> None:
     engine.close()
 
 
+def test_a_request_that_no_step_has_seen_ends_with_the_failure_too() -> None:
+    engine = make_engine({"fail_at_step": 1, "step_us": 300_000})
+    first = engine.add_request([1, 2, 3], params())
+    time.sleep(0.1)  # its step is under way and will fail
+    unseen = [engine.add_request([4, 5], params(n=n, seed=n)) for n in (1, 3)]
+    for request, events in collect(engine, [first, *unseen]).items():
+        assert len(events) == (3 if request == unseen[1] else 1)
+        assert all(event.finish_reason == "error" for event in events)
+        assert all("told to fail" in event.error for event in events)
+    engine.close()
+
+
 def test_abort_frees_all_blocks_and_gives_one_last_event() -> None:
     engine = make_engine({"step_us": 500})
     request = engine.add_request([1, 2, 3], params(max_tokens=200, n=3))
