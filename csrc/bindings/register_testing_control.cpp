@@ -94,8 +94,9 @@ void register_hashes(py::module_& testing) {
 void register_prefix_cache(py::module_& testing) {
   py::class_<PrefixCache>(testing, "PrefixCache")
       .def(py::init<int32_t, int32_t>(), py::arg("num_blocks"), py::arg("block_size"))
-      .def("find", [](const PrefixCache& self, const std::string& hash,
-                      const Tokens& token_ids) { return self.find(to_hash(hash), token_ids); })
+      .def("find",
+           [](const PrefixCache& self, const std::string& hash, int32_t parent,
+              const Tokens& token_ids) { return self.find(to_hash(hash), parent, token_ids); })
       .def("insert",
            [](PrefixCache& self, const std::string& hash, int32_t block, int32_t parent,
               const Tokens& token_ids) { self.insert(to_hash(hash), block, parent, token_ids); })

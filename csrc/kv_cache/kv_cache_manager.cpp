@@ -42,7 +42,8 @@ PrefixMatch KvCacheManager::find_prefix(BlockTable& table,
   const int64_t num_usable = (num_tokens - 1) / block_size();
   hash_blocks(table, token_ids, num_tokens / block_size());
   for (int64_t i = 0; i < num_usable; ++i) {
-    const auto block = prefix_cache_.find(table.hashes[i], block_tokens(token_ids, i));
+    const int32_t parent = i == 0 ? PrefixCache::kNone : match.blocks.back();
+    const auto block = prefix_cache_.find(table.hashes[i], parent, block_tokens(token_ids, i));
     if (!block) {
       const auto announced = announced_.find(table.hashes[i]);
       if (announced == announced_.end()) break;
@@ -135,11 +136,12 @@ bool KvCacheManager::cache_block(BlockTable& table, std::span<const int32_t> tok
                                  int64_t idx) {
   const TokenHash& hash = table.hashes[idx];
   const std::span<const int32_t> tokens = block_tokens(token_ids, idx);
+  const int32_t parent = idx == 0 ? PrefixCache::kNone : table.blocks[idx - 1];
   if (!prefix_cache_.contains(hash)) {
-    prefix_cache_.insert(hash, table.blocks[idx], idx == 0 ? -1 : table.blocks[idx - 1], tokens);
+    prefix_cache_.insert(hash, table.blocks[idx], parent, tokens);
     return true;
   }
-  const auto equal = prefix_cache_.find(hash, tokens);
+  const auto equal = prefix_cache_.find(hash, parent, tokens);
   if (!equal) return false;
   add_ref(*equal);
   drop_ref(table.blocks[idx]);

@@ -11,12 +11,14 @@ PrefixCache::PrefixCache(int32_t num_blocks, int32_t block_size)
       entries_(num_blocks),
       tokens_(static_cast<size_t>(num_blocks) * block_size) {}
 
-std::optional<int32_t> PrefixCache::find(const TokenHash& hash,
+std::optional<int32_t> PrefixCache::find(const TokenHash& hash, int32_t parent,
                                          std::span<const int32_t> token_ids) const {
   const auto found = block_by_hash_.find(hash);
   if (found == block_by_hash_.end()) return std::nullopt;
-  if (!std::ranges::equal(tokens_of(found->second), token_ids)) return std::nullopt;
-  return found->second;
+  const int32_t block = found->second;
+  if (entries_[block].parent != parent) return std::nullopt;
+  if (!std::ranges::equal(tokens_of(block), token_ids)) return std::nullopt;
+  return block;
 }
 
 void PrefixCache::insert(const TokenHash& hash, int32_t block, int32_t parent,

@@ -18,16 +18,19 @@ namespace llmserve {
 
 class PrefixCache {
  public:
+  static constexpr int32_t kNone = -1;
+
   PrefixCache(int32_t num_blocks, int32_t block_size);
 
-  // The block with this hash and these very tokens [P]; a hash alone is not believed.
-  std::optional<int32_t> find(const TokenHash& hash, std::span<const int32_t> token_ids) const;
+  // The block with this hash, this predecessor (kNone for a first block) and these very tokens [P]:
+  // a hash alone is not believed, and by induction the whole chain's tokens are compared.
+  std::optional<int32_t> find(const TokenHash& hash, int32_t parent,
+                              std::span<const int32_t> token_ids) const;
   // Whether any block has this hash.
   bool contains(const TokenHash& hash) const { return block_by_hash_.contains(hash); }
   bool holds(int32_t block) const { return entries_[block].is_held; }
 
-  // Takes in a full block that has a reference; `parent` is its predecessor's block, -1 for the
-  // first. The hash must be new, the parent held.
+  // Takes in a full block that has a reference. The hash must be new, the parent held.
   void insert(const TokenHash& hash, int32_t block, int32_t parent,
               std::span<const int32_t> token_ids);
 
@@ -47,8 +50,6 @@ class PrefixCache {
   void check_integrity() const;
 
  private:
-  static constexpr int32_t kNone = -1;
-
   struct Entry {
     TokenHash hash;
     int32_t parent = kNone;

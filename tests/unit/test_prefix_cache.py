@@ -21,8 +21,15 @@ def test_a_hash_with_other_tokens_is_no_hit() -> None:
     cache = testing.PrefixCache(num_blocks=4, block_size=2)
     (forged,) = chain([1, 2])
     cache.insert(forged, 0, -1, [1, 2])
-    assert cache.find(forged, [1, 2]) == 0
-    assert cache.find(forged, [1, 3]) is None
+    assert cache.find(forged, -1, [1, 2]) == 0
+    assert cache.find(forged, -1, [1, 3]) is None
+
+
+def test_a_hash_and_tokens_after_another_block_are_no_hit() -> None:
+    cache = testing.PrefixCache(num_blocks=4, block_size=2)
+    (forged,) = chain([1, 2])
+    cache.insert(forged, 0, -1, [1, 2])
+    assert cache.find(forged, 0, [1, 2]) is None  # [1, 2, 1, 2] with a forged hash
 
 
 def test_eviction_takes_the_least_recently_used_leaf() -> None:
