@@ -26,7 +26,7 @@ struct SchedulerConfig {
   int32_t max_num_queued_reqs = 0;        // waiting requests before add() refuses; 0: no bound
   int64_t max_model_len = 0;              // prompt and output of one sequence
   bool enable_chunked_prefill = true;     // false: a prompt runs in one step or waits
-  int64_t max_batch_delay_us = 5000;      // for the policies that wait for a batch to fill
+  int64_t max_batch_delay_us = 10'000;    // policy "dynamic": waits a fifth of it up to all of it
   std::vector<int32_t> eos_token_ids;     // end a sequence unless ignore_eos
 
   void validate() const;

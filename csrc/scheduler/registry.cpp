@@ -15,7 +15,9 @@ constexpr std::array<PolicyRow, 4> kPolicies = {{
      &make_priority_policy},
     {"static", "fills a batch, runs it until all of it has ended; for comparison",
      &make_static_policy},
-    {"dynamic", "like static, but starts at the latest max_batch_delay_us after the oldest arrival",
+    {"dynamic",
+     "like static, but starts 2 to 10 ms after the oldest arrival: later after small batches, "
+     "sooner after full ones",
      &make_dynamic_policy},
 }};
 

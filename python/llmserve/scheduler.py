@@ -22,9 +22,10 @@ class Scheduler(_core.Scheduler):
     empty plan may no longer be empty. Not thread-safe.
 
     num_blocks, block_size: the KV pool. policy: "fcfs", "priority", and to compare with "static"
-    and "dynamic" batching (which waits at most max_batch_delay_us). max_num_batched_tokens: tokens
-    a step. max_num_seqs: sequences a step. max_num_queued_reqs: 0 is no bound. max_model_len: by
-    default what the pool holds. tokenizer: with one, events have text and `stop` works.
+    and "dynamic" batching (which waits for others max_batch_delay_us at most, and down to a fifth
+    of it as batches come out full). max_num_batched_tokens: tokens a step. max_num_seqs: sequences
+    a step. max_num_queued_reqs: 0 is no bound. max_model_len: by default what the pool holds.
+    tokenizer: with one, events have text and `stop` works.
 
     >>> from llmserve import SamplingParams, Scheduler
     >>> scheduler = Scheduler(num_blocks=8, block_size=4)
@@ -50,7 +51,7 @@ class Scheduler(_core.Scheduler):
         max_model_len: int | None = None,
         enable_chunked_prefill: bool = True,
         enable_prefix_caching: bool = True,
-        max_batch_delay_us: int = 5000,
+        max_batch_delay_us: int = 10_000,
         eos_token_ids: Sequence[int] = (),
         tokenizer: Tokenizer | None = None,
     ) -> None:

@@ -78,18 +78,47 @@ def test_static_starts_a_part_batch_once_nothing_more_arrives() -> None:
 
 
 def test_dynamic_starts_when_full_or_when_the_oldest_has_waited() -> None:
-    runner = Runner(num_blocks=64, policy="dynamic", max_num_seqs=2, max_batch_delay_us=5_000)
+    runner = Runner(num_blocks=64, policy="dynamic", max_num_seqs=2)
     runner.scheduler.advance_us(100)
     runner.add(1, [1], max_tokens=1)
     assert ids(runner.step()) == []
-    assert runner.scheduler.wake_us() == 5_100
-    runner.scheduler.advance_us(4_999)
+    assert runner.scheduler.wake_us() == 2_100
+    runner.scheduler.advance_us(1_999)
     assert ids(runner.step()) == []
     runner.scheduler.advance_us(1)
     assert ids(runner.step()) == [1]
     for request in (2, 3):
         runner.add(request, [request], max_tokens=1)
     assert ids(runner.step()) == [2, 3]
+
+
+def delay_of_a_lone_request(runner: Runner, request_id: int) -> int:
+    """Microseconds that it waits for others, in simulated time."""
+    runner.add(request_id, [1], max_tokens=1)
+    delay_us = 0
+    while not ids(runner.step()):
+        runner.scheduler.advance_us(500)
+        delay_us += 500
+    return delay_us
+
+
+def test_dynamic_waits_longer_after_small_batches_and_less_after_full_ones() -> None:
+    runner = Runner(num_blocks=64, policy="dynamic", max_num_seqs=2)
+    delays_us = [delay_of_a_lone_request(runner, request) for request in range(12)]
+    assert delays_us == [*range(2_000, 10_000, 1_000), 10_000, 10_000, 10_000, 10_000]
+    after_full_us = []
+    for batch in range(4):
+        for member in range(2):
+            runner.add(100 + 10 * batch + member, [1], max_tokens=1)
+        assert len(ids(runner.step())) == 2
+        runner.add(105 + 10 * batch, [1], max_tokens=1)
+        assert ids(runner.step()) == []
+        now_us = sum(delays_us)
+        wake_us = runner.scheduler.wake_us()
+        assert wake_us is not None
+        after_full_us.append(wake_us - now_us)
+        runner.scheduler.abort(105 + 10 * batch)
+    assert after_full_us == [5_000, 2_500, 2_000, 2_000]
 
 
 @pytest.mark.parametrize("policy", ["static", "dynamic"])
