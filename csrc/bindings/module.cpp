@@ -26,5 +26,6 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_testing_control(testing);
   llmserve::register_testing_scheduler(testing);
   llmserve::register_testing_memory(testing);
+  llmserve::register_testing_soak(testing);
   llmserve::register_testing_engine(testing);
 }

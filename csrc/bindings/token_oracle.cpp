@@ -22,9 +22,9 @@ SampledTokens sample_oracle(const StepPlan& plan, int32_t vocab_size) {
 ShadowModel::ShadowModel(int32_t num_blocks, int32_t block_size, int32_t vocab_size)
     : block_size_(block_size),
       vocab_size_(vocab_size),
-      pool_(static_cast<size_t>(num_blocks) * block_size, -1) {}
+      pool_(static_cast<size_t>(num_blocks) * block_size) {}
 
-int32_t& ShadowModel::slot(std::span<const int32_t> block_table, int64_t position) {
+ShadowModel::Slot& ShadowModel::slot(std::span<const int32_t> block_table, int64_t position) {
   const int64_t block = block_table[position / block_size_];
   return pool_[block * block_size_ + position % block_size_];
 }
@@ -36,8 +36,8 @@ SampledTokens ShadowModel::execute(const StepPlan& plan) {
   }
   for (const ScheduledSequence& sequence : plan.sequences) {
     for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
-      slot(sequence.block_table, sequence.start_position + static_cast<int64_t>(i)) =
-          sequence.token_ids[i];
+      const int64_t position = sequence.start_position + static_cast<int64_t>(i);
+      slot(sequence.block_table, position) = {sequence.token_ids[i], position};
     }
   }
   SampledTokens sampled;
@@ -46,7 +46,8 @@ SampledTokens ShadowModel::execute(const StepPlan& plan) {
     const ScheduledSequence& sequence = plan.sequences[row.sequence_idx];
     context.clear();
     for (int64_t p = 0; p <= sequence.start_position + row.token_offset; ++p) {
-      context.push_back(slot(sequence.block_table, p));
+      const Slot& read = slot(sequence.block_table, p);
+      context.push_back(read.position == p ? read.token_id : -1);
     }
     const int32_t token_id = row.given_token_id >= 0
                                  ? row.given_token_id

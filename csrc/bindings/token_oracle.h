@@ -16,9 +16,10 @@ namespace llmserve {
 int32_t oracle_token(uint64_t seed, int64_t position, int32_t vocab_size);
 SampledTokens sample_oracle(const StepPlan& plan, int32_t vocab_size);
 
-// A model whose "keys and values" are the token ids themselves: it writes them where the plan says,
-// reads each context back through the block table, and makes the next token a hash of seed and
-// whole context. A block that was freed, shared or copied wrongly changes the output.
+// A model whose "keys and values" are the token ids themselves with their positions: it writes them
+// where the plan says, reads each context back through the block table, and makes the next token a
+// hash of seed and whole context. A block that was freed, shared or copied wrongly, or is found at
+// another position than it was computed for, changes the output.
 class ShadowModel {
  public:
   ShadowModel(int32_t num_blocks, int32_t block_size, int32_t vocab_size);
@@ -35,11 +36,15 @@ class ShadowModel {
                                                 int32_t vocab_size, int32_t count);
 
  private:
-  int32_t& slot(std::span<const int32_t> block_table, int64_t position);
+  struct Slot {
+    int32_t token_id = -1;  // never written
+    int64_t position = -1;
+  };
+  Slot& slot(std::span<const int32_t> block_table, int64_t position);
 
   const int32_t block_size_;
   const int32_t vocab_size_;
-  std::vector<int32_t> pool_;  // [N, P] token ids; -1: never written
+  std::vector<Slot> pool_;  // [N, P]
 };
 
 // A block hasher that gives every chain of tokens the same hash.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,50 +217,37 @@ TestScheduler.settings = settings(
 )
 
 
-def drive(load: Workload, rng: random.Random, num_operations: int) -> None:
-    for operation in range(num_operations):
-        request_id = rng.randrange(max(0, load.next_id - 8), load.next_id + 1)
-        choice = rng.random()
-        if choice < 0.15:
-            prompt = [rng.randrange(2) for _ in range(rng.randint(1, NUM_BLOCKS * BLOCK_SIZE))]
-            beam_width = rng.choice([0, 0, 0, 2, 4])
-            load.add(
-                prompt,
-                1 if beam_width else rng.choice([1, 1, 1, 2, 4]),
-                rng.randint(1, 12),
-                beam_width=beam_width,
-                seed=rng.randrange(4),
-                priority=rng.randrange(3),
-                cache_salt=rng.choice(["", "x"]),
-            )
-        elif choice < 0.92:
-            load.step()
-        elif choice < 0.94:
-            load.abort(request_id)
-        elif choice < 0.96:
-            load.abort_in_step(request_id)
-        elif choice < 0.99:
-            load.runner.scheduler.preempt(request_id)
-        elif choice < 0.998:
-            load.runner.scheduler.reset_prefix_cache()
-        else:
-            load.fail()
-        load.runner.check()
-        if operation % 500 == 499:
-            load.finish()
-    load.finish()
+CASES = [
+    {"policy": policy, **config}
+    for policy in POLICIES
+    for config in (
+        {"max_num_batched_tokens": 5},
+        {"max_num_batched_tokens": 64, "forge_collisions": True},
+        {"max_num_batched_tokens": 5, "enable_prefix_caching": False},
+        {"num_blocks": 40, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 16},
+    )
+]
+# Far below the bound that the soak itself enforces, far above what is seen.
+MAX_STALL_STEPS = 500
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("caching", [True, False])
-def test_random_operations_lose_no_block_and_no_token(policy: str, caching: bool) -> None:
-    drive(Workload(policy, chunk=5, caching=caching), random.Random(1), 500)
+def soak(case: dict[str, Any], seed: int, num_operations: int) -> None:
+    """Random operations in C++, checked after each; then that all that can happen did."""
+    counts = _core.testing.soak_scheduler(num_operations, seed=seed, **case)
+    assert counts["num_operations"] == num_operations
+    assert counts.pop("longest_stall") < MAX_STALL_STEPS
+    idle = set()
+    if not case.get("enable_prefix_caching", True):
+        idle = {"num_hits", "num_evictions"}
+    assert {name for name, count in counts.items() if count == 0} == idle
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_random_operations_lose_no_block_and_no_token(case: dict[str, Any]) -> None:
+    soak(case, seed=1, num_operations=10_000)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(("chunk", "caching"), [(5, True), (64, True), (5, False)])
-def test_a_million_operations_lose_no_block_and_no_token(
-    policy: str, chunk: int, caching: bool
-) -> None:
-    drive(Workload(policy, chunk=chunk, caching=caching), random.Random(2), 84_000)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_million_operations_lose_no_block_and_no_token(case: dict[str, Any]) -> None:
+    soak(case, seed=2, num_operations=1_000_000)

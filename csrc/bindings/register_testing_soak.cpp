@@ -1,0 +1,64 @@
+// `llmserve._core.testing.soak_scheduler`: a million random operations in one call.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/register.h"
+#include "bindings/scheduler_soak.h"
+
+namespace py = pybind11;
+
+namespace llmserve {
+namespace {
+
+py::dict to_dict(const SoakCounts& counts) {
+  py::dict fields;
+  fields["num_operations"] = counts.num_operations;
+  fields["num_steps"] = counts.num_steps;
+  fields["num_requests"] = counts.num_requests;
+  fields["num_refused"] = counts.num_refused;
+  fields["num_forked"] = counts.num_forked;
+  fields["num_copied"] = counts.num_copied;
+  fields["num_preemptions"] = counts.num_preemptions;
+  fields["num_hits"] = counts.num_hits;
+  fields["num_evictions"] = counts.num_evictions;
+  fields["num_stopped"] = counts.num_stopped;
+  fields["num_full"] = counts.num_full;
+  fields["num_aborted"] = counts.num_aborted;
+  fields["num_failed"] = counts.num_failed;
+  fields["longest_stall"] = counts.longest_stall;
+  return fields;
+}
+
+}  // namespace
+
+void register_testing_soak(py::module_& testing) {
+  const SoakConfig defaults;
+  testing.def(
+      "soak_scheduler",
+      [](int64_t num_operations, const std::string& policy, int32_t num_blocks, int32_t block_size,
+         int32_t max_num_seqs, int32_t max_num_batched_tokens, bool enable_prefix_caching,
+         bool forge_collisions, uint64_t seed) {
+        SoakCounts counts;
+        {
+          const py::gil_scoped_release release;
+          counts = soak_scheduler({.policy = policy,
+                                   .num_blocks = num_blocks,
+                                   .block_size = block_size,
+                                   .max_num_seqs = max_num_seqs,
+                                   .max_num_batched_tokens = max_num_batched_tokens,
+                                   .enable_prefix_caching = enable_prefix_caching,
+                                   .forge_collisions = forge_collisions,
+                                   .seed = seed},
+                                  num_operations);
+        }
+        return to_dict(counts);
+      },
+      py::arg("num_operations"), py::kw_only(), py::arg("policy") = defaults.policy,
+      py::arg("num_blocks") = defaults.num_blocks, py::arg("block_size") = defaults.block_size,
+      py::arg("max_num_seqs") = defaults.max_num_seqs,
+      py::arg("max_num_batched_tokens") = defaults.max_num_batched_tokens,
+      py::arg("enable_prefix_caching") = defaults.enable_prefix_caching,
+      py::arg("forge_collisions") = defaults.forge_collisions, py::arg("seed") = defaults.seed);
+}
+
+}  // namespace llmserve

@@ -1,0 +1,303 @@
+#include "bindings/scheduler_soak.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "bindings/token_oracle.h"
+#include "core/error.h"
+#include "core/mix.h"
+#include "scheduler/scheduler.h"
+
+namespace llmserve {
+namespace {
+
+// Few tokens and salts, so that prompts share prefixes and stop tokens are drawn.
+constexpr int32_t kVocabSize = 16;
+constexpr int32_t kStopToken = 3;
+constexpr int32_t kMaxSamples = 4;
+constexpr int32_t kMaxTokens = 12;
+constexpr int64_t kOperationsBetweenEnds = 500;
+
+// What a request asked for, and how far each of its samples has come.
+struct Sample {
+  std::vector<int32_t> token_ids;  // prompt, then generated
+  uint64_t seed = 0;
+  bool is_finished = false;
+  bool is_spoiled = false;  // its logits were made invalid
+};
+struct Asked {
+  SamplingParams params;
+  int64_t num_prompt_tokens = 0;
+  bool is_cut_short = false;  // aborted, or failed with all the others
+  std::vector<Sample> samples;
+};
+
+class Soak {
+ public:
+  explicit Soak(const SoakConfig& config)
+      : config_(config),
+        capacity_(int64_t{config.num_blocks} * config.block_size),
+        // Everybody who has a seat, one after another, each sample twice from the start.
+        max_stall_(int64_t{config.max_num_seqs} * kMaxSamples * 2 * capacity_),
+        scheduler_({.policy = config.policy,
+                    .max_num_batched_tokens = config.max_num_batched_tokens,
+                    .max_num_seqs = config.max_num_seqs,
+                    .max_model_len = capacity_ + 2 * kMaxTokens,
+                    .max_batch_delay_us = 50},
+                   {.block_size = config.block_size,
+                    .num_blocks = config.num_blocks,
+                    .enable_prefix_caching = config.enable_prefix_caching},
+                   nullptr, clock_, config.forge_collisions ? &forged_hash : &chain_hash),
+        model_(config.num_blocks, config.block_size, kVocabSize) {}
+
+  SoakCounts run(int64_t num_operations) {
+    for (; counts_.num_operations < num_operations; ++counts_.num_operations) {
+      operate(static_cast<int32_t>(below(1000)));
+      check();
+      if (counts_.num_operations % kOperationsBetweenEnds == kOperationsBetweenEnds - 1) end_all();
+    }
+    end_all();
+    EngineMetrics metrics;
+    scheduler_.fill_metrics(metrics);
+    counts_.num_preemptions = metrics.num_preemptions;
+    counts_.num_hits = metrics.prefix_cache_hits;
+    counts_.num_evictions = metrics.prefix_cache_evictions;
+    return counts_;
+  }
+
+ private:
+  uint64_t below(uint64_t bound) { return mix64(config_.seed, num_draws_++) % bound; }
+  bool happens(uint64_t percent) { return below(100) < percent; }
+
+  void operate(int32_t per_mille) {
+    if (per_mille < 150) {
+      add();
+    } else if (per_mille < 900) {
+      step([] {});
+    } else if (per_mille < 920) {
+      abort();
+    } else if (per_mille < 940) {
+      step([this] { abort(); });
+    } else if (per_mille < 950) {
+      step([this] { add(); });
+    } else if (per_mille < 955) {
+      step([this] { scheduler_.reset_prefix_cache(); });
+    } else if (per_mille < 985) {
+      scheduler_.preempt(pick());
+    } else if (per_mille < 996) {
+      scheduler_.reset_prefix_cache();
+    } else if (per_mille < 998) {
+      fail();
+    } else {
+      scheduler_.schedule();  // a step that never comes back
+      fail();
+    }
+  }
+
+  void add() {
+    Request request{.id = next_id_++,
+                    .prompt_token_ids = {},
+                    .params = {.n = happens(70) ? 1 : 1 + static_cast<int32_t>(below(kMaxSamples)),
+                               .stop_token_ids = {kStopToken},
+                               .max_tokens = 1 + static_cast<int32_t>(below(kMaxTokens))},
+                    .seed = below(4),
+                    .priority = static_cast<int32_t>(below(3)),
+                    .cache_salt = happens(50) ? "" : "x",
+                    .arrival_us = clock_.now_us()};
+    request.params.min_tokens = happens(30) ? request.params.max_tokens / 2 : 0;
+    const uint64_t length = 1 + below(static_cast<uint64_t>(capacity_) + 1);
+    while (request.prompt_token_ids.size() < length) {
+      request.prompt_token_ids.push_back(static_cast<int32_t>(below(2)));
+    }
+    Asked asked{.params = request.params, .num_prompt_tokens = static_cast<int64_t>(length)};
+    for (int32_t i = 0; i < request.params.n; ++i) {
+      asked.samples.push_back(
+          {.token_ids = request.prompt_token_ids, .seed = sample_seed(request.seed, i)});
+    }
+    const RequestId id = request.id;
+    try {
+      scheduler_.add(std::move(request));
+    } catch (const ResourceExhausted&) {
+      require(asked.num_prompt_tokens >= capacity_, "a prompt that fits with a token is taken");
+      ++counts_.num_refused;
+      return;
+    }
+    ++counts_.num_requests;
+    counts_.num_forked += asked.params.n - 1;
+    asked_.emplace(id, std::move(asked));
+  }
+
+  template <class Meanwhile>
+  void step(Meanwhile meanwhile) {
+    clock_.advance_us(10);
+    ++counts_.num_steps;
+    const Sequence* first = nullptr;
+    for (const Sequence* sequence : scheduler_.sequences()) {
+      if (first == nullptr || ServedBefore()(sequence, first)) first = sequence;
+    }
+    const auto key = first == nullptr ? std::pair<RequestId, int32_t>(-1, 0)
+                                      : std::pair(first->context->request.id, first->sample_index);
+    const StepPlan& plan = scheduler_.schedule();
+    check_plan(plan, key);
+    SampledTokens sampled = model_.execute(plan);
+    if (!sampled.rows.empty() && happens(1)) spoil(plan, sampled);
+    meanwhile();
+    take(scheduler_.commit(sampled).events);
+  }
+
+  void check_plan(const StepPlan& plan, std::pair<RequestId, int32_t> first) {
+    int64_t num_tokens = 0;
+    bool has_first = false;
+    for (const ScheduledSequence& sequence : plan.sequences) {
+      require(!sequence.token_ids.empty(), "a scheduled sequence runs a token");
+      num_tokens += std::ssize(sequence.token_ids);
+      has_first |= std::pair(sequence.request_id, sequence.sample_index) == first;
+    }
+    require(num_tokens == plan.num_tokens && num_tokens <= config_.max_num_batched_tokens,
+            "a step's tokens are counted and fit the budget");
+    require(std::ssize(plan.sequences) <= config_.max_num_seqs, "a step's sequences have a seat");
+    counts_.num_copied += std::ssize(plan.copies);
+    stall_ = has_first || first != first_ ? 0 : stall_ + 1;
+    first_ = first;
+    counts_.longest_stall = std::max(counts_.longest_stall, stall_);
+    require(stall_ <= max_stall_, "whoever is served first is not passed over for ever");
+  }
+
+  void spoil(const StepPlan& plan, SampledTokens& sampled) {
+    const size_t row = below(sampled.rows.size());
+    sampled.rows[row].is_valid = false;
+    const ScheduledSequence& sequence = plan.sequences[plan.logit_rows[row].sequence_idx];
+    asked_.at(sequence.request_id).samples[plan.logit_rows[row].sample_index].is_spoiled = true;
+  }
+
+  RequestId pick() { return next_id_ - 1 - static_cast<RequestId>(below(8)); }
+
+  void abort() {
+    const RequestId id = pick();
+    const auto found = asked_.find(id);
+    if (found != asked_.end()) found->second.is_cut_short = true;
+    scheduler_.abort(id);
+    take(scheduler_.take_events());
+  }
+
+  void fail() {
+    for (auto& [id, asked] : asked_) asked.is_cut_short = true;
+    scheduler_.fail("asked to");
+    take(scheduler_.take_events());
+    require(!scheduler_.has_unfinished(), "a failure ends every request");
+  }
+
+  void take(const std::vector<TokenEvent>& events) {
+    for (const TokenEvent& event : events) {
+      const auto found = asked_.find(event.request_id);
+      require(found != asked_.end(), "no event follows a request's last one");
+      Asked& asked = found->second;
+      Sample& sample = asked.samples.at(static_cast<size_t>(event.sample_index));
+      require(!sample.is_finished, "no event follows a sample's last one");
+      require(event.seed == sample.seed, "an event reports its sample's seed");
+      for (const int32_t token_id : event.token_ids) check_token(asked, sample, token_id);
+      if (event.finish_reason != FinishReason::kNone) check_end(asked, sample, event);
+      const bool is_over =
+          std::ranges::all_of(asked.samples, [](const Sample& s) { return s.is_finished; });
+      require(event.is_request_finished == is_over, "a request ends with its last sample");
+      if (is_over) asked_.erase(found);
+    }
+  }
+
+  void check_token(const Asked& asked, Sample& sample, int32_t token_id) {
+    const int64_t num_generated = std::ssize(sample.token_ids) - asked.num_prompt_tokens;
+    const bool may_stop = num_generated >= asked.params.min_tokens;
+    const int32_t expected = ShadowModel::next_token(
+        sample.token_ids, sample.seed, kVocabSize,
+        may_stop ? std::span<const int32_t>() : std::span(asked.params.stop_token_ids));
+    require(token_id == expected, "a token is the one that prompt and seed give");
+    sample.token_ids.push_back(token_id);
+  }
+
+  void check_end(const Asked& asked, Sample& sample, const TokenEvent& event) {
+    sample.is_finished = true;
+    const int64_t num_tokens = std::ssize(sample.token_ids);
+    const int64_t num_generated = num_tokens - asked.num_prompt_tokens;
+    switch (event.finish_reason) {
+      case FinishReason::kStop:
+        ++counts_.num_stopped;
+        require(sample.token_ids.back() == kStopToken && num_generated > asked.params.min_tokens,
+                "a sample stops at a stop token, not before min_tokens");
+        break;
+      case FinishReason::kLength:
+        ++counts_.num_full;
+        require(num_generated == asked.params.max_tokens, "a full sample has max_tokens");
+        break;
+      case FinishReason::kAbort:
+        ++counts_.num_aborted;
+        require(asked.is_cut_short, "only an aborted request ends so");
+        break;
+      default:
+        ++counts_.num_failed;
+        require(asked.is_cut_short || sample.is_spoiled || num_tokens == capacity_ + 1,
+                "a sample fails with its logits, its engine or its pool");
+    }
+  }
+
+  // Independent of the scheduler's own check: reference counts from the tables alone.
+  void check() {
+    scheduler_.check_integrity();
+    holders_.assign(static_cast<size_t>(config_.num_blocks), 0);
+    for (const Sequence* sequence : scheduler_.sequences()) {
+      require(asked_.contains(sequence->context->request.id), "only unfinished requests are kept");
+      for (const int32_t block : sequence->table.blocks) ++holders_[static_cast<size_t>(block)];
+    }
+    const KvCacheManager& kv_cache = scheduler_.kv_cache();
+    int32_t num_held = 0;
+    for (int32_t block = 0; block < config_.num_blocks; ++block) {
+      const int32_t num_holders = holders_[static_cast<size_t>(block)];
+      require(kv_cache.ref_count(block) == num_holders, "each reference has its holder");
+      num_held += num_holders > 0 ? 1 : 0;
+    }
+    require(
+        kv_cache.num_free_blocks() + kv_cache.num_cached_blocks() + num_held == config_.num_blocks,
+        "free + cached + referenced = total");
+    require(scheduler_.has_unfinished() == !asked_.empty(), "unfinished requests are known");
+  }
+
+  void end_all() {
+    const int64_t max_steps = max_stall_ * (1 + std::ssize(asked_));
+    for (int64_t i = 0; scheduler_.has_unfinished(); ++i) {
+      require(i < max_steps, "every request ends");
+      step([] {});
+      check();
+    }
+    require(scheduler_.kv_cache().num_used_blocks() == 0, "every block comes back");
+  }
+
+  void require(bool holds, const char* invariant) const {
+    if (!holds) {
+      throw InternalError(concat("operation ", counts_.num_operations, ", seed ", config_.seed,
+                                 ": broken: ", invariant));
+    }
+  }
+
+  const SoakConfig config_;
+  const int64_t capacity_;   // tokens in the pool
+  const int64_t max_stall_;  // steps
+  ManualClock clock_;
+  Scheduler scheduler_;
+  ShadowModel model_;
+  SoakCounts counts_;
+  std::map<RequestId, Asked> asked_;  // unfinished
+  std::vector<int32_t> holders_;      // [N]
+  std::pair<RequestId, int32_t> first_;
+  int64_t stall_ = 0;
+  RequestId next_id_ = 0;
+  uint64_t num_draws_ = 0;
+};
+
+}  // namespace
+
+SoakCounts soak_scheduler(const SoakConfig& config, int64_t num_operations) {
+  return Soak(config).run(num_operations);
+}
+
+}  // namespace llmserve

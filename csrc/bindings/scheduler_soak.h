@@ -1,0 +1,47 @@
+// Random operations on the real scheduler, a million at a time: what tests/unit does in Python with
+// operations that shrink, without Python between them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace llmserve {
+
+struct SoakConfig {
+  std::string policy = "fcfs";
+  int32_t num_blocks = 9;
+  int32_t block_size = 2;
+  int32_t max_num_seqs = 3;
+  int32_t max_num_batched_tokens = 5;
+  bool enable_prefix_caching = true;
+  bool forge_collisions = false;
+  uint64_t seed = 0;
+};
+
+// What happened, so that a test can tell that everything did.
+struct SoakCounts {
+  int64_t num_operations = 0;
+  int64_t num_steps = 0;
+  int64_t num_requests = 0;
+  int64_t num_refused = 0;  // larger than the pool
+  int64_t num_forked = 0;   // samples beyond a request's first
+  int64_t num_copied = 0;   // blocks, on write
+  int64_t num_preemptions = 0;
+  int64_t num_hits = 0;  // tokens
+  int64_t num_evictions = 0;
+  int64_t num_stopped = 0;  // samples, by how they ended
+  int64_t num_full = 0;
+  int64_t num_aborted = 0;
+  int64_t num_failed = 0;
+  int64_t longest_stall = 0;  // steps in a row without whoever is first in the order of service
+};
+
+// Adds, steps, aborts, preempts, resets and fails at random, in a step and between steps. After
+// each operation: free + cached + referenced = total, every reference has its holder, every token
+// is the one that its prompt and seed give, every sequence ends as it must, and whoever is served
+// first has not been passed over for longer than all the others can take. Every 500 operations
+// everything ends, and every block comes back. Throws InternalError with the operation's number,
+// which together with the config repeats it.
+SoakCounts soak_scheduler(const SoakConfig& config, int64_t num_operations);
+
+}  // namespace llmserve
