@@ -198,13 +198,11 @@ class SamplingParams:
     def _check_objects(self) -> None:
         if self.skip_reading_prefix_cache is not None:
             boolean("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
-        for name, kind in (
-            ("output_kind", RequestOutputKind),
-            ("repetition_detection", RepetitionDetectionParams),
-        ):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, kind):
-                raise InvalidArgument(f"{name} must be a {kind.__name__}, got {describe(value)}")
+        _check_kind("output_kind", self.output_kind, RequestOutputKind)
+        if self.repetition_detection is not None:
+            _check_kind(
+                "repetition_detection", self.repetition_detection, RepetitionDetectionParams
+            )
 
     def to_core(self, max_tokens: int = 2**31 - 1) -> _core.SamplingParams:
         """The engine's struct; `max_tokens` stands in where the field is None. What takes a
@@ -260,6 +258,11 @@ def _logit_bias(value: object) -> dict[int, float] | None:
         integer("logit_bias: token id", token_id, 0): number(f"logit_bias[{token_id}]", bias)
         for token_id, bias in zip(ids, value.values(), strict=True)
     }
+
+
+def _check_kind(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise InvalidArgument(f"{name} must be a {kind.__name__}, got {describe(value)}")
 
 
 def _callables(name: str, value: object) -> tuple[PythonLogitsProcessor, ...] | None:

@@ -108,6 +108,7 @@ REFUSED = [
     ({"repetition_detection": {"max": 1}}, "repetition_detection must be a RepetitionDetectionP"),
     ({"logits_processors": [3]}, r"logits_processors\[0\] must be a function, got 3"),
     ({"logits_processors": print}, "logits_processors must be a list of functions, got <built-in"),
+    ({"output_kind": None}, "output_kind must be a RequestOutputKind, got None"),
     ({"output_kind": "DELTA"}, "output_kind must be a RequestOutputKind, got 'DELTA'"),
     ({"temprature": 0.5}, "SamplingParams has no argument 'temprature'; did you mean 'temp"),
     ({"zzz": 1}, "SamplingParams has no argument 'zzz'; it takes n, presence_penalty"),
