@@ -62,9 +62,9 @@ def measure(jobs: list[Job], policy: str, *, num_slots: int, num_blocks: int) ->
         plan = scheduler.schedule()
         num_steps += len(plan.sequences) > 0
         num_sequences += len(plan.sequences)
-        for sequence in scheduler.sequences():
+        for sequence in plan.sequences:
             num_kv_slots += len(sequence.block_table) * BLOCK_SIZE
-            num_kv_tokens += sequence.num_scheduled
+            num_kv_tokens += sequence.start_position + sequence.num_tokens
         scheduler.commit(testing.sample_oracle(plan, VOCAB_SIZE))
     scheduler.check_integrity()
     return Figures(
