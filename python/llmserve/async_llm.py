@@ -4,9 +4,11 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence, Sized
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
+from typing import TypeVar
 
 from llmserve.arguments import describe, refuse_unless_default, text
 from llmserve.async_stream import AsyncStream
@@ -28,6 +30,8 @@ _MAX_SIZE_IN_LOOP = 4096
 
 # Requests whose names `trace` knows: as many as the engine's trace holds.
 _MAX_NUM_NAMES = 4096
+
+_State = TypeVar("_State", bound=RequestState)
 
 _log = logging.getLogger(__name__)
 
@@ -70,10 +74,13 @@ class AsyncLLM(LLMBase):
         """
         self._open_engine()
         refuse_unless_default("generate", "lora_request", lora_request, None)
-        state = await self._admit(prompt, sampling_params, priority)
-        async with aclosing(self._stream(state, request_id)) as outputs:
-            async for output in outputs:
-                yield output
+        admit = partial(self._door.admit, prompt, sampling_params, priority)
+        state = await self._admit_one("generate", prompt, admit)
+        kind = state.params.output_kind
+        is_streamed = kind is not RequestOutputKind.FINAL_ONLY
+        async with aclosing(self._run(state, request_id, is_streamed)) as news:
+            async for _ in news:
+                yield state.output(kind)
 
     async def chat(
         self,
@@ -114,11 +121,10 @@ class AsyncLLM(LLMBase):
             async for output in outputs:
                 yield output
 
-    async def _stream(
-        self, state: RequestState, request_id: str | None
-    ) -> AsyncGenerator[RequestOutput, None]:
-        kind = state.params.output_kind
-        is_streamed = kind is not RequestOutputKind.FINAL_ONLY
+    async def _run(
+        self, state: RequestState, request_id: str | None, is_streamed: bool
+    ) -> AsyncGenerator[None, None]:
+        """Runs a request; yields whenever its state has changed or, if not streamed, at its end."""
         stream = AsyncStream(self._runner, state)
         try:
             with self._waker.watch():
@@ -128,7 +134,7 @@ class AsyncLLM(LLMBase):
                     await stream.wait()
                     is_finished = state.is_finished  # now: more may come while the reader is away
                     if is_finished or is_streamed:
-                        yield state.output(kind)
+                        yield
         finally:
             self._end(stream)
 
@@ -178,15 +184,12 @@ class AsyncLLM(LLMBase):
         self._running: dict[str, RequestState] = {}  # by the name that their users know
         self._naming = threading.Lock()
 
-    async def _admit(
-        self, prompt: object, sampling_params: object, priority: object
-    ) -> RequestState:
-        if _size(prompt) > _MAX_SIZE_IN_LOOP:
-            states = await asyncio.to_thread(self._door.admit, prompt, sampling_params, priority)
-        else:
-            states = self._door.admit(prompt, sampling_params, priority)
+    async def _admit_one(
+        self, call: str, prompt: object, admit: Callable[[], list[_State]]
+    ) -> _State:
+        states = await asyncio.to_thread(admit) if _size(prompt) > _MAX_SIZE_IN_LOOP else admit()
         if len(states) != 1:
-            raise InvalidArgument(f"generate takes one prompt, got {len(states)}; call it for each")
+            raise InvalidArgument(f"{call} takes one prompt, got {len(states)}; call it for each")
         return states[0]
 
     def _start(self, stream: AsyncStream, request_id: str | None, is_streamed: bool) -> None:
