@@ -2,11 +2,12 @@
 
 import argparse
 import sys
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from typing import Any
 
 from llmserve.cli.chat_session import ChatSession
 from llmserve.cli.console import dim, printable
+from llmserve.cli.interrupts import Interrupts
 from llmserve.cli.options import (
     add_engine_options,
     add_sampling_options,
@@ -69,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
         params = sampling_params(options, defaults, max_tokens)
         session = ChatSession(llm, params, options.system)
         screen.say("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
-        return _converse(session, screen)
+        with screen.interrupts or nullcontext():
+            return _converse(session, screen)
 
 
 def _converse(session: ChatSession, screen: "_Screen") -> int:
@@ -89,7 +91,8 @@ def _converse(session: ChatSession, screen: "_Screen") -> int:
 def _answer(session: ChatSession, line: str, screen: "_Screen") -> bool:
     try:
         screen.begin_answer()
-        with closing(session.answer(line)) as pieces:  # an interrupted one is aborted at once
+        # An answer that is interrupted is aborted at once.
+        with closing(session.answer(line)) as pieces, screen.interruptible():
             for piece in pieces:
                 screen.write(piece)
     except KeyboardInterrupt:
@@ -116,6 +119,7 @@ class _Screen:
     def __init__(self, is_terminal: bool, is_quiet: bool) -> None:
         self.is_terminal = is_terminal
         self.is_quiet = is_quiet or not is_terminal
+        self.interrupts = Interrupts() if is_terminal else None
         self._rich = _rich_console() if is_terminal else None
         if is_terminal:
             _edit_lines()
@@ -135,7 +139,8 @@ class _Screen:
         """The next message or command, None at the end."""
         while True:
             try:
-                return self._read_message()
+                with self.interruptible():
+                    return self._read_message()
             except EOFError:
                 self.say("")
                 return None
@@ -143,6 +148,10 @@ class _Screen:
                 if not self.is_terminal:
                     raise
                 self.say("\nCtrl-D or /exit leaves")
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Where a person's Ctrl-C ends what is done, and not the program."""
+        return self.interrupts.taken() if self.interrupts is not None else nullcontext()
 
     def begin_answer(self) -> None:
         """Before the first piece."""
