@@ -19,6 +19,8 @@ _FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
+    "modules.json",
+    "*_Pooling/config.json",
     "*.safetensors",
     "model.safetensors.index.json",
 )
