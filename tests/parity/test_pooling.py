@@ -20,7 +20,6 @@ from llmserve import (
     PoolingParams,
     ResourceExhausted,
     SamplingParams,
-    _core,
 )
 from llmserve.pooling_params import PoolingConfig
 
@@ -40,9 +39,11 @@ def make_prompts() -> list[list[int]]:
 PROMPTS = make_prompts()
 
 
+SIZES: dict[str, Any] = {"max_model_len": 256, "num_gpu_blocks_override": 200, "num_threads": 1}
+
+
 def make_llm(directory: Path | None = None, **options: Any) -> LLM:
-    defaults = {"max_model_len": 256, "num_gpu_blocks_override": 200, "num_threads": 1}
-    return LLM(directory or checkpoint("llama"), dtype="float32", **{**defaults, **options})
+    return LLM(directory or checkpoint("llama"), dtype="float32", **{**SIZES, **options})
 
 
 def encode(llm: LLM, task: str, params: PoolingParams | None = None) -> list[np.ndarray]:
@@ -205,10 +206,7 @@ def test_no_request_takes_memory_that_was_not_planned() -> None:
     """Prompt logprobs, logits and states of long prompts run in the workspace of the plan: past it
     the engine would fail."""
     budget = 200
-    directory = checkpoint("llama")
-    report = _core.inspect_checkpoint(
-        str(directory), dtype="float32", max_model_len=256, max_tokens=budget, max_logit_rows=64
-    )
+    plan = LLM.plan(checkpoint("llama"), dtype="float32", max_num_batched_tokens=budget, **SIZES)
     with make_llm(max_num_batched_tokens=budget) as llm:
         for task in ("embed", "token_embed", "token_logits"):
             encode(llm, task)
@@ -217,7 +215,7 @@ def test_no_request_takes_memory_that_was_not_planned() -> None:
         llm.beam_search([{"prompt_token_ids": p} for p in PROMPTS], BeamSearchParams(16, 4))
         assert max(step.num_tokens for step in llm.trace()) == budget
         workspace_bytes = llm._open_engine().memory_use.workspace_bytes
-    assert workspace_bytes == report["plan"]["workspace_bytes"]
+    assert workspace_bytes == plan.workspace_bytes
 
 
 # --- what a checkpoint says of its pooling ------------------------------------------------------

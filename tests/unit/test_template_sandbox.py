@@ -110,7 +110,10 @@ def test_a_bomb_ends_with_an_error_soon_and_without_eating_memory(
 
 def test_ten_to_the_twelve_iterations_end_within_the_limit_as_shipped() -> None:
     start = time.monotonic()
-    with pytest.raises(InvalidArgument, match="it takes more than 5 s"):
+    # Whichever is reached first on this machine.
+    with pytest.raises(
+        InvalidArgument, match=r"it (takes more than 5 s|makes more than 268435456)"
+    ):
         render(NEST + ENDS)
     assert time.monotonic() - start < DEADLINE_S
 
