@@ -214,6 +214,8 @@ void Engine::fall_asleep(int32_t level) {
   executor_->release(MemoryPart::kKvCache);
   if (level == 2) executor_->release(MemoryPart::kWeights);
   keep_memory_use();
+  const std::lock_guard lock(metrics_mutex_);  // who called sleep() finds the cache empty
+  scheduler_->fill_metrics(metrics_);
 }
 
 void Engine::restore(const std::vector<MemoryPart>& parts) {
