@@ -61,7 +61,12 @@ WORKLOADS: dict[str, tuple[dict[str, Any], list[list[int]], dict[str, Any]]] = {
     "blocks": ({"num_blocks": 12}, [[9 + i] * 30 for i in range(8)], {"max_tokens": 40}),
     "samples": ({"num_blocks": 24}, [[9 + i] * 20 for i in range(6)], {"n": 3, "max_tokens": 20}),
     "chunks": ({"max_num_batched_tokens": 16}, [[9 + i] * 60 for i in range(6)], {}),
-    "prefix": ({"max_num_seqs": 8}, [[*range(1, 60), 60 + i] for i in range(6)], {}),
+    # The first keeps the engine busy until the others, who share a prefix, have all arrived.
+    "prefix": (
+        {"max_num_seqs": 8, "step_us": 50_000},
+        [[2, 1, 2], *([*range(1, 60), 60 + i] for i in range(6))],
+        {},
+    ),
     "batch": ({"policy": "static"}, [[1, 2, 3 + i] for i in range(10)], {}),
 }
 REASONS = {
