@@ -20,13 +20,13 @@ from llmserve.plan.bounds import (
     roofline_flops,
     transfer_s,
 )
-from llmserve.plan.capacity import Capacity, CapacityRow, ModelShape, plan_capacity
-from llmserve.plan.memory_plan import KvRow, MemoryPlan, SpeedRow, WeightGroup
+from llmserve.plan.capacity import Capacity, ModelShape, plan_capacity
+from llmserve.plan.kv_rows import KvRow
+from llmserve.plan.memory_plan import MemoryPlan, SpeedRow, WeightGroup
 from llmserve.plan.plots import plot_roofline, plot_users
 
 __all__ = [
     "Capacity",
-    "CapacityRow",
     "KvRow",
     "MemoryPlan",
     "ModelShape",

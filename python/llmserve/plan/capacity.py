@@ -15,6 +15,7 @@ from llmserve.model_files import (
     parse_json_object,
     read_bytes,
 )
+from llmserve.plan.kv_rows import KvRow, kv_rows, kv_table, users_at
 from llmserve.plan.table import html_page, text_table
 from llmserve.units import human_bytes
 
@@ -78,17 +79,6 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True)
-class CapacityRow:
-    """One KV dtype: bytes a token, tokens in the pool, users at each of Capacity.contexts."""
-
-    dtype: str
-    is_supported: bool
-    bytes_per_token: int
-    num_tokens: int
-    num_users: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Capacity:
     """How many users fit; made by `plan_capacity`."""
 
@@ -98,12 +88,11 @@ class Capacity:
     kv_cache_bytes: int  # what is left for the cache; negative if the weights do not fit
     block_size: int
     contexts: tuple[int, ...]
-    rows: tuple[CapacityRow, ...] = field(default=())
+    rows: tuple[KvRow, ...] = field(default=())
 
     def num_users(self, context: int, dtype: str = "bfloat16") -> int:
         """Users of one of `contexts` tokens at one of the dtypes."""
-        (row,) = (row for row in self.rows if row.dtype == dtype)
-        return row.num_users[self.contexts.index(context)]
+        return users_at(self.rows, self.contexts, context, dtype)
 
     def __str__(self) -> str:
         left = (
@@ -122,17 +111,8 @@ class Capacity:
         return html_page(str(self).split("\n\n")[0], *self._table())
 
     def _table(self) -> tuple[list[str], list[list[str]], str]:
-        head = ["KV dtype", "bytes a token", "tokens", *(f"users at {c}" for c in self.contexts)]
-        body = [
-            [
-                row.dtype + ("" if row.is_supported else " *"),
-                str(row.bytes_per_token),
-                str(row.num_tokens),
-                *(str(users) for users in row.num_users),
-            ]
-            for row in self.rows
-        ]
-        return head, body, "* arithmetic only: llmserve does not run this KV dtype yet"
+        note = "* arithmetic only: llmserve does not run this KV dtype yet"
+        return (*kv_table(self.rows, self.contexts), note)
 
 
 def plan_capacity(
@@ -159,15 +139,15 @@ def plan_capacity(
         raise InvalidArgument(f"overhead must be in [0, 1), got {overhead!r}")
     lengths = tuple(integer("contexts", context, 1) for context in contexts)
     left = round(total * (1 - overhead)) - shape.weight_bytes
-    rows = []
-    for dtype in _core.kv_cache_dtypes():
-        token_bytes = _core.kv_bytes_per_token(shape.layers, dtype.name)
-        pool = _core.KvPool(max(0, left), token_bytes, integer("block_size", block_size, 1, 256))
-        users = tuple(pool.num_users(length) for length in lengths)
-        rows.append(
-            CapacityRow(dtype.name, dtype.is_supported, token_bytes, pool.num_tokens, users)
+    tokens_of_block = integer("block_size", block_size, 1, 256)
+    pools = [
+        _core.KvPool(
+            max(0, left), _core.kv_bytes_per_token(shape.layers, dtype.name), tokens_of_block
         )
-    return Capacity(total, overhead, shape.weight_bytes, left, block_size, lengths, tuple(rows))
+        for dtype in _core.kv_cache_dtypes()
+    ]
+    rows = kv_rows(pools, lengths)
+    return Capacity(total, overhead, shape.weight_bytes, left, block_size, lengths, rows)
 
 
 def _shape_of(path: Path, fields: JsonObject, weight_bytes: int) -> ModelShape:

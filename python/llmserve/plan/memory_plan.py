@@ -9,6 +9,7 @@ from llmserve import _core
 from llmserve.arguments import integer
 from llmserve.errors import InvalidArgument
 from llmserve.plan.bounds import decode_tokens_per_s, prefill_tokens_per_s
+from llmserve.plan.kv_rows import KvRow, kv_rows, kv_table, users_at
 from llmserve.plan.table import html_page, text_table
 from llmserve.units import human_bytes
 
@@ -36,18 +37,6 @@ class KvLayers:
     value_dim: int
     window: int  # tokens that a layer looks back, 0 for all; the pool keeps all in either case
     bytes_per_token: int  # of these layers together
-
-
-@dataclass(frozen=True, slots=True)
-class KvRow:
-    """The pool that the same settings give with another KV dtype."""
-
-    dtype: str
-    is_supported: bool  # false: arithmetic only, the engine does not run it yet
-    bytes_per_token: int
-    num_blocks: int
-    num_tokens: int
-    num_users: tuple[int, ...]  # at each of MemoryPlan.contexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +99,7 @@ class MemoryPlan:
     def num_users(self, context: int, dtype: str | None = None) -> int:
         """Users of one of `contexts` tokens that the pool holds at once, sharing no prefix."""
         name = self.kv_cache_dtype if dtype is None else dtype
-        (row,) = (row for row in self.rows if row.dtype == name)
-        return row.num_users[self.contexts.index(context)]
+        return users_at(self.rows, self.contexts, context, name)
 
     def to_dict(self) -> dict[str, object]:
         """Plain values, for JSON."""
@@ -156,17 +144,8 @@ class MemoryPlan:
         return "\n".join(lines)
 
     def _table(self) -> tuple[list[str], list[list[str]], str]:
-        head = ["KV dtype", "bytes a token", "tokens", *(f"users at {c}" for c in self.contexts)]
-        body = [
-            [
-                row.dtype + ("" if row.is_supported else " *"),
-                str(row.bytes_per_token),
-                str(row.num_tokens),
-                *(str(users) for users in row.num_users),
-            ]
-            for row in self.rows
-        ]
-        return head, body, "* planned figures: llmserve does not run this KV dtype yet"
+        note = "* planned figures: llmserve does not run this KV dtype yet"
+        return (*kv_table(self.rows, self.contexts), note)
 
 
 def plan_memory(
@@ -179,17 +158,6 @@ def plan_memory(
     core = _core.plan_memory(request)
     config = core.config
     lengths = _resolve_contexts(contexts, config.scheduler.max_model_len)
-    rows = tuple(
-        KvRow(
-            dtype.name,
-            dtype.is_supported,
-            pool.bytes_per_token,
-            pool.num_blocks,
-            pool.num_tokens,
-            tuple(pool.num_users(length) for length in lengths),
-        )
-        for dtype, pool in zip(_core.kv_cache_dtypes(), core.pool_by_dtype, strict=True)
-    )
     groups = core.weights["group_bytes"]
     return MemoryPlan(
         model=config.model_path,
@@ -218,7 +186,7 @@ def plan_memory(
         reserved_bytes=core.machine.reserved_bytes,
         bounded_by=core.machine.bounded_by,
         contexts=lengths,
-        rows=rows,
+        rows=kv_rows(core.pool_by_dtype, lengths),
         speed=_speed(core, lengths, bandwidth, flops),
         refusal=core.refusal or None,
     )
