@@ -28,7 +28,12 @@ class Ops {
  public:
   Ops(const std::string& backend, int32_t num_threads)
       : backend_(make_backend(
-            backend, {.num_threads = num_threads > 0 ? num_threads : default_num_threads()})) {}
+            backend, {.num_threads = num_threads > 0 ? num_threads : default_num_threads()})) {
+    if (!backend_->memory().is_host()) {
+      throw NotSupported(
+          concat("backend '", backend, "': llmserve.ops takes arrays in host memory; use 'cpu'"));
+    }
+  }
 
   std::string_view name() const { return backend_->name(); }
   std::string description() const { return backend_->description(); }

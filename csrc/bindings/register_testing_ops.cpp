@@ -8,49 +8,21 @@
 #include <utility>
 
 #include "bindings/register.h"
+#include "bindings/staging.h"
 #include "core/error.h"
 #include "kernels/backend.h"
+#include "kernels/backend_choice.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/machine_probe.h"
 
 namespace py = pybind11;
 
 namespace llmserve {
+
+// Its part of this submodule: register_testing_cuda.cpp.
+void register_testing_cuda(py::module_& testing);
+
 namespace {
-
-DType dtype_of(const py::array& array) {
-  if (py::isinstance<py::array_t<float>>(array)) return DType::kF32;
-  if (py::isinstance<py::array_t<uint16_t>>(array)) return DType::kBF16;
-  if (array.dtype().kind() == 'f' && array.itemsize() == 2) return DType::kF16;
-  throw InvalidArgument(concat("expected a float32, float16 or uint16 (bfloat16) array, got ",
-                               std::string(py::str(array.dtype()))));
-}
-
-template <class View>
-View view_of(const py::array& array, decltype(View::data) data) {
-  if (array.ndim() > kMaxRank)
-    throw InvalidArgument(concat("expected at most 4 dimensions, got ", array.ndim()));
-  View view;
-  view.data = data;
-  view.dtype = dtype_of(array);
-  view.rank = static_cast<int>(array.ndim());
-  for (int d = 0; d < view.rank; ++d) {
-    view.shape[d] = array.shape(d);
-    view.strides[d] = array.strides(d) / array.itemsize();
-  }
-  return view;
-}
-
-ConstTensor in(const py::array& array) { return view_of<ConstTensor>(array, array.data()); }
-Tensor out(py::array& array) { return view_of<Tensor>(array, array.mutable_data()); }
-
-ConstTensor in(const std::optional<py::array>& array) { return array ? in(*array) : ConstTensor{}; }
-
-// What the caller gave to write to, or a new array.
-py::array_t<float> make_out(const std::optional<py::array>& given, std::vector<py::ssize_t> shape) {
-  if (given) return py::reinterpret_borrow<py::array_t<float>>(*given);
-  return py::array_t<float>(std::move(shape));
-}
 
 template <class T>
 using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
@@ -100,7 +72,7 @@ struct OwnedSampleRow {
     row.min_p = get(param, "min_p", row.min_p);
     row.seed = get(param, "seed", row.seed);
     row.position = get(param, "position", row.position);
-    if (draw_logits) row.draw_logits = in(*draw_logits);
+    if (draw_logits) row.draw_logits = host_view(*draw_logits);
     row.biases = biases;
     row.allowed = allowed;
     row.banned_token_ids = banned_token_ids;
@@ -122,13 +94,14 @@ py::list top_list(const std::vector<TopToken>& tokens) {
   return result;
 }
 
-py::list sample(Backend& backend, const py::array& logits, const std::vector<py::dict>& params) {
+py::list sample(Backend& backend, const py::object& logits, const std::vector<py::dict>& params) {
   std::vector<OwnedSampleRow> owned;
   owned.reserve(params.size());
   std::vector<SampleRow> rows;
   for (const py::dict& param : params) rows.push_back(owned.emplace_back(param).row(param));
   std::vector<SampledRow> sampled(rows.size());
-  const ConstTensor x = in(logits);
+  Staging staging(backend);
+  const ConstTensor x = staging.in(logits);
   {
     py::gil_scoped_release release;
     backend.sample({.logits = x, .rows = rows, .out = sampled});
@@ -148,131 +121,210 @@ py::list sample(Backend& backend, const py::array& logits, const std::vector<py:
   return result;
 }
 
-py::array paged_attention(Backend& backend, const py::array& q, py::array keys, py::array values,
-                          const Array<int32_t>& query_starts, const Array<int32_t>& kv_lens,
-                          const Array<int32_t>& block_tables, float scale, int32_t window,
-                          float soft_cap, const std::optional<py::array>& given) {
-  py::array_t<float> result = make_out(given, {q.shape(0), q.shape(1), values.shape(3)});
-  const PagedAttentionArgs args{.q = in(q),
-                                .cache = {out(keys), out(values)},
-                                .query_starts = span_of(query_starts),
-                                .kv_lens = span_of(kv_lens),
-                                .block_tables = span_of(block_tables),
-                                .max_blocks = block_tables.ndim() == 2 ? block_tables.shape(1) : 0,
-                                .scale = scale,
-                                .window = window,
-                                .soft_cap = soft_cap,
-                                .out = out(result)};
+py::object paged_attention(Backend& backend, const py::object& q, const py::object& keys,
+                           const py::object& values, const Array<int32_t>& query_starts,
+                           const Array<int32_t>& kv_lens, const Array<int32_t>& block_tables,
+                           float scale, int32_t window, float soft_cap, const py::object& given) {
+  Staging staging(backend);
+  const ConstTensor queries = staging.in(q);
+  const PagedKvCache cache{staging.out(keys), staging.out(values)};
+  const PagedAttentionArgs args{
+      .q = queries,
+      .cache = cache,
+      .query_starts = span_of(query_starts),
+      .kv_lens = span_of(kv_lens),
+      .block_tables = span_of(block_tables),
+      .max_blocks = block_tables.ndim() == 2 ? block_tables.shape(1) : 0,
+      .scale = scale,
+      .window = window,
+      .soft_cap = soft_cap,
+      .out = staging.make_out(given, {queries.shape[0], queries.shape[1], cache.values.shape[3]})};
   py::gil_scoped_release release;
   backend.paged_attention(args);
-  return result;
+  staging.finish();
+  return staging.result();
 }
 
-py::array linear(Backend& backend, const py::array& x, const LinearWeight& weight,
-                 const std::optional<py::array>& bias, const std::optional<py::array>& given,
-                 bool accumulate) {
-  py::array_t<float> result = make_out(given, {x.shape(0), weight.out_features});
-  const LinearArgs args{.x = in(x),
+py::object linear(Backend& backend, const py::object& x, const LinearWeight& weight,
+                  const py::object& bias, const py::object& given, bool accumulate) {
+  Staging staging(backend);
+  const ConstTensor rows = staging.in(x);
+  const LinearArgs args{.x = rows,
                         .weight = &weight,
-                        .bias = in(bias),
-                        .out = out(result),
+                        .bias = staging.in(bias),
+                        .out = staging.make_out(given, {rows.shape[0], weight.out_features}),
                         .accumulate = accumulate};
   py::gil_scoped_release release;
   backend.linear(args);
-  return result;
+  staging.finish();
+  return staging.result();
 }
 
 LinearWeight pack_linear(Backend& backend, const std::vector<py::array>& parts,
                          const std::string& dtype) {
   std::vector<ConstTensor> views;
-  for (const py::array& part : parts) views.push_back(in(part));
+  for (const py::array& part : parts) views.push_back(host_view(part));
   py::gil_scoped_release release;
   return backend.pack_linear(views, parse_dtype(dtype));
 }
 
-void register_simple_ops(py::class_<Backend>& backend) {
+// A copy of the array that stays in the backend's memory.
+DeviceArray to_device(Backend& backend, const py::array& array) {
+  const ConstTensor host = host_view(array);
+  if (!host.is_contiguous()) throw InvalidArgument("to_device: expected a contiguous array");
+  DeviceArray result{Buffer(host.num_bytes(), backend.memory()), {}};
+  backend.memory().copy_from_host(result.data.data(), host.data, host.num_bytes());
+  result.view.data = result.data.data();
+  result.view.dtype = host.dtype;
+  result.view.rank = host.rank;
+  result.view.shape = host.shape;
+  result.view.strides = host.strides;
+  return result;
+}
+
+// Zeros that never were in host memory.
+DeviceArray empty_device(Backend& backend, const std::vector<int64_t>& shape,
+                         const std::string& dtype) {
+  if (shape.size() > kMaxRank) throw InvalidArgument("empty_device: expected at most 4 dimensions");
+  DeviceArray result;
+  result.view.dtype = parse_dtype(dtype);
+  result.view.rank = static_cast<int>(shape.size());
+  int64_t stride = 1;
+  for (int d = result.view.rank - 1; d >= 0; --d) {
+    result.view.shape[d] = shape[static_cast<size_t>(d)];
+    result.view.strides[d] = stride;
+    stride *= result.view.shape[d];
+  }
+  result.data = Buffer(result.view.num_bytes(), backend.memory());
+  result.view.data = result.data.data();
+  return result;
+}
+
+py::array to_numpy(Backend& backend, const DeviceArray& array) {
+  if (array.view.dtype != DType::kF32) throw InvalidArgument("to_numpy: expected float32");
+  const auto* shape = array.view.shape.data();
+  py::array_t<float> result(std::vector<py::ssize_t>(shape, shape + array.view.rank));
+  backend.memory().copy_to_host(result.mutable_data(), array.view.data, array.view.num_bytes());
+  return result;
+}
+
+void register_row_ops(py::class_<Backend>& backend) {
   using namespace py::literals;
   backend.def(
       "embedding",
-      [](Backend& self, const py::array& table, const Array<int32_t>& token_ids, float scale) {
-        py::array_t<float> result({token_ids.size(), table.shape(1)});
-        self.embedding({in(table), span_of(token_ids), out(result), scale});
-        return result;
+      [](Backend& self, const py::object& table, const Array<int32_t>& token_ids, float scale,
+         const py::object& given) {
+        Staging staging(self);
+        const ConstTensor rows = staging.in(table);
+        self.embedding({rows, span_of(token_ids),
+                        staging.make_out(given, {token_ids.size(), rows.shape[1]}), scale});
+        staging.finish();
+        return staging.result();
       },
-      "table"_a, "token_ids"_a, "scale"_a = 1.0f);
+      "table"_a, "token_ids"_a, "scale"_a = 1.0f, "out"_a = py::none());
   backend.def(
       "rms_norm",
-      [](Backend& self, const py::array& x, const py::array& weight, float eps, float weight_offset,
-         const std::optional<py::array>& given) {
-        py::array_t<float> result = make_out(given, {x.shape(0), x.shape(1)});
-        const RmsNormArgs args{in(x), in(weight), out(result), eps, weight_offset};
+      [](Backend& self, const py::object& x, const py::object& weight, float eps,
+         float weight_offset, const py::object& given) {
+        Staging staging(self);
+        const ConstTensor rows = staging.in(x);
+        const RmsNormArgs args{rows, staging.in(weight),
+                               staging.make_out(given, {rows.shape[0], rows.shape[1]}), eps,
+                               weight_offset};
         py::gil_scoped_release release;
         self.rms_norm(args);
-        return result;
+        staging.finish();
+        return staging.result();
       },
       "x"_a, "weight"_a, "eps"_a = 1e-6f, "weight_offset"_a = 0.0f, "out"_a = py::none());
   backend.def(
       "add_rms_norm",
-      [](Backend& self, py::array residual, const py::array& x, const py::array& weight, float eps,
-         float weight_offset, const std::optional<py::array>& given) {
-        py::array_t<float> result = make_out(given, {x.shape(0), x.shape(1)});
-        self.add_rms_norm({out(residual), in(x), in(weight), out(result), eps, weight_offset});
-        return result;
+      [](Backend& self, const py::object& residual, const py::object& x, const py::object& weight,
+         float eps, float weight_offset, const py::object& given) {
+        Staging staging(self);
+        const ConstTensor rows = staging.in(x);
+        self.add_rms_norm({staging.out(residual), rows, staging.in(weight),
+                           staging.make_out(given, {rows.shape[0], rows.shape[1]}), eps,
+                           weight_offset});
+        staging.finish();
+        return staging.result();
       },
       "residual"_a, "x"_a, "weight"_a, "eps"_a = 1e-6f, "weight_offset"_a = 0.0f,
       "out"_a = py::none());
   backend.def(
-      "rotary_table",
-      [](Backend& self, const Array<int32_t>& positions, const Array<float>& inv_freq,
-         float scale) {
-        py::array_t<float> result({positions.size(), 2 * inv_freq.size()});
-        self.rotary_table({span_of(positions), span_of(inv_freq), scale, out(result)});
-        return result;
-      },
-      "positions"_a, "inv_freq"_a, "scale"_a = 1.0f);
-  backend.def(
-      "rotary",
-      [](Backend& self, py::array heads, const py::array& cos_sin, bool interleaved) {
-        self.rotary({out(heads), in(cos_sin), interleaved});
-      },
-      "heads"_a, "cos_sin"_a, "interleaved"_a = false);
-  backend.def(
-      "store_kv",
-      [](Backend& self, const py::array& keys, const py::array& values, const Array<int64_t>& slots,
-         py::array key_cache, py::array value_cache) {
-        self.store_kv({in(keys), in(values), span_of(slots), {out(key_cache), out(value_cache)}});
-      },
-      "keys"_a, "values"_a, "slots"_a, "key_cache"_a, "value_cache"_a);
-  backend.def(
-      "copy_blocks",
-      [](Backend& self, const std::vector<std::pair<int32_t, int32_t>>& pairs, py::array key_cache,
-         py::array value_cache) { self.copy_blocks({pairs, {out(key_cache), out(value_cache)}}); },
-      "pairs"_a, "key_cache"_a, "value_cache"_a);
-  backend.def(
       "gated_activation",
-      [](Backend& self, const py::array& gate_up, const std::string& activation,
-         const std::optional<py::array>& given) {
-        py::array_t<float> result = make_out(given, {gate_up.shape(0), gate_up.shape(1) / 2});
+      [](Backend& self, const py::object& gate_up, const std::string& activation,
+         const py::object& given) {
+        Staging staging(self);
+        const ConstTensor rows = staging.in(gate_up);
         const GatedActivationArgs args{
-            in(gate_up), out(result),
+            rows, staging.make_out(given, {rows.shape[0], rows.shape[1] / 2}),
             activation == "silu" ? Activation::kSilu : Activation::kGeluTanh};
         py::gil_scoped_release release;
         self.gated_activation(args);
-        return result;
+        staging.finish();
+        return staging.result();
       },
       "gate_up"_a, "activation"_a = "silu", "out"_a = py::none());
   backend.def(
       "gather_rows",
-      [](Backend& self, const py::array& x, const Array<int32_t>& rows) {
-        py::array_t<float> result({rows.size(), x.shape(1)});
-        self.gather_rows({in(x), span_of(rows), out(result)});
-        return result;
+      [](Backend& self, const py::object& x, const Array<int32_t>& rows, const py::object& given) {
+        Staging staging(self);
+        const ConstTensor from = staging.in(x);
+        self.gather_rows(
+            {from, span_of(rows), staging.make_out(given, {rows.size(), from.shape[1]})});
+        staging.finish();
+        return staging.result();
       },
-      "x"_a, "rows"_a);
+      "x"_a, "rows"_a, "out"_a = py::none());
+}
+
+void register_position_ops(py::class_<Backend>& backend) {
+  using namespace py::literals;
+  backend.def(
+      "rotary_table",
+      [](Backend& self, const Array<int32_t>& positions, const Array<float>& inv_freq,
+         float scale) {
+        Staging staging(self);
+        self.rotary_table({span_of(positions), span_of(inv_freq), scale,
+                           staging.make_out(py::none(), {positions.size(), 2 * inv_freq.size()})});
+        staging.finish();
+        return staging.result();
+      },
+      "positions"_a, "inv_freq"_a, "scale"_a = 1.0f);
+  backend.def(
+      "rotary",
+      [](Backend& self, const py::object& heads, const py::object& cos_sin, bool interleaved) {
+        Staging staging(self);
+        self.rotary({staging.out(heads), staging.in(cos_sin), interleaved});
+        staging.finish();
+      },
+      "heads"_a, "cos_sin"_a, "interleaved"_a = false);
+  backend.def(
+      "store_kv",
+      [](Backend& self, const py::object& keys, const py::object& values,
+         const Array<int64_t>& slots, const py::object& key_cache, const py::object& value_cache) {
+        Staging staging(self);
+        self.store_kv({staging.in(keys),
+                       staging.in(values),
+                       span_of(slots),
+                       {staging.out(key_cache), staging.out(value_cache)}});
+        staging.finish();
+      },
+      "keys"_a, "values"_a, "slots"_a, "key_cache"_a, "value_cache"_a);
+  backend.def(
+      "copy_blocks",
+      [](Backend& self, const std::vector<std::pair<int32_t, int32_t>>& pairs,
+         const py::object& key_cache, const py::object& value_cache) {
+        Staging staging(self);
+        self.copy_blocks({pairs, {staging.out(key_cache), staging.out(value_cache)}});
+        staging.finish();
+      },
+      "pairs"_a, "key_cache"_a, "value_cache"_a);
   backend.def(
       "first_non_finite",
       [](Backend& self, const py::array& array) {
-        const ConstTensor tensor = in(array);
+        const ConstTensor tensor = host_view(array);
         py::gil_scoped_release release;
         return self.first_non_finite(tensor);
       },
@@ -283,16 +335,19 @@ void register_simple_ops(py::class_<Backend>& backend) {
 
 void register_testing_ops(py::module_& testing) {
   using namespace py::literals;
+  register_testing_cuda(testing);
   py::class_<LinearWeight>(testing, "LinearWeight", "A weight in its backend's own layout.")
       .def_readonly("out_features", &LinearWeight::out_features)
       .def_readonly("in_features", &LinearWeight::in_features)
       .def_property_readonly("num_bytes",
                              [](const LinearWeight& self) { return self.data.num_bytes(); });
 
-  py::class_<Backend> backend(testing, "Backend", "The ops of one backend on NumPy arrays.");
+  py::class_<DeviceArray>(testing, "DeviceArray", "An array in a backend's memory.");
+  py::class_<Backend> backend(testing, "Backend",
+                              "The ops of one backend on NumPy arrays and its own DeviceArrays.");
   backend.def_property_readonly("name", &Backend::name)
       .def_property_readonly("description", &Backend::description)
-      .def("pack_linear", &pack_linear, "parts"_a, "dtype"_a)
+      .def("pack_linear", &pack_linear, "parts"_a, "dtype"_a, py::keep_alive<0, 1>())
       .def(
           "packed_bytes",
           [](const Backend& self, int64_t n, int64_t k, const std::string& dtype) {
@@ -305,7 +360,15 @@ void register_testing_ops(py::module_& testing) {
            "query_starts"_a, "kv_lens"_a, "block_tables"_a, "scale"_a, "window"_a = 0,
            "soft_cap"_a = 0.0f, "out"_a = py::none())
       .def("sample", &sample, "logits"_a, "rows"_a);
-  register_simple_ops(backend);
+  register_row_ops(backend);
+  register_position_ops(backend);
+  backend.def("to_device", &to_device, "array"_a, py::keep_alive<0, 1>())
+      .def("empty_device", &empty_device, "shape"_a, "dtype"_a, py::keep_alive<0, 1>())
+      .def("to_numpy", &to_numpy, "array"_a)
+      .def("synchronize", [](Backend& self) {
+        py::gil_scoped_release release;
+        self.memory().synchronize();
+      });
 
   testing.def(
       "make_backend",
@@ -318,6 +381,9 @@ void register_testing_ops(py::module_& testing) {
     for (const BackendRow& row : backend_registry()) names.emplace_back(row.name);
     return names;
   });
+  testing.def(
+      "unavailable_reason", [](const std::string& name) { return unavailable_reason(name); },
+      "name"_a, "Why the backend cannot run here; empty where it can.");
   testing.def(
       "cpu_isas",
       [] {

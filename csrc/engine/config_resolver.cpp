@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/system.h"
 #include "engine/memory_planner.h"
+#include "kernels/backend_choice.h"
 
 namespace llmserve {
 namespace {
@@ -46,7 +47,7 @@ EngineConfig resolve_settings(const ConfigRequest& request, const Checkpoint& ch
                               const ModelConfig& model) {
   EngineConfig config;
   config.model_path = request.model;
-  config.device = request.device == "auto" ? "cpu" : request.device;
+  config.device = resolve_backend(request.device);
   config.dtype = resolve_dtype(request.dtype, checkpoint);
   config.kv_cache_dtype = resolve_kv_dtype(request.kv_cache_dtype, config.dtype);
   config.num_threads = request.num_threads.value_or(default_num_threads());

@@ -1,8 +1,9 @@
-"""Backends for the op tests: every instruction set of the build that this machine can run."""
+"""Backends for the op tests: every instruction set of the build, CUDA with and without cuBLAS."""
 
 import numpy as np
 import pytest
 from llmserve import _core
+from llmserve.errors import NotSupported
 
 testing = _core.testing
 CPU_ISAS = dict(testing.cpu_isas())
@@ -13,26 +14,47 @@ def ref():
     return testing.make_backend("ref")
 
 
-def make_cpu(isa):
-    """The cpu backend on two threads."""
-    if not CPU_ISAS[isa]:
-        pytest.skip(f"this machine has no {isa}")
-    return testing.make_backend("cpu", 2, isa)
+CUDA = [pytest.param(f"cuda-{gemm}", marks=pytest.mark.cuda) for gemm in ("plain", "cublaslt")]
 
 
-@pytest.fixture(scope="session", params=list(CPU_ISAS))
-def cpu(request):
-    return make_cpu(request.param)
+def make_cuda(gemm):
+    reason = testing.unavailable_reason("cuda")
+    if reason:
+        pytest.skip(f"no CUDA here: {reason}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMSERVE_CUDA_GEMM", gemm)
+        try:
+            return testing.make_backend("cuda", 2)
+        except NotSupported as error:
+            pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session", params=["ref", *CPU_ISAS])
+def make_fast(name):
+    """The cpu backend on two threads with an instruction set, or a CUDA backend."""
+    if name.startswith("cuda-"):
+        return make_cuda(name.removeprefix("cuda-"))
+    if not CPU_ISAS[name]:
+        pytest.skip(f"this machine has no {name}")
+    return testing.make_backend("cpu", 2, name)
+
+
+@pytest.fixture(scope="session", params=[*CPU_ISAS, *CUDA])
+def fast(request):
+    """Every backend that is not the reference."""
+    return make_fast(request.param)
+
+
+@pytest.fixture(scope="session", params=["ref", *CPU_ISAS, *CUDA])
 def any_backend(request, ref):
-    return ref if request.param == "ref" else make_cpu(request.param)
+    return ref if request.param == "ref" else make_fast(request.param)
 
 
 @pytest.fixture(scope="session")
-def cpu_one_thread(cpu):
-    isa = cpu.description.removeprefix("cpu/").split(",")[0]
+def fast_one_thread(fast):
+    """The same on one thread; a GPU has no such thing."""
+    if fast.name == "cuda":
+        return fast
+    isa = fast.description.removeprefix("cpu/").split(",")[0]
     return testing.make_backend("cpu", 1, isa)
 
 

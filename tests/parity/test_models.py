@@ -19,7 +19,24 @@ LOGPROB_TOLERANCE = 2e-4
 # rounding, a handful in a row.
 BF16_LOGPROB_TOLERANCE = 0.1
 
-DEVICES = [name for name, _ in _core.supported_backends()]
+CUDA_REASON = _core.testing.unavailable_reason("cuda")
+DEVICES = [
+    *("cpu", "ref"),
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.cuda,
+            pytest.mark.skipif(bool(CUDA_REASON), reason=f"no CUDA here: {CUDA_REASON}"),
+        ],
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 without TF32 and the same bits whatever the batch, which these tests are about."""
+    monkeypatch.setenv("LLMSERVE_CUDA_GEMM", "plain")
+
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {

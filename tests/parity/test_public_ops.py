@@ -323,5 +323,5 @@ def test_what_does_not_fit_is_named_with_what_was_expected(call: Any, message: s
 
 
 def test_an_unknown_backend_lists_the_known() -> None:
-    with pytest.raises(NotSupported, match="use one of: cpu, ref"):
+    with pytest.raises(NotSupported, match="use one of: cuda, cpu, ref"):
         ops.rms_norm(X, WEIGHT, backend="tpu")

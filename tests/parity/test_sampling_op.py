@@ -45,10 +45,10 @@ def test_draws_follow_the_filtered_distribution(any_backend, rng, params):
         *({"top_k": 20, "top_p": 0.7, "min_p": 0.01, "temperature": 1.5}, {"top_p": 1e-9}),
     ],
 )
-def test_every_token_drawn_passes_the_filters(cpu, ref, rng, vocabulary, params):
+def test_every_token_drawn_passes_the_filters(fast, ref, rng, vocabulary, params):
     logits = rng.standard_normal(vocabulary, dtype=np.float32) * 2
     kept = formulas.kept_tokens(logits, **params)
-    tokens = draws(cpu, logits, 300, **params)
+    tokens = draws(fast, logits, 300, **params)
     assert set(tokens.tolist()) <= kept
     if len(kept) <= 3:
         assert set(tokens.tolist()) == kept

@@ -21,7 +21,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """How the model is loaded."""
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the Hub")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
-    parser.add_argument("--device", default="auto", help="auto, cpu or ref (slow reference)")
+    parser.add_argument("--device", default="auto", help="auto, cuda, cpu or ref (slow reference)")
     parser.add_argument("--max-model-len", type=int, metavar="N", help="prompt and output together")
     parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
 

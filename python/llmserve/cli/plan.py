@@ -32,7 +32,7 @@ _EXAMPLES = """examples:
 _ENGINE_OPTIONS = (
     ("dtype", str, "auto, float32 or bfloat16"),
     ("kv_cache_dtype", str, "auto, float32 or bfloat16"),
-    ("device", str, "auto, cpu or ref"),
+    ("device", str, "auto, cuda, cpu or ref"),
     ("max_model_len", int, "prompt and output together (default: the model's)"),
     ("block_size", int, "tokens a block (default 16)"),
     ("gpu_memory_utilization", float, "share of the memory at hand (default 0.5 on the CPU)"),

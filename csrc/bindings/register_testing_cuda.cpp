@@ -1,0 +1,37 @@
+// The CUDA backend's launch parameters, which are host functions, for tests without a GPU.
+#include <pybind11/pybind11.h>
+
+#include <utility>
+
+#include "kernels/cuda/launch_math.h"
+
+namespace py = pybind11;
+
+namespace llmserve {
+
+void register_testing_cuda(py::module_& testing);
+
+void register_testing_cuda(py::module_& testing) {
+  using namespace py::literals;
+  py::module_ math = testing.def_submodule("cuda_launch", "Launch parameters of the CUDA kernels.");
+  math.attr("MAX_THREADS") = cuda::kMaxThreads;
+  math.attr("MAX_GRID_X") = cuda::kMaxGridX;
+  math.attr("MAX_GRID_YZ") = cuda::kMaxGridYZ;
+  math.attr("MAX_SHARED_BYTES") = cuda::kMaxSharedBytes;
+  math.def("row_threads", &cuda::row_threads, "width"_a, "max_threads"_a = 256);
+  math.def("elementwise_blocks", &cuda::elementwise_blocks, "n"_a, "threads"_a);
+  math.def(
+      "gemm",
+      [](int64_t rows, int64_t columns) {
+        const cuda::GemmTile tile = cuda::gemm_tile(rows);
+        return py::make_tuple(tile.rows, tile.columns, cuda::gemm_blocks_x(columns, tile),
+                              cuda::gemm_blocks_y(rows, tile));
+      },
+      "rows"_a, "columns"_a, "(tile rows, tile columns, blocks x, blocks y)");
+  math.def("attention_shared_bytes", &cuda::attention_shared_bytes, "head_dim"_a, "value_dim"_a,
+           "tile"_a);
+  math.def("attention_fits", &cuda::attention_fits, "head_dim"_a, "value_dim"_a, "tile"_a);
+  math.def("alignment_bytes", &cuda::alignment_bytes, "value"_a);
+}
+
+}  // namespace llmserve

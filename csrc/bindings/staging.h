@@ -1,0 +1,60 @@
+// NumPy arrays as operands of any backend, for tests and benchmarks: those of a device are copied
+// to it before an op and back after.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <list>
+#include <optional>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/tensor.h"
+#include "kernels/backend.h"
+
+namespace llmserve {
+
+// A NumPy array (float32, float16, or uint16 for bfloat16) as a view of host memory. Throws
+// InvalidArgument.
+ConstTensor host_view(const pybind11::array& array);
+Tensor host_view(pybind11::array& array);
+
+// An array that stays in a backend's memory, so that a benchmark times the op and no copies. Bound
+// as `testing.DeviceArray`; the backend must outlive it.
+struct DeviceArray {
+  Buffer data;
+  Tensor view;
+};
+
+// The operands of one call: NumPy arrays or DeviceArrays.
+class Staging {
+ public:
+  explicit Staging(Backend& backend) : memory_(backend.memory()) {}
+
+  // What the op reads; none for None.
+  ConstTensor in(const pybind11::handle& operand);
+  // What it reads and writes; finish() brings it back.
+  Tensor out(const pybind11::handle& operand);
+  // `given`, or a new float32 NumPy array of the shape. result() is what to return to Python.
+  Tensor make_out(const pybind11::object& given, std::vector<pybind11::ssize_t> shape);
+  const pybind11::object& result() const { return result_; }
+
+  // Copies every output back to its array; call it with the GIL released or not.
+  void finish();
+
+ private:
+  struct Copy {
+    Buffer data;
+    std::byte* host;
+  };
+  // The array's memory from its first element to its last, on the device.
+  Tensor stage(const Tensor& host, bool is_output);
+
+  Memory& memory_;
+  std::list<Buffer> inputs_;
+  std::list<Copy> outputs_;
+  pybind11::object result_;
+};
+
+}  // namespace llmserve

@@ -1,0 +1,64 @@
+// The part of cuBLASLt's C interface that is used here, declared by ourselves: the build needs no
+// cuBLAS, and the library is found at run time (cublaslt.h). The numbers are those of the public
+// interface since CUDA 11; where the build finds the real header, cublaslt_api_check.cpp compares
+// every one of them.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <library_types.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace llmserve::cuda::cublaslt {
+
+using Status = int;  // 0: success
+using Handle = void*;
+using MatmulDesc = void*;
+using MatrixLayout = void*;
+using Preference = void*;
+
+struct Algo {
+  uint64_t data[8];
+};
+struct HeuristicResult {
+  Algo algo;
+  size_t workspace_bytes;
+  Status state;
+  float waves;
+  int reserved[4];
+};
+
+inline constexpr int kCompute32F = 68;  // full float32: no TF32
+inline constexpr int kOpT = 1;
+inline constexpr int kDescTransA = 3;  // attribute of a MatmulDesc, int32
+// Attributes of a Preference.
+inline constexpr int kPrefMaxWorkspaceBytes = 1;  // uint64
+inline constexpr int kPrefMinAlignmentA = 5;      // uint32, and so are the next three
+inline constexpr int kPrefMinAlignmentB = 6;
+inline constexpr int kPrefMinAlignmentC = 7;
+inline constexpr int kPrefMinAlignmentD = 8;
+
+// The functions, by their names without "cublasLt".
+struct Functions {
+  Status (*Create)(Handle*);
+  Status (*Destroy)(Handle);
+  size_t (*GetVersion)();
+  Status (*MatmulDescCreate)(MatmulDesc*, int compute, cudaDataType scale);
+  Status (*MatmulDescDestroy)(MatmulDesc);
+  Status (*MatmulDescSetAttribute)(MatmulDesc, int attribute, const void*, size_t);
+  Status (*MatrixLayoutCreate)(MatrixLayout*, cudaDataType, uint64_t rows, uint64_t columns,
+                               int64_t leading);
+  Status (*MatrixLayoutDestroy)(MatrixLayout);
+  Status (*MatmulPreferenceCreate)(Preference*);
+  Status (*MatmulPreferenceDestroy)(Preference);
+  Status (*MatmulPreferenceSetAttribute)(Preference, int attribute, const void*, size_t);
+  Status (*MatmulAlgoGetHeuristic)(Handle, MatmulDesc, MatrixLayout a, MatrixLayout b,
+                                   MatrixLayout c, MatrixLayout d, Preference, int requested,
+                                   HeuristicResult[], int* returned);
+  Status (*Matmul)(Handle, MatmulDesc, const void* alpha, const void* a, MatrixLayout,
+                   const void* b, MatrixLayout, const void* beta, const void* c, MatrixLayout,
+                   void* d, MatrixLayout, const Algo*, void* workspace, size_t, cudaStream_t);
+};
+
+}  // namespace llmserve::cuda::cublaslt

@@ -1,0 +1,23 @@
+// Built only where the real header is found: every number of cublaslt_api.h against it.
+#include <cublasLt.h>
+
+#include "kernels/cuda/cublaslt_api.h"
+
+namespace llmserve::cuda::cublaslt {
+
+static_assert(sizeof(Algo) == sizeof(cublasLtMatmulAlgo_t));
+static_assert(sizeof(HeuristicResult) == sizeof(cublasLtMatmulHeuristicResult_t));
+static_assert(offsetof(HeuristicResult, workspace_bytes) ==
+              offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize));
+static_assert(offsetof(HeuristicResult, state) == offsetof(cublasLtMatmulHeuristicResult_t, state));
+static_assert(sizeof(cublasStatus_t) == sizeof(Status) && CUBLAS_STATUS_SUCCESS == 0);
+static_assert(sizeof(cublasComputeType_t) == sizeof(int) && kCompute32F == CUBLAS_COMPUTE_32F);
+static_assert(sizeof(cublasOperation_t) == sizeof(int32_t) && kOpT == CUBLAS_OP_T);
+static_assert(kDescTransA == CUBLASLT_MATMUL_DESC_TRANSA);
+static_assert(kPrefMaxWorkspaceBytes == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
+static_assert(kPrefMinAlignmentA == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);
+static_assert(kPrefMinAlignmentB == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES);
+static_assert(kPrefMinAlignmentC == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES);
+static_assert(kPrefMinAlignmentD == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
+
+}  // namespace llmserve::cuda::cublaslt

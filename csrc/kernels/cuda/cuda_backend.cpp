@@ -1,0 +1,299 @@
+#include "kernels/cuda/cuda_backend.h"
+
+#include <cstdlib>
+
+#include "core/error.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/launch_math.h"
+#include "kernels/host_ops.h"
+
+namespace llmserve::cuda {
+namespace {
+
+static_assert(kKvTile == 64, "attention.cu is written for tiles of 64");
+
+Storage storage_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return Storage::kF32;
+    case DType::kBF16:
+      return Storage::kBF16;
+    default:
+      return Storage::kF16;  // validated: there is no other
+  }
+}
+
+Rows rows_of(const Tensor& tensor) { return {tensor.as<float>(), tensor.strides[0]}; }
+ConstRows rows_of(const ConstTensor& tensor) { return {tensor.as<float>(), tensor.strides[0]}; }
+
+CachePart part_of(const Tensor& part) {
+  return {part.data, part.shape[1], part.shape[2], part.shape[3]};
+}
+
+// Blocks along x, one a row or one a head of a token.
+void check_grid(const char* op, int64_t blocks) {
+  if (blocks > kMaxGridX)
+    throw InvalidArgument(concat(op, ": expected at most ", kMaxGridX,
+                                 " rows (or heads of tokens) a call, got ", blocks));
+}
+
+std::string choose_gemm() {
+  const char* text = std::getenv("LLMSERVE_CUDA_GEMM");
+  const std::string choice = text != nullptr && *text != '\0' ? text : "auto";
+  if (choice != "auto" && choice != "plain" && choice != "cublaslt")
+    throw InvalidArgument(
+        concat("LLMSERVE_CUDA_GEMM: expected auto, plain or cublaslt, got ", choice));
+  return choice;
+}
+
+}  // namespace
+
+CudaBackend::CudaBackend(const BackendOptions& options)
+    : memory_(0),
+      token_ids_(memory_),
+      positions_(memory_),
+      inv_freq_(memory_),
+      slots_(memory_),
+      query_starts_(memory_),
+      kv_lens_(memory_),
+      block_tables_(memory_),
+      rows_(memory_),
+      draw_rows_(memory_),
+      host_(make_cpu_backend(options)) {
+  cudaDeviceProp properties{};
+  check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, 0));
+  device_name_ = concat(properties.name, ", sm_", properties.major, properties.minor);
+  const std::string choice = choose_gemm();
+  std::string problem = "asked for";
+  if (choice != "plain") cublaslt_ = CublasLt::open(memory_, problem);
+  if (choice == "cublaslt" && !cublaslt_)
+    throw NotSupported(concat("LLMSERVE_CUDA_GEMM=cublaslt: ", problem));
+  gemm_description_ =
+      cublaslt_ ? cublaslt_->description() : concat("plain matrix products, ", problem);
+}
+
+std::string CudaBackend::description() const {
+  return concat("cuda (", device_name_, "), ", gemm_description_);
+}
+
+std::byte* CudaBackend::scratch(int64_t num_bytes) {
+  if (scratch_.num_bytes() < num_bytes) {
+    scratch_ = Buffer();  // waits for the ops that use it, and both need not fit
+    scratch_ = Buffer(num_bytes, memory_);
+  }
+  return scratch_.data();
+}
+
+int64_t CudaBackend::packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const {
+  return out_features * in_features * size_bytes(dtype);
+}
+
+LinearWeight CudaBackend::pack_linear(std::span<const ConstTensor> parts, DType dtype) {
+  const int64_t n = check_linear_parts(parts, dtype);
+  const int64_t k = parts[0].shape[1];
+  LinearWeight weight{n, k, dtype, Buffer(packed_bytes(n, k, dtype), memory_)};
+  std::byte* to = weight.data.data();
+  for (const ConstTensor& part : parts) {
+    if (part.dtype == dtype) {
+      memory_.copy_from_host(to, part.data, part.num_bytes());
+    } else {
+      std::byte* raw = scratch(part.num_bytes());
+      memory_.copy_from_host(raw, part.data, part.num_bytes());
+      convert(raw, storage_of(part.dtype), part.num_elements(), to, storage_of(dtype), stream());
+    }
+    to += part.num_elements() * size_bytes(dtype);
+  }
+  memory_.synchronize();  // the scratch goes to the next weight
+  return weight;
+}
+
+int64_t CudaBackend::first_non_finite(const ConstTensor& tensor) {
+  return host_->first_non_finite(tensor);
+}
+
+void CudaBackend::embedding(const EmbeddingArgs& args) {
+  validate(args);
+  const auto num_tokens = static_cast<int64_t>(args.token_ids.size());
+  check_grid("embedding", num_tokens);
+  memory_.make_current();
+  cuda::embedding(args.table.data, storage_of(args.table.dtype), args.table.strides[0],
+                  token_ids_(args.token_ids), num_tokens, args.table.shape[1], args.scale,
+                  rows_of(args.out), stream());
+}
+
+void CudaBackend::rms_norm(const RmsNormArgs& args) {
+  validate(args);
+  check_grid("rms_norm", args.x.shape[0]);
+  memory_.make_current();
+  cuda::rms_norm({.x = rows_of(args.x),
+                  .residual = {nullptr, 0},
+                  .weight = args.weight.as<float>(),
+                  .out = rows_of(args.out),
+                  .num_rows = args.x.shape[0],
+                  .width = args.x.shape[1],
+                  .eps = args.eps,
+                  .weight_offset = args.weight_offset},
+                 stream());
+}
+
+void CudaBackend::add_rms_norm(const AddRmsNormArgs& args) {
+  validate(args);
+  check_grid("add_rms_norm", args.x.shape[0]);
+  memory_.make_current();
+  cuda::rms_norm({.x = rows_of(args.x),
+                  .residual = rows_of(args.residual),
+                  .weight = args.weight.as<float>(),
+                  .out = rows_of(args.out),
+                  .num_rows = args.x.shape[0],
+                  .width = args.x.shape[1],
+                  .eps = args.eps,
+                  .weight_offset = args.weight_offset},
+                 stream());
+}
+
+void CudaBackend::linear(const LinearArgs& args) {
+  validate(args);
+  const LinearWeight& weight = *args.weight;
+  const LinearParams params{.x = rows_of(args.x),
+                            .weight = weight.data.data(),
+                            .storage = storage_of(weight.dtype),
+                            .bias = args.bias.as<float>(),
+                            .out = rows_of(args.out),
+                            .num_rows = args.x.shape[0],
+                            .out_features = weight.out_features,
+                            .in_features = weight.in_features,
+                            .accumulate = args.accumulate};
+  check_grid("linear", params.num_rows);
+  memory_.make_current();
+  if (params.num_rows == 0 || params.out_features == 0) return;
+  if (cublaslt_ && params.in_features > 0) {
+    const void* x = params.x.data;
+    int64_t x_stride = params.x.stride;
+    if (params.storage == Storage::kBF16) {
+      auto* rounded =
+          reinterpret_cast<uint16_t*>(scratch(params.num_rows * params.in_features * 2));
+      round_to_bf16(params.x, params.num_rows, params.in_features, rounded, stream());
+      x = rounded;
+      x_stride = params.in_features;
+    }
+    // Bias and residual first, the product on top: one path for all four cases.
+    prepare_out(params, stream());
+    if (cublaslt_->add_product(x, x_stride, params)) return;
+    LinearParams rest = params;
+    rest.bias = nullptr;
+    rest.accumulate = true;
+    plain_linear(rest, stream());
+    return;
+  }
+  plain_linear(params, stream());
+}
+
+void CudaBackend::rotary_table(const RotaryTableArgs& args) {
+  validate(args);
+  memory_.make_current();
+  cuda::rotary_table(positions_(args.positions), static_cast<int64_t>(args.positions.size()),
+                     inv_freq_(args.inv_freq), static_cast<int64_t>(args.inv_freq.size()),
+                     args.scale, rows_of(args.cos_sin), stream());
+}
+
+void CudaBackend::rotary(const RotaryArgs& args) {
+  validate(args);
+  check_grid("rotary", args.heads.shape[0]);
+  memory_.make_current();
+  cuda::rotary({.heads = args.heads.as<float>(),
+                .token_stride = args.heads.strides[0],
+                .head_stride = args.heads.strides[1],
+                .num_tokens = args.heads.shape[0],
+                .num_heads = args.heads.shape[1],
+                .cos_sin = rows_of(args.cos_sin),
+                .half = args.cos_sin.shape[1] / 2,
+                .interleaved = args.interleaved},
+               stream());
+}
+
+void CudaBackend::store_kv(const StoreKvArgs& args) {
+  validate(args);
+  check_grid("store_kv", args.keys.shape[0]);
+  memory_.make_current();
+  const int64_t* slots = slots_(args.slots);
+  const auto store = [&](const ConstTensor& from, const Tensor& cache) {
+    store_cache({.from = from.as<float>(),
+                 .token_stride = from.strides[0],
+                 .head_stride = from.strides[1],
+                 .num_tokens = from.shape[0],
+                 .slots = slots,
+                 .cache = part_of(cache),
+                 .storage = storage_of(cache.dtype)},
+                stream());
+  };
+  store(args.keys, args.cache.keys);
+  store(args.values, args.cache.values);
+}
+
+// Each copy is in the stream's order, so that a block may be copied on.
+void CudaBackend::copy_blocks(const CopyBlocksArgs& args) {
+  validate(args);
+  memory_.make_current();
+  for (const auto& [source, destination] : args.pairs) {
+    if (source == destination) continue;
+    for (const Tensor& part : {args.cache.keys, args.cache.values}) {
+      const int64_t bytes = part.strides[0] * size_bytes(part.dtype);
+      check("cudaMemcpyAsync of a block",
+            cudaMemcpyAsync(part.as<std::byte>() + destination * bytes,
+                            part.as<std::byte>() + source * bytes, static_cast<size_t>(bytes),
+                            cudaMemcpyDeviceToDevice, stream()));
+    }
+  }
+}
+
+void CudaBackend::paged_attention(const PagedAttentionArgs& args) {
+  validate(args);
+  const CachePart keys = part_of(args.cache.keys);
+  const CachePart values = part_of(args.cache.values);
+  if (!attention_fits(keys.width, values.width, kKvTile)) {
+    throw NotSupported(concat("cuda attention: heads of ", keys.width, " (values ", values.width,
+                              ") do not fit a block's ", kMaxSharedBytes,
+                              " bytes of shared memory; use device='cpu'"));
+  }
+  check_grid("paged_attention", args.q.shape[0] * args.q.shape[1]);
+  memory_.make_current();
+  cuda::paged_attention({.q = args.q.as<float>(),
+                         .q_token_stride = args.q.strides[0],
+                         .q_head_stride = args.q.strides[1],
+                         .keys = keys,
+                         .values = values,
+                         .storage = storage_of(args.cache.keys.dtype),
+                         .query_starts = query_starts_(args.query_starts),
+                         .kv_lens = kv_lens_(args.kv_lens),
+                         .block_tables = block_tables_(args.block_tables),
+                         .num_sequences = static_cast<int64_t>(args.kv_lens.size()),
+                         .max_blocks = args.max_blocks,
+                         .num_tokens = args.q.shape[0],
+                         .num_heads = args.q.shape[1],
+                         .scale = args.scale,
+                         .window = args.window,
+                         .soft_cap = args.soft_cap,
+                         .out = args.out.as<float>(),
+                         .out_token_stride = args.out.strides[0],
+                         .out_head_stride = args.out.strides[1]},
+                        stream());
+}
+
+void CudaBackend::gated_activation(const GatedActivationArgs& args) {
+  validate(args);
+  memory_.make_current();
+  cuda::gated_activation(rows_of(args.gate_up), args.out.shape[0], args.out.shape[1],
+                         args.activation == Activation::kGeluTanh, rows_of(args.out), stream());
+}
+
+void CudaBackend::gather_rows(const GatherRowsArgs& args) {
+  validate(args);
+  const auto num_rows = static_cast<int64_t>(args.rows.size());
+  check_grid("gather_rows", num_rows);
+  memory_.make_current();
+  cuda::gather_rows(rows_of(args.x), rows_(args.rows), num_rows, args.x.shape[1], rows_of(args.out),
+                    stream());
+}
+
+}  // namespace llmserve::cuda

@@ -1,0 +1,73 @@
+// The CUDA backend: checks arguments, brings the host's integers over, launches the kernels of one
+// GPU on one stream. Ops return before they are done; what reads their results on the host waits
+// (Memory::copy_to_host, sample).
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/cublaslt.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/index_upload.h"
+#include "kernels/cuda/kernels.h"
+
+namespace llmserve::cuda {
+
+class CudaBackend final : public Backend {
+ public:
+  // The first visible device. LLMSERVE_CUDA_GEMM=plain leaves cuBLASLt alone (the same bits
+  // whatever M is), =cublaslt insists on it, auto or nothing takes it where it is found. Throws
+  // InvalidArgument, NotSupported, DeviceError.
+  explicit CudaBackend(const BackendOptions& options);
+
+  std::string_view name() const override { return "cuda"; }
+  std::string description() const override;
+  Memory& memory() override { return memory_; }
+
+  // Row-major [N, K] on the device, converted there.
+  LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) override;
+  int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const override;
+  int64_t first_non_finite(const ConstTensor& tensor) override;
+
+  void embedding(const EmbeddingArgs& args) override;
+  void rms_norm(const RmsNormArgs& args) override;
+  void add_rms_norm(const AddRmsNormArgs& args) override;
+  // In bf16, x is rounded to bf16 (nearest even) and sums are float32, by either product.
+  void linear(const LinearArgs& args) override;
+  void rotary_table(const RotaryTableArgs& args) override;
+  void rotary(const RotaryArgs& args) override;
+  void store_kv(const StoreKvArgs& args) override;
+  void copy_blocks(const CopyBlocksArgs& args) override;
+  void paged_attention(const PagedAttentionArgs& args) override;
+  void gated_activation(const GatedActivationArgs& args) override;
+  void gather_rows(const GatherRowsArgs& args) override;
+  void sample(const SampleArgs& args) override;
+
+ private:
+  // At least this many bytes of device memory for the op at hand; grows, and then stays.
+  std::byte* scratch(int64_t num_bytes);
+  cudaStream_t stream() const { return memory_.stream(); }
+  // The rows `which` of a sampling step, and one row.
+  void draw_on_device(const SampleArgs& args, std::span<const size_t> which);
+  void draw_on_host(const SampleArgs& args, size_t i);
+
+  DeviceMemory memory_;
+  std::string device_name_;
+  std::string gemm_description_;
+  std::unique_ptr<CublasLt> cublaslt_;  // null: plain products
+  Buffer scratch_;
+  IndexUpload token_ids_;
+  IndexUpload positions_;
+  IndexUpload inv_freq_;
+  IndexUpload slots_;
+  IndexUpload query_starts_;
+  IndexUpload kv_lens_;
+  IndexUpload block_tables_;
+  IndexUpload rows_;
+  IndexUpload draw_rows_;
+  const std::unique_ptr<Backend> host_;  // the cpu backend, for what lies on the host
+};
+
+}  // namespace llmserve::cuda

@@ -1,0 +1,75 @@
+#include "kernels/cuda/cuda_memory.h"
+
+#include "core/error.h"
+#include "kernels/cuda/cuda_check.h"
+
+namespace llmserve::cuda {
+
+void throw_device_error(const char* call, cudaError_t code) {
+  throw DeviceError(concat(call, " failed with ", cudaGetErrorName(code), " (",
+                           static_cast<int>(code), "): ", cudaGetErrorString(code)));
+}
+
+DeviceMemory::DeviceMemory(int device) : device_(device) {
+  make_current();
+  check("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+}
+
+DeviceMemory::~DeviceMemory() {
+  cudaSetDevice(device_);
+  cudaStreamDestroy(stream_);
+}
+
+void DeviceMemory::make_current() const { check("cudaSetDevice", cudaSetDevice(device_)); }
+
+int64_t DeviceMemory::available_bytes() const {
+  make_current();
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  check("cudaMemGetInfo", cudaMemGetInfo(&free_bytes, &total_bytes));
+  return static_cast<int64_t>(free_bytes);
+}
+
+std::byte* DeviceMemory::allocate(int64_t num_bytes) {
+  if (num_bytes == 0) return nullptr;
+  make_current();
+  void* data = nullptr;
+  const cudaError_t code =
+      num_bytes < 0 ? cudaErrorMemoryAllocation : cudaMalloc(&data, static_cast<size_t>(num_bytes));
+  if (code == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // it is told here; later calls need not hear of it
+    throw ResourceExhausted(concat("the GPU has no ", num_bytes, " bytes left (", available_bytes(),
+                                   " are free); use a smaller model, max_model_len or KV cache"));
+  }
+  check("cudaMalloc", code);
+  check("cudaMemsetAsync", cudaMemsetAsync(data, 0, static_cast<size_t>(num_bytes), stream_));
+  return static_cast<std::byte*>(data);
+}
+
+void DeviceMemory::release(std::byte* data, int64_t) noexcept {
+  cudaSetDevice(device_);
+  cudaFree(data);  // waits until the device is done with it
+}
+
+void DeviceMemory::copy_from_host(void* to, const void* from, int64_t num_bytes) {
+  if (num_bytes == 0) return;
+  make_current();
+  check("cudaMemcpyAsync to the device",
+        cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice, stream_));
+  synchronize();
+}
+
+void DeviceMemory::copy_to_host(void* to, const void* from, int64_t num_bytes) {
+  if (num_bytes == 0) return;
+  make_current();
+  check("cudaMemcpyAsync to the host",
+        cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDeviceToHost, stream_));
+  synchronize();
+}
+
+void DeviceMemory::synchronize() {
+  make_current();
+  check("cudaStreamSynchronize", cudaStreamSynchronize(stream_));
+}
+
+}  // namespace llmserve::cuda

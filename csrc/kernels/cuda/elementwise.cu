@@ -1,0 +1,163 @@
+// Embedding, rotary embedding, activation, gather, conversions: one thread an element, or a block a
+// row. Offsets are int64 throughout.
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch_math.h"
+
+namespace llmserve::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// blockIdx.x: token, in [0, T). threadIdx.x strides over the row.
+template <Storage kStorage>
+__global__ void embedding_kernel(const void* table, int64_t table_stride, const int32_t* token_ids,
+                                 int64_t width, float scale, Rows out) {
+  const int64_t token = blockIdx.x;
+  const int64_t from = token_ids[token] * table_stride;
+  float* to = out.data + token * out.stride;
+  for (int64_t i = threadIdx.x; i < width; i += blockDim.x)
+    to[i] = load<kStorage>(table, from + i) * scale;
+}
+
+// Element e of [0, T * half): token e / half, pair e % half.
+__global__ void rotary_table_kernel(const int32_t* positions, int64_t n, const float* inv_freq,
+                                    int64_t half, float scale, Rows cos_sin) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t e = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; e < n;
+       e += stride) {
+    const int64_t token = e / half;
+    const int64_t i = e % half;
+    const float angle = static_cast<float>(positions[token]) * inv_freq[i];
+    double sine;
+    double cosine;
+    sincos(static_cast<double>(angle), &sine, &cosine);
+    float* row = cos_sin.data + token * cos_sin.stride;
+    row[i] = static_cast<float>(cosine) * scale;
+    row[half + i] = static_cast<float>(sine) * scale;
+  }
+}
+
+// blockIdx.x: token. Threads stride over the pairs of all heads, e in [0, H * half): head e / half,
+// pair e % half. Each pair has one thread, so that it turns in place.
+__global__ void rotary_kernel(RotaryParams p) {
+  const int64_t token = blockIdx.x;
+  const float* cosine = p.cos_sin.data + token * p.cos_sin.stride;
+  const float* sine = cosine + p.half;
+  for (int64_t e = threadIdx.x; e < p.num_heads * p.half; e += blockDim.x) {
+    const int64_t i = e % p.half;
+    float* x = p.heads + token * p.token_stride + (e / p.half) * p.head_stride;
+    float& a = p.interleaved ? x[2 * i] : x[i];
+    float& b = p.interleaved ? x[2 * i + 1] : x[p.half + i];
+    const float rotated_a = a * cosine[i] - b * sine[i];
+    const float rotated_b = b * cosine[i] + a * sine[i];
+    a = rotated_a;
+    b = rotated_b;
+  }
+}
+
+// Element e of [0, T * F): row e / F, column e % F.
+template <bool kIsGeluTanh>
+__global__ void gated_activation_kernel(ConstRows gate_up, int64_t n, int64_t width, Rows out) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t e = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; e < n;
+       e += stride) {
+    const int64_t row = e / width;
+    const int64_t i = e % width;
+    const float* gate = gate_up.data + row * gate_up.stride;
+    const float activated = kIsGeluTanh ? v_gelu_tanh(gate[i]) : v_silu(gate[i]);
+    out.data[row * out.stride + i] = activated * gate[width + i];
+  }
+}
+
+// blockIdx.x: row of out.
+__global__ void gather_rows_kernel(ConstRows x, const int32_t* rows, int64_t width, Rows out) {
+  const float* from = x.data + rows[blockIdx.x] * x.stride;
+  float* to = out.data + static_cast<int64_t>(blockIdx.x) * out.stride;
+  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) to[i] = from[i];
+}
+
+// blockIdx.x: row of x.
+__global__ void round_to_bf16_kernel(ConstRows x, int64_t width, uint16_t* to) {
+  const int64_t row = blockIdx.x;
+  for (int64_t i = threadIdx.x; i < width; i += blockDim.x)
+    to[row * width + i] = float_to_bf16(x.data[row * x.stride + i]);
+}
+
+template <Storage kFrom, Storage kTo>
+__global__ void convert_kernel(const void* from, int64_t n, void* to) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t e = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; e < n; e += stride)
+    store<kTo>(to, e, load<kFrom>(from, e));
+}
+
+template <Storage kFrom>
+void convert_from(const void* from, int64_t n, void* to, Storage to_storage, cudaStream_t stream) {
+  const dim3 grid = blocks(elementwise_blocks(n, kThreads));
+  if (to_storage == Storage::kF32)
+    launch("convert", convert_kernel<kFrom, Storage::kF32>, grid, kThreads, 0, stream, from, n, to);
+  else
+    launch("convert", convert_kernel<kFrom, Storage::kBF16>, grid, kThreads, 0, stream, from, n,
+           to);
+}
+
+}  // namespace
+
+void embedding(const void* table, Storage storage, int64_t table_stride, const int32_t* token_ids,
+               int64_t num_tokens, int64_t width, float scale, Rows out, cudaStream_t stream) {
+  if (num_tokens == 0 || width == 0) return;
+  const auto kernel = storage == Storage::kF32    ? embedding_kernel<Storage::kF32>
+                      : storage == Storage::kBF16 ? embedding_kernel<Storage::kBF16>
+                                                  : embedding_kernel<Storage::kF16>;
+  launch("embedding", kernel, blocks(num_tokens), row_threads(width), 0, stream, table,
+         table_stride, token_ids, width, scale, out);
+}
+
+void rotary_table(const int32_t* positions, int64_t num_tokens, const float* inv_freq, int64_t half,
+                  float scale, Rows cos_sin, cudaStream_t stream) {
+  const int64_t n = num_tokens * half;
+  if (n == 0) return;
+  launch("rotary_table", rotary_table_kernel, blocks(elementwise_blocks(n, kThreads)), kThreads, 0,
+         stream, positions, n, inv_freq, half, scale, cos_sin);
+}
+
+void rotary(const RotaryParams& p, cudaStream_t stream) {
+  const int64_t pairs = p.num_heads * p.half;
+  if (p.num_tokens == 0 || pairs == 0) return;
+  launch("rotary", rotary_kernel, blocks(p.num_tokens), row_threads(pairs), 0, stream, p);
+}
+
+void gated_activation(ConstRows gate_up, int64_t num_rows, int64_t width, bool is_gelu_tanh,
+                      Rows out, cudaStream_t stream) {
+  const int64_t n = num_rows * width;
+  if (n == 0) return;
+  const auto kernel = is_gelu_tanh ? gated_activation_kernel<true> : gated_activation_kernel<false>;
+  launch("gated_activation", kernel, blocks(elementwise_blocks(n, kThreads)), kThreads, 0, stream,
+         gate_up, n, width, out);
+}
+
+void gather_rows(ConstRows x, const int32_t* rows, int64_t num_rows, int64_t width, Rows out,
+                 cudaStream_t stream) {
+  if (num_rows == 0 || width == 0) return;
+  launch("gather_rows", gather_rows_kernel, blocks(num_rows), row_threads(width), 0, stream, x,
+         rows, width, out);
+}
+
+void round_to_bf16(ConstRows x, int64_t num_rows, int64_t width, uint16_t* to,
+                   cudaStream_t stream) {
+  if (num_rows == 0 || width == 0) return;
+  launch("round_to_bf16", round_to_bf16_kernel, blocks(num_rows), row_threads(width), 0, stream, x,
+         width, to);
+}
+
+void convert(const void* from, Storage from_storage, int64_t n, void* to, Storage to_storage,
+             cudaStream_t stream) {
+  if (n == 0) return;
+  if (from_storage == Storage::kF32)
+    convert_from<Storage::kF32>(from, n, to, to_storage, stream);
+  else if (from_storage == Storage::kBF16)
+    convert_from<Storage::kBF16>(from, n, to, to_storage, stream);
+  else
+    convert_from<Storage::kF16>(from, n, to, to_storage, stream);
+}
+
+}  // namespace llmserve::cuda

@@ -1,0 +1,54 @@
+// Brings an op's host integers (ids, slots, tables) to the device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "core/buffer.h"
+#include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/cuda_memory.h"
+
+namespace llmserve::cuda {
+
+// One array on the device and what it holds. Every layer of a step passes the same slots and block
+// tables: they are compared with what is there already, which is some thousand times cheaper than
+// a copy, and only copied if they differ.
+class IndexUpload {
+ public:
+  explicit IndexUpload(DeviceMemory& memory) : memory_(memory) {}
+
+  // The array on the device, valid for the ops that are asked for before the next call. The copy is
+  // in the stream's order, after the ops that read what was there. Its source is ordinary memory,
+  // which the runtime takes over before it returns: there is nothing that a later call could
+  // overwrite too early.
+  template <class T>
+  const T* operator()(std::span<const T> values) {
+    return static_cast<const T*>(upload(values.data(), static_cast<int64_t>(values.size_bytes())));
+  }
+
+ private:
+  const void* upload(const void* values, int64_t num_bytes) {
+    if (num_bytes == 0) return nullptr;
+    const auto size = static_cast<size_t>(num_bytes);
+    if (size == held_.size() && std::memcmp(held_.data(), values, size) == 0) return buffer_.data();
+    if (buffer_.num_bytes() < num_bytes) {
+      buffer_ = Buffer();  // first, so that both need not fit
+      buffer_ = Buffer(2 * num_bytes, memory_);
+    }
+    held_.clear();  // holds nothing if the copy fails
+    check("cudaMemcpyAsync of indices",
+          cudaMemcpyAsync(buffer_.data(), values, size, cudaMemcpyHostToDevice, memory_.stream()));
+    const auto* bytes = static_cast<const std::byte*>(values);
+    held_.assign(bytes, bytes + size);
+    return buffer_.data();
+  }
+
+  DeviceMemory& memory_;
+  Buffer buffer_;
+  std::vector<std::byte> held_;  // what the first bytes of buffer_ are
+};
+
+}  // namespace llmserve::cuda

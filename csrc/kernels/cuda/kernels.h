@@ -1,0 +1,145 @@
+// The kernels' launch functions, with plain pointers and numbers: what nvcc compiles knows nothing
+// of tensors, and what knows tensors (cuda_backend.cpp) needs no nvcc. The contracts are those of
+// kernels/ops.h; arguments have been validated. All pointers are device memory, strides are in
+// elements, work goes to `stream`.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace llmserve::cuda {
+
+// How elements of tables, weights and caches are stored.
+enum class Storage : uint8_t { kF32, kBF16, kF16 };
+
+// A row-major matrix of floats whose rows may be strided.
+struct Rows {
+  float* data;
+  int64_t stride;
+};
+struct ConstRows {
+  const float* data;
+  int64_t stride;
+};
+
+void embedding(const void* table, Storage storage, int64_t table_stride, const int32_t* token_ids,
+               int64_t num_tokens, int64_t width, float scale, Rows out, cudaStream_t stream);
+
+struct NormParams {
+  ConstRows x;
+  Rows residual;  // data null: x alone is normalised; otherwise x is added to it first
+  const float* weight;
+  Rows out;
+  int64_t num_rows;
+  int64_t width;
+  float eps;
+  float weight_offset;
+};
+void rms_norm(const NormParams& params, cudaStream_t stream);
+
+struct LinearParams {
+  ConstRows x;
+  const void* weight;  // row-major [N, K] f32 or bf16
+  Storage storage;
+  const float* bias;  // [N] or null
+  Rows out;
+  int64_t num_rows;      // M
+  int64_t out_features;  // N
+  int64_t in_features;   // K
+  bool accumulate;
+};
+// Tiled, on CUDA cores: each output is one chain of multiply-adds over K in order, whatever M is.
+// x is rounded to bf16 where the weight is bf16.
+void plain_linear(const LinearParams& params, cudaStream_t stream);
+// out = bias (0 without one), or out += bias if accumulate: what a library's product is added to.
+void prepare_out(const LinearParams& params, cudaStream_t stream);
+// to [num_rows, width] bf16, contiguous: x rounded to nearest even.
+void round_to_bf16(ConstRows x, int64_t num_rows, int64_t width, uint16_t* to, cudaStream_t stream);
+// Weights at load: contiguous f32, bf16 or f16 to f32 or bf16.
+void convert(const void* from, Storage from_storage, int64_t n, void* to, Storage to_storage,
+             cudaStream_t stream);
+
+void rotary_table(const int32_t* positions, int64_t num_tokens, const float* inv_freq, int64_t half,
+                  float scale, Rows cos_sin, cudaStream_t stream);
+
+struct RotaryParams {
+  float* heads;
+  int64_t token_stride;
+  int64_t head_stride;
+  int64_t num_tokens;
+  int64_t num_heads;
+  ConstRows cos_sin;
+  int64_t half;
+  bool interleaved;
+};
+void rotary(const RotaryParams& params, cudaStream_t stream);
+
+// One half of the cache, contiguous [N, K, P, D].
+struct CachePart {
+  void* data;
+  int64_t num_heads;   // K
+  int64_t block_size;  // P
+  int64_t width;       // D or Dv
+};
+
+struct StoreParams {
+  const float* from;  // [T, K, D]
+  int64_t token_stride;
+  int64_t head_stride;
+  int64_t num_tokens;
+  const int64_t* slots;  // [T]; -1 skips
+  CachePart cache;
+  Storage storage;  // kF32 or kBF16
+};
+void store_cache(const StoreParams& params, cudaStream_t stream);
+
+struct AttentionParams {
+  const float* q;  // [T, H, D]
+  int64_t q_token_stride;
+  int64_t q_head_stride;
+  CachePart keys;
+  CachePart values;
+  Storage storage;              // of both
+  const int32_t* query_starts;  // [B + 1]
+  const int32_t* kv_lens;       // [B]
+  const int32_t* block_tables;  // [B, M]
+  int64_t num_sequences;
+  int64_t max_blocks;
+  int64_t num_tokens;
+  int64_t num_heads;
+  float scale;
+  int32_t window;
+  float soft_cap;
+  float* out;  // [T, H, Dv]
+  int64_t out_token_stride;
+  int64_t out_head_stride;
+};
+void paged_attention(const AttentionParams& params, cudaStream_t stream);
+
+void gated_activation(ConstRows gate_up, int64_t num_rows, int64_t width, bool is_gelu_tanh,
+                      Rows out, cudaStream_t stream);
+void gather_rows(ConstRows x, const int32_t* rows, int64_t num_rows, int64_t width, Rows out,
+                 cudaStream_t stream);
+
+// One row of logits to draw from.
+struct DrawRow {
+  const float* raw;  // [V] the logits
+  const float* x;    // [V] what is drawn from: the logits, or an edited copy
+  float temperature;
+  float top_p;
+  float min_p;
+  int32_t top_k;
+  uint64_t seed;
+  int64_t position;
+};
+struct Drawn {
+  int32_t token_id;
+  int32_t is_raw_valid;
+  int32_t is_valid;
+};
+// rows, out [S]; z [S, V] is working memory.
+void draw(const DrawRow* rows, int64_t num_rows, int64_t vocabulary, float* z, Drawn* out,
+          cudaStream_t stream);
+
+}  // namespace llmserve::cuda

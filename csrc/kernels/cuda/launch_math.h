@@ -1,0 +1,69 @@
+// Launch parameters as functions of shapes: plain C++, tested without a GPU.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace llmserve::cuda {
+
+inline constexpr int64_t kWarpSize = 32;
+// Limits of every GPU since compute capability 3.0.
+inline constexpr int64_t kMaxThreads = 1024;       // a block
+inline constexpr int64_t kMaxGridX = 2147483647;   // blocks along x
+inline constexpr int64_t kMaxGridYZ = 65535;       // blocks along y or z
+inline constexpr int64_t kMaxSharedBytes = 49152;  // a block, unless it asks for more
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Threads for a row of `width` elements: whole warps, at most `max_threads`. Of the width alone, so
+// that a row is summed in the same order whatever the other rows are.
+constexpr int row_threads(int64_t width, int64_t max_threads = 256) {
+  const int64_t warps = std::max<int64_t>(1, ceil_div(width, kWarpSize));
+  return static_cast<int>(std::min(warps * kWarpSize, max_threads));
+}
+
+// Blocks for n independent elements of a grid-stride loop: enough to fill any GPU, and no more.
+constexpr int elementwise_blocks(int64_t n, int64_t threads) {
+  constexpr int64_t kEnough = 4096;
+  return static_cast<int>(std::clamp<int64_t>(ceil_div(n, threads), 1, kEnough));
+}
+
+// A tile of the plain matrix product: rows of x by rows of the weight.
+struct GemmTile {
+  int rows;
+  int columns;
+};
+// Few rows: narrow tiles, so that more blocks share the reading of the weight. Each output is the
+// same chain of multiply-adds in either, so that the choice does not change a bit.
+inline constexpr GemmTile kSmallTile{8, 32};
+inline constexpr GemmTile kLargeTile{64, 64};
+inline constexpr int64_t kSmallTileMaxRows = 8;
+
+constexpr GemmTile gemm_tile(int64_t rows) {
+  return rows <= kSmallTileMaxRows ? kSmallTile : kLargeTile;
+}
+// Rows along y are few enough for the grid: kMaxGridYZ * 64 rows are 4 million tokens.
+constexpr int64_t gemm_blocks_x(int64_t columns, GemmTile tile) {
+  return ceil_div(columns, tile.columns);
+}
+constexpr int64_t gemm_blocks_y(int64_t rows, GemmTile tile) { return ceil_div(rows, tile.rows); }
+
+// Attention: one block a query head of a token; the query, the output and a tile's scores are in
+// shared memory.
+inline constexpr int kAttentionThreads = 128;
+constexpr int64_t attention_shared_bytes(int64_t head_dim, int64_t value_dim, int64_t tile) {
+  return (head_dim + value_dim + tile) * static_cast<int64_t>(sizeof(float));
+}
+// The widest heads that fit.
+constexpr bool attention_fits(int64_t head_dim, int64_t value_dim, int64_t tile) {
+  return attention_shared_bytes(head_dim, value_dim, tile) + 256 <= kMaxSharedBytes;
+}
+
+// The largest power of two, at most 256, that divides an address or a stride in bytes.
+constexpr uint32_t alignment_bytes(uint64_t value) {
+  uint32_t alignment = 256;
+  while (alignment > 1 && value % alignment != 0) alignment /= 2;
+  return alignment;
+}
+
+}  // namespace llmserve::cuda

@@ -1,0 +1,124 @@
+// The plain matrix product: what runs without cuBLAS, what checks it, and what does not depend on
+// how many rows there are.
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch_math.h"
+
+namespace llmserve::cuda {
+namespace {
+
+// out[m, n] for m in [blockIdx.y * kRows, + kRows), n in [blockIdx.x * kColumns, + kColumns).
+// 256 threads; thread t computes rows (t / kThreadColumns) + i * kThreadRows and columns (t %
+// kThreadColumns) + j * kThreadColumns of the tile, i < kRowsEach, j < kColumnsEach: neighbours in
+// a warp have neighbouring columns, so that reads of shared memory do not collide and writes
+// coalesce. K goes by in slices of kDepth; beyond its end both sides are 0, which leaves a sum as
+// it is. Shared memory: (kRows + kColumns + 2) * kDepth * 4 bytes, at most 8.3 KiB.
+template <Storage kStorage, int kRows, int kColumns, int kDepth>
+__global__ void __launch_bounds__(256) linear_kernel(LinearParams p) {
+  constexpr int kThreads = 256;
+  constexpr int kThreadColumns = kColumns < 32 ? kColumns : (kRows < 16 ? 32 : 16);
+  constexpr int kThreadRows = kThreads / kThreadColumns;
+  constexpr int kRowsEach = kRows / kThreadRows;
+  constexpr int kColumnsEach = kColumns / kThreadColumns;
+  static_assert(kRowsEach * kThreadRows == kRows && kColumnsEach * kThreadColumns == kColumns);
+  __shared__ float x_tile[kDepth][kRows + 1];
+  __shared__ float w_tile[kDepth][kColumns + 1];
+
+  const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kRows;
+  const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kColumns;
+  const int thread_row = threadIdx.x / kThreadColumns;
+  const int thread_column = threadIdx.x % kThreadColumns;
+  float sums[kRowsEach][kColumnsEach] = {};
+
+  for (int64_t k0 = 0; k0 < p.in_features; k0 += kDepth) {
+    for (int e = threadIdx.x; e < kRows * kDepth; e += kThreads) {
+      const int64_t row = first_row + e / kDepth;
+      const int64_t k = k0 + e % kDepth;
+      float value = 0.0f;
+      if (row < p.num_rows && k < p.in_features) {
+        value = p.x.data[row * p.x.stride + k];
+        if constexpr (kStorage == Storage::kBF16) value = bf16_to_float(float_to_bf16(value));
+      }
+      x_tile[e % kDepth][e / kDepth] = value;
+    }
+    for (int e = threadIdx.x; e < kColumns * kDepth; e += kThreads) {
+      const int64_t column = first_column + e / kDepth;
+      const int64_t k = k0 + e % kDepth;
+      w_tile[e % kDepth][e / kDepth] = column < p.out_features && k < p.in_features
+                                           ? load<kStorage>(p.weight, column * p.in_features + k)
+                                           : 0.0f;
+    }
+    __syncthreads();
+#pragma unroll 8
+    for (int k = 0; k < kDepth; ++k) {
+#pragma unroll
+      for (int i = 0; i < kRowsEach; ++i) {
+#pragma unroll
+        for (int j = 0; j < kColumnsEach; ++j) {
+          sums[i][j] = v_fma(x_tile[k][thread_row + i * kThreadRows],
+                             w_tile[k][thread_column + j * kThreadColumns], sums[i][j]);
+        }
+      }
+    }
+    __syncthreads();
+  }
+
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    const int64_t row = first_row + thread_row + i * kThreadRows;
+    if (row >= p.num_rows) continue;
+#pragma unroll
+    for (int j = 0; j < kColumnsEach; ++j) {
+      const int64_t column = first_column + thread_column + j * kThreadColumns;
+      if (column >= p.out_features) continue;
+      float value = sums[i][j];
+      if (p.bias) value += p.bias[column];
+      float& out = p.out.data[row * p.out.stride + column];
+      out = p.accumulate ? value + out : value;
+    }
+  }
+}
+
+template <Storage kStorage>
+void launch_tiles(const LinearParams& p, cudaStream_t stream) {
+  const GemmTile tile = gemm_tile(p.num_rows);
+  const dim3 grid(static_cast<unsigned>(gemm_blocks_x(p.out_features, tile)),
+                  static_cast<unsigned>(gemm_blocks_y(p.num_rows, tile)));
+  if (tile.rows == kSmallTile.rows)
+    launch("linear", linear_kernel<kStorage, kSmallTile.rows, kSmallTile.columns, 64>, grid, 256, 0,
+           stream, p);
+  else
+    launch("linear", linear_kernel<kStorage, kLargeTile.rows, kLargeTile.columns, 16>, grid, 256, 0,
+           stream, p);
+}
+
+// Element e of [0, M * N): row e / N, column e % N.
+__global__ void prepare_out_kernel(LinearParams p) {
+  const int64_t n = p.num_rows * p.out_features;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t e = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; e < n;
+       e += stride) {
+    const int64_t column = e % p.out_features;
+    float& out = p.out.data[e / p.out_features * p.out.stride + column];
+    const float bias = p.bias ? p.bias[column] : 0.0f;
+    out = p.accumulate ? out + bias : bias;
+  }
+}
+
+}  // namespace
+
+void plain_linear(const LinearParams& params, cudaStream_t stream) {
+  if (params.num_rows == 0 || params.out_features == 0) return;
+  if (params.storage == Storage::kF32)
+    launch_tiles<Storage::kF32>(params, stream);
+  else
+    launch_tiles<Storage::kBF16>(params, stream);
+}
+
+void prepare_out(const LinearParams& params, cudaStream_t stream) {
+  const int64_t n = params.num_rows * params.out_features;
+  if (n == 0 || (params.accumulate && !params.bias)) return;
+  launch("prepare_out", prepare_out_kernel, blocks(elementwise_blocks(n, 256)), 256, 0, stream,
+         params);
+}
+
+}  // namespace llmserve::cuda

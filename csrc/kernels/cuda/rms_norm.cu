@@ -1,0 +1,41 @@
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch_math.h"
+
+namespace llmserve::cuda {
+namespace {
+
+// blockIdx.x: row, in [0, R). Thread i owns the elements i, i + blockDim.x, … of its row in both
+// passes, so that out may be x and the residual may be written before it is read again.
+template <bool kAddsResidual>
+__global__ void rms_norm_kernel(NormParams p) {
+  const int64_t row = blockIdx.x;
+  const float* x = p.x.data + row * p.x.stride;
+  float* residual = p.residual.data + row * p.residual.stride;
+  float* out = p.out.data + row * p.out.stride;
+  float sum = 0;
+  for (int64_t i = threadIdx.x; i < p.width; i += blockDim.x) {
+    float value = x[i];
+    if constexpr (kAddsResidual) {
+      value += residual[i];
+      residual[i] = value;
+    }
+    sum = v_fma(value, value, sum);
+  }
+  const float mean = block_sum(sum) / static_cast<float>(p.width);
+  const float inverse = 1.0f / sqrtf(mean + p.eps);
+  for (int64_t i = threadIdx.x; i < p.width; i += blockDim.x) {
+    const float value = kAddsResidual ? residual[i] : x[i];
+    out[i] = value * inverse * (p.weight[i] + p.weight_offset);
+  }
+}
+
+}  // namespace
+
+void rms_norm(const NormParams& params, cudaStream_t stream) {
+  if (params.num_rows == 0 || params.width == 0) return;
+  const auto kernel = params.residual.data ? rms_norm_kernel<true> : rms_norm_kernel<false>;
+  launch("rms_norm", kernel, blocks(params.num_rows), row_threads(params.width, kMaxThreads), 0,
+         stream, params);
+}
+
+}  // namespace llmserve::cuda

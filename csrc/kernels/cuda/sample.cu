@@ -1,0 +1,221 @@
+// Drawing tokens: one block a row, no sort. The same choice as on the CPU from the same logits: the
+// filters are comparisons, counts and integer sums, whose order does not matter, and the rest is
+// arithmetic of one token at a time.
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/launch_math.h"
+
+namespace llmserve::cuda {
+namespace {
+
+constexpr int kThreads = 1024;
+constexpr int kBuckets = 2 * kThreads;  // of a digit: two a thread
+constexpr float kGreedyTemperature = 1e-5f;
+
+// What the block shares: 24.1 KiB.
+struct Shared {
+  unsigned long long mass[kBuckets];
+  unsigned long long suffix[kThreads];
+  float best[32];
+  int32_t best_idx[32];
+  unsigned long long sum[32];
+  unsigned long long above;  // mass above the bucket chosen
+  uint32_t bucket;
+};
+
+struct Best {
+  float value;
+  int32_t idx;
+};
+__device__ __forceinline__ Best better(Best a, Best b) {
+  return b.value > a.value || (b.value == a.value && b.idx < a.idx) ? b : a;
+}
+
+// The largest value of the block and the lowest index that has it, for every thread.
+__device__ Best block_best(Best mine, Shared& s) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    mine = better(mine, {__shfl_xor_sync(kAllLanes, mine.value, offset),
+                         __shfl_xor_sync(kAllLanes, mine.idx, offset)});
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) {
+    s.best[threadIdx.x / 32] = mine.value;
+    s.best_idx[threadIdx.x / 32] = mine.idx;
+  }
+  __syncthreads();
+  Best result{s.best[0], s.best_idx[0]};
+  for (int warp = 1; warp < kThreads / 32; ++warp)
+    result = better(result, {s.best[warp], s.best_idx[warp]});
+  return result;
+}
+
+__device__ unsigned long long block_total(unsigned long long mine, Shared& s) {
+  for (int offset = 16; offset > 0; offset /= 2) mine += __shfl_xor_sync(kAllLanes, mine, offset);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) s.sum[threadIdx.x / 32] = mine;
+  __syncthreads();
+  unsigned long long total = 0;
+  for (int warp = 0; warp < kThreads / 32; ++warp) total += s.sum[warp];
+  return total;
+}
+
+// Integers of the same order as the floats; kernels/cpu/threshold.h.
+__device__ __forceinline__ uint32_t ordered_key(float value) {
+  const uint32_t bits = __float_as_uint(value);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float from_ordered_key(uint32_t key) {
+  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+// A token's weight in the sum of top-p.
+__device__ __forceinline__ uint32_t weight(float z) {
+  return static_cast<uint32_t>(v_exp(z) * 0x1p30f);
+}
+
+// A token's key: its weight, which is its mass too, or the order of its logit, whose mass is 1.
+template <bool kIsWeighted>
+__device__ __forceinline__ uint32_t key_of(float z) {
+  return kIsWeighted ? weight(z) : ordered_key(z);
+}
+
+// The highest bucket at which the mass from the top reaches `target`, or 0 if none does; its place
+// in s.bucket, the mass above it in s.above. Thread t owns the buckets 2t and 2t + 1.
+__device__ void choose_bucket(unsigned long long target, Shared& s) {
+  const int t = threadIdx.x;
+  const unsigned long long low = s.mass[2 * t];
+  const unsigned long long high = s.mass[2 * t + 1];
+  s.suffix[t] = low + high;
+  __syncthreads();
+  for (int step = 1; step < kThreads; step *= 2) {  // suffix[t]: the mass of buckets >= 2t
+    const unsigned long long more = t + step < kThreads ? s.suffix[t + step] : 0;
+    __syncthreads();
+    s.suffix[t] += more;
+    __syncthreads();
+  }
+  if (t == 0) {  // unless another thread's buckets reach the target
+    s.bucket = 0;
+    s.above = s.suffix[0] - low;
+  }
+  __syncthreads();
+  const unsigned long long above = t + 1 < kThreads ? s.suffix[t + 1] : 0;
+  if (above < target && above + high >= target) {
+    s.bucket = static_cast<uint32_t>(2 * t + 1);
+    s.above = above;
+  } else if (above < target && above + high + low >= target) {
+    s.bucket = static_cast<uint32_t>(2 * t);
+    s.above = above + high;
+  }
+  __syncthreads();
+}
+
+// The largest key t for which the mass of the keys >= t reaches `target` (at least 1), or 0 if none
+// does: radix select by digits of 11, 11 and 10 bits.
+template <bool kIsWeighted>
+__device__ uint32_t select_threshold(const float* z, int64_t n, unsigned long long target,
+                                     Shared& s) {
+  uint32_t threshold = 0;
+  uint32_t decided = 0;  // the bits of the threshold that are known
+  for (int digit = 0; digit < 3; ++digit) {
+    const int shift = digit == 0 ? 21 : (digit == 1 ? 10 : 0);
+    const uint32_t mask = digit == 2 ? 0x3ffu : 0x7ffu;
+    for (int i = threadIdx.x; i < kBuckets; i += kThreads) s.mass[i] = 0;
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < n; i += kThreads) {
+      const uint32_t key = key_of<kIsWeighted>(z[i]);
+      if ((key & decided) == threshold)
+        atomicAdd(&s.mass[(key >> shift) & mask], kIsWeighted ? key : 1ull);
+    }
+    __syncthreads();
+    choose_bucket(target, s);
+    threshold |= s.bucket << shift;
+    decided |= mask << shift;
+    target -= target > s.above ? s.above : 0;
+    __syncthreads();  // before the next digit clears what was just read
+  }
+  return threshold;
+}
+
+// Filters set z to -inf. Each thread reads and writes the elements threadIdx.x + i * kThreads.
+__device__ void filter(const DrawRow& row, float* z, int64_t n, Shared& s) {
+  if (row.top_k > 0 && row.top_k < n) {
+    const float threshold = from_ordered_key(
+        select_threshold<false>(z, n, static_cast<unsigned long long>(row.top_k), s));
+    for (int64_t i = threadIdx.x; i < n; i += kThreads)
+      if (z[i] < threshold) z[i] = -INFINITY;
+    __syncthreads();
+  }
+  if (row.top_p < 1.0f) {
+    unsigned long long mine = 0;
+    for (int64_t i = threadIdx.x; i < n; i += kThreads) mine += weight(z[i]);
+    const unsigned long long total = block_total(mine, s);
+    const double mass = ceil(static_cast<double>(row.top_p) * static_cast<double>(total));
+    const unsigned long long target = mass > 1.0 ? static_cast<unsigned long long>(mass) : 1ull;
+    const uint32_t threshold = select_threshold<true>(z, n, target, s);
+    for (int64_t i = threadIdx.x; i < n; i += kThreads)
+      if (weight(z[i]) < threshold) z[i] = -INFINITY;
+    __syncthreads();
+  }
+}
+
+// argmax of z_i + g_i. Thread t takes the quads t, t + kThreads, … of four tokens, which share one
+// call of the noise.
+__device__ int32_t gumbel_argmax(const DrawRow& row, const float* z, int64_t n, Shared& s) {
+  Best mine{-INFINITY, INT32_MAX};
+  for (int64_t quad = threadIdx.x; 4 * quad < n; quad += kThreads) {
+    UVec bits[4];
+    u_token_bits(static_cast<uint32_t>(quad), row.position, row.seed, bits);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int64_t i = 4 * quad + j;
+      if (i < n) mine = better(mine, {z[i] + v_gumbel(bits[j]), static_cast<int32_t>(i)});
+    }
+  }
+  return block_best(mine, s).idx;
+}
+
+// The largest of a row; is_valid: no NaN, no +inf, something finite.
+__device__ Best row_best(const float* x, int64_t n, bool& is_valid, Shared& s) {
+  Best mine{-INFINITY, INT32_MAX};
+  int is_bad = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) {
+    const float value = x[i];
+    is_bad |= isnan(value) || value == INFINITY ? 1 : 0;
+    mine = better(mine, {value, static_cast<int32_t>(i)});
+  }
+  const Best best = block_best(mine, s);
+  is_valid = __syncthreads_or(is_bad) == 0 && best.value != -INFINITY;
+  return best;
+}
+
+// blockIdx.x: row, in [0, S).
+__global__ void __launch_bounds__(kThreads)
+    draw_kernel(const DrawRow* rows, int64_t n, float* all_z, Drawn* out) {
+  __shared__ Shared s;
+  const DrawRow row = rows[blockIdx.x];
+  float* z = all_z + static_cast<int64_t>(blockIdx.x) * n;
+  bool is_raw_valid = false;
+  bool is_valid = false;
+  Best best = row_best(row.raw, n, is_raw_valid, s);
+  is_valid = is_raw_valid;
+  if (row.x != row.raw && is_raw_valid) best = row_best(row.x, n, is_valid, s);
+  int32_t token = best.idx;
+  if (is_valid && row.temperature >= kGreedyTemperature) {
+    for (int64_t i = threadIdx.x; i < n; i += kThreads) {
+      const float value = (row.x[i] - best.value) / row.temperature;
+      z[i] = row.min_p > 0 && !(v_exp(value) >= row.min_p) ? -INFINITY : value;
+    }
+    __syncthreads();
+    filter(row, z, n, s);
+    token = gumbel_argmax(row, z, n, s);
+  }
+  if (threadIdx.x == 0) out[blockIdx.x] = {is_valid ? token : 0, is_raw_valid, is_valid};
+}
+
+}  // namespace
+
+void draw(const DrawRow* rows, int64_t num_rows, int64_t vocabulary, float* z, Drawn* out,
+          cudaStream_t stream) {
+  if (num_rows == 0) return;
+  launch("sample", draw_kernel, blocks(num_rows), kThreads, 0, stream, rows, vocabulary, z, out);
+}
+
+}  // namespace llmserve::cuda

@@ -1,0 +1,18 @@
+// Finds and loads the CUDA backend, lib/libllmserve_cuda.so beside the extension module.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "kernels/backend.h"
+
+namespace llmserve {
+
+// Empty where a CUDA device can be used; otherwise why not, and what to do. Loads the library on
+// the first call, for the life of the process.
+std::string cuda_unavailable_reason();
+
+// Throws NotSupported with that reason, or DeviceError.
+std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options);
+
+}  // namespace llmserve

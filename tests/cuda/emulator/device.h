@@ -1,0 +1,71 @@
+// CUDA's words for a plain C++ compiler. A block's threads are fibers of one thread of the CPU; a
+// fiber runs until it waits for others at a barrier or in a shuffle.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+#undef __shared__
+#undef __launch_bounds__
+#define __shared__ static
+#define __launch_bounds__(...)
+#define LLMSERVE_DYNAMIC_SHARED(type, name) \
+  type* name = static_cast<type*>(::llmserve::cuda::emulator::dynamic_shared)
+
+namespace llmserve::cuda::emulator {
+
+// Runs body() once a thread, block after block.
+void run(dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
+         const std::function<void()>& body);
+
+extern uint3 thread_idx;
+extern uint3 block_idx;
+extern dim3 block_dim;
+extern dim3 grid_dim;
+extern void* dynamic_shared;
+
+void sync_threads();
+int sync_threads_or(int value);
+// The 8 bytes of the lane `lane ^ mask` of the calling warp.
+uint64_t shuffle_xor(uint64_t value, int mask);
+
+}  // namespace llmserve::cuda::emulator
+
+#define threadIdx ::llmserve::cuda::emulator::thread_idx
+#define blockIdx ::llmserve::cuda::emulator::block_idx
+#define blockDim ::llmserve::cuda::emulator::block_dim
+#define gridDim ::llmserve::cuda::emulator::grid_dim
+
+inline void __syncthreads() { llmserve::cuda::emulator::sync_threads(); }
+inline int __syncthreads_or(int value) { return llmserve::cuda::emulator::sync_threads_or(value); }
+
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  bits = llmserve::cuda::emulator::shuffle_xor(bits, mask);
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Fibers do not preempt each other.
+template <class T>
+T atomicAdd(T* to, T value) {
+  const T old = *to;
+  *to += value;
+  return old;
+}
+
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline int32_t __float_as_int(float x) { return __builtin_bit_cast(int32_t, x); }
+inline float __int_as_float(int32_t x) { return __builtin_bit_cast(float, x); }
+inline uint32_t __float_as_uint(float x) { return __builtin_bit_cast(uint32_t, x); }
+inline float __uint_as_float(uint32_t x) { return __builtin_bit_cast(float, x); }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(static_cast<uint64_t>(a) * b >> 32);
+}
+using std::isnan;

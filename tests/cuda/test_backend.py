@@ -1,0 +1,129 @@
+"""What the CUDA backend alone can get wrong; its ops are compared with ref in tests/parity."""
+
+import os
+
+import numpy as np
+import pytest
+from checkpoints import checkpoint, reference_model
+from llmserve import LLM, SamplingParams, _core
+
+testing = _core.testing
+REASON = testing.unavailable_reason("cuda")
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
+
+
+@pytest.fixture(params=["plain", "auto"])
+def gemm(request, monkeypatch):
+    monkeypatch.setenv("LLMSERVE_CUDA_GEMM", request.param)
+    return request.param
+
+
+@pytest.fixture
+def cuda():
+    return testing.make_backend("cuda")
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_greedy_tokens_in_f32_equal_those_of_transformers(family, gemm):
+    import torch
+
+    path = checkpoint(family)
+    prompt = list(range(5, 25))
+    reference = reference_model(path).generate(
+        torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None
+    )
+    with LLM(path, device="cuda") as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
+    assert list(output.outputs[0].token_ids) == reference[0, len(prompt) :].tolist()
+
+
+def test_sampled_tokens_in_f32_equal_those_of_ref(gemm):
+    path = checkpoint("qwen3")
+    prompts = [list(range(5, 5 + n)) for n in (1, 17, 64, 90)]
+    params = SamplingParams(temperature=0.9, top_p=0.9, top_k=40, seed=3, max_tokens=24)
+    tokens = {}
+    for device in ("cuda", "ref"):
+        with LLM(path, device=device) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+        tokens[device] = [list(output.outputs[0].token_ids) for output in outputs]
+    assert tokens["cuda"] == tokens["ref"]
+
+
+def test_a_cache_beyond_2_to_the_31_elements_is_addressed_right(cuda, rng):
+    """The highest block of 2.3e9 elements (4.6 GB in bf16); offsets in int32 would wrap."""
+    heads, block_size, dim = 8, 16, 128
+    num_blocks = 2**31 // (heads * block_size * dim) + 9000
+    caches = [cuda.empty_device((num_blocks, heads, block_size, dim), "bfloat16") for _ in range(2)]
+    last = num_blocks - 1
+    keys, values = (rng.standard_normal((5, heads, dim), dtype=np.float32) for _ in range(2))
+    cuda.store_kv(keys, values, last * block_size + np.arange(5), *caches)
+    q = rng.standard_normal((1, heads, dim), dtype=np.float32)
+    got = cuda.paged_attention(q, *caches, [0, 1], [5], np.array([[last]]), dim**-0.5)
+    small = [np.zeros((1, heads, block_size, dim), np.uint16) for _ in range(2)]
+    ref = testing.make_backend("ref")
+    ref.store_kv(keys, values, np.arange(5), *small)
+    expected = ref.paged_attention(q, *small, [0, 1], [5], np.array([[0]]), dim**-0.5)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_many_steps_of_changing_indices_do_not_overtake_each_other(cuda, rng):
+    """Indices go to the device without waiting: a slow op in front must not see later ones."""
+    x = cuda.to_device(rng.standard_normal((4096, 1024), dtype=np.float32))
+    host = cuda.to_numpy(x)
+    outs = [cuda.to_device(np.zeros((64, 1024), np.float32)) for _ in range(40)]
+    rows = [rng.integers(0, 4096, 64) for _ in outs]
+    big = cuda.pack_linear([rng.standard_normal((4096, 1024), dtype=np.float32)], "float32")
+    product = cuda.to_device(np.zeros((4096, 4096), np.float32))
+    cuda.linear(x, big, out=product)
+    for out, which in zip(outs, rows, strict=True):
+        cuda.gather_rows(x, which, out=out)
+    for out, which in zip(outs, rows, strict=True):
+        np.testing.assert_array_equal(cuda.to_numpy(out), host[which])
+
+
+def test_cublaslt_and_the_plain_product_agree(monkeypatch, rng):
+    backends = {}
+    for choice in ("plain", "cublaslt"):
+        monkeypatch.setenv("LLMSERVE_CUDA_GEMM", choice)
+        try:
+            backends[choice] = testing.make_backend("cuda")
+        except NotImplementedError as error:
+            pytest.skip(str(error))
+    for m, n, k in ((1, 512, 256), (3, 33, 127), (64, 1000, 1024), (200, 4096, 896)):
+        x, bias = rng.standard_normal((m, k), dtype=np.float32), rng.standard_normal(n)
+        for dtype in ("float32", "bfloat16"):
+            w = rng.standard_normal((n, k), dtype=np.float32)
+            got = [
+                b.linear(x, b.pack_linear([w], dtype), bias.astype(np.float32))
+                for b in backends.values()
+            ]
+            # The same operands, other orders of k terms: sqrt(k) * 2^-24 of the magnitude, times 8.
+            np.testing.assert_allclose(*got, atol=8 * k**0.5 * 2**-24 * k**0.5)
+
+
+def test_a_model_that_does_not_fit_is_refused_and_the_gpu_stays_usable(cuda):
+    with pytest.raises(_core.ResourceExhausted, match="the GPU has no"):
+        cuda.empty_device((2**46,), "float32")
+    assert cuda.linear(
+        np.eye(4, dtype=np.float32), cuda.pack_linear([np.eye(4)[:2].astype("f4")], "float32")
+    ).shape == (4, 2)
+
+
+def test_several_backends_live_in_one_process():
+    backends = [testing.make_backend("cuda") for _ in range(3)]
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for backend in backends:
+        np.testing.assert_array_equal(backend.gather_rows(x, [2, 0]), x[[2, 0]])
+
+
+@pytest.mark.skipif("LLMSERVE_CUDA_GEMM" in os.environ, reason="the choice was made outside")
+def test_an_unknown_gemm_is_refused(monkeypatch):
+    monkeypatch.setenv("LLMSERVE_CUDA_GEMM", "fast")
+    with pytest.raises(ValueError, match="LLMSERVE_CUDA_GEMM: expected auto, plain or cublaslt"):
+        testing.make_backend("cuda")

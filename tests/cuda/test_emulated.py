@@ -1,0 +1,64 @@
+"""The CUDA backend's tests over the emulator: real kernels and host code, threads run by the CPU.
+
+What it cannot show: that a GPU's compiler and hardware agree, and what the order of a stream hides.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import llmserve
+import pytest
+
+TESTS = Path(__file__).parents[1]
+EMULATED = os.environ.get("LLMSERVE_CUDA_EMULATED", "")
+
+pytestmark = pytest.mark.skipif(
+    not EMULATED, reason="LLMSERVE_CUDA_EMULATED does not name the emulated backend's folder"
+)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """The package with the emulated backend in place of the real one."""
+    folder = tmp_path_factory.mktemp("emulated")
+    package = folder / "llmserve"
+    package.mkdir()
+    (package / "lib").symlink_to(Path(EMULATED).absolute())
+    for entry in Path(llmserve.__file__).parent.iterdir():
+        if entry.name not in ("lib", "__pycache__"):
+            (package / entry.name).symlink_to(entry)
+    return folder
+
+
+# A GPU of fibers is slow: the smaller cases of every op, and a model.
+@pytest.mark.parametrize(
+    ("files", "selection"),
+    [
+        ("test_ops.py", "cuda-plain and not 193 and not finite and not (attention and float32)"),
+        (
+            "test_op_invariance.py",
+            "cuda-plain and (row_ops or sampled or (bfloat16 and 33-window))",
+        ),
+        (
+            "test_sampling_op.py",
+            "cuda-plain and (ties or extreme or numbers or capped or 5-params5)",
+        ),
+        ("test_models.py", "cuda and test_logprobs_agree and (qwen3 or mistral-window)"),
+    ],
+)
+def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
+            *("-m", "cuda", "-k", selection, str(TESTS / "parity" / files)),
+        ],
+        env={**os.environ, "PYTHONPATH": f"{package}:{TESTS}", "LLMSERVE_CUDA_EMULATED": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-5000:]
+    assert " passed" in result.stdout
+    assert "skipped" not in result.stdout

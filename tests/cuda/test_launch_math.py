@@ -1,0 +1,53 @@
+"""The CUDA kernels' launch parameters, which need no GPU to be computed."""
+
+import pytest
+from llmserve import _core
+
+launch = _core.testing.cuda_launch
+
+WIDTHS = [1, 31, 32, 33, 64, 127, 128, 896, 1024, 4096, 152_064]
+ROWS = [1, 2, 7, 8, 9, 63, 64, 65, 512, 8192, 131_072]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_row_gets_whole_warps_and_no_idle_one(width):
+    for limit in (256, launch.MAX_THREADS):
+        threads = launch.row_threads(width, limit)
+        assert threads % 32 == 0
+        assert 32 <= threads <= limit
+        assert threads - 32 < width
+
+
+def test_elementwise_kernels_get_a_block_at_least_and_never_more_than_there_is_work():
+    for n in (1, 255, 256, 257, 10**6, 2**40):
+        blocks = launch.elementwise_blocks(n, 256)
+        assert 1 <= blocks <= min(4096, -(-n // 256))
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_tiles_of_a_product_cover_it_exactly_once(rows, columns):
+    tile_rows, tile_columns, x, y = launch.gemm(rows, columns)
+    assert (x - 1) * tile_columns < columns <= x * tile_columns
+    assert (y - 1) * tile_rows < rows <= y * tile_rows
+    assert y <= launch.MAX_GRID_YZ
+
+
+def test_few_rows_use_narrow_tiles_that_spread_the_weight_over_more_blocks():
+    assert launch.gemm(1, 4096)[:2] == launch.gemm(8, 4096)[:2]
+    assert launch.gemm(8, 4096)[2] > launch.gemm(9, 4096)[2]
+
+
+@pytest.mark.parametrize("dim", [4, 33, 64, 80, 96, 128, 256, 576])
+def test_heads_of_every_usual_width_fit_the_shared_memory(dim):
+    assert launch.attention_fits(dim, dim, 64)
+    assert launch.attention_shared_bytes(dim, dim, 64) == (2 * dim + 64) * 4
+
+
+def test_heads_that_do_not_fit_are_found_out():
+    assert not launch.attention_fits(8192, 8192, 64)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0, 256), (1, 1), (4, 4), (48, 16), (512, 256)])
+def test_alignment_is_the_largest_power_of_two_that_divides(value, expected):
+    assert launch.alignment_bytes(value) == expected
