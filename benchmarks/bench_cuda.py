@@ -1,0 +1,289 @@
+"""Times the CUDA backend's ops and batch-1 decoding next to what the GPU was measured to do.
+
+The limits come from the same run: the bandwidth of copies within the GPU's memory (bytes read and
+written) and the largest rate of a bf16 product. Ops work on arrays that stay on the GPU and are
+queued back to back, so that one below some ten microseconds shows the host's time to launch it.
+Models have random weights of published shapes, written to memory (/dev/shm) and nowhere else.
+
+Example:
+    python benchmarks/bench_cuda.py --json bench.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llmserve import LLM, SamplingParams, _core
+
+testing = _core.testing
+
+# Of the models' config.json on the Hugging Face Hub.
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen3-0.6B": dict(
+        architectures=["Qwen3ForCausalLM"],
+        model_type="qwen3",
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        rope_theta=1000000,
+    ),
+    "Llama-3.2-1B": dict(
+        architectures=["LlamaForCausalLM"],
+        model_type="llama",
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        vocab_size=128256,
+        rope_theta=500000,
+    ),
+}
+
+
+@dataclass
+class Row:
+    """One measurement; the share is of the limit that it comes closer to."""
+
+    name: str
+    us: float
+    gb_per_s: float
+    gflop_per_s: float
+    share_of_gpu: float
+
+
+@dataclass
+class Limits:
+    gb_per_s: float
+    gflop_per_s: float
+
+    def row(self, name: str, seconds: float, num_bytes: float, flops: float = 0) -> Row:
+        rates = num_bytes / seconds / 1e9, flops / seconds / 1e9
+        share = max(rates[0] / self.gb_per_s, rates[1] / self.gflop_per_s)
+        return Row(name, seconds * 1e6, *rates, share)
+
+
+def seconds_of(backend: Any, run: Callable[[], object], target: float = 0.1) -> float:
+    """Seconds a call of queued calls, the best of three rounds."""
+    run()
+    backend.synchronize()
+    start = time.perf_counter()
+    run()
+    backend.synchronize()
+    count = max(3, min(2000, int(target / max(1e-6, time.perf_counter() - start))))
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        backend.synchronize()
+        best = min(best, (time.perf_counter() - start) / count)
+    return best
+
+
+def bf16(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Normal numbers as bf16 bits, truncated."""
+    return (rng.standard_normal(shape, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def measure_limits(backend: Any, rng: np.random.Generator) -> Limits:
+    half = 2**29  # bytes: far more than any cache holds
+    cache = [backend.empty_device((2, 1, 1, half // 4), "float32") for _ in range(2)]
+    seconds = seconds_of(backend, lambda: backend.copy_blocks([(0, 1)], *cache))
+    gb_per_s = 4 * half / seconds / 1e9  # keys and values, read and written
+    n = 8192
+    x = backend.empty_device((n, n), "float32")
+    out = backend.empty_device((n, n), "float32")
+    weight = backend.pack_linear([bf16(rng, n, n)], "bfloat16")
+    seconds = seconds_of(backend, lambda: backend.linear(x, weight, out=out))
+    return Limits(gb_per_s, 2 * n**3 / seconds / 1e9)
+
+
+def linear_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
+    for n, k in ((4096, 1024), (16384, 2048), (151936, 1024)):
+        for dtype, size in (("bfloat16", 2), ("float32", 4)):
+            w = bf16(rng, n, k)
+            weight = backend.pack_linear([w], dtype)
+            for m in (1, 8, 64, 512):
+                x = backend.to_device(rng.standard_normal((m, k), dtype=np.float32))
+                out = backend.empty_device((m, n), "float32")
+
+                def run(x: Any = x, out: Any = out, weight: Any = weight) -> None:
+                    backend.linear(x, weight, out=out)
+
+                num_bytes = n * k * size + 4 * m * (n + k)
+                name = f"linear {dtype} M={m} {n}x{k}"
+                yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes, 2 * m * n * k)
+
+
+def attention_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
+    block = 16
+    for heads, kv_heads, dim in ((16, 8, 128), (32, 8, 64)):
+        for batch, queries, context in ((1, 1, 4096), (64, 1, 1024), (1, 512, 512)):
+            blocks = context // block
+            shape = (batch * blocks, kv_heads, block, dim)
+            keys, values = (backend.to_device(bf16(rng, *shape)) for _ in range(2))
+            tables = np.arange(batch * blocks, dtype=np.int32).reshape(batch, blocks)
+            tokens = batch * queries
+            q = backend.to_device(rng.standard_normal((tokens, heads, dim), dtype=np.float32))
+            out = backend.empty_device((tokens, heads, dim), "float32")
+            starts = np.arange(batch + 1, dtype=np.int32) * queries
+            lens = np.full(batch, context, np.int32)
+
+            def run(q: Any = q, keys: Any = keys, values: Any = values, starts: Any = starts,
+                    lens: Any = lens, tables: Any = tables, out: Any = out) -> None:  # fmt: skip
+                backend.paged_attention(q, keys, values, starts, lens, tables, 0.1, out=out)
+
+            pairs = batch * heads * (context if queries == 1 else queries * (queries + 1) // 2)
+            num_bytes = 4 * batch * context * kv_heads * dim + 8 * tokens * heads * dim
+            kind = "decode" if queries == 1 else "prefill"
+            name = f"attention {kind} {heads}/{kv_heads}x{dim} B={batch} context={context}"
+            yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes, 4 * dim * pairs)
+
+
+def row_op_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
+    tokens, width = 2048, 2048
+    x = backend.to_device(rng.standard_normal((tokens, 2 * width), dtype=np.float32))
+    narrow = backend.to_device(rng.standard_normal((tokens, width), dtype=np.float32))
+    out = backend.empty_device((tokens, width), "float32")
+    weight = backend.to_device(np.ones(width, np.float32))
+    size = tokens * width * 4
+    yield limits.row(
+        f"rms_norm {tokens}x{width}",
+        seconds_of(backend, lambda: backend.rms_norm(narrow, weight, out=out)),
+        2 * size,
+    )
+    yield limits.row(
+        f"gated_activation {tokens}x{width}",
+        seconds_of(backend, lambda: backend.gated_activation(x, out=out)),
+        3 * size,
+    )
+    vocabulary, rows = 151936, 16
+    logits = backend.to_device(rng.standard_normal((rows, vocabulary), dtype=np.float32))
+    for params in ({"temperature": 0.0}, {}, {"top_k": 50, "top_p": 0.9}):
+        settings = [{"seed": 1, "position": i, **params} for i in range(rows)]
+        name = f"sample {rows}x{vocabulary} {params}"
+        seconds = seconds_of(backend, lambda s=settings: backend.sample(logits, s))
+        yield limits.row(name, seconds, rows * vocabulary * 4)
+
+
+def write_model(directory: Path, shape: dict[str, Any]) -> int:
+    """config.json and one safetensors file of random bf16; the bytes that a decode step reads."""
+    config = {
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "eos_token_id": 0,
+        **shape,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    e, f, d = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
+    h, k = shape["num_attention_heads"], shape["num_key_value_heads"]
+    tensors: dict[str, list[int]] = {"model.embed_tokens.weight": [shape["vocab_size"], e]}
+    for i in range(shape["num_hidden_layers"]):
+        layer = f"model.layers.{i}"
+        tensors |= {
+            f"{layer}.input_layernorm.weight": [e],
+            f"{layer}.post_attention_layernorm.weight": [e],
+            f"{layer}.self_attn.q_proj.weight": [h * d, e],
+            f"{layer}.self_attn.k_proj.weight": [k * d, e],
+            f"{layer}.self_attn.v_proj.weight": [k * d, e],
+            f"{layer}.self_attn.o_proj.weight": [e, h * d],
+            f"{layer}.mlp.gate_proj.weight": [f, e],
+            f"{layer}.mlp.up_proj.weight": [f, e],
+            f"{layer}.mlp.down_proj.weight": [e, f],
+        }
+        if shape["model_type"] == "qwen3":
+            tensors |= {f"{layer}.self_attn.{n}_norm.weight": [d] for n in "qk"}
+    tensors["model.norm.weight"] = [e]
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, dims in tensors.items():
+        size = 2 * int(np.prod(dims))
+        header[name] = {"dtype": "BF16", "shape": dims, "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    scaled = (0.02 * np.random.default_rng(0).standard_normal(2**22)).astype(np.float32)
+    chunk = (scaled.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    with open(directory / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for left in range(offset, 0, -len(chunk)):
+            file.write(chunk[: min(left, len(chunk))])
+    return offset
+
+
+def decode_row(name: str, limits: Limits, max_tokens: int) -> Row:
+    """Batch 1, a prompt of 64 tokens: the time between tokens, which a longer run adds."""
+    folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    directory = Path(tempfile.mkdtemp(prefix="llmserve-", dir=folder))
+    try:
+        num_bytes = write_model(directory, SHAPES[name])
+        with LLM(directory, device="cuda", max_model_len=2048, kv_cache_memory_bytes=2**30) as llm:
+            prompt = list(range(100, 164))
+
+            def seconds(count: int) -> float:
+                params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+                start = time.perf_counter()
+                llm.generate([prompt], params, use_tqdm=False)
+                return time.perf_counter() - start
+
+            seconds(4)
+            step = (seconds(max_tokens) - seconds(2)) / (max_tokens - 2)
+    finally:
+        shutil.rmtree(directory)
+    return limits.row(f"decode batch 1 {name} bf16", step, num_bytes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    args = parser.parse_args()
+    reason = testing.unavailable_reason("cuda")
+    if reason:
+        raise SystemExit(f"no CUDA here: {reason}")
+    backend = testing.make_backend("cuda")
+    rng = np.random.default_rng(0)
+    limits = measure_limits(backend, rng)
+    print(f"{backend.description}\nlimits: {limits}")
+    rows: list[Row] = []
+
+    def report(row: Row) -> None:
+        rows.append(row)
+        print(
+            f"{row.name:60} {row.us:10.1f} us {row.gb_per_s:8.1f} GB/s "
+            f"{row.gflop_per_s:9.1f} GFLOP/s {row.share_of_gpu:6.1%}"
+        )
+        if args.json:  # after every row, so that a run cut short leaves what it has
+            result = {"device": backend.description, "limits": asdict(limits)}
+            args.json.write_text(
+                json.dumps({**result, "rows": [asdict(r) for r in rows]}, indent=1)
+            )
+
+    for name in args.models:
+        report(decode_row(name, limits, args.max_tokens))
+    for make in (row_op_rows, attention_rows, linear_rows):
+        for row in make(backend, limits, rng):
+            report(row)
+
+
+if __name__ == "__main__":
+    main()

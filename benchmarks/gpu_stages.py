@@ -1,0 +1,83 @@
+"""Writes down what a stage of run_on_gpu.sh did, and merges the stages.
+
+Example:
+    python benchmarks/gpu_stages.py record --out build/gpu --stage build --status 0 --seconds 90
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+STAGES = ("build", "test", "sanitize", "bench")
+
+
+def output_of(*command: str) -> str:
+    """What a command prints, or nothing where it is not there or fails."""
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def machine() -> dict[str, str]:
+    query = "name,driver_version,memory.total,clocks.max.sm,clocks.max.mem"
+    return {
+        "gpu": output_of("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"),
+        "nvcc": output_of("nvcc", "--version").splitlines()[-1:][0] if output_of("nvcc") else "",
+        "python": platform.python_version(),
+        "commit": output_of("git", "rev-parse", "--short", "HEAD"),
+    }
+
+
+def read_junit(path: Path) -> dict[str, Any]:
+    """Counts, and the names of what failed with the first lines of why."""
+    suite = ElementTree.parse(path).getroot().find("testsuite")
+    if suite is None:
+        return {}
+    counts = {key: int(suite.get(key, "0")) for key in ("tests", "failures", "errors", "skipped")}
+    failed = [
+        {"test": f"{case.get('classname')}.{case.get('name')}", "why": (bad.get("message") or "")}
+        for case in suite.iter("testcase")
+        for bad in [*case.findall("failure"), *case.findall("error")]
+    ]
+    return {**counts, "failed": failed}
+
+
+def merge(out: Path) -> None:
+    stages = {
+        s: json.loads((out / f"{s}.json").read_text())
+        for s in STAGES
+        if (out / f"{s}.json").exists()
+    }
+    (out / "results.json").write_text(json.dumps(stages, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    record = commands.add_parser("record")
+    record.add_argument("--out", type=Path, required=True)
+    record.add_argument("--stage", choices=STAGES, required=True)
+    record.add_argument("--status", type=int, required=True)
+    record.add_argument("--seconds", type=int, required=True)
+    record.add_argument("--junit", type=Path)
+    record.add_argument("--rows", type=Path)
+    args = parser.parse_args()
+    entry: dict[str, Any] = {"status": args.status, "seconds": args.seconds, **machine()}
+    if args.junit and args.junit.exists():
+        entry["tests"] = read_junit(args.junit)
+    if args.rows and args.rows.exists():
+        entry["bench"] = json.loads(args.rows.read_text())
+    (args.out / f"{args.stage}.json").write_text(json.dumps(entry, indent=1) + "\n")
+    merge(args.out)
+    print(f"{args.stage}: {'ok' if args.status == 0 else 'FAILED'} in {args.seconds} s")
+
+
+if __name__ == "__main__":
+    main()

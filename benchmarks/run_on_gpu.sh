@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in stages of less than nine minutes each, with no network:
+#
+#   benchmarks/run_on_gpu.sh build      the extension module and the CUDA backend, in place
+#   benchmarks/run_on_gpu.sh test       pytest -m cuda
+#   benchmarks/run_on_gpu.sh sanitize   memcheck and racecheck of compute-sanitizer over the op tests
+#   benchmarks/run_on_gpu.sh bench      ops and batch-1 decoding against what the GPU was measured to do
+#   benchmarks/run_on_gpu.sh all        one after another
+#
+# Each stage writes <stage>.json to the folder OUT (build/gpu unless set), and results.json there merges all that are
+# there. Needs nvcc 13, a C++20 compiler, CMake, ninja and Python >= 3.10 (PYTHON) with pybind11, numpy, tokenizers,
+# jinja2, tqdm and pytest; torch and transformers for the tests that compare with them. What the Python there lacks comes
+# from a folder of wheels, filled beforehand where there is a network, for that Python's version and platform:
+#
+#   pip download --only-binary=:all: --no-deps -d wheels 'pybind11>=3' pytest tokenizers
+#   LLMSERVE_WHEELS=wheels benchmarks/run_on_gpu.sh build
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+stage=${1:-all}
+out=${OUT:-build/gpu}
+python=${PYTHON:-python3}
+limit=${LLMSERVE_STAGE_SECONDS:-520}
+mkdir -p "$out"
+
+if [ -n "${LLMSERVE_WHEELS:-}" ]; then
+  site=$PWD/build/gpu-site
+  [ -d "$site" ] || "$python" -m pip install --quiet --no-index --no-deps --target "$site" "$LLMSERVE_WHEELS"/*.whl
+  export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
+  export PATH=$site/bin:$PATH
+fi
+export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONUNBUFFERED=1
+
+record() { "$python" benchmarks/gpu_stages.py record --out "$out" "$@"; }
+
+build() {
+  local archs=${LLMSERVE_CUDA_ARCHS:-}
+  [ -n "$archs" ] || archs=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d '. ')-real
+  local start=$SECONDS status=0
+  {
+    cmake --preset cuda -DLLMSERVE_CUDA_ARCHS="$archs" -DPython_EXECUTABLE="$(command -v "$python")" \
+      -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" &&
+      timeout "$limit" cmake --build --preset cuda -j "$(nproc)"
+  } >"$out/build.log" 2>&1 || status=$?
+  [ "$status" = 0 ] || tail -40 "$out/build.log"
+  record --stage build --status "$status" --seconds $((SECONDS - start))
+  return "$status"
+}
+
+run_tests() {
+  local start=$SECONDS status=0
+  timeout "$limit" "$python" -m pytest -m cuda -q -rs --durations=5 --junitxml="$out/test.xml" tests 2>&1 |
+    tee "$out/test.log" | tail -60 || status=$?
+  record --stage test --status "$status" --seconds $((SECONDS - start)) --junit "$out/test.xml"
+  return "$status"
+}
+
+# The plain kernels over the smaller cases of every op: the tool runs them some fifty times slower.
+sanitize() {
+  local start=$SECONDS status=0 tool
+  for tool in memcheck racecheck; do
+    LLMSERVE_CUDA_GEMM=plain timeout $((limit / 2)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      --log-file "$out/$tool.log" "$python" -m pytest -m cuda -q -x \
+      tests/parity/test_ops.py tests/parity/test_sampling_op.py \
+      -k "cuda-plain and not chi and not follow and not finite and not 193 and not 70001" 2>&1 |
+      tee "$out/$tool.txt" | tail -15 || status=$?
+  done
+  record --stage sanitize --status "$status" --seconds $((SECONDS - start))
+  return "$status"
+}
+
+bench() {
+  local start=$SECONDS status=0
+  timeout "$limit" "$python" benchmarks/bench_cuda.py --json "$out/bench_rows.json" || status=$?
+  record --stage bench --status "$status" --seconds $((SECONDS - start)) --rows "$out/bench_rows.json"
+  return "$status"
+}
+
+case $stage in
+  build) build ;;
+  test) run_tests ;;
+  sanitize) sanitize ;;
+  bench) bench ;;
+  all) build && { run_tests; sanitize; bench; } ;;
+  *) sed -n '2,10p' "$0"; exit 2 ;;
+esac
