@@ -65,8 +65,11 @@ void check_finite(const char* field, float value, float minimum) {
 py::object rms_norm(Ops& ops, const py::object& x, const py::object& weight, float eps,
                     float weight_offset, const py::object& out) {
   const ImportedArray in("rms_norm.x", x), scale("rms_norm.weight", weight);
-  const OutputArray result("rms_norm.out", out, DType::kF32,
-                           {in.view().shape[0], in.view().shape[1]});
+  const auto& shape = in.view().shape;
+  const OutputArray result =
+      in.view().rank == 3
+          ? OutputArray("rms_norm.out", out, DType::kF32, {shape[0], shape[1], shape[2]})
+          : OutputArray("rms_norm.out", out, DType::kF32, {shape[0], shape[1]});
   result.check_apart({in.view(), scale.view()}, /*can_be_first=*/true);
   ops.run([&](Backend& backend) {
     backend.rms_norm({in.view(), scale.view(), result.tensor(), eps, weight_offset});

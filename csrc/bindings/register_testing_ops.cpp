@@ -228,8 +228,8 @@ void register_row_ops(py::class_<Backend>& backend) {
          float weight_offset, const py::object& given) {
         Staging staging(self);
         const ConstTensor rows = staging.in(x);
-        const RmsNormArgs args{rows, staging.in(weight),
-                               staging.make_out(given, {rows.shape[0], rows.shape[1]}), eps,
+        const std::vector<py::ssize_t> shape(rows.shape.begin(), rows.shape.begin() + rows.rank);
+        const RmsNormArgs args{rows, staging.in(weight), staging.make_out(given, shape), eps,
                                weight_offset};
         py::gil_scoped_release release;
         self.rms_norm(args);

@@ -44,6 +44,16 @@ void copy_given_rows(const EmbeddingArgs& args) {
   }
 }
 
+void copy_blocks_on_host(const CopyBlocksArgs& args) {
+  for (const auto& [source, destination] : args.pairs) {
+    for (const Tensor& part : {args.cache.keys, args.cache.values}) {
+      const int64_t bytes = part.strides[0] * size_bytes(part.dtype);
+      std::memmove(part.as<std::byte>() + destination * bytes,
+                   part.as<std::byte>() + source * bytes, static_cast<size_t>(bytes));
+    }
+  }
+}
+
 int64_t check_linear_parts(std::span<const ConstTensor> parts, DType dtype) {
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     throw InvalidArgument(

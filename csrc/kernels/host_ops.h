@@ -15,6 +15,20 @@ void compute_rotary_table(const RotaryTableArgs& args);
 // The given rows of an embedding, over what the table gave.
 void copy_given_rows(const EmbeddingArgs& args);
 
+// copy_blocks's definition: in order, since a pair's source may be an earlier one's destination.
+void copy_blocks_on_host(const CopyBlocksArgs& args);
+
+// [T, H, D] or [R, D] as rows of D: how many, and row i.
+template <class Void>
+int64_t num_rows(const BasicTensor<Void>& x) {
+  return x.rank == 3 ? x.shape[0] * x.shape[1] : x.shape[0];
+}
+template <class Void>
+auto* row_of(const BasicTensor<Void>& x, int64_t i) {
+  const int64_t num_heads = x.rank == 3 ? x.shape[1] : 1;
+  return x.template as<float>() + i / num_heads * x.strides[0] + i % num_heads * x.strides[1];
+}
+
 // N of the parts stacked along it. Throws InvalidArgument unless the parts are contiguous [N_i, K]
 // of f32, bf16 or f16 with one K and dtype is f32 or bf16.
 int64_t check_linear_parts(std::span<const ConstTensor> parts, DType dtype);

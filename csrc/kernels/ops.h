@@ -36,11 +36,11 @@ struct EmbeddingArgs {
 };
 
 // out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * (weight + weight_offset). Zhang & Sennrich 2019,
-// eq. 4. Works on heads too: rows of [R, D] with a row stride.
+// eq. 4. A row is a token's activations, or one of its heads (Qwen3's query and key norms).
 struct RmsNormArgs {
-  ConstTensor x;       // [R, D]; rows may be strided
+  ConstTensor x;       // [R, D] or [T, H, D]; rows, or tokens and heads, may be strided
   ConstTensor weight;  // [D] f32
-  Tensor out;          // [R, D]; may be x itself
+  Tensor out;          // of x's shape; may be x itself
   float eps = 1e-6f;
   float weight_offset = 0.0f;  // 1 for families that store the weight minus one
 };

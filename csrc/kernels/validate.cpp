@@ -1,3 +1,4 @@
+#include <array>
 #include <cmath>
 #include <string>
 
@@ -90,10 +91,16 @@ void validate(const EmbeddingArgs& args) {
 }
 
 void validate(const RmsNormArgs& args) {
-  check_tensor("rms_norm.x", args.x, {{"R"}, {"D"}}, {DType::kF32});
-  check_tensor("rms_norm.out", args.out, {{"R", args.x.shape[0]}, {"D", args.x.shape[1]}},
-               {DType::kF32});
-  check_norm("rms_norm", args.weight, args.x.shape[1], args.eps);
+  const std::array<int64_t, kMaxRank>& shape = args.x.shape;
+  if (args.x.rank == 3) {
+    check_tensor("rms_norm.x", args.x, {{"T"}, {"H"}, {"D"}}, {DType::kF32});
+    check_tensor("rms_norm.out", args.out, {{"T", shape[0]}, {"H", shape[1]}, {"D", shape[2]}},
+                 {DType::kF32});
+  } else {
+    check_tensor("rms_norm.x", args.x, {{"R"}, {"D"}}, {DType::kF32});
+    check_tensor("rms_norm.out", args.out, {{"R", shape[0]}, {"D", shape[1]}}, {DType::kF32});
+  }
+  check_norm("rms_norm", args.weight, shape[args.x.rank - 1], args.eps);
 }
 
 void validate(const AddRmsNormArgs& args) {

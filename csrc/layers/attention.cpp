@@ -16,17 +16,6 @@ Tensor head_view(const Tensor& rows, int64_t begin, int64_t num_heads, int64_t h
   return view;
 }
 
-// One index of a dimension of [T, H, D] fixed: [H, D] of a token or [T, D] of a head.
-Tensor select(const Tensor& heads, int dim, int64_t index) {
-  Tensor view = heads.slice(dim, index, 1);
-  view.rank = 2;
-  view.shape[0] = heads.shape[1 - dim];
-  view.strides[0] = heads.strides[1 - dim];
-  view.shape[1] = heads.shape[2];
-  view.strides[1] = heads.strides[2];
-  return view;
-}
-
 }  // namespace
 
 Attention::Attention(WeightLoader& weights, const std::string& prefix, const AttentionSpec& spec)
@@ -60,8 +49,8 @@ void Attention::forward(const ForwardContext& context, const ConstTensor& x,
   const Tensor k = head_view(qkv, q_width, spec_.num_kv_heads, head_dim);
   const Tensor v = head_view(qkv, q_width + kv_width, spec_.num_kv_heads, head_dim);
   if (q_norm_) {
-    normalise_heads(context, *q_norm_, q);
-    normalise_heads(context, *k_norm_, k);
+    q_norm_->forward(context, q, q);
+    k_norm_->forward(context, k, k);
   }
   // Queries and keys lie side by side, so that one call turns both.
   context.backend.rotary(
@@ -80,17 +69,6 @@ void Attention::forward(const ForwardContext& context, const ConstTensor& x,
                                    .window = spec_.window,
                                    .out = head_view(attended, 0, spec_.num_heads, head_dim)});
   output_.forward(context, attended, residual, /*accumulate=*/true);
-}
-
-// The op takes rows with one stride; heads of a token have another than tokens do. Goes along the
-// shorter of the two dimensions, to make the fewest calls; each row's result is the same.
-void Attention::normalise_heads(const ForwardContext& context, const RmsNorm& norm,
-                                const Tensor& heads) const {
-  const int dim = heads.shape[0] <= heads.shape[1] ? 0 : 1;
-  for (int64_t i = 0; i < heads.shape[dim]; ++i) {
-    const Tensor rows = select(heads, dim, i);
-    norm.forward(context, rows, rows);
-  }
 }
 
 int64_t Attention::workspace_bytes(int64_t num_tokens) const {

@@ -35,9 +35,6 @@ class Attention {
   int64_t workspace_bytes(int64_t num_tokens) const;
 
  private:
-  void normalise_heads(const ForwardContext& context, const RmsNorm& norm,
-                       const Tensor& heads) const;
-
   AttentionSpec spec_;
   Linear qkv_;
   Linear output_;

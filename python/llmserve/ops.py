@@ -71,9 +71,9 @@ def rms_norm(
 ) -> Any:
     """x / sqrt(mean(x², over D) + eps) * (weight + weight_offset), for each row.
 
-    x: float32 [R, D]. weight: float32 [D]; weight_offset is 1 for families that store the weight
-    minus one. Returns float32 [R, D]; out may be x itself. Moves 8 * R * D bytes. Zhang & Sennrich
-    2019, eq. 4.
+    x: float32 [R, D], or [T, H, D]: the heads of tokens. weight: float32 [D]; weight_offset is 1
+    for families that store the weight minus one. Returns float32 of x's shape; out may be x itself.
+    Moves 8 bytes an element. Zhang & Sennrich 2019, eq. 4.
 
     >>> import numpy
     >>> from llmserve import ops

@@ -36,6 +36,13 @@ def test_norms_match_ref(fast, ref, rng, width):
     x, weight = normal(rng, 70, width + 3)[:, :width], normal(rng, width)
     expected = ref.rms_norm(x, weight, 1e-5, 1.0)
     np.testing.assert_allclose(fast.rms_norm(x, weight, 1e-5, 1.0), expected, rtol=SUM_TOLERANCE)
+    # Heads of tokens: the same bits as the same rows one by one.
+    heads = normal(rng, 7, 5, width + 3)[:, 1:4, :width]
+    rows = [fast.rms_norm(np.ascontiguousarray(token), weight, 1e-5, 1.0) for token in heads]
+    np.testing.assert_array_equal(fast.rms_norm(heads, weight, 1e-5, 1.0), np.stack(rows))
+    np.testing.assert_allclose(
+        ref.rms_norm(heads, weight, 1e-5, 1.0), np.stack(rows), rtol=SUM_TOLERANCE
+    )
     residuals = [normal(np.random.default_rng(1), 70, width) for _ in range(2)]
     outs = [b.add_rms_norm(r, x, weight) for b, r in zip((fast, ref), residuals, strict=True)]
     np.testing.assert_array_equal(*residuals)
@@ -161,6 +168,8 @@ def test_bad_shapes_are_named(fast, rng):
     x, weight = normal(rng, 3, 8), normal(rng, 9)
     with pytest.raises(InvalidArgument, match=r"rms_norm\.weight: expected float32 \[D=8\]"):
         fast.rms_norm(x, weight)
+    with pytest.raises(InvalidArgument, match=r"rms_norm\.out: .* \[T=1, H=3, D=8\]"):
+        fast.rms_norm(x[None], weight[:8], out=x)
     packed = fast.pack_linear([normal(rng, 4, 9)], "float32")
     with pytest.raises(InvalidArgument, match=r"linear\.x: expected float32 \[M, K=9\]"):
         fast.linear(x, packed)

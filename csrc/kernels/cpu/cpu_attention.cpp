@@ -4,6 +4,7 @@
 
 #include "core/float_types.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/host_ops.h"
 
 namespace llmserve {
 namespace {
@@ -59,14 +60,7 @@ void CpuBackend::store_kv(const StoreKvArgs& args) {
 
 void CpuBackend::copy_blocks(const CopyBlocksArgs& args) {
   validate(args);
-  // In order: a pair's source may be an earlier pair's destination.
-  for (const auto& [source, destination] : args.pairs) {
-    for (const Tensor& part : {args.cache.keys, args.cache.values}) {
-      const int64_t bytes = part.strides[0] * size_bytes(part.dtype);
-      std::memmove(part.as<std::byte>() + destination * bytes,
-                   part.as<std::byte>() + source * bytes, static_cast<size_t>(bytes));
-    }
-  }
+  copy_blocks_on_host(args);
 }
 
 void CpuBackend::plan_attention(const PagedAttentionArgs& args, int64_t group) {

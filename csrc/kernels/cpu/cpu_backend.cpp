@@ -68,11 +68,11 @@ void CpuBackend::embedding(const EmbeddingArgs& args) {
 
 void CpuBackend::rms_norm(const RmsNormArgs& args) {
   validate(args);
-  const int64_t width = args.x.shape[1];
-  pool_.parallel_for(args.x.shape[0], row_grain(width), [&](int64_t begin, int64_t end, int) {
+  const int64_t width = args.weight.shape[0];
+  pool_.parallel_for(num_rows(args.x), row_grain(width), [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
-      kernels_.rms_norm(row(args.x, r), args.weight.as<float>(), width, args.eps,
-                        args.weight_offset, row(args.out, r));
+      kernels_.rms_norm(row_of(args.x, r), args.weight.as<float>(), width, args.eps,
+                        args.weight_offset, row_of(args.out, r));
     }
   });
 }

@@ -124,16 +124,21 @@ void CudaBackend::embedding(const EmbeddingArgs& args) {
 
 void CudaBackend::rms_norm(const RmsNormArgs& args) {
   validate(args);
-  check_grid("rms_norm", args.x.shape[0]);
+  const int64_t num_heads = args.x.rank == 3 ? args.x.shape[1] : 1;
+  const int64_t num_rows = args.x.shape[0] * num_heads;
+  check_grid("rms_norm", num_rows);
   memory_.make_current();
   cuda::rms_norm({.x = rows_of(args.x),
                   .residual = {nullptr, 0},
                   .weight = args.weight.as<float>(),
                   .out = rows_of(args.out),
-                  .num_rows = args.x.shape[0],
-                  .width = args.x.shape[1],
+                  .num_rows = num_rows,
+                  .width = args.weight.shape[0],
                   .eps = args.eps,
-                  .weight_offset = args.weight_offset},
+                  .weight_offset = args.weight_offset,
+                  .num_heads = num_heads,
+                  .x_head_stride = args.x.strides[1],
+                  .out_head_stride = args.out.strides[1]},
                  stream());
 }
 

@@ -26,8 +26,9 @@ struct ConstRows {
 void embedding(const void* table, Storage storage, int64_t table_stride, const int32_t* token_ids,
                int64_t num_tokens, int64_t width, float scale, Rows out, cudaStream_t stream);
 
+// Row r is head r % num_heads of token r / num_heads; whole tokens are one head each.
 struct NormParams {
-  ConstRows x;
+  ConstRows x;  // the stride is a token's
   Rows residual;  // data null: x alone is normalised; otherwise x is added to it first
   const float* weight;
   Rows out;
@@ -35,6 +36,9 @@ struct NormParams {
   int64_t width;
   float eps;
   float weight_offset;
+  int64_t num_heads = 1;
+  int64_t x_head_stride = 0;
+  int64_t out_head_stride = 0;
 };
 void rms_norm(const NormParams& params, cudaStream_t stream);
 

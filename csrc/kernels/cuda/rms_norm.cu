@@ -8,10 +8,11 @@ namespace {
 // passes, so that out may be x and the residual may be written before it is read again.
 template <bool kAddsResidual>
 __global__ void rms_norm_kernel(NormParams p) {
-  const int64_t row = blockIdx.x;
-  const float* x = p.x.data + row * p.x.stride;
-  float* residual = p.residual.data + row * p.residual.stride;
-  float* out = p.out.data + row * p.out.stride;
+  const int64_t token = blockIdx.x / p.num_heads;
+  const int64_t head = blockIdx.x % p.num_heads;
+  const float* x = p.x.data + token * p.x.stride + head * p.x_head_stride;
+  float* residual = p.residual.data + token * p.residual.stride;
+  float* out = p.out.data + token * p.out.stride + head * p.out_head_stride;
   float sum = 0;
   for (int64_t i = threadIdx.x; i < p.width; i += blockDim.x) {
     float value = x[i];

@@ -38,9 +38,9 @@ void RefBackend::embedding(const EmbeddingArgs& args) {
 
 void RefBackend::rms_norm(const RmsNormArgs& args) {
   validate(args);
-  for (int64_t r = 0; r < args.x.shape[0]; ++r) {
-    rms_norm_row(row(args.x, r), args.weight.as<float>(), args.x.shape[1], args.eps,
-                 args.weight_offset, row(args.out, r));
+  for (int64_t r = 0; r < num_rows(args.x); ++r) {
+    rms_norm_row(row_of(args.x, r), args.weight.as<float>(), args.weight.shape[0], args.eps,
+                 args.weight_offset, row_of(args.out, r));
   }
 }
 

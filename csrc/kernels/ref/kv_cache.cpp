@@ -1,6 +1,5 @@
-#include <cstring>
-
 #include "core/float_types.h"
+#include "kernels/host_ops.h"
 #include "kernels/ref/ref_backend.h"
 
 namespace llmserve {
@@ -38,13 +37,7 @@ void RefBackend::store_kv(const StoreKvArgs& args) {
 
 void RefBackend::copy_blocks(const CopyBlocksArgs& args) {
   validate(args);
-  for (const auto& [source, destination] : args.pairs) {
-    for (const Tensor& part : {args.cache.keys, args.cache.values}) {
-      const int64_t bytes = part.strides[0] * size_bytes(part.dtype);
-      std::memmove(part.as<std::byte>() + destination * bytes,
-                   part.as<std::byte>() + source * bytes, static_cast<size_t>(bytes));
-    }
-  }
+  copy_blocks_on_host(args);
 }
 
 }  // namespace llmserve
