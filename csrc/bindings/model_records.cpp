@@ -73,7 +73,7 @@ py::list tensor_list(const Checkpoint& checkpoint) {
     py::dict tensor;
     tensor["name"] = entry.name;
     tensor["dtype"] = name(entry.dtype);
-    tensor["shape"] = entry.shape;
+    tensor["shape"] = std::vector<int64_t>(entry.shape.begin(), entry.shape.end());
     tensor["file"] = checkpoint.file(entry)->name();
     tensor["offset"] = entry.offset;
     tensor["num_bytes"] = entry.num_bytes;

@@ -40,6 +40,9 @@ void register_testing_io(py::module_& testing) {
   });
   testing.def("list_tensors",
               [](const std::string& path) { return tensor_list(open_checkpoint(path)); });
+  // Without Python's objects, to tell what opening takes.
+  testing.def("count_tensors",
+              [](const std::string& path) { return open_checkpoint(path).tensors().size(); });
   testing.def(
       "parse_model_config",
       [](const std::string& text, int64_t max_model_len) {

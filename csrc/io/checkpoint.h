@@ -1,7 +1,9 @@
 // A model on disk: named tensors and the description of the model, whatever the format.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,16 +16,42 @@
 
 namespace llmserve {
 
+// The sizes of a tensor's dimensions, row-major, held in place: see the assertion below.
+class TensorShape {
+ public:
+  static constexpr size_t kMaxDims = 5;  // a video model's convolution; layers take kMaxRank
+
+  TensorShape() = default;
+  // Precondition: at most kMaxDims of them.
+  TensorShape(std::initializer_list<int64_t> dims) {
+    for (const int64_t dim : dims) push_back(dim);
+  }
+
+  size_t size() const { return static_cast<size_t>(num_dims_); }
+  int64_t operator[](size_t d) const { return dims_[d]; }
+  const int64_t* begin() const { return dims_.data(); }
+  const int64_t* end() const { return dims_.data() + num_dims_; }
+  // Precondition: size() < kMaxDims.
+  void push_back(int64_t dim) { dims_[static_cast<size_t>(num_dims_++)] = dim; }
+
+ private:
+  std::array<int64_t, kMaxDims> dims_{};
+  int8_t num_dims_ = 0;
+};
+
 // Where one tensor lies. The range is inside its file and fits dtype and shape: a Checkpoint checks
 // before it lists.
 struct TensorEntry {
   std::string name;
+  [[no_unique_address]] TensorShape shape;
   DType dtype = DType::kF32;
-  std::vector<int64_t> shape;  // row-major
-  int32_t file_idx = 0;        // into Checkpoint::files()
-  int64_t offset = 0;          // bytes from the start of the file
+  int32_t file_idx = 0;  // into Checkpoint::files()
+  int64_t offset = 0;    // bytes from the start of the file
   int64_t num_bytes = 0;
 };
+// The shortest entry of a safetensors header has 50 bytes, and a hostile one may hold millions: the
+// list must not take more than twice the file's.
+static_assert(sizeof(TensorEntry) <= 96);
 
 // "float32 [2, 64]", for messages.
 std::string describe(const TensorEntry& entry);

@@ -4,8 +4,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
-#include <unordered_map>
-#include <unordered_set>
+#include <span>
 #include <utility>
 
 #include "core/error.h"
@@ -20,7 +19,7 @@ constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 // The format's own bound on the header, and ours on the index.
 constexpr int64_t kMaxHeaderBytes = 100'000'000;
 constexpr int64_t kLengthBytes = 8;
-constexpr size_t kMaxDims = 32;  // far above any model; bounds what a header can make us hold
+constexpr int64_t kMinEntryBytes = 50;  // "":{"dtype":"I8","shape":[],"data_offsets":[0,0]},
 constexpr size_t kMaxNameBytes = 4096;  // names go into messages
 
 struct DTypeRow {
@@ -39,15 +38,18 @@ constexpr DTypeRow kDTypes[] = {
 
 class HeaderParser {
  public:
-  HeaderParser(const MappedFile& file, int32_t file_idx, std::string_view header)
+  // Appends to `entries`.
+  HeaderParser(const MappedFile& file, int32_t file_idx, std::string_view header,
+               std::vector<TensorEntry>& entries)
       : path_(file.path().string()),
         file_idx_(file_idx),
         data_begin_(kLengthBytes + static_cast<int64_t>(header.size())),
         data_bytes_(file.num_bytes() - data_begin_),
-        reader_(path_, header, kLengthBytes) {}
+        reader_(path_, header, kLengthBytes),
+        entries_(entries) {}
 
-  std::vector<TensorEntry> parse() {
-    std::vector<TensorEntry> entries;
+  void parse() {
+    const size_t first = entries_.size();
     std::string key;
     bool has_metadata = false;
     for (reader_.begin_object(); reader_.next_key(key);) {
@@ -55,12 +57,11 @@ class HeaderParser {
         if (std::exchange(has_metadata, true)) reader_.fail("the key \"__metadata__\" comes twice");
         read_metadata();
       } else {
-        entries.push_back(read_entry(key));
+        entries_.push_back(read_entry(key));
       }
     }
     reader_.end();
-    check_tiling(entries);
-    return entries;
+    check_tiling(std::span(entries_).subspan(first));
   }
 
  private:
@@ -114,8 +115,10 @@ class HeaderParser {
     for (reader_.begin_array(); reader_.next_element();) {
       const int64_t dim = reader_.read_int();
       if (dim < 0) fail(entry, concat("has a negative dimension ", dim));
-      if (entry.shape.size() == kMaxDims)
-        fail(entry, concat("has more than ", kMaxDims, " dimensions"));
+      if (entry.shape.size() == TensorShape::kMaxDims) {
+        throw NotSupported(concat(path_, ": tensor \"", entry.name, "\" has more than ",
+                                  TensorShape::kMaxDims, " dimensions, which no layer reads"));
+      }
       entry.shape.push_back(dim);
     }
   }
@@ -145,22 +148,19 @@ class HeaderParser {
                          " bytes, but its data_offsets hold ", entry.num_bytes));
   }
 
-  // In order of offset, each tensor begins where the one before ends, from the first byte of the
-  // data to the last.
-  void check_tiling(const std::vector<TensorEntry>& entries) {
-    std::vector<const TensorEntry*> order;
-    for (const TensorEntry& entry : entries) order.push_back(&entry);
-    std::sort(order.begin(), order.end(), [](const TensorEntry* a, const TensorEntry* b) {
-      return std::pair(a->offset, a->num_bytes) < std::pair(b->offset, b->num_bytes);
+  // In order of offset, in which it leaves them, each tensor begins where the one before ends, from
+  // the first byte of the data to the last.
+  void check_tiling(std::span<TensorEntry> entries) {
+    std::ranges::sort(entries, {}, [](const TensorEntry& entry) {
+      return std::pair(entry.offset, entry.num_bytes);
     });
     int64_t expected = data_begin_;
-    for (const TensorEntry* entry : order) {
-      if (entry->offset != expected)
-        fail(*entry,
-             concat(entry->offset < expected ? "overlaps the tensor before it"
-                                             : "leaves a hole before it",
-                    ": begins at byte ", entry->offset, " of the file, expected ", expected));
-      expected += entry->num_bytes;
+    for (const TensorEntry& entry : entries) {
+      if (entry.offset != expected)
+        fail(entry, concat(entry.offset < expected ? "overlaps the tensor before it"
+                                                   : "leaves a hole before it",
+                           ": begins at byte ", entry.offset, " of the file, expected ", expected));
+      expected += entry.num_bytes;
     }
     if (expected != data_begin_ + data_bytes_)
       throw CorruptFile(concat(path_, ", byte ", expected, ": ",
@@ -176,83 +176,11 @@ class HeaderParser {
   const int64_t data_begin_;
   const int64_t data_bytes_;
   JsonReader reader_;
+  std::vector<TensorEntry>& entries_;
 };
 
-struct ShardIndex {
-  std::vector<std::string> files;                   // in order of first use
-  std::unordered_map<std::string, int32_t> places;  // tensor → file
-};
-
-ShardIndex read_index(const MappedFile& file) {
-  const std::string path = file.path().string();
-  if (file.num_bytes() > kMaxHeaderBytes)
-    throw CorruptFile(concat(path, ": is ", file.num_bytes(), " bytes long; at most ",
-                             kMaxHeaderBytes, " are read"));
-  ShardIndex index;
-  std::map<std::string, int32_t> file_ids;
-  JsonReader reader(path, file.text());
-  std::string key;
-  bool has_map = false;
-  for (reader.begin_object(); reader.next_key(key);) {
-    if (key != "weight_map") {
-      reader.skip();
-      continue;
-    }
-    if (std::exchange(has_map, true)) reader.fail("the key \"weight_map\" comes twice");
-    std::string tensor;
-    for (reader.begin_object(); reader.next_key(tensor);) {
-      const auto [it, is_new] =
-          file_ids.try_emplace(reader.read_string(), static_cast<int32_t>(index.files.size()));
-      if (is_new) index.files.push_back(it->first);
-      if (!index.places.emplace(tensor, it->second).second)
-        reader.fail(concat("the tensor \"", tensor, "\" comes twice"));
-    }
-  }
-  reader.end();
-  if (index.places.empty())
-    throw CorruptFile(concat(path, ": weight_map: expected at least one tensor, got none"));
-  return index;
-}
-
-void check_index(const std::string& index_path, const ShardIndex& index,
-                 const std::vector<TensorEntry>& tensors) {
-  std::unordered_map<std::string_view, int32_t> found;
-  for (const TensorEntry& entry : tensors) found.emplace(entry.name, entry.file_idx);
-  for (const auto& [tensor, file_idx] : index.places) {
-    const auto it = found.find(tensor);
-    if (it == found.end() || it->second != file_idx)
-      throw CorruptFile(concat(index_path, ": weight_map: tensor \"", tensor, "\" should be in ",
-                               index.files[file_idx], ", which does not have it"));
-  }
-}
-
-Checkpoint open_single(const CheckpointDirectory& directory, JsonDocument config) {
-  std::vector<std::shared_ptr<const MappedFile>> files{
-      directory.map(directory.weights_file().empty() ? kSingleFile : directory.weights_file())};
-  std::vector<TensorEntry> tensors = read_safetensors_header(*files[0], 0);
-  return Checkpoint("safetensors", directory.path().string(), std::move(config), std::move(files),
-                    std::move(tensors));
-}
-
-Checkpoint open_sharded(const CheckpointDirectory& directory, JsonDocument config) {
-  const auto index_file = directory.map(kIndexFile);
-  const ShardIndex index = read_index(*index_file);
-  std::vector<std::shared_ptr<const MappedFile>> files;
-  std::vector<TensorEntry> tensors;
-  for (const std::string& shard : index.files) {
-    files.push_back(directory.map(shard));
-    std::vector<TensorEntry> more =
-        read_safetensors_header(*files.back(), static_cast<int32_t>(files.size()) - 1);
-    std::move(more.begin(), more.end(), std::back_inserter(tensors));
-  }
-  check_index(index_file->path().string(), index, tensors);
-  return Checkpoint("safetensors", directory.path().string(), std::move(config), std::move(files),
-                    std::move(tensors));
-}
-
-}  // namespace
-
-std::vector<TensorEntry> read_safetensors_header(const MappedFile& file, int32_t file_idx) {
+// The header's JSON, once its length has been checked.
+std::string_view header_of(const MappedFile& file) {
   const std::string path = file.path().string();
   if (file.num_bytes() < kLengthBytes)
     throw CorruptFile(concat(path, ": is ", file.num_bytes(),
@@ -265,8 +193,101 @@ std::vector<TensorEntry> read_safetensors_header(const MappedFile& file, int32_t
     throw CorruptFile(concat(path, ", byte 0: the header claims ", header_bytes, " bytes, at most ",
                              available,
                              " are possible; the file may be truncated or not safetensors"));
-  return HeaderParser(file, file_idx, file.text().substr(kLengthBytes, header_bytes)).parse();
+  return file.text().substr(kLengthBytes, header_bytes);
 }
+
+// Every tensor of the files. Room for all is made at once, so that the list never grows by copying.
+std::vector<TensorEntry> read_headers(std::span<const std::shared_ptr<const MappedFile>> files) {
+  int64_t max_num_tensors = 0;
+  for (const auto& file : files) {
+    const std::string_view header = header_of(*file);
+    max_num_tensors +=
+        std::min<int64_t>(std::ranges::count(header, '{'), std::ssize(header) / kMinEntryBytes + 1);
+  }
+  std::vector<TensorEntry> tensors;
+  tensors.reserve(static_cast<size_t>(max_num_tensors));
+  for (size_t i = 0; i < files.size(); ++i) {
+    HeaderParser(*files[i], static_cast<int32_t>(i), header_of(*files[i]), tensors).parse();
+  }
+  return tensors;
+}
+
+// Calls visit(reader, tensor, file name) for each tensor of the index.
+template <class Visit>
+void read_index(const MappedFile& file, Visit visit) {
+  const std::string path = file.path().string();
+  if (file.num_bytes() > kMaxHeaderBytes)
+    throw CorruptFile(concat(path, ": is ", file.num_bytes(), " bytes long; at most ",
+                             kMaxHeaderBytes, " are read"));
+  JsonReader reader(path, file.text());
+  std::string key;
+  bool has_map = false;
+  bool is_empty = true;
+  for (reader.begin_object(); reader.next_key(key);) {
+    if (key != "weight_map") {
+      reader.skip();
+      continue;
+    }
+    if (std::exchange(has_map, true)) reader.fail("the key \"weight_map\" comes twice");
+    std::string tensor;
+    for (reader.begin_object(); reader.next_key(tensor); is_empty = false) {
+      visit(reader, tensor, reader.read_string());
+    }
+  }
+  reader.end();
+  if (is_empty)
+    throw CorruptFile(concat(path, ": weight_map: expected at least one tensor, got none"));
+}
+
+struct Shards {
+  std::vector<std::shared_ptr<const MappedFile>> files;  // in order of first use
+  std::map<std::string, int32_t> ids;                    // by name
+};
+
+// Each is opened as soon as it is named, so that an index cannot name more than there are.
+Shards map_shards(const CheckpointDirectory& directory, const MappedFile& index) {
+  Shards shards;
+  read_index(index, [&](JsonReader&, const std::string&, const std::string& shard) {
+    if (shards.ids.contains(shard)) return;
+    shards.files.push_back(directory.map(shard));
+    shards.ids.emplace(shard, static_cast<int32_t>(shards.files.size()) - 1);
+  });
+  return shards;
+}
+
+// Every tensor of the index is in the file that it says, and comes once.
+void check_index(const MappedFile& index, const Shards& shards, const Checkpoint& checkpoint) {
+  std::vector<bool> is_listed(checkpoint.tensors().size(), false);
+  read_index(index, [&](JsonReader& reader, const std::string& tensor, const std::string& shard) {
+    const TensorEntry* entry = checkpoint.find(tensor);
+    if (entry == nullptr || entry->file_idx != shards.ids.at(shard))
+      throw CorruptFile(concat(index.path().string(), ": weight_map: tensor \"",
+                               tensor.substr(0, kMaxNameBytes), "\" should be in ", shard,
+                               ", which does not have it"));
+    const size_t idx = static_cast<size_t>(entry - checkpoint.tensors().data());
+    if (is_listed[idx]) reader.fail(concat("the tensor \"", tensor, "\" comes twice"));
+    is_listed[idx] = true;
+  });
+}
+
+Checkpoint open_single(const CheckpointDirectory& directory, JsonDocument config) {
+  std::vector<std::shared_ptr<const MappedFile>> files{
+      directory.map(directory.weights_file().empty() ? kSingleFile : directory.weights_file())};
+  std::vector<TensorEntry> tensors = read_headers(files);
+  return Checkpoint("safetensors", directory.path().string(), std::move(config), std::move(files),
+                    std::move(tensors));
+}
+
+Checkpoint open_sharded(const CheckpointDirectory& directory, JsonDocument config) {
+  const auto index = directory.map(kIndexFile);
+  const Shards shards = map_shards(directory, *index);
+  Checkpoint checkpoint("safetensors", directory.path().string(), std::move(config), shards.files,
+                        read_headers(shards.files));
+  check_index(*index, shards, checkpoint);
+  return checkpoint;
+}
+
+}  // namespace
 
 bool is_safetensors(const CheckpointDirectory& directory) {
   return !directory.weights_file().empty() || directory.contains(kSingleFile) ||

@@ -13,9 +13,4 @@ namespace llmserve {
 bool is_safetensors(const CheckpointDirectory& directory);
 Checkpoint open_safetensors(const CheckpointDirectory& directory);
 
-// The tensors of one file. Checks everything that a reader relies on: the header's length, that
-// tensors tile the data without overlap, hole or overrun, and that dtype and shape give each one's
-// bytes. Throws CorruptFile or, for element types that no layer reads, NotSupported.
-std::vector<TensorEntry> read_safetensors_header(const MappedFile& file, int32_t file_idx);
-
 }  // namespace llmserve

@@ -82,7 +82,7 @@ const TensorEntry& WeightLoader::find(const std::string& name,
 // What a checkpoint of the dtype that is asked for would have.
 const TensorEntry& WeightLoader::imagine(std::initializer_list<int64_t> shape) {
   check_internal(!load_, "weights are loaded from files");
-  imagined_ = {.dtype = dtype_, .shape = shape, .num_bytes = size_bytes(dtype_)};
+  imagined_ = {.shape = shape, .dtype = dtype_, .num_bytes = size_bytes(dtype_)};
   for (const int64_t dim : shape) imagined_.num_bytes *= dim;
   return imagined_;
 }
