@@ -7,17 +7,27 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 from llmserve.arguments import describe, refuse_unless_default, text
 from llmserve.async_stream import AsyncStream
+from llmserve.beam_search import BeamSearchOutput, BeamSearchParams
 from llmserve.chat_messages import Conversation
 from llmserve.chat_template import chat_request
 from llmserve.errors import InvalidArgument
 from llmserve.llm_base import LLMBase
 from llmserve.loop_waker import LoopWaker
 from llmserve.outputs import RequestOutput
+from llmserve.pooling_outputs import EmbeddingRequestOutput, PoolingRequestOutput
+from llmserve.pooling_params import (
+    PoolingConfig,
+    PoolingParams,
+    check_task,
+    read_pooling_config,
+)
+from llmserve.pooling_state import PoolingState
 from llmserve.prompts import SinglePrompt, chat_prompts
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
@@ -120,6 +130,57 @@ class AsyncLLM(LLMBase):
         async with aclosing(outputs):
             async for output in outputs:
                 yield output
+
+    async def embed(
+        self,
+        prompt: SinglePrompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+    ) -> EmbeddingRequestOutput:
+        """One vector of a prompt, as `LLM.embed` gives it. Cancelling the task aborts it."""
+        return (await self._pool(prompt, pooling_params, "embed", request_id)).embedding_output()
+
+    async def encode(
+        self,
+        prompt: SinglePrompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        pooling_task: str | None = None,
+    ) -> PoolingRequestOutput:
+        """What the model makes of a prompt, as `LLM.encode` gives it."""
+        task = pooling_task
+        if task is None and isinstance(pooling_params, PoolingParams):
+            task = pooling_params.task
+        task = check_task("pooling_task", "token_embed" if task is None else task)
+        return (await self._pool(prompt, pooling_params, task, request_id)).pooling_output()
+
+    async def beam_search(
+        self, prompt: SinglePrompt, params: BeamSearchParams, request_id: str | None = None
+    ) -> BeamSearchOutput:
+        """The most likely continuations of a prompt, as `LLM.beam_search` finds them."""
+        self._open_engine()
+        admit = partial(self._door.admit_beam_search, prompt, params)
+        state = await self._admit_one("beam_search", prompt, admit)
+        await self._finish(state, request_id)
+        return state.beam_output()
+
+    async def _pool(
+        self, prompt: object, params: object, task: str, request_id: str | None
+    ) -> PoolingState:
+        self._open_engine()
+        config = PoolingConfig()
+        if task == "embed":
+            config = read_pooling_config(Path(self._config.model_path))
+        admit = partial(self._door.admit_pooling, prompt, params, task, config)
+        state = await self._admit_one(task, prompt, admit)
+        await self._finish(state, request_id)
+        return state
+
+    async def _finish(self, state: RequestState, request_id: str | None) -> None:
+        async with aclosing(self._run(state, request_id, is_streamed=False)) as news:
+            async for _ in news:
+                pass
 
     async def _run(
         self, state: RequestState, request_id: str | None, is_streamed: bool

@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 from llmserve import (
     LLM,
     AsyncLLM,
+    BeamSearchParams,
     InvalidArgument,
     NotSupported,
     QueueFull,
@@ -348,3 +350,27 @@ def test_a_conversation_is_answered_as_in_the_batch() -> None:
         (expected,) = llm.chat(messages, GREEDY, use_tqdm=False)
     assert output.prompt == expected.prompt
     assert tokens([output]) == tokens([expected])
+
+
+def test_embeddings_states_and_beams_are_those_of_the_batch(async_llm: AsyncLLM, llm: LLM) -> None:
+    prompt, params = [5, 6, 7], BeamSearchParams(3, max_tokens=4)
+
+    async def main() -> tuple[object, object, object]:
+        embedding, states, beams = await asyncio.gather(
+            async_llm.embed(prompt),
+            async_llm.encode(prompt),
+            async_llm.beam_search(prompt, params),
+        )
+        return (
+            embedding.outputs.embedding,
+            np.asarray(states.outputs.data).tolist(),
+            [sequence.tokens for sequence in beams.sequences],
+        )
+
+    assert run(main()) == (
+        llm.embed(prompt, use_tqdm=False)[0].outputs.embedding,
+        np.asarray(llm.encode(prompt, use_tqdm=False)[0].outputs.data).tolist(),
+        [sequence.tokens for sequence in llm.beam_search(prompt, params)[0].sequences],
+    )
+    with pytest.raises(InvalidArgument, match="embed takes one prompt, got 2"):
+        run(async_llm.embed([prompt, prompt]))  # type: ignore[arg-type]
