@@ -28,7 +28,7 @@ void embedding(const void* table, Storage storage, int64_t table_stride, const i
 
 // Row r is head r % num_heads of token r / num_heads; whole tokens are one head each.
 struct NormParams {
-  ConstRows x;  // the stride is a token's
+  ConstRows x;    // the stride is a token's
   Rows residual;  // data null: x alone is normalised; otherwise x is added to it first
   const float* weight;
   Rows out;
