@@ -4,8 +4,16 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence, Sized
-from contextlib import aclosing
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Sized,
+)
+from contextlib import aclosing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -84,8 +92,7 @@ class AsyncLLM(LLMBase):
         """
         self._open_engine()
         refuse_unless_default("generate", "lora_request", lora_request, None)
-        admit = partial(self._door.admit, prompt, sampling_params, priority)
-        state = await self._admit_one("generate", prompt, admit)
+        state = await self.admit(prompt, sampling_params, priority=priority)
         kind = state.params.output_kind
         is_streamed = kind is not RequestOutputKind.FINAL_ONLY
         async with aclosing(self._run(state, request_id, is_streamed)) as news:
@@ -168,36 +175,66 @@ class AsyncLLM(LLMBase):
     async def _pool(
         self, prompt: object, params: object, task: str, request_id: str | None
     ) -> PoolingState:
+        state = await self.admit_pooling(prompt, params, task)
+        await self._finish(state, request_id)
+        return state
+
+    async def admit_pooling(self, prompt: object, params: object, task: str) -> PoolingState:
+        """As `admit`, of a request for hidden states: task is one of `encode`."""
         self._open_engine()
         config = PoolingConfig()
         if task == "embed":
             config = read_pooling_config(Path(self._config.model_path))
         admit = partial(self._door.admit_pooling, prompt, params, task, config)
-        state = await self._admit_one(task, prompt, admit)
-        await self._finish(state, request_id)
-        return state
+        return await self._admit_one(task, prompt, admit)
 
     async def _finish(self, state: RequestState, request_id: str | None) -> None:
         async with aclosing(self._run(state, request_id, is_streamed=False)) as news:
             async for _ in news:
                 pass
 
+    async def admit(
+        self,
+        prompt: SinglePrompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+    ) -> RequestState:
+        """The first half of `generate`, for servers: checks a request and tokenizes it, queues
+        nothing. `running` is the second half."""
+        admit = partial(self._door.admit, prompt, sampling_params, priority)
+        return await self._admit_one("generate", prompt, admit)
+
+    @contextmanager
+    def running(
+        self,
+        state: RequestState,
+        request_id: str | None,
+        is_streamed: bool,
+        has_news: asyncio.Event | None = None,
+    ) -> Iterator[AsyncStream]:
+        """Within it an admitted request runs; leaving aborts it if it is not finished. has_news
+        is set whenever its state has changed or, if not streamed, at its end; one may serve
+        several requests. Raises QueueFull, InvalidArgument."""
+        stream = AsyncStream(self._runner, state, has_news)
+        try:
+            with self._waker.watch():
+                self._start(stream, request_id, is_streamed)
+                yield stream
+        finally:
+            self._end(stream)
+
     async def _run(
         self, state: RequestState, request_id: str | None, is_streamed: bool
     ) -> AsyncGenerator[None, None]:
         """Runs a request; yields whenever its state has changed or, if not streamed, at its end."""
-        stream = AsyncStream(self._runner, state)
-        try:
-            with self._waker.watch():
-                self._start(stream, request_id, is_streamed)
-                is_finished = False
-                while not is_finished:
-                    await stream.wait()
-                    is_finished = state.is_finished  # now: more may come while the reader is away
-                    if is_finished or is_streamed:
-                        yield
-        finally:
-            self._end(stream)
+        with self.running(state, request_id, is_streamed) as stream:
+            is_finished = False
+            while not is_finished:
+                await stream.wait()
+                is_finished = state.is_finished  # now: more may come while the reader is away
+                if is_finished or is_streamed:
+                    yield
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests, whoever reads them: their last output has finish_reason "abort" and what

@@ -13,12 +13,18 @@ class AsyncStream:
     falls behind finds one larger piece of news and not many. Used on the loop's thread, but for
     put()."""
 
-    def __init__(self, runner: RequestRunner, state: RequestState) -> None:
+    def __init__(
+        self,
+        runner: RequestRunner,
+        state: RequestState,
+        has_news: asyncio.Event | None = None,
+    ) -> None:
+        """has_news: set whenever the state has changed; None takes one of its own."""
         self.state = state
         self._runner = runner
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
-        self._has_news = asyncio.Event()
+        self._has_news = asyncio.Event() if has_news is None else has_news
         self._request_ids: list[int] = []
 
     def start(self, is_streamed: bool) -> None:
@@ -31,8 +37,17 @@ class AsyncStream:
         """Until the state has changed. Raises InvalidArgument once the engine is closed."""
         await self._has_news.wait()
         self._has_news.clear()
+        self.check_open()
+
+    def check_open(self) -> None:
+        """Raises InvalidArgument if the engine was closed before the request's end."""
         if not self.state.is_finished:
             self._runner.router.check_open()
+
+    def abort(self) -> None:
+        """Ends the request: its last event says "abort"."""
+        if self._request_ids and not self.state.is_finished:
+            self._runner.engine.abort(self._request_ids[0])
 
     def put(self, item: _core.TokenEvent | None, /) -> None:
         """As an inbox of EventRouter; None wakes the reader."""
@@ -50,7 +65,7 @@ class AsyncStream:
         self._runner.router.leave(self._request_ids)
         is_left = bool(self._request_ids) and not self.state.is_finished
         if is_left:
-            self._runner.engine.abort(self._request_ids[0])
+            self.abort()
         return is_left
 
     def _apply(self, item: _core.TokenEvent | None) -> None:
