@@ -192,6 +192,8 @@ void register_engine(py::module_& module) {
       .def("metrics", &Engine::metrics, Release())
       .def("trace", &Engine::trace, Release())
       .def("request_records", &Engine::request_records, Release())
+      .def("request_record", &Engine::request_record, "request_id"_a, Release())
+      .def_property_readonly("failure", &Engine::failure)
       .def("sleep", &Engine::sleep, "level"_a, Release())
       .def(
           "wake_up",

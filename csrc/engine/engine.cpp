@@ -238,6 +238,11 @@ MemoryUse Engine::memory_use() const {
   return memory_use_;
 }
 
+std::string Engine::failure() const {
+  const std::lock_guard lock(intake_mutex_);
+  return failure_;
+}
+
 EngineMetrics Engine::metrics() const {
   const std::lock_guard lock(metrics_mutex_);
   return metrics_;

@@ -82,6 +82,8 @@ class Engine {
   void reset_prefix_cache();
 
   EngineMetrics metrics() const;
+  // Why it stopped; empty while it runs.
+  std::string failure() const;
   // What does the work.
   const std::string& description() const { return description_; }
   // The bytes that it holds; once closed, those of the end.
@@ -91,6 +93,8 @@ class Engine {
   int64_t hidden_size() const { return hidden_size_; }
   std::vector<StepRecord> trace() const { return trace_.steps(); }
   std::vector<RequestRecord> request_records() const { return trace_.requests(); }
+  // Of one request, none once a later one has its place.
+  std::optional<RequestRecord> request_record(RequestId id) const { return trace_.request(id); }
 
   // Ends the thread after the running step, without finishing requests, and frees model, cache and
   // queues. Idempotent.

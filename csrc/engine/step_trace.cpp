@@ -8,6 +8,12 @@ namespace llmserve {
 void StepTrace::record(const StepRecord& step) {
   if (steps_.empty()) return;
   const std::lock_guard lock(mutex_);
+  for (const Decision& decision : step.decisions) {
+    if (decision.kind != DecisionKind::kAdmitted) continue;
+    RequestRecord& record = requests_[static_cast<size_t>(decision.request_id) % requests_.size()];
+    if (record.request_id == decision.request_id && record.scheduled_us == 0)
+      record.scheduled_us = step.start_us;
+  }
   steps_[num_recorded_++ % steps_.size()] = step;  // reuses the old record's memory
 }
 
@@ -58,6 +64,13 @@ std::vector<RequestRecord> StepTrace::requests() const {
   }
   std::ranges::sort(requests, {}, &RequestRecord::request_id);
   return requests;
+}
+
+std::optional<RequestRecord> StepTrace::request(RequestId id) const {
+  if (id < 0) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  const RequestRecord& record = requests_[static_cast<size_t>(id) % requests_.size()];
+  return record.request_id == id ? std::optional(record) : std::nullopt;
 }
 
 }  // namespace llmserve

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -66,6 +67,7 @@ class StepTrace {
   // What is still there, oldest first.
   std::vector<StepRecord> steps() const;
   std::vector<RequestRecord> requests() const;
+  std::optional<RequestRecord> request(RequestId id) const;
 
  private:
   mutable std::mutex mutex_;
