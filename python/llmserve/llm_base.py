@@ -195,6 +195,31 @@ class LLMBase:
             raise InvalidArgument(f"{self._config.model_path} has no tokenizer.json")
         return self._tokenizer
 
+    @property
+    def failure(self) -> str | None:
+        """Why the engine stopped and takes no more requests; None while it runs."""
+        return self._open_engine().failure or None
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether prompts and outputs may be text."""
+        return self._tokenizer is not None
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that a prompt and its output may have together."""
+        return self._config.scheduler.max_model_len
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that may run in one step."""
+        return self._config.scheduler.max_num_seqs
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self._config.cache.num_blocks * self._config.cache.block_size
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` takes where it is given none: SamplingParams' own defaults, with those of
         the model's generation_config.json over them."""

@@ -73,6 +73,23 @@ class RequestState:
         """Over all n."""
         return sum(len(sample.token_ids) for sample in self._samples)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether something came since the last DELTA output."""
+        return any(sample.has_news for sample in self._samples)
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that came since the last DELTA output, over all n."""
+        return sum(len(sample.token_ids) - sample.num_given_tokens for sample in self._samples)
+
+    @property
+    def pending_text(self) -> str:
+        """The text of those."""
+        return "".join(
+            text for sample in self._samples for text in sample.texts[sample.num_given_texts :]
+        )
+
     def apply(self, event: _core.TokenEvent) -> None:
         """Adds an event of this request."""
         sample = self._samples[event.sample_index]

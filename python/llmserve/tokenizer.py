@@ -138,6 +138,10 @@ class Tokenizer:
         """The ids of what render_chat gave: the template itself has written what `encode` adds."""
         return self.encode_batch(texts, add_special_tokens=False)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for; none for an id that only pads the model's vocabulary."""
+        return self._table.token_bytes[token_id] if 0 <= token_id < self.num_tokens else b""
+
     def token_text(self, token_id: int) -> str:
         """The text of one token alone; bytes that are not a whole character are shown as U+FFFD."""
         if not 0 <= token_id < self.num_tokens:  # models pad their vocabulary

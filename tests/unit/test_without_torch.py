@@ -8,7 +8,10 @@ import sys
 SCRIPT = """
 import sys
 
-BLOCKED = {"torch", "transformers", "huggingface_hub", "rich", "matplotlib", "safetensors"}
+BLOCKED = {
+    *("torch", "transformers", "huggingface_hub", "rich", "matplotlib", "safetensors"),
+    *("starlette", "uvicorn", "httptools", "msgspec", "prometheus_client", "openai", "yaml"),
+}
 
 
 class Blocker:

@@ -6,13 +6,14 @@ import sys
 from collections.abc import Sequence
 
 from llmserve._version import __version__
-from llmserve.cli import bench, chat, explain, generate, inspect, plan
+from llmserve.cli import bench, chat, explain, generate, inspect, plan, serve
 from llmserve.errors import DeviceError, InternalError, LLMServeError
 
 _EXAMPLES = """examples:
   llmserve generate "Once upon a time"
   llmserve generate --model ./Qwen3-0.6B --temperature 0 --max-tokens 64 "The capital of France is"
   llmserve chat Qwen/Qwen3-0.6B
+  llmserve serve ./Qwen3-0.6B --port 8000
   llmserve inspect ./Qwen3-0.6B
   llmserve explain trace.json 7
   llmserve plan ./Qwen3-0.6B --contexts 2048,8192
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     inspect.add_parser(commands)
     explain.add_parser(commands)
     plan.add_parser(commands)
+    serve.add_parser(commands)
     bench.add_parser(commands)
     options = parser.parse_args(arguments)
     try:

@@ -1,0 +1,119 @@
+"""`llmserve serve`: the OpenAI-compatible server."""
+
+import argparse
+import logging
+from contextlib import ExitStack
+from typing import Any
+
+from llmserve.errors import InvalidArgument
+from llmserve.model_files import demo_model_path
+from llmserve.server import check_extra
+
+_EXAMPLES = """examples:
+  llmserve serve
+  llmserve serve ./Qwen3-0.6B --port 8080 --served-model-name qwen --max-model-len 4096
+  llmserve serve Qwen/Qwen3-0.6B --host 0.0.0.0 --api-key "$KEY"
+  llmserve serve small=./Qwen3-0.6B large=./Llama-3.2-1B
+  llmserve serve --config server.yaml
+"""
+
+_log = logging.getLogger(__name__)
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command to the parser."""
+    from llmserve.server.options import ENGINE_OPTIONS, SERVER_OPTIONS
+
+    parser = commands.add_parser(
+        "serve",
+        help="serve models by OpenAI's HTTP API",
+        description="Serves MODEL, a checkpoint directory or Hub id (default: the demo), on "
+        "127.0.0.1:8000 by OpenAI's HTTP API. Several models are given as NAME=MODEL. Every "
+        "option may stand in the YAML file of --config; keys may be in LLMSERVE_API_KEY and "
+        "LLMSERVE_ADMIN_KEY, where no list of processes shows them.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("model", nargs="*", metavar="MODEL", help="model, or NAME=MODEL")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of settings")
+    parser.add_argument(
+        "--show-config", action="store_true", help="print every setting and its origin, and stop"
+    )
+    parser.add_argument(
+        "--served-model-name", nargs="+", metavar="NAME", help="what clients call the model"
+    )
+    for title, options in (("server", SERVER_OPTIONS), ("arguments of LLM", ENGINE_OPTIONS)):
+        group = parser.add_argument_group(title)
+        for option in options:
+            # What is not given is not in the namespace, so that a file may say it.
+            if option.kind is bool:
+                group.add_argument(
+                    option.flag,
+                    action=argparse.BooleanOptionalAction,
+                    default=argparse.SUPPRESS,
+                    help=option.help,
+                )
+                continue
+            group.add_argument(
+                option.flag,
+                type=option.kind,
+                metavar="X" if option.kind is str else "N",
+                default=argparse.SUPPRESS,
+                help=option.help,
+            )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    check_extra()
+    from llmserve.async_llm import AsyncLLM
+    from llmserve.server.logs import configure_logs
+    from llmserve.server.main import listen, serve
+    from llmserve.server.models import ServedModel
+    from llmserve.server.options import resolve
+
+    flags: dict[str, Any] = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in ("run", "config", "show_config") and value not in (None, [])
+    }
+    effective = resolve(flags, options.config)
+    if options.show_config:
+        print("\n".join(effective.lines()))
+        return 0
+    configure_logs(effective.server.log_format)
+    _log.info("settings: %s", effective.changed() or "all at their defaults")
+    named = _named_models(effective.models, effective.served_model_names)
+    with ExitStack() as stack:
+        sock = listen(effective.server)
+        stack.callback(sock.close)
+        models = []
+        for names, path in named:
+            llm = AsyncLLM(path, **effective.engine)
+            stack.callback(llm.close)
+            _log.info("loaded %r", llm)
+            models.append(ServedModel(names, llm))
+        serve(models, effective.server, sock)
+    return 0
+
+
+def _named_models(models: list[str], names: list[str]) -> list[tuple[list[str], str]]:
+    """(names, path) a model."""
+    if not models:
+        return [(names or ["demo"], str(demo_model_path()))]
+    if len(models) == 1 and "=" not in models[0]:
+        return [(names or [models[0]], models[0])]
+    if names:
+        raise InvalidArgument(
+            "served_model_name is for one model; name several as NAME=MODEL NAME=MODEL"
+        )
+    result = []
+    for item in models:
+        name, equals, path = item.partition("=")
+        if not (name and equals and path):
+            raise InvalidArgument(f"several models are given as NAME=MODEL, got {item!r}")
+        result.append(([name], path))
+    if len({name[0] for name, _ in result}) < len(result):
+        raise InvalidArgument("two models have the same name; each needs its own")
+    return result

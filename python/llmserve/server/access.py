@@ -1,0 +1,81 @@
+"""What stands around every request: its errors become answers, and it leaves one line in the
+log."""
+
+import logging
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llmserve.server.activity import Run
+from llmserve.server.errors import to_api_error
+
+_log = logging.getLogger(__name__)
+
+_QUIET = ("/health", "/ready", "/metrics")
+
+
+def answer_error(request: Request, error: Exception) -> Response:
+    """Of Starlette's own errors: no such route, no such method."""
+    return to_api_error(error).response(getattr(error, "headers", None))
+
+
+class Access:
+    """ASGI middleware, the outermost."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands the request on. What it raises is answered, or cuts the connection if the answer
+        has begun."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        status = 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            fields = frozenset(scope.get("llmserve.fields", ()))
+            answer = to_api_error(error, fields)
+            if status == 0:
+                await answer.response()(scope, receive, watched)
+            else:
+                transport = (scope.get("extensions") or {}).get("llmserve.transport")
+                if transport is not None:
+                    transport["abort"]()
+        finally:
+            _write(scope, status, time.monotonic() - began)
+
+
+def _write(scope: Scope, status: int, duration_s: float) -> None:
+    if scope["path"] in _QUIET and status == 200:
+        return
+    client = scope.get("client")
+    fields: dict[str, object] = {
+        "method": scope["method"],
+        "path": scope["path"][:200],
+        "status": status,
+        "duration_s": round(duration_s, 4),
+        "client": client[0] if client else "",
+    }
+    run = scope.get("llmserve.run")
+    if isinstance(run, Run):
+        states = [stream.state for stream in run.streams]
+        fields |= {
+            "request_id": run.job.request_id,
+            "model": run.job.model.name,
+            "prompt_tokens": sum(len(state.prompt.token_ids) for state in states),
+            "generated_tokens": sum(state.num_generation_tokens for state in states),
+            "finish": run.cause or "done",
+        }
+    _log.info("request", extra=fields)

@@ -1,0 +1,182 @@
+"""What runs at the moment, and every way in which it ends: the requests of a client are one Run,
+and one sweep a few times a second looks after all their clocks."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from llmserve.async_stream import AsyncStream
+from llmserve.request_state import RequestState
+from llmserve.server.admission import Admission
+from llmserve.server.errors import ApiError
+from llmserve.server.models import ServedModel
+from llmserve.server.settings import ServerSettings
+
+# How often clocks are looked at: the precision of every time limit.
+SWEEP_S = 0.05
+
+_log = logging.getLogger(__name__)
+
+# Why requests end before their tokens do.
+TIMEOUT, CLIENT, SLOW_CLIENT, SHUTDOWN = "timeout", "client_left", "slow_client", "shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one HTTP request asks of the engine."""
+
+    request_id: str
+    model: ServedModel
+    states: Sequence[RequestState]  # one a prompt
+    is_streamed: bool
+    timeout_s: float  # 0: no bound
+
+    @property
+    def num_tokens(self) -> int:
+        """The most that it may take: prompts and new tokens."""
+        return sum(
+            len(state.prompt.token_ids) + state.params.n * (state.params.max_tokens or 1)
+            for state in self.states
+        )
+
+
+class Run:
+    """A job in the engine. Used on the loop's thread."""
+
+    def __init__(self, job: Job, settings: ServerSettings) -> None:
+        self.job = job
+        self.streams: list[AsyncStream] = []
+        self.cause = ""  # why it was ended, if it was
+        self.is_cut = False  # nobody will read what comes
+        self.is_comment_due = False
+        self.news = asyncio.Event()
+        self._settings = settings
+        now = asyncio.get_running_loop().time()
+        self.began = now
+        self._last_sent = now
+        self._behind_since: float | None = None
+        self.cut_connection: Callable[[], None] = lambda: None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more will come of any prompt."""
+        return all(stream.state.is_finished for stream in self.streams)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has come that was not taken yet."""
+        return any(stream.state.has_news for stream in self.streams)
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Those that have come and were not taken yet."""
+        return sum(stream.state.num_pending_tokens for stream in self.streams)
+
+    async def wait(self) -> None:
+        """Until there is news, a comment is due, or it was ended."""
+        await self.news.wait()
+        self.news.clear()
+        for stream in self.streams:
+            stream.check_open()
+
+    def end(self, cause: str) -> None:
+        """Aborts what is not finished; what it has so far comes out."""
+        if self.cause:
+            return
+        self.cause = cause
+        self.is_cut = cause in (CLIENT, SLOW_CLIENT)
+        for stream in self.streams:
+            stream.abort()
+        self.news.set()
+
+    async def watch(self, receive: Callable[[], Awaitable[object]]) -> None:
+        """Ends it when its client leaves."""
+        while True:
+            message = await receive()
+            if isinstance(message, dict) and message["type"] == "http.disconnect":
+                self.end(CLIENT)
+                return
+
+    async def sending(self, sent: Awaitable[None]) -> None:
+        """Awaits a write that takes as long as the client likes."""
+        await sent
+        self._last_sent = asyncio.get_running_loop().time()
+        self.is_comment_due = False
+
+    def sweep(self, now: float) -> None:
+        """Looks at the clocks."""
+        settings = self._settings
+        if self.job.timeout_s and now - self.began > self.job.timeout_s:
+            self.end(TIMEOUT)
+        if not self.job.is_streamed:
+            return
+        if self.num_pending_tokens <= settings.stream_buffer_tokens:
+            self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = now
+        elif now - self._behind_since > settings.stream_grace:
+            self.end(SLOW_CLIENT)
+            self.cut_connection()
+        if settings.stream_keep_alive and now - self._last_sent > settings.stream_keep_alive:
+            self.is_comment_due = True
+            self.news.set()
+
+
+class Activity:
+    """All runs of a server."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.runs: set[Run] = set()
+        self.admission = Admission(settings)
+        self.ended: Counter[str] = Counter()  # early, by cause
+        self.is_draining = False
+
+    @contextmanager
+    def running(self, job: Job) -> Iterator[Run]:
+        """Within it the job runs; leaving aborts what is not finished. Raises ApiError (429, 503),
+        InvalidArgument."""
+        if self.is_draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
+        run = Run(job, self.settings)
+        with ExitStack() as stack:
+            stack.enter_context(self.admission.entered(job))
+            for idx, state in enumerate(job.states):
+                name = job.request_id if len(job.states) == 1 else f"{job.request_id}-{idx}"
+                stream = job.model.llm.running(state, name, job.is_streamed, run.news)
+                run.streams.append(stack.enter_context(stream))
+            self.runs.add(run)
+            try:
+                yield run
+            except asyncio.CancelledError:
+                run.end(CLIENT)
+                raise
+            finally:
+                self.runs.discard(run)
+                if run.cause:
+                    self.ended[run.cause] += 1
+
+    async def sweep_forever(self) -> None:
+        """The task that looks after all clocks."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = loop.time()
+            for run in list(self.runs):
+                run.sweep(now)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Takes nothing new, and returns when all that runs has finished; ends at the deadline what
+        has not, with what it has."""
+        self.is_draining = True
+        loop = asyncio.get_running_loop()
+        until = loop.time() + deadline_s
+        while self.runs and loop.time() < until:
+            await asyncio.sleep(SWEEP_S)
+        if self.runs:
+            _log.warning("%d requests end at the drain's deadline", len(self.runs))
+        for run in list(self.runs):
+            run.end(SHUTDOWN)

@@ -1,0 +1,69 @@
+"""The application: routes, and what stands before them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+
+from llmserve.server import operations, tokens
+from llmserve.server.access import Access, answer_error
+from llmserve.server.activity import Activity
+from llmserve.server.auth import Authentication
+from llmserve.server.chat import chat_completions
+from llmserve.server.completions import completions
+from llmserve.server.context import ServerContext
+from llmserve.server.models import Models, ServedModel
+from llmserve.server.openapi import docs, openapi
+from llmserve.server.settings import ServerSettings
+
+ROUTES = (
+    Route("/v1/models", operations.models, methods=["GET"]),
+    Route("/v1/models/{model:path}", operations.model, methods=["GET"]),
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/tokenize", tokens.tokenize, methods=["POST"]),
+    Route("/detokenize", tokens.detokenize, methods=["POST"]),
+    Route("/health", operations.health, methods=["GET"]),
+    Route("/ready", operations.ready, methods=["GET"]),
+    Route("/version", operations.version, methods=["GET"]),
+    Route("/load", operations.load, methods=["GET"]),
+    Route("/openapi.json", openapi, methods=["GET"]),
+    Route("/docs", docs, methods=["GET"]),
+)
+
+
+def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = None) -> Starlette:
+    """The server of these models as an ASGI application. Whoever runs it closes the models."""
+    settings = settings or ServerSettings()
+    server = ServerContext(settings, Models(models), Activity(settings))
+    middleware = [Middleware(Access), Middleware(Authentication, settings=settings)]
+    if settings.origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+        middleware.insert(0, cors)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        sweep = asyncio.create_task(server.activity.sweep_forever())
+        try:
+            yield
+        finally:
+            sweep.cancel()
+
+    app = Starlette(
+        routes=list(ROUTES),
+        middleware=middleware,
+        lifespan=lifespan,
+        exception_handlers={HTTPException: answer_error},
+    )
+    app.state.server = server
+    return app

@@ -1,0 +1,146 @@
+"""What clients send: the fields of each route, with vLLM's beside OpenAI's. A value of None is one
+that was not given."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenIds = list[Annotated[int, Meta(ge=0, le=2**31 - 1)]]
+Strings = Annotated[list[Annotated[str, Meta(max_length=4096)]], Meta(max_length=64)]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """How a stream is written."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class RepetitionDetection(msgspec.Struct, forbid_unknown_fields=True):
+    """Ends an output that repeats itself."""
+
+    max_pattern_size: Count = 0
+    min_pattern_size: Count = 0
+    min_count: Count = 0
+
+
+class GenerationBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields that completions and chat completions have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    # OpenAI's sampling parameters
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | Strings | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Strings | None = None
+    prompt_logprobs: int | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: RepetitionDetection | None = None
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+    priority: int | None = None
+    return_token_ids: bool | None = None
+    # How the output is constrained: see constraints.py
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    # llmserve's own: seconds that the request may take, up to max_request_timeout
+    timeout: float | None = None
+    # Accepted, and of no effect here
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class CompletionBody(GenerationBody, kw_only=True):
+    """POST /v1/completions."""
+
+    # A text, token ids, or a list of either
+    prompt: str | list[str | int | TokenIds]
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class ChatBody(GenerationBody, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    # Refused unless left out: a template of the request's own would be code of the client's
+    chat_template: str | None = None
+    documents: list[dict[str, Any]] | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+
+
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /tokenize: a prompt, or the messages of a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: TokenIds
+    model: str | None = None
+
+
+class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/embeddings."""
+
+    # A text, token ids, or a list of either
+    input: str | list[str | int | TokenIds]
+    model: str | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    priority: int | None = None
+    timeout: float | None = None

@@ -1,0 +1,95 @@
+"""Request bodies: bytes off the wire, bounded, to a typed record."""
+
+import difflib
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from llmserve.server.errors import ApiError
+from llmserve.server.settings import ServerSettings
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$(.*)`)?$")
+_MISSING = re.compile(r"Object missing required field `(.*?)`")
+_AT = re.compile(r" - at `\$\.?([^.\[`]*).*`$")
+
+
+async def read_json(request: Request, kind: type[_T], settings: ServerSettings) -> _T:
+    """The body as a record. Raises ApiError: 400 that names the field, 413, 415."""
+    request.scope["llmserve.fields"] = kind.__struct_fields__  # for the errors of what follows
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise ApiError(
+            415,
+            f"the body must be JSON, and the Content-Type application/json, got "
+            f"{media_type[:80]!r}",
+        )
+    data = await _read(request, settings.max_body_bytes)
+    try:
+        record = msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    _check_depth(record, settings.max_json_depth)
+    return record
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    data = bytearray()
+    try:
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > max_bytes:
+                raise _too_large(max_bytes)
+    except ClientDisconnect:
+        raise ApiError(400, "the body ended early") from None
+    return bytes(data)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body is longer than {max_bytes} bytes (max_body_bytes)",
+        code="request_too_large",
+    )
+
+
+def _check_depth(record: msgspec.Struct, max_depth: int) -> None:
+    """Of what has no type of its own: messages, schemas. The decoder has a bound of its own, too
+    large to hand on."""
+    level: list[object] = [getattr(record, name) for name in record.__struct_fields__]
+    for _ in range(max_depth):
+        lists = [list(v.values()) if isinstance(v, dict) else v for v in level]
+        level = [v for items in lists if isinstance(items, list) for v in items]
+        if not level:
+            return
+    raise ApiError(400, f"the body is nested deeper than {max_depth} (max_json_depth)")
+
+
+def _invalid(message: str, kind: type[msgspec.Struct]) -> ApiError:
+    """400 that names the field, and for an unknown one the nearest known."""
+    if unknown := _UNKNOWN.search(message):
+        name = unknown[1]
+        near = difflib.get_close_matches(name, kind.__struct_fields__, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near and not unknown[2] else ""
+        return ApiError(
+            400,
+            f"{unknown[2] or ''}{'.' if unknown[2] else ''}{name[:80]} is not a parameter of this "
+            f"route{hint}".removeprefix("."),
+            param=name[:80],
+            code="unknown_parameter",
+        )
+    if missing := _MISSING.search(message):
+        text = f"{missing[1]} is missing"
+        return ApiError(400, text, param=missing[1], code="missing_required_parameter")
+    at = _AT.search(message)
+    param = at[1] if at and at[1] else None
+    text = message.replace(" - at `$.", " at `")
+    return ApiError(400, f"{param}: {text}" if param else text, param=param, code="invalid_type")

@@ -1,0 +1,206 @@
+"""POST /v1/chat/completions."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmserve.chat_template import chat_request
+from llmserve.outputs import CompletionOutput, RequestOutput
+from llmserve.prompts import TokensPrompt
+from llmserve.server.activity import Job
+from llmserve.server.bodies import ChatBody
+from llmserve.server.body import read_json
+from llmserve.server.chat_parser import ChatParser, make_parser
+from llmserve.server.context import context, new_id
+from llmserve.server.errors import ApiError
+from llmserve.server.generation import GenerationResponse
+from llmserve.server.logprobs import chat_logprobs
+from llmserve.server.models import ServedModel
+from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
+from llmserve.server.wire import Usage, error_event, event, finish_reason, usage
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answers a conversation."""
+    server = context(request)
+    body = await read_json(request, ChatBody, server.settings)
+    model = server.models.get(body.model)
+    _check(body)
+    defaults = model.llm.get_default_sampling_params()
+    params = sampling_params(
+        body,
+        defaults,
+        server.settings,
+        body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+    prompt = await _prompt(body, model)
+    state = await model.llm.admit(prompt, params, priority=body.priority or 0)
+    job = Job(
+        new_id("chatcmpl"),
+        model,
+        [state],
+        bool(body.stream),
+        timeout_s(body.timeout, server.settings),
+    )
+    return GenerationResponse(server.activity, job, _Answer(job, body))
+
+
+def _check(body: ChatBody) -> None:
+    refuse_given(body, ("chat_template",), "the server's own template is used")
+    refuse_given(body, ("documents",), "pass them in chat_template_kwargs or in the messages")
+    refuse_given(body, ("functions", "function_call"), "use tools and tool_choice")
+    refuse_given(body, ("audio", "web_search_options"), "the model reads and writes text")
+    if body.modalities not in (None, ["text"]):
+        raise ApiError(400, "modalities must be ['text']", param="modalities")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    if body.top_logprobs is not None and body.top_logprobs < 0:
+        raise ApiError(400, "top_logprobs must be at least 0", param="top_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream", param="stream_options")
+    for name in ("max_tokens", "max_completion_tokens"):
+        if getattr(body, name) == 0:
+            raise ApiError(400, f"{name} must be at least 1", param=name)
+
+
+async def _prompt(body: ChatBody, model: ServedModel) -> TokensPrompt:
+    """By the model's template, on a thread: templates may take long."""
+    continues = bool(body.continue_final_message)
+    generation_prompt = body.add_generation_prompt
+    if generation_prompt is None:
+        generation_prompt = not continues
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    tools = body.tools if body.tool_choice != "none" else None
+    request = chat_request(generation_prompt, continues, tools, variables)
+    if not body.messages:
+        raise ApiError(400, "messages is empty; give at least one", param="messages")
+    tokenizer = model.tokenizer()
+    texts, _ = await asyncio.to_thread(tokenizer.render_chat, body.messages, None, request)
+    (token_ids,) = await asyncio.to_thread(tokenizer.encode_chat, texts)
+    return TokensPrompt(
+        prompt=texts[0], prompt_token_ids=token_ids, cache_salt=body.cache_salt or ""
+    )
+
+
+class _Answer:
+    def __init__(self, job: Job, body: ChatBody) -> None:
+        self._job = job
+        self._body = body
+        self._usage = Usage(1)
+        self._created = int(time.time())
+        self._parsers: dict[int, ChatParser] = {}
+        # vLLM's echo: the message that is continued stands before what continues it.
+        self._before = ""
+        if body.echo and body.continue_final_message:
+            content = body.messages[-1].get("content")
+            self._before = content if isinstance(content, str) else ""
+
+    def document(self, outputs: list[RequestOutput], cause: str) -> object:
+        """See Answer."""
+        (output,) = outputs
+        choices = [self._choice(completion, cause) for completion in output.outputs]
+        document = {
+            **self._head("chat.completion"),
+            "choices": choices,
+            "usage": usage(outputs),
+        }
+        if self._body.prompt_logprobs is not None:
+            document["prompt_logprobs"] = output.prompt_logprobs
+        if self._body.return_token_ids:
+            document["prompt_token_ids"] = output.prompt_token_ids
+        return document
+
+    def lines(self, prompt_idx: int, output: RequestOutput, cause: str) -> Iterable[bytes]:
+        """See Answer."""
+        self._usage.add(prompt_idx, output)
+        for completion in output.outputs:
+            if completion.index not in self._parsers:
+                yield self._chunk(completion.index, {"role": "assistant", "content": ""})
+                if self._before:
+                    yield self._chunk(completion.index, {"content": self._before})
+            if completion.error is not None:
+                self._parser(completion.index)
+                yield error_event(completion.error)
+                continue
+            delta = self._fields(completion)
+            reason = self._finish_reason(completion, cause)  # after: tool calls may have come
+            logprobs = self._logprobs(completion)
+            if delta or logprobs or reason or self._body.return_token_ids:
+                more: dict[str, Any] = {"logprobs": logprobs, "finish_reason": reason}
+                if reason:
+                    more["stop_reason"] = completion.stop_reason
+                if self._body.return_token_ids:
+                    more["token_ids"] = completion.token_ids
+                yield self._chunk(completion.index, delta, **more)
+
+    def last_lines(self) -> Iterable[bytes]:
+        """See Answer."""
+        options = self._body.stream_options
+        if options and options.include_usage:
+            head = self._head("chat.completion.chunk")
+            yield event({**head, "choices": [], "usage": self._usage.to_dict()})
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._job.request_id,
+            "object": kind,
+            "created": self._created,
+            "model": self._job.model.name,
+        }
+
+    def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+        chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
+        options = self._body.stream_options
+        if options and options.continuous_usage_stats:
+            chunk["usage"] = self._usage.to_dict()
+        return event(chunk)
+
+    def _parser(self, index: int) -> ChatParser:
+        if index not in self._parsers:
+            self._parsers[index] = make_parser(self._body, self._job.model)
+        return self._parsers[index]
+
+    def _fields(self, completion: CompletionOutput) -> dict[str, Any]:
+        """What the new text adds to the message; lists and texts of the parser's two pieces are
+        put together."""
+        parser = self._parser(completion.index)
+        fields: dict[str, Any] = dict(parser.feed(completion.text))
+        if completion.finish_reason is not None:
+            for name, value in parser.finish().items():
+                fields[name] = fields[name] + value if name in fields else value
+        return fields
+
+    def _choice(self, completion: CompletionOutput, cause: str) -> dict[str, Any]:
+        fields = self._fields(completion)
+        text = self._before + (fields.get("content") or "")
+        content = text if text or "tool_calls" not in fields else None
+        choice: dict[str, Any] = {
+            "index": completion.index,
+            "message": {"role": "assistant", **fields, "content": content},
+            "logprobs": self._logprobs(completion),
+            "finish_reason": self._finish_reason(completion, cause),
+            "stop_reason": completion.stop_reason,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = completion.token_ids
+        return choice
+
+    def _finish_reason(self, completion: CompletionOutput, cause: str) -> str | None:
+        reason = finish_reason(completion, cause)
+        if reason == "stop" and self._parser(completion.index).has_tool_calls:
+            return "tool_calls"
+        return reason
+
+    def _logprobs(self, completion: CompletionOutput) -> dict[str, Any] | None:
+        if not self._body.logprobs or completion.logprobs is None:
+            return None
+        tokenizer = self._job.model.tokenizer()
+        return chat_logprobs(completion.logprobs, self._body.top_logprobs or 0, tokenizer)

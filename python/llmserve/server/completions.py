@@ -1,0 +1,181 @@
+"""POST /v1/completions."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmserve.outputs import CompletionOutput, RequestOutput
+from llmserve.server.activity import Job
+from llmserve.server.bodies import CompletionBody
+from llmserve.server.body import read_json
+from llmserve.server.context import context, new_id
+from llmserve.server.errors import ApiError
+from llmserve.server.generation import GenerationResponse
+from llmserve.server.logprobs import CompletionLogprobs
+from llmserve.server.models import ServedModel
+from llmserve.server.prompts import prompts
+from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
+from llmserve.server.wire import Usage, error_event, event, finish_reason, usage
+
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+async def completions(request: Request) -> Response:
+    """Continues prompts."""
+    server = context(request)
+    body = await read_json(request, CompletionBody, server.settings)
+    model = server.models.get(body.model)
+    _check(body)
+    max_tokens = body.max_tokens
+    if max_tokens is None:
+        own = model.llm.get_default_sampling_params().max_tokens
+        max_tokens = _DEFAULT_MAX_TOKENS if own is None else own
+    params = sampling_params(
+        body,
+        model.llm.get_default_sampling_params(),
+        server.settings,
+        max(max_tokens, 1),
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else body.prompt_logprobs,
+    )
+    max_num = max(server.settings.max_num_samples // params.n, 1)
+    given = prompts(
+        "prompt",
+        body.prompt,
+        model,
+        max_num,
+        add_special_tokens=body.add_special_tokens is not False,
+        cache_salt=body.cache_salt or "",
+    )
+    states = [
+        await model.llm.admit(prompt, params, priority=body.priority or 0) for prompt in given
+    ]
+    job = Job(
+        new_id("cmpl"),
+        model,
+        states,
+        bool(body.stream),
+        timeout_s(body.timeout, server.settings),
+    )
+    texts = []
+    if body.echo:
+        texts = [_prompt_text(s.prompt.text, s.prompt.token_ids, model) for s in states]
+    return GenerationResponse(server.activity, job, _Answer(job, body, texts))
+
+
+def _check(body: CompletionBody) -> None:
+    refuse_given(body, ("suffix",), "models that fill in the middle are not served")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise ApiError(400, f"best_of must be n or left out, got {body.best_of}", param="best_of")
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens must be at least 1, or echo true", param="max_tokens")
+    if body.stream and body.echo and body.logprobs is not None:
+        raise ApiError(400, "echo with logprobs is not streamed; leave stream out", param="stream")
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream", param="stream_options")
+
+
+def _prompt_text(text: str | None, token_ids: list[int], model: ServedModel) -> str:
+    if text is not None or not model.llm.has_tokenizer:
+        return text or ""
+    return model.tokenizer().decode(token_ids, skip_special_tokens=False)
+
+
+class _Answer:
+    def __init__(self, job: Job, body: CompletionBody, texts: list[str]) -> None:
+        self._job = job
+        self._body = body
+        self._texts = texts
+        self._n = job.states[0].params.n
+        self._usage = Usage(len(job.states))
+        self._created = int(time.time())
+        self._is_begun: set[int] = set()  # choices
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+
+    def document(self, outputs: list[RequestOutput], cause: str) -> object:
+        """See Answer."""
+        choices = [
+            self._choice(idx, output, completion, cause)
+            for idx, output in enumerate(outputs)
+            for completion in output.outputs
+        ]
+        counts = usage(outputs)
+        if self._body.max_tokens == 0:
+            counts |= {"completion_tokens": 0, "total_tokens": counts["prompt_tokens"]}
+        return {**self._head(), "choices": choices, "usage": counts}
+
+    def lines(self, prompt_idx: int, output: RequestOutput, cause: str) -> Iterable[bytes]:
+        """See Answer."""
+        self._usage.add(prompt_idx, output)
+        for completion in output.outputs:
+            if completion.error is not None:
+                yield error_event(completion.error)
+                continue
+            chunk = {
+                **self._head(),
+                "choices": [self._choice(prompt_idx, output, completion, cause)],
+            }
+            options = self._body.stream_options
+            if options and options.continuous_usage_stats:
+                chunk["usage"] = self._usage.to_dict()
+            yield event(chunk)
+
+    def last_lines(self) -> Iterable[bytes]:
+        """See Answer."""
+        options = self._body.stream_options
+        if options and options.include_usage:
+            yield event({**self._head(), "choices": [], "usage": self._usage.to_dict()})
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self._job.request_id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._job.model.name,
+        }
+
+    def _choice(
+        self, prompt_idx: int, output: RequestOutput, completion: CompletionOutput, cause: str
+    ) -> dict[str, Any]:
+        index = prompt_idx * self._n + completion.index
+        is_first = index not in self._is_begun
+        self._is_begun.add(index)
+        has_output = self._body.max_tokens != 0
+        text = completion.text if has_output else ""
+        if self._body.echo and is_first:
+            text = self._texts[prompt_idx] + text
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": self._choice_logprobs(index, output, completion, has_output),
+            "finish_reason": finish_reason(completion, cause) if has_output else "length",
+            "stop_reason": completion.stop_reason,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = completion.token_ids
+            if is_first:
+                choice["prompt_token_ids"] = output.prompt_token_ids
+        if self._body.prompt_logprobs is not None and is_first:
+            choice["prompt_logprobs"] = output.prompt_logprobs
+        return choice
+
+    def _choice_logprobs(
+        self, index: int, output: RequestOutput, completion: CompletionOutput, has_output: bool
+    ) -> dict[str, Any] | None:
+        if self._body.logprobs is None or completion.logprobs is None:
+            return None
+        own = self._logprobs.setdefault(index, CompletionLogprobs(self._body.logprobs))
+        rows: list[Any] = list(completion.logprobs) if has_output else []
+        first_text = ""
+        if self._body.echo and output.prompt_logprobs is not None:
+            rows = [*output.prompt_logprobs, *rows]
+            first = output.prompt_token_ids[0]
+            tokenizer = self._job.model.llm.get_tokenizer() if self._has_tokenizer() else None
+            first_text = tokenizer.token_text(first) if tokenizer else f"token_id:{first}"
+        return own.rows(rows, first_text)
+
+    def _has_tokenizer(self) -> bool:
+        return self._job.model.llm.has_tokenizer

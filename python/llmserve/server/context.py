@@ -1,0 +1,31 @@
+"""What every route of one server shares."""
+
+import uuid
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from llmserve.server.activity import Activity
+from llmserve.server.models import Models
+from llmserve.server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """One server."""
+
+    settings: ServerSettings
+    models: Models
+    activity: Activity
+
+
+def context(request: Request) -> ServerContext:
+    """The server that a request came to."""
+    server = request.app.state.server
+    assert isinstance(server, ServerContext)
+    return server
+
+
+def new_id(prefix: str) -> str:
+    """A request id that nobody can guess."""
+    return f"{prefix}-{uuid.uuid4().hex}"

@@ -1,0 +1,118 @@
+"""Errors as OpenAI's API words them: a status, a message, the parameter's name."""
+
+import logging
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from llmserve.errors import (
+    InvalidArgument,
+    LLMServeError,
+    NotSupported,
+    QueueFull,
+    ResourceExhausted,
+)
+
+_log = logging.getLogger(__name__)
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_PREFIX = re.compile(r"^(?:sampling_params|pooling_params)\[\d+\]: ")
+# A message that is about a field begins with its name, perhaps in a list or dict: `stop[1] must`.
+_FIELD = re.compile(r"([a-z][a-z0-9_]*)(?=[ :\[=])")
+# What a route calls differently than the engine does.
+_OTHER_NAMES = {"logprobs": "top_logprobs", "prompts": "prompt", "prompt": "input"}
+# What looks like a path of this machine; messages never say where a model lies.
+_PATH = re.compile(r"(?<![\w:/.])/(?:[\w.@+-]+/)+[\w.@+-]*")
+
+
+class ApiError(Exception):
+    """A request that gets an answer of this status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, object]:
+        """{"error": {"message", "type", "param", "code"}}."""
+        kind = _TYPES.get(self.status)
+        if kind is None:
+            kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def headers(self) -> dict[str, str]:
+        """Those beside the content's."""
+        headers = {}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(max(1, round(self.retry_after)))
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+    def response(self, headers: Mapping[str, str] | None = None) -> Response:
+        """The whole answer."""
+        return JsonResponse(self.body(), self.status, {**self.headers(), **(headers or {})})
+
+
+class JsonResponse(Response):
+    """JSON by msgspec."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        """The body's bytes."""
+        return msgspec.json.encode(content)
+
+
+def to_api_error(error: Exception, fields: frozenset[str] = frozenset()) -> ApiError:
+    """What a client is told of an exception. fields: those of the body, of which one may be named
+    as the error's param."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, error.detail or HTTPStatus(error.status_code).phrase)
+    if isinstance(error, QueueFull):
+        return ApiError(429, str(error), code="queue_full", retry_after=1)
+    if isinstance(error, InvalidArgument | NotSupported):
+        message = _PREFIX.sub("", _PATH.sub("<path>", str(error)))
+        return ApiError(400, message, param=_param(message, fields), code="invalid_value")
+    if isinstance(error, ResourceExhausted):  # of this request alone: trying again does not help
+        return ApiError(422, _PATH.sub("<path>", str(error)), code="does_not_fit")
+    if isinstance(error, LLMServeError):  # the engine's; details are for the log
+        _log.error("the engine failed: %s", error)
+        return ApiError(503, "the engine has stopped; see the server's log", code="engine_stopped")
+    _log.error("a request failed", exc_info=error)
+    return ApiError(500, "an error of the server; see its log", code="internal_error")
+
+
+def _param(message: str, fields: frozenset[str]) -> str | None:
+    """The field of a body that a message is about."""
+    found = _FIELD.match(message)
+    name = found[1] if found else ""
+    for _ in range(3):
+        other = _OTHER_NAMES.get(name, "")
+        if name in fields and other not in fields:
+            return name
+        name = other
+    return None

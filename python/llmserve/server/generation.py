@@ -1,0 +1,131 @@
+"""Answers of generation routes: one JSON document, or a stream of server-sent events."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from llmserve.outputs import RequestOutput
+from llmserve.sampling_params import RequestOutputKind
+from llmserve.server.activity import TIMEOUT, Activity, Job, Run
+from llmserve.server.errors import ApiError, JsonResponse
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # or nginx would gather it
+]
+_COMMENT = b": keep-alive\n\n"
+
+
+class Answer(Protocol):
+    """How a route words what the engine gives."""
+
+    def document(self, outputs: list[RequestOutput], cause: str) -> object:
+        """The whole answer, an output a prompt. cause: why it was ended early, or empty."""
+
+    def lines(self, prompt_idx: int, output: RequestOutput, cause: str) -> Iterable[bytes]:
+        """Events of a stream for what is new of one prompt."""
+
+    def last_lines(self) -> Iterable[bytes]:
+        """Events after the last news."""
+
+
+class GenerationResponse(Response):
+    """Runs a job and answers; an ASGI application, as Starlette's responses are."""
+
+    def __init__(self, activity: Activity, job: Job, answer: Answer) -> None:
+        self._activity = activity
+        self._job = job
+        self._answer = answer
+        self._own_headers = [(b"x-request-id", job.request_id.encode())]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises ApiError before anything was sent."""
+        with self._activity.running(self._job) as run:
+            extensions = scope.get("extensions") or {}
+            if transport := extensions.get("llmserve.transport"):
+                run.cut_connection = transport["abort"]
+            scope["llmserve.run"] = run  # for the log
+            watcher = asyncio.create_task(run.watch(receive))
+            try:
+                if self._job.is_streamed:
+                    await self._stream(run, send)
+                else:
+                    await self._whole(run, scope, receive, send)
+            finally:
+                watcher.cancel()
+
+    async def _whole(self, run: Run, scope: Scope, receive: Receive, send: Send) -> None:
+        while not run.is_finished and not run.is_cut:
+            await run.wait()
+        if run.is_cut:
+            return
+        outputs = [stream.state.output() for stream in run.streams]
+        errors = [c.error for output in outputs for c in output.outputs if c.error is not None]
+        if errors:
+            raise ApiError(500, errors[0], code="generation_failed")
+        if run.cause == TIMEOUT and not any(c.token_ids for o in outputs for c in o.outputs):
+            raise ApiError(
+                503,
+                f"no token came within {run.job.timeout_s:g} seconds",
+                code="timeout",
+                retry_after=self._activity.admission.estimate_s(run.job.num_tokens),
+            )
+        headers = {name.decode(): value.decode() for name, value in self._own_headers}
+        response = JsonResponse(self._answer.document(outputs, run.cause), headers=headers)
+        await response(scope, receive, send)
+
+    async def _stream(self, run: Run, send: Send) -> None:
+        headers = _STREAM_HEADERS + self._own_headers
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send(run, send, b"")
+        is_first = True
+        while not run.is_finished or run.has_news:
+            await self._wait_for_group(run, is_first)
+            if run.is_cut:
+                return
+            lines = b"".join(self._lines(run))
+            if lines:
+                is_first = False
+                await self._send(run, send, lines)
+            elif run.is_comment_due:
+                await self._send(run, send, _COMMENT)
+        last = b"".join([*self._answer.last_lines(), b"data: [DONE]\n\n"])
+        await run.sending(send({"type": "http.response.body", "body": last}))
+
+    async def _send(self, run: Run, send: Send, body: bytes) -> None:
+        message = {"type": "http.response.body", "body": body, "more_body": True}
+        await run.sending(send(message))
+
+    def _lines(self, run: Run) -> Iterable[bytes]:
+        for idx, stream in enumerate(run.streams):
+            if stream.state.has_news:
+                output = stream.state.output(RequestOutputKind.DELTA)
+                yield from self._answer.lines(idx, output, run.cause)
+
+    async def _wait_for_group(self, run: Run, is_first: bool) -> None:
+        """Until enough has come for a line: the first token at once, then as the settings say."""
+        settings = self._activity.settings
+        await run.wait()
+        if is_first or settings.stream_flush_tokens == 1:
+            return
+        loop = asyncio.get_running_loop()
+        until = loop.time() + settings.stream_flush_interval
+        while not run.is_finished and not run.is_cut and not run.is_comment_due:
+            num_pending = run.num_pending_tokens
+            if num_pending >= settings.stream_flush_tokens:
+                return
+            if settings.stream_flush_newline and any(
+                "\n" in stream.state.pending_text for stream in run.streams
+            ):
+                return
+            left_s = until - loop.time() if settings.stream_flush_interval else None
+            if left_s is not None and left_s <= 0 and num_pending:
+                return
+            try:
+                await asyncio.wait_for(run.wait(), left_s if num_pending else None)
+            except asyncio.TimeoutError:
+                return

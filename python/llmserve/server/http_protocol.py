@@ -1,0 +1,84 @@
+"""uvicorn's HTTP protocol, with a bound on the request's head, errors in JSON, and a way to cut a
+connection."""
+
+import socket
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from llmserve.server.errors import ApiError
+
+
+def http_protocol(max_header_bytes: int) -> type[HttpToolsProtocol]:
+    """The protocol class of a server with this bound."""
+
+    class Protocol(_BoundedProtocol):
+        max_head_bytes = max_header_bytes
+
+    return Protocol
+
+
+class _BoundedProtocol(HttpToolsProtocol):
+    max_head_bytes = 0
+    _num_head_bytes = 0
+    _is_in_head = True
+    _is_refused = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        # A token's line is to leave when it is written, not when the next one fills the packet.
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if self._is_in_head:
+            # What comes in one piece with a head may be its body: a piece is 256 KiB at most, and
+            # on_headers_complete tells.
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes - len(data) > self.max_head_bytes:
+                self._refuse(431, f"the request's head is longer than {self.max_head_bytes} bytes")
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+        self.scope["extensions"] = {"llmserve.transport": {"abort": self.transport.abort}}
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._num_head_bytes = 0
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.max_head_bytes:
+            self._refuse(431, f"the request's head is longer than {self.max_head_bytes} bytes")
+            return
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_refused:
+            super().on_message_complete()
+        self._is_in_head = True
+
+    def send_400_response(self, msg: str) -> None:
+        if not self._is_refused:
+            self._refuse(400, "this is not HTTP/1.1")
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._is_refused = True
+        body = msgspec.json.encode(ApiError(status, message).body())
+        head = [
+            STATUS_LINE[status],
+            b"content-type: application/json\r\nconnection: close\r\ncontent-length: ",
+            str(len(body)).encode(),
+            b"\r\n\r\n",
+        ]
+        self.transport.write(b"".join([*head, body]))
+        self.transport.close()

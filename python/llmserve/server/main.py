@@ -1,0 +1,84 @@
+"""Runs the server: sockets, signals, and the end."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+
+import uvicorn
+from starlette.applications import Starlette
+
+from llmserve.errors import InvalidArgument
+from llmserve.server.app import create_app
+from llmserve.server.context import ServerContext
+from llmserve.server.http_protocol import http_protocol
+from llmserve.server.models import ServedModel
+from llmserve.server.settings import ServerSettings
+
+_log = logging.getLogger(__name__)
+
+# For the last bytes of what was ended at the drain's deadline.
+_FLUSH_S = 5
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which drains before it closes: after SIGTERM or Ctrl-C what runs may
+    finish, new requests get 503, and at the deadline the rest ends with what it has."""
+
+    def __init__(self, app: Starlette, settings: ServerSettings) -> None:
+        config = uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            http=http_protocol(settings.max_header_bytes),
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ssl_certfile=settings.ssl_certfile or None,
+            ssl_keyfile=settings.ssl_keyfile or None,
+            timeout_graceful_shutdown=_FLUSH_S,
+        )
+        super().__init__(config)
+        self._settings = settings
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drains, then closes."""
+        server: ServerContext = self._app.state.server
+        drain = asyncio.create_task(server.activity.drain(self._settings.drain_timeout))
+        while not drain.done() and not self.force_exit:
+            await asyncio.wait([drain], timeout=0.1)
+        drain.cancel()
+        await super().shutdown(sockets)
+        self._captured_signals.clear()  # or uvicorn would raise them anew
+
+
+def serve(models: Sequence[ServedModel], settings: ServerSettings, sock: socket.socket) -> None:
+    """Serves on what `listen` gave until SIGTERM or Ctrl-C."""
+    app = create_app(models, settings)
+    scheme = "https" if settings.ssl_certfile else "http"
+    host, port = sock.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    names = ", ".join(model.name for model in models)
+    _log.info("serving %s on %s://%s:%d", names, scheme, shown, port)
+    if not settings.api_key and host not in ("127.0.0.1", "::1"):
+        _log.warning("no api_key: everybody who reaches %s may use this server", host)
+    Server(app, settings).run(sockets=[sock])
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """The socket, bound; before a model is loaded for nothing."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((settings.host, settings.port))
+    except OSError as error:
+        sock.close()
+        raise InvalidArgument(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another "
+            f"--port, or 0 for a free one"
+        ) from None
+    return sock

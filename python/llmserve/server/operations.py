@@ -1,0 +1,81 @@
+"""Routes for whoever runs the server: what is served, is it alive, how busy is it."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmserve._version import __version__
+from llmserve.server.context import context
+from llmserve.server.errors import ApiError, JsonResponse
+
+
+async def models(request: Request) -> Response:
+    """GET /v1/models."""
+    served = context(request).models
+    data = [
+        {
+            "id": name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "llmserve",
+            "root": model.name,
+            "parent": None,
+            "max_model_len": model.llm.max_model_len,
+        }
+        for name, model in served.by_name.items()
+    ]
+    return JsonResponse({"object": "list", "data": data})
+
+
+async def model(request: Request) -> Response:
+    """GET /v1/models/{model}."""
+    name = request.path_params["model"]
+    served = context(request).models.get(name)
+    return JsonResponse(
+        {"id": name, "object": "model", "created": served.created, "owned_by": "llmserve"}
+    )
+
+
+async def health(request: Request) -> Response:
+    """GET /health: 200 while the engines run, 503 once one has stopped."""
+    for served in context(request).models:
+        if served.llm.failure is not None:
+            raise ApiError(503, f"the engine of {served.name!r} has stopped", code="engine_stopped")
+    return JsonResponse({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """GET /ready: 200 while new requests are taken, 503 while the server shuts down or sleeps."""
+    server = context(request)
+    if server.activity.is_draining:
+        raise ApiError(503, "the server is shutting down", code="shutting_down")
+    for served in server.models:
+        if await served.llm.is_sleeping():
+            raise ApiError(503, f"the engine of {served.name!r} is asleep", code="asleep")
+    return await health(request)
+
+
+async def version(request: Request) -> Response:
+    """GET /version."""
+    return JsonResponse({"version": __version__})
+
+
+async def load(request: Request) -> Response:
+    """GET /load: what runs and waits at the moment."""
+    server = context(request)
+    by_model = {}
+    for served in server.models:
+        metrics = served.llm.get_metrics()
+        by_model[served.name] = {
+            "num_running": metrics.num_requests_running,
+            "num_waiting": metrics.num_requests_waiting,
+            "kv_cache_usage": metrics.num_blocks_used / max(metrics.num_blocks_total, 1),
+        }
+    admission = server.activity.admission
+    return JsonResponse(
+        {
+            "server_load": len(server.activity.runs),
+            "num_sequences": admission.num_requests,
+            "num_tokens": admission.num_tokens,
+            "models": by_model,
+        }
+    )

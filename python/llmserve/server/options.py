@@ -1,0 +1,145 @@
+"""Where settings come from: flags, then the environment (keys only), then a file, then defaults."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmserve.arguments import describe, refuse_unknown
+from llmserve.errors import InvalidArgument, NotSupported
+from llmserve.server.settings import ServerSettings
+
+_MAX_FILE_BYTES = 2**20
+_SECRET = ("api_key", "admin_key")
+_ENVIRONMENT = {"api_key": "LLMSERVE_API_KEY", "admin_key": "LLMSERVE_ADMIN_KEY"}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting by its name, from which its flag is made."""
+
+    name: str
+    kind: type
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """`--max-model-len`."""
+        return "--" + self.name.replace("_", "-")
+
+
+# Arguments of LLM; without a value they are LLM's defaults.
+ENGINE_OPTIONS = (
+    Option("tokenizer", str, "another folder with a tokenizer.json"),
+    Option("revision", str, "branch, tag or commit on the Hub"),
+    Option("dtype", str, "auto, float32 or bfloat16"),
+    Option("device", str, "auto, cpu or ref (slow reference)"),
+    Option("max_model_len", int, "prompt and output together, in tokens"),
+    Option("num_threads", int, "default: all cores"),
+    Option("seed", int, "what requests without a seed draw theirs from"),
+    Option("kv_cache_memory_bytes", int, "memory of the KV cache"),
+    Option("kv_cache_dtype", str, "what the KV cache keeps"),
+    Option("gpu_memory_utilization", float, "share of the memory at hand to use"),
+    Option("num_gpu_blocks_override", int, "blocks of the KV cache"),
+    Option("block_size", int, "tokens a block"),
+    Option("enable_prefix_caching", bool, "requests share the blocks of equal prefixes"),
+    Option("enable_chunked_prefill", bool, "long prompts run in pieces"),
+    Option("max_num_batched_tokens", int, "tokens a step"),
+    Option("max_num_seqs", int, "sequences a step"),
+    Option("scheduling_policy", str, "who runs first"),
+    Option("max_logprobs", int, "most log-probabilities a token; -1: no bound"),
+    Option("generation_config", str, "auto, vllm (none), or a folder"),
+    Option("chat_template", str, "a Jinja template or its path"),
+)
+SERVER_OPTIONS = tuple(
+    Option(item.name, type(item.default), item.metadata["help"])
+    for item in dataclasses.fields(ServerSettings)
+)
+_OTHER = ("model", "served_model_name")
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """Every setting that has a value, and where it comes from."""
+
+    engine: Mapping[str, Any]
+    server: ServerSettings
+    models: list[str]
+    served_model_names: list[str]
+    origins: Mapping[str, str]  # by setting: "flag", "environment", "file"; else the default
+
+    def changed(self) -> str:
+        """What is not at its default, in a line. Keys are not shown."""
+        return ", ".join(line for line in self.lines() if not line.endswith("(default)"))
+
+    def lines(self) -> list[str]:
+        """A line a setting: name, value, origin. Keys are not shown."""
+        values = {**self.engine, **dataclasses.asdict(self.server)}
+        return [
+            f"{name}={'(set)' if name in _SECRET and value else value!r} "
+            f"({self.origins.get(name, 'default')})"
+            for name, value in values.items()
+        ]
+
+
+def resolve(flags: Mapping[str, Any], path: str | None) -> Effective:
+    """flags: those that were given, by name. Raises InvalidArgument that names the setting."""
+    known = [*_OTHER, *(option.name for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS))]
+    file = {} if path is None else _read(path, known)
+    environment = {
+        name: os.environ[variable]
+        for name, variable in _ENVIRONMENT.items()
+        if os.environ.get(variable)
+    }
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin, given in (("file", file), ("environment", environment), ("flag", flags)):
+        for name, value in given.items():
+            values[name], origins[name] = value, origin
+    server_names = {option.name for option in SERVER_OPTIONS}
+    engine_names = {option.name for option in ENGINE_OPTIONS}
+    return Effective(
+        {name: value for name, value in values.items() if name in engine_names},
+        ServerSettings(**{name: values[name] for name in values if name in server_names}),
+        _names("model", values.get("model")),
+        _names("served_model_name", values.get("served_model_name")),
+        origins,
+    )
+
+
+def _names(name: str, value: object) -> list[str]:
+    if value is None:
+        return []
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(item, str) and item for item in names):
+        raise InvalidArgument(f"{name} must be a text or a list of texts, got {describe(value)}")
+    return names
+
+
+def _read(path: str, known: list[str]) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise NotSupported("--config needs yaml; pip install 'llmserve[serve]'") from error
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = yaml.safe_load(file.read(_MAX_FILE_BYTES))
+    except OSError as error:
+        raise InvalidArgument(f"--config: cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"--config: {path} is not YAML: {error}") from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise InvalidArgument(
+            f"--config: {path} must be a mapping of settings, got {describe(document)}"
+        )
+    settings = {str(name).replace("-", "_"): value for name, value in document.items()}
+    refuse_unknown(f"--config {path}", settings, known)
+    kinds = {option.name: option.kind for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS)}
+    for name, value in settings.items():
+        # In YAML `5` is an integer where a time may be given.
+        if kinds.get(name) is float and type(value) is int:
+            settings[name] = float(value)
+    return settings

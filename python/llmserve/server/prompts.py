@@ -1,0 +1,52 @@
+"""Prompts of request bodies, brought to what AsyncLLM takes."""
+
+from typing import Any
+
+from llmserve.prompts import SinglePrompt, TextPrompt, TokensPrompt
+from llmserve.server.errors import ApiError
+from llmserve.server.models import ServedModel
+
+
+def prompts(
+    name: str,
+    value: str | list[Any],
+    model: ServedModel,
+    max_num: int,
+    *,
+    add_special_tokens: bool = True,
+    cache_salt: str = "",
+) -> list[SinglePrompt]:
+    """One entry a prompt: `value` is a text, token ids, or a list of either. They share cached
+    blocks within cache_salt. Raises ApiError."""
+    items = [value] if isinstance(value, str) or _is_ids(value) else value
+    if not items:
+        raise ApiError(400, f"{name} is empty; give at least one", param=name)
+    if len(items) > max_num:
+        raise ApiError(
+            400, f"{name} has {len(items)} entries, and at most {max_num} are taken", param=name
+        )
+    result: list[SinglePrompt] = []
+    for idx, item in enumerate(items):
+        if isinstance(item, str):
+            tokenizer = model.tokenizer()
+            if add_special_tokens:
+                result.append(TextPrompt(prompt=item, cache_salt=cache_salt))
+            else:
+                ids = tokenizer.encode(item, add_special_tokens=False)
+                result.append(
+                    TokensPrompt(prompt=item, prompt_token_ids=ids, cache_salt=cache_salt)
+                )
+        elif isinstance(item, list):
+            result.append(TokensPrompt(prompt_token_ids=item, cache_salt=cache_salt))
+        else:
+            raise ApiError(
+                400,
+                f"{name} must be a text, token ids, or a list of either; entry {idx} is a number "
+                f"among others",
+                param=name,
+            )
+    return result
+
+
+def _is_ids(value: list[Any]) -> bool:
+    return bool(value) and all(isinstance(item, int) for item in value)

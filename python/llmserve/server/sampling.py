@@ -1,0 +1,75 @@
+"""From a body's fields to SamplingParams: the model's defaults, with what was given over them."""
+
+import dataclasses
+from typing import Any
+
+from llmserve.errors import InvalidArgument
+from llmserve.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+)
+from llmserve.server.bodies import GenerationBody
+from llmserve.server.constraints import structured_outputs
+from llmserve.server.errors import ApiError
+from llmserve.server.settings import ServerSettings
+
+# Fields that have the same name and meaning in SamplingParams.
+_SAME = (
+    *("temperature", "top_p", "n", "seed", "stop", "presence_penalty", "frequency_penalty"),
+    *("logit_bias", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "min_tokens"),
+    *("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"),
+    *("spaces_between_special_tokens", "allowed_token_ids", "bad_words", "prompt_logprobs"),
+    "thinking_token_budget",
+)
+
+
+def sampling_params(
+    body: GenerationBody,
+    defaults: SamplingParams,
+    settings: ServerSettings,
+    max_tokens: int | None,
+    **more: Any,
+) -> SamplingParams:
+    """max_tokens: None runs to the end of the context or the server's cap. more: fields that
+    depend on the route. Raises ApiError, InvalidArgument."""
+    given = {name: getattr(body, name) for name in _SAME} | more
+    if body.n is not None and body.n > settings.max_num_samples:
+        raise ApiError(
+            400, f"n must be at most {settings.max_num_samples}, got {body.n}", param="n"
+        )
+    if body.repetition_detection is not None:
+        values = {
+            name: getattr(body.repetition_detection, name)
+            for name in body.repetition_detection.__struct_fields__
+        }
+        given["repetition_detection"] = RepetitionDetectionParams(**values)
+    cap = settings.max_output_tokens
+    return dataclasses.replace(
+        defaults,
+        max_tokens=cap if max_tokens is None else min(max_tokens, cap),
+        output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
+        structured_outputs=structured_outputs(body),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def refuse_given(body: GenerationBody, names: tuple[str, ...], why: str) -> None:
+    """Raises ApiError for the first of these fields that has a value."""
+    for name in names:
+        if getattr(body, name) is not None:
+            raise ApiError(
+                400, f"{name} is not supported: {why}", param=name, code="unsupported_parameter"
+            )
+
+
+def timeout_s(body_timeout: float | None, settings: ServerSettings) -> float:
+    """Seconds that a request may take as a whole; 0: no bound."""
+    if body_timeout is None:
+        return settings.request_timeout
+    if not 0 < body_timeout <= settings.max_request_timeout:
+        raise InvalidArgument(
+            f"timeout must be more than 0 and at most {settings.max_request_timeout} seconds, got "
+            f"{body_timeout}"
+        )
+    return body_timeout

@@ -1,0 +1,78 @@
+"""The settings of a server: one typed record, from which flags, YAML keys and docs are made."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from llmserve.arguments import boolean, integer, number, text
+from llmserve.errors import InvalidArgument
+
+
+def _setting(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How the server listens, whom it lets in, and what it bounds. Times are in seconds; 0 turns a
+    time limit off. Raises InvalidArgument that names the setting."""
+
+    host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    port: int = _setting(8000, "port to listen on; 0 takes a free one")
+    api_key: str = _setting("", "key that clients must send; several with commas between")
+    admin_key: str = _setting("", "key of the /debug routes, which are closed without one")
+    ssl_certfile: str = _setting("", "PEM file of the certificate: serves HTTPS")
+    ssl_keyfile: str = _setting("", "PEM file of its private key")
+    allowed_origins: str = _setting("", "origins of web pages that may call, with commas between")
+
+    max_body_bytes: int = _setting(2**22, "longest request body (413)")
+    max_header_bytes: int = _setting(2**15, "longest request head (431)")
+    max_json_depth: int = _setting(64, "deepest nesting of a request body (400)")
+    max_num_samples: int = _setting(128, "most sequences that one request may ask for")
+    max_output_tokens: int = _setting(4096, "most new tokens a sequence; longer ones end there")
+
+    max_waiting_requests: int = _setting(256, "more than can run at once may wait (429)")
+    max_waiting_tokens: int = _setting(2**20, "prompt and new tokens that may wait (429)")
+
+    request_timeout: float = _setting(30.0, "default time of a request, as a whole")
+    max_request_timeout: float = _setting(3600.0, "most that a request may ask for")
+    queue_timeout: float = _setting(0.0, "time until a request first runs")
+    first_token_timeout: float = _setting(0.0, "time until a request's first token")
+    drain_timeout: float = _setting(30.0, "time that running requests have after SIGTERM")
+
+    stream_flush_tokens: int = _setting(1, "tokens a line of a stream, after the first")
+    stream_flush_interval: float = _setting(0.0, "most time that tokens of a group wait")
+    stream_flush_newline: bool = _setting(False, "a line break in the text ends the group")
+    stream_keep_alive: float = _setting(15.0, "time without news until a comment is sent")
+    stream_buffer_tokens: int = _setting(100, "tokens that a slow client may lag behind")
+    stream_grace: float = _setting(10.0, "time that a slow client has to catch up, then it is cut")
+
+    log_format: str = _setting("text", "text or json")
+    vllm_metrics: bool = _setting(False, "also export metrics under vLLM's names")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(item.default, bool):
+                boolean(item.name, value)
+            elif isinstance(item.default, str):
+                text(item.name, value)
+            elif isinstance(item.default, int):
+                integer(item.name, value, 0 if item.name == "port" else 1)
+            elif number(item.name, value) < 0:
+                raise InvalidArgument(f"{item.name} must be at least 0, got {value}")
+        if self.port > 65535:
+            raise InvalidArgument(f"port must be at most 65535, got {self.port}")
+        if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
+            raise InvalidArgument("ssl_certfile and ssl_keyfile belong together; give both")
+        if self.log_format not in ("text", "json"):
+            raise InvalidArgument(f"log_format must be text or json, got {self.log_format!r}")
+
+    @property
+    def api_keys(self) -> list[str]:
+        """The keys of clients; none: everybody is let in."""
+        return [key.strip() for key in self.api_key.split(",") if key.strip()]
+
+    @property
+    def origins(self) -> list[str]:
+        """The origins that CORS allows."""
+        return [origin.strip() for origin in self.allowed_origins.split(",") if origin.strip()]

@@ -1,0 +1,57 @@
+"""One demo model and one server for the tests that need no settings of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from llmserve import LLM, AsyncLLM, _core, demo_model_path
+from serving import RunningServer, running_server
+
+ENGINE = {"num_threads": 1, "kv_cache_memory_bytes": 2**23}
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[AsyncLLM]:
+    llm = AsyncLLM(demo_model_path(), **ENGINE)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="session")
+def offline() -> Iterator[LLM]:
+    with LLM(demo_model_path(), **ENGINE) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def server(demo: AsyncLLM) -> Iterator[RunningServer]:
+    with running_server(demo, ["demo", "alias"], max_body_bytes=2**20) as server:
+        yield server
+
+
+MakeOracle = Callable[..., AsyncLLM]
+
+
+@pytest.fixture
+def make_oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeOracle]:
+    """Engines with the demo's tokenizer on the token oracle, whose steps take `step_us`."""
+    made: list[AsyncLLM] = []
+
+    def make(step_us: int = 2000, fail_at_step: int = -1, **arguments: object) -> AsyncLLM:
+        def engine(
+            config: _core.EngineConfig, vocabulary: _core.Vocabulary | None = None
+        ) -> _core.Engine:
+            options = _core.testing.OracleOptions(
+                vocab_size=len(vocabulary or ()), step_us=step_us, fail_at_step=fail_at_step
+            )
+            return _core.testing.oracle_engine(config, options, vocabulary)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_core, "Engine", engine)
+            made.append(AsyncLLM(demo_model_path(), **{**ENGINE, **arguments}))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for llm in made:
+        llm.close()

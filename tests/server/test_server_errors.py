@@ -1,0 +1,252 @@
+"""What is refused, with which status and words; and that the next request is as before."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from llmserve import AsyncLLM
+from serving import DEADLINE_S, RunningServer, running_server
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+
+# (route, body, status, the parameter that the error names)
+BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
+    (COMPLETIONS, {}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": []}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": ""}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [-1]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [2048]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [2**31]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [2**63]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [[1], 2]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": ["a", []]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [5] * 2048}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": ["x"] * 129}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": {"a": 1}}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": "x", "n": 10**6}, 400, "n"),
+    (COMPLETIONS, {"prompt": "x", "n": 10**18}, 400, "n"),
+    (COMPLETIONS, {"prompt": "x", "n": 0}, 400, "n"),
+    (COMPLETIONS, {"prompt": "x", "n": -1}, 400, "n"),
+    (COMPLETIONS, {"prompt": "x", "best_of": 10**6}, 400, "best_of"),
+    (COMPLETIONS, {"prompt": "x", "logprobs": 10**6}, 400, "logprobs"),
+    (COMPLETIONS, {"prompt": "x", "logprobs": 2**63}, 400, "logprobs"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": 2**63}, 400, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "temperature": -1}, 400, "temperature"),
+    (COMPLETIONS, {"prompt": "x", "temperature": "hot"}, 400, "temperature"),
+    (COMPLETIONS, {"prompt": "x", "top_p": 2}, 400, "top_p"),
+    (COMPLETIONS, {"prompt": "x", "top_k": -2}, 400, "top_k"),
+    (COMPLETIONS, {"prompt": "x", "seed": 2**70}, 400, "seed"),
+    (COMPLETIONS, {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),
+    (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 101}}, 400, "logit_bias"),
+    (COMPLETIONS, {"prompt": "x", "stop": [""]}, 400, "stop"),
+    (COMPLETIONS, {"prompt": "x", "stop": ["a"] * 65}, 400, "stop"),
+    (COMPLETIONS, {"prompt": "x", "timeout": 0}, 400, "timeout"),
+    (COMPLETIONS, {"prompt": "x", "suffix": "y"}, 400, "suffix"),
+    (COMPLETIONS, {"prompt": "x", "max_token": 3}, 400, "max_token"),
+    (COMPLETIONS, {"prompt": "x", "model": "nope"}, 404, "model"),
+    (COMPLETIONS, {"prompt": "x", "stream_options": {}}, 400, "stream_options"),
+    (CHAT, {"messages": []}, 400, "messages"),
+    (CHAT, {"messages": [{"content": "x"}]}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
+    (CHAT, {**HELLO, "top_logprobs": 10**6, "logprobs": True}, 400, "top_logprobs"),
+    (CHAT, {**HELLO, "top_logprobs": 1}, 400, "top_logprobs"),
+    (CHAT, {**HELLO, "chat_template": "{{ 1 }}"}, 400, "chat_template"),
+    (CHAT, {**HELLO, "chat_template_kwargs": {"tokenize": True}}, 400, "chat_template_kwargs"),
+    (CHAT, {**HELLO, "functions": []}, 400, "functions"),
+    (CHAT, {**HELLO, "modalities": ["audio"]}, 400, "modalities"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param"), BAD)
+def test_a_bad_request_is_refused_by_the_parameters_name(
+    server: RunningServer, path: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    got, answer = server.post(path, **body)
+    assert (got, answer["error"]["param"]) == (status, param), answer
+    check_error(answer)
+
+
+def check_error(answer: Any) -> None:
+    """OpenAI's shape, and nothing of the machine in it."""
+    assert set(answer) == {"error"}
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    text = json.dumps(answer)
+    assert "Traceback" not in text
+    assert not re.search(r"/(?:home|root|tmp|usr|work|opt)/", text)
+    assert ".py" not in text
+
+
+def test_after_all_of_them_the_next_answer_is_the_same(server: RunningServer) -> None:
+    def text() -> str:
+        answer = server.post(COMPLETIONS, prompt="Once", seed=1, max_tokens=8)[1]
+        return str(answer["choices"][0]["text"])
+
+    before = text()
+    for path, body, _, _ in BAD:
+        server.post(path, **body)
+    assert text() == before
+    server.wait_until_idle()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": 1e400}',
+        b'{"prompt": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b'{"prompt": "x", "metadata": ' + b'{"a":' * 70 + b"1" + b"}" * 70 + b"}",
+        b'{"prompt": "x"} trailing',
+    ],
+    ids=range(12),
+)
+def test_a_malformed_body_is_a_400(server: RunningServer, body: bytes) -> None:
+    status, answer, _ = server.request("POST", COMPLETIONS, body)
+    assert status == 400, answer
+    check_error(answer)
+
+
+def test_the_same_key_twice_is_no_way_around_a_check(server: RunningServer) -> None:
+    body = b'{"prompt": "x", "n": 1, "n": 1000000, "max_tokens": 1}'
+    assert server.request("POST", COMPLETIONS, body)[0] == 400
+
+
+def test_a_body_that_is_too_long_is_a_413(server: RunningServer) -> None:
+    body = b'{"prompt": "' + b"x" * 2**20 + b'"}'
+    status, answer, _ = server.request("POST", COMPLETIONS, body)
+    assert (status, answer["error"]["code"]) == (413, "request_too_large")
+
+
+def test_a_body_in_endless_chunks_is_a_413(server: RunningServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as sock:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        sock.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        sent = 0
+        with suppress(OSError):  # it answered and left
+            while sent < 2**21:
+                sock.sendall(b"1\r\nx\r\n" * 4096)
+                sent += 4096
+        assert b" 413 " in sock.recv(100)
+    assert server.request("GET", "/health")[0] == 200
+
+
+def test_a_head_that_is_too_long_is_a_431(server: RunningServer) -> None:
+    for head in (
+        b"GET /health HTTP/1.1\r\nX: " + b"a" * 2**20 + b"\r\n\r\n",
+        b"GET /" + b"a" * 2**20 + b" HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 200_000 + b"\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as sock:
+            with suppress(OSError):  # it answered and left
+                sock.sendall(head)
+            assert sock.recv(100).startswith(b"HTTP/1.1 431 ")
+    assert server.request("GET", "/health")[0] == 200
+
+
+def test_what_is_not_http_is_a_400(server: RunningServer) -> None:
+    for garbage in (b"\x00" * 100, b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as sock:
+            sock.sendall(garbage)
+            assert sock.recv(100).startswith(b"HTTP/1.1 400 ")
+    assert server.request("GET", "/health")[0] == 200
+
+
+def test_other_routes_methods_and_types_are_refused_in_the_same_shape(
+    server: RunningServer,
+) -> None:
+    for method, path, status in (
+        ("GET", "/nope", 404),
+        ("GET", "/v1/completions", 405),
+        ("POST", "/health", 405),
+        ("GET", "/invocations", 404),
+    ):
+        got, answer, _ = server.request(method, path)
+        assert got == status
+        check_error(answer)
+    status, answer, _ = server.request("POST", COMPLETIONS, b"{}", {"Content-Type": "text/plain"})
+    assert status == 415
+    check_error(answer)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ],
+)
+def test_what_is_not_there_yet_is_refused_by_name(
+    server: RunningServer, body: dict[str, Any], param: str
+) -> None:
+    status, answer = server.post(CHAT, **HELLO, **body)
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+@pytest.fixture(scope="module")
+def locked(demo: AsyncLLM) -> Iterator[RunningServer]:
+    with running_server(demo, api_key="alpha, beta", admin_key="root") as server:
+        yield server
+
+
+def test_every_route_but_health_wants_a_key(locked: RunningServer) -> None:
+    paths = ["/v1/models", "/version", "/load", "/ready", "/docs", "/openapi.json", "/nope", "/"]
+    for path in [*paths, "/health/", "/HEALTH", "//health"]:
+        status, answer, headers = locked.request("GET", path)
+        assert status == 401, path
+        assert headers["www-authenticate"] == "Bearer"
+        check_error(answer)
+    for path in (COMPLETIONS, CHAT, "/tokenize", "/detokenize", "/invocations"):
+        assert locked.request("POST", path, {})[0] == 401
+    assert locked.request("GET", "/health")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        ("Bearer alpha", 200),
+        ("bearer beta", 200),
+        ("Bearer root", 200),
+        ("Bearer alph", 401),
+        ("Bearer alphaa", 401),
+        ("Bearer ", 401),
+        ("Basic alpha", 401),
+        ("alpha", 401),
+        ("Bearer alpha, beta", 401),
+        ("Bearer \xe4", 401),
+    ],
+)
+def test_a_key_has_to_be_whole_and_right(locked: RunningServer, value: str, status: int) -> None:
+    headers = {"Authorization": value}
+    assert locked.request("GET", "/v1/models", headers=headers)[0] == status
+
+
+def test_the_clients_of_a_key_get_in(locked: RunningServer) -> None:
+    assert locked.openai(api_key="beta").models.list().data[0].id == "demo"
+
+
+def test_debug_routes_are_for_admins(locked: RunningServer, server: RunningServer) -> None:
+    for key, status in (("alpha", 401), ("root", 404)):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert locked.request("GET", "/debug/requests/none", headers=headers)[0] == status
+    assert server.request("GET", "/debug/requests/none")[0] == 403
+
+
+def test_pages_of_other_origins_are_not_let_in(server: RunningServer) -> None:
+    headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    _, _, received = server.request("OPTIONS", CHAT, headers=headers)
+    assert "access-control-allow-origin" not in received

@@ -1,0 +1,230 @@
+"""The contract, by the official client."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import openai
+import pytest
+from llmserve import LLM, SamplingParams
+from serving import RunningServer
+
+PROMPT = "Once upon a time"
+MESSAGES: list[Any] = [{"role": "user", "content": "Tell me a story."}]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> openai.OpenAI:
+    return server.openai()
+
+
+def text_of(offline: LLM, prompt: object, params: SamplingParams = GREEDY) -> list[str]:
+    outputs = offline.generate(prompt, params, use_tqdm=False)  # type: ignore[arg-type]
+    return [c.text for output in outputs for c in output.outputs]
+
+
+def test_models_are_listed_under_all_their_names(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["demo", "alias"]
+    assert client.models.retrieve("alias").id == "alias"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-5")
+
+
+def test_a_completion_is_what_the_offline_engine_gives(client: openai.OpenAI, offline: LLM) -> None:
+    answer = client.completions.create(model="demo", prompt=PROMPT, max_tokens=12, temperature=0)
+    assert [choice.text for choice in answer.choices] == text_of(offline, PROMPT)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert (answer.usage.completion_tokens, answer.usage.prompt_tokens) == (12, 4)
+
+
+def test_a_streamed_completion_is_the_whole_one_in_pieces(
+    client: openai.OpenAI, offline: LLM
+) -> None:
+    chunks = list(
+        client.completions.create(
+            model="demo",
+            prompt=PROMPT,
+            max_tokens=12,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    pieces = [chunk.choices[0].text for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == text_of(offline, PROMPT)[0]
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 12
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_several_prompts_and_samples_are_numbered_prompt_by_prompt(
+    client: openai.OpenAI, offline: LLM
+) -> None:
+    prompts = [PROMPT, "The fox", [5, 6, 7]]
+    defaults = offline.get_default_sampling_params()  # as the server's
+    params = dataclasses.replace(defaults, n=2, seed=4, max_tokens=6, temperature=1.0)
+    wanted = [text_of(offline, [p], params) for p in prompts]
+    texts = ["The fox", PROMPT]
+    answer = client.completions.create(
+        model="demo", prompt=texts, n=2, seed=4, max_tokens=6, temperature=1.0
+    )
+    assert [c.index for c in answer.choices] == [0, 1, 2, 3]
+    assert [c.text for c in answer.choices] == [*wanted[1], *wanted[0]]
+    by_index = dict.fromkeys(range(4), "")
+    for chunk in client.completions.create(
+        model="demo", prompt=texts, n=2, seed=4, max_tokens=6, temperature=1.0, stream=True
+    ):
+        for choice in chunk.choices:
+            by_index[choice.index] += choice.text
+    assert list(by_index.values()) == [c.text for c in answer.choices]
+    ids = client.completions.create(
+        model="demo", prompt=[[5, 6, 7]], n=2, seed=4, max_tokens=6, temperature=1.0
+    )
+    assert [c.text for c in ids.choices] == wanted[2]
+
+
+def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, offline: LLM) -> None:
+    answer = client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=0, echo=True, logprobs=2
+    )
+    (choice,) = answer.choices
+    assert choice.text == PROMPT
+    params = SamplingParams(max_tokens=1, prompt_logprobs=2)
+    (output,) = offline.generate(PROMPT, params, use_tqdm=False)
+    assert output.prompt_logprobs is not None
+    assert choice.logprobs is not None
+    wanted = [next(iter(row.values())).logprob for row in output.prompt_logprobs if row]
+    assert choice.logprobs.token_logprobs == [None, *wanted]
+    assert "".join(choice.logprobs.tokens or []) == PROMPT
+    assert choice.logprobs.text_offset == [0, 4, 9, 11]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 0
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_chat_gives_what_the_offline_engine_gives(
+    client: openai.OpenAI, offline: LLM, is_streamed: bool
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2)
+    (output,) = offline.chat(MESSAGES, params, use_tqdm=False)
+    wanted = output.outputs[0]
+    arguments: dict[str, Any] = {
+        "model": "demo",
+        "messages": MESSAGES,
+        "max_completion_tokens": 12,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    if is_streamed:
+        chunks = list(client.chat.completions.create(stream=True, **arguments))
+        assert chunks[0].choices[0].delta.role == "assistant"
+        text = "".join(c.choices[0].delta.content or "" for c in chunks)
+        content = [
+            e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content
+        ]
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        (choice,) = client.chat.completions.create(**arguments).choices
+        text, content = choice.message.content, choice.logprobs.content
+        reason = choice.finish_reason
+    assert (text, reason) == (wanted.text, wanted.finish_reason)
+    assert wanted.logprobs is not None
+    rows = [list(row.values()) for row in wanted.logprobs]
+    assert [entry.logprob for entry in content] == [row[0].logprob for row in rows]
+    assert [len(entry.top_logprobs) for entry in content] == [2] * len(content)
+    assert b"".join(bytes(e.bytes) for e in content).decode().startswith(wanted.text)
+
+
+def test_a_message_can_be_continued(client: openai.OpenAI, offline: LLM) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "There was"}]
+    (output,) = offline.chat(
+        messages, GREEDY, False, add_generation_prompt=False, continue_final_message=True
+    )
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=messages,
+        max_tokens=12,
+        temperature=0,
+        extra_body={"continue_final_message": True, "echo": True},
+    )
+    assert answer.choices[0].message.content == "There was" + output.outputs[0].text
+
+
+def test_a_stop_string_ends_the_text_and_is_named(client: openai.OpenAI, offline: LLM) -> None:
+    whole = text_of(offline, PROMPT)[0]
+    stop = whole.split()[2]
+    answer = client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=12, temperature=0, stop=[stop]
+    )
+    (choice,) = answer.choices
+    assert choice.text == whole[: whole.index(stop)]
+    assert choice.finish_reason == "stop"
+    assert choice.model_extra is not None
+    assert choice.model_extra["stop_reason"] == stop
+
+
+def test_cached_tokens_are_reported_and_a_salt_keeps_them_apart(client: openai.OpenAI) -> None:
+    prompt = [[7 + i % 50 for i in range(100)]]
+
+    def cached(**extra: object) -> int:
+        answer = client.completions.create(
+            model="demo", prompt=prompt, max_tokens=1, extra_body=extra
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert [cached(), cached(), cached(cache_salt="a"), cached(cache_salt="a")] == [0, 96, 0, 96]
+
+
+def test_the_fields_that_vllm_adds_reach_the_sampler(client: openai.OpenAI, offline: LLM) -> None:
+    params = dataclasses.replace(
+        offline.get_default_sampling_params(),
+        seed=3, top_k=5, min_p=0.1, repetition_penalty=1.3, min_tokens=4, max_tokens=8,
+        ignore_eos=True, stop_token_ids=[11], bad_words=["girl"],
+    )  # fmt: skip
+    extra = {
+        "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.3, "min_tokens": 4, "ignore_eos": True,
+        "stop_token_ids": [11], "bad_words": ["girl"], "return_token_ids": True,
+    }  # fmt: skip
+    answer = client.completions.create(
+        model="demo", prompt=PROMPT, seed=3, max_tokens=8, extra_body=extra
+    )
+    (output,) = offline.generate(PROMPT, params, use_tqdm=False)
+    assert answer.choices[0].model_extra is not None
+    assert answer.choices[0].model_extra["token_ids"] == output.outputs[0].token_ids
+    assert answer.choices[0].model_extra["prompt_token_ids"] == output.prompt_token_ids
+
+
+def test_tokenize_and_detokenize_are_each_others_inverse(server: RunningServer) -> None:
+    status, answer = server.post("/tokenize", prompt=PROMPT, return_token_strs=True)
+    assert status == 200
+    assert (answer["count"], "".join(answer["token_strs"])) == (4, PROMPT)
+    assert server.post("/detokenize", tokens=answer["tokens"]) == (200, {"prompt": PROMPT})
+    status, chat = server.post("/tokenize", messages=MESSAGES)
+    assert status == 200
+    text = server.post("/detokenize", tokens=chat["tokens"])[1]["prompt"]
+    assert text.startswith("<|im_start|>user\nTell me a story.")
+
+
+def test_the_description_names_every_field_and_route(server: RunningServer) -> None:
+    document = server.request("GET", "/openapi.json")[1]
+    assert {"/v1/completions", "/v1/chat/completions", "/tokenize"} <= set(document["paths"])
+    assert "temperature" in document["components"]["schemas"]["ChatBody"]["properties"]
+    page = server.request("GET", "/docs")[1]
+    assert "/v1/chat/completions" in page
+    assert "<script" not in page
+    assert json.dumps(document)
+
+
+def test_operational_routes_answer(server: RunningServer) -> None:
+    assert server.request("GET", "/health")[:2] == (200, {"status": "ok"})
+    assert server.request("GET", "/ready")[0] == 200
+    assert "version" in server.request("GET", "/version")[1]
+    assert server.request("GET", "/load")[1]["models"]["demo"]["num_running"] == 0

@@ -1,0 +1,125 @@
+"""Real servers for tests: uvicorn on a socket of this machine, in a thread or a process."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+from llmserve import AsyncLLM
+from llmserve.server.activity import Activity
+from llmserve.server.app import create_app
+from llmserve.server.main import Server, listen
+from llmserve.server.models import ServedModel
+from llmserve.server.settings import ServerSettings
+
+# Tells an answer from a hang; what is waited for takes milliseconds.
+DEADLINE_S = 60.0
+
+
+class RunningServer:
+    """A server and the simplest client."""
+
+    def __init__(self, llm: AsyncLLM, activity: Activity, port: int) -> None:
+        self.llm = llm
+        self.activity = activity
+        self.port = port
+
+    def openai(self, **options: Any) -> openai.OpenAI:
+        """The official client."""
+        options = {"api_key": "none", "max_retries": 0, **options}
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", **options)
+
+    def request(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any, dict[str, str]]:
+        """(status, the JSON or text, headers in lower case)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        try:
+            data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+            sent = {"Content-Type": "application/json", **(headers or {})}
+            connection.request(method, path, data, sent)
+            response = connection.getresponse()
+            text = response.read()
+            received = {name.lower(): value for name, value in response.getheaders()}
+            is_json = received.get("content-type", "").startswith("application/json")
+            return response.status, json.loads(text) if is_json else text.decode(), received
+        finally:
+            connection.close()
+
+    def post(self, path: str, **body: object) -> tuple[int, Any]:
+        """(status, the JSON)."""
+        status, answer, _ = self.request("POST", path, body)
+        return status, answer
+
+    def open_stream(self, path: str, **body: object) -> socket.socket:
+        """A socket on which a request was written and nothing was read."""
+        data = json.dumps(body).encode()
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", self.port))
+        sock.settimeout(DEADLINE_S)
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(data)}\r\n\r\n"
+        )
+        sock.sendall(head.encode() + data)
+        return sock
+
+    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
+        """Fails after the deadline."""
+        until = time.monotonic() + DEADLINE_S
+        while not holds():
+            assert time.monotonic() < until, f"not within {DEADLINE_S} s: {what}"
+            time.sleep(0.005)
+
+    def wait_until_idle(self) -> None:
+        """Nothing runs, and every block is free or cached."""
+
+        def is_idle() -> bool:
+            metrics = self.llm.get_metrics()
+            unfinished = metrics.num_requests_running + metrics.num_requests_waiting
+            return not self.activity.runs and unfinished + metrics.num_blocks_used == 0
+
+        self.wait_until(is_idle, "idle with a full pool")
+        admission = self.activity.admission
+        assert (admission.num_requests, admission.num_tokens) == (0, 0)
+
+
+@contextmanager
+def running_server(llm: AsyncLLM, names: list[str] | None = None, **settings: Any) -> Iterator[Any]:
+    """A server in a thread, of this model."""
+    record = ServerSettings(port=0, **settings)
+    sock = listen(record)
+    app = create_app([ServedModel(names or ["demo"], llm)], record)
+    server = Server(app, record)
+    thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
+    port = sock.getsockname()[1]
+    thread.start()
+    running = RunningServer(llm, app.state.server.activity, port)
+    try:
+        running.wait_until(lambda: server.started, "started")
+        yield running
+    finally:
+        server.should_exit = True
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive(), "the server did not end"
+
+
+def events(sock: socket.socket) -> Iterator[str]:
+    """The lines that begin with `data: ` or are comments, of a raw stream, to its end."""
+    buffer = b""
+    while data := sock.recv(65536):
+        buffer += data
+        *lines, buffer = buffer.split(b"\n")
+        for line in lines:
+            if line.startswith((b"data: ", b":")):
+                yield line.decode().strip()
+            if line.strip() == b"data: [DONE]":
+                return
