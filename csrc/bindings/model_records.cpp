@@ -38,7 +38,7 @@ py::dict to_dict(const ModelConfig& config) {
   out["num_kv_heads"] = config.num_kv_heads;
   out["head_dim"] = config.head_dim;
   out["rotary_dim"] = config.rotary_dim;
-  out["activation"] = config.activation == Activation::kSilu ? "silu" : "gelu_tanh";
+  out["activation"] = kActivationNames[static_cast<size_t>(config.activation)];
   out["rms_norm_eps"] = config.rms_norm_eps;
   out["attention_bias"] = config.attention_bias;
   out["output_bias"] = config.output_bias;

@@ -38,6 +38,12 @@ DType parse_dtype(const std::string& text) {
   throw InvalidArgument(concat("expected float32, bfloat16 or float16, got ", text));
 }
 
+Activation parse_activation(const std::string& text) {
+  for (size_t i = 0; i < kActivationNames.size(); ++i)
+    if (kActivationNames[i] == text) return static_cast<Activation>(i);
+  throw InvalidArgument(concat("activation: unknown name \"", text, "\""));
+}
+
 template <class T>
 T get(const py::dict& dict, const char* key, T fallback) {
   return dict.contains(key) ? dict[key].cast<T>() : fallback;
@@ -257,15 +263,56 @@ void register_row_ops(py::class_<Backend>& backend) {
          const py::object& given) {
         Staging staging(self);
         const ConstTensor rows = staging.in(gate_up);
-        const GatedActivationArgs args{
-            rows, staging.make_out(given, {rows.shape[0], rows.shape[1] / 2}),
-            activation == "silu" ? Activation::kSilu : Activation::kGeluTanh};
+        const GatedActivationArgs args{rows,
+                                       staging.make_out(given, {rows.shape[0], rows.shape[1] / 2}),
+                                       parse_activation(activation)};
         py::gil_scoped_release release;
         self.gated_activation(args);
         staging.finish();
         return staging.result();
       },
       "gate_up"_a, "activation"_a = "silu", "out"_a = py::none());
+  backend.def(
+      "activation",
+      [](Backend& self, const py::object& x, const std::string& activation,
+         const py::object& given) {
+        Staging staging(self);
+        const ConstTensor rows = staging.in(x);
+        self.activation({rows, staging.make_out(given, {rows.shape[0], rows.shape[1]}),
+                         parse_activation(activation)});
+        staging.finish();
+        return staging.result();
+      },
+      "x"_a, "activation"_a, "out"_a = py::none());
+  backend.def(
+      "layer_norm",
+      [](Backend& self, const py::object& x, const py::object& weight, const py::object& bias,
+         float eps, const py::object& given) {
+        Staging staging(self);
+        const ConstTensor rows = staging.in(x);
+        self.layer_norm({rows, staging.in(weight),
+                         bias.is_none() ? ConstTensor{} : staging.in(bias),
+                         staging.make_out(given, {rows.shape[0], rows.shape[1]}), eps});
+        staging.finish();
+        return staging.result();
+      },
+      "x"_a, "weight"_a, "bias"_a = py::none(), "eps"_a = 1e-5f, "out"_a = py::none());
+  backend.def(
+      "add",
+      [](Backend& self, const py::object& sum, const py::object& x, float scale) {
+        Staging staging(self);
+        self.add({staging.out(sum), staging.in(x), scale});
+        staging.finish();
+      },
+      "out"_a, "x"_a, "scale"_a = 1.0f);
+  backend.def(
+      "cap_logits",
+      [](Backend& self, const py::object& logits, float scale, float soft_cap) {
+        Staging staging(self);
+        self.cap_logits({staging.out(logits), scale, soft_cap});
+        staging.finish();
+      },
+      "logits"_a, "scale"_a = 1.0f, "soft_cap"_a = 0.0f);
   backend.def(
       "gather_rows",
       [](Backend& self, const py::object& x, const Array<int32_t>& rows, const py::object& given) {

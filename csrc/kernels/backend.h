@@ -55,6 +55,8 @@ class Backend {
   virtual void embedding(const EmbeddingArgs& args) = 0;
   virtual void rms_norm(const RmsNormArgs& args) = 0;
   virtual void add_rms_norm(const AddRmsNormArgs& args) = 0;
+  virtual void layer_norm(const LayerNormArgs& args) = 0;
+  virtual void add(const AddArgs& args) = 0;
   virtual void linear(const LinearArgs& args) = 0;
   virtual void rotary_table(const RotaryTableArgs& args) = 0;
   virtual void rotary(const RotaryArgs& args) = 0;
@@ -62,6 +64,8 @@ class Backend {
   virtual void copy_blocks(const CopyBlocksArgs& args) = 0;
   virtual void paged_attention(const PagedAttentionArgs& args) = 0;
   virtual void gated_activation(const GatedActivationArgs& args) = 0;
+  virtual void activation(const ActivationArgs& args) = 0;
+  virtual void cap_logits(const CapLogitsArgs& args) = 0;
   virtual void gather_rows(const GatherRowsArgs& args) = 0;
   virtual void sample(const SampleArgs& args) = 0;
 };

@@ -10,8 +10,10 @@
 // result depends on that row's inputs alone, bit for bit, whatever the other rows are.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "core/buffer.h"
@@ -53,6 +55,23 @@ struct AddRmsNormArgs {
   Tensor out;          // [T, E]; may be x itself
   float eps = 1e-6f;
   float weight_offset = 0.0f;
+};
+
+// out[r] = (x[r] - mean(x[r])) / sqrt(var(x[r]) + eps) * weight (+ bias), var the mean of the
+// squared deviations. Ba et al. 2016, eq. 4. Works on heads too: rows of [R, D] with a row stride.
+struct LayerNormArgs {
+  ConstTensor x;       // [R, D]; rows may be strided
+  ConstTensor weight;  // [D] f32
+  ConstTensor bias;    // [D] f32, or none
+  Tensor out;          // [R, D]; may be x itself
+  float eps = 1e-5f;
+};
+
+// out[r] += x[r] * scale, the product rounded to f32.
+struct AddArgs {
+  Tensor out;     // [R, E]; rows may be strided
+  ConstTensor x;  // [R, E]; rows may be strided
+  float scale = 1.0f;
 };
 
 // A linear layer's weight in the layout its backend prefers; made once at load by
@@ -134,13 +153,31 @@ struct PagedAttentionArgs {
   Tensor out;             // [T, H, Dv]; tokens may be strided
 };
 
-enum class Activation : uint8_t { kSilu, kGeluTanh };
+// x * sigmoid(x); x * Phi(x) with the tanh approximation of Phi, and with Phi itself (the normal
+// distribution function). Hendrycks & Gimpel 2016, section 2.
+enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu };
+inline constexpr std::array<std::string_view, 3> kActivationNames{"silu", "gelu_tanh", "gelu"};
 
 // out[t] = activation(gate_up[t, :F]) * gate_up[t, F:]. Shazeer 2020, eq. 5.
 struct GatedActivationArgs {
   ConstTensor gate_up;  // [T, 2F]
   Tensor out;           // [T, F]
   Activation activation = Activation::kSilu;
+};
+
+// out[t] = activation(x[t]).
+struct ActivationArgs {
+  ConstTensor x;  // [T, F]
+  Tensor out;     // [T, F]; may be x itself
+  Activation activation = Activation::kSilu;
+};
+
+// Logits in place: x = scale * x, then, with a cap c > 0, x = c * tanh(x / c). Gemma Team 2024,
+// section 2.
+struct CapLogitsArgs {
+  Tensor logits;  // [S, V]
+  float scale = 1.0f;
+  float soft_cap = 0.0f;  // 0: none
 };
 
 // out[s] = x[rows[s]].
@@ -229,6 +266,8 @@ struct SampleArgs {
 void validate(const EmbeddingArgs& args);
 void validate(const RmsNormArgs& args);
 void validate(const AddRmsNormArgs& args);
+void validate(const LayerNormArgs& args);
+void validate(const AddArgs& args);
 void validate(const LinearArgs& args);
 void validate(const RotaryTableArgs& args);
 void validate(const RotaryArgs& args);
@@ -236,6 +275,8 @@ void validate(const StoreKvArgs& args);
 void validate(const CopyBlocksArgs& args);
 void validate(const PagedAttentionArgs& args);
 void validate(const GatedActivationArgs& args);
+void validate(const ActivationArgs& args);
+void validate(const CapLogitsArgs& args);
 void validate(const GatherRowsArgs& args);
 void validate(const SampleArgs& args);
 

@@ -48,6 +48,15 @@ void check_norm(std::string_view op, const ConstTensor& weight, int64_t width, f
   if (!(eps >= 0)) refuse(concat(op, ".eps"), concat("expected a number >= 0, got ", eps));
 }
 
+void check_factor(std::string_view field, float value) {
+  if (!std::isfinite(value)) refuse(field, concat("expected a finite number, got ", value));
+}
+
+void check_activation(std::string_view field, Activation activation) {
+  if (static_cast<size_t>(activation) >= kActivationNames.size())
+    refuse(field, concat("expected one of the activations, got ", static_cast<int>(activation)));
+}
+
 void check_sample_row(const SampleRow& row, int64_t vocabulary) {
   if (!(row.temperature >= 0) || !std::isfinite(row.temperature)) {
     refuse("sample.rows.temperature",
@@ -110,6 +119,21 @@ void validate(const AddRmsNormArgs& args) {
   check_tensor("add_rms_norm.x", args.x, {{"T", rows}, {"E", width}}, {DType::kF32});
   check_tensor("add_rms_norm.out", args.out, {{"T", rows}, {"E", width}}, {DType::kF32});
   check_norm("add_rms_norm", args.weight, width, args.eps);
+}
+
+void validate(const LayerNormArgs& args) {
+  const int64_t width = args.x.shape[1];
+  check_tensor("layer_norm.x", args.x, {{"R"}, {"D"}}, {DType::kF32});
+  check_tensor("layer_norm.out", args.out, {{"R", args.x.shape[0]}, {"D", width}}, {DType::kF32});
+  check_norm("layer_norm", args.weight, width, args.eps);
+  if (args.bias) check_tensor("layer_norm.bias", args.bias, {{"D", width}}, {DType::kF32});
+}
+
+void validate(const AddArgs& args) {
+  check_tensor("add.out", args.out, {{"R"}, {"E"}}, {DType::kF32});
+  check_tensor("add.x", args.x, {{"R", args.out.shape[0]}, {"E", args.out.shape[1]}},
+               {DType::kF32});
+  check_factor("add.scale", args.scale);
 }
 
 void validate(const LinearArgs& args) {
@@ -194,6 +218,22 @@ void validate(const GatedActivationArgs& args) {
   check_tensor("gated_activation.out", args.out, {{"T"}, {"F"}}, {DType::kF32});
   check_tensor("gated_activation.gate_up", args.gate_up,
                {{"T", args.out.shape[0]}, {"2F", 2 * args.out.shape[1]}}, {DType::kF32});
+  check_activation("gated_activation.activation", args.activation);
+}
+
+void validate(const ActivationArgs& args) {
+  check_tensor("activation.x", args.x, {{"T"}, {"F"}}, {DType::kF32});
+  check_tensor("activation.out", args.out, {{"T", args.x.shape[0]}, {"F", args.x.shape[1]}},
+               {DType::kF32});
+  check_activation("activation.activation", args.activation);
+}
+
+void validate(const CapLogitsArgs& args) {
+  check_tensor("cap_logits.logits", args.logits, {{"S"}, {"V"}}, {DType::kF32});
+  check_factor("cap_logits.scale", args.scale);
+  check_factor("cap_logits.soft_cap", args.soft_cap);
+  if (args.soft_cap < 0)
+    refuse("cap_logits.soft_cap", concat("expected a number >= 0, got ", args.soft_cap));
 }
 
 void validate(const GatherRowsArgs& args) {

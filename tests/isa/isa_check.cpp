@@ -57,6 +57,18 @@ void check_norms(Checker& check) {
       }
       check.equal(concat(isa.name, " rms_norm rows alone, width ", width), alone, all);
     }
+    check.against_ref(
+        concat("layer_norm width ", width),
+        [&](Backend& backend) {
+          Floats out(rows * width);
+          backend.layer_norm({.x = matrix(x, rows, width, stride),
+                              .weight = vector(weight),
+                              .bias = vector(weight),
+                              .out = matrix(out, rows, width, width)});
+          return out;
+        },
+        // The mean is taken off terms of up to 8, and the bias may cancel.
+        [&](int64_t, float want) { return sum_tolerance(width) * (8 + std::fabs(want)); });
     // residual and out in one array, so that both are compared.
     check.against_ref(
         concat("add_rms_norm width ", width),
@@ -78,7 +90,8 @@ void check_norms(Checker& check) {
 
 void check_activations(Checker& check) {
   for (const int64_t width : kWidths) {
-    for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh}) {
+    for (const Activation activation :
+         {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu}) {
       Floats gate_up = normal(3 * 2 * width, 5);
       for (float& value : gate_up) value *= 9;
       const float special[] = {0.0f, -0.0f, -120.0f, 120.0f, kNan, -88.5f, 1e-40f};
@@ -97,6 +110,16 @@ void check_activations(Checker& check) {
             return 90 * kElementwiseTolerance * std::fabs(want) + 1e-36f;
           });
     }
+    check.against_ref(
+        concat("cap_logits width ", width),
+        [&](Backend& backend) {
+          Floats logits = normal(3 * width, 6);
+          backend.cap_logits(
+              {.logits = matrix(logits, 3, width, width), .scale = 20.0f, .soft_cap = 30.0f});
+          return logits;
+        },
+        // Two tanh within 2^-23, and a rounded argument and product each.
+        [](int64_t, float) { return 30 * 0x1p-21f; });
   }
 }
 

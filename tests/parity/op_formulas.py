@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 
@@ -45,13 +47,27 @@ def rotary(heads, positions, inv_freq, interleaved=False, scale=1.0):
     return out
 
 
-def gated_activation(gate_up, activation):
-    gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
-    if activation == "silu":
-        return gate / (1 + np.exp(-gate)) * up
-    inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+def layer_norm(x, weight, bias=None, eps=1e-5):
+    x = x.astype(np.float64)
+    x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight.astype(np.float64)
+    return x if bias is None else x + bias.astype(np.float64)
+
+
+def activation(x, name):
+    x = x.astype(np.float64)
+    if name == "silu":
+        return x / (1 + np.exp(-x))
+    if name == "gelu":
+        return x / 2 * np.vectorize(math.erfc)(-x / np.sqrt(2))
+    inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
     with np.errstate(over="ignore"):
-        return gate / (1 + np.exp(-2 * inner)) * up
+        return x / (1 + np.exp(-2 * inner))
+
+
+def gated_activation(gate_up, name):
+    gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
+    return activation(gate, name) * up
 
 
 def attention(q, keys, values, scale, window=0, soft_cap=0.0):

@@ -99,7 +99,30 @@ def test_rotary_equals_ref(fast, ref, rng, interleaved):
     np.testing.assert_array_equal(*heads)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("width", [*ODD_SIZES, 2048])
+def test_layer_norm_add_and_cap_logits_match_ref(fast, ref, rng, width):
+    x = normal(rng, 70, width + 3)[:, :width] + 1
+    weight, bias = normal(rng, width), normal(rng, width)
+    for offset in (None, bias):
+        np.testing.assert_allclose(
+            fast.layer_norm(x, weight, offset),
+            ref.layer_norm(x, weight, offset),
+            rtol=SUM_TOLERANCE,
+            atol=8 * SUM_TOLERANCE,  # of terms up to 8 that cancel
+        )
+    sums = [normal(np.random.default_rng(1), 70, width + 5)[:, 2 : 2 + width] for _ in range(2)]
+    for backend, total in zip((fast, ref), sums, strict=True):
+        backend.add(total, x, 0.37)
+    np.testing.assert_array_equal(*sums)
+    for scale, cap in ((0.37, 0.0), (20.0, 30.0)):
+        logits = [x.copy() for _ in range(2)]
+        for backend, row in zip((fast, ref), logits, strict=True):
+            backend.cap_logits(row, scale, cap)
+        # tanh is within 2^-23 on each side, and the argument and the product are rounded.
+        np.testing.assert_allclose(*logits, atol=cap * 2**-21, rtol=0)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
 @pytest.mark.parametrize("width", ODD_SIZES)
 def test_gated_activation_matches_ref(fast, ref, rng, activation, width):
     gate_up = normal(rng, 50, 2 * width) * 10
@@ -109,6 +132,16 @@ def test_gated_activation_matches_ref(fast, ref, rng, activation, width):
         rtol=ACTIVATION_TOLERANCE,
         atol=1e-30,
     )
+    x = gate_up[:, :width]
+    np.testing.assert_allclose(
+        fast.activation(x, activation),
+        ref.activation(x, activation),
+        rtol=ACTIVATION_TOLERANCE,
+        atol=1e-30,
+    )
+    in_place = x.copy()
+    fast.activation(in_place, activation, out=in_place)
+    np.testing.assert_array_equal(in_place, fast.activation(x, activation))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -175,6 +208,12 @@ def test_bad_shapes_are_named(fast, rng):
         fast.linear(x, packed)
     with pytest.raises(InvalidArgument, match=r"embedding\.token_ids: .* got 3 at 1"):
         fast.embedding(x, [0, 3])
+    with pytest.raises(InvalidArgument, match=r"layer_norm\.bias: expected float32 \[D=8\]"):
+        fast.layer_norm(x, weight[:8], weight)
+    with pytest.raises(InvalidArgument, match=r"add\.x: expected float32 \[R=3, E=8\]"):
+        fast.add(x, x[:, :7])
+    with pytest.raises(InvalidArgument, match=r"cap_logits\.soft_cap: expected a number >= 0"):
+        fast.cap_logits(x, 1.0, -1.0)
     with pytest.raises(InvalidArgument, match=r"sample\.rows\.temperature"):
         fast.sample(x[:1], [{"temperature": -1.0}])
 

@@ -63,7 +63,7 @@ def test_rotary_matches_the_formula(ref, rng, interleaved):
     np.testing.assert_allclose(heads, expected, atol=ELEMENTWISE_TOLERANCE * 4)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
 def test_gated_activation_matches_the_formula(ref, activation):
     gate = np.concatenate([np.linspace(-20, 20, 999), [0, -120, 120]]).astype(np.float32)
     gate_up = np.concatenate([gate, np.ones_like(gate)])[None]
@@ -76,6 +76,33 @@ def test_gated_activation_matches_the_formula(ref, activation):
         rtol=90 * ELEMENTWISE_TOLERANCE,
         atol=1e-36,
     )
+    np.testing.assert_array_equal(
+        ref.activation(gate[None], activation), ref.gated_activation(gate_up, activation)
+    )
+
+
+@pytest.mark.parametrize("width", [1, 15, 128])
+def test_layer_norm_matches_the_formula(ref, rng, width):
+    x, weight, bias = normal(rng, 3, width) + 2, normal(rng, width), normal(rng, width)
+    # Of deviations near 1 whose mean is 2: the terms are about 3 in magnitude.
+    options = {"atol": 3 * SUM_TOLERANCE, "rtol": 3 * SUM_TOLERANCE}
+    expected = formulas.layer_norm(x, weight, bias)
+    np.testing.assert_allclose(ref.layer_norm(x, weight, bias), expected, **options)
+    expected = formulas.layer_norm(x, weight, eps=0.5)
+    np.testing.assert_allclose(ref.layer_norm(x, weight, eps=0.5), expected, **options)
+
+
+def test_add_and_cap_logits_match_the_formula(ref, rng):
+    x, y = normal(rng, 3, 20), normal(rng, 3, 20) * 30
+    total = x.copy()
+    ref.add(total, y, 0.3)
+    np.testing.assert_array_equal(total, x + y * np.float32(0.3))
+    capped, scaled = y.copy(), y.copy()
+    ref.cap_logits(capped, 0.5, 10.0)
+    ref.cap_logits(scaled, 0.5)
+    np.testing.assert_array_equal(scaled, y * np.float32(0.5))
+    expected = 10 * np.tanh(y.astype(np.float64) * 0.5 / 10)
+    np.testing.assert_allclose(capped, expected, atol=10 * ELEMENTWISE_TOLERANCE)
 
 
 @pytest.mark.parametrize("window", [0, 70])

@@ -13,6 +13,7 @@ namespace {
 // Less work than this many elements is not worth a thread: waking one and waiting for it costs a
 // microsecond or two.
 constexpr int64_t kMinElementsPerThread = 4096;
+static_assert(kActivationNames.size() == cpu::kNumActivations);
 
 int64_t row_grain(int64_t width) {
   return std::max<int64_t>(1, kMinElementsPerThread / std::max<int64_t>(1, width));
@@ -82,10 +83,30 @@ void CpuBackend::add_rms_norm(const AddRmsNormArgs& args) {
   const int64_t width = args.x.shape[1];
   pool_.parallel_for(args.x.shape[0], row_grain(width), [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
-      kernels_.add(row(args.residual, t), row(args.x, t), width);
+      kernels_.add(row(args.residual, t), row(args.x, t), 1.0f, width);
       kernels_.rms_norm(row(args.residual, t), args.weight.as<float>(), width, args.eps,
                         args.weight_offset, row(args.out, t));
     }
+  });
+}
+
+void CpuBackend::layer_norm(const LayerNormArgs& args) {
+  validate(args);
+  const int64_t width = args.x.shape[1];
+  pool_.parallel_for(args.x.shape[0], row_grain(width), [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      kernels_.layer_norm(row(args.x, r), args.weight.as<float>(), args.bias.as<float>(), width,
+                          args.eps, row(args.out, r));
+    }
+  });
+}
+
+void CpuBackend::add(const AddArgs& args) {
+  validate(args);
+  const int64_t width = args.out.shape[1];
+  pool_.parallel_for(args.out.shape[0], row_grain(width), [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r)
+      kernels_.add(row(args.out, r), row(args.x, r), args.scale, width);
   });
 }
 
@@ -121,11 +142,28 @@ void CpuBackend::rotary(const RotaryArgs& args) {
 void CpuBackend::gated_activation(const GatedActivationArgs& args) {
   validate(args);
   const int64_t width = args.out.shape[1];
-  const auto kernel = args.activation == Activation::kSilu ? kernels_.gated_silu  //
-                                                           : kernels_.gated_gelu_tanh;
+  const auto kernel = kernels_.gated[static_cast<size_t>(args.activation)];
   pool_.parallel_for(args.out.shape[0], row_grain(width), [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t)
       kernel(row(args.gate_up, t), row(args.gate_up, t) + width, width, row(args.out, t));
+  });
+}
+
+void CpuBackend::activation(const ActivationArgs& args) {
+  validate(args);
+  const int64_t width = args.x.shape[1];
+  const auto kernel = kernels_.activate[static_cast<size_t>(args.activation)];
+  pool_.parallel_for(args.x.shape[0], row_grain(width), [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) kernel(row(args.x, t), width, row(args.out, t));
+  });
+}
+
+void CpuBackend::cap_logits(const CapLogitsArgs& args) {
+  validate(args);
+  const int64_t width = args.logits.shape[1];
+  pool_.parallel_for(args.logits.shape[0], row_grain(width), [&](int64_t begin, int64_t end, int) {
+    for (int64_t s = begin; s < end; ++s)
+      kernels_.cap_logits(row(args.logits, s), width, args.scale, args.soft_cap);
   });
 }
 

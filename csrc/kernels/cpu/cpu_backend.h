@@ -30,6 +30,8 @@ class CpuBackend final : public Backend {
   void embedding(const EmbeddingArgs& args) override;
   void rms_norm(const RmsNormArgs& args) override;
   void add_rms_norm(const AddRmsNormArgs& args) override;
+  void layer_norm(const LayerNormArgs& args) override;
+  void add(const AddArgs& args) override;
   void linear(const LinearArgs& args) override;
   void rotary_table(const RotaryTableArgs& args) override;
   void rotary(const RotaryArgs& args) override;
@@ -37,6 +39,8 @@ class CpuBackend final : public Backend {
   void copy_blocks(const CopyBlocksArgs& args) override;
   void paged_attention(const PagedAttentionArgs& args) override;
   void gated_activation(const GatedActivationArgs& args) override;
+  void activation(const ActivationArgs& args) override;
+  void cap_logits(const CapLogitsArgs& args) override;
   void gather_rows(const GatherRowsArgs& args) override;
   void sample(const SampleArgs& args) override;
 

@@ -23,6 +23,8 @@ constexpr int64_t kFewRowsFloats = 4096;
 // Keeps the rows of a copied block from falling into the same sets of the L1.
 constexpr int64_t kRowPadding = 16;
 
+constexpr int kNumActivations = 3;
+
 // One thread's share of a linear layer: panels [panel_begin, panel_end).
 struct LinearPart {
   const float* x;  // [m, k], row stride x_stride
@@ -87,9 +89,13 @@ struct KernelTable {
   // One row each.
   void (*rms_norm)(const float* x, const float* weight, int64_t width, float eps,
                    float weight_offset, float* out);
-  void (*add)(float* x, const float* y, int64_t n);  // x += y
-  void (*gated_silu)(const float* gate, const float* up, int64_t n, float* out);
-  void (*gated_gelu_tanh)(const float* gate, const float* up, int64_t n, float* out);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t width,
+                     float eps, float* out);                      // bias or null
+  void (*add)(float* x, const float* y, float scale, int64_t n);  // x += y * scale
+  // In the order of Activation (kernels/ops.h).
+  void (*gated[kNumActivations])(const float* gate, const float* up, int64_t n, float* out);
+  void (*activate[kNumActivations])(const float* x, int64_t n, float* out);
+  void (*cap_logits)(float* x, int64_t n, float scale, float soft_cap);
   void (*rotary)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
 
   // Sampling.

@@ -24,6 +24,11 @@ Storage storage_of(DType dtype) {
   }
 }
 
+Nonlinearity kind_of(Activation activation) {
+  static_assert(kActivationNames.size() == 3, "every activation has its Nonlinearity");
+  return static_cast<Nonlinearity>(activation);
+}
+
 Rows rows_of(const Tensor& tensor) { return {tensor.as<float>(), tensor.strides[0]}; }
 ConstRows rows_of(const ConstTensor& tensor) { return {tensor.as<float>(), tensor.strides[0]}; }
 
@@ -157,6 +162,27 @@ void CudaBackend::add_rms_norm(const AddRmsNormArgs& args) {
                  stream());
 }
 
+void CudaBackend::layer_norm(const LayerNormArgs& args) {
+  validate(args);
+  check_grid("layer_norm", args.x.shape[0]);
+  memory_.make_current();
+  cuda::layer_norm({.x = rows_of(args.x),
+                    .weight = args.weight.as<float>(),
+                    .bias = args.bias.as<float>(),
+                    .out = rows_of(args.out),
+                    .num_rows = args.x.shape[0],
+                    .width = args.x.shape[1],
+                    .eps = args.eps},
+                   stream());
+}
+
+void CudaBackend::add(const AddArgs& args) {
+  validate(args);
+  memory_.make_current();
+  cuda::add(rows_of(args.out), rows_of(args.x), args.out.shape[0], args.out.shape[1], args.scale,
+            stream());
+}
+
 void CudaBackend::linear(const LinearArgs& args) {
   validate(args);
   const LinearWeight& weight = *args.weight;
@@ -288,8 +314,22 @@ void CudaBackend::paged_attention(const PagedAttentionArgs& args) {
 void CudaBackend::gated_activation(const GatedActivationArgs& args) {
   validate(args);
   memory_.make_current();
-  cuda::gated_activation(rows_of(args.gate_up), args.out.shape[0], args.out.shape[1],
-                         args.activation == Activation::kGeluTanh, rows_of(args.out), stream());
+  cuda::activation(rows_of(args.gate_up), args.out.shape[0], args.out.shape[1],
+                   kind_of(args.activation), /*is_gated=*/true, rows_of(args.out), stream());
+}
+
+void CudaBackend::activation(const ActivationArgs& args) {
+  validate(args);
+  memory_.make_current();
+  cuda::activation(rows_of(args.x), args.x.shape[0], args.x.shape[1], kind_of(args.activation),
+                   /*is_gated=*/false, rows_of(args.out), stream());
+}
+
+void CudaBackend::cap_logits(const CapLogitsArgs& args) {
+  validate(args);
+  memory_.make_current();
+  cuda::cap_logits(rows_of(args.logits), args.logits.shape[0], args.logits.shape[1], args.scale,
+                   args.soft_cap, stream());
 }
 
 void CudaBackend::gather_rows(const GatherRowsArgs& args) {

@@ -1,5 +1,5 @@
-// Embedding, rotary embedding, activation, gather, conversions: one thread an element, or a block a
-// row. Offsets are int64 throughout.
+// Embedding, rotary embedding, activations, sums, gather, conversions: one thread an element, or a
+// block a row. Offsets are int64 throughout.
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch_math.h"
 
@@ -55,18 +55,48 @@ __global__ void rotary_kernel(RotaryParams p) {
   }
 }
 
-// Element e of [0, T * F): row e / F, column e % F.
-template <bool kIsGeluTanh>
-__global__ void gated_activation_kernel(ConstRows gate_up, int64_t n, int64_t width, Rows out) {
+// Element e of [0, T * F): row e / F, column e % F. Each has one thread, so that out may be x.
+template <Nonlinearity kKind, bool kIsGated>
+__global__ void activation_kernel(ConstRows x, int64_t n, int64_t width, Rows out) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t e = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; e < n;
        e += stride) {
     const int64_t row = e / width;
     const int64_t i = e % width;
-    const float* gate = gate_up.data + row * gate_up.stride;
-    const float activated = kIsGeluTanh ? v_gelu_tanh(gate[i]) : v_silu(gate[i]);
-    out.data[row * out.stride + i] = activated * gate[width + i];
+    const float* from = x.data + row * x.stride;
+    float value = from[i];
+    if constexpr (kKind == Nonlinearity::kSilu) value = v_silu(value);
+    if constexpr (kKind == Nonlinearity::kGeluTanh) value = v_gelu_tanh(value);
+    if constexpr (kKind == Nonlinearity::kGelu) value = v_gelu(value);
+    out.data[row * out.stride + i] = kIsGated ? value * from[width + i] : value;
   }
+}
+
+// Element e of [0, R * E): row e / E, column e % E.
+__global__ void add_kernel(Rows out, ConstRows x, int64_t n, int64_t width, float scale) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t e = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; e < n;
+       e += stride) {
+    const int64_t row = e / width;
+    const int64_t i = e % width;
+    out.data[row * out.stride + i] += x.data[row * x.stride + i] * scale;
+  }
+}
+
+// Element e of [0, S * V): row e / V, column e % V.
+__global__ void cap_logits_kernel(Rows logits, int64_t n, int64_t width, float scale, float cap) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t e = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; e < n;
+       e += stride) {
+    float& x = logits.data[e / width * logits.stride + e % width];
+    x *= scale;
+    if (cap > 0) x = cap * v_tanh(x / cap);
+  }
+}
+
+template <Nonlinearity kKind>
+auto activation_of(bool is_gated) {
+  return is_gated ? activation_kernel<kKind, true> : activation_kernel<kKind, false>;
 }
 
 // blockIdx.x: row of out.
@@ -126,13 +156,31 @@ void rotary(const RotaryParams& p, cudaStream_t stream) {
   launch("rotary", rotary_kernel, blocks(p.num_tokens), row_threads(pairs), 0, stream, p);
 }
 
-void gated_activation(ConstRows gate_up, int64_t num_rows, int64_t width, bool is_gelu_tanh,
-                      Rows out, cudaStream_t stream) {
+void activation(ConstRows x, int64_t num_rows, int64_t width, Nonlinearity kind, bool is_gated,
+                Rows out, cudaStream_t stream) {
   const int64_t n = num_rows * width;
   if (n == 0) return;
-  const auto kernel = is_gelu_tanh ? gated_activation_kernel<true> : gated_activation_kernel<false>;
-  launch("gated_activation", kernel, blocks(elementwise_blocks(n, kThreads)), kThreads, 0, stream,
-         gate_up, n, width, out);
+  const auto kernel = kind == Nonlinearity::kSilu ? activation_of<Nonlinearity::kSilu>(is_gated)
+                      : kind == Nonlinearity::kGeluTanh
+                          ? activation_of<Nonlinearity::kGeluTanh>(is_gated)
+                          : activation_of<Nonlinearity::kGelu>(is_gated);
+  launch("activation", kernel, blocks(elementwise_blocks(n, kThreads)), kThreads, 0, stream, x, n,
+         width, out);
+}
+
+void add(Rows out, ConstRows x, int64_t num_rows, int64_t width, float scale, cudaStream_t stream) {
+  const int64_t n = num_rows * width;
+  if (n == 0) return;
+  launch("add", add_kernel, blocks(elementwise_blocks(n, kThreads)), kThreads, 0, stream, out, x, n,
+         width, scale);
+}
+
+void cap_logits(Rows logits, int64_t num_rows, int64_t width, float scale, float soft_cap,
+                cudaStream_t stream) {
+  const int64_t n = num_rows * width;
+  if (n == 0) return;
+  launch("cap_logits", cap_logits_kernel, blocks(elementwise_blocks(n, kThreads)), kThreads, 0,
+         stream, logits, n, width, scale, soft_cap);
 }
 
 void gather_rows(ConstRows x, const int32_t* rows, int64_t num_rows, int64_t width, Rows out,

@@ -42,6 +42,20 @@ struct NormParams {
 };
 void rms_norm(const NormParams& params, cudaStream_t stream);
 
+struct LayerNormParams {
+  ConstRows x;
+  const float* weight;
+  const float* bias;  // or null
+  Rows out;
+  int64_t num_rows;
+  int64_t width;
+  float eps;
+};
+void layer_norm(const LayerNormParams& params, cudaStream_t stream);
+
+// out += x * scale.
+void add(Rows out, ConstRows x, int64_t num_rows, int64_t width, float scale, cudaStream_t stream);
+
 struct LinearParams {
   ConstRows x;
   const void* weight;  // row-major [N, K] f32 or bf16
@@ -121,8 +135,13 @@ struct AttentionParams {
 };
 void paged_attention(const AttentionParams& params, cudaStream_t stream);
 
-void gated_activation(ConstRows gate_up, int64_t num_rows, int64_t width, bool is_gelu_tanh,
-                      Rows out, cudaStream_t stream);
+// In the order of Activation (kernels/ops.h).
+enum class Nonlinearity : uint8_t { kSilu, kGeluTanh, kGelu };
+// A gated one takes rows of 2 * width.
+void activation(ConstRows x, int64_t num_rows, int64_t width, Nonlinearity kind, bool is_gated,
+                Rows out, cudaStream_t stream);
+void cap_logits(Rows logits, int64_t num_rows, int64_t width, float scale, float soft_cap,
+                cudaStream_t stream);
 void gather_rows(ConstRows x, const int32_t* rows, int64_t num_rows, int64_t width, Rows out,
                  cudaStream_t stream);
 

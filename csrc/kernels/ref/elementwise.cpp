@@ -23,6 +23,30 @@ void rms_norm_row(const float* x, const float* weight, int64_t width, float eps,
   for (int64_t i = 0; i < width; ++i) out[i] = x[i] * inverse * (weight[i] + weight_offset);
 }
 
+void layer_norm_row(const float* x, const float* weight, const float* bias, int64_t width,
+                    float eps, float* out) {
+  float sum = 0;
+  for (int64_t i = 0; i < width; ++i) sum += x[i];
+  const float mean = sum / static_cast<float>(width);
+  float squares = 0;
+  for (int64_t i = 0; i < width; ++i) squares += (x[i] - mean) * (x[i] - mean);
+  const float inverse = 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
+  for (int64_t i = 0; i < width; ++i)
+    out[i] = (x[i] - mean) * inverse * weight[i] + (bias ? bias[i] : 0.0f);
+}
+
+float activate(Activation activation, float x) {
+  switch (activation) {
+    case Activation::kSilu:
+      return ref::v_silu(x);
+    case Activation::kGeluTanh:
+      return ref::v_gelu_tanh(x);
+    case Activation::kGelu:
+      return ref::v_gelu(x);
+  }
+  return x;
+}
+
 }  // namespace
 
 void RefBackend::embedding(const EmbeddingArgs& args) {
@@ -54,6 +78,21 @@ void RefBackend::add_rms_norm(const AddRmsNormArgs& args) {
     rms_norm_row(residual, args.weight.as<float>(), width, args.eps, args.weight_offset,
                  row(args.out, t));
   }
+}
+
+void RefBackend::layer_norm(const LayerNormArgs& args) {
+  validate(args);
+  for (int64_t r = 0; r < args.x.shape[0]; ++r) {
+    layer_norm_row(row(args.x, r), args.weight.as<float>(), args.bias.as<float>(), args.x.shape[1],
+                   args.eps, row(args.out, r));
+  }
+}
+
+void RefBackend::add(const AddArgs& args) {
+  validate(args);
+  for (int64_t r = 0; r < args.out.shape[0]; ++r)
+    for (int64_t i = 0; i < args.out.shape[1]; ++i)
+      row(args.out, r)[i] += row(args.x, r)[i] * args.scale;
 }
 
 void RefBackend::rotary_table(const RotaryTableArgs& args) {
@@ -88,10 +127,25 @@ void RefBackend::gated_activation(const GatedActivationArgs& args) {
     const float* gate = row(args.gate_up, t);
     const float* up = gate + width;
     float* out = row(args.out, t);
-    for (int64_t i = 0; i < width; ++i) {
-      const float activated =
-          args.activation == Activation::kSilu ? ref::v_silu(gate[i]) : ref::v_gelu_tanh(gate[i]);
-      out[i] = activated * up[i];
+    for (int64_t i = 0; i < width; ++i) out[i] = activate(args.activation, gate[i]) * up[i];
+  }
+}
+
+void RefBackend::activation(const ActivationArgs& args) {
+  validate(args);
+  for (int64_t t = 0; t < args.x.shape[0]; ++t)
+    for (int64_t i = 0; i < args.x.shape[1]; ++i)
+      row(args.out, t)[i] = activate(args.activation, row(args.x, t)[i]);
+}
+
+void RefBackend::cap_logits(const CapLogitsArgs& args) {
+  validate(args);
+  const float cap = args.soft_cap;
+  for (int64_t s = 0; s < args.logits.shape[0]; ++s) {
+    float* x = row(args.logits, s);
+    for (int64_t i = 0; i < args.logits.shape[1]; ++i) {
+      x[i] *= args.scale;
+      if (cap > 0) x[i] = cap * ref::v_tanh(x[i] / cap);
     }
   }
 }
