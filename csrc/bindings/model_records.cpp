@@ -11,6 +11,7 @@ py::dict to_dict(const RopeParameters& rope) {
   py::dict out;
   out["type"] = name(rope.type);
   out["theta"] = rope.theta;
+  out["rotary_dim"] = rope.rotary_dim;
   out["factor"] = rope.factor;
   out["original_max_position_embeddings"] = rope.original_max_position_embeddings;
   out["attention_factor"] = rope.attention_factor;
@@ -21,6 +22,8 @@ py::dict to_dict(const RopeParameters& rope) {
   out["truncate"] = rope.truncate;
   out["low_freq_factor"] = rope.low_freq_factor;
   out["high_freq_factor"] = rope.high_freq_factor;
+  out["short_factors"] = rope.short_factors;
+  out["long_factors"] = rope.long_factors;
   return out;
 }
 
@@ -37,16 +40,24 @@ py::dict to_dict(const ModelConfig& config) {
   out["num_heads"] = config.num_heads;
   out["num_kv_heads"] = config.num_kv_heads;
   out["head_dim"] = config.head_dim;
-  out["rotary_dim"] = config.rotary_dim;
   out["activation"] = kActivationNames[static_cast<size_t>(config.activation)];
-  out["rms_norm_eps"] = config.rms_norm_eps;
+  out["norm"] = config.norm.kind == NormKind::kRms ? "rms" : "layer";
+  out["norm_eps"] = config.norm.eps;
   out["attention_bias"] = config.attention_bias;
   out["output_bias"] = config.output_bias;
   out["mlp_bias"] = config.mlp_bias;
-  out["has_qk_norm"] = config.has_qk_norm;
   out["tie_word_embeddings"] = config.tie_word_embeddings;
-  out["windows"] = config.windows;
-  out["rope"] = to_dict(config.rope);
+  py::list windows;
+  py::list rope_of_layer;
+  for (const LayerTraits& layer : config.layers) {
+    windows.append(layer.window);
+    rope_of_layer.append(layer.rope);
+  }
+  out["windows"] = windows;
+  out["rope_of_layer"] = rope_of_layer;
+  py::list ropes;
+  for (const RopeParameters& rope : config.ropes) ropes.append(to_dict(rope));
+  out["ropes"] = ropes;
   out["max_position_embeddings"] = config.max_position_embeddings;
   out["max_model_len"] = config.max_model_len;
   out["bos_token_ids"] = config.bos_token_ids;

@@ -54,11 +54,16 @@ void register_testing_io(py::module_& testing) {
       [](const std::string& text, int64_t max_model_len) {
         const ModelConfig config =
             read_model_config(JsonDocument::parse("config.json", text), max_model_len);
-        const RopeFrequencies rope = compute_rope(
-            config.rope, config.rotary_dim, config.max_position_embeddings, config.max_model_len);
-        return std::pair(rope.inv_freq, rope.attention_factor);
+        std::vector<std::pair<std::vector<float>, float>> frequencies;
+        for (const RopeParameters& parameters : config.ropes) {
+          const RopeFrequencies rope =
+              compute_rope(parameters, config.max_position_embeddings, config.max_model_len);
+          frequencies.emplace_back(rope.inv_freq, rope.attention_factor);
+        }
+        return frequencies;
       },
-      py::arg("text"), py::arg("max_model_len") = 0);
+      py::arg("text"), py::arg("max_model_len") = 0,
+      "Inverse frequencies and attention factor of each of the model's rotary embeddings.");
 }
 
 }  // namespace llmserve

@@ -1,7 +1,5 @@
 #include "layers/attention.h"
 
-#include <cmath>
-
 namespace llmserve {
 namespace {
 
@@ -16,26 +14,50 @@ Tensor head_view(const Tensor& rows, int64_t begin, int64_t num_heads, int64_t h
   return view;
 }
 
+// Queries, keys, values, from wherever they are.
+std::vector<WeightLoader::Part> qkv_parts(const TensorNames& names, const std::string& prefix,
+                                          const AttentionSpec& spec) {
+  const int64_t q_width = spec.num_heads * spec.head_dim;
+  const int64_t kv_width = spec.num_kv_heads * spec.head_dim;
+  if (names.qkv.empty())
+    return {
+        {prefix + names.q, q_width}, {prefix + names.k, kv_width}, {prefix + names.v, kv_width}};
+  const int64_t all = q_width + 2 * kv_width;
+  const std::string name = prefix + names.qkv;
+  if (!spec.is_qkv_by_group) return {{name, all}};
+  const int64_t queries = q_width / spec.num_kv_heads;  // of a group
+  const int64_t stride = queries + 2 * spec.head_dim;
+  const int64_t begins[] = {0, queries, queries + spec.head_dim};
+  const int64_t sizes[] = {queries, spec.head_dim, spec.head_dim};
+  std::vector<WeightLoader::Part> parts;
+  for (int i = 0; i < 3; ++i)
+    for (int64_t group = 0; group < spec.num_kv_heads; ++group)
+      parts.push_back(
+          {.name = name, .size = sizes[i], .begin = group * stride + begins[i], .of = all});
+  return parts;
+}
+
 }  // namespace
 
-Attention::Attention(WeightLoader& weights, const std::string& prefix, const AttentionSpec& spec)
+Attention::Attention(WeightLoader& weights, const TensorNames& names, const std::string& prefix,
+                     const AttentionSpec& spec)
     : spec_(spec),
-      qkv_(weights, WeightGroup::kAttention,
-           {{prefix + ".q_proj", spec.num_heads * spec.head_dim},
-            {prefix + ".k_proj", spec.num_kv_heads * spec.head_dim},
-            {prefix + ".v_proj", spec.num_kv_heads * spec.head_dim}},
-           spec.hidden_size, spec.qkv_bias),
-      output_(weights, WeightGroup::kAttention, {{prefix + ".o_proj", spec.hidden_size}},
-              spec.num_heads * spec.head_dim, spec.output_bias) {
-  if (spec.has_qk_norm) {
-    q_norm_.emplace(weights, prefix + ".q_norm.weight", spec.head_dim, spec.norm_eps);
-    k_norm_.emplace(weights, prefix + ".k_norm.weight", spec.head_dim, spec.norm_eps);
+      qkv_(weights, WeightGroup::kAttention, qkv_parts(names, prefix, spec), spec.hidden_size,
+           {.has_bias = spec.qkv_bias, .is_transposed = spec.is_transposed}),
+      output_(weights, WeightGroup::kAttention,
+              {{prefix + names.attention_output, spec.hidden_size}}, spec.num_heads * spec.head_dim,
+              {.has_bias = spec.output_bias, .is_transposed = spec.is_transposed}) {
+  if (spec.qk_norm != QkNorm::kNone) {
+    q_norm_.emplace(weights, prefix + names.q_norm, spec.num_heads, spec.head_dim, spec.qk_norm,
+                    spec.norm);
+    k_norm_.emplace(weights, prefix + names.k_norm, spec.num_kv_heads, spec.head_dim, spec.qk_norm,
+                    spec.norm);
   }
 }
 
 void Attention::forward(const ForwardContext& context, const ConstTensor& x,
                         const ConstTensor& cos_sin, const PagedKvCache& cache,
-                        const Tensor& residual) const {
+                        const Output& to) const {
   const Arena::Scope scope(context.arena);
   const ModelInput& input = context.input;
   const int64_t num_tokens = input.num_tokens();
@@ -49,13 +71,16 @@ void Attention::forward(const ForwardContext& context, const ConstTensor& x,
   const Tensor k = head_view(qkv, q_width, spec_.num_kv_heads, head_dim);
   const Tensor v = head_view(qkv, q_width + kv_width, spec_.num_kv_heads, head_dim);
   if (q_norm_) {
-    q_norm_->forward(context, q, q);
-    k_norm_->forward(context, k, k);
+    q_norm_->forward(context, q);
+    k_norm_->forward(context, k);
   }
   // Queries and keys lie side by side, so that one call turns both.
-  context.backend.rotary(
-      {.heads = head_view(qkv, 0, spec_.num_heads + spec_.num_kv_heads, head_dim),
-       .cos_sin = cos_sin});
+  if (cos_sin) {
+    context.backend.rotary(
+        {.heads = head_view(qkv, 0, spec_.num_heads + spec_.num_kv_heads, head_dim),
+         .cos_sin = cos_sin,
+         .interleaved = spec_.is_interleaved});
+  }
   context.backend.store_kv({.keys = k, .values = v, .slots = input.slots, .cache = cache});
 
   const Tensor attended = context.arena.allocate(DType::kF32, {num_tokens, q_width});
@@ -65,10 +90,11 @@ void Attention::forward(const ForwardContext& context, const ConstTensor& x,
                                    .kv_lens = input.kv_lens,
                                    .block_tables = input.block_tables,
                                    .max_blocks = input.max_blocks,
-                                   .scale = 1.0f / std::sqrt(static_cast<float>(head_dim)),
+                                   .scale = spec_.scale,
                                    .window = spec_.window,
+                                   .soft_cap = spec_.soft_cap,
                                    .out = head_view(attended, 0, spec_.num_heads, head_dim)});
-  output_.forward(context, attended, residual, /*accumulate=*/true);
+  output_.forward(context, attended, to.out, to.accumulate);
 }
 
 int64_t Attention::workspace_bytes(int64_t num_tokens) const {

@@ -5,8 +5,9 @@
 #include <string>
 
 #include "layers/forward_context.h"
+#include "layers/head_norm.h"
 #include "layers/linear.h"
-#include "layers/rms_norm.h"
+#include "layers/tensor_names.h"
 #include "layers/weight_loader.h"
 
 namespace llmserve {
@@ -18,28 +19,39 @@ struct AttentionSpec {
   int64_t head_dim = 0;      // D, of queries, keys and values
   bool qkv_bias = false;
   bool output_bias = false;
-  bool has_qk_norm = false;  // an RMS norm on every query and key head, before the rotation
-  float norm_eps = 1e-6f;
-  int32_t window = 0;  // 0: unlimited
+  bool is_transposed = false;    // weights are stored [in, out]
+  bool is_qkv_by_group = false;  // a fused qkv has, for each KV head, its queries, key and value
+  QkNorm qk_norm = QkNorm::kNone;
+  NormSpec norm;                // of queries and keys
+  bool is_interleaved = false;  // the rotation turns neighbours, not halves
+  float scale = 1.0f;           // of the scores
+  float soft_cap = 0.0f;        // of the scores; 0: none
+  int32_t window = 0;           // 0: unlimited
 };
 
 class Attention {
  public:
-  // Weights "<prefix>.q_proj" … "<prefix>.o_proj", and "<prefix>.q_norm", ".k_norm" if any.
-  Attention(WeightLoader& weights, const std::string& prefix, const AttentionSpec& spec);
+  // Weights "<prefix><names.q>" and so on.
+  Attention(WeightLoader& weights, const TensorNames& names, const std::string& prefix,
+            const AttentionSpec& spec);
 
-  // Stores the step's keys and values in the layer's cache and adds the layer's output for x [T, E]
-  // to residual [T, E].
+  // Where a step's output goes.
+  struct Output {
+    Tensor out;               // [T, E]
+    bool accumulate = false;  // adds to what out holds; then out may be x
+  };
+  // Stores the step's keys and values in the layer's cache. x [T, E]; cos_sin [T, d], or none: then
+  // queries and keys are not rotated.
   void forward(const ForwardContext& context, const ConstTensor& x, const ConstTensor& cos_sin,
-               const PagedKvCache& cache, const Tensor& residual) const;
+               const PagedKvCache& cache, const Output& to) const;
   int64_t workspace_bytes(int64_t num_tokens) const;
 
  private:
   AttentionSpec spec_;
   Linear qkv_;
   Linear output_;
-  std::optional<RmsNorm> q_norm_;
-  std::optional<RmsNorm> k_norm_;
+  std::optional<HeadNorm> q_norm_;
+  std::optional<HeadNorm> k_norm_;
 };
 
 }  // namespace llmserve

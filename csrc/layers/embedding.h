@@ -8,9 +8,10 @@ namespace llmserve {
 
 class Embedding {
  public:
+  // "<name>.weight" is the matrix [V, E].
   Embedding(WeightLoader& weights, const std::string& name, int64_t vocab_size, int64_t hidden_size,
-            float scale = 1.0f)
-      : table_(weights.table(WeightGroup::kEmbedding, name, vocab_size, hidden_size)),
+            float scale)
+      : table_(weights.table(WeightGroup::kEmbedding, name + ".weight", vocab_size, hidden_size)),
         scale_(scale) {}
 
   // out [T, E] = table[token_ids] * scale, or the row that the request gave.
@@ -25,6 +26,31 @@ class Embedding {
  private:
   TableWeight table_;  // [V, E], read in place: a step touches T rows of it
   float scale_;
+};
+
+// Learned position embeddings. Radford et al. 2019.
+class PositionEmbedding {
+ public:
+  // "<name>.weight" is the matrix [max_positions, E].
+  PositionEmbedding(WeightLoader& weights, const std::string& name, int64_t max_positions,
+                    int64_t hidden_size)
+      : table_(
+            weights.table(WeightGroup::kEmbedding, name + ".weight", max_positions, hidden_size)) {}
+
+  // hidden [T, E] += table[positions].
+  void add_to(const ForwardContext& context, const Tensor& hidden) const {
+    const Arena::Scope scope(context.arena);
+    const Tensor rows = context.arena.allocate(DType::kF32, {hidden.shape[0], hidden.shape[1]});
+    context.backend.embedding(
+        {.table = table_.view, .token_ids = context.input.positions, .out = rows});
+    context.backend.add({.out = hidden, .x = rows});
+  }
+  int64_t workspace_bytes(int64_t num_tokens, int64_t hidden_size) const {
+    return Arena::footprint_bytes(DType::kF32, {num_tokens, hidden_size});
+  }
+
+ private:
+  TableWeight table_;  // [max_positions, E], read in place
 };
 
 }  // namespace llmserve

@@ -15,9 +15,11 @@ std::vector<WeightLoader::Part> with_suffix(const std::vector<WeightLoader::Part
 }  // namespace
 
 Linear::Linear(WeightLoader& weights, WeightGroup group,
-               const std::vector<WeightLoader::Part>& parts, int64_t in_features, bool has_bias)
-    : weight_(weights.linear(group, with_suffix(parts, ".weight"), in_features)) {
-  if (has_bias) bias_ = weights.vector(group, with_suffix(parts, ".bias"));
+               const std::vector<WeightLoader::Part>& parts, int64_t in_features,
+               const LinearSpec& spec)
+    : weight_(
+          weights.linear(group, with_suffix(parts, ".weight"), in_features, spec.is_transposed)) {
+  if (spec.has_bias) bias_ = weights.vector(group, with_suffix(parts, ".bias"));
 }
 
 void Linear::forward(const ForwardContext& context, const ConstTensor& x, const Tensor& out,

@@ -8,12 +8,17 @@
 
 namespace llmserve {
 
+struct LinearSpec {
+  bool has_bias = false;
+  bool is_transposed = false;  // the file has W as [K, N]
+};
+
 class Linear {
  public:
   // The parts' weights ("<part>.weight" [N_i, K]) are stacked into one matrix, and so are their
   // biases ("<part>.bias" [N_i]) if there are any: q, k and v run as one product.
   Linear(WeightLoader& weights, WeightGroup group, const std::vector<WeightLoader::Part>& parts,
-         int64_t in_features, bool has_bias);
+         int64_t in_features, const LinearSpec& spec);
 
   int64_t out_features() const { return weight_.out_features; }
 

@@ -11,9 +11,18 @@ namespace llmserve {
 
 class LmHead {
  public:
-  // `name` is the matrix [V, E]: a tied head names the embedding and packs a copy of its own.
-  LmHead(WeightLoader& weights, const std::string& name, int64_t vocab_size, int64_t hidden_size)
-      : weight_(weights.linear(WeightGroup::kLmHead, {{name, vocab_size}}, hidden_size)) {}
+  // What becomes of the logits: cap_logits of kernels/ops.h.
+  struct Scaling {
+    float scale = 1.0f;
+    float soft_cap = 0.0f;  // 0: none
+  };
+  // "<name>.weight" is the matrix [V, E]: a tied head names the embedding and packs a copy of its
+  // own.
+  LmHead(WeightLoader& weights, const std::string& name, int64_t vocab_size, int64_t hidden_size,
+         const Scaling& scaling)
+      : weight_(
+            weights.linear(WeightGroup::kLmHead, {{name + ".weight", vocab_size}}, hidden_size)),
+        scaling_(scaling) {}
 
   // logits [rows.size(), V] of rows of hidden [T, E], in the arena scope of the caller.
   Tensor forward(const ForwardContext& context, const ConstTensor& hidden,
@@ -22,6 +31,7 @@ class LmHead {
 
  private:
   LinearWeight weight_;
+  Scaling scaling_;
 };
 
 }  // namespace llmserve

@@ -36,6 +36,22 @@ float element(const ConstTensor& tensor, int64_t i) {
   return tensor.dtype == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
 }
 
+// The same matrix row-major the other way round, in memory of its own.
+ConstTensor transpose_into(Buffer& buffer, const ConstTensor& matrix) {
+  buffer = Buffer(matrix.num_bytes());
+  const int64_t rows = matrix.shape[0];
+  const int64_t columns = matrix.shape[1];
+  const auto turn = [&](const auto* from, auto* to) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < columns; ++c) to[c * rows + r] = from[r * columns + c];
+  };
+  if (size_bytes(matrix.dtype) == 4)
+    turn(matrix.as<uint32_t>(), reinterpret_cast<uint32_t*>(buffer.data()));
+  else
+    turn(matrix.as<uint16_t>(), reinterpret_cast<uint16_t*>(buffer.data()));
+  return ConstTensor(buffer.data(), matrix.dtype, {columns, rows});
+}
+
 std::string shape_text(std::initializer_list<int64_t> shape) {
   std::ostringstream out;
   out << "[";
@@ -46,6 +62,15 @@ std::string shape_text(std::initializer_list<int64_t> shape) {
   }
   out << "]";
   return out.str();
+}
+
+// Older exports carry rotary frequencies and causal masks.
+bool follows_from_config(std::string_view name) {
+  static constexpr std::string_view kEndings[] = {"rotary_emb.inv_freq", ".attn.bias",
+                                                  ".attn.masked_bias", ".attention.bias",
+                                                  ".attention.masked_bias"};
+  return std::any_of(std::begin(kEndings), std::end(kEndings),
+                     [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
 }  // namespace
@@ -60,10 +85,15 @@ int64_t WeightReport::total_bytes() const {
   return std::accumulate(group_bytes.begin(), group_bytes.end(), int64_t{0});
 }
 
+const TensorEntry* WeightLoader::look_up(const std::string& name) const {
+  const TensorEntry* entry = checkpoint_.find(name);
+  return entry ? entry : checkpoint_.find(name.substr(name.find('.') + 1));
+}
+
 const TensorEntry& WeightLoader::find(const std::string& name,
                                       std::initializer_list<int64_t> shape) {
   if (!checkpoint_.has_tensors()) return imagine(shape);
-  const TensorEntry* entry = checkpoint_.find(name);
+  const TensorEntry* entry = look_up(name);
   if (!entry)
     throw CorruptFile(concat(checkpoint_.path(), ": the tensor \"", name, "\" ", shape_text(shape),
                              " is absent from the checkpoint, which has ",
@@ -75,7 +105,7 @@ const TensorEntry& WeightLoader::find(const std::string& name,
     throw CorruptFile(concat(checkpoint_.file(*entry)->path().string(), ": tensor \"", name,
                              "\": expected float32, bfloat16 or float16 ", shape_text(shape),
                              ", as config.json has it, got ", describe(*entry)));
-  used_.insert(name);
+  used_.insert(entry->name);
   return *entry;
 }
 
@@ -87,11 +117,12 @@ const TensorEntry& WeightLoader::imagine(std::initializer_list<int64_t> shape) {
   return imagined_;
 }
 
-void WeightLoader::check_finite(const TensorEntry& entry, const ConstTensor& tensor) {
+void WeightLoader::check_finite(const TensorEntry& entry, const ConstTensor& tensor,
+                                int64_t first) {
   const int64_t i = backend_.first_non_finite(tensor);
   if (i < 0) return;
   throw CorruptFile(concat(checkpoint_.file(entry)->path().string(), ": tensor \"", entry.name,
-                           "\": element ", i, " of ", describe(entry), " is ",
+                           "\": element ", first + i, " of ", describe(entry), " is ",
                            std::isnan(element(tensor, i)) ? "NaN" : "infinite",
                            "; weights must be finite"));
 }
@@ -101,11 +132,13 @@ void WeightLoader::count(WeightGroup group, int64_t num_bytes) {
 }
 
 LinearWeight WeightLoader::linear(WeightGroup group, const std::vector<Part>& parts,
-                                  int64_t in_features) {
+                                  int64_t in_features, bool is_transposed) {
   std::vector<const TensorEntry*> entries;
   int64_t out_features = 0;
   for (const Part& part : parts) {
-    entries.push_back(&find(part.name, {part.size, in_features}));
+    check_internal(!is_transposed || part.of == 0, "transposed tensors are taken whole");
+    entries.push_back(is_transposed ? &find(part.name, {in_features, part.size})
+                                    : &find(part.name, {part.num_rows(), in_features}));
     out_features += part.size;
   }
   if (!load_) {
@@ -120,8 +153,14 @@ LinearWeight WeightLoader::linear(WeightGroup group, const std::vector<Part>& pa
   std::vector<Buffer> copies(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
     ConstTensor view = checkpoint_.view(*entries[i]);
+    if (!is_transposed) view = view.slice(0, parts[i].begin, parts[i].size);
     if (!is_aligned(view)) view = copy_into(copies[i], view, host_memory());
-    check_finite(*entries[i], view);
+    check_finite(*entries[i], view, parts[i].begin * in_features);
+    if (is_transposed) {
+      Buffer turned;
+      view = transpose_into(turned, view);
+      copies[i] = std::move(turned);
+    }
     views.push_back(view);
   }
   LinearWeight weight = backend_.pack_linear(views, dtype_);
@@ -134,13 +173,16 @@ LinearWeight WeightLoader::linear(WeightGroup group, const std::vector<Part>& pa
 VectorWeight WeightLoader::vector(WeightGroup group, const std::vector<Part>& parts) {
   std::vector<float> values;
   for (const Part& part : parts) {
-    const TensorEntry& entry = find(part.name, {part.size});
-    count(group, part.size * size_bytes(DType::kF32));
+    const int64_t row = part.width == 0 ? 1 : part.width;
+    const TensorEntry& entry = part.width == 0 ? find(part.name, {part.num_rows()})
+                                               : find(part.name, {part.num_rows(), part.width});
+    count(group, part.size * row * size_bytes(DType::kF32));
     if (!load_) continue;
     Buffer copy;
     const ConstTensor view = copy_into(copy, checkpoint_.view(entry), host_memory());
     check_finite(entry, view);
-    for (int64_t i = 0; i < part.size; ++i) values.push_back(element(view, i));
+    for (int64_t i = part.begin * row; i < (part.begin + part.size) * row; ++i)
+      values.push_back(element(view, i));
   }
   VectorWeight weight;
   if (!load_) return weight;
@@ -182,8 +224,7 @@ WeightReport WeightLoader::report() const {
   report.group_bytes = group_bytes_;
   report.mapped_bytes = mapped_bytes_;
   for (const TensorEntry& entry : checkpoint_.tensors()) {
-    // Older exports carry the rotary frequencies, which follow from the config.
-    if (!used_.contains(entry.name) && !entry.name.ends_with("rotary_emb.inv_freq"))
+    if (!used_.contains(entry.name) && !follows_from_config(entry.name))
       report.unused_tensors.push_back(entry.name);
   }
   return report;

@@ -45,9 +45,10 @@ struct VectorWeight {
   }
 };
 
-// Every method finds a tensor, checks dtype and shape, counts its bytes under `group` and, when
-// loading, brings it to the backend's memory, refuses NaN and infinity and lets go of the file's
-// pages. Errors are CorruptFile and name file, tensor, what was expected and what came.
+// Every method finds a tensor (by its name, or without the name's first word: base models are saved
+// without "model." or "transformer."), checks dtype and shape, counts its bytes under `group` and,
+// when loading, brings it to the backend's memory, refuses NaN and infinity and lets go of the
+// file's pages. Errors are CorruptFile and name file, tensor, what was expected and what came.
 //
 // When planning (`load` false) it does all but read: the weights come back with their sizes and no
 // data. So one piece of code builds a model and says what it will take. A checkpoint without
@@ -57,12 +58,19 @@ class WeightLoader {
   WeightLoader(const Checkpoint& checkpoint, Backend& backend, DType dtype, bool load)
       : checkpoint_(checkpoint), backend_(backend), dtype_(dtype), load_(load) {}
 
+  // A tensor, or some rows of one that holds several weights.
   struct Part {
     std::string name;
-    int64_t size = 0;  // rows of a matrix, elements of a vector
+    int64_t size = 0;   // rows of a matrix, elements of a vector
+    int64_t begin = 0;  // the first of them in the tensor
+    int64_t of = 0;     // rows that the tensor has in all; 0: size
+    int64_t width = 0;  // of a matrix that is read as one vector, row after row; 0: a vector
+    int64_t num_rows() const { return of == 0 ? size : of; }
   };
-  // The [N_i, K] matrices, stacked along N and packed.
-  LinearWeight linear(WeightGroup group, const std::vector<Part>& parts, int64_t in_features);
+  // The [N_i, K] matrices, stacked along N and packed. `is_transposed`: the file has them as whole
+  // tensors [K, N_i].
+  LinearWeight linear(WeightGroup group, const std::vector<Part>& parts, int64_t in_features,
+                      bool is_transposed = false);
   // Vectors laid end to end, as f32.
   VectorWeight vector(WeightGroup group, const std::vector<Part>& parts);
   VectorWeight vector(WeightGroup group, const std::string& name, int64_t size) {
@@ -78,9 +86,11 @@ class WeightLoader {
   WeightReport report() const;
 
  private:
+  const TensorEntry* look_up(const std::string& name) const;
   const TensorEntry& find(const std::string& name, std::initializer_list<int64_t> shape);
   const TensorEntry& imagine(std::initializer_list<int64_t> shape);
-  void check_finite(const TensorEntry& entry, const ConstTensor& tensor);
+  // `first` is the place of the tensor's first element in the entry.
+  void check_finite(const TensorEntry& entry, const ConstTensor& tensor, int64_t first = 0);
   void count(WeightGroup group, int64_t num_bytes);
 
   const Checkpoint& checkpoint_;

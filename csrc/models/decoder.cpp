@@ -1,114 +1,196 @@
 #include "models/decoder.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 
 #include "core/error.h"
 
 namespace llmserve {
 namespace {
 
-AttentionSpec attention_spec(const ModelConfig& config, int32_t window) {
+AttentionSpec attention_spec(const ModelConfig& config, const LayerTraits& layer) {
   return {.hidden_size = config.hidden_size,
           .num_heads = config.num_heads,
           .num_kv_heads = config.num_kv_heads,
           .head_dim = config.head_dim,
           .qkv_bias = config.attention_bias,
           .output_bias = config.output_bias,
-          .has_qk_norm = config.has_qk_norm,
-          .norm_eps = config.rms_norm_eps,
-          .window = window};
+          .is_transposed = config.has_transposed_weights,
+          .is_qkv_by_group = config.is_qkv_by_group,
+          .qk_norm = config.qk_norm,
+          .norm = config.norm,
+          .is_interleaved = config.is_rope_interleaved,
+          .scale = config.attention_scale.value_or(1.0f /
+                                                   std::sqrt(static_cast<float>(config.head_dim))),
+          .soft_cap = config.attention_soft_cap,
+          .window = layer.window};
 }
 
-GatedMlpSpec mlp_spec(const ModelConfig& config) {
+MlpSpec mlp_spec(const ModelConfig& config) {
   return {.hidden_size = config.hidden_size,
           .intermediate_size = config.intermediate_size,
           .has_bias = config.mlp_bias,
+          .is_transposed = config.has_transposed_weights,
           .activation = config.activation};
+}
+
+std::string layer_prefix(const ModelConfig& config, int64_t layer_idx) {
+  return concat(config.names.layers, layer_idx, ".");
+}
+
+// A norm of the layer, if the model has it.
+std::optional<Norm> layer_norm(WeightLoader& weights, const ModelConfig& config, int64_t layer_idx,
+                               const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  return Norm(weights, layer_prefix(config, layer_idx) + name, config.hidden_size, config.norm);
+}
+
+// A tied checkpoint may still carry a copy of the head.
+const std::string& head_name(WeightLoader& weights, const ModelConfig& config) {
+  if (!config.tie_word_embeddings) return config.names.lm_head;
+  weights.ignore(config.names.lm_head + ".weight");
+  return config.names.embedding;
+}
+
+std::optional<PositionEmbedding> position_embedding(WeightLoader& weights,
+                                                    const ModelConfig& config) {
+  if (config.names.positions.empty()) return std::nullopt;
+  return PositionEmbedding(weights, config.names.positions, config.max_position_embeddings,
+                           config.hidden_size);
+}
+
+std::vector<DecoderLayer> make_layers(WeightLoader& weights, const ModelConfig& config) {
+  std::vector<DecoderLayer> layers;
+  for (int64_t i = 0; i < config.num_layers; ++i) layers.emplace_back(weights, config, i);
+  return layers;
 }
 
 }  // namespace
 
-DecoderLayer::DecoderLayer(WeightLoader& weights, const std::string& prefix,
-                           const ModelConfig& config, int32_t window)
+DecoderLayer::DecoderLayer(WeightLoader& weights, const ModelConfig& config, int64_t layer_idx)
     : hidden_size_(config.hidden_size),
-      attention_norm_(weights, prefix + ".input_layernorm.weight", config.hidden_size,
-                      config.rms_norm_eps),
-      attention_(weights, prefix + ".self_attn", attention_spec(config, window)),
-      mlp_norm_(weights, prefix + ".post_attention_layernorm.weight", config.hidden_size,
-                config.rms_norm_eps),
-      mlp_(weights, prefix + ".mlp", mlp_spec(config)) {}
+      is_parallel_(config.is_parallel),
+      residual_scale_(config.residual_scale),
+      attention_norm_(layer_norm(weights, config, layer_idx, config.names.attention_norm)),
+      attention_(weights, config.names, layer_prefix(config, layer_idx),
+                 attention_spec(config, config.layers[static_cast<size_t>(layer_idx)])),
+      attention_post_norm_(
+          layer_norm(weights, config, layer_idx, config.names.attention_post_norm)),
+      mlp_norm_(layer_norm(weights, config, layer_idx, config.names.mlp_norm)),
+      mlp_(weights, config.names, layer_prefix(config, layer_idx), mlp_spec(config)),
+      mlp_post_norm_(layer_norm(weights, config, layer_idx, config.names.mlp_post_norm)) {
+  check_internal(!is_parallel_ || attention_norm_, "a parallel block has a norm before");
+}
+
+Tensor DecoderLayer::before(const ForwardContext& context, const std::optional<Norm>& norm,
+                            const Tensor& x, const Tensor& normed) {
+  if (!norm) return x;
+  norm->forward(context, x, normed);
+  return normed;
+}
+
+template <class Run>
+void DecoderLayer::add_branch(const ForwardContext& context, const std::optional<Norm>& post_norm,
+                              const Tensor& hidden, const Run& run) const {
+  if (!has_detour(post_norm)) return run(hidden, /*accumulate=*/true);
+  const Arena::Scope scope(context.arena);
+  const Tensor out = context.arena.allocate(DType::kF32, {hidden.shape[0], hidden_size_});
+  run(out, /*accumulate=*/false);
+  if (post_norm) post_norm->forward(context, out, out);
+  context.backend.add({.out = hidden, .x = out, .scale = residual_scale_});
+}
 
 void DecoderLayer::forward(const ForwardContext& context, const ConstTensor& cos_sin,
                            const PagedKvCache& cache, const Tensor& hidden) const {
   const Arena::Scope scope(context.arena);
-  const Tensor normed = context.arena.allocate(DType::kF32, {hidden.shape[0], hidden_size_});
-  attention_norm_.forward(context, hidden, normed);
-  attention_.forward(context, normed, cos_sin, cache, hidden);
-  mlp_norm_.forward(context, hidden, normed);
-  mlp_.forward(context, normed, hidden);
+  const int64_t num_tokens = hidden.shape[0];
+  const Tensor normed = context.arena.allocate(DType::kF32, {num_tokens, hidden_size_});
+  const Tensor attention_in = before(context, attention_norm_, hidden, normed);
+  Tensor mlp_in = attention_in;
+  if (is_parallel_ && mlp_norm_) {
+    mlp_in = context.arena.allocate(DType::kF32, {num_tokens, hidden_size_});
+    mlp_norm_->forward(context, hidden, mlp_in);
+  }
+  add_branch(context, attention_post_norm_, hidden, [&](const Tensor& out, bool accumulate) {
+    attention_.forward(context, attention_in, cos_sin, cache, {out, accumulate});
+  });
+  if (!is_parallel_) mlp_in = before(context, mlp_norm_, hidden, normed);
+  add_branch(context, mlp_post_norm_, hidden, [&](const Tensor& out, bool accumulate) {
+    mlp_.forward(context, mlp_in, out, accumulate);
+  });
 }
 
 int64_t DecoderLayer::workspace_bytes(int64_t num_tokens) const {
-  return Arena::footprint_bytes(DType::kF32, {num_tokens, hidden_size_}) +
-         std::max(attention_.workspace_bytes(num_tokens), mlp_.workspace_bytes(num_tokens));
+  const int64_t rows = Arena::footprint_bytes(DType::kF32, {num_tokens, hidden_size_});
+  const auto branch = [&](const std::optional<Norm>& post_norm, int64_t bytes) {
+    return has_detour(post_norm) ? rows + bytes : bytes;
+  };
+  return (is_parallel_ && mlp_norm_ ? 2 * rows : rows) +
+         std::max(branch(attention_post_norm_, attention_.workspace_bytes(num_tokens)),
+                  branch(mlp_post_norm_, mlp_.workspace_bytes(num_tokens)));
 }
 
-Decoder::Decoder(const ModelConfig& config, Parts parts, WeightReport weights)
-    : Model(config, std::move(weights)), parts_(std::move(parts)) {
-  for (const int32_t window : config.windows)
+Decoder::Decoder(const ModelConfig& config, WeightLoader& weights)
+    : Model(config),
+      embedding_(weights, config.names.embedding, config.vocab_size, config.hidden_size,
+                 config.embedding_scale),
+      positions_(position_embedding(weights, config)),
+      layers_(make_layers(weights, config)),
+      final_norm_(weights, config.names.final_norm, config.hidden_size, config.norm),
+      lm_head_(weights, head_name(weights, config), config.vocab_size, config.hidden_size,
+               {.scale = config.logit_scale, .soft_cap = config.logit_soft_cap}) {
+  check_internal(config.ropes.size() <= kMaxRopes, "too many rotary embeddings");
+  for (const RopeParameters& rope : config.ropes) {
+    RopeFrequencies frequencies =
+        compute_rope(rope, config.max_position_embeddings, config.max_model_len);
+    rotaries_.emplace_back(std::move(frequencies.inv_freq), frequencies.attention_factor);
+  }
+  for (const LayerTraits& layer : config.layers)
     kv_layers_.push_back({.num_kv_heads = config.num_kv_heads,
                           .key_dim = config.head_dim,
                           .value_dim = config.head_dim,
-                          .window = window});
+                          .window = layer.window});
+  set_weights(weights.report());
 }
 
 Tensor Decoder::forward(const ForwardContext& context) const {
-  check_internal(context.kv_caches.size() == parts_.layers.size(), "one KV cache a layer");
+  check_internal(context.kv_caches.size() == layers_.size(), "one KV cache a layer");
   const Tensor hidden =
       context.arena.allocate(DType::kF32, {context.input.num_tokens(), config().hidden_size});
   const Arena::Scope scope(context.arena);
-  parts_.embedding.forward(context, hidden);
-  const Tensor cos_sin = parts_.rotary.make_table(context);
-  for (size_t i = 0; i < parts_.layers.size(); ++i)
-    parts_.layers[i].forward(context, cos_sin, context.kv_caches[i], hidden);
-  parts_.final_norm.forward(context, hidden, hidden);
+  embedding_.forward(context, hidden);
+  if (positions_) positions_->add_to(context, hidden);
+  std::array<ConstTensor, kMaxRopes> tables;
+  for (size_t i = 0; i < rotaries_.size(); ++i) tables[i] = rotaries_[i].make_table(context);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const int32_t rope = config().layers[i].rope;
+    layers_[i].forward(context, rope < 0 ? ConstTensor{} : tables[static_cast<size_t>(rope)],
+                       context.kv_caches[i], hidden);
+  }
+  final_norm_.forward(context, hidden, hidden);
   return hidden;
 }
 
 Tensor Decoder::compute_logits(const ForwardContext& context, const ConstTensor& hidden,
                                std::span<const int32_t> rows) const {
-  return parts_.lm_head.forward(context, hidden, rows);
+  return lm_head_.forward(context, hidden, rows);
 }
 
 int64_t Decoder::workspace_bytes(int64_t max_tokens, int64_t max_logit_rows) const {
   int64_t layer_bytes = 0;
-  for (const DecoderLayer& layer : parts_.layers)
+  for (const DecoderLayer& layer : layers_)
     layer_bytes = std::max(layer_bytes, layer.workspace_bytes(max_tokens));
+  for (const Rotary& rotary : rotaries_) layer_bytes += rotary.workspace_bytes(max_tokens);
+  if (positions_)
+    layer_bytes =
+        std::max(layer_bytes, positions_->workspace_bytes(max_tokens, config().hidden_size));
   return Arena::footprint_bytes(DType::kF32, {max_tokens, config().hidden_size}) +
-         std::max(parts_.rotary.workspace_bytes(max_tokens) + layer_bytes,
-                  parts_.lm_head.workspace_bytes(max_logit_rows));
+         std::max(layer_bytes, lm_head_.workspace_bytes(max_logit_rows));
 }
 
 std::unique_ptr<Model> build_decoder(const ModelConfig& config, WeightLoader& weights) {
-  const std::string table = "model.embed_tokens.weight";
-  Embedding embedding(weights, table, config.vocab_size, config.hidden_size);
-  std::vector<DecoderLayer> layers;
-  for (int64_t i = 0; i < config.num_layers; ++i)
-    layers.emplace_back(weights, concat("model.layers.", i), config,
-                        config.windows[static_cast<size_t>(i)]);
-  RmsNorm final_norm(weights, "model.norm.weight", config.hidden_size, config.rms_norm_eps);
-  // A tied checkpoint may still carry a copy of the head.
-  const std::string head = "lm_head.weight";
-  if (config.tie_word_embeddings) weights.ignore(head);
-  LmHead lm_head(weights, config.tie_word_embeddings ? table : head, config.vocab_size,
-                 config.hidden_size);
-  RopeFrequencies rope = compute_rope(config.rope, config.rotary_dim,
-                                      config.max_position_embeddings, config.max_model_len);
-  return std::make_unique<Decoder>(
-      config,
-      Decoder::Parts{std::move(embedding), std::move(layers), std::move(final_norm),
-                     std::move(lm_head), Rotary(std::move(rope.inv_freq), rope.attention_factor)},
-      weights.report());
+  return std::make_unique<Decoder>(config, weights);
 }
 
 }  // namespace llmserve

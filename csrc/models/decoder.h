@@ -1,16 +1,18 @@
-// The skeleton that most decoders share: embedding, layers of attention and gated MLP with norms
-// before, a final norm, a head. An architecture's file says how its config maps to it.
+// The skeleton that most decoders share: embedding, layers of attention and MLP with norms before
+// or after them, a final norm, a head. ModelConfig says what of it a model has; an architecture's
+// file maps its config to that.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "layers/attention.h"
 #include "layers/embedding.h"
-#include "layers/gated_mlp.h"
 #include "layers/lm_head.h"
-#include "layers/rms_norm.h"
+#include "layers/mlp.h"
+#include "layers/norm.h"
 #include "layers/rotary.h"
 #include "models/model.h"
 
@@ -18,34 +20,41 @@ namespace llmserve {
 
 class DecoderLayer {
  public:
-  // Weights below "<prefix>", e.g. "model.layers.0".
-  DecoderLayer(WeightLoader& weights, const std::string& prefix, const ModelConfig& config,
-               int32_t window);
+  DecoderLayer(WeightLoader& weights, const ModelConfig& config, int64_t layer_idx);
 
-  // hidden [T, E] += attention(norm(hidden)); hidden += mlp(norm(hidden)).
+  // hidden [T, E] += branch(attention); hidden += branch(mlp), where a branch is norm, the layer,
+  // a second norm and the residual scale, as far as the model has them. In a parallel block both
+  // read the hidden states that came in. cos_sin: the layer's own table, or none.
   void forward(const ForwardContext& context, const ConstTensor& cos_sin, const PagedKvCache& cache,
                const Tensor& hidden) const;
   int64_t workspace_bytes(int64_t num_tokens) const;
 
  private:
+  // norm(x) in `normed`, or x itself without a norm.
+  static Tensor before(const ForwardContext& context, const std::optional<Norm>& norm,
+                       const Tensor& x, const Tensor& normed);
+  // hidden += scale * norm(what `run` writes), without a detour where there is nothing to do.
+  template <class Run>
+  void add_branch(const ForwardContext& context, const std::optional<Norm>& post_norm,
+                  const Tensor& hidden, const Run& run) const;
+  bool has_detour(const std::optional<Norm>& post_norm) const {
+    return post_norm || residual_scale_ != 1.0f;
+  }
+
   int64_t hidden_size_;
-  RmsNorm attention_norm_;
+  bool is_parallel_;
+  float residual_scale_;
+  std::optional<Norm> attention_norm_;
   Attention attention_;
-  RmsNorm mlp_norm_;
-  GatedMlp mlp_;
+  std::optional<Norm> attention_post_norm_;
+  std::optional<Norm> mlp_norm_;
+  Mlp mlp_;
+  std::optional<Norm> mlp_post_norm_;
 };
 
 class Decoder final : public Model {
  public:
-  // The weights of one decoder, in the order that they are loaded.
-  struct Parts {
-    Embedding embedding;
-    std::vector<DecoderLayer> layers;
-    RmsNorm final_norm;
-    LmHead lm_head;
-    Rotary rotary;
-  };
-  Decoder(const ModelConfig& config, Parts parts, WeightReport weights);
+  Decoder(const ModelConfig& config, WeightLoader& weights);
 
   std::span<const KvLayerSpec> kv_layers() const override { return kv_layers_; }
   Tensor forward(const ForwardContext& context) const override;
@@ -54,12 +63,16 @@ class Decoder final : public Model {
   int64_t workspace_bytes(int64_t max_tokens, int64_t max_logit_rows) const override;
 
  private:
-  Parts parts_;
+  // The members that own weights stand in the order that these are loaded in.
+  Embedding embedding_;
+  std::optional<PositionEmbedding> positions_;
+  std::vector<DecoderLayer> layers_;
+  Norm final_norm_;
+  LmHead lm_head_;
+  std::vector<Rotary> rotaries_;  // [config.ropes]
   std::vector<KvLayerSpec> kv_layers_;
 };
 
-// Loads a decoder whose tensors have the names of Llama's. What the config does not ask for
-// (biases, head norms, windows) is not there.
 std::unique_ptr<Model> build_decoder(const ModelConfig& config, WeightLoader& weights);
 
 }  // namespace llmserve

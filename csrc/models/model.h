@@ -34,8 +34,7 @@ struct KvLayerSpec {
 // the arena do.
 class Model {
  public:
-  Model(ModelConfig config, WeightReport weights)
-      : config_(std::move(config)), weights_(std::move(weights)) {}
+  explicit Model(ModelConfig config) : config_(std::move(config)) {}
   virtual ~Model() = default;
 
   const ModelConfig& config() const { return config_; }
@@ -57,6 +56,10 @@ class Model {
   // The arena's peak, exactly, of a forward() of max_tokens tokens and one compute_logits() of
   // max_logit_rows rows within the same scope. Fewer of either never need more.
   virtual int64_t workspace_bytes(int64_t max_tokens, int64_t max_logit_rows) const = 0;
+
+ protected:
+  // Once all are loaded.
+  void set_weights(WeightReport weights) { weights_ = std::move(weights); }
 
  private:
   ModelConfig config_;

@@ -1,17 +1,39 @@
 // The one normalised description of a decoder, made from config.json in the spellings of
-// transformers 4 and 5.
+// transformers 4 and 5. Other formats write their metadata in those spellings first.
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "io/json.h"
 #include "kernels/ops.h"
+#include "layers/head_norm.h"
+#include "layers/norm.h"
+#include "layers/tensor_names.h"
 #include "models/rope.h"
 
 namespace llmserve {
+
+// In what the layers of one model differ.
+struct LayerTraits {
+  int32_t window = 0;  // tokens that the layer looks back; 0: all
+  int32_t rope = 0;    // which of the model's rotary embeddings; -1: none
+  bool operator==(const LayerTraits&) const = default;
+};
+inline constexpr size_t kMaxRopes = 2;
+
+// How a family's config spells its rotary embeddings, and what stands for absent fields.
+struct RopeDefaults {
+  double theta = 10000.0;
+  std::optional<double> sliding_theta;  // layers with a window have a rotary embedding of their own
+  bool can_be_partial = false;          // the family rotates a part of each head
+  double partial_factor = 1.0;
+  bool operator==(const RopeDefaults&) const = default;
+};
 
 struct ModelConfig {
   std::string architecture;  // Hugging Face's name: a row of the registry
@@ -24,20 +46,33 @@ struct ModelConfig {
   int64_t num_heads = 0;     // H
   int64_t num_kv_heads = 0;  // K, divides H
   int64_t head_dim = 0;      // D
-  int64_t rotary_dim = 0;    // even, at most D
 
-  Activation activation = Activation::kSilu;
-  float rms_norm_eps = 1e-6f;
+  // What the decoder is made of; parts without a name are not there.
+  TensorNames names;
+  NormSpec norm;
+  bool is_parallel = false;  // attention and MLP of a layer read the same hidden states
+  QkNorm qk_norm = QkNorm::kNone;
   bool attention_bias = false;  // of q, k, v
   bool output_bias = false;     // of the projection after attention
   bool mlp_bias = false;
-  bool has_qk_norm = false;
+  bool is_qkv_by_group = false;         // a fused qkv has each KV head's queries, key and value
+  bool has_transposed_weights = false;  // linear weights are stored [in, out]
+  bool is_rope_interleaved = false;     // neighbours turn, not halves
+  Activation activation = Activation::kSilu;
+  std::optional<float> attention_scale;  // of the scores, instead of 1 / sqrt(D)
+  float attention_soft_cap = 0.0f;       // 0: none
+  float embedding_scale = 1.0f;
+  float residual_scale = 1.0f;  // of what a layer adds
+  float logit_scale = 1.0f;
+  float logit_soft_cap = 0.0f;  // 0: none
   bool tie_word_embeddings = false;
-  std::vector<int32_t> windows;  // [num_layers] tokens that a layer sees; 0: all
+  std::vector<LayerTraits> layers;  // [num_layers]
 
-  RopeParameters rope;
+  bool has_rope = true;
+  RopeDefaults rope_defaults;
+  std::vector<RopeParameters> ropes;  // at most kMaxRopes
   int64_t max_position_embeddings = 0;
-  int64_t max_model_len = 0;  // what this process serves; fixes the frequencies of `dynamic`
+  int64_t max_model_len = 0;  // what this process serves; fixes the frequencies of some ropes
 
   std::vector<int32_t> bos_token_ids;
   std::vector<int32_t> eos_token_ids;
@@ -49,5 +84,12 @@ struct ModelConfig {
 // that is absent or out of range, by name), NotSupported (architecture, activation, RoPE type,
 // quantised weights: names what is), InvalidArgument (max_model_len too long, with the longest).
 ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_len = 0);
+
+// For the files of architectures. The first of the spellings that the object has, or the first.
+JsonNode first_of(const JsonNode& json, std::initializer_list<std::string_view> spellings);
+// Throws NotSupported, naming the field, what it says and what is supported.
+Activation read_activation(const JsonNode& node, Activation fallback);
+// Throws NotSupported, naming the field, unless it is absent, null or what it says is `supported`.
+void require(const JsonNode& node, bool supported);
 
 }  // namespace llmserve

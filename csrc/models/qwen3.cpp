@@ -1,6 +1,6 @@
 // Qwen3 (dense): Llama's layout with an RMS norm on every query and key head. Yang et al. 2025.
 #include "models/architectures.h"
-#include "models/layer_windows.h"
+#include "models/layer_types.h"
 
 namespace llmserve {
 
@@ -10,8 +10,8 @@ void configure_qwen3(const JsonNode& json, ModelConfig& config) {
   if (config.max_position_embeddings == 0) config.max_position_embeddings = 32768;
   config.attention_bias = json["attention_bias"].as_bool_or(false);
   config.output_bias = config.attention_bias;
-  config.has_qk_norm = true;
-  read_layer_windows(json, config);
+  config.qk_norm = QkNorm::kHead;
+  read_qwen_windows(json, config);
 }
 
 }  // namespace llmserve

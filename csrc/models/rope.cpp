@@ -98,16 +98,33 @@ std::vector<float> llama3_frequencies(const RopeParameters& rope, int64_t rotary
   return out;
 }
 
+// Ding et al. 2024 (LongRoPE): a factor of its own for every pair, found by search.
+std::vector<float> longrope_frequencies(const RopeParameters& rope, int64_t max_model_len) {
+  const bool is_long = max_model_len > rope.original_max_position_embeddings;
+  const std::vector<float>& factors = is_long ? rope.long_factors : rope.short_factors;
+  std::vector<float> out = powers(rope.theta, rope.rotary_dim);
+  for (size_t i = 0; i < out.size(); ++i) out[i] = 1.0f / (factors[i] * out[i]);
+  return out;
+}
+
+double longrope_attention_factor(const RopeParameters& rope) {
+  if (rope.attention_factor) return *rope.attention_factor;
+  if (rope.factor <= 1.0) return 1.0;
+  return std::sqrt(1.0 + std::log(rope.factor) /
+                             std::log(static_cast<double>(rope.original_max_position_embeddings)));
+}
+
 }  // namespace
 
 std::string_view name(RopeType type) {
-  static constexpr std::array<std::string_view, 5> kNames{"default", "linear", "dynamic", "yarn",
-                                                          "llama3"};
+  static constexpr std::array<std::string_view, kRopeTypes.size()> kNames{
+      "default", "linear", "dynamic", "yarn", "llama3", "longrope"};
   return kNames[static_cast<size_t>(type)];
 }
 
-RopeFrequencies compute_rope(const RopeParameters& rope, int64_t rotary_dim,
-                             int64_t max_position_embeddings, int64_t max_model_len) {
+RopeFrequencies compute_rope(const RopeParameters& rope, int64_t max_position_embeddings,
+                             int64_t max_model_len) {
+  const int64_t rotary_dim = rope.rotary_dim;
   RopeFrequencies out;
   switch (rope.type) {
     case RopeType::kDefault:
@@ -128,6 +145,10 @@ RopeFrequencies compute_rope(const RopeParameters& rope, int64_t rotary_dim,
     case RopeType::kLlama3:
       out.inv_freq = llama3_frequencies(rope, rotary_dim);
       break;
+    case RopeType::kLongrope:
+      out.inv_freq = longrope_frequencies(rope, max_model_len);
+      out.attention_factor = static_cast<float>(longrope_attention_factor(rope));
+      break;
   }
   return out;
 }
@@ -145,6 +166,7 @@ int64_t rope_max_len(const RopeParameters& rope, int64_t max_position_embeddings
       return stretched(rope.original_max_position_embeddings);
     case RopeType::kDefault:
     case RopeType::kLlama3:
+    case RopeType::kLongrope:
       return max_position_embeddings;
   }
   return max_position_embeddings;

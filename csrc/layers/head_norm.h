@@ -1,0 +1,33 @@
+// The norm of queries or keys between their projection and the rotation.
+#pragma once
+
+#include <string>
+
+#include "layers/norm.h"
+
+namespace llmserve {
+
+enum class QkNorm : uint8_t {
+  kNone,
+  kHead,        // over each head, one weight [D] for all
+  kProjection,  // over all heads at once, weight [H * D]
+  kEachHead,    // over each head, with weights of its own: one tensor [H, D], or H tensors [D]
+};
+
+class HeadNorm {
+ public:
+  // Weights "<name>.weight". With kEachHead, a "{}" in the name stands for the number of a head,
+  // and without one the tensor has them all.
+  HeadNorm(WeightLoader& weights, const std::string& name, int64_t num_heads, int64_t head_dim,
+           QkNorm kind, const NormSpec& spec);
+
+  // heads [T, H, D] in place: columns of one matrix, tokens may be strided.
+  void forward(const ForwardContext& context, const Tensor& heads) const;
+
+ private:
+  QkNorm kind_;
+  NormSpec spec_;
+  VectorWeight weight_;  // [D] or [H * D]
+};
+
+}  // namespace llmserve

@@ -1,0 +1,58 @@
+#include "layers/mlp.h"
+
+#include <algorithm>
+
+namespace llmserve {
+namespace {
+
+// Rows at a time: 3 F floats a row are the largest activations of a step. 512 rows use a weight
+// 512 times a read, many times what keeps a CPU busy, and bound the workspace whatever T is. Rows
+// do not affect each other, so that the cut does not change a bit.
+constexpr int64_t kRows = 512;
+
+std::vector<WeightLoader::Part> up_parts(const TensorNames& names, const std::string& prefix,
+                                         int64_t width) {
+  if (!names.gate_up.empty()) return {{prefix + names.gate_up, 2 * width}};
+  if (!names.gate.empty()) return {{prefix + names.gate, width}, {prefix + names.up, width}};
+  return {{prefix + names.up, width}};
+}
+
+}  // namespace
+
+Mlp::Mlp(WeightLoader& weights, const TensorNames& names, const std::string& prefix,
+         const MlpSpec& spec)
+    : spec_(spec),
+      is_gated_(!names.gate_up.empty() || !names.gate.empty()),
+      up_(weights, WeightGroup::kMlp, up_parts(names, prefix, spec.intermediate_size),
+          spec.hidden_size, {.has_bias = spec.has_bias, .is_transposed = spec.is_transposed}),
+      down_(weights, WeightGroup::kMlp, {{prefix + names.down, spec.hidden_size}},
+            spec.intermediate_size,
+            {.has_bias = spec.has_bias, .is_transposed = spec.is_transposed}) {}
+
+void Mlp::forward(const ForwardContext& context, const Tensor& x, const Tensor& out,
+                  bool accumulate) const {
+  for (int64_t begin = 0; begin < x.shape[0]; begin += kRows) {
+    const Arena::Scope scope(context.arena);
+    const int64_t rows = std::min(kRows, x.shape[0] - begin);
+    const Tensor up = context.arena.allocate(DType::kF32, {rows, up_.out_features()});
+    up_.forward(context, x.slice(0, begin, rows), up);
+    Tensor activated = up;
+    if (is_gated_) {
+      activated = context.arena.allocate(DType::kF32, {rows, spec_.intermediate_size});
+      context.backend.gated_activation(
+          {.gate_up = up, .out = activated, .activation = spec_.activation});
+    } else {
+      context.backend.activation({.x = up, .out = up, .activation = spec_.activation});
+    }
+    down_.forward(context, activated, out.slice(0, begin, rows), accumulate);
+  }
+}
+
+int64_t Mlp::workspace_bytes(int64_t num_tokens) const {
+  const int64_t rows = std::min(kRows, num_tokens);
+  int64_t bytes = Arena::footprint_bytes(DType::kF32, {rows, up_.out_features()});
+  if (is_gated_) bytes += Arena::footprint_bytes(DType::kF32, {rows, spec_.intermediate_size});
+  return bytes;
+}
+
+}  // namespace llmserve

@@ -1,0 +1,59 @@
+// Normalisation of rows: root-mean-square, or of mean and variance.
+#pragma once
+
+#include <string>
+
+#include "layers/forward_context.h"
+#include "layers/weight_loader.h"
+
+namespace llmserve {
+
+enum class NormKind : uint8_t { kRms, kLayer };
+
+// How all the norms of a model work.
+struct NormSpec {
+  NormKind kind = NormKind::kRms;
+  float eps = 1e-6f;
+  float weight_offset = 0.0f;  // kRms: 1 for families that store the weight minus one
+  bool has_bias = false;       // kLayer
+
+  bool operator==(const NormSpec&) const = default;
+};
+
+// out = norm(x) with a weight and a bias (or none) [D]. x, out [R, D], or heads [T, H, D] of kRms;
+// rows may be strided; out may be x.
+inline void normalise(const ForwardContext& context, const NormSpec& spec, const ConstTensor& x,
+                      const ConstTensor& weight, const ConstTensor& bias, const Tensor& out) {
+  if (spec.kind == NormKind::kRms) {
+    context.backend.rms_norm({.x = x,
+                              .weight = weight,
+                              .out = out,
+                              .eps = spec.eps,
+                              .weight_offset = spec.weight_offset});
+  } else {
+    context.backend.layer_norm(
+        {.x = x, .weight = weight, .bias = bias, .out = out, .eps = spec.eps});
+  }
+}
+
+class Norm {
+ public:
+  // Weights "<name>.weight" and, if the spec has it, "<name>.bias".
+  Norm(WeightLoader& weights, const std::string& name, int64_t size, const NormSpec& spec)
+      : spec_(spec), weight_(weights.vector(WeightGroup::kNorm, name + ".weight", size)) {
+    if (spec.kind == NormKind::kLayer && spec.has_bias)
+      bias_ = weights.vector(WeightGroup::kNorm, name + ".bias", size);
+  }
+
+  // x, out [R, size]; rows may be strided; out may be x.
+  void forward(const ForwardContext& context, const ConstTensor& x, const Tensor& out) const {
+    normalise(context, spec_, x, weight_.view(), bias_.view(), out);
+  }
+
+ private:
+  NormSpec spec_;
+  VectorWeight weight_;  // [size]
+  VectorWeight bias_;    // [size] or empty
+};
+
+}  // namespace llmserve
