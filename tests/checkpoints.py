@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 VOCAB_SIZE = 320
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-
 # What every family gets unless a test overrides it: GQA, two layers, a head_dim that is no power
 # of two.
 _COMMON: dict[str, Any] = dict(
@@ -32,11 +30,72 @@ _COMMON: dict[str, Any] = dict(
     eos_token_id=2,
     pad_token_id=0,
 )
+_LAYER_NORM: dict[str, Any] = {"layer_norm_eps": 1e-4}
 _FAMILY: dict[str, dict[str, Any]] = {
+    "cohere": {**_LAYER_NORM, "logit_scale": 0.3},
+    "cohere2": {
+        **_LAYER_NORM,
+        "logit_scale": 0.3,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "falcon": {"bias": True},
+    "gemma": {"head_dim": 16},
+    "gemma2": {
+        "head_dim": 16,
+        "sliding_window": 20,
+        "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": 20,
+        "query_pre_attn_scalar": 20,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gpt2": {},
+    "gpt_neox": {
+        **_LAYER_NORM,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 1.5,
+    },
     "llama": {},
+    "ministral": {
+        "head_dim": 12,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "mistral": {"sliding_window": None},
+    "olmo2": {},
+    "phi3": {},
     "qwen2": {},
     "qwen3": {"head_dim": 16},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "stablelm": {
+        **_LAYER_NORM,
+        "use_qkv_bias": True,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
+}
+FAMILIES = tuple(_FAMILY)
+# Where a family has another name for a field of _COMMON, and transformers does not translate it.
+_SPELLINGS = {
+    "falcon": {"intermediate_size": "ffn_hidden_size"},
+    "gpt2": {"intermediate_size": "n_inner"},
 }
 
 _TRAINING_TEXT = [
@@ -89,13 +148,19 @@ def make_checkpoint(
     import transformers
 
     fields = {**_COMMON, **_FAMILY[family], **overrides}
+    for key, spelling in _SPELLINGS.get(family, {}).items():
+        fields[spelling] = fields.pop(key)
+    for key in ("layer_types", "no_rope_layers"):  # a pattern, over as many layers as there are
+        if key in fields:
+            num_layers = fields["num_hidden_layers"]
+            fields[key] = (fields[key] * num_layers)[:num_layers]
     config = transformers.AutoConfig.for_model(family, **fields)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(_scaled(name, noise))
+            parameter.copy_(_scaled(model, name, noise))
     model = model.eval().to(getattr(torch, dtype))
     model.config.dtype = getattr(torch, dtype)
     options = {"max_shard_size": max_shard_size} if max_shard_size else {}
@@ -104,16 +169,18 @@ def make_checkpoint(
     return model
 
 
-def _scaled(name: str, noise: Any) -> Any:
+def _scaled(model: Any, name: str, noise: Any) -> Any:
     """Weights that keep activations near 1, norms near 1 but not at it, logits well apart."""
-    if "norm" in name:
-        return 1 + 0.2 * noise
+    family = model.config.model_type
     if name.endswith("bias"):
         return 0.3 * noise
-    if "embed_tokens" in name:
-        return noise
-    gain = 3.0 if "lm_head" in name else 1.0
-    return gain * noise / noise.shape[1] ** 0.5
+    if noise.ndim == 1 or "norm" in name:
+        return (0 if family.startswith("gemma") else 1) + 0.2 * noise
+    if any(part in name for part in ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")):
+        # Gemma multiplies by the square root of the width.
+        return noise / (noise.shape[1] ** 0.5 if family.startswith("gemma") else 1)
+    gain = 3.0 if name.startswith(("lm_head", "embed_out")) else 1.0
+    return gain * noise / noise.shape[0 if family == "gpt2" else 1] ** 0.5
 
 
 @functools.cache

@@ -1,5 +1,4 @@
 // The architectures that this build runs.
-#include <array>
 #include <sstream>
 
 #include "core/error.h"
@@ -10,14 +9,36 @@
 namespace llmserve {
 namespace {
 
-constexpr std::array<ArchitectureRow, 4> kArchitectures{{
+constexpr ArchitectureRow kArchitectures[] = {
+    {"CohereForCausalLM", "cohere", "Command R and R+", &configure_cohere, &build_decoder},
+    {"Cohere2ForCausalLM", "cohere2", "Command R7B and kin, with sliding windows",
+     &configure_cohere2, &build_decoder},
+    {"FalconForCausalLM", "falcon", "Falcon 7B, 40B, 180B and 11B; ALiBi (Falcon-RW) is refused",
+     &configure_falcon, &build_decoder},
+    {"GPT2LMHeadModel", "gpt2", "GPT-2 and models of the same layout", &configure_gpt2,
+     &build_decoder},
+    {"GPTNeoXForCausalLM", "gpt_neox", "GPT-NeoX, Pythia and kin", &configure_gpt_neox,
+     &build_decoder},
+    {"GemmaForCausalLM", "gemma", "Gemma 1", &configure_gemma, &build_decoder},
+    {"Gemma2ForCausalLM", "gemma2", "Gemma 2", &configure_gemma2, &build_decoder},
+    {"Gemma3ForCausalLM", "gemma3_text", "Gemma 3, text", &configure_gemma3, &build_decoder},
+    {"GraniteForCausalLM", "granite", "Granite 3, dense", &configure_granite, &build_decoder},
     {"LlamaForCausalLM", "llama", "Llama 1, 2, 3.x and models of the same layout", &configure_llama,
      &build_decoder},
+    {"MinistralForCausalLM", "ministral", "Ministral 8B, windowed and full layers",
+     &configure_ministral, &build_decoder},
     {"MistralForCausalLM", "mistral", "Mistral 7B and kin, with sliding window", &configure_mistral,
+     &build_decoder},
+    {"Olmo2ForCausalLM", "olmo2", "OLMo 2", &configure_olmo2, &build_decoder},
+    {"Phi3ForCausalLM", "phi3", "Phi-3, Phi-3.5 and Phi-4, dense, with longrope", &configure_phi3,
      &build_decoder},
     {"Qwen2ForCausalLM", "qwen2", "Qwen2 and Qwen2.5, dense", &configure_qwen2, &build_decoder},
     {"Qwen3ForCausalLM", "qwen3", "Qwen3, dense", &configure_qwen3, &build_decoder},
-}};
+    {"SmolLM3ForCausalLM", "smollm3", "SmolLM3, some layers without positions", &configure_smollm3,
+     &build_decoder},
+    {"StableLmForCausalLM", "stablelm", "StableLM 3B and StableLM 2", &configure_stablelm,
+     &build_decoder},
+};
 
 }  // namespace
 

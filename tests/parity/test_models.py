@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint, reference_model
+from checkpoints import (
+    FAMILIES,
+    VOCAB_SIZE,
+    checkpoint,
+    copy_checkpoint,
+    make_checkpoint,
+    reference_model,
+)
 from llmserve import _core
 from model_runner import PagedRunner
 
@@ -52,9 +60,68 @@ def _rope(**parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": 10000.0, **parameters}}
 
 
+def _longrope(original: int) -> dict[str, Any]:
+    """Of heads of 12. transformers takes the long factors for prompts beyond the original length,
+    ours for a max_model_len (256) beyond it: they agree on prompts of 90."""
+    factors = {
+        "short_factor": [1.0, 1.1, 1.3, 1.5, 1.9, 2.5],
+        "long_factor": [1.0, 2.0, 3.5, 5.0, 9.0, 20.0],
+    }
+    fields = _rope(rope_type="longrope", original_max_position_embeddings=original, **factors)
+    fields["rope_parameters"]["partial_rotary_factor"] = 1.0
+    return fields | {"original_max_position_embeddings": original}
+
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in FAMILIES},
+    "cohere-biases": ("cohere", {"attention_bias": True}),
+    "cohere-qk-norm": ("cohere", {"use_qk_norm": True}),
+    "falcon-mha": ("falcon", {"multi_query": False, "num_kv_heads": 4}),
+    "falcon-new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-new-one-norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-sequential": ("falcon", {"parallel_attn": False, "bias": False}),
+    "gemma-biases": ("gemma", {"attention_bias": True, "num_key_value_heads": 1}),
+    "gemma2-no-caps": (
+        "gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma3-rope-linear": (
+        "gemma3_text",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+            },
+            "final_logit_softcapping": 2.0,
+        },
+    ),
+    "gpt2-gelu": ("gpt2", {"activation_function": "gelu", "scale_attn_weights": False}),
+    "gpt2-untied": ("gpt2", {"tie_word_embeddings": False}),
+    "gpt_neox-sequential": (
+        "gpt_neox",
+        {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast"},
+    ),
+    "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
+    "olmo2-biases": ("olmo2", {"attention_bias": True}),
+    "phi3-partial": ("phi3", _rope(rope_type="default", partial_rotary_factor=0.5)),
+    "phi3-longrope-short": ("phi3", _longrope(256)),
+    "phi3-longrope-long": ("phi3", _longrope(64)),
+    "phi3-window": ("phi3", {"sliding_window": 20}),
+    "smollm3-window": (
+        "smollm3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
+    "stablelm-qk-norm": ("stablelm", {"qk_layernorm": True, "tie_word_embeddings": True}),
+    "llama-rope-longrope": ("llama", _longrope(64)),
     "llama-mha": ("llama", {"num_key_value_heads": 4}),
-    "llama-gqa": ("llama", {}),
     "llama-mqa": ("llama", {"num_key_value_heads": 1}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -70,15 +137,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama-rope-yarn-attention-factor": ("llama", _rope(**YARN, attention_factor=1.25)),
     "llama-rope-llama3": ("llama", _rope(**LLAMA3)),
-    "mistral": ("mistral", {}),
     "mistral-window": ("mistral", {"sliding_window": 20}),
-    "qwen2": ("qwen2", {}),
     "qwen2-window": (
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     ),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
-    "qwen3": ("qwen3", {}),
     "qwen3-biases": ("qwen3", {"attention_bias": True, "num_key_value_heads": 4}),
     "qwen3-window": (
         "qwen3",
@@ -110,7 +174,8 @@ def _reference_logprobs(path: Path, tokens: list[int]) -> np.ndarray:
 
 
 def test_every_architecture_of_the_registry_has_a_case() -> None:
-    architectures = {family.capitalize() + "ForCausalLM" for family, _ in CASES.values()}
+    configs = [checkpoint(family) / "config.json" for family in FAMILIES]
+    architectures = {json.loads(config.read_text())["architectures"][0] for config in configs}
     assert architectures == {name for name, _ in _core.supported_architectures()}
 
 
@@ -205,7 +270,7 @@ def test_dynamic_rope_past_the_original_length_agrees_at_max_model_len(device: s
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("case", ["llama-biases", "llama-tied", "qwen3"])
+@pytest.mark.parametrize("case", [*FAMILIES, "llama-biases", "llama-tied", "falcon-new"])
 def test_plan_is_what_is_allocated(case: str, dtype: str, device: str) -> None:
     family, overrides = CASES[case]
     path = checkpoint(family, **overrides)
@@ -230,6 +295,20 @@ def test_one_token_and_one_row_use_the_workspace_planned_for_them() -> None:
     runner = PagedRunner(checkpoint("llama"), max_tokens=1, max_logit_rows=1)
     runner.run([5])
     assert runner.model.peak_bytes == runner.model.workspace_bytes(1, 1)
+
+
+def test_a_base_model_saved_without_its_prefix_gives_the_same_bits(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    path = copy_checkpoint(checkpoint("gpt2"), tmp_path / "base")
+    tensors = load_file(path / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    bare["h.0.attn.bias"] = np.ones((1, 1, 4, 4), np.float32)  # the causal mask of old exports
+    save_file(bare, path / "model.safetensors")
+    runner = PagedRunner(path)
+    assert runner.model.weights()["unused_tensors"] == []
+    tokens = _prompt(20)
+    assert np.array_equal(runner.run(tokens), PagedRunner(checkpoint("gpt2")).run(tokens))
 
 
 def test_shards_give_the_bits_of_the_single_file(tmp_path: Path) -> None:

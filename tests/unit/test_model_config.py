@@ -6,6 +6,7 @@ import copy
 import json
 from typing import Any
 
+import checkpoints
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -55,9 +56,9 @@ def test_reads_every_field() -> None:
         80,
     )
     assert (config["num_layers"], config["num_heads"], config["num_kv_heads"]) == (3, 4, 2)
-    assert (config["head_dim"], config["rotary_dim"]) == (16, 16)
+    assert (config["head_dim"], config["ropes"][0]["rotary_dim"]) == (16, 16)
     assert all(config[key] for key in ("attention_bias", "output_bias", "mlp_bias"))
-    assert config["rms_norm_eps"] == pytest.approx(1e-5)
+    assert (config["norm"], config["norm_eps"]) == ("rms", pytest.approx(1e-5))
     assert config["windows"] == [0, 0, 0]
     assert config["bos_token_ids"] == [1]
     assert config["eos_token_ids"] == [2, 5]
@@ -81,6 +82,12 @@ ROPE_SCALINGS: dict[str, dict[str, Any]] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     },
+    "longrope": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "short_factor": [1.0, 1.1, 1.3, 1.5, 1.9, 2.5],
+        "long_factor": [1.0, 2.0, 3.5, 5.0, 9.0, 20.0],
+    },
 }
 
 
@@ -97,23 +104,30 @@ def test_both_spellings_of_rope_and_dtype_give_the_same_config(
         dtype="bfloat16",
     )
     assert old == new
-    assert old["rope"]["type"] == rope_type
+    assert old["ropes"][0]["type"] == rope_type
 
 
 def test_null_and_absent_scaling_are_the_default_rope() -> None:
     plain = parse(BASE, rope_theta=50000.0)
-    assert plain["rope"]["type"] == "default"
-    assert plain["rope"]["theta"] == 50000.0
+    assert plain["ropes"][0]["type"] == "default"
+    assert plain["ropes"][0]["theta"] == 50000.0
     assert plain == parse(BASE, rope_theta=50000.0, rope_scaling=None)
     assert plain == parse(BASE, rope_parameters={"rope_type": "default", "rope_theta": 5e4})
-    assert parse(BASE)["rope"]["theta"] == 10000.0
+    assert parse(BASE)["ropes"][0]["theta"] == 10000.0
 
+
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 
 FAMILIES = {
     "llama": {"attention_bias": True},
     "mistral": {"sliding_window": 100},
     "qwen2": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
-    "qwen3": {"head_dim": 32},
+    "qwen3": {"head_dim": 12},
+    "granite": {},
+    "olmo2": {},
+    "smollm3": {},
+    "cohere": {},
 }
 
 
@@ -130,11 +144,16 @@ def test_frequencies_equal_those_of_transformers(model_type: str, rope_type: str
     fields = {key: value for key, value in BASE.items() if key != "architectures"}
     fields |= FAMILIES[model_type] | {"rope_parameters": parameters}
     fields.pop("model_type")
+    fields["pad_token_id"] = 0
     theirs = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(fields))
     model = transformers.AutoModelForCausalLM.from_config(theirs)
-    rotary = model.model.rotary_emb
+    rotary = getattr(model, model.base_model_prefix).rotary_emb
     theirs.architectures = [type(model).__name__]
-    inv_freq, attention_factor = _core.testing.rope_frequencies(theirs.to_json_string())
+    # Both choose by length once: ours by max_model_len, theirs starts with the short factors.
+    max_model_len = 64 if rope_type == "longrope" else 0
+    ((inv_freq, attention_factor),) = _core.testing.rope_frequencies(
+        theirs.to_json_string(), max_model_len
+    )
     np.testing.assert_allclose(
         inv_freq, rotary.inv_freq.numpy(), rtol=FREQUENCY_RELATIVE_TOLERANCE, atol=0
     )
@@ -154,37 +173,82 @@ def test_windows_follow_the_family() -> None:
     assert parse(BASE, sliding_window=7)["windows"] == [0] * 3
 
 
-def test_family_defaults_are_those_of_transformers() -> None:
+@pytest.mark.parametrize("model_type", checkpoints.FAMILIES)
+def test_family_defaults_are_those_of_transformers(model_type: str) -> None:
     import transformers
 
-    for name, model_type in [
-        ("LlamaForCausalLM", "llama"),
-        ("MistralForCausalLM", "mistral"),
-        ("Qwen2ForCausalLM", "qwen2"),
-        ("Qwen3ForCausalLM", "qwen3"),
-    ]:
-        sizes = {"num_attention_heads": 32, "hidden_size": 4096, "num_hidden_layers": 2}
-        theirs = transformers.AutoConfig.for_model(model_type, **sizes)
-        required = without(
-            "num_key_value_heads",
-            "max_position_embeddings",
-            "rms_norm_eps",
-            "hidden_act",
-            "tie_word_embeddings",
-            "bos_token_id",
-        )
-        ours = parse({**required, "architectures": [name], "model_type": model_type, **sizes})
-        assert ours["num_kv_heads"] == theirs.num_key_value_heads
-        assert ours["head_dim"] == (getattr(theirs, "head_dim", None) or 128)
-        assert ours["max_position_embeddings"] == theirs.max_position_embeddings
-        assert ours["rms_norm_eps"] == pytest.approx(theirs.rms_norm_eps)
-        assert ours["tie_word_embeddings"] == theirs.tie_word_embeddings
-        assert ours["rope"]["theta"] == theirs.rope_parameters["rope_theta"]
+    # Alibi apart, what a bare config of the family means; sizes that the others must fit.
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 12}
+    theirs = transformers.AutoConfig.for_model(model_type, **sizes)
+    written = {"model_type": model_type, "vocab_size": 320, **sizes}
+    optional = {"qwen2", "llama", "qwen3", "mistral", "ministral", "granite", "olmo2", "smollm3"}
+    if model_type in optional or model_type.startswith(("gemma", "cohere", "phi", "stablelm")):
+        written["intermediate_size"] = theirs.intermediate_size
+    ours = parse(written)
+    kv_heads = getattr(theirs, "num_key_value_heads", None) or 32
+    assert ours["num_kv_heads"] == (1 if model_type == "falcon" else kv_heads)
+    assert ours["head_dim"] == (getattr(theirs, "head_dim", None) or 128)
+    widths = ("intermediate_size", "ffn_hidden_size", "n_inner")
+    width = next((getattr(theirs, key) for key in widths if getattr(theirs, key, None)), 4 * 4096)
+    assert ours["intermediate_size"] == width
+    assert ours["max_position_embeddings"] == theirs.max_position_embeddings
+    eps = next(getattr(theirs, key) for key in EPSILONS if hasattr(theirs, key))
+    assert ours["norm_eps"] == pytest.approx(eps)
+    assert ours["tie_word_embeddings"] == theirs.tie_word_embeddings
+    activation = next(getattr(theirs, key) for key in ACTIVATIONS if hasattr(theirs, key))
+    tanh = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+    assert ours["activation"] == tanh.get(activation, activation)
+    types = getattr(theirs, "layer_types", None)
+    if types:
+        sliding = [theirs.sliding_window if t == "sliding_attention" else 0 for t in types]
+        assert ours["windows"] == sliding
+    ropes = getattr(theirs, "rope_parameters", None) or {}
+    if ropes:
+        by_type = [ropes[k] for k in ("full_attention", "sliding_attention") if k in ropes]
+        for rope, expected in zip(ours["ropes"], by_type or [ropes], strict=True):
+            assert rope["theta"] == expected["rope_theta"]
+            partial = expected.get("partial_rotary_factor", 1.0)
+            assert rope["rotary_dim"] == int(ours["head_dim"] * partial)
+    else:
+        assert ours["ropes"] == []
 
 
 def test_model_type_stands_in_for_absent_architectures() -> None:
     assert parse(without("architectures"))["architecture"] == "LlamaForCausalLM"
     assert parse(BASE, architectures=None)["architecture"] == "LlamaForCausalLM"
+
+
+def test_old_spellings_of_the_families_mean_the_same() -> None:
+    gemma3 = family("Gemma3ForCausalLM", "gemma3_text", head_dim=16, sliding_window=8)
+    linear = {"rope_type": "linear", "factor": 8.0}
+    old = parse(gemma3, rope_theta=5e5, rope_scaling=linear, rope_local_base_freq=2e4)
+    new = parse(
+        gemma3,
+        rope_parameters={
+            "full_attention": {"rope_theta": 5e5, **linear},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    )
+    assert old == new
+    assert [rope["type"] for rope in new["ropes"]] == ["linear", "default"]
+    assert new["rope_of_layer"] == [1, 1, 1]
+    neox = family("GPTNeoXForCausalLM", "gpt_neox")
+    old = parse(neox, rotary_pct=0.5, rotary_emb_base=5e3)
+    assert old == parse(neox, rope_parameters={"rope_theta": 5e3, "partial_rotary_factor": 0.5})
+    assert old["ropes"][0]["rotary_dim"] == 6
+    phi3 = family("Phi3ForCausalLM", "phi3", original_max_position_embeddings=64)
+    factors = {key: ROPE_SCALINGS["longrope"][key] for key in ("short_factor", "long_factor")}
+    old = parse(phi3, rope_scaling={"type": "su", **factors})
+    assert old == parse(phi3, rope_parameters={"rope_type": "longrope", **factors})
+    assert old["ropes"][0]["factor"] == 4.0
+    gemma = family("GemmaForCausalLM", "gemma")
+    assert parse(gemma, hidden_act="gelu") == parse(gemma, hidden_activation="gelu_pytorch_tanh")
+
+
+def test_longrope_needs_a_factor_for_each_pair() -> None:
+    scaling = {**ROPE_SCALINGS["longrope"], "rope_type": "longrope", "long_factor": [1.0]}
+    with pytest.raises(CorruptFile, match=r"long_factor: expected 6 factors, .*, got 1"):
+        parse(BASE, rope_scaling=scaling)
 
 
 def test_special_ids_of_minus_one_mean_none() -> None:
@@ -254,7 +318,7 @@ def test_layer_types_must_fit() -> None:
     qwen = family("Qwen2ForCausalLM", "qwen2")
     with pytest.raises(CorruptFile, match="layer_types: expected num_hidden_layers 3 entries, got"):
         parse(qwen, layer_types=["full_attention"])
-    with pytest.raises(CorruptFile, match=r"layer_types\[0\]: sliding_attention needs use_sliding"):
+    with pytest.raises(CorruptFile, match=r"layer_types\[0\]: sliding_attention needs a sliding"):
         parse(qwen, layer_types=["sliding_attention"] * 3)
     with pytest.raises(CorruptFile, match=r"layer_types\[1\]: expected full_attention or sliding"):
         parse(qwen, layer_types=["full_attention", "linear_attention", "full_attention"])
@@ -266,17 +330,17 @@ def test_layer_types_must_fit() -> None:
         (
             {"architectures": ["MambaForCausalLM"]},
             'config.json: architectures[0]: architecture "MambaForCausalLM" is not supported; '
-            "supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, "
-            "Qwen3ForCausalLM",
+            "supported are " + ", ".join(name for name, _ in _core.supported_architectures()),
         ),
         (
             {"hidden_act": "relu"},
-            'config.json: hidden_act: activation "relu" is not supported (silu, gelu_pytorch_tanh)',
+            'config.json: hidden_act: activation "relu" is not supported (silu, gelu, '
+            "gelu_pytorch_tanh)",
         ),
         (
-            rope(rope_type="longrope", factor=2.0),
-            'config.json: rope_parameters.rope_type: RoPE type "longrope" is not supported '
-            "(default, linear, dynamic, yarn, llama3)",
+            rope(rope_type="ntk", factor=2.0),
+            'config.json: rope_parameters.rope_type: RoPE type "ntk" is not supported '
+            "(default, linear, dynamic, yarn, llama3, longrope)",
         ),
         (
             rope(rope_type="default", partial_rotary_factor=0.5),
@@ -286,6 +350,26 @@ def test_layer_types_must_fit() -> None:
         (
             rope(full_attention={"rope_type": "default"}),
             "config.json: rope_parameters: RoPE parameters that differ by layer type",
+        ),
+        (
+            {"model_type": "falcon", "architectures": None, "alibi": True},
+            "config.json: alibi: ALiBi positions (Falcon-RW) are not supported, only rotary ones",
+        ),
+        (
+            {"model_type": "gemma2", "architectures": None, "use_bidirectional_attention": True},
+            "config.json: use_bidirectional_attention: true is not supported, only false",
+        ),
+        (
+            {"model_type": "gemma3_text", "architectures": None, "attn_logit_softcapping": 50.0},
+            "config.json: attn_logit_softcapping: a cap on attention scores is not supported by",
+        ),
+        (
+            {"model_type": "gpt2", "architectures": None, "scale_attn_by_inverse_layer_idx": True},
+            "config.json: scale_attn_by_inverse_layer_idx: true is not supported, only false",
+        ),
+        (
+            {"model_type": "phi3", "architectures": None, "rope_scaling": YARN},
+            'config.json: rope_scaling.rope_type: RoPE type "yarn" is not supported by Phi-3',
         ),
         (
             {"quantization_config": {"quant_method": "gptq"}},
@@ -354,8 +438,9 @@ _KEYS = [*BASE, "head_dim", "rope_scaling", "rope_parameters", "sliding_window",
 def test_any_config_is_read_or_refused_by_type(architecture: str, fields: dict[str, Any]) -> None:
     text = json.dumps({**BASE, "architectures": [architecture], **fields})
     try:
-        inv_freq, attention_factor = _core.testing.rope_frequencies(text)
+        ropes = _core.testing.rope_frequencies(text)
     except (CorruptFile, NotSupported, InvalidArgument):
         return
-    assert np.isfinite(inv_freq).all()
-    assert np.isfinite(attention_factor)
+    for inv_freq, attention_factor in ropes:
+        assert np.isfinite(inv_freq).all()
+        assert np.isfinite(attention_factor)

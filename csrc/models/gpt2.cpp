@@ -1,0 +1,37 @@
+// GPT-2: learned positions, LayerNorm, a plain MLP, weights stored [in, out]. Radford et al. 2019.
+#include "models/architectures.h"
+
+namespace llmserve {
+
+void configure_gpt2(const JsonNode& json, ModelConfig& config) {
+  TensorNames& names = config.names;
+  names.embedding = "transformer.wte";
+  names.positions = "transformer.wpe";
+  names.final_norm = "transformer.ln_f";
+  names.layers = "transformer.h.";
+  names.attention_norm = "ln_1";
+  names.mlp_norm = "ln_2";
+  names.qkv = "attn.c_attn";
+  names.attention_output = "attn.c_proj";
+  names.gate = "";
+  names.up = "mlp.c_fc";
+  names.down = "mlp.c_proj";
+  config.norm = {
+      .kind = NormKind::kLayer,
+      .eps = static_cast<float>(json["layer_norm_epsilon"].as_number_or(1e-5, 1e-12, 1.0)),
+      .has_bias = true};
+  config.attention_bias = config.output_bias = config.mlp_bias = true;
+  config.has_transposed_weights = true;
+  config.has_rope = false;
+  config.num_kv_heads = config.num_heads;
+  config.head_dim = 0;  // follows from the width
+  config.activation = read_activation(json["activation_function"], Activation::kGeluTanh);
+  config.tie_word_embeddings = json["tie_word_embeddings"].as_bool_or(true);
+  if (config.intermediate_size == 0) config.intermediate_size = 4 * config.hidden_size;
+  if (config.max_position_embeddings == 0) config.max_position_embeddings = 1024;
+  if (!json["scale_attn_weights"].as_bool_or(true)) config.attention_scale = 1.0f;
+  require(json["scale_attn_by_inverse_layer_idx"], false);
+  require(json["add_cross_attention"], false);
+}
+
+}  // namespace llmserve

@@ -1,0 +1,19 @@
+// OLMo 2: norms after attention and MLP instead of before, and over all queries and all keys. OLMo
+// Team 2024.
+#include "models/architectures.h"
+
+namespace llmserve {
+
+void configure_olmo2(const JsonNode& json, ModelConfig& config) {
+  config.names.attention_norm = "";
+  config.names.attention_post_norm = "post_attention_layernorm";
+  config.names.mlp_norm = "";
+  config.names.mlp_post_norm = "post_feedforward_layernorm";
+  config.qk_norm = QkNorm::kProjection;
+  config.attention_bias = json["attention_bias"].as_bool_or(false);
+  config.output_bias = config.attention_bias;
+  if (json["rms_norm_eps"].is_null()) config.norm.eps = 1e-5f;
+  if (config.max_position_embeddings == 0) config.max_position_embeddings = 2048;
+}
+
+}  // namespace llmserve

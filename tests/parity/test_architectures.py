@@ -1,0 +1,82 @@
+"""Every architecture through `LLM` against transformers; what passes ticks the support matrix."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import FAMILIES, VOCAB_SIZE, checkpoint, reference_model
+from llmserve import LLM, SamplingParams
+from ticks import tick, ticks
+
+LENGTHS = [1, 2, 15, 16, 33, 40, 64, 70]
+MAX_TOKENS = 48
+# The promise is 2e-3; what separates two f32 implementations is the order of sums: test_models.py.
+F32_TOLERANCE = 5e-4
+# Rounding to bf16 (2^-9 relative) of keys, values and, by some kernels, of activations, in a
+# handful of places, each carried ten times by logits near 10: test_models.py. 48 steps of 8 prompts
+# reach further into the tail.
+BF16_TOLERANCE = 0.2
+
+# One test, and so one tick, each.
+DTYPES = ["float32", "bfloat16"]
+
+
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(3, VOCAB_SIZE, length).tolist() for length in LENGTHS]
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+@functools.cache
+def architecture(family: str) -> str:
+    config = json.loads((checkpoint(family) / "config.json").read_text())
+    return str(config["architectures"][0])
+
+
+def reference(path: Path, tokens: list[int]) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        return log_softmax(reference_model(path)(torch.tensor([tokens])).logits[0].numpy())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_of_eight_agrees_with_transformers(family: str, dtype: str) -> None:
+    """48 greedy steps: the reference scores prompt and output; in f32 its best token is ours."""
+    path = checkpoint(family, dtype=dtype)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=0, prompt_logprobs=0
+    )
+    with LLM(str(path), dtype=dtype, num_gpu_blocks_override=128, num_threads=1) as llm:
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
+        outputs = llm.generate(inputs, params, use_tqdm=False)
+    tolerance = F32_TOLERANCE if dtype == "float32" else BF16_TOLERANCE
+    for prompt, output in zip(prompts(), outputs, strict=True):
+        (completion,) = output.outputs
+        assert output.prompt_logprobs is not None
+        assert completion.logprobs is not None
+        tokens = [*prompt, *completion.token_ids]
+        assert len(tokens) == len(prompt) + MAX_TOKENS
+        expected = reference(path, tokens)
+        rows = [*output.prompt_logprobs[1:], *completion.logprobs]
+        got = [row[token].logprob for row, token in zip(rows, tokens[1:], strict=True)]
+        want = expected[np.arange(len(tokens) - 1), tokens[1:]]
+        assert np.abs(np.array(got) - want).max() < tolerance
+        if dtype == "float32":
+            assert expected[len(prompt) - 1 : -1].argmax(-1).tolist() == completion.token_ids
+    tick(architecture(family), f"cpu/{dtype}")
+
+
+def test_every_tick_has_its_test() -> None:
+    shown = {(architecture(family), f"cpu/{dtype}") for family in FAMILIES for dtype in DTYPES}
+    recorded = {(name, what) for name, all_of in ticks().items() for what in all_of}
+    assert {pair for pair in recorded if pair[1].removeprefix("cpu/") in DTYPES} == shown
