@@ -101,6 +101,36 @@ void register_metrics(py::module_& module) {
       .def_readonly("num_blocks_used", &EngineMetrics::num_blocks_used);
 }
 
+void register_histograms(py::module_& module) {
+  py::class_<Histogram>(module, "Histogram")
+      .def_property_readonly("bounds",
+                             [](const Histogram& histogram) {
+                               return std::vector<double>(histogram.bounds.begin(),
+                                                          histogram.bounds.end());
+                             })
+      .def_readonly("counts", &Histogram::counts)
+      .def_readonly("sum", &Histogram::sum);
+  py::class_<EngineHistograms>(module, "EngineHistograms")
+      .def_property_readonly("by_name",
+                             [](const EngineHistograms& all) {
+                               py::dict result;
+                               for (size_t i = 0; i < kNumDistributions; ++i)
+                                 result[py::str(name(static_cast<Distribution>(i)))] =
+                                     all.histograms[i];
+                               return result;
+                             })
+      .def_property_readonly(
+          "num_finished",
+          [](const EngineHistograms& all) {
+            py::dict result;
+            for (const FinishReason reason : {FinishReason::kStop, FinishReason::kLength,
+                                              FinishReason::kAbort, FinishReason::kError})
+              result[finish_reason_name(reason)] = all.num_finished[static_cast<size_t>(reason)];
+            return result;
+          })
+      .def_readonly("num_cached_prompt_tokens", &EngineHistograms::num_cached_prompt_tokens);
+}
+
 void register_memory_use(py::module_& module) {
   py::class_<MemoryUse>(module, "MemoryUse")
       .def_readonly("weight_bytes", &MemoryUse::weight_bytes)
@@ -159,6 +189,7 @@ std::unique_ptr<Engine> make_engine(const EngineConfig& config,
 void register_engine(py::module_& module) {
   register_events(module);
   register_metrics(module);
+  register_histograms(module);
   register_trace(module);
   register_memory_use(module);
   using Release = py::call_guard<py::gil_scoped_release>;
@@ -190,6 +221,7 @@ void register_engine(py::module_& module) {
       .def_property_readonly("event_fd", &Engine::event_fd)
       .def("reset_prefix_cache", &Engine::reset_prefix_cache, Release())
       .def("metrics", &Engine::metrics, Release())
+      .def("histograms", &Engine::histograms, Release())
       .def("trace", &Engine::trace, Release())
       .def("request_records", &Engine::request_records, Release())
       .def("request_record", &Engine::request_record, "request_id"_a, Release())

@@ -21,6 +21,7 @@ struct OracleOptions {
   int32_t vocab_size = 256;
   int64_t step_us = 0;              // how long a step takes
   int64_t fail_at_step = -1;        // execute() throws at this step
+  int64_t num_failures = 1;         // and at so many steps from it on, itself included
   int64_t invalid_request_id = -1;  // this request's rows come back as not finite
 };
 
@@ -30,7 +31,9 @@ class OracleExecutor final : public Executor {
 
   const SampledTokens& execute(const StepPlan& plan) override {
     std::this_thread::sleep_for(std::chrono::microseconds(options_.step_us));
-    if (plan.step_id == options_.fail_at_step) throw DeviceError("the oracle was told to fail");
+    const int64_t failed = plan.step_id - options_.fail_at_step;
+    if (options_.fail_at_step >= 0 && failed >= 0 && failed < options_.num_failures)
+      throw DeviceError("the oracle was told to fail");
     sampled_ = sample_oracle(plan, options_.vocab_size);
     for (size_t row = 0; row < plan.logit_rows.size(); ++row) {
       const RequestId id = plan.sequences[plan.logit_rows[row].sequence_idx].request_id;
@@ -58,6 +61,7 @@ void register_testing_engine(py::module_& testing) {
       .def_readwrite("vocab_size", &OracleOptions::vocab_size)
       .def_readwrite("step_us", &OracleOptions::step_us)
       .def_readwrite("fail_at_step", &OracleOptions::fail_at_step)
+      .def_readwrite("num_failures", &OracleOptions::num_failures)
       .def_readwrite("invalid_request_id", &OracleOptions::invalid_request_id);
   testing.def(
       "oracle_engine",

@@ -15,6 +15,7 @@ namespace {
 
 constexpr size_t kNumTracedSteps = 4096;  // a minute or more of decode
 constexpr size_t kNumTracedRequests = 4096;
+constexpr int32_t kMaxFailedSteps = 3;  // in a row
 
 // Adds the time since its construction to a duration.
 class PhaseTimer {
@@ -249,10 +250,14 @@ EngineMetrics Engine::metrics() const {
 }
 
 void Engine::run() {
-  try {
-    while (take_in()) step();
-  } catch (const std::exception& error) {  // the only catch of the loop
-    fail(error.what());
+  bool goes_on = true;
+  while (goes_on) {
+    try {
+      while (take_in()) step();
+      goes_on = false;
+    } catch (const std::exception& error) {  // the only catch of the loop
+      goes_on = go_on_after(error.what());
+    }
   }
 }
 
@@ -280,6 +285,7 @@ bool Engine::take_in() {
   const int64_t now_us = clock_.now_us();
   for (; !taken_.empty(); taken_.pop_front()) {
     trace_.begin(taken_.front(), now_us);
+    recorder_.begin(taken_.front());
     scheduler_->add(std::move(taken_.front()));
   }
   for (const RequestId id : taken.aborts) scheduler_->abort(id);
@@ -317,7 +323,10 @@ void Engine::step() {
     const PhaseTimer timer(clock_, record_.commit_us);
     result = &scheduler_->commit(*tokens);
   }
+  num_failed_steps_ = 0;
+  if (record_.num_sequences > 0) recorder_.record(record_);
   let_go(result->events);
+  if (!scheduler_->has_unfinished()) executor_->check_idle();
   keep_books(result->events);
   events_.push(result->events);
 }
@@ -341,7 +350,6 @@ void Engine::let_go(std::span<const TokenEvent> events) {
     const std::lock_guard lock(intake_mutex_);
     processors_.erase(event.request_id);
   }
-  if (!scheduler_->has_unfinished()) executor_->check_idle();
 }
 
 // Before the events go out: who sees a request's last event finds it counted.
@@ -354,7 +362,9 @@ void Engine::keep_books(std::span<const TokenEvent> events) {
     record_.num_blocks_used = metrics_.num_blocks_used;
   }
   if (!record_.decisions.empty()) trace_.record(record_);
-  trace_.update(events, clock_.now_us());
+  const int64_t now_us = clock_.now_us();
+  trace_.update(events, now_us);
+  recorder_.update(events, now_us);
   // Past the intake's lock, so that wait_for_room() does not miss it between its look and its
   // sleep.
   {
@@ -363,19 +373,28 @@ void Engine::keep_books(std::span<const TokenEvent> events) {
   room_made_.notify_all();
 }
 
-// A step that failed as a whole ends every request with an error event; the engine takes no more.
-void Engine::fail(const std::string& reason) {
-  {
+// A step that failed as a whole ends the requests that the scheduler has: nobody knows which of
+// them it was about, or what it left in the KV pool. What fails again and again does not get
+// better: then the engine takes no more.
+bool Engine::go_on_after(const std::string& reason) {
+  const bool is_last = ++num_failed_steps_ >= kMaxFailedSteps;
+  if (is_last) {
     const std::lock_guard lock(intake_mutex_);
     failure_ = reason;
     for (Request& request : intake_.requests) taken_.push_back(std::move(request));
     intake_.requests.clear();
     intake_.tasks.clear();
   }
+  fail_all(reason);
+  return !is_last;
+}
+
+void Engine::fail_all(const std::string& reason) {
   scheduler_->fail(reason);
   std::vector<TokenEvent> events = scheduler_->take_events();
   fail_unseen(reason, events);
-  record_.decisions.clear();  // of a step that has no record
+  record_ = {};  // of a step that has no record
+  let_go(events);
   keep_books(events);
   events_.push(events);
 }

@@ -23,6 +23,7 @@
 #include "core/error.h"
 #include "engine/event_buffer.h"
 #include "engine/executor.h"
+#include "engine/metrics_recorder.h"
 #include "engine/step_trace.h"
 #include "scheduler/scheduler.h"
 #include "text/vocabulary.h"
@@ -82,7 +83,9 @@ class Engine {
   void reset_prefix_cache();
 
   EngineMetrics metrics() const;
-  // Why it stopped; empty while it runs.
+  EngineHistograms histograms() const { return recorder_.snapshot(); }
+  // Why it stopped; empty while it runs. A step that throws ends the requests that the scheduler
+  // has, with an error event each, and the engine goes on; three such steps in a row stop it.
   std::string failure() const;
   // What does the work.
   const std::string& description() const { return description_; }
@@ -127,7 +130,8 @@ class Engine {
   void take_aborts();
   void let_go(std::span<const TokenEvent> events);
   void keep_books(std::span<const TokenEvent> events);
-  void fail(const std::string& reason);
+  bool go_on_after(const std::string& reason);
+  void fail_all(const std::string& reason);
   void fail_unseen(const std::string& reason, std::vector<TokenEvent>& events);
 
   const EngineConfig config_;
@@ -139,6 +143,8 @@ class Engine {
   const std::string description_;
   std::unique_ptr<Scheduler> scheduler_;  // likewise, but for check_request()
   StepTrace trace_;
+  MetricsRecorder recorder_;
+  int32_t num_failed_steps_ = 0;  // in a row
   StepRecord record_;
 
   mutable std::mutex intake_mutex_;
@@ -146,7 +152,7 @@ class Engine {
   std::condition_variable room_made_;
   Intake intake_;
   // Taken out of the intake and not yet the scheduler's; the engine thread's. What throws on the
-  // way leaves them here for fail().
+  // way leaves them here for fail_all().
   std::deque<Request> taken_;
   RequestId next_id_ = 0;
   // Of unfinished requests that have any: to be told of an abort while a step waits for them.

@@ -160,19 +160,38 @@ def test_a_row_that_is_not_finite_fails_its_request_alone() -> None:
     engine.close()
 
 
-def test_a_failed_step_ends_every_request_and_stops_the_engine() -> None:
+def test_a_failed_step_ends_its_requests_and_the_engine_lives_on() -> None:
     engine = make_engine({"fail_at_step": 3, "step_us": 1000})
     ids = [engine.add_request([1, 2, 3], params(max_tokens=100)) for _ in range(3)]
     for events in collect(engine, ids).values():
         assert events[-1].finish_reason == "error"
         assert "told to fail" in events[-1].error
+    assert engine.failure == ""
+    later = [engine.add_request([i, 2, 3], params(max_tokens=8, seed=i)) for i in range(3)]
+    for i, events in enumerate(collect(engine, later).values()):
+        assert tokens(events) == oracle(i, 3, 8)
+    metrics = engine.metrics()
+    assert (metrics.num_blocks_used, metrics.num_requests_running) == (0, 0)
+    engine.close()
+
+
+def test_an_engine_whose_steps_fail_again_and_again_stops() -> None:
+    engine = make_engine({"fail_at_step": 0, "num_failures": 1000})
+    for _ in range(3):
+        request = engine.add_request([1, 2, 3], params())
+        assert collect(engine, [request])[request][-1].finish_reason == "error"
+    while not engine.failure:
+        time.sleep(0.001)
     with pytest.raises(DeviceError, match="told to fail"):
         engine.add_request([1], params())
     engine.close()
 
 
 def test_a_request_that_no_step_has_seen_ends_with_the_failure_too() -> None:
-    engine = make_engine({"fail_at_step": 1, "step_us": 300_000})
+    engine = make_engine({"fail_at_step": 0, "num_failures": 1000, "step_us": 200_000})
+    for _ in range(2):
+        request = engine.add_request([1, 2, 3], params())
+        collect(engine, [request])
     first = engine.add_request([1, 2, 3], params())
     time.sleep(0.1)  # its step is under way and will fail
     unseen = [engine.add_request([4, 5], params(n=n, seed=n)) for n in (1, 3)]
