@@ -44,6 +44,10 @@ class AsyncStream:
         if not self.state.is_finished:
             self._runner.router.check_open()
 
+    def record(self) -> _core.RequestRecord | None:
+        """The engine's record of it, for as long as it has one: when it first ran, what it got."""
+        return self._runner.engine.request_record(self.state.request_id)
+
     def abort(self) -> None:
         """Ends the request: its last event says "abort"."""
         if self._request_ids and not self.state.is_finished:

@@ -74,6 +74,11 @@ class RequestState:
         return sum(len(sample.token_ids) for sample in self._samples)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether any of its samples ended with an error."""
+        return any(sample.last and sample.last.error for sample in self._samples)
+
+    @property
     def has_news(self) -> bool:
         """Whether something came since the last DELTA output."""
         return any(sample.has_news for sample in self._samples)

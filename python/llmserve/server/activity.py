@@ -4,7 +4,7 @@ and one sweep a few times a second looks after all their clocks."""
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from llmserve.server.admission import Admission
 from llmserve.server.errors import ApiError
 from llmserve.server.models import ServedModel
 from llmserve.server.settings import ServerSettings
+from llmserve.server.watchdog import Watchdog
 
 # How often clocks are looked at: the precision of every time limit.
 SWEEP_S = 0.05
@@ -66,6 +67,11 @@ class Run:
         return all(stream.state.is_finished for stream in self.streams)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the engine gave up on any of it."""
+        return any(stream.state.has_failed for stream in self.streams)
+
+    @property
     def has_news(self) -> bool:
         """Whether something has come that was not taken yet."""
         return any(stream.state.has_news for stream in self.streams)
@@ -109,7 +115,14 @@ class Run:
     def sweep(self, now: float) -> None:
         """Looks at the clocks."""
         settings = self._settings
-        if self.job.timeout_s and now - self.began > self.job.timeout_s:
+        waited_s = now - self.began
+        if self.job.timeout_s and waited_s > self.job.timeout_s:
+            self.end(TIMEOUT)
+        has_waited = settings.queue_timeout and waited_s > settings.queue_timeout
+        if has_waited and self._lacks("scheduled_us"):
+            self.end(TIMEOUT)
+        has_waited = settings.first_token_timeout and waited_s > settings.first_token_timeout
+        if has_waited and self._lacks("first_token_us"):
             self.end(TIMEOUT)
         if not self.job.is_streamed:
             return
@@ -124,16 +137,22 @@ class Run:
             self.is_comment_due = True
             self.news.set()
 
+    def _lacks(self, time: str) -> bool:
+        """Whether this has happened to none of the prompts."""
+        records = [stream.record() for stream in self.streams]
+        return all(record is not None and getattr(record, time) == 0 for record in records)
+
 
 class Activity:
     """All runs of a server."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, models: Iterable[ServedModel], settings: ServerSettings) -> None:
         self.settings = settings
         self.runs: set[Run] = set()
         self.admission = Admission(settings)
         self.ended: Counter[str] = Counter()  # early, by cause
         self.is_draining = False
+        self.watchdog = Watchdog(models, settings)
 
     @contextmanager
     def running(self, job: Job) -> Iterator[Run]:
@@ -141,6 +160,7 @@ class Activity:
         InvalidArgument."""
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
+        self.watchdog.check(job.model)
         run = Run(job, self.settings)
         with ExitStack() as stack:
             stack.enter_context(self.admission.entered(job))
@@ -156,6 +176,7 @@ class Activity:
                 raise
             finally:
                 self.runs.discard(run)
+                self.watchdog.note(job.model, run.has_failed)
                 if run.cause:
                     self.ended[run.cause] += 1
 
@@ -167,6 +188,7 @@ class Activity:
             now = loop.time()
             for run in list(self.runs):
                 run.sweep(now)
+            self.watchdog.sweep(now)
 
     async def drain(self, deadline_s: float) -> None:
         """Takes nothing new, and returns when all that runs has finished; ends at the deadline what

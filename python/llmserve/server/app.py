@@ -40,7 +40,7 @@ ROUTES = (
 def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = None) -> Starlette:
     """The server of these models as an ASGI application. Whoever runs it closes the models."""
     settings = settings or ServerSettings()
-    server = ServerContext(settings, Models(models), Activity(settings))
+    server = ServerContext(settings, Models(models), Activity(models, settings))
     middleware = [Middleware(Access), Middleware(Authentication, settings=settings)]
     if settings.origins:
         cors = Middleware(

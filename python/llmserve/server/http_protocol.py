@@ -9,6 +9,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from llmserve.server.errors import ApiError
 
+# Some hundred lines of a stream; the kernel takes twice as much.
+_SEND_BUFFER_BYTES = 2**16
+
 
 def http_protocol(max_header_bytes: int) -> type[HttpToolsProtocol]:
     """The protocol class of a server with this bound."""
@@ -31,6 +34,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # What a client has not read is to wait in the engine's state, where it is counted, and
+            # not in megabytes of the kernel's.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:

@@ -44,6 +44,17 @@ class Server(uvicorn.Server):
         self._settings = settings
         self._app = app
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Says where it listens once it does."""
+        await super().startup(sockets)
+        server: ServerContext = self._app.state.server
+        names = ", ".join(model.name for model in server.models)
+        scheme = "https" if self._settings.ssl_certfile else "http"
+        for sock in sockets or ():
+            host, port = sock.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            _log.info("serving %s on %s://%s:%d", names, scheme, shown, port)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drains, then closes."""
         server: ServerContext = self._app.state.server
@@ -58,13 +69,8 @@ class Server(uvicorn.Server):
 def serve(models: Sequence[ServedModel], settings: ServerSettings, sock: socket.socket) -> None:
     """Serves on what `listen` gave until SIGTERM or Ctrl-C."""
     app = create_app(models, settings)
-    scheme = "https" if settings.ssl_certfile else "http"
-    host, port = sock.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    names = ", ".join(model.name for model in models)
-    _log.info("serving %s on %s://%s:%d", names, scheme, shown, port)
-    if not settings.api_key and host not in ("127.0.0.1", "::1"):
-        _log.warning("no api_key: everybody who reaches %s may use this server", host)
+    if not settings.api_key and sock.getsockname()[0] not in ("127.0.0.1", "::1"):
+        _log.warning("no api_key: everybody who reaches this machine may use the server")
     Server(app, settings).run(sockets=[sock])
 
 

@@ -36,10 +36,12 @@ async def model(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """GET /health: 200 while the engines run, 503 once one has stopped."""
+    """GET /health: 200 while the engines run, 503 once one has stopped or hangs in a step."""
     for served in context(request).models:
         if served.llm.failure is not None:
             raise ApiError(503, f"the engine of {served.name!r} has stopped", code="engine_stopped")
+        if context(request).activity.watchdog.is_hung(served):
+            raise ApiError(503, f"a step of {served.name!r} hangs", code="engine_hung")
     return JsonResponse({"status": "ok"})
 
 

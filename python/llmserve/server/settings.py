@@ -39,6 +39,9 @@ class ServerSettings:
     first_token_timeout: float = _setting(0.0, "time until a request's first token")
     drain_timeout: float = _setting(30.0, "time that running requests have after SIGTERM")
 
+    watchdog_timeout: float = _setting(60.0, "time that a step may hang before /health says so")
+    error_spike: float = _setting(0.5, "share of failed requests at which new ones get 503")
+
     stream_flush_tokens: int = _setting(1, "tokens a line of a stream, after the first")
     stream_flush_interval: float = _setting(0.0, "most time that tokens of a group wait")
     stream_flush_newline: bool = _setting(False, "a line break in the text ends the group")

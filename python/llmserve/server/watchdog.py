@@ -1,0 +1,93 @@
+"""Sees what goes wrong as a whole: a step that hangs, and errors that come in numbers."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from llmserve.server.errors import ApiError
+from llmserve.server.models import ServedModel
+from llmserve.server.settings import ServerSettings
+
+_log = logging.getLogger(__name__)
+
+# The spike is a share of the requests that ended of late, of so many at least: one bad request in
+# three is none.
+_WINDOW_S = 30.0
+_MIN_REQUESTS = 10
+# How long new requests get 503 then, before the next ones are tried.
+_SHED_S = 5.0
+
+_LOOK_S = 0.5
+
+
+class _Engine:
+    """What is known of one."""
+
+    def __init__(self) -> None:
+        self.num_steps = -1
+        self.moved_at = 0.0
+        self.is_hung = False
+        self.ended: deque[tuple[float, bool]] = deque()  # when, and whether with an error
+        self.sheds_until = 0.0
+
+
+class Watchdog:
+    """Looks after the engines of a server. Used on the loop's thread."""
+
+    def __init__(self, models: Iterable[ServedModel], settings: ServerSettings) -> None:
+        self._engines = {model: _Engine() for model in models}
+        self._settings = settings
+        self._looked_at = 0.0
+        self.num_shed = 0
+
+    def sweep(self, now: float) -> None:
+        """Sees whether steps go on where something runs."""
+        if now - self._looked_at < _LOOK_S or not self._settings.watchdog_timeout:
+            return
+        self._looked_at = now
+        for model, engine in self._engines.items():
+            metrics = model.llm.get_metrics()
+            num_steps = metrics.num_prefill_steps + metrics.num_decode_steps
+            is_idle = metrics.num_requests_running + metrics.num_requests_waiting == 0
+            if is_idle or num_steps != engine.num_steps:
+                if engine.is_hung:
+                    _log.warning("the engine of %s goes on", model.name)
+                engine.num_steps, engine.moved_at, engine.is_hung = num_steps, now, False
+            elif now - engine.moved_at > self._settings.watchdog_timeout and not engine.is_hung:
+                engine.is_hung = True
+                _log.critical(
+                    "a step of %s has taken more than %g s", model.name, now - engine.moved_at
+                )
+
+    def is_hung(self, model: ServedModel) -> bool:
+        """Whether its step has taken longer than watchdog_timeout."""
+        return self._engines[model].is_hung
+
+    def note(self, model: ServedModel, has_failed: bool) -> None:
+        """A request of this model has ended."""
+        engine = self._engines[model]
+        now = time.monotonic()
+        engine.ended.append((now, has_failed))
+        while now - engine.ended[0][0] > _WINDOW_S:
+            engine.ended.popleft()
+        num_failed = sum(failed for _, failed in engine.ended)
+        if len(engine.ended) < _MIN_REQUESTS or not has_failed:
+            return
+        if num_failed >= self._settings.error_spike * len(engine.ended):
+            _log.error(
+                "%d of the last %d requests of %s failed: no new ones for %g s",
+                *(num_failed, len(engine.ended), model.name, _SHED_S),
+            )
+            engine.sheds_until = now + _SHED_S
+            engine.ended.clear()
+
+    def check(self, model: ServedModel) -> None:
+        """Raises ApiError (503) while requests would only fail."""
+        engine = self._engines[model]
+        left_s = engine.sheds_until - time.monotonic()
+        if left_s > 0:
+            self.num_shed += 1
+            raise ApiError(
+                503, "too many requests fail at the moment", code="failing", retry_after=left_s
+            )

@@ -1,0 +1,345 @@
+"""Streams in numbers, every way in which a client leaves or lags, time limits, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from llmserve import LLM, AsyncLLM, SamplingParams
+from serving import DEADLINE_S, RunningServer, events, running_server
+
+MakeOracle = Callable[..., AsyncLLM]
+
+COMPLETIONS = "/v1/completions"
+LONG: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 2000, "ignore_eos": True, "timeout": 600}
+
+
+def data_of(lines: list[str]) -> list[Any]:
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+def text_of(lines: list[str]) -> str:
+    return "".join(c["text"] for d in data_of(lines) for c in d["choices"])
+
+
+def test_two_hundred_streams_at_once_give_what_the_batch_gives(
+    demo: AsyncLLM, offline: LLM
+) -> None:
+    prompts = [[5 + i % 90, 6 + i // 90, 7] for i in range(200)]
+    params = SamplingParams(max_tokens=8, seed=5, ignore_eos=True)
+    wanted = [o.outputs[0].text for o in offline.generate(prompts, params, use_tqdm=False)]
+
+    async def one(client: openai.AsyncOpenAI, prompt: list[int]) -> str:
+        stream = await client.completions.create(
+            model="demo", prompt=prompt, max_tokens=8, seed=5, stream=True, temperature=1.0,
+            top_p=1.0, extra_body={"ignore_eos": True, "top_k": 0},
+        )  # fmt: skip
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    async def main(port: int) -> list[str]:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with openai.AsyncOpenAI(api_key="x", base_url=url, timeout=300) as client:
+            return await asyncio.gather(*(one(client, prompt) for prompt in prompts))
+
+    with running_server(demo, request_timeout=0.0) as server:
+        assert asyncio.run(main(server.port)) == wanted
+        server.wait_until_idle()
+
+
+def test_two_hundred_clients_leave_at_random_moments_and_everything_is_free(
+    make_oracle: MakeOracle, caplog: pytest.LogCaptureFixture
+) -> None:
+    random_ = random.Random(1)
+    with running_server(make_oracle(1000), max_waiting_requests=1000) as server:
+
+        def leave() -> None:
+            is_streamed = random_.random() < 0.7
+            sock = server.open_stream(COMPLETIONS, stream=is_streamed, **LONG)
+            time.sleep(random_.random() * 0.1)
+            if random_.random() < 0.5:  # with a reset, as a crash has it
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+
+        with ThreadPoolExecutor(32) as pool:
+            for future in [pool.submit(leave) for _ in range(200)]:
+                future.result()
+        server.wait_until_idle()
+        # Some were gone before their request was read.
+        num_ended = server.activity.ended["client_left"]
+        assert 100 <= num_ended <= 200
+        assert server.llm.get_metrics().num_requests_aborted == num_ended
+        assert server.post(COMPLETIONS, prompt=[5], max_tokens=2)[0] == 200
+
+
+def test_a_client_that_leaves_frees_its_blocks_within_a_step(
+    make_oracle: MakeOracle, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running_server(make_oracle(20_000)) as server:
+        sock = server.open_stream(COMPLETIONS, stream=True, **LONG)
+        lines = events(sock)
+        next(lines)
+        with caplog.at_level(logging.INFO, "llmserve.server.access"):
+            sock.close()
+            left_at = time.monotonic_ns() // 1000
+            server.wait_until_idle()
+        trace = server.llm.trace()
+        (record,) = trace.requests
+        assert record.finish_reason == "abort"
+        begun_after = [step for step in trace if left_at + 15_000 < step.start_us]
+        assert len(begun_after) <= 2  # the one under way when its news arrived, and its commit
+        (line,) = [r for r in caplog.records if r.name == "llmserve.server.access"]
+        assert line.finish == "client_left"  # type: ignore[attr-defined]
+        assert server.activity.ended == {"client_left": 1}
+
+
+def test_a_client_that_does_not_read_is_cut_and_holds_nobody_up(make_oracle: MakeOracle) -> None:
+    llm = make_oracle(200, max_model_len=2048)
+    settings: dict[str, Any] = {"stream_buffer_tokens": 50, "stream_grace": 0.5}
+    with running_server(llm, **settings) as server:
+        # Large lines, so that the buffers of both kernels are soon full.
+        lazy = server.open_stream(
+            COMPLETIONS, stream=True, logprobs=20, n=8, **{**LONG, "max_tokens": 2000}
+        )
+        lazy_events = events(lazy)
+        next(lazy_events)
+        for _ in range(5):
+            status, answer = server.post(COMPLETIONS, prompt=[9], max_tokens=5, seed=1)
+            assert (status, answer["usage"]["completion_tokens"]) == (200, 5)
+        server.wait_until(lambda: not server.activity.runs, "the slow client is gone")
+        assert server.activity.ended == {"slow_client": 1}
+        server.wait_until_idle()
+        lazy.close()
+
+
+def test_a_slow_client_within_its_bounds_gets_every_token(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(200)) as server:
+        body = {"prompt": [5], "max_tokens": 600, "ignore_eos": True, "seed": 2}
+        whole = server.post(COMPLETIONS, **body)[1]["choices"][0]["text"]
+        sock = server.open_stream(COMPLETIONS, stream=True, **body)
+        got = []
+        for number, line in enumerate(events(sock)):
+            got.append(line)
+            if number < 20:
+                time.sleep(0.02)
+        assert text_of(got) == whole
+
+
+def test_the_first_token_is_sent_at_once_and_others_in_groups(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(3000), stream_flush_tokens=5) as server:
+        sock = server.open_stream(
+            COMPLETIONS, stream=True, return_token_ids=True, **{**LONG, "max_tokens": 18}
+        )
+        sizes = [len(d["choices"][0]["token_ids"]) for d in data_of(list(events(sock)))]
+        assert sizes[0] == 1
+        assert sum(sizes) == 18
+        assert min(sizes[1:-1]) >= 5
+
+
+def test_a_group_waits_no_longer_than_its_interval(make_oracle: MakeOracle) -> None:
+    settings = {"stream_flush_tokens": 1000, "stream_flush_interval": 0.05}
+    with running_server(make_oracle(5000), **settings) as server:
+        sock = server.open_stream(COMPLETIONS, stream=True, **{**LONG, "max_tokens": 60})
+        assert len(data_of(list(events(sock)))) > 3
+
+
+def test_comments_keep_a_quiet_stream_alive(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(400_000), stream_keep_alive=0.1) as server:
+        sock = server.open_stream(COMPLETIONS, stream=True, prompt=[5], max_tokens=2)
+        lines = list(events(sock))
+        assert lines[0] == ": keep-alive"
+        assert lines[-1] == "data: [DONE]"
+        assert data_of(lines)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_request_that_takes_too_long_returns_what_it_has(
+    make_oracle: MakeOracle, is_streamed: bool
+) -> None:
+    with running_server(make_oracle(5000)) as server:
+        body = {**LONG, "timeout": 0.4, "return_token_ids": True}
+        if is_streamed:
+            sock = server.open_stream(COMPLETIONS, stream=True, **body)
+            choices = [d["choices"][0] for d in data_of(list(events(sock)))]
+        else:
+            choices = server.post(COMPLETIONS, **body)[1]["choices"]
+        assert choices[-1]["finish_reason"] == "timeout"
+        assert 5 < sum(len(choice["token_ids"]) for choice in choices) < 200
+        server.wait_until_idle()
+        assert server.activity.ended == {"timeout": 1}
+
+
+def test_without_any_token_a_time_limit_is_a_503(make_oracle: MakeOracle) -> None:
+    llm = make_oracle(20_000, max_num_seqs=1)
+    with running_server(llm, queue_timeout=0.2) as server:
+        sock = server.open_stream(COMPLETIONS, stream=True, **LONG)
+        next(events(sock))
+        status, answer, headers = server.request("POST", COMPLETIONS, {"prompt": [5]})
+        assert (status, answer["error"]["code"]) == (503, "timeout")
+        assert int(headers["retry-after"]) >= 1
+        assert len(server.activity.runs) == 1  # the first runs on: it has its tokens
+        sock.close()
+
+
+def test_a_long_prompt_has_a_time_limit_until_its_first_token(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(500_000), first_token_timeout=0.2) as server:
+        assert server.post(COMPLETIONS, prompt=[5])[0] == 503
+        server.wait_until_idle()
+
+
+def test_a_burst_of_ten_times_the_queue_is_answered_or_refused_at_once(
+    make_oracle: MakeOracle,
+) -> None:
+    llm = make_oracle(2000, max_num_seqs=4)
+    with running_server(llm, max_waiting_requests=6) as server:
+
+        def one(idx: int) -> tuple[int, float, Any]:
+            began = time.monotonic()
+            status, answer, headers = server.request(
+                "POST", COMPLETIONS, {"prompt": [5 + idx], "max_tokens": 50, "ignore_eos": True}
+            )
+            return status, time.monotonic() - began, headers.get("retry-after", answer)
+
+        with ThreadPoolExecutor(100) as pool:
+            results = list(pool.map(one, range(100)))
+        served = [r for r in results if r[0] == 200]
+        refused = [r for r in results if r[0] == 429]
+        assert len(served) + len(refused) == 100
+        assert len(served) >= 10
+        assert len(refused) >= 50
+        assert all(1 <= int(retry) <= 60 for _, _, retry in refused)
+        assert all(r[2]["usage"]["completion_tokens"] == 50 for r in served)
+        server.wait_until_idle()
+        assert server.post(COMPLETIONS, prompt=[5], max_tokens=2)[0] == 200
+
+
+def test_admission_counts_tokens_too(make_oracle: MakeOracle) -> None:
+    llm = make_oracle(20_000, num_gpu_blocks_override=64, max_model_len=1024)
+    with running_server(llm, max_waiting_tokens=1) as server:
+        sock = server.open_stream(COMPLETIONS, stream=True, prompt=[5], max_tokens=900)
+        next(events(sock))
+        assert server.post(COMPLETIONS, prompt=[5], max_tokens=500)[0] == 429
+        assert server.post(COMPLETIONS, prompt=[5], max_tokens=5)[0] == 200
+        sock.close()
+
+
+def test_a_step_that_fails_ends_its_requests_and_the_server_lives_on(
+    make_oracle: MakeOracle,
+) -> None:
+    with running_server(make_oracle(1000, fail_at_step=20)) as server:
+        sock = server.open_stream(COMPLETIONS, stream=True, **LONG)
+        lines = list(events(sock))
+        error = data_of(lines)[-1]["error"]
+        assert error["code"] == "generation_failed"
+        assert lines[-1] == "data: [DONE]"
+        assert server.request("GET", "/health")[0] == 200
+        assert server.post(COMPLETIONS, prompt=[5], max_tokens=4)[0] == 200
+        server.wait_until_idle()
+
+
+def test_a_hung_step_shows_in_health(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(2_500_000), watchdog_timeout=0.3) as server:
+        sock = server.open_stream(COMPLETIONS, stream=True, prompt=[5], max_tokens=1)
+
+        def status() -> int:
+            return int(server.request("GET", "/health")[0])
+
+        server.wait_until(lambda: status() == 503, "the step is seen to hang")
+        assert data_of(list(events(sock)))[-1]["choices"][0]["finish_reason"] == "length"
+        server.wait_until(lambda: status() == 200, "it goes on")
+
+
+def test_nagles_algorithm_is_off(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    real = socket.socket.setsockopt
+
+    def watched(self: socket.socket, *arguments: Any) -> None:
+        seen.append(arguments)
+        real(self, *arguments)
+
+    monkeypatch.setattr(socket.socket, "setsockopt", watched)
+    assert server.request("GET", "/health")[0] == 200
+    assert (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1) in seen
+
+
+def _start(*arguments: str) -> tuple[subprocess.Popen[str], int]:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "llmserve",
+            "serve",
+            "--port",
+            "0",
+            "--num-threads",
+            "1",
+            *arguments,
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+)", line):
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            return process, int(found[1])
+    raise AssertionError("the server did not start")
+
+
+@pytest.mark.parametrize("drain_s", ["0.3", "60"])
+def test_sigterm_in_mid_stream_ends_it_in_order(drain_s: str) -> None:
+    process, port = _start("--drain-timeout", drain_s)
+    try:
+        server = RunningServer(None, None, port)  # type: ignore[arg-type]
+        num_tokens = 2000 if drain_s == "0.3" else 300
+        body = {**LONG, "max_tokens": num_tokens}
+        sock = server.open_stream(COMPLETIONS, stream=True, **body)
+        lines = events(sock)
+        first = next(lines)
+        process.send_signal(signal.SIGTERM)
+        rest = list(lines)
+        assert rest[-1] == "data: [DONE]"
+        reason = data_of([first, *rest])[-1]["choices"][0]["finish_reason"]
+        assert reason == ("abort" if drain_s == "0.3" else "length")
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        process.kill()
+
+
+def test_while_it_drains_new_requests_get_a_503(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(5000), drain_timeout=5.0) as server:
+        sock = server.open_stream(COMPLETIONS, stream=True, **{**LONG, "max_tokens": 100})
+        lines = events(sock)
+        next(lines)
+        server.activity.is_draining = True
+        assert server.request("GET", "/ready")[0] == 503
+        assert server.request("GET", "/health")[0] == 200
+        assert server.post(COMPLETIONS, prompt=[5])[0] == 503
+        assert data_of(list(lines))[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_only_the_loopback_is_listened_on_by_default() -> None:
+    psutil = pytest.importorskip("psutil")
+    process, port = _start()
+    try:
+        listening = [
+            c.laddr for c in psutil.Process(process.pid).net_connections() if c.status == "LISTEN"
+        ]
+        assert listening == [("127.0.0.1", port)]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
