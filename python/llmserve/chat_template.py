@@ -1,6 +1,6 @@
 """Conversations to prompts, by the chat templates that come with a checkpoint.
 
-What comes out is what transformers' apply_chat_template (5.23) gives. In two cases the messages are
+What comes out is what transformers' apply_chat_template (5.20) gives. In two cases the messages are
 first brought to the form that the template knows, as vLLM does: content in parts becomes one text,
 and arguments of tool calls as JSON text become an object, each for templates that would otherwise
 print them wrongly.

@@ -1,6 +1,6 @@
 """Tools of a chat: JSON schemas as they are, Python functions by their signature and docstring.
 
-The schema of a function is the one that transformers' get_json_schema gives (5.23), so that a model
+The schema of a function is the one that transformers' get_json_schema gives (5.20), so that a model
 sees what it was trained on.
 """
 
