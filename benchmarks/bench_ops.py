@@ -1,27 +1,21 @@
 """Times the ops of the cpu backend and puts them next to what this machine can do.
 
 Every row gives GB/s (bytes that the op must read and write) and GFLOP/s (2 a multiply-add), and the
-larger of the two shares of the machine's read bandwidth and multiply-add rate. Both limits are
-measured in the same run, between the ops, so that whatever else the machine does slows both alike.
-Results are checked against NumPy before they are timed.
+larger of the two shares of the machine's read bandwidth and multiply-add rate.
 
 Example:
-    python benchmarks/bench_ops.py --threads 2 --only linear --json ops.json
+    pytest benchmarks/bench_ops.py -k linear --threads 2 --isa avx2 --results ops.json
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from llmserve import _core
 
 testing = _core.testing
@@ -36,19 +30,6 @@ class Case:
     num_bytes: int
     flops: int = 0
     check: Callable[[], bool] = lambda: True
-
-
-@dataclass
-class Result:
-    name: str
-    isa: str
-    threads: int
-    us: float
-    gb_per_s: float
-    gflop_per_s: float
-    share_of_machine: float
-    read_gb_per_s: float
-    fma_gflop_per_s: float
 
 
 def normal(rng, *shape):
@@ -195,10 +176,31 @@ GROUPS = {
 }
 
 
-def time_case(case: Case, probe, isa: str, threads: int, repeats: int) -> Result:
+@pytest.fixture(scope="module")
+def backend(threads, request):
+    return testing.make_backend("cpu", threads, request.config.getoption("--isa"))
+
+
+@pytest.fixture(scope="module")
+def probe(backend, threads):
+    return testing.MachineProbe(threads, isa_of(backend))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_ops(group, backend, probe, board, repeats, request):
+    wanted = request.config.getoption("--cases")
+    for case in GROUPS[group](backend, np.random.default_rng(0)):
+        if wanted in case.name:
+            board.add(f"{isa_of(backend)} {case.name}", time_case(case, probe, repeats))
+
+
+def isa_of(backend) -> str:
+    return backend.description.removeprefix("cpu/").split(",")[0]
+
+
+def time_case(case: Case, probe, repeats: int) -> dict[str, float]:
     case.run()
-    if not case.check():
-        raise SystemExit(f"{case.name}: the result is wrong")
+    assert case.check(), f"{case.name}: the result is wrong"
     start = time.perf_counter()
     case.run()
     loops = max(1, int(0.02 / max(1e-7, time.perf_counter() - start)))
@@ -214,64 +216,11 @@ def time_case(case: Case, probe, isa: str, threads: int, repeats: int) -> Result
     s = statistics.median(seconds)
     read, fma = statistics.median(reads), statistics.median(fmas)
     gb, gflop = case.num_bytes / s * 1e-9, case.flops / s * 1e-9
-    share = max(gb / read, gflop / fma)
-    return Result(case.name, isa, threads, s * 1e6, gb, gflop, share, read, fma)
-
-
-def describe_machine() -> dict[str, object]:
-    try:
-        with open("/proc/cpuinfo") as file:
-            model = next(line.split(":")[1].strip() for line in file if "model name" in line)
-    except (OSError, StopIteration):
-        model = platform.processor()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
     return {
-        "cpu": model,
-        "commit": commit.stdout.strip(),
-        "command": " ".join(sys.argv),
-        "isas": dict(testing.cpu_isas()),
+        "us": s * 1e6,
+        "gb_per_s": gb,
+        "gflop_per_s": gflop,
+        "share": max(gb / read, gflop / fma),
+        "read_gb_per_s": read,
+        "fma_gflop_per_s": fma,
     }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--isa", help="generic, avx2 or avx512 (the best of the machine)")
-    parser.add_argument("--only", action="append", choices=GROUPS, help="a group; repeatable")
-    parser.add_argument("--filter", default="", help="only cases whose name contains this")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", help="writes the results to this file")
-    args = parser.parse_args()
-
-    backend = testing.make_backend("cpu", args.threads, args.isa or "")
-    isa = backend.description.removeprefix("cpu/").split(",")[0]
-    print(f"{backend.description}; shares are of this machine's limits, measured in this run")
-    print(
-        f"{'op':<58} {'us':>9} {'GB/s':>7} {'GFLOP/s':>8} {'share':>6}   (read GB/s, FMA GFLOP/s)"
-    )
-    probe = testing.MachineProbe(args.threads, isa)
-    results = []
-    for group in args.only or GROUPS:
-        for case in GROUPS[group](backend, np.random.default_rng(0)):
-            if args.filter not in case.name:
-                continue
-            r = time_case(case, probe, isa, args.threads, args.repeats)
-            results.append(r)
-            print(
-                f"{r.name:<58} {r.us:9.1f} {r.gb_per_s:7.1f} {r.gflop_per_s:8.1f}"
-                f" {r.share_of_machine:6.0%}   ({r.read_gb_per_s:.1f}, {r.fma_gflop_per_s:.0f})",
-                flush=True,
-            )
-    if args.json:
-        report = {"machine": describe_machine(), "repeats": args.repeats}
-        report["results"] = [asdict(r) for r in results]
-        with open(args.json, "w") as file:
-            json.dump(report, file, indent=1)
-
-
-if __name__ == "__main__":
-    main()

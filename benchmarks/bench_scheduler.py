@@ -1,24 +1,29 @@
 """Microseconds that schedule() and commit() take, without a model.
 
-    python benchmarks/bench_scheduler.py [--num-seqs 256] [--num-steps 400]
-
 Decode: all sequences run one token a step, with events, stop checks and prefix caching; the medians
-are over steps in which all of them run. Intake: the first look at a long prompt, which hashes it.
+are over steps in which all of them run, and stand beside the time in which this machine reads the
+weights of a model of 1.1 billion bf16 parameters once, as each of its steps must. Intake: the first
+look at a long prompt, which hashes it, beside that model's arithmetic for the prompt.
+
+Example:
+    pytest benchmarks/bench_scheduler.py --results scheduler.json
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import statistics
 
+import pytest
 from llmserve import _core
 from llmserve._core import testing
+from llmserve.bench.machine import MachineProbe
 
 VOCAB_SIZE = 32_000
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 64
+NUM_STEPS = 400
+MODEL_PARAMETERS = 1.1e9
 
 
 def cache_of(num_blocks: int) -> _core.CacheConfig:
@@ -63,18 +68,33 @@ def bench_intake(num_tokens: int) -> dict[str, float]:
     return {"schedule_us": schedule_us, "commit_us": commit_us}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num-seqs", type=int, default=256)
-    parser.add_argument("--num-steps", type=int, default=400)
-    args = parser.parse_args()
-    results = {
-        "decode": bench_decode(args.num_seqs, args.num_steps, with_text=False),
-        "decode_with_text_and_stops": bench_decode(args.num_seqs, args.num_steps, with_text=True),
-        "intake_of_20k_tokens": bench_intake(20_000),
-    }
-    print(json.dumps({"num_seqs": args.num_seqs, **results}, indent=2))
+@pytest.fixture(scope="module")
+def rates(threads):
+    probe = MachineProbe(threads)
+    for _ in range(5):
+        probe.measure()
+    return probe.rates()
 
 
-if __name__ == "__main__":
-    main()
+@pytest.mark.parametrize("with_text", [False, True], ids=["ids", "text_and_stops"])
+@pytest.mark.parametrize("num_seqs", [32, 256])
+def test_decode(num_seqs, with_text, rates, board):
+    times = bench_decode(num_seqs, NUM_STEPS, with_text)
+    step_us = rates.bound_s(2 * MODEL_PARAMETERS, 2 * MODEL_PARAMETERS * num_seqs) * 1e6
+    share = (times["schedule_us"] + times["commit_us"]) / step_us
+    label = "text and stops" if with_text else "ids"
+    board.add(
+        f"decode of {num_seqs} sequences, {label}",
+        {**times, "model_bound_us": step_us, "share_of_bound": share},
+    )
+
+
+def test_intake(rates, board):
+    num_tokens = 20_000
+    times = bench_intake(num_tokens)
+    step_us = rates.bound_s(2 * MODEL_PARAMETERS, 2 * MODEL_PARAMETERS * num_tokens) * 1e6
+    share = (times["schedule_us"] + times["commit_us"]) / step_us
+    board.add(
+        f"intake of {num_tokens} tokens",
+        {**times, "model_bound_us": step_us, "share_of_bound": share},
+    )

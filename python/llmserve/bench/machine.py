@@ -3,6 +3,7 @@
 import os
 import platform
 import statistics
+import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,13 @@ def _cpu_name() -> str:
 
 def _commit() -> str | None:
     """The commit of the source tree that the package runs from, None for an installed wheel."""
-    for folder in Path(__file__).resolve().parents:
-        head = folder / ".git" / "HEAD"
-        if head.is_file():
-            text = head.read_text(encoding="utf-8").strip()
-            branch = folder / ".git" / text.removeprefix("ref: ")
-            if not text.startswith("ref: "):
-                return text
-            return branch.read_text(encoding="utf-8").strip() if branch.is_file() else None
-    return None
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() or None
