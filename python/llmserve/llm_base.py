@@ -229,6 +229,14 @@ class LLMBase:
         """Counters since the start: requests, steps, tokens, prefix cache, KV blocks."""
         return self._open_engine().metrics()
 
+    def get_histograms(self) -> _core.EngineHistograms:
+        """Distributions since the start: latencies, and sizes of requests and steps."""
+        return self._open_engine().histograms()
+
+    def get_memory_use(self) -> _core.MemoryUse:
+        """The bytes that the engine holds."""
+        return self._open_engine().memory_use
+
     def trace(self) -> Trace:
         """The last few thousand steps and requests: what each step ran, why each sequence ran or
         waited, and how long the phases took."""

@@ -3,6 +3,7 @@
 import argparse
 import logging
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from llmserve.errors import InvalidArgument
@@ -95,6 +96,12 @@ def run(options: argparse.Namespace) -> int:
             _log.info("loaded %r", llm)
             models.append(ServedModel(names, llm))
         serve(models, effective.server, sock)
+        for served in models if effective.server.trace else ():
+            file = Path(effective.server.trace)
+            if len(models) > 1:
+                file = file.with_stem(f"{file.stem}-{served.name}")
+            served.llm.trace().to_perfetto(file)
+            _log.info("wrote %s", file)
     return 0
 
 

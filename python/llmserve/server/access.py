@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmserve.server.activity import Run
 from llmserve.server.errors import to_api_error
+from llmserve.server.metrics import ServerMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,15 @@ class Access:
                     transport["abort"]()
         finally:
             _write(scope, status, time.monotonic() - began)
+            if "app" in scope:
+                _count(scope["app"].state.server.metrics, scope, status)
+
+
+def _count(metrics: ServerMetrics, scope: Scope, status: int) -> None:
+    metrics.answers.labels(str(status)).inc()
+    run = scope.get("llmserve.run")
+    if isinstance(run, Run) and (rate := run.tokens_per_s) is not None:
+        metrics.delivery.observe(rate)
 
 
 def _write(scope: Scope, status: int, duration_s: float) -> None:

@@ -58,6 +58,7 @@ class Run:
         now = asyncio.get_running_loop().time()
         self.began = now
         self._last_sent = now
+        self._first_sent = now
         self._behind_since: float | None = None
         self.cut_connection: Callable[[], None] = lambda: None
 
@@ -111,6 +112,18 @@ class Run:
         await sent
         self._last_sent = asyncio.get_running_loop().time()
         self.is_comment_due = False
+
+    def note_first(self) -> None:
+        """The first token was written."""
+        self._first_sent = self._last_sent
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """What a stream delivered after its first token; None for others."""
+        num_tokens = sum(s.state.num_generation_tokens for s in self.streams)
+        duration_s = self._last_sent - self._first_sent
+        is_rate = self.job.is_streamed and num_tokens > 1 and duration_s > 0
+        return (num_tokens - 1) / duration_s if is_rate else None
 
     def sweep(self, now: float) -> None:
         """Looks at the clocks."""

@@ -17,6 +17,9 @@ from llmserve.server.auth import Authentication
 from llmserve.server.chat import chat_completions
 from llmserve.server.completions import completions
 from llmserve.server.context import ServerContext
+from llmserve.server.debug import debug_request
+from llmserve.server.metrics import ServerMetrics
+from llmserve.server.metrics import metrics as get_metrics
 from llmserve.server.models import Models, ServedModel
 from llmserve.server.openapi import docs, openapi
 from llmserve.server.settings import ServerSettings
@@ -32,6 +35,8 @@ ROUTES = (
     Route("/ready", operations.ready, methods=["GET"]),
     Route("/version", operations.version, methods=["GET"]),
     Route("/load", operations.load, methods=["GET"]),
+    Route("/metrics", get_metrics, methods=["GET"]),
+    Route("/debug/requests/{request_id}", debug_request, methods=["GET"]),
     Route("/openapi.json", openapi, methods=["GET"]),
     Route("/docs", docs, methods=["GET"]),
 )
@@ -40,7 +45,10 @@ ROUTES = (
 def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = None) -> Starlette:
     """The server of these models as an ASGI application. Whoever runs it closes the models."""
     settings = settings or ServerSettings()
-    server = ServerContext(settings, Models(models), Activity(models, settings))
+    served = Models(models)
+    activity = Activity(models, settings)
+    metrics = ServerMetrics(served, activity, settings.vllm_metrics)
+    server = ServerContext(settings, served, activity, metrics)
     middleware = [Middleware(Access), Middleware(Authentication, settings=settings)]
     if settings.origins:
         cors = Middleware(

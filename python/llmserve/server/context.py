@@ -2,12 +2,16 @@
 
 import uuid
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
 from llmserve.server.activity import Activity
 from llmserve.server.models import Models
 from llmserve.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from llmserve.server.metrics import ServerMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,7 @@ class ServerContext:
     settings: ServerSettings
     models: Models
     activity: Activity
+    metrics: "ServerMetrics"
 
 
 def context(request: Request) -> ServerContext:

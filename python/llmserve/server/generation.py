@@ -89,8 +89,10 @@ class GenerationResponse(Response):
                 return
             lines = b"".join(self._lines(run))
             if lines:
-                is_first = False
                 await self._send(run, send, lines)
+                if is_first:
+                    run.note_first()
+                is_first = False
             elif run.is_comment_due:
                 await self._send(run, send, _COMMENT)
         last = b"".join([*self._answer.last_lines(), b"data: [DONE]\n\n"])

@@ -23,6 +23,7 @@ _GET = {
     "/ready": "Are new requests taken",
     "/version": "llmserve's version",
     "/load": "What runs and waits",
+    "/metrics": "Counters and distributions for Prometheus",
 }
 _ERRORS = {
     "400": "a parameter is wrong; the error names it",

@@ -50,6 +50,7 @@ class ServerSettings:
     stream_grace: float = _setting(10.0, "time that a slow client has to catch up, then it is cut")
 
     log_format: str = _setting("text", "text or json")
+    trace: str = _setting("", "file for a Perfetto trace of the last steps, written at the end")
     vllm_metrics: bool = _setting(False, "also export metrics under vLLM's names")
 
     def __post_init__(self) -> None:

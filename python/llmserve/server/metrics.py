@@ -1,0 +1,212 @@
+"""GET /metrics: what the engine counts, in Prometheus' format. Read when asked for: no request pays
+for it but with a count of its answer."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmserve import _core
+from llmserve.server.activity import Activity
+from llmserve.server.context import context
+from llmserve.server.models import Models, ServedModel
+
+PREFIX = "llmserve:"
+# Names that vLLM has, too, with the same meaning.
+VLLM_NAMES = (
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+    *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens"),
+    *("generation_tokens", "request_success", "time_to_first_token_seconds"),
+    *("inter_token_latency_seconds", "request_time_per_output_token_seconds"),
+    *("e2e_request_latency_seconds", "request_queue_time_seconds"),
+    *("request_prefill_time_seconds", "request_decode_time_seconds", "request_prompt_tokens"),
+    *("request_generation_tokens", "iteration_tokens_total"),
+)
+# Values by their labels, the model's name first.
+_Values = Mapping[tuple[str], float] | Mapping[tuple[str, str], float]
+_HELP = {
+    "time_to_first_token_seconds": "from a request's arrival to its first token",
+    "inter_token_latency_seconds": "between two tokens of a sequence",
+    "request_time_per_output_token_seconds": "mean of a sequence's tokens after its first",
+    "e2e_request_latency_seconds": "from a request's arrival to its end",
+    "request_queue_time_seconds": "from a request's arrival to its first step",
+    "request_prefill_time_seconds": "from a request's first step to its first token",
+    "request_decode_time_seconds": "from a request's first token to its last",
+    "request_prompt_tokens": "tokens of a prompt",
+    "request_generation_tokens": "new tokens of a request",
+    "iteration_tokens_total": "tokens of a step",
+    "iteration_sequences": "sequences of a step: the batch size",
+    "step_time_seconds": "a step as a whole",
+}
+
+
+class EngineCollector(Collector):
+    """The engines' own counters, and the server's."""
+
+    def __init__(self, models: Models, activity: Activity, has_vllm_names: bool) -> None:
+        self._models = models
+        self._activity = activity
+        self._has_vllm_names = has_vllm_names
+
+    def collect(self) -> Iterator[Metric]:
+        """One family a name, a label a model."""
+        families: dict[str, Metric] = {}
+        for model in self._models:
+            for family in _of_model(model, self._activity):
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        for family in (*families.values(), *_of_server(self._activity)):
+            yield family
+            name = family.name.removeprefix(PREFIX)
+            if self._has_vllm_names and name in VLLM_NAMES:
+                yield _renamed(family, "vllm:" + name)
+
+
+def _renamed(family: Metric, name: str) -> Metric:
+    renamed = Metric(name, family.documentation, family.type)
+    renamed.samples = [
+        sample._replace(name=sample.name.replace(family.name, name, 1)) for sample in family.samples
+    ]
+    return renamed
+
+
+def _gauge(name: str, help: str, values: _Values, *labels: str) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, help, labels=["model_name", *labels])
+    for key, value in values.items():
+        family.add_metric(list(key), value)
+    return family
+
+
+def _counter(name: str, help: str, values: _Values, *labels: str) -> Metric:
+    family = CounterMetricFamily(PREFIX + name, help, labels=["model_name", *labels])
+    for key, value in values.items():
+        family.add_metric(list(key), value)
+    return family
+
+
+def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
+    name, llm = model.name, model.llm
+    metrics, distributions, memory = llm.get_metrics(), llm.get_histograms(), llm.get_memory_use()
+    used = metrics.num_blocks_used / max(metrics.num_blocks_total, 1)
+    is_up = llm.failure is None
+    for key, text, value in (
+        ("num_requests_running", "sequences that run", metrics.num_requests_running),
+        ("num_requests_waiting", "sequences that wait", metrics.num_requests_waiting),
+        ("kv_cache_usage_perc", "share of the KV cache in use, 1 is all", used),
+        ("engine_up", "1 while the engine runs", is_up),
+        ("engine_hung", "1 while a step hangs", activity.watchdog.is_hung(model)),
+    ):
+        yield _gauge(key, text, {(name,): float(value)})
+    blocks = {
+        (name, "used"): metrics.num_blocks_used,
+        (name, "cached"): metrics.num_blocks_cached,
+        (name, "free"): metrics.num_blocks_free,
+    }
+    yield _gauge("kv_blocks", "blocks of the KV cache", blocks, "state")
+    parts = {
+        (name, "weights"): memory.weight_bytes,
+        (name, "workspace"): memory.workspace_bytes,
+        (name, "kv_cache"): memory.kv_cache_bytes,
+    }
+    yield _gauge("memory_bytes", "memory that the engine holds", parts, "part")
+    for key, text, value in (
+        ("num_preemptions", "sequences that gave their blocks back", metrics.num_preemptions),
+        ("prompt_tokens", "prompt tokens of admitted requests", metrics.num_prompt_tokens),
+        ("prefill_tokens", "prompt tokens that were computed", metrics.num_prefill_tokens),
+        ("generation_tokens", "tokens that were generated", metrics.num_generation_tokens),
+        ("prefix_cache_queries", "prompt tokens looked up", metrics.prefix_cache_queries),
+        ("prefix_cache_hits", "of those, found", metrics.prefix_cache_hits),
+        ("prefix_cache_evictions", "blocks forgotten", metrics.prefix_cache_evictions),
+    ):
+        yield _counter(key, text, {(name,): value})
+    finished = {(name, reason): count for reason, count in distributions.num_finished.items()}
+    yield _counter("request_success", "finished requests", finished, "finished_reason")
+    steps = {
+        (name, "prefill"): metrics.num_prefill_steps,
+        (name, "decode"): metrics.num_decode_steps,
+    }
+    yield _counter("steps", "steps", steps, "phase")
+    for key, histogram in distributions.by_name.items():
+        yield _histogram(key, name, histogram)
+
+
+def _histogram(name: str, model_name: str, histogram: _core.Histogram) -> Metric:
+    family = HistogramMetricFamily(PREFIX + name, _HELP[name], labels=["model_name"])
+    total = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip([*histogram.bounds, float("inf")], histogram.counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound == float("inf") else repr(bound), total))
+    family.add_metric([model_name], buckets, histogram.sum)
+    return family
+
+
+def _of_server(activity: Activity) -> Iterator[Metric]:
+    ended = CounterMetricFamily(
+        PREFIX + "requests_ended_early", "requests that were ended, by cause", labels=["cause"]
+    )
+    for cause, count in sorted(activity.ended.items()):
+        ended.add_metric([cause], count)
+    yield ended
+    refused = CounterMetricFamily(
+        PREFIX + "requests_refused", "requests that were not let in", labels=["reason"]
+    )
+    refused.add_metric(["queue_full"], activity.admission.num_refused)
+    refused.add_metric(["error_spike"], activity.watchdog.num_shed)
+    yield refused
+    runs = GaugeMetricFamily(PREFIX + "http_requests_active", "requests being answered")
+    runs.add_metric([], len(activity.runs))
+    yield runs
+    total, available = _machine_memory()
+    memory = GaugeMetricFamily(
+        PREFIX + "machine_memory_usage_perc", "share of the machine's memory in use, 1 is all"
+    )
+    memory.add_metric([], 1 - available / total if total else 0.0)
+    yield memory
+
+
+def _machine_memory() -> tuple[int, int]:
+    """(total, available) in KiB, zeros where the machine does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = {line.split(":")[0]: line.split()[1] for line in file}
+        return int(fields["MemTotal"]), int(fields["MemAvailable"])
+    except (OSError, KeyError, ValueError):
+        return 0, 0
+
+
+class ServerMetrics:
+    """The registry of one server."""
+
+    def __init__(self, models: Models, activity: Activity, has_vllm_names: bool) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(EngineCollector(models, activity, has_vllm_names))
+        ProcessCollector(registry=self.registry)
+        self.answers = Counter(
+            PREFIX + "http_responses", "answers by status", ["status"], registry=self.registry
+        )
+        # People read 4 to 13 tokens a second: a stream below that keeps its reader waiting.
+        self.delivery = Histogram(
+            PREFIX + "stream_delivery_tokens_per_second",
+            "tokens a second that a stream delivered after its first",
+            registry=self.registry,
+            buckets=(1, 2, 4, 8, 13, 20, 40, 80, 160, 320, 640),
+        )
+
+
+async def metrics(request: Request) -> Response:
+    """GET /metrics."""
+    registry = context(request).metrics.registry
+    text = await asyncio.to_thread(generate_latest, registry)
+    return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})

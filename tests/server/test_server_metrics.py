@@ -1,0 +1,158 @@
+"""What /metrics says agrees with what happened, and the dashboard and alerts name what exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from llmserve import AsyncLLM, demo_model_path
+from prometheus_client.parser import text_string_to_metric_families
+from serving import RunningServer, running_server
+
+DOCS = Path(__file__).parents[2] / "docs"
+NUM_REQUESTS, NUM_TOKENS = 6, 5
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[RunningServer]:
+    """A server that has answered a few requests of equal prompts."""
+    llm = AsyncLLM(demo_model_path(), num_threads=1, kv_cache_memory_bytes=2**23)
+    with running_server(llm, vllm_metrics=True, admin_key="root") as server:
+        for idx in range(NUM_REQUESTS):
+            body = {"prompt": [5] * 40, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+            assert server.post("/v1/completions", stream=idx % 2 == 0, **body)[0] == 200
+        server.wait_until_idle()
+        yield server
+    llm.close()
+
+
+def samples(server: RunningServer) -> Samples:
+    status, text, headers = server.request("GET", "/metrics")
+    assert status == 200
+    assert headers["content-type"].startswith("text/plain")
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(found: Samples, name: str, **labels: str) -> float:
+    return found[name, tuple(sorted({"model_name": "demo", **labels}.items()))]
+
+
+def test_counters_and_distributions_are_those_of_the_requests(fresh: RunningServer) -> None:
+    found = samples(fresh)
+    assert value(found, "llmserve:num_requests_running") == 0
+    assert value(found, "llmserve:kv_cache_usage_perc") == 0
+    assert value(found, "llmserve:prompt_tokens_total") == NUM_REQUESTS * 40
+    assert value(found, "llmserve:generation_tokens_total") == NUM_REQUESTS * NUM_TOKENS
+    assert value(found, "llmserve:request_success_total", finished_reason="length") == NUM_REQUESTS
+    for name, count in (
+        ("time_to_first_token_seconds", NUM_REQUESTS),
+        ("e2e_request_latency_seconds", NUM_REQUESTS),
+        ("request_queue_time_seconds", NUM_REQUESTS),
+        ("request_prefill_time_seconds", NUM_REQUESTS),
+        ("request_decode_time_seconds", NUM_REQUESTS),
+        ("request_time_per_output_token_seconds", NUM_REQUESTS),
+        ("inter_token_latency_seconds", NUM_REQUESTS * (NUM_TOKENS - 1)),
+        ("request_prompt_tokens", NUM_REQUESTS),
+    ):
+        assert value(found, f"llmserve:{name}_count") == count, name
+        assert value(found, f"llmserve:{name}_bucket", le="+Inf") == count, name
+        assert value(found, f"llmserve:{name}_sum") > 0, name
+    assert value(found, "llmserve:request_generation_tokens_sum") == NUM_REQUESTS * NUM_TOKENS
+    steps = sum(value(found, "llmserve:steps_total", phase=p) for p in ("prefill", "decode"))
+    assert value(found, "llmserve:step_time_seconds_count") == steps
+    num_waited = value(found, "llmserve:request_queue_time_seconds_sum")
+    assert num_waited <= value(found, "llmserve:time_to_first_token_seconds_sum")
+
+
+def test_prefix_cache_counters_add_up(fresh: RunningServer) -> None:
+    found = samples(fresh)
+    hits = value(found, "llmserve:prefix_cache_hits_total")
+    computed = value(found, "llmserve:prefill_tokens_total")
+    assert hits == (NUM_REQUESTS - 1) * 32  # two blocks of 16; the last block is not full
+    assert hits + computed == value(found, "llmserve:prompt_tokens_total")
+    assert value(found, "llmserve:prefix_cache_queries_total") == NUM_REQUESTS * 40
+    blocks = [value(found, "llmserve:kv_blocks", state=s) for s in ("used", "cached", "free")]
+    assert sum(blocks) == fresh.llm.get_metrics().num_blocks_total
+
+
+def test_the_aliases_have_the_same_values(fresh: RunningServer) -> None:
+    found = samples(fresh)
+    for name in ("vllm:generation_tokens_total", "vllm:num_requests_running"):
+        assert value(found, name) == value(found, name.replace("vllm", "llmserve"))
+    names = {name for name, _ in found}
+    assert "vllm:time_to_first_token_seconds_bucket" in names
+    assert "vllm:iteration_tokens_total_bucket" in names
+    assert "vllm:request_success_total" in names
+
+
+def test_without_the_flag_there_are_no_aliases(server: RunningServer) -> None:
+    assert not any(name.startswith("vllm:") for name, _ in samples(server))
+
+
+NAME = re.compile(r"\b(?:llmserve:\w+|process_\w+)")
+
+
+def test_every_metric_of_the_dashboard_and_the_alerts_exists(fresh: RunningServer) -> None:
+    fresh.activity.ended["client_left"] += 1
+    exists = {name for name, _ in samples(fresh)}
+    dashboard = json.loads((DOCS / "monitoring" / "grafana.json").read_text("utf-8"))
+    expressions = [t["expr"] for panel in dashboard["panels"] for t in panel["targets"]]
+    rules = yaml.safe_load((DOCS / "monitoring" / "alerts.yml").read_text("utf-8"))
+    expressions += [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    named = {name for expression in expressions for name in NAME.findall(expression)}
+    assert len(named) > 20
+    assert named <= exists, named - exists
+    page = (DOCS / "observability.md").read_text("utf-8")
+    of_page = {name for name in NAME.findall(page) if not name.endswith("_")}
+    assert of_page <= exists, of_page - exists
+
+
+def test_a_requests_life_is_told_to_admins(fresh: RunningServer) -> None:
+    answer = fresh.post("/v1/completions", prompt=[9, 8, 7], max_tokens=3, ignore_eos=True)[1]
+    headers = {"Authorization": "Bearer root"}
+    path = f"/debug/requests/{answer['id']}"
+    status, life, _ = fresh.request("GET", path, headers=headers)
+    assert status == 200
+    assert [span["activity"] for span in life["spans"]] == ["waiting", "prefill", "decode"]
+    assert "3 prompt tokens" in life["explanation"][0]
+    assert fresh.request("GET", path)[0] == 401
+
+
+def test_a_line_of_the_log_tells_of_each_request(fresh: RunningServer, caplog: Any) -> None:
+    with caplog.at_level("INFO", "llmserve.server.access"):
+        answer = fresh.post("/v1/completions", prompt=[9], max_tokens=3, ignore_eos=True)[1]
+        fresh.wait_until(
+            lambda: any(getattr(r, "request_id", "") == answer["id"] for r in caplog.records),
+            "the line",
+        )
+    (line,) = [r for r in caplog.records if getattr(r, "request_id", "") == answer["id"]]
+    assert (line.status, line.prompt_tokens, line.generated_tokens) == (200, 1, 3)
+
+
+def test_logs_are_json_where_asked_and_never_hold_a_key() -> None:
+    code = """
+import logging
+from llmserve.server.logs import configure_logs
+configure_logs("json")
+logging.getLogger("llmserve.x").info("hello %s", "you", extra={"request_id": "r1", "status": 200})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    line = json.loads(done.stderr)
+    assert (line["message"], line["request_id"], line["status"]) == ("hello you", "r1", 200)
+    command = [sys.executable, "-m", "llmserve", "serve", "--show-config", "--api-key", "sesame"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "sesame" not in shown.stdout + shown.stderr
+    assert "api_key='(set)' (flag)" in shown.stdout or "api_key=(set) (flag)" in shown.stdout
