@@ -31,6 +31,11 @@ class PoolingState(RequestState):
             self._error = "the request was aborted"
         self.is_finished = event.is_request_finished
 
+    @property
+    def error(self) -> str | None:
+        """What went wrong."""
+        return self._error
+
     def pooling_output(self) -> PoolingRequestOutput:
         """Of a finished request."""
         return PoolingRequestOutput(

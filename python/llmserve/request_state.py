@@ -74,9 +74,10 @@ class RequestState:
         return sum(len(sample.token_ids) for sample in self._samples)
 
     @property
-    def has_failed(self) -> bool:
-        """Whether any of its samples ended with an error."""
-        return any(sample.last and sample.last.error for sample in self._samples)
+    def error(self) -> str | None:
+        """What went wrong with one of its samples, if anything did."""
+        errors = (sample.last.error for sample in self._samples if sample.last)
+        return next(filter(None, errors), None)
 
     @property
     def has_news(self) -> bool:

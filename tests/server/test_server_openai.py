@@ -213,6 +213,26 @@ def test_tokenize_and_detokenize_are_each_others_inverse(server: RunningServer) 
     assert text.startswith("<|im_start|>user\nTell me a story.")
 
 
+@pytest.mark.parametrize("encoding_format", ["float", "base64"])
+def test_embeddings_are_those_of_the_offline_engine(
+    client: openai.OpenAI, offline: LLM, encoding_format: Any
+) -> None:
+    texts = [PROMPT, "The fox"]
+    answer = client.embeddings.create(model="demo", input=texts, encoding_format=encoding_format)
+    wanted = [output.outputs.embedding for output in offline.embed(texts, use_tqdm=False)]
+    if encoding_format == "base64":
+        assert [len(item.embedding) for item in answer.data] == [  # the client leaves it as it is
+            4 * ((len(vector) * 4 + 2) // 3) for vector in wanted
+        ]
+        default = client.embeddings.create(model="demo", input=texts)  # base64 on the wire
+        assert [item.embedding for item in default.data] == wanted
+    else:
+        assert [item.embedding for item in answer.data] == wanted
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 4
+    ids = client.embeddings.create(model="demo", input=[5, 6, 7], dimensions=8)
+    assert len(ids.data[0].embedding) == 8
+
+
 def test_the_description_names_every_field_and_route(server: RunningServer) -> None:
     document = server.request("GET", "/openapi.json")[1]
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize"} <= set(document["paths"])

@@ -38,10 +38,12 @@ class Job:
     @property
     def num_tokens(self) -> int:
         """The most that it may take: prompts and new tokens."""
-        return sum(
-            len(state.prompt.token_ids) + state.params.n * (state.params.max_tokens or 1)
-            for state in self.states
-        )
+        return sum(_num_tokens(state) for state in self.states)
+
+
+def _num_tokens(state: RequestState) -> int:
+    num_new = 0 if state.pooling else state.params.n * (state.params.max_tokens or 1)
+    return len(state.prompt.token_ids) + num_new
 
 
 class Run:
@@ -70,7 +72,7 @@ class Run:
     @property
     def has_failed(self) -> bool:
         """Whether the engine gave up on any of it."""
-        return any(stream.state.has_failed for stream in self.streams)
+        return not self.cause and any(stream.state.error for stream in self.streams)
 
     @property
     def has_news(self) -> bool:

@@ -18,6 +18,7 @@ from llmserve.server.chat import chat_completions
 from llmserve.server.completions import completions
 from llmserve.server.context import ServerContext
 from llmserve.server.debug import debug_request
+from llmserve.server.embeddings import embeddings
 from llmserve.server.metrics import ServerMetrics
 from llmserve.server.metrics import metrics as get_metrics
 from llmserve.server.models import Models, ServedModel
@@ -29,6 +30,7 @@ ROUTES = (
     Route("/v1/models/{model:path}", operations.model, methods=["GET"]),
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/embeddings", embeddings, methods=["POST"]),
     Route("/tokenize", tokens.tokenize, methods=["POST"]),
     Route("/detokenize", tokens.detokenize, methods=["POST"]),
     Route("/health", operations.health, methods=["GET"]),

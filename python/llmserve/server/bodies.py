@@ -142,5 +142,4 @@ class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     encoding_format: str | None = None
     dimensions: int | None = None
     user: str | None = None
-    priority: int | None = None
     timeout: float | None = None

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from llmserve.chat_template import chat_request
 from llmserve.outputs import CompletionOutput, RequestOutput
 from llmserve.prompts import TokensPrompt
+from llmserve.request_state import RequestState
 from llmserve.server.activity import Job
 from llmserve.server.bodies import ChatBody
 from llmserve.server.body import read_json
@@ -102,8 +103,9 @@ class _Answer:
             content = body.messages[-1].get("content")
             self._before = content if isinstance(content, str) else ""
 
-    def document(self, outputs: list[RequestOutput], cause: str) -> object:
+    def document(self, states: Sequence[RequestState], cause: str) -> object:
         """See Answer."""
+        outputs = [state.output() for state in states]
         (output,) = outputs
         choices = [self._choice(completion, cause) for completion in output.outputs]
         document = {

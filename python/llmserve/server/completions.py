@@ -1,13 +1,14 @@
 """POST /v1/completions."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.outputs import CompletionOutput, RequestOutput
+from llmserve.request_state import RequestState
 from llmserve.server.activity import Job
 from llmserve.server.bodies import CompletionBody
 from llmserve.server.body import read_json
@@ -95,8 +96,9 @@ class _Answer:
         self._is_begun: set[int] = set()  # choices
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
-    def document(self, outputs: list[RequestOutput], cause: str) -> object:
+    def document(self, states: Sequence[RequestState], cause: str) -> object:
         """See Answer."""
+        outputs = [state.output() for state in states]
         choices = [
             self._choice(idx, output, completion, cause)
             for idx, output in enumerate(outputs)

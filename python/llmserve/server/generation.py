@@ -1,13 +1,14 @@
 """Answers of generation routes: one JSON document, or a stream of server-sent events."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llmserve.outputs import RequestOutput
+from llmserve.request_state import RequestState
 from llmserve.sampling_params import RequestOutputKind
 from llmserve.server.activity import TIMEOUT, Activity, Job, Run
 from llmserve.server.errors import ApiError, JsonResponse
@@ -23,8 +24,8 @@ _COMMENT = b": keep-alive\n\n"
 class Answer(Protocol):
     """How a route words what the engine gives."""
 
-    def document(self, outputs: list[RequestOutput], cause: str) -> object:
-        """The whole answer, an output a prompt. cause: why it was ended early, or empty."""
+    def document(self, states: Sequence[RequestState], cause: str) -> object:
+        """The whole answer, a state a prompt. cause: why it was ended early, or empty."""
 
     def lines(self, prompt_idx: int, output: RequestOutput, cause: str) -> Iterable[bytes]:
         """Events of a stream for what is new of one prompt."""
@@ -63,19 +64,19 @@ class GenerationResponse(Response):
             await run.wait()
         if run.is_cut:
             return
-        outputs = [stream.state.output() for stream in run.streams]
-        errors = [c.error for output in outputs for c in output.outputs if c.error is not None]
-        if errors:
-            raise ApiError(500, errors[0], code="generation_failed")
-        if run.cause == TIMEOUT and not any(c.token_ids for o in outputs for c in o.outputs):
+        states = [stream.state for stream in run.streams]
+        if run.cause == TIMEOUT and not any(state.num_generation_tokens for state in states):
             raise ApiError(
                 503,
                 f"no token came within {run.job.timeout_s:g} seconds",
                 code="timeout",
                 retry_after=self._activity.admission.estimate_s(run.job.num_tokens),
             )
+        errors = [state.error for state in states if state.error is not None]
+        if errors:
+            raise ApiError(500, errors[0], code="generation_failed")
         headers = {name.decode(): value.decode() for name, value in self._own_headers}
-        response = JsonResponse(self._answer.document(outputs, run.cause), headers=headers)
+        response = JsonResponse(self._answer.document(states, run.cause), headers=headers)
         await response(scope, receive, send)
 
     async def _stream(self, run: Run, send: Send) -> None:

@@ -8,12 +8,19 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from llmserve._version import __version__
-from llmserve.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from llmserve.server.bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    TokenizeBody,
+)
 from llmserve.server.errors import JsonResponse
 
 _POST: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/completions": (CompletionBody, "Continue prompts"),
     "/v1/chat/completions": (ChatBody, "Answer a conversation"),
+    "/v1/embeddings": (EmbeddingBody, "A vector a text"),
     "/tokenize": (TokenizeBody, "The token ids of a text or conversation"),
     "/detokenize": (DetokenizeBody, "The text of token ids"),
 }

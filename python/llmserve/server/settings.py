@@ -28,6 +28,7 @@ class ServerSettings:
     max_header_bytes: int = _setting(2**15, "longest request head (431)")
     max_json_depth: int = _setting(64, "deepest nesting of a request body (400)")
     max_num_samples: int = _setting(128, "most sequences that one request may ask for")
+    max_num_inputs: int = _setting(2048, "most texts that a request may embed")
     max_output_tokens: int = _setting(4096, "most new tokens a sequence; longer ones end there")
 
     max_waiting_requests: int = _setting(256, "more than can run at once may wait (429)")

@@ -1,0 +1,75 @@
+"""POST /v1/embeddings."""
+
+import base64
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmserve.outputs import RequestOutput
+from llmserve.pooling_params import PoolingParams
+from llmserve.pooling_state import PoolingState
+from llmserve.request_state import RequestState
+from llmserve.server.activity import Job
+from llmserve.server.bodies import EmbeddingBody
+from llmserve.server.body import read_json
+from llmserve.server.context import context, new_id
+from llmserve.server.errors import ApiError
+from llmserve.server.generation import GenerationResponse
+from llmserve.server.prompts import prompts
+from llmserve.server.sampling import timeout_s
+
+
+async def embeddings(request: Request) -> Response:
+    """A vector a text."""
+    server = context(request)
+    body = await read_json(request, EmbeddingBody, server.settings)
+    model = server.models.get(body.model)
+    if body.encoding_format not in (None, "float", "base64"):
+        raise ApiError(
+            400,
+            f"encoding_format must be 'float' or 'base64', got {body.encoding_format[:80]!r}",
+            param="encoding_format",
+        )
+    given = prompts("input", body.input, model, server.settings.max_num_inputs)
+    params = PoolingParams(task="embed", dimensions=body.dimensions)
+    states = [await model.llm.admit_pooling(prompt, params, "embed") for prompt in given]
+    job = Job(new_id("embd"), model, states, False, timeout_s(body.timeout, server.settings))
+    return GenerationResponse(server.activity, job, _Answer(job, body.encoding_format == "base64"))
+
+
+class _Answer:
+    def __init__(self, job: Job, is_base64: bool) -> None:
+        self._job = job
+        self._is_base64 = is_base64
+
+    def document(self, states: Sequence[RequestState], cause: str) -> object:
+        """See Answer."""
+        data = [
+            {"object": "embedding", "index": idx, "embedding": self._vector(state)}
+            for idx, state in enumerate(states)
+        ]
+        num_tokens = sum(len(state.prompt.token_ids) for state in states)
+        return {
+            "object": "list",
+            "data": data,
+            "model": self._job.model.name,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+
+    def lines(self, prompt_idx: int, output: RequestOutput, cause: str) -> Iterable[bytes]:
+        """Embeddings are not streamed."""
+        return ()
+
+    def last_lines(self) -> Iterable[bytes]:
+        """See Answer."""
+        return ()
+
+    def _vector(self, state: RequestState) -> str | list[float]:
+        assert isinstance(state, PoolingState)
+        vector = np.asarray(state.embedding_output().outputs.data, dtype=np.float32)
+        if self._is_base64:  # little-endian float32, as OpenAI's
+            return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+        values: list[float] = vector.tolist()
+        return values
