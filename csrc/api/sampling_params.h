@@ -13,6 +13,7 @@
 namespace llmserve {
 
 class LogitsProcessor;  // sampling/logits_processor.h
+class TokenGrammar;     // text/token_mask.h
 
 inline constexpr int32_t kMaxNumSamples = 128;
 inline constexpr float kMaxLogitBias = 100.0f;
@@ -73,6 +74,7 @@ struct SamplingParams {
   std::optional<RepetitionDetection> repetition_detection;
   // Change the draw's copy of the logits, in this order, before all else does.
   std::vector<std::shared_ptr<LogitsProcessor>> logits_processors;
+  std::shared_ptr<TokenGrammar> grammar;  // of the text, or none
 
   bool is_greedy() const { return temperature < kGreedyTemperature; }
   bool has_logprobs() const { return logprobs.has_value() || !logprob_token_ids.empty(); }

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_array(module);
   llmserve::register_block_allocator(module);
   llmserve::register_vocabulary(module);
+  llmserve::register_grammar(module);
   llmserve::register_sampling_params(module);
   llmserve::register_processor_queue(module);
   llmserve::register_request_kinds(module);
@@ -23,6 +24,7 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_testing_ops(testing);
   llmserve::register_testing_io(testing);
   llmserve::register_testing_models(testing);
+  llmserve::register_testing_grammar(testing);
   llmserve::register_testing_control(testing);
   llmserve::register_testing_scheduler(testing);
   llmserve::register_testing_memory(testing);

@@ -5,6 +5,7 @@
 #include "bindings/from_kwargs.h"
 #include "bindings/register.h"
 #include "sampling/logits_processor.h"
+#include "text/token_mask.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -56,6 +57,7 @@ void register_sampling_params(py::module_& module) {
       .def_readwrite("thinking_budget", &SamplingParams::thinking_budget)
       .def_readwrite("repetition_detection", &SamplingParams::repetition_detection)
       .def_readwrite("logits_processors", &SamplingParams::logits_processors)
+      .def_readwrite("grammar", &SamplingParams::grammar)
       .def("validate", &SamplingParams::validate)
       .def("validate_token_ids", &SamplingParams::validate_token_ids, "vocab_size"_a);
 }

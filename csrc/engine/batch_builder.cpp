@@ -44,7 +44,7 @@ void BatchBuilder::fill_block_tables(const StepPlan& plan) {
   batch_.input.max_blocks = max_blocks;
 }
 
-const StepBatch& BatchBuilder::build(const StepPlan& plan) {
+StepBatch& BatchBuilder::build(const StepPlan& plan) {
   token_ids_.clear();
   given_embeddings_.clear();
   positions_.clear();

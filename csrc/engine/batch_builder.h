@@ -23,7 +23,8 @@ class BatchBuilder {
  public:
   explicit BatchBuilder(int64_t block_size) : block_size_(block_size) {}
 
-  const StepBatch& build(const StepPlan& plan);
+  // The sample tasks are the caller's to complete.
+  StepBatch& build(const StepPlan& plan);
 
  private:
   void append_sequence(const ScheduledSequence& sequence);

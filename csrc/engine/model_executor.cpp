@@ -37,6 +37,7 @@ ModelExecutor::ModelExecutor(const EngineConfig& config)
   model_ = load(config_, *backend_);
   vocab_size_ = model_->config().vocab_size;
   hidden_size_ = model_->config().hidden_size;
+  masks_ = std::make_unique<MaskFiller>(vocab_size_);
   workspace_bytes_ = workspace_bytes(*model_, config_);
   kv_layers_.assign(model_->kv_layers().begin(), model_->kv_layers().end());
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
@@ -86,12 +87,14 @@ void ModelExecutor::check_shapes(const Model& model) const {
 }
 
 const SampledTokens& ModelExecutor::execute(const StepPlan& plan) {
-  const StepBatch& batch = batch_builder_.build(plan);
+  StepBatch& batch = batch_builder_.build(plan);
+  MaskFiller::Pending masks = masks_->begin(batch.sample_tasks);
   kv_storage_->copy_blocks(*backend_, batch.copies);
   const Arena::Scope scope(*arena_);
   const ForwardContext context{*backend_, *arena_, batch.input, kv_storage_->layers()};
   const Tensor hidden = model_->forward(context);
   pooler_.take(context, *model_, hidden, plan);
+  masks.finish();
   sample_rows(context, hidden, batch);
   return sampled_;
 }
@@ -111,6 +114,7 @@ void ModelExecutor::sample_rows(const ForwardContext& context, const Tensor& hid
 
 void ModelExecutor::check_idle() const {
   check_internal(sampler_.num_slots() == 0, "the sampler keeps nothing of an ended sequence");
+  check_internal(masks_->num_matchers() == 0, "no matcher is kept of an ended sequence");
 }
 
 std::string ModelExecutor::description() const {

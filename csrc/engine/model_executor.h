@@ -10,6 +10,7 @@
 #include "engine/batch_builder.h"
 #include "engine/executor.h"
 #include "engine/kv_storage.h"
+#include "engine/mask_filler.h"
 #include "engine/pooler.h"
 #include "models/model.h"
 #include "sampling/sampler.h"
@@ -29,6 +30,7 @@ class ModelExecutor final : public Executor {
   const SampledTokens& execute(const StepPlan& plan) override;
   void forget(RequestId request_id, int32_t sample_index) override {
     sampler_.forget(request_id, sample_index);
+    masks_->forget(request_id, sample_index);
   }
   void check_idle() const override;
   int64_t vocab_size() const override { return vocab_size_; }
@@ -55,6 +57,7 @@ class ModelExecutor final : public Executor {
   int64_t scratch_bytes_ = 0;  // that the backend reserved for it, and keeps
   std::vector<KvLayerSpec> kv_layers_;
   BatchBuilder batch_builder_;
+  std::unique_ptr<MaskFiller> masks_;
   Sampler sampler_;
   Pooler pooler_;
   SampledTokens sampled_;

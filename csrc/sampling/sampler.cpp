@@ -14,12 +14,18 @@ SampleRow Sampler::make_row(const SampleTask& task, const ConstTensor& logits, s
                 .min_p = params.min_p,
                 .seed = task.seed,
                 .position = task.position,
+                .allowed = task.allowed,
                 .banned_token_ids = task.banned_token_ids,
                 .reported_token_ids = params.logprob_token_ids};
   const int32_t all = static_cast<int32_t>(logits.shape[0]);
   if (params.has_logprobs()) row.num_top = params.logprobs.value_or(0);
   if (params.logprobs && *params.logprobs < 0) row.num_top = all;
-  if (!SamplingSlot::is_needed(params)) return row;
+  if (!task.mask_error.empty()) {
+    error = task.mask_error;
+    return {.forced_token_id = 0};
+  }
+  row.forced_token_id = task.end_token_id;
+  if (!SamplingSlot::is_needed(params) || task.end_token_id >= 0) return row;
   const auto place =
       slots_.try_emplace({task.request_id, task.sample_index}, params, logits.shape[0]).first;
   try {
@@ -51,15 +57,16 @@ void Sampler::file(const SampledRow& row, const SampleTask& task, const std::str
   SampledToken token{.token_id = row.token_id,
                      .logprob = row.logprob,
                      .rank = row.rank,
-                     .is_valid = row.is_valid && error.empty()};
+                     .is_valid = row.is_valid && error.empty(),
+                     .is_end = task.end_token_id >= 0};
   if (!token.is_valid && row.is_raw_valid) {
     token.error_idx = static_cast<int32_t>(out.errors.size());
     out.errors.push_back(
         !error.empty()
             ? error
             : concat("no token is left to draw at position ", task.position,
-                     ": logits_processors, allowed_token_ids, bad_words, logit_bias, the penalties "
-                     "and min_tokens together rule out all; allow more"));
+                     ": structured_outputs, logits_processors, allowed_token_ids, bad_words, "
+                     "logit_bias, the penalties and min_tokens together rule out all; allow more"));
   }
   token.top_begin = static_cast<int32_t>(out.tops.size());
   token.num_top = static_cast<int32_t>(row.top.size() + row.reported.size());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "core/error.h"
@@ -29,7 +30,7 @@ void SamplingSlot::prepare(const SampleTask& task, const ConstTensor& logits, Me
                            SampleRow& row) {
   take_in(task);
   row.biases = biases_;
-  row.allowed = allowed_;
+  row.allowed = allow(task);
   row.counts = counts_.all();
   row.repetition_penalty = params_.repetition_penalty;
   row.frequency_penalty = params_.frequency_penalty;
@@ -53,6 +54,14 @@ void SamplingSlot::take_in(const SampleTask& task) {
       counts_.add(task.token_ids[num_seen_], is_generated);
     if (thinking_) thinking_->add(task.token_ids.first(num_seen_ + 1), is_generated);
   }
+}
+
+std::span<const uint32_t> SamplingSlot::allow(const SampleTask& task) {
+  if (allowed_.empty()) return task.allowed;
+  if (task.allowed.empty()) return allowed_;
+  both_.resize(allowed_.size());
+  std::ranges::transform(allowed_, task.allowed, both_.begin(), std::bit_and<>());
+  return both_;
 }
 
 // The last token of each bad word whose others the output ends in.

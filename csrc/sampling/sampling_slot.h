@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "api/request.h"
@@ -26,6 +27,10 @@ struct SampleTask {
   std::span<const int32_t> token_ids;  // [position] prompt, then output
   int64_t num_prompt_tokens = 0;       // of those
   std::span<const int32_t> banned_token_ids;
+  // What the request's grammar says.
+  std::span<const uint32_t> allowed;  // [ceil(V / 32)] bits, as in SampleRow; empty: all
+  int32_t end_token_id = -1;          // >= 0: nothing may come but this, the text's end
+  std::string_view mask_error;        // why there is no mask, where there should be
 };
 
 class SamplingSlot {
@@ -44,6 +49,7 @@ class SamplingSlot {
  private:
   void take_in(const SampleTask& task);
   void ban(const SampleTask& task);
+  std::span<const uint32_t> allow(const SampleTask& task);
   void process(const SampleTask& task, const ConstTensor& logits, Memory& memory);
 
   const SamplingParams& params_;
@@ -52,6 +58,7 @@ class SamplingSlot {
   std::optional<ThinkingSection> thinking_;
   std::vector<TokenBias> biases_;
   std::vector<uint32_t> allowed_;   // [ceil(V / 32)], or empty: all
+  std::vector<uint32_t> both_;      // likewise: what the grammar allows of them
   std::vector<int32_t> banned_;     // of the step
   std::vector<float> draw_logits_;  // [V], or empty: no processors
 };

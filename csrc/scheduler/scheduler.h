@@ -135,7 +135,7 @@ class Scheduler {
   void place_forks();
   void finish_pooled(Sequence& sequence);
   void append_token(Sequence& sequence, const SampledTokens& sampled, const SampledToken& token);
-  FinishReason check_end(Sequence& sequence, TokenEvent& event) const;
+  FinishReason check_end(Sequence& sequence, bool is_end, TokenEvent& event) const;
 
   // scheduler_beams.cpp
   void hold_candidates(Sequence& sequence, std::span<const TokenLogprob> candidates);

@@ -155,16 +155,17 @@ void Scheduler::append_token(Sequence& sequence, const SampledTokens& sampled,
     event.logprobs.push_back({token.token_id, token.logprob, token.rank});
     event.top_logprobs.emplace_back(top.begin(), top.end());
   }
-  event.finish_reason = check_end(sequence, event);
+  event.finish_reason = check_end(sequence, token.is_end, event);
   if (event.finish_reason != FinishReason::kNone) retire(sequence, event);
 }
 
-FinishReason Scheduler::check_end(Sequence& sequence, TokenEvent& event) const {
+FinishReason Scheduler::check_end(Sequence& sequence, bool is_end, TokenEvent& event) const {
   const SamplingParams& params = sequence.params();
   const int32_t token_id = sequence.token_ids.back();
   const bool can_stop = sequence.num_generated() >= params.min_tokens;
   const bool is_stop_token =
-      can_stop && std::ranges::binary_search(sequence.context->stop_token_ids, token_id);
+      is_end ||
+      (can_stop && std::ranges::binary_search(sequence.context->stop_token_ids, token_id));
   const bool is_full = sequence.num_generated() >= params.max_tokens ||
                        sequence.num_tokens() >= config_.max_model_len;
   const bool is_repeating =

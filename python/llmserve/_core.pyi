@@ -41,6 +41,37 @@ class ProcessorQueue:
     def num_taken(self) -> int: ...
     def close(self) -> None: ...
 
+class TokenGrammar: ...
+
+class GrammarLimits:
+    def __init__(
+        self,
+        *,
+        max_text_bytes: int = ...,
+        timeout_s: float = ...,
+        max_num_threads: int = ...,
+        cache_bytes: int = ...,
+    ) -> None: ...
+    max_text_bytes: int
+    timeout_s: float
+    max_num_threads: int
+    cache_bytes: int
+
+class GrammarCompiler:
+    def __init__(
+        self,
+        library_path: str,
+        vocabulary: Vocabulary,
+        vocab_size: int,
+        end_token_ids: Sequence[int],
+        limits: GrammarLimits = ...,
+    ) -> None: ...
+    def compile(self, field: str, kind: str, text: str) -> TokenGrammar: ...
+    @property
+    def num_compiled(self) -> int: ...
+    @property
+    def cached_bytes(self) -> int: ...
+
 class SamplingParams:
     n: int
     presence_penalty: float
@@ -70,6 +101,7 @@ class SamplingParams:
     thinking_budget: ThinkingBudget | None
     repetition_detection: RepetitionDetection | None
     logits_processors: list[LogitsProcessor]
+    grammar: TokenGrammar | None
     def __init__(self, **kwargs: object) -> None: ...
     def validate(self) -> None: ...
     def validate_token_ids(self, vocab_size: int) -> None: ...

@@ -1,0 +1,128 @@
+#include "engine/mask_filler.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/error.h"
+
+namespace llmserve {
+namespace {
+
+// A mask is a fraction of a millisecond. One that takes longer than this holds up everybody else's
+// tokens.
+constexpr std::chrono::seconds kPatience{2};
+
+// One keeps up with a batch on a machine whose forward is that slow; a device's is faster.
+size_t num_mask_threads() { return std::clamp(std::thread::hardware_concurrency() / 8, 1u, 4u); }
+
+}  // namespace
+
+MaskFiller::MaskFiller(int64_t vocab_size) : vocab_size_(vocab_size) {}
+
+MaskFiller::~MaskFiller() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+    has_work_.notify_all();
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+MaskFiller::Pending MaskFiller::begin(std::span<SampleTask> tasks) {
+  const std::lock_guard lock(mutex_);
+  jobs_.clear();
+  next_job_ = num_done_ = 0;
+  for (SampleTask& task : tasks) {
+    if (!task.params->grammar || task.given_token_id >= 0) continue;
+    jobs_.push_back({.task = &task, .followed = &matchers_[{task.request_id, task.sample_index}]});
+  }
+  if (!jobs_.empty() && threads_.empty()) {
+    for (size_t i = 0; i < num_mask_threads(); ++i) threads_.emplace_back([this] { work(); });
+  }
+  has_work_.notify_all();
+  return Pending(*this);
+}
+
+void MaskFiller::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    has_work_.wait(lock, [this] { return is_stopping_ || next_job_ < jobs_.size(); });
+    if (is_stopping_) return;
+    Job& job = jobs_[next_job_++];  // stays where it is until all are done
+    job.begin = std::chrono::steady_clock::now();
+    job.is_running = true;
+    lock.unlock();
+    fill(*job.task, *job.followed);
+    lock.lock();
+    job.is_running = false;
+    if (++num_done_ == jobs_.size()) has_result_.notify_one();
+  }
+}
+
+void MaskFiller::fill(const SampleTask& task, Followed& followed) {
+  try {
+    follow(task, followed);
+    separate_ends(task, followed);
+  } catch (const std::exception& failure) {  // its request fails alone
+    followed.error = failure.what();
+  }
+}
+
+void MaskFiller::follow(const SampleTask& task, Followed& followed) {
+  if (!followed.matcher) {
+    auto matcher = task.params->grammar->make_matcher();
+    followed.num_seen = static_cast<size_t>(task.num_prompt_tokens);
+    const std::lock_guard lock(mutex_);
+    followed.matcher = std::move(matcher);
+  }
+  for (; followed.num_seen < task.token_ids.size(); ++followed.num_seen)
+    followed.matcher->append(task.token_ids[followed.num_seen]);
+  followed.mask.resize(static_cast<size_t>((vocab_size_ + 31) / 32));
+  followed.matcher->fill(followed.mask);
+}
+
+// A text that can only end does so, whatever else was asked for: min_tokens and ignore_eos cannot
+// lengthen it.
+void MaskFiller::separate_ends(const SampleTask& task, Followed& followed) {
+  std::vector<uint32_t>& mask = followed.mask;
+  followed.ends.clear();
+  for (const int32_t id : task.params->grammar->end_token_ids()) {
+    uint32_t& word = mask[static_cast<size_t>(id / 32)];
+    if ((word >> (id % 32) & 1) == 0) continue;
+    followed.ends.push_back(id);
+    word &= ~(1u << (id % 32));
+  }
+  followed.end_token_id = -1;
+  if (followed.ends.empty()) return;
+  if (std::ranges::all_of(mask, [](uint32_t word) { return word == 0; })) {
+    followed.end_token_id = followed.ends[0];
+  } else if (!task.params->ignore_eos) {
+    for (const int32_t id : followed.ends) mask[static_cast<size_t>(id / 32)] |= 1u << (id % 32);
+  }
+}
+
+void MaskFiller::finish() {
+  std::unique_lock lock(mutex_);
+  const auto all_done = [this] { return num_done_ == jobs_.size(); };
+  while (!has_result_.wait_for(lock, kPatience, all_done)) cancel_late_jobs();
+  for (const Job& job : jobs_) {
+    job.task->allowed = job.followed->mask;
+    job.task->end_token_id = job.followed->end_token_id;
+    job.task->mask_error = job.followed->error;
+  }
+}
+
+// Those that wait for a thread are not to blame.
+void MaskFiller::cancel_late_jobs() {
+  const auto since = std::chrono::steady_clock::now() - kPatience;
+  for (const Job& job : jobs_) {
+    if (job.is_running && job.begin <= since && job.followed->matcher)
+      job.followed->matcher->cancel();
+  }
+}
+
+void MaskFiller::forget(RequestId request_id, int32_t sample_index) {
+  matchers_.erase({request_id, sample_index});
+}
+
+}  // namespace llmserve
