@@ -42,6 +42,7 @@ from llmserve.sampling_params import (
     SamplingParams,
 )
 from llmserve.scheduler import Scheduler
+from llmserve.structured_outputs import StructuredOutputsParams
 from llmserve.tokenizer import Tokenizer
 from llmserve.trace import Trace
 
@@ -79,6 +80,7 @@ __all__ = [
     "ResourceExhausted",
     "SamplingParams",
     "Scheduler",
+    "StructuredOutputsParams",
     "TextPrompt",
     "Tokenizer",
     "TokensPrompt",

@@ -44,14 +44,7 @@ class ProcessorQueue:
 class TokenGrammar: ...
 
 class GrammarLimits:
-    def __init__(
-        self,
-        *,
-        max_text_bytes: int = ...,
-        timeout_s: float = ...,
-        max_num_threads: int = ...,
-        cache_bytes: int = ...,
-    ) -> None: ...
+    def __init__(self, **kwargs: object) -> None: ...
     max_text_bytes: int
     timeout_s: float
     max_num_threads: int

@@ -203,7 +203,7 @@ class AsyncLLM(LLMBase):
         """The first half of `generate`, for servers: checks a request and tokenizes it, queues
         nothing. `running` is the second half."""
         admit = partial(self._door.admit, prompt, sampling_params, priority)
-        return await self._admit_one("generate", prompt, admit)
+        return await self._admit_one("generate", prompt, admit, _has_grammar(sampling_params))
 
     @contextmanager
     def running(
@@ -283,9 +283,14 @@ class AsyncLLM(LLMBase):
         self._naming = threading.Lock()
 
     async def _admit_one(
-        self, call: str, prompt: object, admit: Callable[[], list[_State]]
+        self,
+        call: str,
+        prompt: object,
+        admit: Callable[[], list[_State]],
+        has_grammar: bool = False,
     ) -> _State:
-        states = await asyncio.to_thread(admit) if _size(prompt) > _MAX_SIZE_IN_LOOP else admit()
+        takes_long = has_grammar or _size(prompt) > _MAX_SIZE_IN_LOOP
+        states = await asyncio.to_thread(admit) if takes_long else admit()
         if len(states) != 1:
             raise InvalidArgument(f"{call} takes one prompt, got {len(states)}; call it for each")
         return states[0]
@@ -320,6 +325,10 @@ class AsyncLLM(LLMBase):
             )
         if self._running.get(state.name) is state:
             del self._running[state.name]
+
+
+def _has_grammar(params: object) -> bool:
+    return isinstance(params, SamplingParams) and params.structured_outputs is not None
 
 
 def _size(prompt: object) -> int:

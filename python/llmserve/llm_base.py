@@ -19,6 +19,7 @@ from llmserve.arguments import (
 from llmserve.engine_arguments import EngineArguments, refuse_what_is_not_there
 from llmserve.errors import InvalidArgument
 from llmserve.generation_config import GenerationConfig, read_generation_config
+from llmserve.grammars import Grammars
 from llmserve.html_table import html_table
 from llmserve.model_files import (
     checkpoint_directory,
@@ -135,7 +136,13 @@ class LLMBase:
             self._config.max_logprobs,
             self._engine.hidden_size if takes_embeds else None,
         )
-        self._door = RequestDoor(self._tokenizer, limits, defaults.default_params, thinking)
+        grammars = None
+        if vocabulary is not None:
+            end_token_ids = self._config.scheduler.eos_token_ids
+            grammars = Grammars(vocabulary, self._engine.vocab_size, end_token_ids)
+        self._door = RequestDoor(
+            self._tokenizer, limits, defaults.default_params, thinking, grammars
+        )
         self._runner = RequestRunner(self._engine)
         self._begin()
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from llmserve import _core
 from llmserve.arguments import INT32_MIN, describe, integer
 from llmserve.beam_search import BeamSearchParams, BeamSearchState
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, ResourceExhausted
+from llmserve.grammars import Grammars
 from llmserve.pooling_params import PoolingConfig, PoolingParams
 from llmserve.pooling_state import PoolingState
 from llmserve.prompts import PromptLimits, parse_prompts
@@ -39,6 +40,7 @@ class RequestDoor:
     limits: RequestLimits
     default_params: SamplingParams
     thinking: ThinkingTokens | None
+    grammars: Grammars | None  # None without a tokenizer
 
     def admit(self, prompts: object, params: object, priority: object) -> list[RequestState]:
         """One request a prompt, in their order; `params` and `priority` are one for all or one a
@@ -102,6 +104,7 @@ class RequestDoor:
     def _core_params(self, all_params: Sequence[SamplingParams]) -> list[_core.SamplingParams]:
         """The engine's structs, one a prompt, checked as far as this side can."""
         bad_words: dict[int, list[list[int]]] = {}  # by identity: often one is for all
+        grammars: dict[int, _core.TokenGrammar] = {}
         result = []
         for idx, params in enumerate(all_params):
             core = params.to_core(self.limits.max_model_len)
@@ -115,8 +118,12 @@ class RequestDoor:
             try:
                 core.validate()
                 core.validate_token_ids(self.limits.vocab_size)
-            except InvalidArgument as error:
-                raise InvalidArgument(f"sampling_params[{idx}]: {error}") from None
+                if params.structured_outputs is not None and self.grammars is not None:
+                    if id(params) not in grammars:
+                        grammars[id(params)] = self.grammars.compile(params.structured_outputs)
+                    core.grammar = grammars[id(params)]
+            except (InvalidArgument, ResourceExhausted) as error:
+                raise type(error)(f"sampling_params[{idx}]: {error}") from None
             result.append(core)
         return result
 
@@ -147,6 +154,11 @@ class RequestDoor:
         if self.tokenizer is None and params.bad_words:
             raise InvalidArgument(
                 f"{label}: bad_words need a tokenizer, and the model has no tokenizer.json"
+            )
+        if self.tokenizer is None and params.structured_outputs is not None:
+            raise InvalidArgument(
+                f"{label}: structured_outputs needs a tokenizer, and the model has no "
+                f"tokenizer.json"
             )
         if self.thinking is None and params.thinking_token_budget is not None:
             raise InvalidArgument(

@@ -16,10 +16,11 @@ from llmserve.arguments import (
     text,
 )
 from llmserve.errors import InvalidArgument
+from llmserve.structured_outputs import StructuredOutputsParams
 
-# Fields that are accepted at their default and refused otherwise. extra_args among them for good:
-# it is for plugins, of which llmserve has none, and what nobody reads is better refused.
-_NOT_YET_SUPPORTED = ("structured_outputs", "extra_args")
+# Fields that are accepted at their default and refused otherwise. extra_args for good: it is for
+# plugins, of which llmserve has none, and what nobody reads is better refused.
+_NOT_YET_SUPPORTED = ("extra_args",)
 
 # fn(token_ids int32 [T], logits float32 [V]) -> None or an array [V]
 PythonLogitsProcessor = Callable[..., object]
@@ -114,8 +115,12 @@ class SamplingParams:
     others. It runs in a Python thread that the engine waits for; what it raises ends the request
     with finish_reason "error".
 
-    extra_args and structured_outputs are refused by name unless None. Raises InvalidArgument that
-    names the field and the value, or NotSupported.
+    structured_outputs: StructuredOutputsParams, what the text must match. Its end is the grammar's:
+    min_tokens and ignore_eos do not lengthen a text that is complete, and max_tokens, stop strings
+    and stop_token_ids cut it off.
+
+    extra_args is refused by name unless None. Raises InvalidArgument that names the field and the
+    value, or NotSupported.
 
     >>> SamplingParams(temperature=0.8, top_p=0.95, max_tokens=64, stop="\\n").stop
     ('\\n',)
@@ -142,7 +147,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    structured_outputs: object | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
@@ -203,10 +208,12 @@ class SamplingParams:
             _check_kind(
                 "repetition_detection", self.repetition_detection, RepetitionDetectionParams
             )
+        if self.structured_outputs is not None:
+            _check_kind("structured_outputs", self.structured_outputs, StructuredOutputsParams)
 
     def to_core(self, max_tokens: int = 2**31 - 1) -> _core.SamplingParams:
         """The engine's struct; `max_tokens` stands in where the field is None. What takes a
-        tokenizer is the door's to fill in: bad_words and thinking_budget."""
+        tokenizer is the door's to fill in: bad_words, thinking_budget and grammar."""
         params = _core.SamplingParams()
         for name in _SAME_IN_CORE:
             setattr(params, name, getattr(self, name))

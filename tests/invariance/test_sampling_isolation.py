@@ -11,9 +11,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from checkpoints import VOCAB_SIZE, checkpoint
-from llmserve import LLM, RepetitionDetectionParams, RequestOutput, SamplingParams
+from llmserve import (
+    LLM,
+    RepetitionDetectionParams,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 MAX_TOKENS = 24
+SCHEMA = {"type": "array", "items": {"enum": ["owl", "fox", 12, None]}, "minItems": 2}
 COMMON = {"max_tokens": MAX_TOKENS, "ignore_eos": True, "logprobs": 3}
 
 
@@ -43,6 +50,22 @@ SPECIAL = [
         bad_words=["owl"],
         top_p=0.9,
         seed=10,
+        **COMMON,
+    ),
+    SamplingParams(structured_outputs=StructuredOutputsParams(json=SCHEMA), seed=11, **COMMON),
+    SamplingParams(
+        structured_outputs=StructuredOutputsParams(regex=r"[a-m]{2,9}(-[0-9]{2})*"),
+        logits_processors=[pull_down_the_even],
+        allowed_token_ids=range(2, 300),  # type: ignore[arg-type]
+        presence_penalty=0.7,
+        min_tokens=6,
+        seed=12,
+        **COMMON,
+    ),
+    SamplingParams(
+        structured_outputs=StructuredOutputsParams(choice=["yes", "no", "not sure"]),
+        temperature=0.0,
+        min_tokens=20,
         **COMMON,
     ),
 ]

@@ -124,7 +124,6 @@ def test_a_bad_value_is_refused_with_field_rule_and_value(
 
 
 NOT_YET = [
-    {"structured_outputs": {"json": {}}},
     {"extra_args": {"a": 1}},
 ]
 

@@ -11,6 +11,7 @@ import sys
 BLOCKED = {
     *("torch", "transformers", "huggingface_hub", "rich", "matplotlib", "safetensors"),
     *("starlette", "uvicorn", "httptools", "msgspec", "prometheus_client", "openai", "yaml"),
+    "llguidance",
 }
 
 

@@ -3,9 +3,10 @@ adds them returns what SamplingParams.structured_outputs takes."""
 
 from llmserve.server.bodies import ChatBody, GenerationBody
 from llmserve.server.errors import ApiError
+from llmserve.structured_outputs import StructuredOutputsParams
 
 
-def structured_outputs(body: GenerationBody) -> object | None:
+def structured_outputs(body: GenerationBody) -> StructuredOutputsParams | None:
     """What SamplingParams.structured_outputs is to be. Raises ApiError where it would have to be
     anything."""
     kind = (body.response_format or {"type": "text"}).get("type")

@@ -1,0 +1,172 @@
+"""What the text of an output must match: a JSON schema, a regular expression, one of several
+strings, or a grammar."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from llmserve.arguments import boolean, describe, refuse_unknown, refuse_unless_default, text
+from llmserve.errors import InvalidArgument
+
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+# Between two tokens of JSON. Without a bound a model that likes spaces never comes to an end.
+_WHITESPACE = r"[ \n\r\t]{1,64}"
+# Schemas under these keys are by name, under the others one or a list of them.
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """A grammar as llguidance takes it."""
+
+    field: str  # of StructuredOutputsParams
+    kind: str  # "json_schema", "regex" or "lark"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsParams:
+    """What the text of an output must match; exactly one of the first five.
+
+    json: a JSON schema, as a dict or a string. regex: a regular expression for the whole text
+    (Rust's syntax, without look-around and references). choice: strings, of which the text is one.
+    grammar: a grammar in llguidance's variant of Lark, whose first rule is `start`.
+    json_object=True: any JSON object.
+
+    disable_any_whitespace leaves no whitespace between the tokens of JSON; by default there may be
+    64 characters of it, or what whitespace_pattern matches. disable_additional_properties: objects
+    of the schema have no properties but their own, where it does not say. disable_fallback changes
+    nothing: there is one backend, llguidance. structural_tag is not supported yet.
+
+    Raises InvalidArgument or NotSupported; what is no grammar is refused when the request comes in.
+
+    >>> StructuredOutputsParams(choice=["yes", "no"]).source().kind
+    'lark'
+    """
+
+    json: str | Mapping[str, object] | None = field(default=None, hash=False)
+    regex: str | None = None
+    choice: Iterable[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+    def __new__(cls, *args: object, **kwargs: object) -> "StructuredOutputsParams":
+        """Refuses unknown names with a hint before the generated __init__ sees them."""
+        refuse_unknown("StructuredOutputsParams", kwargs, cls.__slots__)
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        what = "StructuredOutputsParams"
+        refuse_unless_default(what, "structural_tag", self.structural_tag, None)
+        given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise InvalidArgument(
+                f"structured_outputs needs exactly one of {', '.join(_KINDS)}, got "
+                f"{' and '.join(given) or 'none'}"
+            )
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            if getattr(self, name) is not None:
+                _unicode(f"structured_outputs: {name}", getattr(self, name))
+        for name in ("disable_fallback", "disable_any_whitespace", "disable_additional_properties"):
+            boolean(f"structured_outputs: {name}", getattr(self, name))
+        if self.json_object is not None:
+            boolean("structured_outputs: json_object", self.json_object)
+        if self.json is not None:
+            _schema(self.json)
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _choices(self.choice))
+
+    def source(self) -> GrammarSource:
+        """The grammar that the engine's compiler takes."""
+        if self.json is not None:
+            return GrammarSource("json", "json_schema", self._json_text(_schema(self.json)))
+        if self.json_object:
+            return GrammarSource("json_object", "json_schema", self._json_text({"type": "object"}))
+        if self.regex is not None:
+            return GrammarSource("regex", "regex", self.regex)
+        if self.choice is not None:
+            return GrammarSource(
+                "choice", "lark", "start: " + " | ".join(map(_quoted, self.choice))
+            )
+        return GrammarSource("grammar", "lark", self.grammar or "")
+
+    def _json_text(self, schema: object) -> str:
+        """The schema with the options that llguidance reads from it; its own go first."""
+        if self.disable_additional_properties:
+            try:
+                schema = _closed(schema)
+            except RecursionError:
+                raise InvalidArgument("structured_outputs: json is nested too deeply") from None
+        options: dict[str, object] = {"whitespace_pattern": self.whitespace_pattern or _WHITESPACE}
+        if self.disable_any_whitespace:
+            options = {"whitespace_flexible": False}
+        if not isinstance(schema, Mapping):  # true, anything; false, nothing
+            schema = {"allOf": [schema]}
+        own = schema.get("x-guidance")
+        if isinstance(own, Mapping):
+            options.update(own)
+        return json.dumps({**schema, "x-guidance": options}, separators=(",", ":"))
+
+
+def _unicode(name: str, value: object) -> str:
+    result = text(name, value)
+    try:
+        result.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{name} has a lone surrogate, which is not Unicode") from None
+    return result
+
+
+def _schema(value: object) -> object:
+    """A schema as an object, whatever it came as."""
+    name = "structured_outputs: json"
+    if not isinstance(value, str | Mapping):
+        raise InvalidArgument(
+            f"{name} must be a JSON schema as a dict or a string, got {describe(value)}"
+        )
+    try:
+        parsed = json.loads(value if isinstance(value, str) else json.dumps(value))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidArgument(f"{name} is not JSON: {error}") from None
+    if not isinstance(parsed, dict | bool):
+        raise InvalidArgument(f"{name} must be a JSON schema, an object, got {describe(parsed)}")
+    return parsed
+
+
+def _choices(value: object) -> tuple[str, ...]:
+    name = "structured_outputs: choice"
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidArgument(f"{name} must be a list of strings, got {describe(value)}")
+    choices = tuple(_unicode(f"{name}[{idx}]", item) for idx, item in enumerate(value))
+    if not choices:
+        raise InvalidArgument(f"{name} must name at least one string")
+    return choices
+
+
+def _quoted(literal: str) -> str:
+    """A string of Lark: the escapes are JSON's."""
+    return json.dumps(literal, ensure_ascii=False)
+
+
+def _closed(schema: object) -> object:
+    """The schema with additionalProperties: false wherever it lists properties and does not say."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    closed: dict[object, object] = {}
+    for key, value in schema.items():
+        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            closed[key] = {name: _closed(item) for name, item in value.items()}
+        elif key in ("enum", "const", "default", "examples"):
+            closed[key] = value  # values, not schemas
+        else:
+            closed[key] = _closed(value)
+    if "properties" in closed or "patternProperties" in closed:
+        closed.setdefault("additionalProperties", False)
+    return closed

@@ -1,0 +1,278 @@
+"""Compiled grammars: masks beside llguidance's own Python interface, bombs, bounds, the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import threading
+import time
+from pathlib import Path
+
+import llguidance
+import numpy as np
+import pytest
+from llmserve import (
+    LLM,
+    InvalidArgument,
+    NotSupported,
+    ResourceExhausted,
+    SamplingParams,
+    StructuredOutputsParams,
+    _core,
+    demo_model_path,
+)
+from llmserve.grammars import Grammars
+from llmserve.tokenizer import Tokenizer
+from offline import generate, tokens
+
+TOKENIZER = Tokenizer.from_directory(Path(demo_model_path()))
+assert TOKENIZER is not None
+VOCABULARY = TOKENIZER.to_core()
+NUM_TOKENS = TOKENIZER.num_tokens
+VOCAB_SIZE = NUM_TOKENS + 37  # padded, as models do
+END = TOKENIZER.token_id("<|endoftext|>")
+assert END is not None
+
+TEXTS = {
+    "json": json.dumps(
+        {
+            "type": "object",
+            "properties": {"id": {"type": "integer"}, "names": {"items": {"type": "string"}}},
+            "patternProperties": {"^x": {"type": ["number", "null"]}},
+        }
+    ),
+    "regex": r"(\w+ ){2,4}[^a-z]*é?",
+    "grammar": 'start: item+\nitem: "<" NAME ">" start? "</" NAME ">"\nNAME: /[a-z]{1,4}/\n',
+}
+
+
+def make(**limits: float) -> Grammars:
+    return Grammars(VOCABULARY, VOCAB_SIZE, [END], _core.GrammarLimits(**limits))  # type: ignore[arg-type,list-item]
+
+
+def compile_one(grammars: Grammars, field: str, text: str) -> _core.TokenGrammar:
+    return grammars.compile(StructuredOutputsParams(**{field: text}))  # type: ignore[arg-type]
+
+
+class Wrapper:
+    """Our vocabulary as llguidance's Python interface takes it."""
+
+    is_tokenizer_wrapper = True
+    eos_token_id = END
+    bos_token_id = None
+    special_token_ids = TOKENIZER.special_token_ids
+    tokens = [  # noqa: RUF012
+        (b"\xff" if VOCABULARY.is_special(i) else b"") + VOCABULARY.bytes(i)
+        for i in range(VOCAB_SIZE)
+    ]
+
+    def __call__(self, text: str) -> list[int]:
+        raise AssertionError("nothing asks for a tokenization")
+
+
+@pytest.mark.parametrize("field", TEXTS)
+def test_masks_are_those_of_llguidances_python_interface(field: str) -> None:
+    params = StructuredOutputsParams(**{field: TEXTS[field]})  # type: ignore[arg-type]
+    source = params.source()
+    ours = _core.testing.TokenMatcher(make().compile(params))
+    # Theirs would force the tokenizer's own spelling of literal text, which ours never asks for.
+    start = {"json_schema": "start: %json ", "regex": "start: /", "lark": ""}[source.kind]
+    end = "/" if source.kind == "regex" else ""
+    text = '%llguidance {"no_forcing": true}\n' + start + source.text + end
+    theirs = llguidance.LLMatcher(
+        llguidance.LLTokenizer(Wrapper(), n_vocab=VOCAB_SIZE),
+        llguidance.LLMatcher.grammar_from_lark(text),
+    )
+    assert not theirs.get_error()
+    rng = random.Random(5)
+    for _ in range(60):
+        mask = ours.mask(VOCAB_SIZE)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        expected = np.frombuffer(theirs.compute_bitmask(), np.uint32)
+        np.testing.assert_array_equal(mask, expected[: len(mask)])
+        others = [int(i) for i in allowed if i != END]
+        if not others:
+            break
+        token_id = rng.choice(others)
+        ours.append(token_id)
+        assert theirs.consume_token(token_id)
+
+
+@pytest.mark.parametrize("field", TEXTS)
+def test_a_mask_has_the_tokens_that_the_grammar_takes_and_no_others(field: str) -> None:
+    grammar = compile_one(make(), field, TEXTS[field])
+    rng = random.Random(9)
+    path: list[int] = []
+    for _ in range(6):
+        follow = _core.testing.TokenMatcher(grammar)
+        for token_id in path:
+            follow.append(token_id)
+        bits = np.unpackbits(follow.mask(VOCAB_SIZE).view(np.uint8), bitorder="little")
+        allowed = set(np.flatnonzero(bits).tolist())
+        assert not any(VOCABULARY.is_special(i) for i in allowed - {END})
+        assert all(i < NUM_TOKENS for i in allowed)
+        for token_id in [*rng.sample(range(NUM_TOKENS), 40), *list(allowed)[:10]]:
+            other = _core.testing.TokenMatcher(grammar)
+            for earlier in path:
+                other.append(earlier)
+            if token_id in allowed:
+                other.append(token_id)
+            else:
+                with pytest.raises(InvalidArgument, match="grammar cannot be followed"):
+                    other.append(token_id)
+        path.append(rng.choice(sorted(allowed - {END})))
+
+
+def test_a_cancelled_matcher_gives_no_mask_and_leaves_its_siblings_alone() -> None:
+    grammar = compile_one(make(), "regex", "[a-z]+")
+    first, second = _core.testing.TokenMatcher(grammar), _core.testing.TokenMatcher(grammar)
+    first.cancel()
+    with pytest.raises(InvalidArgument, match="cancelled"):
+        first.mask(VOCAB_SIZE)
+    assert second.mask(VOCAB_SIZE).any()
+
+
+def nested(open_: str, middle: str, close: str, depth: int) -> str:
+    return open_ * depth + middle + close * depth
+
+
+def referring(depth: int) -> dict[str, object]:
+    """Each definition names the next one twice."""
+    definitions: dict[str, object] = {f"d{depth}": {"type": "object"}}
+    for i in range(depth):
+        twice = [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]
+        definitions[f"d{i}"] = {"allOf": twice}
+    return {"$defs": definitions, "$ref": "#/$defs/d0"}
+
+
+ALTERNATIVES = [
+    {"anyOf": [{"properties": {f"p{i}_{j}": {"type": "string"}}} for j in range(8)]}
+    for i in range(12)
+]
+DOUBLING = "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(50)) + '\nr50: "a"\nstart: r0'
+SELECTED = " & ".join(f"/.*{c}.*/" for c in "abcdefghijklmnopqrstuvwxyz")
+BOMBS: dict[str, dict[str, object]] = {
+    "a huge repetition": {"regex": "((a{1000}){1000}){1000}"},
+    "an exponential automaton": {"regex": "(a|b)*a(a|b){200}"},
+    "deep groups": {"regex": nested("(", "a", ")", 100_000)},
+    "deep stars": {"regex": nested("(", "a", "*)", 200)},
+    "an intersection": {"grammar": f"start: A\nA: {SELECTED}"},
+    "deep parentheses": {"grammar": "start: " + nested("(", '"a"', ")", 100_000)},
+    "repeated repetitions": {"grammar": 'start: (("a"{1000}){1000}){1000}'},
+    "doubling rules": {"grammar": DOUBLING},
+    "ambiguity": {"grammar": 'start: s\ns: s s s | s s | "a" | ""'},
+    "a deep schema": {"json": nested('{"properties":{"a":', "{}", "}}", 100)},
+    "doubling references": {"json": referring(40)},
+    "a product of alternatives": {"json": {"allOf": ALTERNATIVES}},
+    "many items": {"json": {"type": "array", "minItems": 10**6, "items": {"type": "integer"}}},
+    "a long string": {"json": {"type": "string", "minLength": 10**6}},
+    "many values": {"json": {"enum": [f"value {i}" for i in range(10_000)]}},
+    "a large multiple": {"json": {"type": "integer", "multipleOf": 200_003}},
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(demo_model_path(), num_threads=1, num_gpu_blocks_override=256)
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_ends_within_its_limit_and_its_neighbour_does_not_notice(
+    llm: LLM, name: str
+) -> None:
+    grammars = Grammars(
+        llm.get_tokenizer().to_core(),
+        llm.get_tokenizer().num_tokens,
+        [END],  # type: ignore[list-item]
+        _core.GrammarLimits(timeout_s=1.0),
+    )
+    llm._door = dataclasses.replace(llm._door, grammars=grammars)
+    plain = SamplingParams(max_tokens=24, temperature=0.8, seed=1, ignore_eos=True)
+    expected = tokens(generate(llm, "Once upon a time", plain))
+    bomb = SamplingParams(
+        structured_outputs=StructuredOutputsParams(**BOMBS[name]),  # type: ignore[arg-type]
+        max_tokens=16,
+        seed=2,
+    )
+    start = time.monotonic()
+    message = "sampling_params[1]: structured_outputs: "
+    try:
+        neighbour, output = generate(llm, ["Once upon a time", "The"], [plain, bomb])
+        assert tokens([neighbour]) == expected
+        (sample,) = output.outputs
+        assert sample.finish_reason in ("stop", "length", "error")
+        assert (sample.error is not None) == (sample.finish_reason == "error")
+    except InvalidArgument as error:
+        message = str(error)
+    assert message.startswith("sampling_params[1]: structured_outputs: ")
+    assert time.monotonic() - start < 30  # 1 s to compile, 2 s a mask; the rest is the machine's
+    assert tokens(generate(llm, "Once upon a time", plain)) == expected
+
+
+def test_what_takes_too_long_is_refused_and_the_threads_stay_bounded() -> None:
+    grammars = make(timeout_s=0.2, max_num_threads=1)
+    slow = {"type": "integer", "multipleOf": 100_003}
+    with pytest.raises(InvalidArgument, match=r"json took more than 0\.2 s to compile"):
+        compile_one(grammars, "json", json.dumps(slow))
+    # Its thread is still at it.
+    with pytest.raises(ResourceExhausted, match=r"regex waited 0\.2 s for other grammars"):
+        compile_one(grammars, "regex", "a")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            compile_one(grammars, "regex", "a")
+            break
+        except ResourceExhausted:
+            pass
+    assert compile_one(grammars, "regex", "a") is not None
+
+
+def test_a_grammar_is_compiled_once_by_whomever_it_is_asked_for() -> None:
+    grammars = make()
+    found: list[_core.TokenGrammar] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(compile_one(grammars, "regex", "[a-z]{3}")))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    compiler = grammars._compiler
+    assert compiler is not None
+    assert compiler.num_compiled == 1
+    with pytest.raises(InvalidArgument):
+        compile_one(grammars, "regex", "(")
+    assert compiler.num_compiled == 2
+
+
+def test_the_cache_forgets_what_was_used_the_longest_time_ago() -> None:
+    grammars = make(cache_bytes=3 * (256 << 10) + 128 * 30)  # three, with texts of 10 bytes
+    for text in ("a", "b", "c", "a", "d", "a", "c", "d"):  # "d" takes the place of "b"
+        compile_one(grammars, "regex", text)
+    compiler = grammars._compiler
+    assert compiler is not None
+    assert compiler.num_compiled == 4
+    compile_one(grammars, "regex", "b")
+    assert compiler.num_compiled == 5
+    assert compiler.cached_bytes <= 3 * (256 << 10) + 128 * 30
+    compile_one(grammars, "regex", "x" * 10_000)  # as much as all the cache holds, and more
+    assert compiler.cached_bytes == 0
+
+
+def test_a_model_without_an_end_token_is_refused() -> None:
+    grammars = Grammars(VOCABULARY, VOCAB_SIZE, [])
+    with pytest.raises(InvalidArgument, match="need a token that ends a text"):
+        compile_one(grammars, "regex", "a")
+
+
+def test_a_library_that_is_not_llguidance_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "nothing.so"
+    for content in (None, b"not a library"):
+        if content is not None:
+            path.write_bytes(content)
+        compiler = _core.GrammarCompiler(str(path), VOCABULARY, VOCAB_SIZE, [END])
+        with pytest.raises(NotSupported, match=r"llmserve\[structured\]"):
+            compiler.compile("regex", "regex", "a")
