@@ -83,7 +83,7 @@ py::list tensor_list(const Checkpoint& checkpoint) {
   for (const TensorEntry& entry : checkpoint.tensors()) {
     py::dict tensor;
     tensor["name"] = entry.name;
-    tensor["dtype"] = name(entry.dtype);
+    tensor["dtype"] = checkpoint.storage_name(entry);
     tensor["shape"] = std::vector<int64_t>(entry.shape.begin(), entry.shape.end());
     tensor["file"] = checkpoint.file(entry)->name();
     tensor["offset"] = entry.offset;

@@ -2,10 +2,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/gguf_metadata.h"
 #include "bindings/model_records.h"
 #include "bindings/register.h"
 #include "core/error.h"
 #include "models/model.h"
+#include "quant/quant_format.h"
 #include "scheduler/policy.h"
 
 namespace py = pybind11;
@@ -105,11 +107,22 @@ void register_inspect(py::module_& module) {
              "Format, config, tensors and the exact memory plan of a checkpoint directory. Bytes "
              "throughout; nothing is loaded.");
   module.def(
+      "read_vocab_size",
+      [](const std::string& path) {
+        return read_model_config(open_checkpoint(path).config()).vocab_size;
+      },
+      py::arg("path"), "V of a checkpoint.");
+  module.def("read_gguf_metadata", &read_gguf_metadata, py::arg("path"), py::arg("prefix"),
+             "The metadata of a GGUF file whose keys begin with `prefix`, by key.");
+  module.def(
       "supported_architectures", [] { return rows_of(architecture_registry()); },
       "(name, summary) of every model architecture, as in config.json.");
   module.def(
       "supported_checkpoint_formats", [] { return rows_of(checkpoint_format_registry()); },
       "(name, summary) of every checkpoint format.");
+  module.def(
+      "supported_quant_formats", [] { return rows_of(quant_format_registry()); },
+      "(name, summary) of every format that weights are read from.");
   module.def(
       "supported_backends", [] { return rows_of(backend_registry()); },
       "(name, summary) of every backend.");

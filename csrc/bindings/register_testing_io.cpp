@@ -1,10 +1,13 @@
 // The parsers of untrusted files, for the tests.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "bindings/model_records.h"
 #include "bindings/register.h"
+#include "core/error.h"
 #include "models/model.h"
+#include "quant/quant_format.h"
 
 namespace py = pybind11;
 
@@ -32,9 +35,24 @@ py::object to_python(const JsonValue& value) {
   return std::visit(Visitor{}, value.data);
 }
 
+// `blocks` must be whole blocks.
+py::array_t<float> dequantize(const std::string& format_name, const py::bytes& blocks) {
+  const std::string_view bytes(blocks);
+  for (const QuantFormat& format : quant_format_registry()) {
+    if (format.name != format_name) continue;
+    const int64_t num_blocks = std::ssize(bytes) / format.block_bytes;
+    py::array_t<float> out(num_blocks * format.block_elements);
+    format.dequantize(reinterpret_cast<const std::byte*>(bytes.data()), num_blocks,
+                      out.mutable_data());
+    return out;
+  }
+  throw InvalidArgument(concat("no format ", format_name));
+}
+
 }  // namespace
 
 void register_testing_io(py::module_& testing) {
+  testing.def("dequantize", &dequantize);
   testing.def("parse_json", [](const std::string& file, const py::bytes& text) {
     return to_python(JsonDocument::parse(file, std::string_view(text)).root());
   });

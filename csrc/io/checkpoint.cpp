@@ -7,22 +7,40 @@
 
 namespace llmserve {
 
-std::string describe(const TensorEntry& entry) {
+namespace {
+
+std::string describe_shape(std::string_view type, const TensorShape& shape) {
   std::ostringstream out;
-  out << name(entry.dtype) << " [";
-  for (size_t d = 0; d < entry.shape.size(); ++d) out << (d ? ", " : "") << entry.shape[d];
+  out << type << " [";
+  for (size_t d = 0; d < shape.size(); ++d) out << (d ? ", " : "") << shape[d];
   out << "]";
   return out.str();
 }
 
+}  // namespace
+
+std::string describe(const TensorEntry& entry) {
+  return describe_shape(name(entry.dtype), entry.shape);
+}
+
+std::string_view Checkpoint::storage_name(const TensorEntry& entry) const {
+  const QuantFormat* blocks = storage(entry).blocks;
+  return blocks ? blocks->name : name(entry.dtype);
+}
+
+std::string Checkpoint::describe(const TensorEntry& entry) const {
+  return describe_shape(storage_name(entry), entry.shape);
+}
+
 Checkpoint::Checkpoint(std::string_view format, std::string path, JsonDocument config,
                        std::vector<std::shared_ptr<const MappedFile>> files,
-                       std::vector<TensorEntry> tensors)
+                       std::vector<TensorEntry> tensors, std::vector<TensorStorage> storages)
     : format_(format),
       path_(std::move(path)),
       config_(std::move(config)),
       files_(std::move(files)),
-      tensors_(std::move(tensors)) {
+      tensors_(std::move(tensors)),
+      storages_(std::move(storages)) {
   std::sort(tensors_.begin(), tensors_.end(),
             [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
   for (size_t i = 1; i < tensors_.size(); ++i) {
@@ -40,6 +58,7 @@ const TensorEntry* Checkpoint::find(std::string_view name) const {
 }
 
 ConstTensor Checkpoint::view(const TensorEntry& entry) const {
+  check_internal(!storage(entry).blocks, "blocks have no view");
   const int rank = static_cast<int>(entry.shape.size());
   if (rank > kMaxRank)
     throw NotSupported(concat(file(entry)->path().string(), ": tensor \"", entry.name, "\" has ",

@@ -13,6 +13,7 @@
 #include "core/tensor.h"
 #include "io/json.h"
 #include "io/mapped_file.h"
+#include "quant/quant_format.h"
 
 namespace llmserve {
 
@@ -39,33 +40,47 @@ class TensorShape {
   int8_t num_dims_ = 0;
 };
 
+// How the values of a file's tensor become those of the model's.
+struct TensorStorage {
+  // Of a tensor in blocks, whose dtype is then kU8: bytes. Its rows are whole blocks.
+  const QuantFormat* blocks = nullptr;
+  // Above 0: the rows of each of so many heads are stored in the order of rotary pairs, (0, D/2),
+  // (1, D/2 + 1) …, instead of first and second halves.
+  int64_t paired_heads = 0;
+  float added = 0.0f;  // to each value
+
+  bool operator==(const TensorStorage&) const = default;
+};
+
 // Where one tensor lies. The range is inside its file and fits dtype and shape: a Checkpoint checks
 // before it lists.
 struct TensorEntry {
   std::string name;
   [[no_unique_address]] TensorShape shape;
   DType dtype = DType::kF32;
-  int32_t file_idx = 0;  // into Checkpoint::files()
-  int64_t offset = 0;    // bytes from the start of the file
+  uint8_t storage_idx = 0;  // into the Checkpoint's storages; 0: as the model has it
+  int32_t file_idx = 0;     // into Checkpoint::files()
+  int64_t offset = 0;       // bytes from the start of the file
   int64_t num_bytes = 0;
 };
 // The shortest entry of a safetensors header has 50 bytes, and a hostile one may hold millions: the
 // list must not take more than twice the file's.
 static_assert(sizeof(TensorEntry) <= 96);
 
-// "float32 [2, 64]", for messages.
+// "float32 [2, 64]", for messages, of a tensor without blocks.
 std::string describe(const TensorEntry& entry);
 
 class Checkpoint {
  public:
-  // `tensors` in any order; throws CorruptFile if a name comes twice.
+  // `tensors` in any order; throws CorruptFile if a name comes twice. The first of `storages` is
+  // the plain one.
   Checkpoint(std::string_view format, std::string path, JsonDocument config,
-             std::vector<std::shared_ptr<const MappedFile>> files,
-             std::vector<TensorEntry> tensors);
+             std::vector<std::shared_ptr<const MappedFile>> files, std::vector<TensorEntry> tensors,
+             std::vector<TensorStorage> storages = {{}});
 
   // The registry's name of the format.
   std::string_view format() const { return format_; }
-  // The directory, as the user gave it.
+  // The directory or file, as the user gave it.
   const std::string& path() const { return path_; }
   // The model's description, with the fields of Hugging Face's config.json.
   const JsonDocument& config() const { return config_; }
@@ -77,7 +92,16 @@ class Checkpoint {
   // nullptr if there is none.
   const TensorEntry* find(std::string_view name) const;
 
-  // The tensor in the mapping; it may be unaligned. At most kMaxRank dimensions, else NotSupported.
+  const TensorStorage& storage(const TensorEntry& entry) const {
+    return storages_[entry.storage_idx];
+  }
+  // "float32", "Q4_K".
+  std::string_view storage_name(const TensorEntry& entry) const;
+  // "Q4_K [2, 256]", for messages.
+  std::string describe(const TensorEntry& entry) const;
+
+  // The tensor in the mapping, as stored; it may be unaligned. At most kMaxRank dimensions, else
+  // NotSupported. Not for blocks.
   ConstTensor view(const TensorEntry& entry) const;
   const std::shared_ptr<const MappedFile>& file(const TensorEntry& entry) const {
     return files_[entry.file_idx];
@@ -89,6 +113,7 @@ class Checkpoint {
   JsonDocument config_;
   std::vector<std::shared_ptr<const MappedFile>> files_;
   std::vector<TensorEntry> tensors_;
+  std::vector<TensorStorage> storages_;
 };
 
 // One row a format: the only place that lists them.
@@ -100,9 +125,9 @@ struct CheckpointFormatRow {
 };
 std::span<const CheckpointFormatRow> checkpoint_format_registry();
 
-// Opens a checkpoint directory in the first format that is detected. Reads headers only. Throws
-// InvalidArgument (no directory), NotSupported (no known format; says why and what to do),
-// CorruptFile (file, field or byte, reason).
+// Opens a checkpoint directory, or a file with weights, in the first format that is detected. Reads
+// headers only. Throws InvalidArgument (no directory), NotSupported (no known format; says why and
+// what to do), CorruptFile (file, field or byte, reason).
 Checkpoint open_checkpoint(const std::string& path);
 
 // A config.json by itself, as a checkpoint of format "config" without tensors. Throws

@@ -82,6 +82,15 @@ JsonDocument JsonDocument::parse(std::string_view file, std::string_view text) {
   return document;
 }
 
+JsonDocument JsonDocument::make(std::string_view file, JsonValue root) {
+  auto tree = std::make_shared<Tree>();
+  tree->file = file;
+  tree->root = std::move(root);
+  JsonDocument document;
+  document.tree_ = std::move(tree);
+  return document;
+}
+
 JsonNode JsonNode::operator[](std::string_view key) const {
   const auto* object = value_ ? std::get_if<JsonValue::Object>(&value_->data) : nullptr;
   if (!object) fail(concat("expected an object, got ", describe()));

@@ -37,6 +37,9 @@ class JsonDocument {
   // Throws CorruptFile (file, byte, reason): bad syntax, duplicate keys, too deep or too large.
   static JsonDocument parse(std::string_view file, std::string_view text);
 
+  // A tree that was made from another description; errors name `file`.
+  static JsonDocument make(std::string_view file, JsonValue root);
+
   const std::string& file() const { return tree_->file; }
   const JsonValue& root() const { return tree_->root; }
 

@@ -72,7 +72,8 @@ void MappedFile::release(int64_t offset, int64_t num_bytes) const {
 
 CheckpointDirectory::CheckpointDirectory(const std::string& path) : path_(path) {
   std::error_code error;
-  if (path_.extension() == ".safetensors" && fs::is_regular_file(path_, error)) {
+  const bool is_weights = path_.extension() == ".safetensors" || path_.extension() == ".gguf";
+  if (is_weights && fs::is_regular_file(path_, error)) {
     weights_file_ = path_.filename().string();
     path_ = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
   }

@@ -44,8 +44,8 @@ class MappedFile {
 
 class CheckpointDirectory {
  public:
-  // Throws InvalidArgument unless `path` is a directory that can be read, or a .safetensors file in
-  // one, which is then weights_file().
+  // Throws InvalidArgument unless `path` is a directory that can be read, or a .safetensors or
+  // .gguf file in one, which is then weights_file().
   explicit CheckpointDirectory(const std::string& path);
 
   const std::filesystem::path& path() const { return path_; }

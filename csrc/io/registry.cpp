@@ -5,14 +5,16 @@
 
 #include "core/error.h"
 #include "io/checkpoint.h"
+#include "io/gguf.h"
 #include "io/safetensors.h"
 
 namespace llmserve {
 namespace {
 
-constexpr std::array<CheckpointFormatRow, 1> kFormats{{
+constexpr std::array<CheckpointFormatRow, 2> kFormats{{
     {"safetensors", "Hugging Face directory with safetensors, in one file or in shards",
      &is_safetensors, &open_safetensors},
+    {"gguf", "one file with everything in it, GGUF 2 or 3, or its splits", &is_gguf, &open_gguf},
 }};
 
 bool has_suffix(const std::string& text, std::initializer_list<std::string_view> suffixes) {

@@ -290,8 +290,8 @@ Checkpoint open_sharded(const CheckpointDirectory& directory, JsonDocument confi
 }  // namespace
 
 bool is_safetensors(const CheckpointDirectory& directory) {
-  return !directory.weights_file().empty() || directory.contains(kSingleFile) ||
-         directory.contains(kIndexFile);
+  if (!directory.weights_file().empty()) return directory.weights_file().ends_with(".safetensors");
+  return directory.contains(kSingleFile) || directory.contains(kIndexFile);
 }
 
 Checkpoint open_safetensors(const CheckpointDirectory& directory) {

@@ -2,6 +2,7 @@
 // weights.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -46,6 +47,13 @@ class Backend {
   // Index of the first NaN or infinity of a contiguous f32, bf16 or f16 tensor in host memory, or
   // -1. At memory speed.
   virtual int64_t first_non_finite(const ConstTensor& tensor) = 0;
+
+  // Work on host memory at load, cut into ranges [begin, end) of [0, count) at multiples of
+  // `grain`, on the threads that the backend has; `work` does not throw.
+  virtual void run_on_host_threads(int64_t count, int64_t /*grain*/,
+                                   const std::function<void(int64_t, int64_t)>& work) {
+    work(0, count);
+  }
 
   // Bytes of working memory that the ops of such a step take beside their arguments, in all of
   // `num_threads`. reserve_scratch() takes them, so that no step of this shape or smaller does.

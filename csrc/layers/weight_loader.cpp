@@ -7,19 +7,10 @@
 
 #include "core/error.h"
 #include "core/float_types.h"
+#include "layers/stored_tensor.h"
 
 namespace llmserve {
 namespace {
-
-bool is_float_dtype(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
-}
-
-bool is_aligned(const ConstTensor& tensor) {
-  return reinterpret_cast<uintptr_t>(tensor.data) %
-             static_cast<uintptr_t>(size_bytes(tensor.dtype)) ==
-         0;
-}
 
 // The same tensor, which is in host memory, in aligned memory of its own.
 ConstTensor copy_into(Buffer& buffer, const ConstTensor& tensor, Memory& memory) {
@@ -100,11 +91,11 @@ const TensorEntry& WeightLoader::find(const std::string& name,
                              checkpoint_.tensors().size(),
                              " tensors; config.json and weights may "
                              "belong to different models"));
-  if (!is_float_dtype(entry->dtype) ||
+  if (!has_float_values(checkpoint_, *entry) ||
       !std::equal(shape.begin(), shape.end(), entry->shape.begin(), entry->shape.end()))
     throw CorruptFile(concat(checkpoint_.file(*entry)->path().string(), ": tensor \"", name,
-                             "\": expected float32, bfloat16 or float16 ", shape_text(shape),
-                             ", as config.json has it, got ", describe(*entry)));
+                             "\": expected floats ", shape_text(shape),
+                             ", as config.json has it, got ", checkpoint_.describe(*entry)));
   used_.insert(entry->name);
   return *entry;
 }
@@ -122,7 +113,7 @@ void WeightLoader::check_finite(const TensorEntry& entry, const ConstTensor& ten
   const int64_t i = backend_.first_non_finite(tensor);
   if (i < 0) return;
   throw CorruptFile(concat(checkpoint_.file(entry)->path().string(), ": tensor \"", entry.name,
-                           "\": element ", first + i, " of ", describe(entry), " is ",
+                           "\": element ", first + i, " of ", checkpoint_.describe(entry), " is ",
                            std::isnan(element(tensor, i)) ? "NaN" : "infinite",
                            "; weights must be finite"));
 }
@@ -152,9 +143,8 @@ LinearWeight WeightLoader::linear(WeightGroup group, const std::vector<Part>& pa
   std::vector<ConstTensor> views;
   std::vector<Buffer> copies(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
-    ConstTensor view = checkpoint_.view(*entries[i]);
-    if (!is_transposed) view = view.slice(0, parts[i].begin, parts[i].size);
-    if (!is_aligned(view)) view = copy_into(copies[i], view, host_memory());
+    const RowRange rows = is_transposed ? RowRange{} : RowRange{parts[i].begin, parts[i].size};
+    ConstTensor view = host_values(checkpoint_, *entries[i], dtype_, backend_, copies[i], rows);
     check_finite(*entries[i], view, parts[i].begin * in_features);
     if (is_transposed) {
       Buffer turned;
@@ -179,7 +169,7 @@ VectorWeight WeightLoader::vector(WeightGroup group, const std::vector<Part>& pa
     count(group, part.size * row * size_bytes(DType::kF32));
     if (!load_) continue;
     Buffer copy;
-    const ConstTensor view = copy_into(copy, checkpoint_.view(entry), host_memory());
+    const ConstTensor view = host_values(checkpoint_, entry, DType::kF32, backend_, copy);
     check_finite(entry, view);
     for (int64_t i = part.begin * row; i < (part.begin + part.size) * row; ++i)
       values.push_back(element(view, i));
@@ -196,24 +186,19 @@ VectorWeight WeightLoader::vector(WeightGroup group, const std::vector<Part>& pa
 TableWeight WeightLoader::table(WeightGroup group, const std::string& name, int64_t rows,
                                 int64_t columns) {
   const TensorEntry& entry = find(name, {rows, columns});
-  count(group, entry.num_bytes);
-  TableWeight table;
-  if (checkpoint_.has_tensors()) table.view = checkpoint_.view(entry);
-  const bool is_in_place = is_aligned(table.view) && backend_.memory().is_host();
-  if (is_in_place) mapped_bytes_ += entry.num_bytes;
+  count(group, value_bytes(checkpoint_, entry, dtype_));
+  const bool is_mapped = !checkpoint_.has_tensors() || is_in_place(checkpoint_, entry);
+  if (is_mapped && backend_.memory().is_host()) mapped_bytes_ += entry.num_bytes;
   if (!load_) return TableWeight();
-  Buffer aligned;
-  if (is_aligned(table.view)) {
-    table.file = checkpoint_.file(entry);
-  } else {
-    table.view = copy_into(aligned, table.view, host_memory());
-  }
+  TableWeight table;
+  table.view = host_values(checkpoint_, entry, dtype_, backend_, table.copy);
   check_finite(entry, table.view);
-  if (backend_.memory().is_host()) {
-    table.copy = std::move(aligned);
-  } else {
-    table.view = copy_into(table.copy, table.view, backend_.memory());
-    table.file.reset();
+  if (!backend_.memory().is_host()) {
+    Buffer on_device;
+    table.view = copy_into(on_device, table.view, backend_.memory());
+    table.copy = std::move(on_device);
+  } else if (!table.copy.data()) {
+    table.file = checkpoint_.file(entry);
   }
   checkpoint_.file(entry)->release(entry.offset, entry.num_bytes);
   return table;

@@ -28,7 +28,8 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint) {
   int64_t all_bytes = 0;
   for (const TensorEntry& entry : checkpoint.tensors()) {
     all_bytes += entry.num_bytes;
-    if (entry.dtype == DType::kBF16) bf16_bytes += entry.num_bytes;
+    if (entry.dtype == DType::kBF16 || checkpoint.storage(entry).blocks)
+      bf16_bytes += entry.num_bytes;
   }
   return 2 * bf16_bytes > all_bytes ? DType::kBF16 : DType::kF32;
 }

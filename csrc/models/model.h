@@ -79,8 +79,8 @@ std::span<const ArchitectureRow> architecture_registry();
 // Throws NotSupported that begins with `where` (file and field) and lists the names.
 const ArchitectureRow& find_architecture(std::string_view name, std::string_view where);
 
-// "auto": bf16 if most of the weights are stored so, otherwise f32 (f16 loads as f32, which holds
-// its values exactly), and as config.json says where there are no weights. Others: "float32",
+// "auto": bf16 if most of the weights are stored so or in quantized blocks, otherwise f32 (f16 loads
+// as f32, which holds its values exactly), and as config.json says where there are no weights. Others: "float32",
 // "bfloat16". Throws InvalidArgument.
 DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint);
 

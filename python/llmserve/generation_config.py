@@ -6,7 +6,14 @@ from pathlib import Path
 
 from llmserve.arguments import integer, number
 from llmserve.errors import CorruptFile, InvalidArgument
-from llmserve.model_files import checked_field, read_json_object, token_id_tuple
+from llmserve.gguf_metadata import gguf_generation_fields
+from llmserve.model_files import (
+    JsonObject,
+    checked_field,
+    is_gguf,
+    read_json_object,
+    token_id_tuple,
+)
 from llmserve.sampling_params import SamplingParams
 
 
@@ -19,10 +26,16 @@ class GenerationConfig:
     default_params: SamplingParams = field(default_factory=SamplingParams)
 
 
-def read_generation_config(directory: Path) -> GenerationConfig:
-    """generation_config.json of a directory; all defaults if it is absent. Raises CorruptFile."""
-    path = directory / "generation_config.json"
-    fields = read_json_object(directory, path.name) or {}
+def read_generation_config(source: Path) -> GenerationConfig:
+    """generation_config.json of a directory, or what a GGUF file says of sampling; all defaults
+    where that is nothing. Raises CorruptFile."""
+    if is_gguf(source):
+        return _from_fields(source, gguf_generation_fields(source))
+    path = source / "generation_config.json"
+    return _from_fields(path, read_json_object(source, path.name) or {})
+
+
+def _from_fields(path: Path, fields: JsonObject) -> GenerationConfig:
     max_new_tokens = checked_field(
         path, fields, "max_new_tokens", lambda name, value: integer(name, value, 1)
     )

@@ -21,12 +21,7 @@ from llmserve.errors import InvalidArgument
 from llmserve.generation_config import GenerationConfig, read_generation_config
 from llmserve.grammars import Grammars
 from llmserve.html_table import html_table
-from llmserve.model_files import (
-    checkpoint_directory,
-    config_file,
-    find_checkpoint,
-    read_vocab_size,
-)
+from llmserve.model_files import config_file, find_checkpoint, text_source
 from llmserve.plan.memory_plan import MemoryPlan, plan_memory
 from llmserve.request_door import RequestDoor, RequestLimits
 from llmserve.request_runner import RequestRunner
@@ -98,9 +93,9 @@ class LLMBase:
         )
         boolean("enforce_eager", enforce_eager)  # nothing is captured or compiled in either case
         checkpoint = find_checkpoint(model, revision, download_dir)
-        directory = checkpoint_directory(checkpoint)
-        defaults = _read_generation_config(directory, generation_config)
-        self._tokenizer = _read_tokenizer(directory, tokenizer, chat_template)
+        source = text_source(checkpoint)
+        defaults = _read_generation_config(source, generation_config)
+        self._tokenizer = _read_tokenizer(source, tokenizer, chat_template)
         arguments = EngineArguments(
             device=device,
             dtype=dtype,
@@ -123,7 +118,7 @@ class LLMBase:
         self._config = _core.resolve_config(
             arguments.to_request(checkpoint, defaults.eos_token_ids)
         )
-        vocab_size = read_vocab_size(directory)
+        vocab_size = _core.read_vocab_size(str(checkpoint))
         if self._tokenizer is not None:
             self._tokenizer.check_fits(vocab_size)
         takes_embeds = boolean("enable_prompt_embeds", enable_prompt_embeds)
@@ -325,9 +320,9 @@ def _argument_names() -> list[str]:
     return [name for name in parameters if name not in ("self", "unknown")]
 
 
-def _read_generation_config(directory: Path, argument: object) -> GenerationConfig:
+def _read_generation_config(source: Path, argument: object) -> GenerationConfig:
     if argument in ("auto", "vllm"):
-        config = read_generation_config(directory)
+        config = read_generation_config(source)
         return config if argument == "auto" else GenerationConfig(config.eos_token_ids)
     if not isinstance(argument, str | os.PathLike) or not os.path.isdir(argument):
         raise InvalidArgument(
@@ -337,9 +332,9 @@ def _read_generation_config(directory: Path, argument: object) -> GenerationConf
     return read_generation_config(Path(os.fsdecode(argument)))
 
 
-def _read_tokenizer(directory: Path, argument: object, chat_template: object) -> Tokenizer | None:
+def _read_tokenizer(source: Path, argument: object, chat_template: object) -> Tokenizer | None:
     if argument is None:
-        return Tokenizer.from_directory(directory, chat_template)
+        return Tokenizer.from_path(source, chat_template)
     if not isinstance(argument, str | os.PathLike) or not os.path.isdir(argument):
         raise InvalidArgument(
             f"tokenizer must be a folder with tokenizer.json, got {describe(argument)}"

@@ -6,18 +6,21 @@ bounded, and what does not fit is a CorruptFile that names the file and the fiel
 
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from llmserve.arguments import INT32_MAX, describe, integer, text
-from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
+from llmserve.errors import CorruptFile, InvalidArgument
 from llmserve.hub import download_model, is_hub_id
 
 # Published files: config.json under 100 KB, tokenizer.json up to 35 MB (262,144 tokens).
 MAX_CONFIG_BYTES = 16 * 2**20
 MAX_TOKENIZER_BYTES = 256 * 2**20
+
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 JsonObject = Mapping[str, object]
 Value = TypeVar("Value")
@@ -34,8 +37,9 @@ def demo_model_path() -> Path:
 
 
 def find_checkpoint(model: object, revision: object = None, download_dir: object = None) -> Path:
-    """The checkpoint that `model` names: a folder with a config.json, or a .safetensors file beside
-    one. What is no path is an id on the Hugging Face Hub, "organisation/name", and is downloaded.
+    """The checkpoint that `model` names: a folder with a config.json, a .safetensors file beside
+    one, or a .gguf file, alone or the only one of a folder. What is no path is an id on the Hugging
+    Face Hub, "organisation/name", and is downloaded.
 
     Raises InvalidArgument, NotSupported, HubError.
     """
@@ -47,10 +51,6 @@ def find_checkpoint(model: object, revision: object = None, download_dir: object
     path = Path(os.fsdecode(os.fspath(model)))
     if "\0" in str(path):
         raise InvalidArgument(f"model must be a path, got {describe(model)}")
-    if path.suffix == ".gguf":
-        raise NotSupported(
-            f"model: {str(path)!r}: GGUF is not supported yet; use the model's safetensors"
-        )
     if isinstance(model, str) and is_hub_id(model) and not os.path.lexists(path):
         return download_model(
             model,
@@ -61,24 +61,44 @@ def find_checkpoint(model: object, revision: object = None, download_dir: object
         raise InvalidArgument(
             f"revision is for models of the Hugging Face Hub, and {str(path)!r} is a path"
         )
+    path = _only_gguf(path) or path
     _check_checkpoint(path)
     return path
 
 
-def checkpoint_directory(model: object) -> Path:
-    """The folder of `find_checkpoint`, where all but the weights is."""
-    path = find_checkpoint(model)
-    return path if path.is_dir() else path.parent
+def is_gguf(path: Path) -> bool:
+    """Whether a checkpoint is a GGUF file, which holds all that there is to the model."""
+    return path.suffix == ".gguf"
+
+
+def text_source(checkpoint: Path) -> Path:
+    """Where all but the weights of a checkpoint is: its folder, or the GGUF file itself."""
+    return checkpoint if checkpoint.is_dir() or is_gguf(checkpoint) else checkpoint.parent
+
+
+def _only_gguf(path: Path) -> Path | None:
+    """The GGUF file of a folder without other weights, the first of its parts if it is split."""
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    files = [file for file in sorted(path.glob("*.gguf")) if not _LATER_PART.search(file.name)]
+    if len(files) > 1:
+        raise InvalidArgument(
+            f"model: {path} has several GGUF files; pass the path of one: "
+            f"{', '.join(file.name for file in files)}"
+        )
+    return files[0] if files else None
 
 
 def _check_checkpoint(path: Path) -> None:
+    if is_gguf(path) and path.is_file():
+        return
     is_weights = path.suffix == ".safetensors" and path.is_file()
     if not path.is_dir() and not is_weights:
         found = "a file" if path.exists() else "nothing"
         raise InvalidArgument(
             f"model must be a checkpoint directory (config.json, *.safetensors, tokenizer.json), a "
-            f".safetensors file in one, or the id of a model on the Hugging Face Hub such as "
-            f"Qwen/Qwen3-0.6B; there is {found} at {str(path)!r}"
+            f".safetensors file in one, a .gguf file, or the id of a model on the Hugging Face Hub "
+            f"such as Qwen/Qwen3-0.6B; there is {found} at {str(path)!r}"
         )
     directory = path.parent if is_weights else path
     if not (directory / "config.json").exists():
@@ -158,16 +178,6 @@ def read_json_object(directory: Path, name: str) -> JsonObject | None:
     """A small JSON file of the directory, None if it is absent. Raises CorruptFile."""
     data = read_bytes(directory, name, MAX_CONFIG_BYTES)
     return None if data is None else parse_json_object(data, directory / name)
-
-
-def read_vocab_size(directory: Path) -> int:
-    """V of config.json; the engine reads the rest. Raises CorruptFile."""
-    path = directory / "config.json"
-    fields = read_json_object(directory, path.name) or {}
-    vocab_size = checked_field(path, fields, "vocab_size", lambda name, v: integer(name, v, 1))
-    if vocab_size is None:
-        raise CorruptFile(f"{path}: vocab_size is missing")
-    return vocab_size
 
 
 def checked_field(

@@ -37,12 +37,18 @@ def _lines(ticks: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield _HEAD
     yield from _architectures(ticks)
     yield from _table("Checkpoint formats", "format", _core.supported_checkpoint_formats())
+    yield from _table(
+        "Stored types of weights",
+        "in the file",
+        _core.supported_quant_formats(),
+    )
     yield from _table("Devices", "`LLM(device=...)`", _core.supported_backends())
     yield from _table(
         "Scheduling policies", "`LLM(scheduling_policy=...)`", _core.supported_policies()
     )
     yield "## Data types\n"
-    yield "Weights and KV cache: float32, bfloat16. float16 checkpoints are loaded as float32.\n"
+    yield "Weights and KV cache in memory: float32, bfloat16. What a file stores otherwise is"
+    yield 'converted when it is loaded; `dtype="auto"` makes float16 float32, and blocks bfloat16.\n'
     yield _POSITIONS
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from llmserve import _core
 from llmserve.chat_template import ChatRequest, ChatTemplates, chat_request
 from llmserve.errors import CorruptFile, InvalidArgument
-from llmserve.model_files import MAX_TOKENIZER_BYTES, parse_json_object, read_bytes
+from llmserve.model_files import MAX_TOKENIZER_BYTES, is_gguf, parse_json_object, read_bytes
 from llmserve.tool_schema import Tool
 from llmserve.vocabulary import VocabularyTable, build_vocabulary_table
 
@@ -37,6 +37,13 @@ class Tokenizer:
         self._table = table
         self._chat_templates = chat_templates
         self._path = path
+
+    @classmethod
+    def from_path(cls, path: Path, chat_template: object = None) -> "Tokenizer | None":
+        """That of a checkpoint's folder or GGUF file, None without one; as `from_directory`."""
+        if is_gguf(path):
+            return None
+        return cls.from_directory(path, chat_template)
 
     @classmethod
     def from_directory(cls, directory: Path, chat_template: object = None) -> "Tokenizer | None":

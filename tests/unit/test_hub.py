@@ -208,13 +208,6 @@ def test_a_weights_file_without_a_config_is_refused(checkpoint: Path, tmp_path: 
         LLM(path)
 
 
-def test_gguf_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF")
-    with pytest.raises(NotSupported, match="GGUF is not supported yet"):
-        LLM(path)
-
-
 def test_inspect_takes_a_weights_file(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", str(checkpoint / "model.safetensors")]) == 0
     assert "LlamaForCausalLM" in capsys.readouterr().out

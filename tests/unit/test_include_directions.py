@@ -36,7 +36,9 @@ MAY_INCLUDE = {
     "bindings": {"core", "api", "text", "kv_cache", "scheduler", "kernels", "sampling", "engine"},
 }
 # In bindings, what exists for tests and inspection may look at anything.
-ANYTHING = re.compile(r"bindings/(register_testing\w*|register_inspect|model_records)\.\w+")
+ANYTHING = re.compile(
+    r"bindings/(register_testing\w*|register_inspect|model_records|gguf_metadata)\.\w+"
+)
 CUDA = re.compile(r"cuda\w*\.h|cublas\w*\.h|nccl\w*\.h|cub/.*|cutlass/.*")
 CUDA_PLACES = re.compile(r"kernels/cuda/.*|comm/nccl\.cpp")
 

@@ -22,6 +22,10 @@ class CpuBackend final : public Backend {
   LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) override;
   int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const override;
   int64_t first_non_finite(const ConstTensor& tensor) override;
+  void run_on_host_threads(int64_t count, int64_t grain,
+                           const std::function<void(int64_t, int64_t)>& work) override {
+    pool_.parallel_for(count, grain, [&](int64_t begin, int64_t end, int) { work(begin, end); });
+  }
   int64_t scratch_bytes(const StepShape& shape, int num_threads) const override;
   void reserve_scratch(const StepShape& shape) override {
     reserve_scratch(scratch_bytes(shape, 1));

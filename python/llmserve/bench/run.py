@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from llmserve import _core
 from llmserve._version import __version__
 from llmserve.bench.machine import MachineProbe, Rates, describe_machine
 from llmserve.errors import InvalidArgument
 from llmserve.llm import LLM
-from llmserve.model_files import checkpoint_directory, find_checkpoint, read_vocab_size
+from llmserve.model_files import find_checkpoint
 from llmserve.plan.memory_plan import MemoryPlan
 from llmserve.prompts import TokensPrompt
 from llmserve.sampling_params import SamplingParams
@@ -168,9 +169,7 @@ class _Bench:
         self._name = name
         self._settings = {"model": model, **asdict(workload), **arguments}
         self._workload = workload
-        self._prompts = workload.prompts(
-            read_vocab_size(checkpoint_directory(find_checkpoint(model)))
-        )
+        self._prompts = workload.prompts(_core.read_vocab_size(str(find_checkpoint(model))))
         self._probe = MachineProbe(self._plan.num_threads)
         self._num_steps = 0
         self.num_output_tokens = workload.num_prompts * workload.output_len

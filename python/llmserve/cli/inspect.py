@@ -7,7 +7,7 @@ from typing import Any
 
 from llmserve import _core
 from llmserve.cli.inspect_text import text_report
-from llmserve.model_files import checkpoint_directory, find_checkpoint
+from llmserve.model_files import find_checkpoint, text_source
 from llmserve.units import human_bytes
 
 _EXAMPLES = """examples:
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     report = _core.inspect_checkpoint(
         str(checkpoint), dtype=options.dtype, kv_cache_dtype=options.kv_cache_dtype
     )
-    report["text"] = text_report(checkpoint_directory(checkpoint))
+    report["text"] = text_report(text_source(checkpoint))
     if options.json:
         print(json.dumps(report, indent=2))
         return 0

@@ -1,0 +1,157 @@
+"""GGUF files: tiny models written with the gguf package, and raw bytes, good and bad.
+
+What the converter of llama.cpp does to a model's tensors is written down here once more, on the
+other side of the file from the reader.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+Quantize = Callable[[str, np.ndarray], tuple[np.ndarray, gguf.GGMLQuantizationType | None]]
+
+_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+
+
+def as_f32(name: str, array: np.ndarray) -> tuple[np.ndarray, None]:
+    return array.astype(np.float32), None
+
+
+def quantized(kind: str) -> Quantize:
+    """Matrices in the format of that name, vectors in F32."""
+    qtype = gguf.GGMLQuantizationType[kind]
+
+    def quantize(name: str, array: np.ndarray) -> tuple[np.ndarray, Any]:
+        if array.ndim == 1:
+            return array.astype(np.float32), None
+        return gguf.quants.quantize(array.astype(np.float32), qtype), qtype
+
+    return quantize
+
+
+def write_gguf(
+    path: Path,
+    checkpoint: Path,
+    quantize: Quantize = as_f32,
+    extra: Callable[[gguf.GGUFWriter], None] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
+) -> Path:
+    """The checkpoint (a directory with config.json and f32 safetensors) as one GGUF file.
+
+    `extra` adds metadata, such as a tokenizer's; `tensors` more tensors.
+    """
+    config = json.loads((checkpoint / "config.json").read_text())
+    arch = _ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, arch)
+    _add_hyper_parameters(writer, config, arch)
+    if extra is not None:
+        extra(writer)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config["num_hidden_layers"])
+    for name, array in load_file(checkpoint / "model.safetensors").items():
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None, name
+        data, raw_dtype = quantize(name, _converted(name, array, config, arch))
+        writer.add_tensor(gguf_name, data, raw_dtype=raw_dtype)
+    for name, array in (tensors or {}).items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_hyper_parameters(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> None:
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+
+
+def _converted(name: str, array: np.ndarray, config: dict[str, Any], arch: str) -> np.ndarray:
+    """The rows of a head of q and k go from halves to rotary pairs where llama.cpp wants that."""
+    if arch != "llama":
+        return array
+    heads = 0
+    if ".q_proj." in name:
+        heads = config["num_attention_heads"]
+    if ".k_proj." in name:
+        heads = config["num_key_value_heads"]
+    if heads == 0:
+        return array
+    halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
+
+
+# Raw files, for the reader's tests.
+
+U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
+_PACK = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", BOOL: "B"}
+_PACK |= {U64: "Q", I64: "q", F64: "d"}
+
+
+def raw_string(text: bytes, length: int | None = None) -> bytes:
+    return struct.pack("<Q", len(text) if length is None else length) + text
+
+
+def raw_scalar(kind: int, value: Any) -> bytes:
+    if kind == STRING:
+        return raw_string(value)
+    return struct.pack("<" + _PACK[kind], value)
+
+
+def raw_value(key: bytes, kind: int, value: Any) -> bytes:
+    return raw_string(key) + struct.pack("<I", kind) + raw_scalar(kind, value)
+
+
+def raw_array(key: bytes, kind: int, payload: bytes, count: int) -> bytes:
+    return raw_string(key) + struct.pack("<IIQ", ARRAY, kind, count) + payload
+
+
+def raw_tensor(name: bytes, dims: list[int], kind: int, offset: int) -> bytes:
+    """`dims` in the file's order: the row's length first."""
+    return (
+        raw_string(name)
+        + struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
+        + struct.pack("<IQ", kind, offset)
+    )
+
+
+def raw_file(
+    values: list[bytes],
+    tensors: list[bytes],
+    data: bytes,
+    *,
+    magic: bytes = b"GGUF",
+    version: int = 3,
+    num_values: int | None = None,
+    num_tensors: int | None = None,
+    alignment: int = 32,
+) -> bytes:
+    head = magic + struct.pack(
+        "<IQQ",
+        version,
+        len(tensors) if num_tensors is None else num_tensors,
+        len(values) if num_values is None else num_values,
+    )
+    head += b"".join(values) + b"".join(tensors)
+    return head + b"\0" * (-len(head) % alignment) + data

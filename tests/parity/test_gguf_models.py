@@ -1,0 +1,159 @@
+"""A GGUF file gives what the same model's safetensors give, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import checkpoint, copy_checkpoint
+from gguf_files import Quantize, quantized, write_gguf
+from llmserve import LLM, SamplingParams, _core
+from safetensors.numpy import load_file, save_file
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+PROMPTS = [[5, 9, 200, 31, 7], [1, 2, 3], list(range(40, 100))]
+PARAMS = SamplingParams(temperature=0, max_tokens=8, logprobs=3, detokenize=False, ignore_eos=True)
+# Rows of every block format's length, and biases where the family has them.
+WIDE = dict(hidden_size=256, intermediate_size=256, num_hidden_layers=1)
+
+
+def answers(path: Path, **arguments: Any) -> list[Any]:
+    arguments = {"num_gpu_blocks_override": 64, "num_threads": 1, **arguments}
+    with LLM(path, **arguments) as llm:
+        outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    return [
+        (
+            list(out.outputs[0].token_ids),
+            [{i: lp.logprob for i, lp in step.items()} for step in out.outputs[0].logprobs],
+        )
+        for out in outputs
+    ]
+
+
+def dequantized_copy(source: Path, to: Path, quantize: Quantize) -> Path:
+    """The checkpoint with the values that the gguf package reads back."""
+    copy_checkpoint(source, to)
+    tensors = {}
+    for name, array in load_file(source / "model.safetensors").items():
+        data, qtype = quantize(name, array)
+        tensors[name] = data if qtype is None else gguf.quants.dequantize(data, qtype)
+    save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
+    return to
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_f32_file_gives_the_tokens_and_logprobs_of_the_safetensors(
+    family: str, tmp_path: Path
+) -> None:
+    source = checkpoint(family)
+    path = write_gguf(tmp_path / "model.gguf", source)
+    assert answers(path) == answers(source)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"])
+def test_quantized_file_gives_what_its_dequantized_weights_give(kind: str, tmp_path: Path) -> None:
+    source = checkpoint("llama", **WIDE)
+    path = write_gguf(tmp_path / "model.gguf", source, quantized(kind))
+    expected = dequantized_copy(source, tmp_path / "copy", quantized(kind))
+    assert answers(path, dtype="float32") == answers(expected, dtype="float32")
+
+
+def random_blocks(kind: str, rows: int, width: int) -> np.ndarray:
+    """Blocks [rows, bytes] whose values are around 1 over the square root of the width."""
+    qtype = gguf.GGMLQuantizationType[kind]
+    block_elements, block_bytes = gguf.GGML_QUANT_SIZES[qtype]
+    rng = np.random.default_rng(rows)
+    blocks = rng.integers(0, 256, (rows * width // block_elements, block_bytes), np.uint8)
+    # The type's f16 scales, and minima, lie at the ends of the block.
+    places = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+    size = {"Q2_K": 6e-3, "Q3_K": 1e-3, "Q4_K": 2e-4, "Q5_K": 1e-4, "Q6_K": 5e-5}
+    for at in places.get(kind, (0,)):
+        scale = np.float16(size.get(kind, 1e-3) * (1 if at in places.get(kind, (0,))[:1] else 5))
+        blocks[:, at : at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"])
+def test_k_quants_give_what_their_dequantized_weights_give(kind: str, tmp_path: Path) -> None:
+    def quantize(name: str, array: np.ndarray) -> tuple[np.ndarray, Any]:
+        if array.ndim == 1:
+            return array, None
+        return random_blocks(kind, *array.shape), gguf.GGMLQuantizationType[kind]
+
+    source = checkpoint("qwen2", **WIDE)
+    path = write_gguf(tmp_path / "model.gguf", source, quantize)
+    expected = dequantized_copy(source, tmp_path / "copy", quantize)
+    assert answers(path, dtype="float32") == answers(expected, dtype="float32")
+
+
+def test_threads_and_device_do_not_change_what_is_loaded(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", checkpoint("llama", **WIDE), quantized("Q8_0"))
+    assert answers(path, num_threads=1) == answers(path, num_threads=3)
+
+
+def test_auto_dtype_of_a_quantized_file_is_bfloat16(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", checkpoint("llama", **WIDE), quantized("Q4_0"))
+    assert LLM.plan(path).dtype == "bfloat16"
+    types = {t["name"]: t["dtype"] for t in _core.inspect_checkpoint(str(path))["tensors"]}
+    assert types["model.layers.0.mlp.up_proj.weight"] == "Q4_0"
+    assert types["model.norm.weight"] == "float32"
+
+
+def test_plan_of_a_quantized_file_is_what_the_engine_takes(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", checkpoint("qwen3", **WIDE), quantized("Q5_1"))
+    plan = LLM.plan(path, num_gpu_blocks_override=32, max_model_len=64)
+    with LLM(path, num_gpu_blocks_override=32, max_model_len=64) as llm:
+        use = llm._open_engine().memory_use
+    assert plan.weight_bytes == use.weight_bytes
+    assert plan.kv_cache_bytes == use.kv_cache_bytes
+
+
+def test_tied_embeddings_are_told_by_the_missing_output(tmp_path: Path) -> None:
+    source = checkpoint("llama", tie_word_embeddings=True)
+    path = write_gguf(tmp_path / "model.gguf", source)
+    assert _core.inspect_checkpoint(str(path))["config"]["tie_word_embeddings"]
+    assert answers(path) == answers(source)
+
+
+def test_biases_are_told_by_their_tensors(tmp_path: Path) -> None:
+    source = checkpoint("llama", attention_bias=True, mlp_bias=True)
+    assert answers(write_gguf(tmp_path / "model.gguf", source)) == answers(source)
+
+
+def test_folder_with_one_gguf_file_is_a_model(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", checkpoint("llama"))
+    assert answers(tmp_path) == answers(path)
+
+
+def test_split_file_is_loaded_by_its_first_part(tmp_path: Path) -> None:
+    source = checkpoint("llama")
+    whole = write_gguf(tmp_path / "model.gguf", source)
+    split_gguf(whole, tmp_path / "parts")
+    first = tmp_path / "parts" / "model-00001-of-00002.gguf"
+    assert answers(first) == answers(tmp_path / "parts") == answers(source)
+
+
+def split_gguf(whole: Path, to: Path) -> None:
+    to.mkdir()
+    reader = gguf.GGUFReader(whole)
+    half = len(reader.tensors) // 2
+    for idx, tensors in enumerate((reader.tensors[:half], reader.tensors[half:])):
+        writer = gguf.GGUFWriter(to / f"model-{idx + 1:05}-of-00002.gguf", "llama")
+        for field in reader.fields.values():
+            if (
+                idx == 0
+                and "." in field.name
+                and not field.name.startswith(("GGUF", "general.arc"))
+            ):
+                writer.add_key_value(field.name, field.contents(), field.types[0])
+        writer.add_uint16("split.count", 2)
+        writer.add_uint16("split.no", idx)
+        for tensor in tensors:
+            writer.add_tensor(tensor.name, tensor.data)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
