@@ -14,6 +14,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import tokenizers
 from safetensors.numpy import load_file
 
 Quantize = Callable[[str, np.ndarray], tuple[np.ndarray, gguf.GGMLQuantizationType | None]]
@@ -100,6 +101,27 @@ def _converted(name: str, array: np.ndarray, config: dict[str, Any], arch: str) 
         return array
     halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
+
+
+def add_bpe(writer: gguf.GGUFWriter, source: tokenizers.Tokenizer, pre: str) -> None:
+    """As llama.cpp's converter writes a tokenizer.json."""
+    parsed = json.loads(source.to_str())
+    vocab = source.get_vocab(with_added_tokens=True)
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    added = {token["content"]: token["special"] for token in parsed["added_tokens"]}
+    types = [
+        gguf.TokenType.NORMAL
+        if token not in added
+        else gguf.TokenType.CONTROL
+        if added[token]
+        else gguf.TokenType.USER_DEFINED
+        for token in tokens
+    ]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(merge) for merge in parsed["model"]["merges"]])
 
 
 # Raw files, for the reader's tests.

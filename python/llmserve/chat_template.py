@@ -123,10 +123,22 @@ class ChatTemplates:
         special = _special_tokens(config)
         if "added_tokens_decoder" not in config:  # as transformers reads older checkpoints
             special |= _special_tokens(legacy)
+        published = _published(directory, config) if chat_template is None else {}
+        label = f"the chat template of {directory}"
+        return cls.from_named(published, special, label, chat_template)
+
+    @classmethod
+    def from_named(
+        cls,
+        named: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        label: str,
+        chat_template: object = None,
+    ) -> "ChatTemplates":
+        """Templates by name, which errors call `label`, or `chat_template` in their place."""
         if chat_template is None:
-            label = f"the chat template of {directory}"
-            return cls(_published(directory, config), special, label)
-        templates = cls({}, special, "chat_template")
+            return cls(named, special_tokens, label)
+        templates = cls({}, special_tokens, "chat_template")
         templates._named["default"] = templates._source(chat_template)
         templates._compiled(None, None)  # what the caller gave is looked at now
         return templates

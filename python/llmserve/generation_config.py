@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llmserve.arguments import integer, number
 from llmserve.errors import CorruptFile, InvalidArgument
-from llmserve.gguf_metadata import gguf_generation_fields
+from llmserve.gguf_generation import gguf_generation_fields
 from llmserve.model_files import (
     JsonObject,
     checked_field,

@@ -48,7 +48,7 @@ def _lines(ticks: Mapping[str, Sequence[str]]) -> Iterator[str]:
     )
     yield "## Data types\n"
     yield "Weights and KV cache in memory: float32, bfloat16. What a file stores otherwise is"
-    yield 'converted when it is loaded; `dtype="auto"` makes float16 float32, and blocks bfloat16.\n'
+    yield 'converted when it is loaded; `dtype="auto"` makes float16 float32, blocks bfloat16.\n'
     yield _POSITIONS
 
 

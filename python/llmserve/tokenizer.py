@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 from llmserve import _core
 from llmserve.chat_template import ChatRequest, ChatTemplates, chat_request
 from llmserve.errors import CorruptFile, InvalidArgument
-from llmserve.model_files import MAX_TOKENIZER_BYTES, is_gguf, parse_json_object, read_bytes
+from llmserve.gguf_tokenizer import GgufVocabulary, gguf_document
+from llmserve.model_files import (
+    MAX_TOKENIZER_BYTES,
+    JsonObject,
+    is_gguf,
+    parse_json_object,
+    read_bytes,
+)
 from llmserve.tool_schema import Tool
 from llmserve.vocabulary import VocabularyTable, build_vocabulary_table
 
@@ -40,25 +47,43 @@ class Tokenizer:
 
     @classmethod
     def from_path(cls, path: Path, chat_template: object = None) -> "Tokenizer | None":
-        """That of a checkpoint's folder or GGUF file, None without one; as `from_directory`."""
-        if is_gguf(path):
+        """That of a checkpoint's folder or of a GGUF file, None without one. `chat_template`, a
+        template or its path, stands in for those that come with it. Raises CorruptFile,
+        NotSupported and, for chat_template, InvalidArgument."""
+        if not is_gguf(path):
+            return cls.from_directory(path, chat_template)
+        vocabulary = GgufVocabulary(path)
+        if not vocabulary.exists:
             return None
-        return cls.from_directory(path, chat_template)
+        parsed = gguf_document(vocabulary)
+        templates = ChatTemplates.from_named(
+            vocabulary.chat_templates,
+            vocabulary.special_tokens(),
+            f"the chat template of {path}",
+            chat_template,
+        )
+        return cls._from_document(parsed, json.dumps(parsed), path, templates)
 
     @classmethod
     def from_directory(cls, directory: Path, chat_template: object = None) -> "Tokenizer | None":
-        """The directory's tokenizer.json, None without one. `chat_template`, a template or its
-        path, stands in for those of the directory. Raises CorruptFile, NotSupported and, for
-        chat_template, InvalidArgument."""
-        import tokenizers  # here, so that importing llmserve stays quick
-
+        """As `from_path`: tokenizer.json of a folder."""
         path = directory / "tokenizer.json"
         data = read_bytes(directory, path.name, MAX_TOKENIZER_BYTES)
         if data is None:
             return None
         parsed = parse_json_object(data, path)
+        templates = ChatTemplates.from_directory(directory, chat_template)
+        return cls._from_document(parsed, data.decode("utf-8"), path, templates)
+
+    @classmethod
+    def _from_document(
+        cls, parsed: JsonObject, text: str, path: Path, chat_templates: ChatTemplates
+    ) -> "Tokenizer":
+        """Of a tokenizer.json, parsed and as its text."""
+        import tokenizers  # here, so that importing llmserve stays quick
+
         try:
-            tokenizer = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
+            tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing narrower
             raise CorruptFile(f"{path}: not a tokenizer: {error}") from error
         # As transformers does: what the file says about batches of a training run is not wanted.
@@ -66,7 +91,13 @@ class Tokenizer:
         tokenizer.no_padding()
         tokens = tokenizer.get_vocab(with_added_tokens=True)
         table = build_vocabulary_table(parsed, tokens, path)
-        return cls(tokenizer, table, ChatTemplates.from_directory(directory, chat_template), path)
+        return cls(tokenizer, table, chat_templates, path)
+
+    @property
+    def kind(self) -> str:
+        """What it is made of: 'BPE, decoder ByteLevel'."""
+        parsed = json.loads(self._tokenizer.to_str())
+        return f"{_kind(parsed.get('model'))}, decoder {_kind(parsed.get('decoder'))}"
 
     @property
     def num_tokens(self) -> int:
@@ -180,6 +211,13 @@ class Tokenizer:
             raise InvalidArgument(
                 f"token id {token_id} is outside the vocabulary (0 to {self.num_tokens - 1})"
             )
+
+
+def _kind(element: object) -> str:
+    kind = element.get("type") if isinstance(element, dict) else None
+    if isinstance(element, dict) and kind == "Sequence":
+        return " + ".join(map(_kind, element.get("decoders") or ()))
+    return kind if isinstance(kind, str) else "none"
 
 
 def _check_unicode(text: str) -> None:

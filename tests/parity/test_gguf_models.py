@@ -8,9 +8,9 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from checkpoints import checkpoint, copy_checkpoint
-from gguf_files import Quantize, quantized, write_gguf
-from llmserve import LLM, SamplingParams, _core
+from checkpoints import checkpoint, copy_checkpoint, tokenizer
+from gguf_files import Quantize, add_bpe, quantized, write_gguf
+from llmserve import LLM, SamplingParams, _core, cli
 from safetensors.numpy import load_file, save_file
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -126,6 +126,41 @@ def test_biases_are_told_by_their_tensors(tmp_path: Path) -> None:
 def test_folder_with_one_gguf_file_is_a_model(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", checkpoint("llama"))
     assert answers(tmp_path) == answers(path)
+
+
+def with_tokenizer(writer: gguf.GGUFWriter) -> None:
+    """That of every tiny checkpoint."""
+    add_bpe(writer, tokenizer().backend_tokenizer, "gpt-2")
+    writer.add_chat_template(tokenizer().chat_template)
+    writer.add_float32("general.sampling.temp", 0.5)
+
+
+def test_one_file_is_all_that_a_text_or_a_chat_needs(tmp_path: Path) -> None:
+    source = checkpoint("llama")
+    path = write_gguf(tmp_path / "model.gguf", source, extra=with_tokenizer)
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    messages = [{"role": "user", "content": "What is 12 + 30?"}]
+    said = []
+    for model in (source, path):
+        with LLM(model, num_gpu_blocks_override=64, num_threads=1) as llm:
+            text = llm.generate("Once upon a time", greedy, use_tqdm=False)[0]
+            chat = llm.chat(messages, greedy, use_tqdm=False)[0]
+            said.append([(out.prompt_token_ids, out.outputs[0].text) for out in (text, chat)])
+            temperature = llm.get_default_sampling_params().temperature
+    assert said[0] == said[1]
+    assert temperature == 0.5
+
+
+def test_inspect_shows_the_tokenizer_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_gguf(tmp_path / "model.gguf", checkpoint("llama"), extra=with_tokenizer)
+    assert cli.main(["inspect", str(path), "--tensors"]) == 0
+    shown = capsys.readouterr().out
+    assert "LlamaForCausalLM, gguf" in shown
+    assert "BPE, decoder ByteLevel, 320 tokens" in shown
+    assert "temperature=0.5" in shown
+    assert "ends at        '</s>'" in shown
 
 
 def test_split_file_is_loaded_by_its_first_part(tmp_path: Path) -> None:

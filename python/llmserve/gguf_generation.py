@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from llmserve import _core
+from llmserve.gguf_tokenizer import GgufVocabulary
 from llmserve.model_files import JsonObject
 
 # general.sampling.*, as llama.cpp's converter writes a generation_config.json.
@@ -13,17 +14,12 @@ _SAMPLING = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-_ENDS = (
-    "tokenizer.ggml.eos_token_id",
-    "tokenizer.ggml.eot_token_id",
-    "tokenizer.ggml.eom_token_id",
-)
 
 
 def gguf_generation_fields(path: Path) -> JsonObject:
     """The fields of a generation_config.json that the file implies. Raises CorruptFile."""
     sampling = _core.read_gguf_metadata(str(path), "general.sampling.")
-    ends = _core.read_gguf_metadata(str(path), "tokenizer.ggml.eo")
     fields = {field: sampling[key] for key, field in _SAMPLING.items() if key in sampling}
-    ids = [ends[key] for key in _ENDS if key in ends]
-    return {**fields, "eos_token_id": ids} if ids else fields
+    vocabulary = GgufVocabulary(path)
+    ends = vocabulary.end_ids if vocabulary.exists else []
+    return {**fields, "eos_token_id": ends} if ends else fields
