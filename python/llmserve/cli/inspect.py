@@ -62,7 +62,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     )
     yield (
         f"attention      {config['num_heads']} heads, {config['num_kv_heads']} KV heads, "
-        f"head dim {config['head_dim']}, RoPE {config['rope']['type']}"
+        f"head dim {config['head_dim']}, RoPE {_rope(config)}"
     )
     yield f"context        {config['max_model_len']} tokens"
     yield (
@@ -80,6 +80,11 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     if plan["unused_tensors"]:
         yield f"unused         {', '.join(plan['unused_tensors'])}"
     yield from _text_lines(report["text"])
+
+
+def _rope(config: dict[str, Any]) -> str:
+    """The kinds of rotary embeddings that the layers have."""
+    return " and ".join(dict.fromkeys(rope["type"] for rope in config["ropes"])) or "none"
 
 
 def _text_lines(text: dict[str, Any]) -> Iterator[str]:
