@@ -1,0 +1,1 @@
+"""Parsers of what a chat model writes: calls of tools, and reasoning."""

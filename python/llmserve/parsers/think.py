@@ -1,0 +1,78 @@
+"""Reasoning between <think> and </think> at the beginning of a text, which a template may have
+opened already."""
+
+from llmserve.parsers.deltas import Pieces, held_length
+
+_WHITESPACE = " \n\r\t"
+
+
+class ThinkParser:
+    """Of one sample: splits what was thought from what is answered. is_open: the prompt ends
+    within a section. Whitespace at the ends of both is left out.
+
+    >>> parser = ThinkParser(is_open=False)
+    >>> parser.feed("<think>Hm.</think>Yes")
+    Pieces(reasoning='Hm.', content='Yes', tool_calls=[])
+    """
+
+    def __init__(self, is_open: bool, start: str = "<think>", end: str = "</think>") -> None:
+        self._start = start
+        self._end = end
+        self._is_undecided = not is_open
+        self._is_thinking = is_open
+        self._is_at_edge = is_open  # whitespace here belongs to nobody
+        self._rest = ""
+
+    def feed(self, text: str) -> Pieces:
+        """The next piece of text."""
+        text = self._rest + text
+        self._rest = ""
+        pieces = Pieces()
+        if self._is_undecided:
+            text = self._decide(text)
+        if self._is_undecided:
+            return pieces
+        if self._is_thinking:
+            text = self._think(text, pieces)
+        if not self._is_thinking:
+            pieces.content = self._past_edge(text)
+        return pieces
+
+    def finish(self) -> Pieces:
+        """There is no more: what was held back."""
+        rest, self._rest = self._rest, ""
+        if self._is_thinking:
+            return Pieces(reasoning=rest.rstrip(_WHITESPACE))
+        return Pieces(content=rest)
+
+    def _decide(self, text: str) -> str:
+        """Whether the text begins with a section; what follows its beginning."""
+        stripped = text.lstrip(_WHITESPACE)
+        if stripped.startswith(self._start):
+            self._is_undecided = False
+            self._is_thinking = self._is_at_edge = True
+            return stripped[len(self._start) :]
+        self._is_undecided = self._start.startswith(stripped)
+        self._rest = text if self._is_undecided else ""
+        return text
+
+    def _think(self, text: str, pieces: Pieces) -> str:
+        """Adds to the reasoning; what follows its end."""
+        text = self._past_edge(text)
+        found = text.find(self._end)
+        if found >= 0:
+            pieces.reasoning = text[:found].rstrip(_WHITESPACE)
+            self._is_thinking = False
+            self._is_at_edge = True
+            return text[found + len(self._end) :]
+        end = len(text) - held_length(text, self._end)
+        end = len(text[:end].rstrip(_WHITESPACE))
+        pieces.reasoning = text[:end]
+        self._rest = text[end:]
+        return ""
+
+    def _past_edge(self, text: str) -> str:
+        if self._is_at_edge:
+            text = text.lstrip(_WHITESPACE)
+            self._is_at_edge = not text
+        return text
