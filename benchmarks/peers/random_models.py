@@ -1,0 +1,186 @@
+"""Checkpoints of published shapes with random weights, as the peers read them.
+
+`write_checkpoint` writes a Hugging Face directory with NumPy alone. This file as a script, run with
+DIR FILE DTYPE in an environment with the gguf package, turns one into a GGUF file.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 10000.0}
+_QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_theta": 1000000.0}
+_COMMON = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
+# Of the models' config.json on the Hugging Face Hub; the first is of the size of stories110M.
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-110m": {
+        **_LLAMA,
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "head_dim": 64,
+        "vocab_size": 32000,
+        "tie_word_embeddings": False,
+    },
+    "tinyllama-1.1b": {
+        **_LLAMA,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "vocab_size": 32000,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-0.6b": {
+        **_QWEN3,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def write_checkpoint(folder: Path, shape: str) -> None:
+    """config.json and model.safetensors with bf16 weights, in `folder`; nothing if they are there.
+
+    Norms are 1, everything else normal with variance 1 / fan-in: activations keep their size.
+    """
+    if (folder / "model.safetensors").is_file():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {**_COMMON, **SHAPES[shape]}
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    header: dict[str, Any] = {}
+    end = 0
+    for name, dims in tensors_of(config):
+        begin, end = end, end + 2 * int(np.prod(dims))
+        header[name] = {"dtype": "BF16", "shape": list(dims), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    rng = np.random.default_rng(0)
+    unfinished = folder / "model.safetensors.part"
+    with unfinished.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, dims in tensors_of(config):
+            file.write(_random_bf16(rng, dims).tobytes())
+    unfinished.rename(folder / "model.safetensors")
+
+
+def tensors_of(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a Llama's or Qwen3's tensors, as transformers names them."""
+    width, ffn = config["hidden_size"], config["intermediate_size"]
+    head = config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    yield "model.embed_tokens.weight", (config["vocab_size"], width)
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}."
+        yield layer + "input_layernorm.weight", (width,)
+        yield layer + "self_attn.q_proj.weight", (queries, width)
+        yield layer + "self_attn.k_proj.weight", (keys, width)
+        yield layer + "self_attn.v_proj.weight", (keys, width)
+        yield layer + "self_attn.o_proj.weight", (width, queries)
+        if config["model_type"] == "qwen3":
+            yield layer + "self_attn.q_norm.weight", (head,)
+            yield layer + "self_attn.k_norm.weight", (head,)
+        yield layer + "post_attention_layernorm.weight", (width,)
+        yield layer + "mlp.gate_proj.weight", (ffn, width)
+        yield layer + "mlp.up_proj.weight", (ffn, width)
+        yield layer + "mlp.down_proj.weight", (width, ffn)
+    yield "model.norm.weight", (width,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (config["vocab_size"], width)
+
+
+def _random_bf16(rng: np.random.Generator, dims: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    if len(dims) == 1:
+        values = np.ones(dims, np.float32)
+    else:
+        values = rng.standard_normal(dims, dtype=np.float32) * np.float32(dims[1] ** -0.5)
+    return (values.view(np.uint32) >> 16).astype(np.uint16)  # truncated: any bf16 will do
+
+
+def write_gguf(folder: Path, path: Path, dtype: str) -> None:
+    """The checkpoint in `folder` as one GGUF file without a tokenizer; norms are f32 always."""
+    import gguf
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    arch = config["model_type"]
+    writer = gguf.GGUFWriter(str(path), arch)
+    writer.add_name(folder.name)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(
+        gguf.LlamaFileType.ALL_F32 if dtype == "float32" else gguf.LlamaFileType.MOSTLY_BF16
+    )
+    writer.add_tokenizer_model("none")
+    names = gguf.get_tensor_name_map(
+        gguf.MODEL_ARCH.LLAMA if arch == "llama" else gguf.MODEL_ARCH.QWEN3,
+        config["num_hidden_layers"],
+    )
+    for name, data in _read_safetensors(folder / "model.safetensors"):
+        new_name = names.get_name(name, try_suffixes=(".weight",))
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+        part = name.split(".")[-2]
+        if arch == "llama" and part in heads:
+            data = _interleave(data, config[heads[part]])
+        if data.ndim == 1 or dtype == "float32":
+            writer.add_tensor(new_name, (data.astype(np.uint32) << 16).view(np.float32))
+        else:
+            writer.add_tensor(
+                new_name, data.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16
+            )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _interleave(rows: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
+    """The rows of q or k in the order of llama.cpp's Llama, which rotates neighbouring pairs."""
+    split = rows.reshape(num_heads, 2, rows.shape[0] // num_heads // 2, rows.shape[1])
+    return np.ascontiguousarray(split.swapaxes(1, 2).reshape(rows.shape))
+
+
+def _read_safetensors(path: Path) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    data = np.memmap(path, np.uint8, "r")
+    (length,) = struct.unpack("<Q", data[:8].tobytes())
+    header = json.loads(data[8 : 8 + length].tobytes())
+    for name, entry in header.items():
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        yield name, data[begin:end].view(np.uint16).reshape(entry["shape"])
+
+
+if __name__ == "__main__":
+    write_gguf(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,313 @@
+"""The same token ids through llmserve and its peers, interleaved, and one table of ratios.
+
+    python benchmarks/peers/run.py prepare   # virtual environments; llama.cpp builds for minutes
+    python benchmarks/peers/run.py measure --shape tinyllama-1.1b   # to benchmarks/results
+    python benchmarks/peers/run.py report    # puts the results into docs/performance.md
+
+Each system is a process that loads one checkpoint of random weights. A round runs each workload
+once on every system, one after another, and measures the machine's read rate and rate of arithmetic
+in between, so that whatever else the machine does hits all alike. A ratio is the median over rounds
+of (peer's seconds / llmserve's seconds) of the same round: over 1, llmserve is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
+sys.path.insert(0, str(HERE))
+
+from llmserve.bench.machine import MachineProbe, Rates, describe_machine  # noqa: E402
+from random_models import SHAPES, tensors_of, write_checkpoint  # noqa: E402  # beside this file
+
+# What each environment holds. llama-cpp-python has no wheel: pip compiles llama.cpp here.
+PACKAGES = {
+    "transformers": ["torch==2.13.0", "transformers==5.20.2"],
+    "llama.cpp": ["llama-cpp-python==0.3.36", "gguf==0.19.0"],
+}
+SYSTEMS = ("llmserve", *PACKAGES)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts of these lengths, all there at the start, and tokens generated for each."""
+
+    name: str
+    prompt_lens: tuple[int, ...]
+    max_tokens: int
+
+    def job(self, vocab_size: int) -> str:
+        draw = random.Random(0)
+        prompts = [[draw.randrange(vocab_size) for _ in range(n)] for n in self.prompt_lens]
+        return json.dumps({"prompts": prompts, "max_tokens": self.max_tokens})
+
+    def bound_s(self, config: dict[str, Any], dtype: str, rates: Rates) -> float:
+        """Seconds that no program beats: the larger of reading the weights once a step, with every
+        prompt in one step, and of two operations a parameter and token; attention is left out."""
+        size = 2 if dtype == "bfloat16" else 4
+        parts = {name: int(np.prod(dims)) for name, dims in tensors_of(config)}
+        head = parts.pop("lm_head.weight", None) or parts["model.embed_tokens.weight"]
+        body = sum(parts.values()) - parts["model.embed_tokens.weight"]
+        num_outputs = len(self.prompt_lens) * self.max_tokens
+        num_tokens = sum(self.prompt_lens) + num_outputs - len(self.prompt_lens)
+        flops = 2 * (body * num_tokens + head * num_outputs)
+        return rates.bound_s(size * (body + head) * self.max_tokens, flops)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that a rate counts: those generated; the prompt's where only one is generated."""
+        return (
+            sum(self.prompt_lens)
+            if self.max_tokens == 1
+            else len(self.prompt_lens) * self.max_tokens
+        )
+
+
+_LENGTHS = random.Random(1)
+WORKLOADS = (
+    Workload("prefill of 512", (512,), 1),
+    Workload("decode of 64 after 64", (64,), 64),
+    Workload(
+        "16 requests, 64-256 in, 32 out", tuple(_LENGTHS.randint(64, 256) for _ in range(16)), 32
+    ),
+)
+
+
+class Worker:
+    """A system's process; one job at a time."""
+
+    def __init__(self, system: str, python: str, model: Path, options: argparse.Namespace) -> None:
+        threads = str(options.threads)
+        environment = {**os.environ, "OMP_NUM_THREADS": threads}
+        if system == "llmserve":
+            environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p and p != str(HERE))
+        self._process = subprocess.Popen(
+            [python, str(HERE / "worker.py"), system, str(model), options.dtype, threads],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._system = system
+        ready = self._answer()
+        self.version, self.load_s = ready["version"], ready["load_s"]
+
+    def run(self, job: str) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(job + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self._system} ended with status {self._process.wait()}; see above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def prepare(options: argparse.Namespace) -> None:
+    for system, packages in PACKAGES.items():
+        folder = options.folder / "environments" / system
+        if not python_of(folder).exists():
+            print(f"making {folder}", flush=True)
+            venv.create(folder, with_pip=True)
+        subprocess.run([python_of(folder), "-m", "pip", "install", *packages], check=True)
+
+
+def measure(options: argparse.Namespace) -> None:
+    folder = options.folder / "models" / options.shape
+    print(f"checkpoint: {folder}", flush=True)
+    write_checkpoint(folder, options.shape)
+    probe = MachineProbe(options.threads)
+    workers = dict(start_workers(options, folder))
+    vocab_size = SHAPES[options.shape]["vocab_size"]
+    rows = []
+    try:
+        for workload in WORKLOADS:
+            job = workload.job(vocab_size)
+            seconds: dict[str, list[float]] = {system: [] for system in workers}
+            tokens: dict[str, list[list[int]]] = {}
+            for system, worker in workers.items():  # not counted: first touches, buffers
+                tokens[system] = worker.run(job)["tokens"]
+            for round_idx in range(options.rounds):
+                for system in rotated(list(workers), round_idx):
+                    seconds[system].append(workers[system].run(job)["elapsed_s"])
+                    probe.measure()
+            bound_s = workload.bound_s(SHAPES[options.shape], options.dtype, probe.rates())
+            rows += [row_of(workload, system, seconds, tokens, bound_s) for system in workers]
+            show(rows[-len(workers) :])
+    finally:
+        for worker in workers.values():
+            worker.close()
+    rates = probe.rates()
+    report = {
+        "command": " ".join(sys.argv),
+        "machine": describe_machine(),
+        "shape": options.shape,
+        "dtype": options.dtype,
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "read_bytes_per_s": rates.read_bytes_per_s,
+        "f32_flops_per_s": rates.flops_per_s,
+        "systems": {s: {"version": w.version, "load_s": w.load_s} for s, w in workers.items()},
+        "rows": rows,
+    }
+    path = options.results or RESULTS / f"peers-{options.shape}-{options.dtype}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"written: {path}")
+
+
+def start_workers(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Worker]]:
+    for system in options.systems:
+        python, model = sys.executable, folder
+        if system != "llmserve":
+            python = str(python_of(options.folder / "environments" / system))
+            if not Path(python).exists():
+                raise SystemExit(f"{system}: no {python}; run `prepare` first")
+        if system == "llama.cpp":
+            model = folder / f"model-{options.dtype}.gguf"
+            if not model.exists():
+                script = str(HERE / "random_models.py")
+                subprocess.run([python, script, folder, model, options.dtype], check=True)
+        worker = Worker(system, python, model, options)
+        print(f"{system} {worker.version}: loaded in {worker.load_s:.1f} s", flush=True)
+        yield system, worker
+
+
+def row_of(
+    workload: Workload,
+    system: str,
+    seconds: dict[str, list[float]],
+    tokens: dict[str, list[list[int]]],
+    bound_s: float,
+) -> dict[str, Any]:
+    ratios = [peer / own for peer, own in zip(seconds[system], seconds["llmserve"], strict=True)]
+    pairs = list(zip(tokens[system], tokens["llmserve"], strict=True))
+    return {
+        "workload": workload.name,
+        "system": system,
+        "seconds": seconds[system],
+        "bound_s": bound_s,
+        "tokens_per_s": workload.num_tokens / statistics.median(seconds[system]),
+        "ratio": statistics.median(ratios),
+        "ratio_min": min(ratios),
+        "ratio_max": max(ratios),
+        # Systems round bf16 at different places, and random weights have close calls.
+        "share_of_same_first_tokens": sum(a[0] == b[0] for a, b in pairs) / len(pairs),
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        print(
+            f"{row['workload']:<32} {row['system']:<14} {row['tokens_per_s']:9.1f} tokens/s  "
+            f"{row['ratio']:6.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})  "
+            f"same first tokens {row['share_of_same_first_tokens']:.0%}",
+            flush=True,
+        )
+
+
+def table_of(report: dict[str, Any]) -> str:
+    """A report as Markdown."""
+    machine = report["machine"]
+    systems = "; ".join(f"{name} {system['version']}" for name, system in report["systems"].items())
+    lines = [
+        f"### {report['shape']}, {report['dtype']}, {report['threads']} threads",
+        "",
+        f"{machine['cpu']}, {machine['num_cpus']} cores; in the same run it reads "
+        f"{report['read_bytes_per_s'] / 1e9:.1f} GB/s and does "
+        f"{report['f32_flops_per_s'] / 1e9:.0f} GFLOP/s in f32. {report['rounds']} rounds; "
+        f"commit {(machine['commit'] or 'unknown')[:10]}. "
+        f"{systems}.",
+        "",
+        "| work | system | tokens/s | share of the bound | time / llmserve's (range over rounds) |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in report["rows"]:
+        ratio = (
+            "1"
+            if row["system"] == "llmserve"
+            else f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
+        )
+        lines.append(
+            f"| {row['workload']} | {row['system']} | {row['tokens_per_s']:.1f} "
+            f"| {row['bound_s'] / statistics.median(row['seconds']):.0%} | {ratio} |"
+        )
+    return "\n".join(lines)
+
+
+def report(options: argparse.Namespace) -> None:
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"written: {PAGE}")
+
+
+def with_tables(page: str) -> str:
+    """The page with every report of benchmarks/results between its two markers."""
+    head, _, rest = page.partition(BEGIN)
+    return f"{head}{BEGIN}\n{tables()}{END}{rest.partition(END)[2]}"
+
+
+def tables() -> str:
+    """Every report in benchmarks/results as Markdown."""
+    reports = (
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(RESULTS.glob("peers-*.json"))
+    )
+    return "".join(f"\n{table_of(report)}\n" for report in reports)
+
+
+def rotated(items: list[str], by: int) -> list[str]:
+    return items[by % len(items) :] + items[: by % len(items)]
+
+
+def python_of(environment: Path) -> Path:
+    return environment / "bin" / "python"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "llmserve-peers"
+    parser.add_argument("--folder", type=Path, default=default, help=f"default {default}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands.add_parser("prepare", help="make the peers' environments").set_defaults(run=prepare)
+    measuring = commands.add_parser("measure", help="run every workload on every system")
+    measuring.set_defaults(run=measure)
+    measuring.add_argument("--shape", choices=SHAPES, default="tinyllama-1.1b")
+    measuring.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    measuring.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    measuring.add_argument("--rounds", type=int, default=5)
+    measuring.add_argument("--threads", type=int, default=2)
+    measuring.add_argument("--results", type=Path, help="file to write")
+    commands.add_parser("report", help="write docs/performance.md").set_defaults(run=report)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()
