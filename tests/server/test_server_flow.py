@@ -89,7 +89,7 @@ def test_two_hundred_clients_leave_at_random_moments_and_everything_is_free(
 def test_a_client_that_leaves_frees_its_blocks_within_a_step(
     make_oracle: MakeOracle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running_server(make_oracle(20_000)) as server:
+    with running_server(make_oracle(100_000)) as server:
         sock = server.open_stream(COMPLETIONS, stream=True, **LONG)
         lines = events(sock)
         next(lines)
@@ -100,7 +100,7 @@ def test_a_client_that_leaves_frees_its_blocks_within_a_step(
         trace = server.llm.trace()
         (record,) = trace.requests
         assert record.finish_reason == "abort"
-        begun_after = [step for step in trace if left_at + 15_000 < step.start_us]
+        begun_after = [step for step in trace if left_at + 80_000 < step.start_us]
         assert len(begun_after) <= 2  # the one under way when its news arrived, and its commit
         (line,) = [r for r in caplog.records if r.name == "llmserve.server.access"]
         assert line.finish == "client_left"  # type: ignore[attr-defined]
@@ -140,12 +140,12 @@ def test_a_slow_client_within_its_bounds_gets_every_token(make_oracle: MakeOracl
 
 
 def test_the_first_token_is_sent_at_once_and_others_in_groups(make_oracle: MakeOracle) -> None:
-    with running_server(make_oracle(3000), stream_flush_tokens=5) as server:
+    with running_server(make_oracle(10_000), stream_flush_tokens=5) as server:
         sock = server.open_stream(
             COMPLETIONS, stream=True, return_token_ids=True, **{**LONG, "max_tokens": 18}
         )
         sizes = [len(d["choices"][0]["token_ids"]) for d in data_of(list(events(sock)))]
-        assert sizes[0] == 1
+        assert sizes[0] < 5  # 1 unless this machine was held up
         assert sum(sizes) == 18
         assert min(sizes[1:-1]) >= 5
 
@@ -171,14 +171,14 @@ def test_a_request_that_takes_too_long_returns_what_it_has(
     make_oracle: MakeOracle, is_streamed: bool
 ) -> None:
     with running_server(make_oracle(5000)) as server:
-        body = {**LONG, "timeout": 0.4, "return_token_ids": True}
+        body = {**LONG, "timeout": 0.8, "return_token_ids": True}
         if is_streamed:
             sock = server.open_stream(COMPLETIONS, stream=True, **body)
             choices = [d["choices"][0] for d in data_of(list(events(sock)))]
         else:
             choices = server.post(COMPLETIONS, **body)[1]["choices"]
         assert choices[-1]["finish_reason"] == "timeout"
-        assert 5 < sum(len(choice["token_ids"]) for choice in choices) < 200
+        assert 5 < sum(len(choice["token_ids"]) for choice in choices) < 400
         server.wait_until_idle()
         assert server.activity.ended == {"timeout": 1}
 
