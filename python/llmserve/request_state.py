@@ -130,6 +130,21 @@ class RequestState:
             num_cached_tokens=self._num_cached_tokens,
         )
 
+    def take_news(self) -> list[CompletionOutput]:
+        """What a DELTA output has in `outputs`, without what is around it: what a server makes a
+        line of for every token."""
+        return [self._completion(sample, True) for sample in self._samples if sample.has_news]
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were read from the prefix cache."""
+        return self._num_cached_tokens
+
+    @property
+    def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
+        """As RequestOutput has them."""
+        return self._prompt_logprobs
+
     def _take_prompt_logprobs(self, event: _core.TokenEvent) -> None:
         rows = event.prompt_logprobs
         if len(rows) + 1 == len(self.prompt.token_ids) and event.token_ids:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.chat_template import chat_request
-from llmserve.outputs import CompletionOutput, RequestOutput
+from llmserve.outputs import CompletionOutput
 from llmserve.prompts import TokensPrompt
 from llmserve.request_state import RequestState
 from llmserve.server.activity import Job
@@ -22,7 +22,7 @@ from llmserve.server.generation import GenerationResponse
 from llmserve.server.logprobs import chat_logprobs
 from llmserve.server.models import ServedModel
 from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
-from llmserve.server.wire import Usage, error_event, event, finish_reason, usage
+from llmserve.server.wire import error_event, event, finish_reason, usage
 
 
 async def chat_completions(request: Request) -> Response:
@@ -94,7 +94,6 @@ class _Answer:
     def __init__(self, job: Job, body: ChatBody) -> None:
         self._job = job
         self._body = body
-        self._usage = Usage(1)
         self._created = int(time.time())
         self._parsers: dict[int, ChatParser] = {}
         # vLLM's echo: the message that is continued stands before what continues it.
@@ -105,24 +104,24 @@ class _Answer:
 
     def document(self, states: Sequence[RequestState], cause: str) -> object:
         """See Answer."""
-        outputs = [state.output() for state in states]
-        (output,) = outputs
-        choices = [self._choice(completion, cause) for completion in output.outputs]
+        (state,) = states
+        choices = [self._choice(completion, cause) for completion in state.output().outputs]
         document = {
             **self._head("chat.completion"),
             "choices": choices,
-            "usage": usage(outputs),
+            "usage": usage(states),
         }
         if self._body.prompt_logprobs is not None:
-            document["prompt_logprobs"] = output.prompt_logprobs
+            document["prompt_logprobs"] = state.prompt_logprobs
         if self._body.return_token_ids:
-            document["prompt_token_ids"] = output.prompt_token_ids
+            document["prompt_token_ids"] = state.prompt.token_ids
         return document
 
-    def lines(self, prompt_idx: int, output: RequestOutput, cause: str) -> Iterable[bytes]:
+    def lines(
+        self, prompt_idx: int, news: Sequence[CompletionOutput], cause: str
+    ) -> Iterable[bytes]:
         """See Answer."""
-        self._usage.add(prompt_idx, output)
-        for completion in output.outputs:
+        for completion in news:
             if completion.index not in self._parsers:
                 yield self._chunk(completion.index, {"role": "assistant", "content": ""})
                 if self._before:
@@ -147,7 +146,7 @@ class _Answer:
         options = self._body.stream_options
         if options and options.include_usage:
             head = self._head("chat.completion.chunk")
-            yield event({**head, "choices": [], "usage": self._usage.to_dict()})
+            yield event({**head, "choices": [], "usage": usage(self._job.states)})
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -162,7 +161,7 @@ class _Answer:
         chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
         options = self._body.stream_options
         if options and options.continuous_usage_stats:
-            chunk["usage"] = self._usage.to_dict()
+            chunk["usage"] = usage(self._job.states)
         return event(chunk)
 
     def _parser(self, index: int) -> ChatParser:

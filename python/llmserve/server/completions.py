@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmserve.outputs import CompletionOutput, RequestOutput
+from llmserve.outputs import CompletionOutput
 from llmserve.request_state import RequestState
 from llmserve.server.activity import Job
 from llmserve.server.bodies import CompletionBody
@@ -19,7 +19,7 @@ from llmserve.server.logprobs import CompletionLogprobs
 from llmserve.server.models import ServedModel
 from llmserve.server.prompts import prompts
 from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
-from llmserve.server.wire import Usage, error_event, event, finish_reason, usage
+from llmserve.server.wire import error_event, event, finish_reason, usage
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -91,45 +91,44 @@ class _Answer:
         self._body = body
         self._texts = texts
         self._n = job.states[0].params.n
-        self._usage = Usage(len(job.states))
         self._created = int(time.time())
         self._is_begun: set[int] = set()  # choices
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
     def document(self, states: Sequence[RequestState], cause: str) -> object:
         """See Answer."""
-        outputs = [state.output() for state in states]
         choices = [
-            self._choice(idx, output, completion, cause)
-            for idx, output in enumerate(outputs)
-            for completion in output.outputs
+            self._choice(idx, completion, cause)
+            for idx, state in enumerate(states)
+            for completion in state.output().outputs
         ]
-        counts = usage(outputs)
+        counts = usage(states)
         if self._body.max_tokens == 0:
             counts |= {"completion_tokens": 0, "total_tokens": counts["prompt_tokens"]}
         return {**self._head(), "choices": choices, "usage": counts}
 
-    def lines(self, prompt_idx: int, output: RequestOutput, cause: str) -> Iterable[bytes]:
+    def lines(
+        self, prompt_idx: int, news: Sequence[CompletionOutput], cause: str
+    ) -> Iterable[bytes]:
         """See Answer."""
-        self._usage.add(prompt_idx, output)
-        for completion in output.outputs:
+        for completion in news:
             if completion.error is not None:
                 yield error_event(completion.error)
                 continue
             chunk = {
                 **self._head(),
-                "choices": [self._choice(prompt_idx, output, completion, cause)],
+                "choices": [self._choice(prompt_idx, completion, cause)],
             }
             options = self._body.stream_options
             if options and options.continuous_usage_stats:
-                chunk["usage"] = self._usage.to_dict()
+                chunk["usage"] = usage(self._job.states)
             yield event(chunk)
 
     def last_lines(self) -> Iterable[bytes]:
         """See Answer."""
         options = self._body.stream_options
         if options and options.include_usage:
-            yield event({**self._head(), "choices": [], "usage": self._usage.to_dict()})
+            yield event({**self._head(), "choices": [], "usage": usage(self._job.states)})
 
     def _head(self) -> dict[str, Any]:
         return {
@@ -139,9 +138,8 @@ class _Answer:
             "model": self._job.model.name,
         }
 
-    def _choice(
-        self, prompt_idx: int, output: RequestOutput, completion: CompletionOutput, cause: str
-    ) -> dict[str, Any]:
+    def _choice(self, prompt_idx: int, completion: CompletionOutput, cause: str) -> dict[str, Any]:
+        state = self._job.states[prompt_idx]
         index = prompt_idx * self._n + completion.index
         is_first = index not in self._is_begun
         self._is_begun.add(index)
@@ -152,29 +150,29 @@ class _Answer:
         choice: dict[str, Any] = {
             "index": index,
             "text": text,
-            "logprobs": self._choice_logprobs(index, output, completion, has_output),
+            "logprobs": self._choice_logprobs(index, state, completion, has_output),
             "finish_reason": finish_reason(completion, cause) if has_output else "length",
             "stop_reason": completion.stop_reason,
         }
         if self._body.return_token_ids:
             choice["token_ids"] = completion.token_ids
             if is_first:
-                choice["prompt_token_ids"] = output.prompt_token_ids
+                choice["prompt_token_ids"] = state.prompt.token_ids
         if self._body.prompt_logprobs is not None and is_first:
-            choice["prompt_logprobs"] = output.prompt_logprobs
+            choice["prompt_logprobs"] = state.prompt_logprobs
         return choice
 
     def _choice_logprobs(
-        self, index: int, output: RequestOutput, completion: CompletionOutput, has_output: bool
+        self, index: int, state: RequestState, completion: CompletionOutput, has_output: bool
     ) -> dict[str, Any] | None:
         if self._body.logprobs is None or completion.logprobs is None:
             return None
         own = self._logprobs.setdefault(index, CompletionLogprobs(self._body.logprobs))
         rows: list[Any] = list(completion.logprobs) if has_output else []
         first_text = ""
-        if self._body.echo and output.prompt_logprobs is not None:
-            rows = [*output.prompt_logprobs, *rows]
-            first = output.prompt_token_ids[0]
+        if self._body.echo and state.prompt_logprobs is not None:
+            rows = [*state.prompt_logprobs, *rows]
+            first = state.prompt.token_ids[0]
             tokenizer = self._job.model.llm.get_tokenizer() if self._has_tokenizer() else None
             first_text = tokenizer.token_text(first) if tokenizer else f"token_id:{first}"
         return own.rows(rows, first_text)

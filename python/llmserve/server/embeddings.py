@@ -7,7 +7,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmserve.outputs import RequestOutput
+from llmserve.outputs import CompletionOutput
 from llmserve.pooling_params import PoolingParams
 from llmserve.pooling_state import PoolingState
 from llmserve.request_state import RequestState
@@ -58,7 +58,9 @@ class _Answer:
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
 
-    def lines(self, prompt_idx: int, output: RequestOutput, cause: str) -> Iterable[bytes]:
+    def lines(
+        self, prompt_idx: int, news: Sequence[CompletionOutput], cause: str
+    ) -> Iterable[bytes]:
         """Embeddings are not streamed."""
         return ()
 

@@ -7,9 +7,8 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llmserve.outputs import RequestOutput
+from llmserve.outputs import CompletionOutput
 from llmserve.request_state import RequestState
-from llmserve.sampling_params import RequestOutputKind
 from llmserve.server.activity import TIMEOUT, Activity, Job, Run
 from llmserve.server.errors import ApiError, JsonResponse
 
@@ -27,8 +26,10 @@ class Answer(Protocol):
     def document(self, states: Sequence[RequestState], cause: str) -> object:
         """The whole answer, a state a prompt. cause: why it was ended early, or empty."""
 
-    def lines(self, prompt_idx: int, output: RequestOutput, cause: str) -> Iterable[bytes]:
-        """Events of a stream for what is new of one prompt."""
+    def lines(
+        self, prompt_idx: int, news: Sequence[CompletionOutput], cause: str
+    ) -> Iterable[bytes]:
+        """Events of a stream for what is new of one prompt, an entry a sample."""
 
     def last_lines(self) -> Iterable[bytes]:
         """Events after the last news."""
@@ -106,8 +107,7 @@ class GenerationResponse(Response):
     def _lines(self, run: Run) -> Iterable[bytes]:
         for idx, stream in enumerate(run.streams):
             if stream.state.has_news:
-                output = stream.state.output(RequestOutputKind.DELTA)
-                yield from self._answer.lines(idx, output, run.cause)
+                yield from self._answer.lines(idx, stream.state.take_news(), run.cause)
 
     async def _wait_for_group(self, run: Run, is_first: bool) -> None:
         """Until enough has come for a line: the first token at once, then as the settings say."""

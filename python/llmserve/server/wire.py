@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from llmserve.outputs import CompletionOutput, RequestOutput
+from llmserve.outputs import CompletionOutput
+from llmserve.request_state import RequestState
 from llmserve.server.activity import TIMEOUT
 
 _encode = msgspec.json.Encoder().encode
@@ -29,34 +30,14 @@ def finish_reason(completion: CompletionOutput, cause: str) -> str | None:
     return completion.finish_reason
 
 
-class Usage:
-    """Token counts of a whole HTTP request."""
-
-    def __init__(self, num_prompts: int) -> None:
-        self._prompt_tokens = [0] * num_prompts
-        self._cached_tokens = [0] * num_prompts
-        self._completion_tokens = 0
-
-    def add(self, prompt_idx: int, output: RequestOutput) -> None:
-        """Counts an output's tokens, or a delta's."""
-        self._prompt_tokens[prompt_idx] = len(output.prompt_token_ids)
-        self._cached_tokens[prompt_idx] = output.num_cached_tokens
-        self._completion_tokens += sum(len(c.token_ids) for c in output.outputs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As OpenAI's answers have it."""
-        prompt_tokens = sum(self._prompt_tokens)
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": self._completion_tokens,
-            "total_tokens": prompt_tokens + self._completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens)},
-        }
-
-
-def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Of whole outputs."""
-    counts = Usage(len(outputs))
-    for idx, output in enumerate(outputs):
-        counts.add(idx, output)
-    return counts.to_dict()
+def usage(states: Sequence[RequestState]) -> dict[str, Any]:
+    """Token counts of an HTTP request so far, as OpenAI's answers have them."""
+    prompt_tokens = sum(len(state.prompt.token_ids) for state in states)
+    completion_tokens = sum(state.num_generation_tokens for state in states)
+    cached_tokens = sum(state.num_cached_tokens for state in states)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
