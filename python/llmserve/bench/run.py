@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def run_latency(
         times = sorted(bench.runs_s)
         figures = {
             "mean_latency_s": statistics.mean(times),
-            **{f"p{q}_latency_s": _percentile(times, q) for q in (10, 50, 90, 99)},
+            **{f"p{q}_latency_s": percentile(times, q) for q in (10, 50, 90, 99)},
             "output_tokens_per_s": bench.num_output_tokens / statistics.median(times),
         }
         return bench.result(figures)
@@ -240,7 +240,7 @@ def _import_s() -> float:
     return float(done.stdout)
 
 
-def _percentile(ordered: list[float], percent: int) -> float:
+def percentile(ordered: Sequence[float], percent: float) -> float:
     """Of sorted values, by linear interpolation."""
     place = (len(ordered) - 1) * percent / 100
     low = int(place)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from llmserve._version import __version__
-from llmserve.cli import bench, chat, explain, generate, inspect, plan, serve
+from llmserve.cli import bench, chat, doctor, explain, generate, inspect, plan, serve
 from llmserve.errors import DeviceError, InternalError, LLMServeError
 
 _EXAMPLES = """examples:
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan.add_parser(commands)
     serve.add_parser(commands)
     bench.add_parser(commands)
+    doctor.add_parsers(commands)
     options = parser.parse_args(arguments)
     try:
         exit_code: int = options.run(options)

@@ -8,6 +8,7 @@ from typing import Any
 
 from llmserve.arguments import integer
 from llmserve.bench.run import Result, Workload, run_latency, run_startup, run_throughput
+from llmserve.cli import bench_serve
 from llmserve.errors import InvalidArgument
 from llmserve.model_files import demo_model_path
 
@@ -39,12 +40,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Adds the command and its three benchmarks to the parser."""
     parser = commands.add_parser(
         "bench",
-        help="measure start, latency and throughput",
+        help="measure start, latency and throughput, and load a server",
         description="Measures an engine beside a bound from the same run.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     kinds = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    bench_serve.add_parser(kinds)
     startup = _add(kinds, "startup", _startup, "import, load, first token", num_iters=5)
     latency = _add(kinds, "latency", _latency, "one batch, repeated", num_iters=10)
     throughput = _add(kinds, "throughput", _throughput, "many requests at once", num_iters=1)

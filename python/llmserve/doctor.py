@@ -1,0 +1,146 @@
+"""Recipes for a server that is not well: symptom, cause, action, from its live metrics."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmserve.live_metrics import LiveMetrics
+
+# Limits of the recipes; those of docs/monitoring/alerts.yml are the same.
+_MAX_TTFT_S = 1.0
+_MAX_ITL_S = 0.2
+_MIN_HIT_SHARE = 0.6
+_MIN_TOKENS_FOR_HITS = 1000
+_MAX_KV_USAGE = 0.95
+_MAX_MEMORY, _CRITICAL_MEMORY = 0.80, 0.95
+_MIN_READING_RATE = 4.0  # tokens a second: people read 4 to 13
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be."""
+
+    symptom: str
+    cause: str
+    action: str
+
+    def lines(self) -> list[str]:
+        """For people."""
+        return [
+            f"symptom  {self.symptom}",
+            f"cause    {self.cause}",
+            f"action   {self.action}",
+        ]
+
+
+def examine(metrics: LiveMetrics) -> list[Finding]:
+    """What the recipes find; nothing is good.
+
+    >>> examine(LiveMetrics.parse("llmserve:engine_up 1"))
+    []
+    """
+    return [*_engine(metrics), *_memory(metrics), *_latency(metrics), *_requests(metrics)]
+
+
+def _engine(metrics: LiveMetrics) -> Iterator[Finding]:
+    up = [v for (name, _), v in metrics.samples.items() if name == "engine_up"]
+    if up and min(up) < 1:
+        yield Finding(
+            "an engine has stopped",
+            "three steps in a row failed",
+            "read the server's log for the error and restart it",
+        )
+    if metrics.value("engine_hung") > 0:
+        yield Finding(
+            "a step hangs",
+            "the machine is swapping or stopped, or a kernel does not return",
+            "look at memory and load of the machine; restart the server",
+        )
+
+
+def _memory(metrics: LiveMetrics) -> Iterator[Finding]:
+    preemptions = metrics.value("num_preemptions_total")
+    if preemptions > 0:
+        yield Finding(
+            f"{preemptions:.0f} preemptions: sequences gave their KV blocks back",
+            "the KV cache is smaller than what runs at once needs",
+            "more KV memory (--kv-cache-memory-bytes), fewer --max-num-seqs, or a smaller "
+            "--max-model-len",
+        )
+    elif (usage := metrics.value("kv_cache_usage_perc")) > _MAX_KV_USAGE:
+        yield Finding(
+            f"the KV cache is {usage:.0%} full",
+            "what runs at once nearly fills it; preemptions come next",
+            "more KV memory (--kv-cache-memory-bytes) or fewer --max-num-seqs",
+        )
+    if (share := metrics.value("machine_memory_usage_perc")) > _MAX_MEMORY:
+        what = "nearly full" if share > _CRITICAL_MEMORY else "high"
+        yield Finding(
+            f"the machine's memory is {what}: {share:.0%}",
+            "model, KV cache and other programs together; or a leak, if it climbs",
+            "lower --gpu-memory-utilization or --kv-cache-memory-bytes; compare "
+            "process_resident_memory_bytes with memory_bytes over time",
+        )
+
+
+def _latency(metrics: LiveMetrics) -> Iterator[Finding]:
+    ttft = metrics.quantile("time_to_first_token_seconds", 0.95)
+    queued = metrics.quantile("request_queue_time_seconds", 0.95) or 0.0
+    if ttft is not None and ttft > _MAX_TTFT_S:
+        if queued > ttft / 2:
+            cause = "most of it is the queue: more comes than the engine serves"
+            action = "more --max-num-seqs, another replica, or less admitted (--max-waiting-tokens)"
+        else:
+            cause = "most of it is prefill: long prompts"
+            action = "share prefixes, larger --max-num-batched-tokens, more threads"
+        yield Finding(f"time to first token: p95 {ttft:.2f} s", cause, action)
+    itl = metrics.quantile("inter_token_latency_seconds", 0.95)
+    if itl is not None and itl > _MAX_ITL_S:
+        yield Finding(
+            f"time between tokens: p95 {1e3 * itl:.0f} ms",
+            "long prompts in the same steps (head-of-line blocking), or too many sequences a step",
+            "smaller --max-num-batched-tokens, fewer --max-num-seqs",
+        )
+    queries = metrics.value("prefix_cache_queries_total")
+    hits = metrics.value("prefix_cache_hits_total")
+    if queries > _MIN_TOKENS_FOR_HITS and hits < _MIN_HIT_SHARE * queries:
+        yield Finding(
+            f"the prefix cache finds {hits / queries:.0%} of the prompt tokens",
+            "prompts differ early: another template, tokenizer or a date at their start; or the "
+            "cache forgets (see prefix_cache_evictions_total)",
+            "put what is common first; send equal prefixes to one replica; more KV memory. Prompts "
+            "that have nothing in common need no cache",
+        )
+
+
+def _requests(metrics: LiveMetrics) -> Iterator[Finding]:
+    if (refused := metrics.value("requests_refused_total")) > 0:
+        yield Finding(
+            f"{refused:.0f} requests were refused",
+            "more came than runs and may wait, or too many failed",
+            "another replica, or more --max-waiting-requests if they may wait longer",
+        )
+    if (failed := metrics.value("request_success_total", finished_reason="error")) > 0:
+        yield Finding(
+            f"{failed:.0f} requests failed in the engine",
+            "a step failed, or their logits were not finite",
+            "read the server's log; weights in a dtype of small range give such logits",
+        )
+    if (timeouts := metrics.value("requests_ended_early_total", cause="timeout")) > 0:
+        yield Finding(
+            f"{timeouts:.0f} requests ran out of time",
+            "they are longer than --request-timeout allows at this speed",
+            "a larger --request-timeout, or `timeout` in the request; smaller max_tokens",
+        )
+    if (slow := metrics.value("requests_ended_early_total", cause="slow_client")) > 0:
+        yield Finding(
+            f"{slow:.0f} clients were cut since they did not read",
+            "a slow network, or a program that stopped reading",
+            "larger --stream-buffer-tokens or --stream-grace, if they deserve it",
+        )
+    rate = metrics.quantile("stream_delivery_tokens_per_second", 0.5)
+    if rate is not None and rate < _MIN_READING_RATE:
+        yield Finding(
+            f"half of the streams deliver fewer than {rate:.1f} tokens a second",
+            "too many sequences at once, or a model that is too large for this machine",
+            "fewer --max-num-seqs, --dtype bfloat16, a smaller model",
+        )

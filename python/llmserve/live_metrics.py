@@ -1,0 +1,89 @@
+"""A server's /metrics, read from outside: samples, rates between two readings, quantiles."""
+
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmserve.errors import InvalidArgument
+
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_TIMEOUT_S = 10.0
+_MAX_BYTES = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class LiveMetrics:
+    """One reading. Names are without their `llmserve:`; models are summed over."""
+
+    samples: Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+    @classmethod
+    def parse(cls, text: str) -> "LiveMetrics":
+        """Of Prometheus' text format."""
+        samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        for line in text.splitlines():
+            if (found := _SAMPLE.match(line)) is None:
+                continue
+            labels = frozenset(
+                (k, v) for k, v in _LABEL.findall(found[2] or "") if k != "model_name"
+            )
+            key = found[1].removeprefix("llmserve:"), labels
+            samples[key] = samples.get(key, 0.0) + float(found[3])
+        return cls(samples)
+
+    @classmethod
+    def fetch(cls, url: str, api_key: str = "") -> "LiveMetrics":
+        """Of a server. Raises InvalidArgument that says why it cannot be read."""
+        address = url.rstrip("/").removesuffix("/v1") + "/metrics"
+        if not address.startswith(("http://", "https://")):
+            raise InvalidArgument(f"URL must be http://host:port, got {url!r}")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        request = urllib.request.Request(address, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+                metrics = cls.parse(answer.read(_MAX_BYTES).decode("utf-8", "replace"))
+        except urllib.error.HTTPError as error:
+            hint = "; give --api-key" if error.code == 401 else ""
+            raise InvalidArgument(f"{address} says {error.code}{hint}") from None
+        except (OSError, ValueError) as error:
+            raise InvalidArgument(f"{address} cannot be read: {error}") from None
+        if ("num_requests_running", frozenset()) not in metrics.samples:
+            raise InvalidArgument(f"{address} has no metrics of llmserve")
+        return metrics
+
+    def value(self, name: str, **labels: str) -> float:
+        """A sample, summed over the labels that are not given; 0 if there is none."""
+        wanted = set(labels.items())
+        return sum(v for (n, found), v in self.samples.items() if n == name and wanted <= found)
+
+    def since(self, earlier: "LiveMetrics") -> "LiveMetrics":
+        """Counters and histograms without what they had then; gauges as they are."""
+        changing = ("_total", "_bucket", "_count", "_sum")
+        return LiveMetrics(
+            {
+                key: value - earlier.samples.get(key, 0.0) if key[0].endswith(changing) else value
+                for key, value in self.samples.items()
+            }
+        )
+
+    def quantile(self, name: str, share: float) -> float | None:
+        """Of a histogram, by linear interpolation in its bucket; None without values."""
+        bounds = sorted(
+            (float(dict(labels)["le"]), count)
+            for (n, labels), count in self.samples.items()
+            if n == name + "_bucket"
+        )
+        if not bounds or bounds[-1][1] <= 0:
+            return None
+        rank = share * bounds[-1][1]
+        low, below = 0.0, 0.0
+        for bound, count in bounds:
+            if count >= rank:
+                if bound == float("inf") or count == below:
+                    return low
+                return low + (bound - low) * (rank - below) / (count - below)
+            low, below = bound, count
+        return low
