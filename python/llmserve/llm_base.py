@@ -194,7 +194,7 @@ class LLMBase:
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises InvalidArgument if the model has none."""
         if self._tokenizer is None:
-            raise InvalidArgument(f"{self._config.model_path} has no tokenizer.json")
+            raise InvalidArgument(f"{self._config.model_path} has no tokenizer")
         return self._tokenizer
 
     @property
@@ -335,11 +335,12 @@ def _read_generation_config(source: Path, argument: object) -> GenerationConfig:
 def _read_tokenizer(source: Path, argument: object, chat_template: object) -> Tokenizer | None:
     if argument is None:
         return Tokenizer.from_path(source, chat_template)
-    if not isinstance(argument, str | os.PathLike) or not os.path.isdir(argument):
+    if not isinstance(argument, str | os.PathLike) or not os.path.exists(argument):
         raise InvalidArgument(
-            f"tokenizer must be a folder with tokenizer.json, got {describe(argument)}"
+            f"tokenizer must be a folder with a tokenizer, or the file of one (tokenizer.json, "
+            f"tokenizer.model, *.tiktoken, *.gguf), got {describe(argument)}"
         )
-    tokenizer = Tokenizer.from_directory(Path(os.fsdecode(argument)), chat_template)
+    tokenizer = Tokenizer.from_path(Path(os.fsdecode(argument)), chat_template)
     if tokenizer is None:
-        raise InvalidArgument(f"tokenizer: {os.fsdecode(argument)} has no tokenizer.json")
+        raise InvalidArgument(f"tokenizer: {os.fsdecode(argument)} has no tokenizer")
     return tokenizer

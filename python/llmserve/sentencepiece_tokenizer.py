@@ -4,7 +4,7 @@ Kudo & Richardson 2018; the file is the protobuf message ModelProto of sentencep
 which the few fields that matter are read here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -52,8 +52,10 @@ class SentencePieceModel:
     eos_id: int = 2
 
 
-def sentencepiece_document(model: SentencePieceModel, ends: Ends, path: Path) -> Document:
-    """The tokenizer.json of a vocabulary. Raises CorruptFile."""
+def sentencepiece_document(
+    model: SentencePieceModel, ends: Ends, path: Path, beyond: Iterable[AddedToken] = ()
+) -> Document:
+    """The tokenizer.json of a vocabulary, with tokens `beyond` its own. Raises CorruptFile."""
     if not 0 <= model.unk_id < len(model.pieces):
         raise CorruptFile(
             f"{path}: the id of the unknown piece is {model.unk_id}, and there are "
@@ -65,7 +67,7 @@ def sentencepiece_document(model: SentencePieceModel, ends: Ends, path: Path) ->
             raise CorruptFile(f"{path}: the piece {piece!r} comes twice")
     return document(
         _unigram(model) if model.is_unigram else _bpe(model, vocab),
-        _added_tokens(model),
+        [*_added_tokens(model), *beyond],
         ends,
         normalizer_of_spaces(model.add_prefix, model.squeeze, model.charsmap),
         (),

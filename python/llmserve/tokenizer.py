@@ -10,13 +10,8 @@ from llmserve import _core
 from llmserve.chat_template import ChatRequest, ChatTemplates, chat_request
 from llmserve.errors import CorruptFile, InvalidArgument
 from llmserve.gguf_tokenizer import GgufVocabulary, gguf_document
-from llmserve.model_files import (
-    MAX_TOKENIZER_BYTES,
-    JsonObject,
-    is_gguf,
-    parse_json_object,
-    read_bytes,
-)
+from llmserve.model_files import JsonObject, is_gguf
+from llmserve.tokenizer_files import find_tokenizer, read_tokenizer
 from llmserve.tool_schema import Tool
 from llmserve.vocabulary import VocabularyTable, build_vocabulary_table
 
@@ -47,11 +42,32 @@ class Tokenizer:
 
     @classmethod
     def from_path(cls, path: Path, chat_template: object = None) -> "Tokenizer | None":
-        """That of a checkpoint's folder or of a GGUF file, None without one. `chat_template`, a
-        template or its path, stands in for those that come with it. Raises CorruptFile,
-        NotSupported and, for chat_template, InvalidArgument."""
-        if not is_gguf(path):
-            return cls.from_directory(path, chat_template)
+        """That of a folder, of a GGUF file, or of a file by itself: tokenizer.json, sentencepiece's
+        tokenizer.model, a tiktoken file. None for a folder or GGUF file without one.
+        `chat_template`, a template or its path, stands in for those that come with it. Raises
+        CorruptFile, NotSupported and InvalidArgument."""
+        if is_gguf(path):
+            return cls._from_gguf(path, chat_template)
+        return (
+            cls.from_directory(path, chat_template)
+            if path.is_dir()
+            else cls._from_file(path, chat_template)
+        )
+
+    @classmethod
+    def from_directory(cls, directory: Path, chat_template: object = None) -> "Tokenizer | None":
+        """As `from_path`, of a folder."""
+        path = find_tokenizer(directory)
+        return None if path is None else cls._from_file(path, chat_template)
+
+    @classmethod
+    def _from_file(cls, path: Path, chat_template: object) -> "Tokenizer":
+        parsed, text = read_tokenizer(path)
+        templates = ChatTemplates.from_directory(path.parent, chat_template)
+        return cls._from_document(parsed, text or json.dumps(parsed), path, templates)
+
+    @classmethod
+    def _from_gguf(cls, path: Path, chat_template: object) -> "Tokenizer | None":
         vocabulary = GgufVocabulary(path)
         if not vocabulary.exists:
             return None
@@ -63,17 +79,6 @@ class Tokenizer:
             chat_template,
         )
         return cls._from_document(parsed, json.dumps(parsed), path, templates)
-
-    @classmethod
-    def from_directory(cls, directory: Path, chat_template: object = None) -> "Tokenizer | None":
-        """As `from_path`: tokenizer.json of a folder."""
-        path = directory / "tokenizer.json"
-        data = read_bytes(directory, path.name, MAX_TOKENIZER_BYTES)
-        if data is None:
-            return None
-        parsed = parse_json_object(data, path)
-        templates = ChatTemplates.from_directory(directory, chat_template)
-        return cls._from_document(parsed, data.decode("utf-8"), path, templates)
 
     @classmethod
     def _from_document(

@@ -198,6 +198,16 @@ def _byte_level_table() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_level_table()
+_CHARACTER_OF_BYTE = {byte: character for character, byte in _BYTE_OF_CHARACTER.items()}
+
+
+def byte_level_text(token: bytes) -> str:
+    """How a byte-level vocabulary writes the bytes of a token.
+
+    >>> byte_level_text(b" a")
+    '\u0120a'
+    """
+    return "".join(_CHARACTER_OF_BYTE[byte] for byte in token)
 
 
 def _byte_level(text: str) -> bytes:

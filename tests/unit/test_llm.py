@@ -320,7 +320,11 @@ BAD_SETTINGS = [
     ({"scheduling_policy": "lottery"}, InvalidArgument, "must be one of fcfs, .*got 'lottery'"),
     ({"max_model_len": 10**6}, InvalidArgument, "max_model_len"),
     ({"gpu_memory_utilization": 7.0}, InvalidArgument, "gpu_memory_utilization"),
-    ({"tokenizer": "/nowhere"}, InvalidArgument, "tokenizer must be a folder with tokenizer.json"),
+    (
+        {"tokenizer": "/nowhere"},
+        InvalidArgument,
+        "tokenizer must be a folder with a",
+    ),
     ({"generation_config": "best"}, InvalidArgument, "generation_config must be 'auto', 'vllm' or"),
     ({"num_threads": 0}, InvalidArgument, "num_threads must be between 1 and"),
 ]

@@ -1,0 +1,92 @@
+"""The tokenizer of a folder, whatever file it is in, as a tokenizer.json document."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmserve.errors import CorruptFile, InvalidArgument
+from llmserve.model_files import (
+    MAX_TOKENIZER_BYTES,
+    JsonObject,
+    parse_json_object,
+    read_bytes,
+    read_json_object,
+)
+from llmserve.sentencepiece_tokenizer import (
+    PieceType,
+    SentencePieceModel,
+    parse_sentencepiece,
+    piece_ends,
+    sentencepiece_document,
+)
+from llmserve.tiktoken_tokenizer import is_tiktoken, tiktoken_document
+from llmserve.tokenizer_document import AddedToken, Document, Ends
+
+# In the order in which a folder is searched; *.tiktoken comes last.
+_NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer.model.v3", "tiktoken.model")
+
+
+def find_tokenizer(directory: Path) -> Path | None:
+    """The tokenizer's file in a folder."""
+    for name in _NAMES:
+        if (directory / name).exists():
+            return directory / name
+    return next(iter(sorted(directory.glob("*.tiktoken"))), None)
+
+
+def read_tokenizer(path: Path) -> tuple[JsonObject, str | None]:
+    """The tokenizer.json of a file, and its text where it is one. The special tokens of other
+    formats come from tokenizer_config.json beside it. Raises CorruptFile, NotSupported, and
+    InvalidArgument for a file that is no tokenizer's."""
+    data = read_bytes(path.parent, path.name, MAX_TOKENIZER_BYTES)
+    if data is None:
+        raise InvalidArgument(f"tokenizer: there is nothing at {str(path)!r}")
+    if path.suffix == ".json":
+        return parse_json_object(data, path), data.decode("utf-8")
+    config = read_json_object(path.parent, "tokenizer_config.json") or {}
+    added = list(_added_tokens(config, path.parent / "tokenizer_config.json"))
+    if is_tiktoken(data):
+        return tiktoken_document(data, path, added, _tiktoken_ends(config, added)), None
+    return _sentencepiece(parse_sentencepiece(data, path), config, added, path), None
+
+
+def _sentencepiece(
+    model: SentencePieceModel, config: JsonObject, added: list[AddedToken], path: Path
+) -> Document:
+    beyond = [token for token in added if token.token_id >= len(model.pieces)]
+    for token in added:
+        if token.token_id < len(model.pieces):
+            model.pieces[token.token_id] = token.content
+            kind = PieceType.CONTROL if token.is_special else PieceType.USER_DEFINED
+            model.types[token.token_id] = kind
+    prefix = config.get("add_prefix_space")
+    if isinstance(prefix, bool):
+        model.add_prefix = prefix
+    before = [model.bos_id] if config.get("add_bos_token", True) and model.bos_id >= 0 else []
+    after = [model.eos_id] if config.get("add_eos_token", False) and model.eos_id >= 0 else []
+    for token_id in (*before, *after):
+        if token_id >= len(model.pieces):
+            raise CorruptFile(f"{path}: the id {token_id} is beyond the {len(model.pieces)} pieces")
+    ends = piece_ends(model.pieces, before, after)
+    return sentencepiece_document(model, ends, path, beyond)
+
+
+def _tiktoken_ends(config: JsonObject, added: list[AddedToken]) -> Ends:
+    """A begin-of-sequence token only where the config asks for it, or for Llama 3's."""
+    ids = {token.content: token.token_id for token in added}
+    bos = config.get("bos_token")
+    content = bos.get("content") if isinstance(bos, dict) else bos
+    wants = config.get("add_bos_token", content == "<|begin_of_text|>")
+    if not wants or not isinstance(content, str) or content not in ids:
+        return Ends()
+    return Ends(before=((content, ids[content]),))
+
+
+def _added_tokens(config: JsonObject, path: Path) -> Iterator[AddedToken]:
+    decoder = config.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict):
+        raise CorruptFile(f"{path}: added_tokens_decoder must be an object")
+    for token_id, token in decoder.items():
+        content = token.get("content") if isinstance(token, dict) else None
+        if not isinstance(content, str) or not str(token_id).isdigit():
+            raise CorruptFile(f"{path}: added_tokens_decoder: expected ids and their tokens")
+        yield AddedToken(int(token_id), content, bool(token.get("special")))
