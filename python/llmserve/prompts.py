@@ -213,7 +213,7 @@ def _encode(texts: list[str | None], tokenizer: Tokenizer | None) -> list[list[i
         return []
     if tokenizer is None:
         raise InvalidArgument(
-            "the model has no tokenizer.json, so that prompts must be token ids; "
+            "the model has no tokenizer, so that prompts must be token ids; "
             "pass LLM(..., tokenizer=<folder with tokenizer.json>) for text"
         )
     return tokenizer.encode_batch(given)

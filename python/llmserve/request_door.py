@@ -148,12 +148,12 @@ class RequestDoor:
             )
         if self.tokenizer is None and params.stop:
             raise InvalidArgument(
-                f"{label}: stop strings need a tokenizer, and the model has no tokenizer.json; "
+                f"{label}: stop strings need a tokenizer, and the model has no tokenizer; "
                 f"use stop_token_ids"
             )
         if self.tokenizer is None and params.bad_words:
             raise InvalidArgument(
-                f"{label}: bad_words need a tokenizer, and the model has no tokenizer.json"
+                f"{label}: bad_words need a tokenizer, and the model has no tokenizer"
             )
         if self.tokenizer is None and params.structured_outputs is not None:
             raise InvalidArgument(

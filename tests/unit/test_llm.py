@@ -372,13 +372,11 @@ def test_a_model_without_a_tokenizer_takes_token_ids_only(checkpoint: Path, tmp_
         completion = generate(llm, [[1, 2, 3]])[0].outputs[0]
         assert len(completion.token_ids) == 8
         assert completion.text == ""
-        with pytest.raises(
-            InvalidArgument, match=r"has no tokenizer\.json, so that prompts must be"
-        ):
+        with pytest.raises(InvalidArgument, match=r"has no tokenizer, so that prompts must be"):
             generate(llm, "hello")
         with pytest.raises(InvalidArgument, match="stop strings need a tokenizer"):
             generate(llm, [[1]], SamplingParams(stop="x"))
-        with pytest.raises(InvalidArgument, match=r"has no tokenizer\.json"):
+        with pytest.raises(InvalidArgument, match=r"has no tokenizer"):
             llm.get_tokenizer()
 
 
