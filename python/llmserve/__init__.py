@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from llmserve import ops
 from llmserve._core import Array, BlockAllocator
 from llmserve._version import __version__
-from llmserve.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from llmserve.beam_search import BeamSearchOutput, BeamSearchSequence
+from llmserve.beam_search_params import BeamSearchParams
 from llmserve.errors import (
     CorruptFile,
     DeviceError,

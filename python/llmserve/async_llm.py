@@ -21,7 +21,8 @@ from typing import TypeVar
 
 from llmserve.arguments import describe, refuse_unless_default, text
 from llmserve.async_stream import AsyncStream
-from llmserve.beam_search import BeamSearchOutput, BeamSearchParams
+from llmserve.beam_search import BeamSearchOutput
+from llmserve.beam_search_params import BeamSearchParams
 from llmserve.chat_messages import Conversation
 from llmserve.chat_template import chat_request
 from llmserve.errors import InvalidArgument
@@ -257,9 +258,10 @@ class AsyncLLM(LLMBase):
         """Whether `wake_up` has something to get back."""
         return self._open_engine().is_sleeping
 
-    async def reset_prefix_cache(self) -> None:
-        """Forgets the cached blocks that no running request uses."""
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets the cached blocks that no running request uses. True: it cannot fail."""
         self._open_engine().reset_prefix_cache()
+        return True
 
     async def __aenter__(self) -> "AsyncLLM":
         self._open_engine()

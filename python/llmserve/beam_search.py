@@ -1,67 +1,14 @@
-"""Beam search: parameters, results, and a request on its way. The search itself is the engine's."""
+"""Beam search: results, and a request on its way. The search itself is the engine's."""
 
 from dataclasses import dataclass
 
 from llmserve import _core
-from llmserve.arguments import boolean, describe, integer, number, refuse_unknown
-from llmserve.errors import NotSupported
+from llmserve.beam_search_params import BeamSearchParams
 from llmserve.outputs import Logprob
 from llmserve.prompts import Prompt
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import SamplingParams
 from llmserve.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class BeamSearchParams:
-    """Beam search parameters; names and defaults as users of vLLM know them.
-
-    beam_width: continuations kept at each token, 1 to 64. max_tokens: generated at most.
-    ignore_eos: an end-of-sequence token is one like others. temperature: 0 alone, the search draws
-    nothing. length_penalty: results are ranked by cum_logprob / tokens ** length_penalty, where the
-    prompt's tokens count and an end-of-sequence token does not.
-    include_stop_str_in_output: the text of an end-of-sequence token is part of the text.
-
-    >>> BeamSearchParams(beam_width=4, max_tokens=16).length_penalty
-    1.0
-    """
-
-    beam_width: int
-    max_tokens: int
-    ignore_eos: bool = False
-    temperature: float = 0.0
-    length_penalty: float = 1.0
-    include_stop_str_in_output: bool = False
-
-    def __new__(cls, *args: object, **kwargs: object) -> "BeamSearchParams":
-        """Refuses unknown names with a hint before the generated __init__ sees them."""
-        refuse_unknown("BeamSearchParams", kwargs, cls.__slots__)
-        return object.__new__(cls)
-
-    def __post_init__(self) -> None:
-        integer("beam_width", self.beam_width, 1)
-        integer("max_tokens", self.max_tokens, 1)
-        boolean("ignore_eos", self.ignore_eos)
-        boolean("include_stop_str_in_output", self.include_stop_str_in_output)
-        if number("temperature", self.temperature) != 0:
-            raise NotSupported(
-                f"BeamSearchParams: temperature={describe(self.temperature)} is not supported: "
-                f"the search takes the most likely continuations and draws nothing; leave it at 0"
-            )
-        number("length_penalty", self.length_penalty)
-        self.to_core().validate()
-
-    def to_core(self) -> _core.BeamSearchParams:
-        """The engine's struct; the rest is in `sampling_params`."""
-        return _core.BeamSearchParams(
-            beam_width=self.beam_width, length_penalty=float(self.length_penalty)
-        )
-
-    def sampling_params(self) -> SamplingParams:
-        """The part that beam search has in common with sampling."""
-        return SamplingParams(
-            max_tokens=self.max_tokens, ignore_eos=self.ignore_eos, detokenize=False
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +38,9 @@ class BeamSearchState(RequestState):
     def __init__(
         self, prompt: Prompt, params: BeamSearchParams, tokenizer: Tokenizer | None
     ) -> None:
-        sampling = params.sampling_params()
+        sampling = SamplingParams(
+            max_tokens=params.max_tokens, ignore_eos=params.ignore_eos, detokenize=False
+        )
         super().__init__(prompt, sampling, sampling.to_core(), 0, tokenizer)
         self.beam_search = params.to_core()
         self._includes_stop = params.include_stop_str_in_output

@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import NoReturn
 
 from llmserve.arguments import boolean, refuse_unless_default, text
-from llmserve.beam_search import BeamSearchOutput, BeamSearchParams
+from llmserve.beam_search import BeamSearchOutput
+from llmserve.beam_search_params import BeamSearchParams
 from llmserve.chat_messages import Conversation
 from llmserve.chat_template import chat_request
 from llmserve.enqueued import EnqueuedRequests
@@ -329,9 +330,10 @@ class LLM(LLMBase):
         """Whether `wake_up` has something to get back."""
         return self._open_engine().is_sleeping
 
-    def reset_prefix_cache(self) -> None:
-        """Forgets the cached blocks that no running request uses."""
+    def reset_prefix_cache(self) -> bool:
+        """Forgets the cached blocks that no running request uses. True: it cannot fail."""
         self._open_engine().reset_prefix_cache()
+        return True
 
     def __enter__(self) -> "LLM":
         self._open_engine()

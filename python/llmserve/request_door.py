@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from llmserve import _core
 from llmserve.arguments import INT32_MIN, describe, integer
-from llmserve.beam_search import BeamSearchParams, BeamSearchState
+from llmserve.beam_search import BeamSearchState
+from llmserve.beam_search_params import BeamSearchParams
 from llmserve.errors import InvalidArgument, ResourceExhausted
 from llmserve.grammars import Grammars
 from llmserve.pooling_params import PoolingConfig, PoolingParams

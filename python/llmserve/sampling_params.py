@@ -15,6 +15,7 @@ from llmserve.arguments import (
     refuse_unless_default,
     text,
 )
+from llmserve.beam_search_params import BeamSearchParams as BeamSearchParams  # as vLLM has it
 from llmserve.errors import InvalidArgument
 from llmserve.structured_outputs import StructuredOutputsParams
 

@@ -32,6 +32,8 @@ with LLM(demo_model_path(), num_threads=1, max_model_len=128) as llm:
     by_text, by_array = llm.generate(["Once upon a time", ids], params, use_tqdm=False)
     assert by_text.outputs[0].token_ids == by_array.outputs[0].token_ids
     assert len(list(llm.stream("The fox", params))[-1].outputs[0].token_ids) == 4
+    (embedded,) = llm.embed("The fox", use_tqdm=False)
+    assert len(embedded.outputs.embedding) == embedded.outputs.hidden_size
 
 x = np.arange(8, dtype=np.float32).reshape(2, 4)
 normed = ops.rms_norm(x, np.ones(4, np.float32))
