@@ -144,6 +144,11 @@ class ChatTemplates:
         return templates
 
     @property
+    def source(self) -> str:
+        """The text of all of them: what it shows is what the model was taught."""
+        return "\n".join(self._named.values())
+
+    @property
     def names(self) -> list[str]:
         """Of the templates, "default" among them."""
         return sorted(self._named)

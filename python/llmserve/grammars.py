@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmserve import _core
-from llmserve.errors import NotSupported
+from llmserve.errors import NotSupported, QueueFull, ResourceExhausted
 from llmserve.structured_outputs import StructuredOutputsParams
 
 
@@ -30,7 +30,7 @@ class Grammars:
 
     def compile(self, params: StructuredOutputsParams) -> _core.TokenGrammar:
         """The grammar, from the cache if it was compiled before. Raises InvalidArgument for one
-        that is none, too large or too slow to compile, ResourceExhausted where others keep the
+        that is none, too large or too slow to compile, QueueFull where others keep the
         compiler busy, and NotSupported without llguidance."""
         if self._compiler is None:
             self._compiler = _core.GrammarCompiler(
@@ -42,7 +42,10 @@ class Grammars:
             )
         source = params.source()
         field = f"structured_outputs: {source.field}"
-        return self._compiler.compile(field, source.kind, source.text)
+        try:
+            return self._compiler.compile(field, source.kind, source.text)
+        except ResourceExhausted as error:
+            raise QueueFull(str(error)) from None
 
 
 def _library_path() -> str:

@@ -139,6 +139,11 @@ class Tokenizer:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     @property
+    def chat_template_source(self) -> str:
+        """The text of all chat templates, empty if there are none."""
+        return self._chat_templates.source
+
+    @property
     def chat_template_names(self) -> list[str]:
         """The model's chat templates: none, "default" alone, or several."""
         return self._chat_templates.names

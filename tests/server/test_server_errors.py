@@ -196,7 +196,7 @@ def test_other_routes_methods_and_types_are_refused_in_the_same_shape(
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ],
 )
-def test_what_is_not_there_yet_is_refused_by_name(
+def test_a_choice_of_tools_that_are_not_there_is_refused_by_name(
     server: RunningServer, body: dict[str, Any], param: str
 ) -> None:
     status, answer = server.post(CHAT, **HELLO, **body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Iterable
@@ -27,6 +28,7 @@ from llmserve.parsers.registry import (
 )
 from llmserve.parsers.think import ThinkParser
 from llmserve.parsers.tool_grammar import call_grammar, tool_function
+from llmserve.server.chat_parser import ChatFormat
 
 NAMES = ["weather", "add", "now"]
 STYLES = [style.name for style in TOOL_STYLES]
@@ -346,3 +348,27 @@ def test_a_grammar_of_calls_names_special_tokens_by_their_id() -> None:
 def test_what_is_no_tool_is_refused(tool: object, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         tool_function("tools[0]", tool)
+
+
+def test_calls_are_not_looked_for_in_reasoning_and_both_come_wherever_the_text_is_cut() -> None:
+    form = ChatFormat(
+        style=tool_style("hermes"),
+        tool_names=NAMES,
+        is_parallel=False,
+        reasoning=REASONING_STYLES["think"],
+        is_thinking=True,
+        gives_reasoning=True,
+    )
+    block = f"<tool_call>{ADD}</tool_call>"
+    text = f"I might {block}.\n</think>\n\nYes. {block}\n{block}"
+    rng = random.Random(1)
+    for pieces in ([text], list(text), *(cut(text, rng) for _ in range(20))):
+        parser = form.parser()
+        found = [parser.feed(piece) for piece in pieces] + [parser.finish()]
+        assert "".join(f.get("reasoning_content", "") for f in found) == f"I might {block}."
+        assert "".join(f.get("content", "") for f in found) == "Yes."
+        calls = merged([delta for f in found for delta in f.get("tool_calls", ())])
+        assert [call["function"] for call in calls] == [{"name": SUM[0], "arguments": SUM[1]}]
+        assert parser.has_tool_calls
+    silent = dataclasses.replace(form, gives_reasoning=False).parser()
+    assert silent.feed("Hm.</think>") == {}

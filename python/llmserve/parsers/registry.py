@@ -24,7 +24,7 @@ def tool_style(name: str) -> ToolStyle:
         if style.name == name:
             return style
     names = ", ".join(style.name for style in TOOL_STYLES)
-    raise InvalidArgument(f"tool-call parser must be one of {names}, got {describe(name)}")
+    raise InvalidArgument(f"tool_call_parser must be one of {names}, got {describe(name)}")
 
 
 def detect_tool_style(chat_template: str) -> ToolStyle:

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions."""
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,18 +11,28 @@ from starlette.responses import Response
 
 from llmserve.chat_template import chat_request
 from llmserve.outputs import CompletionOutput
+from llmserve.parsers.deltas import merged
 from llmserve.prompts import TokensPrompt
 from llmserve.request_state import RequestState
+from llmserve.sampling_params import SamplingParams
 from llmserve.server.activity import Job
 from llmserve.server.bodies import ChatBody
 from llmserve.server.body import read_json
-from llmserve.server.chat_parser import ChatParser, make_parser
+from llmserve.server.chat_parser import (
+    ChatFormat,
+    ChatParser,
+    chat_format,
+    served_tool_style,
+    streamed_calls,
+)
+from llmserve.server.constraints import forced_call, named_errors, tool_names
 from llmserve.server.context import context, new_id
 from llmserve.server.errors import ApiError
 from llmserve.server.generation import GenerationResponse
 from llmserve.server.logprobs import chat_logprobs
 from llmserve.server.models import ServedModel
 from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
+from llmserve.server.settings import ServerSettings
 from llmserve.server.wire import error_event, event, finish_reason, usage
 
 
@@ -39,8 +50,13 @@ async def chat_completions(request: Request) -> Response:
         body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
+    names = tool_names(body)
+    params = _with_tools(body, params, model, server.settings, bool(names))
     prompt = await _prompt(body, model)
-    state = await model.llm.admit(prompt, params, priority=body.priority or 0)
+    with named_errors(body):
+        state = await model.llm.admit(prompt, params, priority=body.priority or 0)
+    is_constrained = params.structured_outputs is not None
+    form = chat_format(body, model, server.settings, names, prompt.get("prompt"), is_constrained)
     job = Job(
         new_id("chatcmpl"),
         model,
@@ -48,7 +64,7 @@ async def chat_completions(request: Request) -> Response:
         bool(body.stream),
         timeout_s(body.timeout, server.settings),
     )
-    return GenerationResponse(server.activity, job, _Answer(job, body))
+    return GenerationResponse(server.activity, job, _Answer(job, body, form))
 
 
 def _check(body: ChatBody) -> None:
@@ -67,6 +83,25 @@ def _check(body: ChatBody) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         if getattr(body, name) == 0:
             raise ApiError(400, f"{name} must be at least 1", param=name)
+
+
+def _with_tools(
+    body: ChatBody,
+    params: SamplingParams,
+    model: ServedModel,
+    settings: ServerSettings,
+    has_tools: bool,
+) -> SamplingParams:
+    """A call that has to be made is a grammar, and what shows calls has to be in the text."""
+    if not has_tools:
+        return params
+    style = served_tool_style(model, settings)
+    call = forced_call(body, style, model.tokenizer())
+    if call is not None:  # the text is the call: what response_format says is of no other
+        params = dataclasses.replace(params, structured_outputs=call)
+    if style.special_tokens and body.skip_special_tokens is None:
+        params = dataclasses.replace(params, skip_special_tokens=False)
+    return params
 
 
 async def _prompt(body: ChatBody, model: ServedModel) -> TokensPrompt:
@@ -91,9 +126,10 @@ async def _prompt(body: ChatBody, model: ServedModel) -> TokensPrompt:
 
 
 class _Answer:
-    def __init__(self, job: Job, body: ChatBody) -> None:
+    def __init__(self, job: Job, body: ChatBody, form: ChatFormat) -> None:
         self._job = job
         self._body = body
+        self._format = form
         self._created = int(time.time())
         self._parsers: dict[int, ChatParser] = {}
         # vLLM's echo: the message that is continued stands before what continues it.
@@ -131,6 +167,8 @@ class _Answer:
                 yield error_event(completion.error)
                 continue
             delta = self._fields(completion)
+            if "tool_calls" in delta:
+                delta["tool_calls"] = streamed_calls(delta["tool_calls"])
             reason = self._finish_reason(completion, cause)  # after: tool calls may have come
             logprobs = self._logprobs(completion)
             if delta or logprobs or reason or self._body.return_token_ids:
@@ -166,7 +204,7 @@ class _Answer:
 
     def _parser(self, index: int) -> ChatParser:
         if index not in self._parsers:
-            self._parsers[index] = make_parser(self._body, self._job.model)
+            self._parsers[index] = self._format.parser()
         return self._parsers[index]
 
     def _fields(self, completion: CompletionOutput) -> dict[str, Any]:
@@ -181,6 +219,8 @@ class _Answer:
 
     def _choice(self, completion: CompletionOutput, cause: str) -> dict[str, Any]:
         fields = self._fields(completion)
+        if "tool_calls" in fields:
+            fields["tool_calls"] = merged(fields["tool_calls"])
         text = self._before + (fields.get("content") or "")
         content = text if text or "tool_calls" not in fields else None
         choice: dict[str, Any] = {

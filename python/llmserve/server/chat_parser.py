@@ -1,42 +1,128 @@
-"""What a chat answer's text is made of: the seam to tool calls and reasoning. A parser takes the
-text of one sample as it comes and gives the fields of its deltas; without one, all is content."""
+"""What a chat answer's text is made of: content, reasoning, calls of tools. A parser takes the text
+of one sample as it comes and gives the fields of its deltas."""
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
 
+from llmserve.parsers.call_parser import ToolStyle
+from llmserve.parsers.deltas import Pieces, ToolCallDelta, ToolParser
+from llmserve.parsers.registry import (
+    REASONING_STYLES,
+    detect_tool_style,
+    tool_parser,
+    tool_style,
+)
+from llmserve.parsers.think import ThinkParser
 from llmserve.server.bodies import ChatBody
 from llmserve.server.models import ServedModel
+from llmserve.server.settings import ServerSettings
 
 
-class ChatParser(Protocol):
-    """Of one sample. What it gives must not depend on how the text was cut."""
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """How the answer to one request is read."""
 
-    def feed(self, text: str) -> Mapping[str, object]:
-        """The delta's fields for the next piece of text: "content", "reasoning_content",
-        "tool_calls"; those that have nothing new are left out."""
+    style: ToolStyle | None  # None: no call is looked for
+    tool_names: Collection[str]
+    is_parallel: bool  # several calls may be given on
+    reasoning: tuple[str, str] | None  # what opens and ends a section; None: none is looked for
+    is_thinking: bool  # the prompt ends within a section
+    gives_reasoning: bool
 
-    def finish(self) -> Mapping[str, object]:
+    def parser(self) -> "ChatParser":
+        """For one sample."""
+        return ChatParser(self)
+
+
+def served_tool_style(model: ServedModel, settings: ServerSettings) -> ToolStyle:
+    """In which the model writes calls: by the setting, or by what its chat template shows."""
+    if settings.tool_call_parser != "auto":
+        return tool_style(settings.tool_call_parser)
+    return detect_tool_style(model.tokenizer().chat_template_source)
+
+
+def chat_format(
+    body: ChatBody,
+    model: ServedModel,
+    settings: ServerSettings,
+    names: Collection[str],
+    prompt: str | None,
+    is_constrained: bool,
+) -> ChatFormat:
+    """names: of the tools that may be called. is_constrained: a grammar holds from the first token
+    on, and none has a section of reasoning."""
+    reasoning = None
+    if settings.reasoning_parser != "none":
+        start, end = REASONING_STYLES["think"]
+        if settings.reasoning_parser == "think" or end in model.tokenizer().chat_template_source:
+            reasoning = (start, end)
+    is_thinking = reasoning is not None and (prompt or "").rstrip().endswith(reasoning[0])
+    return ChatFormat(
+        style=served_tool_style(model, settings) if names else None,
+        tool_names=names,
+        is_parallel=body.parallel_tool_calls is not False,
+        reasoning=None if is_constrained else reasoning,
+        is_thinking=is_thinking,
+        gives_reasoning=body.include_reasoning is not False,
+    )
+
+
+class ChatParser:
+    """Of one sample. What it gives does not depend on how the text was cut."""
+
+    def __init__(self, form: ChatFormat) -> None:
+        self._format = form
+        self._think = ThinkParser(form.is_thinking, *form.reasoning) if form.reasoning else None
+        self._tools: ToolParser | None = None
+        if form.style is not None:
+            self._tools = tool_parser(form.style, form.tool_names)
+        self.has_tool_calls = False  # finish_reason "stop" is "tool_calls" then
+
+    def feed(self, text: str) -> dict[str, Any]:
+        """The delta's fields for the next piece of text: "content", "reasoning_content" and
+        "tool_calls" (ToolCallDelta); those that have nothing new are left out."""
+        pieces = Pieces(content=text)
+        if self._think is not None:
+            pieces = self._think.feed(text)
+        return self._fields(self._call(pieces))
+
+    def finish(self) -> dict[str, Any]:
         """What was held back, at the end of the text."""
+        pieces = Pieces() if self._think is None else self._think.finish()
+        pieces = self._call(pieces)
+        if self._tools is not None:
+            pieces.add(self._tools.finish())
+        return self._fields(pieces)
 
-    @property
-    def has_tool_calls(self) -> bool:
-        """Whether any came: finish_reason "stop" is "tool_calls" then."""
+    def _call(self, pieces: Pieces) -> Pieces:
+        """With the calls that stand in the content."""
+        if self._tools is None:
+            return pieces
+        found = self._tools.feed(pieces.content)
+        found.reasoning = pieces.reasoning
+        return found
+
+    def _fields(self, pieces: Pieces) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if pieces.reasoning and self._format.gives_reasoning:
+            fields["reasoning_content"] = pieces.reasoning
+        if pieces.content:
+            fields["content"] = pieces.content
+        calls = [d for d in pieces.tool_calls if self._format.is_parallel or d.index == 0]
+        if calls:
+            self.has_tool_calls = True
+            fields["tool_calls"] = calls
+        return fields
 
 
-class PlainText:
-    """All is content."""
-
-    has_tool_calls = False
-
-    def feed(self, text: str) -> Mapping[str, object]:
-        """See ChatParser."""
-        return {"content": text} if text else {}
-
-    def finish(self) -> Mapping[str, object]:
-        """See ChatParser."""
-        return {}
-
-
-def make_parser(body: ChatBody, model: ServedModel) -> ChatParser:
-    """The one that the request and the model need."""
-    return PlainText()
+def streamed_calls(deltas: Iterable[ToolCallDelta]) -> list[dict[str, object]]:
+    """As they stand in a chunk: one entry a call."""
+    by_index: dict[int, ToolCallDelta] = {}
+    for delta in deltas:
+        first = by_index.get(delta.index)
+        if first is not None:
+            arguments = first.arguments + delta.arguments
+            delta = ToolCallDelta(first.index, arguments, first.id, first.name)
+        by_index[delta.index] = delta
+    return [delta.to_dict() for delta in by_index.values()]

@@ -12,6 +12,7 @@ from llmserve.request_state import RequestState
 from llmserve.server.activity import Job
 from llmserve.server.bodies import CompletionBody
 from llmserve.server.body import read_json
+from llmserve.server.constraints import named_errors
 from llmserve.server.context import context, new_id
 from llmserve.server.errors import ApiError
 from llmserve.server.generation import GenerationResponse
@@ -51,9 +52,10 @@ async def completions(request: Request) -> Response:
         add_special_tokens=body.add_special_tokens is not False,
         cache_salt=body.cache_salt or "",
     )
-    states = [
-        await model.llm.admit(prompt, params, priority=body.priority or 0) for prompt in given
-    ]
+    with named_errors(body):
+        states = [
+            await model.llm.admit(prompt, params, priority=body.priority or 0) for prompt in given
+        ]
     job = Job(
         new_id("cmpl"),
         model,

@@ -1,28 +1,128 @@
-"""How a request's output is constrained: the seam to structured output and tool calls. Whoever
-adds them returns what SamplingParams.structured_outputs takes."""
+"""How a request's output is constrained: response_format, structured_outputs, and tool_choice where
+a tool has to be called."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from llmserve.arguments import describe
+from llmserve.errors import InvalidArgument
+from llmserve.parsers.call_parser import ToolStyle
+from llmserve.parsers.tool_grammar import call_grammar, tool_function
 from llmserve.server.bodies import ChatBody, GenerationBody
 from llmserve.server.errors import ApiError
 from llmserve.structured_outputs import StructuredOutputsParams
+from llmserve.tokenizer import Tokenizer
+
+_MAX_NUM_TOOLS = 128
 
 
 def structured_outputs(body: GenerationBody) -> StructuredOutputsParams | None:
-    """What SamplingParams.structured_outputs is to be. Raises ApiError where it would have to be
-    anything."""
-    kind = (body.response_format or {"type": "text"}).get("type")
-    if kind != "text":
-        raise _not_yet("response_format", f"type {kind!r}; use {{'type': 'text'}}")
+    """What SamplingParams.structured_outputs is to be. Raises ApiError, InvalidArgument."""
+    formatted = _of_format(body.response_format or {"type": "text"})
+    if body.structured_outputs is None:
+        return formatted
+    if formatted is not None:
+        raise ApiError(
+            400,
+            "response_format and structured_outputs both say what the text must match; give one",
+            param="response_format",
+        )
+    return StructuredOutputsParams(**body.structured_outputs)
+
+
+def _of_format(value: Mapping[str, Any]) -> StructuredOutputsParams | None:
+    kind = value.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if kind != "json_schema":
+        raise _bad(
+            "response_format",
+            f"type must be text, json_object or json_schema, got {describe(kind)}",
+        )
+    inner = value.get("json_schema")
+    schema = inner.get("schema") if isinstance(inner, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise _bad("response_format", "json_schema.schema must be a JSON schema, an object")
+    with _renamed("response_format"):
+        return StructuredOutputsParams(json=schema)
+
+
+def tool_names(body: ChatBody) -> list[str]:
+    """The tools that may be called, none where there are none. Raises ApiError, InvalidArgument."""
+    choice = body.tool_choice
+    tools = body.tools or []
+    if len(tools) > _MAX_NUM_TOOLS:
+        raise _bad("tools", f"there may be {_MAX_NUM_TOOLS} at most, got {len(tools)}")
+    names = [tool_function(f"tools[{idx}]", tool)[0] for idx, tool in enumerate(tools)]
+    if not _is_forced(body):
+        return [] if choice == "none" else names
+    if not tools:
+        raise _bad("tool_choice", f"{describe(choice)} needs tools, and there are none")
+    if choice == "required":
+        return names
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise _bad(
+            "tool_choice",
+            "must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}},"
+            f" got {describe(choice)}",
+        )
+    if name not in names:
+        raise _bad("tool_choice", f"there is no tool {describe(name)}; there are {names}")
+    return [name]
+
+
+def forced_call(
+    body: ChatBody, style: ToolStyle, tokenizer: Tokenizer
+) -> StructuredOutputsParams | None:
+    """The grammar of the calls that tool_choice asks for; None where it leaves it to the model."""
+    if not _is_forced(body):
+        return None
     if body.structured_outputs is not None:
-        raise _not_yet("structured_outputs", "anything; leave it out")
-    if isinstance(body, ChatBody) and body.tool_choice not in (None, "auto", "none"):
-        raise _not_yet("tool_choice", f"{str(body.tool_choice)[:80]!r}; use 'auto' or 'none'")
-    return None
+        raise _bad("structured_outputs", "tool_choice says what the text must be; give one")
+    names = tool_names(body)
+    functions = [tool_function("tools", tool) for tool in body.tools or []]
+    special = set(tokenizer.special_token_ids)
 
+    def special_token_id(text: str) -> int | None:
+        token_id = tokenizer.token_id(text)
+        return token_id if token_id in special else None
 
-def _not_yet(param: str, what: str) -> ApiError:
-    return ApiError(
-        400,
-        f"{param} does not support {what}: this server does not constrain what a model writes",
-        param=param,
-        code="unsupported_value",
+    is_parallel = body.parallel_tool_calls is not False and body.tool_choice == "required"
+    chosen = [function for function in functions if function[0] in names]
+    return StructuredOutputsParams(
+        grammar=call_grammar(style, chosen, is_parallel, special_token_id)
     )
+
+
+@contextmanager
+def named_errors(body: GenerationBody) -> Iterator[None]:
+    """A grammar that is refused is named as the field of the body from which it was made."""
+    param = "response_format" if body.structured_outputs is None else "structured_outputs"
+    if isinstance(body, ChatBody) and _is_forced(body):
+        param = "tools"
+    with _renamed(param):
+        yield
+
+
+def _is_forced(body: ChatBody) -> bool:
+    return body.tool_choice not in (None, "auto", "none")
+
+
+@contextmanager
+def _renamed(param: str) -> Iterator[None]:
+    try:
+        yield
+    except InvalidArgument as error:
+        _, found, message = str(error).partition("structured_outputs: ")
+        if not found:
+            raise
+        raise _bad(param, message) from None
+
+
+def _bad(param: str, message: str) -> ApiError:
+    return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")

@@ -5,6 +5,7 @@ from typing import Any
 
 from llmserve.arguments import boolean, integer, number, text
 from llmserve.errors import InvalidArgument
+from llmserve.parsers.registry import tool_style
 
 
 def _setting(default: Any, help: str) -> Any:
@@ -50,6 +51,9 @@ class ServerSettings:
     stream_buffer_tokens: int = _setting(100, "tokens that a slow client may lag behind")
     stream_grace: float = _setting(10.0, "time that a slow client has to catch up, then it is cut")
 
+    tool_call_parser: str = _setting("auto", "hermes, mistral, llama3_json or json: how calls look")
+    reasoning_parser: str = _setting("auto", "think (splits <think> off) or none")
+
     log_format: str = _setting("text", "text or json")
     trace: str = _setting("", "file for a Perfetto trace of the last steps, written at the end")
     vllm_metrics: bool = _setting(False, "also export metrics under vLLM's names")
@@ -69,6 +73,12 @@ class ServerSettings:
             raise InvalidArgument(f"port must be at most 65535, got {self.port}")
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
             raise InvalidArgument("ssl_certfile and ssl_keyfile belong together; give both")
+        if self.tool_call_parser != "auto":
+            tool_style(self.tool_call_parser)
+        if self.reasoning_parser not in ("auto", "think", "none"):
+            raise InvalidArgument(
+                f"reasoning_parser must be auto, think or none, got {self.reasoning_parser!r}"
+            )
         if self.log_format not in ("text", "json"):
             raise InvalidArgument(f"log_format must be text or json, got {self.log_format!r}")
 

@@ -1,0 +1,194 @@
+"""Structured output and tools over HTTP, by the official client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from llmserve import AsyncLLM
+from serving import RunningServer, running_server
+
+ASK: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "weather", "parameters": CITY}},
+    {"type": "function", "function": {"name": "now", "parameters": {"enum": [{}]}}},
+]
+SCHEMAS = {"weather": CITY, "now": {"enum": [{}]}}
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> openai.OpenAI:
+    return server.openai()
+
+
+def ask(client: openai.OpenAI, **fields: Any) -> Any:
+    given = {"model": "demo", "messages": ASK, "max_tokens": 300, "seed": 1, **fields}
+    return client.chat.completions.create(**given)
+
+
+def test_an_answer_matches_its_schema(client: openai.OpenAI) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": CITY}}
+    answer = ask(client, response_format=form, n=3)
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.message.content), CITY)
+    text = ""
+    for chunk in ask(client, response_format=form, stream=True):
+        text += chunk.choices[0].delta.content or ""
+    assert text == answer.choices[0].message.content
+
+
+def test_an_answer_is_an_object_where_that_is_asked_for(client: openai.OpenAI) -> None:
+    for choice in ask(client, response_format={"type": "json_object"}, n=2).choices:
+        if choice.finish_reason == "stop":
+            assert isinstance(json.loads(choice.message.content), dict)
+    assert ask(client, response_format={"type": "text"}, max_tokens=3).choices[0].message.content
+
+
+def test_vllms_extra_field_constrains_completions(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="demo",
+        prompt="The fox is",
+        extra_body={"structured_outputs": {"choice": ["red", "grey"]}},
+        n=3,
+    )
+    assert {choice.text for choice in answer.choices} <= {"red", "grey"}
+
+
+def checked(calls: list[Any]) -> None:
+    for call in calls:
+        assert call.type == "function"
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+    assert len({call.id for call in calls}) == len(calls)
+
+
+@pytest.mark.parametrize("parser", ["hermes", "mistral", "llama3_json", "json"])
+def test_a_call_that_is_asked_for_is_made(demo: AsyncLLM, parser: str) -> None:
+    with running_server(demo, ["demo"], tool_call_parser=parser) as server:
+        client = server.openai()
+        named = {"type": "function", "function": {"name": "weather"}}
+        for fields in ({"tool_choice": "required"}, {"tool_choice": named}):
+            answer = ask(client, tools=TOOLS, n=2, **fields)
+            for choice in answer.choices:
+                calls = choice.message.tool_calls
+                assert choice.finish_reason == "tool_calls", choice
+                assert choice.message.content is None
+                checked(calls)
+                if fields["tool_choice"] != "required":
+                    assert [call.function.name for call in calls] == ["weather"]
+        one = ask(client, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, n=4)
+        assert all(len(choice.message.tool_calls) == 1 for choice in one.choices)
+
+
+def test_a_streamed_call_is_the_whole_one_in_pieces(client: openai.OpenAI) -> None:
+    whole = ask(client, tools=TOOLS, tool_choice="required").choices[0]
+    names: dict[int, str] = {}
+    ids: dict[int, str] = {}
+    arguments: dict[int, str] = {}
+    chunks = list(ask(client, tools=TOOLS, tool_choice="required", stream=True))
+    for chunk in chunks:
+        delta = chunk.choices[0].delta
+        assert not delta.content
+        for call in delta.tool_calls or ():
+            if call.id is not None:
+                assert call.index not in ids
+                ids[call.index] = call.id
+                names[call.index] = call.function.name
+            else:
+                assert call.function.name is None
+            arguments[call.index] = arguments.get(call.index, "") + call.function.arguments
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    expected = [(c.function.name, c.function.arguments) for c in whole.message.tool_calls]
+    assert [(names[i], arguments[i]) for i in sorted(names)] == expected
+    assert sum(bool(chunk.choices[0].delta.tool_calls) for chunk in chunks) > 3
+
+
+def test_the_model_may_choose_and_what_it_calls_is_found(client: openai.OpenAI) -> None:
+    """The demo model is held to a call, or to none, by a grammar of the test's own."""
+    call = (
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+    )
+    for text, expected in ((f"Well.\n{call}", 1), (f"{call}\n{call}", 2), ("It is sunny.", 0)):
+        for choice in ("auto", "none"):
+            answer = ask(
+                client,
+                tools=TOOLS,
+                tool_choice=choice,
+                extra_body={"structured_outputs": {"choice": [text]}},
+            ).choices[0]
+            calls = answer.message.tool_calls or []
+            assert len(calls) == (expected if choice == "auto" else 0)
+            checked(calls)
+            if not calls:
+                assert (answer.message.content, answer.finish_reason) == (text, "stop")
+            elif expected == 1:
+                assert (answer.message.content, answer.finish_reason) == ("Well.", "tool_calls")
+
+
+@pytest.fixture(scope="module")
+def thinking(demo: AsyncLLM) -> Iterator[RunningServer]:
+    with running_server(demo, ["demo"], reasoning_parser="think") as server:
+        yield server
+
+
+def test_reasoning_is_left_alone_without_a_section(thinking: RunningServer) -> None:
+    answer = ask(thinking.openai(), max_tokens=8).choices[0].message
+    assert answer.content
+    assert not hasattr(answer, "reasoning_content")
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strin"}}}
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": {"type": "xml"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": SCHEMA}, "response_format"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+    ({"structured_outputs": {"regx": "a"}}, None),  # type: ignore[list-item]
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+    (
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+        "response_format",
+    ),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
+    (
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}},
+        "tool_choice",
+    ),
+    (
+        {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}],
+            "tool_choice": "required",
+        },
+        "tools",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"multipleOf": 0}}}},
+        "response_format",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD)
+def test_a_bad_constraint_is_a_400_by_its_name(
+    server: RunningServer, fields: dict[str, Any], param: str | None
+) -> None:
+    status, answer = server.post(CHAT, messages=ASK, max_tokens=4, **fields)
+    assert (status, answer["error"]["param"]) == (400, param), answer
+    assert "Traceback" not in answer["error"]["message"]
+    status, answer = server.post(CHAT, messages=ASK, max_tokens=4, temperature=0)
+    assert status == 200
