@@ -19,7 +19,32 @@ from safetensors.numpy import load_file
 
 Quantize = Callable[[str, np.ndarray], tuple[np.ndarray, gguf.GGMLQuantizationType | None]]
 
-_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_ARCHITECTURES = {
+    "cohere": "command-r",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "granite": "granite",
+    "llama": "llama",
+    "mistral": "llama",
+    "olmo2": "olmo2",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "smollm3": "smollm3",
+}
+_PAIRED = ("llama", "granite", "smollm3")
+# What the converter writes of config.json beside what it writes for all.
+_NUMBERS = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "logit_scale": "logit_scale",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+}
 
 
 def as_f32(name: str, array: np.ndarray) -> tuple[np.ndarray, None]:
@@ -55,7 +80,9 @@ def write_gguf(
     _add_hyper_parameters(writer, config, arch)
     if extra is not None:
         extra(writer)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(
+        gguf.MODEL_ARCH[arch.upper().replace("-", "_")], config["num_hidden_layers"]
+    )
     for name, array in load_file(checkpoint / "model.safetensors").items():
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
@@ -79,8 +106,15 @@ def _add_hyper_parameters(writer: gguf.GGUFWriter, config: dict[str, Any], arch:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    if "rms_norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    for field, key in _NUMBERS.items():
+        if config.get(field) is not None:
+            writer.add_float32(f"{arch}.{key}", config[field])
+    if arch in ("gemma2", "gemma3", "phi3"):
+        writer.add_sliding_window(config.get("sliding_window") or 0)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
@@ -89,8 +123,11 @@ def _add_hyper_parameters(writer: gguf.GGUFWriter, config: dict[str, Any], arch:
 
 
 def _converted(name: str, array: np.ndarray, config: dict[str, Any], arch: str) -> np.ndarray:
-    """The rows of a head of q and k go from halves to rotary pairs where llama.cpp wants that."""
-    if arch != "llama":
+    """The rows of a head of q and k go from halves to rotary pairs where llama.cpp wants that, and
+    Gemma's norms multiply by what is stored, not by one more."""
+    if arch.startswith("gemma") and name.endswith("norm.weight"):
+        return array + np.float32(1)
+    if arch not in _PAIRED:
         return array
     heads = 0
     if ".q_proj." in name:

@@ -11,7 +11,7 @@
 namespace llmserve {
 namespace {
 
-constexpr GgufName kSharedNames[] = {
+constexpr RenamingRow kSharedNames[] = {
     {"token_embd", "model.embed_tokens"},
     {"output_norm", "model.norm"},
     {"output", "lm_head"},
@@ -42,6 +42,67 @@ void configure_qwen3(GgufConfig& config) {
   config.set("attention_bias", {config.has_tensor("blk.0.attn_q.bias")});
 }
 
+// As llama.cpp has it: the files do not say by what the queries of the largest model are scaled.
+void set_query_scalar(GgufConfig& config, int64_t largest_num_layers) {
+  const bool is_largest = config.integer("num_hidden_layers") == largest_num_layers;
+  config.set("query_pre_attn_scalar",
+             {is_largest ? config.integer("hidden_size") / config.integer("num_attention_heads")
+                         : config.integer("head_dim")});
+}
+
+void configure_gemma(GgufConfig& config) {
+  config.set("hidden_activation", {std::string("gelu_pytorch_tanh")});
+}
+
+void configure_gemma2(GgufConfig& config) {
+  configure_gemma(config);
+  set_query_scalar(config, 46);
+  config.copy_number("attn_logit_softcapping", "attn_logit_softcapping");
+  config.copy_number("final_logit_softcapping", "final_logit_softcapping");
+  config.copy_integer("attention.sliding_window", "sliding_window");
+}
+
+void configure_gemma3(GgufConfig& config) {
+  configure_gemma2(config);
+  set_query_scalar(config, 62);
+  config.copy_number("rope.freq_base_swa", "rope_local_base_freq");
+}
+
+void configure_granite(GgufConfig& config) {
+  configure_llama(config);
+  config.copy_number("attention.scale", "attention_multiplier");
+  config.copy_number("embedding_scale", "embedding_multiplier");
+  config.copy_number("residual_scale", "residual_multiplier");
+  config.copy_number("logit_scale", "logits_scaling");
+}
+
+void configure_cohere(GgufConfig& config) {
+  config.copy_number("attention.layer_norm_epsilon", "layer_norm_eps");
+  config.copy_number("logit_scale", "logit_scale");
+  config.set("use_qk_norm", {config.has_tensor("blk.0.attn_q_norm.weight")});
+}
+
+// Phi-4 says 0 for no window.
+void configure_phi3(GgufConfig& config) {
+  const GgufValue* window = config.find("attention.sliding_window");
+  if (window && config.uniform_integer(*window) > 0)
+    config.copy_integer("attention.sliding_window", "sliding_window");
+}
+
+constexpr RenamingRow kGemma2Names[] = {
+    {"blk.{}.post_attention_norm", "model.layers.{}.post_attention_layernorm"},
+    {"blk.{}.ffn_norm", "model.layers.{}.pre_feedforward_layernorm"},
+    {"blk.{}.post_ffw_norm", "model.layers.{}.post_feedforward_layernorm"},
+};
+constexpr RenamingRow kOlmo2Names[] = {
+    {"blk.{}.post_attention_norm", "model.layers.{}.post_attention_layernorm"},
+    {"blk.{}.post_ffw_norm", "model.layers.{}.post_feedforward_layernorm"},
+};
+constexpr RenamingRow kPhi3Names[] = {
+    {"blk.{}.attn_qkv", "model.layers.{}.self_attn.qkv_proj"},
+    {"blk.{}.ffn_up", "model.layers.{}.mlp.gate_up_proj"},
+};
+
 constexpr std::array kArchitectures{
     GgufArchitecture{.name = "llama",
                      .model_class = "LlamaForCausalLM",
@@ -50,25 +111,36 @@ constexpr std::array kArchitectures{
     GgufArchitecture{.name = "qwen2", .model_class = "Qwen2ForCausalLM"},
     GgufArchitecture{
         .name = "qwen3", .model_class = "Qwen3ForCausalLM", .configure = &configure_qwen3},
+    GgufArchitecture{.name = "gemma",
+                     .model_class = "GemmaForCausalLM",
+                     .norm_added = 1.0f,
+                     .configure = &configure_gemma},
+    GgufArchitecture{.name = "gemma2",
+                     .model_class = "Gemma2ForCausalLM",
+                     .names = kGemma2Names,
+                     .norm_added = 1.0f,
+                     .configure = &configure_gemma2},
+    GgufArchitecture{.name = "gemma3",
+                     .model_class = "Gemma3ForCausalLM",
+                     .names = kGemma2Names,
+                     .norm_added = 1.0f,
+                     .configure = &configure_gemma3},
+    GgufArchitecture{.name = "granite",
+                     .model_class = "GraniteForCausalLM",
+                     .has_paired_rows = true,
+                     .configure = &configure_granite},
+    GgufArchitecture{.name = "olmo2", .model_class = "Olmo2ForCausalLM", .names = kOlmo2Names},
+    GgufArchitecture{.name = "phi3",
+                     .model_class = "Phi3ForCausalLM",
+                     .names = kPhi3Names,
+                     .configure = &configure_phi3},
+    GgufArchitecture{.name = "smollm3",
+                     .model_class = "SmolLM3ForCausalLM",
+                     .has_paired_rows = true,
+                     .configure = &configure_llama},
+    GgufArchitecture{
+        .name = "command-r", .model_class = "CohereForCausalLM", .configure = &configure_cohere},
 };
-
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
-// The model's stem for `stem`, or empty.
-std::string match(const GgufName& row, std::string_view stem) {
-  const size_t hole = row.gguf.find("{}");
-  if (hole == row.gguf.npos) return stem == row.gguf ? std::string(row.model) : std::string();
-  const std::string_view before = row.gguf.substr(0, hole);
-  const std::string_view after = row.gguf.substr(hole + 2);
-  if (!stem.starts_with(before) || !stem.ends_with(after) ||
-      stem.size() <= before.size() + after.size())
-    return "";
-  const std::string_view layer =
-      stem.substr(before.size(), stem.size() - before.size() - after.size());
-  if (!std::all_of(layer.begin(), layer.end(), is_digit)) return "";
-  const size_t at = row.model.find("{}");
-  return concat(row.model.substr(0, at), layer, row.model.substr(at + 2));
-}
 
 }  // namespace
 
@@ -88,17 +160,8 @@ const GgufArchitecture& find_gguf_architecture(const GgufFile& file) {
 }
 
 std::string model_tensor_name(const GgufArchitecture& architecture, std::string_view gguf_name) {
-  const size_t dot = gguf_name.rfind('.');
-  if (dot == gguf_name.npos) return "";
-  const std::string_view stem = gguf_name.substr(0, dot);
-  for (const std::span<const GgufName> table :
-       {architecture.names, std::span<const GgufName>(kSharedNames)}) {
-    for (const GgufName& row : table) {
-      const std::string name = match(row, stem);
-      if (!name.empty()) return concat(name, gguf_name.substr(dot));
-    }
-  }
-  return "";
+  const std::string own = rename_tensor(architecture.names, gguf_name);
+  return own.empty() ? rename_tensor(kSharedNames, gguf_name) : own;
 }
 
 }  // namespace llmserve

@@ -7,6 +7,7 @@
 
 #include "io/gguf.h"
 #include "io/json.h"
+#include "io/tensor_renaming.h"
 
 namespace llmserve {
 
@@ -41,17 +42,11 @@ class GgufConfig {
   JsonValue::Object fields_;
 };
 
-// "blk.{}.attn_q" and "model.layers.{}.self_attn.q_proj": any suffix (".weight") is kept.
-struct GgufName {
-  std::string_view gguf;
-  std::string_view model;
-};
-
 // One row an architecture: the only place that lists them.
 struct GgufArchitecture {
-  std::string_view name;            // general.architecture
-  std::string_view model_class;     // config.json's architectures[0]
-  std::span<const GgufName> names;  // where they differ from those that most models share
+  std::string_view name;               // general.architecture
+  std::string_view model_class;        // config.json's architectures[0]
+  std::span<const RenamingRow> names;  // where they differ from those that most models share
   // llama.cpp rotates neighbouring elements of a head and the converter brought the rows of q and k
   // into that order.
   bool has_paired_rows = false;

@@ -6,14 +6,17 @@
 #include "core/error.h"
 #include "io/checkpoint.h"
 #include "io/gguf.h"
+#include "io/mistral_format.h"
 #include "io/safetensors.h"
 
 namespace llmserve {
 namespace {
 
-constexpr std::array<CheckpointFormatRow, 2> kFormats{{
+constexpr std::array<CheckpointFormatRow, 3> kFormats{{
     {"safetensors", "Hugging Face directory with safetensors, in one file or in shards",
      &is_safetensors, &open_safetensors},
+    {"mistral", "Mistral's consolidated.safetensors beside params.json", &is_mistral_format,
+     &open_mistral_format},
     {"gguf", "one file with everything in it, GGUF 2 or 3, or its splits", &is_gguf, &open_gguf},
 }};
 

@@ -197,21 +197,6 @@ std::string_view header_of(const MappedFile& file) {
 }
 
 // Every tensor of the files. Room for all is made at once, so that the list never grows by copying.
-std::vector<TensorEntry> read_headers(std::span<const std::shared_ptr<const MappedFile>> files) {
-  int64_t max_num_tensors = 0;
-  for (const auto& file : files) {
-    const std::string_view header = header_of(*file);
-    max_num_tensors +=
-        std::min<int64_t>(std::ranges::count(header, '{'), std::ssize(header) / kMinEntryBytes + 1);
-  }
-  std::vector<TensorEntry> tensors;
-  tensors.reserve(static_cast<size_t>(max_num_tensors));
-  for (size_t i = 0; i < files.size(); ++i) {
-    HeaderParser(*files[i], static_cast<int32_t>(i), header_of(*files[i]), tensors).parse();
-  }
-  return tensors;
-}
-
 // Calls visit(reader, tensor, file name) for each tensor of the index.
 template <class Visit>
 void read_index(const MappedFile& file, Visit visit) {
@@ -255,7 +240,7 @@ Shards map_shards(const CheckpointDirectory& directory, const MappedFile& index)
   return shards;
 }
 
-// Every tensor of the index is in the file that it says, and comes once.
+// Every tensor of the index is in the file that it says, and comes once; and there are no others.
 void check_index(const MappedFile& index, const Shards& shards, const Checkpoint& checkpoint) {
   std::vector<bool> is_listed(checkpoint.tensors().size(), false);
   read_index(index, [&](JsonReader& reader, const std::string& tensor, const std::string& shard) {
@@ -268,12 +253,19 @@ void check_index(const MappedFile& index, const Shards& shards, const Checkpoint
     if (is_listed[idx]) reader.fail(concat("the tensor \"", tensor, "\" comes twice"));
     is_listed[idx] = true;
   });
+  for (size_t i = 0; i < is_listed.size(); ++i) {
+    const TensorEntry& entry = checkpoint.tensors()[i];
+    if (!is_listed[i])
+      throw CorruptFile(concat(checkpoint.file(entry)->path().string(), ": tensor \"", entry.name,
+                               "\" is not in the weight_map of ", index.path().string(),
+                               "; the files may belong to different versions of the model"));
+  }
 }
 
 Checkpoint open_single(const CheckpointDirectory& directory, JsonDocument config) {
   std::vector<std::shared_ptr<const MappedFile>> files{
       directory.map(directory.weights_file().empty() ? kSingleFile : directory.weights_file())};
-  std::vector<TensorEntry> tensors = read_headers(files);
+  std::vector<TensorEntry> tensors = read_safetensors_headers(files);
   return Checkpoint("safetensors", directory.path().string(), std::move(config), std::move(files),
                     std::move(tensors));
 }
@@ -282,12 +274,28 @@ Checkpoint open_sharded(const CheckpointDirectory& directory, JsonDocument confi
   const auto index = directory.map(kIndexFile);
   const Shards shards = map_shards(directory, *index);
   Checkpoint checkpoint("safetensors", directory.path().string(), std::move(config), shards.files,
-                        read_headers(shards.files));
+                        read_safetensors_headers(shards.files));
   check_index(*index, shards, checkpoint);
   return checkpoint;
 }
 
 }  // namespace
+
+std::vector<TensorEntry> read_safetensors_headers(
+    std::span<const std::shared_ptr<const MappedFile>> files) {
+  int64_t max_num_tensors = 0;
+  for (const auto& file : files) {
+    const std::string_view header = header_of(*file);
+    max_num_tensors +=
+        std::min<int64_t>(std::ranges::count(header, '{'), std::ssize(header) / kMinEntryBytes + 1);
+  }
+  std::vector<TensorEntry> tensors;
+  tensors.reserve(static_cast<size_t>(max_num_tensors));
+  for (size_t i = 0; i < files.size(); ++i) {
+    HeaderParser(*files[i], static_cast<int32_t>(i), header_of(*files[i]), tensors).parse();
+  }
+  return tensors;
+}
 
 bool is_safetensors(const CheckpointDirectory& directory) {
   if (!directory.weights_file().empty()) return directory.weights_file().ends_with(".safetensors");

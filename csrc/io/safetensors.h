@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "io/checkpoint.h"
@@ -12,5 +13,11 @@ namespace llmserve {
 
 bool is_safetensors(const CheckpointDirectory& directory);
 Checkpoint open_safetensors(const CheckpointDirectory& directory);
+
+// The tensors of the files together. Checks everything that a reader relies on: lengths, that
+// tensors tile the data without overlap, hole or overrun, that dtype and shape give each one's
+// bytes. Throws CorruptFile or, for element types that no layer reads, NotSupported.
+std::vector<TensorEntry> read_safetensors_headers(
+    std::span<const std::shared_ptr<const MappedFile>> files);
 
 }  // namespace llmserve

@@ -96,8 +96,23 @@ const TensorEntry& WeightLoader::find(const std::string& name,
     throw CorruptFile(concat(checkpoint_.file(*entry)->path().string(), ": tensor \"", name,
                              "\": expected floats ", shape_text(shape),
                              ", as config.json has it, got ", checkpoint_.describe(*entry)));
+  refuse_scaled_f8(*entry);
   used_.insert(entry->name);
   return *entry;
+}
+
+// 8-bit floats are read as the numbers that they are; with scales beside them they are something
+// else, which nobody here multiplies in.
+void WeightLoader::refuse_scaled_f8(const TensorEntry& entry) const {
+  if (entry.dtype != DType::kF8E4M3 && entry.dtype != DType::kF8E5M2) return;
+  for (const std::string_view suffix : {"_scale", "_scale_inv", "_scale_2"}) {
+    const TensorEntry* scale = checkpoint_.find(concat(entry.name, suffix));
+    if (scale)
+      throw NotSupported(concat(checkpoint_.file(entry)->path().string(), ": tensor \"", entry.name,
+                                "\" is ", checkpoint_.describe(entry), " scaled by \"", scale->name,
+                                "\"; FP8 checkpoints with scales are not supported: use the "
+                                "original in bfloat16"));
+  }
 }
 
 // What a checkpoint of the dtype that is asked for would have.

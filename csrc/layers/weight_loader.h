@@ -88,6 +88,7 @@ class WeightLoader {
  private:
   const TensorEntry* look_up(const std::string& name) const;
   const TensorEntry& find(const std::string& name, std::initializer_list<int64_t> shape);
+  void refuse_scaled_f8(const TensorEntry& entry) const;
   const TensorEntry& imagine(std::initializer_list<int64_t> shape);
   // `first` is the place of the tensor's first element in the entry.
   void check_finite(const TensorEntry& entry, const ConstTensor& tensor, int64_t first = 0);

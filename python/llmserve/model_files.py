@@ -101,7 +101,8 @@ def _check_checkpoint(path: Path) -> None:
             f"such as Qwen/Qwen3-0.6B; there is {found} at {str(path)!r}"
         )
     directory = path.parent if is_weights else path
-    if not (directory / "config.json").exists():
+    is_mistral = (directory / "params.json").exists() and path.is_dir()
+    if not (directory / "config.json").exists() and not is_mistral:
         raise InvalidArgument(
             f"{directory} has no config.json; a checkpoint directory holds config.json, "
             f"*.safetensors and tokenizer.json"

@@ -12,8 +12,35 @@ from checkpoints import checkpoint, copy_checkpoint, tokenizer
 from gguf_files import Quantize, add_bpe, quantized, write_gguf
 from llmserve import LLM, SamplingParams, _core, cli
 from safetensors.numpy import load_file, save_file
+from ticks import tick
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = {
+    "cohere": "CohereForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "LlamaForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+}
+# What the files cannot say, because the converter knows it of the published models: tied heads, by
+# what queries are scaled, which layers have a window or no rotary embedding.
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "cohere": {"tie_word_embeddings": True},
+    "gemma": {"tie_word_embeddings": True},
+    "gemma2": {"tie_word_embeddings": True, "query_pre_attn_scalar": 16},
+    "gemma3_text": {
+        "query_pre_attn_scalar": 16,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    },
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
+}
 PROMPTS = [[5, 9, 200, 31, 7], [1, 2, 3], list(range(40, 100))]
 PARAMS = SamplingParams(temperature=0, max_tokens=8, logprobs=3, detokenize=False, ignore_eos=True)
 # Rows of every block format's length, and biases where the family has them.
@@ -48,9 +75,35 @@ def dequantized_copy(source: Path, to: Path, quantize: Quantize) -> Path:
 def test_f32_file_gives_the_tokens_and_logprobs_of_the_safetensors(
     family: str, tmp_path: Path
 ) -> None:
-    source = checkpoint(family)
+    source = checkpoint(family, **OVERRIDES.get(family, {}))
     path = write_gguf(tmp_path / "model.gguf", source)
     assert answers(path) == answers(source)
+    tick(FAMILIES[family], "cpu/gguf")
+
+
+def test_llama3_frequencies_come_from_their_tensor(tmp_path: Path) -> None:
+    rope = dict(
+        rope_type="llama3",
+        rope_theta=10000.0,
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=64,
+    )
+    source = checkpoint("llama", rope_parameters=rope)
+    config = (source / "config.json").read_text()
+    ((scaled, _),) = _core.testing.rope_frequencies(config)
+    ((plain, _),) = _core.testing.rope_frequencies(config.replace('"llama3"', '"default"'))
+    factors = (np.array(plain) / np.array(scaled)).astype(np.float32)
+    assert factors.max() > 2
+    path = write_gguf(tmp_path / "model.gguf", source, tensors={"rope_freqs.weight": factors})
+    for (ours, logprobs), (expected, expected_logprobs) in zip(
+        answers(path), answers(source), strict=True
+    ):
+        assert ours == expected
+        for step, expected_step in zip(logprobs, expected_logprobs, strict=True):
+            # The quotient is rounded once more than the frequency.
+            assert step == pytest.approx(expected_step, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"])

@@ -334,6 +334,13 @@ def test_tensor_that_is_not_in_its_shard_is_named(shards: Path) -> None:
     assert f'tensor "model.norm.weight" should be in {other}, which does not have it' in message
 
 
+def test_tensor_that_the_index_does_not_have_is_named(shards: Path) -> None:
+    shard = _shard_of(shards, "model.norm.weight")
+    save_file(load_file(shard) | {"stray": np.zeros(1, np.float32)}, shard)
+    message = refusal(shards)
+    assert f'{shard}: tensor "stray" is not in the weight_map of' in message
+
+
 def test_tensor_in_two_shards_is_named(shards: Path) -> None:
     shard = _shard_of(shards, "model.norm.weight")
     other = _shard_of(shards, "model.embed_tokens.weight")
