@@ -26,10 +26,18 @@ DEADLINE_S = 60.0
 class RunningServer:
     """A server and the simplest client."""
 
-    def __init__(self, llm: AsyncLLM, activity: Activity, port: int) -> None:
+    def __init__(
+        self, llm: AsyncLLM, activity: Activity, port: int, server: Server | None = None
+    ) -> None:
+        self._server = server
         self.llm = llm
         self.activity = activity
         self.port = port
+
+    @property
+    def num_connections(self) -> int:
+        """Those that are open."""
+        return len(self._server.server_state.connections) if self._server else 0
 
     def openai(self, **options: Any) -> openai.OpenAI:
         """The official client."""
@@ -102,7 +110,7 @@ def running_server(llm: AsyncLLM, names: list[str] | None = None, **settings: An
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     port = sock.getsockname()[1]
     thread.start()
-    running = RunningServer(llm, app.state.server.activity, port)
+    running = RunningServer(llm, app.state.server.activity, port, server)
     try:
         running.wait_until(lambda: server.started, "started")
         yield running

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import logging
+import os
 import random
 import re
+import shutil
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from llmserve import LLM, AsyncLLM, SamplingParams
+from offline import memory_bytes
 from serving import DEADLINE_S, RunningServer, events, running_server
 
 MakeOracle = Callable[..., AsyncLLM]
@@ -61,29 +69,45 @@ def test_two_hundred_streams_at_once_give_what_the_batch_gives(
         server.wait_until_idle()
 
 
+def _leave_at_random_moments(server: RunningServer, num_clients: int) -> None:
+    rng = random.Random(1)
+
+    def leave() -> None:
+        sock = server.open_stream(COMPLETIONS, stream=rng.random() < 0.7, **LONG)
+        time.sleep(rng.random() * 0.1)
+        if rng.random() < 0.5:  # with a reset, as a crash has it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+
+    with ThreadPoolExecutor(32) as pool:
+        for future in [pool.submit(leave) for _ in range(num_clients)]:
+            future.result()
+    server.wait_until_idle()
+
+
 def test_two_hundred_clients_leave_at_random_moments_and_everything_is_free(
-    make_oracle: MakeOracle, caplog: pytest.LogCaptureFixture
+    make_oracle: MakeOracle,
 ) -> None:
-    random_ = random.Random(1)
     with running_server(make_oracle(1000), max_waiting_requests=1000) as server:
-
-        def leave() -> None:
-            is_streamed = random_.random() < 0.7
-            sock = server.open_stream(COMPLETIONS, stream=is_streamed, **LONG)
-            time.sleep(random_.random() * 0.1)
-            if random_.random() < 0.5:  # with a reset, as a crash has it
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            sock.close()
-
-        with ThreadPoolExecutor(32) as pool:
-            for future in [pool.submit(leave) for _ in range(200)]:
-                future.result()
-        server.wait_until_idle()
+        _leave_at_random_moments(server, 200)
         # Some were gone before their request was read.
         num_ended = server.activity.ended["client_left"]
         assert 100 <= num_ended <= 200
         assert server.llm.get_metrics().num_requests_aborted == num_ended
         assert server.post(COMPLETIONS, prompt=[5], max_tokens=2)[0] == 200
+
+
+@pytest.mark.long
+def test_ten_thousand_clients_leave_no_memory_and_no_descriptor_behind(
+    make_oracle: MakeOracle,
+) -> None:
+    with running_server(make_oracle(1000), max_waiting_requests=1000) as server:
+        _leave_at_random_moments(server, 1000)  # pools and caches have grown
+        num_fds, (_, resident) = len(os.listdir("/proc/self/fd")), memory_bytes()
+        _leave_at_random_moments(server, 10_000)
+        server.wait_until(lambda: server.num_connections == 0, "all connections are gone")
+        assert len(os.listdir("/proc/self/fd")) <= num_fds
+        assert memory_bytes()[1] - resident < 20 * 2**20
 
 
 def test_a_client_that_leaves_frees_its_blocks_within_a_step(
@@ -274,6 +298,57 @@ def test_nagles_algorithm_is_off(server: RunningServer, monkeypatch: pytest.Monk
     monkeypatch.setattr(socket.socket, "setsockopt", watched)
     assert server.request("GET", "/health")[0] == 200
     assert (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1) in seen
+
+
+def test_a_client_that_sends_a_letter_at_a_time_is_let_go(demo: AsyncLLM) -> None:
+    with running_server(demo, read_timeout=0.5) as server:
+        for sent in (b"", b"GET /hea", b"POST /tokenize HTTP/1.1\r\nHost: x\r\n"):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as sock:
+                sock.sendall(sent)
+                assert sock.recv(100).startswith(b"HTTP/1.1 408 ")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as sock:
+            head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            sock.sendall(f'{head}Content-Length: 100\r\n\r\n{{"prompt'.encode())
+            assert sock.recv(100).startswith(b"HTTP/1.1 408 ")
+        # A connection that is kept between two requests is not in a hurry.
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
+        for _ in range(2):
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status":"ok"}'
+            time.sleep(0.7)
+        connection.close()
+
+
+def test_more_connections_than_allowed_are_closed_at_once(demo: AsyncLLM) -> None:
+    with running_server(demo, max_connections=5) as server:
+        address = ("127.0.0.1", server.port)
+        held = [socket.create_connection(address, timeout=DEADLINE_S) for _ in range(5)]
+        server.wait_until(lambda: server.num_connections == 5, "five are open")
+        sixth = socket.create_connection(address, timeout=DEADLINE_S)
+        with sixth, suppress(ConnectionResetError):
+            assert sixth.recv(10) == b""
+        for sock in held:
+            sock.close()
+        server.wait_until(lambda: server.num_connections == 0, "they are gone")
+        assert server.request("GET", "/health")[0] == 200
+
+
+def test_tls_serves_https_and_nothing_else(demo: AsyncLLM, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = (
+        f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 2 "
+        f"-subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
+    with running_server(demo, ssl_keyfile=str(key), ssl_certfile=str(certificate)) as server:
+        context = ssl.create_default_context(cafile=str(certificate))
+        url = f"https://127.0.0.1:{server.port}/health"
+        with urllib.request.urlopen(url, context=context, timeout=DEADLINE_S) as answer:
+            assert answer.read() == b'{"status":"ok"}'
+        with pytest.raises((OSError, http.client.HTTPException)):
+            server.request("GET", "/health")
 
 
 def _start(*arguments: str) -> tuple[subprocess.Popen[str], int]:

@@ -1,5 +1,6 @@
 """Request bodies: bytes off the wire, bounded, to a typed record."""
 
+import asyncio
 import difflib
 import re
 from typing import TypeVar
@@ -18,7 +19,7 @@ _AT = re.compile(r" - at `\$\.?([^.\[`]*).*`$")
 
 
 async def read_json(request: Request, kind: type[_T], settings: ServerSettings) -> _T:
-    """The body as a record. Raises ApiError: 400 that names the field, 413, 415."""
+    """The body as a record. Raises ApiError: 400 that names the field, 408, 413, 415."""
     request.scope["llmserve.fields"] = kind.__struct_fields__  # for the errors of what follows
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
@@ -27,7 +28,13 @@ async def read_json(request: Request, kind: type[_T], settings: ServerSettings) 
             f"the body must be JSON, and the Content-Type application/json, got "
             f"{media_type[:80]!r}",
         )
-    data = await _read(request, settings.max_body_bytes)
+    try:
+        reading = _read(request, settings.max_body_bytes)
+        data = await asyncio.wait_for(reading, settings.read_timeout or None)
+    except asyncio.TimeoutError:
+        raise ApiError(
+            408, f"the body did not come within {settings.read_timeout:g} seconds (read_timeout)"
+        ) from None
     try:
         record = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:

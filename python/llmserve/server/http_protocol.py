@@ -1,6 +1,7 @@
 """uvicorn's HTTP protocol, with a bound on the request's head, errors in JSON, and a way to cut a
 connection."""
 
+import asyncio
 import socket
 from typing import Any
 
@@ -8,28 +9,35 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from llmserve.server.errors import ApiError
+from llmserve.server.settings import ServerSettings
 
 # Some hundred lines of a stream; the kernel takes twice as much.
 _SEND_BUFFER_BYTES = 2**16
 
 
-def http_protocol(max_header_bytes: int) -> type[HttpToolsProtocol]:
-    """The protocol class of a server with this bound."""
+def http_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
+    """The protocol class of a server with these bounds."""
 
     class Protocol(_BoundedProtocol):
-        max_head_bytes = max_header_bytes
+        bounds = settings
 
     return Protocol
 
 
 class _BoundedProtocol(HttpToolsProtocol):
-    max_head_bytes = 0
+    bounds: ServerSettings
     _num_head_bytes = 0
     _is_in_head = True
     _is_refused = False
+    _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
+        if len(self.connections) >= self.bounds.max_connections:
+            self._is_refused = True
+            transport.abort()
+            return
         super().connection_made(transport)
+        self._expect_head()
         # A token's line is to leave when it is written, not when the next one fills the packet.
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -38,6 +46,11 @@ class _BoundedProtocol(HttpToolsProtocol):
             # not in megabytes of the kernel's.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        if self.transport is not None:
+            super().connection_lost(exc)
+
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
@@ -45,22 +58,29 @@ class _BoundedProtocol(HttpToolsProtocol):
             # What comes in one piece with a head may be its body: a piece is 256 KiB at most, and
             # on_headers_complete tells.
             self._num_head_bytes += len(data)
-            if self._num_head_bytes - len(data) > self.max_head_bytes:
-                self._refuse(431, f"the request's head is longer than {self.max_head_bytes} bytes")
+            if self._num_head_bytes - len(data) > self.bounds.max_header_bytes:
+                self._refuse(
+                    431, f"the request's head is longer than {self.bounds.max_header_bytes} bytes"
+                )
                 return
         super().data_received(data)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if self._head_timer is None:
+            self._expect_head()
         self._is_in_head = True
         self.scope["extensions"] = {"llmserve.transport": {"abort": self.transport.abort}}
 
     def on_headers_complete(self) -> None:
+        self._stop_timer()
         self._is_in_head = False
         self._num_head_bytes = 0
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self.max_head_bytes:
-            self._refuse(431, f"the request's head is longer than {self.max_head_bytes} bytes")
+        if size > self.bounds.max_header_bytes:
+            self._refuse(
+                431, f"the request's head is longer than {self.bounds.max_header_bytes} bytes"
+            )
             return
         super().on_headers_complete()
 
@@ -76,6 +96,28 @@ class _BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         if not self._is_refused:
             self._refuse(400, "this is not HTTP/1.1")
+
+    def _refuse_head(self) -> None:
+        self._refuse(
+            431,
+            f"the request's head is longer than {self.bounds.max_header_bytes} bytes "
+            f"(max_header_bytes)",
+        )
+
+    def _expect_head(self) -> None:
+        """A client that opens a connection and says nothing, or a letter a minute, is let go."""
+        if self.bounds.read_timeout:
+            self._head_timer = self.loop.call_later(self.bounds.read_timeout, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if not self._is_refused and not self.transport.is_closing():
+            self._refuse(408, "no request came within read_timeout")
 
     def _refuse(self, status: int, message: str) -> None:
         self._is_refused = True

@@ -30,7 +30,7 @@ class Server(uvicorn.Server):
             app,
             host=settings.host,
             port=settings.port,
-            http=http_protocol(settings.max_header_bytes),
+            http=http_protocol(settings),
             ws="none",
             lifespan="on",
             log_config=None,

@@ -36,6 +36,7 @@ _ERRORS = {
     "400": "a parameter is wrong; the error names it",
     "401": "no key, or a wrong one",
     "404": "no such model",
+    "408": "the body did not come in time",
     "413": "the body is too long",
     "415": "the body is not JSON",
     "422": "the request can never run on this server",
