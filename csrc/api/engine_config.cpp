@@ -17,6 +17,8 @@ void CacheConfig::validate() const {
   if (block_size > 256)
     throw InvalidArgument(concat("block_size must be at most 256, got ", block_size));
   require_at_least("num_blocks", num_blocks, 1);
+  require_at_least("windows: groups", static_cast<int64_t>(windows.size()), 1);
+  for (const int32_t window : windows) require_at_least("windows", window, 0);
 }
 
 void SchedulerConfig::validate() const {

@@ -15,6 +15,9 @@ struct CacheConfig {
       16;  // tokens a block: 8, 16, 32, 64 …; divides or is a multiple of nothing else
   int32_t num_blocks = 0;
   bool enable_prefix_caching = true;
+  // One entry a cache group, the tokens that its layers look back; 0: all. The layers of a group
+  // share a block table, and a block holds a group's keys and values.
+  std::vector<int32_t> windows{0};
 
   void validate() const;
 };

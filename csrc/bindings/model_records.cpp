@@ -49,11 +49,18 @@ py::dict to_dict(const ModelConfig& config) {
   out["tie_word_embeddings"] = config.tie_word_embeddings;
   py::list windows;
   py::list rope_of_layer;
+  py::list kv_group_of_layer;
+  py::list kv_lane_of_layer;
   for (const LayerTraits& layer : config.layers) {
     windows.append(layer.window);
     rope_of_layer.append(layer.rope);
+    kv_group_of_layer.append(layer.kv_group);
+    kv_lane_of_layer.append(layer.kv_lane);
   }
   out["windows"] = windows;
+  out["kv_windows"] = config.kv_windows;
+  out["kv_group_of_layer"] = kv_group_of_layer;
+  out["kv_lane_of_layer"] = kv_lane_of_layer;
   out["rope_of_layer"] = rope_of_layer;
   py::list ropes;
   for (const RopeParameters& rope : config.ropes) ropes.append(to_dict(rope));

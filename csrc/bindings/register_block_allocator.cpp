@@ -53,7 +53,7 @@ class NamedTables {
     Entry& grown = tables_[key];
     kv_cache_.allocate(grown.table, grown.num_tokens, num_tokens, copies_);
     grown.num_tokens += num_tokens;
-    return grown.table.blocks;
+    return grown.table.blocks[0];
   }
 
   void free(const Key& key) {
@@ -71,7 +71,7 @@ class NamedTables {
     forked.num_tokens = source.num_tokens;
   }
 
-  std::vector<int32_t> block_table(const Key& key) { return at(key).table.blocks; }
+  std::vector<int32_t> block_table(const Key& key) { return at(key).table.blocks[0]; }
   int64_t num_tokens(const Key& key) { return at(key).num_tokens; }
 
   int32_t ref_count(int32_t block) const {
@@ -99,7 +99,7 @@ class NamedTables {
     std::map<int32_t, int64_t> filled;
     for (const auto& [key, entry] : tables_) {
       int64_t left = entry.num_tokens;
-      for (const int32_t block : entry.table.blocks) {
+      for (const int32_t block : entry.table.blocks[0]) {
         filled[block] = std::max(filled[block], std::min<int64_t>(left, kv_cache_.block_size()));
         left -= kv_cache_.block_size();
       }

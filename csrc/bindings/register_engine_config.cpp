@@ -25,6 +25,7 @@ void register_cache_config(py::module_& module) {
       .def_readwrite("block_size", &CacheConfig::block_size)
       .def_readwrite("num_blocks", &CacheConfig::num_blocks)
       .def_readwrite("enable_prefix_caching", &CacheConfig::enable_prefix_caching)
+      .def_readwrite("windows", &CacheConfig::windows)
       .def("validate", &CacheConfig::validate);
 }
 

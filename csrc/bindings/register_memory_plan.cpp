@@ -53,6 +53,13 @@ void register_kv_pool(py::module_& module) {
       .def_readonly("num_blocks", &KvPool::num_blocks)
       .def_property_readonly("num_bytes", &KvPool::num_bytes)
       .def_property_readonly("num_tokens", &KvPool::num_tokens)
+      .def_readonly("windows", &KvPool::windows)
+      .def(
+          "sequence_bytes",
+          [](const KvPool& pool, int64_t context) {
+            return pool.blocks_for(context) * pool.block_bytes();
+          },
+          "context"_a, "Bytes that one sequence takes at most on its way to `context` tokens.")
       .def(
           "num_users",
           [](const KvPool& pool, int64_t context) {

@@ -31,7 +31,14 @@ void register_plan(py::module_& module) {
       .def_property_readonly("token_ids",
                              [](const ScheduledSequence& self) { return to_list(self.token_ids); })
       .def_property_readonly(
-          "block_table", [](const ScheduledSequence& self) { return to_list(self.block_table); });
+          "block_table", [](const ScheduledSequence& self) { return self.block_tables.front(); },
+          "Of the first cache group; position p is in entry p // block_size.")
+      .def_property_readonly(
+          "block_tables",
+          [](const ScheduledSequence& self) {
+            return std::vector<Tokens>(self.block_tables.begin(), self.block_tables.end());
+          },
+          "One for each cache group; -1 stands for a block that has left the group's window.");
   py::class_<LogitRow>(module, "LogitRow")
       .def_readonly("sequence_idx", &LogitRow::sequence_idx)
       .def_readonly("token_offset", &LogitRow::token_offset)
@@ -105,7 +112,13 @@ void register_sequence_record(py::module_& module) {
       .def_readonly("num_computed", &SequenceRecord::num_computed)
       .def_readonly("num_scheduled", &SequenceRecord::num_scheduled)
       .def_readonly("num_preemptions", &SequenceRecord::num_preemptions)
-      .def_readonly("block_table", &SequenceRecord::block_table);
+      .def_property_readonly(
+          "block_table",
+          [](const SequenceRecord& self) {
+            return self.block_tables.empty() ? Tokens() : self.block_tables.front();
+          },
+          "Of the first cache group; empty while the sequence waits.")
+      .def_readonly("block_tables", &SequenceRecord::block_tables);
 }
 
 }  // namespace

@@ -123,8 +123,9 @@ Copies allocate(KvCacheManager& self, BlockTable& table, int64_t start, int64_t 
 std::pair<Tokens, std::optional<int64_t>> find_prefix(const KvCacheManager& self, BlockTable& table,
                                                       const Tokens& token_ids) {
   const PrefixMatch match = self.find_prefix(table, token_ids);
-  if (match.pending) return {match.blocks, match.pending->owner};
-  return {match.blocks, std::nullopt};
+  const Tokens blocks = match.blocks.empty() ? Tokens() : match.blocks.front();
+  if (match.pending) return {blocks, match.pending->owner};
+  return {blocks, std::nullopt};
 }
 
 void register_kv_cache(py::module_& testing) {
@@ -136,19 +137,24 @@ void register_kv_cache(py::module_& testing) {
              return table;
            }),
            py::arg("owner"), py::arg("salt") = "")
-      .def_readonly("blocks", &BlockTable::blocks)
+      .def_property_readonly("blocks",
+                             [](const BlockTable& self) {
+                               return self.blocks.empty() ? Tokens() : self.blocks.front();
+                             })
+      .def_readonly("groups", &BlockTable::blocks)
       .def_readonly("num_cached", &BlockTable::num_cached)
       .def_property_readonly("num_hashed",
                              [](const BlockTable& self) { return self.hashes.size(); });
   py::class_<KvCacheManager>(testing, "KvCacheManager")
       .def(py::init([](int32_t num_blocks, int32_t block_size, bool enable_prefix_caching,
-                       bool forge_collisions) {
+                       bool forge_collisions, const Tokens& windows, int64_t max_step_tokens) {
              return std::make_unique<KvCacheManager>(
-                 CacheConfig{block_size, num_blocks, enable_prefix_caching},
-                 forge_collisions ? &forged_hash : &chain_hash);
+                 CacheConfig{block_size, num_blocks, enable_prefix_caching, windows},
+                 forge_collisions ? &forged_hash : &chain_hash, max_step_tokens);
            }),
            py::arg("num_blocks"), py::arg("block_size"), py::kw_only(),
-           py::arg("enable_prefix_caching") = true, py::arg("forge_collisions") = false)
+           py::arg("enable_prefix_caching") = true, py::arg("forge_collisions") = false,
+           py::arg("windows") = Tokens{0}, py::arg("max_step_tokens") = KvCacheManager::kUnbounded)
       .def("find_prefix", &find_prefix)
       .def("num_lacking",
            [](const KvCacheManager& self, BlockTable& table, const Tokens& token_ids) {
@@ -159,6 +165,8 @@ void register_kv_cache(py::module_& testing) {
            [](KvCacheManager& self, BlockTable& table, const Tokens& token_ids) {
              self.attach(table, self.find_prefix(table, token_ids), token_ids);
            })
+      .def("num_blocks_for", &KvCacheManager::num_blocks_for)
+      .def("check_table", &KvCacheManager::check_table)
       .def("can_allocate", &KvCacheManager::can_allocate)
       .def("num_needed", &KvCacheManager::num_needed)
       .def("allocate", &allocate)

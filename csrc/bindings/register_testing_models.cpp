@@ -5,6 +5,7 @@
 
 #include "bindings/model_records.h"
 #include "bindings/register.h"
+#include "engine/kv_storage.h"
 #include "models/model.h"
 
 namespace py = pybind11;
@@ -40,17 +41,11 @@ class TestModel {
     arena_ = std::make_unique<Arena>(model_->workspace_bytes(max_tokens, max_logit_rows),
                                      backend_->memory());
     const DType cache_dtype = resolve_dtype(kv_dtype, checkpoint);
-    for (const KvLayerSpec& layer : model_->kv_layers()) {
-      const int64_t heads = layer.num_kv_heads;
-      const int64_t rows = num_blocks * heads * block_size;
-      storage_.emplace_back(rows * layer.key_dim * size_bytes(cache_dtype), backend_->memory());
-      const Tensor keys(storage_.back().data(), cache_dtype,
-                        {num_blocks, heads, block_size, layer.key_dim});
-      storage_.emplace_back(rows * layer.value_dim * size_bytes(cache_dtype), backend_->memory());
-      const Tensor values(storage_.back().data(), cache_dtype,
-                          {num_blocks, heads, block_size, layer.value_dim});
-      kv_caches_.push_back({.keys = keys, .values = values});
-    }
+    num_groups_ = static_cast<int64_t>(config.kv_windows.size());
+    num_slots_ = num_blocks * block_size;
+    num_blocks_ = num_blocks;
+    storage_ = std::make_unique<KvStorage>(model_->kv_layers(), num_groups_ * num_blocks,
+                                           block_size, cache_dtype, backend_->memory());
   }
 
   // The hidden states [T, E] and the logits [S, V] of one step.
@@ -61,15 +56,28 @@ class TestModel {
                                                             const InArray<int32_t>& kv_lens,
                                                             const InArray<int32_t>& block_tables,
                                                             const InArray<int32_t>& logit_rows) {
+    // Each cache group has a part of the pool for itself, with the same blocks in it.
+    std::vector<std::vector<int64_t>> group_slots;
+    std::vector<std::vector<int32_t>> group_tables;
+    std::vector<KvGroupInput> inputs;
+    group_slots.reserve(static_cast<size_t>(num_groups_));
+    group_tables.reserve(static_cast<size_t>(num_groups_));
+    for (int64_t g = 0; g < num_groups_; ++g) {
+      group_slots.emplace_back(slots.data(), slots.data() + slots.size());
+      for (int64_t& slot : group_slots.back())
+        if (slot >= 0) slot += g * num_slots_;
+      group_tables.emplace_back(block_tables.data(), block_tables.data() + block_tables.size());
+      for (int32_t& block : group_tables.back()) block += static_cast<int32_t>(g * num_blocks_);
+      inputs.push_back({.slots = group_slots.back(), .block_tables = group_tables.back()});
+    }
     const ModelInput input{.token_ids = as_span(token_ids),
                            .positions = as_span(positions),
-                           .slots = as_span(slots),
                            .query_starts = as_span(query_starts),
                            .kv_lens = as_span(kv_lens),
-                           .block_tables = as_span(block_tables),
                            .max_blocks = block_tables.shape(1),
+                           .kv_groups = inputs,
                            .logit_rows = as_span(logit_rows)};
-    const ForwardContext context{*backend_, *arena_, input, kv_caches_};
+    const ForwardContext context{*backend_, *arena_, input, storage_->layers()};
     const Arena::Scope scope(*arena_);
     Tensor hidden;
     Tensor logits;
@@ -94,8 +102,10 @@ class TestModel {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Arena> arena_;
-  std::vector<Buffer> storage_;
-  std::vector<PagedKvCache> kv_caches_;
+  std::unique_ptr<KvStorage> storage_;
+  int64_t num_groups_ = 0;
+  int64_t num_blocks_ = 0;  // of a group
+  int64_t num_slots_ = 0;   // of a group
 };
 
 }  // namespace

@@ -87,8 +87,8 @@ void register_executors(py::module_& testing) {
       },
       py::arg("plan"), py::arg("vocab_size"));
   py::class_<ShadowModel>(testing, "ShadowModel")
-      .def(py::init<int32_t, int32_t, int32_t>(), py::arg("num_blocks"), py::arg("block_size"),
-           py::arg("vocab_size"))
+      .def(py::init<int32_t, int32_t, int32_t, Tokens>(), py::arg("num_blocks"),
+           py::arg("block_size"), py::arg("vocab_size"), py::arg("windows") = Tokens{0})
       .def("execute", [](ShadowModel& self,
                          const StepPlanRecord& record) { return self.execute(record.plan); })
       .def_static(

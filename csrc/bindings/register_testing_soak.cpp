@@ -37,7 +37,7 @@ void register_testing_soak(py::module_& testing) {
       "soak_scheduler",
       [](int64_t num_operations, const std::string& policy, int32_t num_blocks, int32_t block_size,
          int32_t max_num_seqs, int32_t max_num_batched_tokens, bool enable_prefix_caching,
-         bool forge_collisions, uint64_t seed) {
+         bool forge_collisions, const std::vector<int32_t>& windows, uint64_t seed) {
         SoakCounts counts;
         {
           const py::gil_scoped_release release;
@@ -48,6 +48,7 @@ void register_testing_soak(py::module_& testing) {
                                    .max_num_batched_tokens = max_num_batched_tokens,
                                    .enable_prefix_caching = enable_prefix_caching,
                                    .forge_collisions = forge_collisions,
+                                   .windows = windows,
                                    .seed = seed},
                                   num_operations);
         }
@@ -58,7 +59,8 @@ void register_testing_soak(py::module_& testing) {
       py::arg("max_num_seqs") = defaults.max_num_seqs,
       py::arg("max_num_batched_tokens") = defaults.max_num_batched_tokens,
       py::arg("enable_prefix_caching") = defaults.enable_prefix_caching,
-      py::arg("forge_collisions") = defaults.forge_collisions, py::arg("seed") = defaults.seed);
+      py::arg("forge_collisions") = defaults.forge_collisions,
+      py::arg("windows") = defaults.windows, py::arg("seed") = defaults.seed);
 }
 
 }  // namespace llmserve

@@ -34,11 +34,20 @@ struct Asked {
   std::vector<Sample> samples;
 };
 
+// Tokens of the longest sequence that the pool can hold.
+int64_t longest_sequence(const SoakConfig& config) {
+  int64_t num_tokens = 0;
+  while (max_blocks_held(config.windows, num_tokens + 1, config.block_size,
+                         config.max_num_batched_tokens) <= config.num_blocks)
+    ++num_tokens;
+  return num_tokens;
+}
+
 class Soak {
  public:
   explicit Soak(const SoakConfig& config)
       : config_(config),
-        capacity_(int64_t{config.num_blocks} * config.block_size),
+        capacity_(longest_sequence(config)),
         // Everybody who has a seat, one after another, each sample twice from the start.
         max_stall_(int64_t{config.max_num_seqs} * kMaxSamples * 2 * capacity_),
         scheduler_({.policy = config.policy,
@@ -48,9 +57,10 @@ class Soak {
                     .max_batch_delay_us = 50},
                    {.block_size = config.block_size,
                     .num_blocks = config.num_blocks,
-                    .enable_prefix_caching = config.enable_prefix_caching},
+                    .enable_prefix_caching = config.enable_prefix_caching,
+                    .windows = config.windows},
                    nullptr, clock_, config.forge_collisions ? &forged_hash : &chain_hash),
-        model_(config.num_blocks, config.block_size, kVocabSize) {}
+        model_(config.num_blocks, config.block_size, kVocabSize, config.windows) {}
 
   SoakCounts run(int64_t num_operations) {
     for (; counts_.num_operations < num_operations; ++counts_.num_operations) {
@@ -247,7 +257,8 @@ class Soak {
     holders_.assign(static_cast<size_t>(config_.num_blocks), 0);
     for (const Sequence* sequence : scheduler_.sequences()) {
       require(asked_.contains(sequence->context->request.id), "only unfinished requests are kept");
-      for (const int32_t block : sequence->table.blocks) ++holders_[static_cast<size_t>(block)];
+      sequence->table.for_each_block(
+          [&](int32_t block) { ++holders_[static_cast<size_t>(block)]; });
     }
     const KvCacheManager& kv_cache = scheduler_.kv_cache();
     int32_t num_held = 0;
@@ -280,7 +291,7 @@ class Soak {
   }
 
   const SoakConfig config_;
-  const int64_t capacity_;   // tokens in the pool
+  const int64_t capacity_;   // tokens of the longest sequence
   const int64_t max_stall_;  // steps
   ManualClock clock_;
   Scheduler scheduler_;

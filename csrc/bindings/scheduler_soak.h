@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace llmserve {
 
@@ -15,6 +16,7 @@ struct SoakConfig {
   int32_t max_num_batched_tokens = 5;
   bool enable_prefix_caching = true;
   bool forge_collisions = false;
+  std::vector<int32_t> windows{0};  // of the cache groups; the first one keeps all tokens
   uint64_t seed = 0;
 };
 

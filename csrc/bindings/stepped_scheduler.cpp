@@ -9,7 +9,8 @@ namespace llmserve {
 StepPlanRecord::StepPlanRecord(const StepPlan& given) : plan(given) {
   for (ScheduledSequence& sequence : plan.sequences) {
     sequence.token_ids = keep(sequence.token_ids);
-    sequence.block_table = keep(sequence.block_table);
+    sequence.block_tables =
+        block_tables.emplace_back(sequence.block_tables.begin(), sequence.block_tables.end());
     sequence.prompt_embeds = nullptr;
   }
   for (LogitRow& row : plan.logit_rows) {
@@ -98,7 +99,7 @@ std::vector<SequenceRecord> SteppedScheduler::sequences() const {
                        .num_computed = sequence->num_computed,
                        .num_scheduled = sequence->num_scheduled,
                        .num_preemptions = sequence->num_preemptions,
-                       .block_table = sequence->table.blocks});
+                       .block_tables = sequence->table.blocks});
   }
   return records;
 }

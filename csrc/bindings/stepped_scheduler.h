@@ -20,6 +20,7 @@ struct StepPlanRecord {
 
   StepPlan plan;  // without arrays: no embeddings, nothing pooled
   std::deque<std::vector<int32_t>> token_ids;
+  std::deque<std::vector<std::vector<int32_t>>> block_tables;
   std::deque<SamplingParams> params;
 
  private:
@@ -36,7 +37,7 @@ struct SequenceRecord {
   int64_t num_computed = 0;
   int64_t num_scheduled = 0;
   int32_t num_preemptions = 0;
-  std::vector<int32_t> block_table;
+  std::vector<std::vector<int32_t>> block_tables;  // [cache groups], or empty
 };
 
 class SteppedScheduler {

@@ -1,7 +1,9 @@
 #include "bindings/token_oracle.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "core/error.h"
 #include "core/mix.h"
 
 namespace llmserve {
@@ -19,14 +21,46 @@ SampledTokens sample_oracle(const StepPlan& plan, int32_t vocab_size) {
   return sampled;
 }
 
-ShadowModel::ShadowModel(int32_t num_blocks, int32_t block_size, int32_t vocab_size)
+ShadowModel::ShadowModel(int32_t num_blocks, int32_t block_size, int32_t vocab_size,
+                         std::vector<int32_t> windows)
     : block_size_(block_size),
       vocab_size_(vocab_size),
-      pool_(static_cast<size_t>(num_blocks) * block_size) {}
+      windows_(std::move(windows)),
+      pool_(static_cast<size_t>(num_blocks) * block_size) {
+  check_internal(!windows_.empty() && windows_[0] == 0, "a shadow's first group keeps all tokens");
+}
 
-ShadowModel::Slot& ShadowModel::slot(std::span<const int32_t> block_table, int64_t position) {
-  const int64_t block = block_table[position / block_size_];
+ShadowModel::Slot& ShadowModel::slot(const ScheduledSequence& sequence, size_t group,
+                                     int64_t position) {
+  const int64_t block = sequence.block_tables[group][position / block_size_];
+  check_internal(block != kGone, "a token looks at nothing that left the window");
   return pool_[block * block_size_ + position % block_size_];
+}
+
+void ShadowModel::write(const ScheduledSequence& sequence) {
+  check_internal(sequence.block_tables.size() == windows_.size(), "a table for each group");
+  for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
+    const int64_t position = sequence.start_position + static_cast<int64_t>(i);
+    for (size_t g = 0; g < windows_.size(); ++g)
+      slot(sequence, g, position) = {sequence.token_ids[i], position, g};
+  }
+}
+
+void ShadowModel::read(const ScheduledSequence& sequence, int64_t num_tokens,
+                       std::vector<int32_t>& context) {
+  context.clear();
+  for (int64_t p = 0; p < num_tokens; ++p) {
+    const Slot& full = slot(sequence, 0, p);
+    context.push_back(full.position == p && full.group == 0 ? full.token_id : -1);
+  }
+  for (size_t g = 1; g < windows_.size(); ++g) {
+    const int64_t begin =
+        windows_[g] == 0 ? 0 : std::max<int64_t>(0, num_tokens - int64_t{windows_[g]});
+    for (int64_t p = begin; p < num_tokens; ++p) {
+      const Slot& seen = slot(sequence, g, p);
+      if (seen.position != p || seen.group != g || seen.token_id != context[p]) context[p] = -1;
+    }
+  }
 }
 
 SampledTokens ShadowModel::execute(const StepPlan& plan) {
@@ -34,21 +68,12 @@ SampledTokens ShadowModel::execute(const StepPlan& plan) {
     std::copy_n(pool_.begin() + int64_t{copy.source} * block_size_, block_size_,
                 pool_.begin() + int64_t{copy.destination} * block_size_);
   }
-  for (const ScheduledSequence& sequence : plan.sequences) {
-    for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
-      const int64_t position = sequence.start_position + static_cast<int64_t>(i);
-      slot(sequence.block_table, position) = {sequence.token_ids[i], position};
-    }
-  }
+  for (const ScheduledSequence& sequence : plan.sequences) write(sequence);
   SampledTokens sampled;
   std::vector<int32_t> context;
   for (const LogitRow& row : plan.logit_rows) {
     const ScheduledSequence& sequence = plan.sequences[row.sequence_idx];
-    context.clear();
-    for (int64_t p = 0; p <= sequence.start_position + row.token_offset; ++p) {
-      const Slot& read = slot(sequence.block_table, p);
-      context.push_back(read.position == p ? read.token_id : -1);
-    }
+    read(sequence, sequence.start_position + row.token_offset + 1, context);
     const int32_t token_id = row.given_token_id >= 0
                                  ? row.given_token_id
                                  : next_token(context, row.seed, vocab_size_, row.banned_token_ids);

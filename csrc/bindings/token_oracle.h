@@ -22,7 +22,10 @@ SampledTokens sample_oracle(const StepPlan& plan, int32_t vocab_size);
 // another position than it was computed for, changes the output.
 class ShadowModel {
  public:
-  ShadowModel(int32_t num_blocks, int32_t block_size, int32_t vocab_size);
+  // The first group keeps all tokens. Of a windowed one the window is read as well, and what
+  // differs changes the output, too.
+  ShadowModel(int32_t num_blocks, int32_t block_size, int32_t vocab_size,
+              std::vector<int32_t> windows = {0});
 
   SampledTokens execute(const StepPlan& plan);
   // Banned tokens are passed over as a sampler would do.
@@ -39,12 +42,16 @@ class ShadowModel {
   struct Slot {
     int32_t token_id = -1;  // never written
     int64_t position = -1;
+    size_t group = 0;
   };
-  Slot& slot(std::span<const int32_t> block_table, int64_t position);
+  Slot& slot(const ScheduledSequence& sequence, size_t group, int64_t position);
+  void write(const ScheduledSequence& sequence);
+  void read(const ScheduledSequence& sequence, int64_t num_tokens, std::vector<int32_t>& context);
 
   const int32_t block_size_;
   const int32_t vocab_size_;
-  std::vector<Slot> pool_;  // [N, P]
+  const std::vector<int32_t> windows_;  // [groups]
+  std::vector<Slot> pool_;              // [N, P]
 };
 
 // A block hasher that gives every chain of tokens the same hash.

@@ -22,8 +22,9 @@ void BatchBuilder::append_sequence(const ScheduledSequence& sequence) {
     const int64_t position = sequence.start_position + static_cast<int64_t>(i);
     token_ids_.push_back(sequence.token_ids[i]);
     positions_.push_back(static_cast<int32_t>(position));
-    slots_.push_back(sequence.block_table[position / block_size_] * block_size_ +
-                     position % block_size_);
+    for (size_t g = 0; g < groups_.size(); ++g)
+      groups_[g].slots.push_back(sequence.block_tables[g][position / block_size_] * block_size_ +
+                                 position % block_size_);
   }
   append_given_rows(sequence);
   query_starts_.push_back(static_cast<int32_t>(token_ids_.size()));
@@ -35,11 +36,17 @@ void BatchBuilder::fill_block_tables(const StepPlan& plan) {
   int64_t max_blocks = 0;
   for (const int32_t kv_len : kv_lens_)
     max_blocks = std::max(max_blocks, (kv_len + block_size_ - 1) / block_size_);
-  block_tables_.assign(plan.sequences.size() * max_blocks, 0);
-  for (size_t b = 0; b < plan.sequences.size(); ++b) {
-    const int64_t used = (kv_lens_[b] + block_size_ - 1) / block_size_;
-    std::copy_n(plan.sequences[b].block_table.begin(), used,
-                block_tables_.begin() + b * max_blocks);
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    std::vector<int32_t>& tables = groups_[g].block_tables;
+    tables.assign(plan.sequences.size() * max_blocks, 0);
+    for (size_t b = 0; b < plan.sequences.size(); ++b) {
+      const std::span<const int32_t> blocks = plan.sequences[b].block_tables[g];
+      const int64_t used = (kv_lens_[b] + block_size_ - 1) / block_size_;
+      // What has left the window is not looked at; any block will do.
+      std::ranges::transform(blocks.first(used), tables.begin() + b * max_blocks,
+                             [](int32_t block) { return std::max(block, 0); });
+    }
+    group_inputs_[g] = {.slots = groups_[g].slots, .block_tables = tables};
   }
   batch_.input.max_blocks = max_blocks;
 }
@@ -48,7 +55,7 @@ StepBatch& BatchBuilder::build(const StepPlan& plan) {
   token_ids_.clear();
   given_embeddings_.clear();
   positions_.clear();
-  slots_.clear();
+  for (Group& group : groups_) group.slots.clear();
   query_starts_.assign(1, 0);
   kv_lens_.clear();
   logit_rows_.clear();
@@ -73,10 +80,9 @@ StepBatch& BatchBuilder::build(const StepPlan& plan) {
   batch_.input.token_ids = token_ids_;
   batch_.input.given_embeddings = given_embeddings_;
   batch_.input.positions = positions_;
-  batch_.input.slots = slots_;
   batch_.input.query_starts = query_starts_;
   batch_.input.kv_lens = kv_lens_;
-  batch_.input.block_tables = block_tables_;
+  batch_.input.kv_groups = group_inputs_;
   batch_.input.logit_rows = logit_rows_;
   return batch_;
 }

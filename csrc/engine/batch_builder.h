@@ -21,7 +21,8 @@ struct StepBatch {
 
 class BatchBuilder {
  public:
-  explicit BatchBuilder(int64_t block_size) : block_size_(block_size) {}
+  BatchBuilder(int64_t block_size, size_t num_groups)
+      : block_size_(block_size), groups_(num_groups), group_inputs_(num_groups) {}
 
   // The sample tasks are the caller's to complete.
   StepBatch& build(const StepPlan& plan);
@@ -31,15 +32,21 @@ class BatchBuilder {
   void append_given_rows(const ScheduledSequence& sequence);
   void fill_block_tables(const StepPlan& plan);
 
+  // Of one cache group.
+  struct Group {
+    std::vector<int64_t> slots;         // [T]
+    std::vector<int32_t> block_tables;  // [B, M]
+  };
+
   const int64_t block_size_;
+  std::vector<Group> groups_;
+  std::vector<KvGroupInput> group_inputs_;  // spans of groups_
   StepBatch batch_;
   std::vector<int32_t> token_ids_;  // [T]
   std::vector<GivenRows> given_embeddings_;
   std::vector<int32_t> positions_;     // [T]
-  std::vector<int64_t> slots_;         // [T]
   std::vector<int32_t> query_starts_;  // [B + 1]
   std::vector<int32_t> kv_lens_;       // [B]
-  std::vector<int32_t> block_tables_;  // [B, M]
   std::vector<int32_t> logit_rows_;    // [S], indices of tokens
 };
 

@@ -3,9 +3,9 @@
 namespace llmserve {
 namespace {
 
-int64_t pool_bytes(std::span<const KvLayerSpec> layers, int64_t num_tokens, DType dtype) {
+int64_t pool_bytes(std::span<const KvLayerSpec> lanes, int64_t num_tokens, DType dtype) {
   int64_t bytes = 0;
-  for (const KvLayerSpec& layer : layers) bytes += num_tokens * layer.bytes_per_token(dtype);
+  for (const KvLayerSpec& lane : lanes) bytes += num_tokens * lane.bytes_per_token(dtype);
   return bytes;
 }
 
@@ -13,23 +13,25 @@ int64_t pool_bytes(std::span<const KvLayerSpec> layers, int64_t num_tokens, DTyp
 
 KvStorage::KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, int64_t block_size,
                      DType dtype, Memory& memory)
-    : buffer_(pool_bytes(layers, num_blocks * block_size, dtype), memory) {
+    : buffer_(pool_bytes(kv_lanes(layers), num_blocks * block_size, dtype), memory) {
   std::byte* next = buffer_.data();
   const auto take = [&](int64_t num_heads, int64_t dim) {
     Tensor pool(next, dtype, {num_blocks, num_heads, block_size, dim});
     next += pool.num_bytes();
     return pool;
   };
-  for (const KvLayerSpec& layer : layers) {
-    const Tensor keys = take(layer.num_kv_heads, layer.key_dim);
-    layers_.push_back({.keys = keys, .values = take(layer.num_kv_heads, layer.value_dim)});
+  for (const KvLayerSpec& lane : kv_lanes(layers)) {
+    const Tensor keys = take(lane.num_kv_heads, lane.key_dim);
+    lanes_.push_back({.keys = keys, .values = take(lane.num_kv_heads, lane.value_dim)});
   }
+  for (const KvLayerSpec& layer : layers)
+    layers_.push_back(lanes_[static_cast<size_t>(layer.lane)]);
 }
 
 void KvStorage::copy_blocks(Backend& backend,
                             std::span<const std::pair<int32_t, int32_t>> pairs) const {
   if (pairs.empty()) return;
-  for (const PagedKvCache& layer : layers_) backend.copy_blocks({.pairs = pairs, .cache = layer});
+  for (const PagedKvCache& lane : lanes_) backend.copy_blocks({.pairs = pairs, .cache = lane});
 }
 
 }  // namespace llmserve

@@ -1,4 +1,5 @@
-// The memory of the paged KV cache: one keys and one values pool a layer, in one allocation.
+// The memory of the paged KV cache: one keys and one values pool a lane, in one allocation. The
+// layers of a lane, one of each cache group, share it: their block tables name different blocks.
 #pragma once
 
 #include <span>
@@ -13,7 +14,7 @@ namespace llmserve {
 
 class KvStorage {
  public:
-  // Zero-filled, num_blocks blocks of block_size tokens in every layer, in the backend's memory.
+  // Zero-filled, num_blocks blocks of block_size tokens in every lane, in the backend's memory.
   // Throws ResourceExhausted.
   KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, int64_t block_size,
             DType dtype, Memory& memory);
@@ -21,12 +22,13 @@ class KvStorage {
   std::span<const PagedKvCache> layers() const { return layers_; }
   int64_t num_bytes() const { return buffer_.num_bytes(); }
 
-  // Copies whole blocks (source, destination) in every layer, in the given order.
+  // Copies whole blocks (source, destination) in every lane, in the given order.
   void copy_blocks(Backend& backend, std::span<const std::pair<int32_t, int32_t>> pairs) const;
 
  private:
   Buffer buffer_;
-  std::vector<PagedKvCache> layers_;
+  std::vector<PagedKvCache> lanes_;
+  std::vector<PagedKvCache> layers_;  // [layers], each its lane
 };
 
 }  // namespace llmserve

@@ -52,8 +52,14 @@ struct SizedPool {
 };
 
 // The order is that of ConfigRequest's documentation.
-SizedPool size_pool(const ConfigRequest& request, const MemoryPlan& plan, int64_t token_bytes) {
-  SizedPool sized{{.bytes_per_token = token_bytes, .block_size = request.block_size},
+SizedPool size_pool(const ConfigRequest& request, const MemoryPlan& plan,
+                    const KvCacheDType& dtype) {
+  const std::vector<int32_t>& windows = plan.config.cache.windows;
+  const int64_t group_bytes = kv_bytes_per_token(kv_lanes(plan.kv_layers), dtype);
+  SizedPool sized{{.bytes_per_token = group_bytes * std::ssize(windows),
+                   .block_size = request.block_size,
+                   .windows = windows,
+                   .max_step_tokens = plan.config.scheduler.max_num_batched_tokens},
                   PoolBound::kUtilization};
   KvPool& pool = sized.pool;
   if (request.num_blocks) {
@@ -204,6 +210,7 @@ MemoryPlan plan_memory(const ConfigRequest& request) {
       read_model_config(checkpoint.config(), check_max_model_len(request.max_model_len));
   MemoryPlan plan;
   plan.config = resolve_settings(request, checkpoint, model);
+  plan.config.cache.windows = model.kv_windows;
   plan.architecture = model.architecture;
   plan.format = checkpoint.format();
   const std::unique_ptr<Backend> backend = make_backend(plan.config.device, {.num_threads = 1});
@@ -221,7 +228,7 @@ MemoryPlan plan_memory(const ConfigRequest& request) {
   plan.machine = resolve_machine(request, backend->memory());
 
   for (const KvCacheDType& dtype : kKvCacheDTypes) {
-    const SizedPool sized = size_pool(request, plan, kv_bytes_per_token(plan.kv_layers, dtype));
+    const SizedPool sized = size_pool(request, plan, dtype);
     plan.pool_by_dtype.push_back(sized.pool);
     if (dtype.name != name(plan.config.kv_cache_dtype)) continue;
     plan.pool = sized.pool;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include "api/engine_config.h"
 #include "core/memory.h"
 #include "engine/config_resolver.h"
+#include "kv_cache/cache_groups.h"
 #include "models/model.h"
 
 namespace llmserve {
@@ -24,21 +26,25 @@ std::span<const KvCacheDType> kv_cache_dtypes();
 // Throws NotSupported that lists the names.
 const KvCacheDType& find_kv_cache_dtype(std::string_view name);
 
-// Bytes of one token in all layers, rounded up to whole bytes a layer. A window does not lessen
-// them: the pool keeps all tokens of a sequence in every layer.
+// Bytes of one token in all layers, rounded up to whole bytes a layer.
 int64_t kv_bytes_per_token(std::span<const KvLayerSpec> layers, const KvCacheDType& dtype);
 
-// The arithmetic of a paged pool. A sequence takes whole blocks.
+// The arithmetic of a paged pool. A sequence takes whole blocks, of each cache group.
 struct KvPool {
-  int64_t bytes_per_token = 0;
-  int32_t block_size = 16;  // tokens
+  int64_t bytes_per_token = 0;  // in all groups, with the room that they leave empty
+  int32_t block_size = 16;      // tokens
   int64_t num_blocks = 0;
+  std::vector<int32_t> windows{0};                                // [groups]
+  int64_t max_step_tokens = std::numeric_limits<int32_t>::max();  // of a sequence
 
-  int64_t block_bytes() const { return bytes_per_token * block_size; }
+  int64_t num_groups() const { return std::ssize(windows); }
+  int64_t block_bytes() const { return bytes_per_token / num_groups() * block_size; }
   int64_t num_bytes() const { return num_blocks * block_bytes(); }
-  int64_t num_tokens() const { return num_blocks * block_size; }
+  // Tokens that are kept in every group; sequences longer than a window take less room.
+  int64_t num_tokens() const { return num_blocks / num_groups() * block_size; }
+  // At most, on a sequence's way to num_tokens.
   int64_t blocks_for(int64_t num_tokens) const {
-    return (num_tokens + block_size - 1) / block_size;
+    return max_blocks_held(windows, num_tokens, block_size, max_step_tokens);
   }
   // Sequences of `context` tokens each that lie in the pool at once, sharing nothing.
   int64_t num_users(int64_t context) const { return num_blocks / blocks_for(context); }

@@ -31,7 +31,7 @@ MemoryPart parse_memory_part(std::string_view name) {
 ModelExecutor::ModelExecutor(const EngineConfig& config)
     : config_(config),
       backend_(make_backend(config.device, {.num_threads = config.num_threads})),
-      batch_builder_(config.cache.block_size),
+      batch_builder_(config.cache.block_size, config.cache.windows.size()),
       sampler_(*backend_),
       pooler_(backend_->memory(), kMaxLogitRowsAtOnce) {
   model_ = load(config_, *backend_);
@@ -40,6 +40,8 @@ ModelExecutor::ModelExecutor(const EngineConfig& config)
   masks_ = std::make_unique<MaskFiller>(vocab_size_);
   workspace_bytes_ = workspace_bytes(*model_, config_);
   kv_layers_.assign(model_->kv_layers().begin(), model_->kv_layers().end());
+  check_internal(model_->config().kv_windows == config_.cache.windows,
+                 "the plan's cache groups are the model's");
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
   restore(MemoryPart::kKvCache);
   const StepShape shape = step_shape(model_->config(), config_.scheduler.max_num_batched_tokens);

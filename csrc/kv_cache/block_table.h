@@ -16,16 +16,37 @@ struct BlockCopy {
   int32_t destination = 0;
 };
 
+// In a block table: the block has left the group's window and was given back.
+inline constexpr int32_t kGone = -1;
+
 struct BlockTable {
-  RequestId owner = 0;          // named to those who wait for its blocks
-  std::vector<int32_t> blocks;  // position p is in blocks[p / P]; a reference each
+  RequestId owner = 0;  // named to those who wait for its blocks
+  // [groups], or empty as long as there are no blocks: position p is in blocks[g][p / P]; a
+  // reference each, but for those that are kGone, which come first. All of one length.
+  std::vector<std::vector<int32_t>> blocks;
+
+  int32_t num_blocks() const {  // of each group, those that are gone included
+    return blocks.empty() ? 0 : static_cast<int32_t>(blocks[0].size());
+  }
+  // Calls visit(block) for every reference.
+  template <class Visit>
+  void for_each_block(const Visit& visit) const {
+    for (const std::vector<int32_t>& group : blocks)
+      for (const int32_t block : group)
+        if (block != kGone) visit(block);
+  }
+  int32_t num_references() const {
+    int32_t count = 0;
+    for_each_block([&](int32_t) { ++count; });
+    return count;
+  }
 
   // The hash chain of the sequence's full blocks, as far as it has been needed. It depends on
   // tokens alone, so that it outlives preemption and each block is hashed once.
   TokenHash root;
   std::vector<TokenHash> hashes;
 
-  int32_t num_cached = 0;     // leading blocks that are in the prefix cache
+  int32_t num_cached = 0;     // leading blocks, of each group, that entered the prefix cache
   int32_t num_announced = 0;  // blocks [num_cached, num_announced) are this table's to compute
   int32_t waits_for = -1;     // the block that another table was seen computing
   bool is_cacheable = true;   // false: its blocks must not enter the prefix cache

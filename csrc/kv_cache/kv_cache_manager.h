@@ -4,11 +4,17 @@
 // referenced by one or more tables. Cached blocks are evicted when the free list is empty, so
 // free + cached is what can be allocated.
 //
+// Layers that look back equally far form a group with blocks of its own; all groups take them from
+// one pool, in which every block is as large. A group with a window gives back what has left it.
+// A prefix is found if every full group has all of its blocks, and every windowed group those that
+// the next token looks at.
+//
 // can_x() is const and says whether x() would succeed; x() without it is an InternalError and
 // leaves everything as it was.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -16,14 +22,16 @@
 #include "api/engine_config.h"
 #include "kv_cache/block_allocator.h"
 #include "kv_cache/block_table.h"
+#include "kv_cache/cache_groups.h"
 #include "kv_cache/prefix_cache.h"
 
 namespace llmserve {
 
 // What the prefix cache has for a sequence.
 struct PrefixMatch {
-  std::vector<int32_t> blocks;          // the leading blocks that can be attached
-  const BlockTable* pending = nullptr;  // the table that is computing the block after them
+  int32_t num_blocks = 0;  // of tokens; of each group, those that it does not need included
+  std::vector<std::vector<int32_t>> blocks;  // [groups], as in BlockTable
+  const BlockTable* pending = nullptr;       // the table that is computing the block after them
 };
 
 // In tokens, but evictions in blocks. Hits + misses = queries.
@@ -37,8 +45,13 @@ class KvCacheManager {
  public:
   using Hasher = TokenHash (*)(const TokenHash& parent, std::span<const int32_t> token_ids);
 
-  // `hasher` is replaced only by tests that forge collisions.
-  explicit KvCacheManager(const CacheConfig& config, Hasher hasher = &chain_hash);
+  static constexpr int64_t kUnbounded = std::numeric_limits<int32_t>::max();
+
+  // A step runs at most max_step_tokens of a sequence, which bounds what a windowed group holds.
+  // `hasher` is replaced only by tests that forge collisions: a full group compares the tokens of
+  // the whole chain all the same, a windowed one those of the block.
+  explicit KvCacheManager(const CacheConfig& config, Hasher hasher = &chain_hash,
+                          int64_t max_step_tokens = kUnbounded);
 
   int32_t block_size() const { return config_.block_size; }
   int32_t num_blocks() const { return allocator_.num_blocks(); }
@@ -48,9 +61,10 @@ class KvCacheManager {
   int32_t ref_count(int32_t block) const { return allocator_.ref_count(block); }
   const PrefixCacheCounters& counters() const { return counters_; }
 
-  // Blocks that hold num_tokens tokens.
+  // Blocks that a sequence takes at most on its way to num_tokens tokens.
   int32_t num_blocks_for(int64_t num_tokens) const {
-    return static_cast<int32_t>((num_tokens + block_size() - 1) / block_size());
+    return static_cast<int32_t>(
+        max_blocks_held(config_.windows, num_tokens, block_size(), max_step_tokens_));
   }
 
   // -- admission --------------------------------------------------------------------------------
@@ -85,7 +99,7 @@ class KvCacheManager {
                 std::vector<BlockCopy>& copies);
   // Tokens [0, num_computed) are in the pool: full blocks enter the prefix cache. Where an equal
   // block is cached already, the table switches to that and its own is freed: their contents are
-  // equal bit by bit.
+  // equal bit by bit. Then blocks that left their group's window are given back.
   void commit(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_computed);
 
   // -- sharing and the end ----------------------------------------------------------------------
@@ -102,8 +116,30 @@ class KvCacheManager {
   // Throws InternalError unless free + cached + referenced = total and each reference count equals
   // the number of its holders among `tables`, which are all that hold blocks.
   void check_integrity(std::span<const BlockTable* const> tables) const;
+  // Throws InternalError unless the table has the blocks of num_scheduled tokens, of which
+  // num_computed are in the pool, and no more.
+  void check_table(const BlockTable& table, int64_t num_computed, int64_t num_scheduled) const;
 
  private:
+  int64_t num_groups() const { return std::ssize(config_.windows); }
+  int64_t num_logical(int64_t num_tokens) const {
+    return (num_tokens + block_size() - 1) / block_size();
+  }
+  int64_t first_needed(int64_t group, int64_t num_tokens) const {
+    return first_needed_block(config_.windows[group], num_tokens, block_size());
+  }
+  // One chain names a block in every group: what the cache knows the group's by.
+  static TokenHash key_of(const TokenHash& hash, int64_t group);
+  std::optional<int32_t> find_block(const BlockTable& table, std::span<const int32_t> token_ids,
+                                    int64_t group, int64_t idx, int32_t parent) const;
+  int64_t match_full(const BlockTable& table, std::span<const int32_t> token_ids, int64_t group,
+                     int64_t count, std::vector<int32_t>& blocks) const;
+  int64_t match_window(const BlockTable& table, std::span<const int32_t> token_ids, int64_t group,
+                       int64_t count) const;
+  void match_blocks(const BlockTable& table, std::span<const int32_t> token_ids, int64_t count,
+                    PrefixMatch& match) const;
+  void cache_full_blocks(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_full);
+  void drop_left(BlockTable& table, int64_t num_computed);
   int32_t num_available() const { return allocator_.num_free() + prefix_cache_.num_evictable(); }
   std::span<const int32_t> block_tokens(std::span<const int32_t> token_ids, int64_t idx) const {
     return token_ids.subspan(idx * block_size(), block_size());
@@ -114,11 +150,13 @@ class KvCacheManager {
   void drop_ref(int32_t block);
   void withdraw(BlockTable& table, int64_t idx);
   void withdraw_all(BlockTable& table);
-  bool cache_block(BlockTable& table, std::span<const int32_t> token_ids, int64_t idx);
+  bool cache_block(BlockTable& table, std::span<const int32_t> token_ids, int64_t group,
+                   int64_t idx);
   void check_block(int32_t block, int32_t num_holders) const;
 
   const CacheConfig config_;
   const Hasher hasher_;
+  const int64_t max_step_tokens_;
   BlockAllocator allocator_;
   PrefixCache prefix_cache_;
   std::unordered_map<TokenHash, const BlockTable*, TokenHashBucket> announced_;

@@ -81,14 +81,15 @@ void Attention::forward(const ForwardContext& context, const ConstTensor& x,
          .cos_sin = cos_sin,
          .interleaved = spec_.is_interleaved});
   }
-  context.backend.store_kv({.keys = k, .values = v, .slots = input.slots, .cache = cache});
+  const KvGroupInput& group = input.kv_groups[static_cast<size_t>(spec_.kv_group)];
+  context.backend.store_kv({.keys = k, .values = v, .slots = group.slots, .cache = cache});
 
   const Tensor attended = context.arena.allocate(DType::kF32, {num_tokens, q_width});
   context.backend.paged_attention({.q = q,
                                    .cache = cache,
                                    .query_starts = input.query_starts,
                                    .kv_lens = input.kv_lens,
-                                   .block_tables = input.block_tables,
+                                   .block_tables = group.block_tables,
                                    .max_blocks = input.max_blocks,
                                    .scale = spec_.scale,
                                    .window = spec_.window,

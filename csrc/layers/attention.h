@@ -27,6 +27,7 @@ struct AttentionSpec {
   float scale = 1.0f;           // of the scores
   float soft_cap = 0.0f;        // of the scores; 0: none
   int32_t window = 0;           // 0: unlimited
+  int32_t kv_group = 0;         // the cache group whose blocks have the layer's keys and values
 };
 
 class Attention {

@@ -8,18 +8,23 @@
 
 namespace llmserve {
 
+// Where the layers of one cache group find the step's tokens.
+struct KvGroupInput {
+  std::span<const int64_t> slots;  // [T] where the token's key and value go: block * P + offset
+  std::span<const int32_t> block_tables;  // [B, M] row-major; anything before the group's window
+};
+
 // Spans over buffers of the engine, valid for the step. Sequence b owns the tokens
 // [query_starts[b], query_starts[b + 1]) at consecutive positions that end at kv_lens[b] - 1.
 struct ModelInput {
   std::span<const int32_t> token_ids;           // [T], each in [0, V)
   std::span<const GivenRows> given_embeddings;  // in the place of some tokens' own
   std::span<const int32_t> positions;           // [T]
-  std::span<const int64_t> slots;  // [T] where the token's key and value go: block * P + offset
-  std::span<const int32_t> query_starts;  // [B + 1], from 0 to T, increasing
-  std::span<const int32_t> kv_lens;       // [B] tokens in the cache once the step's are stored
-  std::span<const int32_t> block_tables;  // [B, M] row-major
-  int64_t max_blocks = 0;                 // M
-  std::span<const int32_t> logit_rows;    // [S] tokens in [0, T) whose logits are wanted
+  std::span<const int32_t> query_starts;        // [B + 1], from 0 to T, increasing
+  std::span<const int32_t> kv_lens;  // [B] tokens in the cache once the step's are stored
+  int64_t max_blocks = 0;            // M
+  std::span<const KvGroupInput> kv_groups;
+  std::span<const int32_t> logit_rows;  // [S] tokens in [0, T) whose logits are wanted
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_sequences() const { return static_cast<int64_t>(kv_lens.size()); }

@@ -24,7 +24,8 @@ AttentionSpec attention_spec(const ModelConfig& config, const LayerTraits& layer
           .scale = config.attention_scale.value_or(1.0f /
                                                    std::sqrt(static_cast<float>(config.head_dim))),
           .soft_cap = config.attention_soft_cap,
-          .window = layer.window};
+          .window = layer.window,
+          .kv_group = layer.kv_group};
 }
 
 MlpSpec mlp_spec(const ModelConfig& config) {
@@ -150,7 +151,9 @@ Decoder::Decoder(const ModelConfig& config, WeightLoader& weights)
     kv_layers_.push_back({.num_kv_heads = config.num_kv_heads,
                           .key_dim = config.head_dim,
                           .value_dim = config.head_dim,
-                          .window = layer.window});
+                          .window = layer.window,
+                          .group = layer.kv_group,
+                          .lane = layer.kv_lane});
   set_weights(weights.report());
 }
 

@@ -25,10 +25,15 @@ struct KvLayerSpec {
   int64_t key_dim = 0;       // D
   int64_t value_dim = 0;     // Dv
   int32_t window = 0;        // tokens that the layer looks back; 0: all
+  int32_t group = 0;         // whose blocks have its keys and values: LayerTraits
+  int32_t lane = 0;          // as which of the group's layers
   int64_t elements_per_token() const { return num_kv_heads * (key_dim + value_dim); }
   int64_t bytes_per_token(DType dtype) const { return elements_per_token() * size_bytes(dtype); }
   friend bool operator==(const KvLayerSpec&, const KvLayerSpec&) = default;
 };
+
+// What a block of the pool holds: one layer of each lane, in order. Layers of a lane are alike.
+std::vector<KvLayerSpec> kv_lanes(std::span<const KvLayerSpec> layers);
 
 // Immutable once loaded; forward() may run on one thread at a time, because the backend's pool and
 // the arena do.
@@ -79,9 +84,9 @@ std::span<const ArchitectureRow> architecture_registry();
 // Throws NotSupported that begins with `where` (file and field) and lists the names.
 const ArchitectureRow& find_architecture(std::string_view name, std::string_view where);
 
-// "auto": bf16 if most of the weights are stored so or in quantized blocks, otherwise f32 (f16 loads
-// as f32, which holds its values exactly), and as config.json says where there are no weights. Others: "float32",
-// "bfloat16". Throws InvalidArgument.
+// "auto": bf16 if most of the weights are stored so or in quantized blocks, otherwise f32 (f16
+// loads as f32, which holds its values exactly), and as config.json says where there are no
+// weights. Others: "float32", "bfloat16". Throws InvalidArgument.
 DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint);
 
 // Reads and packs all weights as `dtype` (kF32 or kBF16). The model keeps what it needs of the

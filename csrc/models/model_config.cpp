@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include "core/error.h"
 #include "models/model.h"
@@ -94,6 +95,24 @@ void choose_max_model_len(const JsonNode& json, int64_t max_model_len, ModelConf
                                  json.where(), "), got ", max_model_len));
 }
 
+// Layers that look back equally far share cache groups. All blocks of the pool are of one size, so
+// that a group has as many layers as the rarest kind: the other kinds are several groups, of which
+// the last may leave some of its room empty. A window that no sequence outgrows is none.
+void assign_kv_groups(ModelConfig& config) {
+  std::map<int32_t, std::vector<LayerTraits*>> kinds;
+  for (LayerTraits& layer : config.layers)
+    kinds[layer.window >= config.max_model_len ? 0 : layer.window].push_back(&layer);
+  size_t num_lanes = config.layers.size();
+  for (const auto& [window, layers] : kinds) num_lanes = std::min(num_lanes, layers.size());
+  for (const auto& [window, layers] : kinds) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+      if (i % num_lanes == 0) config.kv_windows.push_back(window);
+      layers[i]->kv_group = static_cast<int32_t>(config.kv_windows.size() - 1);
+      layers[i]->kv_lane = static_cast<int32_t>(i % num_lanes);
+    }
+  }
+}
+
 }  // namespace
 
 JsonNode first_of(const JsonNode& json, std::initializer_list<std::string_view> spellings) {
@@ -158,6 +177,7 @@ ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_le
     for (LayerTraits& layer : config.layers) layer.rope = -1;
   }
   choose_max_model_len(json, max_model_len, config);
+  assign_kv_groups(config);
   return config;
 }
 

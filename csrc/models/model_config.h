@@ -22,6 +22,10 @@ namespace llmserve {
 struct LayerTraits {
   int32_t window = 0;  // tokens that the layer looks back; 0: all
   int32_t rope = 0;    // which of the model's rotary embeddings; -1: none
+  // Where the layer's keys and values are: in the blocks of this cache group, as this one of its
+  // layers.
+  int32_t kv_group = 0;
+  int32_t kv_lane = 0;
   bool operator==(const LayerTraits&) const = default;
 };
 inline constexpr size_t kMaxRopes = 2;
@@ -73,6 +77,8 @@ struct ModelConfig {
   std::vector<RopeParameters> ropes;  // at most kMaxRopes
   int64_t max_position_embeddings = 0;
   int64_t max_model_len = 0;  // what this process serves; fixes the frequencies of some ropes
+
+  std::vector<int32_t> kv_windows;  // [cache groups], as in CacheConfig
 
   std::vector<int32_t> bos_token_ids;
   std::vector<int32_t> eos_token_ids;

@@ -44,7 +44,7 @@ Scheduler::Scheduler(const SchedulerConfig& config, const CacheConfig& cache,
       vocabulary_(vocabulary),
       clock_(clock),
       policy_(make_policy(config)),
-      kv_cache_(cache, hasher) {}
+      kv_cache_(cache, hasher, config.max_num_batched_tokens) {}
 
 void Scheduler::check_request(const Request& request) const {
   request.params.validate();
@@ -188,10 +188,9 @@ void Scheduler::check_sequence(const Sequence& sequence) const {
   check_internal(0 <= sequence.num_computed && sequence.num_computed <= sequence.num_scheduled &&
                      sequence.num_scheduled <= sequence.num_tokens(),
                  "computed <= scheduled <= known tokens");
-  const int64_t num_held = static_cast<int64_t>(sequence.table.blocks.size());
-  check_internal(num_held == kv_cache_.num_blocks_for(sequence.num_scheduled),
-                 "a sequence holds the blocks of its scheduled tokens and no more");
-  check_internal(is_running || num_held == 0, "a waiting sequence holds no block");
+  kv_cache_.check_table(sequence.table, sequence.num_computed, sequence.num_scheduled);
+  check_internal(is_running || sequence.table.num_blocks() == 0,
+                 "a waiting sequence holds no block");
 }
 
 void Scheduler::check_integrity() const {

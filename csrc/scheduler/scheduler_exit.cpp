@@ -52,7 +52,7 @@ void Scheduler::preempt(RequestId id) {
 }
 
 void Scheduler::preempt(Sequence& sequence) {
-  decide(sequence, DecisionKind::kPreempted, static_cast<int64_t>(sequence.table.blocks.size()));
+  decide(sequence, DecisionKind::kPreempted, sequence.table.num_references());
   std::erase(running_, &sequence);
   ++sequence.num_preemptions;
   ++counters_.num_preemptions;

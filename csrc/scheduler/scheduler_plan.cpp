@@ -123,7 +123,7 @@ Scheduler::Admission Scheduler::try_admit(Sequence& sequence, Budget& budget) {
     decide(sequence, DecisionKind::kWaitsForPrefix, match.pending->owner);
     return Admission::kSkipped;
   }
-  const int64_t num_hit_tokens = static_cast<int64_t>(match.blocks.size()) * kv_cache_.block_size();
+  const int64_t num_hit_tokens = int64_t{match.num_blocks} * kv_cache_.block_size();
   const int64_t num_left = sequence.num_tokens() - num_hit_tokens;
   const int64_t num_new_tokens = std::min(num_left, budget.num_tokens);
   if (num_new_tokens == 0 || (!config_.enable_chunked_prefill && num_new_tokens < num_left)) {
@@ -172,7 +172,7 @@ void Scheduler::put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& 
                              .token_ids = std::span<const int32_t>(sequence.token_ids)
                                               .subspan(sequence.num_computed, num_new_tokens),
                              .start_position = sequence.num_computed,
-                             .block_table = sequence.table.blocks,
+                             .block_tables = sequence.table.blocks,
                              .is_prefill = is_prefill,
                              .prompt_embeds = sequence.context->request.prompt_embeds.get()});
   decide(sequence, DecisionKind::kScheduled, num_new_tokens);

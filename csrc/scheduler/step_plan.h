@@ -20,8 +20,8 @@ struct ScheduledSequence {
   int32_t sample_index = 0;
   std::span<const int32_t> token_ids;  // [q >= 1]
   int64_t start_position = 0;          // tokens already in the KV cache
-  std::span<const int32_t>
-      block_table;          // [>= ceil((start + q) / P)] block ids; position p is in entry p / P
+  // [cache groups][>= ceil((start + q) / P)] block ids: position p is in entry p / P, or kGone.
+  std::span<const std::vector<int32_t>> block_tables;
   bool is_prefill = false;  // false: exactly the one token that was generated last
   // [prompt tokens, E] or none: tokens at positions within it are rows of it.
   const HostArray* prompt_embeds = nullptr;

@@ -11,6 +11,7 @@ from llmserve import _core
 from llmserve._core import Scheduler, TokenEvent, testing
 
 VOCAB_SIZE = 1000
+GONE = -1  # in a block table: the block has left its group's window
 
 
 @dataclass(slots=True)
@@ -43,11 +44,13 @@ def make_scheduler(
     bytes_by_id: list[bytes] | None = None,
     special_token_ids: list[int] | None = None,
     forge_collisions: bool = False,
+    windows: list[int] | None = None,
     **fields: Any,
 ) -> Scheduler:
     cache = _core.CacheConfig()
     cache.num_blocks, cache.block_size = num_blocks, block_size
     cache.enable_prefix_caching = enable_prefix_caching
+    cache.windows = windows or [0]
     config = _core.SchedulerConfig()
     for name, value in {"max_model_len": 1024, **fields}.items():
         setattr(config, name, value)
@@ -78,7 +81,8 @@ class Runner:
         config.setdefault("max_num_seqs", 8)
         config.setdefault("max_num_batched_tokens", 64)
         self.scheduler = make_scheduler(num_blocks=num_blocks, block_size=block_size, **config)
-        self.model = testing.ShadowModel(num_blocks, block_size, VOCAB_SIZE)
+        windows = config.get("windows") or [0]
+        self.model = testing.ShadowModel(num_blocks, block_size, VOCAB_SIZE, windows)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.outputs: dict[tuple[int, int], Output] = {}
@@ -126,7 +130,13 @@ class Runner:
     def check(self) -> None:
         """The scheduler's own check, and reference counts against a count of the holders."""
         self.scheduler.check_integrity()
-        held = Counter(block for s in self.scheduler.sequences() for block in s.block_table)
+        held = Counter(
+            block
+            for sequence in self.scheduler.sequences()
+            for table in sequence.block_tables
+            for block in table
+            if block != GONE
+        )
         assert all(self.scheduler.ref_count(b) == held[b] for b in range(self.num_blocks))
         metrics = self.scheduler.metrics()
         assert metrics.num_blocks_used == len(held)

@@ -8,13 +8,19 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from llmserve import errors
 from llmserve._core import testing
 
 BLOCK_SIZE = 2
 NUM_BLOCKS = 10
 NUM_SALTS = 2
+GONE = -1  # in a block table
+# Of the cache groups: all tokens, windows shorter than a block, as long, and longer; with and
+# without a group that keeps all.
+WINDOWS = [(0,), (0, 3), (5,), (2, 0, 1, 4)]
+
+Slot = tuple[int, int, int]  # salt, token, group
 
 
 class Held:
@@ -30,25 +36,26 @@ class Held:
 class PoolModel:
     """Operations on the real manager; `pool` holds what a device would hold."""
 
-    def __init__(self) -> None:
-        self.manager = testing.KvCacheManager(NUM_BLOCKS, BLOCK_SIZE)
-        self.pool: list[list[tuple[int, int] | None]] = [[None] * BLOCK_SIZE] * NUM_BLOCKS
+    def __init__(self, windows: tuple[int, ...] = (0,)) -> None:
+        self.windows = windows
+        self.num_blocks = NUM_BLOCKS * len(windows)
+        self.manager = testing.KvCacheManager(self.num_blocks, BLOCK_SIZE, windows=windows)
+        self.pool: list[list[Slot | None]] = [[None] * BLOCK_SIZE] * self.num_blocks
         self.held: list[Held] = []
         self.next_owner = 0
 
     def admit(self, salt: int, tokens: list[int]) -> None:
         entry = Held(self.next_owner, salt, list(tokens))
         self.next_owner += 1
-        blocks, pending = self.manager.find_prefix(entry.table, tokens)
+        _, pending = self.manager.find_prefix(entry.table, tokens)
         lacking = self.manager.num_lacking(entry.table, tokens)
         if pending is not None or lacking > 0:
             return
         self.manager.attach(entry.table, tokens)
-        entry.num_computed = len(blocks) * BLOCK_SIZE
+        entry.num_computed = len(entry.table.groups[0]) * BLOCK_SIZE
         assert entry.num_computed < len(tokens)
         self.held.append(entry)
-        for position in range(entry.num_computed):
-            assert self.content(entry, position) == (salt, tokens[position])
+        self.check_content(entry)
 
     def run(self, idx: int, count: int) -> None:
         """Computes up to `count` tokens of a sequence; one that has run grows by a token first."""
@@ -60,17 +67,19 @@ class PoolModel:
         start = entry.num_computed
         count = min(count, len(entry.tokens) - start)
         if not self.manager.can_allocate(entry.table, start, count):
-            before = list(entry.table.blocks)
+            before = [list(group) for group in entry.table.groups]
             with pytest.raises(errors.InternalError):
                 self.manager.allocate(entry.table, start, count)
-            assert entry.table.blocks == before
+            assert entry.table.groups == before
             return
         for source, destination in self.manager.allocate(entry.table, start, count):
             self.pool[destination] = list(self.pool[source])
-        for position in range(start, start + count):
-            block = entry.table.blocks[position // BLOCK_SIZE]
-            self.pool[block] = list(self.pool[block])
-            self.pool[block][position % BLOCK_SIZE] = (entry.salt, entry.tokens[position])
+        for group, blocks in enumerate(entry.table.groups):
+            for position in range(start, start + count):
+                block = blocks[position // BLOCK_SIZE]
+                self.pool[block] = list(self.pool[block])
+                slot = (entry.salt, entry.tokens[position], group)
+                self.pool[block][position % BLOCK_SIZE] = slot
         entry.num_computed = start + count
         self.manager.commit(entry.table, entry.tokens, entry.num_computed)
 
@@ -96,28 +105,43 @@ class PoolModel:
     def pick(self, idx: int) -> Held | None:
         return self.held[idx % len(self.held)] if self.held else None
 
-    def content(self, entry: Held, position: int) -> tuple[int, int] | None:
-        return self.pool[entry.table.blocks[position // BLOCK_SIZE]][position % BLOCK_SIZE]
+    def check_content(self, entry: Held) -> None:
+        """What the next token looks at is there, and what left a window is not held."""
+        self.manager.check_table(entry.table, entry.num_computed, entry.num_computed)
+        for group, (window, blocks) in enumerate(
+            zip(self.windows, entry.table.groups, strict=False)
+        ):
+            first = max(0, entry.num_computed - window + 1) if window else 0
+            assert all(block == GONE for block in blocks[: first // BLOCK_SIZE])
+            for position in range(first, entry.num_computed):
+                block = blocks[position // BLOCK_SIZE]
+                expected = (entry.salt, entry.tokens[position], group)
+                assert self.pool[block][position % BLOCK_SIZE] == expected
 
     def check(self) -> None:
         self.manager.check_integrity([entry.table for entry in self.held])
-        holders = Counter(block for entry in self.held for block in entry.table.blocks)
-        for block in range(NUM_BLOCKS):
+        holders = Counter(
+            block
+            for entry in self.held
+            for blocks in entry.table.groups
+            for block in blocks
+            if block != GONE
+        )
+        for block in range(self.num_blocks):
             assert self.manager.ref_count(block) == holders[block]
         free, cached = self.manager.num_free_blocks, self.manager.num_cached_blocks
-        assert free + cached + len(holders) == NUM_BLOCKS
+        assert free + cached + len(holders) == self.num_blocks
         for entry in self.held:
-            for position in range(entry.num_computed):
-                assert self.content(entry, position) == (entry.salt, entry.tokens[position])
+            self.check_content(entry)
 
 
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
 
 
 class PoolMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = PoolModel()
+    @initialize(windows=st.sampled_from(WINDOWS))
+    def start(self, windows: tuple[int, ...]) -> None:
+        self.model = PoolModel(windows)
 
     @rule(salt=st.integers(0, NUM_SALTS - 1), tokens=PROMPTS)
     def admit(self, salt: int, tokens: list[int]) -> None:
@@ -169,9 +193,9 @@ def drive(model: PoolModel, rng: random.Random, num_operations: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(4))
-def test_a_quarter_million_operations_keep_every_block(seed: int) -> None:
-    drive(PoolModel(), random.Random(seed), 250_000)
+@pytest.mark.parametrize("windows", WINDOWS, ids=str)
+def test_a_quarter_million_operations_keep_every_block(windows: tuple[int, ...]) -> None:
+    drive(PoolModel(windows), random.Random(len(windows)), 250_000)
 
 
 def test_a_full_hit_leaves_the_last_token_to_run() -> None:
@@ -253,3 +277,58 @@ def test_hashes_outlive_the_blocks() -> None:
     manager.release(table)
     assert table.blocks == []
     assert table.num_hashed == 2
+
+
+def computed(manager: testing.KvCacheManager, owner: int, tokens: list[int]) -> testing.BlockTable:
+    """A table whose tokens have run, two at a time."""
+    table = testing.BlockTable(owner)
+    manager.attach(table, tokens)
+    for end in range(2, len(tokens) + 1, 2):
+        manager.allocate(table, end - 2, 2)
+        manager.commit(table, tokens, end)
+    return table
+
+
+def test_a_windowed_group_gives_back_what_left_its_window() -> None:
+    manager = testing.KvCacheManager(
+        num_blocks=20, block_size=2, windows=[0, 4], max_step_tokens=2, enable_prefix_caching=False
+    )
+    table = computed(manager, 1, list(range(12)))
+    full, windowed = table.groups
+    assert GONE not in full
+    # The token at 12 looks at 9 to 12.
+    assert [block == GONE for block in windowed] == [True] * 4 + [False] * 2
+    assert manager.num_used_blocks == 6 + 2
+    assert manager.num_blocks_for(12) == 6 + 3
+
+
+def test_a_hit_needs_the_blocks_of_the_window_alone() -> None:
+    manager = testing.KvCacheManager(num_blocks=10, block_size=2, windows=[0, 3])
+    tokens = list(range(8))
+    first = computed(manager, 1, tokens)
+    manager.release(first)
+    # Two of the four blocks that nobody needs make room: the least recently used are those that
+    # left the window.
+    other = testing.BlockTable(2)
+    manager.attach(other, [50])
+    manager.allocate(other, 0, 4)
+    assert manager.num_evictions == 2
+    again = testing.BlockTable(3)
+    manager.attach(again, [*tokens, 9])
+    full, windowed = again.groups
+    assert len(full) == 4
+    assert [block == GONE for block in windowed] == [True, True, True, False]
+    manager.check_integrity([other, again])
+
+
+def test_a_hit_ends_where_a_window_was_lost() -> None:
+    manager = testing.KvCacheManager(num_blocks=12, block_size=2, windows=[0, 3])
+    tokens = list(range(8))
+    manager.release(computed(manager, 1, tokens))
+    # All but one of the cached blocks are evicted in the order of their use.
+    other = testing.BlockTable(2)
+    manager.attach(other, [50])
+    manager.allocate(other, 0, 8)
+    blocks, _ = manager.find_prefix(testing.BlockTable(3), [*tokens, 9])
+    assert blocks == []
+    manager.check_integrity([other])

@@ -26,7 +26,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"block_size": 8, "kv_cache_memory_bytes": MIB},
     {"block_size": 64, "max_num_batched_tokens": 64, "max_num_seqs": 3},
     {"max_num_batched_tokens": 2048, "kv_cache_dtype": "bfloat16", "max_model_len": 100},
-    {"device": "ref", "num_gpu_blocks_override": 17},
+    {"device": "ref", "num_gpu_blocks_override": 37},
 ]
 
 
@@ -111,7 +111,7 @@ def test_groups_rows_and_kinds_add_up() -> None:
     assert sum(group.num_bytes for group in plan.weights) == plan.weight_bytes
     assert sum(kind.bytes_per_token for kind in plan.kv_layers) == plan.kv_bytes_per_token
     assert {kind.window for kind in plan.kv_layers} == {0, 32}
-    assert plan.num_tokens == 64 * 16
+    assert plan.num_tokens == 64 // 2 * 16  # windowed and full layers have blocks of their own
     assert plan.kv_cache_bytes == plan.num_tokens * plan.kv_bytes_per_token
     assert plan.pool_bound == "num_gpu_blocks_override"
     row = next(row for row in plan.rows if row.dtype == plan.kv_cache_dtype)

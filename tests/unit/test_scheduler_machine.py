@@ -29,12 +29,21 @@ class Asked:
     is_pooled: bool = False
 
 
+def longest_sequence(num_blocks: int, windows: list[int], chunk: int) -> int:
+    manager = testing.KvCacheManager(num_blocks, BLOCK_SIZE, windows=windows, max_step_tokens=chunk)
+    lengths = range(1, num_blocks * BLOCK_SIZE + 1)
+    return max(length for length in lengths if manager.num_blocks_for(length) <= num_blocks)
+
+
 class Workload:
     """Operations on the real scheduler, and what must come out of them."""
 
-    def __init__(self, policy: str, *, chunk: int, caching: bool) -> None:
+    def __init__(self, policy: str, *, chunk: int, caching: bool, windows: list[int]) -> None:
+        num_blocks = NUM_BLOCKS * len(windows)
+        self.capacity = longest_sequence(num_blocks, windows, chunk)
         self.runner = Runner(
-            num_blocks=NUM_BLOCKS,
+            num_blocks=num_blocks,
+            windows=windows,
             block_size=BLOCK_SIZE,
             policy=policy,
             max_num_seqs=3,
@@ -52,7 +61,7 @@ class Workload:
         try:
             self.runner.add(self.next_id, prompt, n=n, max_tokens=max_tokens, **params)
         except errors.ResourceExhausted:
-            assert len(prompt) + (not is_pooled) > NUM_BLOCKS * BLOCK_SIZE
+            assert len(prompt) + (not is_pooled) > self.capacity
             return
         self.asked[self.next_id] = asked
         self.next_id += 1
@@ -119,7 +128,7 @@ class Workload:
             assert [output.token_ids for output in outputs] == [beam.tokens for beam in found]
         elif request_id not in self.cut_short:
             assert reasons == {"error"}
-            assert len(asked.prompt) + asked.max_tokens > NUM_BLOCKS * BLOCK_SIZE + 1
+            assert len(asked.prompt) + asked.max_tokens > self.capacity + 1
         assert len(reasons) == 1
 
     def check_output(self, request_id: int, sample_index: int, asked: Asked) -> None:
@@ -132,7 +141,7 @@ class Workload:
             assert len(output.token_ids) == asked.max_tokens
         elif output.finish_reason == "error" and request_id not in self.cut_short:
             num_tokens = len(asked.prompt) + len(output.token_ids)
-            assert num_tokens == NUM_BLOCKS * BLOCK_SIZE + 1
+            assert num_tokens == self.capacity + 1
         else:
             assert request_id in self.cut_short
 
@@ -148,10 +157,13 @@ REQUEST_IDS = st.integers(0, 60)
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
-        policy=st.sampled_from(POLICIES), chunk=st.sampled_from([3, 5, 64]), caching=st.booleans()
+        policy=st.sampled_from(POLICIES),
+        chunk=st.sampled_from([3, 5, 64]),
+        caching=st.booleans(),
+        windows=st.sampled_from([[0], [0, 3], [0, 4, 0, 1]]),
     )
-    def start(self, policy: str, chunk: int, caching: bool) -> None:
-        self.load = Workload(policy, chunk=chunk, caching=caching)
+    def start(self, policy: str, chunk: int, caching: bool, windows: list[int]) -> None:
+        self.load = Workload(policy, chunk=chunk, caching=caching, windows=windows)
 
     @rule(
         prompt=PROMPTS,
@@ -225,6 +237,8 @@ CASES = [
         {"max_num_batched_tokens": 64, "forge_collisions": True},
         {"max_num_batched_tokens": 5, "enable_prefix_caching": False},
         {"num_blocks": 40, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 16},
+        {"num_blocks": 14, "max_num_batched_tokens": 5, "windows": [0, 4]},
+        {"num_blocks": 27, "max_num_batched_tokens": 64, "windows": [0, 3, 0, 7]},
     )
 ]
 # Far below the bound that the soak itself enforces, far above what is seen.

@@ -80,6 +80,7 @@ class MemoryPlan:
     block_size: int
     num_blocks: int
     num_tokens: int
+    sequence_bytes: int
     pool_bound: str
     gpu_memory_utilization: float
     total_memory_bytes: int
@@ -136,7 +137,7 @@ class MemoryPlan:
                 else ""
             ),
             f"a sequence     up to {self.max_model_len} tokens, "
-            f"{human_bytes(self.max_model_len * self.kv_bytes_per_token)}; "
+            f"{human_bytes(self.sequence_bytes)}; "
             f"{self.max_num_seqs} at once",
         ]
         if self.refusal is not None:
@@ -179,6 +180,7 @@ def plan_memory(
         block_size=core.pool.block_size,
         num_blocks=core.pool.num_blocks,
         num_tokens=core.pool.num_tokens,
+        sequence_bytes=core.pool.sequence_bytes(config.scheduler.max_model_len),
         pool_bound=core.pool_bound,
         gpu_memory_utilization=core.memory_utilization,
         total_memory_bytes=core.machine.total_bytes,
