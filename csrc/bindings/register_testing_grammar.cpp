@@ -1,13 +1,49 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <condition_variable>
+#include <mutex>
+
 #include "bindings/register.h"
+#include "core/error.h"
 #include "text/token_mask.h"
 
 namespace py = pybind11;
 using namespace py::literals;
 
 namespace llmserve {
+namespace {
+
+// Never comes to a mask by itself.
+class StuckMatcher final : public TokenMatcher {
+ public:
+  void append(int32_t) override {}
+  void fill(std::span<uint32_t>) override {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return is_cancelled_; });
+    throw InvalidArgument("the grammar cannot be followed: it was cancelled");
+  }
+  void cancel() override {
+    const std::lock_guard lock(mutex_);
+    is_cancelled_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_cancelled_ = false;
+};
+
+class StuckGrammar final : public TokenGrammar {
+ public:
+  std::unique_ptr<TokenMatcher> make_matcher() const override {
+    return std::make_unique<StuckMatcher>();
+  }
+  std::span<const int32_t> end_token_ids() const override { return {}; }
+};
+
+}  // namespace
 
 void register_testing_grammar(py::module_& testing) {
   py::class_<TokenMatcher>(testing, "TokenMatcher")
@@ -23,6 +59,8 @@ void register_testing_grammar(py::module_& testing) {
           },
           "vocab_size"_a)
       .def("cancel", &TokenMatcher::cancel);
+  py::class_<StuckGrammar, TokenGrammar, std::shared_ptr<StuckGrammar>>(testing, "StuckGrammar")
+      .def(py::init<>());
 }
 
 }  // namespace llmserve

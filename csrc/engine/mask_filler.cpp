@@ -36,10 +36,10 @@ MaskFiller::Pending MaskFiller::begin(std::span<SampleTask> tasks) {
     if (!task.params->grammar || task.given_token_id >= 0) continue;
     jobs_.push_back({.task = &task, .followed = &matchers_[{task.request_id, task.sample_index}]});
   }
-  if (!jobs_.empty() && threads_.empty()) {
-    for (size_t i = 0; i < num_mask_threads(); ++i) threads_.emplace_back([this] { work(); });
+  if (!jobs_.empty()) {
+    while (threads_.size() < num_mask_threads()) threads_.emplace_back([this] { work(); });
+    has_work_.notify_all();
   }
-  has_work_.notify_all();
   return Pending(*this);
 }
 
