@@ -94,6 +94,22 @@ def test_a_call_that_is_asked_for_is_made(demo: AsyncLLM, parser: str) -> None:
         assert all(len(choice.message.tool_calls) == 1 for choice in one.choices)
 
 
+def test_an_answer_with_a_schema_may_be_a_call_instead(client: openai.OpenAI) -> None:
+    schema = {"enum": ["sunny", "rainy"]}
+    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema}}
+    kinds = set()
+    for seed in range(6):
+        for fields in ({}, {"tool_choice": "none"}):
+            answer = ask(client, tools=TOOLS, response_format=form, seed=seed, **fields).choices[0]
+            kinds.add(answer.finish_reason)
+            if answer.finish_reason == "tool_calls":
+                assert not fields
+                checked(answer.message.tool_calls)
+            else:
+                jsonschema.validate(json.loads(answer.message.content), schema)
+    assert kinds == {"stop", "tool_calls"}
+
+
 def test_a_streamed_call_is_the_whole_one_in_pieces(client: openai.OpenAI) -> None:
     whole = ask(client, tools=TOOLS, tool_choice="required").choices[0]
     names: dict[int, str] = {}

@@ -25,7 +25,7 @@ from llmserve.server.chat_parser import (
     served_tool_style,
     streamed_calls,
 )
-from llmserve.server.constraints import forced_call, named_errors, tool_names
+from llmserve.server.constraints import named_errors, tool_names, with_calls
 from llmserve.server.context import context, new_id
 from llmserve.server.errors import ApiError
 from llmserve.server.generation import GenerationResponse
@@ -96,9 +96,10 @@ def _with_tools(
     if not has_tools:
         return params
     style = served_tool_style(model, settings)
-    call = forced_call(body, style, model.tokenizer())
-    if call is not None:  # the text is the call: what response_format says is of no other
-        params = dataclasses.replace(params, structured_outputs=call)
+    given = params.structured_outputs
+    constraint = with_calls(body, given, style, model.tokenizer())
+    if constraint is not given:
+        params = dataclasses.replace(params, structured_outputs=constraint)
     if style.special_tokens and body.skip_special_tokens is None:
         params = dataclasses.replace(params, skip_special_tokens=False)
     return params

@@ -76,12 +76,16 @@ def tool_names(body: ChatBody) -> list[str]:
     return [name]
 
 
-def forced_call(
-    body: ChatBody, style: ToolStyle, tokenizer: Tokenizer
+def with_calls(
+    body: ChatBody,
+    given: StructuredOutputsParams | None,
+    style: ToolStyle,
+    tokenizer: Tokenizer,
 ) -> StructuredOutputsParams | None:
-    """The grammar of the calls that tool_choice asks for; None where it leaves it to the model."""
-    if not _is_forced(body):
-        return None
+    """What the text must match where there are tools: a call that tool_choice asks for, a call or
+    what response_format says, or else what was `given`."""
+    if not _is_forced(body) and (given is None or body.structured_outputs is not None):
+        return given
     if body.structured_outputs is not None:
         raise _bad("structured_outputs", "tool_choice says what the text must be; give one")
     names = tool_names(body)
@@ -92,11 +96,13 @@ def forced_call(
         token_id = tokenizer.token_id(text)
         return token_id if token_id in special else None
 
-    is_parallel = body.parallel_tool_calls is not False and body.tool_choice == "required"
+    is_parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, dict)
     chosen = [function for function in functions if function[0] in names]
-    return StructuredOutputsParams(
-        grammar=call_grammar(style, chosen, is_parallel, special_token_id)
-    )
+    calls = call_grammar(style, chosen, is_parallel, special_token_id)
+    if given is not None and not _is_forced(body):
+        answer = f"start: calls | answer\nanswer: %json {given.source().text}\n"
+        calls = answer + calls.replace("start:", "calls:", 1)
+    return StructuredOutputsParams(grammar=calls)
 
 
 @contextmanager
