@@ -13,6 +13,7 @@ from llmserve.request_state import RequestState
 from llmserve.server.admission import Admission
 from llmserve.server.errors import ApiError
 from llmserve.server.models import ServedModel
+from llmserve.server.quotas import Quotas
 from llmserve.server.settings import ServerSettings
 from llmserve.server.watchdog import Watchdog
 
@@ -168,6 +169,7 @@ class Activity:
         self.ended: Counter[str] = Counter()  # early, by cause
         self.is_draining = False
         self.watchdog = Watchdog(models, settings)
+        self.quotas = Quotas(settings)
 
     @contextmanager
     def running(self, job: Job) -> Iterator[Run]:

@@ -67,6 +67,8 @@ class Authentication:
         else:
             is_let_in = self._is_open or self._clients.has(key)
         if is_let_in:
+            if not self._is_open:
+                scope["llmserve.key"] = _digest(key).hex()  # whose quotas count
             return None
         return ApiError(
             401,

@@ -46,6 +46,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError before anything was sent."""
+        self._activity.quotas.take(scope.get("llmserve.key", ""), self._job.num_tokens)
         with self._activity.running(self._job) as run:
             extensions = scope.get("extensions") or {}
             if transport := extensions.get("llmserve.transport"):

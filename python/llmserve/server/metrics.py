@@ -163,6 +163,7 @@ def _of_server(activity: Activity) -> Iterator[Metric]:
         PREFIX + "requests_refused", "requests that were not let in", labels=["reason"]
     )
     refused.add_metric(["queue_full"], activity.admission.num_refused)
+    refused.add_metric(["quota"], activity.quotas.num_refused)
     refused.add_metric(["error_spike"], activity.watchdog.num_shed)
     yield refused
     runs = GaugeMetricFamily(PREFIX + "http_requests_active", "requests being answered")

@@ -37,6 +37,9 @@ class ServerSettings:
     max_waiting_requests: int = _setting(256, "more than can run at once may wait (429)")
     max_waiting_tokens: int = _setting(2**20, "prompt and new tokens that may wait (429)")
 
+    key_requests_per_minute: int = _setting(0, "requests that a key may send a minute; 0: any")
+    key_tokens_per_minute: int = _setting(0, "prompt and new tokens that a key may ask for")
+
     request_timeout: float = _setting(30.0, "default time of a request, as a whole")
     max_request_timeout: float = _setting(3600.0, "most that a request may ask for")
     queue_timeout: float = _setting(0.0, "time until a request first runs")
@@ -68,7 +71,8 @@ class ServerSettings:
             elif isinstance(item.default, str):
                 text(item.name, value)
             elif isinstance(item.default, int):
-                integer(item.name, value, 0 if item.name == "port" else 1)
+                can_be_zero = item.name == "port" or item.default == 0
+                integer(item.name, value, 0 if can_be_zero else 1)
             elif number(item.name, value) < 0:
                 raise InvalidArgument(f"{item.name} must be at least 0, got {value}")
         if self.port > 65535:

@@ -1,0 +1,134 @@
+"""Settings, where they come from, and quotas."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from llmserve import AsyncLLM, InvalidArgument
+from llmserve.cli import main
+from llmserve.server.errors import ApiError
+from llmserve.server.options import ENGINE_OPTIONS, SERVER_OPTIONS, resolve
+from llmserve.server.quotas import Quotas
+from llmserve.server.settings import ServerSettings
+from serving import running_server
+
+
+def test_a_flag_goes_before_the_environment_and_that_before_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text("port: 1\nhost: ::1\napi-key: file\nmax_model_len: 64\nrequest_timeout: 5\n")
+    monkeypatch.setenv("LLMSERVE_API_KEY", "environment")
+    found = resolve({"port": 2}, str(path))
+    assert (found.server.port, found.server.host, found.server.api_key) == (2, "::1", "environment")
+    assert found.engine == {"max_model_len": 64}
+    assert found.server.request_timeout == 5.0
+    assert found.origins["port"] == "flag"
+    assert found.origins["api_key"] == "environment"
+    assert found.origins["host"] == "file"
+    assert "environment" not in found.changed().replace("(environment)", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot: 1", "did you mean 'port'"),
+        ("port: x", "port must be an integer"),
+        ("port: 70000", "65535"),
+        ("- a", "must be a mapping"),
+        ("a: [", "not YAML"),
+        ("log_format: xml", "text or json"),
+        ("ssl_keyfile: a.pem", "belong together"),
+        ("request_timeout: -1", "at least 0"),
+        ("max_body_bytes: 0", "max_body_bytes"),
+        ("!!python/object/apply:os.system ['true']", "not YAML"),
+    ],
+)
+def test_a_bad_file_is_refused_by_the_settings_name(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidArgument, match=message):
+        resolve({}, str(path))
+
+
+def test_there_are_fewer_than_sixty_settings_and_each_says_what_it_is() -> None:
+    options = (*ENGINE_OPTIONS, *SERVER_OPTIONS)
+    assert len(options) < 60
+    assert all(option.help for option in options)
+    assert len({option.name for option in options}) == len(options)
+
+
+def test_several_models_need_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["a", "b"], ["x=a", "x=b"], ["x=a", "y=b", "--served-model-name", "z"]):
+        assert main(["serve", "--port", "0", *arguments]) == 2
+    assert "NAME=MODEL" in capsys.readouterr().err
+
+
+def test_two_models_answer_by_their_names(demo: AsyncLLM) -> None:
+    from llmserve.server.models import Models, ServedModel
+
+    models = Models([ServedModel(["a", "aa"], demo), ServedModel(["b"], demo)])
+    assert [models.get(name).name for name in (None, "a", "aa", "b")] == ["a", "a", "a", "b"]
+    with pytest.raises(ApiError, match="this server has: a, aa, b"):
+        models.get("c")
+
+
+def test_without_the_extra_the_command_names_it() -> None:
+    code = """
+import sys
+sys.modules["starlette"] = None
+from llmserve.cli import main
+raise SystemExit(main(["serve"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install 'llmserve[serve]'" in done.stderr
+
+
+class _Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_quota_fills_steadily_and_is_each_keys_own() -> None:
+    clock = _Clock()
+    settings = ServerSettings(key_requests_per_minute=6, key_tokens_per_minute=1000)
+    quotas = Quotas(settings, clock)
+    for _ in range(6):
+        quotas.take("a", 10)
+    with pytest.raises(ApiError, match="6 requests a minute") as refused:
+        quotas.take("a", 10)
+    assert (refused.value.status, refused.value.retry_after) == (429, pytest.approx(10))
+    quotas.take("b", 10)
+    clock.now = 10.0
+    quotas.take("a", 10)
+    with pytest.raises(ApiError):
+        quotas.take("a", 10)
+    clock.now = 600.0
+    quotas.take("a", 5000)  # more than a minute's: let in when the bucket is full
+    clock.now += 60
+    with pytest.raises(ApiError, match="1000 tokens") as refused:
+        quotas.take("a", 1)
+    assert refused.value.retry_after == pytest.approx(180, abs=1)
+    assert quotas.num_refused == 3
+
+
+def test_a_key_past_its_quota_gets_a_429_and_others_do_not(demo: AsyncLLM) -> None:
+    with running_server(demo, api_key="one,two", key_requests_per_minute=2) as server:
+        body = {"prompt": "x", "max_tokens": 1}
+
+        def status(key: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            answer = server.request("POST", "/v1/completions", body, headers)
+            assert answer[0] == 200 or int(answer[2]["retry-after"]) >= 1
+            return int(answer[0])
+
+        assert [status("one") for _ in range(3)] == [200, 200, 429]
+        assert status("two") == 200
