@@ -10,6 +10,7 @@ import pytest
 from llmserve import AsyncLLM, InvalidArgument
 from llmserve.cli import main
 from llmserve.server.errors import ApiError
+from llmserve.server.main import listen
 from llmserve.server.options import ENGINE_OPTIONS, SERVER_OPTIONS, resolve
 from llmserve.server.quotas import Quotas
 from llmserve.server.settings import ServerSettings
@@ -132,3 +133,11 @@ def test_a_key_past_its_quota_gets_a_429_and_others_do_not(demo: AsyncLLM) -> No
 
         assert [status("one") for _ in range(3)] == [200, 200, 429]
         assert status("two") == 200
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_is_loaded() -> None:
+    first = listen(ServerSettings(port=0))
+    port = first.getsockname()[1]
+    with pytest.raises(InvalidArgument, match=f"cannot listen on 127.0.0.1:{port}"):
+        listen(ServerSettings(port=port))
+    first.close()

@@ -17,6 +17,7 @@ from llmserve.server.settings import ServerSettings
 
 _log = logging.getLogger(__name__)
 
+_BACKLOG = 2048
 # For the last bytes of what was ended at the drain's deadline.
 _FLUSH_S = 5
 
@@ -75,12 +76,14 @@ def serve(models: Sequence[ServedModel], settings: ServerSettings, sock: socket.
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """The socket, bound; before a model is loaded for nothing."""
+    """The socket, listening, so that no model is loaded for nothing: who comes early waits. Raises
+    InvalidArgument."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((settings.host, settings.port))
+        sock.listen(_BACKLOG)  # or a second server could bind it, too, and fail later
     except OSError as error:
         sock.close()
         raise InvalidArgument(
