@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,14 @@ def test_the_commands_that_the_checks_run_are_marked() -> None:
     assert {block["kind"] for block in TO_RUN} <= {"python", "sh"}
 
 
+def on_a_free_port(code: str) -> str:
+    """As printed but for the port of a server: it may be taken on this machine."""
+    for port in set(re.findall(r"127\.0\.0\.1:(\d+)", code)):
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            code = code.replace(port, str(sock.getsockname()[1]))
+    return code
+
+
 @pytest.mark.parametrize("idx", range(len(TO_RUN)))
 def test_a_block_runs_as_printed(idx: int, tmp_path: Path) -> None:
     block = TO_RUN[idx]
@@ -58,7 +67,7 @@ def test_a_block_runs_as_printed(idx: int, tmp_path: Path) -> None:
         [sys.executable, "-c"] if block["kind"] == "python" else ["bash", "-euo", "pipefail", "-c"]
     )
     done = subprocess.run(
-        [*command, block["code"]],
+        [*command, on_a_free_port(block["code"])],
         env=environment(tmp_path),
         cwd=tmp_path,
         capture_output=True,
