@@ -48,7 +48,7 @@ WIDE = dict(hidden_size=256, intermediate_size=256, num_hidden_layers=1)
 
 
 def answers(path: Path, **arguments: Any) -> list[Any]:
-    arguments = {"num_gpu_blocks_override": 64, "num_threads": 1, **arguments}
+    arguments = {"num_gpu_blocks_override": 128, "num_threads": 1, **arguments}
     with LLM(path, **arguments) as llm:
         outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     return [
