@@ -206,7 +206,7 @@ DeviceArray empty_device(Backend& backend, const std::vector<int64_t>& shape,
   return result;
 }
 
-py::array to_numpy(Backend& backend, const DeviceArray& array) {
+py::array read_device_array(Backend& backend, const DeviceArray& array) {
   if (array.view.dtype != DType::kF32) throw InvalidArgument("to_numpy: expected float32");
   const auto* shape = array.view.shape.data();
   py::array_t<float> result(std::vector<py::ssize_t>(shape, shape + array.view.rank));
@@ -411,7 +411,7 @@ void register_testing_ops(py::module_& testing) {
   register_position_ops(backend);
   backend.def("to_device", &to_device, "array"_a, py::keep_alive<0, 1>())
       .def("empty_device", &empty_device, "shape"_a, "dtype"_a, py::keep_alive<0, 1>())
-      .def("to_numpy", &to_numpy, "array"_a)
+      .def("to_numpy", &read_device_array, "array"_a)
       .def("synchronize", [](Backend& self) {
         py::gil_scoped_release release;
         self.memory().synchronize();
