@@ -1,7 +1,7 @@
 """Tools of a chat: JSON schemas as they are, Python functions by their signature and docstring.
 
-The schema of a function is the one that transformers' get_json_schema gives (5.20), so that a model
-sees what it was trained on.
+The schema of a function is the one that transformers' get_json_schema gives (5.20 to 5.23), so that
+a model sees what it was trained on; an enumeration is its values, as in 5.23.
 """
 
 import enum

@@ -180,12 +180,11 @@ def rich(
     c: int | None,
     d: str | int | list[str],
     e: Literal["x", 1],
-    f: Unit,
-    g: tuple[int, str],
-    h: Any,
-    i: bool | int = True,
-    j: str = "",
-) -> Path:
+    f: tuple[int, str],
+    g: Any,
+    h: bool | int = True,
+    i: str = "",
+) -> list[str]:
     """Takes everything.
 
     Args:
@@ -197,10 +196,18 @@ def rich(
         f: F.
         g: G.
         h: H.
-        i: I.
-        j: Tea or coffee (choices: ["tea", "coffee "])
+        i: Tea or coffee (choices: ["tea", "coffee "])
     """
-    return Path(str((a, b, c, d, e, f, g, h, i, j)))
+    return [str(x) for x in (a, b, c, d, e, f, g, h, i)]
+
+
+def newer(unit: Unit) -> Path:
+    """Takes an enumeration.
+
+    Args:
+        unit: The unit.
+    """
+    return Path(unit.value)
 
 
 def nothing() -> None:
@@ -225,6 +232,24 @@ def test_functions_have_the_schemas_that_transformers_gives_them(
     function: Callable[..., object],
 ) -> None:
     assert tool_schema("tools[0]", function) == get_json_schema(function)
+
+
+def test_an_enumeration_is_its_values_and_a_result_without_a_schema_is_left_out() -> None:
+    # As transformers 5.23 has it, which Python 3.10 does not have; 5.20 has neither.
+    assert tool_schema("tools[0]", newer) == {
+        "type": "function",
+        "function": {
+            "name": "newer",
+            "description": "Takes an enumeration.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "unit": {"type": "string", "enum": ["c", "k"], "description": "The unit."}
+                },
+                "required": ["unit"],
+            },
+        },
+    }
 
 
 def test_a_function_is_a_tool() -> None:
