@@ -44,7 +44,7 @@ from llmserve.sampling_params import (
 )
 from llmserve.scheduler import Scheduler
 from llmserve.structured_outputs import StructuredOutputsParams
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 from llmserve.trace import Trace
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from llmserve.arguments import describe, refuse_unless_default, text
 from llmserve.async_stream import AsyncStream
 from llmserve.beam_search import BeamSearchOutput
 from llmserve.beam_search_params import BeamSearchParams
-from llmserve.chat_messages import Conversation
-from llmserve.chat_template import chat_request
+from llmserve.chat.chat_messages import Conversation
+from llmserve.chat.chat_template import chat_request
+from llmserve.chat.tool_schema import Tool
 from llmserve.errors import InvalidArgument
 from llmserve.llm_base import LLMBase
 from llmserve.loop_waker import LoopWaker
@@ -40,7 +41,6 @@ from llmserve.pooling_state import PoolingState
 from llmserve.prompts import SinglePrompt, chat_prompts
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
-from llmserve.tool_schema import Tool
 
 # Prompts of more characters (or token ids) are tokenized and checked on a thread: the tokenizers
 # library takes about a microsecond a character, and an event loop should not stand still for more

@@ -8,7 +8,7 @@ from llmserve.outputs import Logprob
 from llmserve.prompts import Prompt
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import SamplingParams
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

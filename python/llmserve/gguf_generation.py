@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from llmserve import _core
-from llmserve.gguf_tokenizer import GgufVocabulary
 from llmserve.model_files import JsonObject
+from llmserve.tokenization.gguf_tokenizer import GgufVocabulary
 
 # general.sampling.*, as llama.cpp's converter writes a generation_config.json.
 _SAMPLING = {

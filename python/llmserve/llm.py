@@ -9,8 +9,9 @@ from typing import NoReturn
 from llmserve.arguments import boolean, refuse_unless_default, text
 from llmserve.beam_search import BeamSearchOutput
 from llmserve.beam_search_params import BeamSearchParams
-from llmserve.chat_messages import Conversation
-from llmserve.chat_template import chat_request
+from llmserve.chat.chat_messages import Conversation
+from llmserve.chat.chat_template import chat_request
+from llmserve.chat.tool_schema import Tool
 from llmserve.enqueued import EnqueuedRequests
 from llmserve.errors import InvalidArgument
 from llmserve.llm_base import LLMBase
@@ -27,7 +28,6 @@ from llmserve.progress import Progress
 from llmserve.prompts import Prompts, SinglePrompt, chat_prompts
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
-from llmserve.tool_schema import Tool
 
 _MAX_ID_DIGITS = 18  # of what fits in the engine's 64 bits
 

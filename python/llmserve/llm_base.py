@@ -26,7 +26,7 @@ from llmserve.plan.memory_plan import MemoryPlan, plan_memory
 from llmserve.request_door import RequestDoor, RequestLimits
 from llmserve.request_runner import RequestRunner
 from llmserve.sampling_params import SamplingParams
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 from llmserve.trace import Trace
 from llmserve.word_tokens import read_thinking_tokens
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeGuard, Union
 
 from llmserve import _core
 from llmserve.arguments import describe, integer, refuse_unknown, text
-from llmserve.chat_template import ChatRequest
+from llmserve.chat.chat_template import ChatRequest
 from llmserve.errors import InvalidArgument, LLMServeError
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # NumPy's import takes longer than the rest of the package
     import numpy as np

@@ -14,7 +14,7 @@ from llmserve.pooling_state import PoolingState
 from llmserve.prompts import PromptLimits, parse_prompts
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import SamplingParams
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 from llmserve.word_tokens import ThinkingTokens, bad_word_token_ids
 
 

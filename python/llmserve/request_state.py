@@ -7,7 +7,7 @@ from llmserve import _core
 from llmserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from llmserve.prompts import Prompt
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 
 # The epoch on the engine's clock, which is that of time.monotonic.
 _EPOCH_US = time.monotonic_ns() // 1000 - time.time_ns() // 1000

@@ -6,7 +6,7 @@ from llmserve import _core
 from llmserve.arguments import boolean, describe, integer, text
 from llmserve.errors import InvalidArgument
 from llmserve.sampling_params import SamplingParams
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 
 
 class Scheduler(_core.Scheduler):

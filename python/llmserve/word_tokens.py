@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from llmserve import _core
 from llmserve.arguments import describe, refuse_unknown
 from llmserve.errors import InvalidArgument
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 
 _NAMES = ("reasoning_start_str", "reasoning_end_str")
 

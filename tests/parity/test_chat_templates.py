@@ -16,7 +16,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llmserve import InvalidArgument, Tokenizer
-from llmserve.tool_schema import tool_schema
+from llmserve.chat.tool_schema import tool_schema
 from transformers.utils import get_json_schema
 
 FAST = settings(deadline=None, derandomize=True, database=None, max_examples=40)

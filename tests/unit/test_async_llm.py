@@ -23,7 +23,7 @@ from llmserve import (
     SamplingParams,
     demo_model_path,
 )
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 from offline import DEADLINE_S, GREEDY, LONG, generate, tokens
 
 T = TypeVar("T")

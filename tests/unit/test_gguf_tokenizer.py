@@ -15,8 +15,8 @@ from gguf_files import add_bpe
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llmserve.errors import CorruptFile, NotSupported
-from llmserve.pre_tokenizers import PRE_TOKENIZERS
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.pre_tokenizers import PRE_TOKENIZERS
+from llmserve.tokenization.tokenizer import Tokenizer
 from tokenizer_files import TEXTS, byte_level, word_piece
 from tokenizers import Regex, pre_tokenizers, processors
 

@@ -24,7 +24,7 @@ from llmserve import (
     demo_model_path,
 )
 from llmserve.grammars import Grammars
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 from offline import generate, tokens
 
 TOKENIZER = Tokenizer.from_directory(Path(demo_model_path()))

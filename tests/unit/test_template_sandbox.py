@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from llmserve import InvalidArgument
-from llmserve.template_sandbox import compile_template, render_template
+from llmserve.chat.template_sandbox import compile_template, render_template
 
 # A bomb is to end within 30 s on any machine; the limit is 5 s and what one operation takes.
 DEADLINE_S = 30.0
@@ -99,7 +99,7 @@ BOMBS = {
 def test_a_bomb_ends_with_an_error_soon_and_without_eating_memory(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmserve.template_meter.RENDER_S", 0.3)  # the suite is to stay short
+    monkeypatch.setattr("llmserve.chat.template_meter.RENDER_S", 0.3)  # the suite is to stay short
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     start = time.monotonic()
     with pytest.raises(InvalidArgument, match=r"^T (is stopped|fails|is not a template)"):

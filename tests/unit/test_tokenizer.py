@@ -13,7 +13,7 @@ import tokenizer_files
 import tokenizers
 from llmserve import CorruptFile, InvalidArgument, NotSupported, Tokenizer, demo_model_path
 from llmserve._core import testing
-from llmserve.vocabulary import build_vocabulary_table
+from llmserve.tokenization.vocabulary import build_vocabulary_table
 
 KINDS = [
     tokenizer_files.byte_level,

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llmserve import LLM, SamplingParams
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
-from llmserve.tokenizer import Tokenizer
-from llmserve.vocabulary import byte_level_text
+from llmserve.tokenization.tokenizer import Tokenizer
+from llmserve.tokenization.vocabulary import byte_level_text
 from tokenizer_files import TEXTS, byte_level
 
 CORPUS = [*TEXTS, "Once upon a time it was 12345, wasn't it?  Two  spaces\nand a line."] * 3

@@ -6,7 +6,7 @@ from pathlib import Path
 from llmserve.errors import LLMServeError
 from llmserve.generation_config import GenerationConfig, read_generation_config
 from llmserve.sampling_params import SamplingParams
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 
 
 def text_report(source: Path) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmserve.chat_template import chat_request
+from llmserve.chat.chat_template import chat_request
 from llmserve.outputs import CompletionOutput
 from llmserve.parsers.deltas import merged
 from llmserve.prompts import TokensPrompt

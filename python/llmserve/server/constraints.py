@@ -12,7 +12,7 @@ from llmserve.parsers.tool_grammar import call_grammar, tool_function
 from llmserve.server.bodies import ChatBody, GenerationBody
 from llmserve.server.errors import ApiError
 from llmserve.structured_outputs import StructuredOutputsParams
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 
 _MAX_NUM_TOOLS = 128
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from llmserve.outputs import Logprob
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 
 # JSON has no infinities; OpenAI's servers give this for what is next to impossible.
 _LOWEST = -9999.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from llmserve.async_llm import AsyncLLM
 from llmserve.server.errors import ApiError
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

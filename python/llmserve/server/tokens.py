@@ -5,12 +5,12 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmserve.chat_template import chat_request
+from llmserve.chat.chat_template import chat_request
 from llmserve.server.bodies import DetokenizeBody, TokenizeBody
 from llmserve.server.body import read_json
 from llmserve.server.context import context
 from llmserve.server.errors import ApiError, JsonResponse
-from llmserve.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer import Tokenizer
 
 
 async def tokenize(request: Request) -> Response:

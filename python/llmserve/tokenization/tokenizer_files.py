@@ -11,15 +11,15 @@ from llmserve.model_files import (
     read_bytes,
     read_json_object,
 )
-from llmserve.sentencepiece_tokenizer import (
+from llmserve.tokenization.sentencepiece_tokenizer import (
     PieceType,
     SentencePieceModel,
     parse_sentencepiece,
     piece_ends,
     sentencepiece_document,
 )
-from llmserve.tiktoken_tokenizer import is_tiktoken, tiktoken_document
-from llmserve.tokenizer_document import AddedToken, Document, Ends
+from llmserve.tokenization.tiktoken_tokenizer import is_tiktoken, tiktoken_document
+from llmserve.tokenization.tokenizer_document import AddedToken, Document, Ends
 
 # In the order in which a folder is searched; *.tiktoken comes last.
 _NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer.model.v3", "tiktoken.model")

@@ -11,7 +11,7 @@ from pathlib import Path
 from struct import unpack_from
 
 from llmserve.errors import CorruptFile, NotSupported
-from llmserve.tokenizer_document import (
+from llmserve.tokenization.tokenizer_document import (
     SPACE,
     AddedToken,
     Document,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmserve.pre_tokenizers import PreTokenizer
+from llmserve.tokenization.pre_tokenizers import PreTokenizer
 
 Document = dict[str, Any]
 SPACE = "\u2581"

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmserve import _core
-from llmserve.chat_template import ChatRequest, ChatTemplates, chat_request
+from llmserve.chat.chat_template import ChatRequest, ChatTemplates, chat_request
+from llmserve.chat.tool_schema import Tool
 from llmserve.errors import CorruptFile, InvalidArgument
-from llmserve.gguf_tokenizer import GgufVocabulary, gguf_document
 from llmserve.model_files import JsonObject, is_gguf
-from llmserve.tokenizer_files import find_tokenizer, read_tokenizer
-from llmserve.tool_schema import Tool
-from llmserve.vocabulary import VocabularyTable, build_vocabulary_table
+from llmserve.tokenization.gguf_tokenizer import GgufVocabulary, gguf_document
+from llmserve.tokenization.tokenizer_files import find_tokenizer, read_tokenizer
+from llmserve.tokenization.vocabulary import VocabularyTable, build_vocabulary_table
 
 if TYPE_CHECKING:
     import tokenizers

@@ -11,9 +11,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from llmserve.errors import CorruptFile, NotSupported
-from llmserve.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from llmserve.tokenizer_document import AddedToken, Document, Ends, byte_level_bpe, merges_of_ranks
-from llmserve.vocabulary import byte_level_text
+from llmserve.tokenization.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from llmserve.tokenization.tokenizer_document import (
+    AddedToken,
+    Document,
+    Ends,
+    byte_level_bpe,
+    merges_of_ranks,
+)
+from llmserve.tokenization.vocabulary import byte_level_text
 
 # The published file, the pre-tokenizer of the same pattern.
 _PATTERNS: Mapping[str, str] = {

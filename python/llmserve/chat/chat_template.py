@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmserve.arguments import boolean, describe
-from llmserve.chat_messages import parse_conversations, plain_data
+from llmserve.chat.chat_messages import parse_conversations, plain_data
+from llmserve.chat.tool_schema import tool_schema
 from llmserve.errors import CorruptFile, InvalidArgument
 from llmserve.model_files import JsonObject, read_bytes, read_json_object
-from llmserve.tool_schema import tool_schema
 
 if TYPE_CHECKING:
     import jinja2
@@ -258,7 +258,7 @@ def _special_tokens(config: JsonObject) -> dict[str, str]:
 def _compile(
     source: str, label: str, special_tokens: tuple[tuple[str, str], ...]
 ) -> "_CompiledTemplate":
-    from llmserve.template_sandbox import compile_template  # jinja2 takes 50 ms to import
+    from llmserve.chat.template_sandbox import compile_template  # jinja2 takes 50 ms to import
 
     return _CompiledTemplate(compile_template(source, label), dict(special_tokens), label)
 
@@ -284,7 +284,7 @@ class _CompiledTemplate:
         return self._cut(text) if request.continue_final_message else text
 
     def _render(self, messages: list[Message], request: ChatRequest) -> str:
-        from llmserve.template_sandbox import render_template
+        from llmserve.chat.template_sandbox import render_template
 
         variables = {
             **self._constants,

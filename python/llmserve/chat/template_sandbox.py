@@ -30,8 +30,7 @@ from jinja2.tests import TESTS
 from jinja2.utils import Cycler, Joiner, Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
-from llmserve.errors import InvalidArgument
-from llmserve.template_meter import (
+from llmserve.chat.template_meter import (
     BINARY_CHECKS,
     FILTER_CHECKS,
     METHOD_CHECKS,
@@ -46,6 +45,7 @@ from llmserve.template_meter import (
     meter,
     written_size,
 )
+from llmserve.errors import InvalidArgument
 
 # Published templates are 1 to 100 KB.
 MAX_SOURCE = 2**20

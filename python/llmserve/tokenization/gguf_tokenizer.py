@@ -11,14 +11,14 @@ from pathlib import Path
 from llmserve import _core
 from llmserve.arguments import describe
 from llmserve.errors import CorruptFile, NotSupported
-from llmserve.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from llmserve.sentencepiece_tokenizer import (
+from llmserve.tokenization.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from llmserve.tokenization.sentencepiece_tokenizer import (
     PieceType,
     SentencePieceModel,
     piece_ends,
     sentencepiece_document,
 )
-from llmserve.tokenizer_document import (
+from llmserve.tokenization.tokenizer_document import (
     SPACE,
     AddedToken,
     Document,

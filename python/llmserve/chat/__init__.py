@@ -1,0 +1,1 @@
+"""Conversations to prompts: a model's chat template, run in a sandbox."""
