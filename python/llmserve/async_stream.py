@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import deque
 
 from llmserve import _core
 from llmserve.request_runner import RequestRunner
@@ -26,6 +27,9 @@ class AsyncStream:
         self._thread_id = threading.get_ident()
         self._has_news = asyncio.Event() if has_news is None else has_news
         self._request_ids: list[int] = []
+        # In the order in which the engine said it; what the loop's own thread takes must not
+        # overtake what another loop's thread has put here before.
+        self._arrived: deque[_core.TokenEvent | None] = deque()
 
     def start(self, is_streamed: bool) -> None:
         """Gives the request to the engine. Raises QueueFull, InvalidArgument."""
@@ -55,11 +59,12 @@ class AsyncStream:
 
     def put(self, item: _core.TokenEvent | None, /) -> None:
         """As an inbox of EventRouter; None wakes the reader."""
+        self._arrived.append(item)
         if threading.get_ident() == self._thread_id:
-            self._apply(item)
+            self._apply()
             return
         try:
-            self._loop.call_soon_threadsafe(self._apply, item)
+            self._loop.call_soon_threadsafe(self._apply)
         except RuntimeError:  # the loop was closed under its request
             self._runner.engine.abort(self.state.request_id)
 
@@ -72,7 +77,9 @@ class AsyncStream:
             self.abort()
         return is_left
 
-    def _apply(self, item: _core.TokenEvent | None) -> None:
-        if item is not None:
-            self.state.apply(item)
+    def _apply(self) -> None:
+        while self._arrived:
+            event = self._arrived.popleft()
+            if event is not None:
+                self.state.apply(event)
         self._has_news.set()

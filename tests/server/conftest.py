@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,20 +12,20 @@ from serving import RunningServer, running_server
 ENGINE = {"num_threads": 1, "kv_cache_memory_bytes": 2**23}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def demo() -> Iterator[AsyncLLM]:
     llm = AsyncLLM(demo_model_path(), **ENGINE)
     yield llm
     llm.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def offline() -> Iterator[LLM]:
     with LLM(demo_model_path(), **ENGINE) as llm:
         yield llm
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(demo: AsyncLLM) -> Iterator[RunningServer]:
     with running_server(demo, ["demo", "alias"], max_body_bytes=2**20) as server:
         yield server
@@ -55,3 +56,15 @@ def make_oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeOracle]:
     yield make
     for llm in made:
         llm.close()
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """The command sends the package's logs to stderr alone, for the rest of its process."""
+    names = ("llmserve", "llmserve.async_llm", "uvicorn", "uvicorn.error")
+    loggers = [logging.getLogger(name) for name in names]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagates, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagates
+        logger.setLevel(level)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from llmserve import (
     SamplingParams,
     demo_model_path,
 )
+from llmserve.async_stream import AsyncStream
 from llmserve.tokenization.tokenizer import Tokenizer
 from offline import DEADLINE_S, GREEDY, LONG, generate, tokens
 
@@ -229,6 +231,22 @@ def test_several_event_loops_share_one_engine(async_llm: AsyncLLM, llm: LLM) -> 
     for thread in threads:
         thread.join(DEADLINE_S)
     assert results == [tokens(generate(llm, batch)) for batch in prompts]
+
+
+def test_what_another_thread_took_first_is_applied_first() -> None:
+    applied: list[object] = []
+    state = SimpleNamespace(apply=applied.append)
+
+    async def main() -> None:
+        stream = AsyncStream(None, state)  # type: ignore[arg-type]
+        other = threading.Thread(target=stream.put, args=("first",))
+        other.start()
+        other.join()
+        stream.put("second")  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+
+    run(main())
+    assert applied == ["first", "second"]
 
 
 class LoopWithoutReaders(asyncio.SelectorEventLoop):
