@@ -164,7 +164,7 @@ def measure(options: argparse.Namespace) -> None:
             worker.close()
     rates = probe.rates()
     report = {
-        "command": " ".join(sys.argv),
+        "command": " ".join(sys.argv).replace(str(options.folder), "FOLDER"),
         "machine": describe_machine(),
         "shape": options.shape,
         "dtype": options.dtype,
