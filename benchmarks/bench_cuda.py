@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import tempfile
 import time
@@ -23,36 +24,11 @@ from typing import Any
 
 import numpy as np
 from llmserve import LLM, SamplingParams, _core
+from random_models import SHAPES, tensors_of, write_checkpoint
 
 testing = _core.testing
 
-# Of the models' config.json on the Hugging Face Hub.
-SHAPES: dict[str, dict[str, Any]] = {
-    "Qwen3-0.6B": dict(
-        architectures=["Qwen3ForCausalLM"],
-        model_type="qwen3",
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=151936,
-        rope_theta=1000000,
-    ),
-    "Llama-3.2-1B": dict(
-        architectures=["LlamaForCausalLM"],
-        model_type="llama",
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
-        vocab_size=128256,
-        rope_theta=500000,
-    ),
-}
+MODELS = ("qwen3-0.6b", "llama-3.2-1b")
 
 
 @dataclass
@@ -181,60 +157,13 @@ def row_op_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Itera
         yield limits.row(name, seconds, rows * vocabulary * 4)
 
 
-def write_model(directory: Path, shape: dict[str, Any]) -> int:
-    """config.json and one safetensors file of random bf16; the bytes that a decode step reads."""
-    config = {
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": True,
-        "rms_norm_eps": 1e-6,
-        "torch_dtype": "bfloat16",
-        "hidden_act": "silu",
-        "eos_token_id": 0,
-        **shape,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    e, f, d = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
-    h, k = shape["num_attention_heads"], shape["num_key_value_heads"]
-    tensors: dict[str, list[int]] = {"model.embed_tokens.weight": [shape["vocab_size"], e]}
-    for i in range(shape["num_hidden_layers"]):
-        layer = f"model.layers.{i}"
-        tensors |= {
-            f"{layer}.input_layernorm.weight": [e],
-            f"{layer}.post_attention_layernorm.weight": [e],
-            f"{layer}.self_attn.q_proj.weight": [h * d, e],
-            f"{layer}.self_attn.k_proj.weight": [k * d, e],
-            f"{layer}.self_attn.v_proj.weight": [k * d, e],
-            f"{layer}.self_attn.o_proj.weight": [e, h * d],
-            f"{layer}.mlp.gate_proj.weight": [f, e],
-            f"{layer}.mlp.up_proj.weight": [f, e],
-            f"{layer}.mlp.down_proj.weight": [e, f],
-        }
-        if shape["model_type"] == "qwen3":
-            tensors |= {f"{layer}.self_attn.{n}_norm.weight": [d] for n in "qk"}
-    tensors["model.norm.weight"] = [e]
-    header: dict[str, Any] = {}
-    offset = 0
-    for name, dims in tensors.items():
-        size = 2 * int(np.prod(dims))
-        header[name] = {"dtype": "BF16", "shape": dims, "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    scaled = (0.02 * np.random.default_rng(0).standard_normal(2**22)).astype(np.float32)
-    chunk = (scaled.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-    with open(directory / "model.safetensors", "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for left in range(offset, 0, -len(chunk)):
-            file.write(chunk[: min(left, len(chunk))])
-    return offset
-
-
 def decode_row(name: str, limits: Limits, max_tokens: int) -> Row:
     """Batch 1, a prompt of 64 tokens: the time between tokens, which a longer run adds."""
     folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
     directory = Path(tempfile.mkdtemp(prefix="llmserve-", dir=folder))
     try:
-        num_bytes = write_model(directory, SHAPES[name])
+        write_checkpoint(directory, name)
+        num_bytes = 2 * sum(math.prod(dims) for _, dims in tensors_of(SHAPES[name]))  # tied head
         with LLM(directory, device="cuda", max_model_len=2048, kv_cache_memory_bytes=2**30) as llm:
             prompt = list(range(100, 164))
 
@@ -255,7 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--models", nargs="*", default=MODELS, choices=MODELS)
     args = parser.parse_args()
     reason = testing.unavailable_reason("cuda")
     if reason:

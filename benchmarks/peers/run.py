@@ -32,10 +32,10 @@ ROOT = HERE.parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parent))
 
 from llmserve.bench.machine import MachineProbe, Rates, describe_machine  # noqa: E402
-from random_models import SHAPES, tensors_of, write_checkpoint  # noqa: E402  # beside this file
+from random_models import SHAPES, tensors_of, write_checkpoint  # noqa: E402  # in the folder above
 
 # What each environment holds. llama-cpp-python has no wheel: pip compiles llama.cpp here.
 PACKAGES = {
@@ -97,7 +97,7 @@ class Worker:
         threads = str(options.threads)
         environment = {**os.environ, "OMP_NUM_THREADS": threads}
         if system == "llmserve":
-            environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p and p != str(HERE))
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
             [python, str(HERE / "worker.py"), system, str(model), options.dtype, threads],
             stdin=subprocess.PIPE,
@@ -191,7 +191,7 @@ def start_workers(options: argparse.Namespace, folder: Path) -> Iterator[tuple[s
         if system == "llama.cpp":
             model = folder / f"model-{options.dtype}.gguf"
             if not model.exists():
-                script = str(HERE / "random_models.py")
+                script = str(HERE.parent / "random_models.py")
                 subprocess.run([python, script, folder, model, options.dtype], check=True)
         worker = Worker(system, python, model, options)
         print(f"{system} {worker.version}: loaded in {worker.load_s:.1f} s", flush=True)

@@ -1,4 +1,4 @@
-"""Checkpoints of published shapes with random weights, as the peers read them.
+"""Checkpoints of published shapes with random weights, as llmserve and its peers read them.
 
 `write_checkpoint` writes a Hugging Face directory with NumPy alone. This file as a script, run with
 DIR FILE DTYPE in an environment with the gguf package, turns one into a GGUF file.
@@ -17,6 +17,8 @@ import numpy as np
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 10000.0}
 _QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_theta": 1000000.0}
+# Drawn once and repeated, since a billion draws take long; prime, so that no two rows are equal.
+_NUM_DRAWS = 4_194_301
 _COMMON = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -47,6 +49,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
         "vocab_size": 32000,
         "tie_word_embeddings": False,
+    },
+    "llama-3.2-1b": {
+        **_LLAMA,
+        "rope_theta": 500000.0,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 128256,
+        "tie_word_embeddings": True,
     },
     "qwen3-0.6b": {
         **_QWEN3,
@@ -79,12 +93,13 @@ def write_checkpoint(folder: Path, shape: str) -> None:
         header[name] = {"dtype": "BF16", "shape": list(dims), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    rng = np.random.default_rng(0)
+    draws = np.random.default_rng(0).standard_normal(_NUM_DRAWS, dtype=np.float32)
     unfinished = folder / "model.safetensors.part"
     with unfinished.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for _, dims in tensors_of(config):
-            file.write(_random_bf16(rng, dims).tobytes())
+            file.write(_random_bf16(draws, dims).tobytes())
+            draws = np.roll(draws, 7919)  # other weights for the next tensor
     unfinished.rename(folder / "model.safetensors")
 
 
@@ -113,11 +128,11 @@ def tensors_of(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "lm_head.weight", (config["vocab_size"], width)
 
 
-def _random_bf16(rng: np.random.Generator, dims: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def _random_bf16(draws: np.ndarray[Any, Any], dims: tuple[int, ...]) -> np.ndarray[Any, Any]:
     if len(dims) == 1:
         values = np.ones(dims, np.float32)
     else:
-        values = rng.standard_normal(dims, dtype=np.float32) * np.float32(dims[1] ** -0.5)
+        values = np.resize(draws, dims) * np.float32(dims[1] ** -0.5)
     return (values.view(np.uint32) >> 16).astype(np.uint16)  # truncated: any bf16 will do
 
 
