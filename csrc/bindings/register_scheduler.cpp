@@ -152,10 +152,12 @@ void register_scheduler(py::module_& module) {
       .def("preempt", &Self::preempt, "request_id"_a,
            "Takes the blocks of a request's running sequences; they are computed again later.")
       .def("fail", &Self::fail, "reason"_a,
-           "Ends all requests with an error, as a step that went wrong does.")
+           "Ends all requests with an error, and empties the prefix cache.")
+      .def("fail_step", &Self::fail_step, "reason"_a,
+           "Instead of commit(): ends the requests of the plan with an error, and no others.")
       .def(
           "take_events", [](Self& self) { return self.scheduler().take_events(); },
-          "The events of abort() and fail() that no commit has given out.")
+          "The events of abort(), fail_step() and fail() that no commit has given out.")
       .def("reset_prefix_cache", [](Self& self) { self.scheduler().reset_prefix_cache(); })
       .def("has_unfinished", [](const Self& self) { return self.scheduler().has_unfinished(); })
       .def(

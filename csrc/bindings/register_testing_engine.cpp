@@ -3,13 +3,20 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 
 #include "bindings/from_kwargs.h"
 #include "bindings/register.h"
 #include "bindings/token_oracle.h"
 #include "core/error.h"
 #include "engine/engine.h"
+#include "engine/model_executor.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -20,10 +27,21 @@ namespace {
 struct OracleOptions {
   int32_t vocab_size = 256;
   int64_t step_us = 0;              // how long a step takes
-  int64_t fail_at_step = -1;        // execute() throws at this step
-  int64_t num_failures = 1;         // and at so many steps from it on, itself included
   int64_t invalid_request_id = -1;  // this request's rows come back as not finite
 };
+
+struct FaultOptions {
+  int64_t fail_at_step = -1;  // execute() throws at this step, when its work is done
+  int64_t num_failures = 1;   // and at so many steps from it on, itself included
+  std::string fault = "device";
+};
+
+[[noreturn]] void throw_fault(std::string_view fault) {
+  if (fault == "memory") throw ResourceExhausted("the executor was told to have no memory left");
+  if (fault == "allocation") throw std::bad_alloc();
+  if (fault == "internal") check_internal(false, "the executor was told to fail");
+  throw DeviceError("the executor was told to fail");
+}
 
 class OracleExecutor final : public Executor {
  public:
@@ -31,9 +49,6 @@ class OracleExecutor final : public Executor {
 
   const SampledTokens& execute(const StepPlan& plan) override {
     std::this_thread::sleep_for(std::chrono::microseconds(options_.step_us));
-    const int64_t failed = plan.step_id - options_.fail_at_step;
-    if (options_.fail_at_step >= 0 && failed >= 0 && failed < options_.num_failures)
-      throw DeviceError("the oracle was told to fail");
     sampled_ = sample_oracle(plan, options_.vocab_size);
     for (size_t row = 0; row < plan.logit_rows.size(); ++row) {
       const RequestId id = plan.sequences[plan.logit_rows[row].sequence_idx].request_id;
@@ -53,6 +68,35 @@ class OracleExecutor final : public Executor {
   SampledTokens sampled_;
 };
 
+// Another executor, until it fails. By then the other has written to the step's blocks.
+class FaultyExecutor final : public Executor {
+ public:
+  FaultyExecutor(std::unique_ptr<Executor> executor, FaultOptions options)
+      : executor_(std::move(executor)), options_(std::move(options)) {}
+
+  const SampledTokens& execute(const StepPlan& plan) override {
+    const SampledTokens& sampled = executor_->execute(plan);
+    const int64_t failed = plan.step_id - options_.fail_at_step;
+    if (options_.fail_at_step >= 0 && failed >= 0 && failed < options_.num_failures)
+      throw_fault(options_.fault);
+    return sampled;
+  }
+  void forget(RequestId request_id, int32_t sample_index) override {
+    executor_->forget(request_id, sample_index);
+  }
+  void check_idle() const override { executor_->check_idle(); }
+  int64_t vocab_size() const override { return executor_->vocab_size(); }
+  int64_t hidden_size() const override { return executor_->hidden_size(); }
+  std::string description() const override { return executor_->description(); }
+  MemoryUse memory_use() const override { return executor_->memory_use(); }
+  void release(MemoryPart part) override { executor_->release(part); }
+  void restore(MemoryPart part) override { executor_->restore(part); }
+
+ private:
+  const std::unique_ptr<Executor> executor_;
+  const FaultOptions options_;
+};
+
 }  // namespace
 
 void register_testing_engine(py::module_& testing) {
@@ -60,17 +104,32 @@ void register_testing_engine(py::module_& testing) {
       .def(py::init(&from_kwargs<OracleOptions>))
       .def_readwrite("vocab_size", &OracleOptions::vocab_size)
       .def_readwrite("step_us", &OracleOptions::step_us)
-      .def_readwrite("fail_at_step", &OracleOptions::fail_at_step)
-      .def_readwrite("num_failures", &OracleOptions::num_failures)
       .def_readwrite("invalid_request_id", &OracleOptions::invalid_request_id);
+  py::class_<FaultOptions>(testing, "FaultOptions")
+      .def(py::init(&from_kwargs<FaultOptions>))
+      .def_readwrite("fail_at_step", &FaultOptions::fail_at_step)
+      .def_readwrite("num_failures", &FaultOptions::num_failures)
+      .def_readwrite("fault", &FaultOptions::fault);
   testing.def(
       "oracle_engine",
       [](const EngineConfig& config, const OracleOptions& options,
-         std::optional<Vocabulary> vocabulary) {
-        return std::make_unique<Engine>(config, std::move(vocabulary),
-                                        std::make_unique<OracleExecutor>(options));
+         std::optional<Vocabulary> vocabulary, const FaultOptions& faults) {
+        auto oracle = std::make_unique<OracleExecutor>(options);
+        return std::make_unique<Engine>(
+            config, std::move(vocabulary),
+            std::make_unique<FaultyExecutor>(std::move(oracle), faults));
       },
-      "config"_a, "options"_a, "vocabulary"_a = py::none());
+      "config"_a, "options"_a, "vocabulary"_a = py::none(), "faults"_a = FaultOptions());
+  testing.def(
+      "faulty_engine",
+      [](const EngineConfig& config, const FaultOptions& faults,
+         std::optional<Vocabulary> vocabulary) {
+        config.validate();
+        auto model = std::make_unique<ModelExecutor>(config);
+        return std::make_unique<Engine>(config, std::move(vocabulary),
+                                        std::make_unique<FaultyExecutor>(std::move(model), faults));
+      },
+      "config"_a, "faults"_a, "vocabulary"_a = py::none());
 }
 
 }  // namespace llmserve

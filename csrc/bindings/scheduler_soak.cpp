@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -98,11 +99,13 @@ class Soak {
       scheduler_.preempt(pick());
     } else if (per_mille < 996) {
       scheduler_.reset_prefix_cache();
-    } else if (per_mille < 998) {
+    } else if (per_mille < 997) {
       fail();
-    } else {
+    } else if (per_mille < 998) {
       scheduler_.schedule();  // a step that never comes back
       fail();
+    } else {
+      fail_step();
     }
   }
 
@@ -197,6 +200,19 @@ class Soak {
     scheduler_.fail("asked to");
     take(scheduler_.take_events());
     require(!scheduler_.has_unfinished(), "a failure ends every request");
+  }
+
+  // Its work has been done, and comes to nothing.
+  void fail_step() {
+    const StepPlan& plan = scheduler_.schedule();
+    model_.execute(plan);
+    std::set<RequestId> failed;
+    for (const ScheduledSequence& sequence : plan.sequences) failed.insert(sequence.request_id);
+    for (const RequestId id : failed) asked_.at(id).is_cut_short = true;
+    scheduler_.fail_step("asked to");
+    take(scheduler_.take_events());
+    for (const RequestId id : failed)
+      require(!asked_.contains(id), "a failed step ends its requests");
   }
 
   void take(const std::vector<TokenEvent>& events) {

@@ -77,6 +77,12 @@ void SteppedScheduler::preempt(RequestId id) {
   scheduler_.preempt(id);
 }
 
+void SteppedScheduler::fail_step(const std::string& reason) {
+  if (!num_rows_due_) throw InvalidArgument("fail_step() follows schedule(): there is no plan");
+  num_rows_due_.reset();
+  scheduler_.fail_step(reason);
+}
+
 void SteppedScheduler::fail(const std::string& reason) {
   num_rows_due_.reset();
   scheduler_.fail(reason);

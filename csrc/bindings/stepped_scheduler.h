@@ -51,6 +51,7 @@ class SteppedScheduler {
   std::unique_ptr<StepPlanRecord> schedule();
   std::vector<TokenEvent> commit(const SampledTokens& sampled);
   void preempt(RequestId id);
+  void fail_step(const std::string& reason);
   void fail(const std::string& reason);
   // None: only an arrival or an abort changes anything.
   std::optional<int64_t> wake_us() const;

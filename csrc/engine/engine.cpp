@@ -256,7 +256,7 @@ void Engine::run() {
       while (take_in()) step();
       goes_on = false;
     } catch (const std::exception& error) {  // the only catch of the loop
-      goes_on = go_on_after(error.what());
+      goes_on = go_on_after(error);
     }
   }
 }
@@ -315,7 +315,9 @@ void Engine::step() {
   const SampledTokens* tokens = &kNothing;
   if (!plan->is_empty()) {
     const PhaseTimer timer(clock_, record_.execute_us);
+    is_executing_ = true;
     tokens = &executor_->execute(*plan);
+    is_executing_ = false;
     take_aborts();
   }
   const StepResult* result = nullptr;
@@ -373,20 +375,33 @@ void Engine::keep_books(std::span<const TokenEvent> events) {
   room_made_.notify_all();
 }
 
-// A step that failed as a whole ends the requests that the scheduler has: nobody knows which of
-// them it was about, or what it left in the KV pool. What fails again and again does not get
-// better: then the engine takes no more.
-bool Engine::go_on_after(const std::string& reason) {
-  const bool is_last = ++num_failed_steps_ >= kMaxFailedSteps;
+// A batch that could not be executed ends, however often: nobody knows which of its requests it was
+// about, and the others have nothing to do with it. A device that fails again and again does not
+// get better, nor do books that are wrong: then the engine takes no more.
+bool Engine::go_on_after(const std::exception& error) {
+  const bool is_batch = std::exchange(is_executing_, false);
+  const bool is_device = dynamic_cast<const DeviceError*>(&error) != nullptr;
+  if (!is_batch || is_device) ++num_failed_steps_;
+  const bool is_last = num_failed_steps_ >= kMaxFailedSteps;
   if (is_last) {
     const std::lock_guard lock(intake_mutex_);
-    failure_ = reason;
+    failure_ = error.what();
     for (Request& request : intake_.requests) taken_.push_back(std::move(request));
     intake_.requests.clear();
     intake_.tasks.clear();
   }
-  fail_all(reason);
+  if (is_batch && !is_last) {
+    fail_batch(error.what());
+  } else {
+    fail_all(error.what());
+  }
   return !is_last;
+}
+
+void Engine::fail_batch(const std::string& reason) {
+  take_aborts();
+  scheduler_->fail_step(reason);
+  give_out_failures(scheduler_->take_events());
 }
 
 void Engine::fail_all(const std::string& reason) {
@@ -394,6 +409,10 @@ void Engine::fail_all(const std::string& reason) {
   std::vector<TokenEvent> events = scheduler_->take_events();
   fail_unseen(reason, events);
   record_ = {};  // of a step that has no record
+  give_out_failures(std::move(events));
+}
+
+void Engine::give_out_failures(std::vector<TokenEvent> events) {
   let_go(events);
   keep_books(events);
   events_.push(events);

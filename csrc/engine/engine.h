@@ -84,8 +84,10 @@ class Engine {
 
   EngineMetrics metrics() const;
   EngineHistograms histograms() const { return recorder_.snapshot(); }
-  // Why it stopped; empty while it runs. A step that throws ends the requests that the scheduler
-  // has, with an error event each, and the engine goes on; three such steps in a row stop it.
+  // Why it stopped; empty while it runs. A step that the executor cannot carry out ends the
+  // requests of its batch, with an error event each, and the engine goes on with the others. What
+  // throws elsewhere ends all requests. Three such steps in a row, or three that the device failed,
+  // stop it.
   std::string failure() const;
   // What does the work.
   const std::string& description() const { return description_; }
@@ -130,8 +132,10 @@ class Engine {
   void take_aborts();
   void let_go(std::span<const TokenEvent> events);
   void keep_books(std::span<const TokenEvent> events);
-  bool go_on_after(const std::string& reason);
+  bool go_on_after(const std::exception& error);
+  void fail_batch(const std::string& reason);
   void fail_all(const std::string& reason);
+  void give_out_failures(std::vector<TokenEvent> events);
   void fail_unseen(const std::string& reason, std::vector<TokenEvent>& events);
 
   const EngineConfig config_;
@@ -144,7 +148,8 @@ class Engine {
   std::unique_ptr<Scheduler> scheduler_;  // likewise, but for check_request()
   StepTrace trace_;
   MetricsRecorder recorder_;
-  int32_t num_failed_steps_ = 0;  // in a row
+  bool is_executing_ = false;     // so that what is caught is known to be the batch's
+  int32_t num_failed_steps_ = 0;  // in a row, of those that stop the engine
   StepRecord record_;
 
   mutable std::mutex intake_mutex_;

@@ -55,8 +55,13 @@ class Scheduler {
   // Ends all sequences of a request and frees their blocks; one kAbort event each. During a step
   // they end with its commit. An id that is not there has finished: nothing happens.
   void abort(RequestId id);
-  // Ends every request with kError and this reason, and empties the prefix cache: the step in
-  // flight failed, and nothing is known of what it wrote.
+  // Instead of commit(), where the step in flight could not be executed: ends its requests, with
+  // all their sequences, with kError and this reason, or as they were aborted meanwhile. What it
+  // wrote lies in blocks of theirs alone, none of which is in the prefix cache; everybody else goes
+  // on.
+  void fail_step(const std::string& reason);
+  // Ends every request with kError and this reason, and empties the prefix cache: the books are not
+  // to be trusted any more, or the device is not.
   void fail(const std::string& reason);
 
   // The next step; empty when nothing can run. Valid until commit().
@@ -65,7 +70,7 @@ class Scheduler {
   // sequence with kError. The result holds all events since the last one, and is valid until the
   // next schedule() or commit().
   const StepResult& commit(const SampledTokens& sampled);
-  // The events of abort() and fail() that no commit has given out.
+  // The events of abort(), fail_step() and fail() that no commit has given out.
   std::vector<TokenEvent> take_events();
 
   bool has_unfinished() const { return !requests_.empty(); }

@@ -21,6 +21,19 @@ void Scheduler::abort(RequestId id) {
   drop_finished();
 }
 
+void Scheduler::fail_step(const std::string& reason) {
+  check_internal(is_in_step_, "a step that fails has a plan");
+  is_in_step_ = false;
+  in_flight_.clear();
+  for (const RequestId id : std::exchange(aborts_, {})) abort(id);
+  for (const ScheduledSequence& sequence : plan_.sequences) {
+    const auto found = requests_.find(sequence.request_id);
+    if (found == requests_.end()) continue;
+    finish_request(found->second, FinishReason::kError, reason);
+  }
+  drop_finished();
+}
+
 void Scheduler::fail(const std::string& reason) {
   is_in_step_ = false;
   in_flight_.clear();

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 from checkpoints import VOCAB_SIZE, checkpoint
-from llmserve import LLM, RequestOutput, SamplingParams
+from llmserve import LLM, RequestOutput, SamplingParams, _core
 
 MAX_TOKENS = 20
 
@@ -103,6 +103,37 @@ def test_in_chunks(dtype: str, alone: list[Result], budget: int) -> None:
         assert run(llm) == alone
         kinds = {d.kind for step in llm.trace() for d in step.decisions}
         assert "chunked" in kinds
+
+
+@pytest.mark.parametrize(("fail_at_step", "fault"), [(2, "memory"), (5, "memory"), (9, "device")])
+def test_beside_a_step_that_fails(
+    dtype: str,
+    alone: list[Result],
+    fail_at_step: int,
+    fault: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The step has written all its keys and values when its batch ends, and its prompts share
+    blocks with those of the others."""
+
+    def engine(
+        config: _core.EngineConfig, vocabulary: _core.Vocabulary | None = None
+    ) -> _core.Engine:
+        faults = _core.testing.FaultOptions(fail_at_step=fail_at_step, fault=fault)
+        return _core.testing.faulty_engine(config, faults, vocabulary)
+
+    monkeypatch.setattr(_core, "Engine", engine)
+    with make_llm(dtype, max_num_batched_tokens=40, max_num_seqs=5) as llm:
+        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
+        failed = [o.outputs[0].finish_reason == "error" for o in outputs]
+        assert 0 < sum(failed) <= 5
+        for output, has_failed, expected in zip(outputs, failed, alone, strict=True):
+            tokens, rows = result(output)
+            assert (tokens, rows) == (expected[0][: len(tokens)], expected[1][: len(tokens)])
+            assert has_failed or len(tokens) == MAX_TOKENS
+        assert run(llm) == alone
+        assert llm.get_metrics().num_blocks_used == 0
 
 
 def test_without_chunks(dtype: str, alone: list[Result]) -> None:

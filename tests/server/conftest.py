@@ -39,14 +39,21 @@ def make_oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeOracle]:
     """Engines with the demo's tokenizer on the token oracle, whose steps take `step_us`."""
     made: list[AsyncLLM] = []
 
-    def make(step_us: int = 2000, fail_at_step: int = -1, **arguments: object) -> AsyncLLM:
+    def make(
+        step_us: int = 2000,
+        fail_at_step: int = -1,
+        num_failures: int = 1,
+        fault: str = "memory",
+        **arguments: object,
+    ) -> AsyncLLM:
         def engine(
             config: _core.EngineConfig, vocabulary: _core.Vocabulary | None = None
         ) -> _core.Engine:
-            options = _core.testing.OracleOptions(
-                vocab_size=len(vocabulary or ()), step_us=step_us, fail_at_step=fail_at_step
+            options = _core.testing.OracleOptions(vocab_size=len(vocabulary or ()), step_us=step_us)
+            faults = _core.testing.FaultOptions(
+                fail_at_step=fail_at_step, num_failures=num_failures, fault=fault
             )
-            return _core.testing.oracle_engine(config, options, vocabulary)
+            return _core.testing.oracle_engine(config, options, vocabulary, faults)
 
         with monkeypatch.context() as patch:
             patch.setattr(_core, "Engine", engine)

@@ -275,6 +275,38 @@ def test_a_step_that_fails_ends_its_requests_and_the_server_lives_on(
         server.wait_until_idle()
 
 
+def test_a_failed_step_reaches_only_the_streams_that_ran_in_it(make_oracle: MakeOracle) -> None:
+    llm = make_oracle(5000, fail_at_step=12, max_num_seqs=2, enable_prefix_caching=False)
+    with running_server(llm) as server:
+        body = {"stream": True, "prompt": [5, 6], "max_tokens": 30, "ignore_eos": True}
+        socks = [server.open_stream(COMPLETIONS, seed=seed, **body) for seed in range(6)]
+        streams = [data_of(list(events(sock))) for sock in socks]
+        failed = [i for i, stream in enumerate(streams) if "error" in stream[-1]]
+        assert len(failed) == 2
+        for seed in set(range(6)) - set(failed):
+            _, alone = server.post(COMPLETIONS, **{**body, "stream": False}, seed=seed)
+            text = "".join(chunk["choices"][0]["text"] for chunk in streams[seed])
+            assert text == alone["choices"][0]["text"]
+        server.wait_until_idle()
+
+
+def test_a_spike_of_errors_sheds_load_for_a_while(
+    make_oracle: MakeOracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmserve.server.watchdog._SHED_S", 1.0)
+    llm = make_oracle(0, fail_at_step=0, num_failures=11)  # steps count from 1
+    with running_server(llm) as server:
+        answers = [server.post(COMPLETIONS, prompt=[5], max_tokens=2) for _ in range(10)]
+        assert {answer["error"]["code"] for _, answer in answers} == {"generation_failed"}
+        status, answer, headers = server.request("POST", COMPLETIONS, {"prompt": [5]})
+        assert (status, answer["error"]["code"]) == (503, "failing")
+        assert int(headers["retry-after"]) >= 1
+        assert server.request("GET", "/health")[0] == 200  # the engine lives
+        body = {"prompt": [5], "max_tokens": 2}
+        server.wait_until(lambda: server.post(COMPLETIONS, **body)[0] == 200, "it takes new ones")
+        assert "error_spike" in server.request("GET", "/metrics")[1]
+
+
 def test_a_hung_step_shows_in_health(make_oracle: MakeOracle) -> None:
     with running_server(make_oracle(2_500_000), watchdog_timeout=0.3) as server:
         sock = server.open_stream(COMPLETIONS, stream=True, prompt=[5], max_tokens=1)

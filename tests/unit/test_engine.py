@@ -26,9 +26,16 @@ def make_config(**scheduler: object) -> _core.EngineConfig:
     return config
 
 
-def make_engine(options: dict[str, int] | None = None, **scheduler: object) -> _core.Engine:
-    oracle = _core.testing.OracleOptions(vocab_size=VOCAB, **(options or {}))
-    return _core.testing.oracle_engine(make_config(**scheduler), oracle)
+def make_engine(
+    options: dict[str, int] | None = None,
+    faults: dict[str, object] | None = None,
+    **scheduler: object,
+) -> _core.Engine:
+    return _core.testing.oracle_engine(
+        make_config(**scheduler),
+        _core.testing.OracleOptions(vocab_size=VOCAB, **(options or {})),
+        faults=_core.testing.FaultOptions(**(faults or {})),
+    )
 
 
 def params(**fields: object) -> _core.SamplingParams:
@@ -161,7 +168,7 @@ def test_a_row_that_is_not_finite_fails_its_request_alone() -> None:
 
 
 def test_a_failed_step_ends_its_requests_and_the_engine_lives_on() -> None:
-    engine = make_engine({"fail_at_step": 3, "step_us": 1000})
+    engine = make_engine({"step_us": 1000}, {"fail_at_step": 3})
     ids = [engine.add_request([1, 2, 3], params(max_tokens=100)) for _ in range(3)]
     for events in collect(engine, ids).values():
         assert events[-1].finish_reason == "error"
@@ -175,8 +182,46 @@ def test_a_failed_step_ends_its_requests_and_the_engine_lives_on() -> None:
     engine.close()
 
 
-def test_an_engine_whose_steps_fail_again_and_again_stops() -> None:
-    engine = make_engine({"fail_at_step": 0, "num_failures": 1000})
+def test_a_failed_step_ends_its_own_requests_and_no_others() -> None:
+    engine = make_engine({"step_us": 1000}, {"fail_at_step": 4}, max_num_seqs=3)
+    ids = [engine.add_request([i, 2, 3], params(max_tokens=20, seed=i)) for i in range(9)]
+    events = collect(engine, ids)
+    failed = [i for i in ids if events[i][-1].finish_reason == "error"]
+    assert len(failed) == 3  # who had a seat
+    for i in set(ids) - set(failed):
+        assert tokens(events[i]) == oracle(i, 3, 20)
+    for i in failed:
+        assert "told to fail" in events[i][-1].error
+        assert tokens(events[i]) == oracle(i, 3, 20)[: len(tokens(events[i]))]
+    assert wait_idle(engine).num_blocks_used == 0
+    engine.close()
+
+
+def test_a_request_that_was_aborted_in_a_step_that_fails_ends_as_aborted() -> None:
+    engine = make_engine({"step_us": 100_000}, {"fail_at_step": 1})
+    ids = [engine.add_request([1, 2, 3], params(n=2)) for _ in range(2)]
+    time.sleep(0.05)  # the step is under way
+    engine.abort(ids[0])
+    events = collect(engine, ids)
+    assert {event.finish_reason for event in events[ids[0]]} == {"abort"}
+    assert {event.finish_reason for event in events[ids[1]]} == {"error"}
+    engine.close()
+
+
+@pytest.mark.parametrize("fault", ["memory", "allocation", "internal"])
+def test_batches_that_fail_of_themselves_never_stop_the_engine(fault: str) -> None:
+    engine = make_engine(faults={"fail_at_step": 0, "num_failures": 8, "fault": fault})
+    for _ in range(7):
+        request = engine.add_request([1, 2, 3], params())
+        assert collect(engine, [request])[request][-1].finish_reason == "error"
+    assert engine.failure == ""
+    request = engine.add_request([1, 2, 3], params(seed=5))
+    assert tokens(collect(engine, [request])[request]) == oracle(5, 3, 8)
+    engine.close()
+
+
+def test_an_engine_whose_device_fails_again_and_again_stops() -> None:
+    engine = make_engine(faults={"fail_at_step": 0, "num_failures": 1000})
     for _ in range(3):
         request = engine.add_request([1, 2, 3], params())
         assert collect(engine, [request])[request][-1].finish_reason == "error"
@@ -188,7 +233,7 @@ def test_an_engine_whose_steps_fail_again_and_again_stops() -> None:
 
 
 def test_a_request_that_no_step_has_seen_ends_with_the_failure_too() -> None:
-    engine = make_engine({"fail_at_step": 0, "num_failures": 1000, "step_us": 200_000})
+    engine = make_engine({"step_us": 200_000}, {"fail_at_step": 0, "num_failures": 1000})
     for _ in range(2):
         request = engine.add_request([1, 2, 3], params())
         collect(engine, [request])

@@ -147,7 +147,58 @@ def test_an_abort_during_a_step_takes_effect_at_its_commit() -> None:
     runner.scheduler.abort(99)  # unknown: nothing happens
 
 
-def test_a_failed_step_ends_every_request_and_the_next_one_works() -> None:
+def test_a_failed_step_ends_its_requests_and_the_others_go_on() -> None:
+    runner = Runner(num_blocks=32, max_num_seqs=2)
+    common = prompt_of(17)
+    prompts = {request: [*common, request] for request in (1, 2, 3, 4)}
+    runner.add(1, prompts[1], max_tokens=6)
+    runner.step()
+    for request in (2, 3, 4):
+        runner.add(request, prompts[request], max_tokens=6)
+    runner.step()
+    runner.model.execute(runner.scheduler.schedule())  # its work is done, and comes to nothing
+    runner.scheduler.fail_step("no memory left")
+    runner.take(runner.scheduler.take_events())
+    runner.check()
+    assert runner.finished_requests == [1, 2]
+    assert runner.outputs[1, 0].events[-1].error == "no memory left"
+    runner.run()
+    for request in (3, 4):
+        assert runner.tokens(request) == expected_tokens(prompts[request], 6)
+        assert runner.outputs[request, 0].events[-1].num_cached_tokens > 0  # of those that failed
+
+
+def test_what_a_failed_step_computed_is_not_in_the_prefix_cache() -> None:
+    runner = Runner(num_blocks=32)
+    prompt = prompt_of(20)
+    runner.add(1, prompt, max_tokens=4)
+    runner.model.execute(runner.scheduler.schedule())
+    runner.scheduler.fail_step("no memory left")
+    runner.take(runner.scheduler.take_events())
+    metrics = runner.scheduler.metrics()
+    assert (metrics.num_blocks_cached, metrics.num_blocks_free) == (0, 32)
+    runner.add(2, prompt, max_tokens=4)
+    runner.run()
+    assert runner.outputs[2, 0].events[-1].num_cached_tokens == 0
+
+
+def test_a_failed_step_takes_all_samples_of_its_requests_along() -> None:
+    runner = Runner(num_blocks=32, max_num_seqs=2)
+    runner.add(1, prompt_of(9), max_tokens=6, n=4)
+    prompt = prompt_of(5)
+    runner.step()
+    runner.add(2, prompt, max_tokens=6)
+    plan = runner.scheduler.schedule()
+    assert {sequence.request_id for sequence in plan.sequences} == {1}
+    runner.scheduler.fail_step("no memory left")
+    runner.take(runner.scheduler.take_events())
+    runner.check()
+    assert runner.finished_requests == [1]
+    runner.run()
+    assert runner.tokens(2) == expected_tokens(prompt, 6)
+
+
+def test_a_failed_scheduler_ends_every_request_and_the_next_one_works() -> None:
     runner = Runner(num_blocks=32)
     runner.add(1, prompt_of(9), max_tokens=5)
     runner.step()

@@ -92,6 +92,14 @@ class Workload:
         self.runner.take(self.runner.scheduler.take_events())
         assert not self.runner.scheduler.has_unfinished()
 
+    def fail_step(self) -> None:
+        plan = self.runner.scheduler.schedule()
+        self.runner.model.execute(plan)
+        self.cut_short |= {sequence.request_id for sequence in plan.sequences}
+        self.runner.scheduler.fail_step("asked to")
+        self.runner.take(self.runner.scheduler.take_events())
+        assert self.cut_short & self.asked.keys() <= set(self.runner.finished_requests)
+
     def finish(self) -> None:
         """Everything ends within bounded steps, with the tokens that are known in advance."""
         num_steps = 0
@@ -216,6 +224,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def fail(self) -> None:
         self.load.fail()
+        self.load.runner.check()
+
+    @rule()
+    def fail_step(self) -> None:
+        self.load.fail_step()
         self.load.runner.check()
 
     def teardown(self) -> None:
