@@ -198,7 +198,7 @@ def test_a_failed_step_ends_its_own_requests_and_no_others() -> None:
 
 
 def test_a_request_that_was_aborted_in_a_step_that_fails_ends_as_aborted() -> None:
-    engine = make_engine({"step_us": 100_000}, {"fail_at_step": 1})
+    engine = make_engine({"step_us": 400_000}, {"fail_at_step": 1, "num_failures": 2})
     ids = [engine.add_request([1, 2, 3], params(n=2)) for _ in range(2)]
     time.sleep(0.05)  # the step is under way
     engine.abort(ids[0])
