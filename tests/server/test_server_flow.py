@@ -228,7 +228,7 @@ def test_a_long_prompt_has_a_time_limit_until_its_first_token(make_oracle: MakeO
 def test_a_burst_of_ten_times_the_queue_is_answered_or_refused_at_once(
     make_oracle: MakeOracle,
 ) -> None:
-    llm = make_oracle(2000, max_num_seqs=4)
+    llm = make_oracle(20_000, max_num_seqs=4)  # the first are at it while the last arrive
     with running_server(llm, max_waiting_requests=6) as server:
 
         def one(idx: int) -> tuple[int, float, Any]:
