@@ -7,6 +7,7 @@ other side of the file from the reader.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,11 +20,15 @@ from safetensors.numpy import load_file
 
 Quantize = Callable[[str, np.ndarray], tuple[np.ndarray, gguf.GGMLQuantizationType | None]]
 
-_ARCHITECTURES = {
+ARCHITECTURES = {
     "cohere": "command-r",
+    "cohere2": "cohere2",
+    "falcon": "falcon",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gpt2": "gpt2",
+    "gpt_neox": "gptneox",
     "granite": "granite",
     "llama": "llama",
     "mistral": "llama",
@@ -32,7 +37,9 @@ _ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "smollm3": "smollm3",
+    "stablelm": "stablelm",
 }
+_HEADS = ("num_attention_heads", "n_head")
 _PAIRED = ("llama", "granite", "smollm3")
 # What the converter writes of config.json beside what it writes for all.
 _NUMBERS = {
@@ -44,6 +51,7 @@ _NUMBERS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "layer_norm_eps": "attention.layer_norm_epsilon",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
 }
 
 
@@ -75,15 +83,16 @@ def write_gguf(
     `extra` adds metadata, such as a tokenizer's; `tensors` more tensors.
     """
     config = json.loads((checkpoint / "config.json").read_text())
-    arch = _ARCHITECTURES[config["model_type"]]
+    arch = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch)
     _add_hyper_parameters(writer, config, arch)
     if extra is not None:
         extra(writer)
     names = gguf.get_tensor_name_map(
-        gguf.MODEL_ARCH[arch.upper().replace("-", "_")], config["num_hidden_layers"]
+        gguf.MODEL_ARCH[arch.upper().replace("-", "_")],
+        _field(config, "num_hidden_layers", "n_layer"),
     )
-    for name, array in load_file(checkpoint / "model.safetensors").items():
+    for name, array in _stacked(load_file(checkpoint / "model.safetensors")).items():
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         data, raw_dtype = quantize(name, _converted(name, array, config, arch))
@@ -97,34 +106,66 @@ def write_gguf(
     return path
 
 
+def _field(config: Mapping[str, Any], *spellings: str) -> Any:
+    return next(config[name] for name in spellings if config.get(name) is not None)
+
+
+def _num_kv_heads(config: Mapping[str, Any]) -> int:
+    family, heads = config["model_type"], _field(config, *_HEADS)
+    if family in ("gpt2", "gpt_neox"):
+        return heads
+    if family == "falcon" and not config["new_decoder_architecture"]:
+        return 1 if config["multi_query"] else heads
+    return _field(config, "num_key_value_heads", "num_kv_heads")
+
+
 def _add_hyper_parameters(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> None:
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    heads, width = _field(config, *_HEADS), _field(config, "hidden_size", "n_embd")
+    head_dim = config.get("head_dim") or width // heads
+    writer.add_context_length(_field(config, "max_position_embeddings", "n_positions"))
+    writer.add_embedding_length(width)
+    writer.add_block_count(_field(config, "num_hidden_layers", "n_layer"))
+    inner = _field(config, "intermediate_size", "n_inner", "ffn_hidden_size")
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_head_count_kv(_num_kv_heads(config))
     if "rms_norm_eps" in config:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    rope = config["rope_parameters"]
-    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    rope = config.get("rope_parameters", {"rope_theta": 10000.0})
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
     for field, key in _NUMBERS.items():
         if config.get(field) is not None:
             writer.add_float32(f"{arch}.{key}", config[field])
-    if arch in ("gemma2", "gemma3", "phi3"):
+    if "use_parallel_residual" in config:
+        writer.add_parallel_residual(config["use_parallel_residual"])
+    if arch in ("cohere2", "gemma2", "gemma3", "phi3"):
         writer.add_sliding_window(config.get("sliding_window") or 0)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
 
 
+def _stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Norms that each head has a tensor of, in one."""
+    out: dict[str, np.ndarray] = {}
+    for name in sorted(tensors, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]):
+        whole = re.sub(r"\.norms\.\d+\.", ".", name)
+        array = tensors[name] if whole == name else tensors[name][None]
+        out[whole] = np.concatenate([out[whole], array]) if whole in out else array
+    return out
+
+
 def _converted(name: str, array: np.ndarray, config: dict[str, Any], arch: str) -> np.ndarray:
-    """The rows of a head of q and k go from halves to rotary pairs where llama.cpp wants that, and
-    Gemma's norms multiply by what is stored, not by one more."""
+    """The rows of a head of q and k go from halves to rotary pairs where llama.cpp wants that,
+    Gemma's norms multiply by what is stored, not by one more, linear weights are [out, in], and a
+    fused qkv has all queries, then all keys, then all values."""
+    if arch == "gpt2" and array.ndim == 2 and ".h." in name:
+        return np.ascontiguousarray(array.T)
+    if ".query_key_value." in name:
+        return _ungrouped(array, _field(config, *_HEADS), _num_kv_heads(config))
     if arch.startswith("gemma") and name.endswith("norm.weight"):
         return array + np.float32(1)
     if arch not in _PAIRED:
@@ -138,6 +179,12 @@ def _converted(name: str, array: np.ndarray, config: dict[str, Any], arch: str) 
         return array
     halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
+
+
+def _ungrouped(array: np.ndarray, heads: int, kv_heads: int) -> np.ndarray:
+    groups = array.reshape(kv_heads, heads // kv_heads + 2, -1, *array.shape[1:])
+    parts = groups[:, :-2], groups[:, -2], groups[:, -1]
+    return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
 
 
 def add_bpe(writer: gguf.GGUFWriter, source: tokenizers.Tokenizer, pre: str) -> None:

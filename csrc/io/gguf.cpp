@@ -326,10 +326,11 @@ std::string describe(const GgufValue& value) {
 
 }  // namespace
 
-bool GgufFile::boolean(const GgufValue& value) const {
-  if (value.is_array || value.type != GgufType::kBool)
+bool GgufFile::boolean(const GgufValue& value, int64_t idx) const {
+  check_index(*this, value, idx);
+  if (value.type != GgufType::kBool)
     fail(value.key, concat("expected a bool, got ", describe(value)));
-  const auto byte = element<uint8_t>(*this, value, 0);
+  const auto byte = element<uint8_t>(*this, value, idx);
   if (byte > 1) fail(value.key, concat("expected a bool of 0 or 1, got ", int{byte}));
   return byte == 1;
 }

@@ -70,7 +70,7 @@ class GgufFile {
 
   // An element of a value, 0 of a scalar. Each throws CorruptFile, naming the key, on another type
   // or a number that is out of range.
-  bool boolean(const GgufValue& value) const;
+  bool boolean(const GgufValue& value, int64_t idx = 0) const;
   int64_t integer(const GgufValue& value, int64_t idx = 0) const;
   double number(const GgufValue& value, int64_t idx = 0) const;  // finite
   std::string_view string(const GgufValue& value) const;         // a scalar's bytes

@@ -42,6 +42,24 @@ void configure_qwen3(GgufConfig& config) {
   config.set("attention_bias", {config.has_tensor("blk.0.attn_q.bias")});
 }
 
+// Which layers have the window, where the file says so; otherwise the family's pattern stands.
+void copy_windows(GgufConfig& config) {
+  config.copy_integer("attention.sliding_window", "sliding_window");
+  const GgufValue* pattern = config.find("attention.sliding_window_pattern");
+  if (!pattern) return;
+  if (!pattern->is_array)
+    return config.copy_integer("attention.sliding_window_pattern", "sliding_window_pattern");
+  const int64_t num_layers = config.integer("num_hidden_layers");
+  if (pattern->count != num_layers)
+    config.file().fail(pattern->key, concat("expected ", num_layers,
+                                            " entries, one for each layer, got ", pattern->count));
+  JsonValue::Array types;
+  for (int64_t i = 0; i < num_layers; ++i)
+    types.push_back(
+        {std::string(config.file().boolean(*pattern, i) ? "sliding_attention" : "full_attention")});
+  config.set("layer_types", {std::move(types)});
+}
+
 // As llama.cpp has it: the files do not say by what the queries of the largest model are scaled.
 void set_query_scalar(GgufConfig& config, int64_t largest_num_layers) {
   const bool is_largest = config.integer("num_hidden_layers") == largest_num_layers;
@@ -59,7 +77,7 @@ void configure_gemma2(GgufConfig& config) {
   set_query_scalar(config, 46);
   config.copy_number("attn_logit_softcapping", "attn_logit_softcapping");
   config.copy_number("final_logit_softcapping", "final_logit_softcapping");
-  config.copy_integer("attention.sliding_window", "sliding_window");
+  copy_windows(config);
 }
 
 void configure_gemma3(GgufConfig& config) {
@@ -77,9 +95,37 @@ void configure_granite(GgufConfig& config) {
 }
 
 void configure_cohere(GgufConfig& config) {
-  config.copy_number("attention.layer_norm_epsilon", "layer_norm_eps");
   config.copy_number("logit_scale", "logit_scale");
   config.set("use_qk_norm", {config.has_tensor("blk.0.attn_q_norm.weight")});
+}
+
+void configure_cohere2(GgufConfig& config) {
+  configure_cohere(config);
+  copy_windows(config);
+}
+
+// Its newer form is what the older ones are cases of, once the qkv is in order: see
+// has_plain_weights.
+void configure_falcon(GgufConfig& config) {
+  config.set("new_decoder_architecture", {true});
+  config.set("num_ln_in_parallel_attn", {int64_t{1}});
+  config.set("bias", {config.has_tensor("blk.0.attn_qkv.bias")});
+}
+
+void configure_falcon_of_two_norms(GgufConfig& config) {
+  configure_falcon(config);
+  config.set("num_ln_in_parallel_attn", {int64_t{2}});
+}
+
+void configure_gpt_neox(GgufConfig& config) {
+  if (const GgufValue* value = config.find("use_parallel_residual"))
+    config.set("use_parallel_residual", {config.file().boolean(*value)});
+}
+
+void configure_stablelm(GgufConfig& config) {
+  config.set("use_qkv_bias", {config.has_tensor("blk.0.attn_q.bias")});
+  config.set("use_parallel_residual", {!config.has_tensor("blk.0.ffn_norm.weight")});
+  config.set("qk_layernorm", {config.has_tensor("blk.0.attn_q_norm.weight")});
 }
 
 // Phi-4 says 0 for no window.
@@ -89,6 +135,51 @@ void configure_phi3(GgufConfig& config) {
     config.copy_integer("attention.sliding_window", "sliding_window");
 }
 
+constexpr RenamingRow kFalconNames[] = {
+    {"token_embd", "transformer.word_embeddings"},
+    {"output_norm", "transformer.ln_f"},
+    {"blk.{}.attn_norm", "transformer.h.{}.input_layernorm"},
+    {"blk.{}.attn_qkv", "transformer.h.{}.self_attention.query_key_value"},
+    {"blk.{}.attn_output", "transformer.h.{}.self_attention.dense"},
+    {"blk.{}.ffn_up", "transformer.h.{}.mlp.dense_h_to_4h"},
+    {"blk.{}.ffn_down", "transformer.h.{}.mlp.dense_4h_to_h"},
+};
+constexpr RenamingRow kFalconOfTwoNormsNames[] = {
+    {"token_embd", "transformer.word_embeddings"},
+    {"output_norm", "transformer.ln_f"},
+    {"blk.{}.attn_norm", "transformer.h.{}.ln_mlp"},
+    {"blk.{}.attn_norm_2", "transformer.h.{}.ln_attn"},
+    {"blk.{}.attn_qkv", "transformer.h.{}.self_attention.query_key_value"},
+    {"blk.{}.attn_output", "transformer.h.{}.self_attention.dense"},
+    {"blk.{}.ffn_up", "transformer.h.{}.mlp.dense_h_to_4h"},
+    {"blk.{}.ffn_down", "transformer.h.{}.mlp.dense_4h_to_h"},
+};
+constexpr RenamingRow kGpt2Names[] = {
+    {"token_embd", "transformer.wte"},
+    {"position_embd", "transformer.wpe"},
+    {"output_norm", "transformer.ln_f"},
+    {"blk.{}.attn_norm", "transformer.h.{}.ln_1"},
+    {"blk.{}.attn_qkv", "transformer.h.{}.attn.c_attn"},
+    {"blk.{}.attn_output", "transformer.h.{}.attn.c_proj"},
+    {"blk.{}.ffn_norm", "transformer.h.{}.ln_2"},
+    {"blk.{}.ffn_up", "transformer.h.{}.mlp.c_fc"},
+    {"blk.{}.ffn_down", "transformer.h.{}.mlp.c_proj"},
+};
+constexpr RenamingRow kGptNeoxNames[] = {
+    {"token_embd", "gpt_neox.embed_in"},
+    {"output_norm", "gpt_neox.final_layer_norm"},
+    {"output", "embed_out"},
+    {"blk.{}.attn_norm", "gpt_neox.layers.{}.input_layernorm"},
+    {"blk.{}.attn_qkv", "gpt_neox.layers.{}.attention.query_key_value"},
+    {"blk.{}.attn_output", "gpt_neox.layers.{}.attention.dense"},
+    {"blk.{}.ffn_norm", "gpt_neox.layers.{}.post_attention_layernorm"},
+    {"blk.{}.ffn_up", "gpt_neox.layers.{}.mlp.dense_h_to_4h"},
+    {"blk.{}.ffn_down", "gpt_neox.layers.{}.mlp.dense_4h_to_h"},
+};
+constexpr RenamingRow kStableLmNames[] = {
+    {"blk.{}.attn_q_norm", "model.layers.{}.self_attn.q_layernorm.norms"},
+    {"blk.{}.attn_k_norm", "model.layers.{}.self_attn.k_layernorm.norms"},
+};
 constexpr RenamingRow kGemma2Names[] = {
     {"blk.{}.post_attention_norm", "model.layers.{}.post_attention_layernorm"},
     {"blk.{}.ffn_norm", "model.layers.{}.pre_feedforward_layernorm"},
@@ -140,6 +231,26 @@ constexpr std::array kArchitectures{
                      .configure = &configure_llama},
     GgufArchitecture{
         .name = "command-r", .model_class = "CohereForCausalLM", .configure = &configure_cohere},
+    GgufArchitecture{
+        .name = "cohere2", .model_class = "Cohere2ForCausalLM", .configure = &configure_cohere2},
+    GgufArchitecture{.name = "falcon",
+                     .if_tensor = "blk.0.attn_norm_2.weight",
+                     .model_class = "FalconForCausalLM",
+                     .names = kFalconOfTwoNormsNames,
+                     .configure = &configure_falcon_of_two_norms},
+    GgufArchitecture{.name = "falcon",
+                     .model_class = "FalconForCausalLM",
+                     .names = kFalconNames,
+                     .configure = &configure_falcon},
+    GgufArchitecture{.name = "gpt2", .model_class = "GPT2LMHeadModel", .names = kGpt2Names},
+    GgufArchitecture{.name = "gptneox",
+                     .model_class = "GPTNeoXForCausalLM",
+                     .names = kGptNeoxNames,
+                     .configure = &configure_gpt_neox},
+    GgufArchitecture{.name = "stablelm",
+                     .model_class = "StableLmForCausalLM",
+                     .names = kStableLmNames,
+                     .configure = &configure_stablelm},
 };
 
 }  // namespace
@@ -152,8 +263,9 @@ const GgufArchitecture& find_gguf_architecture(const GgufFile& file) {
   const std::string_view name = file.string(*value);
   std::ostringstream known;
   for (const GgufArchitecture& row : kArchitectures) {
-    if (row.name == name) return row;
-    known << (known.tellp() > 0 ? ", " : "") << row.name;
+    const bool has_other_tensors = !row.if_tensor.empty() && !file.find_tensor(row.if_tensor);
+    if (row.name == name && !has_other_tensors) return row;
+    if (row.if_tensor.empty()) known << (known.tellp() > 0 ? ", " : "") << row.name;
   }
   throw NotSupported(concat(file.file()->path().string(), ": architecture \"", name.substr(0, 80),
                             "\" is not supported in GGUF files; supported are ", known.str()));

@@ -45,6 +45,7 @@ class GgufConfig {
 // One row an architecture: the only place that lists them.
 struct GgufArchitecture {
   std::string_view name;               // general.architecture
+  std::string_view if_tensor = {};     // the row is of files with this tensor; empty: of all others
   std::string_view model_class;        // config.json's architectures[0]
   std::span<const RenamingRow> names;  // where they differ from those that most models share
   // llama.cpp rotates neighbouring elements of a head and the converter brought the rows of q and k

@@ -29,6 +29,9 @@ void add_dims(GgufConfig& config) {
     config.set("num_key_value_heads", {config.integer("num_attention_heads")});
   config.copy_integer("context_length", "max_position_embeddings");
   config.copy_number("attention.layer_norm_rms_epsilon", "rms_norm_eps");
+  // Families spell it differently.
+  for (const char* field : {"layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"})
+    config.copy_number("attention.layer_norm_epsilon", field);
 }
 
 void add_head_dim(GgufConfig& config) {
@@ -43,9 +46,12 @@ void add_head_dim(GgufConfig& config) {
                                        : 0;
   config.set("head_dim", {head_dim});
   const GgufValue* rotary = config.find("rope.dimension_count");
-  if (rotary && head_dim > 0 && config.uniform_integer(*rotary) != head_dim)
-    config.set("partial_rotary_factor", {static_cast<double>(config.uniform_integer(*rotary)) /
-                                         static_cast<double>(head_dim)});
+  if (!rotary || head_dim <= 0) return;
+  // A quarter more than the count, which the product is truncated to.
+  const int64_t count = config.uniform_integer(*rotary);
+  config.set("partial_rotary_factor", {count == head_dim ? 1.0
+                                                         : (static_cast<double>(count) + 0.25) /
+                                                               static_cast<double>(head_dim)});
 }
 
 // Llama 3.1's frequencies, and those of long contexts, come as one factor for each.
@@ -177,6 +183,7 @@ JsonDocument GgufConfig::finish() && {
 JsonDocument make_config(const GgufFile& file, const GgufArchitecture& architecture) {
   GgufConfig config(file, architecture.name);
   config.set("architectures", {JsonValue::Array{text(architecture.model_class)}});
+  config.set("has_plain_weights", {true});
   add_dims(config);
   add_head_dim(config);
   add_rope(config);

@@ -113,6 +113,14 @@ void assign_kv_groups(ModelConfig& config) {
   }
 }
 
+// Of files (GGUF) whose converter turned every linear weight to [out, in], put a fused qkv in order
+// and laid the norms of all heads into one tensor, whatever the family does.
+void expect_plain_weights(ModelConfig& config) {
+  config.has_transposed_weights = config.is_qkv_by_group = false;
+  for (std::string* name : {&config.names.q_norm, &config.names.k_norm})
+    if (name->ends_with(".{}")) name->resize(name->size() - 3);
+}
+
 }  // namespace
 
 JsonNode first_of(const JsonNode& json, std::initializer_list<std::string_view> spellings) {
@@ -170,6 +178,7 @@ ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_le
   config.bos_token_ids = read_token_ids(json["bos_token_id"]);
   config.eos_token_ids = read_token_ids(json["eos_token_id"]);
   row.configure(json, config);
+  if (json["has_plain_weights"].as_bool_or(false)) expect_plain_weights(config);
   finish_dims(json, config);
   if (config.has_rope) {
     read_ropes(json, config);

@@ -9,29 +9,22 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import checkpoint, copy_checkpoint, tokenizer
-from gguf_files import Quantize, add_bpe, quantized, write_gguf
+from gguf_files import ARCHITECTURES, Quantize, add_bpe, quantized, write_gguf
 from llmserve import LLM, SamplingParams, _core, cli
 from safetensors.numpy import load_file, save_file
-from ticks import tick
+from ticks import tick, ticks
 
-FAMILIES = {
-    "cohere": "CohereForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "LlamaForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-}
+# What each family's files are to the reader, where that is not what they were written from.
+READ_AS = {"mistral": "LlamaForCausalLM"}
 # What the files cannot say, because the converter knows it of the published models: tied heads, by
 # what queries are scaled, which layers have a window or no rotary embedding.
 OVERRIDES: dict[str, dict[str, Any]] = {
     "cohere": {"tie_word_embeddings": True},
+    "cohere2": {
+        "tie_word_embeddings": True,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    },
     "gemma": {"tie_word_embeddings": True},
     "gemma2": {"tie_word_embeddings": True, "query_pre_attn_scalar": 16},
     "gemma3_text": {
@@ -40,6 +33,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
     },
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, OVERRIDES.get(family, {})) for family in ARCHITECTURES},
+    "falcon-new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "gpt2-untied": ("gpt2", {"tie_word_embeddings": False}),
+    "gpt_neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
+    "stablelm-qk-norm": ("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
 }
 PROMPTS = [[5, 9, 200, 31, 7], [1, 2, 3], list(range(40, 100))]
 PARAMS = SamplingParams(temperature=0, max_tokens=8, logprobs=3, detokenize=False, ignore_eos=True)
@@ -65,20 +65,46 @@ def dequantized_copy(source: Path, to: Path, quantize: Quantize) -> Path:
     copy_checkpoint(source, to)
     tensors = {}
     for name, array in load_file(source / "model.safetensors").items():
-        data, qtype = quantize(name, array)
-        tensors[name] = data if qtype is None else gguf.quants.dequantize(data, qtype)
+        is_turned = name.endswith((".c_attn.weight", ".c_fc.weight", ".c_proj.weight"))  # GPT-2
+        data, qtype = quantize(name, array.T if is_turned else array)
+        values = data if qtype is None else gguf.quants.dequantize(data, qtype)
+        tensors[name] = np.ascontiguousarray(values.T) if is_turned else values
     save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
     return to
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def architecture(path: Path) -> str:
+    return str(_core.inspect_checkpoint(str(path))["config"]["architecture"])
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_f32_file_gives_the_tokens_and_logprobs_of_the_safetensors(
-    family: str, tmp_path: Path
+    case: str, tmp_path: Path
 ) -> None:
-    source = checkpoint(family, **OVERRIDES.get(family, {}))
+    family, overrides = CASES[case]
+    source = checkpoint(family, **overrides)
     path = write_gguf(tmp_path / "model.gguf", source)
     assert answers(path) == answers(source)
-    tick(FAMILIES[family], "cpu/gguf")
+    assert architecture(path) == READ_AS.get(family, architecture(source))
+    tick(architecture(source), "cpu/gguf-f32")
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_q8_0_file_gives_what_its_dequantized_weights_give(family: str, tmp_path: Path) -> None:
+    wide = {**OVERRIDES.get(family, {}), "hidden_size": 64, "intermediate_size": 96}
+    source = checkpoint(family, **wide)
+    path = write_gguf(tmp_path / "model.gguf", source, quantized("Q8_0"))
+    stored = {t["dtype"] for t in _core.inspect_checkpoint(str(path))["tensors"]}
+    assert stored == {"Q8_0", "float32"}
+    expected = dequantized_copy(source, tmp_path / "copy", quantized("Q8_0"))
+    assert answers(path, dtype="float32") == answers(expected, dtype="float32")
+    tick(architecture(source), "cpu/gguf-q8_0")
+
+
+@pytest.mark.parametrize("what", ["cpu/gguf-f32", "cpu/gguf-q8_0"])
+def test_every_tick_of_gguf_has_its_test(what: str) -> None:
+    shown = {architecture(checkpoint(family)) for family in ARCHITECTURES}
+    assert {name for name, all_of in ticks().items() if what in all_of} == shown
 
 
 def test_llama3_frequencies_come_from_their_tensor(tmp_path: Path) -> None:

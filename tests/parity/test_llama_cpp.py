@@ -24,8 +24,24 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "llama_cpp.json"
 RUNNER = Path(__file__).parents[1] / "llama_cpp_runner.py"
 PROMPTS = [[5, 9, 200, 31, 7], [1, 2, 3], list(range(40, 100))]
 MAX_TOKENS = 24
+# What the files cannot say, and no biases that llama.cpp does not know.
 FAMILIES: dict[str, dict[str, Any]] = {
+    "cohere": {"tie_word_embeddings": True},
+    "cohere2": {
+        "tie_word_embeddings": True,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    },
+    "falcon": {"bias": False},
+    "gemma": {"tie_word_embeddings": True},
     "gemma2": {"tie_word_embeddings": True, "query_pre_attn_scalar": 16},
+    "gemma3_text": {
+        "query_pre_attn_scalar": 16,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    },
+    "gpt2": {},
+    "gpt_neox": {},
     "granite": {},
     "llama": {},
     "olmo2": {},
@@ -33,6 +49,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
+    "stablelm": {},
 }
 
 
@@ -48,7 +65,7 @@ def gguf_file(family: str, directory: Path) -> Path:
 
 def our_tokens(path: Path) -> list[list[int]]:
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, detokenize=False, ignore_eos=True)
-    with LLM(path, num_gpu_blocks_override=64, num_threads=1) as llm:
+    with LLM(path, num_gpu_blocks_override=128, num_threads=1) as llm:
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
