@@ -45,6 +45,16 @@ def as_float(x: np.ndarray) -> np.ndarray:
     return x if x.dtype == np.float32 else (x.astype(np.uint32) << 16).view(np.float32)
 
 
+def in_layout(keys: np.ndarray, layout: str) -> np.ndarray:
+    """Rows [N, K, P, D] as the engine's cache holds them (KeyLayout of csrc/kernels/ops.h)."""
+    if layout == "rows":
+        return keys
+    n, heads, block, dim = keys.shape
+    pair = 2 if keys.dtype == np.uint16 else 1
+    tiles = keys.reshape(n, heads, block // 16, 16, dim // pair, pair)
+    return np.ascontiguousarray(tiles.swapaxes(3, 4)).reshape(keys.shape)
+
+
 def linear_cases(backend, rng) -> Iterator[Case]:
     n, k = 32_000, 2048  # TinyLlama's head: more than the last cache holds
     for dtype in ("bfloat16", "float32"):
@@ -88,11 +98,28 @@ def attention_cases(backend, rng) -> Iterator[Case]:
                 lens = np.full(batch, context, np.int32)
                 pairs = batch * heads * (context if queries == 1 else queries * (queries + 1) // 2)
 
+                layout = backend.key_layout(block, dim, dim, dtype)
+                cache = in_layout(keys, layout), values
+
                 def run(
-                    q=q, keys=keys, values=values, starts=starts, lens=lens, tables=tables, out=out
+                    q=q,
+                    cache=cache,
+                    starts=starts,
+                    lens=lens,
+                    tables=tables,
+                    out=out,
+                    layout=layout,
                 ):
-                    scale = q.shape[-1] ** -0.5
-                    backend.paged_attention(q, keys, values, starts, lens, tables, scale, out=out)
+                    backend.paged_attention(
+                        q,
+                        *cache,
+                        starts,
+                        lens,
+                        tables,
+                        q.shape[-1] ** -0.5,
+                        out=out,
+                        key_layout=layout,
+                    )
 
                 def check(q=q, keys=keys, values=values, out=out, blocks=blocks, starts=starts):
                     # The last query of the first sequence, head 0, sees everything.

@@ -45,7 +45,7 @@ class TestModel {
     num_slots_ = num_blocks * block_size;
     num_blocks_ = num_blocks;
     storage_ = std::make_unique<KvStorage>(model_->kv_layers(), num_groups_ * num_blocks,
-                                           block_size, cache_dtype, backend_->memory());
+                                           block_size, cache_dtype, *backend_);
   }
 
   // The hidden states [T, E] and the logits [S, V] of one step.

@@ -38,6 +38,12 @@ DType parse_dtype(const std::string& text) {
   throw InvalidArgument(concat("expected float32, bfloat16 or float16, got ", text));
 }
 
+KeyLayout parse_key_layout(const std::string& text) {
+  if (text == "rows") return KeyLayout::kRows;
+  if (text == "panels") return KeyLayout::kPanels;
+  throw InvalidArgument(concat("key_layout: expected rows or panels, got ", text));
+}
+
 Activation parse_activation(const std::string& text) {
   for (size_t i = 0; i < kActivationNames.size(); ++i)
     if (kActivationNames[i] == text) return static_cast<Activation>(i);
@@ -130,10 +136,11 @@ py::list sample(Backend& backend, const py::object& logits, const std::vector<py
 py::object paged_attention(Backend& backend, const py::object& q, const py::object& keys,
                            const py::object& values, const Array<int32_t>& query_starts,
                            const Array<int32_t>& kv_lens, const Array<int32_t>& block_tables,
-                           float scale, int32_t window, float soft_cap, const py::object& given) {
+                           float scale, int32_t window, float soft_cap, const py::object& given,
+                           const std::string& key_layout) {
   Staging staging(backend);
   const ConstTensor queries = staging.in(q);
-  const PagedKvCache cache{staging.out(keys), staging.out(values)};
+  const PagedKvCache cache{staging.out(keys), staging.out(values), parse_key_layout(key_layout)};
   const PagedAttentionArgs args{
       .q = queries,
       .cache = cache,
@@ -350,15 +357,27 @@ void register_position_ops(py::class_<Backend>& backend) {
   backend.def(
       "store_kv",
       [](Backend& self, const py::object& keys, const py::object& values,
-         const Array<int64_t>& slots, const py::object& key_cache, const py::object& value_cache) {
+         const Array<int64_t>& slots, const py::object& key_cache, const py::object& value_cache,
+         const std::string& key_layout) {
         Staging staging(self);
-        self.store_kv({staging.in(keys),
-                       staging.in(values),
-                       span_of(slots),
-                       {staging.out(key_cache), staging.out(value_cache)}});
+        self.store_kv(
+            {staging.in(keys),
+             staging.in(values),
+             span_of(slots),
+             {staging.out(key_cache), staging.out(value_cache), parse_key_layout(key_layout)}});
         staging.finish();
       },
-      "keys"_a, "values"_a, "slots"_a, "key_cache"_a, "value_cache"_a);
+      "keys"_a, "values"_a, "slots"_a, "key_cache"_a, "value_cache"_a, "key_layout"_a = "rows");
+  backend.def(
+      "key_layout",
+      [](const Backend& self, int64_t block_size, int64_t key_dim, int64_t value_dim,
+         const std::string& dtype) {
+        const bool has_panels = self.key_layout(block_size, key_dim, value_dim,
+                                                parse_dtype(dtype)) == KeyLayout::kPanels;
+        return has_panels ? "panels" : "rows";
+      },
+      "block_size"_a, "key_dim"_a, "value_dim"_a, "dtype"_a,
+      "What the engine's cache takes: \"rows\" or \"panels\".");
   backend.def(
       "copy_blocks",
       [](Backend& self, const std::vector<std::pair<int32_t, int32_t>>& pairs,
@@ -405,7 +424,7 @@ void register_testing_ops(py::module_& testing) {
            "accumulate"_a = false)
       .def("paged_attention", &paged_attention, "q"_a, "key_cache"_a, "value_cache"_a,
            "query_starts"_a, "kv_lens"_a, "block_tables"_a, "scale"_a, "window"_a = 0,
-           "soft_cap"_a = 0.0f, "out"_a = py::none())
+           "soft_cap"_a = 0.0f, "out"_a = py::none(), "key_layout"_a = "rows")
       .def("sample", &sample, "logits"_a, "rows"_a);
   register_row_ops(backend);
   register_position_ops(backend);

@@ -12,8 +12,8 @@ int64_t pool_bytes(std::span<const KvLayerSpec> lanes, int64_t num_tokens, DType
 }  // namespace
 
 KvStorage::KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, int64_t block_size,
-                     DType dtype, Memory& memory)
-    : buffer_(pool_bytes(kv_lanes(layers), num_blocks * block_size, dtype), memory) {
+                     DType dtype, Backend& backend)
+    : buffer_(pool_bytes(kv_lanes(layers), num_blocks * block_size, dtype), backend.memory()) {
   std::byte* next = buffer_.data();
   const auto take = [&](int64_t num_heads, int64_t dim) {
     Tensor pool(next, dtype, {num_blocks, num_heads, block_size, dim});
@@ -22,7 +22,10 @@ KvStorage::KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, in
   };
   for (const KvLayerSpec& lane : kv_lanes(layers)) {
     const Tensor keys = take(lane.num_kv_heads, lane.key_dim);
-    lanes_.push_back({.keys = keys, .values = take(lane.num_kv_heads, lane.value_dim)});
+    lanes_.push_back(
+        {.keys = keys,
+         .values = take(lane.num_kv_heads, lane.value_dim),
+         .key_layout = backend.key_layout(block_size, lane.key_dim, lane.value_dim, dtype)});
   }
   for (const KvLayerSpec& layer : layers)
     layers_.push_back(lanes_[static_cast<size_t>(layer.lane)]);

@@ -14,10 +14,10 @@ namespace llmserve {
 
 class KvStorage {
  public:
-  // Zero-filled, num_blocks blocks of block_size tokens in every lane, in the backend's memory.
-  // Throws ResourceExhausted.
+  // Zero-filled, num_blocks blocks of block_size tokens in every lane, in the backend's memory and
+  // with the key layout that it reads fastest. Throws ResourceExhausted.
   KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, int64_t block_size,
-            DType dtype, Memory& memory);
+            DType dtype, Backend& backend);
 
   std::span<const PagedKvCache> layers() const { return layers_; }
   int64_t num_bytes() const { return buffer_.num_bytes(); }

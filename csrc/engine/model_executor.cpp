@@ -64,7 +64,7 @@ void ModelExecutor::restore(MemoryPart part) {
   } else if (!kv_storage_) {
     kv_storage_ =
         std::make_unique<KvStorage>(kv_layers_, config_.cache.num_blocks, config_.cache.block_size,
-                                    config_.kv_cache_dtype, backend_->memory());
+                                    config_.kv_cache_dtype, *backend_);
   }
 }
 

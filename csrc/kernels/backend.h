@@ -60,6 +60,12 @@ class Backend {
   virtual int64_t scratch_bytes(const StepShape&, int /*num_threads*/) const { return 0; }
   virtual void reserve_scratch(const StepShape&) {}
 
+  // The layout of keys that paged_attention reads fastest from blocks of this shape.
+  virtual KeyLayout key_layout(int64_t /*block_size*/, int64_t /*key_dim*/, int64_t /*value_dim*/,
+                               DType) const {
+    return KeyLayout::kRows;
+  }
+
   virtual void embedding(const EmbeddingArgs& args) = 0;
   virtual void rms_norm(const RmsNormArgs& args) = 0;
   virtual void add_rms_norm(const AddRmsNormArgs& args) = 0;

@@ -110,10 +110,31 @@ struct RotaryArgs {
   bool interleaved = false;
 };
 
+// How the keys of one block and KV head lie in memory; values lie as [P][Dv].
+enum class KeyLayout : uint8_t {
+  kRows,    // [P][D]
+  kPanels,  // 16 tokens to a panel, as a weight is packed: f32 [P/16][D][16], bf16
+            // [P/16][D/2][16][2]; P is a multiple of 16 and, in bf16, D even
+};
+inline constexpr int64_t kKeyPanelTokens = 16;
+
 // One layer's paged cache: a token's slot is block_id * P + offset.
 struct PagedKvCache {
   Tensor keys;    // [N, K, P, D] f32 or bf16
   Tensor values;  // [N, K, P, Dv] the same dtype
+  KeyLayout key_layout = KeyLayout::kRows;
+
+  // Where element d of a key is, from the start of keys.
+  int64_t key_index(int64_t block, int64_t head, int64_t offset, int64_t d) const {
+    const int64_t block_size = keys.shape[2];
+    const int64_t head_dim = keys.shape[3];
+    const int64_t start = (block * keys.shape[1] + head) * block_size * head_dim;
+    if (key_layout == KeyLayout::kRows) return start + offset * head_dim + d;
+    const int64_t panel = start + offset / kKeyPanelTokens * kKeyPanelTokens * head_dim;
+    const int64_t column = offset % kKeyPanelTokens;
+    if (keys.dtype == DType::kF32) return panel + d * kKeyPanelTokens + column;
+    return panel + (d / 2 * kKeyPanelTokens + column) * 2 + d % 2;
+  }
 };
 
 // Writes the step's keys and values to their slots, rounding to the cache's dtype (nearest even).

@@ -41,6 +41,10 @@ void check_cache(std::string_view op, const PagedKvCache& cache, int64_t kv_head
       {cache.keys.dtype});
   if (!cache.keys.is_contiguous() || !cache.values.is_contiguous())
     refuse(keys, "keys and values must be contiguous");
+  if (cache.key_layout == KeyLayout::kPanels &&
+      (cache.keys.shape[2] % kKeyPanelTokens != 0 ||
+       (cache.keys.dtype == DType::kBF16 && cache.keys.shape[3] % 2 != 0)))
+    refuse(keys, "panels take blocks of a multiple of 16 tokens and, in bf16, an even head size");
 }
 
 void check_norm(std::string_view op, const ConstTensor& weight, int64_t width, float eps) {

@@ -334,30 +334,34 @@ void check_attention_case(Checker& check, const AttentionCase& c, int64_t block_
   for (int64_t i = 0; i < num_blocks; ++i)
     tables.push_back(static_cast<int32_t>(num_blocks - 1 - i));
   for (size_t i = 1; i + 2 < tables.size(); i += 3) std::swap(tables[i], tables[i + 1]);
-  const auto fill = [&](int64_t width, uint64_t seed) {
+  const bool is_f32 = c.dtype == DType::kF32;
+  const KeyLayout layout =
+      check.isas.front().backend->key_layout(block_size, c.head_dim, c.value_dim, c.dtype);
+  // Only its shape, dtype and layout: where elements are.
+  const PagedKvCache places{
+      Tensor(nullptr, c.dtype, {num_blocks, c.kv_heads, block_size, c.head_dim}),
+      Tensor(nullptr, c.dtype, {num_blocks, c.kv_heads, block_size, c.value_dim}), layout};
+  const auto fill = [&](int64_t width, bool is_key, uint64_t seed) {
     Floats cache(num_blocks * c.kv_heads * block_size * width, kNan);
     for (size_t b = 0; b < kv_lens.size(); ++b) {
       const Floats rows = normal(kv_lens[b] * c.kv_heads * width, mix64(seed, b));
-      for (int64_t j = 0; j < kv_lens[b]; ++j) {
+      for (int64_t i = 0; i < kv_lens[b] * c.kv_heads * width; ++i) {
+        const int64_t j = i / (c.kv_heads * width), h = i / width % c.kv_heads, d = i % width;
         const int64_t block =
             tables[b * static_cast<size_t>(max_blocks) + static_cast<size_t>(j / block_size)];
-        for (int64_t h = 0; h < c.kv_heads; ++h)
-          std::copy_n(
-              rows.begin() + (j * c.kv_heads + h) * width, width,
-              cache.begin() + ((block * c.kv_heads + h) * block_size + j % block_size) * width);
+        const int64_t row = (block * c.kv_heads + h) * block_size + j % block_size;
+        cache[is_key ? places.key_index(block, h, j % block_size, d) : row * width + d] = rows[i];
       }
     }
     return cache;
   };
-  const Floats keys = fill(c.head_dim, 14);
-  const Floats values = fill(c.value_dim, 15);
+  const Floats keys = fill(c.head_dim, true, 14);
+  const Floats values = fill(c.value_dim, false, 15);
   const Array<uint16_t> keys_16 = to_16_bits(keys, DType::kBF16);
   const Array<uint16_t> values_16 = to_16_bits(values, DType::kBF16);
-  const bool is_f32 = c.dtype == DType::kF32;
-  const PagedKvCache cache{Tensor(is_f32 ? static_cast<void*>(keys.begin()) : keys_16.begin(),
-                                  c.dtype, {num_blocks, c.kv_heads, block_size, c.head_dim}),
-                           Tensor(is_f32 ? static_cast<void*>(values.begin()) : values_16.begin(),
-                                  c.dtype, {num_blocks, c.kv_heads, block_size, c.value_dim})};
+  PagedKvCache cache = places;
+  cache.keys.data = is_f32 ? static_cast<void*>(keys.begin()) : keys_16.begin();
+  cache.values.data = is_f32 ? static_cast<void*>(values.begin()) : values_16.begin();
   std::vector<int32_t> starts{0};
   for (const int32_t count : counts) starts.push_back(starts.back() + count);
   const int64_t tokens = starts.back();
@@ -387,7 +391,8 @@ void check_attention_case(Checker& check, const AttentionCase& c, int64_t block_
   };
   const std::string what =
       concat("attention ", name(c.dtype), " H ", c.heads, "/", c.kv_heads, " D ", c.head_dim, "/",
-             c.value_dim, " window ", c.window, " cap ", c.soft_cap, " P ", block_size);
+             c.value_dim, " window ", c.window, " cap ", c.soft_cap, " P ", block_size,
+             layout == KeyLayout::kPanels ? " panels" : "");
   const auto batch = [&](Backend& backend) { return run(backend, 0, starts, kv_lens, tables); };
   check.against_ref(what, batch, [&](int64_t i, float) {
     return i % out_stride < c.heads * c.value_dim ? sum_tolerance(512) : -1.0f;

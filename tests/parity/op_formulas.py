@@ -172,13 +172,21 @@ def gumbel_noise(num_tokens: int, seed: int, position: int) -> np.ndarray:
     return noise
 
 
+def to_panels(keys: np.ndarray) -> np.ndarray:
+    """Rows [N, K, P, D] of keys in panels of 16 tokens (KeyLayout of csrc/kernels/ops.h)."""
+    n, heads, block_size, dim = keys.shape
+    pair = 2 if keys.dtype == np.uint16 else 1
+    tiles = keys.reshape(n, heads, block_size // 16, 16, dim // pair, pair)
+    return np.ascontiguousarray(tiles.swapaxes(3, 4)).reshape(keys.shape)
+
+
 class PagedCache:
     """A paged cache filled with the given sequences, in shuffled blocks; unused slots hold NaN.
 
     `sequences` are pairs of keys [n, K, D] and values [n, K, Dv] in float32.
     """
 
-    def __init__(self, sequences, block_size, dtype="float32", seed=0):
+    def __init__(self, sequences, block_size, dtype="float32", key_layout="rows", seed=0):
         rng = np.random.default_rng(seed)
         blocks = [-(-len(keys) // block_size) for keys, _ in sequences]
         num_blocks = sum(blocks) + 1
@@ -196,11 +204,15 @@ class PagedCache:
                     part[block, :, : rows.shape[1]] = rows
         # NaN survives the rounding: 0x7fc00000 has no low bits to carry.
         self.keys, self.values = (as_dtype(part, dtype) for part in parts)
+        if key_layout == "panels":
+            self.keys = to_panels(self.keys)
 
 
-def run_attention(backend, sequences, queries, block_size=16, dtype="float32", **options):
+def run_attention(
+    backend, sequences, queries, block_size=16, dtype="float32", key_layout="rows", **options
+):
     """One call over all sequences; queries[b] [t, H, D] are the last tokens of sequence b."""
-    cache = PagedCache(sequences, block_size, dtype)
+    cache = PagedCache(sequences, block_size, dtype, key_layout)
     starts = np.cumsum([0] + [len(q) for q in queries]).astype(np.int32)
     options.setdefault("scale", queries[0].shape[-1] ** -0.5)
     return backend.paged_attention(
@@ -210,5 +222,6 @@ def run_attention(backend, sequences, queries, block_size=16, dtype="float32", *
         starts,
         np.array([len(keys) for keys, _ in sequences], np.int32),
         cache.block_tables,
+        key_layout=key_layout,
         **options,
     )

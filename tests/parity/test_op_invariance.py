@@ -60,12 +60,17 @@ def test_attention_in_chunks_and_batches_equals_whole(
     for block_size in (8, 32, 7):
         again = formulas.run_attention(fast, [pair], [q], block_size, dtype, **options)
         np.testing.assert_array_equal(again, whole)
+    for block_size in (16, 32, 48):
+        layout = fast.key_layout(block_size, dim, dim, dtype)
+        again = formulas.run_attention(fast, [pair], [q], block_size, dtype, layout, **options)
+        np.testing.assert_array_equal(again, whole)
     one_thread = formulas.run_attention(fast_one_thread, [pair], [q], 16, dtype, **options)
     np.testing.assert_array_equal(one_thread, whole)
+    layout = fast.key_layout(16, dim, dim, dtype)
     for begin, end in ((0, 50), (50, 130), (130, 199), (199, 200), (99, 100)):
         prefix = tuple(part[:end] for part in pair)
         chunk = formulas.run_attention(
-            fast, [other, prefix], [other_q, q[begin:end]], 16, dtype, **options
+            fast, [other, prefix], [other_q, q[begin:end]], 16, dtype, layout, **options
         )
         np.testing.assert_array_equal(chunk[30:], whole[begin:end])
 

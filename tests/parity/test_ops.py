@@ -4,7 +4,7 @@ import numpy as np
 import op_formulas as formulas
 import pytest
 from llmserve import _core
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, NotSupported
 
 # Both sides sum n terms in float32, in different orders: an error of about sqrt(n) * 2^-24 of the
 # terms' magnitude each; n <= 1031 and a factor of 4 for both sides and the tail.
@@ -184,6 +184,40 @@ def test_attention_matches_ref(fast, ref, rng, dtype, heads, kv_heads, dim, valu
             for backend in (fast, ref)
         )
         np.testing.assert_allclose(got, expected, atol=SUM_TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_keys_in_panels_match_ref(fast, ref, rng, dtype):
+    """Where they are stored, and what attention makes of them."""
+    if fast.key_layout(32, 24, 48, dtype) == "rows":
+        caches = [np.zeros((1, 1, 16, 16), np.float32) for _ in range(2)]
+        with pytest.raises(NotSupported, match="panels"):
+            fast.store_kv(*normal(rng, 2, 1, 1, 16), [0], *caches, "panels")
+        pytest.skip("this backend's caches have no panels")
+    keys, values = normal(rng, 70, 3, 24), normal(rng, 70, 3, 48)
+    rows = [formulas.as_dtype(np.zeros((5, 3, 32, d), np.float32), dtype) for d in (24, 48)]
+    panels, by_ref = ([part.copy() for part in rows] for _ in range(2))
+    slots = rng.permutation(160)[:70]
+    fast.store_kv(keys, values, slots, *rows)
+    fast.store_kv(keys, values, slots, *panels, "panels")
+    ref.store_kv(keys, values, slots, *by_ref, "panels")
+    np.testing.assert_array_equal(panels[0], formulas.to_panels(rows[0]))
+    np.testing.assert_array_equal(panels[1], rows[1])
+    for got, same in zip(panels, by_ref, strict=True):
+        np.testing.assert_array_equal(got, same)
+    sequences = [(normal(rng, n, 3, 24), normal(rng, n, 3, 48)) for n in (1, 150, 64)]
+    queries = [normal(rng, t, 6, 24) for t in (1, 40, 3)]
+    for block_size in (16, 48):
+        got, expected = (
+            formulas.run_attention(backend, sequences, queries, block_size, dtype, "panels")
+            for backend in (fast, ref)
+        )
+        np.testing.assert_allclose(got, expected, atol=SUM_TOLERANCE)
+
+
+def test_the_key_layout_is_rows_where_panels_do_not_fit(fast):
+    for shape in ((8, 64, 64, "float32"), (16, 33, 64, "bfloat16"), (16, 64, 20, "float32")):
+        assert fast.key_layout(*shape) == "rows"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

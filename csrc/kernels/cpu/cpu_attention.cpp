@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/error.h"
 #include "core/float_types.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/host_ops.h"
@@ -15,23 +16,37 @@ constexpr int64_t kMaxQueryRows = 96;
 // Copying a tile costs about as much as this many query rows on it.
 constexpr int64_t kCopyCostRows = 8;
 
-void store_rows(const ConstTensor& from, std::span<const int64_t> slots, const Tensor& cache,
-                int64_t begin, int64_t end) {
-  const int64_t heads = cache.shape[1];
-  const int64_t block_size = cache.shape[2];
+static_assert(kKeyPanelTokens == cpu::kPanelWidth);
+
+// Writes a row of the cache: runs of `run` elements, `step` apart.
+void put_row(const Tensor& cache, int64_t idx, const float* x, int64_t run, int64_t step) {
   const int64_t width = cache.shape[3];
-  for (int64_t t = begin; t < end; ++t) {
-    const int64_t slot = slots[static_cast<size_t>(t)];
-    if (slot < 0) continue;
-    for (int64_t h = 0; h < heads; ++h) {
-      const float* x = from.as<float>() + t * from.strides[0] + h * from.strides[1];
-      const int64_t to = ((slot / block_size * heads + h) * block_size + slot % block_size) * width;
-      if (cache.dtype == DType::kF32) {
-        std::memcpy(cache.as<float>() + to, x, static_cast<size_t>(width) * sizeof(float));
-      } else {
-        for (int64_t d = 0; d < width; ++d) cache.as<uint16_t>()[to + d] = f32_to_bf16(x[d]);
-      }
-    }
+  for (int64_t d = 0; d < width; d += run, idx += step) {
+    if (cache.dtype == DType::kF32)
+      std::memcpy(cache.as<float>() + idx, x + d, static_cast<size_t>(run) * sizeof(float));
+    else
+      for (int64_t i = 0; i < run; ++i) cache.as<uint16_t>()[idx + i] = f32_to_bf16(x[d + i]);
+  }
+}
+
+void store_token(const StoreKvArgs& args, int64_t t) {
+  const PagedKvCache& cache = args.cache;
+  const int64_t slot = args.slots[static_cast<size_t>(t)];
+  if (slot < 0) return;
+  const int64_t heads = cache.keys.shape[1];
+  const int64_t block = slot / cache.keys.shape[2];
+  const int64_t offset = slot % cache.keys.shape[2];
+  const bool is_panel = cache.key_layout == KeyLayout::kPanels;
+  const int64_t pair = cache.keys.dtype == DType::kBF16 ? 2 : 1;
+  const int64_t key_run = is_panel ? pair : cache.keys.shape[3];
+  for (int64_t h = 0; h < heads; ++h) {
+    const float* key = args.keys.as<float>() + t * args.keys.strides[0] + h * args.keys.strides[1];
+    const float* value =
+        args.values.as<float>() + t * args.values.strides[0] + h * args.values.strides[1];
+    const int64_t row = (block * heads + h) * cache.keys.shape[2] + offset;
+    const int64_t value_dim = cache.values.shape[3];
+    put_row(cache.keys, cache.key_index(block, h, offset, 0), key, key_run, kKeyPanelTokens * pair);
+    put_row(cache.values, row * value_dim, value, value_dim, 0);
   }
 }
 
@@ -47,14 +62,21 @@ int64_t num_tiles(const cpu::AttentionItem& item, int64_t window) {
 
 }  // namespace
 
+KeyLayout CpuBackend::key_layout(int64_t block_size, int64_t key_dim, int64_t value_dim,
+                                 DType dtype) const {
+  const bool has_whole_panels =
+      block_size % kKeyPanelTokens == 0 && value_dim % cpu::kPanelWidth == 0;
+  const bool has_pairs = dtype == DType::kF32 || key_dim % 2 == 0;
+  return has_whole_panels && has_pairs ? KeyLayout::kPanels : KeyLayout::kRows;
+}
+
 void CpuBackend::store_kv(const StoreKvArgs& args) {
   validate(args);
   const int64_t width = args.cache.keys.shape[1] * args.cache.keys.shape[3];
   const int64_t grain = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, width));
   pool_.parallel_for(static_cast<int64_t>(args.slots.size()), grain,
                      [&](int64_t begin, int64_t end, int) {
-                       store_rows(args.keys, args.slots, args.cache.keys, begin, end);
-                       store_rows(args.values, args.slots, args.cache.values, begin, end);
+                       for (int64_t t = begin; t < end; ++t) store_token(args, t);
                      });
 }
 
@@ -105,6 +127,11 @@ void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
   validate(args);
   const Tensor& keys = args.cache.keys;
   const Tensor& values = args.cache.values;
+  const bool has_panels = args.cache.key_layout == KeyLayout::kPanels;
+  if (has_panels && values.shape[3] % cpu::kPanelWidth != 0)
+    throw InvalidArgument(concat("paged_attention.cache: expected values of a multiple of ",
+                                 cpu::kPanelWidth, " elements beside keys in panels, got ",
+                                 values.shape[3]));
   const int64_t group = args.q.shape[1] / keys.shape[1];
   plan_attention(args, group);
   int64_t max_tokens = 0;
@@ -118,6 +145,7 @@ void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
                                 .keys = keys.data,
                                 .values = values.data,
                                 .is_bf16 = keys.dtype == DType::kBF16,
+                                .has_key_panels = has_panels,
                                 .kv_heads = keys.shape[1],
                                 .block_size = keys.shape[2],
                                 .head_dim = keys.shape[3],

@@ -31,6 +31,10 @@ class CpuBackend final : public Backend {
     reserve_scratch(scratch_bytes(shape, 1));
   }
 
+  // Panels, where paged_attention need not copy the cache to read it.
+  KeyLayout key_layout(int64_t block_size, int64_t key_dim, int64_t value_dim,
+                       DType dtype) const override;
+
   void embedding(const EmbeddingArgs& args) override;
   void rms_norm(const RmsNormArgs& args) override;
   void add_rms_norm(const AddRmsNormArgs& args) override;

@@ -46,6 +46,7 @@ struct AttentionCall {
   const void* keys;    // [N, K, P, D]
   const void* values;  // [N, K, P, Dv]
   bool is_bf16;
+  bool has_key_panels;  // keys lie in panels of kPanelWidth tokens, and Dv is a multiple of it
   int64_t kv_heads, block_size, head_dim, value_dim;
   int64_t group;  // query heads a KV head
   float scale, soft_cap;

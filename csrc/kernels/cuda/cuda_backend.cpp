@@ -32,6 +32,11 @@ Nonlinearity kind_of(Activation activation) {
 Rows rows_of(const Tensor& tensor) { return {tensor.as<float>(), tensor.strides[0]}; }
 ConstRows rows_of(const ConstTensor& tensor) { return {tensor.as<float>(), tensor.strides[0]}; }
 
+void check_layout(const char* op, const PagedKvCache& cache) {
+  if (cache.key_layout != KeyLayout::kRows)
+    throw NotSupported(concat("cuda ", op, ": keys in panels are not supported"));
+}
+
 CachePart part_of(const Tensor& part) {
   return {part.data, part.shape[1], part.shape[2], part.shape[3]};
 }
@@ -245,6 +250,7 @@ void CudaBackend::rotary(const RotaryArgs& args) {
 
 void CudaBackend::store_kv(const StoreKvArgs& args) {
   validate(args);
+  check_layout("store_kv", args.cache);
   check_grid("store_kv", args.keys.shape[0]);
   memory_.make_current();
   const int64_t* slots = slots_(args.slots);
@@ -280,6 +286,7 @@ void CudaBackend::copy_blocks(const CopyBlocksArgs& args) {
 
 void CudaBackend::paged_attention(const PagedAttentionArgs& args) {
   validate(args);
+  check_layout("paged_attention", args.cache);
   const CachePart keys = part_of(args.cache.keys);
   const CachePart values = part_of(args.cache.values);
   if (!attention_fits(keys.width, values.width, kKvTile)) {

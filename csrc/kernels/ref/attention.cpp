@@ -33,19 +33,26 @@ struct KvHead {
   const int32_t* block_table;
   int64_t head;
 
-  // Element i of the row at `position` of the keys or the values.
-  float at(const Tensor& part, int64_t position, int64_t i) const {
-    const int64_t block_size = part.shape[2];
-    const int64_t block = block_table[position / block_size];
-    const int64_t idx =
-        ((block * part.shape[1] + head) * block_size + position % block_size) * part.shape[3] + i;
+  static float at(const Tensor& part, int64_t idx) {
     return part.dtype == DType::kF32 ? part.as<float>()[idx]
                                      : bf16_to_f32(part.as<uint16_t>()[idx]);
+  }
+  float key(int64_t position, int64_t d) const {
+    const int64_t block_size = args.cache.keys.shape[2];
+    const int64_t block = block_table[position / block_size];
+    return at(args.cache.keys, args.cache.key_index(block, head, position % block_size, d));
+  }
+  float value(int64_t position, int64_t d) const {
+    const Tensor& values = args.cache.values;
+    const int64_t block_size = values.shape[2];
+    const int64_t block = block_table[position / block_size];
+    const int64_t row = (block * values.shape[1] + head) * block_size + position % block_size;
+    return at(values, row * values.shape[3] + d);
   }
 
   float score(const float* q, int64_t position) const {
     float dot = 0;
-    for (int64_t d = 0; d < args.q.shape[2]; ++d) dot += q[d] * at(args.cache.keys, position, d);
+    for (int64_t d = 0; d < args.q.shape[2]; ++d) dot += q[d] * key(position, d);
     const float score = dot * args.scale;
     return args.soft_cap > 0 ? args.soft_cap * ref::v_tanh(score / args.soft_cap) : score;
   }
@@ -61,7 +68,7 @@ struct KvHead {
       const float p = ref::v_exp(scores[static_cast<size_t>(j - begin)] - result.m);
       result.l += p;
       for (size_t i = 0; i < result.o.size(); ++i)
-        result.o[i] += p * at(args.cache.values, j, static_cast<int64_t>(i));
+        result.o[i] += p * value(j, static_cast<int64_t>(i));
     }
     return result;
   }

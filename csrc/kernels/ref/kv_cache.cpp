@@ -5,34 +5,37 @@
 namespace llmserve {
 namespace {
 
-void store(const ConstTensor& from, std::span<const int64_t> slots, const Tensor& cache) {
-  const int64_t heads = cache.shape[1];
-  const int64_t block_size = cache.shape[2];
-  const int64_t width = cache.shape[3];
-  for (size_t t = 0; t < slots.size(); ++t) {
-    if (slots[t] < 0) continue;
-    const int64_t block = slots[t] / block_size;
-    const int64_t offset = slots[t] % block_size;
-    for (int64_t h = 0; h < heads; ++h) {
-      const float* x =
-          from.as<float>() + static_cast<int64_t>(t) * from.strides[0] + h * from.strides[1];
-      const int64_t to = ((block * heads + h) * block_size + offset) * width;
-      for (int64_t d = 0; d < width; ++d) {
-        if (cache.dtype == DType::kF32)
-          cache.as<float>()[to + d] = x[d];
-        else
-          cache.as<uint16_t>()[to + d] = f32_to_bf16(x[d]);
-      }
-    }
-  }
+void put(const Tensor& cache, int64_t idx, float x) {
+  if (cache.dtype == DType::kF32)
+    cache.as<float>()[idx] = x;
+  else
+    cache.as<uint16_t>()[idx] = f32_to_bf16(x);
 }
 
 }  // namespace
 
 void RefBackend::store_kv(const StoreKvArgs& args) {
   validate(args);
-  store(args.keys, args.slots, args.cache.keys);
-  store(args.values, args.slots, args.cache.values);
+  const PagedKvCache& cache = args.cache;
+  const int64_t heads = cache.keys.shape[1];
+  const int64_t block_size = cache.keys.shape[2];
+  const int64_t value_dim = cache.values.shape[3];
+  for (int64_t t = 0; t < args.keys.shape[0]; ++t) {
+    const int64_t slot = args.slots[static_cast<size_t>(t)];
+    if (slot < 0) continue;
+    const int64_t block = slot / block_size;
+    const int64_t offset = slot % block_size;
+    for (int64_t h = 0; h < heads; ++h) {
+      const float* key =
+          args.keys.as<float>() + t * args.keys.strides[0] + h * args.keys.strides[1];
+      const float* value =
+          args.values.as<float>() + t * args.values.strides[0] + h * args.values.strides[1];
+      const int64_t row = ((block * heads + h) * block_size + offset) * value_dim;
+      for (int64_t d = 0; d < cache.keys.shape[3]; ++d)
+        put(cache.keys, cache.key_index(block, h, offset, d), key[d]);
+      for (int64_t d = 0; d < value_dim; ++d) put(cache.values, row + d, value[d]);
+    }
+  }
 }
 
 void RefBackend::copy_blocks(const CopyBlocksArgs& args) {

@@ -32,6 +32,10 @@ inline void u_mul_wide(UVec a, uint32_t b, UVec* high, UVec* low) {
   *low = a * u_splat(b);
 }
 
+inline Vec v_load(const uint16_t* p) {
+  const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+  return (Vec)_mm256_slli_epi32(words, 16);
+}
 inline float v_sum(Vec x) { return fold_sum(x); }
 inline float v_largest(Vec x) { return fold_max(x); }
 

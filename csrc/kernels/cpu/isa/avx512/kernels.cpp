@@ -29,6 +29,10 @@ inline void u_mul_wide(UVec a, uint32_t b, UVec* high, UVec* low) {
   *low = a * u_splat(b);
 }
 
+inline Vec v_load(const uint16_t* p) {
+  const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+  return (Vec)_mm512_slli_epi32(words, 16);
+}
 inline __m256 low(Vec x) { return _mm512_castps512_ps256(x); }
 inline __m256 high(Vec x) { return _mm512_extractf32x8_ps(x, 1); }
 inline float v_sum(Vec x) { return fold_sum(_mm256_add_ps(low(x), high(x))); }

@@ -36,6 +36,11 @@ inline void u_mul_wide(UVec a, uint32_t b, UVec* high, UVec* low) {
   for (int i = 0; i < kLanes; ++i) (*high)[i] = (uint32_t)(((uint64_t)a[i] * b) >> 32);
   *low = a * u_splat(b);
 }
+inline Vec v_load(const uint16_t* p) {
+  UVec bits;
+  for (int i = 0; i < kLanes; ++i) bits[i] = (uint32_t)p[i] << 16;
+  return (Vec)bits;
+}
 inline float v_sum(Vec x) {
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) x[i] += x[i + width];
