@@ -93,6 +93,21 @@ py::object add_rms_norm(Ops& ops, const py::object& x, const py::object& residua
   return result.result(x);
 }
 
+py::object layer_norm(Ops& ops, const py::object& x, const py::object& weight,
+                      const py::object& bias, float eps, const py::object& out) {
+  const ImportedArray in("layer_norm.x", x), scale("layer_norm.weight", weight);
+  std::optional<ImportedArray> offset;
+  if (!bias.is_none()) offset.emplace("layer_norm.bias", bias);
+  const ConstTensor offsets = offset ? offset->view() : ConstTensor{};
+  const OutputArray result("layer_norm.out", out, DType::kF32,
+                           {in.view().shape[0], in.view().shape[1]});
+  result.check_apart({in.view(), scale.view(), offsets}, /*can_be_first=*/true);
+  ops.run([&](Backend& backend) {
+    backend.layer_norm({in.view(), scale.view(), offsets, result.tensor(), eps});
+  });
+  return result.result(x);
+}
+
 py::object gated_activation(Ops& ops, const py::object& gate_up, Activation activation,
                             const py::object& out) {
   const ImportedArray in("gated_activation.gate_up", gate_up);
@@ -402,6 +417,7 @@ void register_ops(py::module_& module) {
       .def("rms_norm", &rms_norm, "x"_a, "weight"_a, "eps"_a, "weight_offset"_a, "out"_a)
       .def("add_rms_norm", &add_rms_norm, "x"_a, "residual"_a, "weight"_a, "eps"_a,
            "weight_offset"_a, "out"_a)
+      .def("layer_norm", &layer_norm, "x"_a, "weight"_a, "bias"_a, "eps"_a, "out"_a)
       .def(
           "silu_and_mul",
           [](Ops& self, const py::object& gate_up, const py::object& out) {
@@ -412,6 +428,12 @@ void register_ops(py::module_& module) {
           "gelu_tanh_and_mul",
           [](Ops& self, const py::object& gate_up, const py::object& out) {
             return gated_activation(self, gate_up, Activation::kGeluTanh, out);
+          },
+          "gate_up"_a, "out"_a)
+      .def(
+          "gelu_and_mul",
+          [](Ops& self, const py::object& gate_up, const py::object& out) {
+            return gated_activation(self, gate_up, Activation::kGelu, out);
           },
           "gate_up"_a, "out"_a)
       .def("rotary_embedding", &rotary_embedding, "heads"_a, "positions"_a, "inv_freq"_a, "theta"_a,

@@ -36,7 +36,9 @@ __all__ = [
     "copy_blocks",
     "embedding",
     "gather",
+    "gelu_and_mul",
     "gelu_tanh_and_mul",
+    "layer_norm",
     "linear",
     "pack_linear",
     "paged_attention",
@@ -110,6 +112,29 @@ def add_rms_norm(
     return kernels.add_rms_norm(x, residual, weight, eps, weight_offset, out)
 
 
+def layer_norm(
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    eps: float = 1e-5,
+    out: ArrayLike | None = None,
+    backend: str = "cpu",
+    num_threads: int | None = None,
+) -> Any:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias, for each row.
+
+    x: float32 [R, D]. weight, bias: float32 [D]. Returns float32 [R, D]; out may be x itself. Moves
+    8 * R * D bytes. Ba et al. 2016, eq. 4.
+
+    >>> import numpy
+    >>> from llmserve import ops
+    >>> ops.layer_norm(numpy.array([[1.0, 3.0]], "f4"), numpy.ones(2, "f4"), eps=0.0)
+    array([[-1.,  1.]], dtype=float32)
+    """
+    return _kernels(backend, num_threads).layer_norm(x, weight, bias, eps, out)
+
+
 def silu_and_mul(
     gate_up: ArrayLike,
     *,
@@ -127,6 +152,26 @@ def silu_and_mul(
     array([[0.   , 5.285]], dtype=float32)
     """
     return _kernels(backend, num_threads).silu_and_mul(gate_up, out)
+
+
+def gelu_and_mul(
+    gate_up: ArrayLike,
+    *,
+    out: ArrayLike | None = None,
+    backend: str = "cpu",
+    num_threads: int | None = None,
+) -> Any:
+    """gelu(gate_up[:, :F]) * gate_up[:, F:], with gelu(x) = x * the normal distribution function.
+
+    gate_up: float32 [T, 2F]. Returns float32 [T, F]. Moves 12 * T * F bytes. Hendrycks & Gimpel
+    2016, section 2.
+
+    >>> import numpy
+    >>> from llmserve import ops
+    >>> ops.gelu_and_mul(numpy.array([[0.0, 2.0, 5.0, 3.0]], "f4")).round(3)
+    array([[0.   , 5.863]], dtype=float32)
+    """
+    return _kernels(backend, num_threads).gelu_and_mul(gate_up, out)
 
 
 def gelu_tanh_and_mul(

@@ -47,6 +47,14 @@ def test_norms_agree_with_torch(backend: str, normal: Any) -> None:
     assert_close(normed, torch.nn.functional.rms_norm(total, (96,), weight, 1e-5))
 
 
+def test_layer_norm_agrees_with_torch(backend: str, normal: Any) -> None:
+    x, weight, bias = normal(7, 96), normal(96), normal(96)
+    for offset in (bias, None):
+        expected = torch.nn.functional.layer_norm(x, (96,), weight, offset, 1e-3)
+        assert_close(ops.layer_norm(x, weight, offset, eps=1e-3, backend=backend), expected)
+    assert ops.layer_norm(x, weight, bias, out=x, backend=backend) is x
+
+
 def test_gated_activations_agree_with_torch(backend: str, normal: Any) -> None:
     gate_up = normal(5, 66)
     gate, up = gate_up.chunk(2, dim=-1)
@@ -54,6 +62,8 @@ def test_gated_activations_agree_with_torch(backend: str, normal: Any) -> None:
     assert_close(ops.silu_and_mul(gate_up, backend=backend), silu)
     gelu = torch.nn.functional.gelu(gate, approximate="tanh") * up
     assert_close(ops.gelu_tanh_and_mul(gate_up, backend=backend), gelu)
+    exact = torch.nn.functional.gelu(gate) * up
+    assert_close(ops.gelu_and_mul(gate_up, backend=backend), exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -271,6 +281,7 @@ Q = np.zeros((1, 2, 8), "f4")
         (lambda: ops.rms_norm(X, WEIGHT, out=X[:1]), r"overlaps one"),
         (lambda: ops.rms_norm(X, WEIGHT, out=X[::-1]), r"overlaps one"),
         (lambda: ops.rms_norm(X, WEIGHT, out=np.broadcast_to(X, (2, 8))), r"read-only"),
+        (lambda: ops.layer_norm(X, WEIGHT, WEIGHT[:7]), r"layer_norm\.bias: expected float32"),
         (lambda: ops.silu_and_mul(X, out=X[:, :4]), r"expected memory apart from the inputs"),
         (lambda: ops.silu_and_mul(X[:, :7]), r"gated_activation\.gate_up: expected .*2F=6"),
         (
