@@ -16,6 +16,7 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_engine_config(module);
   llmserve::register_memory_plan(module);
   llmserve::register_engine(module);
+  llmserve::register_line_template(module);
   llmserve::register_ops(module);
   llmserve::register_scheduler(module);
 

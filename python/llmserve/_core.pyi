@@ -482,6 +482,10 @@ class Ops:
         position: Any,
     ) -> Any: ...
 
+class LineTemplate:
+    def __init__(self, prefix: bytes, suffix: bytes, skips_empty: bool) -> None: ...
+    def render(self, event: TokenEvent) -> bytes | None: ...
+
 class Vocabulary:
     def __init__(
         self, token_bytes: Sequence[builtins.bytes], special_token_ids: Sequence[int]

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from llmserve import _core
 from llmserve.request_runner import RequestRunner
@@ -26,6 +27,8 @@ class AsyncStream:
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._has_news = asyncio.Event() if has_news is None else has_news
+        # Takes an event before the state does; whether it has.
+        self.direct: Callable[[_core.TokenEvent], bool] = _takes_none
         self._request_ids: list[int] = []
         # In the order in which the engine said it; what the loop's own thread takes must not
         # overtake what another loop's thread has put here before.
@@ -78,8 +81,17 @@ class AsyncStream:
         return is_left
 
     def _apply(self) -> None:
+        has_news = False
         while self._arrived:
             event = self._arrived.popleft()
             if event is not None:
+                if self.direct(event):
+                    continue
                 self.state.apply(event)
-        self._has_news.set()
+            has_news = True
+        if has_news:
+            self._has_news.set()
+
+
+def _takes_none(_: _core.TokenEvent) -> bool:
+    return False

@@ -114,6 +114,12 @@ class RequestState:
         self._num_cached_tokens = max(self._num_cached_tokens, event.num_cached_tokens)
         self._num_preemptions = max(self._num_preemptions, event.num_preemptions)
 
+    def note_given(self, event: _core.TokenEvent) -> None:
+        """Instead of `apply`, where nothing is pending and the text went to the reader at once."""
+        sample = self._samples[event.sample_index]
+        sample.token_ids += event.token_ids
+        sample.num_given_tokens = len(sample.token_ids)
+
     def output(self, kind: RequestOutputKind = RequestOutputKind.CUMULATIVE) -> RequestOutput:
         """Everything so far or, for DELTA, what is new since the last call, of those of the n
         that have something new."""

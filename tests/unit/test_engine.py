@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import select
 import threading
 import time
 
+import msgspec
 import pytest
 from llmserve import _core
 from llmserve.errors import DeviceError, InvalidArgument, ResourceExhausted
@@ -72,6 +74,37 @@ def wait_idle(engine: _core.Engine) -> _core.EngineMetrics:
             return metrics
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def test_the_line_of_a_token_is_json_whatever_its_text() -> None:
+    texts = [chr(i) for i in range(128)] + ["é", "\u2028", "\U0001f600", 'a"b\\c\n']
+    vocabulary = _core.Vocabulary([text.encode() for text in texts], [])
+    oracle = _core.testing.OracleOptions(vocab_size=len(texts), step_us=500)
+    engine = _core.testing.oracle_engine(make_config(), oracle, vocabulary)
+    line = _core.LineTemplate(b'data: {"text":"', b'"}', skips_empty=True)
+    request = engine.add_request([1], _core.SamplingParams(max_tokens=250, seed=1))
+    seen = ""  # but for the last event's
+    for event in collect(engine, [request])[request]:
+        rendered = line.render(event)
+        assert (rendered is None) == (event.finish_reason is not None)
+        if rendered:
+            assert json.loads(rendered[6:]) == {"text": event.text}
+            assert rendered == b"data: " + msgspec.json.encode({"text": event.text})
+            seen += event.text
+    assert len(set(seen)) > 80
+    engine.close()
+
+
+def test_a_line_says_no_more_than_a_text() -> None:
+    engine = make_engine({"step_us": 2000})
+    line = _core.LineTemplate(b"<", b">", skips_empty=False)
+    request = engine.add_request([1], params(logprobs=0, max_tokens=3))
+    assert {line.render(event) for event in collect(engine, [request])[request]} == {None}
+    request = engine.add_request([1], params(max_tokens=200))
+    (first, *_) = collect(engine, [request])[request]
+    assert line.render(first) == b"<>"  # without text, as it asked for none
+    assert _core.LineTemplate(b"<", b">", skips_empty=True).render(first) == b""
+    engine.close()
 
 
 def test_every_token_is_the_oracle_s() -> None:

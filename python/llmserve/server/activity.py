@@ -56,9 +56,11 @@ class Run:
         self.cause = ""  # why it was ended, if it was
         self.is_cut = False  # nobody will read what comes
         self.is_comment_due = False
+        self.is_sending = False  # the task is in a write, which goes before what comes
         self.news = asyncio.Event()
         self._settings = settings
-        now = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
         self.began = now
         self._last_sent = now
         self._first_sent = now
@@ -112,8 +114,14 @@ class Run:
 
     async def sending(self, sent: Awaitable[None]) -> None:
         """Awaits a write that takes as long as the client likes."""
+        self.is_sending = True
         await sent
-        self._last_sent = asyncio.get_running_loop().time()
+        self.is_sending = False
+        self.note_sent()
+
+    def note_sent(self) -> None:
+        """Something was written."""
+        self._last_sent = self._loop.time()
         self.is_comment_due = False
 
     def note_first(self) -> None:

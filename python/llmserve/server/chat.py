@@ -139,6 +139,17 @@ class _Answer:
             content = body.messages[-1].get("content")
             self._before = content if isinstance(content, str) else ""
 
+    @property
+    def is_plain(self) -> bool:
+        """See Answer."""
+        body, form = self._body, self._format
+        options = body.stream_options
+        says_more = body.return_token_ids or (options and options.continuous_usage_stats)
+        is_read = form.style is not None or form.reasoning is not None
+        return not (body.logprobs or says_more or is_read)
+
+    words_empty_texts = False
+
     def document(self, states: Sequence[RequestState], cause: str) -> object:
         """See Answer."""
         (state,) = states

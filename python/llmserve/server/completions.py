@@ -97,6 +97,16 @@ class _Answer:
         self._is_begun: set[int] = set()  # choices
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
+    @property
+    def is_plain(self) -> bool:
+        """See Answer."""
+        body = self._body
+        options = body.stream_options
+        says_more = body.return_token_ids or (options and options.continuous_usage_stats)
+        return body.logprobs is None and body.max_tokens != 0 and not says_more
+
+    words_empty_texts = True
+
     def document(self, states: Sequence[RequestState], cause: str) -> object:
         """See Answer."""
         choices = [

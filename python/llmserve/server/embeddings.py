@@ -40,6 +40,9 @@ async def embeddings(request: Request) -> Response:
 
 
 class _Answer:
+    is_plain = False
+    words_empty_texts = False
+
     def __init__(self, job: Job, is_base64: bool) -> None:
         self._job = job
         self._is_base64 = is_base64

@@ -1,7 +1,7 @@
 """Answers of generation routes: one JSON document, or a stream of server-sent events."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from starlette.responses import Response
@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from llmserve.outputs import CompletionOutput
 from llmserve.request_state import RequestState
 from llmserve.server.activity import TIMEOUT, Activity, Job, Run
+from llmserve.server.direct_lines import DirectLines
 from llmserve.server.errors import ApiError, JsonResponse
 
 _STREAM_HEADERS = [
@@ -18,10 +19,20 @@ _STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),  # or nginx would gather it
 ]
 _COMMENT = b": keep-alive\n\n"
+# Of the HTTP protocol: takes a piece of the body at once, or says that it cannot.
+DirectWrite = Callable[[bytes], bool]
 
 
 class Answer(Protocol):
     """How a route words what the engine gives."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a sample's lines, but for its first and last, differ in their text alone."""
+
+    @property
+    def words_empty_texts(self) -> bool:
+        """Whether an event without text has a line."""
 
     def document(self, states: Sequence[RequestState], cause: str) -> object:
         """The whole answer, a state a prompt. cause: why it was ended early, or empty."""
@@ -49,13 +60,14 @@ class GenerationResponse(Response):
         self._activity.quotas.take(scope.get("llmserve.key", ""), self._job.num_tokens)
         with self._activity.running(self._job) as run:
             extensions = scope.get("extensions") or {}
-            if transport := extensions.get("llmserve.transport"):
+            transport = extensions.get("llmserve.transport", {})
+            if transport:
                 run.cut_connection = transport["abort"]
             scope["llmserve.run"] = run  # for the log
             watcher = asyncio.create_task(run.watch(receive))
             try:
                 if self._job.is_streamed:
-                    await self._stream(run, send)
+                    await self._stream(run, send, transport.get("write"))
                 else:
                     await self._whole(run, scope, receive, send)
             finally:
@@ -81,16 +93,17 @@ class GenerationResponse(Response):
         response = JsonResponse(self._answer.document(states, run.cause), headers=headers)
         await response(scope, receive, send)
 
-    async def _stream(self, run: Run, send: Send) -> None:
+    async def _stream(self, run: Run, send: Send, write: DirectWrite | None) -> None:
         headers = _STREAM_HEADERS + self._own_headers
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send(run, send, b"")
+        direct = self._direct_lines(run, write)
         is_first = True
         while not run.is_finished or run.has_news:
             await self._wait_for_group(run, is_first)
             if run.is_cut:
                 return
-            lines = b"".join(self._lines(run))
+            lines = b"".join(self._lines(run, direct))
             if lines:
                 await self._send(run, send, lines)
                 if is_first:
@@ -105,10 +118,25 @@ class GenerationResponse(Response):
         message = {"type": "http.response.body", "body": body, "more_body": True}
         await run.sending(send(message))
 
-    def _lines(self, run: Run) -> Iterable[bytes]:
+    def _lines(self, run: Run, direct: Sequence[DirectLines]) -> Iterable[bytes]:
         for idx, stream in enumerate(run.streams):
             if stream.state.has_news:
-                yield from self._answer.lines(idx, stream.state.take_news(), run.cause)
+                news = stream.state.take_news()
+                yield from self._answer.lines(idx, news, run.cause)
+                if direct and not run.cause:
+                    for completion in news:
+                        direct[idx].begin(completion.index)
+
+    def _direct_lines(self, run: Run, write: DirectWrite | None) -> list[DirectLines]:
+        """One a prompt; none where each line has to be worded, or several tokens make one."""
+        if write is None or not self._answer.is_plain:
+            return []
+        if self._activity.settings.stream_flush_tokens > 1:
+            return []
+        lines = [DirectLines(run, idx, self._answer, write) for idx in range(len(run.streams))]
+        for stream, own in zip(run.streams, lines, strict=True):
+            stream.direct = own.take
+        return lines
 
     async def _wait_for_group(self, run: Run, is_first: bool) -> None:
         """Until enough has come for a line: the first token at once, then as the settings say."""

@@ -70,7 +70,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is None:
             self._expect_head()
         self._is_in_head = True
-        self.scope["extensions"] = {"llmserve.transport": {"abort": self.transport.abort}}
+        transport: dict[object, object] = {"abort": self.transport.abort, "write": self._write_now}
+        self.scope["extensions"] = {"llmserve.transport": transport}
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
@@ -92,6 +93,15 @@ class _BoundedProtocol(HttpToolsProtocol):
         if not self._is_refused:
             super().on_message_complete()
         self._is_in_head = True
+
+    def _write_now(self, body: bytes) -> bool:
+        """A piece of the answer under way, past its task; False where that has to wait for it."""
+        cycle = self.cycle
+        is_open = cycle.response_started and not (cycle.response_complete or cycle.disconnected)
+        if not is_open or not cycle.chunked_encoding or self.flow.write_paused:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     def send_400_response(self, msg: str) -> None:
         if not self._is_refused:
