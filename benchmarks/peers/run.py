@@ -47,46 +47,77 @@ SYSTEMS = ("llmserve", *PACKAGES)
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts of these lengths, all there at the start, and tokens generated for each."""
+    """Prompts of these lengths, all there at the start, and tokens generated for each.
+
+    The prompts share their first `num_shared` tokens. `is_decode`: timed from the first token on.
+    """
 
     name: str
     prompt_lens: tuple[int, ...]
-    max_tokens: int
+    max_tokens: tuple[int, ...]
+    num_shared: int = 0
+    is_decode: bool = False
 
     def job(self, vocab_size: int) -> str:
         draw = random.Random(0)
-        prompts = [[draw.randrange(vocab_size) for _ in range(n)] for n in self.prompt_lens]
+        shared = [draw.randrange(vocab_size) for _ in range(self.num_shared)]
+        prompts = [
+            shared + [draw.randrange(vocab_size) for _ in range(n - self.num_shared)]
+            for n in self.prompt_lens
+        ]
         return json.dumps({"prompts": prompts, "max_tokens": self.max_tokens})
 
-    def bound_s(self, config: dict[str, Any], dtype: str, rates: Rates) -> float:
-        """Seconds that no program beats: the larger of reading the weights once a step, with every
-        prompt in one step, and of two operations a parameter and token; attention is left out."""
-        size = 2 if dtype == "bfloat16" else 4
-        parts = {name: int(np.prod(dims)) for name, dims in tensors_of(config)}
-        head = parts.pop("lm_head.weight", None) or parts["model.embed_tokens.weight"]
-        body = sum(parts.values()) - parts["model.embed_tokens.weight"]
-        num_outputs = len(self.prompt_lens) * self.max_tokens
-        num_tokens = sum(self.prompt_lens) + num_outputs - len(self.prompt_lens)
-        flops = 2 * (body * num_tokens + head * num_outputs)
-        return rates.bound_s(size * (body + head) * self.max_tokens, flops)
+    def seconds(self, answer: dict[str, Any]) -> float:
+        elapsed_s: float = answer["elapsed_s"]
+        return elapsed_s - answer["first_s"] if self.is_decode else elapsed_s
 
     @property
     def num_tokens(self) -> int:
         """Tokens that a rate counts: those generated; the prompt's where only one is generated."""
-        return (
-            sum(self.prompt_lens)
-            if self.max_tokens == 1
-            else len(self.prompt_lens) * self.max_tokens
-        )
+        if max(self.max_tokens) == 1:
+            return sum(self.prompt_lens)
+        return sum(self.max_tokens) - (1 if self.is_decode else 0)
+
+    def bound_s(self, config: dict[str, Any], dtype: str, rates: Rates) -> float:
+        """Seconds that no program beats: the larger of the bytes at the read rate and of the
+        operations, two a multiply-add, at the rate of arithmetic.
+
+        The weights are read once a step, all prompts being one step, the cache once a token that is
+        generated after the first; a shared prefix is computed once.
+        """
+        size = 2 if dtype == "bfloat16" else 4
+        parts = {name: int(np.prod(dims)) for name, dims in tensors_of(config)}
+        head = parts.pop("lm_head.weight", None) or parts["model.embed_tokens.weight"]
+        body = sum(parts.values()) - parts["model.embed_tokens.weight"]
+        layers, dim = config["num_hidden_layers"], config["head_dim"]
+        requests = list(zip(self.prompt_lens, self.max_tokens, strict=True))
+        # Positions that the tokens run in decode steps attend to, and those of the prompts.
+        decoded = sum((n - 1) * p + n * (n - 1) // 2 for p, n in requests)
+        prefilled = sum(p * (p + 1) // 2 for p in self.prompt_lens)
+        prefilled -= (len(requests) - 1) * self.num_shared * (self.num_shared + 1) // 2
+        tokens = sum(n - 1 for _, n in requests)
+        prompts = sum(self.prompt_lens) - (len(requests) - 1) * self.num_shared
+        heads = sum(self.max_tokens)
+        steps = max(self.max_tokens)
+        if self.is_decode:
+            prompts, prefilled, heads, steps = 0, 0, heads - 1, steps - 1
+        kv_bytes = 2 * layers * config["num_key_value_heads"] * dim * size
+        num_bytes = size * (body + head) * steps + kv_bytes * decoded
+        attention = 4 * layers * config["num_attention_heads"] * dim * (prefilled + decoded)
+        return rates.bound_s(num_bytes, 2 * (body * (prompts + tokens) + head * heads) + attention)
 
 
-_LENGTHS = random.Random(1)
+def drawn(seed: int, count: int, low: int, high: int) -> tuple[int, ...]:
+    draw = random.Random(seed)
+    return tuple(draw.randint(low, high) for _ in range(count))
+
+
 WORKLOADS = (
-    Workload("prefill of 512", (512,), 1),
-    Workload("decode of 64 after 64", (64,), 64),
-    Workload(
-        "16 requests, 64-256 in, 32 out", tuple(_LENGTHS.randint(64, 256) for _ in range(16)), 32
-    ),
+    Workload("prefill of 512", (512,), (1,)),
+    Workload("prefill of 2,048", (2048,), (1,)),
+    Workload("decode of 128 after 512", (512,), (128,), is_decode=True),
+    Workload("32 requests, 64-256 in, 32-128 out", drawn(1, 32, 64, 256), drawn(2, 32, 32, 128)),
+    Workload("16 requests, 512 shared + 32 in, 32 out", (544,) * 16, (32,) * 16, num_shared=512),
 )
 
 
@@ -146,7 +177,7 @@ def measure(options: argparse.Namespace) -> None:
     vocab_size = SHAPES[options.shape]["vocab_size"]
     rows = []
     try:
-        for workload in WORKLOADS:
+        for workload in chosen(options.work):
             job = workload.job(vocab_size)
             seconds: dict[str, list[float]] = {system: [] for system in workers}
             tokens: dict[str, list[list[int]]] = {}
@@ -154,7 +185,7 @@ def measure(options: argparse.Namespace) -> None:
                 tokens[system] = worker.run(job)["tokens"]
             for round_idx in range(options.rounds):
                 for system in rotated(list(workers), round_idx):
-                    seconds[system].append(workers[system].run(job)["elapsed_s"])
+                    seconds[system].append(workload.seconds(workers[system].run(job)))
                     probe.measure()
             bound_s = workload.bound_s(SHAPES[options.shape], options.dtype, probe.rates())
             rows += [row_of(workload, system, seconds, tokens, bound_s) for system in workers]
@@ -179,6 +210,14 @@ def measure(options: argparse.Namespace) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"written: {path}")
+
+
+def chosen(parts: list[str]) -> list[Workload]:
+    """The workloads whose names hold one of the parts."""
+    found = [work for work in WORKLOADS if any(part in work.name for part in parts)]
+    if not found:
+        raise SystemExit(f"no work is named like {parts}; there is: {[w.name for w in WORKLOADS]}")
+    return found
 
 
 def start_workers(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Worker]]:
@@ -224,7 +263,7 @@ def row_of(
 def show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         print(
-            f"{row['workload']:<32} {row['system']:<14} {row['tokens_per_s']:9.1f} tokens/s  "
+            f"{row['workload']:<40} {row['system']:<14} {row['tokens_per_s']:9.1f} tokens/s  "
             f"{row['ratio']:6.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})  "
             f"same first tokens {row['share_of_same_first_tokens']:.0%}",
             flush=True,
@@ -301,6 +340,9 @@ def main() -> None:
     measuring.add_argument("--shape", choices=SHAPES, default="tinyllama-1.1b")
     measuring.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     measuring.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    measuring.add_argument(
+        "--work", nargs="+", default=[""], metavar="TEXT", help="only work whose name has it"
+    )
     measuring.add_argument("--rounds", type=int, default=5)
     measuring.add_argument("--threads", type=int, default=2)
     measuring.add_argument("--results", type=Path, help="file to write")

@@ -2,10 +2,10 @@
 
     python worker.py SYSTEM MODEL DTYPE NUM_THREADS
 
-A job is {"prompts": [[token ids]], "max_tokens": n}; the answer {"elapsed_s": s, "tokens": [[ids]]}
-holds greedy tokens, exactly max_tokens a prompt. The first line out tells the version and the
-seconds from the import to a loaded model. Runs in the system's own environment and imports nothing
-else.
+A job is {"prompts": [[token ids]], "max_tokens": [n, one a prompt]}. The answer {"elapsed_s": s,
+"first_s": s, "tokens": [[ids]]} holds greedy tokens, exactly so many a prompt, and when the first
+of all was known. The first line out tells the version and the seconds from the import to a loaded
+model. Runs in the system's own environment and imports nothing else.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ import sys
 import time
 from collections.abc import Callable
 
-Generate = Callable[[list[list[int]], int], list[list[int]]]
+Prompts = list[list[int]]
+# Of prompts and their numbers of tokens: the tokens, and when the first was known.
+Generate = Callable[[Prompts, list[int]], tuple[list[list[int]], float]]
 
 
 def llmserve(model: str, dtype: str, num_threads: int) -> tuple[str, Generate]:
     import llmserve
     from llmserve import LLM, SamplingParams
 
-    llm = LLM(
-        model,
-        dtype=dtype,
-        num_threads=num_threads,
-        enable_prefix_caching=False,  # the next round has the same prompts
-    )
+    llm = LLM(model, dtype=dtype, num_threads=num_threads)
 
-    def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-        params = SamplingParams(
-            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
-        )
+    def generate(prompts: Prompts, max_tokens: list[int]) -> tuple[list[list[int]], float]:
+        llm.reset_prefix_cache()  # every round has the same prompts
+        params = [
+            SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False)
+            for n in max_tokens
+        ]
         inputs = [{"prompt_token_ids": ids} for ids in prompts]
+        began, start = time.time(), time.perf_counter()
         outputs = llm.generate(inputs, params, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+        first = start + min(out.metrics.first_token_ts for out in outputs) - began
+        return [list(output.outputs[0].token_ids) for output in outputs], first
 
     return llmserve.__version__, generate
 
@@ -50,8 +51,14 @@ def transformers(model: str, dtype: str, num_threads: int) -> tuple[str, Generat
         model, dtype=getattr(torch, dtype)
     ).eval()
 
-    def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-        # A static batch, padded on the left to the longest prompt.
+    def generate(prompts: Prompts, max_tokens: list[int]) -> tuple[list[list[int]], float]:
+        # A static batch, padded on the left to the longest prompt and run to the longest output.
+        first: list[float] = []
+
+        def note_first(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            first.append(time.perf_counter())
+            return scores
+
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
@@ -60,11 +67,13 @@ def transformers(model: str, dtype: str, num_threads: int) -> tuple[str, Generat
                 ids,
                 attention_mask=mask,
                 do_sample=False,
-                min_new_tokens=max_tokens,
-                max_new_tokens=max_tokens,
+                min_new_tokens=max(max_tokens),
+                max_new_tokens=max(max_tokens),
                 pad_token_id=0,
+                logits_processor=[note_first],
             )
-        return [row[width:].tolist() for row in result]
+        rows = zip(result, max_tokens, strict=True)
+        return [row[width : width + n].tolist() for row, n in rows], first[0]
 
     return f"{transformers.__version__}, torch {torch.__version__}", generate
 
@@ -84,17 +93,20 @@ def llama_cpp(model: str, dtype: str, num_threads: int) -> tuple[str, Generate]:
         verbose=False,
     )
 
-    def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    def generate(prompts: Prompts, max_tokens: list[int]) -> tuple[list[list[int]], float]:
         # One after another: the Python API runs one sequence.
-        return [one(prompt, max_tokens) for prompt in prompts]
+        first: list[float] = []
+        pairs = zip(prompts, max_tokens, strict=True)
+        return [one(prompt, n, first) for prompt, n in pairs], first[0]
 
-    def one(prompt: list[int], max_tokens: int) -> list[int]:
+    def one(prompt: list[int], max_tokens: int, first: list[float]) -> list[int]:
         llama.reset()
         llama.eval(prompt)
         tokens: list[int] = []
         while True:
             logits = llama_cpp.llama_get_logits_ith(llama.ctx, -1)
             tokens.append(int(np.argmax(np.ctypeslib.as_array(logits, (llama.n_vocab(),)))))
+            first.append(time.perf_counter())
             if len(tokens) == max_tokens:
                 return tokens
             llama.eval(tokens[-1:])
@@ -116,9 +128,13 @@ def main() -> None:
     for line in sys.stdin:
         job = json.loads(line)
         start = time.perf_counter()
-        tokens = generate(job["prompts"], job["max_tokens"])
-        elapsed_s = time.perf_counter() - start
-        print(json.dumps({"elapsed_s": elapsed_s, "tokens": tokens}), file=answers, flush=True)
+        tokens, first = generate(job["prompts"], job["max_tokens"])
+        answer = {
+            "elapsed_s": time.perf_counter() - start,
+            "first_s": first - start,
+            "tokens": tokens,
+        }
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
