@@ -22,6 +22,7 @@ py::dict to_dict(const RopeParameters& rope) {
   out["truncate"] = rope.truncate;
   out["low_freq_factor"] = rope.low_freq_factor;
   out["high_freq_factor"] = rope.high_freq_factor;
+  out["query_growth"] = rope.query_growth;
   out["short_factors"] = rope.short_factors;
   out["long_factors"] = rope.long_factors;
   return out;

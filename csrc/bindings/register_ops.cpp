@@ -168,7 +168,8 @@ py::object rotary_embedding(Ops& ops, const py::object& heads, const py::object&
   const int64_t width = 2 * static_cast<int64_t>(frequencies.size());
   const Array table = Array::empty(DType::kF32, {shape[0], width});
   ops.run([&](Backend& backend) {
-    backend.rotary_table({places, frequencies, scale, table.tensor()});
+    backend.rotary_table(
+        {.positions = places, .inv_freq = frequencies, .scale = scale, .cos_sin = table.tensor()});
     if (in.view().data != result.tensor().data) copy_heads(in.view(), result.tensor());
     backend.rotary({result.tensor(), table.tensor(), interleaved});
   });

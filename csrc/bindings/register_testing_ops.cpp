@@ -337,15 +337,15 @@ void register_position_ops(py::class_<Backend>& backend) {
   using namespace py::literals;
   backend.def(
       "rotary_table",
-      [](Backend& self, const Array<int32_t>& positions, const Array<float>& inv_freq,
-         float scale) {
+      [](Backend& self, const Array<int32_t>& positions, const Array<float>& inv_freq, float scale,
+         float growth, int32_t period) {
         Staging staging(self);
-        self.rotary_table({span_of(positions), span_of(inv_freq), scale,
+        self.rotary_table({span_of(positions), span_of(inv_freq), scale, growth, period,
                            staging.make_out(py::none(), {positions.size(), 2 * inv_freq.size()})});
         staging.finish();
         return staging.result();
       },
-      "positions"_a, "inv_freq"_a, "scale"_a = 1.0f);
+      "positions"_a, "inv_freq"_a, "scale"_a = 1.0f, "growth"_a = 0.0f, "period"_a = 1);
   backend.def(
       "rotary",
       [](Backend& self, const py::object& heads, const py::object& cos_sin, bool interleaved) {

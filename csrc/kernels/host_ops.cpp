@@ -24,12 +24,15 @@ T load_unaligned(const void* data, int64_t idx) {
 void compute_rotary_table(const RotaryTableArgs& args) {
   const int64_t half = static_cast<int64_t>(args.inv_freq.size());
   for (size_t t = 0; t < args.positions.size(); ++t) {
+    const double grown = std::log1p(static_cast<double>(args.positions[t] / args.period));
+    const float scale =
+        args.scale * static_cast<float>(1.0 + static_cast<double>(args.growth) * grown);
     float* row = args.cos_sin.as<float>() + static_cast<int64_t>(t) * args.cos_sin.strides[0];
     for (int64_t i = 0; i < half; ++i) {
       const float angle =
           static_cast<float>(args.positions[t]) * args.inv_freq[static_cast<size_t>(i)];
-      row[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * args.scale;
-      row[half + i] = static_cast<float>(std::sin(static_cast<double>(angle))) * args.scale;
+      row[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * scale;
+      row[half + i] = static_cast<float>(std::sin(static_cast<double>(angle))) * scale;
     }
   }
 }

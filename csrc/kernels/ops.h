@@ -94,12 +94,16 @@ struct LinearArgs {
 };
 
 // cos_sin[t] = (cos(a_0) … cos(a_{d/2-1}), sin(a_0) …) * scale with a_i = positions[t] *
-// inv_freq[i] rounded to f32. Once a step; every layer reads it. Su et al. 2021, section 3.2.
+// inv_freq[i] rounded to f32, and * (1 + growth * ln(1 + floor(positions[t] / period))), by which
+// Llama 4 and Ministral 3 scale queries. Once a step; every layer reads it. Su et al. 2021, section
+// 3.2.
 struct RotaryTableArgs {
   std::span<const int32_t> positions;  // [T]
   std::span<const float> inv_freq;     // [d/2], d the rotated width
   float scale = 1.0f;                  // attention factor of yarn and kin
-  Tensor cos_sin;                      // [T, d]
+  float growth = 0.0f;
+  int32_t period = 1;  // tokens, positive
+  Tensor cos_sin;      // [T, d]
 };
 
 // Rotates the first d elements of every head in place: halves (x_i, x_{i+d/2}) or, interleaved,

@@ -150,6 +150,8 @@ void validate(const LinearArgs& args) {
 }
 
 void validate(const RotaryTableArgs& args) {
+  if (args.period < 1)
+    refuse("rotary_table.period", concat("expected at least 1, got ", args.period));
   check_tensor("rotary_table.cos_sin", args.cos_sin,
                {{"T", static_cast<int64_t>(args.positions.size())},
                 {"d", 2 * static_cast<int64_t>(args.inv_freq.size())}},

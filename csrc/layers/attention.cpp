@@ -56,7 +56,7 @@ Attention::Attention(WeightLoader& weights, const TensorNames& names, const std:
 }
 
 void Attention::forward(const ForwardContext& context, const ConstTensor& x,
-                        const ConstTensor& cos_sin, const PagedKvCache& cache,
+                        const RotaryTables& angles, const PagedKvCache& cache,
                         const Output& to) const {
   const Arena::Scope scope(context.arena);
   const ModelInput& input = context.input;
@@ -74,13 +74,7 @@ void Attention::forward(const ForwardContext& context, const ConstTensor& x,
     q_norm_->forward(context, q);
     k_norm_->forward(context, k);
   }
-  // Queries and keys lie side by side, so that one call turns both.
-  if (cos_sin) {
-    context.backend.rotary(
-        {.heads = head_view(qkv, 0, spec_.num_heads + spec_.num_kv_heads, head_dim),
-         .cos_sin = cos_sin,
-         .interleaved = spec_.is_interleaved});
-  }
+  if (angles.keys) rotate(context, qkv, angles);
   const KvGroupInput& group = input.kv_groups[static_cast<size_t>(spec_.kv_group)];
   context.backend.store_kv({.keys = k, .values = v, .slots = group.slots, .cache = cache});
 
@@ -96,6 +90,20 @@ void Attention::forward(const ForwardContext& context, const ConstTensor& x,
                                    .soft_cap = spec_.soft_cap,
                                    .out = head_view(attended, 0, spec_.num_heads, head_dim)});
   output_.forward(context, attended, to.out, to.accumulate);
+}
+
+// Queries and keys lie side by side, so that one call turns both where they turn alike.
+void Attention::rotate(const ForwardContext& context, const Tensor& qkv,
+                       const RotaryTables& angles) const {
+  const auto turn = [&](int64_t first_head, int64_t num_heads, const ConstTensor& cos_sin) {
+    context.backend.rotary(
+        {.heads = head_view(qkv, first_head * spec_.head_dim, num_heads, spec_.head_dim),
+         .cos_sin = cos_sin,
+         .interleaved = spec_.is_interleaved});
+  };
+  if (angles.are_one()) return turn(0, spec_.num_heads + spec_.num_kv_heads, angles.keys);
+  turn(0, spec_.num_heads, angles.queries);
+  turn(spec_.num_heads, spec_.num_kv_heads, angles.keys);
 }
 
 int64_t Attention::workspace_bytes(int64_t num_tokens) const {

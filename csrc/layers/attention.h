@@ -7,6 +7,7 @@
 #include "layers/forward_context.h"
 #include "layers/head_norm.h"
 #include "layers/linear.h"
+#include "layers/rotary.h"
 #include "layers/tensor_names.h"
 #include "layers/weight_loader.h"
 
@@ -41,13 +42,15 @@ class Attention {
     Tensor out;               // [T, E]
     bool accumulate = false;  // adds to what out holds; then out may be x
   };
-  // Stores the step's keys and values in the layer's cache. x [T, E]; cos_sin [T, d], or none: then
-  // queries and keys are not rotated.
-  void forward(const ForwardContext& context, const ConstTensor& x, const ConstTensor& cos_sin,
+  // Stores the step's keys and values in the layer's cache. x [T, E].
+  void forward(const ForwardContext& context, const ConstTensor& x, const RotaryTables& angles,
                const PagedKvCache& cache, const Output& to) const;
   int64_t workspace_bytes(int64_t num_tokens) const;
 
  private:
+  // qkv [T, W] in place.
+  void rotate(const ForwardContext& context, const Tensor& qkv, const RotaryTables& angles) const;
+
   AttentionSpec spec_;
   Linear qkv_;
   Linear output_;

@@ -102,7 +102,7 @@ void DecoderLayer::add_branch(const ForwardContext& context, const std::optional
   context.backend.add({.out = hidden, .x = out, .scale = residual_scale_});
 }
 
-void DecoderLayer::forward(const ForwardContext& context, const ConstTensor& cos_sin,
+void DecoderLayer::forward(const ForwardContext& context, const RotaryTables& angles,
                            const PagedKvCache& cache, const Tensor& hidden) const {
   const Arena::Scope scope(context.arena);
   const int64_t num_tokens = hidden.shape[0];
@@ -114,7 +114,7 @@ void DecoderLayer::forward(const ForwardContext& context, const ConstTensor& cos
     mlp_norm_->forward(context, hidden, mlp_in);
   }
   add_branch(context, attention_post_norm_, hidden, [&](const Tensor& out, bool accumulate) {
-    attention_.forward(context, attention_in, cos_sin, cache, {out, accumulate});
+    attention_.forward(context, attention_in, angles, cache, {out, accumulate});
   });
   if (!is_parallel_) mlp_in = before(context, mlp_norm_, hidden, normed);
   add_branch(context, mlp_post_norm_, hidden, [&](const Tensor& out, bool accumulate) {
@@ -145,7 +145,10 @@ Decoder::Decoder(const ModelConfig& config, WeightLoader& weights)
   for (const RopeParameters& rope : config.ropes) {
     RopeFrequencies frequencies =
         compute_rope(rope, config.max_position_embeddings, config.max_model_len);
-    rotaries_.emplace_back(std::move(frequencies.inv_freq), frequencies.attention_factor);
+    rotaries_.emplace_back(
+        std::move(frequencies.inv_freq), frequencies.attention_factor,
+        QueryScaling{.growth = static_cast<float>(rope.query_growth),
+                     .period = static_cast<int32_t>(rope.original_max_position_embeddings)});
   }
   for (const LayerTraits& layer : config.layers)
     kv_layers_.push_back({.num_kv_heads = config.num_kv_heads,
@@ -164,11 +167,11 @@ Tensor Decoder::forward(const ForwardContext& context) const {
   const Arena::Scope scope(context.arena);
   embedding_.forward(context, hidden);
   if (positions_) positions_->add_to(context, hidden);
-  std::array<ConstTensor, kMaxRopes> tables;
-  for (size_t i = 0; i < rotaries_.size(); ++i) tables[i] = rotaries_[i].make_table(context);
+  std::array<RotaryTables, kMaxRopes> tables;
+  for (size_t i = 0; i < rotaries_.size(); ++i) tables[i] = rotaries_[i].make_tables(context);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const int32_t rope = config().layers[i].rope;
-    layers_[i].forward(context, rope < 0 ? ConstTensor{} : tables[static_cast<size_t>(rope)],
+    layers_[i].forward(context, rope < 0 ? RotaryTables{} : tables[static_cast<size_t>(rope)],
                        context.kv_caches[i], hidden);
   }
   final_norm_.forward(context, hidden, hidden);

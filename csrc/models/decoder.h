@@ -24,8 +24,8 @@ class DecoderLayer {
 
   // hidden [T, E] += branch(attention); hidden += branch(mlp), where a branch is norm, the layer,
   // a second norm and the residual scale, as far as the model has them. In a parallel block both
-  // read the hidden states that came in. cos_sin: the layer's own table, or none.
-  void forward(const ForwardContext& context, const ConstTensor& cos_sin, const PagedKvCache& cache,
+  // read the hidden states that came in.
+  void forward(const ForwardContext& context, const RotaryTables& angles, const PagedKvCache& cache,
                const Tensor& hidden) const;
   int64_t workspace_bytes(int64_t num_tokens) const;
 

@@ -29,6 +29,7 @@ struct RopeParameters {
   bool truncate = true;                          // yarn
   double low_freq_factor = 1.0;                  // llama3
   double high_freq_factor = 4.0;                 // llama3
+  double query_growth = 0.0;                     // queries, by the original length: QueryScaling
   std::vector<float> short_factors;              // longrope: [d / 2], up to the original length
   std::vector<float> long_factors;               // longrope: [d / 2], beyond it
 

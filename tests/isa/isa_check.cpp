@@ -138,6 +138,8 @@ void check_rotary(Checker& check) {
       backend.rotary_table({.positions = positions,
                             .inv_freq = inv_freq,
                             .scale = 1.25f,
+                            .growth = 0.1f,
+                            .period = 16,
                             .cos_sin = matrix(cos_sin, tokens, rotated, rotated)});
       return cos_sin;
     };

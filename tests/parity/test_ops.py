@@ -91,8 +91,9 @@ def test_packing_converts_exactly(fast, ref, rng, source, dtype):
 def test_rotary_equals_ref(fast, ref, rng, interleaved):
     positions = rng.integers(0, 100_000, 65).astype(np.int32)
     inv_freq = (1e4 ** (-np.arange(9) / 9)).astype(np.float32)
-    tables = [b.rotary_table(positions, inv_freq, 1.1) for b in (fast, ref)]
-    np.testing.assert_array_equal(*tables)
+    for growth in (0.1, 0.0):
+        tables = [b.rotary_table(positions, inv_freq, 1.1, growth, 4096) for b in (fast, ref)]
+        np.testing.assert_array_equal(*tables)
     heads = [normal(np.random.default_rng(1), 65, 40, 20)[:, 3:30] for _ in range(2)]
     for backend, x in zip((fast, ref), heads, strict=True):
         backend.rotary(x, tables[0], interleaved)

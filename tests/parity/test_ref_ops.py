@@ -3,6 +3,7 @@
 import numpy as np
 import op_formulas as formulas
 import pytest
+from llmserve.errors import InvalidArgument
 
 # ref sums n terms in float32: the error grows like sqrt(n) * 2^-24 for random signs; n <= 512 and
 # a factor of 8 for the tail of the distribution.
@@ -61,6 +62,18 @@ def test_rotary_matches_the_formula(ref, rng, interleaved):
     expected = formulas.rotary(heads, positions, inv_freq, interleaved, 1.25)
     ref.rotary(heads, ref.rotary_table(positions, inv_freq, 1.25), interleaved)
     np.testing.assert_allclose(heads, expected, atol=ELEMENTWISE_TOLERANCE * 4)
+
+
+def test_rotary_table_grows_with_the_logarithm_of_whole_periods(ref):
+    positions = np.array([0, 15, 16, 77, 131071], np.int32)
+    inv_freq = (1e4 ** (-np.arange(8) / 8)).astype(np.float32)
+    plain = ref.rotary_table(positions, inv_freq, 1.25)
+    grown = ref.rotary_table(positions, inv_freq, 1.25, growth=0.3, period=16)
+    factor = 1 + 0.3 * np.log(1 + np.array([0, 0, 1, 4, 8191]))
+    np.testing.assert_allclose(grown, plain * factor[:, None], rtol=4 * ELEMENTWISE_TOLERANCE)
+    np.testing.assert_array_equal(grown[:2], plain[:2])
+    with pytest.raises(InvalidArgument, match=r"rotary_table\.period: expected at least 1, got 0"):
+        ref.rotary_table(positions, inv_freq, period=0)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])

@@ -230,7 +230,7 @@ void CudaBackend::rotary_table(const RotaryTableArgs& args) {
   memory_.make_current();
   cuda::rotary_table(positions_(args.positions), static_cast<int64_t>(args.positions.size()),
                      inv_freq_(args.inv_freq), static_cast<int64_t>(args.inv_freq.size()),
-                     args.scale, rows_of(args.cos_sin), stream());
+                     {args.scale, args.growth, args.period}, rows_of(args.cos_sin), stream());
 }
 
 void CudaBackend::rotary(const RotaryArgs& args) {

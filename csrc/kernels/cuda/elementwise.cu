@@ -21,7 +21,7 @@ __global__ void embedding_kernel(const void* table, int64_t table_stride, const 
 
 // Element e of [0, T * half): token e / half, pair e % half.
 __global__ void rotary_table_kernel(const int32_t* positions, int64_t n, const float* inv_freq,
-                                    int64_t half, float scale, Rows cos_sin) {
+                                    int64_t half, RotaryScale scale, Rows cos_sin) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t e = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; e < n;
        e += stride) {
@@ -31,9 +31,12 @@ __global__ void rotary_table_kernel(const int32_t* positions, int64_t n, const f
     double sine;
     double cosine;
     sincos(static_cast<double>(angle), &sine, &cosine);
+    const double grown = log1p(static_cast<double>(positions[token] / scale.period));
+    const float factor =
+        scale.factor * static_cast<float>(1.0 + static_cast<double>(scale.growth) * grown);
     float* row = cos_sin.data + token * cos_sin.stride;
-    row[i] = static_cast<float>(cosine) * scale;
-    row[half + i] = static_cast<float>(sine) * scale;
+    row[i] = static_cast<float>(cosine) * factor;
+    row[half + i] = static_cast<float>(sine) * factor;
   }
 }
 
@@ -143,7 +146,7 @@ void embedding(const void* table, Storage storage, int64_t table_stride, const i
 }
 
 void rotary_table(const int32_t* positions, int64_t num_tokens, const float* inv_freq, int64_t half,
-                  float scale, Rows cos_sin, cudaStream_t stream) {
+                  const RotaryScale& scale, Rows cos_sin, cudaStream_t stream) {
   const int64_t n = num_tokens * half;
   if (n == 0) return;
   launch("rotary_table", rotary_table_kernel, blocks(elementwise_blocks(n, kThreads)), kThreads, 0,

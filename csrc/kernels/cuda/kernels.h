@@ -78,8 +78,14 @@ void round_to_bf16(ConstRows x, int64_t num_rows, int64_t width, uint16_t* to, c
 void convert(const void* from, Storage from_storage, int64_t n, void* to, Storage to_storage,
              cudaStream_t stream);
 
+// As in RotaryTableArgs.
+struct RotaryScale {
+  float factor;
+  float growth;
+  int32_t period;
+};
 void rotary_table(const int32_t* positions, int64_t num_tokens, const float* inv_freq, int64_t half,
-                  float scale, Rows cos_sin, cudaStream_t stream);
+                  const RotaryScale& scale, Rows cos_sin, cudaStream_t stream);
 
 struct RotaryParams {
   float* heads;
