@@ -39,6 +39,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "sliding_window": 20,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "ernie4_5": {"head_dim": 16, "use_bias": True},
     "falcon": {"bias": True},
     "gemma": {"head_dim": 16},
     "gemma2": {
@@ -54,6 +55,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 20,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "glm4": {"head_dim": 16},
     "gpt2": {},
     "gpt_neox": {
         **_LAYER_NORM,
@@ -75,11 +77,37 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "sliding_window": 20,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "ministral3": {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
     "mistral": {"sliding_window": None},
     "olmo2": {},
+    "olmo3": {
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
     "phi3": {},
     "qwen2": {},
     "qwen3": {"head_dim": 16},
+    "seed_oss": {"head_dim": 16, "attention_out_bias": True},
     "smollm3": {"no_rope_layers": [1, 0]},
     "stablelm": {
         **_LAYER_NORM,
@@ -90,6 +118,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
             "partial_rotary_factor": 0.5,
         },
     },
+    "starcoder2": {"norm_epsilon": 1e-4},
 }
 FAMILIES = tuple(_FAMILY)
 # Where a family has another name for a field of _COMMON, and transformers does not translate it.

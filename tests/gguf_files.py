@@ -23,24 +23,30 @@ Quantize = Callable[[str, np.ndarray], tuple[np.ndarray, gguf.GGMLQuantizationTy
 ARCHITECTURES = {
     "cohere": "command-r",
     "cohere2": "cohere2",
+    "ernie4_5": "ernie4_5",
     "falcon": "falcon",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "glm4": "glm4",
     "gpt2": "gpt2",
     "gpt_neox": "gptneox",
     "granite": "granite",
     "llama": "llama",
+    "ministral3": "mistral3",
     "mistral": "llama",
     "olmo2": "olmo2",
+    "olmo3": "olmo2",
     "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "seed_oss": "seed_oss",
     "smollm3": "smollm3",
     "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
 }
 _HEADS = ("num_attention_heads", "n_head")
-_PAIRED = ("llama", "granite", "smollm3")
+_PAIRED = ("llama", "granite", "mistral3", "smollm3")
 # What the converter writes of config.json beside what it writes for all.
 _NUMBERS = {
     "attention_multiplier": "attention.scale",
@@ -51,6 +57,7 @@ _NUMBERS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "layer_norm_eps": "attention.layer_norm_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon",
     "layer_norm_epsilon": "attention.layer_norm_epsilon",
 }
 
@@ -137,15 +144,30 @@ def _add_hyper_parameters(writer: gguf.GGUFWriter, config: dict[str, Any], arch:
     for field, key in _NUMBERS.items():
         if config.get(field) is not None:
             writer.add_float32(f"{arch}.{key}", config[field])
+    _add_rope_scaling(writer, rope, arch)
     if "use_parallel_residual" in config:
         writer.add_parallel_residual(config["use_parallel_residual"])
-    if arch in ("cohere2", "gemma2", "gemma3", "phi3"):
+    if config["model_type"] in ("cohere2", "gemma2", "gemma3_text", "olmo3", "phi3"):
         writer.add_sliding_window(config.get("sliding_window") or 0)
+    if config["model_type"] in ("gemma3_text", "olmo3"):
+        is_sliding = [t == "sliding_attention" for t in config["layer_types"]]
+        writer.add_sliding_window_pattern(is_sliding)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
+
+
+def _add_rope_scaling(writer: gguf.GGUFWriter, rope: Mapping[str, Any], arch: str) -> None:
+    if rope.get("rope_type") != "yarn":
+        return
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if arch == "mistral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
 def _stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -38,7 +38,7 @@ void configure_llama(GgufConfig& config) {
   config.set("mlp_bias", {config.has_tensor("blk.0.ffn_up.bias")});
 }
 
-void configure_qwen3(GgufConfig& config) {
+void set_attention_bias(GgufConfig& config) {
   config.set("attention_bias", {config.has_tensor("blk.0.attn_q.bias")});
 }
 
@@ -117,6 +117,10 @@ void configure_falcon_of_two_norms(GgufConfig& config) {
   config.set("num_ln_in_parallel_attn", {int64_t{2}});
 }
 
+void set_use_bias(GgufConfig& config) {
+  config.set("use_bias", {config.has_tensor("blk.0.attn_q.bias")});
+}
+
 void configure_gpt_neox(GgufConfig& config) {
   if (const GgufValue* value = config.find("use_parallel_residual"))
     config.set("use_parallel_residual", {config.file().boolean(*value)});
@@ -126,6 +130,20 @@ void configure_stablelm(GgufConfig& config) {
   config.set("use_qkv_bias", {config.has_tensor("blk.0.attn_q.bias")});
   config.set("use_parallel_residual", {!config.has_tensor("blk.0.ffn_norm.weight")});
   config.set("qk_layernorm", {config.has_tensor("blk.0.attn_q_norm.weight")});
+}
+
+void configure_seed_oss(GgufConfig& config) {
+  set_attention_bias(config);
+  config.set("attention_out_bias", {config.has_tensor("blk.0.attn_output.bias")});
+}
+
+// The name of both; the windows are OLMo 3's.
+void configure_olmo2(GgufConfig& config) {
+  if (!config.find("attention.sliding_window")) return;
+  config.set("architectures", {JsonValue::Array{{std::string("Olmo3ForCausalLM")}}});
+  copy_windows(config);
+  config.copy_number("rope.freq_base", "rope_local_base_freq");
+  config.copy_number("rope.freq_base_swa", "rope_local_base_freq");
 }
 
 // Phi-4 says 0 for no window.
@@ -153,6 +171,18 @@ constexpr RenamingRow kFalconOfTwoNormsNames[] = {
     {"blk.{}.attn_output", "transformer.h.{}.self_attention.dense"},
     {"blk.{}.ffn_up", "transformer.h.{}.mlp.dense_h_to_4h"},
     {"blk.{}.ffn_down", "transformer.h.{}.mlp.dense_4h_to_h"},
+};
+constexpr RenamingRow kGlm4Names[] = {
+    {"blk.{}.post_attention_norm", "model.layers.{}.post_self_attn_layernorm"},
+    {"blk.{}.post_ffw_norm", "model.layers.{}.post_mlp_layernorm"},
+    {"blk.{}.ffn_up", "model.layers.{}.mlp.gate_up_proj"},
+};
+constexpr RenamingRow kSeedOssNames[] = {
+    {"blk.{}.post_attention_norm", "model.layers.{}.post_attention_layernorm"},
+};
+constexpr RenamingRow kStarcoder2Names[] = {
+    {"blk.{}.ffn_up", "model.layers.{}.mlp.c_fc"},
+    {"blk.{}.ffn_down", "model.layers.{}.mlp.c_proj"},
 };
 constexpr RenamingRow kGpt2Names[] = {
     {"token_embd", "transformer.wte"},
@@ -201,7 +231,7 @@ constexpr std::array kArchitectures{
                      .configure = &configure_llama},
     GgufArchitecture{.name = "qwen2", .model_class = "Qwen2ForCausalLM"},
     GgufArchitecture{
-        .name = "qwen3", .model_class = "Qwen3ForCausalLM", .configure = &configure_qwen3},
+        .name = "qwen3", .model_class = "Qwen3ForCausalLM", .configure = &set_attention_bias},
     GgufArchitecture{.name = "gemma",
                      .model_class = "GemmaForCausalLM",
                      .norm_added = 1.0f,
@@ -220,7 +250,26 @@ constexpr std::array kArchitectures{
                      .model_class = "GraniteForCausalLM",
                      .has_paired_rows = true,
                      .configure = &configure_granite},
-    GgufArchitecture{.name = "olmo2", .model_class = "Olmo2ForCausalLM", .names = kOlmo2Names},
+    GgufArchitecture{.name = "olmo2",
+                     .model_class = "Olmo2ForCausalLM",
+                     .names = kOlmo2Names,
+                     .configure = &configure_olmo2},
+    GgufArchitecture{
+        .name = "mistral3", .model_class = "Ministral3ForCausalLM", .has_paired_rows = true},
+    GgufArchitecture{
+        .name = "ernie4_5", .model_class = "Ernie4_5ForCausalLM", .configure = &set_use_bias},
+    GgufArchitecture{.name = "glm4",
+                     .model_class = "Glm4ForCausalLM",
+                     .names = kGlm4Names,
+                     .configure = &set_attention_bias},
+    GgufArchitecture{.name = "seed_oss",
+                     .model_class = "SeedOssForCausalLM",
+                     .names = kSeedOssNames,
+                     .configure = &configure_seed_oss},
+    GgufArchitecture{.name = "starcoder2",
+                     .model_class = "Starcoder2ForCausalLM",
+                     .names = kStarcoder2Names,
+                     .configure = &set_use_bias},
     GgufArchitecture{.name = "phi3",
                      .model_class = "Phi3ForCausalLM",
                      .names = kPhi3Names,

@@ -91,6 +91,9 @@ JsonValue::Object rope_by_type(const GgufConfig& config) {
     add_number(config, "rope.scaling.attn_factor", "attention_factor", rope);
     add_number(config, "rope.scaling.yarn_beta_fast", "beta_fast", rope);
     add_number(config, "rope.scaling.yarn_beta_slow", "beta_slow", rope);
+    add_number(config, "rope.scaling.yarn_log_multiplier", "mscale_all_dim", rope);
+    rope.push_back({"mscale", {1.0}});  // which counts where the other one is there
+    add_number(config, "attention.temperature_scale", "llama_4_scaling_beta", rope);
   }
   return rope;
 }

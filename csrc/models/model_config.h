@@ -36,6 +36,7 @@ struct RopeDefaults {
   std::optional<double> sliding_theta;  // layers with a window have a rotary embedding of their own
   bool can_be_partial = false;          // the family rotates a part of each head
   double partial_factor = 1.0;
+  bool scales_queries = false;  // by their positions
   bool operator==(const RopeDefaults&) const = default;
 };
 

@@ -94,6 +94,8 @@ void read_scaling(const JsonNode& json, const JsonNode& rope, const ModelConfig&
   } else if (out.type != RopeType::kDefault) {
     out.factor = rope["factor"].as_number(1.0, 1e6);
   }
+  if (config.rope_defaults.scales_queries)
+    out.query_growth = rope["llama_4_scaling_beta"].as_number(0.0, 1e3);
   if (infers_factor && !rope["attention_factor"].is_null())
     out.attention_factor = rope["attention_factor"].as_number(0.0, 1e3);
   if (out.type == RopeType::kYarn) read_yarn(rope, out);

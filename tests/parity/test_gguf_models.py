@@ -37,6 +37,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, OVERRIDES.get(family, {})) for family in ARCHITECTURES},
     "falcon-new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "gemma3_text-pattern": (
+        "gemma3_text",
+        {"query_pre_attn_scalar": 16, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
     "gpt2-untied": ("gpt2", {"tie_word_embeddings": False}),
     "gpt_neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
     "stablelm-qk-norm": ("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
@@ -65,7 +69,7 @@ def dequantized_copy(source: Path, to: Path, quantize: Quantize) -> Path:
     copy_checkpoint(source, to)
     tensors = {}
     for name, array in load_file(source / "model.safetensors").items():
-        is_turned = name.endswith((".c_attn.weight", ".c_fc.weight", ".c_proj.weight"))  # GPT-2
+        is_turned = name.startswith("transformer.h.") and ".c_" in name and array.ndim == 2  # GPT-2
         data, qtype = quantize(name, array.T if is_turned else array)
         values = data if qtype is None else gguf.quants.dequantize(data, qtype)
         tensors[name] = np.ascontiguousarray(values.T) if is_turned else values

@@ -76,6 +76,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in FAMILIES},
     "cohere-biases": ("cohere", {"attention_bias": True}),
     "cohere-qk-norm": ("cohere", {"use_qk_norm": True}),
+    "ernie4_5-untied": ("ernie4_5", {"use_bias": False, "tie_word_embeddings": False}),
     "falcon-mha": ("falcon", {"multi_query": False, "num_kv_heads": 4}),
     "falcon-new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon-new-one-norm": (
@@ -98,6 +99,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 2.0,
         },
     ),
+    "glm4-no-biases": ("glm4", {"attention_bias": False, "hidden_act": "gelu_pytorch_tanh"}),
     "gpt2-gelu": ("gpt2", {"activation_function": "gelu", "scale_attn_weights": False}),
     "gpt2-untied": ("gpt2", {"tie_word_embeddings": False}),
     "gpt_neox-sequential": (
@@ -105,6 +107,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast"},
     ),
     "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
+    "ministral3-window": ("ministral3", {"sliding_window": 20}),
     "olmo2-biases": ("olmo2", {"attention_bias": True}),
     "phi3-partial": ("phi3", _rope(rope_type="default", partial_rotary_factor=0.5)),
     "phi3-longrope-short": ("phi3", _longrope(256)),
@@ -118,8 +121,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["full_attention", "sliding_attention"],
         },
     ),
+    "seed_oss-other-biases": (
+        "seed_oss",
+        {"attention_bias": False, "attention_out_bias": False, "mlp_bias": True},
+    ),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
     "stablelm-qk-norm": ("stablelm", {"qk_layernorm": True, "tie_word_embeddings": True}),
+    "starcoder2-no-biases": ("starcoder2", {"use_bias": False, "sliding_window": 20}),
     "llama-rope-longrope": ("llama", _longrope(64)),
     "llama-mha": ("llama", {"num_key_value_heads": 4}),
     "llama-mqa": ("llama", {"num_key_value_heads": 1}),

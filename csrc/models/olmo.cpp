@@ -1,6 +1,8 @@
-// OLMo 2: norms after attention and MLP instead of before, and over all queries and all keys. OLMo
-// Team 2024.
+// OLMo 2 and 3: norms after attention and MLP instead of before, and over all queries and all keys;
+// since OLMo 3 windows on most layers, whose rotary embedding is not stretched. OLMo Team 2024;
+// Olmo Team 2025.
 #include "models/architectures.h"
+#include "models/layer_types.h"
 
 namespace llmserve {
 
@@ -14,6 +16,12 @@ void configure_olmo2(const JsonNode& json, ModelConfig& config) {
   config.output_bias = config.attention_bias;
   if (json["rms_norm_eps"].is_null()) config.norm.eps = 1e-5f;
   if (config.max_position_embeddings == 0) config.max_position_embeddings = 2048;
+}
+
+void configure_olmo3(const JsonNode& json, ModelConfig& config) {
+  configure_olmo2(json, config);
+  config.rope_defaults = {.theta = 5e5, .sliding_theta = 5e5};
+  set_windows(json, read_window(json, 4096), [](int64_t i) { return (i + 1) % 4 != 0; }, config);
 }
 
 }  // namespace llmserve
