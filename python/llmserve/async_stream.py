@@ -71,6 +71,11 @@ class AsyncStream:
         except RuntimeError:  # the loop was closed under its request
             self._runner.engine.abort(self.state.request_id)
 
+    def deliver(self, event: _core.TokenEvent) -> None:
+        """Gives the state an event that `direct` has kept. On the loop's thread."""
+        self.state.apply(event)
+        self._has_news.set()
+
     def close(self) -> bool:
         """Drops what may still come, and aborts the request if it is not finished: its blocks are
         free after the running step. Whether it was aborted."""

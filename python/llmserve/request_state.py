@@ -58,6 +58,7 @@ class RequestState:
         self._last: _core.TokenEvent | None = None
         self._num_cached_tokens = 0
         self._num_preemptions = 0
+        self._is_cut_short = False
 
     def renewed(self) -> "RequestState":
         """The same request, before anything came out."""
@@ -114,6 +115,13 @@ class RequestState:
         self._num_cached_tokens = max(self._num_cached_tokens, event.num_cached_tokens)
         self._num_preemptions = max(self._num_preemptions, event.num_preemptions)
 
+    def cut_short(self) -> None:
+        """Nothing more comes, of whatever the engine may still do: its samples that have not ended
+        have been aborted."""
+        self.is_finished = self._is_cut_short = True
+        for sample in self._samples:
+            sample.has_news = True
+
     def note_given(self, event: _core.TokenEvent) -> None:
         """Instead of `apply`, where nothing is pending and the text went to the reader at once."""
         sample = self._samples[event.sample_index]
@@ -165,13 +173,16 @@ class RequestState:
         sample.has_news = False
         has_logprobs = self.params.has_logprobs
         last = sample.last
+        finish_reason = last.finish_reason if last else None
+        if finish_reason is None and self._is_cut_short:
+            finish_reason = "abort"
         return CompletionOutput(
             index=sample.index,
             text="".join(sample.texts[first_text:]),
             token_ids=sample.token_ids[first_token:],
             cumulative_logprob=sample.cumulative_logprob if has_logprobs else None,
             logprobs=sample.logprobs[first_token:] if has_logprobs else None,
-            finish_reason=last.finish_reason if last else None,
+            finish_reason=finish_reason,
             stop_reason=self._stop_reason(last) if last else None,
             error=(last.error or None) if last else None,
             seed=last.seed if last else None,

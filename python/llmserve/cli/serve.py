@@ -73,6 +73,7 @@ def run(options: argparse.Namespace) -> int:
     from llmserve.server.main import listen, serve
     from llmserve.server.models import ServedModel
     from llmserve.server.options import resolve
+    from llmserve.server.tracing import open_tracing
 
     flags: dict[str, Any] = {
         name: value
@@ -86,6 +87,7 @@ def run(options: argparse.Namespace) -> int:
     configure_logs(effective.server.log_format)
     _log.info("settings: %s", effective.changed() or "all at their defaults")
     named = _named_models(effective.models, effective.served_model_names)
+    tracing = open_tracing(effective.server)
     with ExitStack() as stack:
         sock = listen(effective.server)
         stack.callback(sock.close)
@@ -95,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
             stack.callback(llm.close)
             _log.info("loaded %r", llm)
             models.append(ServedModel(names, llm))
-        serve(models, effective.server, sock)
+        serve(models, effective.server, sock, tracing)
         for served in models if effective.server.trace else ():
             file = Path(effective.server.trace)
             if len(models) > 1:

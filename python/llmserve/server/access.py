@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llmserve.server.activity import Run
 from llmserve.server.errors import to_api_error
 from llmserve.server.metrics import ServerMetrics
+from llmserve.server.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Access:
             _write(scope, status, time.monotonic() - began)
             if "app" in scope:
                 _count(scope["app"].state.server.metrics, scope, status)
+                _trace(scope["app"].state.server.tracing, scope, status)
 
 
 def _count(metrics: ServerMetrics, scope: Scope, status: int) -> None:
@@ -65,6 +67,12 @@ def _count(metrics: ServerMetrics, scope: Scope, status: int) -> None:
     run = scope.get("llmserve.run")
     if isinstance(run, Run) and (rate := run.tokens_per_s) is not None:
         metrics.delivery.observe(rate)
+
+
+def _trace(tracing: Tracing | None, scope: Scope, status: int) -> None:
+    run = scope.get("llmserve.run")
+    if tracing is not None and isinstance(run, Run):
+        tracing.record(scope, run, status)
 
 
 def _write(scope: Scope, status: int, duration_s: float) -> None:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from llmserve.async_stream import AsyncStream
 from llmserve.request_state import RequestState
 from llmserve.server.admission import Admission
+from llmserve.server.coalescing import Coalescer, SharedStream
 from llmserve.server.errors import ApiError
 from llmserve.server.models import ServedModel
+from llmserve.server.pacing import DEFAULT_TIER, Pacer, read_tiers
 from llmserve.server.quotas import Quotas
 from llmserve.server.settings import ServerSettings
 from llmserve.server.watchdog import Watchdog
@@ -35,6 +37,7 @@ class Job:
     states: Sequence[RequestState]  # one a prompt
     is_streamed: bool
     timeout_s: float  # 0: no bound
+    tier: str = DEFAULT_TIER
 
     @property
     def num_tokens(self) -> int:
@@ -52,7 +55,8 @@ class Run:
 
     def __init__(self, job: Job, settings: ServerSettings) -> None:
         self.job = job
-        self.streams: list[AsyncStream] = []
+        self.streams: list[AsyncStream | SharedStream] = []
+        self.pacers: list[Pacer] = []
         self.cause = ""  # why it was ended, if it was
         self.is_cut = False  # nobody will read what comes
         self.is_comment_due = False
@@ -62,8 +66,8 @@ class Run:
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self.began = now
-        self._last_sent = now
-        self._first_sent = now
+        self.last_sent = now
+        self.first_sent = 0.0  # none yet
         self._behind_since: float | None = None
         self.cut_connection: Callable[[], None] = lambda: None
 
@@ -100,6 +104,8 @@ class Run:
             return
         self.cause = cause
         self.is_cut = cause in (CLIENT, SLOW_CLIENT)
+        for pacer in self.pacers:
+            pacer.release()
         for stream in self.streams:
             stream.abort()
         self.news.set()
@@ -121,18 +127,18 @@ class Run:
 
     def note_sent(self) -> None:
         """Something was written."""
-        self._last_sent = self._loop.time()
+        self.last_sent = self._loop.time()
         self.is_comment_due = False
 
     def note_first(self) -> None:
         """The first token was written."""
-        self._first_sent = self._last_sent
+        self.first_sent = self.last_sent
 
     @property
     def tokens_per_s(self) -> float | None:
         """What a stream delivered after its first token; None for others."""
         num_tokens = sum(s.state.num_generation_tokens for s in self.streams)
-        duration_s = self._last_sent - self._first_sent
+        duration_s = self.last_sent - self.first_sent if self.first_sent else 0.0
         is_rate = self.job.is_streamed and num_tokens > 1 and duration_s > 0
         return (num_tokens - 1) / duration_s if is_rate else None
 
@@ -157,7 +163,7 @@ class Run:
         elif now - self._behind_since > settings.stream_grace:
             self.end(SLOW_CLIENT)
             self.cut_connection()
-        if settings.stream_keep_alive and now - self._last_sent > settings.stream_keep_alive:
+        if settings.stream_keep_alive and now - self.last_sent > settings.stream_keep_alive:
             self.is_comment_due = True
             self.news.set()
 
@@ -178,11 +184,13 @@ class Activity:
         self.is_draining = False
         self.watchdog = Watchdog(models, settings)
         self.quotas = Quotas(settings)
+        self.coalescer = Coalescer(settings.coalesce_window)
+        self._tiers = read_tiers(settings.pace)
 
     @contextmanager
-    def running(self, job: Job) -> Iterator[Run]:
-        """Within it the job runs; leaving aborts what is not finished. Raises ApiError (429, 503),
-        InvalidArgument."""
+    def running(self, job: Job, tenant: str = "") -> Iterator[Run]:
+        """Within it the job runs; leaving aborts what is not finished. tenant: with whose requests
+        it may share a run. Raises ApiError (429, 503), InvalidArgument."""
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
         self.watchdog.check(job.model)
@@ -191,8 +199,11 @@ class Activity:
             stack.enter_context(self.admission.entered(job))
             for idx, state in enumerate(job.states):
                 name = job.request_id if len(job.states) == 1 else f"{job.request_id}-{idx}"
-                stream = job.model.llm.running(state, name, job.is_streamed, run.news)
+                stream = self.coalescer.running(
+                    job.model.llm, state, name, job.is_streamed, run.news, tenant
+                )
                 run.streams.append(stack.enter_context(stream))
+            self._pace(run)
             self.runs.add(run)
             try:
                 yield run
@@ -201,9 +212,20 @@ class Activity:
                 raise
             finally:
                 self.runs.discard(run)
+                for pacer in run.pacers:
+                    pacer.release()
                 self.watchdog.note(job.model, run.has_failed)
                 if run.cause:
                     self.ended[run.cause] += 1
+
+    def _pace(self, run: Run) -> None:
+        rate = self._tiers.get(run.job.tier)
+        if rate is None or not run.job.is_streamed:
+            return
+        for stream in run.streams:
+            pacer = Pacer(stream, rate)
+            stream.direct = pacer.take
+            run.pacers.append(pacer)
 
     async def sweep_forever(self) -> None:
         """The task that looks after all clocks."""

@@ -24,6 +24,7 @@ from llmserve.server.metrics import metrics as get_metrics
 from llmserve.server.models import Models, ServedModel
 from llmserve.server.openapi import docs, openapi
 from llmserve.server.settings import ServerSettings
+from llmserve.server.tracing import Tracing, open_tracing
 
 ROUTES = (
     Route("/v1/models", operations.models, methods=["GET"]),
@@ -44,13 +45,19 @@ ROUTES = (
 )
 
 
-def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = None) -> Starlette:
-    """The server of these models as an ASGI application. Whoever runs it closes the models."""
+def create_app(
+    models: Sequence[ServedModel],
+    settings: ServerSettings | None = None,
+    tracing: Tracing | None = None,
+) -> Starlette:
+    """The server of these models as an ASGI application. Whoever runs it closes the models.
+    tracing: None takes what the settings say."""
     settings = settings or ServerSettings()
+    tracing = tracing or open_tracing(settings)
     served = Models(models)
     activity = Activity(models, settings)
     metrics = ServerMetrics(served, activity, settings.vllm_metrics)
-    server = ServerContext(settings, served, activity, metrics)
+    server = ServerContext(settings, served, activity, metrics, tracing)
     middleware = [Middleware(Access), Middleware(Authentication, settings=settings)]
     if settings.origins:
         cors = Middleware(
@@ -68,6 +75,8 @@ def create_app(models: Sequence[ServedModel], settings: ServerSettings | None = 
             yield
         finally:
             sweep.cancel()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
 
     app = Starlette(
         routes=list(ROUTES),

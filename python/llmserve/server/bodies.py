@@ -66,10 +66,11 @@ class GenerationBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     structured_outputs: dict[str, Any] | None = None
     # llmserve's own: seconds that the request may take, up to max_request_timeout
     timeout: float | None = None
+    # The tier whose pace a stream has: see the setting `pace`
+    service_tier: str | None = None
     # Accepted, and of no effect here
     metadata: dict[str, Any] | None = None
     store: bool | None = None
-    service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 

@@ -31,6 +31,7 @@ from llmserve.server.errors import ApiError
 from llmserve.server.generation import GenerationResponse
 from llmserve.server.logprobs import chat_logprobs
 from llmserve.server.models import ServedModel
+from llmserve.server.pacing import DEFAULT_TIER
 from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
 from llmserve.server.settings import ServerSettings
 from llmserve.server.wire import error_event, event, finish_reason, usage
@@ -63,6 +64,7 @@ async def chat_completions(request: Request) -> Response:
         [state],
         bool(body.stream),
         timeout_s(body.timeout, server.settings),
+        body.service_tier or DEFAULT_TIER,
     )
     return GenerationResponse(server.activity, job, _Answer(job, body, form))
 

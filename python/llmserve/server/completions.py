@@ -18,6 +18,7 @@ from llmserve.server.errors import ApiError
 from llmserve.server.generation import GenerationResponse
 from llmserve.server.logprobs import CompletionLogprobs
 from llmserve.server.models import ServedModel
+from llmserve.server.pacing import DEFAULT_TIER
 from llmserve.server.prompts import prompts
 from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
 from llmserve.server.wire import error_event, event, finish_reason, usage
@@ -62,6 +63,7 @@ async def completions(request: Request) -> Response:
         states,
         bool(body.stream),
         timeout_s(body.timeout, server.settings),
+        body.service_tier or DEFAULT_TIER,
     )
     texts = []
     if body.echo:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from llmserve.server.activity import Activity
 from llmserve.server.models import Models
 from llmserve.server.settings import ServerSettings
+from llmserve.server.tracing import Tracing
 
 if TYPE_CHECKING:
     from llmserve.server.metrics import ServerMetrics
@@ -22,6 +23,7 @@ class ServerContext:
     models: Models
     activity: Activity
     metrics: "ServerMetrics"
+    tracing: Tracing | None
 
 
 def context(request: Request) -> ServerContext:

@@ -20,6 +20,9 @@ from llmserve.server.generation import GenerationResponse
 from llmserve.server.prompts import prompts
 from llmserve.server.sampling import timeout_s
 
+# OpenAI's own bound on the texts of a request.
+_MAX_NUM_INPUTS = 2048
+
 
 async def embeddings(request: Request) -> Response:
     """A vector a text."""
@@ -32,7 +35,7 @@ async def embeddings(request: Request) -> Response:
             f"encoding_format must be 'float' or 'base64', got {body.encoding_format[:80]!r}",
             param="encoding_format",
         )
-    given = prompts("input", body.input, model, server.settings.max_num_inputs)
+    given = prompts("input", body.input, model, _MAX_NUM_INPUTS)
     params = PoolingParams(task="embed", dimensions=body.dimensions)
     states = [await model.llm.admit_pooling(prompt, params, "embed") for prompt in given]
     job = Job(new_id("embd"), model, states, False, timeout_s(body.timeout, server.settings))

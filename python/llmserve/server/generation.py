@@ -57,8 +57,10 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError before anything was sent."""
-        self._activity.quotas.take(scope.get("llmserve.key", ""), self._job.num_tokens)
-        with self._activity.running(self._job) as run:
+        tenant = scope.get("llmserve.key", "")
+        self._activity.quotas.take(tenant, self._job.num_tokens)
+        await self._activity.coalescer.wait()
+        with self._activity.running(self._job, tenant) as run:
             extensions = scope.get("extensions") or {}
             transport = extensions.get("llmserve.transport", {})
             if transport:
@@ -131,7 +133,7 @@ class GenerationResponse(Response):
         """One a prompt; none where each line has to be worded, or several tokens make one."""
         if write is None or not self._answer.is_plain:
             return []
-        if self._activity.settings.stream_flush_tokens > 1:
+        if self._activity.settings.stream_flush_tokens > 1 or run.pacers:
             return []
         lines = [DirectLines(run, idx, self._answer, write) for idx in range(len(run.streams))]
         for stream, own in zip(run.streams, lines, strict=True):

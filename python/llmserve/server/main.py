@@ -14,6 +14,7 @@ from llmserve.server.context import ServerContext
 from llmserve.server.http_protocol import http_protocol
 from llmserve.server.models import ServedModel
 from llmserve.server.settings import ServerSettings
+from llmserve.server.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -67,9 +68,14 @@ class Server(uvicorn.Server):
         self._captured_signals.clear()  # or uvicorn would raise them anew
 
 
-def serve(models: Sequence[ServedModel], settings: ServerSettings, sock: socket.socket) -> None:
+def serve(
+    models: Sequence[ServedModel],
+    settings: ServerSettings,
+    sock: socket.socket,
+    tracing: Tracing | None = None,
+) -> None:
     """Serves on what `listen` gave until SIGTERM or Ctrl-C."""
-    app = create_app(models, settings)
+    app = create_app(models, settings, tracing)
     if not settings.api_key and sock.getsockname()[0] not in ("127.0.0.1", "::1"):
         _log.warning("no api_key: everybody who reaches this machine may use the server")
     Server(app, settings).run(sockets=[sock])

@@ -166,6 +166,11 @@ def _of_server(activity: Activity) -> Iterator[Metric]:
     refused.add_metric(["quota"], activity.quotas.num_refused)
     refused.add_metric(["error_spike"], activity.watchdog.num_shed)
     yield refused
+    coalesced = CounterMetricFamily(
+        PREFIX + "requests_coalesced", "requests that shared the run of an identical one"
+    )
+    coalesced.add_metric([], activity.coalescer.num_coalesced)
+    yield coalesced
     runs = GaugeMetricFamily(PREFIX + "http_requests_active", "requests being answered")
     runs.add_metric([], len(activity.runs))
     yield runs

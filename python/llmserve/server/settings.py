@@ -6,6 +6,7 @@ from typing import Any
 from llmserve.arguments import boolean, integer, number, text
 from llmserve.errors import InvalidArgument
 from llmserve.parsers.registry import tool_style
+from llmserve.server.pacing import read_tiers
 
 
 def _setting(default: Any, help: str) -> Any:
@@ -31,7 +32,6 @@ class ServerSettings:
     read_timeout: float = _setting(30.0, "time that a client has to send a head, and a body (408)")
     max_json_depth: int = _setting(64, "deepest nesting of a request body (400)")
     max_num_samples: int = _setting(128, "most sequences that one request may ask for")
-    max_num_inputs: int = _setting(2048, "most texts that a request may embed")
     max_output_tokens: int = _setting(4096, "most new tokens a sequence; longer ones end there")
 
     max_waiting_requests: int = _setting(256, "more than can run at once may wait (429)")
@@ -39,6 +39,10 @@ class ServerSettings:
 
     key_requests_per_minute: int = _setting(0, "requests that a key may send a minute; 0: any")
     key_tokens_per_minute: int = _setting(0, "prompt and new tokens that a key may ask for")
+
+    coalesce_window: float = _setting(
+        0.0, "time that a request waits for others like it, to share one run; 0: none is shared"
+    )
 
     request_timeout: float = _setting(30.0, "default time of a request, as a whole")
     max_request_timeout: float = _setting(3600.0, "most that a request may ask for")
@@ -54,6 +58,7 @@ class ServerSettings:
     stream_flush_newline: bool = _setting(False, "a line break in the text ends the group")
     stream_keep_alive: float = _setting(15.0, "time without news until a comment is sent")
     stream_buffer_tokens: int = _setting(100, "tokens that a slow client may lag behind")
+    pace: str = _setting("", "tokens a second of streams by service_tier: free=8,plus=20")
     stream_grace: float = _setting(10.0, "time that a slow client has to catch up, then it is cut")
 
     tool_call_parser: str = _setting("auto", "hermes, mistral, llama3_json or json: how calls look")
@@ -61,6 +66,7 @@ class ServerSettings:
 
     log_format: str = _setting("text", "text or json")
     trace: str = _setting("", "file for a Perfetto trace of the last steps, written at the end")
+    otlp_traces_endpoint: str = _setting("", "OTLP/HTTP URL that gets OpenTelemetry spans")
     vllm_metrics: bool = _setting(False, "also export metrics under vLLM's names")
 
     def __post_init__(self) -> None:
@@ -85,6 +91,7 @@ class ServerSettings:
             raise InvalidArgument(
                 f"reasoning_parser must be auto, think or none, got {self.reasoning_parser!r}"
             )
+        read_tiers(self.pace)
         if self.log_format not in ("text", "json"):
             raise InvalidArgument(f"log_format must be text or json, got {self.log_format!r}")
 

@@ -1,0 +1,164 @@
+"""What is off by default: the pace of a tier, and runs that identical requests share."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from llmserve import AsyncLLM
+from llmserve.errors import InvalidArgument
+from llmserve.server.pacing import read_tiers
+from llmserve.server.settings import ServerSettings
+from serving import RunningServer, events, running_server
+
+MakeOracle = Callable[..., AsyncLLM]
+
+COMPLETIONS = "/v1/completions"
+BODY: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 30, "ignore_eos": True, "seed": 7}
+
+
+def text_of(lines: list[str]) -> str:
+    data = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return "".join(choice["text"] for chunk in data for choice in chunk["choices"])
+
+
+def stream(server: RunningServer, **more: Any) -> tuple[str, list[float]]:
+    """The text, and when each line came after the first."""
+    times, lines = [], []
+    for line in events(server.open_stream(COMPLETIONS, stream=True, **{**BODY, **more})):
+        lines.append(line)
+        times.append(time.monotonic())
+    assert lines[-1] == "data: [DONE]"
+    return text_of(lines), [moment - times[0] for moment in times]
+
+
+def num_generated(server: RunningServer) -> int:
+    return server.llm.get_metrics().num_generation_tokens
+
+
+def test_a_tier_has_its_pace_and_others_have_none(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(500), pace="free=25,plus=1000") as server:
+        _, whole = server.post(COMPLETIONS, **BODY)
+        began = time.monotonic()
+        unpaced, _ = stream(server)
+        unpaced_s = time.monotonic() - began
+        paced, times = stream(server, service_tier="free")
+        assert paced == unpaced == whole["choices"][0]["text"]
+        assert times[-1] >= 29 / 25 * 0.95  # 30 tokens, the first at once
+        assert times[-1] > unpaced_s
+        assert len(times) >= 20  # they come one by one, not in one piece at the end
+        server.wait_until_idle()
+
+
+def test_a_paced_stream_ends_at_once_when_it_has_to(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(500), pace="free=2") as server:
+        began = time.monotonic()
+        text, _ = stream(server, service_tier="free", timeout=0.5)
+        assert time.monotonic() - began < 10
+        assert text == server.post(COMPLETIONS, **BODY)[1]["choices"][0]["text"]  # all of it
+        sock = server.open_stream(COMPLETIONS, stream=True, service_tier="free", **BODY)
+        assert sock.recv(10)
+        sock.close()
+        server.wait_until_idle()
+
+
+@pytest.mark.parametrize("pace", ["free", "free=0", "free=-1", "=3", "free=x", "free=inf", "a=1,b"])
+def test_a_bad_pace_is_refused(pace: str) -> None:
+    with pytest.raises(InvalidArgument, match="TIER=TOKENS_PER_SECOND"):
+        ServerSettings(pace=pace)
+    assert read_tiers(" a=1, b = 2.5,") == {"a": 1.0, "b": 2.5}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_identical_requests_share_one_run(make_oracle: MakeOracle, is_streamed: bool) -> None:
+    with running_server(make_oracle(5000), coalesce_window=0.05) as server:
+
+        def ask(_: int) -> str:
+            if is_streamed:
+                return stream(server)[0]
+            return str(server.post(COMPLETIONS, **BODY)[1]["choices"][0]["text"])
+
+        with ThreadPoolExecutor(8) as pool:
+            texts = set(pool.map(ask, range(8)))
+        assert len(texts) == 1
+        assert num_generated(server) < 8 * 30
+        shared = server.activity.coalescer.num_coalesced
+        assert shared >= 4
+        assert num_generated(server) == (8 - shared) * 30
+        server.wait_until_idle()
+        assert "llmserve:requests_coalesced_total" in server.request("GET", "/metrics")[1]
+
+
+def test_what_differs_or_is_left_to_chance_is_not_shared(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(2000), coalesce_window=0.02) as server:
+        bodies = [
+            *({**BODY, "seed": seed} for seed in (1, 2)),
+            *({**BODY, "cache_salt": salt} for salt in "ab"),
+            *({**BODY, "prompt": [i]} for i in (1, 2)),
+            *({**BODY, "seed": None, "temperature": 1.0} for _ in range(3)),
+        ]
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            answers = list(pool.map(lambda body: server.post(COMPLETIONS, **body), bodies))
+        assert {status for status, _ in answers} == {200}
+        assert server.activity.coalescer.num_coalesced == 0
+        assert num_generated(server) == len(bodies) * 30
+
+
+def test_keys_do_not_share(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(3000), coalesce_window=0.05, api_key="one,two") as server:
+
+        def ask(key: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            return server.request("POST", COMPLETIONS, BODY, headers)[0]
+
+        with ThreadPoolExecutor(2) as pool:
+            assert set(pool.map(ask, ["one", "two"])) == {200}
+        assert server.activity.coalescer.num_coalesced == 0
+
+
+def test_one_that_leaves_takes_nobody_along(make_oracle: MakeOracle) -> None:
+    long = {**BODY, "max_tokens": 400, "timeout": 100}
+    with running_server(make_oracle(5000), coalesce_window=0.02) as server:
+        _, alone = server.post(COMPLETIONS, **long)
+        text = alone["choices"][0]["text"]
+        first = server.open_stream(COMPLETIONS, stream=True, **long)
+        server.wait_until(lambda: num_generated(server) > 405, "it has tokens")
+        hasty = server.open_stream(COMPLETIONS, stream=True, **{**long, "timeout": 0.3})
+        with ThreadPoolExecutor(2) as pool:
+            stays = pool.submit(stream, server, **long)
+            server.wait_until(lambda: len(server.activity.runs) == 3, "they share it")
+            first.close()
+            lines = list(events(hasty))
+            assert json.loads(lines[-2][6:])["choices"][0]["finish_reason"] == "timeout"
+            assert lines[-1] == "data: [DONE]"
+            assert text.startswith(text_of(lines))
+            assert 0 < len(text_of(lines)) < len(text)
+            assert stays.result()[0] == text
+        assert server.activity.coalescer.num_coalesced == 2
+        server.wait_until_idle()
+        assert num_generated(server) == 800
+        assert server.activity.ended == {"client_left": 1, "timeout": 1}
+
+
+def test_when_all_have_left_the_run_ends(make_oracle: MakeOracle) -> None:
+    long = {**BODY, "max_tokens": 1000, "timeout": 100}
+    with running_server(make_oracle(5000), coalesce_window=0.01) as server:
+        socks = [server.open_stream(COMPLETIONS, stream=True, **long) for _ in range(3)]
+        server.wait_until(lambda: len(server.activity.runs) == 3, "all run")
+        for sock in socks:
+            sock.close()
+        server.wait_until_idle()
+        assert num_generated(server) < 1000
+        assert server.post(COMPLETIONS, **BODY)[0] == 200
+
+
+def test_both_are_off_by_default(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(1000)) as server:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: stream(server, service_tier="free"), range(4)))
+        assert num_generated(server) == 4 * 30
+        assert server.activity.coalescer.num_coalesced == 0
