@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/start_thread.h"
 
 namespace llmserve {
 namespace {
@@ -25,10 +26,19 @@ void pause() {
 ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
   if (num_threads < 1)
     throw InvalidArgument(concat("num_threads must be at least 1, got ", num_threads));
-  for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { worker(i); });
+  threads_.reserve(static_cast<size_t>(num_threads - 1));
+  try {
+    for (int i = 1; i < num_threads; ++i)
+      threads_.push_back(start_thread([this, i] { worker(i); }));
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;

@@ -14,7 +14,8 @@ namespace llmserve {
 
 class ThreadPool {
  public:
-  // num_threads counts the caller: 1 starts no thread. Throws InvalidArgument below 1.
+  // num_threads counts the caller: 1 starts no thread. Throws InvalidArgument below 1,
+  // and ResourceExhausted where the system does not give that many.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -47,6 +48,7 @@ class ThreadPool {
   void run(const Task& task);
   void run_part(int thread_idx) const;
   void worker(int thread_idx);
+  void stop();
 
   const int num_threads_;
   Task task_;

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/mix.h"
+#include "core/start_thread.h"
 #include "engine/pooler.h"
 #include "sampling/logits_processor.h"
 
@@ -50,7 +51,7 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
   scheduler_ = std::make_unique<Scheduler>(scheduler, config_.cache,
                                            vocabulary_ ? &*vocabulary_ : nullptr, clock_);
   scheduler_->fill_metrics(metrics_);
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread([this] { run(); });
 }
 
 Engine::~Engine() { close(); }

@@ -93,7 +93,7 @@ void EventBuffer::close() {
   held_.clear();
   places_.clear();
   ready_to_take_.notify_all();
-  ::close(std::exchange(fd_, -1));
+  ::close(fd_.exchange(-1));
 }
 
 }  // namespace llmserve

@@ -6,6 +6,7 @@
 // it: what the consumer does per token would otherwise take the processor from the kernels.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <list>
@@ -53,7 +54,7 @@ class EventBuffer {
       places_;  // in either list, by request and sample
   std::unordered_set<RequestId> held_requests_;
   bool is_closed_ = false;
-  int fd_ = -1;
+  std::atomic<int> fd_ = -1;  // read without the mutex
 };
 
 }  // namespace llmserve

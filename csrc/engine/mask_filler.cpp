@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "core/error.h"
+#include "core/start_thread.h"
 
 namespace llmserve {
 namespace {
@@ -32,15 +33,22 @@ MaskFiller::Pending MaskFiller::begin(std::span<SampleTask> tasks) {
   const std::lock_guard lock(mutex_);
   jobs_.clear();
   next_job_ = num_done_ = 0;
+  const auto has_mask = [](const SampleTask& task) {
+    return task.params->grammar && task.given_token_id < 0;
+  };
+  // Before there is work: where one cannot be started, none of them has begun.
+  if (std::ranges::any_of(tasks, has_mask)) start_threads();
   for (SampleTask& task : tasks) {
-    if (!task.params->grammar || task.given_token_id >= 0) continue;
+    if (!has_mask(task)) continue;
     jobs_.push_back({.task = &task, .followed = &matchers_[{task.request_id, task.sample_index}]});
   }
-  if (!jobs_.empty()) {
-    while (threads_.size() < num_mask_threads()) threads_.emplace_back([this] { work(); });
-    has_work_.notify_all();
-  }
+  if (!jobs_.empty()) has_work_.notify_all();
   return Pending(*this);
+}
+
+void MaskFiller::start_threads() {
+  threads_.reserve(num_mask_threads());
+  while (threads_.size() < num_mask_threads()) threads_.push_back(start_thread([this] { work(); }));
 }
 
 void MaskFiller::work() {

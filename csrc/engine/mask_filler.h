@@ -65,6 +65,7 @@ class MaskFiller {
     bool is_running = false;
   };
 
+  void start_threads();
   void work();
   void fill(const SampleTask& task, Followed& followed);
   void follow(const SampleTask& task, Followed& followed);

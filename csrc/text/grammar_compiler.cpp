@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/start_thread.h"
 
 namespace llmserve {
 namespace {
@@ -138,7 +139,7 @@ std::shared_ptr<TokenGrammar> GrammarCompiler::compile(const std::string& field,
     job = found->second;
   } else {
     job = std::make_shared<Job>(Job{.kind = kind, .text = text});
-    std::thread([shared = shared_, key, job] { shared->run(key, *job); }).detach();
+    start_thread([shared = shared_, key, job] { shared->run(key, *job); }).detach();
     shared.jobs[key] = job;
     ++shared.num_threads;
   }

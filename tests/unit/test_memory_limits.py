@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,34 @@ def test_groups_that_cannot_be_seen_are_no_trouble(tmp_path: Path, path: str) ->
 def test_this_machine_has_memory() -> None:
     limits = testing.read_memory_limits("/")
     assert 0 < limits.available_bytes <= limits.total_bytes
+
+
+FEWER_THREADS_THAN_ASKED_FOR = """
+import resource
+
+import numpy as np
+from llmserve import ops
+from llmserve.errors import ResourceExhausted
+
+x, weight = np.ones((2, 4), np.float32), np.ones(4, np.float32)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+old = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), old[1]))
+try:
+    ops.rms_norm(x, weight, num_threads=1000)
+except ResourceExhausted as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, old)
+print(ops.rms_norm(x, weight, num_threads=2).shape)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+def test_threads_that_the_system_does_not_give_are_an_error_and_no_crash() -> None:
+    command = [sys.executable, "-c", FEWER_THREADS_THAN_ASKED_FOR]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    refusal, result = done.stdout.splitlines()
+    assert refusal.startswith("a thread could not be started")
+    assert "lower num_threads" in refusal
+    assert result == "(2, 4)"
