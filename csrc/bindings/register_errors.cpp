@@ -1,6 +1,7 @@
 #include <pybind11/pybind11.h>
 
 #include <exception>
+#include <new>
 #include <string_view>
 
 #include "bindings/register.h"
@@ -34,6 +35,11 @@ void translate(std::exception_ptr pointer) {
     raise("QueueFull", error);
   } catch (const ResourceExhausted& error) {
     raise("ResourceExhausted", error);
+  } catch (const std::bad_alloc&) {
+    raise(
+        "ResourceExhausted",
+        ResourceExhausted("the system gives this process no more memory; ask for a smaller model, "
+                          "max_model_len or KV cache, or raise its limit"));
   } catch (const CorruptFile& error) {
     raise("CorruptFile", error);
   } catch (const DeviceError& error) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -123,32 +124,43 @@ def test_this_machine_has_memory() -> None:
     assert 0 < limits.available_bytes <= limits.total_bytes
 
 
-FEWER_THREADS_THAN_ASKED_FOR = """
-import resource
+# What is printed of the error, and of doing with less.
+IN_LITTLE_MEMORY = """
+import resource, sys
 
 import numpy as np
-from llmserve import ops
+from llmserve import BlockAllocator, ops
 from llmserve.errors import ResourceExhausted
 
-x, weight = np.ones((2, 4), np.float32), np.ones(4, np.float32)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-old = resource.getrlimit(resource.RLIMIT_AS)
-resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), old[1]))
+unlimited = resource.getrlimit(resource.RLIMIT_AS)
+x, weight = np.ones((2, 4), np.float32), np.ones(4, np.float32)
+resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), unlimited[1]))
 try:
-    ops.rms_norm(x, weight, num_threads=1000)
+    if sys.argv[1] == "threads":
+        ops.rms_norm(x, weight, num_threads=1000)
+    else:
+        BlockAllocator(num_blocks=100_000_000, block_size=16)
 except ResourceExhausted as error:
     print(error)
-resource.setrlimit(resource.RLIMIT_AS, old)
+resource.setrlimit(resource.RLIMIT_AS, unlimited)
 print(ops.rms_norm(x, weight, num_threads=2).shape)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
-def test_threads_that_the_system_does_not_give_are_an_error_and_no_crash() -> None:
-    command = [sys.executable, "-c", FEWER_THREADS_THAN_ASKED_FOR]
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer ends it")
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("threads", "a thread could not be started (Resource temporarily unavailable); lower"),
+        ("memory", "the system gives this process no more memory; ask for a smaller model"),
+    ],
+)
+def test_what_the_system_refuses_is_an_error_and_no_crash(wanted: str, message: str) -> None:
+    command = [sys.executable, "-c", IN_LITTLE_MEMORY, wanted]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     refusal, result = done.stdout.splitlines()
-    assert refusal.startswith("a thread could not be started")
-    assert "lower num_threads" in refusal
+    assert refusal.startswith(message)
     assert result == "(2, 4)"
