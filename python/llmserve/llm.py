@@ -39,7 +39,7 @@ class LLM(LLMBase):
     .safetensors file in one, a .gguf file with all that there is to a model, or the id of a model
     on the Hugging Face Hub (`pip install 'llmserve[hub]'`), of which revision is a branch, tag or
     commit and download_dir the cache. tokenizer: another folder with a tokenizer, or its file
-    (tokenizer.json, tokenizer.model, *.tiktoken, *.gguf). dtype: "auto" (as the checkpoint),
+    (tokenizer.json, tekken.json, tokenizer.model, *.tiktoken, *.gguf). dtype: "auto" (as the checkpoint),
     "float32" or "bfloat16". device: "auto" (a GPU where there is one), "cuda", "cpu" or
     "ref" (the slow reference). max_model_len: tokens of prompt
     and output together, by default the model's maximum. The KV cache takes num_gpu_blocks_override

@@ -338,7 +338,7 @@ def _read_tokenizer(source: Path, argument: object, chat_template: object) -> To
     if not isinstance(argument, str | os.PathLike) or not os.path.exists(argument):
         raise InvalidArgument(
             f"tokenizer must be a folder with a tokenizer, or the file of one (tokenizer.json, "
-            f"tokenizer.model, *.tiktoken, *.gguf), got {describe(argument)}"
+            f"tekken.json, tokenizer.model, *.tiktoken, *.gguf), got {describe(argument)}"
         )
     tokenizer = Tokenizer.from_path(Path(os.fsdecode(argument)), chat_template)
     if tokenizer is None:

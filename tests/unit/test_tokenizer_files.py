@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import json
 from pathlib import Path
@@ -226,6 +227,97 @@ def test_bad_tiktoken_file_is_refused(
 ) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(error, match=message):
+        Tokenizer.from_path(tmp_path)
+
+
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+NUM_SPECIAL = 24
+
+
+def tekken(**changes: Any) -> dict[str, Any]:
+    """As Mistral writes it; the vocabulary is longer than what the model has."""
+    ordered = sorted(ranks(), key=lambda token: (len(token) > 1, token if len(token) == 1 else b""))
+    vocab = [
+        {"rank": i, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+        for i, token in enumerate(ordered)
+    ]
+    config = {
+        "pattern": TEKKEN,
+        "num_vocab_tokens": len(vocab),
+        "default_vocab_size": len(vocab) - 20 + NUM_SPECIAL,
+        "default_num_special_tokens": NUM_SPECIAL,
+        "version": "v3",
+    }
+    return copy.deepcopy({"config": config, "vocab": vocab, **changes})
+
+
+SPECIAL = [
+    {"rank": i, "token_str": text, "is_control": True}
+    for i, text in enumerate(["<unk>", "<s>", "</s>", "[INST]", "[/INST]"])
+]
+
+
+@pytest.mark.parametrize("listed", [None, SPECIAL])
+def test_tekken_file_gives_the_ids_of_tiktoken_after_the_special_tokens(
+    listed: Any, tmp_path: Path
+) -> None:
+    parsed = tekken(special_tokens=listed)
+    (tmp_path / "tekken.json").write_text(json.dumps(parsed))
+    (tmp_path / "tokenizer.model.v3").write_bytes(b"not looked at")
+    ours = tokenizer_of(tmp_path)
+    count = parsed["config"]["default_vocab_size"] - NUM_SPECIAL
+    mergeable = {base64.b64decode(t["token_bytes"]): t["rank"] for t in parsed["vocab"][:count]}
+    source = tiktoken.Encoding("test", pat_str=TEKKEN, mergeable_ranks=mergeable, special_tokens={})
+
+    def expected(text: str) -> list[int]:
+        return [NUM_SPECIAL + token for token in source.encode(text)]
+
+    for text in SAMPLES:
+        assert ours.encode(text) == [1, *expected(text)], text
+        assert ours.decode(ours.encode(text)) == text
+    assert ours.encode("[INST]hello[/INST]</s>", add_special_tokens=False) == [
+        *(3, *expected("hello"), 4, 2)
+    ]
+    assert ours.encode(f"<SPECIAL_{NUM_SPECIAL - 1}>") == [1, NUM_SPECIAL - 1]
+    ours.check_fits(count + NUM_SPECIAL)
+
+    @settings(max_examples=60, deadline=None)
+    @given(text=TEXT.filter(lambda text: "[" not in text and "<" not in text))
+    def check(text: str) -> None:
+        assert ours.encode(text, add_special_tokens=False) == expected(text)
+
+    check()
+
+
+def broken(part: str, change: dict[str, Any]) -> dict[str, Any]:
+    parsed = tekken(special_tokens=SPECIAL)
+    target = parsed[part] if part == "config" else parsed[part][3]
+    target.update(change)
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("parsed", "message"),
+    [
+        (broken("config", {"pattern": 3}), "config.pattern: expected a string, got 3"),
+        (broken("config", {"default_vocab_size": "x"}), "default_vocab_size: expected a count"),
+        (broken("config", {"default_vocab_size": 9}), "got -15 others"),
+        (broken("config", {"default_vocab_size": 10**9}), "got 999999976 others"),
+        (broken("config", {"default_num_special_tokens": 2}), "expected a list of up to 2"),
+        (broken("config", {"default_num_special_tokens": 10**9}), "expected up to 65536"),
+        (broken("special_tokens", {"token_str": "<s>"}), r"special_tokens\[3\]: expected rank 3"),
+        (broken("vocab", {"token_bytes": "!"}), r"vocab\[3\]: expected rank 3 and bytes"),
+        (broken("vocab", {"rank": 4}), r"vocab\[3\]: expected rank 3"),
+        (broken("config", {"pattern": "("}), "tekken.json"),
+    ],
+)
+def test_bad_tekken_file_is_refused(parsed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").write_text(json.dumps(parsed))
+    with pytest.raises(CorruptFile, match=message):
         Tokenizer.from_path(tmp_path)
 
 

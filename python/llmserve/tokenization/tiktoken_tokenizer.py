@@ -43,7 +43,7 @@ _CL100K = PreTokenizer(
 def is_tiktoken(data: bytes) -> bool:
     """Whether a file begins with a token in base64 and a number."""
     first = data[:1024].split(b"\n", 1)[0].split(b" ")
-    return len(first) == 2 and first[1].strip().isdigit() and _decoded(first[0]) is not None
+    return len(first) == 2 and first[1].strip().isdigit() and decoded_token(first[0]) is not None
 
 
 def tiktoken_document(data: bytes, path: Path, added: Iterable[AddedToken], ends: Ends) -> Document:
@@ -73,7 +73,7 @@ def _ranks(data: bytes, path: Path) -> dict[bytes, int]:
         if not line:
             continue
         token, _, rank = line.partition(b" ")
-        decoded = _decoded(token)
+        decoded = decoded_token(token)
         if not decoded or not rank.isdigit() or len(rank) > 9:
             raise CorruptFile(f"{path}: line {number}: expected a token in base64 and its rank")
         if ranks.setdefault(decoded, int(rank)) != int(rank):
@@ -86,7 +86,8 @@ def _ranks(data: bytes, path: Path) -> dict[bytes, int]:
     return ranks
 
 
-def _decoded(token: bytes) -> bytes | None:
+def decoded_token(token: bytes) -> bytes | None:
+    """The bytes that stand in base64; None where they do not."""
     try:
         return base64.b64decode(token, validate=True)
     except binascii.Error:

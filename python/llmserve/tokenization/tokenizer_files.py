@@ -18,11 +18,15 @@ from llmserve.tokenization.sentencepiece_tokenizer import (
     piece_ends,
     sentencepiece_document,
 )
+from llmserve.tokenization.tekken_tokenizer import is_tekken, tekken_document
 from llmserve.tokenization.tiktoken_tokenizer import is_tiktoken, tiktoken_document
 from llmserve.tokenization.tokenizer_document import AddedToken, Document, Ends
 
 # In the order in which a folder is searched; *.tiktoken comes last.
-_NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer.model.v3", "tiktoken.model")
+_NAMES = (
+    *("tokenizer.json", "tekken.json"),
+    *("tokenizer.model", "tokenizer.model.v3", "tiktoken.model"),
+)
 
 
 def find_tokenizer(directory: Path) -> Path | None:
@@ -41,7 +45,10 @@ def read_tokenizer(path: Path) -> tuple[JsonObject, str | None]:
     if data is None:
         raise InvalidArgument(f"tokenizer: there is nothing at {str(path)!r}")
     if path.suffix == ".json":
-        return parse_json_object(data, path), data.decode("utf-8")
+        parsed = parse_json_object(data, path)
+        if is_tekken(parsed):
+            return tekken_document(parsed, path), None
+        return parsed, data.decode("utf-8")
     config = read_json_object(path.parent, "tokenizer_config.json") or {}
     added = list(_added_tokens(config, path.parent / "tokenizer_config.json"))
     if is_tiktoken(data):
