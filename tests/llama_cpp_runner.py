@@ -1,7 +1,8 @@
 """Greedy tokens of llama-cpp-python, in a process of its own: `python llama_cpp_runner.py < jobs`.
 
-Jobs and answers are JSON: {"model": path, "prompts": [[id]], "max_tokens": n} to [[id]]. Keys and
-values are kept in F32, and logits come from one thread, so that little is rounded.
+Jobs and answers are JSON: {"model": path, "prompts": [[id]], "max_tokens": n} to [[id]], or the ids
+of {"model": path, "texts": [text]}. Keys and values are kept in F32, and logits come from one
+thread, so that little is rounded.
 """
 
 import json
@@ -37,5 +38,13 @@ def greedy(job: dict[str, Any]) -> list[list[int]]:
     return answers
 
 
+def tokenize(job: dict[str, Any]) -> list[list[int]]:
+    import llama_cpp
+
+    llm = llama_cpp.Llama(model_path=job["model"], vocab_only=True, verbose=False)
+    return [llm.tokenize(t.encode(), add_bos=False, special=False) for t in job["texts"]]
+
+
 if __name__ == "__main__":
-    json.dump([greedy(job) for job in json.load(sys.stdin)], sys.stdout)
+    jobs = json.load(sys.stdin)
+    json.dump([tokenize(job) if "texts" in job else greedy(job) for job in jobs], sys.stdout)

@@ -154,19 +154,6 @@ def cut(name: str, text: str) -> list[tuple[str, tuple[int, int]]]:
     return pre_tokenizers.Sequence(steps).pre_tokenize_str(text)
 
 
-@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
-def test_every_pre_tokenizer_cuts_and_loses_nothing(name: str) -> None:
-    for text in SAMPLES:
-        assert "".join(word for word, _ in cut(name, text)) == text
-
-
-def test_every_name_of_llama_cpp_is_known() -> None:
-    assert len(PRE_TOKENIZERS) >= 90
-    assert {"default", "llama-bpe", "qwen2", "tekken", "gpt-4o", "deepseek-v3"} <= set(
-        PRE_TOKENIZERS
-    )
-
-
 def test_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(NotSupported, match=r"tokenizer.ggml.pre: the pre-tokenizer 'new-one'"):
         load(tmp_path / "v.gguf", lambda writer: add_bpe(writer, byte_level(), "new-one"))
