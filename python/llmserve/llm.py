@@ -39,9 +39,9 @@ class LLM(LLMBase):
     .safetensors file in one, a .gguf file with all that there is to a model, or the id of a model
     on the Hugging Face Hub (`pip install 'llmserve[hub]'`), of which revision is a branch, tag or
     commit and download_dir the cache. tokenizer: another folder with a tokenizer, or its file
-    (tokenizer.json, tekken.json, tokenizer.model, *.tiktoken, *.gguf). dtype: "auto" (as the checkpoint),
-    "float32" or "bfloat16". device: "auto" (a GPU where there is one), "cuda", "cpu" or
-    "ref" (the slow reference). max_model_len: tokens of prompt
+    (tokenizer.json, tekken.json, tokenizer.model, *.tiktoken, *.gguf). dtype: "auto" (as the
+    checkpoint), "float32" or "bfloat16". device: "auto" (a GPU where there is one), "cuda", "cpu"
+    or "ref" (the slow reference). max_model_len: tokens of prompt
     and output together, by default the model's maximum. The KV cache takes num_gpu_blocks_override
     blocks of block_size tokens, or kv_cache_memory_bytes, or what gpu_memory_utilization of the
     memory at hand leaves for it (by default half on the CPU). max_num_batched_tokens and
