@@ -27,7 +27,9 @@ from typing import Any
 
 import openai
 import pytest
-from llmserve import LLM, AsyncLLM, SamplingParams, _core
+from checkpoints import checkpoint
+from llmserve import LLM, AsyncLLM, SamplingParams, _core, demo_model_path
+from llmserve.cli import main
 from llmserve.server.direct_lines import DirectLines
 from offline import memory_bytes
 from serving import DEADLINE_S, RunningServer, events, running_server
@@ -480,6 +482,52 @@ def test_sigterm_in_mid_stream_ends_it_in_order(drain_s: str) -> None:
         assert process.wait(DEADLINE_S) == 0
     finally:
         process.kill()
+
+
+def test_two_checkpoints_in_one_server_answer_side_by_side_and_leave_their_traces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = {"tale": demo_model_path(), "tiny": checkpoint("llama")}
+    models = [f"{name}={path}" for name, path in paths.items()]
+    pool = ["--kv-cache-memory-bytes", str(2**22)]
+    process, port = _start(*models, "--trace", str(tmp_path / "trace.json"), *pool)
+    prompts = [[3 + i, 5, 7] for i in range(6)]
+    body = {"max_tokens": 12, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
+    ids: dict[str, str] = {}
+    try:
+        server = RunningServer(None, None, port)  # type: ignore[arg-type]
+        listed = [model["id"] for model in server.request("GET", "/v1/models")[1]["data"]]
+        assert listed == list(paths)
+
+        def ask(asked: tuple[str, list[int]]) -> list[int]:
+            name, prompt = asked
+            answer = server.post(COMPLETIONS, model=name, prompt=prompt, **body)[1]
+            assert answer["model"] == name
+            ids[name] = answer["id"]
+            return list(answer["choices"][0]["token_ids"])
+
+        asked = [(name, prompt) for prompt in prompts for name in paths]
+        with ThreadPoolExecutor(len(asked)) as executor:
+            given = dict(zip(map(str, asked), executor.map(ask, asked), strict=True))
+        for name in paths:
+            assert f'generation_tokens_total{{model_name="{name}"}} 72.0' in str(
+                server.request("GET", "/metrics")[1]
+            )
+        assert server.post(COMPLETIONS, model="other", prompt=[3])[0] == 404
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        process.kill()
+    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
+    for name, path in paths.items():
+        with LLM(path, num_threads=1, kv_cache_memory_bytes=2**22) as llm:
+            alone = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+        for prompt, output in zip(prompts, alone, strict=True):
+            assert given[str((name, prompt))] == output.outputs[0].token_ids
+        trace = tmp_path / f"trace-{name}.json"
+        assert json.loads(trace.read_text())["traceEvents"]
+        assert main(["explain", str(trace), ids[name]]) == 0
+        assert "finished" in capsys.readouterr().out
 
 
 def test_while_it_drains_new_requests_get_a_503(make_oracle: MakeOracle) -> None:
