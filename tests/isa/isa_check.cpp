@@ -127,8 +127,9 @@ void check_rotary(Checker& check) {
   const int64_t heads = 3;
   const std::vector<int32_t> positions{0, 1, 77, 131071};
   const int64_t tokens = static_cast<int64_t>(positions.size());
-  for (const auto& [head_dim, rotated] :
+  for (const auto& widths :
        {std::pair<int64_t, int64_t>{2, 2}, {20, 16}, {64, 64}, {80, 32}, {128, 128}, {96, 34}}) {
+    const int64_t head_dim = widths.first, rotated = widths.second;  // Clang 14 captures no binding
     std::vector<float> inv_freq;
     for (int64_t i = 0; i < rotated / 2; ++i)
       inv_freq.push_back(
