@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
-from llmserve import AsyncLLM
+from llmserve import AsyncLLM, demo_model_path
 from serving import RunningServer, running_server
 
 ASK: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
@@ -166,6 +167,86 @@ def test_reasoning_is_left_alone_without_a_section(thinking: RunningServer) -> N
     answer = ask(thinking.openai(), max_tokens=8).choices[0].message
     assert answer.content
     assert not hasattr(answer, "reasoning_content")
+
+
+OPEN = "{% for m in messages %}{{ m.content }}\n{% endfor %}<think>\n"
+CLOSED = OPEN + "</think>\n\n"
+
+
+@pytest.fixture(scope="module", params=["open", "closed"])
+def thinker(request: pytest.FixtureRequest) -> Iterator[tuple[str, RunningServer]]:
+    """A model whose template opens a section of reasoning, or has an empty one."""
+    tags = {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}
+    llm = AsyncLLM(
+        demo_model_path(),
+        chat_template=OPEN if request.param == "open" else CLOSED,
+        reasoning_config=tags,
+        num_threads=1,
+        kv_cache_memory_bytes=2**23,
+    )
+    with running_server(llm, ["demo"], reasoning_parser="think") as server:
+        yield request.param, server
+    llm.close()
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_answer_may_be_thought_about_and_matches_from_there_on(
+    thinker: tuple[str, RunningServer], is_streamed: bool
+) -> None:
+    kind, server = thinker
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+    given: dict[str, Any] = {
+        "response_format": form,
+        "extra_body": {"thinking_token_budget": 12},
+        "stream": is_streamed,
+    }
+    answer = ask(server.openai(), **given)
+    if is_streamed:
+        deltas = [chunk.choices[0].delta for chunk in answer]
+        content = "".join(delta.content or "" for delta in deltas)
+        reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    else:
+        message = answer.choices[0].message
+        content, reasoning = message.content, getattr(message, "reasoning_content", None) or ""
+    jsonschema.validate(json.loads(content), CITY)
+    assert bool(reasoning) == (kind == "open")
+    assert "think>" not in content + reasoning
+
+
+def test_a_call_may_be_thought_about_too(thinker: tuple[str, RunningServer]) -> None:
+    kind, server = thinker
+    extra = {"thinking_token_budget": 12}
+    answer = ask(server.openai(), tools=TOOLS, tool_choice="required", extra_body=extra).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    for call in answer.message.tool_calls:
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+    assert hasattr(answer.message, "reasoning_content") == (kind == "open")
+
+
+def test_a_thought_may_end_in_a_call_or_in_an_answer(thinker: tuple[str, RunningServer]) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+    extra = {"thinking_token_budget": 6}
+    answer = ask(
+        thinker[1].openai(), tools=TOOLS, tool_choice="auto", response_format=form, extra_body=extra
+    ).choices[0]
+    if answer.message.tool_calls:
+        assert answer.finish_reason == "tool_calls"
+    else:
+        jsonschema.validate(json.loads(answer.message.content), CITY)
+
+
+def test_a_choice_a_pattern_and_a_grammar_of_ones_own(thinker: tuple[str, RunningServer]) -> None:
+    kind, server = thinker
+    for constraint, expected in (
+        ({"choice": ["yes", "no/maybe"]}, r"yes|no/maybe"),
+        ({"regex": "[a-c]{2}/\\/\n?x"}, "[a-c]{2}//\n?x"),
+        ({"grammar": 'start: "x" start | "y"'}, "x*y"),
+    ):
+        body = {"thinking_token_budget": 8, "structured_outputs": constraint}
+        message = ask(server.openai(), max_tokens=200, extra_body=body).choices[0].message
+        assert re.fullmatch(expected, message.content), message
+        thinks = kind == "open" and "grammar" not in constraint
+        assert hasattr(message, "reasoning_content") == thinks
 
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strin"}}}

@@ -24,6 +24,7 @@ from llmserve import (
     demo_model_path,
 )
 from llmserve.grammars import Grammars
+from llmserve.parsers.think_grammar import thinking_first
 from llmserve.tokenization.tokenizer import Tokenizer
 from offline import generate, tokens
 
@@ -98,6 +99,27 @@ def test_masks_are_those_of_llguidances_python_interface(field: str) -> None:
         token_id = rng.choice(others)
         ours.append(token_id)
         assert theirs.consume_token(token_id)
+
+
+@pytest.mark.parametrize(
+    ("is_open", "text", "is_whole"),
+    [
+        (True, "Hm, <b> or </th>?\n</think>\n\nyes", True),
+        (True, "</think>no", True),
+        (True, "yes", False),  # a thought
+        (False, "<think>Hm.</think>\nno", True),
+        (False, "yes", True),
+        (False, "<think>yes", False),
+    ],
+)
+def test_an_answer_may_follow_a_thought(is_open: bool, text: str, is_whole: bool) -> None:
+    source = StructuredOutputsParams(choice=["yes", "no"]).source()
+    lark = thinking_first(source, ("<think>", "</think>"), is_open, lambda _: None)
+    matcher = _core.testing.TokenMatcher(compile_one(make(), "grammar", lark))
+    for token_id in TOKENIZER.encode(text, add_special_tokens=False):
+        matcher.append(token_id)
+    mask = matcher.mask(VOCAB_SIZE)
+    assert bool(mask[END // 32] >> (END % 32) & 1) == is_whole
 
 
 @pytest.mark.parametrize("field", TEXTS)

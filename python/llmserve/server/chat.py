@@ -22,10 +22,11 @@ from llmserve.server.chat_parser import (
     ChatFormat,
     ChatParser,
     chat_format,
+    reasoning_section,
     served_tool_style,
     streamed_calls,
 )
-from llmserve.server.constraints import named_errors, tool_names, with_calls
+from llmserve.server.constraints import named_errors, tool_names, with_calls, with_reasoning
 from llmserve.server.context import context, new_id
 from llmserve.server.errors import ApiError
 from llmserve.server.generation import GenerationResponse
@@ -54,10 +55,17 @@ async def chat_completions(request: Request) -> Response:
     names = tool_names(body)
     params = _with_tools(body, params, model, server.settings, bool(names))
     prompt = await _prompt(body, model)
+    text = prompt.get("prompt") or ""
+    section = reasoning_section(model, server.settings)
+    constraint, may_think = with_reasoning(
+        body, params.structured_outputs, section, text, model.tokenizer()
+    )
+    if constraint is not params.structured_outputs:
+        params = dataclasses.replace(params, structured_outputs=constraint)
     with named_errors(body):
         state = await model.llm.admit(prompt, params, priority=body.priority or 0)
-    is_constrained = params.structured_outputs is not None
-    form = chat_format(body, model, server.settings, names, prompt.get("prompt"), is_constrained)
+    section = section if may_think else None
+    form = chat_format(body, model, server.settings, names, text, section)
     job = Job(
         new_id("chatcmpl"),
         model,

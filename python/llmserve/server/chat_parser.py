@@ -42,27 +42,31 @@ def served_tool_style(model: ServedModel, settings: ServerSettings) -> ToolStyle
     return detect_tool_style(model.tokenizer().chat_template_source)
 
 
+def reasoning_section(model: ServedModel, settings: ServerSettings) -> tuple[str, str] | None:
+    """What opens and ends the model's reasoning; None where none is looked for."""
+    if settings.reasoning_parser == "none":
+        return None
+    start, end = REASONING_STYLES["think"]
+    if settings.reasoning_parser == "think" or end in model.tokenizer().chat_template_source:
+        return start, end
+    return None
+
+
 def chat_format(
     body: ChatBody,
     model: ServedModel,
     settings: ServerSettings,
     names: Collection[str],
-    prompt: str | None,
-    is_constrained: bool,
+    prompt: str,
+    reasoning: tuple[str, str] | None,
 ) -> ChatFormat:
-    """names: of the tools that may be called. is_constrained: a grammar holds from the first token
-    on, and none has a section of reasoning."""
-    reasoning = None
-    if settings.reasoning_parser != "none":
-        start, end = REASONING_STYLES["think"]
-        if settings.reasoning_parser == "think" or end in model.tokenizer().chat_template_source:
-            reasoning = (start, end)
-    is_thinking = reasoning is not None and (prompt or "").rstrip().endswith(reasoning[0])
+    """names: of the tools that may be called. reasoning: the section to look for."""
+    is_thinking = reasoning is not None and prompt.rstrip().endswith(reasoning[0])
     return ChatFormat(
         style=served_tool_style(model, settings) if names else None,
         tool_names=names,
         is_parallel=body.parallel_tool_calls is not False,
-        reasoning=None if is_constrained else reasoning,
+        reasoning=reasoning,
         is_thinking=is_thinking,
         gives_reasoning=body.include_reasoning is not False,
     )

@@ -3,11 +3,13 @@ a tool has to be called."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from llmserve.arguments import describe
 from llmserve.errors import InvalidArgument
 from llmserve.parsers.call_parser import ToolStyle
+from llmserve.parsers.think_grammar import thinking_first
 from llmserve.parsers.tool_grammar import call_grammar, tool_function
 from llmserve.server.bodies import ChatBody, GenerationBody
 from llmserve.server.errors import ApiError
@@ -90,19 +92,43 @@ def with_calls(
         raise _bad("structured_outputs", "tool_choice says what the text must be; give one")
     names = tool_names(body)
     functions = [tool_function("tools", tool) for tool in body.tools or []]
-    special = set(tokenizer.special_token_ids)
-
-    def special_token_id(text: str) -> int | None:
-        token_id = tokenizer.token_id(text)
-        return token_id if token_id in special else None
-
     is_parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, dict)
     chosen = [function for function in functions if function[0] in names]
-    calls = call_grammar(style, chosen, is_parallel, special_token_id)
+    calls = call_grammar(style, chosen, is_parallel, partial(_special_token_id, tokenizer))
     if given is not None and not _is_forced(body):
         answer = f"start: calls | answer\nanswer: %json {given.source().text}\n"
         calls = answer + calls.replace("start:", "calls:", 1)
     return StructuredOutputsParams(grammar=calls)
+
+
+def with_reasoning(
+    body: ChatBody,
+    given: StructuredOutputsParams | None,
+    section: tuple[str, str] | None,
+    prompt: str,
+    tokenizer: Tokenizer,
+) -> tuple[StructuredOutputsParams | None, bool]:
+    """What the text must match where the model may think first, and whether it may. A grammar of
+    the request's own holds from the first token on, and so does everything once the prompt has an
+    empty section."""
+    if section is None:
+        return given, False
+    if given is None:
+        return None, True
+    prompt = prompt.rstrip()
+    if given.grammar is not None and body.structured_outputs is not None:
+        return given, False
+    if prompt.endswith(section[1]):
+        return given, False
+    is_open = prompt.endswith(section[0])
+    special_token_id = partial(_special_token_id, tokenizer)
+    grammar = thinking_first(given.source(), section, is_open, special_token_id)
+    return StructuredOutputsParams(grammar=grammar), True
+
+
+def _special_token_id(tokenizer: Tokenizer, text: str) -> int | None:
+    token_id = tokenizer.token_id(text)
+    return token_id if token_id in tokenizer.special_token_ids else None
 
 
 @contextmanager
