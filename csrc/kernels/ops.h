@@ -161,10 +161,12 @@ struct CopyBlocksArgs {
 // + i (bottom-right causal); its own key is in the cache.
 //
 // The KV is walked in tiles of kKvTile positions anchored at position 0, whatever P is. A tile
-// gives a maximum m, a sum l and an unnormalised output o of its own; tiles merge in position
-// order. Hence the same bits for prefill, chunk and decode, and whether or not the KV is split
-// among threads. Flash attention: Dao et al. 2022, section 3.1.
+// gives a maximum m, a sum l and an unnormalised output o of its own; the tiles of a span of
+// kKvSpan positions merge in position order, then the spans. Hence the same bits for prefill, chunk
+// and decode, and whether or not the spans are shared among threads. Flash attention: Dao et al.
+// 2022, section 3.1.
 inline constexpr int64_t kKvTile = 64;
+inline constexpr int64_t kKvSpan = 512;
 struct PagedAttentionArgs {
   ConstTensor q;  // [T, H, D]; tokens may be strided
   PagedKvCache cache;

@@ -327,9 +327,9 @@ struct AttentionInput {
 };
 
 void check_attention_case(Checker& check, const AttentionCase& c, int64_t block_size) {
-  const std::vector<int32_t> kv_lens{1, 150, 64, 65, 0x81};
+  const std::vector<int32_t> kv_lens{1, 150, 64, 65, c.head_dim == 64 ? 1100 : 0x81};
   const std::vector<int32_t> counts{1, c.head_dim < 32 ? 90 : 20, 1, 3, 2};
-  const int64_t longest = 150;
+  const int64_t longest = std::max(kv_lens[1], kv_lens[4]);
   const int64_t max_blocks = (longest + block_size - 1) / block_size;
   const int64_t num_blocks = max_blocks * static_cast<int64_t>(kv_lens.size());
   // The cache's content depends on sequence, position and head alone, not on the block size.

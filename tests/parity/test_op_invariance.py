@@ -3,6 +3,7 @@
 import numpy as np
 import op_formulas as formulas
 import pytest
+from llmserve import _core
 
 
 def normal(rng, *shape):
@@ -73,6 +74,37 @@ def test_attention_in_chunks_and_batches_equals_whole(
             fast, [other, prefix], [other_q, q[begin:end]], 16, dtype, layout, **options
         )
         np.testing.assert_array_equal(chunk[30:], whole[begin:end])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("window", [0, 700])
+def test_attention_over_spans_does_not_depend_on_who_computes_them(fast, ref, rng, dtype, window):
+    """Long contexts, whose spans of 512 positions several threads share where there are few."""
+    if fast.name != "cpu":
+        pytest.skip("threads are the cpu backend's")
+    isa = fast.description.removeprefix("cpu/").split(",")[0]
+    one, eight = (_core.testing.make_backend("cpu", n, isa) for n in (1, 8))
+    long = normal(rng, 1700, 1, 32), normal(rng, 1700, 1, 32)
+    short = normal(rng, 40, 1, 32), normal(rng, 40, 1, 32)
+    for num_queries in (1, 3, 60):
+        q, short_q = normal(rng, num_queries, 4, 32), normal(rng, 2, 4, 32)
+        for layout in ("rows", "panels"):
+            alone, shared, beside = (
+                formulas.run_attention(backend, *batch, 32, dtype, layout, window=window)
+                for backend, batch in (
+                    (one, ([long], [q])),
+                    (eight, ([long], [q])),
+                    (eight, ([short, long, short], [short_q, q, short_q])),
+                )
+            )
+            np.testing.assert_array_equal(shared, alone)
+            np.testing.assert_array_equal(beside[2:-2], alone)
+        expected = formulas.run_attention(ref, [long], [q], 32, dtype, window=window)
+        np.testing.assert_allclose(alone, expected, atol=1e-5)
+    # The last token of a prompt, and the step of the one that follows it.
+    prefix = tuple(part[:1699] for part in long)
+    chunk = formulas.run_attention(eight, [prefix], [q[:-1]], 16, dtype, window=window)
+    np.testing.assert_array_equal(chunk, alone[:-1])
 
 
 def test_sampled_rows_alone_equal_rows_in_a_batch(fast, fast_one_thread, rng):

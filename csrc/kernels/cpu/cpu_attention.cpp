@@ -10,12 +10,17 @@
 namespace llmserve {
 namespace {
 
-// Query rows (tokens x heads of a group) that share one copy of a KV tile: enough that the copy is
+// Query rows (tokens x heads of a group) that share one walk over the KV: enough that reading it is
 // a few percent of the products, few enough that the rows' scores and outputs stay in the L2.
 constexpr int64_t kMaxQueryRows = 96;
-// Copying a tile costs about as much as this many query rows on it.
-constexpr int64_t kCopyCostRows = 8;
+// Reading a tile costs about as much as this many query rows on it.
+constexpr int64_t kReadCostRows = 4;
+// An item of more than 1 / (kShares x threads) of the step's cost is shared span by span.
+constexpr int64_t kShares = 2;
+// Of the partial results of spans in one step: 512 items of 8 heads of 128 elements take 2 MiB.
+constexpr int64_t kPartialBytes = 4 << 20;
 
+static_assert(kKvTile == 64 && kKvSpan == 512, "attention.inc is written for these");
 static_assert(kKeyPanelTokens == cpu::kPanelWidth);
 
 // Writes a row of the cache: runs of `run` elements, `step` apart.
@@ -53,11 +58,17 @@ void store_token(const StoreKvArgs& args, int64_t t) {
 // Tokens of an item at most.
 int64_t item_tokens(int64_t group) { return std::max<int64_t>(1, kMaxQueryRows / group); }
 
-// Tiles of the KV that the item's tokens see.
-int64_t num_tiles(const cpu::AttentionItem& item, int64_t window) {
+// The positions [first, second) that the item's tokens see.
+std::pair<int64_t, int64_t> seen_by(const cpu::AttentionItem& item, int64_t window) {
   const int64_t first = window > 0 ? std::max<int64_t>(0, item.first_position - window + 1) : 0;
-  const int64_t end = item.first_position + item.num_tokens;
-  return (end + kKvTile - 1) / kKvTile - first / kKvTile;
+  return {std::max(first, item.kv_begin),
+          std::min(item.first_position + item.num_tokens, item.kv_end)};
+}
+
+int64_t cost_of(const cpu::AttentionItem& item, int64_t window, int64_t group) {
+  const auto [begin, end] = seen_by(item, window);
+  const int64_t tiles = (end + kKvTile - 1) / kKvTile - begin / kKvTile;
+  return tiles * (item.num_tokens * group + kReadCostRows);
 }
 
 }  // namespace
@@ -85,11 +96,9 @@ void CpuBackend::copy_blocks(const CopyBlocksArgs& args) {
   copy_blocks_on_host(args);
 }
 
-void CpuBackend::plan_attention(const PagedAttentionArgs& args, int64_t group) {
+void CpuBackend::list_attention_items(const PagedAttentionArgs& args, int64_t group) {
   items_.clear();
-  item_costs_.clear();
   const int64_t max_tokens = item_tokens(group);
-  int64_t total = 0;
   for (size_t b = 0; b < args.kv_lens.size(); ++b) {
     const int64_t first = args.query_starts[b];
     const int64_t last = args.query_starts[b + 1];
@@ -100,13 +109,49 @@ void CpuBackend::plan_attention(const PagedAttentionArgs& args, int64_t group) {
              .kv_head = head,
              .first_token = t,
              .num_tokens = std::min(max_tokens, last - t),
-             .first_position = args.kv_lens[b] - (last - t)});
-        const cpu::AttentionItem& item = items_.back();
-        total += num_tiles(item, args.window) * (item.num_tokens * group + kCopyCostRows);
-        item_costs_.push_back(total);
+             .first_position = args.kv_lens[b] - (last - t),
+             .kv_begin = 0,
+             .kv_end = args.kv_lens[b],
+             .partial = nullptr});
       }
     }
   }
+}
+
+void CpuBackend::split_attention_items(int64_t window, int64_t group, int64_t value_dim) {
+  split_items_.clear();
+  if (pool_.num_threads() == 1) return;
+  int64_t total = 0;
+  for (const cpu::AttentionItem& item : items_) total += cost_of(item, window, group);
+  const auto floats = [&](const cpu::AttentionItem& item) {
+    return kernels_.attention_partial_floats(item.num_tokens * group, value_dim);
+  };
+  auto* next = reinterpret_cast<float*>(partials_.data());
+  auto* const end = next + partials_.num_bytes() / static_cast<int64_t>(sizeof(float));
+  for (size_t i = 0, count = items_.size(); i < count; ++i) {
+    // By value: items_ grows.
+    const cpu::AttentionItem whole = items_[i];
+    const auto [seen_begin, seen_end] = seen_by(whole, window);
+    const int64_t first = seen_begin / kKvSpan;
+    const int64_t num_spans = (seen_end + kKvSpan - 1) / kKvSpan - first;
+    const bool is_large = cost_of(whole, window, group) * kShares * pool_.num_threads() > total;
+    if (num_spans < 2 || !is_large || num_spans * floats(whole) > end - next) continue;
+    split_items_.push_back({.item = whole, .num_spans = num_spans});
+    split_items_.back().item.partial = next;
+    for (int64_t span = 0; span < num_spans; ++span, next += floats(whole)) {
+      cpu::AttentionItem& part = span == 0 ? items_[i] : items_.emplace_back(whole);
+      part.kv_begin = (first + span) * kKvSpan;
+      part.kv_end = std::min(seen_end, part.kv_begin + kKvSpan);
+      part.partial = next;
+    }
+  }
+}
+
+void CpuBackend::deal_attention_items(int64_t window, int64_t group) {
+  item_costs_.clear();
+  int64_t total = 0;
+  for (const cpu::AttentionItem& item : items_)
+    item_costs_.push_back(total += cost_of(item, window, group));
   item_starts_.assign(1, 0);
   for (int64_t i = 1; i <= pool_.num_threads(); ++i) {
     const auto cut =
@@ -115,6 +160,10 @@ void CpuBackend::plan_attention(const PagedAttentionArgs& args, int64_t group) {
         std::min<int64_t>(cut - item_costs_.begin() + 1, static_cast<int64_t>(items_.size()));
     item_starts_.push_back(std::max(item_starts_.back(), end));
   }
+}
+
+int64_t CpuBackend::attention_partial_bytes(int num_threads) {
+  return num_threads > 1 ? kPartialBytes : 0;
 }
 
 int64_t CpuBackend::attention_scratch_bytes(int64_t max_item_tokens, const StepShape& shape) const {
@@ -133,12 +182,14 @@ void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
                                  cpu::kPanelWidth, " elements beside keys in panels, got ",
                                  values.shape[3]));
   const int64_t group = args.q.shape[1] / keys.shape[1];
-  plan_attention(args, group);
+  list_attention_items(args, group);
   int64_t max_tokens = 0;
   for (const cpu::AttentionItem& item : items_) max_tokens = std::max(max_tokens, item.num_tokens);
   if (max_tokens == 0) return;
   reserve_scratch(attention_scratch_bytes(
       max_tokens, {.group = group, .key_dim = keys.shape[3], .value_dim = values.shape[3]}));
+  split_attention_items(args.window, group, values.shape[3]);
+  deal_attention_items(args.window, group);
   const cpu::AttentionCall call{.q = args.q.as<float>(),
                                 .q_token_stride = args.q.strides[0],
                                 .q_head_stride = args.q.strides[1],
@@ -167,6 +218,14 @@ void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
     }
   };
   pool_.parallel_for(pool_.num_threads(), 1, run);
+  pool_.parallel_for(static_cast<int64_t>(split_items_.size()), 1,
+                     [&](int64_t begin, int64_t end, int thread_idx) {
+                       for (int64_t i = begin; i < end; ++i) {
+                         const SplitItem& split = split_items_[static_cast<size_t>(i)];
+                         kernels_.merge_attention(&call, &split.item, split.num_spans,
+                                                  reinterpret_cast<float*>(scratch(thread_idx)));
+                       }
+                     });
 }
 
 }  // namespace llmserve

@@ -42,13 +42,16 @@ int64_t CpuBackend::scratch_bytes(const StepShape& shape, int num_threads) const
   // A few rows may take more than many, see linear.inc.
   for (int64_t m = 1; m <= shape.max_tokens; ++m)
     floats = std::max(floats, kernels_.linear_scratch_floats(m, shape.max_in_features));
-  return num_threads * std::max(floats * static_cast<int64_t>(sizeof(float)),
-                                attention_scratch_bytes(shape.max_tokens, shape));
+  const int64_t thread_bytes = std::max(floats * static_cast<int64_t>(sizeof(float)),
+                                        attention_scratch_bytes(shape.max_tokens, shape));
+  return num_threads * thread_bytes + attention_partial_bytes(num_threads);
 }
 
 void CpuBackend::reserve_scratch(int64_t bytes) {
   for (Buffer& buffer : scratch_)
     if (buffer.num_bytes() < bytes) buffer = Buffer(bytes);
+  const int64_t partial_bytes = attention_partial_bytes(pool_.num_threads());
+  if (partials_.num_bytes() < partial_bytes) partials_ = Buffer(partial_bytes);
 }
 
 void CpuBackend::embedding(const EmbeddingArgs& args) {

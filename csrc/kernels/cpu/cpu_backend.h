@@ -57,16 +57,26 @@ class CpuBackend final : public Backend {
   std::byte* scratch(int thread_idx) const { return scratch_[thread_idx].data(); }
   void reserve_scratch(int64_t bytes);
   int64_t attention_scratch_bytes(int64_t max_item_tokens, const StepShape& shape) const;
+  static int64_t attention_partial_bytes(int num_threads);
 
-  // Cuts the step's queries into items_ and deals them out: thread i gets [item_starts_[i],
+  // Cuts the step's queries into items_; the large ones into their spans, too, as far as partials_
+  // holds their results; and deals them out: thread i gets [item_starts_[i],
   // item_starts_[i + 1]), of nearly equal cost.
-  void plan_attention(const PagedAttentionArgs& args, int64_t group);
+  void list_attention_items(const PagedAttentionArgs& args, int64_t group);
+  void split_attention_items(int64_t window, int64_t group, int64_t value_dim);
+  void deal_attention_items(int64_t window, int64_t group);
 
   const CpuIsa& isa_;
   const cpu::KernelTable& kernels_;
   ThreadPool pool_;
   std::vector<Buffer> scratch_;  // one a thread
   std::vector<cpu::AttentionItem> items_;
+  struct SplitItem {
+    cpu::AttentionItem item;  // its partial is that of its first span
+    int64_t num_spans;
+  };
+  std::vector<SplitItem> split_items_;
+  Buffer partials_;
   std::vector<int64_t> item_costs_;
   std::vector<int64_t> item_starts_;
 };

@@ -55,13 +55,16 @@ struct AttentionCall {
   int64_t out_token_stride, out_head_stride;
 };
 
-// Consecutive tokens of one sequence and the query heads of one KV head.
+// Consecutive tokens of one sequence and the query heads of one KV head; all of the KV that they
+// see, or one span of it.
 struct AttentionItem {
   const int32_t* block_table;
   int64_t kv_head;
   int64_t first_token;  // its row in q
   int64_t num_tokens;
   int64_t first_position;
+  int64_t kv_begin, kv_end;  // limits, beside what the tokens see
+  float* partial;            // null: write to out; else the span's result, attention_partial_floats
 };
 
 struct RowMax {
@@ -86,6 +89,11 @@ struct KernelTable {
   // Attention of one item; `rows` is the largest num_tokens * group of the items.
   int64_t (*attention_scratch_floats)(int64_t rows, int64_t head_dim, int64_t value_dim);
   void (*attention)(const AttentionCall* call, const AttentionItem* item, float* scratch);
+  // Writes an item's output from the partial results of its spans, which lie one after another from
+  // item->partial on.
+  int64_t (*attention_partial_floats)(int64_t rows, int64_t value_dim);
+  void (*merge_attention)(const AttentionCall* call, const AttentionItem* item, int64_t num_spans,
+                          float* scratch);
 
   // One row each.
   void (*rms_norm)(const float* x, const float* weight, int64_t width, float eps,

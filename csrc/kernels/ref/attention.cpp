@@ -73,11 +73,18 @@ struct KvHead {
     return result;
   }
 
+  Softmax span(const float* q, int64_t begin, int64_t end) const {
+    Softmax sum(args.cache.values.shape[3]);
+    for (int64_t t = begin / kKvTile * kKvTile; t < end; t += kKvTile)
+      sum.merge(tile(q, std::max(begin, t), std::min(end, t + kKvTile)));
+    return sum;
+  }
+
   void row(const float* q, int64_t position, float* out) const {
     const int64_t begin = args.window > 0 ? std::max<int64_t>(0, position - args.window + 1) : 0;
     Softmax sum(args.cache.values.shape[3]);
-    for (int64_t t = begin / kKvTile * kKvTile; t <= position; t += kKvTile)
-      sum.merge(tile(q, std::max(begin, t), std::min(position + 1, t + kKvTile)));
+    for (int64_t s = begin / kKvSpan * kKvSpan; s <= position; s += kKvSpan)
+      sum.merge(span(q, std::max(begin, s), std::min(position + 1, s + kKvSpan)));
     for (size_t i = 0; i < sum.o.size(); ++i) out[i] = sum.o[i] / sum.l;
   }
 };
