@@ -2,6 +2,7 @@
 // in advance, so that a mix-up of rows, blocks or steps shows at once.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -54,7 +55,13 @@ class ShadowModel {
   std::vector<Slot> pool_;              // [N, P]
 };
 
-// A block hasher that gives every chain of tokens the same hash.
-inline TokenHash forged_hash(const TokenHash&, std::span<const int32_t>) { return {}; }
+// A block hasher that gives all chains of as many blocks the same hash, whatever their root.
+inline TokenHash forged_hash(const TokenHash& parent, std::span<const int32_t>) {
+  TokenHash hash{};
+  const bool is_root = std::any_of(parent.bytes.begin() + 1, parent.bytes.end(),
+                                   [](uint8_t byte) { return byte != 0; });
+  hash.bytes[0] = static_cast<uint8_t>(is_root ? 1 : parent.bytes[0] + 1);
+  return hash;
+}
 
 }  // namespace llmserve

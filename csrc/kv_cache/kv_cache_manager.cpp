@@ -1,6 +1,7 @@
 #include "kv_cache/kv_cache_manager.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 
@@ -12,12 +13,21 @@ const CacheConfig& validated(const CacheConfig& config) {
   return config;
 }
 
+// The first that keeps all tokens comes first: what hangs on its blocks finds them there.
+std::vector<int64_t> order_of_groups(std::span<const int32_t> windows) {
+  std::vector<int64_t> order(windows.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_partition(order, [&](int64_t group) { return windows[group] == 0; });
+  return order;
+}
+
 }  // namespace
 
 KvCacheManager::KvCacheManager(const CacheConfig& config, Hasher hasher, int64_t max_step_tokens)
     : config_(validated(config)),
       hasher_(hasher),
       max_step_tokens_(max_step_tokens),
+      group_order_(order_of_groups(config_.windows)),
       allocator_(config.num_blocks),
       prefix_cache_(config.num_blocks, config.block_size) {}
 
@@ -58,33 +68,41 @@ TokenHash KvCacheManager::key_of(const TokenHash& hash, int64_t group) {
   return key;
 }
 
-std::optional<int32_t> KvCacheManager::find_block(const BlockTable& table,
-                                                  std::span<const int32_t> token_ids, int64_t group,
-                                                  int64_t idx, int32_t parent) const {
-  return prefix_cache_.find(key_of(table.hashes[idx], group), parent, block_tokens(token_ids, idx));
+int32_t KvCacheManager::parent_of(int64_t group, int64_t idx,
+                                  const std::vector<std::vector<int32_t>>& blocks) const {
+  if (config_.windows[group] == 0) return idx == 0 ? PrefixCache::kNone : blocks[group][idx - 1];
+  const int64_t first = group_order_.front();
+  return config_.windows[first] == 0 ? blocks[first][idx] : PrefixCache::kNone;
+}
+
+std::optional<int32_t> KvCacheManager::find_block(
+    const BlockTable& table, std::span<const int32_t> token_ids, int64_t group, int64_t idx,
+    const std::vector<std::vector<int32_t>>& blocks) const {
+  return prefix_cache_.find(key_of(table.hashes[idx], group), parent_of(group, idx, blocks),
+                            block_tokens(token_ids, idx));
 }
 
 // The leading blocks, up to `count`, that a full group has.
 int64_t KvCacheManager::match_full(const BlockTable& table, std::span<const int32_t> token_ids,
                                    int64_t group, int64_t count,
-                                   std::vector<int32_t>& blocks) const {
+                                   std::vector<std::vector<int32_t>>& blocks) const {
   for (int64_t i = 0; i < count; ++i) {
-    const int32_t parent = i == 0 ? PrefixCache::kNone : blocks.back();
-    const auto block = find_block(table, token_ids, group, i, parent);
+    const auto block = find_block(table, token_ids, group, i, blocks);
     if (!block) break;
-    blocks.push_back(*block);
+    blocks[group].push_back(*block);
   }
-  return std::ssize(blocks);
+  return std::ssize(blocks[group]);
 }
 
 // The longest prefix, of up to `count` blocks, of which a windowed group has what the next token
 // looks at. A missing block ends every prefix that would need it, so that each is looked up once.
 int64_t KvCacheManager::match_window(const BlockTable& table, std::span<const int32_t> token_ids,
-                                     int64_t group, int64_t count) const {
+                                     int64_t group, int64_t count,
+                                     const std::vector<std::vector<int32_t>>& blocks) const {
   while (count > 0) {
     const int64_t begin = first_needed(group, count * block_size());
     int64_t i = count - 1;
-    while (i >= begin && find_block(table, token_ids, group, i, PrefixCache::kNone)) --i;
+    while (i >= begin && find_block(table, token_ids, group, i, blocks)) --i;
     if (i < begin) break;
     count = i;
   }
@@ -95,19 +113,19 @@ void KvCacheManager::match_blocks(const BlockTable& table, std::span<const int32
                                   int64_t count, PrefixMatch& match) const {
   match.blocks.resize(num_groups());
   for (int64_t g = 0; g < num_groups(); ++g)
-    if (config_.windows[g] == 0) count = match_full(table, token_ids, g, count, match.blocks[g]);
+    if (config_.windows[g] == 0) count = match_full(table, token_ids, g, count, match.blocks);
   // A shorter prefix may need blocks that another group has lost: until all agree.
   for (int64_t previous = -1; previous != count;) {
     previous = count;
     for (int64_t g = 0; g < num_groups(); ++g)
-      if (config_.windows[g] > 0) count = match_window(table, token_ids, g, count);
+      if (config_.windows[g] > 0) count = match_window(table, token_ids, g, count, match.blocks);
   }
   match.num_blocks = static_cast<int32_t>(count);
-  for (int64_t g = 0; g < num_groups(); ++g) {
+  for (const int64_t g : group_order_) {
     match.blocks[g].resize(count, kGone);
     if (config_.windows[g] == 0) continue;
     for (int64_t i = first_needed(g, count * block_size()); i < count; ++i)
-      match.blocks[g][i] = *find_block(table, token_ids, g, i, PrefixCache::kNone);
+      match.blocks[g][i] = *find_block(table, token_ids, g, i, match.blocks);
   }
 }
 
@@ -193,7 +211,7 @@ void KvCacheManager::cache_full_blocks(BlockTable& table, std::span<const int32_
   if (num_full == table.num_cached) return;
   hash_blocks(table, token_ids, num_full);
   for (int64_t i = table.num_cached; i < num_full; ++i) {
-    for (int64_t g = 0; g < num_groups(); ++g) {
+    for (const int64_t g : group_order_) {
       if (cache_block(table, token_ids, g, i)) continue;
       // Another chain of tokens has this hash. What follows would hang on the wrong parent.
       withdraw_all(table);
@@ -221,9 +239,7 @@ bool KvCacheManager::cache_block(BlockTable& table, std::span<const int32_t> tok
   std::vector<int32_t>& blocks = table.blocks[group];
   const TokenHash key = key_of(table.hashes[idx], group);
   const std::span<const int32_t> tokens = block_tokens(token_ids, idx);
-  // A block of a windowed group outlives its predecessor, and hangs on none.
-  const bool has_parent = idx > 0 && config_.windows[group] == 0;
-  const int32_t parent = has_parent ? blocks[idx - 1] : PrefixCache::kNone;
+  const int32_t parent = parent_of(group, idx, table.blocks);
   if (!prefix_cache_.contains(key)) {
     prefix_cache_.insert(key, blocks[idx], parent, tokens);
     return true;
@@ -246,8 +262,10 @@ void KvCacheManager::fork(const BlockTable& parent, BlockTable& child) {
 void KvCacheManager::release(BlockTable& table) {
   withdraw_all(table);
   // Children before parents: PrefixCache evicts in this order.
-  for (const std::vector<int32_t>& group : table.blocks)
+  for (size_t g = table.blocks.size(); g-- > 0;) {
+    const std::vector<int32_t>& group = table.blocks[group_order_[g]];
     for (size_t i = group.size(); i-- > 0 && group[i] != kGone;) drop_ref(group[i]);
+  }
   table.blocks.clear();
   table.num_cached = table.num_announced = 0;
   table.waits_for = -1;

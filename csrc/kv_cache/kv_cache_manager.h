@@ -130,12 +130,19 @@ class KvCacheManager {
   }
   // One chain names a block in every group: what the cache knows the group's by.
   static TokenHash key_of(const TokenHash& hash, int64_t group);
+  // What the prefix cache hangs a block on, [groups] `blocks` as in BlockTable: its predecessor. A
+  // windowed group loses that; its block hangs on the full group's of the same tokens, so that all
+  // tokens before it are compared there, and it goes first. Without a full group it hangs on none,
+  // and the tokens before its own are known by the hash alone: see docs/memory-plan.md.
+  int32_t parent_of(int64_t group, int64_t idx,
+                    const std::vector<std::vector<int32_t>>& blocks) const;
   std::optional<int32_t> find_block(const BlockTable& table, std::span<const int32_t> token_ids,
-                                    int64_t group, int64_t idx, int32_t parent) const;
+                                    int64_t group, int64_t idx,
+                                    const std::vector<std::vector<int32_t>>& blocks) const;
   int64_t match_full(const BlockTable& table, std::span<const int32_t> token_ids, int64_t group,
-                     int64_t count, std::vector<int32_t>& blocks) const;
+                     int64_t count, std::vector<std::vector<int32_t>>& blocks) const;
   int64_t match_window(const BlockTable& table, std::span<const int32_t> token_ids, int64_t group,
-                       int64_t count) const;
+                       int64_t count, const std::vector<std::vector<int32_t>>& blocks) const;
   void match_blocks(const BlockTable& table, std::span<const int32_t> token_ids, int64_t count,
                     PrefixMatch& match) const;
   void cache_full_blocks(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_full);
@@ -157,6 +164,7 @@ class KvCacheManager {
   const CacheConfig config_;
   const Hasher hasher_;
   const int64_t max_step_tokens_;
+  const std::vector<int64_t> group_order_;  // [groups] full ones, then windowed
   BlockAllocator allocator_;
   PrefixCache prefix_cache_;
   std::unordered_map<TokenHash, const BlockTable*, TokenHashBucket> announced_;

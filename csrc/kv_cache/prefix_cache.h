@@ -1,9 +1,10 @@
 // Finds blocks by what they hold: chained hash -> block, with least-recently-used eviction of the
 // blocks that nobody refers to.
 //
-// Blocks form trees: a block's parent holds the tokens just before it. A holder of a block holds
-// all its ancestors and lets go of the block first; so a parent is always more recently used than
-// its children, and the least recently used block is a leaf.
+// Blocks form trees: a block's parent holds the tokens just before it, or says more of them than
+// the block can. A holder of a block holds all its ancestors and lets go of the block first; so a
+// parent is always more recently used than its children, and the least recently used block is a
+// leaf.
 #pragma once
 
 #include <cstdint>

@@ -267,6 +267,27 @@ def test_a_forged_collision_gives_nobody_the_blocks_of_another() -> None:
     manager.check_integrity([first, second])
 
 
+@pytest.mark.parametrize("num_taken", [0, 1, 2, 3])
+@pytest.mark.parametrize("windows", [[0, 2], [2, 0]])
+def test_a_windowed_block_is_not_that_of_other_tokens_before_it(
+    windows: list[int], num_taken: int
+) -> None:
+    """Chains of one hash, of which only what left the window differs, after as many evictions as
+    make each kind of block go before the other."""
+    manager = testing.KvCacheManager(7, 2, forge_collisions=True, windows=windows)
+    first = computed(manager, 1, [1, 2, 7, 8])
+    last = first.groups[windows.index(2)][1]
+    manager.release(first)
+    taken = testing.BlockTable(2)
+    manager.attach(taken, [50])
+    manager.allocate(taken, 0, num_taken * 2)
+    is_evicted = last in [block for group in taken.groups for block in group]
+    manager.release(taken)
+    second = computed(manager, 3, [3, 4, 7, 8])
+    assert is_evicted or second.groups[windows.index(2)][1] != last
+    manager.check_integrity([second])
+
+
 def test_hashes_outlive_the_blocks() -> None:
     manager = testing.KvCacheManager(num_blocks=8, block_size=4)
     table = testing.BlockTable(1)
