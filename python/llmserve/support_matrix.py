@@ -26,6 +26,15 @@ same: longrope with `max_model_len` and the sequence on one side of
 `original_max_position_embeddings`, dynamic at `max_model_len` itself, and without a longer one up
 to `max_position_embeddings`.
 """
+_TEXT = """## Text
+
+Streamed text put together is what the tokenizers library decodes, with one exception. Tokens that
+are single bytes (`<0xC3>`, of SentencePiece vocabularies) may follow one another and not be UTF-8
+as a whole: the library gives one U+FFFD for each byte of such a run, its good characters included,
+and could say so only when the run ends. The engine gives good characters as they come, and one
+U+FFFD for each maximal broken part, as `bytes.decode(errors="replace")` does; holding every such
+run back would stop the stream of languages that are written in bytes.
+"""
 _COLUMNS = {
     "cpu/float32": "cpu, float32",
     "cpu/bfloat16": "cpu, bfloat16",
@@ -56,6 +65,7 @@ def _lines(ticks: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield "Weights and KV cache in memory: float32, bfloat16. What a file stores otherwise is"
     yield 'converted when it is loaded; `dtype="auto"` makes float16 float32, blocks bfloat16.\n'
     yield _POSITIONS
+    yield _TEXT
 
 
 def _architectures(ticks: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import chat_templates
+import gguf
 import pytest
 import tokenizer_files
 import transformers
+from gguf_files import add_bpe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llmserve import InvalidArgument, Tokenizer
@@ -120,6 +122,35 @@ def test_prompts_have_the_tokens_of_transformers(style: str) -> None:
     theirs = library.apply_chat_template(messages, chat_template=style, return_dict=False)
     assert ids == theirs
     assert ids.count(ours.token_id("<s>")) <= 1  # what the template writes is not written again
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_template_of_its_own_file_gives_the_prompts_of_transformers(
+    style: str, tmp_path: Path
+) -> None:
+    """chat_template.jinja beside the tokenizer, and the same text in a GGUF file's metadata."""
+    messages = [{"role": role, "content": f"{role} é"} for role in ("user", "assistant", "user")]
+    tokenizer_files.save(tokenizer_files.byte_level(), tmp_path)
+    special = {"bos_token": "<|end|>", "eos_token": "<|é|>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    template = chat_templates.TEMPLATES[style]
+    (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
+    library = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    add_bpe(writer, tokenizer_files.byte_level(), "gpt-2")
+    writer.add_bos_token_id(library.bos_token_id)
+    writer.add_eos_token_id(library.eos_token_id)
+    writer.add_chat_template(template)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    for options in ({}, {"add_generation_prompt": True}):
+        expected = library.apply_chat_template(messages, tokenize=False, **options)
+        for path in (tmp_path, tmp_path / "model.gguf"):
+            ours = Tokenizer.from_path(path)
+            assert ours is not None
+            assert ours.apply_chat_template(messages, tokenize=False, **options) == expected
 
 
 def test_text_parts_reach_a_template_that_knows_them() -> None:

@@ -47,8 +47,8 @@ def streamed_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
 
 
 def is_valid_byte_run(tokenizer: tokenizers.Tokenizer, ids: list[int]) -> bool:
-    """Where bytes of a fallback are not UTF-8 the library drops whole runs of them; the engine,
-    which streams, replaces what is broken only."""
+    """Where bytes of a fallback are not UTF-8 the library replaces each of their run; the engine,
+    which streams, replaces what is broken only: docs/support-matrix.md."""
     names = [tokenizer.id_to_token(i) for i in ids]
     run = bytearray()
     for name in [*names, ""]:
@@ -89,6 +89,12 @@ def test_bytes_of_a_fallback_make_a_character_together(tmp_path: Path) -> None:
     tokenizer = load(tokenizer_files.save(tokenizer_files.sentence_piece(), tmp_path))
     ids = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "€".encode()]
     assert streamed_text(tokenizer, [i for i in ids if i is not None], False) == "€"
+
+
+def test_broken_bytes_of_a_fallback_cost_the_good_ones_nothing(tmp_path: Path) -> None:
+    tokenizer = load(tokenizer_files.save(tokenizer_files.sentence_piece(), tmp_path))
+    ids = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in b"\xc3\xa9\xe2\x82A\xff"]
+    assert streamed_text(tokenizer, [i for i in ids if i is not None], False) == "é\ufffdA\ufffd"
 
 
 def test_encode_adds_what_the_model_wants_unless_told_otherwise(tmp_path: Path) -> None:
