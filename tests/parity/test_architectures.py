@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,25 @@ F32_TOLERANCE = 5e-4
 # reach further into the tail.
 BF16_TOLERANCE = 0.2
 
+_FACTORS = {
+    "short_factor": [1.0, 1.1, 1.3, 1.5, 1.9, 2.5],
+    "long_factor": [1.0, 2.0, 3.5, 5.0, 9.0, 20.0],
+}
+# transformers takes the long factors for what is longer than the original length, which all of the
+# sequences are, or none.
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "longrope-short": {"original_max_position_embeddings": 256, **_FACTORS},
+    "longrope-long": {"original_max_position_embeddings": 32, **_FACTORS},
+}
 # One test, and so one tick, each.
 DTYPES = ["float32", "bfloat16"]
 
@@ -48,18 +68,14 @@ def reference(path: Path, tokens: list[int]) -> np.ndarray:
         return log_softmax(reference_model(path)(torch.tensor([tokens])).logits[0].numpy())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_batch_of_eight_agrees_with_transformers(family: str, dtype: str) -> None:
+def check_a_batch_of_eight(path: Path, dtype: str, tolerance: float) -> None:
     """48 greedy steps: the reference scores prompt and output; in f32 its best token is ours."""
-    path = checkpoint(family, dtype=dtype)
     params = SamplingParams(
         temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=0, prompt_logprobs=0
     )
     with LLM(str(path), dtype=dtype, num_gpu_blocks_override=128, num_threads=1) as llm:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
         outputs = llm.generate(inputs, params, use_tqdm=False)
-    tolerance = F32_TOLERANCE if dtype == "float32" else BF16_TOLERANCE
     for prompt, output in zip(prompts(), outputs, strict=True):
         (completion,) = output.outputs
         assert output.prompt_logprobs is not None
@@ -73,7 +89,23 @@ def test_a_batch_of_eight_agrees_with_transformers(family: str, dtype: str) -> N
         assert np.abs(np.array(got) - want).max() < tolerance
         if dtype == "float32":
             assert expected[len(prompt) - 1 : -1].argmax(-1).tolist() == completion.token_ids
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_of_eight_agrees_with_transformers(family: str, dtype: str) -> None:
+    tolerance = F32_TOLERANCE if dtype == "float32" else BF16_TOLERANCE
+    check_a_batch_of_eight(checkpoint(family, dtype=dtype), dtype, tolerance)
     tick(architecture(family), f"cpu/{dtype}")
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_every_rope_scaling_agrees_with_transformers(scaling: str) -> None:
+    rope = {"rope_type": scaling.split("-")[0], "rope_theta": 10000.0, **SCALINGS[scaling]}
+    fields: dict[str, Any] = {"rope_parameters": rope}
+    if "original_max_position_embeddings" in rope:
+        fields["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+    check_a_batch_of_eight(checkpoint("llama", **fields), "float32", F32_TOLERANCE)
 
 
 def test_every_tick_has_its_test() -> None:
