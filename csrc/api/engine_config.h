@@ -39,6 +39,8 @@ struct EngineConfig {
   std::string model_path;      // a checkpoint directory
   std::string device = "cpu";  // a name of the backend registry
   DType dtype = DType::kF32;   // of weights: kF32 or kBF16
+  // What linear layers are kept as instead: a name of quant/linear_format.h, or none.
+  std::string quantization;
   DType kv_cache_dtype = DType::kF32;
   int32_t num_threads = 1;
   uint64_t seed = 0;

@@ -50,6 +50,7 @@ void register_config_request(py::module_& module) {
       .def_readwrite("model", &ConfigRequest::model)
       .def_readwrite("device", &ConfigRequest::device)
       .def_readwrite("dtype", &ConfigRequest::dtype)
+      .def_readwrite("quantization", &ConfigRequest::quantization)
       .def_readwrite("kv_cache_dtype", &ConfigRequest::kv_cache_dtype)
       .def_readwrite("max_model_len", &ConfigRequest::max_model_len)
       .def_readwrite("block_size", &ConfigRequest::block_size)
@@ -84,6 +85,7 @@ void register_engine_config(py::module_& module) {
           [](EngineConfig& config, const std::string& text) {
             config.dtype = dtype_from_name(text);
           })
+      .def_readwrite("quantization", &EngineConfig::quantization)
       .def_property(
           "kv_cache_dtype",
           [](const EngineConfig& config) { return std::string(name(config.kv_cache_dtype)); },

@@ -26,6 +26,7 @@ DType resolve_kv_cache_dtype(const std::string& requested, DType weights) {
 struct InspectOptions {
   std::string device;
   std::string dtype;
+  std::string quantization;
   std::string kv_cache_dtype;
   int64_t max_model_len = 0;
   int64_t max_tokens = 0;
@@ -46,15 +47,16 @@ Inspection inspect(const std::string& path, const InspectOptions& options) {
   const DType dtype = resolve_dtype(options.dtype, checkpoint);
   const DType cache_dtype = resolve_kv_cache_dtype(options.kv_cache_dtype, dtype);
   const std::unique_ptr<Backend> backend = make_backend(options.device, {});
-  ModelPlan plan = plan_model(checkpoint, config, *backend,
-                              {.dtype = dtype,
-                               .kv_cache_dtype = cache_dtype,
-                               .max_tokens = options.max_tokens,
-                               .max_logit_rows = options.max_logit_rows});
+  ModelPlan plan = plan_model(
+      checkpoint, config, *backend,
+      {.format = {.dtype = dtype, .integers = resolve_quantization(options.quantization)},
+       .kv_cache_dtype = cache_dtype,
+       .max_tokens = options.max_tokens,
+       .max_logit_rows = options.max_logit_rows});
   return {std::move(checkpoint), std::move(config), dtype, cache_dtype, std::move(plan)};
 }
 
-py::dict to_dict(const Inspection& inspection) {
+py::dict to_dict(const Inspection& inspection, const std::string& quantization) {
   const auto& [checkpoint, config, dtype, cache_dtype, model_plan] = inspection;
   int64_t file_bytes = 0;
   for (const auto& file : checkpoint.files()) file_bytes += file->num_bytes();
@@ -63,6 +65,7 @@ py::dict to_dict(const Inspection& inspection) {
   plan["kv_bytes_per_token"] = model_plan.kv_bytes_per_token;
   plan["workspace_bytes"] = model_plan.workspace_bytes;
   plan["dtype"] = name(dtype);
+  plan["quantization"] = quantization.empty() ? py::none() : py::object(py::str(quantization));
   plan["kv_cache_dtype"] = name(cache_dtype);
   py::dict out;
   out["format"] = checkpoint.format();
@@ -75,10 +78,12 @@ py::dict to_dict(const Inspection& inspection) {
 }
 
 py::dict inspect_checkpoint(const std::string& path, const std::string& device,
-                            const std::string& dtype, const std::string& kv_cache_dtype,
-                            int64_t max_model_len, int64_t max_tokens, int64_t max_logit_rows) {
+                            const std::string& dtype, const std::string& quantization,
+                            const std::string& kv_cache_dtype, int64_t max_model_len,
+                            int64_t max_tokens, int64_t max_logit_rows) {
   const InspectOptions options{.device = device,
                                .dtype = dtype,
+                               .quantization = quantization,
                                .kv_cache_dtype = kv_cache_dtype,
                                .max_model_len = max_model_len,
                                .max_tokens = max_tokens,
@@ -87,7 +92,7 @@ py::dict inspect_checkpoint(const std::string& path, const std::string& device,
     const py::gil_scoped_release release;
     return inspect(path, options);
   }();
-  return to_dict(inspection);
+  return to_dict(inspection, quantization);
 }
 
 template <class Rows>
@@ -101,7 +106,7 @@ py::list rows_of(const Rows& rows) {
 
 void register_inspect(py::module_& module) {
   module.def("inspect_checkpoint", &inspect_checkpoint, py::arg("path"), py::kw_only(),
-             py::arg("device") = "cpu", py::arg("dtype") = "auto",
+             py::arg("device") = "cpu", py::arg("dtype") = "auto", py::arg("quantization") = "",
              py::arg("kv_cache_dtype") = "auto", py::arg("max_model_len") = 0,
              py::arg("max_tokens") = 2048, py::arg("max_logit_rows") = 256,
              "Format, config, tensors and the exact memory plan of a checkpoint directory. Bytes "
@@ -123,6 +128,9 @@ void register_inspect(py::module_& module) {
   module.def(
       "supported_quant_formats", [] { return rows_of(quant_format_registry()); },
       "(name, summary) of every format that weights are read from.");
+  module.def(
+      "supported_quantizations", [] { return rows_of(linear_format_registry()); },
+      "(name, summary) of every format that linear layers can be quantized to.");
   module.def(
       "supported_backends", [] { return rows_of(backend_registry()); },
       "(name, summary) of every backend.");

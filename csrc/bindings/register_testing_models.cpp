@@ -31,13 +31,15 @@ py::array_t<float> to_numpy(Memory& memory, const Tensor& tensor) {
 class TestModel {
  public:
   TestModel(const std::string& path, const std::string& device, const std::string& isa,
-            const std::string& dtype, int64_t max_model_len, int num_threads, int64_t num_blocks,
-            int64_t block_size, const std::string& kv_dtype, int64_t max_tokens,
-            int64_t max_logit_rows)
+            const std::string& dtype, const std::string& quantization, int64_t max_model_len,
+            int num_threads, int64_t num_blocks, int64_t block_size, const std::string& kv_dtype,
+            int64_t max_tokens, int64_t max_logit_rows)
       : backend_(make_backend(device, {.num_threads = num_threads, .isa = isa})) {
     const Checkpoint checkpoint = open_checkpoint(path);
     const ModelConfig config = read_model_config(checkpoint.config(), max_model_len);
-    model_ = load_model(checkpoint, config, *backend_, resolve_dtype(dtype, checkpoint));
+    model_ = load_model(checkpoint, config, *backend_,
+                        {.dtype = resolve_dtype(dtype, checkpoint),
+                         .integers = resolve_quantization(quantization)});
     arena_ = std::make_unique<Arena>(model_->workspace_bytes(max_tokens, max_logit_rows),
                                      backend_->memory());
     const DType cache_dtype = resolve_dtype(kv_dtype, checkpoint);
@@ -113,11 +115,13 @@ class TestModel {
 void register_testing_models(py::module_& testing) {
   py::class_<TestModel>(testing, "Model")
       .def(py::init<const std::string&, const std::string&, const std::string&, const std::string&,
-                    int64_t, int, int64_t, int64_t, const std::string&, int64_t, int64_t>(),
+                    const std::string&, int64_t, int, int64_t, int64_t, const std::string&, int64_t,
+                    int64_t>(),
            py::arg("path"), py::kw_only(), py::arg("device") = "ref", py::arg("isa") = "",
-           py::arg("dtype") = "auto", py::arg("max_model_len") = 0, py::arg("num_threads") = 1,
-           py::arg("num_blocks") = 64, py::arg("block_size") = 16, py::arg("kv_dtype") = "float32",
-           py::arg("max_tokens") = 512, py::arg("max_logit_rows") = 512)
+           py::arg("dtype") = "auto", py::arg("quantization") = "", py::arg("max_model_len") = 0,
+           py::arg("num_threads") = 1, py::arg("num_blocks") = 64, py::arg("block_size") = 16,
+           py::arg("kv_dtype") = "float32", py::arg("max_tokens") = 512,
+           py::arg("max_logit_rows") = 512)
       .def("forward", &TestModel::forward)
       .def("weights", &TestModel::weights)
       .def("kv_bytes_per_token", &TestModel::kv_bytes_per_token)

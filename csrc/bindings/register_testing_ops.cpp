@@ -181,6 +181,18 @@ LinearWeight pack_linear(Backend& backend, const std::vector<py::array>& parts,
   return backend.pack_linear(views, parse_dtype(dtype));
 }
 
+// The rows [N, K] as integers.
+LinearWeight pack_quantized(Backend& backend, const py::array& rows, const std::string& name) {
+  const ConstTensor view = host_view(rows);
+  const LinearFormat& format = find_linear_format(name);
+  const int64_t k = view.shape[1];
+  check_fits(format, "rows", k);
+  py::gil_scoped_release release;
+  return backend.pack_quantized(format, view.shape[0], k, [&](int64_t i, const QuantizedRow& row) {
+    quantize_row(format, view.as<float>() + i * k, k, row);
+  });
+}
+
 // A copy of the array that stays in the backend's memory.
 DeviceArray to_device(Backend& backend, const py::array& array) {
   const ConstTensor host = host_view(array);
@@ -414,6 +426,13 @@ void register_testing_ops(py::module_& testing) {
   backend.def_property_readonly("name", &Backend::name)
       .def_property_readonly("description", &Backend::description)
       .def("pack_linear", &pack_linear, "parts"_a, "dtype"_a, py::keep_alive<0, 1>())
+      .def("pack_quantized", &pack_quantized, "rows"_a, "format"_a, py::keep_alive<0, 1>())
+      .def(
+          "packed_bytes_quantized",
+          [](const Backend& self, int64_t n, int64_t k, const std::string& format) {
+            return self.packed_bytes(n, k, find_linear_format(format));
+          },
+          "out_features"_a, "in_features"_a, "format"_a)
       .def(
           "packed_bytes",
           [](const Backend& self, int64_t n, int64_t k, const std::string& dtype) {

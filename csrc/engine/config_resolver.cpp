@@ -7,6 +7,7 @@
 #include "core/system.h"
 #include "engine/memory_planner.h"
 #include "kernels/backend_choice.h"
+#include "models/model.h"
 
 namespace llmserve {
 namespace {
@@ -49,6 +50,8 @@ EngineConfig resolve_settings(const ConfigRequest& request, const Checkpoint& ch
   config.model_path = request.model;
   config.device = resolve_backend(request.device);
   config.dtype = resolve_dtype(request.dtype, checkpoint);
+  const LinearFormat* integers = resolve_quantization(request.quantization);
+  if (integers) config.quantization = integers->name;
   config.kv_cache_dtype = resolve_kv_dtype(request.kv_cache_dtype, config.dtype);
   config.num_threads = request.num_threads.value_or(default_num_threads());
   config.seed = request.seed;

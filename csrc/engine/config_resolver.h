@@ -19,6 +19,7 @@ struct ConfigRequest {
   std::string model;
   std::string device = "auto";
   std::string dtype = "auto";  // auto: as the checkpoint stores it (float16 runs as float32)
+  std::string quantization;    // of linear layers; empty: none
   std::string kv_cache_dtype = "auto";   // auto: as dtype
   std::optional<int64_t> max_model_len;  // none: the model's maximum
   int32_t block_size = 16;

@@ -214,15 +214,18 @@ MemoryPlan plan_memory(const ConfigRequest& request) {
   plan.architecture = model.architecture;
   plan.format = checkpoint.format();
   const std::unique_ptr<Backend> backend = make_backend(plan.config.device, {.num_threads = 1});
-  ModelPlan sizes = plan_model(checkpoint, model, *backend,
-                               {.dtype = plan.config.dtype,
-                                .max_tokens = plan.config.scheduler.max_num_batched_tokens,
-                                .max_logit_rows = kMaxLogitRowsAtOnce});
+  ModelPlan sizes =
+      plan_model(checkpoint, model, *backend,
+                 {.format = {.dtype = plan.config.dtype,
+                             .integers = resolve_quantization(plan.config.quantization)},
+                  .max_tokens = plan.config.scheduler.max_num_batched_tokens,
+                  .max_logit_rows = kMaxLogitRowsAtOnce});
   plan.weights = std::move(sizes.weights);
   plan.workspace_bytes =
       sizes.workspace_bytes +
-      backend->scratch_bytes(step_shape(model, plan.config.scheduler.max_num_batched_tokens),
-                             plan.config.num_threads);
+      backend->scratch_bytes(
+          step_shape(model, plan.weights, plan.config.scheduler.max_num_batched_tokens),
+          plan.config.num_threads);
   plan.kv_layers = std::move(sizes.kv_layers);
   plan.memory_utilization = resolve_utilization(request, backend->memory());
   plan.machine = resolve_machine(request, backend->memory());

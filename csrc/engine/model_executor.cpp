@@ -13,7 +13,8 @@ std::unique_ptr<Model> load(const EngineConfig& config, Backend& backend) {
   const Checkpoint checkpoint = open_checkpoint(config.model_path);
   const ModelConfig model_config =
       read_model_config(checkpoint.config(), config.scheduler.max_model_len);
-  return load_model(checkpoint, model_config, backend, config.dtype);
+  return load_model(checkpoint, model_config, backend,
+                    {.dtype = config.dtype, .integers = resolve_quantization(config.quantization)});
 }
 
 int64_t workspace_bytes(const Model& model, const EngineConfig& config) {
@@ -44,7 +45,8 @@ ModelExecutor::ModelExecutor(const EngineConfig& config)
                  "the plan's cache groups are the model's");
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
   restore(MemoryPart::kKvCache);
-  const StepShape shape = step_shape(model_->config(), config_.scheduler.max_num_batched_tokens);
+  const StepShape shape =
+      step_shape(model_->config(), model_->weights(), config_.scheduler.max_num_batched_tokens);
   backend_->reserve_scratch(shape);
   scratch_bytes_ = backend_->scratch_bytes(shape, config_.num_threads);
 }
@@ -120,8 +122,9 @@ void ModelExecutor::check_idle() const {
 }
 
 std::string ModelExecutor::description() const {
-  return concat(model_->config().architecture, " ", name(config_.dtype), " on ",
-                backend_->description());
+  const std::string& integers = config_.quantization;
+  return concat(model_->config().architecture, " ", integers, integers.empty() ? "" : " and ",
+                name(config_.dtype), " on ", backend_->description());
 }
 
 MemoryUse ModelExecutor::memory_use() const {

@@ -22,6 +22,8 @@ struct StepShape {
   int64_t key_dim = 0;          // D
   int64_t value_dim = 0;        // Dv
   int64_t vocab_size = 0;       // V
+  // Of a row of x as integers, the most of all quantized weights (quantized_activation_bytes).
+  int64_t activation_bytes = 0;
 };
 
 class Backend {
@@ -43,6 +45,15 @@ class Backend {
   virtual LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) = 0;
   // Bytes that pack_linear will take, exact.
   virtual int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const = 0;
+
+  // Whether weights of this format can be packed and run.
+  virtual bool can_run(const LinearFormat&) const { return false; }
+  // A weight [N, K] of integers from its rows, which are read once each, by all threads. The format
+  // fits K (check_fits) and can_run().
+  virtual LinearWeight pack_quantized(const LinearFormat& format, int64_t out_features,
+                                      int64_t in_features, const QuantizedRowReader& read);
+  // Bytes that pack_quantized will take, exact.
+  virtual int64_t packed_bytes(int64_t, int64_t, const LinearFormat&) const { return 0; }
 
   // Index of the first NaN or infinity of a contiguous f32, bf16 or f16 tensor in host memory, or
   // -1. At memory speed.
@@ -86,7 +97,7 @@ class Backend {
 
 struct BackendOptions {
   int32_t num_threads = 1;
-  // The best instruction set to use: "generic", "avx2" or "avx512" (cpu only). Empty: the
+  // The best instruction set to use, of cpu_isa_registry() (cpu only). Empty: the
   // environment's LLMSERVE_CPU_ISA, or else the best of the machine.
   std::string isa;
 };

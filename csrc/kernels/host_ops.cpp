@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/float_types.h"
 #include "core/shape_check.h"
+#include "kernels/backend.h"
 
 namespace llmserve {
 namespace {
@@ -55,6 +56,12 @@ void copy_blocks_on_host(const CopyBlocksArgs& args) {
                    part.as<std::byte>() + source * bytes, static_cast<size_t>(bytes));
     }
   }
+}
+
+LinearWeight Backend::pack_quantized(const LinearFormat& format, int64_t, int64_t,
+                                     const QuantizedRowReader&) {
+  throw NotSupported(concat("quantization '", format.name, "' is not supported on device '", name(),
+                            "'; use device='cpu', or no quantization"));
 }
 
 int64_t check_linear_parts(std::span<const ConstTensor> parts, DType dtype) {

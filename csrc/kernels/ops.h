@@ -18,6 +18,7 @@
 
 #include "core/buffer.h"
 #include "core/tensor.h"
+#include "quant/linear_format.h"
 
 namespace llmserve {
 
@@ -75,16 +76,27 @@ struct AddArgs {
 };
 
 // A linear layer's weight in the layout its backend prefers; made once at load by
-// Backend::pack_linear, read-only after.
+// Backend::pack_linear or pack_quantized, read-only after.
 struct LinearWeight {
   int64_t out_features = 0;  // N
   int64_t in_features = 0;   // K
   DType dtype = DType::kF32;
-  Buffer data;  // the backend's own layout
+  const LinearFormat* format = nullptr;  // null: floats of `dtype`
+  Buffer data;                           // the backend's own layout
 };
 
 // out = x W^T (+ bias) (+ out, if accumulate). Each output is one chain of multiply-adds over K in
 // order, so that a row's bits do not depend on M.
+//
+// With a weight of integers, x is rounded to integers as well, each row and group of K for itself:
+// a = max |x| of the group, s = a / 127, q = x * (127 / a) rounded to the nearest integer, ties to
+// even; q and s are 0 where a < 1e-30, and q is 0 and s NaN where a is not finite. Then, with Q the
+// weight's integers less their zero point, and groups g in order, from sum = 0,
+//   sum = sum + (scale[n, g] * s[m, g]) * float(sum_k q[m, k] * Q[n, k])   over k in g
+//   sum = sum - min[n, g] * (s[m, g] * float(sum_k q[m, k]))   where the format has minima
+// each operation rounded to f32, none fused, and out = (sum + bias) + old. Sums of integers are
+// exact, so that every backend gives the same bits. Per-token scales: Dettmers et al. 2022,
+// section 2; groups: Frantar et al. 2022, section 4.
 struct LinearArgs {
   ConstTensor x;  // [M, K]; rows may be strided
   const LinearWeight* weight = nullptr;

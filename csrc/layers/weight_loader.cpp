@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/float_types.h"
+#include "kernels/host_ops.h"
 #include "layers/stored_tensor.h"
 
 namespace llmserve {
@@ -25,6 +26,15 @@ float element(const ConstTensor& tensor, int64_t i) {
   if (tensor.dtype == DType::kF32) return tensor.as<float>()[i];
   const uint16_t bits = tensor.as<uint16_t>()[i];
   return tensor.dtype == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
+void quantize_row(const LinearFormat& format, const ConstTensor& values, const QuantizedRow& row) {
+  const int64_t k = values.num_elements();
+  if (values.dtype == DType::kF32) return quantize_row(format, values.as<float>(), k, row);
+  thread_local std::vector<float> floats;
+  floats.resize(static_cast<size_t>(k));
+  convert_to_f32(values, 0, k, floats.data());
+  quantize_row(format, floats.data(), k, row);
 }
 
 // The same matrix row-major the other way round, in memory of its own.
@@ -70,6 +80,15 @@ std::string_view name(WeightGroup group) {
   static constexpr std::array<std::string_view, kNumWeightGroups> kNames{"embedding", "attention",
                                                                          "mlp", "norm", "lm_head"};
   return kNames[static_cast<size_t>(group)];
+}
+
+WeightLoader::WeightLoader(const Checkpoint& checkpoint, Backend& backend,
+                           const WeightFormat& format, bool load)
+    : checkpoint_(checkpoint), backend_(backend), format_(format), load_(load) {
+  if (format.integers && !backend.can_run(*format.integers))
+    throw NotSupported(concat("quantization '", format.integers->name,
+                              "' is not supported on device '", backend.name(),
+                              "'; use device='cpu', or no quantization"));
 }
 
 int64_t WeightReport::total_bytes() const {
@@ -118,7 +137,7 @@ void WeightLoader::refuse_scaled_f8(const TensorEntry& entry) const {
 // What a checkpoint of the dtype that is asked for would have.
 const TensorEntry& WeightLoader::imagine(std::initializer_list<int64_t> shape) {
   check_internal(!load_, "weights are loaded from files");
-  imagined_ = {.shape = shape, .dtype = dtype_, .num_bytes = size_bytes(dtype_)};
+  imagined_ = {.shape = shape, .dtype = format_.dtype, .num_bytes = size_bytes(format_.dtype)};
   for (const int64_t dim : shape) imagined_.num_bytes *= dim;
   return imagined_;
 }
@@ -137,29 +156,55 @@ void WeightLoader::count(WeightGroup group, int64_t num_bytes) {
   group_bytes_[static_cast<size_t>(group)] += num_bytes;
 }
 
+LinearWeight WeightLoader::plan_linear(WeightGroup group, const std::vector<Part>& parts,
+                                       int64_t in_features) {
+  LinearWeight weight;
+  for (const Part& part : parts) weight.out_features += part.size;
+  weight.in_features = in_features;
+  weight.dtype = format_.dtype;
+  weight.format = format_.integers;
+  const LinearFormat* integers = weight.format;
+  if (!integers) {
+    count(group, backend_.packed_bytes(weight.out_features, in_features, weight.dtype));
+    return weight;
+  }
+  check_fits(*integers, parts[0].name, in_features);
+  count(group, backend_.packed_bytes(weight.out_features, in_features, *integers));
+  activation_bytes_ =
+      std::max(activation_bytes_, quantized_activation_bytes(*integers, in_features));
+  return weight;
+}
+
+LinearWeight WeightLoader::pack(const LinearWeight& planned, std::span<const ConstTensor> views) {
+  if (!planned.format) return backend_.pack_linear(views, planned.dtype);
+  const LinearFormat& format = *planned.format;
+  const int64_t k = planned.in_features;
+  std::vector<int64_t> starts{0};
+  for (const ConstTensor& view : views) starts.push_back(starts.back() + view.shape[0]);
+  return backend_.pack_quantized(
+      format, planned.out_features, k, [&](int64_t n, const QuantizedRow& row) {
+        const auto after = std::upper_bound(starts.begin(), starts.end(), n);
+        const size_t part = static_cast<size_t>(after - starts.begin()) - 1;
+        quantize_row(format, views[part].slice(0, n - starts[part], 1), row);
+      });
+}
+
 LinearWeight WeightLoader::linear(WeightGroup group, const std::vector<Part>& parts,
                                   int64_t in_features, bool is_transposed) {
   std::vector<const TensorEntry*> entries;
-  int64_t out_features = 0;
   for (const Part& part : parts) {
     check_internal(!is_transposed || part.of == 0, "transposed tensors are taken whole");
     entries.push_back(is_transposed ? &find(part.name, {in_features, part.size})
                                     : &find(part.name, {part.num_rows(), in_features}));
-    out_features += part.size;
   }
-  if (!load_) {
-    count(group, backend_.packed_bytes(out_features, in_features, dtype_));
-    LinearWeight weight;
-    weight.out_features = out_features;
-    weight.in_features = in_features;
-    weight.dtype = dtype_;
-    return weight;
-  }
+  LinearWeight planned = plan_linear(group, parts, in_features);
+  if (!load_) return planned;
   std::vector<ConstTensor> views;
   std::vector<Buffer> copies(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
     const RowRange rows = is_transposed ? RowRange{} : RowRange{parts[i].begin, parts[i].size};
-    ConstTensor view = host_values(checkpoint_, *entries[i], dtype_, backend_, copies[i], rows);
+    ConstTensor view =
+        host_values(checkpoint_, *entries[i], format_.dtype, backend_, copies[i], rows);
     check_finite(*entries[i], view, parts[i].begin * in_features);
     if (is_transposed) {
       Buffer turned;
@@ -168,8 +213,7 @@ LinearWeight WeightLoader::linear(WeightGroup group, const std::vector<Part>& pa
     }
     views.push_back(view);
   }
-  LinearWeight weight = backend_.pack_linear(views, dtype_);
-  count(group, weight.data.num_bytes());
+  LinearWeight weight = pack(planned, views);
   for (const TensorEntry* entry : entries)
     checkpoint_.file(*entry)->release(entry->offset, entry->num_bytes);
   return weight;
@@ -201,12 +245,12 @@ VectorWeight WeightLoader::vector(WeightGroup group, const std::vector<Part>& pa
 TableWeight WeightLoader::table(WeightGroup group, const std::string& name, int64_t rows,
                                 int64_t columns) {
   const TensorEntry& entry = find(name, {rows, columns});
-  count(group, value_bytes(checkpoint_, entry, dtype_));
+  count(group, value_bytes(checkpoint_, entry, format_.dtype));
   const bool is_mapped = !checkpoint_.has_tensors() || is_in_place(checkpoint_, entry);
   if (is_mapped && backend_.memory().is_host()) mapped_bytes_ += entry.num_bytes;
   if (!load_) return TableWeight();
   TableWeight table;
-  table.view = host_values(checkpoint_, entry, dtype_, backend_, table.copy);
+  table.view = host_values(checkpoint_, entry, format_.dtype, backend_, table.copy);
   check_finite(entry, table.view);
   if (!backend_.memory().is_host()) {
     Buffer on_device;
@@ -223,6 +267,7 @@ WeightReport WeightLoader::report() const {
   WeightReport report;
   report.group_bytes = group_bytes_;
   report.mapped_bytes = mapped_bytes_;
+  report.activation_bytes = activation_bytes_;
   for (const TensorEntry& entry : checkpoint_.tensors()) {
     if (!used_.contains(entry.name) && !follows_from_config(entry.name))
       report.unused_tensors.push_back(entry.name);

@@ -24,6 +24,9 @@ std::string_view name(WeightGroup group);
 struct WeightReport {
   std::array<int64_t, kNumWeightGroups> group_bytes{};  // by WeightGroup
   int64_t mapped_bytes = 0;  // of them, read in place from the file: page cache, not memory
+  // A row of activations as integers, beside the linear layer where it takes most; 0 if none runs
+  // on integers.
+  int64_t activation_bytes = 0;
   std::vector<std::string> unused_tensors;  // in the checkpoint, asked for by no layer; sorted
   int64_t total_bytes() const;
 };
@@ -45,6 +48,12 @@ struct VectorWeight {
   }
 };
 
+// What weights are kept as.
+struct WeightFormat {
+  DType dtype = DType::kF32;               // kF32 or kBF16
+  const LinearFormat* integers = nullptr;  // of linear layers, the head included; null: dtype
+};
+
 // Every method finds a tensor (by its name, or without the name's first word: base models are saved
 // without "model." or "transformer."), checks dtype and shape, counts its bytes under `group` and,
 // when loading, brings it to the backend's memory, refuses NaN and infinity and lets go of the
@@ -52,11 +61,12 @@ struct VectorWeight {
 //
 // When planning (`load` false) it does all but read: the weights come back with their sizes and no
 // data. So one piece of code builds a model and says what it will take. A checkpoint without
-// tensors has every tensor that is asked for, stored as `dtype`.
+// tensors has every tensor that is asked for, stored as the format's dtype.
 class WeightLoader {
  public:
-  WeightLoader(const Checkpoint& checkpoint, Backend& backend, DType dtype, bool load)
-      : checkpoint_(checkpoint), backend_(backend), dtype_(dtype), load_(load) {}
+  // Throws NotSupported if the backend cannot run the format.
+  WeightLoader(const Checkpoint& checkpoint, Backend& backend, const WeightFormat& format,
+               bool load);
 
   // A tensor, or some rows of one that holds several weights.
   struct Part {
@@ -93,13 +103,17 @@ class WeightLoader {
   // `first` is the place of the tensor's first element in the entry.
   void check_finite(const TensorEntry& entry, const ConstTensor& tensor, int64_t first = 0);
   void count(WeightGroup group, int64_t num_bytes);
+  // The weight's sizes and format, counted, without its data.
+  LinearWeight plan_linear(WeightGroup group, const std::vector<Part>& parts, int64_t in_features);
+  LinearWeight pack(const LinearWeight& planned, std::span<const ConstTensor> views);
 
   const Checkpoint& checkpoint_;
   Backend& backend_;
-  DType dtype_;
+  WeightFormat format_;
   bool load_;
   std::array<int64_t, kNumWeightGroups> group_bytes_{};
   int64_t mapped_bytes_ = 0;
+  int64_t activation_bytes_ = 0;
   std::unordered_set<std::string> used_;
   TensorEntry imagined_;
 };

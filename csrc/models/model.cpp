@@ -45,19 +45,24 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint) {
 }
 
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
-                                  Backend& backend, DType dtype) {
-  WeightLoader weights(checkpoint, backend, dtype, /*load=*/true);
+                                  Backend& backend, const WeightFormat& format) {
+  WeightLoader weights(checkpoint, backend, format, /*load=*/true);
   return find_architecture(config.architecture, "ModelConfig").build(config, weights);
 }
 
-StepShape step_shape(const ModelConfig& config, int64_t max_tokens) {
+const LinearFormat* resolve_quantization(std::string_view name) {
+  return name.empty() ? nullptr : &find_linear_format(name);
+}
+
+StepShape step_shape(const ModelConfig& config, const WeightReport& weights, int64_t max_tokens) {
   return {.max_tokens = max_tokens,
           .max_in_features = std::max(
               {config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim}),
           .group = config.num_heads / config.num_kv_heads,
           .key_dim = config.head_dim,
           .value_dim = config.head_dim,
-          .vocab_size = config.vocab_size};
+          .vocab_size = config.vocab_size,
+          .activation_bytes = weights.activation_bytes};
 }
 
 ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Backend& backend,
@@ -65,7 +70,7 @@ ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Ba
   if (options.max_tokens < 1 || options.max_logit_rows < 1)
     throw InvalidArgument(concat("max_tokens and max_logit_rows: expected at least 1, got ",
                                  options.max_tokens, " and ", options.max_logit_rows));
-  WeightLoader weights(checkpoint, backend, options.dtype, /*load=*/false);
+  WeightLoader weights(checkpoint, backend, options.format, /*load=*/false);
   const std::unique_ptr<Model> model =
       find_architecture(config.architecture, "ModelConfig").build(config, weights);
   const std::span<const KvLayerSpec> kv_layers = model->kv_layers();

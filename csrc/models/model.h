@@ -89,14 +89,17 @@ const ArchitectureRow& find_architecture(std::string_view name, std::string_view
 // weights. Others: "float32", "bfloat16". Throws InvalidArgument.
 DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint);
 
-// Reads and packs all weights as `dtype` (kF32 or kBF16). The model keeps what it needs of the
+// Reads and packs all weights in the given format. The model keeps what it needs of the
 // mapping; the checkpoint may go. Throws CorruptFile (absent, mis-shaped or non-finite tensors:
 // file, tensor, expected, got), ResourceExhausted.
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
-                                  Backend& backend, DType dtype);
+                                  Backend& backend, const WeightFormat& format);
+
+// None for "": what LLM(quantization=...) names. Throws NotSupported that lists the names.
+const LinearFormat* resolve_quantization(std::string_view name);
 
 // For Backend::reserve_scratch, of steps of at most max_tokens.
-StepShape step_shape(const ModelConfig& config, int64_t max_tokens);
+StepShape step_shape(const ModelConfig& config, const WeightReport& weights, int64_t max_tokens);
 
 // The bytes that load_model and a step will take, exactly, from the config and the tensor list
 // alone: nothing is loaded. Throws as load_model does, but for non-finite values, and
@@ -108,7 +111,7 @@ struct ModelPlan {
   int64_t workspace_bytes = 0;
 };
 struct ModelPlanOptions {
-  DType dtype = DType::kF32;
+  WeightFormat format;
   DType kv_cache_dtype = DType::kF32;
   int64_t max_tokens = 2048;     // a step
   int64_t max_logit_rows = 256;  // a step

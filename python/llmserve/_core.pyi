@@ -142,6 +142,7 @@ class EngineConfig:
     model_path: str
     device: str
     dtype: str
+    quantization: str
     kv_cache_dtype: str
     num_threads: int
     seed: int
@@ -157,6 +158,7 @@ class ConfigRequest:
     model: str
     device: str
     dtype: str
+    quantization: str
     kv_cache_dtype: str
     max_model_len: int | None
     block_size: int
@@ -727,6 +729,7 @@ def inspect_checkpoint(
     *,
     device: str = "cpu",
     dtype: str = "auto",
+    quantization: str = "",
     kv_cache_dtype: str = "auto",
     max_model_len: int = 0,
     max_tokens: int = 2048,
@@ -737,5 +740,6 @@ def read_gguf_metadata(path: str, prefix: str) -> dict[str, Any]: ...
 def supported_architectures() -> list[tuple[str, str]]: ...
 def supported_checkpoint_formats() -> list[tuple[str, str]]: ...
 def supported_quant_formats() -> list[tuple[str, str]]: ...
+def supported_quantizations() -> list[tuple[str, str]]: ...
 def supported_backends() -> list[tuple[str, str]]: ...
 def supported_policies() -> list[tuple[str, str]]: ...

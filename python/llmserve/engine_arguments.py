@@ -17,7 +17,6 @@ from llmserve.arguments import (
 
 # Arguments of features that are not there yet, and what they may be.
 _NOT_THERE_YET: Mapping[str, object] = {
-    "quantization": None,
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
     "hf_overrides": None,
@@ -40,6 +39,7 @@ class EngineArguments:
 
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     seed: int = 0
@@ -74,6 +74,9 @@ class EngineArguments:
             model=str(model),
             device=text("device", self.device),
             dtype=text("dtype", self.dtype),
+            quantization=(
+                "" if self.quantization is None else text("quantization", self.quantization)
+            ),
             kv_cache_dtype=text("kv_cache_dtype", self.kv_cache_dtype),
             max_model_len=optional_integer("max_model_len", self.max_model_len, 2, INT64_MAX),
             block_size=integer("block_size", self.block_size, 1),

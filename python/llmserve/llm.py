@@ -40,8 +40,12 @@ class LLM(LLMBase):
     on the Hugging Face Hub (`pip install 'llmserve[hub]'`), of which revision is a branch, tag or
     commit and download_dir the cache. tokenizer: another folder with a tokenizer, or its file
     (tokenizer.json, tekken.json, tokenizer.model, *.tiktoken, *.gguf). dtype: "auto" (as the
-    checkpoint), "float32" or "bfloat16". device: "auto" (a GPU where there is one), "cuda", "cpu"
-    or "ref" (the slow reference). max_model_len: tokens of prompt
+    checkpoint), "float32" or "bfloat16". quantization: what linear layers and the head are rounded
+    to while they are loaded: "int8" (a scale an output channel), "int4" (groups of 128) or
+    "int4-g32", both also "-asym" (with a minimum a group); activations are then rounded to 8 bits,
+    a token and group at a time. By default blocks of a GGUF file run that way as they are, "none"
+    dequantizes them; other weights are not rounded. device: "auto" (a GPU where there is one),
+    "cuda", "cpu" or "ref" (the slow reference). max_model_len: tokens of prompt
     and output together, by default the model's maximum. The KV cache takes num_gpu_blocks_override
     blocks of block_size tokens, or kv_cache_memory_bytes, or what gpu_memory_utilization of the
     memory at hand leaves for it (by default half on the CPU). max_num_batched_tokens and

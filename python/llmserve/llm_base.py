@@ -44,7 +44,7 @@ class LLMBase:
         *,
         tokenizer: str | os.PathLike[str] | None = None,
         dtype: str = "auto",
-        quantization: None = None,
+        quantization: str | None = None,
         device: str = "auto",
         max_model_len: int | None = None,
         seed: int = 0,
@@ -81,7 +81,6 @@ class LLMBase:
         refuse_what_is_not_there(
             type(self).__name__,
             {
-                "quantization": quantization,
                 "tensor_parallel_size": tensor_parallel_size,
                 "pipeline_parallel_size": pipeline_parallel_size,
                 "hf_overrides": hf_overrides,
@@ -99,6 +98,7 @@ class LLMBase:
         arguments = EngineArguments(
             device=device,
             dtype=dtype,
+            quantization=quantization,
             kv_cache_dtype=kv_cache_dtype,
             max_model_len=max_model_len,
             seed=seed,

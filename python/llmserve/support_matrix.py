@@ -57,13 +57,17 @@ def _lines(ticks: Mapping[str, Sequence[str]]) -> Iterator[str]:
         "in the file",
         _core.supported_quant_formats(),
     )
+    yield from _table(
+        "Quantization at load", "`LLM(quantization=...)`", _core.supported_quantizations()
+    )
     yield from _table("Devices", "`LLM(device=...)`", _core.supported_backends())
     yield from _table(
         "Scheduling policies", "`LLM(scheduling_policy=...)`", _core.supported_policies()
     )
     yield "## Data types\n"
     yield "Weights and KV cache in memory: float32, bfloat16. What a file stores otherwise is"
-    yield 'converted when it is loaded; `dtype="auto"` makes float16 float32, blocks bfloat16.\n'
+    yield 'converted when it is loaded; `dtype="auto"` makes float16 float32, blocks bfloat16.'
+    yield "Linear layers and the head also run on 8-bit and 4-bit integers, on `cpu` and `ref`.\n"
     yield _POSITIONS
     yield _TEXT
 

@@ -58,13 +58,16 @@ def run(llm: LLM, order: Sequence[int] | None = None) -> list[Result]:
     return [result(by_request[i]) for i in range(len(PROMPTS))]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8", "int4-g32"])
 def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 def make_llm(dtype: str, **options: object) -> LLM:
     defaults = {"max_model_len": 256, "num_gpu_blocks_override": 512, "num_threads": 1}
+    if dtype.startswith("int"):
+        wide = checkpoint("llama", hidden_size=64, intermediate_size=96)  # whole groups
+        return LLM(str(wide), quantization=dtype, **{**defaults, **options})
     return LLM(str(checkpoint("llama")), dtype=dtype, **{**defaults, **options})
 
 

@@ -307,7 +307,12 @@ BAD_SETTINGS = [
         "LLM has no argument 'max_modellen'; did you mean 'max_model_len'",
     ),
     ({"tensor_parallel_size": 2}, NotSupported, "LLM: tensor_parallel_size=2 is not supported yet"),
-    ({"quantization": "awq"}, NotSupported, "LLM: quantization='awq' is not supported yet"),
+    (
+        {"quantization": "int3"},
+        NotSupported,
+        "quantization 'int3' is not supported; use one of: int8, int4, int4-g32, int4-asym",
+    ),
+    ({"quantization": 8}, InvalidArgument, "quantization must be a string, got 8"),
     ({"trust_remote_code": True}, NotSupported, "LLM: trust_remote_code=True"),
     ({"enable_lora": True}, NotSupported, "LLM: enable_lora=True"),
     ({"speculative_config": {"model": "x"}}, NotSupported, "LLM: speculative_config="),

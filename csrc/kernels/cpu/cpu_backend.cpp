@@ -37,14 +37,24 @@ std::string CpuBackend::description() const {
   return concat("cpu/", isa_.name, ", ", threads, threads == 1 ? " thread" : " threads");
 }
 
-int64_t CpuBackend::scratch_bytes(const StepShape& shape, int num_threads) const {
+int64_t CpuBackend::thread_scratch_bytes(const StepShape& shape) const {
   int64_t floats = 3 * shape.vocab_size;  // of sample()
   // A few rows may take more than many, see linear.inc.
   for (int64_t m = 1; m <= shape.max_tokens; ++m)
     floats = std::max(floats, kernels_.linear_scratch_floats(m, shape.max_in_features));
-  const int64_t thread_bytes = std::max(floats * static_cast<int64_t>(sizeof(float)),
-                                        attention_scratch_bytes(shape.max_tokens, shape));
-  return num_threads * thread_bytes + attention_partial_bytes(num_threads);
+  return std::max(floats * static_cast<int64_t>(sizeof(float)),
+                  attention_scratch_bytes(shape.max_tokens, shape));
+}
+
+int64_t CpuBackend::scratch_bytes(const StepShape& shape, int num_threads) const {
+  return num_threads * thread_scratch_bytes(shape) + attention_partial_bytes(num_threads) +
+         shape.max_tokens * shape.activation_bytes;
+}
+
+void CpuBackend::reserve_scratch(const StepShape& shape) {
+  reserve_scratch(thread_scratch_bytes(shape));
+  const int64_t bytes = shape.max_tokens * shape.activation_bytes;
+  if (integers_.num_bytes() < bytes) integers_ = Buffer(bytes);
 }
 
 void CpuBackend::reserve_scratch(int64_t bytes) {

@@ -21,15 +21,19 @@ class CpuBackend final : public Backend {
   // Panels as described in kernel_table.h.
   LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) override;
   int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const override;
+  // Panels of integers, as in kernel_table.h.
+  bool can_run(const LinearFormat&) const override { return true; }
+  LinearWeight pack_quantized(const LinearFormat& format, int64_t out_features, int64_t in_features,
+                              const QuantizedRowReader& read) override;
+  int64_t packed_bytes(int64_t out_features, int64_t in_features,
+                       const LinearFormat& format) const override;
   int64_t first_non_finite(const ConstTensor& tensor) override;
   void run_on_host_threads(int64_t count, int64_t grain,
                            const std::function<void(int64_t, int64_t)>& work) override {
     pool_.parallel_for(count, grain, [&](int64_t begin, int64_t end, int) { work(begin, end); });
   }
   int64_t scratch_bytes(const StepShape& shape, int num_threads) const override;
-  void reserve_scratch(const StepShape& shape) override {
-    reserve_scratch(scratch_bytes(shape, 1));
-  }
+  void reserve_scratch(const StepShape& shape) override;
 
   // Panels, where paged_attention need not copy the cache to read it.
   KeyLayout key_layout(int64_t block_size, int64_t key_dim, int64_t value_dim,
@@ -56,6 +60,8 @@ class CpuBackend final : public Backend {
   // A thread's own working memory of at least this many bytes; grows, and then stays.
   std::byte* scratch(int thread_idx) const { return scratch_[thread_idx].data(); }
   void reserve_scratch(int64_t bytes);
+  int64_t thread_scratch_bytes(const StepShape& shape) const;
+  void quantized_linear(const LinearArgs& args);
   int64_t attention_scratch_bytes(int64_t max_item_tokens, const StepShape& shape) const;
   static int64_t attention_partial_bytes(int num_threads);
 
@@ -70,6 +76,7 @@ class CpuBackend final : public Backend {
   const cpu::KernelTable& kernels_;
   ThreadPool pool_;
   std::vector<Buffer> scratch_;  // one a thread
+  Buffer integers_;              // the rows of x as integers, of all threads
   std::vector<cpu::AttentionItem> items_;
   struct SplitItem {
     cpu::AttentionItem item;  // its partial is that of its first span

@@ -29,10 +29,12 @@ bool can_run_avx512() {
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq");
 }
+bool can_run_avx512_vnni() { return can_run_avx512() && __builtin_cpu_supports("avx512vnni"); }
 #endif
 
 constexpr CpuIsa kRegistry[] = {
 #ifdef LLMSERVE_X86
+    {"avx512_vnni", &can_run_avx512_vnni, &cpu::avx512_vnni::kTable},
     {"avx512", &can_run_avx512, &cpu::avx512::kTable},
     {"avx2", &can_run_avx2, &cpu::avx2::kTable},
 #endif

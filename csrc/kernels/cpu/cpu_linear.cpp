@@ -117,7 +117,10 @@ int64_t CpuBackend::packed_bytes(int64_t out_features, int64_t in_features, DTyp
 LinearWeight CpuBackend::pack_linear(std::span<const ConstTensor> parts, DType dtype) {
   const int64_t n = check_linear_parts(parts, dtype);
   const int64_t k = parts[0].shape[1];
-  LinearWeight weight{n, k, dtype, Buffer(packed_bytes(n, k, dtype))};
+  LinearWeight weight{.out_features = n,
+                      .in_features = k,
+                      .dtype = dtype,
+                      .data = Buffer(packed_bytes(n, k, dtype))};
   const StackedRows rows(parts);
   const int64_t panel_bytes = packed_bytes(kPanelWidth, k, dtype);
   pool_.parallel_for(num_panels(n), 1, [&](int64_t begin, int64_t end, int) {
@@ -155,6 +158,7 @@ void CpuBackend::linear(const LinearArgs& args) {
   const LinearWeight& weight = *args.weight;
   const int64_t m = args.x.shape[0];
   if (m == 0) return;
+  if (weight.format) return quantized_linear(args);
   reserve_scratch(kernels_.linear_scratch_floats(m, weight.in_features) *
                   static_cast<int64_t>(sizeof(float)));
   // Four panels are what a single row does at once.

@@ -40,6 +40,45 @@ struct LinearPart {
   float* scratch;  // linear_scratch_floats of the table
 };
 
+// A group of a row of x as integers.
+struct IntegerGroup {
+  float scale;
+  float scaled_sum;  // scale * float(sum)
+  int32_t sum;
+};
+
+// The layout of a quantized weight: panels of kPanelWidth columns. A panel is its integers, then
+// its scales [groups][16] and minima [groups][16], each f32 or f16, padded to whole cache lines.
+// Integers of 8 bits lie as [ceil(K / 4)][16][4], K in quads as the dot products of bytes take
+// them; those of 4 bits as [K / 8][16][4], a byte's low half of one quad and the high half of the
+// next.
+struct QuantizedLayout {
+  bool is_4_bit;
+  bool has_f16_scales;
+  bool has_min;
+  int32_t zero_point;
+  int64_t num_groups;
+  int64_t group_size;    // the whole K where there is one group; a multiple of 32 if 4 bits
+  int64_t scales_begin;  // bytes from the panel's begin
+  int64_t mins_begin;
+  int64_t panel_bytes;
+};
+
+// One thread's share of a linear layer over integers.
+struct QuantizedPart {
+  QuantizedLayout layout;
+  const int8_t* x;  // [m, k] as integers, zero-padded to whole quads
+  int64_t x_stride;
+  const IntegerGroup* groups;  // [m, num_groups]
+  int64_t m, n;
+  const uint8_t* weight;
+  const float* bias;  // [n] or null
+  float* out;         // [m, n], row stride out_stride
+  int64_t out_stride;
+  bool accumulate;
+  int64_t panel_begin, panel_end;
+};
+
 struct AttentionCall {
   const float* q;
   int64_t q_token_stride, q_head_stride;
@@ -77,6 +116,9 @@ struct KernelTable {
   // Matrix products. Each output is one chain of fma over k in order, then + bias, then + old.
   int64_t (*linear_scratch_floats)(int64_t m, int64_t k);
   void (*linear)(const LinearPart* part);
+  // One row of x [k] as integers: kernels/ops.h, LinearArgs. q has room for whole quads.
+  void (*round_row)(const float* x, int64_t k, int64_t group_size, int8_t* q, IntegerGroup* groups);
+  void (*quantized_linear)(const QuantizedPart* part);
 
   // Eight columns of a panel: to[16 * i + r] = word i of row r, for i < count. A word is an f32 or
   // a pair of bf16; rows may be unaligned.
@@ -135,6 +177,9 @@ namespace avx2 {
 extern const KernelTable kTable;
 }
 namespace avx512 {
+extern const KernelTable kTable;
+}
+namespace avx512_vnni {
 extern const KernelTable kTable;
 }
 

@@ -102,7 +102,10 @@ int64_t CudaBackend::packed_bytes(int64_t out_features, int64_t in_features, DTy
 LinearWeight CudaBackend::pack_linear(std::span<const ConstTensor> parts, DType dtype) {
   const int64_t n = check_linear_parts(parts, dtype);
   const int64_t k = parts[0].shape[1];
-  LinearWeight weight{n, k, dtype, Buffer(packed_bytes(n, k, dtype), memory_)};
+  LinearWeight weight{.out_features = n,
+                      .in_features = k,
+                      .dtype = dtype,
+                      .data = Buffer(packed_bytes(n, k, dtype), memory_)};
   std::byte* to = weight.data.data();
   for (const ConstTensor& part : parts) {
     if (part.dtype == dtype) {

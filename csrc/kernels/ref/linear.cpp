@@ -12,7 +12,10 @@ int64_t RefBackend::packed_bytes(int64_t out_features, int64_t in_features, DTyp
 LinearWeight RefBackend::pack_linear(std::span<const ConstTensor> parts, DType dtype) {
   const int64_t n = check_linear_parts(parts, dtype);
   const int64_t k = parts[0].shape[1];
-  LinearWeight weight{n, k, dtype, Buffer(packed_bytes(n, k, dtype))};
+  LinearWeight weight{.out_features = n,
+                      .in_features = k,
+                      .dtype = dtype,
+                      .data = Buffer(packed_bytes(n, k, dtype))};
   std::byte* to = weight.data.data();
   for (const ConstTensor& part : parts) {
     if (dtype == DType::kF32)
@@ -27,6 +30,7 @@ LinearWeight RefBackend::pack_linear(std::span<const ConstTensor> parts, DType d
 void RefBackend::linear(const LinearArgs& args) {
   validate(args);
   const LinearWeight& weight = *args.weight;
+  if (weight.format) return quantized_linear(args);
   const auto* w_f32 = reinterpret_cast<const float*>(weight.data.data());
   const auto* w_bf16 = reinterpret_cast<const uint16_t*>(weight.data.data());
   for (int64_t m = 0; m < args.x.shape[0]; ++m) {

@@ -13,6 +13,12 @@ class RefBackend final : public Backend {
 
   LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) override;
   int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const override;
+  // Every format, as row-major [N, K] bytes, then scales and minima [N, groups].
+  bool can_run(const LinearFormat&) const override { return true; }
+  LinearWeight pack_quantized(const LinearFormat& format, int64_t out_features, int64_t in_features,
+                              const QuantizedRowReader& read) override;
+  int64_t packed_bytes(int64_t out_features, int64_t in_features,
+                       const LinearFormat& format) const override;
   int64_t first_non_finite(const ConstTensor& tensor) override;
 
   void embedding(const EmbeddingArgs& args) override;
@@ -31,6 +37,9 @@ class RefBackend final : public Backend {
   void cap_logits(const CapLogitsArgs& args) override;
   void gather_rows(const GatherRowsArgs& args) override;
   void sample(const SampleArgs& args) override;
+
+ private:
+  void quantized_linear(const LinearArgs& args);
 };
 
 std::unique_ptr<Backend> make_ref_backend(const BackendOptions& options);

@@ -25,6 +25,7 @@ runs: no program is faster. share_of_bound is what was reached of it.
 # Arguments of LLM that a benchmark passes on: flag, type.
 _ENGINE_OPTIONS = (
     ("dtype", str),
+    ("quantization", str),
     ("kv_cache_dtype", str),
     ("device", str),
     ("max_model_len", int),

@@ -7,6 +7,7 @@ from typing import Any
 
 from llmserve import _core
 from llmserve.cli.inspect_text import text_report
+from llmserve.cli.options import add_quantization
 from llmserve.model_files import find_checkpoint, text_source
 from llmserve.units import human_bytes
 
@@ -30,6 +31,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("model", metavar="MODEL", help="checkpoint directory, or Hub id")
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the Hub")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
+    add_quantization(parser)
     parser.add_argument("--kv-cache-dtype", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
@@ -39,7 +41,10 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     checkpoint = find_checkpoint(options.model, options.revision)
     report = _core.inspect_checkpoint(
-        str(checkpoint), dtype=options.dtype, kv_cache_dtype=options.kv_cache_dtype
+        str(checkpoint),
+        dtype=options.dtype,
+        quantization=options.quantization or "",
+        kv_cache_dtype=options.kv_cache_dtype,
     )
     report["text"] = text_report(text_source(checkpoint))
     if options.json:
@@ -69,7 +74,8 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         f"files          {report['num_files']} with {len(report['tensors'])} tensors, "
         f"{human_bytes(report['file_bytes'])}"
     )
-    yield f"in memory      {human_bytes(plan['total_bytes'])} of weights in {plan['dtype']}"
+    kept = f"{plan['quantization']} and {plan['dtype']}" if plan["quantization"] else plan["dtype"]
+    yield f"in memory      {human_bytes(plan['total_bytes'])} of weights in {kept}"
     for name, num_bytes in plan["group_bytes"].items():
         yield f"  {name:<12} {human_bytes(num_bytes)}"
     yield (

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 
+from llmserve import _core
 from llmserve.llm import LLM
 from llmserve.outputs import RequestOutput
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
@@ -21,9 +22,16 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """How the model is loaded."""
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the Hub")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
+    add_quantization(parser)
     parser.add_argument("--device", default="auto", help="auto, cuda, cpu or ref (slow reference)")
     parser.add_argument("--max-model-len", type=int, metavar="N", help="prompt and output together")
     parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
+
+
+def add_quantization(parser: argparse.ArgumentParser) -> None:
+    """What linear layers are rounded to."""
+    names = ", ".join(name for name, _ in _core.supported_quantizations())
+    parser.add_argument("--quantization", metavar="NAME", help=f"round weights to {names}")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +50,7 @@ def load_model(options: argparse.Namespace, model: object, **arguments: object) 
         model,  # type: ignore[arg-type]  # LLM checks it
         revision=options.revision,
         dtype=options.dtype,
+        quantization=options.quantization,
         device=options.device,
         max_model_len=options.max_model_len,
         num_threads=options.threads,

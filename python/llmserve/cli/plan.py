@@ -31,6 +31,7 @@ _EXAMPLES = """examples:
 # Arguments of LLM that change a plan: flag, type, help.
 _ENGINE_OPTIONS = (
     ("dtype", str, "auto, float32 or bfloat16"),
+    ("quantization", str, "int8, int4 …: round weights while they are loaded"),
     ("kv_cache_dtype", str, "auto, float32 or bfloat16"),
     ("device", str, "auto, cuda, cpu or ref"),
     ("max_model_len", int, "prompt and output together (default: the model's)"),

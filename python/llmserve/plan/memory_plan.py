@@ -65,6 +65,7 @@ class MemoryPlan:
     architecture: str
     device: str
     dtype: str
+    quantization: str | None
     kv_cache_dtype: str
     num_threads: int
     max_model_len: int
@@ -118,7 +119,9 @@ class MemoryPlan:
 
     def _summary(self) -> str:
         lines = [
-            f"{self.architecture} in {self.dtype} on {self.device}, {self.num_threads} threads",
+            f"{self.architecture} in "
+            + (f"{self.quantization} and " if self.quantization else "")
+            + f"{self.dtype} on {self.device}, {self.num_threads} threads",
             f"weights        {human_bytes(self.weight_bytes)}, of them "
             f"{human_bytes(self.mapped_bytes)} mapped from the file",
             *(f"  {group.name:<12} {human_bytes(group.num_bytes)}" for group in self.weights),
@@ -165,6 +168,7 @@ def plan_memory(
         architecture=core.architecture,
         device=config.device,
         dtype=config.dtype,
+        quantization=config.quantization or None,
         kv_cache_dtype=config.kv_cache_dtype,
         num_threads=config.num_threads,
         max_model_len=config.scheduler.max_model_len,

@@ -34,6 +34,7 @@ ENGINE_OPTIONS = (
     Option("tokenizer", str, "another folder with a tokenizer.json"),
     Option("revision", str, "branch, tag or commit on the Hub"),
     Option("dtype", str, "auto, float32 or bfloat16"),
+    Option("quantization", str, "int8, int4 …: round weights while they are loaded"),
     Option("device", str, "auto, cpu or ref (slow reference)"),
     Option("max_model_len", int, "prompt and output together, in tokens"),
     Option("num_threads", int, "default: all cores"),

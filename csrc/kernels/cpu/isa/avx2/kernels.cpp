@@ -39,6 +39,43 @@ inline Vec v_load(const uint16_t* p) {
 inline float v_sum(Vec x) { return fold_sum(x); }
 inline float v_largest(Vec x) { return fold_max(x); }
 
+// 8 sums, 2 weight vectors with their magnitudes, and 4 for a broadcast, ones and products.
+constexpr int kQuantizedRows = 4;
+inline Vec v_load_f16(const uint8_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+}
+typedef __m256i Quads;
+inline Quads q_load(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+inline Quads q_splat(const int8_t* p) {
+  int32_t quad;
+  memcpy(&quad, p, sizeof(quad));
+  return _mm256_set1_epi32(quad);
+}
+inline Quads q_low(Quads x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+inline Quads q_high(Quads x) { return q_low(_mm256_srli_epi16(x, 4)); }
+// Products of bytes are summed in pairs of 16 bits with saturation: 2 * 128 * 127 is below it, so
+// that magnitudes times x with the weight's sign are exact.
+struct SignedQuads {
+  Quads value;
+  Quads magnitude;
+};
+constexpr int32_t kSignedOffset = 0;
+inline SignedQuads q_signed(Quads x) { return {x, _mm256_abs_epi8(x)}; }
+inline IVec dot_signed(IVec sum, const SignedQuads& w, Quads x) {
+  const Quads pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(x, w.value));
+  return sum + (IVec)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+// 8 times 2 * 15 * 127 fits 16 bits.
+struct NibbleSums {
+  Quads pairs;
+};
+inline NibbleSums dot_nibbles(NibbleSums sums, Quads w, Quads x) {
+  return {_mm256_add_epi16(sums.pairs, _mm256_maddubs_epi16(w, x))};
+}
+inline IVec fold(IVec sum, NibbleSums sums) {
+  return sum + (IVec)_mm256_madd_epi16(sums.pairs, _mm256_set1_epi16(1));
+}
+
 #include "kernels/cpu/kernels.inc"
 
 }  // namespace

@@ -1,4 +1,4 @@
-// AVX-512 F, BW, VL, DQ: 16 lanes, 32 registers.
+// AVX-512 F, BW, VL, DQ without the dot products of bytes.
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -9,34 +9,31 @@
 namespace llmserve::cpu::avx512 {
 namespace {
 
-constexpr int kLanes = 16;
-// 24 sums (6 rows x 64 columns), 4 weight vectors, a broadcast and a mask.
-constexpr int kRegisters = 32;
-constexpr int kRowTile = 6;
-#include "kernels/cpu/lanes.inc"
-#include "kernels/cpu/x86.inc"
+#include "kernels/cpu/avx512.inc"
 
-inline Vec v_fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
-inline Vec v_max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
-inline Vec v_min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
-inline bool v_any_greater(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
-// The products of the even lanes, and of the odd ones, then their halves side by side.
-inline void u_mul_wide(UVec a, uint32_t b, UVec* high, UVec* low) {
-  const __m512i factor = _mm512_set1_epi32((int)b);
-  const __m512i even = _mm512_mul_epu32((__m512i)a, factor);
-  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64((__m512i)a, 32), factor);
-  *high = (UVec)_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
-  *low = a * u_splat(b);
+// Products of bytes are summed in pairs of 16 bits with saturation: 2 * 128 * 127 is below it, so
+// that magnitudes times x with the weight's sign are exact.
+struct SignedQuads {
+  Quads magnitude;
+  __mmask64 is_negative;
+};
+constexpr int32_t kSignedOffset = 0;
+inline SignedQuads q_signed(Quads x) { return {_mm512_abs_epi8(x), _mm512_movepi8_mask(x)}; }
+inline IVec dot_signed(IVec sum, const SignedQuads& w, Quads x) {
+  const Quads turned = _mm512_mask_sub_epi8(x, w.is_negative, _mm512_setzero_si512(), x);
+  const Quads pairs = _mm512_maddubs_epi16(w.magnitude, turned);
+  return sum + (IVec)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 }
-
-inline Vec v_load(const uint16_t* p) {
-  const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
-  return (Vec)_mm512_slli_epi32(words, 16);
+// 8 times 2 * 15 * 127 fits 16 bits.
+struct NibbleSums {
+  Quads pairs;
+};
+inline NibbleSums dot_nibbles(NibbleSums sums, Quads w, Quads x) {
+  return {_mm512_add_epi16(sums.pairs, _mm512_maddubs_epi16(w, x))};
 }
-inline __m256 low(Vec x) { return _mm512_castps512_ps256(x); }
-inline __m256 high(Vec x) { return _mm512_extractf32x8_ps(x, 1); }
-inline float v_sum(Vec x) { return fold_sum(_mm256_add_ps(low(x), high(x))); }
-inline float v_largest(Vec x) { return fold_max(_mm256_max_ps(low(x), high(x))); }
+inline IVec fold(IVec sum, NibbleSums sums) {
+  return sum + (IVec)_mm512_madd_epi16(sums.pairs, _mm512_set1_epi16(1));
+}
 
 #include "kernels/cpu/kernels.inc"
 

@@ -55,6 +55,56 @@ inline float v_largest(Vec x) {
 inline int64_t transpose_rows(const float* const*, int64_t, float*) { return 0; }
 inline int64_t transpose_rows(const uint16_t* const*, int64_t, float*) { return 0; }
 
+constexpr int kQuantizedRows = 2;
+inline Vec v_load_f16(const uint8_t* p) {
+  typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+  Halves halves;
+  memcpy(&halves, p, sizeof(halves));
+  const UVec bits = __builtin_convertvector(halves, UVec);
+  // The exponent's bias is made up for by an exact product, subnormals included; scales are finite.
+  const Vec magnitude = (Vec)((bits & 0x7fffu) << 13) * 0x1p112f;
+  return (Vec)((UVec)magnitude | (bits & 0x8000u) << 16);
+}
+struct Quads {
+  int8_t bytes[4 * kLanes];
+};
+inline Quads q_load(const uint8_t* p) {
+  Quads x;
+  memcpy(&x, p, sizeof(x));
+  return x;
+}
+inline Quads q_splat(const int8_t* p) {
+  Quads x;
+  for (int i = 0; i < 4 * kLanes; ++i) x.bytes[i] = p[i % 4];
+  return x;
+}
+inline Quads q_low(Quads x) {
+  for (int i = 0; i < 4 * kLanes; ++i) x.bytes[i] &= 15;
+  return x;
+}
+inline Quads q_high(Quads x) {
+  for (int i = 0; i < 4 * kLanes; ++i) x.bytes[i] = (int8_t)((uint8_t)x.bytes[i] >> 4);
+  return x;
+}
+typedef Quads SignedQuads;
+constexpr int32_t kSignedOffset = 0;
+inline SignedQuads q_signed(Quads x) { return x; }
+inline IVec dot_signed(IVec sum, const Quads& w, const Quads& x) {
+  for (int i = 0; i < kLanes; ++i) {
+    int32_t dot = 0;
+    for (int j = 0; j < 4; ++j) dot += (int32_t)w.bytes[4 * i + j] * x.bytes[4 * i + j];
+    sum[i] += dot;
+  }
+  return sum;
+}
+struct NibbleSums {
+  IVec sums;
+};
+inline NibbleSums dot_nibbles(NibbleSums sums, const Quads& w, const Quads& x) {
+  return {dot_signed(sums.sums, w, x)};
+}
+inline IVec fold(IVec sum, NibbleSums sums) { return sum + sums.sums; }
+
 #include "kernels/cpu/kernels.inc"
 
 }  // namespace

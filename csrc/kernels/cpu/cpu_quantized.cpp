@@ -1,0 +1,171 @@
+// Packing of integer weights, and the linear layer over them.
+#include <algorithm>
+#include <cstring>
+
+#include "core/float_types.h"
+#include "kernels/cpu/cpu_backend.h"
+
+namespace llmserve {
+namespace {
+
+using cpu::kPanelWidth;
+
+constexpr int64_t kCacheLine = 64;
+
+int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+int64_t num_panels(int64_t out_features) { return (out_features + kPanelWidth - 1) / kPanelWidth; }
+
+cpu::QuantizedLayout layout_of(const LinearFormat& format, int64_t k) {
+  const int64_t groups = format.num_groups(k);
+  const int64_t integers = round_up(k, 4) * kPanelWidth * format.bits / 8;
+  const int64_t scales = groups * kPanelWidth * (format.has_f16_scales ? 2 : 4);
+  return {.is_4_bit = format.bits == 4,
+          .has_f16_scales = format.has_f16_scales,
+          .has_min = format.has_min,
+          .zero_point = format.zero_point(),
+          .num_groups = groups,
+          .group_size = format.group_elements(k),
+          .scales_begin = integers,
+          .mins_begin = integers + scales,
+          .panel_bytes = round_up(integers + scales * (format.has_min ? 2 : 1), kCacheLine)};
+}
+
+uint32_t quad_at(const int8_t* row, int64_t i) {
+  uint32_t quad;
+  std::memcpy(&quad, row + i, sizeof(quad));
+  return quad;
+}
+
+// The rows of a panel before they are woven together, zero-padded to whole quads.
+class PanelRows {
+ public:
+  // Bytes of memory that it works in, all zero at first.
+  static int64_t num_bytes(const cpu::QuantizedLayout& layout, int64_t k) {
+    return kPanelWidth * (round_up(k, 4) + 2 * layout.num_groups * 4);
+  }
+
+  PanelRows(const cpu::QuantizedLayout& layout, int64_t k, std::byte* memory)
+      : layout_(layout),
+        stride_(round_up(k, 4)),
+        values_(reinterpret_cast<int8_t*>(memory)),
+        scales_(reinterpret_cast<float*>(memory + kPanelWidth * stride_)),
+        mins_(scales_ + kPanelWidth * layout.num_groups) {}
+
+  QuantizedRow row(int64_t column) const {
+    return {.values = values_ + column * stride_,
+            .scales = scales_ + column * layout_.num_groups,
+            .mins = mins_ + column * layout_.num_groups};
+  }
+  void clear(int64_t column) const {
+    std::memset(row(column).values, 0, static_cast<size_t>(stride_));
+    std::fill_n(row(column).scales, layout_.num_groups, 0.0f);
+    std::fill_n(row(column).mins, layout_.num_groups, 0.0f);
+  }
+  void weave(uint8_t* panel) const {
+    const int64_t step = layout_.is_4_bit ? 8 : 4;
+    for (int64_t i = 0; i < stride_; i += step) {
+      for (int64_t c = 0; c < kPanelWidth; ++c) {
+        const int8_t* row = values_ + c * stride_;
+        uint32_t word = quad_at(row, i);
+        if (layout_.is_4_bit) word |= quad_at(row, i + 4) << 4;
+        std::memcpy(panel, &word, sizeof(word));
+        panel += sizeof(word);
+      }
+    }
+  }
+  void store_scales(uint8_t* panel) const {
+    store(scales_, panel + layout_.scales_begin);
+    if (layout_.has_min) store(mins_, panel + layout_.mins_begin);
+  }
+
+ private:
+  void store(const float* from, uint8_t* to) const {
+    for (int64_t g = 0; g < layout_.num_groups; ++g) {
+      for (int64_t c = 0; c < kPanelWidth; ++c) {
+        const float value = from[c * layout_.num_groups + g];
+        if (layout_.has_f16_scales) {
+          const uint16_t half = f32_to_f16(value);
+          std::memcpy(to + (g * kPanelWidth + c) * 2, &half, sizeof(half));
+        } else {
+          std::memcpy(to + (g * kPanelWidth + c) * 4, &value, sizeof(value));
+        }
+      }
+    }
+  }
+
+  const cpu::QuantizedLayout& layout_;
+  const int64_t stride_;
+  int8_t* values_;  // [16, stride]
+  float* scales_;   // [16, groups]
+  float* mins_;
+};
+
+}  // namespace
+
+int64_t CpuBackend::packed_bytes(int64_t out_features, int64_t in_features,
+                                 const LinearFormat& format) const {
+  return num_panels(out_features) * layout_of(format, in_features).panel_bytes;
+}
+
+LinearWeight CpuBackend::pack_quantized(const LinearFormat& format, int64_t out_features,
+                                        int64_t in_features, const QuantizedRowReader& read) {
+  LinearWeight weight{.out_features = out_features,
+                      .in_features = in_features,
+                      .format = &format,
+                      .data = Buffer(packed_bytes(out_features, in_features, format))};
+  const cpu::QuantizedLayout layout = layout_of(format, in_features);
+  const int64_t room = round_up(PanelRows::num_bytes(layout, in_features), kCacheLine);
+  const Buffer memory(room * pool_.num_threads());
+  pool_.parallel_for(num_panels(out_features), 1, [&](int64_t begin, int64_t end, int thread) {
+    const PanelRows rows(layout, in_features, memory.data() + thread * room);
+    for (int64_t p = begin; p < end; ++p) {
+      for (int64_t c = 0; c < kPanelWidth; ++c) {
+        if (p * kPanelWidth + c < out_features)
+          read(p * kPanelWidth + c, rows.row(c));
+        else
+          rows.clear(c);
+      }
+      auto* panel = reinterpret_cast<uint8_t*>(weight.data.data()) + p * layout.panel_bytes;
+      rows.weave(panel);
+      rows.store_scales(panel);
+    }
+  });
+  return weight;
+}
+
+void CpuBackend::quantized_linear(const LinearArgs& args) {
+  const LinearWeight& weight = *args.weight;
+  const int64_t m = args.x.shape[0];
+  const int64_t k = weight.in_features;
+  const cpu::QuantizedLayout layout = layout_of(*weight.format, k);
+  const int64_t stride = round_up(k, kCacheLine);
+  const int64_t bytes = m * quantized_activation_bytes(*weight.format, k);
+  if (integers_.num_bytes() < bytes) integers_ = Buffer(bytes);
+  auto* q = reinterpret_cast<int8_t*>(integers_.data());
+  auto* groups = reinterpret_cast<cpu::IntegerGroup*>(q + m * stride);
+  // One row is rounded sooner than a thread wakes.
+  pool_.parallel_for(m, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r)
+      kernels_.round_row(args.x.as<float>() + r * args.x.strides[0], k, layout.group_size,
+                         q + r * stride, groups + r * layout.num_groups);
+  });
+  pool_.parallel_for(num_panels(weight.out_features), 1, [&](int64_t begin, int64_t end, int) {
+    const cpu::QuantizedPart part{.layout = layout,
+                                  .x = q,
+                                  .x_stride = stride,
+                                  .groups = groups,
+                                  .m = m,
+                                  .n = weight.out_features,
+                                  .weight = reinterpret_cast<const uint8_t*>(weight.data.data()),
+                                  .bias = args.bias ? args.bias.as<float>() : nullptr,
+                                  .out = args.out.as<float>(),
+                                  .out_stride = args.out.strides[0],
+                                  .accumulate = args.accumulate,
+                                  .panel_begin = begin,
+                                  .panel_end = end};
+    kernels_.quantized_linear(&part);
+  });
+}
+
+}  // namespace llmserve

@@ -1,0 +1,145 @@
+#include "quant/linear_format.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/float_types.h"
+
+namespace llmserve {
+namespace {
+
+// Groups of 128 cost 0.125 bits a weight, groups of 32 half a bit, and lose less.
+constexpr std::array kFormats{
+    LinearFormat{.name = "int8", .summary = "8 bits, a scale an output channel", .bits = 8},
+    LinearFormat{.name = "int4",
+                 .summary = "4 bits, a scale a group of 128",
+                 .bits = 4,
+                 .group_size = 128,
+                 .has_f16_scales = true},
+    LinearFormat{.name = "int4-g32",
+                 .summary = "4 bits, a scale a group of 32",
+                 .bits = 4,
+                 .group_size = 32,
+                 .has_f16_scales = true},
+    LinearFormat{.name = "int4-asym",
+                 .summary = "4 bits, a scale and a minimum a group of 128",
+                 .bits = 4,
+                 .group_size = 128,
+                 .has_min = true,
+                 .has_f16_scales = true},
+    LinearFormat{.name = "int4-g32-asym",
+                 .summary = "4 bits, a scale and a minimum a group of 32",
+                 .bits = 4,
+                 .group_size = 32,
+                 .has_min = true,
+                 .has_f16_scales = true},
+};
+
+// Products of two magnitudes up to 128 * 127 that a 32-bit sum holds.
+constexpr int64_t kMaxGroup = 131072;
+constexpr float kMaxF16 = 65504.0f;
+
+// To the nearest integer, ties to even, for |x| < 2^22: adding 1.5 * 2^23 leaves no bits below one.
+float round_to_even(float x) { return (x + 12582912.0f) - 12582912.0f; }
+
+float stored(const LinearFormat& format, float x) {
+  if (!format.has_f16_scales) return x;
+  return f16_to_f32(f32_to_f16(std::clamp(x, -kMaxF16, kMaxF16)));
+}
+
+float reciprocal(float scale) {
+  const float inverse = scale == 0 ? 0.0f : 1.0f / scale;
+  return std::isfinite(inverse) ? inverse : 0.0f;
+}
+
+// Integer comparisons order magnitudes, and compilers make vectors of them.
+uint32_t largest_magnitude(const float* v, int64_t n) {
+  uint32_t most = 0;
+  for (int64_t i = 0; i < n; ++i)
+    most = std::max(most, std::bit_cast<uint32_t>(v[i]) & 0x7fffffffu);
+  return most;
+}
+
+void round_group(const float* v, int64_t n, float added, float inverse, float offset, float lowest,
+                 float highest, int8_t* q) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = (v[i] + added) * inverse + offset;
+    const float bounded = std::min(std::max(x, lowest), highest);
+    q[i] = static_cast<int8_t>(static_cast<int32_t>(round_to_even(bounded)));
+  }
+}
+
+void quantize_symmetric_8(const LinearFormat& format, const float* v, int64_t n, int8_t* q,
+                          float* scale) {
+  *scale = stored(format, std::bit_cast<float>(largest_magnitude(v, n)) / 127.0f);
+  round_group(v, n, 0.0f, reciprocal(*scale), 0.0f, -127.0f, 127.0f, q);
+}
+
+void quantize_symmetric_4(const LinearFormat& format, const float* v, int64_t n, int8_t* q,
+                          float* scale) {
+  const uint32_t most = largest_magnitude(v, n);
+  const float* at = std::find_if(
+      v, v + n, [&](float x) { return (std::bit_cast<uint32_t>(x) & 0x7fffffffu) == most; });
+  *scale = stored(format, *at / -8.0f);
+  round_group(v, n, 0.0f, reciprocal(*scale), 8.0f, 0.0f, 15.0f, q);
+}
+
+void quantize_with_min(const LinearFormat& format, const float* v, int64_t n, int8_t* q,
+                       float* scale, float* min) {
+  const auto [lowest, highest] = std::minmax_element(v, v + n);
+  *scale = stored(format, (*highest - *lowest) / 15.0f);
+  *min = stored(format, -*lowest);
+  round_group(v, n, *min, reciprocal(*scale), 0.0f, 0.0f, 15.0f, q);
+}
+
+}  // namespace
+
+std::span<const LinearFormat> linear_format_registry() { return kFormats; }
+
+const LinearFormat& find_linear_format(std::string_view name) {
+  std::ostringstream names;
+  for (const LinearFormat& format : kFormats) {
+    if (format.name == name) return format;
+    names << (names.tellp() > 0 ? ", " : "") << format.name;
+  }
+  throw NotSupported(
+      concat("quantization '", name, "' is not supported; use one of: ", names.str()));
+}
+
+void check_fits(const LinearFormat& format, const std::string& tensor, int64_t k) {
+  if (format.group_size > 0 && k % format.group_size != 0)
+    throw NotSupported(concat(
+        "tensor \"", tensor, "\" has rows of ", k, " weights, and ", format.name,
+        " takes multiples of ", format.group_size,
+        k % 32 == 0 ? "; use quantization='int4-g32' or 'int8'" : "; use quantization='int8'"));
+  if (format.group_elements(k) > kMaxGroup)
+    throw NotSupported(concat("tensor \"", tensor, "\" has rows of ", k, " weights, and ",
+                              format.name, " takes at most ", kMaxGroup,
+                              "; use a format with groups, such as 'int4'"));
+}
+
+void quantize_row(const LinearFormat& format, const float* values, int64_t k,
+                  const QuantizedRow& row) {
+  const int64_t n = format.group_elements(k);
+  for (int64_t g = 0; g < format.num_groups(k); ++g) {
+    const float* v = values + g * n;
+    int8_t* q = row.values + g * n;
+    row.mins[g] = 0;
+    if (format.has_min)
+      quantize_with_min(format, v, n, q, &row.scales[g], &row.mins[g]);
+    else if (format.bits == 4)
+      quantize_symmetric_4(format, v, n, q, &row.scales[g]);
+    else
+      quantize_symmetric_8(format, v, n, q, &row.scales[g]);
+  }
+}
+
+int64_t quantized_activation_bytes(const LinearFormat& format, int64_t k) {
+  return (k + 63) / 64 * 64 + format.num_groups(k) * 12;
+}
+
+}  // namespace llmserve

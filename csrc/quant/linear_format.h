@@ -1,0 +1,63 @@
+// How the weights of a linear layer are kept in memory as small integers: the one table of what
+// `quantization` can be, and how floats become such integers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace llmserve {
+
+// A row's weights go in groups along K, each with a scale: weight = scale * (q - zero_point), or,
+// with minima, scale * q - min. 8 bits: q in [-128, 127]; 4 bits: q in [0, 15].
+struct LinearFormat {
+  std::string_view name;  // LLM(quantization=...)
+  std::string_view summary;
+  int bits = 8;
+  int64_t group_size = 0;  // elements of K; 0: the whole row
+  bool has_min = false;
+  // 16 bits a scale (and minimum) instead of 32.
+  bool has_f16_scales = false;
+
+  int zero_point() const { return bits == 4 && !has_min ? 8 : 0; }
+  int64_t num_groups(int64_t k) const { return group_size == 0 ? 1 : k / group_size; }
+  int64_t group_elements(int64_t k) const { return group_size == 0 ? k : group_size; }
+};
+std::span<const LinearFormat> linear_format_registry();
+
+// Throws NotSupported that lists the names.
+const LinearFormat& find_linear_format(std::string_view name);
+
+// Throws NotSupported, naming `tensor`, unless rows of K elements go in whole groups whose integer
+// sums fit 32 bits.
+void check_fits(const LinearFormat& format, const std::string& tensor, int64_t k);
+
+// One row of a matrix as integers.
+struct QuantizedRow {
+  int8_t* values = nullptr;  // [K]
+  float* scales = nullptr;   // [groups]
+  float* mins = nullptr;     // [groups]; zero where the format has none
+};
+
+// Writes row `i` of a matrix. Called from several threads at once; does not throw.
+using QuantizedRowReader = std::function<void(int64_t i, const QuantizedRow& row)>;
+
+// Rounds finite values [K] to the format, each operation rounded to f32 and q to the nearest
+// integer, ties to even. With h(x) the nearest scale that can be stored (float16 within +-65504, or
+// float32 itself), v a group's values and m the one of largest magnitude, the first of equals:
+//   8 bits           scale = h(|m| / 127)              q = v / scale, at most 127 of magnitude
+//   4 bits           scale = h(m / -8)                 q = v / scale + 8, within [0, 15]
+//   4 bits, minima   scale = h((max v - min v) / 15)   q = (v + min) / scale, within [0, 15]
+//                    min = h(-min v)
+// where x / scale is x * (1 / scale), and 0 if the scale is zero or its reciprocal is not finite.
+// 4 bits use all 16 levels, as GGUF's Q4_0 does: the largest weight is one of them.
+void quantize_row(const LinearFormat& format, const float* values, int64_t k,
+                  const QuantizedRow& row);
+
+// Bytes that a row of activations takes as integers beside a weight of this format: bytes in whole
+// cache lines, and three words a group.
+int64_t quantized_activation_bytes(const LinearFormat& format, int64_t k);
+
+}  // namespace llmserve

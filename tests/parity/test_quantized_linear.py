@@ -1,0 +1,158 @@
+"""The linear layer over integers: every backend gives ref's bits, and ref what NumPy makes of the
+definition in kernels/ops.h and quant/linear_format.h."""
+
+import numpy as np
+import op_formulas as formulas
+import pytest
+from llmserve import _core
+from llmserve.errors import NotSupported
+
+FORMATS = [name for name, _ in _core.supported_quantizations()]
+SHAPES = [(1, 16, 128), (2, 17, 256), (3, 31, 384), (7, 130, 128), (9, 48, 1024), (70, 33, 512)]
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def quantize(rows: np.ndarray, name: str):
+    """Integers less their zero point, scales and minima [N, groups] of rows [N, K]."""
+    group = rows.shape[1] if name == "int8" else 32 if "g32" in name else 128
+    v = rows.reshape(len(rows), -1, group)
+    if name == "int8":
+        scale = np.abs(v).max(-1) / np.float32(127)
+        return np.rint(v * (1 / scale)[..., None]).clip(-127, 127), scale, None
+    if "asym" in name:
+        scale = ((v.max(-1) - v.min(-1)) / np.float32(15)).astype(np.float16).astype(np.float32)
+        low = (-v.min(-1)).astype(np.float16).astype(np.float32)
+        q = np.rint((v + low[..., None]) * (1 / scale)[..., None]).clip(0, 15)
+        return q, scale, low
+    at = np.abs(v).argmax(-1)[..., None]
+    scale = (np.take_along_axis(v, at, -1)[..., 0] / np.float32(-8)).astype(np.float16)
+    scale = scale.astype(np.float32)
+    q = np.rint(v * (1 / scale)[..., None] + np.float32(8)).clip(0, 15) - 8
+    return q, scale, None
+
+
+def twin(x: np.ndarray, rows: np.ndarray, name: str) -> np.ndarray:
+    """x rows^T as the integers have it, operation by operation in float32."""
+    w, scale, low = quantize(rows, name)
+    v = x.reshape(len(x), *w.shape[1:])
+    most = np.abs(v).max(-1)
+    q = np.rint(v * (np.float32(127) / most)[..., None])
+    s = most / np.float32(127)
+    total = np.zeros((len(x), len(rows)), np.float32)
+    for g in range(w.shape[1]):
+        dots = (q[:, g].astype(np.int64) @ w[:, g].astype(np.int64).T).astype(np.float32)
+        total = total + (scale[None, :, g] * s[:, None, g]) * dots
+        if low is not None:
+            sums = q[:, g].astype(np.int64).sum(-1).astype(np.float32)
+            total = total - low[None, :, g] * (s[:, g] * sums)[:, None]
+    return total
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_ref_is_what_numpy_makes_of_the_definition(ref, rng, name, m, n, k):
+    x, rows = normal(rng, m, k), normal(rng, n, k)
+    got = ref.linear(x, ref.pack_quantized(rows, name))
+    np.testing.assert_array_equal(got, twin(x, rows, name))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_every_instruction_set_gives_the_bits_of_ref(fast, ref, rng, name, m, n, k):
+    if fast.name == "cuda":
+        pytest.skip("the cuda backend refuses integers")
+    x, rows = normal(rng, m, k + 5)[:, :k], normal(rng, n, k)
+    rows[0] *= 1e-3
+    rows[-1] *= 1e6  # past what float16 scales hold
+    bias, old = normal(rng, n), normal(rng, m, n)
+    packed, plain = fast.pack_quantized(rows, name), ref.pack_quantized(rows, name)
+    assert packed.num_bytes == fast.packed_bytes_quantized(n, k, name)
+    for options in ({}, {"bias": bias}, {"bias": bias, "accumulate": True}):
+        got, expected = (
+            backend.linear(x, weight, out=old.copy(), **options)
+            for backend, weight in ((fast, packed), (ref, plain))
+        )
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5, 31, 130, 1027])
+def test_int8_takes_rows_of_any_length(fast, ref, rng, k):
+    if fast.name == "cuda":
+        pytest.skip("the cuda backend refuses integers")
+    x, rows = normal(rng, 5, k), normal(rng, 20, k)
+    got = fast.linear(x, fast.pack_quantized(rows, "int8"))
+    np.testing.assert_array_equal(got, ref.linear(x, ref.pack_quantized(rows, "int8")))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_extreme_values_are_exact(fast, ref, name):
+    """All products at their largest: 16-bit sums must not saturate."""
+    if fast.name == "cuda":
+        pytest.skip("the cuda backend refuses integers")
+    signs = np.where(np.arange(1024) % 3 == 0, -1, 1).astype(np.float32)
+    x = np.stack([np.ones(1024, np.float32), -np.ones(1024, np.float32), signs])
+    rows = np.concatenate([x, np.zeros((1, 1024), np.float32)])
+    got = fast.linear(x, fast.pack_quantized(rows, name))
+    np.testing.assert_array_equal(got, ref.linear(x, ref.pack_quantized(rows, name)))
+    # Symmetric 4 bits have 7 of 8 steps on one side.
+    np.testing.assert_allclose(np.abs(got[[0, 1, 2], [0, 1, 2]]), 1024, rtol=0.06)
+    assert (got[:, 3] == 0).all()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bad_activations_spoil_their_own_row_alone(fast, rng, name):
+    if fast.name == "cuda":
+        pytest.skip("the cuda backend refuses integers")
+    x, rows = normal(rng, 6, 256), normal(rng, 40, 256)
+    weight = fast.pack_quantized(rows, name)
+    good = fast.linear(x, weight)
+    x[1, 7], x[3, 200], x[4] = np.nan, np.inf, 1e-35
+    got = fast.linear(x, weight)
+    assert np.isnan(got[[1, 3]]).all()
+    assert (got[4] == 0).all()
+    np.testing.assert_array_equal(got[[0, 2, 5]], good[[0, 2, 5]])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_alone_equal_rows_in_any_batch(fast, fast_one_thread, rng, name):
+    if fast.name == "cuda":
+        pytest.skip("the cuda backend refuses integers")
+    x = normal(rng, 40, 640)
+    weight = fast.pack_quantized(normal(rng, 300, 640), name)
+    alone = np.concatenate([fast.linear(x[i : i + 1], weight) for i in range(40)])
+    for m in (2, 3, 4, 5, 7, 8, 9, 13, 40):
+        np.testing.assert_array_equal(fast.linear(x[:m], weight), alone[:m])
+        np.testing.assert_array_equal(fast_one_thread.linear(x[40 - m :], weight), alone[40 - m :])
+
+
+# Relative to the product of the rows' norms, which is what rounding errors of random signs grow
+# with: half a step of a uniform rounding is 0.29 of a step, a step 1/8 of the largest of 128 normal
+# weights (2.7 deviations) and 1/127 of the largest activation.
+ERRORS = {"int8": 0.015, "int4": 0.13, "int4-g32": 0.1, "int4-asym": 0.12, "int4-g32-asym": 0.09}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_are_near_those_of_the_floats(fast, rng, name):
+    if fast.name == "cuda":
+        pytest.skip("the cuda backend refuses integers")
+    x, rows = normal(rng, 50, 1024), normal(rng, 60, 1024)
+    error = fast.linear(x, fast.pack_quantized(rows, name)) - x @ rows.T
+    assert np.sqrt((error**2).mean() / 1024) < ERRORS[name]
+
+
+def test_rows_that_groups_do_not_divide_are_refused_with_what_to_do(ref):
+    with pytest.raises(
+        NotSupported,
+        match=r"rows of 96 weights, and int4 takes multiples of 128; "
+        "use quantization='int4-g32' or 'int8'",
+    ):
+        ref.pack_quantized(np.ones((4, 96), np.float32), "int4")
+    with pytest.raises(NotSupported, match=r"multiples of 32; use quantization='int8'"):
+        ref.pack_quantized(np.ones((4, 40), np.float32), "int4-g32")
+    with pytest.raises(NotSupported, match="takes at most 131072"):
+        ref.pack_quantized(np.ones((1, 131073), np.float32), "int8")
+    with pytest.raises(NotSupported, match="'int3' is not supported; use one of: int8, int4"):
+        ref.pack_quantized(formulas.as_dtype(np.ones((1, 4)), "float32"), "int3")
