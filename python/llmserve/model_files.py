@@ -36,6 +36,11 @@ def demo_model_path() -> Path:
     return Path(__file__).parent / "demo" / "model"
 
 
+def demo_text_path() -> Path:
+    """Text that the demo model has not seen: documents of its generator's held-out seed."""
+    return Path(__file__).parent / "demo" / "held_out.txt"
+
+
 def find_checkpoint(model: object, revision: object = None, download_dir: object = None) -> Path:
     """The checkpoint that `model` names: a folder with a config.json, a .safetensors file beside
     one, or a .gguf file, alone or the only one of a folder. What is no path is an id on the Hugging

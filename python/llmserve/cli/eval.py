@@ -1,0 +1,151 @@
+"""`llmserve eval perplexity`: how well a model foresees a text, and what quantization changes."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from llmserve.arguments import integer
+from llmserve.cli.options import add_engine_options, load_model
+from llmserve.errors import InvalidArgument
+from llmserve.llm import LLM
+from llmserve.model_files import demo_model_path, demo_text_path
+from llmserve.perplexity import measure_perplexity, windows_of
+
+_EXAMPLES = """examples:
+  llmserve eval perplexity
+  llmserve eval perplexity --quantization none,int8,int4,int4-g32 --text book.txt
+  llmserve eval perplexity --model ./Qwen3-0.6B --text book.txt --max-tokens 20000 --json
+
+The text is cut into windows of --context tokens, one every --stride; each token counts once, in the
+first window that has it. The change is against the first of --quantization.
+"""
+_CONTEXT = 1024
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser("eval", help="measure what a model and its quantization are worth")
+    kinds = parser.add_subparsers(title="evaluations", metavar="EVALUATION", required=True)
+    perplexity = kinds.add_parser(
+        "perplexity",
+        help="of a text, with any quantization",
+        description="Measures perplexity: exp of the mean negative log-probability a token.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    perplexity.set_defaults(run=run)
+    perplexity.add_argument(
+        "--model", metavar="DIR", help="checkpoint directory, or Hub id (default: the demo)"
+    )
+    perplexity.add_argument(
+        "--text", metavar="FILE", help="UTF-8 text (default: the demo's held-out stories)"
+    )
+    for name, text in (
+        ("context", f"tokens a window (default: {_CONTEXT}, or the model's maximum)"),
+        ("stride", "tokens from window to window (default: half a window)"),
+        ("max-tokens", "of the text (default: all)"),
+    ):
+        perplexity.add_argument(f"--{name}", type=int, metavar="N", help=text)
+    add_engine_options(perplexity)
+    perplexity.add_argument("--json", action="store_true", help="everything, as JSON")
+    perplexity.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    text = _read(options)
+    names = (options.quantization or "none").split(",")
+    rows = []
+    for name in names:
+        options.quantization = None if name == "none" else name
+        rows.append(_measure(options, name, text))
+    for row in rows:
+        row["change"] = row["perplexity"] / rows[0]["perplexity"] - 1
+    if options.json:
+        print(json.dumps({"text_bytes": len(text.encode()), "rows": rows}, indent=2))
+    else:
+        _print(rows)
+    return 0
+
+
+def _measure(options: argparse.Namespace, name: str, text: str) -> dict[str, Any]:
+    model = demo_model_path() if options.model is None else options.model
+    begin = time.monotonic()
+    with load_model(options, model) as llm:
+        load_s = time.monotonic() - begin
+        token_ids = llm.get_tokenizer().encode(text)
+        if options.max_tokens is not None:
+            token_ids = token_ids[: integer("--max-tokens", options.max_tokens, 2)]
+        context, stride = _sizes(options, llm)
+        with _Bar(name, windows_of(len(token_ids), context, stride), options) as bar:
+            result = measure_perplexity(
+                llm, token_ids, context=context, stride=stride, on_window=bar.advance
+            )
+        return {
+            "quantization": None if name == "none" else name,
+            "perplexity": result.value,
+            "mean_nll": result.mean_nll,
+            "standard_error": result.standard_error,
+            "num_tokens": result.num_tokens,
+            "context": context,
+            "stride": stride,
+            "weight_bytes": llm._open_engine().memory_use.weight_bytes,
+            "load_s": load_s,
+            "measure_s": time.monotonic() - begin - load_s,
+        }
+
+
+def _sizes(options: argparse.Namespace, llm: LLM) -> tuple[int, int]:
+    longest = llm.max_model_len - 1  # a request also makes a token
+    context = min(_CONTEXT, longest)
+    if options.context is not None:
+        context = integer("--context", options.context, 2, longest)
+    stride = context // 2
+    if options.stride is not None:
+        stride = integer("--stride", options.stride, 1, context - 1)
+    return context, stride
+
+
+def _read(options: argparse.Namespace) -> str:
+    if options.text is None and options.model is not None:
+        raise InvalidArgument("--model needs a text of its own: pass --text FILE")
+    path = demo_text_path() if options.text is None else Path(options.text)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"--text {path}: expected UTF-8 text, got {error}") from error
+
+
+class _Bar:
+    """A bar on stderr that counts tokens."""
+
+    def __init__(self, name: str, windows: list[Any], options: argparse.Namespace) -> None:
+        self._bar: Any = None  # tqdm has no types
+        if not options.disable_tqdm and sys.stderr.isatty():
+            from tqdm.auto import tqdm
+
+            total = sum(window.end - window.scored for window in windows)
+            self._bar = tqdm(total=total, desc=name, unit="tok", dynamic_ncols=True)
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self, num_tokens: int) -> None:
+        if self._bar is not None:
+            self._bar.update(num_tokens)
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    print(f"{'quantization':<14} {'perplexity':>11} {'change':>9} {'tokens':>8} {'weights':>12}")
+    for row in rows:
+        print(
+            f"{row['quantization'] or 'none':<14} {row['perplexity']:>11.4f} "
+            f"{row['change']:>+9.2%} {row['num_tokens']:>8} {row['weight_bytes'] / 2**20:>8.1f} MiB"
+        )
