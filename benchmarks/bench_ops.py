@@ -81,6 +81,33 @@ def linear_cases(backend, rng) -> Iterator[Case]:
             )
 
 
+def quantized_cases(backend, rng) -> Iterator[Case]:
+    """Over integers; the share of arithmetic is of float32's rate, which they may exceed."""
+    n, k = 32_000, 2048
+    w = normal(rng, n, k)
+    for name, _ in _core.supported_quantizations():
+        weight = backend.pack_quantized(w, name)
+        yield Case(
+            f"pack_quantized {name} {n}x{k}",
+            lambda name=name: backend.pack_quantized(w, name),
+            w.nbytes + weight.num_bytes,
+        )
+        for m in (1, 4, 8, 32, 128, 512):
+            x, out = normal(rng, m, k), np.empty((m, n), np.float32)
+
+            def check(x=x, out=out):
+                columns = np.s_[:: n // 8]  # within the rounding of 4 bits
+                return np.abs(out[:, columns] - x @ w[columns].T).std() < 0.15 * k**0.5
+
+            yield Case(
+                f"linear {name} M={m} {n}x{k}",
+                lambda x=x, out=out, weight=weight: backend.linear(x, weight, out=out),
+                weight.num_bytes + x.nbytes + out.nbytes,
+                2 * m * n * k,
+                check,
+            )
+
+
 def attention_cases(backend, rng) -> Iterator[Case]:
     block = 16
     for heads, kv_heads, dim in ((32, 4, 64), (16, 8, 128)):
@@ -197,6 +224,7 @@ def sample_cases(backend, rng) -> Iterator[Case]:
 
 GROUPS = {
     "linear": linear_cases,
+    "quantized": quantized_cases,
     "attention": attention_cases,
     "rows": row_cases,
     "sample": sample_cases,

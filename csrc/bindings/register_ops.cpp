@@ -16,6 +16,7 @@
 #include "core/shape_check.h"
 #include "core/system.h"
 #include "kernels/backend.h"
+#include "kernels/host_ops.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -176,7 +177,62 @@ py::object rotary_embedding(Ops& ops, const py::object& heads, const py::object&
   return result.result(heads);
 }
 
-PackedWeight pack_linear(Ops& ops, const py::object& weight, std::optional<std::string> dtype) {
+// Row-major [N, K] of f32, bf16 or f16; throws unless K fits the format.
+void check_rows(const char* field, const ConstTensor& rows, const LinearFormat& format) {
+  check_tensor(field, rows, {{"N"}, {"K"}}, {DType::kF32, DType::kBF16, DType::kF16});
+  if (!rows.is_contiguous()) throw InvalidArgument(concat(field, ": expected contiguous rows"));
+  check_fits(format, field, rows.shape[1]);
+}
+
+void read_quantized(const LinearFormat& format, const ConstTensor& rows, int64_t n,
+                    const QuantizedRow& row) {
+  const int64_t k = rows.shape[1];
+  std::vector<float> values(static_cast<size_t>(k));
+  convert_to_f32(rows, n * k, k, values.data());
+  quantize_row(format, values.data(), k, row);
+}
+
+PackedWeight pack_quantized(Ops& ops, const py::object& weight, const std::string& quantization) {
+  const ImportedArray rows("pack_linear.weight", weight);
+  const LinearFormat& format = find_linear_format(quantization);
+  check_rows("pack_linear.weight", rows.view(), format);
+  const ConstTensor& view = rows.view();
+  return {ops.run([&](Backend& backend) {
+            return backend.pack_quantized(
+                format, view.shape[0], view.shape[1],
+                [&](int64_t n, const QuantizedRow& row) { read_quantized(format, view, n, row); });
+          }),
+          std::string(ops.name())};
+}
+
+// (values [N, K] int8 less their zero point, scales [N, groups], minima likewise or None).
+py::tuple quantize(const py::object& weight, const std::string& quantization) {
+  const ImportedArray rows("quantize.weight", weight);
+  const LinearFormat& format = find_linear_format(quantization);
+  check_rows("quantize.weight", rows.view(), format);
+  const int64_t n = rows.view().shape[0];
+  const int64_t k = rows.view().shape[1];
+  const int64_t groups = format.num_groups(k);
+  const OutputArray values("quantize", py::none(), DType::kI8, {n, k});
+  const OutputArray scales("quantize", py::none(), DType::kF32, {n, groups});
+  const OutputArray mins("quantize", py::none(), DType::kF32, {n, groups});
+  {
+    const py::gil_scoped_release release;
+    for (int64_t i = 0; i < n; ++i) {
+      int8_t* q = values.tensor().as<int8_t>() + i * k;
+      read_quantized(
+          format, rows.view(), i,
+          {q, scales.tensor().as<float>() + i * groups, mins.tensor().as<float>() + i * groups});
+      for (int64_t j = 0; j < k; ++j) q[j] = static_cast<int8_t>(q[j] - format.zero_point());
+    }
+  }
+  return py::make_tuple(values.result(weight), scales.result(weight),
+                        format.has_min ? mins.result(weight) : py::none());
+}
+
+PackedWeight pack_linear(Ops& ops, const py::object& weight, std::optional<std::string> dtype,
+                         std::optional<std::string> quantization) {
+  if (quantization) return pack_quantized(ops, weight, *quantization);
   const bool is_list = py::isinstance<py::list>(weight) || py::isinstance<py::tuple>(weight);
   const py::list parts = is_list ? py::list(weight) : py::list(py::make_tuple(weight));
   std::vector<ImportedArray> arrays;
@@ -399,6 +455,8 @@ py::object sample(Ops& ops, const py::object& logits, const SampleOptions& optio
 }  // namespace
 
 void register_ops(py::module_& module) {
+  module.def("quantize", &quantize, "weight"_a, "quantization"_a,
+             "Integers, scales and minima of a weight: llmserve.ops.quantize.");
   py::class_<PackedWeight>(module, "LinearWeight",
                            "A linear layer's weight in the layout that its backend reads fastest.")
       .def_property_readonly("out_features",
@@ -407,6 +465,12 @@ void register_ops(py::module_& module) {
                              [](const PackedWeight& self) { return self.weight.in_features; })
       .def_property_readonly("dtype",
                              [](const PackedWeight& self) { return name(self.weight.dtype); })
+      .def_property_readonly("quantization",
+                             [](const PackedWeight& self) -> py::object {
+                               const LinearFormat* format = self.weight.format;
+                               if (!format) return py::none();
+                               return py::str(std::string(format->name));
+                             })
       .def_property_readonly("num_bytes",
                              [](const PackedWeight& self) { return self.weight.data.num_bytes(); })
       .def_readonly("backend", &PackedWeight::backend);
@@ -439,7 +503,7 @@ void register_ops(py::module_& module) {
           "gate_up"_a, "out"_a)
       .def("rotary_embedding", &rotary_embedding, "heads"_a, "positions"_a, "inv_freq"_a, "theta"_a,
            "interleaved"_a, "scale"_a, "out"_a)
-      .def("pack_linear", &pack_linear, "weight"_a, "dtype"_a)
+      .def("pack_linear", &pack_linear, "weight"_a, "dtype"_a, "quantization"_a)
       .def("linear", &linear, "x"_a, "weight"_a, "bias"_a, "out"_a, "accumulate"_a)
       .def("embedding", &embedding, "token_ids"_a, "table"_a, "scale"_a, "out"_a)
       .def("gather", &gather, "x"_a, "rows"_a, "out"_a)

@@ -14,7 +14,7 @@ depend on the other rows or the number of threads, bit for bit.
 
 Errors: InvalidArgument names the argument, the shape and dtype that were expected and what came;
 NotSupported for arrays on another device (copy them to the CPU) and unknown backends. Kernels are
-not differentiable, and there are none on quantized weights yet.
+not differentiable.
 """
 
 import functools
@@ -42,6 +42,7 @@ __all__ = [
     "linear",
     "pack_linear",
     "paged_attention",
+    "quantize",
     "rms_norm",
     "rotary_embedding",
     "sample",
@@ -228,6 +229,7 @@ def pack_linear(
     weight: ArrayLike | Sequence[ArrayLike],
     dtype: str | None = None,
     *,
+    quantization: str | None = None,
     backend: str = "cpu",
     num_threads: int | None = None,
 ) -> LinearWeight:
@@ -235,7 +237,8 @@ def pack_linear(
 
     weight: float32, bfloat16 or float16 [N, K], as torch.nn.Linear has it, or a list of them to be
     stacked along N (query, key and value, say). dtype: "float32" or "bfloat16"; by default bfloat16
-    if the weight is, else float32. Copies: the result takes about N * K elements.
+    if the weight is, else float32. quantization: one of LLM's, such as "int8", for one weight in
+    place of dtype; see `quantize`. Copies: the result takes about N * K elements.
 
     >>> import numpy
     >>> from llmserve import ops
@@ -243,7 +246,30 @@ def pack_linear(
     >>> weight.out_features, weight.in_features, weight.dtype
     (32, 64, 'bfloat16')
     """
-    return _kernels(backend, num_threads).pack_linear(weight, dtype)
+    if quantization is not None and dtype is not None:
+        raise InvalidArgument(
+            f"pack_linear: expected dtype or quantization, got {dtype!r} and {quantization!r}"
+        )
+    name = None if quantization is None else text("quantization", quantization)
+    return _kernels(backend, num_threads).pack_linear(weight, dtype, name)
+
+
+def quantize(weight: ArrayLike, quantization: str) -> tuple[Any, Any, Any]:
+    """A weight as integers: (values, scales, minima), of which `linear` has a packed copy.
+
+    weight: float32, bfloat16 or float16 [N, K]. quantization: "int8" (one group a row), "int4" and
+    "int4-asym" (groups of 128), "int4-g32" and "int4-g32-asym" (of 32). Returns values int8 [N, K],
+    scales float32 [N, groups] and minima likewise, or None for symmetric formats; an element is
+    about scale * value - minimum. Raises NotSupported where groups do not divide K. Frantar et al.
+    2022, section 4.
+
+    >>> import numpy
+    >>> from llmserve import ops
+    >>> values, scales, minima = ops.quantize(numpy.array([[1.0, -2.0, 0.5]], "f4"), "int8")
+    >>> values.tolist(), (values * scales).round(2).tolist(), minima
+    ([[64, -127, 32]], [[1.01, -2.0, 0.5]], None)
+    """
+    return _core.quantize(weight, text("quantization", quantization))
 
 
 def linear(
@@ -259,8 +285,9 @@ def linear(
     """x Wᵀ + bias, and + out if accumulate.
 
     x: float32 [M, K]. weight: of `pack_linear`, [N, K]. bias: float32 [N]. Returns float32 [M, N].
-    Each output is one chain of multiply-adds over K in order, whatever M. Moves N * K elements of
-    the weight and 4 * M * (K + N) bytes.
+    Each output is one chain of multiply-adds over K in order, whatever M. Beside a quantized weight
+    x is rounded to 8 bits, in groups as the weight's, and the sums of a group are exact. Moves
+    N * K elements of the weight and 4 * M * (K + N) bytes.
 
     >>> import numpy
     >>> from llmserve import ops

@@ -298,6 +298,50 @@ void check_linear_case(Checker& check, DType dtype, int64_t rows, int64_t k, int
   }
 }
 
+// Over integers, the bits of ref; rows whose values are extreme, tiny, zero or bad among others.
+void check_quantized_case(Checker& check, const LinearFormat& format, int64_t rows, int64_t k,
+                          int64_t n) {
+  const Floats w = normal(n * k, 14);
+  for (int64_t i = 0; i < k; ++i) {
+    w[i] = i % 3 == 0 ? -1.0f : 1.0f;
+    w[(n - 1) * k + i] *= 1e6f;
+  }
+  const Floats bias = normal(n, 15);
+  const int64_t x_stride = k + 3;
+  const Floats x = normal(rows * x_stride - 3, 16);
+  for (int64_t i = 0; i < k; ++i) x[i] = w[i];
+  if (rows > 4) {
+    x[2 * x_stride] = kNan;
+    x[3 * x_stride + k - 1] = kInf;
+    std::fill_n(x.begin() + 4 * x_stride, k, 1e-35f);
+  }
+  const auto run = [&](Backend& backend, int64_t row, int64_t count) {
+    const LinearWeight weight = backend.pack_quantized(
+        format, n, k,
+        [&](int64_t i, const QuantizedRow& to) { quantize_row(format, w.begin() + i * k, k, to); });
+    Floats out(count * (n + 5) - 5, 7.0f);
+    backend.linear({.x = matrix(x, rows, k, x_stride).slice(0, row, count),
+                    .weight = &weight,
+                    .bias = vector(bias),
+                    .out = matrix(out, count, n, n + 5),
+                    .accumulate = true});
+    return out;
+  };
+  for (const int64_t m : {rows, int64_t{1}, std::min<int64_t>(rows, 6)})
+    check.same_as_ref(concat(format.name, " linear M ", m, " of ", rows, " K ", k, " N ", n),
+                      [&](Backend& backend) { return run(backend, rows - m, m); });
+}
+
+void check_quantized(Checker& check) {
+  for (const LinearFormat& format : linear_format_registry()) {
+    check_quantized_case(check, format, 3, 128, 16);
+    check_quantized_case(check, format, 21, 384, 50);
+    check_quantized_case(check, format, 9, 1024, 33);
+    if (format.group_size > 0) continue;
+    for (const int64_t k : {1, 7, 65, 1027}) check_quantized_case(check, format, 10, k, 17);
+  }
+}
+
 void check_linear(Checker& check) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const bool full : {false, true}) {
@@ -520,6 +564,7 @@ constexpr struct {
     {"embedding, gather_rows, store_kv, copy_blocks", &check_rows_and_cache},
     {"first_non_finite", &check_first_non_finite},
     {"pack_linear, linear", &check_linear},
+    {"pack_quantized, linear", &check_quantized},
     {"paged_attention", &check_attention},
     {"sample", &check_sampling},
 };

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmserve import Array, BlockAllocator, InvalidArgument, NotSupported, ops
+from llmserve import Array, BlockAllocator, InvalidArgument, NotSupported, _core, ops
 
 torch = pytest.importorskip("torch")
 
@@ -336,3 +336,41 @@ def test_what_does_not_fit_is_named_with_what_was_expected(call: Any, message: s
 def test_an_unknown_backend_lists_the_known() -> None:
     with pytest.raises(NotSupported, match="use one of: cuda, cpu, ref"):
         ops.rms_norm(X, WEIGHT, backend="tpu")
+
+
+@pytest.mark.parametrize("name", [name for name, _ in _core.supported_quantizations()])
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_quantized_linear_is_that_of_its_integers(name: str, kind: str) -> None:
+    """The packed weight holds what quantize() returns: torch multiplies the same numbers."""
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(70, 256, generator=generator)
+    x = torch.randint(-127, 128, (5, 256), generator=generator).float()
+    x[:, ::32] = 127  # so that activations are their own integers in every group
+    values, scales, minima = ops.quantize(weight if kind == "torch" else weight.numpy(), name)
+    assert isinstance(values, torch.Tensor if kind == "torch" else np.ndarray)
+    parts = [torch.as_tensor(part).double() for part in (values, scales)]
+    rows = parts[0].reshape(70, scales.shape[1], -1) * parts[1][..., None]
+    if minima is not None:
+        rows = rows - torch.as_tensor(minima).double()[..., None]
+    rows = rows.reshape(70, 256)
+    assert (rows - weight).abs().max() < (0.02 if name == "int8" else 0.4)
+    packed = ops.pack_linear(weight if kind == "torch" else weight.numpy(), quantization=name)
+    assert packed.quantization == name
+    got = ops.linear(x if kind == "torch" else x.numpy(), packed)
+    expected = (x.double() @ rows.T).numpy()
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4, atol=0.05)
+
+
+def test_quantize_refuses_what_it_cannot_do() -> None:
+    weight = np.ones((4, 96), np.float32)
+    with pytest.raises(
+        NotSupported, match="quantization 'int3' is not supported; use one of: int8"
+    ):
+        ops.quantize(weight, "int3")
+    with pytest.raises(NotSupported, match="rows of 96 weights, and int4 takes multiples of 128"):
+        ops.pack_linear(weight, quantization="int4")
+    with pytest.raises(InvalidArgument, match="expected dtype or quantization, got"):
+        ops.pack_linear(weight, "float32", quantization="int8")
+    with pytest.raises(InvalidArgument, match=r"quantize.weight"):
+        ops.quantize(np.ones(8, np.float32), "int8")
