@@ -82,6 +82,9 @@ py::dict to_dict(const WeightReport& weights) {
   out["group_bytes"] = groups;
   out["total_bytes"] = weights.total_bytes();
   out["mapped_bytes"] = weights.mapped_bytes;
+  py::list integers;
+  for (const LinearFormat* format : weights.integers) integers.append(std::string(format->name));
+  out["integers"] = integers;
   out["unused_tensors"] = weights.unused_tensors;
   return out;
 }

@@ -47,16 +47,15 @@ Inspection inspect(const std::string& path, const InspectOptions& options) {
   const DType dtype = resolve_dtype(options.dtype, checkpoint);
   const DType cache_dtype = resolve_kv_cache_dtype(options.kv_cache_dtype, dtype);
   const std::unique_ptr<Backend> backend = make_backend(options.device, {});
-  ModelPlan plan = plan_model(
-      checkpoint, config, *backend,
-      {.format = {.dtype = dtype, .integers = resolve_quantization(options.quantization)},
-       .kv_cache_dtype = cache_dtype,
-       .max_tokens = options.max_tokens,
-       .max_logit_rows = options.max_logit_rows});
+  ModelPlan plan = plan_model(checkpoint, config, *backend,
+                              {.format = resolve_weight_format(dtype, options.quantization),
+                               .kv_cache_dtype = cache_dtype,
+                               .max_tokens = options.max_tokens,
+                               .max_logit_rows = options.max_logit_rows});
   return {std::move(checkpoint), std::move(config), dtype, cache_dtype, std::move(plan)};
 }
 
-py::dict to_dict(const Inspection& inspection, const std::string& quantization) {
+py::dict to_dict(const Inspection& inspection) {
   const auto& [checkpoint, config, dtype, cache_dtype, model_plan] = inspection;
   int64_t file_bytes = 0;
   for (const auto& file : checkpoint.files()) file_bytes += file->num_bytes();
@@ -65,7 +64,6 @@ py::dict to_dict(const Inspection& inspection, const std::string& quantization) 
   plan["kv_bytes_per_token"] = model_plan.kv_bytes_per_token;
   plan["workspace_bytes"] = model_plan.workspace_bytes;
   plan["dtype"] = name(dtype);
-  plan["quantization"] = quantization.empty() ? py::none() : py::object(py::str(quantization));
   plan["kv_cache_dtype"] = name(cache_dtype);
   py::dict out;
   out["format"] = checkpoint.format();
@@ -92,7 +90,7 @@ py::dict inspect_checkpoint(const std::string& path, const std::string& device,
     const py::gil_scoped_release release;
     return inspect(path, options);
   }();
-  return to_dict(inspection, quantization);
+  return to_dict(inspection);
 }
 
 template <class Rows>

@@ -38,8 +38,7 @@ class TestModel {
     const Checkpoint checkpoint = open_checkpoint(path);
     const ModelConfig config = read_model_config(checkpoint.config(), max_model_len);
     model_ = load_model(checkpoint, config, *backend_,
-                        {.dtype = resolve_dtype(dtype, checkpoint),
-                         .integers = resolve_quantization(quantization)});
+                        resolve_weight_format(resolve_dtype(dtype, checkpoint), quantization));
     arena_ = std::make_unique<Arena>(model_->workspace_bytes(max_tokens, max_logit_rows),
                                      backend_->memory());
     const DType cache_dtype = resolve_dtype(kv_dtype, checkpoint);

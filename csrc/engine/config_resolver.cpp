@@ -50,8 +50,8 @@ EngineConfig resolve_settings(const ConfigRequest& request, const Checkpoint& ch
   config.model_path = request.model;
   config.device = resolve_backend(request.device);
   config.dtype = resolve_dtype(request.dtype, checkpoint);
-  const LinearFormat* integers = resolve_quantization(request.quantization);
-  if (integers) config.quantization = integers->name;
+  resolve_weight_format(config.dtype, request.quantization);  // or its errors
+  config.quantization = request.quantization;
   config.kv_cache_dtype = resolve_kv_dtype(request.kv_cache_dtype, config.dtype);
   config.num_threads = request.num_threads.value_or(default_num_threads());
   config.seed = request.seed;

@@ -216,8 +216,7 @@ MemoryPlan plan_memory(const ConfigRequest& request) {
   const std::unique_ptr<Backend> backend = make_backend(plan.config.device, {.num_threads = 1});
   ModelPlan sizes =
       plan_model(checkpoint, model, *backend,
-                 {.format = {.dtype = plan.config.dtype,
-                             .integers = resolve_quantization(plan.config.quantization)},
+                 {.format = resolve_weight_format(plan.config.dtype, plan.config.quantization),
                   .max_tokens = plan.config.scheduler.max_num_batched_tokens,
                   .max_logit_rows = kMaxLogitRowsAtOnce});
   plan.weights = std::move(sizes.weights);

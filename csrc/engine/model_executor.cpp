@@ -14,7 +14,7 @@ std::unique_ptr<Model> load(const EngineConfig& config, Backend& backend) {
   const ModelConfig model_config =
       read_model_config(checkpoint.config(), config.scheduler.max_model_len);
   return load_model(checkpoint, model_config, backend,
-                    {.dtype = config.dtype, .integers = resolve_quantization(config.quantization)});
+                    resolve_weight_format(config.dtype, config.quantization));
 }
 
 int64_t workspace_bytes(const Model& model, const EngineConfig& config) {
@@ -122,9 +122,11 @@ void ModelExecutor::check_idle() const {
 }
 
 std::string ModelExecutor::description() const {
-  const std::string& integers = config_.quantization;
-  return concat(model_->config().architecture, " ", integers, integers.empty() ? "" : " and ",
-                name(config_.dtype), " on ", backend_->description());
+  std::string kept;
+  for (const LinearFormat* format : model_->weights().integers)
+    kept += concat(format->name, " and ");
+  return concat(model_->config().architecture, " ", kept, name(config_.dtype), " on ",
+                backend_->description());
 }
 
 MemoryUse ModelExecutor::memory_use() const {

@@ -20,15 +20,16 @@ class Linear {
   Linear(WeightLoader& weights, WeightGroup group, const std::vector<WeightLoader::Part>& parts,
          int64_t in_features, const LinearSpec& spec);
 
-  int64_t out_features() const { return weight_.out_features; }
+  int64_t out_features() const { return out_features_; }
 
   // out [M, N] = x [M, K] W^T + b, added to what `out` holds if `accumulate`.
   void forward(const ForwardContext& context, const ConstTensor& x, const Tensor& out,
                bool accumulate = false) const;
 
  private:
-  LinearWeight weight_;
-  VectorWeight bias_;  // [N] or empty
+  std::vector<LinearWeight> weights_;  // side by side along N; one, but for files of mixed blocks
+  int64_t out_features_ = 0;           // N
+  VectorWeight bias_;                  // [N] or empty
 };
 
 }  // namespace llmserve

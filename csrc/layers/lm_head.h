@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <utility>
 
 #include "layers/forward_context.h"
 #include "layers/weight_loader.h"
@@ -20,8 +21,8 @@ class LmHead {
   // own.
   LmHead(WeightLoader& weights, const std::string& name, int64_t vocab_size, int64_t hidden_size,
          const Scaling& scaling)
-      : weight_(
-            weights.linear(WeightGroup::kLmHead, {{name + ".weight", vocab_size}}, hidden_size)),
+      : weight_(std::move(weights.linear(WeightGroup::kLmHead, {{name + ".weight", vocab_size}},
+                                         hidden_size)[0])),
         scaling_(scaling) {}
 
   // logits [rows.size(), V] of rows of hidden [T, E], in the arena scope of the caller.

@@ -132,6 +132,17 @@ int64_t value_bytes(const Checkpoint& checkpoint, const TensorEntry& entry, DTyp
   return matrix.rows * matrix.width * size_bytes(dtype);
 }
 
+bool unpack_row(const Checkpoint& checkpoint, const TensorEntry& entry, int64_t row,
+                const QuantizedRow& to) {
+  const TensorStorage& storage = checkpoint.storage(entry);
+  const Matrix matrix = matrix_of(storage, entry);
+  const QuantFormat& format = *storage.blocks;
+  const int64_t at = stored_row(row, head_rows(storage.paired_heads, matrix));
+  const std::byte* from = checkpoint.file(entry)->bytes().data() + entry.offset;
+  return format.unpack(from + format.num_bytes(at * matrix.width),
+                       matrix.width / format.block_elements, to);
+}
+
 ConstTensor host_values(const Checkpoint& checkpoint, const TensorEntry& entry, DType dtype,
                         Backend& backend, Buffer& buffer, RowRange rows) {
   check_internal(entry.shape.size() > 0 && std::ssize(entry.shape) <= kMaxRank,

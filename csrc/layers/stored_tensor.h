@@ -15,6 +15,10 @@ bool is_in_place(const Checkpoint& checkpoint, const TensorEntry& entry);
 // Bytes of its values as `dtype` (kF32 or kBF16), or in place as they are stored.
 int64_t value_bytes(const Checkpoint& checkpoint, const TensorEntry& entry, DType dtype);
 
+// The model's row `row` of a matrix in blocks that a linear layer runs on (QuantFormat::unpack).
+bool unpack_row(const Checkpoint& checkpoint, const TensorEntry& entry, int64_t row,
+                const QuantizedRow& to);
+
 // Rows of a matrix, elements of a vector.
 struct RowRange {
   int64_t begin = 0;

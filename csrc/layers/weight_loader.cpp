@@ -1,6 +1,7 @@
 #include "layers/weight_loader.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numeric>
 #include <sstream>
@@ -36,6 +37,23 @@ void quantize_row(const LinearFormat& format, const ConstTensor& values, const Q
   convert_to_f32(values, 0, k, floats.data());
   quantize_row(format, floats.data(), k, row);
 }
+
+// Which of some stacked matrices a row is in, and where there.
+class RowStarts {
+ public:
+  template <class Matrices, class NumRows>
+  RowStarts(const Matrices& matrices, NumRows num_rows) {
+    for (const auto& matrix : matrices) starts_.push_back(starts_.back() + num_rows(matrix));
+  }
+  std::pair<size_t, int64_t> find(int64_t row) const {
+    const auto after = std::upper_bound(starts_.begin(), starts_.end(), row);
+    const size_t matrix = static_cast<size_t>(after - starts_.begin()) - 1;
+    return {matrix, row - starts_[matrix]};
+  }
+
+ private:
+  std::vector<int64_t> starts_{0};
+};
 
 // The same matrix row-major the other way round, in memory of its own.
 ConstTensor transpose_into(Buffer& buffer, const ConstTensor& matrix) {
@@ -156,56 +174,55 @@ void WeightLoader::count(WeightGroup group, int64_t num_bytes) {
   group_bytes_[static_cast<size_t>(group)] += num_bytes;
 }
 
-LinearWeight WeightLoader::plan_linear(WeightGroup group, const std::vector<Part>& parts,
-                                       int64_t in_features) {
+const QuantFormat* WeightLoader::kept_blocks(const TensorEntry& entry, bool is_transposed) const {
+  const TensorStorage& storage = checkpoint_.storage(entry);
+  const bool is_kept = format_.keeps_blocks && !format_.integers && storage.blocks &&
+                       storage.blocks->integers && storage.added == 0 && !is_transposed &&
+                       backend_.can_run(*storage.blocks->integers);
+  return is_kept ? storage.blocks : nullptr;
+}
+
+LinearWeight WeightLoader::plan_linear(WeightGroup group, Parts parts, int64_t in_features,
+                                       const LinearFormat* integers) {
   LinearWeight weight;
   for (const Part& part : parts) weight.out_features += part.size;
   weight.in_features = in_features;
   weight.dtype = format_.dtype;
-  weight.format = format_.integers;
-  const LinearFormat* integers = weight.format;
+  weight.format = integers;
   if (!integers) {
     count(group, backend_.packed_bytes(weight.out_features, in_features, weight.dtype));
     return weight;
   }
   check_fits(*integers, parts[0].name, in_features);
   count(group, backend_.packed_bytes(weight.out_features, in_features, *integers));
+  if (std::find(integers_.begin(), integers_.end(), integers) == integers_.end())
+    integers_.push_back(integers);
   activation_bytes_ =
       std::max(activation_bytes_, quantized_activation_bytes(*integers, in_features));
   return weight;
 }
 
-LinearWeight WeightLoader::pack(const LinearWeight& planned, std::span<const ConstTensor> views) {
+LinearWeight WeightLoader::pack_rows(const LinearWeight& planned,
+                                     std::span<const ConstTensor> views) {
   if (!planned.format) return backend_.pack_linear(views, planned.dtype);
-  const LinearFormat& format = *planned.format;
-  const int64_t k = planned.in_features;
-  std::vector<int64_t> starts{0};
-  for (const ConstTensor& view : views) starts.push_back(starts.back() + view.shape[0]);
-  return backend_.pack_quantized(
-      format, planned.out_features, k, [&](int64_t n, const QuantizedRow& row) {
-        const auto after = std::upper_bound(starts.begin(), starts.end(), n);
-        const size_t part = static_cast<size_t>(after - starts.begin()) - 1;
-        quantize_row(format, views[part].slice(0, n - starts[part], 1), row);
-      });
+  const RowStarts starts(views, [](const ConstTensor& view) { return view.shape[0]; });
+  return backend_.pack_quantized(*planned.format, planned.out_features, planned.in_features,
+                                 [&](int64_t n, const QuantizedRow& row) {
+                                   const auto [part, within] = starts.find(n);
+                                   quantize_row(*planned.format, views[part].slice(0, within, 1),
+                                                row);
+                                 });
 }
 
-LinearWeight WeightLoader::linear(WeightGroup group, const std::vector<Part>& parts,
-                                  int64_t in_features, bool is_transposed) {
-  std::vector<const TensorEntry*> entries;
-  for (const Part& part : parts) {
-    check_internal(!is_transposed || part.of == 0, "transposed tensors are taken whole");
-    entries.push_back(is_transposed ? &find(part.name, {in_features, part.size})
-                                    : &find(part.name, {part.num_rows(), in_features}));
-  }
-  LinearWeight planned = plan_linear(group, parts, in_features);
-  if (!load_) return planned;
+LinearWeight WeightLoader::pack_values(const LinearWeight& planned, Parts parts, Entries entries,
+                                       bool is_transposed) {
   std::vector<ConstTensor> views;
   std::vector<Buffer> copies(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
     const RowRange rows = is_transposed ? RowRange{} : RowRange{parts[i].begin, parts[i].size};
     ConstTensor view =
         host_values(checkpoint_, *entries[i], format_.dtype, backend_, copies[i], rows);
-    check_finite(*entries[i], view, parts[i].begin * in_features);
+    check_finite(*entries[i], view, parts[i].begin * planned.in_features);
     if (is_transposed) {
       Buffer turned;
       view = transpose_into(turned, view);
@@ -213,10 +230,57 @@ LinearWeight WeightLoader::linear(WeightGroup group, const std::vector<Part>& pa
     }
     views.push_back(view);
   }
-  LinearWeight weight = pack(planned, views);
-  for (const TensorEntry* entry : entries)
-    checkpoint_.file(*entry)->release(entry->offset, entry->num_bytes);
-  return weight;
+  return pack_rows(planned, views);
+}
+
+LinearWeight WeightLoader::pack_blocks(const LinearWeight& planned, Parts parts, Entries entries) {
+  const RowStarts starts(parts, [](const Part& part) { return part.size; });
+  std::atomic<bool> is_finite{true};
+  LinearWeight weight = backend_.pack_quantized(
+      *planned.format, planned.out_features, planned.in_features,
+      [&](int64_t n, const QuantizedRow& row) {
+        const auto [part, within] = starts.find(n);
+        if (!unpack_row(checkpoint_, *entries[part], parts[part].begin + within, row))
+          is_finite = false;
+      });
+  if (is_finite) return weight;
+  // Some scale is not: the values say which, in the words of every other tensor.
+  pack_values({.out_features = planned.out_features,
+               .in_features = planned.in_features,
+               .dtype = DType::kF32},
+              parts, entries, /*is_transposed=*/false);
+  throw CorruptFile(concat(checkpoint_.path(), ": tensor \"", parts[0].name,
+                           "\" has blocks whose scale is not finite"));
+}
+
+std::vector<LinearWeight> WeightLoader::linear(WeightGroup group, const std::vector<Part>& parts,
+                                               int64_t in_features, bool is_transposed) {
+  std::vector<const TensorEntry*> entries;
+  std::vector<const QuantFormat*> blocks;
+  for (const Part& part : parts) {
+    check_internal(!is_transposed || part.of == 0, "transposed tensors are taken whole");
+    entries.push_back(is_transposed ? &find(part.name, {in_features, part.size})
+                                    : &find(part.name, {part.num_rows(), in_features}));
+    blocks.push_back(kept_blocks(*entries.back(), is_transposed));
+  }
+  std::vector<LinearWeight> weights;
+  for (size_t begin = 0, end = 0; begin < parts.size(); begin = end) {
+    while (end < parts.size() && blocks[end] == blocks[begin]) ++end;
+    const Parts some = Parts(parts).subspan(begin, end - begin);
+    const Entries from = Entries(entries).subspan(begin, end - begin);
+    const LinearFormat* integers = blocks[begin] ? blocks[begin]->integers : format_.integers;
+    LinearWeight planned = plan_linear(group, some, in_features, integers);
+    if (!load_)
+      weights.push_back(std::move(planned));
+    else if (blocks[begin])
+      weights.push_back(pack_blocks(planned, some, from));
+    else
+      weights.push_back(pack_values(planned, some, from, is_transposed));
+  }
+  if (load_)
+    for (const TensorEntry* entry : entries)
+      checkpoint_.file(*entry)->release(entry->offset, entry->num_bytes);
+  return weights;
 }
 
 VectorWeight WeightLoader::vector(WeightGroup group, const std::vector<Part>& parts) {
@@ -267,6 +331,7 @@ WeightReport WeightLoader::report() const {
   WeightReport report;
   report.group_bytes = group_bytes_;
   report.mapped_bytes = mapped_bytes_;
+  report.integers = integers_;
   report.activation_bytes = activation_bytes_;
   for (const TensorEntry& entry : checkpoint_.tensors()) {
     if (!used_.contains(entry.name) && !follows_from_config(entry.name))

@@ -24,6 +24,7 @@ std::string_view name(WeightGroup group);
 struct WeightReport {
   std::array<int64_t, kNumWeightGroups> group_bytes{};  // by WeightGroup
   int64_t mapped_bytes = 0;  // of them, read in place from the file: page cache, not memory
+  std::vector<const LinearFormat*> integers;  // the formats that linear layers are in, if any
   // A row of activations as integers, beside the linear layer where it takes most; 0 if none runs
   // on integers.
   int64_t activation_bytes = 0;
@@ -52,6 +53,8 @@ struct VectorWeight {
 struct WeightFormat {
   DType dtype = DType::kF32;               // kF32 or kBF16
   const LinearFormat* integers = nullptr;  // of linear layers, the head included; null: dtype
+  // Without `integers`: blocks of a file that linear() can run on stay what they are.
+  bool keeps_blocks = false;
 };
 
 // Every method finds a tensor (by its name, or without the name's first word: base models are saved
@@ -77,10 +80,10 @@ class WeightLoader {
     int64_t width = 0;  // of a matrix that is read as one vector, row after row; 0: a vector
     int64_t num_rows() const { return of == 0 ? size : of; }
   };
-  // The [N_i, K] matrices, stacked along N and packed. `is_transposed`: the file has them as whole
-  // tensors [K, N_i].
-  LinearWeight linear(WeightGroup group, const std::vector<Part>& parts, int64_t in_features,
-                      bool is_transposed = false);
+  // The [N_i, K] matrices, stacked along N and packed, in one weight unless they are kept as blocks
+  // of several kinds. `is_transposed`: the file has them as whole tensors [K, N_i].
+  std::vector<LinearWeight> linear(WeightGroup group, const std::vector<Part>& parts,
+                                   int64_t in_features, bool is_transposed = false);
   // Vectors laid end to end, as f32.
   VectorWeight vector(WeightGroup group, const std::vector<Part>& parts);
   VectorWeight vector(WeightGroup group, const std::string& name, int64_t size) {
@@ -103,9 +106,17 @@ class WeightLoader {
   // `first` is the place of the tensor's first element in the entry.
   void check_finite(const TensorEntry& entry, const ConstTensor& tensor, int64_t first = 0);
   void count(WeightGroup group, int64_t num_bytes);
+  using Parts = std::span<const Part>;
+  using Entries = std::span<const TensorEntry* const>;  // of Parts
+  // The blocks that a tensor of linear() is kept in, or null.
+  const QuantFormat* kept_blocks(const TensorEntry& entry, bool is_transposed) const;
   // The weight's sizes and format, counted, without its data.
-  LinearWeight plan_linear(WeightGroup group, const std::vector<Part>& parts, int64_t in_features);
-  LinearWeight pack(const LinearWeight& planned, std::span<const ConstTensor> views);
+  LinearWeight plan_linear(WeightGroup group, Parts parts, int64_t in_features,
+                           const LinearFormat* integers);
+  LinearWeight pack_values(const LinearWeight& planned, Parts parts, Entries entries,
+                           bool is_transposed);
+  LinearWeight pack_rows(const LinearWeight& planned, std::span<const ConstTensor> views);
+  LinearWeight pack_blocks(const LinearWeight& planned, Parts parts, Entries entries);
 
   const Checkpoint& checkpoint_;
   Backend& backend_;
@@ -113,6 +124,7 @@ class WeightLoader {
   bool load_;
   std::array<int64_t, kNumWeightGroups> group_bytes_{};
   int64_t mapped_bytes_ = 0;
+  std::vector<const LinearFormat*> integers_;
   int64_t activation_bytes_ = 0;
   std::unordered_set<std::string> used_;
   TensorEntry imagined_;

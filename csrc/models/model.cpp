@@ -50,8 +50,10 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfi
   return find_architecture(config.architecture, "ModelConfig").build(config, weights);
 }
 
-const LinearFormat* resolve_quantization(std::string_view name) {
-  return name.empty() ? nullptr : &find_linear_format(name);
+WeightFormat resolve_weight_format(DType dtype, std::string_view quantization) {
+  if (quantization.empty()) return {.dtype = dtype, .keeps_blocks = true};
+  if (quantization == "none") return {.dtype = dtype};
+  return {.dtype = dtype, .integers = &find_linear_format(quantization)};
 }
 
 StepShape step_shape(const ModelConfig& config, const WeightReport& weights, int64_t max_tokens) {

@@ -95,8 +95,9 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint);
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
                                   Backend& backend, const WeightFormat& format);
 
-// None for "": what LLM(quantization=...) names. Throws NotSupported that lists the names.
-const LinearFormat* resolve_quantization(std::string_view name);
+// What `dtype` and LLM(quantization=...) ask for: "" keeps blocks that the backend runs on, "none"
+// dequantizes them, other names are of quant/linear_format.h. Throws NotSupported that lists them.
+WeightFormat resolve_weight_format(DType dtype, std::string_view quantization);
 
 // For Backend::reserve_scratch, of steps of at most max_tokens.
 StepShape step_shape(const ModelConfig& config, const WeightReport& weights, int64_t max_tokens);

@@ -46,11 +46,6 @@ constexpr float kMaxF16 = 65504.0f;
 // To the nearest integer, ties to even, for |x| < 2^22: adding 1.5 * 2^23 leaves no bits below one.
 float round_to_even(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
-float stored(const LinearFormat& format, float x) {
-  if (!format.has_f16_scales) return x;
-  return f16_to_f32(f32_to_f16(std::clamp(x, -kMaxF16, kMaxF16)));
-}
-
 float reciprocal(float scale) {
   const float inverse = scale == 0 ? 0.0f : 1.0f / scale;
   return std::isfinite(inverse) ? inverse : 0.0f;
@@ -75,7 +70,7 @@ void round_group(const float* v, int64_t n, float added, float inverse, float of
 
 void quantize_symmetric_8(const LinearFormat& format, const float* v, int64_t n, int8_t* q,
                           float* scale) {
-  *scale = stored(format, std::bit_cast<float>(largest_magnitude(v, n)) / 127.0f);
+  *scale = stored_scale(format, std::bit_cast<float>(largest_magnitude(v, n)) / 127.0f);
   round_group(v, n, 0.0f, reciprocal(*scale), 0.0f, -127.0f, 127.0f, q);
 }
 
@@ -84,19 +79,24 @@ void quantize_symmetric_4(const LinearFormat& format, const float* v, int64_t n,
   const uint32_t most = largest_magnitude(v, n);
   const float* at = std::find_if(
       v, v + n, [&](float x) { return (std::bit_cast<uint32_t>(x) & 0x7fffffffu) == most; });
-  *scale = stored(format, *at / -8.0f);
+  *scale = stored_scale(format, *at / -8.0f);
   round_group(v, n, 0.0f, reciprocal(*scale), 8.0f, 0.0f, 15.0f, q);
 }
 
 void quantize_with_min(const LinearFormat& format, const float* v, int64_t n, int8_t* q,
                        float* scale, float* min) {
   const auto [lowest, highest] = std::minmax_element(v, v + n);
-  *scale = stored(format, (*highest - *lowest) / 15.0f);
-  *min = stored(format, -*lowest);
+  *scale = stored_scale(format, (*highest - *lowest) / 15.0f);
+  *min = stored_scale(format, -*lowest);
   round_group(v, n, *min, reciprocal(*scale), 0.0f, 0.0f, 15.0f, q);
 }
 
 }  // namespace
+
+float stored_scale(const LinearFormat& format, float x) {
+  if (!format.has_f16_scales) return x;
+  return f16_to_f32(f32_to_f16(std::clamp(x, -kMaxF16, kMaxF16)));
+}
 
 std::span<const LinearFormat> linear_format_registry() { return kFormats; }
 

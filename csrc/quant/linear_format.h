@@ -56,6 +56,9 @@ using QuantizedRowReader = std::function<void(int64_t i, const QuantizedRow& row
 void quantize_row(const LinearFormat& format, const float* values, int64_t k,
                   const QuantizedRow& row);
 
+// A scale or minimum as the format stores it: rounded to float16 within +-65504, or as it is.
+float stored_scale(const LinearFormat& format, float x);
+
 // Bytes that a row of activations takes as integers beside a weight of this format: bytes in whole
 // cache lines, and three words a group.
 int64_t quantized_activation_bytes(const LinearFormat& format, int64_t k);

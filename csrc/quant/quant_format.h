@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "core/dtype.h"
+#include "quant/linear_format.h"
 
 namespace llmserve {
 
@@ -23,6 +24,12 @@ struct QuantFormat {
   // num_blocks whole blocks, at any address, to num_blocks * block_elements values, each product
   // and sum rounded to f32 as the format's reference (gguf-py 0.19, quants.py) has it.
   void (*dequantize)(const std::byte* blocks, int64_t num_blocks, float* out) = nullptr;
+
+  // What a linear layer runs on without dequantizing the blocks; null where it does not.
+  const LinearFormat* integers = nullptr;
+  // num_blocks whole blocks as such integers; scales and minima are rounded as the format stores
+  // them. Returns false if one is not finite.
+  bool (*unpack)(const std::byte* blocks, int64_t num_blocks, const QuantizedRow& row) = nullptr;
 
   // Bytes of so many elements, which fill whole blocks.
   int64_t num_bytes(int64_t num_elements) const {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "quant/quant_format.h"
@@ -16,6 +17,42 @@ void dequantize_blocks(const std::byte* blocks, int64_t num_blocks, float* out) 
   static_assert(alignof(Block) == 1, "blocks lie anywhere in a file");
   const auto* from = reinterpret_cast<const Block*>(blocks);
   for (int64_t i = 0; i < num_blocks; ++i) dequantize(from[i], out + i * kElements);
+}
+
+// Groups of 32, and of 16 in Q6_K. Scales that are products of an f16 and 6 or 8 bits are rounded
+// to f16, by 2^-11 of themselves.
+constexpr LinearFormat kQ8_0{.name = "Q8_0", .bits = 8, .group_size = 32, .has_f16_scales = true};
+constexpr LinearFormat kQ4_0{.name = "Q4_0", .bits = 4, .group_size = 32, .has_f16_scales = true};
+constexpr LinearFormat kQ4Min{
+    .name = "Q4_1", .bits = 4, .group_size = 32, .has_min = true, .has_f16_scales = true};
+constexpr LinearFormat kQ5Min{
+    .name = "Q5_1", .bits = 8, .group_size = 32, .has_min = true, .has_f16_scales = true};
+constexpr LinearFormat kQ6_K{.name = "Q6_K", .bits = 8, .group_size = 16, .has_f16_scales = true};
+
+template <class Block, int kElements, const LinearFormat& kFormat>
+bool unpack_blocks(const std::byte* blocks, int64_t num_blocks, const QuantizedRow& row) {
+  constexpr int64_t kGroups = kElements / kFormat.group_size;
+  const auto* from = reinterpret_cast<const Block*>(blocks);
+  bool is_finite = true;
+  for (int64_t i = 0; i < num_blocks; ++i) {
+    const QuantizedRow to{row.values + i * kElements, row.scales + i * kGroups,
+                          row.mins + i * kGroups};
+    std::fill_n(to.mins, kGroups, 0.0f);
+    unpack(from[i], to);
+    for (int64_t g = 0; g < kGroups; ++g) {
+      is_finite = is_finite && std::isfinite(to.scales[g]) && std::isfinite(to.mins[g]);
+      to.scales[g] = stored_scale(kFormat, to.scales[g]);
+      to.mins[g] = stored_scale(kFormat, to.mins[g]);
+    }
+  }
+  return is_finite;
+}
+
+template <class Block, int kElements, const LinearFormat& kFormat>
+constexpr QuantFormat integers(QuantFormat format) {
+  format.integers = &kFormat;
+  format.unpack = &unpack_blocks<Block, kElements, kFormat>;
+  return format;
 }
 
 template <class Block, int kElements>
@@ -37,16 +74,23 @@ constexpr std::array kFormats{
     row<F64Value, 1>("F64", "64-bit floats, rounded to F32", 28, DType::kF64),
     row<F8E4M3Value, 1>("F8_E4M3", "8-bit floats of 3 bits precision", {}, DType::kF8E4M3),
     row<F8E5M2Value, 1>("F8_E5M2", "8-bit floats of 2 bits precision", {}, DType::kF8E5M2),
-    row<BlockQ8_0, 32>("Q8_0", "32 signed bytes and a scale", 8),
-    row<BlockQ4_0, 32>("Q4_0", "32 values of 4 bits and a scale", 2),
-    row<BlockQ4_1, 32>("Q4_1", "32 values of 4 bits, a scale and a minimum", 3),
-    row<BlockQ5_0, 32>("Q5_0", "32 values of 5 bits and a scale", 6),
-    row<BlockQ5_1, 32>("Q5_1", "32 values of 5 bits, a scale and a minimum", 7),
+    integers<BlockQ8_0, 32, kQ8_0>(row<BlockQ8_0, 32>("Q8_0", "32 signed bytes and a scale", 8)),
+    integers<BlockQ4_0, 32, kQ4_0>(
+        row<BlockQ4_0, 32>("Q4_0", "32 values of 4 bits and a scale", 2)),
+    integers<BlockQ4_1, 32, kQ4Min>(
+        row<BlockQ4_1, 32>("Q4_1", "32 values of 4 bits, a scale and a minimum", 3)),
+    integers<BlockQ5_0, 32, kQ8_0>(
+        row<BlockQ5_0, 32>("Q5_0", "32 values of 5 bits and a scale", 6)),
+    integers<BlockQ5_1, 32, kQ5Min>(
+        row<BlockQ5_1, 32>("Q5_1", "32 values of 5 bits, a scale and a minimum", 7)),
     row<BlockQ2_K, 256>("Q2_K", "16 groups of 16 values of 2 bits, scales and minima", 10),
     row<BlockQ3_K, 256>("Q3_K", "16 groups of 16 values of 3 bits, scales", 11),
-    row<BlockQ4_K, 256>("Q4_K", "8 groups of 32 values of 4 bits, scales and minima", 12),
-    row<BlockQ5_K, 256>("Q5_K", "8 groups of 32 values of 5 bits, scales and minima", 13),
-    row<BlockQ6_K, 256>("Q6_K", "16 groups of 16 values of 6 bits, scales", 14),
+    integers<BlockQ4_K, 256, kQ4Min>(
+        row<BlockQ4_K, 256>("Q4_K", "8 groups of 32 values of 4 bits, scales and minima", 12)),
+    integers<BlockQ5_K, 256, kQ5Min>(
+        row<BlockQ5_K, 256>("Q5_K", "8 groups of 32 values of 5 bits, scales and minima", 13)),
+    integers<BlockQ6_K, 256, kQ6_K>(
+        row<BlockQ6_K, 256>("Q6_K", "16 groups of 16 values of 6 bits, scales", 14)),
     row<BlockIQ4_NL, 32>("IQ4_NL", "32 values of a table of 16 and a scale", 20),
     row<BlockMXFP4, 32>("MXFP4", "32 values of E2M1 and a power of two", 39),
 };

@@ -98,7 +98,7 @@ def test_the_plan_of_a_quantized_model_is_what_the_engine_takes(family: str, nam
     }
     plan = LLM.plan(path, **arguments)
     plain = LLM.plan(path, **{**arguments, "quantization": None})
-    assert plan.quantization == name
+    assert plan.integers == (name,)
     assert plan.weight_bytes < plain.weight_bytes
     before = _core.testing.host_allocations().num_bytes
     with LLM(path, **arguments) as llm:

@@ -64,7 +64,7 @@ def test_the_command_prints_what_quantization_changes(capsys: pytest.CaptureFixt
     arguments = ["eval", "perplexity", "--max-tokens", "1500", "--quantization", "none,int8,int4"]
     assert cli.main([*arguments, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["quantization"] for row in rows] == [None, "int8", "int4"]
+    assert [row["quantization"] for row in rows] == ["none", "int8", "int4"]
     assert rows[0]["change"] == 0
     assert abs(rows[1]["change"]) < 0.01
     assert 0 < rows[2]["change"] < 0.05

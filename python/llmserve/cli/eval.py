@@ -57,10 +57,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     text = _read(options)
-    names = (options.quantization or "none").split(",")
+    names = [None] if options.quantization is None else options.quantization.split(",")
     rows = []
     for name in names:
-        options.quantization = None if name == "none" else name
+        options.quantization = name
         rows.append(_measure(options, name, text))
     for row in rows:
         row["change"] = row["perplexity"] / rows[0]["perplexity"] - 1
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(options: argparse.Namespace, name: str, text: str) -> dict[str, Any]:
+def _measure(options: argparse.Namespace, name: str | None, text: str) -> dict[str, Any]:
     model = demo_model_path() if options.model is None else options.model
     begin = time.monotonic()
     with load_model(options, model) as llm:
@@ -80,12 +80,14 @@ def _measure(options: argparse.Namespace, name: str, text: str) -> dict[str, Any
         if options.max_tokens is not None:
             token_ids = token_ids[: integer("--max-tokens", options.max_tokens, 2)]
         context, stride = _sizes(options, llm)
-        with _Bar(name, windows_of(len(token_ids), context, stride), options) as bar:
+        with _Bar(
+            name or "perplexity", windows_of(len(token_ids), context, stride), options
+        ) as bar:
             result = measure_perplexity(
                 llm, token_ids, context=context, stride=stride, on_window=bar.advance
             )
         return {
-            "quantization": None if name == "none" else name,
+            "quantization": name,
             "perplexity": result.value,
             "mean_nll": result.mean_nll,
             "standard_error": result.standard_error,
@@ -146,6 +148,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
     print(f"{'quantization':<14} {'perplexity':>11} {'change':>9} {'tokens':>8} {'weights':>12}")
     for row in rows:
         print(
-            f"{row['quantization'] or 'none':<14} {row['perplexity']:>11.4f} "
+            f"{row['quantization'] or 'as stored':<14} {row['perplexity']:>11.4f} "
             f"{row['change']:>+9.2%} {row['num_tokens']:>8} {row['weight_bytes'] / 2**20:>8.1f} MiB"
         )

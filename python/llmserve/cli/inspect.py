@@ -74,7 +74,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         f"files          {report['num_files']} with {len(report['tensors'])} tensors, "
         f"{human_bytes(report['file_bytes'])}"
     )
-    kept = f"{plan['quantization']} and {plan['dtype']}" if plan["quantization"] else plan["dtype"]
+    kept = " and ".join([*plan["integers"], plan["dtype"]])
     yield f"in memory      {human_bytes(plan['total_bytes'])} of weights in {kept}"
     for name, num_bytes in plan["group_bytes"].items():
         yield f"  {name:<12} {human_bytes(num_bytes)}"

@@ -31,7 +31,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 def add_quantization(parser: argparse.ArgumentParser) -> None:
     """What linear layers are rounded to."""
     names = ", ".join(name for name, _ in _core.supported_quantizations())
-    parser.add_argument("--quantization", metavar="NAME", help=f"round weights to {names}")
+    parser.add_argument(
+        "--quantization", metavar="NAME", help=f"round weights to {names}; none: floats"
+    )
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:

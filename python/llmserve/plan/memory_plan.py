@@ -56,16 +56,17 @@ class MemoryPlan:
 
     weight_bytes, workspace_bytes and kv_cache_bytes are what the engine then holds, exactly.
     mapped_bytes of the weights are read in place from the file: page cache, not memory of the
-    process. available_bytes is what the machine's control group leaves now, less what other LLMs of
-    this process were promised (reserved_bytes). pool_bound names the argument that set the pool's
-    size. refusal says why LLM would refuse, None if it would not.
+    process. integers are the formats of the linear layers that run on integers. available_bytes is
+    what the machine's control group leaves now, less what other LLMs of this process were promised
+    (reserved_bytes). pool_bound names the argument that set the pool's size. refusal says why LLM
+    would refuse, None if it would not.
     """
 
     model: str
     architecture: str
     device: str
     dtype: str
-    quantization: str | None
+    integers: tuple[str, ...]
     kv_cache_dtype: str
     num_threads: int
     max_model_len: int
@@ -120,7 +121,7 @@ class MemoryPlan:
     def _summary(self) -> str:
         lines = [
             f"{self.architecture} in "
-            + (f"{self.quantization} and " if self.quantization else "")
+            + "".join(f"{name} and " for name in self.integers)
             + f"{self.dtype} on {self.device}, {self.num_threads} threads",
             f"weights        {human_bytes(self.weight_bytes)}, of them "
             f"{human_bytes(self.mapped_bytes)} mapped from the file",
@@ -168,7 +169,7 @@ def plan_memory(
         architecture=core.architecture,
         device=config.device,
         dtype=config.dtype,
-        quantization=config.quantization or None,
+        integers=tuple(core.weights["integers"]),
         kv_cache_dtype=config.kv_cache_dtype,
         num_threads=config.num_threads,
         max_model_len=config.scheduler.max_model_len,
