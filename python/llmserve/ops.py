@@ -266,8 +266,8 @@ def quantize(weight: ArrayLike, quantization: str) -> tuple[Any, Any, Any]:
     >>> import numpy
     >>> from llmserve import ops
     >>> values, scales, minima = ops.quantize(numpy.array([[1.0, -2.0, 0.5]], "f4"), "int8")
-    >>> values.tolist(), (values * scales).round(2).tolist(), minima
-    ([[64, -127, 32]], [[1.01, -2.0, 0.5]], None)
+    >>> values.tolist(), (values * scales).round(1).tolist(), minima
+    ([[64, -127, 32]], [[1.0, -2.0, 0.5]], None)
     """
     return _core.quantize(weight, text("quantization", quantization))
 

@@ -42,7 +42,6 @@ ENGINE_OPTIONS = (
     Option("kv_cache_memory_bytes", int, "memory of the KV cache"),
     Option("kv_cache_dtype", str, "what the KV cache keeps"),
     Option("gpu_memory_utilization", float, "share of the memory at hand to use"),
-    Option("num_gpu_blocks_override", int, "blocks of the KV cache"),
     Option("block_size", int, "tokens a block"),
     Option("enable_prefix_caching", bool, "requests share the blocks of equal prefixes"),
     Option("enable_chunked_prefill", bool, "long prompts run in pieces"),
