@@ -80,6 +80,7 @@ class AsyncStream:
         """Drops what may still come, and aborts the request if it is not finished: its blocks are
         free after the running step. Whether it was aborted."""
         self._runner.router.leave(self._request_ids)
+        self.direct = _takes_none  # or it and who took its events would hold each other
         is_left = bool(self._request_ids) and not self.state.is_finished
         if is_left:
             self.abort()

@@ -89,6 +89,7 @@ class _SharedRun:
 
     def leave(self, reader: SharedStream) -> None:
         """The last one out ends the request."""
+        reader.direct = _takes_none
         if reader in self.readers:
             self.readers.remove(reader)
         if not self.readers:

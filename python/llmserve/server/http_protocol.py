@@ -30,6 +30,8 @@ class _BoundedProtocol(HttpToolsProtocol):
     _is_in_head = True
     _is_refused = False
     _head_timer: asyncio.TimerHandle | None = None
+    # Of the last request: what it may do with its connection.
+    _handles: dict[object, object] | None = None
 
     def connection_made(self, transport: Any) -> None:
         if len(self.connections) >= self.bounds.max_connections:
@@ -48,6 +50,8 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._handles is not None:
+            self._handles.pop("write", None)  # or the scope and we would hold each other
         if self.transport is not None:
             super().connection_lost(exc)
 
@@ -70,8 +74,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is None:
             self._expect_head()
         self._is_in_head = True
-        transport: dict[object, object] = {"abort": self.transport.abort, "write": self._write_now}
-        self.scope["extensions"] = {"llmserve.transport": transport}
+        self._handles = {"abort": self.transport.abort, "write": self._write_now}
+        self.scope["extensions"] = {"llmserve.transport": self._handles}
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
