@@ -42,6 +42,9 @@ void set_attention_bias(GgufConfig& config) {
   config.set("attention_bias", {config.has_tensor("blk.0.attn_q.bias")});
 }
 
+// A word for each layer takes far more than its byte in the file.
+constexpr int64_t kMaxLayers = 4096;
+
 // Which layers have the window, where the file says so; otherwise the family's pattern stands.
 void copy_windows(GgufConfig& config) {
   config.copy_integer("attention.sliding_window", "sliding_window");
@@ -50,9 +53,10 @@ void copy_windows(GgufConfig& config) {
   if (!pattern->is_array)
     return config.copy_integer("attention.sliding_window_pattern", "sliding_window_pattern");
   const int64_t num_layers = config.integer("num_hidden_layers");
-  if (pattern->count != num_layers)
-    config.file().fail(pattern->key, concat("expected ", num_layers,
-                                            " entries, one for each layer, got ", pattern->count));
+  if (pattern->count != num_layers || num_layers > kMaxLayers)
+    config.file().fail(pattern->key, concat("expected an entry for each of ", num_layers,
+                                            " layers, of which there may be ", kMaxLayers, ", got ",
+                                            pattern->count));
   JsonValue::Array types;
   for (int64_t i = 0; i < num_layers; ++i)
     types.push_back(

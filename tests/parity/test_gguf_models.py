@@ -113,6 +113,17 @@ def test_every_tick_of_gguf_has_its_test(what: str) -> None:
     assert {name for name, all_of in ticks().items() if what in all_of} == shown
 
 
+def test_windows_for_other_layers_than_there_are_are_refused(tmp_path: Path) -> None:
+    def extra(writer: gguf.GGUFWriter) -> None:
+        writer.add_array("gemma2.attention.sliding_window_pattern", [True, False, True])
+
+    path = write_gguf(
+        tmp_path / "model.gguf", checkpoint("gemma2", **OVERRIDES["gemma2"]), extra=extra
+    )
+    with pytest.raises(CorruptFile, match=r"pattern: expected an entry for each of 2 layers, .* 3"):
+        LLM(path)
+
+
 def test_llama3_frequencies_come_from_their_tensor(tmp_path: Path) -> None:
     rope = dict(
         rope_type="llama3",
