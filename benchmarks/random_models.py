@@ -1,7 +1,7 @@
 """Checkpoints of published shapes with random weights, as llmserve and its peers read them.
 
 `write_checkpoint` writes a Hugging Face directory with NumPy alone. This file as a script, run with
-DIR FILE DTYPE in an environment with the gguf package, turns one into a GGUF file.
+DIR FILE FORMAT in an environment with the gguf package, turns one into a GGUF file.
 """
 
 from __future__ import annotations
@@ -137,8 +137,20 @@ def _random_bf16(draws: np.ndarray[Any, Any], dims: tuple[int, ...]) -> np.ndarr
 
 
 def write_gguf(folder: Path, path: Path, dtype: str) -> None:
-    """The checkpoint in `folder` as one GGUF file without a tokenizer; norms are f32 always."""
+    """The checkpoint in `folder` as one GGUF file without a tokenizer; norms are f32 always.
+
+    dtype: float32, bfloat16, or int8 and int4 for llama.cpp's own Q8_0 and Q4_0.
+    """
     import gguf
+
+    types = gguf.GGMLQuantizationType
+    blocks = {"int8": types.Q8_0, "int4": types.Q4_0}
+    kinds = {
+        "float32": gguf.LlamaFileType.ALL_F32,
+        "bfloat16": gguf.LlamaFileType.MOSTLY_BF16,
+        "int8": gguf.LlamaFileType.MOSTLY_Q8_0,
+        "int4": gguf.LlamaFileType.MOSTLY_Q4_0,
+    }
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     arch = config["model_type"]
@@ -156,9 +168,7 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(
-        gguf.LlamaFileType.ALL_F32 if dtype == "float32" else gguf.LlamaFileType.MOSTLY_BF16
-    )
+    writer.add_file_type(kinds[dtype])
     writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(
         gguf.MODEL_ARCH.LLAMA if arch == "llama" else gguf.MODEL_ARCH.QWEN3,
@@ -170,12 +180,15 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
         part = name.split(".")[-2]
         if arch == "llama" and part in heads:
             data = _interleave(data, config[heads[part]])
-        if data.ndim == 1 or dtype == "float32":
-            writer.add_tensor(new_name, (data.astype(np.uint32) << 16).view(np.float32))
+        if data.ndim == 2 and dtype == "bfloat16":
+            writer.add_tensor(new_name, data.view(np.uint8), raw_dtype=types.BF16)
+            continue
+        floats = (data.astype(np.uint32) << 16).view(np.float32)
+        if data.ndim == 2 and dtype in blocks:
+            packed = gguf.quants.quantize(floats, blocks[dtype])
+            writer.add_tensor(new_name, packed, raw_dtype=blocks[dtype])
         else:
-            writer.add_tensor(
-                new_name, data.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16
-            )
+            writer.add_tensor(new_name, floats)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

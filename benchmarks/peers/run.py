@@ -7,7 +7,8 @@
 Each system is a process that loads one checkpoint of random weights. A round runs each workload
 once on every system, one after another, and measures the machine's read rate and rate of arithmetic
 in between, so that whatever else the machine does hits all alike. A ratio is the median over rounds
-of (peer's seconds / llmserve's seconds) of the same round: over 1, llmserve is faster.
+of (peer's seconds / llmserve's seconds in the same format) of the same round: over 1, llmserve is
+faster. Weights of 8 and 4 bits are llmserve's int8 and int4 and llama.cpp's Q8_0 and Q4_0.
 """
 
 from __future__ import annotations
@@ -43,6 +44,17 @@ PACKAGES = {
     "llama.cpp": ["llama-cpp-python==0.3.36", "gguf==0.19.0"],
 }
 SYSTEMS = ("llmserve", *PACKAGES)
+# Bytes a weight; int4 has a float16 scale for 128 of them.
+FORMATS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 128}
+
+
+@dataclass(frozen=True)
+class System:
+    name: str
+    form: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.form}"
 
 
 @dataclass(frozen=True)
@@ -78,14 +90,14 @@ class Workload:
             return sum(self.prompt_lens)
         return sum(self.max_tokens) - (1 if self.is_decode else 0)
 
-    def bound_s(self, config: dict[str, Any], dtype: str, rates: Rates) -> float:
+    def bound_s(self, config: dict[str, Any], form: str, rates: Rates) -> float | None:
         """Seconds that no program beats: the larger of the bytes at the read rate and of the
-        operations, two a multiply-add, at the rate of arithmetic.
+        operations, two a multiply-add, at the rate of f32 arithmetic. None where that is of
+        integers, whose rate is not known.
 
         The weights are read once a step, all prompts being one step, the cache once a token that is
         generated after the first; a shared prefix is computed once.
         """
-        size = 2 if dtype == "bfloat16" else 4
         parts = {name: int(np.prod(dims)) for name, dims in tensors_of(config)}
         head = parts.pop("lm_head.weight", None) or parts["model.embed_tokens.weight"]
         body = sum(parts.values()) - parts["model.embed_tokens.weight"]
@@ -101,8 +113,12 @@ class Workload:
         steps = max(self.max_tokens)
         if self.is_decode:
             prompts, prefilled, heads, steps = 0, 0, heads - 1, steps - 1
-        kv_bytes = 2 * layers * config["num_key_value_heads"] * dim * size
-        num_bytes = size * (body + head) * steps + kv_bytes * decoded
+        is_float = form in ("float32", "bfloat16")
+        if not is_float and not self.is_decode:
+            return None
+        element = FORMATS[form] if is_float else 2
+        kv_bytes = 2 * layers * config["num_key_value_heads"] * dim * element
+        num_bytes = FORMATS[form] * (body + head) * steps + kv_bytes * decoded
         attention = 4 * layers * config["num_attention_heads"] * dim * (prefilled + decoded)
         return rates.bound_s(num_bytes, 2 * (body * (prompts + tokens) + head * heads) + attention)
 
@@ -124,13 +140,13 @@ WORKLOADS = (
 class Worker:
     """A system's process; one job at a time."""
 
-    def __init__(self, system: str, python: str, model: Path, options: argparse.Namespace) -> None:
+    def __init__(self, system: System, python: str, model: Path, options: Any) -> None:
         threads = str(options.threads)
         environment = {**os.environ, "OMP_NUM_THREADS": threads}
-        if system == "llmserve":
+        if system.name == "llmserve":
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
-            [python, str(HERE / "worker.py"), system, str(model), options.dtype, threads],
+            [python, str(HERE / "worker.py"), system.name, str(model), system.form, threads],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -179,16 +195,17 @@ def measure(options: argparse.Namespace) -> None:
     try:
         for workload in chosen(options.work):
             job = workload.job(vocab_size)
-            seconds: dict[str, list[float]] = {system: [] for system in workers}
-            tokens: dict[str, list[list[int]]] = {}
+            seconds: dict[System, list[float]] = {system: [] for system in workers}
+            tokens: dict[System, list[list[int]]] = {}
             for system, worker in workers.items():  # not counted: first touches, buffers
                 tokens[system] = worker.run(job)["tokens"]
             for round_idx in range(options.rounds):
                 for system in rotated(list(workers), round_idx):
                     seconds[system].append(workload.seconds(workers[system].run(job)))
                     probe.measure()
-            bound_s = workload.bound_s(SHAPES[options.shape], options.dtype, probe.rates())
-            rows += [row_of(workload, system, seconds, tokens, bound_s) for system in workers]
+            for system in workers:
+                bound_s = workload.bound_s(SHAPES[options.shape], system.form, probe.rates())
+                rows.append(row_of(workload, system, seconds, tokens, bound_s))
             show(rows[-len(workers) :])
     finally:
         for worker in workers.values():
@@ -198,15 +215,15 @@ def measure(options: argparse.Namespace) -> None:
         "command": " ".join(sys.argv).replace(str(options.folder), "FOLDER"),
         "machine": describe_machine(),
         "shape": options.shape,
-        "dtype": options.dtype,
+        "formats": options.formats,
         "threads": options.threads,
         "rounds": options.rounds,
         "read_bytes_per_s": rates.read_bytes_per_s,
         "f32_flops_per_s": rates.flops_per_s,
-        "systems": {s: {"version": w.version, "load_s": w.load_s} for s, w in workers.items()},
+        "systems": {str(s): {"version": w.version, "load_s": w.load_s} for s, w in workers.items()},
         "rows": rows,
     }
-    path = options.results or RESULTS / f"peers-{options.shape}-{options.dtype}.json"
+    path = options.results or RESULTS / f"peers-{options.shape}-{options.formats[0]}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"written: {path}")
@@ -220,35 +237,39 @@ def chosen(parts: list[str]) -> list[Workload]:
     return found
 
 
-def start_workers(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Worker]]:
-    for system in options.systems:
-        python, model = sys.executable, folder
-        if system != "llmserve":
-            python = str(python_of(options.folder / "environments" / system))
-            if not Path(python).exists():
-                raise SystemExit(f"{system}: no {python}; run `prepare` first")
-        if system == "llama.cpp":
-            model = folder / f"model-{options.dtype}.gguf"
-            if not model.exists():
-                script = str(HERE.parent / "random_models.py")
-                subprocess.run([python, script, folder, model, options.dtype], check=True)
-        worker = Worker(system, python, model, options)
-        print(f"{system} {worker.version}: loaded in {worker.load_s:.1f} s", flush=True)
-        yield system, worker
+def start_workers(options: argparse.Namespace, folder: Path) -> Iterator[tuple[System, Worker]]:
+    for form in options.formats:
+        for name in options.systems:
+            if name == "transformers" and form.startswith("int"):
+                continue
+            system, python, model = System(name, form), sys.executable, folder
+            if name != "llmserve":
+                python = str(python_of(options.folder / "environments" / name))
+                if not Path(python).exists():
+                    raise SystemExit(f"{name}: no {python}; run `prepare` first")
+            if name == "llama.cpp":
+                model = folder / f"model-{form}.gguf"
+                if not model.exists():
+                    script = str(HERE.parent / "random_models.py")
+                    subprocess.run([python, script, folder, model, form], check=True)
+            worker = Worker(system, python, model, options)
+            print(f"{system}, {worker.version}: loaded in {worker.load_s:.1f} s", flush=True)
+            yield system, worker
 
 
 def row_of(
     workload: Workload,
-    system: str,
-    seconds: dict[str, list[float]],
-    tokens: dict[str, list[list[int]]],
-    bound_s: float,
+    system: System,
+    seconds: dict[System, list[float]],
+    tokens: dict[System, list[list[int]]],
+    bound_s: float | None,
 ) -> dict[str, Any]:
-    ratios = [peer / own for peer, own in zip(seconds[system], seconds["llmserve"], strict=True)]
-    pairs = list(zip(tokens[system], tokens["llmserve"], strict=True))
+    own = System("llmserve", system.form)
+    ratios = [peer / mine for peer, mine in zip(seconds[system], seconds[own], strict=True)]
+    pairs = list(zip(tokens[system], tokens[own], strict=True))
     return {
         "workload": workload.name,
-        "system": system,
+        "system": str(system),
         "seconds": seconds[system],
         "bound_s": bound_s,
         "tokens_per_s": workload.num_tokens / statistics.median(seconds[system]),
@@ -263,7 +284,7 @@ def row_of(
 def show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         print(
-            f"{row['workload']:<40} {row['system']:<14} {row['tokens_per_s']:9.1f} tokens/s  "
+            f"{row['workload']:<40} {row['system']:<22} {row['tokens_per_s']:9.1f} tokens/s  "
             f"{row['ratio']:6.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})  "
             f"same first tokens {row['share_of_same_first_tokens']:.0%}",
             flush=True,
@@ -273,9 +294,10 @@ def show(rows: list[dict[str, Any]]) -> None:
 def table_of(report: dict[str, Any]) -> str:
     """A report as Markdown."""
     machine = report["machine"]
-    systems = "; ".join(f"{name} {system['version']}" for name, system in report["systems"].items())
+    versions = {name.split(",")[0]: system["version"] for name, system in report["systems"].items()}
+    systems = "; ".join(f"{name} {version}" for name, version in versions.items())
     lines = [
-        f"### {report['shape']}, {report['dtype']}, {report['threads']} threads",
+        f"### {report['shape']}, {', '.join(report['formats'])}, {report['threads']} threads",
         "",
         f"{machine['cpu']}, {machine['num_cpus']} cores; in the same run it reads "
         f"{report['read_bytes_per_s'] / 1e9:.1f} GB/s and does "
@@ -287,14 +309,13 @@ def table_of(report: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for row in report["rows"]:
-        ratio = (
-            "1"
-            if row["system"] == "llmserve"
-            else f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
-        )
+        is_own = row["system"].startswith("llmserve")
+        ratio = f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
+        bound_s = row["bound_s"]
+        share = "-" if bound_s is None else f"{bound_s / statistics.median(row['seconds']):.0%}"
         lines.append(
             f"| {row['workload']} | {row['system']} | {row['tokens_per_s']:.1f} "
-            f"| {row['bound_s'] / statistics.median(row['seconds']):.0%} | {ratio} |"
+            f"| {share} | {1 if is_own else ratio} |"
         )
     return "\n".join(lines)
 
@@ -338,7 +359,7 @@ def main() -> None:
     measuring = commands.add_parser("measure", help="run every workload on every system")
     measuring.set_defaults(run=measure)
     measuring.add_argument("--shape", choices=SHAPES, default="tinyllama-1.1b")
-    measuring.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    measuring.add_argument("--formats", nargs="+", choices=FORMATS, default=["bfloat16"])
     measuring.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     measuring.add_argument(
         "--work", nargs="+", default=[""], metavar="TEXT", help="only work whose name has it"

@@ -1,6 +1,8 @@
 """One system in a process of its own: reads jobs as lines of JSON, answers with lines of JSON.
 
-    python worker.py SYSTEM MODEL DTYPE NUM_THREADS
+    python worker.py SYSTEM MODEL FORMAT NUM_THREADS
+
+FORMAT is float32, bfloat16, int8 or int4, the last two of weights alone.
 
 A job is {"prompts": [[token ids]], "max_tokens": [n, one a prompt]}. The answer {"elapsed_s": s,
 "first_s": s, "tokens": [[ids]]} holds greedy tokens, exactly so many a prompt, and when the first
@@ -21,11 +23,17 @@ Prompts = list[list[int]]
 Generate = Callable[[Prompts, list[int]], tuple[list[list[int]], float]]
 
 
-def llmserve(model: str, dtype: str, num_threads: int) -> tuple[str, Generate]:
+def llmserve(model: str, form: str, num_threads: int) -> tuple[str, Generate]:
     import llmserve
     from llmserve import LLM, SamplingParams
 
-    llm = LLM(model, dtype=dtype, num_threads=num_threads)
+    is_float = form in ("float32", "bfloat16")
+    llm = LLM(
+        model,
+        dtype=form if is_float else "bfloat16",
+        quantization=None if is_float else form,
+        num_threads=num_threads,
+    )
 
     def generate(prompts: Prompts, max_tokens: list[int]) -> tuple[list[list[int]], float]:
         llm.reset_prefix_cache()  # every round has the same prompts
@@ -42,13 +50,13 @@ def llmserve(model: str, dtype: str, num_threads: int) -> tuple[str, Generate]:
     return llmserve.__version__, generate
 
 
-def transformers(model: str, dtype: str, num_threads: int) -> tuple[str, Generate]:
+def transformers(model: str, form: str, num_threads: int) -> tuple[str, Generate]:
     import torch
     import transformers
 
     torch.set_num_threads(num_threads)
     network = transformers.AutoModelForCausalLM.from_pretrained(
-        model, dtype=getattr(torch, dtype)
+        model, dtype=getattr(torch, form)
     ).eval()
 
     def generate(prompts: Prompts, max_tokens: list[int]) -> tuple[list[list[int]], float]:
@@ -78,11 +86,11 @@ def transformers(model: str, dtype: str, num_threads: int) -> tuple[str, Generat
     return f"{transformers.__version__}, torch {torch.__version__}", generate
 
 
-def llama_cpp(model: str, dtype: str, num_threads: int) -> tuple[str, Generate]:
+def llama_cpp(model: str, _form: str, num_threads: int) -> tuple[str, Generate]:
     import llama_cpp
     import numpy as np
 
-    # The file has the dtype.
+    # The file has the format.
     llama = llama_cpp.Llama(
         model_path=model,
         n_ctx=4096,
@@ -118,11 +126,11 @@ SYSTEMS = {"llmserve": llmserve, "transformers": transformers, "llama.cpp": llam
 
 
 def main() -> None:
-    system, model, dtype, num_threads = *sys.argv[1:4], int(sys.argv[4])
+    system, model, form, num_threads = *sys.argv[1:4], int(sys.argv[4])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not get between the answers
     start = time.perf_counter()
-    version, generate = SYSTEMS[system](model, dtype, num_threads)
+    version, generate = SYSTEMS[system](model, form, num_threads)
     ready = {"version": version, "load_s": time.perf_counter() - start}
     print(json.dumps(ready), file=answers, flush=True)
     for line in sys.stdin:
