@@ -94,6 +94,7 @@ def interrupt_soon() -> threading.Thread:
     return thread
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_wait_and_loses_nothing(checkpoint: Path) -> None:
     prompts = [[5, 6 + i] for i in range(60)]
     with LLM(checkpoint, num_threads=1, max_num_seqs=2) as llm:

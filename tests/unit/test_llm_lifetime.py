@@ -46,6 +46,7 @@ def interrupt_soon() -> threading.Thread:
     return thread
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_call_and_leaves_the_llm_usable(checkpoint: Path) -> None:
     params = SamplingParams(max_tokens=None, temperature=0.0, ignore_eos=True)
     with LLM(checkpoint, num_threads=1, max_num_seqs=2) as llm:
@@ -63,6 +64,7 @@ def test_ctrl_c_ends_the_call_and_leaves_the_llm_usable(checkpoint: Path) -> Non
             assert tokens(generate(llm, "hello")) == expected
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_in_one_thread_loses_nothing_of_another(checkpoint: Path) -> None:
     params = SamplingParams(max_tokens=None, temperature=0.0, ignore_eos=True)
     prompts = [[5, 6 + i] for i in range(60)]

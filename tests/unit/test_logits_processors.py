@@ -156,6 +156,7 @@ class Stuck:
         self.go_on.wait(DEADLINE_S)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_call_whose_processor_never_comes_back(llm: LLM) -> None:
     stuck = Stuck()
 
