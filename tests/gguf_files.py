@@ -45,6 +45,24 @@ ARCHITECTURES = {
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
 }
+# What the files cannot say, because the converter knows it of the published models: tied heads, by
+# what queries are scaled, which layers have a window or no rotary embedding.
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "cohere": {"tie_word_embeddings": True},
+    "cohere2": {
+        "tie_word_embeddings": True,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    },
+    "gemma": {"tie_word_embeddings": True},
+    "gemma2": {"tie_word_embeddings": True, "query_pre_attn_scalar": 16},
+    "gemma3_text": {
+        "query_pre_attn_scalar": 16,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    },
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
+}
 _HEADS = ("num_attention_heads", "n_head")
 _PAIRED = ("llama", "granite", "mistral3", "smollm3")
 # What the converter writes of config.json beside what it writes for all.

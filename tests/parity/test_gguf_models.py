@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import checkpoint, copy_checkpoint, tokenizer
-from gguf_files import ARCHITECTURES, Quantize, add_bpe, quantized, write_gguf
+from gguf_files import ARCHITECTURES, OVERRIDES, Quantize, add_bpe, quantized, write_gguf
 from llmserve import LLM, CorruptFile, SamplingParams, _core, cli
 from model_runner import PagedRunner
 from safetensors.numpy import load_file, save_file
@@ -17,24 +17,6 @@ from ticks import tick, ticks
 
 # What each family's files are to the reader, where that is not what they were written from.
 READ_AS = {"mistral": "LlamaForCausalLM"}
-# What the files cannot say, because the converter knows it of the published models: tied heads, by
-# what queries are scaled, which layers have a window or no rotary embedding.
-OVERRIDES: dict[str, dict[str, Any]] = {
-    "cohere": {"tie_word_embeddings": True},
-    "cohere2": {
-        "tie_word_embeddings": True,
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
-    },
-    "gemma": {"tie_word_embeddings": True},
-    "gemma2": {"tie_word_embeddings": True, "query_pre_attn_scalar": 16},
-    "gemma3_text": {
-        "query_pre_attn_scalar": 16,
-        "num_hidden_layers": 6,
-        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
-    },
-    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
-}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, OVERRIDES.get(family, {})) for family in ARCHITECTURES},
     "falcon-new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),

@@ -17,45 +17,23 @@ from typing import Any
 import gguf
 import pytest
 from checkpoints import checkpoint, tokenizer
-from gguf_files import add_bpe, write_gguf
+from gguf_files import ARCHITECTURES, OVERRIDES, add_bpe, write_gguf
 from llmserve import LLM, SamplingParams
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llama_cpp.json"
 RUNNER = Path(__file__).parents[1] / "llama_cpp_runner.py"
 PROMPTS = [[5, 9, 200, 31, 7], [1, 2, 3], list(range(40, 100))]
 MAX_TOKENS = 24
-# What the files cannot say, and no biases that llama.cpp does not know.
-FAMILIES: dict[str, dict[str, Any]] = {
-    "cohere": {"tie_word_embeddings": True},
-    "cohere2": {
-        "tie_word_embeddings": True,
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
-    },
+NO_BIASES: dict[str, dict[str, Any]] = {
     "ernie4_5": {"use_bias": False},
     "falcon": {"bias": False},
-    "gemma": {"tie_word_embeddings": True},
-    "gemma2": {"tie_word_embeddings": True, "query_pre_attn_scalar": 16},
-    "gemma3_text": {
-        "query_pre_attn_scalar": 16,
-        "num_hidden_layers": 6,
-        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
-    },
-    "glm4": {},
-    "gpt2": {},
-    "gpt_neox": {},
-    "granite": {},
-    "llama": {},
-    "ministral3": {},
-    "olmo2": {},
-    "olmo3": {},
-    "phi3": {},
-    "qwen2": {},
-    "qwen3": {},
     "seed_oss": {"attention_out_bias": False},
-    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
-    "stablelm": {},
-    "starcoder2": {},
+}
+# All that llama.cpp reads as what they are, without biases that it does not know.
+FAMILIES = {
+    family: {**OVERRIDES.get(family, {}), **NO_BIASES.get(family, {})}
+    for family in ARCHITECTURES
+    if family != "mistral"
 }
 
 
