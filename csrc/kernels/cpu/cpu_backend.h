@@ -11,6 +11,13 @@
 
 namespace llmserve {
 
+namespace cpu {
+// Panels of a packed weight.
+inline int64_t num_panels(int64_t out_features) {
+  return (out_features + kPanelWidth - 1) / kPanelWidth;
+}
+}  // namespace cpu
+
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(const BackendOptions& options);

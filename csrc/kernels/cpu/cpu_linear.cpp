@@ -12,8 +12,7 @@ namespace llmserve {
 namespace {
 
 using cpu::kPanelWidth;
-
-int64_t num_panels(int64_t out_features) { return (out_features + kPanelWidth - 1) / kPanelWidth; }
+using cpu::num_panels;
 
 // K as it is stored: bf16 goes in pairs.
 int64_t padded_depth(int64_t k, DType dtype) { return dtype == DType::kBF16 ? (k + 1) / 2 * 2 : k; }

@@ -9,12 +9,11 @@ namespace llmserve {
 namespace {
 
 using cpu::kPanelWidth;
+using cpu::num_panels;
 
 constexpr int64_t kCacheLine = 64;
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-
-int64_t num_panels(int64_t out_features) { return (out_features + kPanelWidth - 1) / kPanelWidth; }
 
 cpu::QuantizedLayout layout_of(const LinearFormat& format, int64_t k) {
   const int64_t groups = format.num_groups(k);
