@@ -66,24 +66,51 @@ void check_rank(const std::string& name, int64_t rank) {
   }
 }
 
-void check_device(const std::string& name, py::handle object) {
-  const auto [type, id] = object.attr("__dlpack_device__")().cast<std::pair<int32_t, int32_t>>();
-  if (type == dlpack::kCpu || type == dlpack::kCudaHost) return;
-  const std::string where = type == dlpack::kCuda ? "CUDA" : concat("DLPack type ", type);
+bool is_host(int32_t type) { return type == dlpack::kCpu || type == dlpack::kCudaHost; }
+
+[[noreturn]] void refuse_host(const std::string& name, const ArrayPlace& place) {
+  throw InvalidArgument(concat(name, ": expected an array on CUDA device ", place.device,
+                               " like the call's others, got one in host memory; copy it there "
+                               "(torch: .to('cuda:",
+                               place.device, "')), or pass backend='cpu' and all in host memory"));
+}
+
+void check_device(const std::string& name, dlpack::Device device, const ArrayPlace& place) {
+  if (is_host(device.type)) {
+    if (place.is_cuda) refuse_host(name, place);
+    return;
+  }
+  if (place.is_cuda && device.type == dlpack::kCuda && device.id == place.device) return;
+  const std::string where =
+      device.type == dlpack::kCuda ? "CUDA" : concat("DLPack type ", device.type);
+  if (place.is_cuda) {
+    throw NotSupported(concat(name, ": expected an array on CUDA device ", place.device,
+                              ", where the backend is, got one on device ", where, " ", device.id,
+                              "; copy it there (torch: .to('cuda:", place.device, "'))"));
+  }
   throw NotSupported(concat(name, ": expected an array in host memory, got one on device ", where,
-                            " ", id, "; copy it to the CPU first (torch: .cpu())"));
+                            " ", device.id, "; copy it to the CPU first (torch: .cpu())",
+                            device.type == dlpack::kCuda ? ", or pass backend='cuda'" : ""));
+}
+
+dlpack::Device device_of(py::handle object) {
+  const auto [type, id] = object.attr("__dlpack_device__")().cast<std::pair<int32_t, int32_t>>();
+  return {type, id};
 }
 
 // `__dlpack__` of this version of the protocol, or of the one before it.
-py::object request_capsule(const std::string& name, py::handle object) {
+py::object request_capsule(const std::string& name, py::handle object, const ArrayPlace& place) {
   using namespace py::literals;
   const py::object method = object.attr("__dlpack__");
+  py::dict options;
+  if (place.is_cuda) options["stream"] = place.stream;
   try {
     try {
-      return method("max_version"_a = py::make_tuple(dlpack::kMajorVersion, dlpack::kMinorVersion));
+      return method("max_version"_a = py::make_tuple(dlpack::kMajorVersion, dlpack::kMinorVersion),
+                    **options);
     } catch (py::error_already_set& error) {
       if (!error.matches(PyExc_TypeError)) throw;
-      return method();
+      return method(**options);
     }
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;
@@ -104,6 +131,10 @@ std::shared_ptr<Managed> consume(const py::object& capsule, const char* name, co
 }
 
 }  // namespace
+
+bool is_on_cuda(py::handle object) {
+  return py::hasattr(object, "__dlpack_device__") && device_of(object).type == dlpack::kCuda;
+}
 
 dlpack::DataType dlpack_type(DType dtype) {
   for (const TypeRow& row : kTypes)
@@ -166,8 +197,11 @@ Array Array::convert(const ConstTensor& tensor, DType dtype) {
   return result;
 }
 
-ImportedArray::ImportedArray(std::string name, py::handle object) : name_(std::move(name)) {
-  if (py::isinstance<Array>(object)) {
+ImportedArray::ImportedArray(std::string name, py::handle object, const ArrayPlace& place)
+    : name_(std::move(name)) {
+  const bool is_ours = py::isinstance<Array>(object);
+  if (place.is_cuda && (is_ours || py::isinstance<py::array>(object))) refuse_host(name_, place);
+  if (is_ours) {
     const auto& array = object.cast<const Array&>();
     view_ = array.tensor();
     managed_ = array.owner();
@@ -175,7 +209,7 @@ ImportedArray::ImportedArray(std::string name, py::handle object) : name_(std::m
   } else if (py::isinstance<py::array>(object)) {
     import_numpy(py::reinterpret_borrow<py::array>(object));
   } else if (py::hasattr(object, "__dlpack__") && py::hasattr(object, "__dlpack_device__")) {
-    import_dlpack(object);
+    import_dlpack(object, place);
   } else {
     throw InvalidArgument(concat(
         name_, ": expected a NumPy array, a torch tensor or another array with __dlpack__, got ",
@@ -207,9 +241,9 @@ void ImportedArray::import_numpy(const py::array& array) {
   is_read_only_ = !array.writeable();
 }
 
-void ImportedArray::import_dlpack(py::handle object) {
-  check_device(name_, object);
-  const py::object capsule = request_capsule(name_, object);
+void ImportedArray::import_dlpack(py::handle object, const ArrayPlace& place) {
+  check_device(name_, device_of(object), place);
+  const py::object capsule = request_capsule(name_, object, place);
   if (PyCapsule_IsValid(capsule.ptr(), dlpack::kVersionedCapsule)) {
     const auto managed = consume<dlpack::VersionedManagedTensor>(capsule, dlpack::kVersionedCapsule,
                                                                  dlpack::kUsedVersionedCapsule);
@@ -219,18 +253,19 @@ void ImportedArray::import_dlpack(py::handle object) {
                                 ", got ", managed->version.major, ".", managed->version.minor));
     }
     is_read_only_ = (managed->flags & dlpack::kReadOnly) != 0;
-    take(managed->tensor);
+    take(managed->tensor, place);
   } else if (PyCapsule_IsValid(capsule.ptr(), dlpack::kCapsule)) {
     const auto managed =
         consume<dlpack::ManagedTensor>(capsule, dlpack::kCapsule, dlpack::kUsedCapsule);
     managed_ = managed;
-    take(managed->tensor);
+    take(managed->tensor, place);
   } else {
     throw InvalidArgument(concat(name_, ": its __dlpack__() gave no DLPack capsule"));
   }
 }
 
-void ImportedArray::take(const dlpack::Tensor& tensor) {
+void ImportedArray::take(const dlpack::Tensor& tensor, const ArrayPlace& place) {
+  check_device(name_, tensor.device, place);  // what it said before was about itself
   check_rank(name_, tensor.rank);
   view_.dtype = dtype_of(name_, tensor.dtype);
   view_.data = static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;

@@ -40,17 +40,30 @@ class Array {
   bool is_read_only_ = false;
 };
 
+// Where the arrays of a call are to be: in host memory, or on a CUDA device, whose work goes to a
+// stream that the arrays' owner is told of, so that it can make theirs come first.
+struct ArrayPlace {
+  bool is_cuda = false;
+  int32_t device = 0;
+  uint64_t stream = 0;  // as DLPack counts them: a cudaStream_t, or 1 for the legacy default stream
+};
+
+// Whether an array, by its `__dlpack_device__`, is on a CUDA device.
+bool is_on_cuda(pybind11::handle object);
+
 // How DLPack calls an element type. Throws NotSupported for the 8-bit floats.
 dlpack::DataType dlpack_type(DType dtype);
 
-// A NumPy array or any object with `__dlpack__` on a CPU, held until this goes. To be made and
-// destroyed with the GIL; the view may be used without.
+// A NumPy array or any object with `__dlpack__` at a place, held until this goes. To be made and
+// destroyed with the GIL; the view may be used without, as long as the work that reads it is in the
+// place's stream: owners give memory back in its order.
 class ImportedArray {
  public:
   // `name` is the argument's, for messages. Throws InvalidArgument for what is no array, has an
   // element type that llmserve lacks, more than kMaxRank dimensions or elements that are not
-  // aligned, and NotSupported for one on another device.
-  ImportedArray(std::string name, pybind11::handle object);
+  // aligned, and for one in host memory that is to be on a device; NotSupported for one on another
+  // device.
+  ImportedArray(std::string name, pybind11::handle object, const ArrayPlace& place = {});
 
   const ConstTensor& view() const { return view_; }
   // The same memory to write to. Throws InvalidArgument if it is read-only or if elements share
@@ -59,8 +72,8 @@ class ImportedArray {
 
  private:
   void import_numpy(const pybind11::array& array);
-  void import_dlpack(pybind11::handle object);
-  void take(const dlpack::Tensor& tensor);
+  void import_dlpack(pybind11::handle object, const ArrayPlace& place);
+  void take(const dlpack::Tensor& tensor, const ArrayPlace& place);
   void check_alignment() const;
 
   std::string name_;

@@ -50,6 +50,36 @@ int64_t integer_at(const ConstTensor& tensor, int64_t offset) {
   return tensor.dtype == DType::kI32 ? tensor.as<int32_t>()[offset] : tensor.as<int64_t>()[offset];
 }
 
+// The module, if something has imported it; none otherwise.
+py::object loaded_torch() {
+  const py::dict modules = py::module_::import("sys").attr("modules");
+  return modules.contains("torch") ? py::object(modules["torch"]) : py::none();
+}
+
+bool is_tensor(const py::object& torch, py::handle object) {
+  return !torch.is_none() && py::isinstance(object, torch.attr("Tensor"));
+}
+
+py::object make_on_device(const std::string& name, DType dtype,
+                          std::initializer_list<int64_t> shape, py::handle like) {
+  using namespace py::literals;
+  const py::object torch = loaded_torch();
+  if (!is_tensor(torch, like)) {
+    throw NotSupported(concat(name, ": only torch makes new arrays on a device; pass out="));
+  }
+  const py::object type = torch.attr(py::str(std::string(llmserve::name(dtype))));
+  return torch.attr("empty")(py::cast(std::vector<int64_t>(shape)), "dtype"_a = type,
+                             "device"_a = like.attr("device"));
+}
+
+// A device's array as Python's numbers.
+py::object on_host(const std::string& name, const py::object& values) {
+  if (!is_on_cuda(values)) return values;
+  if (!py::hasattr(values, "tolist"))
+    throw InvalidArgument(concat(name, ": expected an array in host memory or a torch tensor"));
+  return values.attr("tolist")();
+}
+
 ImportedArray import_integers(const std::string& name, const py::object& values, int rank) {
   ImportedArray array(name, values);
   const ConstTensor& view = array.view();
@@ -70,13 +100,15 @@ int32_t narrow(const std::string& name, int64_t value) {
 }  // namespace
 
 OutputArray::OutputArray(const std::string& name, const py::object& given, DType dtype,
-                         std::initializer_list<int64_t> shape)
+                         std::initializer_list<int64_t> shape, const ArrayPlace& place,
+                         py::handle like)
     : name_(name), given_(given) {
-  if (given.is_none()) {
+  if (given.is_none() && !place.is_cuda) {
     made_ = Array::empty(dtype, shape);
     tensor_ = made_->tensor();
   } else {
-    imported_.emplace(name, given);
+    if (given.is_none()) given_ = make_on_device(name, dtype, shape, like);
+    imported_.emplace(name, given_, place);
     tensor_ = imported_->writable();
   }
 }
@@ -98,10 +130,18 @@ py::object OutputArray::result(py::handle like) const {
   if (!made_) return given_;
   py::object array = py::cast(*made_);
   if (py::isinstance<py::array>(like)) return array.attr("__array__")();
-  const py::dict modules = py::module_::import("sys").attr("modules");
-  if (!modules.contains("torch")) return array;
-  const py::object torch = modules["torch"];
-  return py::isinstance(like, torch.attr("Tensor")) ? torch.attr("from_dlpack")(array) : array;
+  const py::object torch = loaded_torch();
+  return is_tensor(torch, like) ? torch.attr("from_dlpack")(array) : array;
+}
+
+ArrayPlace cuda_place() {
+  ArrayPlace place{.is_cuda = true, .device = 0, .stream = 1};
+  const py::object torch = loaded_torch();
+  if (torch.is_none() || !torch.attr("cuda").attr("is_initialized")().cast<bool>()) return place;
+  const py::object stream = torch.attr("cuda").attr("current_stream")(place.device);
+  const auto handle = stream.attr("cuda_stream").cast<uint64_t>();
+  if (handle != 0) place.stream = handle;  // DLPack's name for the default stream is 1
+  return place;
 }
 
 bool overlap(const ConstTensor& a, const ConstTensor& b) {
@@ -110,7 +150,8 @@ bool overlap(const ConstTensor& a, const ConstTensor& b) {
   return a_begin < b_end && b_begin < a_end;
 }
 
-std::vector<int64_t> import_int64s(const std::string& name, const py::object& values) {
+std::vector<int64_t> import_int64s(const std::string& name, const py::object& given) {
+  const py::object values = on_host(name, given);
   std::vector<int64_t> result;
   if (is_list(values)) {
     for (const py::handle value : values) result.push_back(element<int64_t>(name, value));
@@ -128,7 +169,8 @@ std::vector<int32_t> import_int32s(const std::string& name, const py::object& va
   return result;
 }
 
-BlockTables import_block_tables(const std::string& name, const py::object& tables) {
+BlockTables import_block_tables(const std::string& name, const py::object& given) {
+  const py::object tables = on_host(name, given);
   BlockTables result;
   if (is_list(tables)) {
     std::vector<std::vector<int32_t>> rows;
@@ -163,7 +205,7 @@ std::vector<T> import_row_values(const std::string& name, const py::object& valu
   }
   std::vector<T> result;
   for (const py::handle value : list) result.push_back(element<T>(name, value));
-  if (static_cast<int64_t>(result.size()) != num_rows) {
+  if (num_rows >= 0 && static_cast<int64_t>(result.size()) != num_rows) {
     throw InvalidArgument(concat(name, ": expected one value, or one for each of the S=", num_rows,
                                  " rows, got ", result.size()));
   }

@@ -14,11 +14,14 @@
 namespace llmserve {
 
 // Where an op writes: the caller's array, or a new one that is returned as what `like` is: a NumPy
-// array for a NumPy array, a tensor for a torch tensor, else an Array.
+// array for a NumPy array, a tensor for a torch tensor, else an Array. On a device a new one comes
+// from torch, whose memory is in the order of its streams; what is no torch tensor there needs a
+// given one (NotSupported).
 class OutputArray {
  public:
   OutputArray(const std::string& name, const pybind11::object& given, DType dtype,
-              std::initializer_list<int64_t> shape);
+              std::initializer_list<int64_t> shape, const ArrayPlace& place = {},
+              pybind11::handle like = {});
 
   const Tensor& tensor() const { return tensor_; }
   // Throws InvalidArgument if it shares memory with one of the inputs, unless it is that very view
@@ -37,10 +40,14 @@ class OutputArray {
 // Whether two views share a byte; both may have any strides.
 bool overlap(const ConstTensor& a, const ConstTensor& b);
 
-// A list of integers, or an int32 or int64 array of one dimension. Throws InvalidArgument, also for
-// what does not fit.
-std::vector<int64_t> import_int64s(const std::string& name, const pybind11::object& values);
-std::vector<int32_t> import_int32s(const std::string& name, const pybind11::object& values);
+// Where arrays for CUDA device 0 are: with torch's current stream if torch uses CUDA, else the
+// legacy default stream.
+ArrayPlace cuda_place();
+
+// A list of integers, or an int32 or int64 array of one dimension; one on a device is copied to the
+// host, which waits for it. Throws InvalidArgument, also for what does not fit.
+std::vector<int64_t> import_int64s(const std::string& name, const pybind11::object& given);
+std::vector<int32_t> import_int32s(const std::string& name, const pybind11::object& given);
 
 // Row-major [B, M].
 struct BlockTables {
@@ -49,9 +56,9 @@ struct BlockTables {
   int64_t max_blocks = 0;
 };
 // An integer array [B, M], or a list of B lists, filled up with zeros to the longest.
-BlockTables import_block_tables(const std::string& name, const pybind11::object& tables);
+BlockTables import_block_tables(const std::string& name, const pybind11::object& given);
 
-// One value for all rows, or a list or array of one a row.
+// One value for all rows, or a list or array of one a row (of any length if num_rows is -1).
 template <class T>
 std::vector<T> import_row_values(const std::string& name, const pybind11::object& values,
                                  int64_t num_rows);

@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
 #include "bindings/op_arguments.h"
@@ -29,25 +30,28 @@ class Ops {
  public:
   Ops(const std::string& backend, int32_t num_threads)
       : backend_(make_backend(
-            backend, {.num_threads = num_threads > 0 ? num_threads : default_num_threads()})) {
-    if (!backend_->memory().is_host()) {
-      throw NotSupported(
-          concat("backend '", backend, "': llmserve.ops takes arrays in host memory; use 'cpu'"));
-    }
-  }
+            backend, {.num_threads = num_threads > 0 ? num_threads : default_num_threads()})) {}
 
   std::string_view name() const { return backend_->name(); }
   std::string description() const { return backend_->description(); }
 
-  template <class Fn>
-  auto run(Fn&& fn) {
+  // Where the arrays of a call are to be.
+  ArrayPlace place() const { return backend_->memory().is_host() ? ArrayPlace{} : cuda_place(); }
+
+  void run(const ArrayPlace& place, const std::function<void(Backend&)>& work) {
     const py::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    return fn(*backend_);
+    backend_->run_on_stream(place.stream, [&] { work(*backend_); });
+  }
+  // Memory of the backend for what runs now; only within run().
+  std::byte* workspace(int64_t num_bytes) {
+    if (workspace_.num_bytes() < num_bytes) workspace_ = Buffer(num_bytes, backend_->memory());
+    return workspace_.data();
   }
 
  private:
   const std::unique_ptr<Backend> backend_;
+  Buffer workspace_;  // grows, since freeing a device's memory waits for it
   std::mutex mutex_;
 };
 
@@ -65,14 +69,15 @@ void check_finite(const char* field, float value, float minimum) {
 
 py::object rms_norm(Ops& ops, const py::object& x, const py::object& weight, float eps,
                     float weight_offset, const py::object& out) {
-  const ImportedArray in("rms_norm.x", x), scale("rms_norm.weight", weight);
+  const ArrayPlace place = ops.place();
+  const ImportedArray in("rms_norm.x", x, place), scale("rms_norm.weight", weight, place);
   const auto& shape = in.view().shape;
   const OutputArray result =
       in.view().rank == 3
-          ? OutputArray("rms_norm.out", out, DType::kF32, {shape[0], shape[1], shape[2]})
-          : OutputArray("rms_norm.out", out, DType::kF32, {shape[0], shape[1]});
+          ? OutputArray("rms_norm.out", out, DType::kF32, {shape[0], shape[1], shape[2]}, place, x)
+          : OutputArray("rms_norm.out", out, DType::kF32, {shape[0], shape[1]}, place, x);
   result.check_apart({in.view(), scale.view()}, /*can_be_first=*/true);
-  ops.run([&](Backend& backend) {
+  ops.run(place, [&](Backend& backend) {
     backend.rms_norm({in.view(), scale.view(), result.tensor(), eps, weight_offset});
   });
   return result.result(x);
@@ -81,13 +86,14 @@ py::object rms_norm(Ops& ops, const py::object& x, const py::object& weight, flo
 py::object add_rms_norm(Ops& ops, const py::object& x, const py::object& residual,
                         const py::object& weight, float eps, float weight_offset,
                         const py::object& out) {
-  const ImportedArray in("add_rms_norm.x", x), scale("add_rms_norm.weight", weight);
-  const OutputArray sum("add_rms_norm.residual", residual, DType::kF32, {});
+  const ArrayPlace place = ops.place();
+  const ImportedArray in("add_rms_norm.x", x, place), scale("add_rms_norm.weight", weight, place);
+  const OutputArray sum("add_rms_norm.residual", residual, DType::kF32, {}, place);
   const OutputArray result("add_rms_norm.out", out, DType::kF32,
-                           {in.view().shape[0], in.view().shape[1]});
+                           {in.view().shape[0], in.view().shape[1]}, place, x);
   sum.check_apart({in.view(), scale.view(), result.tensor()});
   result.check_apart({in.view(), scale.view()}, /*can_be_first=*/true);
-  ops.run([&](Backend& backend) {
+  ops.run(place, [&](Backend& backend) {
     backend.add_rms_norm(
         {sum.tensor(), in.view(), scale.view(), result.tensor(), eps, weight_offset});
   });
@@ -96,14 +102,15 @@ py::object add_rms_norm(Ops& ops, const py::object& x, const py::object& residua
 
 py::object layer_norm(Ops& ops, const py::object& x, const py::object& weight,
                       const py::object& bias, float eps, const py::object& out) {
-  const ImportedArray in("layer_norm.x", x), scale("layer_norm.weight", weight);
+  const ArrayPlace place = ops.place();
+  const ImportedArray in("layer_norm.x", x, place), scale("layer_norm.weight", weight, place);
   std::optional<ImportedArray> offset;
-  if (!bias.is_none()) offset.emplace("layer_norm.bias", bias);
+  if (!bias.is_none()) offset.emplace("layer_norm.bias", bias, place);
   const ConstTensor offsets = offset ? offset->view() : ConstTensor{};
   const OutputArray result("layer_norm.out", out, DType::kF32,
-                           {in.view().shape[0], in.view().shape[1]});
+                           {in.view().shape[0], in.view().shape[1]}, place, x);
   result.check_apart({in.view(), scale.view(), offsets}, /*can_be_first=*/true);
-  ops.run([&](Backend& backend) {
+  ops.run(place, [&](Backend& backend) {
     backend.layer_norm({in.view(), scale.view(), offsets, result.tensor(), eps});
   });
   return result.result(x);
@@ -111,11 +118,12 @@ py::object layer_norm(Ops& ops, const py::object& x, const py::object& weight,
 
 py::object gated_activation(Ops& ops, const py::object& gate_up, Activation activation,
                             const py::object& out) {
-  const ImportedArray in("gated_activation.gate_up", gate_up);
+  const ArrayPlace place = ops.place();
+  const ImportedArray in("gated_activation.gate_up", gate_up, place);
   const OutputArray result("gated_activation.out", out, DType::kF32,
-                           {in.view().shape[0], in.view().shape[1] / 2});
+                           {in.view().shape[0], in.view().shape[1] / 2}, place, gate_up);
   result.check_apart({in.view()});
-  ops.run([&](Backend& backend) {
+  ops.run(place, [&](Backend& backend) {
     backend.gated_activation({in.view(), result.tensor(), activation});
   });
   return result.result(gate_up);
@@ -133,29 +141,38 @@ std::vector<float> inverse_frequencies(double theta, int64_t rotary_dim) {
 }
 
 std::vector<float> import_frequencies(const py::object& inv_freq) {
+  if (is_on_cuda(inv_freq))
+    return import_row_values<float>("rotary_embedding.inv_freq", inv_freq, -1);
   const ImportedArray array("rotary_embedding.inv_freq", inv_freq);
   check_tensor("rotary_embedding.inv_freq", array.view(), {{"d/2"}}, {DType::kF32});
   const auto* values = array.view().as<float>();
   return {values, values + array.view().shape[0]};
 }
 
-// Both [T, H, D], checked.
-void copy_heads(const ConstTensor& from, const Tensor& to) {
-  for (int64_t t = 0; t < from.shape[0]; ++t)
-    for (int64_t h = 0; h < from.shape[1]; ++h)
-      std::memcpy(to.as<float>() + t * to.strides[0] + h * to.strides[1],
-                  from.as<float>() + t * from.strides[0] + h * from.strides[1],
-                  static_cast<size_t>(from.shape[2]) * sizeof(float));
+// Both [T, H, D], checked: a head at a time, as rows [T, D].
+void copy_heads(Backend& backend, const ConstTensor& from, const Tensor& to) {
+  const auto head_rows = [&](auto view, int64_t head) {
+    view.data = view.template as<float>() + head * view.strides[1];
+    view.rank = 2;
+    view.shape = {from.shape[0], from.shape[2]};
+    view.strides = {view.strides[0], 1};
+    return view;
+  };
+  std::vector<int32_t> rows(static_cast<size_t>(from.shape[0]));
+  std::iota(rows.begin(), rows.end(), 0);
+  for (int64_t h = 0; h < from.shape[1]; ++h)
+    backend.gather_rows({head_rows(from, h), rows, head_rows(to, h)});
 }
 
 py::object rotary_embedding(Ops& ops, const py::object& heads, const py::object& positions,
                             const py::object& inv_freq, double theta, bool interleaved, float scale,
                             const py::object& out) {
-  const ImportedArray in("rotary_embedding.heads", heads);
+  const ArrayPlace place = ops.place();
+  const ImportedArray in("rotary_embedding.heads", heads, place);
   check_tensor("rotary_embedding.heads", in.view(), {{"T"}, {"H"}, {"D"}}, {DType::kF32});
   const auto& shape = in.view().shape;
-  const OutputArray result("rotary_embedding.out", out, DType::kF32,
-                           {shape[0], shape[1], shape[2]});
+  const OutputArray result("rotary_embedding.out", out, DType::kF32, {shape[0], shape[1], shape[2]},
+                           place, heads);
   check_tensor("rotary_embedding.out", result.tensor(),
                {{"T", shape[0]}, {"H", shape[1]}, {"D", shape[2]}}, {DType::kF32});
   result.check_apart({in.view()}, /*can_be_first=*/true);
@@ -167,12 +184,13 @@ py::object rotary_embedding(Ops& ops, const py::object& heads, const py::object&
   const std::vector<float> frequencies =
       inv_freq.is_none() ? inverse_frequencies(theta, shape[2]) : import_frequencies(inv_freq);
   const int64_t width = 2 * static_cast<int64_t>(frequencies.size());
-  const Array table = Array::empty(DType::kF32, {shape[0], width});
-  ops.run([&](Backend& backend) {
+  ops.run(place, [&](Backend& backend) {
+    const Tensor table(ops.workspace(shape[0] * width * size_bytes(DType::kF32)), DType::kF32,
+                       {shape[0], width});
     backend.rotary_table(
-        {.positions = places, .inv_freq = frequencies, .scale = scale, .cos_sin = table.tensor()});
-    if (in.view().data != result.tensor().data) copy_heads(in.view(), result.tensor());
-    backend.rotary({result.tensor(), table.tensor(), interleaved});
+        {.positions = places, .inv_freq = frequencies, .scale = scale, .cos_sin = table});
+    if (in.view().data != result.tensor().data) copy_heads(backend, in.view(), result.tensor());
+    backend.rotary({result.tensor(), table, interleaved});
   });
   return result.result(heads);
 }
@@ -197,12 +215,13 @@ PackedWeight pack_quantized(Ops& ops, const py::object& weight, const std::strin
   const LinearFormat& format = find_linear_format(quantization);
   check_rows("pack_linear.weight", rows.view(), format);
   const ConstTensor& view = rows.view();
-  return {ops.run([&](Backend& backend) {
-            return backend.pack_quantized(
-                format, view.shape[0], view.shape[1],
-                [&](int64_t n, const QuantizedRow& row) { read_quantized(format, view, n, row); });
-          }),
-          std::string(ops.name())};
+  PackedWeight packed{{}, std::string(ops.name())};
+  ops.run(ops.place(), [&](Backend& backend) {
+    packed.weight = backend.pack_quantized(
+        format, view.shape[0], view.shape[1],
+        [&](int64_t n, const QuantizedRow& row) { read_quantized(format, view, n, row); });
+  });
+  return packed;
 }
 
 // (values [N, K] int8 less their zero point, scales [N, groups], minima likewise or None).
@@ -230,15 +249,28 @@ py::tuple quantize(const py::object& weight, const std::string& quantization) {
                         format.has_min ? mins.result(weight) : py::none());
 }
 
+// A copy of a device's tensor, which the view is of from now on.
+Array fetch(Memory& memory, ConstTensor& view) {
+  if (!view.is_contiguous()) throw InvalidArgument("pack_linear.weight: expected contiguous rows");
+  Array copy = Array::empty_like(view, view.dtype);
+  memory.copy_to_host(copy.tensor().data, view.data, view.num_bytes());
+  view.data = copy.tensor().data;
+  return copy;
+}
+
 PackedWeight pack_linear(Ops& ops, const py::object& weight, std::optional<std::string> dtype,
                          std::optional<std::string> quantization) {
   if (quantization) return pack_quantized(ops, weight, *quantization);
   const bool is_list = py::isinstance<py::list>(weight) || py::isinstance<py::tuple>(weight);
   const py::list parts = is_list ? py::list(weight) : py::list(py::make_tuple(weight));
+  const ArrayPlace place = ops.place();
   std::vector<ImportedArray> arrays;
   std::vector<ConstTensor> views;
+  std::vector<bool> is_away;   // on the device: brought to the host, where weights are packed from
+  std::vector<Array> on_host;  // their copies
   for (const py::handle part : parts) {
-    arrays.emplace_back("pack_linear.weight", part);
+    is_away.push_back(place.is_cuda && is_on_cuda(part));
+    arrays.emplace_back("pack_linear.weight", part, is_away.back() ? place : ArrayPlace{});
     views.push_back(arrays.back().view());
   }
   DType packed = !views.empty() && views[0].dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
@@ -248,8 +280,14 @@ PackedWeight pack_linear(Ops& ops, const py::object& weight, std::optional<std::
           concat("pack_linear.dtype: expected float32 or bfloat16, got '", *dtype, "'"));
     packed = *dtype == name(DType::kBF16) ? DType::kBF16 : DType::kF32;
   }
-  return {ops.run([&](Backend& backend) { return backend.pack_linear(views, packed); }),
-          std::string(ops.name())};
+  PackedWeight result{{}, std::string(ops.name())};
+  ops.run(place, [&](Backend& backend) {
+    for (size_t i = 0; i < views.size(); ++i) {
+      if (is_away[i]) on_host.push_back(fetch(backend.memory(), views[i]));
+    }
+    result.weight = backend.pack_linear(views, packed);
+  });
+  return result;
 }
 
 py::object linear(Ops& ops, const py::object& x, const PackedWeight& packed, const py::object& bias,
@@ -261,14 +299,15 @@ py::object linear(Ops& ops, const py::object& x, const PackedWeight& packed, con
   }
   if (accumulate && out.is_none())
     throw InvalidArgument("linear.accumulate: expected out, the array that is added to, got none");
-  const ImportedArray in("linear.x", x);
+  const ArrayPlace place = ops.place();
+  const ImportedArray in("linear.x", x, place);
   std::optional<ImportedArray> offset;
-  if (!bias.is_none()) offset.emplace("linear.bias", bias);
+  if (!bias.is_none()) offset.emplace("linear.bias", bias, place);
   const ConstTensor offsets = offset ? offset->view() : ConstTensor{};
   const OutputArray result("linear.out", out, DType::kF32,
-                           {in.view().shape[0], packed.weight.out_features});
+                           {in.view().shape[0], packed.weight.out_features}, place, x);
   result.check_apart({in.view(), offsets});
-  ops.run([&](Backend& backend) {
+  ops.run(place, [&](Backend& backend) {
     backend.linear({in.view(), &packed.weight, offsets, result.tensor(), accumulate});
   });
   return result.result(x);
@@ -276,22 +315,26 @@ py::object linear(Ops& ops, const py::object& x, const PackedWeight& packed, con
 
 py::object embedding(Ops& ops, const py::object& token_ids, const py::object& table, float scale,
                      const py::object& out) {
-  const ImportedArray rows("embedding.table", table);
+  const ArrayPlace place = ops.place();
+  const ImportedArray rows("embedding.table", table, place);
   const std::vector<int32_t> ids = import_int32s("embedding.token_ids", token_ids);
   const OutputArray result("embedding.out", out, DType::kF32,
-                           {static_cast<int64_t>(ids.size()), rows.view().shape[1]});
+                           {static_cast<int64_t>(ids.size()), rows.view().shape[1]}, place, table);
   result.check_apart({rows.view()});
-  ops.run([&](Backend& backend) { backend.embedding({rows.view(), ids, result.tensor(), scale}); });
+  ops.run(place,
+          [&](Backend& backend) { backend.embedding({rows.view(), ids, result.tensor(), scale}); });
   return result.result(table);
 }
 
 py::object gather(Ops& ops, const py::object& x, const py::object& rows, const py::object& out) {
-  const ImportedArray in("gather_rows.x", x);
+  const ArrayPlace place = ops.place();
+  const ImportedArray in("gather_rows.x", x, place);
   const std::vector<int32_t> indices = import_int32s("gather_rows.rows", rows);
   const OutputArray result("gather_rows.out", out, DType::kF32,
-                           {static_cast<int64_t>(indices.size()), in.view().shape[1]});
+                           {static_cast<int64_t>(indices.size()), in.view().shape[1]}, place, x);
   result.check_apart({in.view()});
-  ops.run([&](Backend& backend) { backend.gather_rows({in.view(), indices, result.tensor()}); });
+  ops.run(place,
+          [&](Backend& backend) { backend.gather_rows({in.view(), indices, result.tensor()}); });
   return result.result(x);
 }
 
@@ -306,14 +349,16 @@ void check_distinct(std::vector<int64_t> slots) {
 
 void store_kv(Ops& ops, const py::object& keys, const py::object& values,
               const py::object& key_cache, const py::object& value_cache, const py::object& slots) {
-  const ImportedArray new_keys("store_kv.keys", keys), new_values("store_kv.values", values);
-  const OutputArray to_keys("store_kv.key_cache", key_cache, DType::kF32, {});
-  const OutputArray to_values("store_kv.value_cache", value_cache, DType::kF32, {});
+  const ArrayPlace place = ops.place();
+  const ImportedArray new_keys("store_kv.keys", keys, place);
+  const ImportedArray new_values("store_kv.values", values, place);
+  const OutputArray to_keys("store_kv.key_cache", key_cache, DType::kF32, {}, place);
+  const OutputArray to_values("store_kv.value_cache", value_cache, DType::kF32, {}, place);
   to_keys.check_apart({new_keys.view(), new_values.view(), to_values.tensor()});
   to_values.check_apart({new_keys.view(), new_values.view()});
   const std::vector<int64_t> places = import_int64s("store_kv.slots", slots);
   check_distinct(places);
-  ops.run([&](Backend& backend) {
+  ops.run(place, [&](Backend& backend) {
     backend.store_kv(
         {new_keys.view(), new_values.view(), places, {to_keys.tensor(), to_values.tensor()}});
   });
@@ -321,11 +366,13 @@ void store_kv(Ops& ops, const py::object& keys, const py::object& values,
 
 void copy_blocks(Ops& ops, const std::vector<std::pair<int32_t, int32_t>>& pairs,
                  const py::object& key_cache, const py::object& value_cache) {
-  const OutputArray keys("copy_blocks.key_cache", key_cache, DType::kF32, {});
-  const OutputArray values("copy_blocks.value_cache", value_cache, DType::kF32, {});
+  const ArrayPlace place = ops.place();
+  const OutputArray keys("copy_blocks.key_cache", key_cache, DType::kF32, {}, place);
+  const OutputArray values("copy_blocks.value_cache", value_cache, DType::kF32, {}, place);
   keys.check_apart({values.tensor()});
-  ops.run(
-      [&](Backend& backend) { backend.copy_blocks({pairs, {keys.tensor(), values.tensor()}}); });
+  ops.run(place, [&](Backend& backend) {
+    backend.copy_blocks({pairs, {keys.tensor(), values.tensor()}});
+  });
 }
 
 // Attention only reads its cache; the ops share one struct for those that write.
@@ -362,9 +409,10 @@ py::object paged_attention(Ops& ops, const py::object& q, const py::object& key_
                            const py::object& value_cache, const py::object& block_tables,
                            const py::object& kv_lens, const py::object& query_starts,
                            const AttentionOptions& options, const py::object& out) {
-  const ImportedArray queries("paged_attention.q", q);
-  const ImportedArray keys("paged_attention.key_cache", key_cache);
-  const ImportedArray values("paged_attention.value_cache", value_cache);
+  const ArrayPlace place = ops.place();
+  const ImportedArray queries("paged_attention.q", q, place);
+  const ImportedArray keys("paged_attention.key_cache", key_cache, place);
+  const ImportedArray values("paged_attention.value_cache", value_cache, place);
   const BlockTables tables = import_block_tables("paged_attention.block_tables", block_tables);
   const std::vector<int32_t> lengths = import_int32s("paged_attention.kv_lens", kv_lens);
   std::vector<int32_t> starts;
@@ -376,7 +424,7 @@ py::object paged_attention(Ops& ops, const py::object& q, const py::object& key_
   const auto& shape = queries.view().shape;
   const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(shape[2])));
   const OutputArray result("paged_attention.out", out, DType::kF32,
-                           {shape[0], shape[1], values.view().shape[3]});
+                           {shape[0], shape[1], values.view().shape[3]}, place, q);
   result.check_apart({queries.view(), keys.view(), values.view()});
   check_finite("paged_attention.scale", scale, 0);
   check_finite("paged_attention.soft_cap", options.soft_cap, 0);
@@ -394,7 +442,7 @@ py::object paged_attention(Ops& ops, const py::object& q, const py::object& key_
                                 .out = result.tensor()};
   validate(args);
   check_block_tables(args);
-  ops.run([&](Backend& backend) { backend.paged_attention(args); });
+  ops.run(place, [&](Backend& backend) { backend.paged_attention(args); });
   return result.result(q);
 }
 
@@ -431,12 +479,13 @@ std::vector<SampleRow> make_rows(const SampleOptions& options, int64_t count) {
 }
 
 py::object sample(Ops& ops, const py::object& logits, const SampleOptions& options) {
-  const ImportedArray in("sample.logits", logits);
+  const ArrayPlace place = ops.place();
+  const ImportedArray in("sample.logits", logits, place);
   check_tensor("sample.logits", in.view(), {{"S"}, {"V"}}, {DType::kF32});
   const int64_t count = in.view().shape[0];
   const std::vector<SampleRow> rows = make_rows(options, count);
   std::vector<SampledRow> sampled(rows.size());
-  ops.run([&](Backend& backend) {
+  ops.run(place, [&](Backend& backend) {
     backend.sample({.logits = in.view(), .rows = rows, .out = sampled});
   });
   const OutputArray result("sample", py::none(), DType::kI64, {count});
@@ -449,7 +498,8 @@ py::object sample(Ops& ops, const py::object& logits, const SampleOptions& optio
     }
     result.tensor().as<int64_t>()[s] = sampled[s].token_id;
   }
-  return result.result(logits);
+  const py::object ids = result.result(logits);
+  return place.is_cuda && py::hasattr(ids, "to") ? ids.attr("to")(logits.attr("device")) : ids;
 }
 
 }  // namespace

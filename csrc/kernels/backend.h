@@ -39,6 +39,11 @@ class Backend {
   // otherwise; token ids, slots, tables and the other spans of ops.h are always in host memory.
   virtual Memory& memory() { return host_memory(); }
 
+  // Runs `work`, which asks for ops and copies of this backend, on another library's stream: a
+  // cudaStream_t as a number. In its order, after all that was asked for before, and done by the
+  // time that what is asked for afterwards begins. A host backend has no streams and just runs it.
+  virtual void run_on_stream(uint64_t /*stream*/, const std::function<void()>& work) { work(); }
+
   // Packs the row-major [N_i, K] matrices, stacked along N, into one weight of the given dtype (f32
   // or bf16; the parts, in host memory, may be f32, bf16 or f16). Throws InvalidArgument on
   // shapes, CorruptFile never: `first_non_finite` finds bad values.

@@ -7,14 +7,21 @@ users hold in an `llmserve.Array`. Rows may be strided; the last dimension must 
 (pass ``x.contiguous()`` or ``numpy.ascontiguousarray(x)``), and so must a KV cache as a whole.
 Indices are lists, or int32 or int64 arrays. Shape letters are those of docs/glossary.md.
 
-backend: "cpu" (vectorised; the instruction set is picked at run time) or "ref" (scalar loops, the
-specification). num_threads: by default the physical cores. The GIL is released while a kernel runs;
-two calls with the same backend and num_threads run one after the other. A row's result does not
-depend on the other rows or the number of threads, bit for bit.
+backend: "cpu" (vectorised; the instruction set is picked at run time), "ref" (scalar loops, the
+specification) or "cuda"; by default that of the first array's device. num_threads: by default the
+physical cores. The GIL is released while a kernel runs; two calls with the same backend and
+num_threads run one after the other. A row's result does not depend on the other rows or the number
+of threads, bit for bit (on CUDA with LLMSERVE_CUDA_GEMM=plain).
 
-Errors: InvalidArgument names the argument, the shape and dtype that were expected and what came;
-NotSupported for arrays on another device (copy them to the CPU) and unknown backends. Kernels are
-not differentiable.
+On CUDA a call's arrays are all on device 0, but for what `pack_linear` takes and indices, which may
+be on either side (lists and host arrays are quicker: those on the device are waited for). Work goes
+to torch's current stream, or the legacy default stream where torch uses no CUDA, and a call returns
+before it is done; only `sample` waits. New arrays come from torch, so that what is no torch tensor
+needs ``out=``. Not within the capture of a CUDA graph.
+
+Errors: InvalidArgument names the argument, the shape and dtype that were expected and what came, or
+the array that is not where the others are; NotSupported for arrays on a device that the backend has
+not, and unknown backends. Kernels are not differentiable.
 """
 
 import functools
@@ -29,6 +36,7 @@ from llmserve.errors import InvalidArgument
 ArrayLike = Any  # a torch tensor, a NumPy array, or an object with __dlpack__
 Integers = Any  # a list of integers, or an int32 or int64 array
 LinearWeight = _core.LinearWeight
+_DLPACK_CUDA = 2
 
 __all__ = [
     "LinearWeight",
@@ -56,10 +64,17 @@ def _make_kernels(backend: str, num_threads: int, process_id: int) -> _core.Ops:
     return _core.Ops(backend, num_threads)
 
 
-def _kernels(backend: str, num_threads: int | None) -> _core.Ops:
+def _device_backend(array: ArrayLike) -> str:
+    first = array[0] if isinstance(array, (list, tuple)) and array else array
+    device = getattr(first, "__dlpack_device__", None)
+    return "cuda" if device is not None and device()[0] == _DLPACK_CUDA else "cpu"
+
+
+def _kernels(backend: str | None, num_threads: int | None, array: ArrayLike) -> _core.Ops:
     threads = optional_integer("num_threads", num_threads, 1, 1024)
+    name = _device_backend(array) if backend is None else text("backend", backend)
     # A forked child has none of its parent's threads, so that it makes its own.
-    return _make_kernels(text("backend", backend), threads or 0, os.getpid())
+    return _make_kernels(name, threads or 0, os.getpid())
 
 
 def rms_norm(
@@ -69,7 +84,7 @@ def rms_norm(
     eps: float = 1e-6,
     weight_offset: float = 0.0,
     out: ArrayLike | None = None,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> Any:
     """x / sqrt(mean(x², over D) + eps) * (weight + weight_offset), for each row.
@@ -83,7 +98,7 @@ def rms_norm(
     >>> ops.rms_norm(numpy.array([[3.0, 4.0]], "f4"), numpy.ones(2, "f4"), eps=0.0).round(3)
     array([[0.849, 1.131]], dtype=float32)
     """
-    return _kernels(backend, num_threads).rms_norm(x, weight, eps, weight_offset, out)
+    return _kernels(backend, num_threads, x).rms_norm(x, weight, eps, weight_offset, out)
 
 
 def add_rms_norm(
@@ -94,7 +109,7 @@ def add_rms_norm(
     eps: float = 1e-6,
     weight_offset: float = 0.0,
     out: ArrayLike | None = None,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> Any:
     """residual += x, in place; returns rms_norm(residual).
@@ -109,7 +124,7 @@ def add_rms_norm(
     >>> residual
     array([[3., 4.]], dtype=float32)
     """
-    kernels = _kernels(backend, num_threads)
+    kernels = _kernels(backend, num_threads, x)
     return kernels.add_rms_norm(x, residual, weight, eps, weight_offset, out)
 
 
@@ -120,7 +135,7 @@ def layer_norm(
     *,
     eps: float = 1e-5,
     out: ArrayLike | None = None,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> Any:
     """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias, for each row.
@@ -133,14 +148,14 @@ def layer_norm(
     >>> ops.layer_norm(numpy.array([[1.0, 3.0]], "f4"), numpy.ones(2, "f4"), eps=0.0)
     array([[-1.,  1.]], dtype=float32)
     """
-    return _kernels(backend, num_threads).layer_norm(x, weight, bias, eps, out)
+    return _kernels(backend, num_threads, x).layer_norm(x, weight, bias, eps, out)
 
 
 def silu_and_mul(
     gate_up: ArrayLike,
     *,
     out: ArrayLike | None = None,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> Any:
     """silu(gate_up[:, :F]) * gate_up[:, F:], the middle of a gated MLP.
@@ -152,14 +167,14 @@ def silu_and_mul(
     >>> ops.silu_and_mul(numpy.array([[0.0, 2.0, 5.0, 3.0]], "f4")).round(3)
     array([[0.   , 5.285]], dtype=float32)
     """
-    return _kernels(backend, num_threads).silu_and_mul(gate_up, out)
+    return _kernels(backend, num_threads, gate_up).silu_and_mul(gate_up, out)
 
 
 def gelu_and_mul(
     gate_up: ArrayLike,
     *,
     out: ArrayLike | None = None,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> Any:
     """gelu(gate_up[:, :F]) * gate_up[:, F:], with gelu(x) = x * the normal distribution function.
@@ -172,14 +187,14 @@ def gelu_and_mul(
     >>> ops.gelu_and_mul(numpy.array([[0.0, 2.0, 5.0, 3.0]], "f4")).round(3)
     array([[0.   , 5.863]], dtype=float32)
     """
-    return _kernels(backend, num_threads).gelu_and_mul(gate_up, out)
+    return _kernels(backend, num_threads, gate_up).gelu_and_mul(gate_up, out)
 
 
 def gelu_tanh_and_mul(
     gate_up: ArrayLike,
     *,
     out: ArrayLike | None = None,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> Any:
     """gelu(gate_up[:, :F]) * gate_up[:, F:], with the tanh form of gelu.
@@ -192,7 +207,7 @@ def gelu_tanh_and_mul(
     >>> ops.gelu_tanh_and_mul(numpy.array([[0.0, 2.0, 5.0, 3.0]], "f4")).round(3)
     array([[0.   , 5.864]], dtype=float32)
     """
-    return _kernels(backend, num_threads).gelu_tanh_and_mul(gate_up, out)
+    return _kernels(backend, num_threads, gate_up).gelu_tanh_and_mul(gate_up, out)
 
 
 def rotary_embedding(
@@ -204,7 +219,7 @@ def rotary_embedding(
     interleaved: bool = False,
     scale: float = 1.0,
     out: ArrayLike | None = None,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> Any:
     """Turns pairs of each head's elements by angles of position * inv_freq (RoPE).
@@ -220,7 +235,7 @@ def rotary_embedding(
     >>> ops.rotary_embedding(numpy.array([[[1.0, 0.0]]], "f4"), [1]).round(3)
     array([[[0.54 , 0.841]]], dtype=float32)
     """
-    return _kernels(backend, num_threads).rotary_embedding(
+    return _kernels(backend, num_threads, heads).rotary_embedding(
         heads, positions, inv_freq, theta, interleaved, scale, out
     )
 
@@ -230,7 +245,7 @@ def pack_linear(
     dtype: str | None = None,
     *,
     quantization: str | None = None,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> LinearWeight:
     """A linear layer's weight in the layout that `linear` reads: made once, used often.
@@ -251,7 +266,7 @@ def pack_linear(
             f"pack_linear: expected dtype or quantization, got {dtype!r} and {quantization!r}"
         )
     name = None if quantization is None else text("quantization", quantization)
-    return _kernels(backend, num_threads).pack_linear(weight, dtype, name)
+    return _kernels(backend, num_threads, weight).pack_linear(weight, dtype, name)
 
 
 def quantize(weight: ArrayLike, quantization: str) -> tuple[Any, Any, Any]:
@@ -279,7 +294,7 @@ def linear(
     *,
     out: ArrayLike | None = None,
     accumulate: bool = False,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> Any:
     """x Wᵀ + bias, and + out if accumulate.
@@ -300,7 +315,7 @@ def linear(
             f"linear.weight: expected what ops.pack_linear(weight) returns, got "
             f"{type(weight).__name__}; pack it once and use it often"
         )
-    return _kernels(backend, num_threads).linear(x, weight, bias, out, accumulate)
+    return _kernels(backend, num_threads, x).linear(x, weight, bias, out, accumulate)
 
 
 def embedding(
@@ -309,7 +324,7 @@ def embedding(
     *,
     scale: float = 1.0,
     out: ArrayLike | None = None,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> Any:
     """table[token_ids] * scale, in float32.
@@ -323,7 +338,7 @@ def embedding(
     array([[2.],
            [0.]], dtype=float32)
     """
-    return _kernels(backend, num_threads).embedding(token_ids, table, scale, out)
+    return _kernels(backend, num_threads, table).embedding(token_ids, table, scale, out)
 
 
 def gather(
@@ -331,7 +346,7 @@ def gather(
     rows: Integers,
     *,
     out: ArrayLike | None = None,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> Any:
     """x[rows].
@@ -344,7 +359,7 @@ def gather(
     array([[1.],
            [1.]], dtype=float32)
     """
-    return _kernels(backend, num_threads).gather(x, rows, out)
+    return _kernels(backend, num_threads, x).gather(x, rows, out)
 
 
 def store_kv(
@@ -354,7 +369,7 @@ def store_kv(
     value_cache: ArrayLike,
     slots: Integers,
     *,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> None:
     """Writes tokens' keys and values to their slots of a paged cache (reshape_and_cache).
@@ -372,7 +387,7 @@ def store_kv(
     >>> cache[0][1, 0, :, 0]
     array([0., 0., 1., 0.], dtype=float32)
     """
-    _kernels(backend, num_threads).store_kv(keys, values, key_cache, value_cache, slots)
+    _kernels(backend, num_threads, keys).store_kv(keys, values, key_cache, value_cache, slots)
 
 
 def copy_blocks(
@@ -380,7 +395,7 @@ def copy_blocks(
     key_cache: ArrayLike,
     value_cache: ArrayLike,
     *,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> None:
     """Copies whole blocks of a paged cache, in order: what copy-on-write asks for.
@@ -395,7 +410,7 @@ def copy_blocks(
     >>> cache.ravel()
     array([1., 1.], dtype=float32)
     """
-    _kernels(backend, num_threads).copy_blocks(pairs, key_cache, value_cache)
+    _kernels(backend, num_threads, key_cache).copy_blocks(pairs, key_cache, value_cache)
 
 
 def paged_attention(
@@ -410,7 +425,7 @@ def paged_attention(
     window: int = 0,
     soft_cap: float = 0.0,
     out: ArrayLike | None = None,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> Any:
     """Causal attention of a ragged batch over a paged KV cache; prefill, chunks and decode alike.
@@ -437,7 +452,7 @@ def paged_attention(
     >>> ops.paged_attention(q, keys, values, [pool.get_block_table("a")], kv_lens=[3])
     array([[[3.]]], dtype=float32)
     """
-    return _kernels(backend, num_threads).paged_attention(
+    return _kernels(backend, num_threads, q).paged_attention(
         q,
         key_cache,
         value_cache,
@@ -460,7 +475,7 @@ def sample(
     min_p: float | Sequence[float] = 0.0,
     seed: int | Sequence[int] = 0,
     position: int | Sequence[int] = 0,
-    backend: str = "cpu",
+    backend: str | None = None,
     num_threads: int | None = None,
 ) -> Any:
     """Draws one token a row: temperature, min-p, top-k, top-p, then the largest logit plus noise.
@@ -475,6 +490,6 @@ def sample(
     >>> ops.sample(numpy.array([[0.0, 2.0, 1.0]], "f4"), temperature=0.0)
     array([1])
     """
-    return _kernels(backend, num_threads).sample(
+    return _kernels(backend, num_threads, logits).sample(
         logits, temperature, top_k, top_p, min_p, seed, position
     )

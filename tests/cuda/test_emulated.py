@@ -46,6 +46,7 @@ def package(tmp_path_factory):
             "cuda-plain and (ties or extreme or numbers or capped or 5-params5)",
         ),
         ("test_models.py", "cuda and test_logprobs_agree and (qwen3 or mistral-window)"),
+        ("../cuda/test_ops_on_device.py", ""),
     ],
 )
 def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):

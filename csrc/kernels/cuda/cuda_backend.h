@@ -25,6 +25,9 @@ class CudaBackend final : public Backend {
   std::string_view name() const override { return "cuda"; }
   std::string description() const override;
   Memory& memory() override { return memory_; }
+  void run_on_stream(uint64_t stream, const std::function<void()>& work) override {
+    memory_.run_on(reinterpret_cast<cudaStream_t>(stream), work);
+  }
 
   // Row-major [N, K] on the device, converted there.
   LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) override;

@@ -1,5 +1,7 @@
 #include "kernels/cuda/cuda_memory.h"
 
+#include <exception>
+
 #include "core/error.h"
 #include "kernels/cuda/cuda_check.h"
 
@@ -12,15 +14,44 @@ void throw_device_error(const char* call, cudaError_t code) {
 
 DeviceMemory::DeviceMemory(int device) : device_(device) {
   make_current();
-  check("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  check("cudaStreamCreateWithFlags",
+        cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking));
+  check("cudaEventCreateWithFlags", cudaEventCreateWithFlags(&handover_, cudaEventDisableTiming));
+  stream_ = own_stream_;
 }
 
 DeviceMemory::~DeviceMemory() {
   cudaSetDevice(device_);
-  cudaStreamDestroy(stream_);
+  cudaEventDestroy(handover_);
+  cudaStreamDestroy(own_stream_);
 }
 
 void DeviceMemory::make_current() const { check("cudaSetDevice", cudaSetDevice(device_)); }
+
+// The other stream is known to live only as long as this call: its end is recorded before it
+// returns, whatever happens, and the next stream waits for that.
+void DeviceMemory::run_on(cudaStream_t stream, const std::function<void()>& work) {
+  int caller_device = 0;
+  check("cudaGetDevice", cudaGetDevice(&caller_device));
+  make_current();
+  const auto hand_over = [this](cudaStream_t from, cudaStream_t to) {
+    const cudaError_t code = cudaEventRecord(handover_, from);
+    return code == cudaSuccess ? cudaStreamWaitEvent(to, handover_, 0) : code;
+  };
+  check("cudaStreamWaitEvent", hand_over(own_stream_, stream));
+  stream_ = stream;
+  std::exception_ptr error;
+  try {
+    work();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  stream_ = own_stream_;
+  const cudaError_t code = hand_over(stream, own_stream_);
+  cudaSetDevice(caller_device);
+  if (error) std::rethrow_exception(error);
+  check("cudaStreamWaitEvent", code);
+}
 
 int64_t DeviceMemory::available_bytes() const {
   make_current();

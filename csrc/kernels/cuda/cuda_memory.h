@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <functional>
+
 #include "core/memory.h"
 
 namespace llmserve::cuda {
@@ -27,11 +29,17 @@ class DeviceMemory final : public Memory {
   // Makes the device current for the calling thread: the engine's thread is not the one that made
   // the backend.
   void make_current() const;
+  // Where ops go: the backend's own stream, but within run_on().
   cudaStream_t stream() const { return stream_; }
+  // What `work` asks for goes to another stream, after all that was asked for before; what is asked
+  // for afterwards waits for it. The calling thread's device is as before when it returns.
+  void run_on(cudaStream_t stream, const std::function<void()>& work);
 
  private:
   const int device_;
+  cudaStream_t own_stream_ = nullptr;
   cudaStream_t stream_ = nullptr;
+  cudaEvent_t handover_ = nullptr;  // the end of one stream's work, for the next to wait for
 };
 
 }  // namespace llmserve::cuda
