@@ -3,7 +3,9 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <string>
@@ -23,6 +25,40 @@ using namespace py::literals;
 
 namespace llmserve {
 namespace {
+
+// A step that waits under way: what a test does meanwhile, it does between that step and the next.
+class StepGate {
+ public:
+  explicit StepGate(int64_t step_id) : step_id_(step_id) {}
+
+  // The engine's thread, in the step. A test that never opens the gate fails, but does not hang.
+  void pass(int64_t step_id) {
+    std::unique_lock lock(mutex_);
+    if (step_id != step_id_) return;
+    is_held_ = true;
+    changed_.notify_all();
+    changed_.wait_for(lock, kPatience, [this] { return is_open_; });
+  }
+  void wait_until_held() {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, kPatience, [this] { return is_held_; }))
+      throw InternalError(concat("step ", step_id_, " never began"));
+  }
+  void open() {
+    const std::scoped_lock lock(mutex_);
+    is_open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  static constexpr std::chrono::seconds kPatience{30};
+
+  const int64_t step_id_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_held_ = false;
+  bool is_open_ = false;
+};
 
 struct OracleOptions {
   int32_t vocab_size = 256;
@@ -45,9 +81,11 @@ struct FaultOptions {
 
 class OracleExecutor final : public Executor {
  public:
-  explicit OracleExecutor(const OracleOptions& options) : options_(options) {}
+  OracleExecutor(const OracleOptions& options, std::shared_ptr<StepGate> gate)
+      : options_(options), gate_(std::move(gate)) {}
 
   const SampledTokens& execute(const StepPlan& plan) override {
+    if (gate_) gate_->pass(plan.step_id);
     std::this_thread::sleep_for(std::chrono::microseconds(options_.step_us));
     sampled_ = sample_oracle(plan, options_.vocab_size);
     for (size_t row = 0; row < plan.logit_rows.size(); ++row) {
@@ -65,6 +103,7 @@ class OracleExecutor final : public Executor {
 
  private:
   const OracleOptions options_;
+  const std::shared_ptr<StepGate> gate_;
   SampledTokens sampled_;
 };
 
@@ -105,6 +144,10 @@ void register_testing_engine(py::module_& testing) {
       .def_readwrite("vocab_size", &OracleOptions::vocab_size)
       .def_readwrite("step_us", &OracleOptions::step_us)
       .def_readwrite("invalid_request_id", &OracleOptions::invalid_request_id);
+  py::class_<StepGate, std::shared_ptr<StepGate>>(testing, "StepGate")
+      .def(py::init<int64_t>(), "step_id"_a)
+      .def("wait_until_held", &StepGate::wait_until_held, py::call_guard<py::gil_scoped_release>())
+      .def("open", &StepGate::open);
   py::class_<FaultOptions>(testing, "FaultOptions")
       .def(py::init(&from_kwargs<FaultOptions>))
       .def_readwrite("fail_at_step", &FaultOptions::fail_at_step)
@@ -113,13 +156,15 @@ void register_testing_engine(py::module_& testing) {
   testing.def(
       "oracle_engine",
       [](const EngineConfig& config, const OracleOptions& options,
-         std::optional<Vocabulary> vocabulary, const FaultOptions& faults) {
-        auto oracle = std::make_unique<OracleExecutor>(options);
+         std::optional<Vocabulary> vocabulary, const FaultOptions& faults,
+         std::shared_ptr<StepGate> gate) {
+        auto oracle = std::make_unique<OracleExecutor>(options, std::move(gate));
         return std::make_unique<Engine>(
             config, std::move(vocabulary),
             std::make_unique<FaultyExecutor>(std::move(oracle), faults));
       },
-      "config"_a, "options"_a, "vocabulary"_a = py::none(), "faults"_a = FaultOptions());
+      "config"_a, "options"_a, "vocabulary"_a = py::none(), "faults"_a = FaultOptions(),
+      "gate"_a = py::none());
   testing.def(
       "faulty_engine",
       [](const EngineConfig& config, const FaultOptions& faults,

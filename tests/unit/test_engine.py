@@ -31,12 +31,14 @@ def make_config(**scheduler: object) -> _core.EngineConfig:
 def make_engine(
     options: dict[str, int] | None = None,
     faults: dict[str, object] | None = None,
+    gate: _core.testing.StepGate | None = None,
     **scheduler: object,
 ) -> _core.Engine:
     return _core.testing.oracle_engine(
         make_config(**scheduler),
         _core.testing.OracleOptions(vocab_size=VOCAB, **(options or {})),
         faults=_core.testing.FaultOptions(**(faults or {})),
+        gate=gate,
     )
 
 
@@ -158,13 +160,15 @@ def test_events_that_nobody_takes_become_one_a_sample() -> None:
 
 
 def test_waiting_for_room_ends_when_a_request_is_admitted() -> None:
-    engine = make_engine({"step_us": 20_000}, max_num_queued_reqs=1, max_num_seqs=1)
+    gate = _core.testing.StepGate(2)
+    engine = make_engine(gate=gate, max_num_queued_reqs=1, max_num_seqs=1)
     assert engine.wait_for_room(0.0)
     engine.add_request([1, 2], params(max_tokens=4))
-    for _ in range(2):
-        assert engine.wait_for_room(DEADLINE_S)
-        engine.add_request([1, 2], params(max_tokens=200))
+    gate.wait_until_held()  # the first has its seat
+    engine.add_request([1, 2], params(max_tokens=4))
     assert not engine.wait_for_room(0.0)
+    gate.open()
+    assert engine.wait_for_room(DEADLINE_S)
     engine.close()
 
 
@@ -231,10 +235,12 @@ def test_a_failed_step_ends_its_own_requests_and_no_others() -> None:
 
 
 def test_a_request_that_was_aborted_in_a_step_that_fails_ends_as_aborted() -> None:
-    engine = make_engine({"step_us": 400_000}, {"fail_at_step": 1, "num_failures": 2})
+    gate = _core.testing.StepGate(1)
+    engine = make_engine(faults={"fail_at_step": 1, "num_failures": 2}, gate=gate)
     ids = [engine.add_request([1, 2, 3], params(n=2)) for _ in range(2)]
-    time.sleep(0.05)  # the step is under way
+    gate.wait_until_held()
     engine.abort(ids[0])
+    gate.open()
     events = collect(engine, ids)
     assert {event.finish_reason for event in events[ids[0]]} == {"abort"}
     assert {event.finish_reason for event in events[ids[1]]} == {"error"}
@@ -266,13 +272,15 @@ def test_an_engine_whose_device_fails_again_and_again_stops() -> None:
 
 
 def test_a_request_that_no_step_has_seen_ends_with_the_failure_too() -> None:
-    engine = make_engine({"step_us": 200_000}, {"fail_at_step": 0, "num_failures": 1000})
+    gate = _core.testing.StepGate(3)
+    engine = make_engine(faults={"fail_at_step": 0, "num_failures": 1000}, gate=gate)
     for _ in range(2):
         request = engine.add_request([1, 2, 3], params())
         collect(engine, [request])
     first = engine.add_request([1, 2, 3], params())
-    time.sleep(0.1)  # its step is under way and will fail
+    gate.wait_until_held()
     unseen = [engine.add_request([4, 5], params(n=n, seed=n)) for n in (1, 3)]
+    gate.open()
     for request, events in collect(engine, [first, *unseen]).items():
         assert len(events) == (3 if request == unseen[1] else 1)
         assert all(event.finish_reason == "error" for event in events)
@@ -302,16 +310,14 @@ def test_abort_of_an_unknown_request_is_ignored() -> None:
 
 
 def test_a_full_queue_is_refused_at_the_door_with_its_numbers() -> None:
-    engine = make_engine({"step_us": 20_000}, max_num_queued_reqs=4, max_num_seqs=1)
-    accepted: list[int] = []
-
-    def flood() -> None:
-        for _ in range(100):
-            accepted.append(engine.add_request([1, 2], params(max_tokens=2)))
-
+    gate = _core.testing.StepGate(2)
+    engine = make_engine(gate=gate, max_num_queued_reqs=4, max_num_seqs=1)
+    accepted = [engine.add_request([1, 2], params(max_tokens=4))]
+    gate.wait_until_held()  # the first has its seat
+    accepted += [engine.add_request([1, 2], params(max_tokens=2)) for _ in range(4)]
     with pytest.raises(ResourceExhausted, match="max_num_queued_reqs is 4"):
-        flood()
-    assert len(accepted) >= 4
+        engine.add_request([1, 2], params(max_tokens=2))
+    gate.open()
     collect(engine, accepted)
     engine.close()
 

@@ -27,7 +27,12 @@ from offline import DEADLINE_S, LONG, generate
 VOCAB = 256
 
 
-def make_engine(num_blocks: int = 64, step_us: int = 100, **scheduler: object) -> _core.Engine:
+def make_engine(
+    num_blocks: int = 64,
+    step_us: int = 100,
+    gate: _core.testing.StepGate | None = None,
+    **scheduler: object,
+) -> _core.Engine:
     config = _core.EngineConfig()
     config.cache.num_blocks = num_blocks
     config.cache.block_size = 8
@@ -37,13 +42,23 @@ def make_engine(num_blocks: int = 64, step_us: int = 100, **scheduler: object) -
     for name, value in scheduler.items():
         setattr(config.scheduler, name, value)
     options = _core.testing.OracleOptions(vocab_size=VOCAB, step_us=step_us)
-    return _core.testing.oracle_engine(config, options)
+    return _core.testing.oracle_engine(config, options, gate=gate)
 
 
-def run(engine: _core.Engine, prompts: list[list[int]], **params: object) -> Trace:
+def run(
+    engine: _core.Engine,
+    prompts: list[list[int]],
+    gate: _core.testing.StepGate | None = None,
+    **params: object,
+) -> Trace:
+    """The gate, if any, holds the first request's step until all the others have arrived."""
     fields = {"detokenize": False, "max_tokens": 8, **params}
     for prompt in prompts:
         engine.add_request(prompt, _core.SamplingParams(**fields))
+        if gate is not None and prompt is prompts[0]:
+            gate.wait_until_held()
+    if gate is not None:
+        gate.open()
     deadline = time.monotonic() + DEADLINE_S
     while engine.metrics().num_requests_finished < len(prompts):
         assert time.monotonic() < deadline
@@ -61,9 +76,8 @@ WORKLOADS: dict[str, tuple[dict[str, Any], list[list[int]], dict[str, Any]]] = {
     "blocks": ({"num_blocks": 12}, [[9 + i] * 30 for i in range(8)], {"max_tokens": 40}),
     "samples": ({"num_blocks": 24}, [[9 + i] * 20 for i in range(6)], {"n": 3, "max_tokens": 20}),
     "chunks": ({"max_num_batched_tokens": 16}, [[9 + i] * 60 for i in range(6)], {}),
-    # The first keeps the engine busy until the others, who share a prefix, have all arrived.
     "prefix": (
-        {"max_num_seqs": 8, "step_us": 50_000},
+        {"max_num_seqs": 8},
         [[2, 1, 2], *([*range(1, 60), 60 + i] for i in range(6))],
         {},
     ),
@@ -82,8 +96,10 @@ REASONS = {
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_moment_of_every_request_has_a_reason(workload: str) -> None:
     options, prompts, params = WORKLOADS[workload]
-    engine = make_engine(**options)
-    trace = run(engine, prompts, **params)
+    # A batch is filled before its first step begins.
+    gate = None if workload == "batch" else _core.testing.StepGate(1)
+    engine = make_engine(gate=gate, **options)
+    trace = run(engine, prompts, gate, **params)
     reasons = ""
     for record in trace.requests:
         spans = trace.timeline(record.request_id)
