@@ -34,12 +34,12 @@ def test_bench_serve_counts_what_the_server_did(
     assert result["request_goodput"] == result["request_throughput"]
     after = server.llm.get_metrics()
     assert after.num_generation_tokens - before.num_generation_tokens == 30
-    for metric in ("ttft", "tpot", "itl", "e2el"):
+    for metric in ("ttfb", "ttft", "tpot", "itl", "e2el"):
         figures = result["latencies_ms"][metric]
         assert 0 <= figures["p50"] <= figures["p99"]
         assert figures["p50"] == figures["median"]
-    ttft, e2el = result["latencies_ms"]["ttft"], result["latencies_ms"]["e2el"]
-    assert 0 < ttft["mean"] <= e2el["mean"]
+    means = [result["latencies_ms"][metric]["mean"] for metric in ("ttfb", "ttft", "e2el")]
+    assert 0 < means[0] and means == sorted(means)
     assert "6 requests in" in capsys.readouterr().out
 
 
@@ -54,12 +54,13 @@ def test_arrivals_have_their_rate_and_burstiness() -> None:
 
 
 def test_the_figures_are_those_of_the_arrivals() -> None:
-    good = Measured(10.0, 4, 3, [10.5, 10.7, 10.9], 11.0)
-    slow = Measured(10.0, 4, 2, [12.0, 12.4], 12.5)
+    good = Measured(10.0, 4, 3, 10.1, [10.5, 10.7, 10.9], 11.0)
+    slow = Measured(10.0, 4, 2, 10.3, [12.0, 12.4], 12.5)
     lost = Measured(10.0, 4, error="status 429")
     load = Load(4, 3, 3, float("inf"))
     found = report(load, "m", [good, slow, lost], 2.5, [100], {"ttft": 1000.0})
     assert (found.completed, found.failed, found.errors) == (2, 1, ["status 429"])
+    assert found.latencies_ms["ttfb"]["mean"] == pytest.approx(200)
     assert found.latencies_ms["ttft"]["mean"] == pytest.approx(1250)
     assert found.latencies_ms["tpot"]["p100"] == pytest.approx(400)
     assert found.latencies_ms["itl"]["median"] == pytest.approx(200)

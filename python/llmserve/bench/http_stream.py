@@ -40,9 +40,15 @@ class Measured:
     sent_at: float
     num_prompt_tokens: int
     num_output_tokens: int = 0
+    answered_at: float = 0.0  # the status line and headers were there
     arrivals: list[float] = field(default_factory=list)  # of events with text
     ended_at: float = 0.0
     error: str = ""
+
+    @property
+    def ttfb_s(self) -> float:
+        """Time to the first byte: to the headers, which many servers send before any token."""
+        return self.answered_at - self.sent_at if self.answered_at else 0.0
 
     @property
     def ttft_s(self) -> float:
@@ -106,6 +112,7 @@ async def _run(target: Target, body: dict[str, object], measured: Measured) -> i
     try:
         writer.write(_head(target, "POST", "/v1/completions", len(data)) + data)
         status, lines = await _answer(reader)
+        measured.answered_at = time.perf_counter()
         async for line in lines:
             now = time.perf_counter()
             if not line.startswith("data: {"):

@@ -15,8 +15,9 @@ from llmserve.bench.machine import describe_machine
 from llmserve.bench.run import percentile
 from llmserve.errors import InvalidArgument
 
-METRICS = ("ttft", "tpot", "itl", "e2el")
+METRICS = ("ttfb", "ttft", "tpot", "itl", "e2el")
 _NAMES = {
+    "ttfb": "time to first byte",
     "ttft": "time to first token",
     "tpot": "time per output token",
     "itl": "inter-token latency",
@@ -170,6 +171,7 @@ def report(
     """The figures of a run."""
     done = [result for result in results if not result.error]
     values_s = {
+        "ttfb": [result.ttfb_s for result in done],
         "ttft": [result.ttft_s for result in done],
         "tpot": [result.tpot_s for result in done if result.num_output_tokens > 1],
         "itl": [itl for result in done for itl in result.itls_s],

@@ -52,7 +52,10 @@ def add_parser(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals")
     parser.add_argument(
-        "--percentile-metrics", default="ttft,tpot,itl,e2el", metavar="LIST", help="what to print"
+        "--percentile-metrics",
+        default="ttft,tpot,itl,e2el",
+        metavar="LIST",
+        help="what to print; ttfb, too, is known",
     )
     parser.add_argument("--metric-percentiles", default="99", metavar="LIST", help="such as 50,99")
     parser.add_argument(
