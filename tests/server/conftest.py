@@ -44,6 +44,7 @@ def make_oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeOracle]:
         fail_at_step: int = -1,
         num_failures: int = 1,
         fault: str = "memory",
+        gate: _core.testing.StepGate | None = None,
         **arguments: object,
     ) -> AsyncLLM:
         def engine(
@@ -53,7 +54,7 @@ def make_oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeOracle]:
             faults = _core.testing.FaultOptions(
                 fail_at_step=fail_at_step, num_failures=num_failures, fault=fault
             )
-            return _core.testing.oracle_engine(config, options, vocabulary, faults)
+            return _core.testing.oracle_engine(config, options, vocabulary, faults, gate)
 
         with monkeypatch.context() as patch:
             patch.setattr(_core, "Engine", engine)

@@ -116,19 +116,21 @@ def test_ten_thousand_clients_leave_no_memory_and_no_descriptor_behind(
 def test_a_client_that_leaves_frees_its_blocks_within_a_step(
     make_oracle: MakeOracle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running_server(make_oracle(100_000)) as server:
+    gate = _core.testing.StepGate(3)
+    with running_server(make_oracle(gate=gate)) as server:
         sock = server.open_stream(COMPLETIONS, stream=True, **LONG)
         lines = events(sock)
         next(lines)
+        gate.wait_until_held()
         with caplog.at_level(logging.INFO, "llmserve.server.access"):
             sock.close()
-            left_at = time.monotonic_ns() // 1000
+            server.wait_until(lambda: server.activity.ended["client_left"] == 1, "it has left")
+            gate.open()
             server.wait_until_idle()
         trace = server.llm.trace()
         (record,) = trace.requests
         assert record.finish_reason == "abort"
-        begun_after = [step for step in trace if left_at + 80_000 < step.start_us]
-        assert len(begun_after) <= 2  # the one under way when its news arrived, and its commit
+        assert max(step.step_id for step in trace) <= 4  # the one that was under way, and its commit
         (line,) = [r for r in caplog.records if r.name == "llmserve.server.access"]
         assert line.finish == "client_left"  # type: ignore[attr-defined]
         assert server.activity.ended == {"client_left": 1}
@@ -167,12 +169,16 @@ def test_a_slow_client_within_its_bounds_gets_every_token(make_oracle: MakeOracl
 
 
 def test_the_first_token_is_sent_at_once_and_others_in_groups(make_oracle: MakeOracle) -> None:
-    with running_server(make_oracle(10_000), stream_flush_tokens=5) as server:
+    gate = _core.testing.StepGate(2)
+    with running_server(make_oracle(gate=gate), stream_flush_tokens=5) as server:
         sock = server.open_stream(
             COMPLETIONS, stream=True, return_token_ids=True, **{**LONG, "max_tokens": 18}
         )
-        sizes = [len(d["choices"][0]["token_ids"]) for d in data_of(list(events(sock)))]
-        assert sizes[0] < 5  # 1 unless this machine was held up
+        lines = events(sock)
+        first = next(lines)
+        gate.open()
+        sizes = [len(d["choices"][0]["token_ids"]) for d in data_of([first, *lines])]
+        assert sizes[0] == 1
         assert sum(sizes) == 18
         assert min(sizes[1:-1]) >= 5
 
@@ -259,7 +265,7 @@ def test_a_request_that_takes_too_long_returns_what_it_has(
         else:
             choices = server.post(COMPLETIONS, **body)[1]["choices"]
         assert choices[-1]["finish_reason"] == "timeout"
-        assert 5 < sum(len(choice["token_ids"]) for choice in choices) < 400
+        assert 0 < sum(len(choice["token_ids"]) for choice in choices) < 400
         server.wait_until_idle()
         assert server.activity.ended == {"timeout": 1}
 
@@ -285,7 +291,8 @@ def test_a_long_prompt_has_a_time_limit_until_its_first_token(make_oracle: MakeO
 def test_a_burst_of_ten_times_the_queue_is_answered_or_refused_at_once(
     make_oracle: MakeOracle,
 ) -> None:
-    llm = make_oracle(20_000, max_num_seqs=4)  # the first are at it while the last arrive
+    gate = _core.testing.StepGate(1)  # the first are at it while the last arrive
+    llm = make_oracle(gate=gate, max_num_seqs=4)
     with running_server(llm, max_waiting_requests=6) as server:
 
         def one(idx: int) -> tuple[int, float, Any]:
@@ -296,7 +303,13 @@ def test_a_burst_of_ten_times_the_queue_is_answered_or_refused_at_once(
             return status, time.monotonic() - began, headers.get("retry-after", answer)
 
         with ThreadPoolExecutor(100) as pool:
-            results = list(pool.map(one, range(100)))
+            futures = [pool.submit(one, idx) for idx in range(100)]
+            server.wait_until(
+                lambda: sum(f.done() for f in futures) + len(server.activity.runs) == 100,
+                "all are admitted or refused",
+            )
+            gate.open()
+            results = [future.result() for future in futures]
         served = [r for r in results if r[0] == 200]
         refused = [r for r in results if r[0] == 429]
         assert len(served) + len(refused) == 100
@@ -333,10 +346,13 @@ def test_a_step_that_fails_ends_its_requests_and_the_server_lives_on(
 
 
 def test_a_failed_step_reaches_only_the_streams_that_ran_in_it(make_oracle: MakeOracle) -> None:
-    llm = make_oracle(5000, fail_at_step=12, max_num_seqs=2, enable_prefix_caching=False)
+    gate = _core.testing.StepGate(1)
+    llm = make_oracle(gate=gate, fail_at_step=12, max_num_seqs=2, enable_prefix_caching=False)
     with running_server(llm) as server:
         body = {"stream": True, "prompt": [5, 6], "max_tokens": 30, "ignore_eos": True}
         socks = [server.open_stream(COMPLETIONS, seed=seed, **body) for seed in range(6)]
+        server.wait_until(lambda: len(server.activity.runs) == 6, "all have come")
+        gate.open()
         streams = [data_of(list(events(sock))) for sock in socks]
         failed = [i for i, stream in enumerate(streams) if "error" in stream[-1]]
         assert len(failed) == 2
