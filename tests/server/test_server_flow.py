@@ -130,7 +130,7 @@ def test_a_client_that_leaves_frees_its_blocks_within_a_step(
         trace = server.llm.trace()
         (record,) = trace.requests
         assert record.finish_reason == "abort"
-        assert max(step.step_id for step in trace) <= 4  # the one that was under way, and its commit
+        assert max(step.step_id for step in trace) <= 4  # the held one and its commit
         (line,) = [r for r in caplog.records if r.name == "llmserve.server.access"]
         assert line.finish == "client_left"  # type: ignore[attr-defined]
         assert server.activity.ended == {"client_left": 1}

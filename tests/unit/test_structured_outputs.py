@@ -181,8 +181,9 @@ def test_an_abort_ends_a_constrained_request(llm: LLM) -> None:
 
 
 def test_an_event_loop_is_not_held_up_by_a_grammar() -> None:
-    async def main() -> tuple[list[CompletionOutput], float]:
+    async def main() -> tuple[list[CompletionOutput], float, float]:
         async with AsyncLLM(demo_model_path(), num_threads=1) as llm:
+            start = time.monotonic()
             slow = params({"json": {"type": "integer", "multipleOf": 50021}}, max_tokens=8)
             task = asyncio.ensure_future(collect(llm, slow))
             longest = 0.0
@@ -190,14 +191,14 @@ def test_an_event_loop_is_not_held_up_by_a_grammar() -> None:
                 before = time.monotonic()
                 await asyncio.sleep(0.01)
                 longest = max(longest, time.monotonic() - before)
-            return await task, longest
+            return await task, longest, time.monotonic() - start
 
     async def collect(llm: AsyncLLM, params: SamplingParams) -> list[CompletionOutput]:
         return [output async for output in llm.generate("The", params)][-1].outputs
 
-    outputs, longest = asyncio.run(main())
+    outputs, longest, total = asyncio.run(main())
     assert outputs[0].finish_reason in ("stop", "length")
-    assert longest < 0.5  # the grammar takes longer
+    assert longest < total / 2  # most of it is the grammar's
 
 
 BAD = [
