@@ -94,7 +94,7 @@ def linear_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Itera
         for dtype, size in (("bfloat16", 2), ("float32", 4)):
             w = bf16(rng, n, k)
             weight = backend.pack_linear([w], dtype)
-            for m in (1, 8, 64, 512):
+            for m in (1, 2, 4, 8, 16, 64, 512):  # up to 8: gemv
                 x = backend.to_device(rng.standard_normal((m, k), dtype=np.float32))
                 out = backend.empty_device((m, n), "float32")
 

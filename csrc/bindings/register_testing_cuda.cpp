@@ -28,6 +28,16 @@ void register_testing_cuda(py::module_& testing) {
                               cuda::gemm_blocks_y(rows, tile));
       },
       "rows"_a, "columns"_a, "(tile rows, tile columns, blocks x, blocks y)");
+  math.attr("GEMV_MAX_ROWS") = cuda::kGemvMaxRows;
+  math.attr("GEMV_WARPS") = cuda::kGemvWarps;
+  math.def("gemv_rows", &cuda::gemv_rows, "rows"_a);
+  math.def(
+      "gemv",
+      [](int64_t columns) {
+        const int each = cuda::gemv_columns(columns);
+        return py::make_tuple(each, cuda::gemv_blocks(columns, each));
+      },
+      "columns"_a, "(columns a warp, blocks)");
   math.def("attention_shared_bytes", &cuda::attention_shared_bytes, "head_dim"_a, "value_dim"_a,
            "tile"_a);
   math.def("attention_fits", &cuda::attention_fits, "head_dim"_a, "value_dim"_a, "tile"_a);

@@ -38,6 +38,20 @@ def test_few_rows_use_narrow_tiles_that_spread_the_weight_over_more_blocks():
     assert launch.gemm(8, 4096)[2] > launch.gemm(9, 4096)[2]
 
 
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_the_warps_of_a_matrix_vector_product_cover_its_columns_exactly_once(columns):
+    each, blocks = launch.gemv(columns)
+    covered = each * launch.GEMV_WARPS
+    assert (blocks - 1) * covered < columns <= blocks * covered
+    # A lane writes one output of the most rows that a warp takes.
+    assert each * launch.GEMV_MAX_ROWS <= 32
+
+
+def test_few_rows_get_the_smallest_kernel_that_holds_them():
+    rows = range(1, launch.GEMV_MAX_ROWS + 1)
+    assert [launch.gemv_rows(m) for m in rows] == [1, 2, 4, 4, 8, 8, 8, 8]
+
+
 @pytest.mark.parametrize("dim", [4, 33, 64, 80, 96, 128, 256, 576])
 def test_heads_of_every_usual_width_fit_the_shared_memory(dim):
     assert launch.attention_fits(dim, dim, 64)

@@ -14,7 +14,8 @@ def ref():
     return testing.make_backend("ref")
 
 
-CUDA = [pytest.param(f"cuda-{gemm}", marks=pytest.mark.cuda) for gemm in ("plain", "cublaslt")]
+GEMMS = ("plain", "auto", "cublaslt")
+CUDA = [pytest.param(f"cuda-{gemm}", marks=pytest.mark.cuda) for gemm in GEMMS]
 
 
 def make_cuda(gemm):

@@ -79,8 +79,10 @@ CudaBackend::CudaBackend(const BackendOptions& options)
   if (choice != "plain") cublaslt_ = CublasLt::open(memory_, problem);
   if (choice == "cublaslt" && !cublaslt_)
     throw NotSupported(concat("LLMSERVE_CUDA_GEMM=cublaslt: ", problem));
+  uses_gemv_ = choice == "auto";
   gemm_description_ =
-      cublaslt_ ? cublaslt_->description() : concat("plain matrix products, ", problem);
+      concat(uses_gemv_ ? "gemv and " : "",
+             cublaslt_ ? cublaslt_->description() : concat("plain matrix products, ", problem));
 }
 
 std::string CudaBackend::description() const {
@@ -206,6 +208,10 @@ void CudaBackend::linear(const LinearArgs& args) {
   check_grid("linear", params.num_rows);
   memory_.make_current();
   if (params.num_rows == 0 || params.out_features == 0) return;
+  if (uses_gemv_ && params.num_rows <= kGemvMaxRows) {
+    gemv(params, stream());
+    return;
+  }
   if (cublaslt_ && params.in_features > 0) {
     const void* x = params.x.data;
     int64_t x_stride = params.x.stride;

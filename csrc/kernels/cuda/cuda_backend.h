@@ -17,9 +17,10 @@ namespace llmserve::cuda {
 
 class CudaBackend final : public Backend {
  public:
-  // The first visible device. LLMSERVE_CUDA_GEMM=plain leaves cuBLASLt alone (the same bits
-  // whatever M is), =cublaslt insists on it, auto or nothing takes it where it is found. Throws
-  // InvalidArgument, NotSupported, DeviceError.
+  // The first visible device. Products, by LLMSERVE_CUDA_GEMM: auto or nothing is gemv for few rows
+  // and cuBLASLt, where it is found, for more; plain is plain_linear for all, with the same bits
+  // whatever M is; cublaslt is cuBLASLt for all, and insists on it. Throws InvalidArgument,
+  // NotSupported, DeviceError.
   explicit CudaBackend(const BackendOptions& options);
 
   std::string_view name() const override { return "cuda"; }
@@ -63,6 +64,7 @@ class CudaBackend final : public Backend {
   DeviceMemory memory_;
   std::string device_name_;
   std::string gemm_description_;
+  bool uses_gemv_ = false;
   std::unique_ptr<CublasLt> cublaslt_;  // null: plain products
   Buffer scratch_;
   IndexUpload token_ids_;

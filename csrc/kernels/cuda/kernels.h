@@ -70,6 +70,9 @@ struct LinearParams {
 // Tiled, on CUDA cores: each output is one chain of multiply-adds over K in order, whatever M is.
 // x is rounded to bf16 where the weight is bf16.
 void plain_linear(const LinearParams& params, cudaStream_t stream);
+// For at most kGemvMaxRows rows: limited by the reading of the weight. Each output is 32 chains
+// over K, the same for every M. x is rounded as above.
+void gemv(const LinearParams& params, cudaStream_t stream);
 // out = bias (0 without one), or out += bias if accumulate: what a library's product is added to.
 void prepare_out(const LinearParams& params, cudaStream_t stream);
 // to [num_rows, width] bf16, contiguous: x rounded to nearest even.

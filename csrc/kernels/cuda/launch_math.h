@@ -48,6 +48,20 @@ constexpr int64_t gemm_blocks_x(int64_t columns, GemmTile tile) {
 }
 constexpr int64_t gemm_blocks_y(int64_t rows, GemmTile tile) { return ceil_div(rows, tile.rows); }
 
+// The product of a few rows: blocks of four warps, each warp a few columns for all rows. Wide
+// weights have work for every SM of a large GPU (132 of them, four blocks each) with four columns a
+// warp, which reads x half as often; narrow ones are spread thinner. No bit depends on the choice.
+inline constexpr int kGemvMaxRows = 8;
+inline constexpr int kGemvWarps = 4;
+inline constexpr int kGemvThreads = kGemvWarps * kWarpSize;
+
+constexpr int gemv_columns(int64_t columns) { return columns >= 4 * kGemvWarps * 4 * 132 ? 4 : 2; }
+constexpr int64_t gemv_blocks(int64_t columns, int columns_each) {
+  return ceil_div(columns, int64_t{kGemvWarps} * columns_each);
+}
+// The rows that a kernel is made for: the least power of two.
+constexpr int gemv_rows(int64_t rows) { return rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8; }
+
 // Attention: one block a query head of a token; the query, the output and a tile's scores are in
 // shared memory.
 inline constexpr int kAttentionThreads = 128;

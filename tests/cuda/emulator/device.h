@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 
@@ -58,6 +59,12 @@ T atomicAdd(T* to, T value) {
   const T old = *to;
   *to += value;
   return old;
+}
+
+template <class T>
+T __ldcs(const T* from) {
+  if (reinterpret_cast<uintptr_t>(from) % sizeof(T) != 0) std::abort();  // as a GPU would
+  return *from;
 }
 
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
