@@ -17,6 +17,7 @@
 #include "core/float_types.h"
 #include "core/mix.h"
 #include "kernels/backend.h"
+#include "kernels/ref/bf16_products.h"
 
 namespace llmserve::isa_check {
 
@@ -88,12 +89,15 @@ inline Tensor vector(const Floats& x) { return Tensor(x.begin(), DType::kF32, {x
 struct Isa {
   std::string name;
   std::unique_ptr<Backend> backend;
+  std::unique_ptr<Backend> ref;  // which specifies its products of bf16
+  bool has_bf16_products() const { return bf16_products(name) != Bf16Products::kNone; }
 };
 
 // The ops under test, the specification, and the count of what agreed.
 struct Checker {
   std::unique_ptr<Backend> ref = make_backend("ref", {});
   std::vector<Isa> isas;
+  bool is_exact = false;  // products of bf16 have the bits of the manual, not only its accuracy
   int passed = 0;
   int failed = 0;
 

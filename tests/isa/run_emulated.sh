@@ -3,12 +3,16 @@
 #
 #   tests/isa/run_emulated.sh [CPU model [isa_check's arguments …]]
 #
-# The model is one of `bochs --help cpu`; the default, corei7_skylake_x, has AVX-512 F, BW, VL and DQ. The boot takes
-# some 2 seconds of CPU time; isa_check runs some hundred times slower than on the machine itself.
+# The model is one of `bochs --help cpu`: the default, corei7_skylake_x, has AVX-512 F, BW, VL and DQ; corei7_icelake_u has
+# VNNI, too; sapphire_rapids, from Bochs 3.0 on, BF16 and AMX as well. The boot takes some 2 seconds of CPU time; isa_check
+# runs some hundred times slower than on the machine itself.
 #
 # Needs, besides what a build needs, the Debian packages bochs, bochsbios, vgabios, isolinux, syslinux-common and xorriso
-# (apt-get install --no-install-recommends). Variables: PYTHON (python3), CXX (g++), BUILD_DIR (build/emulated), TIMEOUT
-# (3600 seconds). The exit status is isa_check's, or 2 without one.
+# (apt-get install --no-install-recommends). Debian 12 has Bochs 2.7; Debian 13's source of 3.0 builds there by
+# `./configure --with-rfb --enable-cpu-level=6 --enable-x86-64 --enable-avx --enable-evex --enable-amx --enable-pci
+# --enable-all-optimizations --disable-docbook && make`, and runs with Debian 12's BIOS. Variables: BOCHS (bochs), PYTHON
+# (python3), CXX (g++), BUILD_DIR (build/emulated), TIMEOUT (3600 seconds). The exit status is isa_check's, or 2 without
+# one.
 set -eu
 cd "$(dirname "$0")/../.."
 model=${1:-corei7_skylake_x}
@@ -16,6 +20,7 @@ model=${1:-corei7_skylake_x}
 arguments=${*:-avx512 avx2}
 build=${BUILD_DIR:-build/emulated}
 python=${PYTHON:-python3}
+bochs=${BOCHS:-bochs}
 
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLLMSERVE_ISA_CHECK_STATIC=ON \
   -DPython_EXECUTABLE="$(command -v "$python")" -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" >/dev/null
@@ -40,7 +45,7 @@ DEFAULT check
 PROMPT 0
 LABEL check
   KERNEL mboot.c32
-  APPEND /machine --- /check --threads 1 $arguments
+  APPEND /machine --- /check --threads 1 --exact $arguments
 END
 xorriso -as mkisofs -quiet -o "$machine/disc.iso" -b isolinux/isolinux.bin -c isolinux/boot.cat -no-emul-boot \
   -boot-load-size 4 -boot-info-table "$machine/disc" 2>/dev/null
@@ -60,10 +65,12 @@ com1: enabled=1, mode=file, dev="$machine/serial"
 log: $machine/log
 panic: action=fatal
 END
-echo continue >"$machine/commands" # Debian's Bochs has a debugger, which waits for one
+# Debian's Bochs has a debugger, which waits for a command.
+echo continue >"$machine/commands"
+commands=
+if "$bochs" --help 2>&1 | grep -q -e '^ *-rc '; then commands="-rc $machine/commands"; fi
 # Powering off ends Bochs with status 1.
-timeout "${TIMEOUT:-3600}" nice -n 19 bochs -q -f "$machine/bochsrc" -rc "$machine/commands" </dev/null \
-  >"$machine/output" 2>&1 || true
+timeout "${TIMEOUT:-3600}" nice -n 19 "$bochs" -q -f "$machine/bochsrc" $commands </dev/null >"$machine/output" 2>&1 || true
 [ -s "$machine/serial" ] || { echo "the machine did not boot: see $machine/log" >&2; exit 2; }
 cat "$machine/serial"
 status=$(sed -n 's/^exit status //p' "$machine/serial")

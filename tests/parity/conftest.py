@@ -51,12 +51,21 @@ def any_backend(request, ref):
 
 
 @pytest.fixture(scope="session")
+def ref_of_fast(fast, ref):
+    """The reference that sums products of bf16 as `fast` does."""
+    return testing.make_backend("ref", 1, isa_of(fast)) if fast.name == "cpu" else ref
+
+
+def isa_of(backend):
+    return backend.description.removeprefix("cpu/").split(",")[0]
+
+
+@pytest.fixture(scope="session")
 def fast_one_thread(fast):
     """The same on one thread; a GPU has no such thing."""
     if fast.name == "cuda":
         return fast
-    isa = fast.description.removeprefix("cpu/").split(",")[0]
-    return testing.make_backend("cpu", 1, isa)
+    return testing.make_backend("cpu", 1, isa_of(fast))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import numpy as np
 import op_formulas as formulas
 import pytest
+from llmserve import _core
 from llmserve.errors import InvalidArgument
 
 # ref sums n terms in float32: the error grows like sqrt(n) * 2^-24 for random signs; n <= 512 and
@@ -42,6 +43,30 @@ def test_linear_matches_the_formula(ref, rng, dtype):
     old = normal(rng, 5, 21)
     total = ref.linear(x, weight, bias, old.copy(), True)
     np.testing.assert_array_equal(total, out + old)
+
+
+@pytest.mark.parametrize(("isa", "depth"), [("avx512_bf16", 2), ("amx", 32)])
+def test_linear_over_bf16_sums_as_the_instruction_set_does(rng, isa, depth):
+    """Multiply-adds of bf16: exact in float64 but for the rounding to float32 at each one's end."""
+    x, w = normal(rng, 3, 77), formulas.as_dtype(normal(rng, 5, 77), "bfloat16")
+    x[0, :3] = [1e-39, 2**-126, 1 + 3 * 2**-8]  # subnormal; the smallest normal; a tie, to even
+    backend = _core.testing.make_backend("ref", 1, isa)
+    rounded = formulas.from_bf16(formulas.to_bf16(x)).astype(np.float64)
+    rounded[0, 0] = 0.0
+    expected = np.zeros((3, 5), np.float32)
+    terms = np.einsum("mk,nk->kmn", rounded, formulas.as_float(w).astype(np.float64))
+    for begin in range(0, 77, depth):
+        part = terms[begin : begin + depth]
+        if isa == "avx512_bf16":
+            for term in part[::-1]:
+                expected = (expected + term).astype(np.float32)
+        else:
+            halves = [np.zeros((3, 5), np.float32) for _ in range(2)]
+            for i, term in enumerate(part):
+                halves[i % 2] = (halves[i % 2] + term).astype(np.float32)
+            expected = expected + (halves[0] + halves[1])
+    got = backend.linear(x, backend.pack_linear([w], "bfloat16"))
+    np.testing.assert_array_equal(got, expected)
 
 
 def test_linear_converts_between_16_bit_floats(ref, rng):

@@ -28,7 +28,7 @@ const float* row(const ConstTensor& tensor, int64_t i) {
 
 CpuBackend::CpuBackend(const BackendOptions& options)
     : isa_(select_cpu_isa(options.isa)),
-      kernels_(*isa_.kernels),
+      kernels_(isa_.kernels()),
       pool_(options.num_threads),
       scratch_(static_cast<size_t>(options.num_threads)) {}
 
@@ -41,7 +41,8 @@ int64_t CpuBackend::thread_scratch_bytes(const StepShape& shape) const {
   int64_t floats = 3 * shape.vocab_size;  // of sample()
   // A few rows may take more than many, see linear.inc.
   for (int64_t m = 1; m <= shape.max_tokens; ++m)
-    floats = std::max(floats, kernels_.linear_scratch_floats(m, shape.max_in_features));
+    for (const cpu::LinearKernel& linear : {kernels_.linear_f32, kernels_.linear_bf16})
+      floats = std::max(floats, linear.scratch_floats(m, shape.max_in_features));
   return std::max(floats * static_cast<int64_t>(sizeof(float)),
                   attention_scratch_bytes(shape.max_tokens, shape));
 }

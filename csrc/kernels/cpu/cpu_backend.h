@@ -80,7 +80,7 @@ class CpuBackend final : public Backend {
   void deal_attention_items(int64_t window, int64_t group);
 
   const CpuIsa& isa_;
-  const cpu::KernelTable& kernels_;
+  const cpu::KernelTable kernels_;
   ThreadPool pool_;
   std::vector<Buffer> scratch_;  // one a thread
   Buffer integers_;              // the rows of x as integers, of all threads

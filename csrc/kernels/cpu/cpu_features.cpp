@@ -30,15 +30,33 @@ bool can_run_avx512() {
          __builtin_cpu_supports("avx512dq");
 }
 bool can_run_avx512_vnni() { return can_run_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool can_run_avx512_bf16() { return can_run_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+
+cpu::KernelTable generic() { return cpu::generic::kTable; }
+#ifdef LLMSERVE_X86
+cpu::KernelTable avx2() { return cpu::avx2::kTable; }
+cpu::KernelTable avx512() { return cpu::avx512::kTable; }
+cpu::KernelTable avx512_vnni() {
+  cpu::KernelTable table = avx512();
+  table.quantized_linear = &cpu::avx512_vnni::quantized_linear;
+  return table;
+}
+cpu::KernelTable avx512_bf16() {
+  cpu::KernelTable table = avx512_vnni();
+  table.linear_bf16 = cpu::avx512_bf16::kLinear;
+  return table;
+}
 #endif
 
 constexpr CpuIsa kRegistry[] = {
 #ifdef LLMSERVE_X86
-    {"avx512_vnni", &can_run_avx512_vnni, &cpu::avx512_vnni::kTable},
-    {"avx512", &can_run_avx512, &cpu::avx512::kTable},
-    {"avx2", &can_run_avx2, &cpu::avx2::kTable},
+    {"avx512_bf16", &can_run_avx512_bf16, &avx512_bf16},
+    {"avx512_vnni", &can_run_avx512_vnni, &avx512_vnni},
+    {"avx512", &can_run_avx512, &avx512},
+    {"avx2", &can_run_avx2, &avx2},
 #endif
-    {"generic", &can_always_run, &cpu::generic::kTable},
+    {"generic", &can_always_run, &generic},
 };
 
 }  // namespace

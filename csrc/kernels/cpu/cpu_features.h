@@ -12,7 +12,7 @@ namespace llmserve {
 struct CpuIsa {
   std::string_view name;
   bool (*can_run)();  // the machine's and the operating system's support
-  const cpu::KernelTable* kernels;
+  cpu::KernelTable (*kernels)();
 };
 std::span<const CpuIsa> cpu_isa_registry();
 

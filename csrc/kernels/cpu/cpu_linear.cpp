@@ -158,7 +158,9 @@ void CpuBackend::linear(const LinearArgs& args) {
   const int64_t m = args.x.shape[0];
   if (m == 0) return;
   if (weight.format) return quantized_linear(args);
-  reserve_scratch(kernels_.linear_scratch_floats(m, weight.in_features) *
+  const cpu::LinearKernel& kernel =
+      weight.dtype == DType::kBF16 ? kernels_.linear_bf16 : kernels_.linear_f32;
+  reserve_scratch(kernel.scratch_floats(m, weight.in_features) *
                   static_cast<int64_t>(sizeof(float)));
   // Four panels are what a single row does at once.
   const int64_t panels = num_panels(weight.out_features);
@@ -170,7 +172,6 @@ void CpuBackend::linear(const LinearArgs& args) {
                                .n = weight.out_features,
                                .k = weight.in_features,
                                .weight = weight.data.data(),
-                               .is_bf16 = weight.dtype == DType::kBF16,
                                .bias = args.bias ? args.bias.as<float>() : nullptr,
                                .out = args.out.as<float>(),
                                .out_stride = args.out.strides[0],
@@ -178,7 +179,7 @@ void CpuBackend::linear(const LinearArgs& args) {
                                .panel_begin = begin,
                                .panel_end = end,
                                .scratch = reinterpret_cast<float*>(scratch(thread_idx))};
-    kernels_.linear(&part);
+    kernel.run(&part);
   });
 }
 

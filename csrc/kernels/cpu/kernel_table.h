@@ -1,6 +1,7 @@
-// What an instruction set's object file offers: a table of functions over raw pointers and plain
-// structs. The files of isa/ include nothing of the project but this and definition-only .inc
-// files, since an inline function compiled for AVX-512 could be merged into everybody's.
+// What an instruction set's object files offer: functions over raw pointers and plain structs, most
+// of them in one table (cpu_features.cpp says which set has which). The files of isa/ include
+// nothing of the project but this and definition-only .inc files, since an inline function compiled
+// for AVX-512 could be merged into everybody's.
 #pragma once
 
 #include <stdint.h>
@@ -31,13 +32,19 @@ struct LinearPart {
   int64_t x_stride;
   int64_t m, n, k;
   const void* weight;  // packed
-  bool is_bf16;
-  const float* bias;  // [n] or null
-  float* out;         // [m, n], row stride out_stride
+  const float* bias;   // [n] or null
+  float* out;          // [m, n], row stride out_stride
   int64_t out_stride;
   bool accumulate;
   int64_t panel_begin, panel_end;
-  float* scratch;  // linear_scratch_floats of the table
+  float* scratch;  // LinearKernel::scratch_floats
+};
+
+// A linear layer over weights of one dtype: each output is one sum over k in order, in the steps of
+// the kernel's own instruction, then + bias, then + old.
+struct LinearKernel {
+  int64_t (*scratch_floats)(int64_t m, int64_t k);
+  void (*run)(const LinearPart* part);
 };
 
 // A group of a row of x as integers.
@@ -113,9 +120,8 @@ struct RowMax {
 };
 
 struct KernelTable {
-  // Matrix products. Each output is one chain of fma over k in order, then + bias, then + old.
-  int64_t (*linear_scratch_floats)(int64_t m, int64_t k);
-  void (*linear)(const LinearPart* part);
+  // Matrix products.
+  LinearKernel linear_f32, linear_bf16;
   // One row of x [k] as integers: kernels/ops.h, LinearArgs. q has room for whole quads.
   void (*round_row)(const float* x, int64_t k, int64_t group_size, int8_t* q, IntegerGroup* groups);
   void (*quantized_linear)(const QuantizedPart* part);
@@ -179,8 +185,12 @@ extern const KernelTable kTable;
 namespace avx512 {
 extern const KernelTable kTable;
 }
+// Sets that add products to avx512's vectors.
 namespace avx512_vnni {
-extern const KernelTable kTable;
+void quantized_linear(const QuantizedPart* part);
+}
+namespace avx512_bf16 {
+extern const LinearKernel kLinear;
 }
 
 }  // namespace llmserve::cpu

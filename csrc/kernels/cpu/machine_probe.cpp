@@ -22,7 +22,7 @@ double seconds_of(Fn&& fn) {
 }  // namespace
 
 MachineProbe::MachineProbe(const CpuIsa& isa, int num_threads, int64_t num_bytes)
-    : kernels_(*isa.kernels), pool_(num_threads), memory_(num_bytes) {
+    : kernels_(isa.kernels()), pool_(num_threads), memory_(num_bytes) {
   std::memset(memory_.data(), 1, static_cast<size_t>(num_bytes));
 }
 

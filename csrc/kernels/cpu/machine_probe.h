@@ -22,7 +22,7 @@ class MachineProbe {
   MachineRates measure();
 
  private:
-  const cpu::KernelTable& kernels_;
+  const cpu::KernelTable kernels_;
   ThreadPool pool_;
   Buffer memory_;
 };

@@ -167,8 +167,8 @@ int64_t RefBackend::first_non_finite(const ConstTensor& tensor) {
   return -1;
 }
 
-std::unique_ptr<Backend> make_ref_backend(const BackendOptions&) {
-  return std::make_unique<RefBackend>();
+std::unique_ptr<Backend> make_ref_backend(const BackendOptions& options) {
+  return std::make_unique<RefBackend>(options);
 }
 
 }  // namespace llmserve

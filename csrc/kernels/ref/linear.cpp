@@ -1,3 +1,5 @@
+#include <vector>
+
 #include "core/float_types.h"
 #include "kernels/host_ops.h"
 #include "kernels/ref/ref_backend.h"
@@ -31,6 +33,7 @@ void RefBackend::linear(const LinearArgs& args) {
   validate(args);
   const LinearWeight& weight = *args.weight;
   if (weight.format) return quantized_linear(args);
+  if (weight.dtype == DType::kBF16 && bf16_ != Bf16Products::kNone) return bf16_linear(args);
   const auto* w_f32 = reinterpret_cast<const float*>(weight.data.data());
   const auto* w_bf16 = reinterpret_cast<const uint16_t*>(weight.data.data());
   for (int64_t m = 0; m < args.x.shape[0]; ++m) {
@@ -42,6 +45,23 @@ void RefBackend::linear(const LinearArgs& args) {
         const int64_t i = n * weight.in_features + k;
         sum += x[k] * (weight.dtype == DType::kF32 ? w_f32[i] : bf16_to_f32(w_bf16[i]));
       }
+      if (args.bias) sum += args.bias.as<float>()[n];
+      out[n] = args.accumulate ? sum + out[n] : sum;
+    }
+  }
+}
+
+void RefBackend::bf16_linear(const LinearArgs& args) {
+  const LinearWeight& weight = *args.weight;
+  const int64_t k = weight.in_features;
+  const auto* w = reinterpret_cast<const uint16_t*>(weight.data.data());
+  std::vector<uint16_t> x(static_cast<size_t>(k));
+  for (int64_t m = 0; m < args.x.shape[0]; ++m) {
+    const float* from = args.x.as<float>() + m * args.x.strides[0];
+    for (int64_t i = 0; i < k; ++i) x[static_cast<size_t>(i)] = round_to_bf16(from[i]);
+    float* out = args.out.as<float>() + m * args.out.strides[0];
+    for (int64_t n = 0; n < weight.out_features; ++n) {
+      float sum = dot_bf16(bf16_, x.data(), w + n * k, k);
       if (args.bias) sum += args.bias.as<float>()[n];
       out[n] = args.accumulate ? sum + out[n] : sum;
     }

@@ -3,11 +3,14 @@
 #pragma once
 
 #include "kernels/backend.h"
+#include "kernels/ref/bf16_products.h"
 
 namespace llmserve {
 
 class RefBackend final : public Backend {
  public:
+  explicit RefBackend(const BackendOptions& options) : bf16_(bf16_products(options.isa)) {}
+
   std::string_view name() const override { return "ref"; }
   std::string description() const override { return "ref, scalar float32"; }
 
@@ -40,6 +43,9 @@ class RefBackend final : public Backend {
 
  private:
   void quantized_linear(const LinearArgs& args);
+  void bf16_linear(const LinearArgs& args);
+
+  const Bf16Products bf16_;
 };
 
 std::unique_ptr<Backend> make_ref_backend(const BackendOptions& options);

@@ -1,4 +1,4 @@
-// AVX-512 with VNNI, dot products of unsigned bytes with signed ones.
+// Linear layers over integers by AVX-512 VNNI: dot products of unsigned bytes with signed ones.
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -28,10 +28,11 @@ inline NibbleSums dot_nibbles(NibbleSums sums, Quads w, Quads x) {
 }
 inline IVec fold(IVec sum, NibbleSums sums) { return sum + (IVec)sums.sums; }
 
-#include "kernels/cpu/kernels.inc"
+#include "kernels/cpu/matmul.inc"
+#include "kernels/cpu/quantized.inc"
 
 }  // namespace
 
-constexpr KernelTable kTable = kKernels;
+void quantized_linear(const QuantizedPart* part) { run_quantized(part); }
 
 }  // namespace llmserve::cpu::avx512_vnni

@@ -1,0 +1,47 @@
+// Linear layers over bf16 weights by AVX-512 BF16: dot products of pairs, activations rounded to
+// bf16 first.
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/cpu/kernel_table.h"
+
+namespace llmserve::cpu::avx512_bf16 {
+namespace {
+
+#include "kernels/cpu/avx512.inc"
+#include "kernels/cpu/bf16.inc"
+#include "kernels/cpu/matmul.inc"
+
+// sums += a [R, k] x C panels, a pair of K at a time, which is a panel's row; k is even here.
+template <int R, int C>
+inline void multiply_panels(const uint16_t* a, int64_t lda, const uint16_t* b, int64_t stride,
+                            int64_t step, int64_t k, Vec (&sums)[R][C * kVecsPerPanel]) {
+  for (int64_t i = 0; i < k; i += 2) {
+    __m512i w[C];
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) {
+      __builtin_prefetch((const char*)(b + c * stride) + kPrefetchBytes / C);
+      w[c] = _mm512_loadu_si512(b + c * stride);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      int32_t pair;
+      memcpy(&pair, a + r * lda + i, sizeof(pair));
+      const __m512i x = _mm512_set1_epi32(pair);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c)
+        sums[r][c] = _mm512_dpbf16_ps(sums[r][c], (__m512bh)w[c], (__m512bh)x);
+    }
+    b += 2 * step;
+  }
+}
+
+#include "kernels/cpu/linear.inc"
+
+}  // namespace
+
+constexpr LinearKernel kLinear = {linear_scratch_floats, linear<uint16_t, uint16_t>};
+
+}  // namespace llmserve::cpu::avx512_bf16
