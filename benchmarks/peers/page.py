@@ -1,0 +1,41 @@
+"""docs/performance.md: the tables of benchmarks/results, each kind between two markers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+
+
+def with_tables(page: str, kind: str, table_of: Callable[[dict[str, Any]], str]) -> str:
+    """The page with every report of this kind, of files KIND-*.json, between its two markers."""
+    begin, end = f"<!-- {kind}: begin -->", f"<!-- {kind}: end -->"
+    reports = (
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(RESULTS.glob(f"{kind}-*.json"))
+    )
+    tables = "".join(f"\n{table_of(report)}\n" for report in reports)
+    head, _, rest = page.partition(begin)
+    return f"{head}{begin}\n{tables}{end}{rest.partition(end)[2]}"
+
+
+def heading(report: dict[str, Any]) -> list[str]:
+    """What was measured, where and on what, above a report's table."""
+    machine = report["machine"]
+    versions = {name.split(",")[0]: system["version"] for name, system in report["systems"].items()}
+    systems = "; ".join(f"{name} {version}" for name, version in versions.items())
+    return [
+        f"### {report['shape']}, {', '.join(report['formats'])}, {report['threads']} threads",
+        "",
+        f"{machine['cpu']}, {machine['num_cpus']} cores; in the same run it reads "
+        f"{report['read_bytes_per_s'] / 1e9:.1f} GB/s and does "
+        f"{report['f32_flops_per_s'] / 1e9:.0f} GFLOP/s in f32. {report['rounds']} rounds; "
+        f"commit {(machine['commit'] or 'unknown')[:10]}. "
+        f"{systems}.",
+        "",
+    ]

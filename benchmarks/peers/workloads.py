@@ -1,0 +1,104 @@
+"""What the systems are given, and the least time that it can take."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llmserve.bench.machine import Rates
+from random_models import tensors_of
+
+# Bytes a weight; int4 has a float16 scale for 128 of them.
+FORMATS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 128}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts of these lengths, all there at the start, and tokens generated for each.
+
+    The prompts share their first `num_shared` tokens. `is_decode`: timed from the first token on.
+    """
+
+    name: str
+    prompt_lens: tuple[int, ...]
+    max_tokens: tuple[int, ...]
+    num_shared: int = 0
+    is_decode: bool = False
+
+    def job(self, vocab_size: int, seed: int) -> str:
+        """For a worker. Each seed has other prompts, so that no system finds them cached."""
+        draw = random.Random(seed)
+        shared = [draw.randrange(vocab_size) for _ in range(self.num_shared)]
+        prompts = [
+            shared + [draw.randrange(vocab_size) for _ in range(n - self.num_shared)]
+            for n in self.prompt_lens
+        ]
+        return json.dumps({"prompts": prompts, "max_tokens": self.max_tokens})
+
+    def seconds(self, answer: dict[str, Any]) -> float:
+        elapsed_s: float = answer["elapsed_s"]
+        return elapsed_s - answer["first_s"] if self.is_decode else elapsed_s
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that a rate counts: those generated; the prompt's where only one is generated."""
+        if max(self.max_tokens) == 1:
+            return sum(self.prompt_lens)
+        return sum(self.max_tokens) - (1 if self.is_decode else 0)
+
+    def bound_s(self, config: dict[str, Any], form: str, rates: Rates) -> float | None:
+        """Seconds that no program beats: the larger of the bytes at the read rate and of the
+        operations, two a multiply-add, at the rate of f32 arithmetic. None where that is of
+        integers, whose rate is not known.
+
+        The weights are read once a step, all prompts being one step, the cache once a token that is
+        generated after the first; a shared prefix is computed once.
+        """
+        parts = {name: int(np.prod(dims)) for name, dims in tensors_of(config)}
+        head = parts.pop("lm_head.weight", None) or parts["model.embed_tokens.weight"]
+        body = sum(parts.values()) - parts["model.embed_tokens.weight"]
+        layers, dim = config["num_hidden_layers"], config["head_dim"]
+        requests = list(zip(self.prompt_lens, self.max_tokens, strict=True))
+        # Positions that the tokens run in decode steps attend to, and those of the prompts.
+        decoded = sum((n - 1) * p + n * (n - 1) // 2 for p, n in requests)
+        prefilled = sum(p * (p + 1) // 2 for p in self.prompt_lens)
+        prefilled -= (len(requests) - 1) * self.num_shared * (self.num_shared + 1) // 2
+        tokens = sum(n - 1 for _, n in requests)
+        prompts = sum(self.prompt_lens) - (len(requests) - 1) * self.num_shared
+        heads = sum(self.max_tokens)
+        steps = max(self.max_tokens)
+        if self.is_decode:
+            prompts, prefilled, heads, steps = 0, 0, heads - 1, steps - 1
+        is_float = form in ("float32", "bfloat16")
+        if not is_float and not self.is_decode:
+            return None
+        element = FORMATS[form] if is_float else 2
+        kv_bytes = 2 * layers * config["num_key_value_heads"] * dim * element
+        num_bytes = FORMATS[form] * (body + head) * steps + kv_bytes * decoded
+        attention = 4 * layers * config["num_attention_heads"] * dim * (prefilled + decoded)
+        return rates.bound_s(num_bytes, 2 * (body * (prompts + tokens) + head * heads) + attention)
+
+
+def drawn(seed: int, count: int, low: int, high: int) -> tuple[int, ...]:
+    draw = random.Random(seed)
+    return tuple(draw.randint(low, high) for _ in range(count))
+
+
+WORKLOADS = (
+    Workload("prefill of 512", (512,), (1,)),
+    Workload("prefill of 2,048", (2048,), (1,)),
+    Workload("decode of 128 after 512", (512,), (128,), is_decode=True),
+    Workload("32 requests, 64-256 in, 32-128 out", drawn(1, 32, 64, 256), drawn(2, 32, 32, 128)),
+    Workload("16 requests, 512 shared + 32 in, 32 out", (544,) * 16, (32,) * 16, num_shared=512),
+)
+
+
+def chosen(parts: list[str]) -> list[Workload]:
+    """The workloads whose names hold one of the parts."""
+    found = [work for work in WORKLOADS if any(part in work.name for part in parts)]
+    if not found:
+        raise SystemExit(f"no work is named like {parts}; there is: {[w.name for w in WORKLOADS]}")
+    return found
