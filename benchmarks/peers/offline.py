@@ -42,6 +42,12 @@ class System:
     def __str__(self) -> str:
         return f"{self.name}, {self.form}"
 
+    def arguments(self) -> dict[str, Any]:
+        """LLM's, as worker.py gives them."""
+        if self.form in _FLOATS:
+            return {"dtype": self.form}
+        return {"dtype": "bfloat16", "quantization": self.form}
+
 
 class Worker:
     """A system's process; one job at a time."""
@@ -91,7 +97,7 @@ def measure(options: argparse.Namespace) -> None:
     print(f"checkpoint: {folder}", flush=True)
     write_checkpoint(folder, options.shape)
     probe = MachineProbe(options.threads)
-    workers = dict(start_workers(options, folder))
+    workers = dict(start_workers(options))
     vocab_size = SHAPES[options.shape]["vocab_size"]
     rows = []
     try:
@@ -131,22 +137,30 @@ def measure(options: argparse.Namespace) -> None:
     print(f"written: {path}")
 
 
-def start_workers(options: argparse.Namespace, folder: Path) -> Iterator[tuple[System, Worker]]:
+def start_workers(options: argparse.Namespace) -> Iterator[tuple[System, Worker]]:
+    for system in systems_of(options):
+        worker = Worker(system, *model_of(system, options), options)
+        print(f"{system}, {worker.version}: loaded in {worker.load_s:.1f} s", flush=True)
+        yield system, worker
+
+
+def systems_of(options: argparse.Namespace) -> Iterator[System]:
+    """Those asked for, in every format asked for that they run."""
     for form in options.formats:
-        for name in options.systems:
-            if form not in FORMS_OF[name]:
-                continue
-            system, python, model = System(name, form), sys.executable, folder
-            if name != "llmserve":
-                python = str(ready_python(options.folder, name))
-            if name == "llama.cpp":
-                model = gguf_of(options.folder, options.shape, form)
-            if name == "openvino":
-                stored = "float16" if form == "bfloat16" else form
-                model = gguf_of(options.folder, options.shape, stored)
-            worker = Worker(system, python, model, options)
-            print(f"{system}, {worker.version}: loaded in {worker.load_s:.1f} s", flush=True)
-            yield system, worker
+        yield from (System(name, form) for name in options.systems if form in FORMS_OF[name])
+
+
+def model_of(system: System, options: argparse.Namespace) -> tuple[str, Path]:
+    """The interpreter that runs the system, and what it loads."""
+    if system.name == "llmserve":
+        return sys.executable, options.folder / "models" / options.shape
+    python = str(ready_python(options.folder, system.name))
+    if system.name == "llama.cpp":
+        return python, gguf_of(options.folder, options.shape, system.form)
+    if system.name == "openvino":
+        stored = "float16" if system.form == "bfloat16" else system.form
+        return python, gguf_of(options.folder, options.shape, stored)
+    return python, options.folder / "models" / options.shape
 
 
 def row_of(

@@ -3,6 +3,7 @@
     python benchmarks/peers/run.py prepare   # virtual environments; llama.cpp builds for minutes
     python benchmarks/peers/run.py measure --shape tinyllama-1.1b   # engines; to benchmarks/results
     python benchmarks/peers/run.py serve --shape tinyllama-1.1b   # HTTP servers; likewise
+    python benchmarks/peers/run.py start --shape tinyllama-1.1b   # time to first token; memory
     python benchmarks/peers/run.py report    # puts the results into docs/performance.md
 
 Each system is a process that loads one checkpoint of random weights. A round runs each workload
@@ -26,6 +27,7 @@ import environments  # all from the two folders above
 import offline
 import page
 import servers
+import starts
 from random_models import SHAPES
 from workloads import FORMATS
 
@@ -39,6 +41,7 @@ def rendered() -> str:
     """docs/performance.md with every table as benchmarks/results has it."""
     text = page.PAGE.read_text(encoding="utf-8")
     text = page.with_tables(text, "servers", servers.table_of)
+    text = page.with_tables(text, "starts", starts.table_of)
     return page.with_tables(text, "peers", offline.table_of)
 
 
@@ -73,9 +76,16 @@ def main() -> None:
     serving.add_argument("--output-len", type=int, default=32)
     serving.add_argument("--rounds", type=int, default=3)
 
+    starting = commands.add_parser("start", help="process start to first token; peak memory")
+    starting.set_defaults(run=starts.measure)
+    starting.add_argument("--formats", nargs="+", choices=FORMATS, default=["bfloat16"])
+    add_systems(starting, offline.SYSTEMS)
+    starting.add_argument("--rounds", type=int, default=5)
+
     commands.add_parser("report", help="write docs/performance.md").set_defaults(run=report)
     options = parser.parse_args()
-    if options.run in (offline.measure, servers.measure) and "llmserve" not in options.systems:
+    is_measured = options.run in (offline.measure, servers.measure, starts.measure)
+    if is_measured and "llmserve" not in options.systems:
         parser.error("--systems: llmserve is what the others are compared with")
     options.run(options)
 
