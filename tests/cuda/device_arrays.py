@@ -8,6 +8,7 @@ import ctypes
 import types
 
 import numpy as np
+from llmserve import _core
 
 CPU, CUDA = 1, 2
 CODES = {"i": 0, "u": 1, "f": 2}
@@ -38,12 +39,23 @@ _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
+# What capsules and work of the emulated streams point to: for good, since this is a test.
+_alive = []
+
+
+def synchronize():
+    """Waits for all streams of the emulated device: to give memory back does."""
+    backend = _core.testing.make_backend("cuda")
+    array = backend.to_device(np.zeros(1, np.float32))
+    del array  # before its backend
+
+
 class FakeTensor:
     """A NumPy array that says it is on a device. bf16 is uint16, as in the other tests."""
 
     def __init__(self, values, device=(CUDA, 0)):
         self.values, self.device, self.streams = np.asarray(values), device, []
-        self._alive = []  # what capsules point to: for good, since this is a test
+        _alive.append(self.values)
 
     def __dlpack_device__(self):
         return self.device
@@ -60,16 +72,17 @@ class FakeTensor:
         managed = _ManagedTensor(
             _Tensor(pointer, *self.device, values.ndim, code, bits, 1, shape, strides, 0)
         )
-        self._alive += [shape, strides, managed]
+        _alive.extend((shape, strides, managed))
         return _new_capsule(ctypes.addressof(managed), b"dltensor", None)
 
     def tolist(self):
-        return self.values.tolist()
+        return self.numpy().tolist()
 
     def to(self, device):
         return FakeTensor(self.values, device)
 
     def numpy(self):
+        synchronize()
         return self.values
 
 

@@ -23,7 +23,7 @@ void launch(const char* name, void (*kernel)(Params...), dim3 grid, int threads,
 #ifdef __CUDACC__
   kernel<<<grid, threads, shared_bytes, stream>>>(args...);
 #else
-  emulator::run(grid, threads, shared_bytes, stream, [&] { kernel(args...); });
+  emulator::run(grid, threads, shared_bytes, stream, [=] { kernel(args...); });
 #endif
   check(name, cudaGetLastError());
 }

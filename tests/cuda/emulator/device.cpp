@@ -4,6 +4,8 @@
 #include <ucontext.h>
 #endif
 
+#include "streams.h"
+
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -180,10 +182,9 @@ uint64_t shuffle_xor(uint64_t value, int mask) {
   return other;
 }
 
-void run(dim3 grid, int threads, size_t shared_bytes, cudaStream_t,
-         const std::function<void()>& body) {
-  if (threads % kWarp != 0 || threads < kWarp || threads > 1024 || grid.y > 65535 || grid.z > 65535)
-    throw std::logic_error("a launch that CUDA would refuse");
+namespace {
+
+void run_grid(dim3 grid, int threads, size_t shared_bytes, const std::function<void()>& body) {
   const std::lock_guard lock(mutex);
   std::vector<char> shared(shared_bytes + 16, '\x7f');  // not zero: nobody promised that
   dynamic_shared = shared.data();
@@ -196,6 +197,15 @@ void run(dim3 grid, int threads, size_t shared_bytes, cudaStream_t,
         block_idx = {x, y, z};
         run_block(threads);
       }
+}
+
+}  // namespace
+
+void run(dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
+         std::function<void()> body) {
+  if (threads % kWarp != 0 || threads < kWarp || threads > 1024 || grid.y > 65535 || grid.z > 65535)
+    throw std::logic_error("a launch that CUDA would refuse");
+  enqueue(stream, [=, body = std::move(body)] { run_grid(grid, threads, shared_bytes, body); });
 }
 
 }  // namespace llmserve::cuda::emulator

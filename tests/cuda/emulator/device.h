@@ -19,9 +19,9 @@
 
 namespace llmserve::cuda::emulator {
 
-// Runs body() once a thread, block after block.
+// Runs body() once a thread, block after block, when its turn in the stream comes (streams.h).
 void run(dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
-         const std::function<void()>& body);
+         std::function<void()> body);
 
 extern uint3 thread_idx;
 extern uint3 block_idx;

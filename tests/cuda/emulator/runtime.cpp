@@ -1,9 +1,63 @@
-// The part of the CUDA runtime that the backend calls, on host memory. Every call is done when it
-// returns, so that what the order of a stream hides is not tested here.
+// The part of the CUDA runtime that the backend calls, on host memory: devices, memory, copies.
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "streams.h"
+
+using llmserve::cuda::emulator::enqueue;
+
+namespace {
+
+constexpr size_t kDeviceBytes = size_t{8} << 30;
+
+std::mutex mutex;
+std::map<void*, size_t> device_memory;
+std::map<void*, size_t> pinned_memory;
+
+bool is_pinned(const void* data) {
+  const std::lock_guard lock(mutex);
+  const auto next = pinned_memory.upper_bound(const_cast<void*>(data));
+  if (next == pinned_memory.begin()) return false;
+  const auto& [begin, size] = *std::prev(next);
+  return static_cast<const char*>(data) < static_cast<char*>(begin) + size;
+}
+
+bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status{};
+  cudaStreamIsCapturing(stream, &status);
+  return status == cudaStreamCaptureStatusActive;
+}
+
+size_t used_bytes() {
+  size_t used = 0;
+  for (const auto& [data, size] : device_memory) used += size;
+  return used;
+}
+
+// Not zero: nobody promised that.
+cudaError_t allocate(std::map<void*, size_t>& kept, void** data, size_t num_bytes) {
+  const std::lock_guard lock(mutex);
+  if (num_bytes > kDeviceBytes - used_bytes()) return cudaErrorMemoryAllocation;
+  *data = std::aligned_alloc(256, (num_bytes + 255) / 256 * 256);
+  if (*data == nullptr) return cudaErrorMemoryAllocation;
+  if (num_bytes < (size_t{1} << 20)) std::memset(*data, 0x7f, num_bytes);
+  kept[*data] = num_bytes;
+  return cudaSuccess;
+}
+
+cudaError_t release(std::map<void*, size_t>& kept, void* data) {
+  const std::lock_guard lock(mutex);
+  if (data != nullptr && kept.erase(data) == 0) return cudaErrorInvalidValue;
+  std::free(data);
+  return cudaSuccess;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -22,42 +76,58 @@ cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = nullptr;
-  return cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorName(cudaError_t) { return "error"; }
 const char* cudaGetErrorString(cudaError_t) { return "of the emulated runtime"; }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = nullptr;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-  *free_bytes = *total_bytes = size_t{8} << 30;
+  const std::lock_guard lock(mutex);
+  *total_bytes = kDeviceBytes;
+  *free_bytes = kDeviceBytes - used_bytes();
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** data, size_t num_bytes) {
-  if (num_bytes > size_t{8} << 30) return cudaErrorMemoryAllocation;
-  *data = std::aligned_alloc(256, (num_bytes + 255) / 256 * 256);
-  return *data != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+  return allocate(device_memory, data, num_bytes);
 }
 cudaError_t cudaFree(void* data) {
-  std::free(data);
+  if (const cudaError_t code = cudaDeviceSynchronize(); code != cudaSuccess) return code;
+  return release(device_memory, data);
+}
+cudaError_t cudaHostAlloc(void** data, size_t num_bytes, unsigned) {
+  return allocate(pinned_memory, data, num_bytes);
+}
+cudaError_t cudaFreeHost(void* data) {
+  if (const cudaError_t code = cudaDeviceSynchronize(); code != cudaSuccess) return code;
+  return release(pinned_memory, data);
+}
+cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
+  *device = host;
+  return is_pinned(host) ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaMemsetAsync(void* data, int value, size_t num_bytes, cudaStream_t stream) {
+  enqueue(stream, [=] { std::memset(data, value, num_bytes); });
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void* data, int value, size_t num_bytes, cudaStream_t) {
-  std::memset(data, value, num_bytes);
-  return cudaSuccess;
-}
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes, cudaMemcpyKind,
-                            cudaStream_t) {
-  std::memmove(to, from, num_bytes);
+// Ordinary memory is read before the call returns, and written by the time that it does; pinned
+// memory when the copy's turn comes.
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  const auto copy = [=] { std::memmove(to, from, num_bytes); };
+  const void* host = kind == cudaMemcpyHostToDevice ? from : to;
+  if (kind == cudaMemcpyDeviceToDevice || is_pinned(host)) {
+    enqueue(stream, copy);
+    return cudaSuccess;
+  }
+  if (is_captured(stream)) return cudaErrorStreamCaptureUnsupported;
+  if (kind == cudaMemcpyDeviceToHost) {
+    enqueue(stream, copy);
+    return cudaStreamSynchronize(stream);
+  }
+  const auto* bytes = static_cast<const char*>(from);
+  enqueue(stream, [to, taken = std::vector<char>(bytes, bytes + num_bytes)] {
+    std::memcpy(to, taken.data(), taken.size());
+  });
   return cudaSuccess;
 }
 

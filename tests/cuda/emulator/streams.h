@@ -1,0 +1,15 @@
+// The emulated device's streams: work is kept until somebody waits for it, as late as CUDA allows.
+// What is read before it was waited for, or overwritten before it was read, is then wrong every
+// time and not once in a while.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+
+namespace llmserve::cuda::emulator {
+
+// To be run in the stream's order; while the stream is captured, by each launch of the graph.
+void enqueue(cudaStream_t stream, std::function<void()> work);
+
+}  // namespace llmserve::cuda::emulator
