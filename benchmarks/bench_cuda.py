@@ -157,6 +157,29 @@ def row_op_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Itera
         yield limits.row(name, seconds, rows * vocabulary * 4)
 
 
+def transfer_rows(backend: Any, _: Limits, rng: np.random.Generator) -> Iterator[Row]:
+    """Blocks to and from pinned memory: the link. Weights of a file beside it, as share of it."""
+    count, block = 256, (1, 1, 2**18)  # blocks of a MiB, keys and values
+    device = [backend.empty_device((count, *block), "float32") for _ in range(2)]
+    host = [backend.transfer_array([count, *block]) for _ in range(2)]
+    pairs = [(i, i) for i in range(count)]
+    weight = bf16(rng, 2**15, 2**13)
+
+    def move(to_host: bool) -> None:
+        number = backend.transfer_blocks(pairs, *device, *host, to_host)
+        while not backend.is_transferred(number):
+            pass
+
+    link = Limits(math.inf, math.inf)
+    for to_host in (True, False):
+        seconds = seconds_of(backend, lambda to_host=to_host: move(to_host))
+        num_bytes = 2 * count * 2**20
+        link = Limits(num_bytes / seconds / 1e9, math.inf)
+        yield link.row(f"link {'to' if to_host else 'from'} pinned memory", seconds, num_bytes)
+    seconds = seconds_of(backend, lambda: backend.pack_linear([weight], "bfloat16"))
+    yield link.row("weights to the GPU, bf16 (share of the link)", seconds, weight.nbytes)
+
+
 def decode_row(name: str, limits: Limits, max_tokens: int) -> Row:
     """Batch 1, a prompt of 64 tokens: the time between tokens, which a longer run adds."""
     folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -209,7 +232,7 @@ def main() -> None:
 
     for name in args.models:
         report(decode_row(name, limits, args.max_tokens))
-    for make in (row_op_rows, attention_rows, linear_rows):
+    for make in (transfer_rows, row_op_rows, attention_rows, linear_rows):
         for row in make(backend, limits, rng):
             report(row)
 

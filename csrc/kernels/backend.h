@@ -76,6 +76,17 @@ class Backend {
   virtual int64_t scratch_bytes(const StepShape&, int /*num_threads*/) const { return 0; }
   virtual void reserve_scratch(const StepShape&) {}
 
+  // Host memory that blocks are transferred to and from: pinned where there is a device.
+  virtual Memory& transfer_memory() { return host_memory(); }
+  // Copies blocks between memory() and transfer_memory() beside the ops: it sees what was asked for
+  // before, and later ops do not wait for it. Returns its number; numbers grow. Until it is
+  // transferred nobody may write what it reads, or read what it writes.
+  virtual int64_t transfer_blocks(const TransferBlocksArgs& args);
+  // Whether this transfer and all before it are done. Never waits. Throws DeviceError.
+  virtual bool is_transferred(int64_t /*id*/) { return true; }
+  // Ops asked for from now on come after this transfer.
+  virtual void await_transfer(int64_t /*id*/) {}
+
   // The layout of keys that paged_attention reads fastest from blocks of this shape.
   virtual KeyLayout key_layout(int64_t /*block_size*/, int64_t /*key_dim*/, int64_t /*value_dim*/,
                                DType) const {

@@ -7,6 +7,7 @@
 #include "core/float_types.h"
 #include "core/shape_check.h"
 #include "kernels/backend.h"
+#include "kernels/block_runs.h"
 
 namespace llmserve {
 namespace {
@@ -56,6 +57,23 @@ void copy_blocks_on_host(const CopyBlocksArgs& args) {
                    part.as<std::byte>() + source * bytes, static_cast<size_t>(bytes));
     }
   }
+}
+
+int64_t Backend::transfer_blocks(const TransferBlocksArgs& args) {
+  validate(args);
+  const PagedKvCache& from = args.to_host ? args.device : args.host;
+  const PagedKvCache& to = args.to_host ? args.host : args.device;
+  const auto copy = [](const Tensor& source, const Tensor& destination, const BlockRun& run) {
+    const int64_t bytes = source.strides[0] * size_bytes(source.dtype);
+    std::memcpy(destination.as<std::byte>() + run.destination * bytes,
+                source.as<std::byte>() + run.source * bytes,
+                static_cast<size_t>(run.count * bytes));
+  };
+  for (const BlockRun& run : block_runs(args.pairs)) {
+    copy(from.keys, to.keys, run);
+    copy(from.values, to.values, run);
+  }
+  return 0;
 }
 
 LinearWeight Backend::pack_quantized(const LinearFormat& format, int64_t, int64_t,

@@ -167,6 +167,15 @@ struct CopyBlocksArgs {
   PagedKvCache cache;
 };
 
+// Copies whole blocks between a cache and one in host memory: pairs (source, destination), whose
+// order does not matter.
+struct TransferBlocksArgs {
+  std::span<const std::pair<int32_t, int32_t>> pairs;
+  PagedKvCache device;  // in the backend's memory
+  PagedKvCache host;    // [N', K, P, D] of the same K, P, D, dtype and layout, in host memory
+  bool to_host = false;
+};
+
 // out[t, h] = sum_j softmax_j(scale * q[t, h] . k_j) v_j over the positions that the token sees: j
 // <= its own position and, with a window w > 0, j > own position - w. Query head h reads KV head h
 // / (H / K). Token i of sequence b has position kv_lens[b] - (query_starts[b+1] - query_starts[b])
@@ -312,6 +321,7 @@ void validate(const RotaryTableArgs& args);
 void validate(const RotaryArgs& args);
 void validate(const StoreKvArgs& args);
 void validate(const CopyBlocksArgs& args);
+void validate(const TransferBlocksArgs& args);
 void validate(const PagedAttentionArgs& args);
 void validate(const GatedActivationArgs& args);
 void validate(const ActivationArgs& args);

@@ -187,6 +187,26 @@ void validate(const CopyBlocksArgs& args) {
   }
 }
 
+void validate(const TransferBlocksArgs& args) {
+  const Tensor& keys = args.device.keys;
+  check_cache("transfer_blocks.device", args.device, -1, -1, -1);
+  check_cache("transfer_blocks.host", args.host, keys.shape[1], keys.shape[3],
+              args.device.values.shape[3]);
+  if (args.host.keys.shape[2] != keys.shape[2] || args.host.keys.dtype != keys.dtype ||
+      args.host.key_layout != args.device.key_layout) {
+    refuse("transfer_blocks.host",
+           concat("expected blocks of ", keys.shape[2], " tokens in ", name(keys.dtype),
+                  " like the device's, got ", describe(args.host.keys)));
+  }
+  const PagedKvCache& from = args.to_host ? args.device : args.host;
+  const PagedKvCache& to = args.to_host ? args.host : args.device;
+  for (const auto& [source, destination] : args.pairs) {
+    check_indices<int32_t>("transfer_blocks.pairs (source)", {&source, 1}, 0, from.keys.shape[0]);
+    check_indices<int32_t>("transfer_blocks.pairs (destination)", {&destination, 1}, 0,
+                           to.keys.shape[0]);
+  }
+}
+
 void validate(const PagedAttentionArgs& args) {
   check_tensor("paged_attention.q", args.q, {{"T"}, {"H"}, {"D"}}, {DType::kF32});
   const int64_t num_heads = args.q.shape[1];

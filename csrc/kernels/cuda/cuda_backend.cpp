@@ -1,6 +1,7 @@
 #include "kernels/cuda/cuda_backend.h"
 
 #include <cstdlib>
+#include <cstring>
 
 #include "core/error.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -48,6 +49,16 @@ void check_grid(const char* op, int64_t blocks) {
                                  " rows (or heads of tokens) a call, got ", blocks));
 }
 
+Transfers::HostCopy copy_by(Backend& host) {
+  constexpr int64_t kGrain = int64_t{1} << 20;  // a thread's start is nothing beside it
+  return [&host](void* to, const void* from, int64_t num_bytes) {
+    host.run_on_host_threads(num_bytes, kGrain, [&](int64_t begin, int64_t end) {
+      std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
+                  static_cast<size_t>(end - begin));
+    });
+  };
+}
+
 std::string choose_gemm() {
   const char* text = std::getenv("LLMSERVE_CUDA_GEMM");
   const std::string choice = text != nullptr && *text != '\0' ? text : "auto";
@@ -60,7 +71,9 @@ std::string choose_gemm() {
 }  // namespace
 
 CudaBackend::CudaBackend(const BackendOptions& options)
-    : memory_(0),
+    : host_(make_cpu_backend(options)),
+      memory_(0),
+      transfers_(memory_, copy_by(*host_)),
       token_ids_(memory_),
       positions_(memory_),
       inv_freq_(memory_),
@@ -69,8 +82,11 @@ CudaBackend::CudaBackend(const BackendOptions& options)
       kv_lens_(memory_),
       block_tables_(memory_),
       rows_(memory_),
-      draw_rows_(memory_),
-      host_(make_cpu_backend(options)) {
+      draw_rows_(memory_) {
+  memory_.set_upload([this](void* to, const void* from, int64_t num_bytes) {
+    transfers_.upload(to, from, num_bytes);
+    transfers_.lead_ops();
+  });
   cudaDeviceProp properties{};
   check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, 0));
   device_name_ = concat(properties.name, ", sm_", properties.major, properties.minor);
@@ -110,17 +126,25 @@ LinearWeight CudaBackend::pack_linear(std::span<const ConstTensor> parts, DType 
                       .data = Buffer(packed_bytes(n, k, dtype), memory_)};
   std::byte* to = weight.data.data();
   for (const ConstTensor& part : parts) {
-    if (part.dtype == dtype) {
-      memory_.copy_from_host(to, part.data, part.num_bytes());
-    } else {
-      std::byte* raw = scratch(part.num_bytes());
-      memory_.copy_from_host(raw, part.data, part.num_bytes());
-      convert(raw, storage_of(part.dtype), part.num_elements(), to, storage_of(dtype), stream());
-    }
+    upload(to, dtype, part);
     to += part.num_elements() * size_bytes(dtype);
   }
-  memory_.synchronize();  // the scratch goes to the next weight
+  transfers_.lead_ops();
   return weight;
+}
+
+void CudaBackend::upload(std::byte* to, DType dtype, const ConstTensor& from) {
+  if (from.dtype == dtype) {
+    transfers_.upload(to, from.data, from.num_bytes());
+    return;
+  }
+  if (piece_.num_bytes() == 0) piece_ = Buffer(kStagingBytes, memory_);
+  const int64_t width = size_bytes(from.dtype);
+  const auto take = [&](const std::byte* piece, int64_t begin, int64_t num_bytes) {
+    convert(piece, storage_of(from.dtype), num_bytes / width,
+            to + begin / width * size_bytes(dtype), storage_of(dtype), transfers_.stream());
+  };
+  transfers_.upload(piece_.data(), from.data, from.num_bytes(), take);
 }
 
 int64_t CudaBackend::first_non_finite(const ConstTensor& tensor) {

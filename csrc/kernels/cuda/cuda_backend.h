@@ -12,6 +12,7 @@
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/index_upload.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/transfers.h"
 
 namespace llmserve::cuda {
 
@@ -30,10 +31,18 @@ class CudaBackend final : public Backend {
     memory_.run_on(reinterpret_cast<cudaStream_t>(stream), work);
   }
 
-  // Row-major [N, K] on the device, converted there.
+  // Row-major [N, K] on the device, converted there. On their way when it returns, in front of the
+  // ops asked for later.
   LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) override;
   int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const override;
   int64_t first_non_finite(const ConstTensor& tensor) override;
+
+  Memory& transfer_memory() override { return transfers_.pinned(); }
+  int64_t transfer_blocks(const TransferBlocksArgs& args) override {
+    return transfers_.transfer_blocks(args);
+  }
+  bool is_transferred(int64_t id) override { return transfers_.is_transferred(id); }
+  void await_transfer(int64_t id) override { transfers_.await_transfer(id); }
 
   void embedding(const EmbeddingArgs& args) override;
   void rms_norm(const RmsNormArgs& args) override;
@@ -61,7 +70,13 @@ class CudaBackend final : public Backend {
   void draw_on_device(const SampleArgs& args, std::span<const size_t> which);
   void draw_on_host(const SampleArgs& args, size_t i);
 
+  // To the device, converted to another storage on the way.
+  void upload(std::byte* to, DType dtype, const ConstTensor& from);
+
+  const std::unique_ptr<Backend> host_;  // the cpu backend, for what lies on the host
   DeviceMemory memory_;
+  Transfers transfers_;
+  Buffer piece_;  // of weights that are converted, in the transfer stream's order
   std::string device_name_;
   std::string gemm_description_;
   bool uses_gemv_ = false;
@@ -76,7 +91,6 @@ class CudaBackend final : public Backend {
   IndexUpload block_tables_;
   IndexUpload rows_;
   IndexUpload draw_rows_;
-  const std::unique_ptr<Backend> host_;  // the cpu backend, for what lies on the host
 };
 
 }  // namespace llmserve::cuda

@@ -6,6 +6,12 @@
 #include "kernels/cuda/cuda_check.h"
 
 namespace llmserve::cuda {
+namespace {
+
+// From here on the driver's own staging of ordinary memory, by one thread, is the slower one.
+constexpr int64_t kLargeCopyBytes = int64_t{4} << 20;
+
+}  // namespace
 
 void throw_device_error(const char* call, cudaError_t code) {
   throw DeviceError(concat(call, " failed with ", cudaGetErrorName(code), " (",
@@ -85,6 +91,11 @@ void DeviceMemory::release(std::byte* data, int64_t) noexcept {
 void DeviceMemory::copy_from_host(void* to, const void* from, int64_t num_bytes) {
   if (num_bytes == 0) return;
   make_current();
+  if (num_bytes >= kLargeCopyBytes && upload_) {
+    upload_(to, from, num_bytes);
+    synchronize();
+    return;
+  }
   check("cudaMemcpyAsync to the device",
         cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice, stream_));
   synchronize();

@@ -29,16 +29,21 @@ class DeviceMemory final : public Memory {
   // Makes the device current for the calling thread: the engine's thread is not the one that made
   // the backend.
   void make_current() const;
+  int device() const { return device_; }
   // Where ops go: the backend's own stream, but within run_on().
   cudaStream_t stream() const { return stream_; }
   // What `work` asks for goes to another stream, after all that was asked for before; what is asked
   // for afterwards waits for it. The calling thread's device is as before when it returns.
   void run_on(cudaStream_t stream, const std::function<void()>& work);
+  // How copy_from_host() brings what is large over.
+  using Upload = std::function<void(void* to, const void* from, int64_t num_bytes)>;
+  void set_upload(Upload upload) { upload_ = std::move(upload); }
 
  private:
   const int device_;
   cudaStream_t own_stream_ = nullptr;
   cudaStream_t stream_ = nullptr;
+  Upload upload_;
   cudaEvent_t handover_ = nullptr;  // the end of one stream's work, for the next to wait for
 };
 

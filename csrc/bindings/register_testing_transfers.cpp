@@ -1,0 +1,72 @@
+// Transfers of blocks between a backend's memory and the host's, for tests and benchmarks.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "bindings/staging.h"
+#include "kernels/backend.h"
+#include "kernels/block_runs.h"
+
+namespace py = pybind11;
+
+namespace llmserve {
+
+void register_testing_transfers(py::module_& testing, py::class_<Backend>& backend);
+
+namespace {
+
+// A float32 NumPy array of zeros in the memory that blocks are transferred to.
+py::array transfer_array(const py::object& self, const std::vector<py::ssize_t>& shape) {
+  py::ssize_t num_elements = 1;
+  for (const py::ssize_t dim : shape) num_elements *= dim;
+  auto memory = std::make_unique<std::pair<py::object, Buffer>>(
+      self, Buffer(num_elements * static_cast<py::ssize_t>(sizeof(float)),
+                   self.cast<Backend&>().transfer_memory()));
+  auto* data = reinterpret_cast<float*>(memory->second.data());
+  const py::capsule owner(memory.release(), [](void* held) {
+    const std::unique_ptr<std::pair<py::object, Buffer>> pair(
+        static_cast<std::pair<py::object, Buffer>*>(held));
+    pair->second = Buffer();  // before its backend
+  });
+  return py::array_t<float>(shape, data, owner);
+}
+
+// Host backends' device arrays are NumPy's.
+Tensor cache_of(py::object& array) {
+  if (py::isinstance<DeviceArray>(array)) return array.cast<DeviceArray&>().view;
+  auto numpy = array.cast<py::array>();
+  return host_view(numpy);
+}
+
+}  // namespace
+
+void register_testing_transfers(py::module_& testing, py::class_<Backend>& backend) {
+  using namespace py::literals;
+  testing.def(
+      "block_runs",
+      [](const std::vector<std::pair<int32_t, int32_t>>& pairs) {
+        std::vector<std::tuple<int64_t, int64_t, int64_t>> result;
+        for (const BlockRun& run : block_runs(pairs))
+          result.emplace_back(run.source, run.destination, run.count);
+        return result;
+      },
+      "pairs"_a, "[(source, destination, count)]");
+  backend.def("transfer_array", &transfer_array, "shape"_a)
+      .def(
+          "transfer_blocks",
+          [](Backend& self, const std::vector<std::pair<int32_t, int32_t>>& pairs, py::object keys,
+             py::object values, py::object host_keys, py::object host_values, bool to_host) {
+            return self.transfer_blocks({.pairs = pairs,
+                                         .device = {cache_of(keys), cache_of(values)},
+                                         .host = {cache_of(host_keys), cache_of(host_values)},
+                                         .to_host = to_host});
+          },
+          "pairs"_a, "keys"_a, "values"_a, "host_keys"_a, "host_values"_a, "to_host"_a)
+      .def("is_transferred", &Backend::is_transferred, "id"_a)
+      .def("await_transfer", &Backend::await_transfer, "id"_a);
+}
+
+}  // namespace llmserve

@@ -1,0 +1,132 @@
+"""What crosses to the device and back beside the ops: blocks of the KV cache, weights."""
+
+import numpy as np
+import pytest
+from llmserve import InvalidArgument, _core
+
+testing = _core.testing
+REASON = testing.unavailable_reason("cuda")
+BLOCK = (2, 8, 16)  # KV heads, tokens, head size
+LARGE = 3 << 20  # elements: more than the staging buffers, which are 16 MiB, hold at once
+
+
+@pytest.fixture(
+    params=["ref", pytest.param("cuda", marks=pytest.mark.cuda)],
+)
+def backend(request):
+    if request.param == "cuda" and REASON:
+        pytest.skip(f"no CUDA here: {REASON}")
+    return testing.make_backend(request.param)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+class Caches:
+    """A cache on the device of 6 blocks, and one of 9 in host memory; keys and values of each."""
+
+    def __init__(self, backend, rng):
+        self.backend = backend
+        self.content = [rng.standard_normal((6, *BLOCK), dtype=np.float32) for _ in range(2)]
+        self.device = [backend.to_device(part) for part in self.content]
+        self.host = [backend.transfer_array([9, *BLOCK]) for _ in range(2)]
+
+    def transfer(self, pairs, to_host):
+        return self.backend.transfer_blocks(pairs, *self.device, *self.host, to_host)
+
+    def wait(self, number):
+        while not self.backend.is_transferred(number):
+            pass
+
+
+def test_blocks_go_to_the_host_and_come_back_elsewhere(backend, rng):
+    caches = Caches(backend, rng)
+    caches.wait(caches.transfer([(0, 4), (1, 5), (5, 0)], to_host=True))
+    for content, device, host in zip(caches.content, caches.device, caches.host, strict=True):
+        np.testing.assert_array_equal(host[[4, 5, 0]], content[[0, 1, 5]])
+        assert not host[[1, 2, 3, 6, 7, 8]].any()
+        np.testing.assert_array_equal(backend.to_numpy(device), content)
+    number = caches.transfer([(4, 2), (0, 3)], to_host=False)
+    backend.await_transfer(number)
+    for content, device in zip(caches.content, caches.device, strict=True):
+        expected = content.copy()
+        expected[[2, 3]] = content[[0, 5]]
+        np.testing.assert_array_equal(backend.to_numpy(device), expected)
+    assert backend.is_transferred(number)
+
+
+def test_a_transfer_sees_the_ops_before_it_and_ops_wait_for_it_when_told_to(backend, rng):
+    """Without waiting for anything on the host: the streams' order has to do it."""
+    caches = Caches(backend, rng)
+    one = rng.standard_normal((8, 2, 16), dtype=np.float32)
+    backend.store_kv(one, one, np.arange(8) + 8, *caches.device)  # block 1
+    out = caches.transfer([(1, 7)], to_host=True)
+    back = caches.transfer([(7, 4)], to_host=False)
+    backend.await_transfer(back)
+    backend.copy_blocks([(4, 0)], *caches.device)
+    got = [backend.to_numpy(part) for part in caches.device]
+    caches.wait(out)
+    for part, host in zip(got, caches.host, strict=True):
+        for block in (part[0], part[1], part[4], host[7]):
+            np.testing.assert_array_equal(block, one.transpose(1, 0, 2))
+
+
+def test_transfers_are_done_in_their_order(backend, rng):
+    caches = Caches(backend, rng)
+    numbers = [caches.transfer([(i, i)], to_host=True) for i in range(6)]
+    assert numbers == sorted(numbers)
+    caches.wait(numbers[3])
+    assert all(backend.is_transferred(number) for number in numbers[:4])
+    for content, host in zip(caches.content, caches.host, strict=True):
+        np.testing.assert_array_equal(host[:4], content[:4])
+    caches.wait(numbers[-1])
+
+
+def test_blocks_that_are_not_there_are_refused_and_nothing_moves(backend, rng):
+    caches = Caches(backend, rng)
+    for pairs, to_host, field in (
+        ([(0, 9)], True, "destination"),
+        ([(6, 0)], True, "source"),
+        ([(9, 0)], False, "source"),
+        ([(0, 6)], False, "destination"),
+        ([(-1, 0)], False, "source"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"transfer_blocks.pairs .{field}"):
+            caches.transfer([(1, 1), *pairs], to_host=to_host)
+    assert not any(host.any() for host in caches.host)
+
+
+def test_a_host_cache_of_other_blocks_is_refused(backend, rng):
+    caches = Caches(backend, rng)
+    caches.host = [backend.transfer_array([9, 2, 4, 16]) for _ in range(2)]
+    with pytest.raises(InvalidArgument, match=r"transfer_blocks.host: expected blocks of 8 tokens"):
+        caches.transfer([(0, 0)], to_host=True)
+
+
+def test_blocks_side_by_side_are_one_copy():
+    pairs = [(3, 7), (4, 8), (5, 9), (5, 10), (6, 11), (9, 0), (8, 1)]
+    assert testing.block_runs(pairs) == [(3, 7, 3), (5, 10, 2), (9, 0, 1), (8, 1, 1)]
+    assert testing.block_runs([]) == []
+
+
+def test_weights_of_several_staging_buffers_arrive_whole(backend, rng):
+    """The buffers are filled again while copies from them are on their way."""
+    rows = LARGE // 256
+    weights = [rng.standard_normal((rows, 256), dtype=np.float32) for _ in range(3)]
+    halves = weights[2].astype(np.float16)
+    packed = backend.pack_linear([*weights[:2], halves], "float32")
+    for part in weights:
+        part[:] = np.nan  # on its way means taken over
+    probe = np.eye(256, dtype=np.float32)[[0, 100, 255]]
+    got = backend.linear(probe, packed)
+    rng = np.random.default_rng(0)
+    expected = [rng.standard_normal((rows, 256), dtype=np.float32) for _ in range(3)]
+    expected[2] = expected[2].astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(got, np.concatenate(expected)[:, [0, 100, 255]].T)
+
+
+def test_large_arrays_are_copied_whole(backend, rng):
+    array = rng.standard_normal(LARGE + 17, dtype=np.float32)
+    np.testing.assert_array_equal(backend.to_numpy(backend.to_device(array)), array)
