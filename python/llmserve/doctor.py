@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from llmserve.gpu_telemetry import THROTTLE_REASONS
 from llmserve.live_metrics import LiveMetrics
 
 # Limits of the recipes; those of docs/monitoring/alerts.yml are the same.
@@ -38,7 +39,13 @@ def examine(metrics: LiveMetrics) -> list[Finding]:
     >>> examine(LiveMetrics.parse("llmserve:engine_up 1"))
     []
     """
-    return [*_engine(metrics), *_memory(metrics), *_latency(metrics), *_requests(metrics)]
+    return [
+        *_engine(metrics),
+        *_gpu(metrics),
+        *_memory(metrics),
+        *_latency(metrics),
+        *_requests(metrics),
+    ]
 
 
 def _engine(metrics: LiveMetrics) -> Iterator[Finding]:
@@ -54,6 +61,32 @@ def _engine(metrics: LiveMetrics) -> Iterator[Finding]:
             "a step hangs",
             "the machine is swapping or stopped, or a kernel does not return",
             "look at memory and load of the machine; restart the server",
+        )
+
+
+def _gpu(metrics: LiveMetrics) -> Iterator[Finding]:
+    held = [
+        reason
+        for reason in THROTTLE_REASONS.values()
+        if metrics.value("gpu_throttled", reason=reason) > 0
+    ]
+    clock, best = metrics.value("gpu_sm_clock_hertz"), metrics.value("gpu_max_sm_clock_hertz")
+    if held:
+        at = f" at {clock / 1e6:.0f} of {best / 1e6:.0f} MHz" if clock and best else ""
+        is_hot = any("thermal" in reason for reason in held)
+        yield Finding(
+            f"the GPU is throttled{at}: {', '.join(held)}",
+            "it is too hot" if is_hot else "it reaches its power limit, or its supply is short",
+            "better cooling, or a lower power limit"
+            if is_hot
+            else "a higher power limit "
+            "(`nvidia-smi -pl`) where the supply allows it; else nothing is wrong",
+        )
+    if metrics.value("gpu_clock_swings") > 0:
+        yield Finding(
+            "the GPU's clock goes up and down",
+            "it boosts, is held down, and boosts again",
+            "lock a clock that it holds (`nvidia-smi --lock-gpu-clocks=0,MHZ`)",
         )
 
 

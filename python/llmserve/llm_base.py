@@ -203,6 +203,11 @@ class LLMBase:
         return self._open_engine().failure or None
 
     @property
+    def device(self) -> str:
+        """What the model runs on: "cpu", "cuda" or "ref"."""
+        return self._config.device
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether prompts and outputs may be text."""
         return self._tokenizer is not None

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from fake_nvml import FakeNvml
 from llmserve import AsyncLLM, demo_model_path
+from llmserve.gpu_telemetry import GpuReading
+from llmserve.server.gpu_metrics import GpuCollector
 from prometheus_client.parser import text_string_to_metric_families
 from serving import RunningServer, running_server
 
@@ -44,6 +50,15 @@ def samples(server: RunningServer) -> Samples:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def gpu_samples(*throttle_reasons: str) -> list[Any]:
+    """Of a server whose GPU says all that can be said."""
+    figures = dict.fromkeys((field.name for field in dataclasses.fields(GpuReading)), 1.0)
+    reading = GpuReading(**{**figures, "name": "GPU", "throttle_reasons": throttle_reasons})
+    notice = SimpleNamespace(is_swinging=False, num_starts=2)
+    collector = GpuCollector(SimpleNamespace(reading=reading, notice=notice))
+    return [sample for family in collector.collect() for sample in family.samples]
 
 
 def value(found: Samples, name: str, **labels: str) -> float:
@@ -107,7 +122,7 @@ NAME = re.compile(r"\b(?:llmserve:\w+|process_\w+)")
 
 def test_every_metric_of_the_dashboard_and_the_alerts_exists(fresh: RunningServer) -> None:
     fresh.activity.ended["client_left"] += 1
-    exists = {name for name, _ in samples(fresh)}
+    exists = {name for name, _ in samples(fresh)} | {sample.name for sample in gpu_samples()}
     dashboard = json.loads((DOCS / "monitoring" / "grafana.json").read_text("utf-8"))
     expressions = [t["expr"] for panel in dashboard["panels"] for t in panel["targets"]]
     rules = yaml.safe_load((DOCS / "monitoring" / "alerts.yml").read_text("utf-8"))
@@ -118,6 +133,27 @@ def test_every_metric_of_the_dashboard_and_the_alerts_exists(fresh: RunningServe
     page = (DOCS / "observability.md").read_text("utf-8")
     of_page = {name for name in NAME.findall(page) if not name.endswith("_")}
     assert of_page <= exists, of_page - exists
+
+
+def test_a_gpus_figures_are_there_and_what_holds_its_clock_down() -> None:
+    found = {(s.name, s.labels.get("reason")): s.value for s in gpu_samples("hw_thermal")}
+    assert found["llmserve:gpu_temperature_celsius", None] == 1
+    assert found["llmserve:gpu_throttled", "hw_thermal"] == 1
+    assert found["llmserve:gpu_throttled", "power_cap"] == 0
+    assert found["llmserve:gpu_throttle_starts_total", None] == 2
+
+
+def test_a_server_with_a_model_on_a_gpu_reads_it_and_stops_with_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(temperature=71))
+    monkeypatch.setattr(AsyncLLM, "device", "cuda")
+    llm = AsyncLLM(demo_model_path(), num_threads=1, kv_cache_memory_bytes=2**23)
+    with running_server(llm) as server:
+        found = samples(server)
+        assert found["llmserve:gpu_temperature_celsius", (("gpu", "FakeGPU"),)] == 71
+    llm.close()
+    assert not [t for t in threading.enumerate() if t.name == "gpu-watch"]
 
 
 def test_a_requests_life_is_told_to_admins(fresh: RunningServer) -> None:

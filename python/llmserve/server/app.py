@@ -10,6 +10,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
+from llmserve.gpu_telemetry import watch_gpu
 from llmserve.server import operations, tokens
 from llmserve.server.access import Access, answer_error
 from llmserve.server.activity import Activity
@@ -19,6 +20,7 @@ from llmserve.server.completions import completions
 from llmserve.server.context import ServerContext
 from llmserve.server.debug import debug_request
 from llmserve.server.embeddings import embeddings
+from llmserve.server.gpu_metrics import GpuCollector
 from llmserve.server.metrics import ServerMetrics
 from llmserve.server.metrics import metrics as get_metrics
 from llmserve.server.models import Models, ServedModel
@@ -71,10 +73,16 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         sweep = asyncio.create_task(server.activity.sweep_forever())
+        has_gpu = any(model.llm.device == "cuda" for model in models)
+        watch = await asyncio.to_thread(watch_gpu) if has_gpu else None
+        if watch is not None:
+            metrics.registry.register(GpuCollector(watch))
         try:
             yield
         finally:
             sweep.cancel()
+            if watch is not None:
+                await asyncio.to_thread(watch.close)
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
 

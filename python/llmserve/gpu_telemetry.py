@@ -1,0 +1,186 @@
+"""What NVML says of the GPU, and a notice when something holds its clock down."""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from llmserve.errors import NotSupported
+
+_log = logging.getLogger(__name__)
+
+# NVML's "clocks event reasons" (nvml.h, nvmlClocksEventReason*) that mean less speed than asked
+# for, by their bit. Not among them: idle, and clocks that somebody set.
+THROTTLE_REASONS = {
+    0x04: "power_cap",
+    0x08: "hw_slowdown",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "power_brake",
+}
+# So many starts of throttling within so many seconds: the clock boosts, is held down, boosts again.
+_SWING_STARTS = 4
+_SWING_WINDOW_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One look. None: this GPU does not say."""
+
+    name: str
+    temperature_c: float | None
+    power_w: float | None
+    power_limit_w: float | None
+    sm_clock_hz: float | None
+    max_sm_clock_hz: float | None
+    memory_clock_hz: float | None
+    utilization: float | None  # share of the last period in which a kernel ran
+    memory_utilization: float | None  # likewise, in which memory was read or written
+    pcie_rx_bytes_per_s: float | None  # to the GPU
+    pcie_tx_bytes_per_s: float | None
+    memory_used_bytes: float | None  # of all processes
+    memory_total_bytes: float | None
+    throttle_reasons: tuple[str, ...]
+
+
+def _visible_device() -> str:
+    """The first of CUDA_VISIBLE_DEVICES, which NVML does not look at: an index or a UUID."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
+
+
+class GpuTelemetry:
+    """The GPU that CUDA's device 0 is. Raises NotSupported that says what is missing."""
+
+    def __init__(self) -> None:
+        try:
+            import pynvml
+        except ImportError:
+            raise NotSupported(
+                "GPU telemetry needs nvidia-ml-py: pip install 'llmserve[cuda]'"
+            ) from None
+        self._nvml: ModuleType = pynvml
+        try:
+            pynvml.nvmlInit()
+            device = _visible_device()
+            if device.isdigit():
+                self._handle = pynvml.nvmlDeviceGetHandleByIndex(int(device))
+            else:
+                self._handle = pynvml.nvmlDeviceGetHandleByUUID(device)
+            self._name = str(pynvml.nvmlDeviceGetName(self._handle))
+        except pynvml.NVMLError as error:
+            raise NotSupported(f"NVML does not give the GPU: {error}") from None
+
+    def _ask(self, function: str, *arguments: object) -> Any:
+        """None where the GPU or the driver has no such figure."""
+        try:
+            return getattr(self._nvml, "nvmlDeviceGet" + function)(self._handle, *arguments)
+        except (AttributeError, self._nvml.NVMLError):
+            return None
+
+    def _scaled(self, factor: float, function: str, *arguments: object) -> float | None:
+        value = self._ask(function, *arguments)
+        return None if value is None else value * factor
+
+    def read(self) -> GpuReading:
+        """Some milliseconds; from any thread."""
+        nvml = self._nvml
+        rates, memory = self._ask("UtilizationRates"), self._ask("MemoryInfo")
+        # The newer name of the same function first.
+        reasons = self._ask("CurrentClocksEventReasons")
+        if reasons is None:
+            reasons = self._ask("CurrentClocksThrottleReasons")
+        return GpuReading(
+            name=self._name,
+            temperature_c=self._scaled(1, "Temperature", nvml.NVML_TEMPERATURE_GPU),
+            power_w=self._scaled(1e-3, "PowerUsage"),
+            power_limit_w=self._scaled(1e-3, "EnforcedPowerLimit"),
+            sm_clock_hz=self._scaled(1e6, "ClockInfo", nvml.NVML_CLOCK_SM),
+            max_sm_clock_hz=self._scaled(1e6, "MaxClockInfo", nvml.NVML_CLOCK_SM),
+            memory_clock_hz=self._scaled(1e6, "ClockInfo", nvml.NVML_CLOCK_MEM),
+            utilization=None if rates is None else rates.gpu / 100,
+            memory_utilization=None if rates is None else rates.memory / 100,
+            # KB/s over the last 20 ms
+            pcie_rx_bytes_per_s=self._scaled(1e3, "PcieThroughput", nvml.NVML_PCIE_UTIL_RX_BYTES),
+            pcie_tx_bytes_per_s=self._scaled(1e3, "PcieThroughput", nvml.NVML_PCIE_UTIL_TX_BYTES),
+            memory_used_bytes=None if memory is None else memory.used,
+            memory_total_bytes=None if memory is None else memory.total,
+            throttle_reasons=tuple(
+                name for bit, name in THROTTLE_REASONS.items() if (reasons or 0) & bit
+            ),
+        )
+
+
+class ThrottleNotice:
+    """Tells the log when throttling begins and ends, and when the clock swings.
+
+    >>> from types import SimpleNamespace
+    >>> notice = ThrottleNotice()
+    >>> notice.look(SimpleNamespace(name="GPU", throttle_reasons=()), now=0.0)
+    >>> notice.is_swinging
+    False
+    """
+
+    def __init__(self) -> None:
+        self._reasons: tuple[str, ...] = ()
+        self._starts: deque[float] = deque()
+        self.is_swinging = False
+        self.num_starts = 0
+
+    def look(self, reading: GpuReading, now: float) -> None:
+        """After each reading, with the time of it in seconds."""
+        before, self._reasons = self._reasons, reading.throttle_reasons
+        if self._reasons and not before:
+            self.num_starts += 1
+            self._starts.append(now)
+            _log.warning(
+                "%s is throttled (%s): steps take longer until it is not",
+                *(reading.name, ", ".join(self._reasons)),
+            )
+        elif before and not self._reasons:
+            _log.warning("%s is no longer throttled", reading.name)
+        while self._starts and now - self._starts[0] > _SWING_WINDOW_S:
+            self._starts.popleft()
+        was_swinging, self.is_swinging = self.is_swinging, len(self._starts) >= _SWING_STARTS
+        if self.is_swinging and not was_swinging:
+            _log.warning(
+                "boost-off: the clock of %s was held down %d times in %.0f s; a lower, steady one "
+                "serves more evenly: `nvidia-smi --lock-gpu-clocks=0,MHZ` with a MHZ that it "
+                "holds, a lower power limit, or better cooling",
+                *(reading.name, len(self._starts), _SWING_WINDOW_S),
+            )
+
+
+class GpuWatch:
+    """Reads every few seconds on a thread of its own and keeps the last reading."""
+
+    def __init__(self, telemetry: GpuTelemetry, period_s: float = 5.0) -> None:
+        self._telemetry = telemetry
+        self._period_s = period_s
+        self._stop = threading.Event()
+        self.notice = ThrottleNotice()
+        self.reading = telemetry.read()
+        self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._period_s):
+            self.reading = self._telemetry.read()
+            self.notice.look(self.reading, time.monotonic())
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join()
+
+
+def watch_gpu() -> GpuWatch | None:
+    """A watch; None, and a line in the log that says why, where NVML is not to be had."""
+    try:
+        return GpuWatch(GpuTelemetry())
+    except NotSupported as error:
+        _log.warning("no GPU telemetry: %s", error)
+        return None
