@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/trace_range.h"
 #include "io/checkpoint.h"
 
 namespace llmserve {
@@ -91,6 +92,7 @@ void ModelExecutor::check_shapes(const Model& model) const {
 }
 
 const SampledTokens& ModelExecutor::execute(const StepPlan& plan) {
+  const TraceRange range(plan.num_prefill_tokens > 0 ? "Prefill" : "Decode");
   StepBatch& batch = batch_builder_.build(plan);
   MaskFiller::Pending masks = masks_->begin(batch.sample_tasks);
   kv_storage_->copy_blocks(*backend_, batch.copies);

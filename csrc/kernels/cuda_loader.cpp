@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "core/trace_range.h"
 #include "kernels/cuda/cuda_plugin.h"
 
 namespace llmserve {
@@ -60,6 +61,7 @@ std::string cuda_unavailable_reason() {
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {
   const std::string reason = cuda_unavailable_reason();
   if (!reason.empty()) throw NotSupported(concat("device 'cuda' cannot be used: ", reason));
+  set_range_sink(&loaded().plugin->range_sink());
   return loaded().plugin->make(options);
 }
 

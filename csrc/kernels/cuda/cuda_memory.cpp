@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/nvtx.h"
 
 namespace llmserve::cuda {
 namespace {
@@ -23,6 +24,7 @@ DeviceMemory::DeviceMemory(int device) : device_(device) {
   check("cudaStreamCreateWithFlags",
         cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking));
   check("cudaEventCreateWithFlags", cudaEventCreateWithFlags(&handover_, cudaEventDisableTiming));
+  name_stream(own_stream_, "llmserve ops");
   stream_ = own_stream_;
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/nvtx.h"
 
 namespace llmserve {
 namespace {
@@ -40,7 +41,8 @@ std::unique_ptr<Backend> make(const BackendOptions& options) {
   return std::make_unique<cuda::CudaBackend>(options);
 }
 
-constexpr CudaPlugin kPlugin{kCudaPluginAbi, LLMSERVE_BUILD_ID, &unavailable_reason, &make};
+constexpr CudaPlugin kPlugin{kCudaPluginAbi, LLMSERVE_BUILD_ID, &unavailable_reason, &make,
+                             &cuda::nvtx_sink};
 
 }  // namespace
 }  // namespace llmserve

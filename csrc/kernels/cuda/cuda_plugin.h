@@ -13,12 +13,13 @@
 #include <memory>
 #include <string>
 
+#include "core/trace_range.h"
 #include "kernels/backend.h"
 
 namespace llmserve {
 
 // The version of this struct, and only of it.
-inline constexpr uint32_t kCudaPluginAbi = 1;
+inline constexpr uint32_t kCudaPluginAbi = 2;
 
 struct CudaPlugin {
   // Plain C, first, at fixed places: read before all else is believed.
@@ -28,6 +29,8 @@ struct CudaPlugin {
   // Empty where a CUDA device can be used; otherwise why not, and what to do.
   std::string (*unavailable_reason)() = nullptr;
   std::unique_ptr<Backend> (*make)(const BackendOptions& options) = nullptr;
+  // Takes ranges to NVIDIA's profilers; lives as long as the process.
+  const RangeSink& (*range_sink)() = nullptr;
 };
 
 inline constexpr const char* kCudaPluginSymbol = "llmserve_cuda_plugin";

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "kernels/block_runs.h"
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/nvtx.h"
 
 namespace llmserve::cuda {
 
@@ -12,6 +13,7 @@ Transfers::Transfers(DeviceMemory& memory, HostCopy copy)
     : memory_(memory), copy_(std::move(copy)), pinned_(memory.device()) {
   memory_.make_current();
   check("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  name_stream(stream_, "llmserve transfers");
 }
 
 Transfers::~Transfers() {
