@@ -3,16 +3,19 @@
 #
 #   tests/isa/run_emulated.sh [CPU model [isa_check's arguments …]]
 #
-# The model is one of `bochs --help cpu`: the default, corei7_skylake_x, has AVX-512 F, BW, VL and DQ; corei7_icelake_u has
-# VNNI, too; sapphire_rapids, from Bochs 3.0 on, BF16 and AMX as well. The boot takes some 2 seconds of CPU time; isa_check
-# runs some hundred times slower than on the machine itself.
+# The model is one of `bochs --help cpu`: the default, corei7_skylake_x, has AVX-512 F, BW, VL and DQ; corei7_icelake_u
+# has VNNI, too; sapphire_rapids, from Bochs 3.0 on, BF16 and AMX as well. The boot takes some 2 seconds of CPU time;
+# isa_check runs some hundred times slower than on the machine itself.
 #
 # Needs, besides what a build needs, the Debian packages bochs, bochsbios, vgabios, isolinux, syslinux-common and xorriso
 # (apt-get install --no-install-recommends). Debian 12 has Bochs 2.7; Debian 13's source of 3.0 builds there by
 # `./configure --with-rfb --enable-cpu-level=6 --enable-x86-64 --enable-avx --enable-evex --enable-amx --enable-pci
-# --enable-all-optimizations --disable-docbook && make`, and runs with Debian 12's BIOS. Variables: BOCHS (bochs), PYTHON
-# (python3), CXX (g++), BUILD_DIR (build/emulated), TIMEOUT (3600 seconds). The exit status is isa_check's, or 2 without
-# one.
+# --enable-all-optimizations --disable-docbook && make`, and runs with Debian 12's BIOS. Before `make`, mend AMX's signed
+# bytes, which 3.0 takes as unsigned, in its cpu/avx/amx.cc:
+#   sed -i -E -e '/ DPBD(SS|SU)\(/,/^}/ s/Bit32s\((xbyte...)\)/Bit32s(Bit8s(\1))/' \
+#     -e '/ DPBD(SS|US)\(/,/^}/ s/Bit32s\((ybyte...)\)/Bit32s(Bit8s(\1))/' cpu/avx/amx.cc
+# Variables: BOCHS (bochs), PYTHON (python3), CXX (g++), BUILD_DIR (build/emulated), TIMEOUT (3600 seconds). The exit
+# status is isa_check's, or 2 without one.
 set -eu
 cd "$(dirname "$0")/../.."
 model=${1:-corei7_skylake_x}

@@ -3,6 +3,10 @@
 #ifdef LLMSERVE_X86
 #include <cpuid.h>
 #endif
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <cstdlib>
 #include <sstream>
@@ -31,6 +35,26 @@ bool can_run_avx512() {
 }
 bool can_run_avx512_vnni() { return can_run_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool can_run_avx512_bf16() { return can_run_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+
+// Clang's builtin does not know them before version 15.
+bool has_amx() {
+  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24, kInt8 = 1u << 25;
+  constexpr unsigned kAll = kBf16 | kTiles | kInt8;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAll) == kAll;
+}
+// Linux gives tiles to a process that asks, for all of its threads, from 5.16 on; a kernel that
+// does not know them, or a sandbox that forbids them, refuses.
+bool may_use_tiles() {
+#ifdef __linux__
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM, which old headers lack
+  constexpr long kTileData = 18;               // the state's bit of XCR0
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+bool can_run_amx() { return can_run_avx512_bf16() && has_amx() && may_use_tiles(); }
 #endif
 
 cpu::KernelTable generic() { return cpu::generic::kTable; }
@@ -47,10 +71,17 @@ cpu::KernelTable avx512_bf16() {
   table.linear_bf16 = cpu::avx512_bf16::kLinear;
   return table;
 }
+cpu::KernelTable amx() {
+  cpu::KernelTable table = avx512_bf16();
+  table.linear_bf16 = cpu::amx::kLinear;
+  table.quantized_linear = &cpu::amx::quantized_linear;
+  return table;
+}
 #endif
 
 constexpr CpuIsa kRegistry[] = {
 #ifdef LLMSERVE_X86
+    {"amx", &can_run_amx, &amx},
     {"avx512_bf16", &can_run_avx512_bf16, &avx512_bf16},
     {"avx512_vnni", &can_run_avx512_vnni, &avx512_vnni},
     {"avx512", &can_run_avx512, &avx512},

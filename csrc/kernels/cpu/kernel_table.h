@@ -192,5 +192,9 @@ void quantized_linear(const QuantizedPart* part);
 namespace avx512_bf16 {
 extern const LinearKernel kLinear;
 }
+namespace amx {
+extern const LinearKernel kLinear;
+void quantized_linear(const QuantizedPart* part);
+}  // namespace amx
 
 }  // namespace llmserve::cpu

@@ -58,7 +58,7 @@ long_mode:
   mov $0xd, %eax  # which vector states there are
   xor %ecx, %ecx
   cpuid
-  and $0xe7, %eax  # x87, SSE, AVX, the three of AVX-512
+  and $0x600e7, %eax  # x87, SSE, AVX, the three of AVX-512, the two of AMX
   xor %edx, %edx
   xor %ecx, %ecx
   xsetbv

@@ -1,0 +1,193 @@
+// Linear layers over integers by AMX, where there are a tile's worth of rows: TDPBSSD and TDPBSUD
+// on tiles of 16 rows x 64 K and 64 K x 16 columns. Sums of integers are exact, so that fewer rows
+// may take VNNI's way to the same bits.
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/cpu/kernel_table.h"
+
+namespace llmserve::cpu::amx {
+namespace {
+
+#include "kernels/cpu/avx512.inc"
+#include "kernels/cpu/matmul.inc"
+#include "kernels/cpu/tiles.inc"
+
+// Tiles of rows whose sums are held at once: four chains hide the latency of the products.
+constexpr int64_t kTilesAtOnce = 4;
+// Rows of a block: their totals, 8 KiB, stay in the L1 while 4 bits are unpacked once for all.
+constexpr int64_t kBlockRows = 8 * kTileRows;
+// Groups below this go to VNNI: a product takes as long whatever its K.
+constexpr int64_t kMinGroup = 32;
+
+// Sums of a panel's group over up to four tiles of rows, each of 16 rows from starts[t] on.
+struct GroupSums {
+  alignas(64) int32_t sums[kTilesAtOnce][kTileRows][kPanelWidth];
+
+  template <int R, bool kIsSigned>
+  void multiply(const int8_t* const (&x)[kTilesAtOnce], int64_t stride, const uint8_t* w,
+                int64_t depth, int64_t step) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    int64_t k = 0;
+    for (; k + step <= depth; k += step) add<R, kIsSigned>(x, stride, k, w + k * kPanelWidth);
+    if (k < depth) {
+      PaddedTile padded;
+      add<R, kIsSigned>(x, stride, k,
+                        padded.fill(w + k * kPanelWidth, (depth - k + 3) / 4 * 4 * kPanelWidth));
+    }
+    _tile_stored(0, sums[0], kTileRowBytes);
+    if constexpr (R > 1) _tile_stored(1, sums[1], kTileRowBytes);
+    if constexpr (R > 2) _tile_stored(2, sums[2], kTileRowBytes);
+    if constexpr (R > 3) _tile_stored(3, sums[3], kTileRowBytes);
+  }
+
+ private:
+  // The signed bytes of x by signed or unsigned bytes.
+  template <int R, bool kIsSigned>
+  static inline void add(const int8_t* const (&x)[kTilesAtOnce], int64_t stride, int64_t k,
+                         const uint8_t* w) {
+    _tile_loadd(6, w, kTileRowBytes);
+    _tile_loadd(4, x[0] + k, stride);
+    if constexpr (kIsSigned)
+      _tile_dpbssd(0, 4, 6);
+    else
+      _tile_dpbsud(0, 4, 6);
+    if constexpr (R > 1) {
+      _tile_loadd(5, x[1] + k, stride);
+      if constexpr (kIsSigned)
+        _tile_dpbssd(1, 5, 6);
+      else
+        _tile_dpbsud(1, 5, 6);
+    }
+    if constexpr (R > 2) {
+      _tile_loadd(4, x[2] + k, stride);
+      if constexpr (kIsSigned)
+        _tile_dpbssd(2, 4, 6);
+      else
+        _tile_dpbsud(2, 4, 6);
+    }
+    if constexpr (R > 3) {
+      _tile_loadd(5, x[3] + k, stride);
+      if constexpr (kIsSigned)
+        _tile_dpbssd(3, 5, 6);
+      else
+        _tile_dpbsud(3, 5, 6);
+    }
+  }
+};
+
+// 4 bits of a group as bytes of [0, 15], in K quads: [depth / 4][16][4].
+void unpack_nibbles(const uint8_t* from, int64_t depth, uint8_t* to) {
+  for (int64_t k = 0; k < depth; k += 8, from += kTileRowBytes, to += 2 * kTileRowBytes) {
+    const Quads both = q_load(from);
+    _mm512_storeu_si512(to, q_low(both));
+    _mm512_storeu_si512(to + kTileRowBytes, q_high(both));
+  }
+}
+
+inline Vec load_scale(const QuantizedLayout& layout, const uint8_t* scales, int64_t g) {
+  return layout.has_f16_scales ? v_load_f16(scales + g * kPanelWidth * 2)
+                               : v_load((const float*)(scales + g * kPanelWidth * 4));
+}
+
+// One panel by the rows [row, row + rows) of a part, of which the part has at least 16.
+struct PanelBlock {
+  const QuantizedPart* part;
+  int64_t row, rows, panel;
+
+  // The last tile starts early enough to be whole; what it has in common with the one before is
+  // the same integers again.
+  int64_t tile_start(int64_t tile) const {
+    return min_of(row + tile * kTileRows, part->m - kTileRows);
+  }
+
+  // totals [rows][16] += a group's sums, scaled: kernels/ops.h, LinearArgs.
+  void add_group(const GroupSums& group, int64_t tile, int64_t num_tiles, int64_t g,
+                 float* totals) const {
+    const QuantizedLayout& layout = part->layout;
+    const uint8_t* base = part->weight + panel * layout.panel_bytes;
+    const Vec scale = load_scale(layout, base + layout.scales_begin, g);
+    const Vec min = layout.has_min ? load_scale(layout, base + layout.mins_begin, g) : Vec{};
+    const int32_t offset = layout.is_4_bit ? layout.zero_point : 0;
+    const int64_t end = min_of(rows, (tile + num_tiles) * kTileRows);
+    for (int64_t r = tile * kTileRows; r < end; ++r) {
+      const int64_t t = r / kTileRows;
+      const IntegerGroup& x = part->groups[(row + r) * layout.num_groups + g];
+      IVec sum;
+      memcpy(&sum, group.sums[t - tile][row + r - tile_start(t)], sizeof(sum));
+      sum = sum - u_to_int(u_splat((uint32_t)offset * (uint32_t)x.sum));
+      Vec total = v_load(totals + r * kPanelWidth);
+      total = total + (scale * v_splat(x.scale)) * v_to_float(sum);
+      if (layout.has_min) total = total - min * v_splat(x.scaled_sum);
+      v_store(totals + r * kPanelWidth, total);
+    }
+  }
+
+  template <bool kIsSigned>
+  void multiply_group(int64_t g, const uint8_t* w, int64_t step, float* totals) const {
+    const int64_t depth = part->layout.group_size;
+    const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+    for (int64_t tile = 0; tile < tiles; tile += kTilesAtOnce) {
+      const int64_t count = min_of(kTilesAtOnce, tiles - tile);
+      const int8_t* x[kTilesAtOnce];
+      for (int64_t t = 0; t < kTilesAtOnce; ++t)
+        x[t] = part->x + tile_start(tile + min_of(t, count - 1)) * part->x_stride + g * depth;
+      GroupSums group;
+      if (count == 1)
+        group.multiply<1, kIsSigned>(x, part->x_stride, w, depth, step);
+      else if (count == 2)
+        group.multiply<2, kIsSigned>(x, part->x_stride, w, depth, step);
+      else if (count == 3)
+        group.multiply<3, kIsSigned>(x, part->x_stride, w, depth, step);
+      else
+        group.multiply<4, kIsSigned>(x, part->x_stride, w, depth, step);
+      add_group(group, tile, count, g, totals);
+    }
+  }
+
+  void run(int64_t step) const {
+    const QuantizedLayout& layout = part->layout;
+    const uint8_t* w = part->weight + panel * layout.panel_bytes;
+    alignas(64) float totals[kBlockRows * kPanelWidth];
+    memset(totals, 0, (size_t)(rows * kPanelWidth) * sizeof(float));
+    for (int64_t g = 0; g < layout.num_groups; ++g) {
+      if (layout.is_4_bit) {
+        alignas(64) uint8_t bytes[kMaxGroup * kPanelWidth];
+        unpack_nibbles(w, layout.group_size, bytes);
+        written(bytes);
+        w += layout.group_size / 2 * kPanelWidth;
+        multiply_group<false>(g, bytes, step, totals);
+      } else {
+        multiply_group<true>(g, w, step, totals);
+        w += (layout.group_size + 3) / 4 * 4 * kPanelWidth;
+      }
+    }
+    for (int64_t r = 0; r < rows; ++r)
+      finish(*part, row + r, panel * kPanelWidth, v_load(totals + r * kPanelWidth));
+  }
+
+  // Of a group of 4 bits, unpacked on the stack.
+  static constexpr int64_t kMaxGroup = 256;
+};
+
+}  // namespace
+
+void quantized_linear(const QuantizedPart* part) {
+  const QuantizedLayout& layout = part->layout;
+  const bool has_room = !layout.is_4_bit || layout.group_size <= PanelBlock::kMaxGroup;
+  if (part->m < kTileRows || layout.group_size < kMinGroup || !has_room)
+    return avx512_vnni::quantized_linear(part);
+  const int64_t step = min_of(layout.group_size / 32 * 32, kTileRowBytes);
+  configure_tiles(kTileRows, step);
+  for (int64_t row = 0; row < part->m; row += kBlockRows)
+    for (int64_t panel = part->panel_begin; panel < part->panel_end; ++panel)
+      PanelBlock{part, row, min_of(kBlockRows, part->m - row), panel}.run(step);
+  _tile_release();
+}
+
+}  // namespace llmserve::cpu::amx
