@@ -17,7 +17,7 @@ from llmserve.bench.machine import describe_machine
 def pytest_addoption(parser):
     group = parser.getgroup("benchmarks")
     group.addoption("--threads", type=int, default=2, help="threads of the CPU (default 2)")
-    group.addoption("--isa", default="", help="as LLMSERVE_CPU_ISA (default: the best)")
+    group.addoption("--isa", default="", help="as LLMSERVE_CPU_ISA, or all (default: the best)")
     group.addoption("--repeats", type=int, default=5, help="measurements a row (default 5)")
     group.addoption("--cases", default="", metavar="TEXT", help="only rows whose name has TEXT")
     group.addoption("--model", help="checkpoint directory of bench_engine (default: the demo)")
