@@ -71,9 +71,9 @@ class Watchdog:
         engine.ended.append((now, has_failed))
         while now - engine.ended[0][0] > _WINDOW_S:
             engine.ended.popleft()
-        num_failed = sum(failed for _, failed in engine.ended)
         if len(engine.ended) < _MIN_REQUESTS or not has_failed:
             return
+        num_failed = sum(failed for _, failed in engine.ended)
         if num_failed >= self._settings.error_spike * len(engine.ended):
             _log.error(
                 "%d of the last %d requests of %s failed: no new ones for %g s",
