@@ -1,7 +1,9 @@
 // The CUDA backend's launch parameters, which are host functions, for tests without a GPU.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <utility>
+#include <vector>
 
 #include "kernels/cuda/launch_math.h"
 
@@ -41,6 +43,20 @@ void register_testing_cuda(py::module_& testing) {
   math.def("attention_shared_bytes", &cuda::attention_shared_bytes, "head_dim"_a, "value_dim"_a,
            "tile"_a);
   math.def("attention_fits", &cuda::attention_fits, "head_dim"_a, "value_dim"_a, "tile"_a);
+  math.attr("TILED_ROWS") = cuda::kTiledRows;
+  math.attr("TILED_SPAN") = cuda::kTiledSpan;
+  math.def("tiled_warps", &cuda::tiled_warps, "width"_a);
+  math.def("tiled_shared_bytes", &cuda::tiled_shared_bytes, "width"_a, "warps"_a, "is_split"_a);
+  math.def("tiled_fits", &cuda::tiled_fits, "width"_a, "shared_bytes"_a);
+  math.def(
+      "tiled_plan",
+      [](const std::vector<std::pair<int64_t, int64_t>>& sequences, int width) {
+        cuda::TiledPlan plan;
+        for (const auto& [rows, kv_len] : sequences) plan.add(rows, kv_len, width);
+        const auto n = static_cast<int64_t>(sequences.size());
+        return py::make_tuple(plan.row_tiles, plan.spans, plan.split_rows, plan.num_partials(n, 1));
+      },
+      "sequences"_a, "width"_a, "(rows, KV length) -> (row tiles, spans, split rows, partials)");
   math.def("alignment_bytes", &cuda::alignment_bytes, "value"_a);
 }
 

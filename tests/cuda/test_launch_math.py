@@ -58,6 +58,31 @@ def test_heads_of_every_usual_width_fit_the_shared_memory(dim):
     assert launch.attention_shared_bytes(dim, dim, 64) == (2 * dim + 64) * 4
 
 
+@pytest.mark.parametrize("width", [64, 80, 96, 128, 256])
+def test_attention_by_tensor_cores_fits_the_shared_memory_of_an_a100(width):
+    assert launch.tiled_fits(width, 163 * 1024)
+    assert not launch.tiled_fits(width, launch.MAX_SHARED_BYTES // 2)
+    # Decoding: several warps on an SM, each with its own.
+    assert 2 * launch.tiled_shared_bytes(width, 1, True) <= 164 * 1024
+
+
+def test_widths_without_a_kernel_do_not_fit():
+    assert not any(launch.tiled_fits(width, 2**20) for width in (33, 72, 112, 512))
+
+
+def test_rows_of_every_sequence_are_covered_and_few_of_them_split_over_the_context():
+    row_tiles, spans, split_rows, partials = launch.tiled_plan(
+        [(4, 1000), (0, 50), (17, 20), (16, 300), (2000, 4000)], 128
+    )
+    assert (row_tiles - 1) * 64 < 2000 <= row_tiles * 64
+    assert (spans - 1) * launch.TILED_SPAN < 1000 <= spans * launch.TILED_SPAN
+    assert split_rows == 16
+    assert partials == 5 * spans * split_rows
+    # One span has nothing to merge.
+    assert launch.tiled_plan([(8, launch.TILED_SPAN)], 64) == (0, 1, 8, 0)
+    assert launch.tiled_plan([], 64) == (0, 0, 0, 0)
+
+
 def test_heads_that_do_not_fit_are_found_out():
     assert not launch.attention_fits(8192, 8192, 64)
 

@@ -24,6 +24,7 @@ def make_cuda(gemm):
         pytest.skip(f"no CUDA here: {reason}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLMSERVE_CUDA_GEMM", gemm)
+        patch.setenv("LLMSERVE_CUDA_ATTENTION", "plain" if gemm == "plain" else "auto")
         try:
             return testing.make_backend("cuda", 2)
         except NotSupported as error:

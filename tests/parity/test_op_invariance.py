@@ -79,6 +79,20 @@ def test_attention_in_chunks_and_batches_equals_whole(
         np.testing.assert_array_equal(chunk[30:], whole[begin:end])
 
 
+@pytest.mark.parametrize("window", [0, 290])
+def test_a_token_alone_has_the_attention_that_it_has_in_a_prompt_of_many_spans(fast, rng, window):
+    """CUDA splits the context of few rows, in spans of 256, and not that of many."""
+    n, dim = 540, 64
+    pair = normal(rng, n, 1, dim), normal(rng, n, 1, dim)
+    q = normal(rng, n, 5, dim)
+    whole = formulas.run_attention(fast, [pair], [q], 16, "bfloat16", window=window)
+    for begin, end in ((0, 1), (254, 257), (256, 257), (300, 350), (512, 513), (539, 540)):
+        prefix = tuple(part[:end] for part in pair)
+        batch = [pair, prefix], [q[-3:], q[begin:end]]
+        again = formulas.run_attention(fast, *batch, 32, "bfloat16", window=window)
+        np.testing.assert_array_equal(again, np.concatenate([whole[-3:], whole[begin:end]]))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("window", [0, 700])
 def test_attention_over_spans_does_not_depend_on_who_computes_them(fast, ref, rng, dtype, window):

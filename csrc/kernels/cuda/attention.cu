@@ -1,5 +1,6 @@
 // Paged attention, plain: one block a query head of a token, tiles of 64 positions one after
 // another. Right for every head dim, group, window and cap; what is faster is tested against it.
+#include "kernels/cuda/attention_rows.cuh"
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch_math.h"
 
@@ -24,14 +25,6 @@ __device__ int64_t find_sequence(const int32_t* query_starts, int64_t num_sequen
       end = middle;
   }
   return begin;
-}
-
-// Where the row of a position begins in one half of the cache.
-__device__ __forceinline__ int64_t row_offset(const CachePart& part, const int32_t* block_table,
-                                              int64_t head, int64_t position) {
-  const int64_t block = block_table[position / part.block_size];
-  return ((block * part.num_heads + head) * part.block_size + position % part.block_size) *
-         part.width;
 }
 
 // blockIdx.x: token * H + query head, in [0, T * H): the one axis of a grid that is long enough.
@@ -70,7 +63,7 @@ __global__ void __launch_bounds__(kAttentionThreads) attention_kernel(AttentionP
     const int count = static_cast<int>(end - begin);
     __syncthreads();  // q and o are set; the last tile's weights have been read
     for (int j = warp; j < count; j += kWarps) {
-      const int64_t row = row_offset(p.keys, block_table, kv_head, begin + j);
+      const int64_t row = row_offset(p.keys, block_table, kv_head, static_cast<int32_t>(begin + j));
       float dot = 0.0f;
       for (int64_t i = lane; i < head_dim; i += 32)
         dot = v_fma(q[i], load<kStorage>(p.keys.data, row + i), dot);
@@ -98,7 +91,8 @@ __global__ void __launch_bounds__(kAttentionThreads) attention_kernel(AttentionP
     for (int64_t i = threadIdx.x; i < value_dim; i += blockDim.x) {
       float sum = 0.0f;
       for (int j = 0; j < count; ++j) {
-        const int64_t row = row_offset(p.values, block_table, kv_head, begin + j);
+        const int64_t row =
+            row_offset(p.values, block_table, kv_head, static_cast<int32_t>(begin + j));
         sum = v_fma(weights[j], load<kStorage>(p.values.data, row + i), sum);
       }
       o[i] = o[i] * scale_old + sum * scale_tile;

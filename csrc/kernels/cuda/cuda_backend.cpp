@@ -1,7 +1,9 @@
 #include "kernels/cuda/cuda_backend.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 #include "core/error.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -59,13 +61,18 @@ Transfers::HostCopy copy_by(Backend& host) {
   };
 }
 
-std::string choose_gemm() {
-  const char* text = std::getenv("LLMSERVE_CUDA_GEMM");
-  const std::string choice = text != nullptr && *text != '\0' ? text : "auto";
-  if (choice != "auto" && choice != "plain" && choice != "cublaslt")
-    throw InvalidArgument(
-        concat("LLMSERVE_CUDA_GEMM: expected auto, plain or cublaslt, got ", choice));
-  return choice;
+// What an environment variable chooses, the first choice by default.
+std::string chosen(const char* name, std::initializer_list<std::string_view> choices) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return std::string(*choices.begin());
+  if (std::ranges::find(choices, text) != choices.end()) return text;
+  std::string expected;
+  for (const std::string_view choice : choices)
+    expected += concat(expected.empty()                 ? ""
+                       : choice == *(choices.end() - 1) ? " or "
+                                                        : ", ",
+                       choice);
+  throw InvalidArgument(concat(name, ": expected ", expected, ", got ", text));
 }
 
 }  // namespace
@@ -90,19 +97,22 @@ CudaBackend::CudaBackend(const BackendOptions& options)
   cudaDeviceProp properties{};
   check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, 0));
   device_name_ = concat(properties.name, ", sm_", properties.major, properties.minor);
-  const std::string choice = choose_gemm();
+  const std::string choice = chosen("LLMSERVE_CUDA_GEMM", {"auto", "plain", "cublaslt"});
   std::string problem = "asked for";
   if (choice != "plain") cublaslt_ = CublasLt::open(memory_, problem);
   if (choice == "cublaslt" && !cublaslt_)
     throw NotSupported(concat("LLMSERVE_CUDA_GEMM=cublaslt: ", problem));
   uses_gemv_ = choice == "auto";
+  if (chosen("LLMSERVE_CUDA_ATTENTION", {"auto", "plain"}) == "auto" && properties.major >= 8)
+    tiled_shared_bytes_ = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
   gemm_description_ =
       concat(uses_gemv_ ? "gemv and " : "",
              cublaslt_ ? cublaslt_->description() : concat("plain matrix products, ", problem));
 }
 
 std::string CudaBackend::description() const {
-  return concat("cuda (", device_name_, "), ", gemm_description_);
+  return concat("cuda (", device_name_, "), ", gemm_description_,
+                tiled_shared_bytes_ > 0 ? "; tiled attention" : "; plain attention");
 }
 
 std::byte* CudaBackend::scratch(int64_t num_bytes) {
@@ -320,35 +330,67 @@ void CudaBackend::copy_blocks(const CopyBlocksArgs& args) {
 void CudaBackend::paged_attention(const PagedAttentionArgs& args) {
   validate(args);
   check_layout("paged_attention", args.cache);
-  const CachePart keys = part_of(args.cache.keys);
-  const CachePart values = part_of(args.cache.values);
-  if (!attention_fits(keys.width, values.width, kKvTile)) {
-    throw NotSupported(concat("cuda attention: heads of ", keys.width, " (values ", values.width,
-                              ") do not fit a block's ", kMaxSharedBytes,
+  const AttentionParams params{.q = args.q.as<float>(),
+                               .q_token_stride = args.q.strides[0],
+                               .q_head_stride = args.q.strides[1],
+                               .keys = part_of(args.cache.keys),
+                               .values = part_of(args.cache.values),
+                               .storage = storage_of(args.cache.keys.dtype),
+                               .query_starts = query_starts_(args.query_starts),
+                               .kv_lens = kv_lens_(args.kv_lens),
+                               .block_tables = block_tables_(args.block_tables),
+                               .num_sequences = static_cast<int64_t>(args.kv_lens.size()),
+                               .max_blocks = args.max_blocks,
+                               .num_tokens = args.q.shape[0],
+                               .num_heads = args.q.shape[1],
+                               .scale = args.scale,
+                               .window = args.window,
+                               .soft_cap = args.soft_cap,
+                               .out = args.out.as<float>(),
+                               .out_token_stride = args.out.strides[0],
+                               .out_head_stride = args.out.strides[1]};
+  memory_.make_current();
+  if (can_tile(params)) return attend_in_tiles(args, params);
+  if (!attention_fits(params.keys.width, params.values.width, kKvTile)) {
+    throw NotSupported(concat("cuda attention: heads of ", params.keys.width, " (values ",
+                              params.values.width, ") do not fit a block's ", kMaxSharedBytes,
                               " bytes of shared memory; use device='cpu'"));
   }
   check_grid("paged_attention", args.q.shape[0] * args.q.shape[1]);
-  memory_.make_current();
-  cuda::paged_attention({.q = args.q.as<float>(),
-                         .q_token_stride = args.q.strides[0],
-                         .q_head_stride = args.q.strides[1],
-                         .keys = keys,
-                         .values = values,
-                         .storage = storage_of(args.cache.keys.dtype),
-                         .query_starts = query_starts_(args.query_starts),
-                         .kv_lens = kv_lens_(args.kv_lens),
-                         .block_tables = block_tables_(args.block_tables),
-                         .num_sequences = static_cast<int64_t>(args.kv_lens.size()),
-                         .max_blocks = args.max_blocks,
-                         .num_tokens = args.q.shape[0],
-                         .num_heads = args.q.shape[1],
-                         .scale = args.scale,
-                         .window = args.window,
-                         .soft_cap = args.soft_cap,
-                         .out = args.out.as<float>(),
-                         .out_token_stride = args.out.strides[0],
-                         .out_head_stride = args.out.strides[1]},
-                        stream());
+  cuda::paged_attention(params, stream());
+}
+
+bool CudaBackend::can_tile(const AttentionParams& p) const {
+  const auto is_aligned = [](const void* data) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  };
+  return p.storage == Storage::kBF16 && p.keys.width == p.values.width &&
+         tiled_fits(p.keys.width, tiled_shared_bytes_) && is_aligned(p.keys.data) &&
+         is_aligned(p.values.data) && p.num_heads / p.keys.num_heads <= kTiledRows &&
+         p.keys.num_heads <= kMaxGridYZ && p.num_sequences <= kMaxGridYZ;
+}
+
+void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, const AttentionParams& params) {
+  const int64_t width = params.keys.width;
+  const int64_t kv_heads = params.keys.num_heads;
+  if (std::ranges::find(tiled_widths_, width) == tiled_widths_.end()) {
+    prepare_tiled_attention(width);
+    tiled_widths_.push_back(width);
+  }
+  TiledPlan plan;
+  for (size_t b = 0; b < args.kv_lens.size(); ++b) {
+    const int64_t num_tokens = args.query_starts[b + 1] - args.query_starts[b];
+    plan.add(num_tokens * (params.num_heads / kv_heads), args.kv_lens[b], static_cast<int>(width));
+  }
+  const int64_t n = plan.num_partials(params.num_sequences, kv_heads);
+  float* memory = n > 0 ? reinterpret_cast<float*>(scratch(n * (width + 2) * 4)) : nullptr;
+  const TiledPartials partials{.outputs = memory,
+                               .maxima = memory + n * width,
+                               .sums = memory + n * (width + 1),
+                               .kv_heads = kv_heads,
+                               .spans = plan.spans,
+                               .rows = plan.split_rows};
+  tiled_attention(params, plan, partials, stream());
 }
 
 void CudaBackend::gated_activation(const GatedActivationArgs& args) {

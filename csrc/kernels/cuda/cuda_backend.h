@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/cuda/cublaslt.h"
@@ -21,7 +22,8 @@ class CudaBackend final : public Backend {
   // The first visible device. Products, by LLMSERVE_CUDA_GEMM: auto or nothing is gemv for few rows
   // and cuBLASLt, where it is found, for more; plain is plain_linear for all, with the same bits
   // whatever M is; cublaslt is cuBLASLt for all, and insists on it. Throws InvalidArgument,
-  // NotSupported, DeviceError.
+  // NotSupported, DeviceError. Attention over bf16 caches is tiled_attention where that can run,
+  // and paged_attention otherwise or with LLMSERVE_CUDA_ATTENTION=plain.
   explicit CudaBackend(const BackendOptions& options);
 
   std::string_view name() const override { return "cuda"; }
@@ -69,6 +71,8 @@ class CudaBackend final : public Backend {
   // The rows `which` of a sampling step, and one row.
   void draw_on_device(const SampleArgs& args, std::span<const size_t> which);
   void draw_on_host(const SampleArgs& args, size_t i);
+  bool can_tile(const AttentionParams& params) const;
+  void attend_in_tiles(const PagedAttentionArgs& args, const AttentionParams& params);
 
   // To the device, converted to another storage on the way.
   void upload(std::byte* to, DType dtype, const ConstTensor& from);
@@ -80,6 +84,8 @@ class CudaBackend final : public Backend {
   std::string device_name_;
   std::string gemm_description_;
   bool uses_gemv_ = false;
+  int64_t tiled_shared_bytes_ = 0;      // that a block may ask for; 0: no attention by tensor cores
+  std::vector<int64_t> tiled_widths_;   // whose kernels are prepared
   std::unique_ptr<CublasLt> cublaslt_;  // null: plain products
   Buffer scratch_;
   IndexUpload token_ids_;

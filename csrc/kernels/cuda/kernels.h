@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/launch_math.h"
+
 namespace llmserve::cuda {
 
 // How elements of tables, weights and caches are stored.
@@ -143,6 +145,23 @@ struct AttentionParams {
   int64_t out_head_stride;
 };
 void paged_attention(const AttentionParams& params, cudaStream_t stream);
+
+// What the blocks of a split row's spans pass on: working memory.
+struct TiledPartials {
+  float* outputs;  // [B, K, spans, rows, D], not divided by the sums
+  float* maxima;   // [B, K, spans, rows], as powers of 2
+  float* sums;     // likewise
+  int64_t kv_heads;
+  int64_t spans;
+  int64_t rows;
+};
+// The same by tensor cores: bf16 caches whose D = Dv has kernels (has_tiled_kernel) and which are
+// aligned to 16 bytes, sm_80 and later. Queries and weights are rounded to bf16, sums are float32.
+// The plan covers every sequence of the step; it may be that of a larger one.
+void tiled_attention(const AttentionParams& params, const TiledPlan& plan,
+                     const TiledPartials& partials, cudaStream_t stream);
+// Once before the first call with heads of this width, on the device, and not within a capture.
+void prepare_tiled_attention(int64_t width);
 
 // In the order of Activation (kernels/ops.h).
 enum class Nonlinearity : uint8_t { kSilu, kGeluTanh, kGelu };

@@ -73,6 +73,62 @@ constexpr bool attention_fits(int64_t head_dim, int64_t value_dim, int64_t tile)
   return attention_shared_bytes(head_dim, value_dim, tile) + 256 <= kMaxSharedBytes;
 }
 
+// Attention by tensor cores (tiled_attention.cu). A warp has 16 rows, which an mma has, and walks
+// tiles of 32 positions: two of them, keys and values, are 35 KB of shared memory at D = 128, so
+// that an SM of a data-centre GPU holds five decoding warps, each with a tile on its way. A span is
+// what one block reads in decoding; its result costs (D + 2) * 4 bytes a row to pass on, beside
+// 4 * 256 * D bytes that it read.
+inline constexpr int kTiledRows = 16;
+inline constexpr int kTiledTile = 32;
+inline constexpr int kTiledSpan = 256;
+static_assert(kTiledSpan % kTiledTile == 0);
+
+// Elements from row to row in shared memory: 16 bytes more than a row, which makes it an odd number
+// of them, so that eight rows' pieces of 16 bytes lie in different banks.
+constexpr int tiled_stride(int width) { return width + 8; }
+// Queries stay in registers where those of the output (width / 2 a lane) leave room.
+constexpr bool tiled_holds_query(int width) { return width <= 128; }
+// Warps of a block that works on prompts.
+constexpr int tiled_warps(int width) { return width <= 128 ? 4 : 2; }
+constexpr int64_t tiled_shared_bytes(int width, int warps, bool is_split) {
+  const int64_t tiles = int64_t{2} * 2 * kTiledTile * tiled_stride(width) * 2;
+  const int64_t query = int64_t{kTiledRows} * warps * tiled_stride(width) * 2;
+  const int64_t merged = is_split ? 0 : int64_t{kTiledRows} * warps * width * 4;
+  return tiles + (tiled_holds_query(width) ? std::max(query, merged) : query + merged);
+}
+constexpr bool has_tiled_kernel(int64_t width) {
+  return width == 64 || width == 80 || width == 96 || width == 128 || width == 256;
+}
+// Whether a GPU whose blocks may have `shared_bytes` can run all kernels of a width.
+constexpr bool tiled_fits(int64_t width, int64_t shared_bytes) {
+  const int w = static_cast<int>(width);
+  return has_tiled_kernel(width) && tiled_shared_bytes(w, tiled_warps(w), false) <= shared_bytes;
+}
+
+// Blocks along x: of the kernel whose blocks have a row tile each, of the one whose blocks have a
+// span each (sequences of at most 16 rows), and of the one that merges what the latter made.
+struct TiledPlan {
+  int64_t row_tiles = 0;
+  int64_t spans = 0;
+  int64_t split_rows = 0;
+
+  // A sequence of the step: `rows` query heads of tokens that read one KV head.
+  constexpr void add(int64_t rows, int64_t kv_len, int width) {
+    if (rows <= 0) return;
+    if (rows <= kTiledRows) {
+      spans = std::max(spans, ceil_div(kv_len, kTiledSpan));
+      split_rows = std::max(split_rows, rows);
+    } else {
+      row_tiles = std::max(row_tiles, ceil_div(rows, int64_t{kTiledRows} * tiled_warps(width)));
+    }
+  }
+  // Floats that split rows of so many sequences and KV heads pass on, beside `width` of output
+  // each.
+  constexpr int64_t num_partials(int64_t sequences, int64_t kv_heads) const {
+    return spans > 1 ? sequences * kv_heads * spans * split_rows : 0;
+  }
+};
+
 // The largest power of two, at most 256, that divides an address or a stride in bytes.
 constexpr uint32_t alignment_bytes(uint64_t value) {
   uint32_t alignment = 256;

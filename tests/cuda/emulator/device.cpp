@@ -1,4 +1,5 @@
 #include "device.h"
+#include "act_together.h"
 
 #ifndef __x86_64__
 #include <ucontext.h>
@@ -96,6 +97,7 @@ struct Block {
   Barrier all;
   std::vector<Barrier> warps;
   std::vector<uint64_t> lanes;  // what each thread shows to its warp
+  std::vector<void*> operands;  // likewise
   int any = 0;
   Context scheduler{};
   int current = 0;
@@ -131,6 +133,7 @@ void start(int threads) {
   block.all = {threads, 0, 0};
   block.warps.assign(static_cast<size_t>((threads + kWarp - 1) / kWarp), {kWarp, 0, 0});
   block.lanes.assign(static_cast<size_t>(threads), 0);
+  block.operands.assign(static_cast<size_t>(threads), nullptr);
   while (std::ssize(block.fibers) < threads) block.fibers.push_back(std::make_unique<Fiber>());
   for (int t = 0; t < threads; ++t) {
     Fiber& fiber = *block.fibers[static_cast<size_t>(t)];
@@ -172,14 +175,26 @@ int sync_threads_or(int value) {
   return block.any;
 }
 
-uint64_t shuffle_xor(uint64_t value, int mask) {
+uint64_t shuffle(uint64_t value, int from) {
   const int t = block.current;
   Barrier& warp = block.warps[static_cast<size_t>(t / kWarp)];
   block.lanes[static_cast<size_t>(t)] = value;
   wait(warp);
-  const uint64_t other = block.lanes[static_cast<size_t>(t ^ mask)];
+  const uint64_t other = block.lanes[static_cast<size_t>(t / kWarp * kWarp + from % kWarp)];
   wait(warp);
   return other;
+}
+
+uint64_t shuffle_xor(uint64_t value, int mask) {
+  return shuffle(value, (block.current % kWarp) ^ mask);
+}
+
+void act_together(void* mine, void (*act)(void* const* lanes)) {
+  const auto t = static_cast<size_t>(block.current);
+  Barrier& warp = block.warps[t / kWarp];
+  block.operands[t] = mine;
+  if (warp.arrived + 1 == warp.size) act(&block.operands[t / kWarp * kWarp]);
+  wait(warp);
 }
 
 namespace {

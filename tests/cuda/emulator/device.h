@@ -31,8 +31,16 @@ extern void* dynamic_shared;
 
 void sync_threads();
 int sync_threads_or(int value);
-// The 8 bytes of the lane `lane ^ mask` of the calling warp.
+// The 8 bytes that a lane of the calling warp shows: `lane ^ mask`, or lane `from`.
 uint64_t shuffle_xor(uint64_t value, int mask);
+uint64_t shuffle(uint64_t value, int from);
+
+// What a warp does as one, by the tables of the PTX ISA; csrc/kernels/cuda/mma.cuh says what.
+void load_matrices(uint32_t (&to)[4], const uint16_t* row);
+void load_transposed(uint32_t (&to)[4], const uint16_t* row);
+void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+// Done at once.
+void copy_async(void* to, const void* from, bool is_there);
 
 }  // namespace llmserve::cuda::emulator
 
@@ -49,6 +57,15 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
   uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof value);
   bits = llmserve::cuda::emulator::shuffle_xor(bits, mask);
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+template <class T>
+T __shfl_sync(unsigned, T value, int from) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  bits = llmserve::cuda::emulator::shuffle(bits, from);
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }

@@ -69,6 +69,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = cudaDeviceProp{};
   std::strcpy(properties->name, "emulated");
   properties->major = 9;
+  properties->sharedMemPerBlockOptin = 232448;
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
@@ -77,6 +78,7 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 const char* cudaGetErrorName(cudaError_t) { return "error"; }
 const char* cudaGetErrorString(cudaError_t) { return "of the emulated runtime"; }
 
