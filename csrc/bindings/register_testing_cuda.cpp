@@ -30,6 +30,7 @@ void register_testing_cuda(py::module_& testing) {
                               cuda::gemm_blocks_y(rows, tile));
       },
       "rows"_a, "columns"_a, "(tile rows, tile columns, blocks x, blocks y)");
+  math.def("gemm_bucket", &cuda::gemm_bucket, "rows"_a);
   math.attr("GEMV_MAX_ROWS") = cuda::kGemvMaxRows;
   math.attr("GEMV_WARPS") = cuda::kGemvWarps;
   math.def("gemv_rows", &cuda::gemv_rows, "rows"_a);

@@ -49,6 +49,7 @@ def package(tmp_path_factory):
             "test_op_invariance.py",
             "cuda-plain and (row_ops or sampled or (bfloat16 and 33-window))",
         ),
+        ("test_ops.py", "cuda-cublaslt and linear_"),
         ("test_op_invariance.py", "cuda-auto and (many_spans or (bfloat16 and 64))"),
         (
             "test_sampling_op.py",
@@ -66,7 +67,12 @@ def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):
             *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
             *("-m", "cuda", "-k", selection, str(TESTS / "parity" / files)),
         ],
-        env={**os.environ, "PYTHONPATH": f"{package}:{TESTS}", "LLMSERVE_CUDA_EMULATED": ""},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{package}:{TESTS}",
+            "LD_LIBRARY_PATH": f"{Path(EMULATED).absolute()}/cublas",  # a stand-in for cuBLASLt
+            "LLMSERVE_CUDA_EMULATED": "",
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -38,6 +38,13 @@ def test_few_rows_use_narrow_tiles_that_spread_the_weight_over_more_blocks():
     assert launch.gemm(8, 4096)[2] > launch.gemm(9, 4096)[2]
 
 
+def test_a_librarys_algorithms_are_chosen_for_powers_of_two():
+    buckets = [launch.gemm_bucket(m) for m in range(1, 20_000)]
+    assert buckets == sorted(buckets)
+    assert sorted(set(buckets)) == [2**i for i in range(4, 14)]
+    assert all(m <= bucket < max(2 * m, 17) for m, bucket in enumerate(buckets[:8192], 1))
+
+
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_the_warps_of_a_matrix_vector_product_cover_its_columns_exactly_once(columns):
     each, blocks = launch.gemv(columns)

@@ -2,11 +2,14 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
+#include <limits>
 #include <vector>
 
 #include "core/error.h"
+#include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/launch_math.h"
 
 namespace llmserve::cuda {
@@ -17,6 +20,12 @@ namespace {
 
 // What NVIDIA's documentation recommends for Hopper; enough for any of its algorithms.
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+// That it is asked to propose; more of them were hardly ever faster in others' reports.
+constexpr int kMaxCandidates = 8;
+// Runs that are timed together, after one that is not.
+constexpr int kTimedRuns = 4;
+// A later proposal must be this much faster than the best before it: noise should not choose.
+constexpr float kWorthwhile = 0.97f;
 constexpr std::array kSonames{"libcublasLt.so.13", "libcublasLt.so.12"};
 
 void check(const char* call, Status status) {
@@ -63,7 +72,45 @@ bool find_all(void* library, Functions& f) {
          find(library, "cublasLtMatmulPreferenceDestroy", f.MatmulPreferenceDestroy) &&
          find(library, "cublasLtMatmulPreferenceSetAttribute", f.MatmulPreferenceSetAttribute) &&
          find(library, "cublasLtMatmulAlgoGetHeuristic", f.MatmulAlgoGetHeuristic) &&
+         find(library, "cublasLtMatmulAlgoCheck", f.MatmulAlgoCheck) &&
          find(library, "cublasLtMatmul", f.Matmul);
+}
+
+// Time on the device between two points of a stream.
+class Stopwatch {
+ public:
+  explicit Stopwatch(cudaStream_t stream) : stream_(stream) {
+    llmserve::cuda::check("cudaEventCreate", cudaEventCreateWithFlags(&begin_, cudaEventDefault));
+    llmserve::cuda::check("cudaEventCreate", cudaEventCreateWithFlags(&end_, cudaEventDefault));
+  }
+  ~Stopwatch() {
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+  void start() { llmserve::cuda::check("cudaEventRecord", cudaEventRecord(begin_, stream_)); }
+  // Milliseconds since start(); waits for them.
+  float stop() {
+    float milliseconds = 0;
+    llmserve::cuda::check("cudaEventRecord", cudaEventRecord(end_, stream_));
+    llmserve::cuda::check("cudaEventSynchronize", cudaEventSynchronize(end_));
+    llmserve::cuda::check("cudaEventElapsedTime",
+                          cudaEventElapsedTime(&milliseconds, begin_, end_));
+    return milliseconds;
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+};
+
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  llmserve::cuda::check("cudaStreamIsCapturing", cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
 }
 
 }  // namespace
@@ -77,8 +124,9 @@ struct CublasLt::Product {
   MatrixLayout x = nullptr;
   MatrixLayout out = nullptr;
   Preference preference = nullptr;
-  HeuristicResult chosen{};
+  Algo algorithm{};
   bool has_algorithm = false;
+  bool is_settled = false;  // else: chosen while a graph was captured, and nothing measured
 
   explicit Product(const Functions& functions) : f(functions) {}
   ~Product() {
@@ -118,40 +166,117 @@ std::string CublasLt::description() const {
   return concat("cuBLASLt ", version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 
-const CublasLt::Product& CublasLt::product(const Key& key) {
+CublasLt::Product& CublasLt::product(const Key& key, const Operands& operands) {
   std::unique_ptr<Product>& slot = products_[key];
-  if (slot) return *slot;
-  const auto [m, n, k, x_stride, out_stride, x_align, weight_align, out_align, storage] = key;
+  if (slot && (slot->is_settled || !slot->has_algorithm)) return *slot;
+  if (!slot) {
+    auto made = std::make_unique<Product>(f_);
+    describe(*made, key);
+    slot = std::move(made);
+  }
+  choose(*slot, key, operands);
+  return *slot;
+}
+
+void CublasLt::describe(Product& made, const Key& key) {
+  const auto [m, n, k, x_stride, out_stride, x_align, weight_align, out_align, storage, has_bias] =
+      key;
   const cudaDataType type = storage == Storage::kF32 ? CUDA_R_32F : CUDA_R_16BF;
-  auto made = std::make_unique<Product>(f_);
-  check("cublasLtMatmulDescCreate", f_.MatmulDescCreate(&made->desc, kCompute32F, CUDA_R_32F));
-  const int32_t transposed = kOpT;
-  check("cublasLtMatmulDescSetAttribute",
-        f_.MatmulDescSetAttribute(made->desc, kDescTransA, &transposed, sizeof transposed));
-  check("cublasLtMatrixLayoutCreate", f_.MatrixLayoutCreate(&made->weight, type, k, n, k));
-  check("cublasLtMatrixLayoutCreate", f_.MatrixLayoutCreate(&made->x, type, k, m, x_stride));
+  check("cublasLtMatmulDescCreate", f_.MatmulDescCreate(&made.desc, kCompute32F, CUDA_R_32F));
+  const auto set = [&](int attribute, auto value) {
+    check("cublasLtMatmulDescSetAttribute",
+          f_.MatmulDescSetAttribute(made.desc, attribute, &value, sizeof value));
+  };
+  set(kDescTransA, static_cast<int32_t>(kOpT));
+  if (has_bias) set(kDescEpilogue, kEpilogueBias);
+  check("cublasLtMatrixLayoutCreate", f_.MatrixLayoutCreate(&made.weight, type, k, n, k));
+  check("cublasLtMatrixLayoutCreate", f_.MatrixLayoutCreate(&made.x, type, k, m, x_stride));
   check("cublasLtMatrixLayoutCreate",
-        f_.MatrixLayoutCreate(&made->out, CUDA_R_32F, n, m, out_stride));
-  check("cublasLtMatmulPreferenceCreate", f_.MatmulPreferenceCreate(&made->preference));
+        f_.MatrixLayoutCreate(&made.out, CUDA_R_32F, n, m, out_stride));
+  check("cublasLtMatmulPreferenceCreate", f_.MatmulPreferenceCreate(&made.preference));
   const auto prefer = [&](int attribute, auto value) {
     check("cublasLtMatmulPreferenceSetAttribute",
-          f_.MatmulPreferenceSetAttribute(made->preference, attribute, &value, sizeof value));
+          f_.MatmulPreferenceSetAttribute(made.preference, attribute, &value, sizeof value));
   };
   prefer(kPrefMaxWorkspaceBytes, static_cast<uint64_t>(kWorkspaceBytes));
   prefer(kPrefMinAlignmentA, weight_align);
   prefer(kPrefMinAlignmentB, x_align);
   prefer(kPrefMinAlignmentC, out_align);
   prefer(kPrefMinAlignmentD, out_align);
-  int returned = 0;
-  const Status status =
-      f_.MatmulAlgoGetHeuristic(handle_, made->desc, made->weight, made->x, made->out, made->out,
-                                made->preference, 1, &made->chosen, &returned);
-  made->has_algorithm = status == 0 && returned > 0 && made->chosen.state == 0;
-  slot = std::move(made);
-  return *slot;
 }
 
-bool CublasLt::add_product(const void* x, int64_t x_stride, const LinearParams& params) {
+void CublasLt::choose(Product& product, const Key& key, const Operands& operands) {
+  const auto [m, n, k, x_stride, out_stride, x_align, weight_align, out_align, storage, has_bias] =
+      key;
+  const BucketKey bucket{n, k, gemm_bucket(m), x_align, weight_align, out_align, storage, has_bias};
+  if (const auto found = measured_.find(bucket); found != measured_.end()) {
+    HeuristicResult needs{};
+    if (f_.MatmulAlgoCheck(handle_, product.desc, product.weight, product.x, product.out,
+                           product.out, &found->second, &needs) == 0 &&
+        needs.workspace_bytes <= static_cast<size_t>(kWorkspaceBytes)) {
+      product.algorithm = found->second;
+      product.has_algorithm = product.is_settled = true;
+      return;
+    }
+  }
+  std::array<HeuristicResult, kMaxCandidates> candidates{};
+  int returned = 0;
+  const Status status = f_.MatmulAlgoGetHeuristic(handle_, product.desc, product.weight, product.x,
+                                                  product.out, product.out, product.preference,
+                                                  kMaxCandidates, candidates.data(), &returned);
+  const auto end =
+      std::remove_if(candidates.begin(), candidates.begin() + (status == 0 ? returned : 0),
+                     [](const HeuristicResult& c) { return c.state != 0; });
+  const std::span<const HeuristicResult> usable(candidates.begin(), end);
+  if (usable.empty()) return;
+  product.is_settled = !is_capturing(memory_.stream());
+  product.algorithm = usable[product.is_settled ? measure(product, key, operands, usable) : 0].algo;
+  product.has_algorithm = true;
+  if (product.is_settled) measured_[bucket] = product.algorithm;
+}
+
+size_t CublasLt::measure(const Product& product, const Key& key, const Operands& operands,
+                         std::span<const HeuristicResult> candidates) {
+  // Where `out` is added to, it must not be touched yet: D goes elsewhere, in the same layout.
+  Buffer elsewhere;
+  void* to = operands.out;
+  if (operands.accumulate) {
+    const int64_t num_bytes = std::get<0>(key) * std::get<4>(key) * 4;
+    if (num_bytes > memory_.available_bytes() / 2) return 0;
+    elsewhere = Buffer(num_bytes, memory_);
+    to = elsewhere.data();
+  }
+  Stopwatch watch(memory_.stream());
+  size_t fastest = 0;
+  float least = std::numeric_limits<float>::infinity();
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    if (run(product, operands, candidates[i].algo, to) != 0) continue;
+    watch.start();
+    for (int repeat = 0; repeat < kTimedRuns; ++repeat)
+      check("cublasLtMatmul", run(product, operands, candidates[i].algo, to));
+    const float time = watch.stop();
+    if (time >= kWorthwhile * least) continue;
+    fastest = i;
+    least = time;
+  }
+  return fastest;
+}
+
+Status CublasLt::run(const Product& product, const Operands& operands, const Algo& algorithm,
+                     void* to) {
+  if (operands.bias != nullptr) {
+    check("cublasLtMatmulDescSetAttribute",
+          f_.MatmulDescSetAttribute(product.desc, kDescBiasPointer, &operands.bias,
+                                    sizeof operands.bias));
+  }
+  const float one = 1.0f;
+  const float beta = operands.accumulate ? 1.0f : 0.0f;
+  return f_.Matmul(handle_, product.desc, &one, operands.weight, product.weight, operands.x,
+                   product.x, &beta, operands.out, product.out, to, product.out, &algorithm,
+                   workspace_.data(), static_cast<size_t>(kWorkspaceBytes), memory_.stream());
+}
+
+bool CublasLt::multiply(const void* x, int64_t x_stride, const LinearParams& params) {
   const auto alignment = [](const void* data, int64_t stride, int64_t size) {
     return std::min(alignment_bytes(reinterpret_cast<uintptr_t>(data)),
                     alignment_bytes(static_cast<uint64_t>(stride * size)));
@@ -161,16 +286,21 @@ bool CublasLt::add_product(const void* x, int64_t x_stride, const LinearParams& 
   const bool is_row = params.num_rows == 1;
   const int64_t x_leading = is_row ? params.in_features : x_stride;
   const int64_t out_leading = is_row ? params.out_features : params.out.stride;
+  const uint32_t out_alignment =
+      std::min(alignment(params.out.data, out_leading, 4),
+               alignment_bytes(reinterpret_cast<uintptr_t>(params.bias)));  // 256 without one
+  const Operands operands{.x = x,
+                          .weight = params.weight,
+                          .bias = params.bias,
+                          .out = params.out.data,
+                          .accumulate = params.accumulate};
   const Product& chosen =
       product({params.num_rows, params.out_features, params.in_features, x_leading, out_leading,
                alignment(x, x_leading, size), alignment(params.weight, params.in_features, size),
-               alignment(params.out.data, out_leading, 4), params.storage});
+               out_alignment, params.storage, params.bias != nullptr},
+              operands);
   if (!chosen.has_algorithm) return false;
-  const float one = 1.0f;
-  check("cublasLtMatmul",
-        f_.Matmul(handle_, chosen.desc, &one, params.weight, chosen.weight, x, chosen.x, &one,
-                  params.out.data, chosen.out, params.out.data, chosen.out, &chosen.chosen.algo,
-                  workspace_.data(), static_cast<size_t>(kWorkspaceBytes), memory_.stream()));
+  check("cublasLtMatmul", run(chosen, operands, chosen.algorithm, params.out.data));
   return true;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <tuple>
 
@@ -27,25 +28,50 @@ class CublasLt {
   // "cuBLASLt 13.0.2".
   std::string description() const;
 
-  // out += x W^T, in float32 without TF32, or of bf16 operands with float32 sums. x holds what the
-  // weight holds: float32, or bf16 bits. False, and nothing done, where cuBLASLt has no algorithm
-  // for the shape. The algorithm is its first choice for the shape, asked for once.
-  bool add_product(const void* x, int64_t x_stride, const LinearParams& params);
+  // out = x W^T (+ bias) (+ out, if accumulate), in float32 without TF32, or of bf16 operands with
+  // float32 sums. x holds what the weight holds: float32, or bf16 bits. False, and nothing done,
+  // where cuBLASLt has no algorithm for the shape.
+  //
+  // The algorithm is the fastest of those that cuBLASLt proposes, measured at the first product of
+  // each (N, K, bucket of M) and kept for the bucket; the first one while a graph is captured or
+  // where there is no memory to measure in. So it may be another one in another run.
+  bool multiply(const void* x, int64_t x_stride, const LinearParams& params);
 
  private:
   CublasLt(DeviceMemory& memory, const cublaslt::Functions& functions);
 
+  // What a call hands over besides its shape.
+  struct Operands {
+    const void* x;
+    const void* weight;
+    const float* bias;  // or null
+    float* out;
+    bool accumulate;
+  };
   struct Product;  // descriptors and algorithm of one shape
-  // [M, N, K, row stride of x, of out, least alignment of x, of the weight, of out, storage]
+  // [M, N, K, row stride of x, of out, least alignment of x, of the weight, of out and bias,
+  // storage, whether there is a bias]
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, uint32_t, uint32_t, uint32_t,
-                         Storage>;
-  const Product& product(const Key& key);
+                         Storage, bool>;
+  // The same of a bucket: [N, K, bucket of M, the three alignments, storage, bias]; an algorithm
+  // relies on alignments.
+  using BucketKey =
+      std::tuple<int64_t, int64_t, int64_t, uint32_t, uint32_t, uint32_t, Storage, bool>;
+  Product& product(const Key& key, const Operands& operands);
+  void describe(Product& product, const Key& key);
+  void choose(Product& product, const Key& key, const Operands& operands);
+  // The index of the fastest; the first where there is no memory to measure in.
+  size_t measure(const Product& product, const Key& key, const Operands& operands,
+                 std::span<const cublaslt::HeuristicResult> candidates);
+  cublaslt::Status run(const Product& product, const Operands& operands,
+                       const cublaslt::Algo& algorithm, void* to);
 
   DeviceMemory& memory_;
   const cublaslt::Functions f_;
   cublaslt::Handle handle_ = nullptr;
   Buffer workspace_;
   std::map<Key, std::unique_ptr<Product>> products_;
+  std::map<BucketKey, cublaslt::Algo> measured_;
 };
 
 }  // namespace llmserve::cuda

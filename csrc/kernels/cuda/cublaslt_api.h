@@ -31,7 +31,11 @@ struct HeuristicResult {
 
 inline constexpr int kCompute32F = 68;  // full float32: no TF32
 inline constexpr int kOpT = 1;
-inline constexpr int kDescTransA = 3;  // attribute of a MatmulDesc, int32
+// Attributes of a MatmulDesc.
+inline constexpr int kDescTransA = 3;       // int32
+inline constexpr int kDescEpilogue = 7;     // uint32
+inline constexpr int kDescBiasPointer = 8;  // const void*, of D's type, one a row of D
+inline constexpr uint32_t kEpilogueBias = 4;
 // Attributes of a Preference.
 inline constexpr int kPrefMaxWorkspaceBytes = 1;  // uint64
 inline constexpr int kPrefMinAlignmentA = 5;      // uint32, and so are the next three
@@ -56,6 +60,9 @@ struct Functions {
   Status (*MatmulAlgoGetHeuristic)(Handle, MatmulDesc, MatrixLayout a, MatrixLayout b,
                                    MatrixLayout c, MatrixLayout d, Preference, int requested,
                                    HeuristicResult[], int* returned);
+  // Whether an algorithm can run this product; its needs in the result.
+  Status (*MatmulAlgoCheck)(Handle, MatmulDesc, MatrixLayout a, MatrixLayout b, MatrixLayout c,
+                            MatrixLayout d, const Algo*, HeuristicResult*);
   Status (*Matmul)(Handle, MatmulDesc, const void* alpha, const void* a, MatrixLayout,
                    const void* b, MatrixLayout, const void* beta, const void* c, MatrixLayout,
                    void* d, MatrixLayout, const Algo*, void* workspace, size_t, cudaStream_t);

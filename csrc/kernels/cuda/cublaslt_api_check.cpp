@@ -14,6 +14,10 @@ static_assert(sizeof(cublasStatus_t) == sizeof(Status) && CUBLAS_STATUS_SUCCESS 
 static_assert(sizeof(cublasComputeType_t) == sizeof(int) && kCompute32F == CUBLAS_COMPUTE_32F);
 static_assert(sizeof(cublasOperation_t) == sizeof(int32_t) && kOpT == CUBLAS_OP_T);
 static_assert(kDescTransA == CUBLASLT_MATMUL_DESC_TRANSA);
+static_assert(kDescEpilogue == CUBLASLT_MATMUL_DESC_EPILOGUE);
+static_assert(kDescBiasPointer == CUBLASLT_MATMUL_DESC_BIAS_POINTER);
+static_assert(sizeof(cublasLtEpilogue_t) == sizeof(kEpilogueBias) &&
+              kEpilogueBias == CUBLASLT_EPILOGUE_BIAS);
 static_assert(kPrefMaxWorkspaceBytes == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
 static_assert(kPrefMinAlignmentA == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);
 static_assert(kPrefMinAlignmentB == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES);

@@ -256,14 +256,7 @@ void CudaBackend::linear(const LinearArgs& args) {
       x = rounded;
       x_stride = params.in_features;
     }
-    // Bias and residual first, the product on top: one path for all four cases.
-    prepare_out(params, stream());
-    if (cublaslt_->add_product(x, x_stride, params)) return;
-    LinearParams rest = params;
-    rest.bias = nullptr;
-    rest.accumulate = true;
-    plain_linear(rest, stream());
-    return;
+    if (cublaslt_->multiply(x, x_stride, params)) return;
   }
   plain_linear(params, stream());
 }

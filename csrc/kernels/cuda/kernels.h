@@ -75,8 +75,6 @@ void plain_linear(const LinearParams& params, cudaStream_t stream);
 // For at most kGemvMaxRows rows: limited by the reading of the weight. Each output is 32 chains
 // over K, the same for every M. x is rounded as above.
 void gemv(const LinearParams& params, cudaStream_t stream);
-// out = bias (0 without one), or out += bias if accumulate: what a library's product is added to.
-void prepare_out(const LinearParams& params, cudaStream_t stream);
 // to [num_rows, width] bf16, contiguous: x rounded to nearest even.
 void round_to_bf16(ConstRows x, int64_t num_rows, int64_t width, uint16_t* to, cudaStream_t stream);
 // Weights at load: contiguous f32, bf16 or f16 to f32 or bf16.

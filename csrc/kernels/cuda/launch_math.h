@@ -48,6 +48,14 @@ constexpr int64_t gemm_blocks_x(int64_t columns, GemmTile tile) {
 }
 constexpr int64_t gemm_blocks_y(int64_t rows, GemmTile tile) { return ceil_div(rows, tile.rows); }
 
+// What the algorithms of a library's products are chosen for: powers of two, since neighbouring M
+// want the same one. The largest is beyond where it matters.
+constexpr int64_t gemm_bucket(int64_t rows) {
+  int64_t bucket = 16;
+  while (bucket < rows && bucket < 8192) bucket *= 2;
+  return bucket;
+}
+
 // The product of a few rows: blocks of four warps, each warp a few columns for all rows. Wide
 // weights have work for every SM of a large GPU (132 of them, four blocks each) with four columns a
 // warp, which reads x half as often; narrow ones are spread thinner. No bit depends on the choice.

@@ -91,19 +91,6 @@ void launch_tiles(const LinearParams& p, cudaStream_t stream) {
            stream, p);
 }
 
-// Element e of [0, M * N): row e / N, column e % N.
-__global__ void prepare_out_kernel(LinearParams p) {
-  const int64_t n = p.num_rows * p.out_features;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t e = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; e < n;
-       e += stride) {
-    const int64_t column = e % p.out_features;
-    float& out = p.out.data[e / p.out_features * p.out.stride + column];
-    const float bias = p.bias ? p.bias[column] : 0.0f;
-    out = p.accumulate ? out + bias : bias;
-  }
-}
-
 }  // namespace
 
 void plain_linear(const LinearParams& params, cudaStream_t stream) {
@@ -112,13 +99,6 @@ void plain_linear(const LinearParams& params, cudaStream_t stream) {
     launch_tiles<Storage::kF32>(params, stream);
   else
     launch_tiles<Storage::kBF16>(params, stream);
-}
-
-void prepare_out(const LinearParams& params, cudaStream_t stream) {
-  const int64_t n = params.num_rows * params.out_features;
-  if (n == 0 || (params.accumulate && !params.bias)) return;
-  launch("prepare_out", prepare_out_kernel, blocks(elementwise_blocks(n, 256)), 256, 0, stream,
-         params);
 }
 
 }  // namespace llmserve::cuda
