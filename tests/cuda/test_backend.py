@@ -55,6 +55,20 @@ def test_sampled_tokens_in_f32_equal_those_of_ref(gemm):
     assert tokens["cuda"] == tokens["ref"]
 
 
+def test_prompts_of_embeddings_give_the_tokens_of_ref():
+    path = checkpoint("llama")
+    embeds = np.random.default_rng(5).standard_normal((7, 48), dtype=np.float32) / 8
+    tokens = []
+    for device in ("cuda", "ref"):
+        options = {"enable_prompt_embeds": True, "kv_cache_memory_bytes": 2**22}
+        with LLM(path, device=device, **options) as llm:
+            params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+            prompts = [{"prompt_embeds": embeds}, [5, 6, 7]]
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+        tokens.append([output.outputs[0].token_ids for output in outputs])
+    assert tokens[0] == tokens[1]
+
+
 def test_a_cache_beyond_2_to_the_31_elements_is_addressed_right(cuda, rng):
     """The highest block of 2.3e9 elements (4.6 GB in bf16); offsets in int32 would wrap."""
     heads, block_size, dim = 8, 16, 128

@@ -58,6 +58,7 @@ def package(tmp_path_factory):
         ("test_models.py", "cuda and test_logprobs_agree and (qwen3 or mistral-window)"),
         ("../cuda/test_ops_on_device.py", ""),
         ("../cuda/test_transfers.py", ""),
+        ("../cuda/test_backend.py", "prompts_of_embeddings"),
         ("../cuda/test_profiler_ranges.py", ""),
     ],
 )

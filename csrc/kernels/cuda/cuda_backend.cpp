@@ -169,6 +169,15 @@ void CudaBackend::embedding(const EmbeddingArgs& args) {
   cuda::embedding(args.table.data, storage_of(args.table.dtype), args.table.strides[0],
                   token_ids_(args.token_ids), num_tokens, args.table.shape[1], args.scale,
                   rows_of(args.out), stream());
+  // Rows of the host, over what the table gave; the runtime has taken them over when it returns.
+  const auto row_bytes = static_cast<size_t>(args.table.shape[1]) * sizeof(float);
+  for (const GivenRows& given : args.given) {
+    check("cudaMemcpy2DAsync of given embeddings",
+          cudaMemcpy2DAsync(args.out.as<float>() + given.begin * args.out.strides[0],
+                            static_cast<size_t>(args.out.strides[0]) * sizeof(float), given.rows,
+                            row_bytes, row_bytes, static_cast<size_t>(given.count),
+                            cudaMemcpyHostToDevice, stream()));
+  }
 }
 
 void CudaBackend::rms_norm(const RmsNormArgs& args) {

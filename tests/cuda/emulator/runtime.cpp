@@ -133,4 +133,14 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes, cudaMe
   return cudaSuccess;
 }
 
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_stride, const void* from, size_t from_stride,
+                              size_t width, size_t height, cudaMemcpyKind kind,
+                              cudaStream_t stream) {
+  cudaError_t code = cudaSuccess;
+  for (size_t i = 0; i < height && code == cudaSuccess; ++i)
+    code = cudaMemcpyAsync(static_cast<char*>(to) + i * to_stride,
+                           static_cast<const char*>(from) + i * from_stride, width, kind, stream);
+  return code;
+}
+
 }  // extern "C"
