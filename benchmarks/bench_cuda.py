@@ -15,9 +15,10 @@ import argparse
 import json
 import math
 import shutil
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -180,27 +181,42 @@ def transfer_rows(backend: Any, _: Limits, rng: np.random.Generator) -> Iterator
     yield link.row("weights to the GPU, bf16 (share of the link)", seconds, weight.nbytes)
 
 
-def decode_row(name: str, limits: Limits, max_tokens: int) -> Row:
-    """Batch 1, a prompt of 64 tokens: the time between tokens, which a longer run adds."""
+def decode_rows(name: str, limits: Limits, max_tokens: int) -> Iterator[Row]:
+    """Prompts of 64 tokens. Batch 1: the time between tokens, which a longer run adds. Batch 256:
+    a step, and what of it the host takes beside the executor, while the GPU stands idle."""
     folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
     directory = Path(tempfile.mkdtemp(prefix="llmserve-", dir=folder))
     try:
         write_checkpoint(directory, name)
         num_bytes = 2 * sum(math.prod(dims) for _, dims in tensors_of(SHAPES[name]))  # tied head
-        with LLM(directory, device="cuda", max_model_len=2048, kv_cache_memory_bytes=2**30) as llm:
-            prompt = list(range(100, 164))
+        options = {"max_model_len": 2048, "kv_cache_memory_bytes": 2**32, "max_num_seqs": 256}
+        with LLM(directory, device="cuda", **options) as llm:
 
-            def seconds(count: int) -> float:
+            def seconds(count: int, batch: int = 1) -> float:
                 params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+                prompts = [[i, *range(100, 163)] for i in range(batch)]
                 start = time.perf_counter()
-                llm.generate([prompt], params, use_tqdm=False)
+                llm.generate(prompts, params, use_tqdm=False)
                 return time.perf_counter() - start
 
             seconds(4)
             step = (seconds(max_tokens) - seconds(2)) / (max_tokens - 2)
+            yield limits.row(f"decode batch 1 {name} bf16", step, num_bytes)
+            seconds(max_tokens, 256)
+            yield from step_rows(name, limits, llm.trace(), 256, num_bytes)
     finally:
         shutil.rmtree(directory)
-    return limits.row(f"decode batch 1 {name} bf16", step, num_bytes)
+
+
+def step_rows(
+    name: str, limits: Limits, trace: Iterable[Any], batch: int, num_bytes: int
+) -> Iterator[Row]:
+    """Medians of the decode steps with so many sequences."""
+    steps = [s for s in trace if s.phase == "decode" and s.num_sequences == batch]
+    host = statistics.median(s.schedule_us + s.commit_us for s in steps)
+    whole = statistics.median(s.schedule_us + s.execute_us + s.commit_us for s in steps)
+    yield limits.row(f"decode batch {batch} {name} bf16", whole * 1e-6, num_bytes)
+    yield limits.row(f"schedule and commit, batch {batch} {name}", host * 1e-6, 0)
 
 
 def main() -> None:
@@ -231,7 +247,8 @@ def main() -> None:
             )
 
     for name in args.models:
-        report(decode_row(name, limits, args.max_tokens))
+        for row in decode_rows(name, limits, args.max_tokens):
+            report(row)
     for make in (transfer_rows, row_op_rows, attention_rows, linear_rows):
         for row in make(backend, limits, rng):
             report(row)
