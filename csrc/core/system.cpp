@@ -1,6 +1,7 @@
 #include "core/system.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -129,20 +130,25 @@ MemoryLimits read_memory_limits(const fs::path& root) {
   return limits;
 }
 
-int32_t default_num_threads() {
+std::vector<int> physical_cores() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
-  std::set<std::string> cores;
+  if (sched_getaffinity(getpid(), sizeof(allowed), &allowed) != 0) return {};
+  std::set<std::string> seen;
+  std::vector<int> cores;
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (!CPU_ISSET(cpu, &allowed)) continue;
     std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
                        "/topology/thread_siblings_list");
     std::string siblings;
     if (!std::getline(file, siblings)) siblings = std::to_string(cpu);
-    cores.insert(siblings);
+    if (seen.insert(siblings).second) cores.push_back(cpu);
   }
-  const double limit = std::min(static_cast<double>(cores.size()), cpu_quota());
+  return cores;
+}
+
+int32_t default_num_threads() {
+  const double limit = std::min(static_cast<double>(physical_cores().size()), cpu_quota());
   return std::max(1, static_cast<int32_t>(limit));
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace llmserve {
 
@@ -19,6 +20,9 @@ struct MemoryLimits {
 // a process down. Page cache and other memory that the kernel gives back when asked counts as
 // available, swap does not. `root` is where proc and sys are found.
 MemoryLimits read_memory_limits(const std::filesystem::path& root = "/");
+
+// The first CPU of every physical core that the process (its first thread) may run on.
+std::vector<int> physical_cores();
 
 // Physical cores among the CPUs that the process may run on, cut by the control group's CPU quota;
 // at least 1. Two hardware threads of one core share its vector units, so more threads than this do

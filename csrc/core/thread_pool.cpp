@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/pin_thread.h"
 #include "core/start_thread.h"
 
 namespace llmserve {
@@ -29,7 +30,10 @@ ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
   threads_.reserve(static_cast<size_t>(num_threads - 1));
   try {
     for (int i = 1; i < num_threads; ++i)
-      threads_.push_back(start_thread([this, i] { worker(i); }));
+      threads_.push_back(start_thread([this, i] {
+        pin_thread(i);
+        worker(i);
+      }));
   } catch (...) {
     stop();
     throw;

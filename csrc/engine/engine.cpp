@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/mix.h"
+#include "core/pin_thread.h"
 #include "core/start_thread.h"
 #include "engine/pooler.h"
 #include "sampling/logits_processor.h"
@@ -251,6 +252,7 @@ EngineMetrics Engine::metrics() const {
 }
 
 void Engine::run() {
+  pin_thread(0);
   bool goes_on = true;
   while (goes_on) {
     try {

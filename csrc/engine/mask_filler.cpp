@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "core/error.h"
+#include "core/pin_thread.h"
 #include "core/start_thread.h"
 
 namespace llmserve {
@@ -52,6 +53,7 @@ void MaskFiller::start_threads() {
 }
 
 void MaskFiller::work() {
+  unpin_thread();  // the engine's thread started this one
   std::unique_lock lock(mutex_);
   while (true) {
     has_work_.wait(lock, [this] { return is_stopping_ || next_job_ < jobs_.size(); });

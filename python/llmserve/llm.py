@@ -49,7 +49,8 @@ class LLM(LLMBase):
     and output together, by default the model's maximum. The KV cache takes num_gpu_blocks_override
     blocks of block_size tokens, or kv_cache_memory_bytes, or what gpu_memory_utilization of the
     memory at hand leaves for it (by default half on the CPU). max_num_batched_tokens and
-    max_num_seqs bound one step. num_threads: by default the physical cores. seed: what requests
+    max_num_seqs bound one step. num_threads: by default the physical cores, and with
+    LLMSERVE_PIN_THREADS=1 in the environment each thread stays on one of them. seed: what requests
     without a seed of their own draw theirs from. generation_config: "auto" takes default sampling
     parameters from the model's generation_config.json, "vllm" takes none, a path takes those of
     another folder. chat_template: a Jinja template, or its path, in place of the model's own.

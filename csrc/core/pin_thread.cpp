@@ -1,0 +1,39 @@
+#include "core/pin_thread.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include "core/system.h"
+
+namespace llmserve {
+namespace {
+
+bool is_asked_for() {
+  const char* value = std::getenv("LLMSERVE_PIN_THREADS");
+  return value != nullptr && std::string_view(value) == "1";
+}
+
+}  // namespace
+
+void pin_thread(int idx) {
+  if (!is_asked_for()) return;
+  const std::vector<int> cores = physical_cores();
+  if (static_cast<size_t>(idx) >= cores.size()) return;
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<size_t>(cores[static_cast<size_t>(idx)]), &one);
+  sched_setaffinity(0, sizeof(one), &one);  // where it is refused, the thread stays where it was
+}
+
+void unpin_thread() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (is_asked_for() && sched_getaffinity(getpid(), sizeof(allowed), &allowed) == 0)
+    sched_setaffinity(0, sizeof(allowed), &allowed);
+}
+
+}  // namespace llmserve

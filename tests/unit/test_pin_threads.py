@@ -1,0 +1,50 @@
+"""LLMSERVE_PIN_THREADS: the CPUs that the threads of an engine may run on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("llguidance", reason="masks are what makes the engine start threads of its own")
+
+SCRIPT = """
+import os
+from llmserve import LLM, SamplingParams, StructuredOutputsParams, demo_model_path
+before = {*os.listdir("/proc/self/task")}
+llm = LLM(demo_model_path(), max_model_len=64, num_threads=2)
+wanted = StructuredOutputsParams(choice=["yes", "no"])
+llm.generate("a", SamplingParams(max_tokens=2, structured_outputs=wanted))
+for task in {*os.listdir("/proc/self/task")} - before:
+    print(*sorted(os.sched_getaffinity(int(task))))
+"""
+
+
+def affinities(pin: str) -> list[str]:
+    """The CPUs of every thread that an engine of two threads has started."""
+    env = {**os.environ, "LLMSERVE_PIN_THREADS": pin}
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+def physical_cores() -> set[str]:
+    """By the CPUs that share each of them."""
+    siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    return {Path(siblings.format(cpu)).read_text() for cpu in os.sched_getaffinity(0)}
+
+
+def test_threads_are_pinned_to_cores_of_their_own_on_request_only() -> None:
+    if len(physical_cores()) < 2:
+        pytest.skip("one core: there is none for a second thread")
+    everywhere = " ".join(str(cpu) for cpu in sorted(os.sched_getaffinity(0)))
+    free = affinities("")
+    assert {*free} == {everywhere}
+    pinned = affinities("1")
+    assert len(pinned) == len(free)
+    alone = [cpus for cpus in pinned if cpus != everywhere]
+    assert len(alone) == len({*alone}) == 2  # the engine's own and its pool's
+    assert all(cpus.isdecimal() for cpus in alone)
