@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shutil
 import statistics
 import tempfile
@@ -30,6 +31,8 @@ from random_models import SHAPES, tensors_of, write_checkpoint
 testing = _core.testing
 
 MODELS = ("qwen3-0.6b", "llama-3.2-1b")
+# Sequences, tokens of each in the step, and their context.
+ATTENTION_STEPS = ((1, 1, 4096), (64, 1, 1024), (256, 1, 512), (1, 512, 512), (1, 2048, 2048))
 
 
 @dataclass
@@ -110,7 +113,7 @@ def linear_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Itera
 def attention_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
     block = 16
     for heads, kv_heads, dim in ((16, 8, 128), (32, 8, 64)):
-        for batch, queries, context in ((1, 1, 4096), (64, 1, 1024), (1, 512, 512)):
+        for batch, queries, context in ATTENTION_STEPS:
             blocks = context // block
             shape = (batch * blocks, kv_heads, block, dim)
             keys, values = (backend.to_device(bf16(rng, *shape)) for _ in range(2))
@@ -130,6 +133,25 @@ def attention_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> It
             kind = "decode" if queries == 1 else "prefill"
             name = f"attention {kind} {heads}/{kv_heads}x{dim} B={batch} context={context}"
             yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes, 4 * dim * pairs)
+
+
+def plain_rows(_: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
+    """The plain kernels, whose products have the same bits at every M: what that costs."""
+    choices = {"LLMSERVE_CUDA_GEMM": "plain", "LLMSERVE_CUDA_ATTENTION": "plain"}
+    before = {name: os.environ.get(name) for name in choices}
+    os.environ.update(choices)
+    try:
+        plain = testing.make_backend("cuda")
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    for make in (attention_rows, linear_rows):
+        for row in make(plain, limits, rng):
+            row.name = f"plain {row.name}"
+            yield row
 
 
 def row_op_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
@@ -249,7 +271,7 @@ def main() -> None:
     for name in args.models:
         for row in decode_rows(name, limits, args.max_tokens):
             report(row)
-    for make in (transfer_rows, row_op_rows, attention_rows, linear_rows):
+    for make in (transfer_rows, row_op_rows, attention_rows, linear_rows, plain_rows):
         for row in make(backend, limits, rng):
             report(row)
 

@@ -55,14 +55,15 @@ run_tests() {
   return "$status"
 }
 
-# The plain kernels over the smaller cases of every op: the tool runs them some fifty times slower.
+# The plain kernels over the smaller cases of every op, and what takes their place where it can: the tools run them
+# some fifty times slower.
 sanitize() {
   local start=$SECONDS status=0 tool
   for tool in memcheck racecheck; do
-    LLMSERVE_CUDA_GEMM=plain timeout $((limit / 2)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
+    timeout $((limit / 2)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
       --log-file "$out/$tool.log" "$python" -m pytest -m cuda -q -x \
       tests/parity/test_ops.py tests/parity/test_sampling_op.py \
-      -k "cuda-plain and not chi and not follow and not finite and not 193 and not 70001" 2>&1 |
+      -k "(cuda-plain or (cuda-auto and (linear_ or attention_))) and not chi and not follow and not finite and not 193 and not 70001" 2>&1 |
       tee "$out/$tool.txt" | tail -15 || status=$?
   done
   record --stage sanitize --status "$status" --seconds $((SECONDS - start))
