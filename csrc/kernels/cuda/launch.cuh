@@ -8,7 +8,8 @@
 #include "kernels/cuda/cuda_check.h"
 
 #ifdef __CUDACC__
-#define LLMSERVE_DYNAMIC_SHARED(type, name) extern __shared__ type name[]
+// Aligned for vectors and copies of 16 bytes.
+#define LLMSERVE_DYNAMIC_SHARED(type, name) extern __shared__ __align__(16) type name[]
 #else
 #include "emulator/device.h"
 #endif
