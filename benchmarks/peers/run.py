@@ -32,7 +32,11 @@ from random_models import SHAPES
 from workloads import FORMATS
 
 
-def report(_options: argparse.Namespace) -> None:
+def report(options: argparse.Namespace) -> None:
+    if options.check:
+        if page.PAGE.read_text(encoding="utf-8") != rendered():
+            sys.exit(f"{page.PAGE} is not what the results say: run this without --check")
+        return
     page.PAGE.write_text(rendered(), encoding="utf-8")
     print(f"written: {page.PAGE}")
 
@@ -82,7 +86,9 @@ def main() -> None:
     add_systems(starting, offline.SYSTEMS)
     starting.add_argument("--rounds", type=int, default=5)
 
-    commands.add_parser("report", help="write docs/performance.md").set_defaults(run=report)
+    reporting = commands.add_parser("report", help="write docs/performance.md")
+    reporting.set_defaults(run=report)
+    reporting.add_argument("--check", action="store_true", help="only say whether it is up to date")
     options = parser.parse_args()
     is_measured = options.run in (offline.measure, servers.measure, starts.measure)
     if is_measured and "llmserve" not in options.systems:

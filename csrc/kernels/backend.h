@@ -114,8 +114,8 @@ class Backend {
 struct BackendOptions {
   int32_t num_threads = 1;
   // The best instruction set to use, of cpu_isa_registry(). Empty: the environment's
-  // LLMSERVE_CPU_ISA, or else the best of the machine. For ref: the set whose linear layers over bf16
-  // weights it specifies; empty: those of floats.
+  // LLMSERVE_CPU_ISA, or else the best of the machine. For ref: the set whose linear layers over
+  // bf16 weights it specifies; empty: those of floats.
   std::string isa;
 };
 
