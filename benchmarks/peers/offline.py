@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -67,6 +68,7 @@ class Worker:
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
+            start_new_session=True,  # so that its processes end with it
         )
         self.pid = self._process.pid
         self._system = system
@@ -80,7 +82,7 @@ class Worker:
         return self._answer()
 
     def close(self) -> None:
-        self._process.kill()
+        os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def _answer(self) -> dict[str, Any]:
