@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -82,7 +83,8 @@ class Worker:
         return self._answer()
 
     def close(self) -> None:
-        os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended, and said why
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def _answer(self) -> dict[str, Any]:
