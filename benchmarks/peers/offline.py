@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from environments import gguf_of, llama_cpp_build, ready_python
-from llmserve.bench.machine import MachineProbe, describe_machine
-from page import RESULTS, heading
+from llmserve.bench.machine import MachineProbe
+from page import heading, write_report
 from random_models import SHAPES, write_checkpoint
 from workloads import FORMATS, Workload, chosen
 
@@ -122,23 +122,8 @@ def measure(options: argparse.Namespace) -> None:
     finally:
         for worker in workers.values():
             worker.close()
-    rates = probe.rates()
-    report = {
-        "command": " ".join(sys.argv).replace(str(options.folder), "FOLDER"),
-        "machine": describe_machine(),
-        "shape": options.shape,
-        "formats": options.formats,
-        "threads": options.threads,
-        "rounds": options.rounds,
-        "read_bytes_per_s": rates.read_bytes_per_s,
-        "f32_flops_per_s": rates.flops_per_s,
-        "systems": {str(s): {"version": w.version, "load_s": w.load_s} for s, w in workers.items()},
-        "rows": rows,
-    }
-    path = options.results or RESULTS / f"peers-{options.shape}-{options.formats[0]}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"written: {path}")
+    systems = {str(s): {"version": w.version, "load_s": w.load_s} for s, w in workers.items()}
+    write_report("peers", options, options.formats, probe, {"systems": systems, "rows": rows})
 
 
 def start_workers(options: argparse.Namespace) -> Iterator[tuple[System, Worker]]:

@@ -1,15 +1,46 @@
-"""docs/performance.md: the tables of benchmarks/results, each kind between two markers."""
+"""What was measured: as a report in benchmarks/results, and as tables of docs/performance.md."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from llmserve.bench.machine import MachineProbe, describe_machine
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
+
+
+def write_report(
+    kind: str,
+    options: argparse.Namespace,
+    formats: list[str],
+    probe: MachineProbe,
+    measured: dict[str, Any],
+) -> None:
+    """KIND-SHAPE-FORMAT.json, unless the options name another file: how and where it was measured,
+    and what."""
+    rates = probe.rates()
+    report = {
+        "command": " ".join(sys.argv).replace(str(options.folder), "FOLDER"),
+        "machine": describe_machine(),
+        "shape": options.shape,
+        "formats": formats,
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "read_bytes_per_s": rates.read_bytes_per_s,
+        "f32_flops_per_s": rates.flops_per_s,
+        **measured,
+    }
+    path = options.results or RESULTS / f"{kind}-{options.shape}-{formats[0]}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"written: {path}")
 
 
 def with_tables(page: str, kind: str, table_of: Callable[[dict[str, Any]], str]) -> str:

@@ -20,10 +20,10 @@ from typing import Any
 
 from environments import version_of
 from http_server import PERCENTILES, SYSTEMS, HttpServer
-from llmserve.bench.machine import MachineProbe, describe_machine
+from llmserve.bench.machine import MachineProbe
 from llmserve.bench.serve import Load, Report
 from offline import System, Worker, rotated
-from page import RESULTS, heading
+from page import heading, write_report
 from random_models import write_checkpoint
 
 ENGINE = "engine alone"
@@ -102,26 +102,14 @@ def measure(options: argparse.Namespace) -> None:
                     runs[system.name, num].append(run)
                     _show(round_idx, num, system.name, run)
                     probe.measure()
-    rates = probe.rates()
-    report = {
-        "command": " ".join(sys.argv).replace(str(options.folder), "FOLDER"),
-        "machine": describe_machine(),
-        "shape": options.shape,
-        "formats": ["bfloat16"],
-        "threads": options.threads,
-        "rounds": options.rounds,
+    measured = {
         "input_len": options.input_len,
         "output_len": options.output_len,
-        "read_bytes_per_s": rates.read_bytes_per_s,
-        "f32_flops_per_s": rates.flops_per_s,
         "systems": starts,
         "rows": [_row(runs, n, s) for n in options.concurrency for s in options.systems],
         "serving": [_cost_row(runs, n, options.output_len) for n in options.concurrency],
     }
-    path = options.results or RESULTS / f"servers-{options.shape}-bfloat16.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"written: {path}")
+    write_report("servers", options, ["bfloat16"], probe, measured)
 
 
 def _load(options: argparse.Namespace, num: int, seed: int) -> Load:

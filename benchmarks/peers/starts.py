@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import Any
 
 from environments import version_of
 from llmserve import LLM, SamplingParams
-from llmserve.bench.machine import MachineProbe, describe_machine
+from llmserve.bench.machine import MachineProbe
 from offline import System, Worker, model_of, rotated, systems_of
-from page import RESULTS, heading
+from page import heading, write_report
 from random_models import write_checkpoint
 
 _JOB = json.dumps({"prompts": [list(range(10, 26))], "max_tokens": [1]})
@@ -44,24 +43,12 @@ def measure(options: argparse.Namespace) -> None:
             print(f"round {round_idx}, {system}: {start_s:.2f} s, {peak_bytes / 1e9:.2f} GB",
                   flush=True)  # fmt: skip
             probe.measure()
-    rates = probe.rates()
-    report = {
-        "command": " ".join(sys.argv).replace(str(options.folder), "FOLDER"),
-        "machine": describe_machine(),
-        "shape": options.shape,
-        "formats": options.formats,
-        "threads": options.threads,
-        "rounds": options.rounds,
-        "read_bytes_per_s": rates.read_bytes_per_s,
-        "f32_flops_per_s": rates.flops_per_s,
+    measured = {
         "systems": {str(system): {"version": version_of(system.name)} for system in systems},
         "rows": [_row(system, seconds, peaks, checkpoint, options.threads) for system in systems],
         "step": _step_us(checkpoint, options.threads),
     }
-    path = options.results or RESULTS / f"starts-{options.shape}-{options.formats[0]}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"written: {path}")
+    write_report("starts", options, options.formats, probe, measured)
 
 
 def _start(system: System, options: argparse.Namespace) -> tuple[float, int]:
