@@ -80,6 +80,9 @@ void lower_to_cgroup(MemoryLimits& limits, const fs::path& folder, const MemoryF
   if (!usage) return;
   int64_t used = *usage;
   for (const char* key : files.reclaimable) used -= read_field(folder / "memory.stat", key);
+  // The files are read one after another and the kernel's statistics lag: the difference can fall
+  // below zero, and v1's "no limit" is so near the largest integer that nothing may be added to it.
+  used = std::max<int64_t>(used, 0);
   const auto lower = [&](int64_t limit, const char* file) {
     limits.total_bytes = std::min(limits.total_bytes, limit);
     if (limit - used >= limits.available_bytes) return;

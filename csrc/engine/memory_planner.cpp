@@ -89,13 +89,18 @@ std::string share_to_pass(const MemoryPlan& plan, int64_t needed_bytes) {
   return concat("gpu_memory_utilization=", rounded, " or more, ");
 }
 
+// ", by FILE" where a control group leaves less than the machine has.
+std::string bound_of(const MachineMemory& machine) {
+  return machine.bounded_by.empty() ? "" : concat(", by ", machine.bounded_by);
+}
+
 std::string refuse_fixed(const MemoryPlan& plan, int64_t sequence_bytes) {
   const int64_t fixed = fixed_bytes(plan);
   return concat("the model needs ", plan.weights.total_bytes(), " bytes of weights and ",
                 plan.workspace_bytes, " of workspace, ", fixed, " together, and ",
                 plan.memory_utilization, " of the ", plan.machine.available_bytes,
-                " bytes available is ", usable_bytes(plan), "; pass ",
-                share_to_pass(plan, fixed + sequence_bytes),
+                " bytes available (of ", plan.machine.total_bytes, bound_of(plan.machine), ") is ",
+                usable_bytes(plan), "; pass ", share_to_pass(plan, fixed + sequence_bytes),
                 "dtype=\"bfloat16\" if it is not, a smaller model or max_num_batched_tokens, or "
                 "free memory");
 }

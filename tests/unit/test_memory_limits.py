@@ -97,6 +97,20 @@ def test_a_v1_limit_of_an_enclosing_group_that_is_not_shown_counts(tmp_path: Pat
     assert testing.read_memory_limits(tmp_path).available_bytes == 2 * GIB
 
 
+@pytest.mark.parametrize("limit", [9223372036854771712, 4 * GIB])
+def test_statistics_that_lag_behind_the_usage_add_nothing(tmp_path: Path, limit: int) -> None:
+    machine(tmp_path, groups="5:memory:/\n")
+    group(
+        tmp_path,
+        "memory",
+        memory__limit_in_bytes=limit,
+        memory__usage_in_bytes=GIB,
+        memory__stat=f"total_inactive_file {GIB}\ntotal_active_file {1 << 20}",
+    )
+    limits = testing.read_memory_limits(tmp_path)
+    assert limits.available_bytes == min(limit, 16 * GIB)
+
+
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712"])
 def test_no_limit_is_no_limit(tmp_path: Path, limit: str) -> None:
     machine(tmp_path)

@@ -203,8 +203,8 @@ def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
     share = share_for(fixed + sequence, available)
     assert refusal(path, available) == (
         f"the model needs {plan.weight_bytes} bytes of weights and {plan.workspace_bytes} of "
-        f"workspace, {fixed} together, and 0.5 of the {available} bytes available is "
-        f"{available // 2}; pass gpu_memory_utilization={share:g} or more, "
+        f"workspace, {fixed} together, and 0.5 of the {available} bytes available (of "
+        f"{available}) is {available // 2}; pass gpu_memory_utilization={share:g} or more, "
         f'dtype="bfloat16" if it is not, a smaller model or max_num_batched_tokens, or free memory'
     )
     resolve(path, available, gpu_memory_utilization=share)  # what it says helps
