@@ -11,6 +11,7 @@ from pathlib import Path
 
 import gguf
 import pytest
+from fuzzing import fuzzed, mutations
 from gguf_files import (
     ARRAY,
     BOOL,
@@ -27,8 +28,6 @@ from gguf_files import (
     raw_tensor,
     raw_value,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from llmserve import _core
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
 
@@ -294,7 +293,6 @@ def test_no_more_than_twice_the_file_is_allocated(
 
 
 NUMBERS = (0, 1, 2, 9, 31, 33, 255, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1)
-CASES_A_SEED = 50
 
 
 def mutated_file(rng: random.Random) -> bytes:
@@ -324,21 +322,14 @@ def check_mutation(directory: Path, contents: bytes) -> None:
         assert 0 <= tensor["offset"] <= len(contents) - tensor["num_bytes"]
 
 
-_FUZZ = dict(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@settings(max_examples=200, **_FUZZ)
-@given(seed=st.integers(0, 2**32 - 1))
+@fuzzed(10_000)
 def test_mutated_files_are_read_or_refused_by_type(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(CASES_A_SEED):
-        check_mutation(tmp_path, mutated_file(rng))
+    for contents in mutations(mutated_file, seed):
+        check_mutation(tmp_path, contents)
 
 
 @pytest.mark.long
-@settings(max_examples=20_000, **_FUZZ)
-@given(seed=st.integers(0, 2**32 - 1))
+@fuzzed(1_000_000)
 def test_a_million_mutated_files_are_read_or_refused_by_type(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(CASES_A_SEED):
-        check_mutation(tmp_path, mutated_file(rng))
+    for contents in mutations(mutated_file, seed):
+        check_mutation(tmp_path, contents)

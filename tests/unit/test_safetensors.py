@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from fuzzing import fuzzed, mutations
 from llmserve import _core
 from llmserve.errors import CorruptFile, NotSupported
 from safetensors.numpy import load_file, save_file
@@ -217,7 +216,6 @@ def test_a_header_of_many_tiny_tensors_takes_at_most_twice_its_size(tmp_path: Pa
 
 _INTEGERS = (-1, 0, 1, 2, 7, 8, 24, 40, 1 << 31, 1 << 32, 1 << 62, 1 << 63, 1 << 64)
 _FIELDS = ("entry", "dtype", "shape", "data_offsets", "drop", "copy")
-CASES_A_SEED = 50
 
 
 def _junk(rng: random.Random) -> Any:
@@ -248,7 +246,7 @@ def mutated_file(rng: random.Random) -> bytes:
     return contents[: rng.randrange(len(contents)) if rng.random() < 0.2 else None]
 
 
-def _check_mutation(directory: Path, contents: bytes) -> None:
+def check_mutation(directory: Path, contents: bytes) -> None:
     path = write_checkpoint(directory, contents)
     try:
         tensors = list_tensors(path)
@@ -262,24 +260,17 @@ def _check_mutation(directory: Path, contents: bytes) -> None:
     assert end in (0, len(contents))
 
 
-_FUZZ = dict(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@settings(max_examples=200, **_FUZZ)
-@given(seed=st.integers(0, 2**32 - 1))
+@fuzzed(10_000)
 def test_mutated_files_are_read_or_refused_by_type(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(CASES_A_SEED):
-        _check_mutation(tmp_path, mutated_file(rng))
+    for contents in mutations(mutated_file, seed):
+        check_mutation(tmp_path, contents)
 
 
 @pytest.mark.long
-@settings(max_examples=20_000, **_FUZZ)
-@given(seed=st.integers(0, 2**32 - 1))
+@fuzzed(1_000_000)
 def test_a_million_mutated_files_are_read_or_refused_by_type(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(CASES_A_SEED):
-        _check_mutation(tmp_path, mutated_file(rng))
+    for contents in mutations(mutated_file, seed):
+        check_mutation(tmp_path, contents)
 
 
 @pytest.fixture
