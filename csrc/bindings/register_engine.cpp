@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/array.h"
+#include "bindings/field_repr.h"
 #include "bindings/register.h"
 #include "engine/engine.h"
 #include "engine/model_executor.h"
@@ -48,15 +49,18 @@ std::optional<Array> pooled_array(const TokenEvent& event) {
 
 void register_events(py::module_& module) {
   py::class_<TokenLogprob>(module, "TokenLogprob")
+      .def("__repr__", &field_repr)
       .def_readonly("token_id", &TokenLogprob::token_id)
       .def_readonly("logprob", &TokenLogprob::logprob)
       .def_readonly("rank", &TokenLogprob::rank);
   py::class_<RequestTimes>(module, "RequestTimes")
+      .def("__repr__", &field_repr)
       .def_readonly("arrival_us", &RequestTimes::arrival_us)
       .def_readonly("scheduled_us", &RequestTimes::scheduled_us)
       .def_readonly("first_token_us", &RequestTimes::first_token_us)
       .def_readonly("last_token_us", &RequestTimes::last_token_us);
   py::class_<TokenEvent>(module, "TokenEvent")
+      .def("__repr__", &field_repr)
       .def_readonly("request_id", &TokenEvent::request_id)
       .def_readonly("sample_index", &TokenEvent::sample_index)
       .def_readonly("token_ids", &TokenEvent::token_ids)
@@ -80,6 +84,7 @@ void register_events(py::module_& module) {
 
 void register_metrics(py::module_& module) {
   py::class_<EngineMetrics>(module, "EngineMetrics")
+      .def("__repr__", &field_repr)
       .def_readonly("num_requests_running", &EngineMetrics::num_requests_running)
       .def_readonly("num_requests_waiting", &EngineMetrics::num_requests_waiting)
       .def_readonly("num_requests_finished", &EngineMetrics::num_requests_finished)
@@ -103,6 +108,7 @@ void register_metrics(py::module_& module) {
 
 void register_histograms(py::module_& module) {
   py::class_<Histogram>(module, "Histogram")
+      .def("__repr__", &field_repr)
       .def_property_readonly("bounds",
                              [](const Histogram& histogram) {
                                return std::vector<double>(histogram.bounds.begin(),
@@ -111,6 +117,7 @@ void register_histograms(py::module_& module) {
       .def_readonly("counts", &Histogram::counts)
       .def_readonly("sum", &Histogram::sum);
   py::class_<EngineHistograms>(module, "EngineHistograms")
+      .def("__repr__", &field_repr)
       .def_property_readonly("by_name",
                              [](const EngineHistograms& all) {
                                py::dict result;
@@ -133,6 +140,7 @@ void register_histograms(py::module_& module) {
 
 void register_memory_use(py::module_& module) {
   py::class_<MemoryUse>(module, "MemoryUse")
+      .def("__repr__", &field_repr)
       .def_readonly("weight_bytes", &MemoryUse::weight_bytes)
       .def_readonly("mapped_bytes", &MemoryUse::mapped_bytes)
       .def_readonly("workspace_bytes", &MemoryUse::workspace_bytes)
@@ -141,11 +149,13 @@ void register_memory_use(py::module_& module) {
 
 void register_trace(py::module_& module) {
   py::class_<Decision>(module, "Decision")
+      .def("__repr__", &field_repr)
       .def_readonly("request_id", &Decision::request_id)
       .def_readonly("sample_index", &Decision::sample_index)
       .def_property_readonly("kind", [](const Decision& decision) { return name(decision.kind); })
       .def_readonly("detail", &Decision::detail);
   py::class_<StepRecord>(module, "StepRecord")
+      .def("__repr__", &field_repr)
       .def_readonly("step_id", &StepRecord::step_id)
       .def_property_readonly("phase", &StepRecord::phase)
       .def_readonly("start_us", &StepRecord::start_us)
@@ -160,6 +170,7 @@ void register_trace(py::module_& module) {
       .def_readonly("num_blocks_used", &StepRecord::num_blocks_used)
       .def_readonly("decisions", &StepRecord::decisions);
   py::class_<RequestRecord>(module, "RequestRecord")
+      .def("__repr__", &field_repr)
       .def_readonly("request_id", &RequestRecord::request_id)
       .def_readonly("arrival_us", &RequestRecord::arrival_us)
       .def_readonly("queued_us", &RequestRecord::queued_us)

@@ -11,6 +11,7 @@
 #include <numeric>
 #include <utility>
 
+#include "bindings/field_repr.h"
 #include "bindings/op_arguments.h"
 #include "bindings/register.h"
 #include "core/error.h"
@@ -509,6 +510,7 @@ void register_ops(py::module_& module) {
              "Integers, scales and minima of a weight: llmserve.ops.quantize.");
   py::class_<PackedWeight>(module, "LinearWeight",
                            "A linear layer's weight in the layout that its backend reads fastest.")
+      .def("__repr__", &field_repr)
       .def_property_readonly("out_features",
                              [](const PackedWeight& self) { return self.weight.out_features; })
       .def_property_readonly("in_features",

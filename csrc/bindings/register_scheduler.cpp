@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/field_repr.h"
 #include "bindings/register.h"
 #include "bindings/stepped_scheduler.h"
 #include "core/error.h"
@@ -22,6 +23,7 @@ Tokens to_list(std::span<const int32_t> values) { return {values.begin(), values
 
 void register_plan(py::module_& module) {
   py::class_<ScheduledSequence>(module, "ScheduledSequence")
+      .def("__repr__", &field_repr)
       .def_readonly("request_id", &ScheduledSequence::request_id)
       .def_readonly("sample_index", &ScheduledSequence::sample_index)
       .def_readonly("start_position", &ScheduledSequence::start_position)
@@ -40,6 +42,7 @@ void register_plan(py::module_& module) {
           },
           "One for each cache group; -1 stands for a block that has left the group's window.");
   py::class_<LogitRow>(module, "LogitRow")
+      .def("__repr__", &field_repr)
       .def_readonly("sequence_idx", &LogitRow::sequence_idx)
       .def_readonly("token_offset", &LogitRow::token_offset)
       .def_readonly("sample_index", &LogitRow::sample_index)
@@ -104,6 +107,7 @@ void register_sampled_tokens(py::module_& module) {
 
 void register_sequence_record(py::module_& module) {
   py::class_<SequenceRecord>(module, "SequenceRecord")
+      .def("__repr__", &field_repr)
       .def_readonly("request_id", &SequenceRecord::request_id)
       .def_readonly("sample_index", &SequenceRecord::sample_index)
       .def_readonly("state", &SequenceRecord::state)

@@ -421,6 +421,13 @@ def test_leaving_a_stream_early_frees_its_blocks(llm: LLM) -> None:
     assert metrics.num_blocks_used == 0
 
 
+def test_records_print_their_fields_in_order(llm: LLM) -> None:
+    metrics = llm.get_metrics()
+    text = repr(metrics)
+    assert text.startswith("EngineMetrics(num_requests_running=0, num_requests_waiting=0, ")
+    assert f"num_blocks_total={metrics.num_blocks_total}, " in text
+
+
 def test_the_demo_model_writes_sentences() -> None:
     with LLM(demo_model_path()) as llm:
         params = SamplingParams(max_tokens=48, temperature=0.0)
