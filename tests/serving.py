@@ -107,8 +107,9 @@ def running_server(llm: AsyncLLM, names: list[str] | None = None, **settings: An
     sock = listen(record)
     app = create_app([ServedModel(names or ["demo"], llm)], record)
     server = Server(app, record)
-    thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     port = sock.getsockname()[1]
+    name = f"server-{port}"
+    thread = threading.Thread(target=server.run, args=([sock],), name=name, daemon=True)
     thread.start()
     running = RunningServer(llm, app.state.server.activity, port, server)
     try:

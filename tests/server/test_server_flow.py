@@ -155,6 +155,20 @@ def test_a_client_that_does_not_read_is_cut_and_holds_nobody_up(make_oracle: Mak
         lazy.close()
 
 
+def test_a_client_that_does_not_read_the_end_is_cut_too(make_oracle: MakeOracle) -> None:
+    llm = make_oracle(200, max_model_len=1024)
+    settings: dict[str, Any] = {"stream_buffer_tokens": 10**6, "stream_grace": 0.3}
+    with running_server(llm, **settings) as server:
+        lazy = server.open_stream(
+            COMPLETIONS, stream=True, logprobs=20, n=8, **{**LONG, "max_tokens": 900}
+        )
+        next(events(lazy))
+        server.wait_until(lambda: not server.activity.runs, "the slow client is gone")
+        assert server.activity.ended == {"slow_client": 1}
+        server.wait_until_idle()
+        lazy.close()
+
+
 def test_a_slow_client_within_its_bounds_gets_every_token(make_oracle: MakeOracle) -> None:
     with running_server(make_oracle(200)) as server:
         body = {"prompt": [5], "max_tokens": 600, "ignore_eos": True, "seed": 2}

@@ -1,16 +1,17 @@
 """What runs at the moment, and every way in which it ends: the requests of a client are one Run,
-and one sweep a few times a second looks after all their clocks."""
+which has alarms for its time limits."""
 
 import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 
 from llmserve.async_stream import AsyncStream
 from llmserve.request_state import RequestState
 from llmserve.server.admission import Admission
+from llmserve.server.alarms import Alarms
 from llmserve.server.coalescing import Coalescer, SharedStream
 from llmserve.server.errors import ApiError
 from llmserve.server.models import ServedModel
@@ -18,9 +19,6 @@ from llmserve.server.pacing import DEFAULT_TIER, Pacer, read_tiers
 from llmserve.server.quotas import Quotas
 from llmserve.server.settings import ServerSettings
 from llmserve.server.watchdog import Watchdog
-
-# How often clocks are looked at: the precision of every time limit.
-SWEEP_S = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +48,18 @@ def _num_tokens(state: RequestState) -> int:
     return len(state.prompt.token_ids) + num_new
 
 
+class _News(asyncio.Event):
+    """Tells, whenever it is set, also who keeps the clocks."""
+
+    def __init__(self, noted: Callable[[], None]) -> None:
+        super().__init__()
+        self.noted = noted
+
+    def set(self) -> None:
+        super().set()
+        self.noted()
+
+
 class Run:
     """A job in the engine. Used on the loop's thread."""
 
@@ -61,15 +71,20 @@ class Run:
         self.is_cut = False  # nobody will read what comes
         self.is_comment_due = False
         self.is_sending = False  # the task is in a write, which goes before what comes
-        self.news = asyncio.Event()
+        self.news = _News(self._note_lag)
         self._settings = settings
         self._loop = asyncio.get_running_loop()
+        self._alarms = Alarms()
         now = self._loop.time()
         self.began = now
         self.last_sent = now
         self.first_sent = 0.0  # none yet
-        self._behind_since: float | None = None
-        self.cut_connection: Callable[[], None] = lambda: None
+        self.cut_connection: Callable[[], None] = _do_nothing
+        self._set_alarm(self._end_in_time, job.timeout_s)
+        self._set_alarm(self._end_unless_scheduled, settings.queue_timeout)
+        self._set_alarm(self._end_unless_first_token, settings.first_token_timeout)
+        if job.is_streamed:
+            self._set_alarm(self._keep_alive, settings.stream_keep_alive)
 
     @property
     def is_finished(self) -> bool:
@@ -110,6 +125,11 @@ class Run:
             stream.abort()
         self.news.set()
 
+    def close(self) -> None:
+        """No clock runs any more."""
+        self._alarms.clear()
+        self.news.noted = _do_nothing  # or it and we would hold each other
+
     async def watch(self, receive: Callable[[], Awaitable[object]]) -> None:
         """Ends it when its client leaves."""
         while True:
@@ -121,8 +141,10 @@ class Run:
     async def sending(self, sent: Awaitable[None]) -> None:
         """Awaits a write that takes as long as the client likes."""
         self.is_sending = True
+        self._note_lag()
         await sent
         self.is_sending = False
+        self._alarms.drop(self._cut)
         self.note_sent()
 
     def note_sent(self) -> None:
@@ -142,35 +164,50 @@ class Run:
         is_rate = self.job.is_streamed and num_tokens > 1 and duration_s > 0
         return (num_tokens - 1) / duration_s if is_rate else None
 
-    def sweep(self, now: float) -> None:
-        """Looks at the clocks."""
-        settings = self._settings
-        waited_s = now - self.began
-        if self.job.timeout_s and waited_s > self.job.timeout_s:
+    def _set_alarm(self, act: Callable[[], None], wait_s: float) -> None:
+        if wait_s:
+            self._alarms.set(act, self._loop.time() + wait_s)
+
+    def _end_in_time(self) -> None:
+        self.end(TIMEOUT)
+
+    def _end_unless_scheduled(self) -> None:
+        if self._lacks("scheduled_us"):
             self.end(TIMEOUT)
-        has_waited = settings.queue_timeout and waited_s > settings.queue_timeout
-        if has_waited and self._lacks("scheduled_us"):
+
+    def _end_unless_first_token(self) -> None:
+        if self._lacks("first_token_us"):
             self.end(TIMEOUT)
-        has_waited = settings.first_token_timeout and waited_s > settings.first_token_timeout
-        if has_waited and self._lacks("first_token_us"):
-            self.end(TIMEOUT)
-        if not self.job.is_streamed:
-            return
-        if self.num_pending_tokens <= settings.stream_buffer_tokens:
-            self._behind_since = None
-        elif self._behind_since is None:
-            self._behind_since = now
-        elif now - self._behind_since > settings.stream_grace:
-            self.end(SLOW_CLIENT)
-            self.cut_connection()
-        if settings.stream_keep_alive and now - self.last_sent > settings.stream_keep_alive:
+
+    def _keep_alive(self) -> None:
+        interval_s = self._settings.stream_keep_alive
+        left_s = self.last_sent + interval_s - self._loop.time()
+        if left_s <= 0 and not self.is_sending:
             self.is_comment_due = True
             self.news.set()
+        self._set_alarm(self._keep_alive, left_s if left_s > 0 else interval_s)
+
+    def _note_lag(self) -> None:
+        """A client has a while for a write that more waits for than its buffer may hold, or that
+        the end waits for."""
+        if not self.is_sending or not self.job.is_streamed or self._cut in self._alarms:
+            return
+        is_over = bool(self.cause) or self.is_finished
+        if is_over or self.num_pending_tokens > self._settings.stream_buffer_tokens:
+            self._set_alarm(self._cut, self._settings.stream_grace)
+
+    def _cut(self) -> None:
+        self.end(SLOW_CLIENT)
+        self.cut_connection()
 
     def _lacks(self, time: str) -> bool:
         """Whether this has happened to none of the prompts."""
         records = [stream.record() for stream in self.streams]
         return all(record is not None and getattr(record, time) == 0 for record in records)
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class Activity:
@@ -186,6 +223,7 @@ class Activity:
         self.quotas = Quotas(settings)
         self.coalescer = Coalescer(settings.coalesce_window)
         self._tiers = read_tiers(settings.pace)
+        self._has_nothing = asyncio.Event()  # to do, while it drains
 
     @contextmanager
     def running(self, job: Job, tenant: str = "") -> Iterator[Run]:
@@ -194,9 +232,9 @@ class Activity:
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
         self.watchdog.check(job.model)
-        run = Run(job, self.settings)
-        with ExitStack() as stack:
+        with closing(Run(job, self.settings)) as run, ExitStack() as stack:
             stack.enter_context(self.admission.entered(job))
+            self.watchdog.begin()
             for idx, state in enumerate(job.states):
                 name = job.request_id if len(job.states) == 1 else f"{job.request_id}-{idx}"
                 stream = self.coalescer.running(
@@ -214,6 +252,8 @@ class Activity:
                 self.runs.discard(run)
                 for pacer in run.pacers:
                     pacer.release()
+                if not self.runs:
+                    self._has_nothing.set()
                 self.watchdog.note(job.model, run.has_failed)
                 if run.cause:
                     self.ended[run.cause] += 1
@@ -227,24 +267,14 @@ class Activity:
             stream.direct = pacer.take
             run.pacers.append(pacer)
 
-    async def sweep_forever(self) -> None:
-        """The task that looks after all clocks."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            now = loop.time()
-            for run in list(self.runs):
-                run.sweep(now)
-            self.watchdog.sweep(now)
-
     async def drain(self, deadline_s: float) -> None:
         """Takes nothing new, and returns when all that runs has finished; ends at the deadline what
         has not, with what it has."""
         self.is_draining = True
-        loop = asyncio.get_running_loop()
-        until = loop.time() + deadline_s
-        while self.runs and loop.time() < until:
-            await asyncio.sleep(SWEEP_S)
+        if self.runs:
+            self._has_nothing.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._has_nothing.wait(), deadline_s)
         if self.runs:
             _log.warning("%d requests end at the drain's deadline", len(self.runs))
         for run in list(self.runs):

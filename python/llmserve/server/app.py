@@ -72,7 +72,6 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        sweep = asyncio.create_task(server.activity.sweep_forever())
         has_gpu = any(model.llm.device == "cuda" for model in models)
         watch = await asyncio.to_thread(watch_gpu) if has_gpu else None
         if watch is not None:
@@ -80,7 +79,7 @@ def create_app(
         try:
             yield
         finally:
-            sweep.cancel()
+            activity.watchdog.close()
             if watch is not None:
                 await asyncio.to_thread(watch.close)
             if tracing is not None:

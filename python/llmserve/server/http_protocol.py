@@ -3,6 +3,9 @@ connection."""
 
 import asyncio
 import socket
+import time
+from email.utils import formatdate
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -22,6 +25,11 @@ def http_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
         bounds = settings
 
     return Protocol
+
+
+@lru_cache(maxsize=1)
+def _date_header(now_s: int) -> list[tuple[bytes, bytes]]:
+    return [(b"date", formatdate(now_s, usegmt=True).encode())]
 
 
 class _BoundedProtocol(HttpToolsProtocol):
@@ -71,6 +79,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.server_state.default_headers = _date_header(int(time.time()))
         if self._head_timer is None:
             self._expect_head()
         self._is_in_head = True

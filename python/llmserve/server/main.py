@@ -42,9 +42,22 @@ class Server(uvicorn.Server):
             ssl_keyfile=settings.ssl_keyfile or None,
             timeout_graceful_shutdown=_FLUSH_S,
         )
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it waits for its end
+        self._is_to_exit = asyncio.Event()
         super().__init__(config)
         self._settings = settings
         self._app = app
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether the server is to end: set by signals, or on any thread by whoever runs it."""
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, should_exit: bool) -> None:
+        self._should_exit = should_exit
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._is_to_exit.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Says where it listens once it does."""
@@ -56,6 +69,14 @@ class Server(uvicorn.Server):
             host, port = sock.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             _log.info("serving %s on %s://%s:%d", names, scheme, shown, port)
+
+    async def main_loop(self) -> None:
+        """Sleeps until the end, where uvicorn's looks ten times a second; what it does then, the
+        date of answers, is `http_protocol`'s."""
+        self._loop = asyncio.get_running_loop()
+        if not self.should_exit:
+            await self._is_to_exit.wait()
+        self._loop = None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drains, then closes."""

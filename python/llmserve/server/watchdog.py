@@ -1,5 +1,6 @@
 """Sees what goes wrong as a whole: a step that hangs, and errors that come in numbers."""
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -18,7 +19,8 @@ _MIN_REQUESTS = 10
 # How long new requests get 503 then, before the next ones are tried.
 _SHED_S = 5.0
 
-_LOOK_S = 0.5
+# Looks within watchdog_timeout: a hung step is in the log a tenth later than it could be.
+_NUM_LOOKS = 10
 
 
 class _Engine:
@@ -38,31 +40,51 @@ class Watchdog:
     def __init__(self, models: Iterable[ServedModel], settings: ServerSettings) -> None:
         self._engines = {model: _Engine() for model in models}
         self._settings = settings
-        self._looked_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self.num_shed = 0
 
-    def sweep(self, now: float) -> None:
-        """Sees whether steps go on where something runs."""
-        if now - self._looked_at < _LOOK_S or not self._settings.watchdog_timeout:
-            return
-        self._looked_at = now
-        for model, engine in self._engines.items():
-            metrics = model.llm.get_metrics()
-            num_steps = metrics.num_prefill_steps + metrics.num_decode_steps
-            is_idle = metrics.num_requests_running + metrics.num_requests_waiting == 0
-            if is_idle or num_steps != engine.num_steps:
-                if engine.is_hung:
-                    _log.warning("the engine of %s goes on", model.name)
-                engine.num_steps, engine.moved_at, engine.is_hung = num_steps, now, False
-            elif now - engine.moved_at > self._settings.watchdog_timeout and not engine.is_hung:
-                engine.is_hung = True
-                _log.critical(
-                    "a step of %s has taken more than %g s", model.name, now - engine.moved_at
-                )
+    def begin(self) -> None:
+        """Something is about to run: looks from time to time until nothing does."""
+        if self._timer is None and self._settings.watchdog_timeout:
+            for model, engine in self._engines.items():
+                engine.num_steps, engine.moved_at = _num_steps(model), time.monotonic()
+            self._look_later()
+
+    def close(self) -> None:
+        """Looks no more."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def is_hung(self, model: ServedModel) -> bool:
         """Whether its step has taken longer than watchdog_timeout."""
+        if self._timer is not None:
+            self._look_at(model)
         return self._engines[model].is_hung
+
+    def _look_later(self) -> None:
+        wait_s = self._settings.watchdog_timeout / _NUM_LOOKS
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        if any([self._look_at(model) for model in self._engines]):
+            self._look_later()
+        else:
+            self._timer = None
+
+    def _look_at(self, model: ServedModel) -> bool:
+        """Whether anything runs; notes whether its steps go on."""
+        engine = self._engines[model]
+        num_steps, is_idle, now = _num_steps(model), _is_idle(model), time.monotonic()
+        if is_idle or num_steps != engine.num_steps:
+            if engine.is_hung:
+                _log.warning("the engine of %s goes on", model.name)
+            engine.num_steps, engine.moved_at, engine.is_hung = num_steps, now, False
+        elif now - engine.moved_at > self._settings.watchdog_timeout and not engine.is_hung:
+            engine.is_hung = True
+            _log.critical(
+                "a step of %s has taken more than %g s", model.name, now - engine.moved_at
+            )
+        return not is_idle
 
     def note(self, model: ServedModel, has_failed: bool) -> None:
         """A request of this model has ended."""
@@ -91,3 +113,13 @@ class Watchdog:
             raise ApiError(
                 503, "too many requests fail at the moment", code="failing", retry_after=left_s
             )
+
+
+def _num_steps(model: ServedModel) -> int:
+    metrics = model.llm.get_metrics()
+    return metrics.num_prefill_steps + metrics.num_decode_steps
+
+
+def _is_idle(model: ServedModel) -> bool:
+    metrics = model.llm.get_metrics()
+    return metrics.num_requests_running + metrics.num_requests_waiting == 0
