@@ -19,8 +19,9 @@ namespace py = pybind11;
 
 namespace llmserve {
 
-// Their parts of this submodule: register_testing_cuda.cpp, register_testing_transfers.cpp.
+// Their parts of this submodule: register_testing_{cuda,fused,transfers}.cpp.
 void register_testing_cuda(py::module_& testing);
+void register_testing_fused(py::class_<Backend>& backend);
 void register_testing_transfers(py::module_& testing, py::class_<Backend>& backend);
 
 namespace {
@@ -448,6 +449,7 @@ void register_testing_ops(py::module_& testing) {
       .def("sample", &sample, "logits"_a, "rows"_a);
   register_row_ops(backend);
   register_position_ops(backend);
+  register_testing_fused(backend);
   register_testing_transfers(testing, backend);
   backend.def("to_device", &to_device, "array"_a, py::keep_alive<0, 1>())
       .def("empty_device", &empty_device, "shape"_a, "dtype"_a, py::keep_alive<0, 1>())

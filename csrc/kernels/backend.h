@@ -1,5 +1,5 @@
-// What a device must do to run every model: about a dozen LLM-level ops (ops.h) and the packing of
-// weights.
+// What a device must do to run every model: about a dozen LLM-level ops (ops.h), two that stand for
+// several of them, and the packing of weights.
 #pragma once
 
 #include <functional>
@@ -109,6 +109,11 @@ class Backend {
   virtual void cap_logits(const CapLogitsArgs& args) = 0;
   virtual void gather_rows(const GatherRowsArgs& args) = 0;
   virtual void sample(const SampleArgs& args) = 0;
+
+  // Fused ops, here as the ops that they stand for (composed.cpp). A backend overrides what it does
+  // better, and may still call these where it does not.
+  virtual void fused_linear(const FusedLinearArgs& args);
+  virtual void prepare_qkv(const PrepareQkvArgs& args);
 };
 
 struct BackendOptions {

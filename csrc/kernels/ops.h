@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -213,6 +214,35 @@ struct GatedActivationArgs {
   Activation activation = Activation::kSilu;
 };
 
+// A linear layer and its neighbours, one after another: the norm of what it reads, the layer, the
+// gated activation of what it writes. The bits are those of the three ops; what lies between them
+// (norm->out and, with a gate, linear.out) is working memory that holds anything afterwards, so
+// that a backend may keep it in registers. With a gate, the first F rows of the weight make the
+// gate and the other F what it is multiplied with.
+struct FusedLinearArgs {
+  std::optional<RmsNormArgs> norm;          // of [M, K]; its out is linear.x and not its x
+  LinearArgs linear;                        // with a gate, not accumulating
+  std::optional<GatedActivationArgs> gate;  // its gate_up is linear.out
+};
+
+// What stands between a step's queries, keys and values and attention: rms_norm of every head of q
+// and k, where there are weights, then rotary, where there are angles, both in place, then
+// store_kv. The bits are those of these ops; k holds anything afterwards.
+struct PrepareQkvArgs {
+  Tensor q;            // [T, H, D]; tokens may be strided, heads are not
+  Tensor k;            // [T, K, D]; likewise
+  ConstTensor v;       // [T, K, Dv]; tokens may be strided
+  ConstTensor q_norm;  // [D] f32, or none
+  ConstTensor k_norm;  // [D] f32, or none
+  float eps = 1e-6f;
+  float weight_offset = 0.0f;
+  ConstTensor q_cos_sin;  // [T, d], or none
+  ConstTensor k_cos_sin;  // [T, d], or none
+  bool interleaved = false;
+  std::span<const int64_t> slots;  // [T], as in StoreKvArgs
+  PagedKvCache cache;
+};
+
 // out[t] = activation(x[t]).
 struct ActivationArgs {
   ConstTensor x;  // [T, F]
@@ -324,6 +354,8 @@ void validate(const CopyBlocksArgs& args);
 void validate(const TransferBlocksArgs& args);
 void validate(const PagedAttentionArgs& args);
 void validate(const GatedActivationArgs& args);
+void validate(const FusedLinearArgs& args);
+void validate(const PrepareQkvArgs& args);
 void validate(const ActivationArgs& args);
 void validate(const CapLogitsArgs& args);
 void validate(const GatherRowsArgs& args);

@@ -55,31 +55,20 @@ Attention::Attention(WeightLoader& weights, const TensorNames& names, const std:
   }
 }
 
-void Attention::forward(const ForwardContext& context, const ConstTensor& x,
+void Attention::forward(const ForwardContext& context, const LinearInput& x,
                         const RotaryTables& angles, const PagedKvCache& cache,
                         const Output& to) const {
   const Arena::Scope scope(context.arena);
   const ModelInput& input = context.input;
   const int64_t num_tokens = input.num_tokens();
-  const int64_t head_dim = spec_.head_dim;
-  const int64_t q_width = spec_.num_heads * head_dim;
-  const int64_t kv_width = spec_.num_kv_heads * head_dim;
-
   const Tensor qkv = context.arena.allocate(DType::kF32, {num_tokens, qkv_.out_features()});
   qkv_.forward(context, x, qkv);
-  const Tensor q = head_view(qkv, 0, spec_.num_heads, head_dim);
-  const Tensor k = head_view(qkv, q_width, spec_.num_kv_heads, head_dim);
-  const Tensor v = head_view(qkv, q_width + kv_width, spec_.num_kv_heads, head_dim);
-  if (q_norm_) {
-    q_norm_->forward(context, q);
-    k_norm_->forward(context, k);
-  }
-  if (angles.keys) rotate(context, qkv, angles);
-  const KvGroupInput& group = input.kv_groups[static_cast<size_t>(spec_.kv_group)];
-  context.backend.store_kv({.keys = k, .values = v, .slots = group.slots, .cache = cache});
+  prepare(context, qkv, angles, cache);
 
-  const Tensor attended = context.arena.allocate(DType::kF32, {num_tokens, q_width});
-  context.backend.paged_attention({.q = q,
+  const KvGroupInput& group = input.kv_groups[static_cast<size_t>(spec_.kv_group)];
+  const Tensor attended =
+      context.arena.allocate(DType::kF32, {num_tokens, spec_.num_heads * spec_.head_dim});
+  context.backend.paged_attention({.q = head_view(qkv, 0, spec_.num_heads, spec_.head_dim),
                                    .cache = cache,
                                    .query_starts = input.query_starts,
                                    .kv_lens = input.kv_lens,
@@ -88,22 +77,32 @@ void Attention::forward(const ForwardContext& context, const ConstTensor& x,
                                    .scale = spec_.scale,
                                    .window = spec_.window,
                                    .soft_cap = spec_.soft_cap,
-                                   .out = head_view(attended, 0, spec_.num_heads, head_dim)});
-  output_.forward(context, attended, to.out, to.accumulate);
+                                   .out = head_view(attended, 0, spec_.num_heads, spec_.head_dim)});
+  output_.forward(context, {attended}, to.out, to.accumulate);
 }
 
-// Queries and keys lie side by side, so that one call turns both where they turn alike.
-void Attention::rotate(const ForwardContext& context, const Tensor& qkv,
-                       const RotaryTables& angles) const {
-  const auto turn = [&](int64_t first_head, int64_t num_heads, const ConstTensor& cos_sin) {
-    context.backend.rotary(
-        {.heads = head_view(qkv, first_head * spec_.head_dim, num_heads, spec_.head_dim),
-         .cos_sin = cos_sin,
-         .interleaved = spec_.is_interleaved});
-  };
-  if (angles.are_one()) return turn(0, spec_.num_heads + spec_.num_kv_heads, angles.keys);
-  turn(0, spec_.num_heads, angles.queries);
-  turn(spec_.num_heads, spec_.num_kv_heads, angles.keys);
+void Attention::prepare(const ForwardContext& context, const Tensor& qkv,
+                        const RotaryTables& angles, const PagedKvCache& cache) const {
+  const int64_t q_width = spec_.num_heads * spec_.head_dim;
+  const int64_t kv_width = spec_.num_kv_heads * spec_.head_dim;
+  PrepareQkvArgs args{.q = head_view(qkv, 0, spec_.num_heads, spec_.head_dim),
+                      .k = head_view(qkv, q_width, spec_.num_kv_heads, spec_.head_dim),
+                      .v = head_view(qkv, q_width + kv_width, spec_.num_kv_heads, spec_.head_dim),
+                      .q_cos_sin = angles.queries,
+                      .k_cos_sin = angles.keys,
+                      .interleaved = spec_.is_interleaved,
+                      .slots = context.input.kv_groups[static_cast<size_t>(spec_.kv_group)].slots,
+                      .cache = cache};
+  if (q_norm_ && spec_.qk_norm == QkNorm::kHead && spec_.norm.kind == NormKind::kRms) {
+    args.q_norm = q_norm_->weight();
+    args.k_norm = k_norm_->weight();
+    args.eps = spec_.norm.eps;
+    args.weight_offset = spec_.norm.weight_offset;
+  } else if (q_norm_) {
+    q_norm_->forward(context, args.q);
+    k_norm_->forward(context, args.k);
+  }
+  context.backend.prepare_qkv(args);
 }
 
 int64_t Attention::workspace_bytes(int64_t num_tokens) const {

@@ -40,16 +40,17 @@ class Attention {
   // Where a step's output goes.
   struct Output {
     Tensor out;               // [T, E]
-    bool accumulate = false;  // adds to what out holds; then out may be x
+    bool accumulate = false;  // adds to what out holds; then out may be x or what it is a norm of
   };
   // Stores the step's keys and values in the layer's cache. x [T, E].
-  void forward(const ForwardContext& context, const ConstTensor& x, const RotaryTables& angles,
+  void forward(const ForwardContext& context, const LinearInput& x, const RotaryTables& angles,
                const PagedKvCache& cache, const Output& to) const;
   int64_t workspace_bytes(int64_t num_tokens) const;
 
  private:
-  // qkv [T, W] in place.
-  void rotate(const ForwardContext& context, const Tensor& qkv, const RotaryTables& angles) const;
+  // Queries and keys of qkv [T, W] normed and rotated in place; keys and values to the cache.
+  void prepare(const ForwardContext& context, const Tensor& qkv, const RotaryTables& angles,
+               const PagedKvCache& cache) const;
 
   AttentionSpec spec_;
   Linear qkv_;

@@ -24,6 +24,8 @@ class HeadNorm {
   // heads [T, H, D] in place: columns of one matrix, tokens may be strided.
   void forward(const ForwardContext& context, const Tensor& heads) const;
 
+  ConstTensor weight() const { return weight_.view(); }  // [D] or [H * D]
+
  private:
   QkNorm kind_;
   NormSpec spec_;

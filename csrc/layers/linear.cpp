@@ -23,19 +23,52 @@ Linear::Linear(WeightLoader& weights, WeightGroup group,
   if (spec.has_bias) bias_ = weights.vector(group, with_suffix(parts, ".bias"));
 }
 
-void Linear::forward(const ForwardContext& context, const ConstTensor& x, const Tensor& out,
-                     bool accumulate) const {
-  int64_t begin = 0;
-  for (const LinearWeight& weight : weights_) {
-    const int64_t n = weight.out_features;
-    const ConstTensor bias = bias_.view();
-    context.backend.linear({.x = x,
-                            .weight = &weight,
-                            .bias = bias ? bias.slice(0, begin, n) : bias,
-                            .out = out.slice(1, begin, n),
-                            .accumulate = accumulate});
-    begin += n;
+LinearInput LinearInput::rows(int64_t begin, int64_t count) const {
+  LinearInput part{x.slice(0, begin, count), norm};
+  if (norm) {
+    part.norm->x = norm->x.slice(0, begin, count);
+    part.norm->out = norm->out.slice(0, begin, count);
   }
+  return part;
+}
+
+void Linear::forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
+                     bool accumulate) const {
+  run(context, x, out, accumulate, std::nullopt);
+}
+
+void Linear::forward_gated(const ForwardContext& context, const LinearInput& x,
+                           const Tensor& gate_up, const Tensor& out, Activation activation) const {
+  run(context, x, gate_up, /*accumulate=*/false,
+      GatedActivationArgs{.gate_up = gate_up, .out = out, .activation = activation});
+}
+
+LinearArgs Linear::part(size_t i, int64_t begin, const ConstTensor& x, const Tensor& out,
+                        bool accumulate) const {
+  const int64_t n = weights_[i].out_features;
+  const ConstTensor bias = bias_.view();
+  return {.x = x,
+          .weight = &weights_[i],
+          .bias = bias ? bias.slice(0, begin, n) : bias,
+          .out = out.slice(1, begin, n),
+          .accumulate = accumulate};
+}
+
+void Linear::run(const ForwardContext& context, const LinearInput& x, const Tensor& out,
+                 bool accumulate, const std::optional<GatedActivationArgs>& gate) const {
+  Backend& backend = context.backend;
+  if (weights_.size() == 1) {
+    backend.fused_linear(
+        {.norm = x.norm, .linear = part(0, 0, x.x, out, accumulate), .gate = gate});
+    return;
+  }
+  if (x.norm) backend.rms_norm(*x.norm);
+  int64_t begin = 0;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    backend.linear(part(i, begin, x.x, out, accumulate));
+    begin += weights_[i].out_features;
+  }
+  if (gate) backend.gated_activation(*gate);
 }
 
 }  // namespace llmserve

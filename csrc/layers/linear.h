@@ -1,6 +1,7 @@
 // y = x W^T + b.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "layers/forward_context.h"
@@ -13,6 +14,16 @@ struct LinearSpec {
   bool is_transposed = false;  // the file has W as [K, N]
 };
 
+// What a linear layer reads: x, once `norm`, if there is one, has written it.
+struct LinearInput {
+  ConstTensor x;                    // [M, K]
+  std::optional<RmsNormArgs> norm;  // its out is x
+
+  int64_t num_rows() const { return x.shape[0]; }
+  // Rows [begin, begin + count).
+  LinearInput rows(int64_t begin, int64_t count) const;
+};
+
 class Linear {
  public:
   // The parts' weights ("<part>.weight" [N_i, K]) are stacked into one matrix, and so are their
@@ -23,10 +34,20 @@ class Linear {
   int64_t out_features() const { return out_features_; }
 
   // out [M, N] = x [M, K] W^T + b, added to what `out` holds if `accumulate`.
-  void forward(const ForwardContext& context, const ConstTensor& x, const Tensor& out,
+  void forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
                bool accumulate = false) const;
+  // out [M, N / 2] = activation of the first half of x W^T + b, times the second half. gate_up
+  // [M, N] is working memory.
+  void forward_gated(const ForwardContext& context, const LinearInput& x, const Tensor& gate_up,
+                     const Tensor& out, Activation activation) const;
 
  private:
+  // Weight i's columns, which begin at `begin`, of out.
+  LinearArgs part(size_t i, int64_t begin, const ConstTensor& x, const Tensor& out,
+                  bool accumulate) const;
+  void run(const ForwardContext& context, const LinearInput& x, const Tensor& out, bool accumulate,
+           const std::optional<GatedActivationArgs>& gate) const;
+
   std::vector<LinearWeight> weights_;  // side by side along N; one, but for files of mixed blocks
   int64_t out_features_ = 0;           // N
   VectorWeight bias_;                  // [N] or empty

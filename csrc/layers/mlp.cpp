@@ -29,22 +29,21 @@ Mlp::Mlp(WeightLoader& weights, const TensorNames& names, const std::string& pre
             spec.intermediate_size,
             {.has_bias = spec.has_bias, .is_transposed = spec.is_transposed}) {}
 
-void Mlp::forward(const ForwardContext& context, const Tensor& x, const Tensor& out,
+void Mlp::forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
                   bool accumulate) const {
-  for (int64_t begin = 0; begin < x.shape[0]; begin += kRows) {
+  for (int64_t begin = 0; begin < x.num_rows(); begin += kRows) {
     const Arena::Scope scope(context.arena);
-    const int64_t rows = std::min(kRows, x.shape[0] - begin);
-    const Tensor up = context.arena.allocate(DType::kF32, {rows, up_.out_features()});
-    up_.forward(context, x.slice(0, begin, rows), up);
+    const int64_t count = std::min(kRows, x.num_rows() - begin);
+    const Tensor up = context.arena.allocate(DType::kF32, {count, up_.out_features()});
     Tensor activated = up;
     if (is_gated_) {
-      activated = context.arena.allocate(DType::kF32, {rows, spec_.intermediate_size});
-      context.backend.gated_activation(
-          {.gate_up = up, .out = activated, .activation = spec_.activation});
+      activated = context.arena.allocate(DType::kF32, {count, spec_.intermediate_size});
+      up_.forward_gated(context, x.rows(begin, count), up, activated, spec_.activation);
     } else {
+      up_.forward(context, x.rows(begin, count), up);
       context.backend.activation({.x = up, .out = up, .activation = spec_.activation});
     }
-    down_.forward(context, activated, out.slice(0, begin, rows), accumulate);
+    down_.forward(context, {activated}, out.slice(0, begin, count), accumulate);
   }
 }
 

@@ -26,8 +26,8 @@ class Mlp {
       const MlpSpec& spec);
 
   // out [T, E] = the layer's output for x [T, E], added to what `out` holds if `accumulate`; then
-  // out may be x.
-  void forward(const ForwardContext& context, const Tensor& x, const Tensor& out,
+  // out may be x, or what x is the norm of.
+  void forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
                bool accumulate) const;
   int64_t workspace_bytes(int64_t num_tokens) const;
 

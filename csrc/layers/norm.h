@@ -4,6 +4,7 @@
 #include <string>
 
 #include "layers/forward_context.h"
+#include "layers/linear.h"
 #include "layers/weight_loader.h"
 
 namespace llmserve {
@@ -48,6 +49,20 @@ class Norm {
   // x, out [R, size]; rows may be strided; out may be x.
   void forward(const ForwardContext& context, const ConstTensor& x, const Tensor& out) const {
     normalise(context, spec_, x, weight_.view(), bias_.view(), out);
+  }
+
+  // norm(x) [R, size] as one linear layer after another reads it, in `normed`. An RMS norm is left
+  // to them: until they have run, x must stay as it is, and `normed` holds nothing for others.
+  LinearInput before_linear(const ForwardContext& context, const Tensor& x,
+                            const Tensor& normed) const {
+    if (spec_.kind == NormKind::kRms)
+      return {normed, RmsNormArgs{.x = x,
+                                  .weight = weight_.view(),
+                                  .out = normed,
+                                  .eps = spec_.eps,
+                                  .weight_offset = spec_.weight_offset}};
+    forward(context, x, normed);
+    return {normed};
   }
 
  private:

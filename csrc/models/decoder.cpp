@@ -84,11 +84,12 @@ DecoderLayer::DecoderLayer(WeightLoader& weights, const ModelConfig& config, int
   check_internal(!is_parallel_ || attention_norm_, "a parallel block has a norm before");
 }
 
-Tensor DecoderLayer::before(const ForwardContext& context, const std::optional<Norm>& norm,
-                            const Tensor& x, const Tensor& normed) {
-  if (!norm) return x;
-  norm->forward(context, x, normed);
-  return normed;
+LinearInput DecoderLayer::before(const ForwardContext& context, const std::optional<Norm>& norm,
+                                 const Tensor& hidden, const Tensor& normed) const {
+  if (!norm) return {hidden};
+  if (!is_parallel_) return norm->before_linear(context, hidden, normed);
+  norm->forward(context, hidden, normed);  // two layers read it, one after hidden has changed
+  return {normed};
 }
 
 template <class Run>
@@ -107,11 +108,11 @@ void DecoderLayer::forward(const ForwardContext& context, const RotaryTables& an
   const Arena::Scope scope(context.arena);
   const int64_t num_tokens = hidden.shape[0];
   const Tensor normed = context.arena.allocate(DType::kF32, {num_tokens, hidden_size_});
-  const Tensor attention_in = before(context, attention_norm_, hidden, normed);
-  Tensor mlp_in = attention_in;
+  const LinearInput attention_in = before(context, attention_norm_, hidden, normed);
+  LinearInput mlp_in = attention_in;
   if (is_parallel_ && mlp_norm_) {
-    mlp_in = context.arena.allocate(DType::kF32, {num_tokens, hidden_size_});
-    mlp_norm_->forward(context, hidden, mlp_in);
+    mlp_in = before(context, mlp_norm_, hidden,
+                    context.arena.allocate(DType::kF32, {num_tokens, hidden_size_}));
   }
   add_branch(context, attention_post_norm_, hidden, [&](const Tensor& out, bool accumulate) {
     attention_.forward(context, attention_in, angles, cache, {out, accumulate});

@@ -30,9 +30,9 @@ class DecoderLayer {
   int64_t workspace_bytes(int64_t num_tokens) const;
 
  private:
-  // norm(x) in `normed`, or x itself without a norm.
-  static Tensor before(const ForwardContext& context, const std::optional<Norm>& norm,
-                       const Tensor& x, const Tensor& normed);
+  // What a branch reads: norm(hidden) in `normed`, or hidden itself without a norm.
+  LinearInput before(const ForwardContext& context, const std::optional<Norm>& norm,
+                     const Tensor& hidden, const Tensor& normed) const;
   // hidden += scale * norm(what `run` writes), without a detour where there is nothing to do.
   template <class Run>
   void add_branch(const ForwardContext& context, const std::optional<Norm>& post_norm,

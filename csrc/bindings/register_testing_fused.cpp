@@ -1,0 +1,142 @@
+// The fused ops of every backend on NumPy arrays: testing.Backend's.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/staging.h"
+#include "core/error.h"
+#include "kernels/backend.h"
+
+namespace py = pybind11;
+
+namespace llmserve {
+namespace {
+
+Activation activation_named(const std::string& text) {
+  const auto found = std::ranges::find(kActivationNames, text);
+  if (found == kActivationNames.end())
+    throw InvalidArgument(concat("activation: unknown name \"", text, "\""));
+  return static_cast<Activation>(found - kActivationNames.begin());
+}
+
+// Working memory of the op, filled with NaN so that nobody takes it for zeros.
+Tensor make_work(Staging& staging, std::vector<py::object>& kept, int64_t rows, int64_t columns) {
+  py::array_t<float> array({rows, columns});
+  std::fill_n(array.mutable_data(), array.size(), std::numeric_limits<float>::quiet_NaN());
+  kept.push_back(array);
+  return staging.out(array);
+}
+
+py::object fused_linear(Backend& backend, const py::object& x, const LinearWeight& weight,
+                        const py::object& bias, const py::object& norm_weight, float eps,
+                        float weight_offset, const py::object& activation, const py::object& given,
+                        bool accumulate) {
+  Staging staging(backend);
+  std::vector<py::object> kept;
+  const ConstTensor rows = staging.in(x);
+  const int64_t m = rows.shape[0];
+  const int64_t n = weight.out_features;
+  FusedLinearArgs args{
+      .linear = {.x = rows, .weight = &weight, .bias = staging.in(bias), .accumulate = accumulate}};
+  if (!norm_weight.is_none()) {
+    const Tensor normed = make_work(staging, kept, m, rows.shape[1]);
+    args.norm = RmsNormArgs{.x = rows,
+                            .weight = staging.in(norm_weight),
+                            .out = normed,
+                            .eps = eps,
+                            .weight_offset = weight_offset};
+    args.linear.x = normed;
+  }
+  if (activation.is_none()) {
+    args.linear.out = staging.make_out(given, {m, n});
+  } else {
+    args.linear.out = make_work(staging, kept, m, n);
+    args.gate = GatedActivationArgs{.gate_up = args.linear.out,
+                                    .out = staging.make_out(given, {m, n / 2}),
+                                    .activation = activation_named(activation.cast<std::string>())};
+  }
+  py::gil_scoped_release release;
+  backend.fused_linear(args);
+  staging.finish();
+  return staging.result();
+}
+
+using Slots = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
+
+struct QkvOptions {
+  float eps;
+  float weight_offset;
+  bool interleaved;
+  std::string key_layout;
+};
+
+void prepare_qkv(Backend& backend, const py::object& qkv, int64_t num_heads,
+                 const py::object& key_cache, const py::object& value_cache, const Slots& slots,
+                 const py::object& norms, const py::object& angles, const QkvOptions& options) {
+  Staging staging(backend);
+  const Tensor rows = staging.out(qkv);
+  const PagedKvCache cache{staging.out(key_cache), staging.out(value_cache),
+                           options.key_layout == "panels" ? KeyLayout::kPanels : KeyLayout::kRows};
+  const int64_t kv_heads = cache.keys.shape[1];
+  const int64_t dim = cache.keys.shape[3];
+  const int64_t value_dim = cache.values.shape[3];
+  const auto heads = [&](int64_t begin, int64_t count, int64_t width) {
+    Tensor view = rows.slice(1, begin, count * width);
+    view.rank = 3;
+    view.shape = {rows.shape[0], count, width};
+    view.strides = {rows.strides[0], width, 1};
+    return view;
+  };
+  const auto pair_of = [&](const py::object& pair) {
+    if (pair.is_none()) return std::pair<ConstTensor, ConstTensor>{};
+    const ConstTensor first = staging.in(pair[py::int_(0)]);
+    const bool is_one = pair[py::int_(0)].is(pair[py::int_(1)]);
+    return std::pair(first, is_one ? first : staging.in(pair[py::int_(1)]));
+  };
+  const auto [q_norm, k_norm] = pair_of(norms);
+  const auto [q_cos_sin, k_cos_sin] = pair_of(angles);
+  const PrepareQkvArgs args{.q = heads(0, num_heads, dim),
+                            .k = heads(num_heads * dim, kv_heads, dim),
+                            .v = heads((num_heads + kv_heads) * dim, kv_heads, value_dim),
+                            .q_norm = q_norm,
+                            .k_norm = k_norm,
+                            .eps = options.eps,
+                            .weight_offset = options.weight_offset,
+                            .q_cos_sin = q_cos_sin,
+                            .k_cos_sin = k_cos_sin,
+                            .interleaved = options.interleaved,
+                            .slots = {slots.data(), static_cast<size_t>(slots.size())},
+                            .cache = cache};
+  py::gil_scoped_release release;
+  backend.prepare_qkv(args);
+  staging.finish();
+}
+
+}  // namespace
+
+void register_testing_fused(py::class_<Backend>& backend) {
+  using namespace py::literals;
+  backend.def("fused_linear", &fused_linear, "x"_a, "weight"_a, "bias"_a = py::none(),
+              "norm_weight"_a = py::none(), "eps"_a = 1e-6f, "weight_offset"_a = 0.0f,
+              "activation"_a = py::none(), "out"_a = py::none(), "accumulate"_a = false);
+  backend.def(
+      "prepare_qkv",
+      [](Backend& self, const py::object& qkv, int64_t num_heads, const py::object& key_cache,
+         const py::object& value_cache, const Slots& slots, const py::object& norms,
+         const py::object& angles, float eps, float weight_offset, bool interleaved,
+         const std::string& key_layout) {
+        prepare_qkv(self, qkv, num_heads, key_cache, value_cache, slots, norms, angles,
+                    {eps, weight_offset, interleaved, key_layout});
+      },
+      "qkv"_a, "num_heads"_a, "key_cache"_a, "value_cache"_a, "slots"_a, "norms"_a = py::none(),
+      "angles"_a = py::none(), "eps"_a = 1e-6f, "weight_offset"_a = 0.0f, "interleaved"_a = false,
+      "key_layout"_a = "rows",
+      "Rows of heads of queries, keys and values side by side; norms and angles are pairs.");
+}
+
+}  // namespace llmserve

@@ -1,0 +1,93 @@
+// The fused ops as the ops that they stand for, and their checks.
+#include "core/error.h"
+#include "kernels/backend.h"
+
+namespace llmserve {
+namespace {
+
+bool is_same(const ConstTensor& a, const ConstTensor& b) {
+  return a.data == b.data && a.rank == b.rank && a.shape == b.shape && a.strides == b.strides;
+}
+
+RmsNormArgs norm_of(const PrepareQkvArgs& args, const Tensor& heads, const ConstTensor& weight) {
+  return {.x = heads,
+          .weight = weight,
+          .out = heads,
+          .eps = args.eps,
+          .weight_offset = args.weight_offset};
+}
+
+RotaryArgs rotary_of(const PrepareQkvArgs& args, const Tensor& heads, const ConstTensor& angles) {
+  return {.heads = heads, .cos_sin = angles, .interleaved = args.interleaved};
+}
+
+StoreKvArgs store_of(const PrepareQkvArgs& args) {
+  return {.keys = args.k, .values = args.v, .slots = args.slots, .cache = args.cache};
+}
+
+// Queries and keys lie side by side and turn alike: one call for both.
+bool turn_as_one(const PrepareQkvArgs& args) {
+  return is_same(args.q_cos_sin, args.k_cos_sin) && args.q.strides == args.k.strides &&
+         args.q.strides[1] == args.q.shape[2] &&
+         args.q.as<float>() + args.q.shape[1] * args.q.strides[1] == args.k.as<float>();
+}
+
+// That one op's result is what the next one reads; the ops check the rest.
+void check_links(const FusedLinearArgs& args) {
+  if (args.norm && !is_same(args.norm->out, args.linear.x))
+    throw InvalidArgument("fused_linear.norm: expected the linear layer's x as its out");
+  if (args.norm && args.norm->x.data == args.norm->out.data)
+    throw InvalidArgument("fused_linear.norm: expected an out apart from x");
+  if (args.gate && !is_same(args.gate->gate_up, args.linear.out))
+    throw InvalidArgument("fused_linear.gate: expected the linear layer's out as its gate_up");
+  if (args.gate && args.linear.accumulate)
+    throw InvalidArgument("fused_linear.linear.accumulate: expected none beside a gate");
+}
+
+void check_links(const PrepareQkvArgs& args) {
+  if (args.q.rank != 3 || args.q.shape[0] != args.k.shape[0] || args.q.shape[2] != args.k.shape[2])
+    throw InvalidArgument(concat("prepare_qkv.q: expected [T=", args.k.shape[0], ", H, D=",
+                                 args.k.shape[2], "] like the keys, got ", describe(args.q)));
+}
+
+}  // namespace
+
+void validate(const FusedLinearArgs& args) {
+  check_links(args);
+  if (args.norm) validate(*args.norm);
+  validate(args.linear);
+  if (args.gate) validate(*args.gate);
+}
+
+void validate(const PrepareQkvArgs& args) {
+  check_links(args);
+  if (args.q_norm) validate(norm_of(args, args.q, args.q_norm));
+  if (args.k_norm) validate(norm_of(args, args.k, args.k_norm));
+  if (args.q_cos_sin) validate(rotary_of(args, args.q, args.q_cos_sin));
+  if (args.k_cos_sin) validate(rotary_of(args, args.k, args.k_cos_sin));
+  validate(store_of(args));
+}
+
+void Backend::fused_linear(const FusedLinearArgs& args) {
+  check_links(args);
+  if (args.norm) rms_norm(*args.norm);
+  linear(args.linear);
+  if (args.gate) gated_activation(*args.gate);
+}
+
+void Backend::prepare_qkv(const PrepareQkvArgs& args) {
+  check_links(args);
+  if (args.q_norm) rms_norm(norm_of(args, args.q, args.q_norm));
+  if (args.k_norm) rms_norm(norm_of(args, args.k, args.k_norm));
+  if (args.q_cos_sin && turn_as_one(args)) {
+    Tensor both = args.q;
+    both.shape[1] += args.k.shape[1];
+    rotary(rotary_of(args, both, args.q_cos_sin));
+  } else {
+    if (args.q_cos_sin) rotary(rotary_of(args, args.q, args.q_cos_sin));
+    if (args.k_cos_sin) rotary(rotary_of(args, args.k, args.k_cos_sin));
+  }
+  store_kv(store_of(args));
+}
+
+}  // namespace llmserve

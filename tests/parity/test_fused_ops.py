@@ -1,0 +1,138 @@
+"""Fused ops give, bit for bit, what the ops that they stand for give one after another."""
+
+import numpy as np
+import op_formulas as formulas
+import pytest
+from llmserve.errors import InvalidArgument
+
+ROWS = (1, 2, 3, 5, 8, 9, 40)  # below and above where kernels for few rows end
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def one_by_one(backend, x, weight, bias, norm, activation, out, accumulate):
+    if norm is not None:
+        x = backend.rms_norm(x, norm, 1e-5, 1.0)
+    y = backend.linear(x, weight, bias, out.copy() if activation is None else None, accumulate)
+    return y if activation is None else backend.gated_activation(y, activation)
+
+
+def fused(backend, x, weight, bias, norm, activation, out, accumulate):
+    return backend.fused_linear(
+        *(x, weight, bias, norm, 1e-5, 1.0, activation),
+        *(out.copy() if activation is None else None, accumulate),
+    )
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4-g32"])
+@pytest.mark.parametrize(("n", "k"), [(66, 64), (64, 256), (160, 1184)])
+def test_a_fused_linear_equals_its_ops(any_backend, rng, kind, n, k):
+    backend = any_backend
+    if kind.startswith("int"):
+        if backend.name == "cuda":
+            pytest.skip("the cuda backend does not run integers")
+        weight = backend.pack_quantized(normal(rng, n, k), kind)
+    else:
+        weight = backend.pack_linear([formulas.as_dtype(normal(rng, n, k), kind)], kind)
+    norm, bias = normal(rng, k), normal(rng, n)
+    for m in ROWS:
+        x, old = normal(rng, m, k + 3)[:, :k] * 3, normal(rng, m, n)
+        for case in (
+            (None, norm, None, old, True),
+            (bias, norm, None, old, False),
+            (bias, norm, "silu", old, False),
+            (None, None, "gelu_tanh", old, False),
+            (None, norm, "gelu", old, False),
+            (bias, None, None, old, True),
+        ):
+            got, expected = (run(backend, x, weight, *case) for run in (fused, one_by_one))
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_a_fused_rows_bits_do_not_depend_on_its_company(any_backend, rng):
+    if "cuBLASLt" in any_backend.description:
+        pytest.skip("cuBLASLt chooses its algorithm by M")
+    k, n = 160, 96
+    weight = any_backend.pack_linear([formulas.as_dtype(normal(rng, n, k), "bfloat16")], "bfloat16")
+    x, norm = normal(rng, 40, k), normal(rng, k)
+    whole = any_backend.fused_linear(x, weight, norm_weight=norm, activation="silu")
+    for begin, end in ((0, 1), (7, 9), (3, 11), (20, 40)):
+        part = any_backend.fused_linear(x[begin:end], weight, norm_weight=norm, activation="silu")
+        np.testing.assert_array_equal(part, whole[begin:end])
+
+
+def qkv_case(rng, num_tokens, heads, kv_heads, dim, dtype):
+    width = (heads + 2 * kv_heads) * dim
+    qkv = normal(rng, num_tokens, width + 4)[:, :width] * 2
+    caches = [
+        formulas.as_dtype(np.full((6, kv_heads, 16, dim), 7, np.float32), dtype) for _ in range(2)
+    ]
+    slots = rng.permutation(96)[:num_tokens]
+    if num_tokens > 2:
+        slots[1] = -1
+    return qkv, caches, slots
+
+
+def qkv_one_by_one(backend, qkv, heads, caches, slots, norms, angles, interleaved, layout):
+    kv_heads, dim = caches[0].shape[1], caches[0].shape[3]
+    parts = np.split(qkv, [heads * dim, (heads + kv_heads) * dim], axis=1)
+    q, k, v = (part.reshape(len(qkv), -1, dim).copy() for part in parts)
+    if norms is not None:
+        q, k = (backend.rms_norm(x, w, 1e-5, 1.0) for x, w in zip((q, k), norms, strict=True))
+    if angles is not None:
+        for x, table in zip((q, k), angles, strict=True):
+            backend.rotary(x, table, interleaved)
+    backend.store_kv(k, v, slots, *caches, layout)
+    return q
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rotated"),
+    [(4, 2, 64, 64), (3, 1, 128, 32), (2, 2, 80, 80), (2, 1, 256, 256), (2, 1, 34, 10)],
+)
+def test_prepared_queries_keys_and_values_equal_those_of_the_ops(
+    any_backend, rng, dtype, interleaved, heads, kv_heads, dim, rotated
+):
+    for num_tokens in (1, 3, 37):
+        qkv, caches, slots = qkv_case(rng, num_tokens, heads, kv_heads, dim, dtype)
+        table, other = normal(rng, 2, num_tokens, rotated)
+        pair = normal(rng, dim), normal(rng, dim)
+        layout = any_backend.key_layout(16, dim, dim, dtype)
+        for norms in (None, pair):
+            for angles in (None, (table, table), (table, other)):
+                rows, got, expected = (
+                    np.array(qkv),
+                    [c.copy() for c in caches],
+                    [c.copy() for c in caches],
+                )
+                any_backend.prepare_qkv(
+                    *(rows, heads, *got, slots, norms, angles, 1e-5, 1.0, interleaved, layout)
+                )
+                q = qkv_one_by_one(
+                    any_backend, qkv, heads, expected, slots, norms, angles, interleaved, layout
+                )
+                np.testing.assert_array_equal(rows[:, : heads * dim].reshape(q.shape), q)
+                for a, b in zip(got, expected, strict=True):
+                    np.testing.assert_array_equal(a, b)
+
+
+def test_bad_arguments_of_fused_ops_are_named(any_backend, rng):
+    weight = any_backend.pack_linear([normal(rng, 7, 8)], "float32")
+    x = normal(rng, 2, 8)
+    with pytest.raises(InvalidArgument, match=r"rms_norm\.weight: expected float32 \[D=8\]"):
+        any_backend.fused_linear(x, weight, norm_weight=normal(rng, 9))
+    with pytest.raises(InvalidArgument, match="gate_up"):
+        any_backend.fused_linear(x, weight, activation="silu")  # 7 columns are no gate and up
+    even = any_backend.pack_linear([normal(rng, 6, 8)], "float32")
+    with pytest.raises(InvalidArgument, match=r"accumulate: expected none beside a gate"):
+        any_backend.fused_linear(x, even, activation="silu", accumulate=True)
+    qkv, caches, slots = qkv_case(rng, 2, 2, 1, 16, "float32")
+    angles = normal(rng, 2, 18)
+    with pytest.raises(InvalidArgument, match=r"rotary\.cos_sin: .* at most D=16, got 18"):
+        any_backend.prepare_qkv(qkv, 2, *caches, slots, angles=(angles, angles))
+    with pytest.raises(InvalidArgument, match=r"store_kv\.slots: expected indices in \[-1, 96\)"):
+        any_backend.prepare_qkv(qkv, 2, *caches, slots + 96)
