@@ -82,6 +82,15 @@ struct SamplingParams {
     return presence_penalty != 0 || frequency_penalty != 0 || repetition_penalty != 1;
   }
 
+  // The draw needs the logits and the numbers of a SampleRow alone: it is the same without the
+  // tokens before it, and nothing of the row is reported.
+  bool only_draws() const {
+    const bool is_edited = has_penalties() || allowed_token_ids || thinking_budget ||
+                           !logit_bias.empty() || !bad_words.empty() ||
+                           !logits_processors.empty() || grammar;
+    return !is_edited && !has_logprobs();
+  }
+
   // Throws InvalidArgument that names the field, the range and the value, or the fields that
   // contradict each other.
   void validate() const;

@@ -28,6 +28,7 @@ void register_plan(py::module_& module) {
       .def_readonly("sample_index", &ScheduledSequence::sample_index)
       .def_readonly("start_position", &ScheduledSequence::start_position)
       .def_readonly("is_prefill", &ScheduledSequence::is_prefill)
+      .def_readonly("awaited_row", &ScheduledSequence::awaited_row)
       .def_property_readonly("num_tokens",
                              [](const ScheduledSequence& self) { return self.token_ids.size(); })
       .def_property_readonly("token_ids",
@@ -133,8 +134,17 @@ void register_scheduler(py::module_& module) {
   register_sequence_record(module);
   using Self = SteppedScheduler;
   py::class_<Self>(module, "Scheduler")
-      .def(py::init<const SchedulerConfig&, const CacheConfig&, std::optional<Vocabulary>>(),
-           "config"_a, "cache"_a, "vocabulary"_a = py::none())
+      .def(py::init([](const SchedulerConfig& config, const CacheConfig& cache,
+                       std::optional<Vocabulary> vocabulary, int32_t max_in_flight) {
+             if (max_in_flight < 1 || max_in_flight > Scheduler::kMaxInFlight) {
+               throw InvalidArgument(concat("max_in_flight must be 1 or ", Scheduler::kMaxInFlight,
+                                            ", got ", max_in_flight));
+             }
+             return std::make_unique<Self>(config, cache, std::move(vocabulary), &chain_hash,
+                                           max_in_flight);
+           }),
+           "config"_a, "cache"_a, "vocabulary"_a = py::none(), "max_in_flight"_a = 1,
+           "With two plans in flight the second may run what the first one draws, by awaited_row.")
       .def(
           "add",
           [](Self& self, RequestId request_id, Tokens prompt_token_ids,

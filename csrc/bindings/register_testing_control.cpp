@@ -170,8 +170,12 @@ void register_kv_cache(py::module_& testing) {
       .def("can_allocate", &KvCacheManager::can_allocate)
       .def("num_needed", &KvCacheManager::num_needed)
       .def("allocate", &allocate)
-      .def("commit", [](KvCacheManager& self, BlockTable& table, const Tokens& token_ids,
-                        int64_t num_computed) { self.commit(table, token_ids, num_computed); })
+      .def("commit",
+           [](KvCacheManager& self, BlockTable& table, const Tokens& token_ids,
+              int64_t num_computed) {
+             self.commit(table, token_ids, num_computed);
+             self.give_back_replaced();
+           })
       .def("fork", &KvCacheManager::fork)
       .def("release", &KvCacheManager::release)
       .def("reset_prefix_cache",

@@ -21,6 +21,8 @@ py::dict to_dict(const SoakCounts& counts) {
   fields["num_preemptions"] = counts.num_preemptions;
   fields["num_hits"] = counts.num_hits;
   fields["num_evictions"] = counts.num_evictions;
+  fields["num_awaited"] = counts.num_awaited;
+  fields["num_dropped"] = counts.num_dropped;
   fields["num_stopped"] = counts.num_stopped;
   fields["num_full"] = counts.num_full;
   fields["num_aborted"] = counts.num_aborted;
@@ -37,7 +39,8 @@ void register_testing_soak(py::module_& testing) {
       "soak_scheduler",
       [](int64_t num_operations, const std::string& policy, int32_t num_blocks, int32_t block_size,
          int32_t max_num_seqs, int32_t max_num_batched_tokens, bool enable_prefix_caching,
-         bool forge_collisions, const std::vector<int32_t>& windows, uint64_t seed) {
+         bool forge_collisions, const std::vector<int32_t>& windows, int32_t max_in_flight,
+         uint64_t seed) {
         SoakCounts counts;
         {
           const py::gil_scoped_release release;
@@ -49,6 +52,7 @@ void register_testing_soak(py::module_& testing) {
                                    .enable_prefix_caching = enable_prefix_caching,
                                    .forge_collisions = forge_collisions,
                                    .windows = windows,
+                                   .max_in_flight = max_in_flight,
                                    .seed = seed},
                                   num_operations);
         }
@@ -60,7 +64,8 @@ void register_testing_soak(py::module_& testing) {
       py::arg("max_num_batched_tokens") = defaults.max_num_batched_tokens,
       py::arg("enable_prefix_caching") = defaults.enable_prefix_caching,
       py::arg("forge_collisions") = defaults.forge_collisions,
-      py::arg("windows") = defaults.windows, py::arg("seed") = defaults.seed);
+      py::arg("windows") = defaults.windows, py::arg("max_in_flight") = defaults.max_in_flight,
+      py::arg("seed") = defaults.seed);
 }
 
 }  // namespace llmserve

@@ -1,6 +1,7 @@
 #include "bindings/scheduler_soak.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <set>
 #include <utility>
@@ -35,6 +36,12 @@ struct Asked {
   std::vector<Sample> samples;
 };
 
+// A step that has been carried out and not been committed.
+struct Flight {
+  SampledTokens sampled;
+  std::vector<int32_t> blocks;  // that it reads or writes
+};
+
 // Tokens of the longest sequence that the pool can hold.
 int64_t longest_sequence(const SoakConfig& config) {
   int64_t num_tokens = 0;
@@ -60,7 +67,8 @@ class Soak {
                     .num_blocks = config.num_blocks,
                     .enable_prefix_caching = config.enable_prefix_caching,
                     .windows = config.windows},
-                   nullptr, clock_, config.forge_collisions ? &forged_hash : &chain_hash),
+                   nullptr, clock_, config.forge_collisions ? &forged_hash : &chain_hash,
+                   config.max_in_flight),
         model_(config.num_blocks, config.block_size, kVocabSize, config.windows) {}
 
   SoakCounts run(int64_t num_operations) {
@@ -96,6 +104,7 @@ class Soak {
     } else if (per_mille < 955) {
       step([this] { scheduler_.reset_prefix_cache(); });
     } else if (per_mille < 985) {
+      finish_steps(0);
       scheduler_.preempt(pick());
     } else if (per_mille < 996) {
       scheduler_.reset_prefix_cache();
@@ -156,8 +165,33 @@ class Soak {
     check_plan(plan, key);
     SampledTokens sampled = model_.execute(plan);
     if (!sampled.rows.empty() && happens(1)) spoil(plan, sampled);
+    flights_.push_back({.sampled = std::move(sampled), .blocks = blocks_read(plan)});
+    for (const ScheduledSequence& sequence : plan.sequences)
+      if (sequence.awaited_row >= 0) ++counts_.num_awaited;
     meanwhile();
-    take(scheduler_.commit(sampled).events);
+    finish_steps(plan.is_empty() ? 0 : config_.max_in_flight - 1);
+  }
+
+  void finish_steps(int32_t num_left) {
+    while (std::ssize(flights_) > num_left) {
+      const SampledTokens sampled = std::move(flights_.front().sampled);
+      flights_.pop_front();
+      take(scheduler_.commit(sampled).events);
+      counts_.num_dropped += std::ssize(scheduler_.ended_in_flight());
+    }
+  }
+
+  std::vector<int32_t> blocks_read(const StepPlan& plan) const {
+    std::vector<int32_t> blocks;
+    for (const ScheduledSequence& sequence : plan.sequences) {
+      for (size_t g = 0; g < config_.windows.size(); ++g) {
+        const std::vector<int32_t>& table = sequence.block_tables[g];
+        const int64_t begin =
+            first_needed_block(config_.windows[g], sequence.start_position, config_.block_size);
+        blocks.insert(blocks.end(), table.begin() + begin, table.end());
+      }
+    }
+    return blocks;
   }
 
   void check_plan(const StepPlan& plan, std::pair<RequestId, int32_t> first) {
@@ -197,6 +231,7 @@ class Soak {
 
   void fail() {
     for (auto& [id, asked] : asked_) asked.is_cut_short = true;
+    flights_.clear();
     scheduler_.fail("asked to");
     take(scheduler_.take_events());
     require(!scheduler_.has_unfinished(), "a failure ends every request");
@@ -209,6 +244,10 @@ class Soak {
     std::set<RequestId> failed;
     for (const ScheduledSequence& sequence : plan.sequences) failed.insert(sequence.request_id);
     for (const RequestId id : failed) asked_.at(id).is_cut_short = true;
+    // Those of the step before, too, as far as they have not ended.
+    if (!flights_.empty())
+      for (auto& [id, asked] : asked_) asked.is_cut_short = true;
+    flights_.clear();
     scheduler_.fail_step("asked to");
     take(scheduler_.take_events());
     for (const RequestId id : failed)
@@ -276,7 +315,17 @@ class Soak {
       sequence->table.for_each_block(
           [&](int32_t block) { ++holders_[static_cast<size_t>(block)]; });
     }
+    const std::vector<const Sequence*> ended = scheduler_.ended_in_flight();
+    for (const Sequence* sequence : ended) {
+      sequence->table.for_each_block(
+          [&](int32_t block) { ++holders_[static_cast<size_t>(block)]; });
+    }
     const KvCacheManager& kv_cache = scheduler_.kv_cache();
+    for (const int32_t block : kv_cache.replaced()) ++holders_[static_cast<size_t>(block)];
+    for (const Flight& flight : flights_) {
+      for (const int32_t block : flight.blocks)
+        require(kv_cache.ref_count(block) > 0, "what a step in flight reads is held for it");
+    }
     int32_t num_held = 0;
     for (int32_t block = 0; block < config_.num_blocks; ++block) {
       const int32_t num_holders = holders_[static_cast<size_t>(block)];
@@ -286,7 +335,8 @@ class Soak {
     require(
         kv_cache.num_free_blocks() + kv_cache.num_cached_blocks() + num_held == config_.num_blocks,
         "free + cached + referenced = total");
-    require(scheduler_.has_unfinished() == !asked_.empty(), "unfinished requests are known");
+    require(scheduler_.has_unfinished() == (!asked_.empty() || !ended.empty()),
+            "unfinished requests are known");
   }
 
   void end_all() {
@@ -296,6 +346,7 @@ class Soak {
       step([] {});
       check();
     }
+    require(flights_.empty(), "whoever is in flight has not ended");
     require(scheduler_.kv_cache().num_used_blocks() == 0, "every block comes back");
   }
 
@@ -314,6 +365,7 @@ class Soak {
   ShadowModel model_;
   SoakCounts counts_;
   std::map<RequestId, Asked> asked_;  // unfinished
+  std::deque<Flight> flights_;        // the oldest first
   std::vector<int32_t> holders_;      // [N]
   std::pair<RequestId, int32_t> first_;
   int64_t stall_ = 0;

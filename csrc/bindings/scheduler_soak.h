@@ -17,6 +17,7 @@ struct SoakConfig {
   bool enable_prefix_caching = true;
   bool forge_collisions = false;
   std::vector<int32_t> windows{0};  // of the cache groups; the first one keeps all tokens
+  int32_t max_in_flight = 1;
   uint64_t seed = 0;
 };
 
@@ -31,6 +32,8 @@ struct SoakCounts {
   int64_t num_preemptions = 0;
   int64_t num_hits = 0;  // tokens
   int64_t num_evictions = 0;
+  int64_t num_awaited = 0;  // tokens that ran before they were committed
+  int64_t num_dropped = 0;  // of those, whose sequence ended with the step before
   int64_t num_stopped = 0;  // samples, by how they ended
   int64_t num_full = 0;
   int64_t num_aborted = 0;
@@ -38,12 +41,14 @@ struct SoakCounts {
   int64_t longest_stall = 0;  // steps in a row without whoever is first in the order of service
 };
 
-// Adds, steps, aborts, preempts, resets and fails at random, in a step and between steps. After
-// each operation: free + cached + referenced = total, every reference has its holder, every token
-// is the one that its prompt and seed give, every sequence ends as it must, and whoever is served
-// first has not been passed over for longer than all the others can take. Every 500 operations
-// everything ends, and every block comes back. Throws InternalError with the operation's number,
-// which together with the config repeats it.
+// With two steps in flight each is carried out as it is scheduled, and committed after the next one
+// was. Adds, steps, aborts, preempts, resets and fails at random, in a step and between steps.
+// After each operation: free + cached + referenced = total, every reference has its holder, every
+// token is the one that its prompt and seed give, every sequence ends as it must, and whoever is
+// served first has not been passed over for longer than all the others can take. No block that a
+// step in flight looks at is given to anybody else. Every 500 operations everything ends, and every
+// block comes back. Throws InternalError with the operation's number, which together with the
+// config repeats it.
 SoakCounts soak_scheduler(const SoakConfig& config, int64_t num_operations);
 
 }  // namespace llmserve

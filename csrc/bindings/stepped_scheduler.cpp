@@ -26,9 +26,10 @@ std::span<const int32_t> StepPlanRecord::keep(std::span<const int32_t> values) {
 
 SteppedScheduler::SteppedScheduler(const SchedulerConfig& config, const CacheConfig& cache,
                                    std::optional<Vocabulary> vocabulary,
-                                   KvCacheManager::Hasher hasher)
+                                   KvCacheManager::Hasher hasher, int32_t max_in_flight)
     : vocabulary_(std::move(vocabulary)),
-      scheduler_(config, cache, vocabulary_ ? &*vocabulary_ : nullptr, clock_, hasher) {}
+      scheduler_(config, cache, vocabulary_ ? &*vocabulary_ : nullptr, clock_, hasher,
+                 max_in_flight) {}
 
 void SteppedScheduler::check_token_ids(const char* field,
                                        std::span<const int32_t> token_ids) const {
@@ -49,42 +50,43 @@ void SteppedScheduler::add(Request request) {
 }
 
 std::unique_ptr<StepPlanRecord> SteppedScheduler::schedule() {
-  if (num_rows_due_) {
+  if (scheduler_.num_in_flight() == scheduler_.max_in_flight()) {
     throw InvalidArgument("schedule() and commit() alternate: commit the last plan's tokens first");
   }
   auto record = std::make_unique<StepPlanRecord>(scheduler_.schedule());
-  num_rows_due_ = record->plan.logit_rows.size();
+  num_rows_due_.push_back(record->plan.logit_rows.size());
   return record;
 }
 
 std::vector<TokenEvent> SteppedScheduler::commit(const SampledTokens& sampled) {
-  if (!num_rows_due_) {
+  if (num_rows_due_.empty()) {
     throw InvalidArgument("schedule() and commit() alternate: there is no plan to commit");
   }
-  if (sampled.rows.size() != *num_rows_due_) {
-    throw InvalidArgument(concat("commit: expected ", *num_rows_due_,
+  if (sampled.rows.size() != num_rows_due_.front()) {
+    throw InvalidArgument(concat("commit: expected ", num_rows_due_.front(),
                                  " token ids, one for each of the plan's logit_rows, got ",
                                  sampled.rows.size()));
   }
   for (const SampledToken& row : sampled.rows)
     if (row.is_valid) check_token_ids("commit", {&row.token_id, 1});
-  num_rows_due_.reset();
+  num_rows_due_.pop_front();
   return scheduler_.commit(sampled).events;
 }
 
 void SteppedScheduler::preempt(RequestId id) {
-  if (num_rows_due_) throw InvalidArgument("preempt between steps: commit the plan first");
+  if (!num_rows_due_.empty()) throw InvalidArgument("preempt between steps: commit the plan first");
   scheduler_.preempt(id);
 }
 
 void SteppedScheduler::fail_step(const std::string& reason) {
-  if (!num_rows_due_) throw InvalidArgument("fail_step() follows schedule(): there is no plan");
-  num_rows_due_.reset();
+  if (num_rows_due_.empty())
+    throw InvalidArgument("fail_step() follows schedule(): there is no plan");
+  num_rows_due_.clear();
   scheduler_.fail_step(reason);
 }
 
 void SteppedScheduler::fail(const std::string& reason) {
-  num_rows_due_.reset();
+  num_rows_due_.clear();
   scheduler_.fail(reason);
 }
 

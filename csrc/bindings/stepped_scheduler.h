@@ -44,7 +44,7 @@ class SteppedScheduler {
  public:
   SteppedScheduler(const SchedulerConfig& config, const CacheConfig& cache,
                    std::optional<Vocabulary> vocabulary,
-                   KvCacheManager::Hasher hasher = &chain_hash);
+                   KvCacheManager::Hasher hasher = &chain_hash, int32_t max_in_flight = 1);
 
   // The request arrives now.
   void add(Request request);
@@ -71,7 +71,7 @@ class SteppedScheduler {
   ManualClock clock_;
   std::optional<Vocabulary> vocabulary_;
   Scheduler scheduler_;
-  std::optional<size_t> num_rows_due_;  // of the step in flight
+  std::deque<size_t> num_rows_due_;  // of the steps in flight, the oldest first
 };
 
 }  // namespace llmserve

@@ -41,8 +41,11 @@ void ShadowModel::write(const ScheduledSequence& sequence) {
   check_internal(sequence.block_tables.size() == windows_.size(), "a table for each group");
   for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
     const int64_t position = sequence.start_position + static_cast<int64_t>(i);
+    const int32_t token_id = sequence.awaited_row < 0
+                                 ? sequence.token_ids[i]
+                                 : drawn_.at(static_cast<size_t>(sequence.awaited_row));
     for (size_t g = 0; g < windows_.size(); ++g)
-      slot(sequence, g, position) = {sequence.token_ids[i], position, g};
+      slot(sequence, g, position) = {token_id, position, g};
   }
 }
 
@@ -69,6 +72,7 @@ SampledTokens ShadowModel::execute(const StepPlan& plan) {
                 pool_.begin() + int64_t{copy.destination} * block_size_);
   }
   for (const ScheduledSequence& sequence : plan.sequences) write(sequence);
+  drawn_.clear();
   SampledTokens sampled;
   std::vector<int32_t> context;
   for (const LogitRow& row : plan.logit_rows) {
@@ -77,6 +81,7 @@ SampledTokens ShadowModel::execute(const StepPlan& plan) {
     const int32_t token_id = row.given_token_id >= 0
                                  ? row.given_token_id
                                  : next_token(context, row.seed, vocab_size_, row.banned_token_ids);
+    drawn_.push_back(token_id);
     const auto tops = top_logprobs(context, vocab_size_, row.params->logprobs.value_or(0));
     sampled.rows.push_back({.token_id = token_id,
                             .logprob = logprob(context, token_id),

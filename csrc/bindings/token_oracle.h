@@ -28,6 +28,7 @@ class ShadowModel {
   ShadowModel(int32_t num_blocks, int32_t block_size, int32_t vocab_size,
               std::vector<int32_t> windows = {0});
 
+  // In the order of the plans: a sequence may run what the plan before drew.
   SampledTokens execute(const StepPlan& plan);
   // Banned tokens are passed over as a sampler would do.
   static int32_t next_token(std::span<const int32_t> context, uint64_t seed, int32_t vocab_size,
@@ -53,6 +54,7 @@ class ShadowModel {
   const int32_t vocab_size_;
   const std::vector<int32_t> windows_;  // [groups]
   std::vector<Slot> pool_;              // [N, P]
+  std::vector<int32_t> drawn_;          // [S] by the last plan
 };
 
 // A block hasher that gives all chains of as many blocks the same hash, whatever their root.

@@ -247,9 +247,14 @@ bool KvCacheManager::cache_block(BlockTable& table, std::span<const int32_t> tok
   const auto equal = prefix_cache_.find(key, parent, tokens);
   if (!equal) return false;
   add_ref(*equal);
-  drop_ref(blocks[idx]);
+  replaced_.push_back(blocks[idx]);
   blocks[idx] = *equal;
   return true;
+}
+
+void KvCacheManager::give_back_replaced() {
+  for (const int32_t block : replaced_) drop_ref(block);
+  replaced_.clear();
 }
 
 void KvCacheManager::fork(const BlockTable& parent, BlockTable& child) {
@@ -316,6 +321,7 @@ void KvCacheManager::withdraw_all(BlockTable& table) {
 
 void KvCacheManager::check_integrity(std::span<const BlockTable* const> tables) const {
   std::vector<int32_t> num_holders(num_blocks(), 0);
+  for (const int32_t block : replaced_) ++num_holders[block];
   size_t num_announced = 0;
   for (const BlockTable* table : tables) {
     table->for_each_block([&](int32_t block) { ++num_holders[block]; });

@@ -98,9 +98,14 @@ class KvCacheManager {
   void allocate(BlockTable& table, int64_t start, int64_t num_new_tokens,
                 std::vector<BlockCopy>& copies);
   // Tokens [0, num_computed) are in the pool: full blocks enter the prefix cache. Where an equal
-  // block is cached already, the table switches to that and its own is freed: their contents are
+  // block is cached already, the table switches to that and its own is replaced: their contents are
   // equal bit by bit. Then blocks that left their group's window are given back.
   void commit(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_computed);
+
+  // Blocks that commit() replaced keep their reference, since a step in flight may read them still,
+  // until they are given back here.
+  void give_back_replaced();
+  const std::vector<int32_t>& replaced() const { return replaced_; }
 
   // -- sharing and the end ----------------------------------------------------------------------
 
@@ -114,7 +119,7 @@ class KvCacheManager {
   void reset_prefix_cache(std::span<BlockTable* const> tables);
 
   // Throws InternalError unless free + cached + referenced = total and each reference count equals
-  // the number of its holders among `tables`, which are all that hold blocks.
+  // the number of its holders among `tables`, which with replaced() are all that hold blocks.
   void check_integrity(std::span<const BlockTable* const> tables) const;
   // Throws InternalError unless the table has the blocks of num_scheduled tokens, of which
   // num_computed are in the pool, and no more.
@@ -168,6 +173,7 @@ class KvCacheManager {
   BlockAllocator allocator_;
   PrefixCache prefix_cache_;
   std::unordered_map<TokenHash, const BlockTable*, TokenHashBucket> announced_;
+  std::vector<int32_t> replaced_;
   PrefixCacheCounters counters_;
 };
 

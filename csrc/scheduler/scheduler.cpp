@@ -39,12 +39,16 @@ std::vector<int32_t> stop_token_ids(const SchedulerConfig& config, const Samplin
 
 Scheduler::Scheduler(const SchedulerConfig& config, const CacheConfig& cache,
                      const Vocabulary* vocabulary, const Clock& clock,
-                     KvCacheManager::Hasher hasher)
+                     KvCacheManager::Hasher hasher, int32_t max_in_flight)
     : config_(validated(config)),
       vocabulary_(vocabulary),
       clock_(clock),
       policy_(make_policy(config)),
-      kv_cache_(cache, hasher, config.max_num_batched_tokens) {}
+      kv_cache_(cache, hasher, config.max_num_batched_tokens),
+      max_in_flight_(max_in_flight) {
+  check_internal(1 <= max_in_flight && max_in_flight <= kMaxInFlight,
+                 "one or two steps are in flight");
+}
 
 void Scheduler::check_request(const Request& request) const {
   request.params.validate();
@@ -146,7 +150,10 @@ std::vector<TokenEvent> Scheduler::take_events() { return std::exchange(events_,
 
 void Scheduler::reset_prefix_cache() {
   std::vector<BlockTable*> tables;
-  for (Sequence* sequence : running_) tables.push_back(&sequence->table);
+  for (const auto& [id, entry] : requests_) {
+    for (const auto& sequence : entry.sequences)
+      if (sequence->table.num_blocks() > 0) tables.push_back(&sequence->table);
+  }
   kv_cache_.reset_prefix_cache(tables);
 }
 
@@ -178,16 +185,37 @@ std::vector<const Sequence*> Scheduler::sequences() const {
   return all;
 }
 
+std::vector<const Sequence*> Scheduler::ended_in_flight() const {
+  std::vector<const Sequence*> ended;
+  for (const auto& [id, entry] : requests_) {
+    for (const auto& sequence : entry.sequences)
+      if (sequence->is_ended()) ended.push_back(sequence.get());
+  }
+  return ended;
+}
+
 void Scheduler::check_sequence(const Sequence& sequence) const {
+  int32_t num_flights = 0;
+  for (int32_t i = 0; i < num_in_flight_; ++i)
+    num_flights += static_cast<int32_t>(std::ranges::count(flight(i).sequences, &sequence));
+  check_internal(sequence.num_in_flight == num_flights,
+                 "a sequence knows how many steps in flight run it");
+  if (sequence.is_ended()) {
+    check_internal(num_flights > 0, "an ended sequence is kept for a step in flight alone");
+    check_internal(std::ranges::count(running_, &sequence) == 0, "an ended sequence does not run");
+    return;
+  }
   const bool is_running = sequence.state == SequenceState::kRunning;
   const bool is_queued = waiting_.contains(const_cast<Sequence*>(&sequence));
-  check_internal(sequence.state != SequenceState::kFinished && is_running != is_queued,
-                 "an unfinished sequence either runs or waits");
+  check_internal(is_running != is_queued, "an unfinished sequence either runs or waits");
   check_internal(is_running == (std::ranges::count(running_, &sequence) == 1),
                  "a running sequence is in the running list, once");
   check_internal(0 <= sequence.num_computed && sequence.num_computed <= sequence.num_scheduled &&
-                     sequence.num_scheduled <= sequence.num_tokens(),
-                 "computed <= scheduled <= known tokens");
+                     sequence.num_scheduled <= sequence.num_tokens() + sequence.num_awaited,
+                 "computed <= scheduled <= known and awaited tokens");
+  check_internal(num_flights > 0 || sequence.is_abort_requested ||
+                     (sequence.num_scheduled == sequence.num_computed && sequence.num_awaited == 0),
+                 "what is not in flight has nothing scheduled and awaits nothing");
   kv_cache_.check_table(sequence.table, sequence.num_computed, sequence.num_scheduled);
   check_internal(is_running || sequence.table.num_blocks() == 0,
                  "a waiting sequence holds no block");
@@ -202,12 +230,13 @@ void Scheduler::check_integrity() const {
     for (const auto& sequence : entry.sequences) {
       check_sequence(*sequence);
       tables.push_back(&sequence->table);
+      if (sequence->is_ended()) continue;
+      ++num_sequences;
       num_samples += sequence->num_samples;
       if (!sequence->was_admitted) ++num_newcomers;
     }
     check_internal(num_samples == entry.context.num_unfinished,
                    "a request knows how many of its samples are unfinished");
-    num_sequences += entry.sequences.size();
   }
   check_internal(num_sequences == running_.size() + waiting_.size(),
                  "each queued sequence belongs to a request");

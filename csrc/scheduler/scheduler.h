@@ -3,7 +3,8 @@
 //   schedule() -> StepPlan      who runs which tokens in which blocks; takes blocks, may preempt
 //   commit(SampledTokens)       the only place that appends tokens, and finishes what runs
 //
-// The two alternate strictly. Everything else may be called at any time on the same thread.
+// A plan is in flight from the one to the other. Up to max_in_flight are, and they are committed in
+// order. Everything else may be called at any time on the same thread.
 //
 // A step is one ragged batch: running sequences in the policy's order, then waiting ones; prefill
 // and decode are the same code, a sequence runs num_tokens - num_computed tokens as far as the
@@ -13,11 +14,19 @@
 // tokens stay, and since a token depends on seed and position alone it goes on as if nothing had
 // happened.
 //
+// A step ahead: a sequence may be in two steps in flight, the second with the next chunk of its
+// prompt or with the token that the first one draws, named by its logit row. Ends by length are
+// known beforehand; where commit() finds another end, its row in the second step counts for nothing
+// and its blocks are free with that step's commit. Whom a step in flight runs is neither preempted
+// nor finished by schedule(); what would need that stands still, and everybody behind it, until it
+// is no more.
+//
 // A request that outgrows the whole KV pool by itself ends with kError, and the arithmetic: the
 // pool was configured too small for max_model_len, and a short answer that looks like a long one
 // would hide it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -40,10 +49,13 @@ namespace llmserve {
 
 class Scheduler {
  public:
+  static constexpr int32_t kMaxInFlight = 2;
+
   // `vocabulary` may be null: then no text is made. It and `clock` outlive the scheduler. `hasher`
   // is replaced only by tests. Throws InvalidArgument for a config that does not validate().
   Scheduler(const SchedulerConfig& config, const CacheConfig& cache, const Vocabulary* vocabulary,
-            const Clock& clock, KvCacheManager::Hasher hasher = &chain_hash);
+            const Clock& clock, KvCacheManager::Hasher hasher = &chain_hash,
+            int32_t max_in_flight = 1);
 
   // Throws unless the request can run at all: InvalidArgument for an empty prompt, one that leaves
   // no room within max_model_len or a bad parameter; ResourceExhausted if the KV pool is smaller
@@ -52,30 +64,34 @@ class Scheduler {
   // Queues a request that passes check_request(). Throws InvalidArgument if its id is in use and
   // ResourceExhausted if the queue is full. Nothing changed then.
   void add(Request request);
-  // Ends all sequences of a request and frees their blocks; one kAbort event each. During a step
-  // they end with its commit. An id that is not there has finished: nothing happens.
+  // Ends all sequences of a request and frees their blocks; one kAbort event each. Those that steps
+  // in flight run end with the last one's commit. An id that is not there has finished: nothing
+  // happens.
   void abort(RequestId id);
-  // Instead of commit(), where the step in flight could not be executed: ends its requests, with
-  // all their sequences, with kError and this reason, or as they were aborted meanwhile. What it
-  // wrote lies in blocks of theirs alone, none of which is in the prefix cache; everybody else goes
-  // on.
+  // Instead of commit(), where a step in flight could not be executed: ends the requests of all
+  // steps in flight, with all their sequences, with kError and this reason, or as they were aborted
+  // meanwhile. What the steps wrote lies in blocks of theirs alone, none of which is in the prefix
+  // cache; everybody else goes on. No step is in flight then.
   void fail_step(const std::string& reason);
   // Ends every request with kError and this reason, and empties the prefix cache: the books are not
   // to be trusted any more, or the device is not.
   void fail(const std::string& reason);
 
-  // The next step; empty when nothing can run. Valid until commit().
+  // The next step; empty when nothing can run, or nothing before a commit. Valid until its own.
   const StepPlan& schedule();
-  // One row for each of the plan's logit rows, in order. A row that is not valid ends its request's
-  // sequence with kError. The result holds all events since the last one, and is valid until the
-  // next schedule() or commit().
+  int32_t max_in_flight() const { return max_in_flight_; }
+  int32_t num_in_flight() const { return num_in_flight_; }
+  // Of the oldest plan in flight: one row for each of its logit rows, in order. A row that is not
+  // valid ends its request's sequence with kError. The result holds all events since the last one,
+  // and is valid until the next schedule() or commit().
   const StepResult& commit(const SampledTokens& sampled);
   // The events of abort(), fail_step() and fail() that no commit has given out.
   std::vector<TokenEvent> take_events();
 
   bool has_unfinished() const { return !requests_.empty(); }
-  // After an empty plan: when the next one may not be, on the clock, though nothing arrives; now or
-  // earlier: at once. SchedulingPolicy::kNever: only an arrival or an abort changes anything.
+  // After an empty plan, the only one in flight: when the next one may not be, on the clock, though
+  // nothing arrives; now or earlier: at once. SchedulingPolicy::kNever: only an arrival or an abort
+  // changes anything.
   int64_t wake_us() const { return wake_us_; }
 
   // Preempts the running sequences of a request, between steps.
@@ -91,13 +107,20 @@ class Scheduler {
   // For tests and tools: all unfinished sequences, running ones first, in the order of service;
   // valid until the next call that is not const.
   std::vector<const Sequence*> sequences() const;
+  // Likewise: those that have ended while a step in flight runs them, and still hold their blocks.
+  std::vector<const Sequence*> ended_in_flight() const;
   const KvCacheManager& kv_cache() const { return kv_cache_; }
 
  private:
   using Sequences = std::vector<std::unique_ptr<Sequence>>;
   struct RequestEntry {
     RequestContext context;
-    Sequences sequences;  // unfinished
+    Sequences sequences;  // unfinished, or in a step in flight
+  };
+  struct Flight {
+    StepPlan plan;
+    std::vector<Sequence*> sequences;  // [B] of plan.sequences
+    int64_t start_us = 0;
   };
   // What is left of a step's budget.
   struct Budget {
@@ -110,12 +133,17 @@ class Scheduler {
   void check_can_go_on(const SamplingParams& params) const;
   std::string pool_arithmetic(int64_t num_tokens) const;
   void check_sequence(const Sequence& sequence) const;
+  // In flight, the oldest first.
+  Flight& flight(int32_t i) { return flights_[(oldest_flight_ + i) % kMaxInFlight]; }
+  const Flight& flight(int32_t i) const { return flights_[(oldest_flight_ + i) % kMaxInFlight]; }
 
   // scheduler_plan.cpp
   enum class Admission : uint8_t { kAdmitted, kSkipped, kStop };
+  enum class Room : uint8_t { kMade, kLeft, kWaits };
   void begin_step();
   void schedule_running(Budget& budget);
-  bool make_room(Sequence& sequence, int64_t num_new_tokens, Budget& budget);
+  bool waits_for_step(const Sequence& sequence) const;
+  Room make_room(Sequence& sequence, int64_t num_new_tokens, Budget& budget);
   void admit_waiting(Budget& budget);
   Admission try_admit(Sequence& sequence, Budget& budget);
   void enter(Sequence& sequence, int64_t num_hit_tokens);
@@ -123,7 +151,8 @@ class Scheduler {
   bool reads_prefix_cache(const Sequence& sequence) const;
   void let_go_of_held();
   void add_prompt_rows(const Sequence& sequence);
-  void add_logit_rows(const Sequence& sequence, int32_t token_offset);
+  void add_logit_rows(Sequence& sequence, int32_t token_offset);
+  bool is_awaitable(const Sequence& sequence) const;
   bool outgrows_pool(const Sequence& sequence) const;
   void finish_outgrown(Sequence& sequence);
   std::string outgrown_error(int64_t num_tokens) const;
@@ -131,7 +160,7 @@ class Scheduler {
   void decide(const Sequence& sequence, DecisionKind kind, int64_t detail);
 
   // scheduler_commit.cpp
-  void count_step();
+  void count_step(const Flight& flight);
   void commit_sequence(Sequence& sequence, const SampledTokens& sampled, size_t row,
                        size_t end_row);
   bool score_prompt_token(Sequence& sequence, const SampledTokens& sampled,
@@ -156,6 +185,9 @@ class Scheduler {
   static std::string not_finite_error(int64_t position);
   void retire(Sequence& sequence, TokenEvent& event);
   void drop(Sequence& sequence);
+  void let_go(Sequence& sequence);
+  void end_flights();
+  bool is_in_flight(const RequestEntry& entry) const;
   TokenEvent new_event(const Sequence& sequence) const;
   void drop_finished();
 
@@ -171,14 +203,18 @@ class Scheduler {
   int32_t num_newcomers_ = 0;  // of waiting_
   int64_t next_order_ = 0;
 
-  StepPlan plan_;
-  std::vector<Sequence*> in_flight_;  // [B] of plan_.sequences
-  bool is_in_step_ = false;
-  bool has_preempted_ = false;  // in this step
-  int64_t step_start_us_ = 0;
-  int64_t now_us_ = 0;  // of the commit under way
+  const int32_t max_in_flight_;
+  std::array<Flight, kMaxInFlight> flights_;
+  int32_t oldest_flight_ = 0;
+  int32_t num_in_flight_ = 0;
+  Flight* next_ = &flights_[0];  // being scheduled, or the last that was
+  Flight* committed_ = nullptr;  // being committed
+  int64_t num_steps_ = 0;        // scheduled
+  bool stands_still_ = false;    // in this step: somebody needs what a step in flight holds
+  bool has_preempted_ = false;   // in this step
+  int64_t now_us_ = 0;           // of the commit under way, or the last one
   int64_t wake_us_ = SchedulingPolicy::kNever;
-  std::vector<RequestId> aborts_;              // during the step in flight
+  std::vector<RequestId> aborts_;              // of requests that steps in flight run
   std::vector<Sequence*> forks_;               // of the commit under way
   std::vector<RequestEntry*> complete_beams_;  // likewise: all have their candidates
   std::vector<Sequence*> finished_;            // to be dropped

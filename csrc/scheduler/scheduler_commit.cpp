@@ -16,20 +16,32 @@ bool belongs_to(const LogitRow& row, size_t sequence_idx) {
 }  // namespace
 
 const StepResult& Scheduler::commit(const SampledTokens& sampled) {
-  check_internal(is_in_step_, "a commit follows its plan");
-  check_internal(sampled.rows.size() == plan_.logit_rows.size(),
+  check_internal(num_in_flight_ > 0, "a commit follows its plan");
+  committed_ = &flight(0);
+  check_internal(sampled.rows.size() == committed_->plan.logit_rows.size(),
                  "the sampler gives one row for each logit row");
-  now_us_ = clock_.now_us();
-  count_step();
+  count_step(*committed_);
+  kv_cache_.give_back_replaced();  // by the commit before; this step was the last to read them
+  const StepPlan& plan = committed_->plan;
   size_t row = 0;
-  for (size_t i = 0; i < in_flight_.size(); ++i) {
+  for (size_t i = 0; i < committed_->sequences.size(); ++i) {
     const size_t first_row = row;
-    while (row < plan_.logit_rows.size() && belongs_to(plan_.logit_rows[row], i)) ++row;
-    commit_sequence(*in_flight_[i], sampled, first_row, row);
+    while (row < plan.logit_rows.size() && belongs_to(plan.logit_rows[row], i)) ++row;
+    Sequence& sequence = *committed_->sequences[i];
+    --sequence.num_in_flight;
+    const int64_t num_computed = plan.sequences[i].end_position();
+    if (sequence.is_ended()) {  // with the step before
+      if (sequence.num_in_flight == 0) let_go(sequence);
+    } else if (num_computed <= sequence.num_tokens()) {  // or aborted, its last token not taken
+      sequence.num_computed = num_computed;
+      commit_sequence(sequence, sampled, first_row, row);
+    }
   }
   for (RequestEntry* entry : std::exchange(complete_beams_, {})) advance_beams(*entry);
-  is_in_step_ = false;
-  std::erase_if(running_, [](const Sequence* s) { return s->state == SequenceState::kFinished; });
+  oldest_flight_ = (oldest_flight_ + 1) % kMaxInFlight;
+  --num_in_flight_;
+  if (num_in_flight_ == 0) kv_cache_.give_back_replaced();
+  std::erase_if(running_, [](const Sequence* s) { return s->is_ended(); });
   place_forks();
   for (const RequestId id : std::exchange(aborts_, {})) abort(id);
   drop_finished();
@@ -39,22 +51,25 @@ const StepResult& Scheduler::commit(const SampledTokens& sampled) {
   return result_;
 }
 
-void Scheduler::count_step() {
-  if (plan_.is_empty()) return;
-  const int64_t elapsed_us = now_us_ - step_start_us_;
-  const bool is_prefill = plan_.num_prefill_tokens > 0;
+void Scheduler::count_step(const Flight& flight) {
+  // Where steps overlap, none counts time that an earlier one has.
+  const int64_t start_us = std::max(flight.start_us, std::exchange(now_us_, clock_.now_us()));
+  if (flight.plan.is_empty()) return;
+  const int64_t elapsed_us = now_us_ - start_us;
+  const bool is_prefill = flight.plan.num_prefill_tokens > 0;
   ++(is_prefill ? counters_.num_prefill_steps : counters_.num_decode_steps);
   (is_prefill ? counters_.prefill_us : counters_.decode_us) += elapsed_us;
-  counters_.num_prefill_tokens += plan_.num_prefill_tokens;
+  counters_.num_prefill_tokens += flight.plan.num_prefill_tokens;
 }
 
 // Rows [row, end_row) are the sequence's: first those of its prompt, then one a sample.
 void Scheduler::commit_sequence(Sequence& sequence, const SampledTokens& sampled, size_t row,
                                 size_t end_row) {
-  sequence.num_computed = sequence.num_scheduled;
   kv_cache_.commit(sequence.table, sequence.token_ids, sequence.num_computed);
   if (sequence.is_abort_requested) return;
-  for (; row < end_row && plan_.logit_rows[row].given_token_id >= 0; ++row) {
+  if (row < end_row && committed_->plan.logit_rows[end_row - 1].is_awaitable)
+    --sequence.num_awaited;
+  for (; row < end_row && committed_->plan.logit_rows[row].given_token_id >= 0; ++row) {
     if (!score_prompt_token(sequence, sampled, sampled.rows[row])) return;
   }
   if (sequence.context->request.pooled) {
@@ -110,7 +125,7 @@ void Scheduler::fork(Sequence& sequence, int32_t sample_index) {
 // Forks run on where there is a place; the others queue, to start over from the prefix cache.
 void Scheduler::place_forks() {
   for (Sequence* child : std::exchange(forks_, {})) {
-    if (child->state == SequenceState::kFinished) continue;
+    if (child->is_ended()) continue;
     const bool has_seat = static_cast<int64_t>(running_.size()) < config_.max_num_seqs;
     if (has_seat && child->num_computed > 0) {
       running_.insert(std::ranges::upper_bound(running_, child, ServedBefore()), child);

@@ -10,9 +10,9 @@ namespace llmserve {
 
 void Scheduler::abort(RequestId id) {
   const auto found = requests_.find(id);
-  if (found == requests_.end()) return;
-  if (is_in_step_) {
-    // The step in flight writes to its blocks, and the plan points into its sequences.
+  if (found == requests_.end() || found->second.context.num_unfinished == 0) return;
+  if (is_in_flight(found->second)) {
+    // Steps in flight write to its blocks, and their plans point into its sequences.
     for (const auto& sequence : found->second.sequences) sequence->is_abort_requested = true;
     aborts_.push_back(id);
     return;
@@ -21,22 +21,44 @@ void Scheduler::abort(RequestId id) {
   drop_finished();
 }
 
+bool Scheduler::is_in_flight(const RequestEntry& entry) const {
+  return std::ranges::any_of(entry.sequences,
+                             [](const auto& sequence) { return sequence->num_in_flight > 0; });
+}
+
 void Scheduler::fail_step(const std::string& reason) {
-  check_internal(is_in_step_, "a step that fails has a plan");
-  is_in_step_ = false;
-  in_flight_.clear();
+  check_internal(num_in_flight_ > 0, "a step that fails has a plan");
+  std::vector<RequestId> failed;
+  for (int32_t i = 0; i < num_in_flight_; ++i)
+    for (const ScheduledSequence& sequence : flight(i).plan.sequences)
+      failed.push_back(sequence.request_id);
+  end_flights();
+  drop_finished();
   for (const RequestId id : std::exchange(aborts_, {})) abort(id);
-  for (const ScheduledSequence& sequence : plan_.sequences) {
-    const auto found = requests_.find(sequence.request_id);
+  for (const RequestId id : failed) {
+    const auto found = requests_.find(id);
     if (found == requests_.end()) continue;
     finish_request(found->second, FinishReason::kError, reason);
   }
   drop_finished();
 }
 
+// As if nothing more had been asked for; what has ended goes.
+void Scheduler::end_flights() {
+  for (int32_t i = 0; i < num_in_flight_; ++i) {
+    for (Sequence* sequence : flight(i).sequences) {
+      const bool was_in_flight = std::exchange(sequence->num_in_flight, 0) > 0;
+      sequence->num_awaited = 0;
+      if (was_in_flight && sequence->is_ended()) let_go(*sequence);
+    }
+    flight(i).sequences.clear();
+  }
+  num_in_flight_ = 0;
+  kv_cache_.give_back_replaced();
+}
+
 void Scheduler::fail(const std::string& reason) {
-  is_in_step_ = false;
-  in_flight_.clear();
+  end_flights();
   aborts_.clear();
   forks_.clear();  // of a commit that was cut off; their requests own them
   complete_beams_.clear();
@@ -49,14 +71,14 @@ void Scheduler::fail(const std::string& reason) {
 void Scheduler::finish_request(RequestEntry& entry, FinishReason reason, const std::string& error) {
   if (reason == FinishReason::kAbort) ++counters_.num_requests_aborted;
   for (const auto& sequence : entry.sequences) {
-    if (sequence->state == SequenceState::kFinished) continue;  // by a commit that was cut off
+    if (sequence->is_ended()) continue;
     if (sequence->state == SequenceState::kRunning) std::erase(running_, sequence.get());
     finish(*sequence, reason, error);
   }
 }
 
 void Scheduler::preempt(RequestId id) {
-  check_internal(!is_in_step_, "preemption on request happens between steps");
+  check_internal(num_in_flight_ == 0, "preemption on request happens between steps");
   const auto found = requests_.find(id);
   if (found == requests_.end()) return;
   for (const auto& sequence : found->second.sequences) {
@@ -75,7 +97,7 @@ void Scheduler::preempt(Sequence& sequence) {
 
 void Scheduler::send_to_queue(Sequence& sequence) {
   kv_cache_.release(sequence.table);
-  sequence.num_computed = sequence.num_scheduled = 0;
+  sequence.num_computed = sequence.num_scheduled = sequence.num_awaited = 0;
   sequence.state = SequenceState::kWaiting;
   waiting_.insert(&sequence);
 }
@@ -109,14 +131,20 @@ void Scheduler::retire(Sequence& sequence, TokenEvent& event) {
   if (event.is_request_finished) ++counters_.num_requests_finished;
 }
 
-// Without a word: its blocks and its place in the queue are free.
+// Without a word: its place in the queue is free, and so are its blocks unless a step in flight
+// runs it.
 void Scheduler::drop(Sequence& sequence) {
   if (sequence.state == SequenceState::kWaiting) {
     waiting_.erase(&sequence);
     if (!sequence.was_admitted) --num_newcomers_;
   }
-  kv_cache_.release(sequence.table);
   sequence.state = SequenceState::kFinished;
+  if (sequence.num_in_flight == 0) let_go(sequence);
+}
+
+// Nothing refers to an ended sequence any more.
+void Scheduler::let_go(Sequence& sequence) {
+  kv_cache_.release(sequence.table);
   finished_.push_back(&sequence);
 }
 

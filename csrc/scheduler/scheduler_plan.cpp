@@ -1,5 +1,6 @@
 // schedule(): what the next step runs.
 #include <algorithm>
+#include <array>
 
 #include "core/error.h"
 #include "core/mix.h"
@@ -8,45 +9,49 @@
 namespace llmserve {
 
 const StepPlan& Scheduler::schedule() {
-  check_internal(!is_in_step_, "a plan is committed before the next one is made");
+  check_internal(num_in_flight_ < max_in_flight_,
+                 "a plan is committed before one too many is made");
   begin_step();
   Budget budget{.num_tokens = config_.max_num_batched_tokens};
   schedule_running(budget);
   // Who was just preempted would take the blocks back that they gave.
   if (has_preempted_) {
-    wake_us_ = step_start_us_;
-  } else {
+    wake_us_ = next_->start_us;
+  } else if (!stands_still_) {
     admit_waiting(budget);
   }
-  if (plan_.is_empty()) let_go_of_held();
+  if (next_->plan.is_empty() && num_in_flight_ == 0) let_go_of_held();
   drop_finished();
-  is_in_step_ = true;
-  return plan_;
+  ++num_in_flight_;
+  return next_->plan;
 }
 
 void Scheduler::begin_step() {
-  ++plan_.step_id;
-  plan_.copies.clear();
-  plan_.sequences.clear();
-  plan_.logit_rows.clear();
-  plan_.pooled.clear();
-  plan_.decisions.clear();
-  plan_.num_tokens = 0;
-  plan_.num_prefill_tokens = 0;
-  in_flight_.clear();
+  next_ = &flight(num_in_flight_);
+  next_->plan.step_id = ++num_steps_;
+  next_->plan.copies.clear();
+  next_->plan.sequences.clear();
+  next_->plan.logit_rows.clear();
+  next_->plan.pooled.clear();
+  next_->plan.decisions.clear();
+  next_->plan.num_tokens = 0;
+  next_->plan.num_prefill_tokens = 0;
+  next_->sequences.clear();
   has_preempted_ = false;
-  step_start_us_ = clock_.now_us();
+  stands_still_ = false;
+  next_->start_us = clock_.now_us();
   wake_us_ = SchedulingPolicy::kNever;
 }
 
 void Scheduler::schedule_running(Budget& budget) {
   for (const Sequence* sequence : running_) {
-    if (sequence->is_decoding()) ++budget.num_decodes;
+    if (sequence->is_decoding() && !waits_for_step(*sequence)) ++budget.num_decodes;
   }
-  for (size_t i = 0; i < running_.size();) {
+  for (size_t i = 0; i < running_.size() && !stands_still_;) {
     Sequence& sequence = *running_[i];
-    if (sequence.is_held()) {
-      decide(sequence, DecisionKind::kWaitsForBeams, 0);
+    if (sequence.is_held() || waits_for_step(sequence)) {
+      decide(sequence,
+             sequence.is_held() ? DecisionKind::kWaitsForBeams : DecisionKind::kWaitsForStep, 0);
       ++i;
       continue;
     }
@@ -56,27 +61,46 @@ void Scheduler::schedule_running(Budget& budget) {
     if (num_new_tokens <= 0) {
       decide(sequence, DecisionKind::kWaitsForBudget, 0);
       ++i;
-    } else if (make_room(sequence, num_new_tokens, budget)) {
-      put_in_plan(sequence, num_new_tokens, budget);
-      ++i;
+      continue;
     }
+    const Room room = make_room(sequence, num_new_tokens, budget);
+    if (room == Room::kLeft) continue;
+    if (room == Room::kMade) put_in_plan(sequence, num_new_tokens, budget);
+    stands_still_ = room == Room::kWaits;
+    ++i;
   }
 }
 
-// Preempts from the end of running_, which the loop above has not reached yet. False: the sequence
-// itself had to go.
-bool Scheduler::make_room(Sequence& sequence, int64_t num_new_tokens, Budget& budget) {
+// What it has to run is not known, or what a step in flight finds decides whether it goes on: the
+// score of a prompt's token may end it, so may an abort, and whoever outgrows the pool will end.
+bool Scheduler::waits_for_step(const Sequence& sequence) const {
+  if (sequence.is_abort_requested) return true;
+  if (sequence.num_in_flight == 0) return false;
+  return sequence.num_to_run() == 0 || sequence.context->num_to_score() > 0 ||
+         sequence.context->request.pooled || outgrows_pool(sequence);
+}
+
+// Preempts from the end of running_, which the loop above has not reached yet. kLeft: the sequence
+// itself had to go. kWaits: steps in flight hold what it needs; since nobody behind it is in this
+// step, they will be free to go in the next.
+Scheduler::Room Scheduler::make_room(Sequence& sequence, int64_t num_new_tokens, Budget& budget) {
   if (outgrows_pool(sequence)) {
     finish_outgrown(sequence);
-    return false;
+    return Room::kLeft;
   }
-  while (!kv_cache_.can_allocate(sequence.table, sequence.num_computed, num_new_tokens)) {
+  while (!kv_cache_.can_allocate(sequence.table, sequence.num_scheduled, num_new_tokens)) {
     Sequence& victim = *running_.back();
-    if (&victim != &sequence && victim.is_decoding()) --budget.num_decodes;
+    const bool is_itself = &victim == &sequence;
+    if (victim.num_in_flight > 0 || (is_itself && num_in_flight_ > 0)) {
+      decide(sequence, DecisionKind::kWaitsForBlocks,
+             kv_cache_.num_needed(sequence.table, sequence.num_scheduled, num_new_tokens));
+      return Room::kWaits;
+    }
+    if (!is_itself && victim.is_decoding()) --budget.num_decodes;
     preempt(victim);
-    if (&victim == &sequence) return false;
+    if (is_itself) return Room::kLeft;
   }
-  return true;
+  return Room::kMade;
 }
 
 void Scheduler::admit_waiting(Budget& budget) {
@@ -98,14 +122,15 @@ void Scheduler::admit_waiting(Budget& budget) {
     if (admission == Admission::kStop) break;
     if (admission == Admission::kAdmitted && is_newcomer) --num_admissible;
   }
-  if (plan_.is_empty()) wake_us_ = policy_->wake_us(queue);
+  if (next_->plan.is_empty()) wake_us_ = policy_->wake_us(queue);
 }
 
 // kStop: it does not fit, and those behind must not overtake it. kSkipped: it waits for another
 // request's blocks, and holding up the queue would help nobody.
 Scheduler::Admission Scheduler::try_admit(Sequence& sequence, Budget& budget) {
-  if (sequence.is_held()) {
-    decide(sequence, DecisionKind::kWaitsForBeams, 0);
+  if (sequence.is_held() || sequence.is_abort_requested) {
+    decide(sequence,
+           sequence.is_held() ? DecisionKind::kWaitsForBeams : DecisionKind::kWaitsForStep, 0);
     return Admission::kSkipped;
   }
   if (outgrows_pool(sequence)) {
@@ -147,12 +172,12 @@ void Scheduler::enter(Sequence& sequence, int64_t num_hit_tokens) {
   waiting_.erase(&sequence);
   running_.insert(std::ranges::upper_bound(running_, &sequence, ServedBefore()), &sequence);
   sequence.state = SequenceState::kRunning;
-  sequence.num_computed = num_hit_tokens;
+  sequence.num_computed = sequence.num_scheduled = num_hit_tokens;
   if (sequence.was_admitted) return;
   // What a preempted sequence finds again was counted the first time.
   sequence.was_admitted = true;
   sequence.num_cached_tokens = num_hit_tokens;
-  sequence.times.scheduled_us = step_start_us_;
+  sequence.times.scheduled_us = next_->start_us;
   --num_newcomers_;
   policy_->on_admitted();
   if (reads_prefix_cache(sequence)) kv_cache_.count_query(sequence.num_tokens(), num_hit_tokens);
@@ -160,28 +185,36 @@ void Scheduler::enter(Sequence& sequence, int64_t num_hit_tokens) {
 }
 
 void Scheduler::put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& budget) {
-  kv_cache_.allocate(sequence.table, sequence.num_computed, num_new_tokens, plan_.copies);
-  sequence.num_scheduled = sequence.num_computed + num_new_tokens;
+  static constexpr std::array<int32_t, 1> kAwaited{kNoTokenId};
+  const int64_t start = sequence.num_scheduled;
+  const bool is_awaited = start >= sequence.num_tokens();
+  const bool is_prefill = !is_awaited && (!sequence.is_decoding() || sequence.num_generated() == 0);
+  kv_cache_.allocate(sequence.table, start, num_new_tokens, next_->plan.copies);
+  sequence.num_scheduled = start + num_new_tokens;
+  ++sequence.num_in_flight;
   budget.num_tokens -= num_new_tokens;
-  const bool is_prefill = !sequence.is_decoding() || sequence.num_generated() == 0;
-  plan_.num_tokens += static_cast<int32_t>(num_new_tokens);
-  if (is_prefill) plan_.num_prefill_tokens += static_cast<int32_t>(num_new_tokens);
-  in_flight_.push_back(&sequence);
-  plan_.sequences.push_back({.request_id = sequence.context->request.id,
-                             .sample_index = sequence.sample_index,
-                             .token_ids = std::span<const int32_t>(sequence.token_ids)
-                                              .subspan(sequence.num_computed, num_new_tokens),
-                             .start_position = sequence.num_computed,
-                             .block_tables = sequence.table.blocks,
-                             .is_prefill = is_prefill,
-                             .prompt_embeds = sequence.context->request.prompt_embeds.get()});
+  next_->plan.num_tokens += static_cast<int32_t>(num_new_tokens);
+  if (is_prefill) next_->plan.num_prefill_tokens += static_cast<int32_t>(num_new_tokens);
+  next_->sequences.push_back(&sequence);
+  next_->plan.sequences.push_back(
+      {.request_id = sequence.context->request.id,
+       .sample_index = sequence.sample_index,
+       .token_ids =
+           is_awaited ? std::span<const int32_t>(kAwaited)
+                      : std::span<const int32_t>(sequence.token_ids).subspan(start, num_new_tokens),
+       .awaited_row = is_awaited ? sequence.awaited_row : -1,
+       .start_position = start,
+       .block_tables = sequence.table.blocks,
+       .is_prefill = is_prefill,
+       .prompt_embeds = sequence.context->request.prompt_embeds.get()});
   decide(sequence, DecisionKind::kScheduled, num_new_tokens);
   add_prompt_rows(sequence);
   if (sequence.context->request.pooled) {
-    plan_.pooled.push_back({.sequence_idx = static_cast<int32_t>(plan_.sequences.size() - 1),
-                            .output = sequence.context->request.pooled.get()});
+    next_->plan.pooled.push_back(
+        {.sequence_idx = static_cast<int32_t>(next_->plan.sequences.size() - 1),
+         .output = sequence.context->request.pooled.get()});
   }
-  const int64_t num_left = sequence.num_tokens() - sequence.num_scheduled;
+  const int64_t num_left = sequence.num_to_run();
   if (num_left > 0) {
     decide(sequence, DecisionKind::kChunked, num_left);
   } else if (!sequence.context->request.pooled) {
@@ -196,7 +229,7 @@ void Scheduler::let_go_of_held() {
                            [](const Sequence* sequence) { return sequence->is_held(); });
   if (held == running_.rend()) return;
   preempt(**held);
-  wake_us_ = step_start_us_;
+  wake_us_ = next_->start_us;
 }
 
 // What has to be seen of a prompt's tokens is not in the cache, and embeddings have no ids to be
@@ -214,41 +247,61 @@ void Scheduler::add_prompt_rows(const Sequence& sequence) {
   const int64_t end =
       std::min(sequence.num_scheduled, num_scored + sequence.context->num_to_score());
   for (int64_t p = std::max(sequence.num_computed, num_scored); p < end; ++p) {
-    plan_.logit_rows.push_back({.sequence_idx = static_cast<int32_t>(plan_.sequences.size() - 1),
-                                .token_offset = static_cast<int32_t>(p - sequence.num_computed),
-                                .request_id = sequence.context->request.id,
-                                .sample_index = sequence.sample_index,
-                                .seed = sequence.seed,
-                                .position = p + 1,
-                                .given_token_id = sequence.token_ids[p + 1],
-                                .params = &sequence.params(),
-                                .banned_token_ids = {}});
+    next_->plan.logit_rows.push_back(
+        {.sequence_idx = static_cast<int32_t>(next_->plan.sequences.size() - 1),
+         .token_offset = static_cast<int32_t>(p - sequence.num_computed),
+         .request_id = sequence.context->request.id,
+         .sample_index = sequence.sample_index,
+         .seed = sequence.seed,
+         .position = p + 1,
+         .given_token_id = sequence.token_ids[p + 1],
+         .params = &sequence.params(),
+         .banned_token_ids = {}});
   }
 }
 
-void Scheduler::add_logit_rows(const Sequence& sequence, int32_t token_offset) {
+void Scheduler::add_logit_rows(Sequence& sequence, int32_t token_offset) {
   const SamplingParams& params = sequence.params();
-  const bool may_stop = sequence.num_generated() >= params.min_tokens;
+  const int64_t position = sequence.num_scheduled;
+  const bool may_stop = position - sequence.num_prompt_tokens >= params.min_tokens;
+  const bool awaits = is_awaitable(sequence);
+  if (awaits) {
+    ++sequence.num_awaited;
+    sequence.awaited_row = static_cast<int32_t>(next_->plan.logit_rows.size());
+  }
   for (int32_t i = 0; i < sequence.num_samples; ++i) {
     const int32_t sample_index = sequence.sample_index + i;
-    plan_.logit_rows.push_back(
-        {.sequence_idx = static_cast<int32_t>(plan_.sequences.size() - 1),
+    next_->plan.logit_rows.push_back(
+        {.sequence_idx = static_cast<int32_t>(next_->plan.sequences.size() - 1),
          .token_offset = token_offset,
          .request_id = sequence.context->request.id,
          .sample_index = sample_index,
          .seed = sample_seed(sequence.context->request.seed, sample_index),
-         .position = sequence.num_tokens(),
+         .position = position,
          .params = &params,
          .token_ids = sequence.token_ids,
          .num_prompt_tokens = sequence.num_prompt_tokens,
-         .banned_token_ids = may_stop
-                                 ? std::span<const int32_t>()
-                                 : std::span<const int32_t>(sequence.context->stop_token_ids)});
+         .banned_token_ids = may_stop ? std::span<const int32_t>()
+                                      : std::span<const int32_t>(sequence.context->stop_token_ids),
+         .is_awaitable = awaits});
   }
 }
 
+// Whether the step after this one may run the token that this one draws: one whose draw does not
+// need the host, and which is not known to be the last.
+bool Scheduler::is_awaitable(const Sequence& sequence) const {
+  const SamplingParams& params = sequence.params();
+  const int64_t num_tokens = sequence.num_scheduled + 1;  // with the one to be drawn
+  const int64_t num_generated = num_tokens - sequence.num_prompt_tokens;
+  return max_in_flight_ > 1 && sequence.num_samples == 1 && params.only_draws() &&
+         (num_generated > params.min_tokens || sequence.context->stop_token_ids.empty()) &&
+         num_generated < params.max_tokens && num_tokens < config_.max_model_len &&
+         !sequence.context->request.beam_search;
+}
+
 bool Scheduler::outgrows_pool(const Sequence& sequence) const {
-  return kv_cache_.num_blocks_for(sequence.num_tokens()) > kv_cache_.num_blocks();
+  return kv_cache_.num_blocks_for(sequence.num_tokens() + sequence.num_awaited) >
+         kv_cache_.num_blocks();
 }
 
 void Scheduler::finish_outgrown(Sequence& sequence) {
@@ -262,7 +315,7 @@ std::string Scheduler::outgrown_error(int64_t num_tokens) const {
 }
 
 QueueState Scheduler::queue_state() const {
-  QueueState queue{.now_us = step_start_us_,
+  QueueState queue{.now_us = next_->start_us,
                    .num_running = static_cast<int32_t>(running_.size()),
                    .num_returning = static_cast<int32_t>(waiting_.size()) - num_newcomers_,
                    .num_newcomers = num_newcomers_,
@@ -275,10 +328,10 @@ QueueState Scheduler::queue_state() const {
 }
 
 void Scheduler::decide(const Sequence& sequence, DecisionKind kind, int64_t detail) {
-  plan_.decisions.push_back({.request_id = sequence.context->request.id,
-                             .sample_index = sequence.sample_index,
-                             .kind = kind,
-                             .detail = detail});
+  next_->plan.decisions.push_back({.request_id = sequence.context->request.id,
+                                   .sample_index = sequence.sample_index,
+                                   .kind = kind,
+                                   .detail = detail});
 }
 
 }  // namespace llmserve

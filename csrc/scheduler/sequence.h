@@ -51,8 +51,8 @@ struct RequestContext {
 
 // Written by Scheduler alone.
 //
-//   0 ............ num_computed ......... num_scheduled ......... num_tokens
-//   in the KV pool              in the step in flight     known, not yet run
+//   0 ............ num_computed ......... num_scheduled ......... num_tokens + num_awaited
+//   in the KV pool             in steps in flight         not yet run
 //
 // A decoding sequence is one with a single token to run: the newest.
 struct Sequence {
@@ -67,13 +67,17 @@ struct Sequence {
   std::vector<int32_t> token_ids;  // prompt, then generated
   int64_t num_prompt_tokens = 0;
   int64_t num_computed = 0;   // committed
-  int64_t num_scheduled = 0;  // num_computed and the step in flight
+  int64_t num_scheduled = 0;  // num_computed and the steps in flight
+  // Tokens that steps in flight draw, and that a later step may run before they are known here.
+  int64_t num_awaited = 0;
+  int32_t awaited_row = -1;   // the logit row of the newest step in flight that draws the last
+  int32_t num_in_flight = 0;  // steps that run this sequence
   BlockTable table;
 
   std::optional<StopChecker> text;  // absent: no text was asked for
   Beam beam;                        // of a beam search
   std::optional<RepetitionDetector> repetition;
-  bool is_abort_requested = false;  // during a step: takes effect at its commit
+  bool is_abort_requested = false;  // takes effect when no step in flight runs its request
 
   bool was_admitted = false;      // has run, or was forked from one that has
   int64_t num_cached_tokens = 0;  // of the prompt, read from the prefix cache when first admitted
@@ -85,7 +89,8 @@ struct Sequence {
   std::span<const int32_t> generated() const {
     return std::span(token_ids).subspan(static_cast<size_t>(num_prompt_tokens));
   }
-  int64_t num_to_run() const { return num_tokens() - num_computed; }
+  int64_t num_to_run() const { return num_tokens() + num_awaited - num_scheduled; }
+  bool is_ended() const { return state == SequenceState::kFinished; }
   const SamplingParams& params() const { return context->request.params; }
   bool is_decoding() const { return num_to_run() == 1; }
   // Nothing is to be run until the other beams of its request are as far.

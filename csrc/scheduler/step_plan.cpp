@@ -24,6 +24,8 @@ std::string_view name(DecisionKind kind) {
       return "waits_for_batch";
     case DecisionKind::kWaitsForBeams:
       return "waits_for_beams";
+    case DecisionKind::kWaitsForStep:
+      return "waits_for_step";
   }
   return "unknown";
 }

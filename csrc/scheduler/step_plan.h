@@ -1,5 +1,5 @@
 // The records of one step. A plan is host integers only; its spans point into sequences and stay
-// valid until commit().
+// valid until the next commit(), its other pointers until its own.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,13 @@ namespace llmserve {
 struct ScheduledSequence {
   RequestId request_id = 0;
   int32_t sample_index = 0;
-  std::span<const int32_t> token_ids;  // [q >= 1]
-  int64_t start_position = 0;          // tokens already in the KV cache
+  std::span<const int32_t> token_ids;  // [q >= 1]; {kNoTokenId} where awaited_row says which
+  // >= 0: the one token is what this logit row of the step before draws, which is still in flight.
+  int32_t awaited_row = -1;
+  int64_t start_position = 0;  // tokens already in the KV cache
   // [cache groups][>= ceil((start + q) / P)] block ids: position p is in entry p / P, or kGone.
   std::span<const std::vector<int32_t>> block_tables;
+  int64_t end_position() const { return start_position + std::ssize(token_ids); }
   bool is_prefill = false;  // false: exactly the one token that was generated last
   // [prompt tokens, E] or none: tokens at positions within it are rows of it.
   const HostArray* prompt_embeds = nullptr;
@@ -49,6 +52,9 @@ struct LogitRow {
   int64_t num_prompt_tokens = 0;       // of those
   std::span<const int32_t>
       banned_token_ids;  // not to be drawn (min_tokens); logprobs still count them
+  // The next step may run the token before it is committed: nothing but the logits and `params`
+  // decides it, and `token_ids`, which it does not need, may lack the newest.
+  bool is_awaitable = false;
 };
 
 // Why a sequence was, or was not, in the step.
@@ -63,6 +69,7 @@ enum class DecisionKind : uint8_t {
   kWaitsForPrefix,  // another request is computing its next blocks; detail: that request
   kWaitsForBatch,   // the policy is filling a batch
   kWaitsForBeams,   // has its next tokens' candidates, other beams of its request have not
+  kWaitsForStep,    // what it runs next depends on what a step in flight gives
 };
 std::string_view name(DecisionKind kind);
 

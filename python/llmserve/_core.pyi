@@ -313,6 +313,8 @@ class ScheduledSequence:
     @property
     def is_prefill(self) -> bool: ...
     @property
+    def awaited_row(self) -> int: ...
+    @property
     def num_tokens(self) -> int: ...
     @property
     def token_ids(self) -> list[int]: ...
@@ -384,7 +386,11 @@ class SequenceRecord:
 
 class Scheduler:
     def __init__(
-        self, config: SchedulerConfig, cache: CacheConfig, vocabulary: Vocabulary | None = None
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        vocabulary: Vocabulary | None = None,
+        max_in_flight: int = 1,
     ) -> None: ...
     def add(
         self,

@@ -14,6 +14,7 @@ _WAITS = {
     "waits_for_prefix": "request {} was computing the next blocks of its prompt",
     "waits_for_batch": "the policy was filling a batch",
     "waits_for_beams": "it had its candidates, and other beams of its request had not",
+    "waits_for_step": "what it runs next depended on a step that was under way",
     "preempted": "the KV pool was full: it gave {} blocks back, to be recomputed",
 }
 # What holds up those who stand behind it in the queue; the others are passed over.

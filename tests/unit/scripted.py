@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,7 @@ def make_scheduler(
     special_token_ids: list[int] | None = None,
     forge_collisions: bool = False,
     windows: list[int] | None = None,
+    max_in_flight: int = 1,
     **fields: Any,
 ) -> Scheduler:
     cache = _core.CacheConfig()
@@ -56,9 +57,10 @@ def make_scheduler(
         setattr(config, name, value)
     if forge_collisions:
         return testing.forged_scheduler(config, cache)
-    if bytes_by_id is None:
-        return Scheduler(config, cache)
-    return Scheduler(config, cache, _core.Vocabulary(bytes_by_id, special_token_ids or []))
+    vocabulary = None
+    if bytes_by_id is not None:
+        vocabulary = _core.Vocabulary(bytes_by_id, special_token_ids or [])
+    return Scheduler(config, cache, vocabulary, max_in_flight)
 
 
 def add_request(scheduler: Scheduler, request_id: int, prompt: list[int], **fields: Any) -> None:
@@ -75,7 +77,10 @@ def add_request(scheduler: Scheduler, request_id: int, prompt: list[int], **fiel
 
 
 class Runner:
-    """A scheduler and a shadow model; `outputs[request_id, sample_index]` grows with each step."""
+    """A scheduler and a shadow model; `outputs[request_id, sample_index]` grows with each step.
+
+    With two steps in flight, each is carried out as it is scheduled and committed after the next.
+    """
 
     def __init__(self, *, num_blocks: int, block_size: int = 4, **config: Any) -> None:
         config.setdefault("max_num_seqs", 8)
@@ -85,6 +90,8 @@ class Runner:
         self.model = testing.ShadowModel(num_blocks, block_size, VOCAB_SIZE, windows)
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.num_ahead = config.get("max_in_flight", 1) - 1
+        self.flights: deque[_core.SampledTokens] = deque()
         self.outputs: dict[tuple[int, int], Output] = {}
         self.finished_requests: list[int] = []
 
@@ -104,8 +111,13 @@ class Runner:
             plan.copies,
             [(d.request_id, d.sample_index, d.kind, d.detail) for d in plan.decisions],
         )
-        self.take(self.scheduler.commit(self.model.execute(plan)))
+        self.flights.append(self.model.execute(plan))
+        self.finish_steps(self.num_ahead if plan.sequences else 0)
         return step
+
+    def finish_steps(self, num_left: int = 0) -> None:
+        while len(self.flights) > num_left:
+            self.take(self.scheduler.commit(self.flights.popleft()))
 
     def take(self, events: list[TokenEvent]) -> None:
         for event in events:
@@ -130,6 +142,8 @@ class Runner:
     def check(self) -> None:
         """The scheduler's own check, and reference counts against a count of the holders."""
         self.scheduler.check_integrity()
+        if self.flights:  # they hold blocks of sequences that have ended
+            return
         held = Counter(
             block
             for sequence in self.scheduler.sequences()

@@ -38,7 +38,9 @@ def longest_sequence(num_blocks: int, windows: list[int], chunk: int) -> int:
 class Workload:
     """Operations on the real scheduler, and what must come out of them."""
 
-    def __init__(self, policy: str, *, chunk: int, caching: bool, windows: list[int]) -> None:
+    def __init__(
+        self, policy: str, *, chunk: int, caching: bool, windows: list[int], max_in_flight: int
+    ) -> None:
         num_blocks = NUM_BLOCKS * len(windows)
         self.capacity = longest_sequence(num_blocks, windows, chunk)
         self.runner = Runner(
@@ -50,6 +52,7 @@ class Workload:
             max_num_batched_tokens=chunk,
             enable_prefix_caching=caching,
             max_batch_delay_us=50,
+            max_in_flight=max_in_flight,
         )
         self.asked: dict[int, Asked] = {}
         self.next_id = 0
@@ -84,10 +87,12 @@ class Workload:
         if request_id in self.asked and request_id not in self.runner.finished_requests:
             self.cut_short.add(request_id)
         self.runner.scheduler.abort(request_id)
-        self.runner.take(self.runner.scheduler.commit(self.runner.model.execute(plan)))
+        self.runner.flights.append(self.runner.model.execute(plan))
+        self.runner.finish_steps()
 
     def fail(self) -> None:
         self.cut_short |= self.asked.keys() - set(self.runner.finished_requests)
+        self.runner.flights.clear()
         self.runner.scheduler.fail("asked to")
         self.runner.take(self.runner.scheduler.take_events())
         assert not self.runner.scheduler.has_unfinished()
@@ -96,9 +101,13 @@ class Workload:
         plan = self.runner.scheduler.schedule()
         self.runner.model.execute(plan)
         self.cut_short |= {sequence.request_id for sequence in plan.sequences}
+        if self.runner.flights:  # the requests of the step before as well
+            self.cut_short |= self.asked.keys() - set(self.runner.finished_requests)
+        failed = {sequence.request_id for sequence in plan.sequences}
+        self.runner.flights.clear()
         self.runner.scheduler.fail_step("asked to")
         self.runner.take(self.runner.scheduler.take_events())
-        assert self.cut_short & self.asked.keys() <= set(self.runner.finished_requests)
+        assert failed & self.asked.keys() <= set(self.runner.finished_requests)
 
     def finish(self) -> None:
         """Everything ends within bounded steps, with the tokens that are known in advance."""
@@ -169,9 +178,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([3, 5, 64]),
         caching=st.booleans(),
         windows=st.sampled_from([[0], [0, 3], [0, 4, 0, 1]]),
+        max_in_flight=st.sampled_from([1, 2]),
     )
-    def start(self, policy: str, chunk: int, caching: bool, windows: list[int]) -> None:
-        self.load = Workload(policy, chunk=chunk, caching=caching, windows=windows)
+    def start(self, policy: str, **config: Any) -> None:
+        self.load = Workload(policy, **config)
 
     @rule(
         prompt=PROMPTS,
@@ -213,6 +223,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(request_id=REQUEST_IDS)
     def preempt(self, request_id: int) -> None:
+        self.load.runner.finish_steps()
         self.load.runner.scheduler.preempt(request_id)
         self.load.runner.check()
 
@@ -254,6 +265,7 @@ CASES = [
         {"num_blocks": 27, "max_num_batched_tokens": 64, "windows": [0, 3, 0, 7]},
     )
 ]
+CASES += [{**case, "max_in_flight": 2} for case in CASES]
 # Far below the bound that the soak itself enforces, far above what is seen.
 MAX_STALL_STEPS = 500
 
@@ -266,6 +278,8 @@ def soak(case: dict[str, Any], seed: int, num_operations: int) -> None:
     idle = set()
     if not case.get("enable_prefix_caching", True):
         idle = {"num_hits", "num_evictions"}
+    if case.get("max_in_flight", 1) == 1:
+        idle |= {"num_awaited", "num_dropped"}
     assert {name for name, count in counts.items() if count == 0} == idle
 
 
