@@ -2,8 +2,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -26,7 +28,8 @@ using namespace py::literals;
 namespace llmserve {
 namespace {
 
-// A step that waits under way: what a test does meanwhile, it does between that step and the next.
+// A step that waits under way, the n-th that is waited for: what a test does meanwhile, it does
+// before that step's commit.
 class StepGate {
  public:
   explicit StepGate(int64_t step_id) : step_id_(step_id) {}
@@ -64,11 +67,12 @@ struct OracleOptions {
   int32_t vocab_size = 256;
   int64_t step_us = 0;              // how long a step takes
   int64_t invalid_request_id = -1;  // this request's rows come back as not finite
+  int32_t max_in_flight = 1;
 };
 
 struct FaultOptions {
-  int64_t fail_at_step = -1;  // execute() throws at this step, when its work is done
-  int64_t num_failures = 1;   // and at so many steps from it on, itself included
+  int64_t fail_at_step = -1;  // wait() throws at this call, when the step's work is done; from 1
+  int64_t num_failures = 1;   // and at so many calls from it on, itself included
   std::string fault = "device";
 };
 
@@ -79,21 +83,31 @@ struct FaultOptions {
   throw DeviceError("the executor was told to fail");
 }
 
+// Its steps take their time one after another, as a device's do, beside what the engine does.
 class OracleExecutor final : public Executor {
  public:
   OracleExecutor(const OracleOptions& options, std::shared_ptr<StepGate> gate)
       : options_(options), gate_(std::move(gate)) {}
 
-  const SampledTokens& execute(const StepPlan& plan) override {
-    if (gate_) gate_->pass(plan.step_id);
-    std::this_thread::sleep_for(std::chrono::microseconds(options_.step_us));
-    sampled_ = sample_oracle(plan, options_.vocab_size);
+  int32_t max_in_flight() const override { return options_.max_in_flight; }
+  void launch(const StepPlan& plan) override {
+    SampledTokens sampled = sample_oracle(plan, options_.vocab_size);
     for (size_t row = 0; row < plan.logit_rows.size(); ++row) {
       const RequestId id = plan.sequences[plan.logit_rows[row].sequence_idx].request_id;
-      sampled_.rows[row].is_valid = id != options_.invalid_request_id;
+      sampled.rows[row].is_valid = id != options_.invalid_request_id;
     }
+    const Time begin = std::max(Clock::now(), flights_.empty() ? Time() : flights_.back().end);
+    flights_.push_back({.end = begin + std::chrono::microseconds(options_.step_us),
+                        .sampled = std::move(sampled)});
+  }
+  const SampledTokens& wait() override {
+    if (gate_) gate_->pass(++num_waits_);
+    std::this_thread::sleep_until(flights_.front().end);
+    sampled_ = std::move(flights_.front().sampled);
+    flights_.pop_front();
     return sampled_;
   }
+  void abandon() noexcept override { flights_.clear(); }
   int64_t vocab_size() const override { return options_.vocab_size; }
   int64_t hidden_size() const override { return 1; }
   std::string description() const override { return "token oracle"; }
@@ -102,8 +116,17 @@ class OracleExecutor final : public Executor {
   void restore(MemoryPart) override {}
 
  private:
+  using Clock = std::chrono::steady_clock;
+  using Time = Clock::time_point;
+  struct Flight {
+    Time end;
+    SampledTokens sampled;
+  };
+
   const OracleOptions options_;
   const std::shared_ptr<StepGate> gate_;
+  std::deque<Flight> flights_;
+  int64_t num_waits_ = 0;
   SampledTokens sampled_;
 };
 
@@ -113,13 +136,16 @@ class FaultyExecutor final : public Executor {
   FaultyExecutor(std::unique_ptr<Executor> executor, FaultOptions options)
       : executor_(std::move(executor)), options_(std::move(options)) {}
 
-  const SampledTokens& execute(const StepPlan& plan) override {
-    const SampledTokens& sampled = executor_->execute(plan);
-    const int64_t failed = plan.step_id - options_.fail_at_step;
+  int32_t max_in_flight() const override { return executor_->max_in_flight(); }
+  void launch(const StepPlan& plan) override { executor_->launch(plan); }
+  const SampledTokens& wait() override {
+    const SampledTokens& sampled = executor_->wait();
+    const int64_t failed = ++num_waits_ - options_.fail_at_step;
     if (options_.fail_at_step >= 0 && failed >= 0 && failed < options_.num_failures)
       throw_fault(options_.fault);
     return sampled;
   }
+  void abandon() noexcept override { executor_->abandon(); }
   void forget(RequestId request_id, int32_t sample_index) override {
     executor_->forget(request_id, sample_index);
   }
@@ -134,6 +160,7 @@ class FaultyExecutor final : public Executor {
  private:
   const std::unique_ptr<Executor> executor_;
   const FaultOptions options_;
+  int64_t num_waits_ = 0;
 };
 
 }  // namespace
@@ -143,7 +170,8 @@ void register_testing_engine(py::module_& testing) {
       .def(py::init(&from_kwargs<OracleOptions>))
       .def_readwrite("vocab_size", &OracleOptions::vocab_size)
       .def_readwrite("step_us", &OracleOptions::step_us)
-      .def_readwrite("invalid_request_id", &OracleOptions::invalid_request_id);
+      .def_readwrite("invalid_request_id", &OracleOptions::invalid_request_id)
+      .def_readwrite("max_in_flight", &OracleOptions::max_in_flight);
   py::class_<StepGate, std::shared_ptr<StepGate>>(testing, "StepGate")
       .def(py::init<int64_t>(), "step_id"_a)
       .def("wait_until_held", &StepGate::wait_until_held, py::call_guard<py::gil_scoped_release>())

@@ -49,8 +49,9 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
   config_.validate();
   SchedulerConfig scheduler = config_.scheduler;
   scheduler.max_num_queued_reqs = 0;  // add_request() keeps the bound, where the caller can be told
-  scheduler_ = std::make_unique<Scheduler>(scheduler, config_.cache,
-                                           vocabulary_ ? &*vocabulary_ : nullptr, clock_);
+  scheduler_ =
+      std::make_unique<Scheduler>(scheduler, config_.cache, vocabulary_ ? &*vocabulary_ : nullptr,
+                                  clock_, &chain_hash, executor_->max_in_flight());
   scheduler_->fill_metrics(metrics_);
   thread_ = start_thread([this] { run(); });
 }
@@ -270,7 +271,7 @@ bool Engine::take_in() {
   const auto has_news = [&] { return !intake_.is_empty(); };
   if (!scheduler_->has_unfinished()) {
     intake_ready_.wait(lock, has_news);
-  } else if (record_.num_sequences == 0) {  // nothing could run: until news or the policy's time
+  } else if (is_stuck_) {  // nothing could run: until news or the policy's time
     const int64_t wake_us = scheduler_->wake_us();
     if (wake_us == SchedulingPolicy::kNever) {
       intake_ready_.wait(lock, has_news);
@@ -302,37 +303,65 @@ bool Engine::take_in() {
   return true;
 }
 
+// Where two steps may be in flight, the second is on its way before the first is waited for. An
+// empty plan says that nothing can go ahead: then all are finished.
 void Engine::step() {
-  record_ = {.start_us = clock_.now_us(), .decisions = std::move(record_.decisions)};
-  const StepPlan* plan = nullptr;
-  {
-    const PhaseTimer timer(clock_, record_.schedule_us);
-    plan = &scheduler_->schedule();
+  begin_step();
+  Flight& newest = flight(scheduler_->num_in_flight() - 1);
+  const bool is_empty = newest.plan->is_empty();
+  is_stuck_ = is_empty && scheduler_->num_in_flight() == 1;
+  if (is_empty && !is_stuck_) {  // nobody waited in it for anything but the step in flight
+    std::erase_if(newest.record.decisions,
+                  [](const Decision& d) { return d.kind != DecisionKind::kPreempted; });
   }
-  record_.step_id = plan->step_id;
-  record_.num_sequences = static_cast<int32_t>(plan->sequences.size());
-  record_.num_tokens = plan->num_tokens;
-  record_.num_prefill_tokens = plan->num_prefill_tokens;
-  record_.decisions = plan->decisions;
+  const int32_t num_ahead = is_empty ? 0 : scheduler_->max_in_flight() - 1;
+  while (scheduler_->num_in_flight() > num_ahead) finish_step();
+}
+
+void Engine::begin_step() {
+  Flight& next = flight(scheduler_->num_in_flight());
+  StepRecord& record = next.record;
+  record = {.start_us = clock_.now_us(), .decisions = std::move(record.decisions)};
+  {
+    const PhaseTimer timer(clock_, record.schedule_us);
+    next.plan = &scheduler_->schedule();
+  }
+  const StepPlan& plan = *next.plan;
+  record.step_id = plan.step_id;
+  record.num_sequences = static_cast<int32_t>(plan.sequences.size());
+  record.num_tokens = plan.num_tokens;
+  record.num_prefill_tokens = plan.num_prefill_tokens;
+  record.decisions = plan.decisions;
+  if (plan.is_empty()) return;
+  const PhaseTimer timer(clock_, record.execute_us);
+  is_executing_ = true;
+  executor_->launch(plan);
+  is_executing_ = false;
+}
+
+void Engine::finish_step() {
+  Flight& oldest = flight(0);
+  StepRecord& record = oldest.record;
   static const SampledTokens kNothing;
   const SampledTokens* tokens = &kNothing;
-  if (!plan->is_empty()) {
-    const PhaseTimer timer(clock_, record_.execute_us);
+  if (!oldest.plan->is_empty()) {
+    const PhaseTimer timer(clock_, record.execute_us);
     is_executing_ = true;
-    tokens = &executor_->execute(*plan);
+    tokens = &executor_->wait();
     is_executing_ = false;
     take_aborts();
   }
   const StepResult* result = nullptr;
   {
-    const PhaseTimer timer(clock_, record_.commit_us);
+    const PhaseTimer timer(clock_, record.commit_us);
     result = &scheduler_->commit(*tokens);
+    oldest_flight_ = (oldest_flight_ + 1) % Scheduler::kMaxInFlight;
   }
   num_failed_steps_ = 0;
-  if (record_.num_sequences > 0) recorder_.record(record_);
+  if (record.num_sequences > 0) recorder_.record(record);
   let_go(result->events);
   if (!scheduler_->has_unfinished()) executor_->check_idle();
-  keep_books(result->events);
+  keep_books(record, result->events);
   events_.push(result->events);
 }
 
@@ -358,15 +387,15 @@ void Engine::let_go(std::span<const TokenEvent> events) {
 }
 
 // Before the events go out: who sees a request's last event finds it counted.
-void Engine::keep_books(std::span<const TokenEvent> events) {
+void Engine::keep_books(StepRecord& record, std::span<const TokenEvent> events) {
   {
     const std::lock_guard lock(metrics_mutex_);
     scheduler_->fill_metrics(metrics_);
-    record_.num_running = metrics_.num_requests_running;
-    record_.num_waiting = metrics_.num_requests_waiting;
-    record_.num_blocks_used = metrics_.num_blocks_used;
+    record.num_running = metrics_.num_requests_running;
+    record.num_waiting = metrics_.num_requests_waiting;
+    record.num_blocks_used = metrics_.num_blocks_used;
   }
-  if (!record_.decisions.empty()) trace_.record(record_);
+  if (!record.decisions.empty()) trace_.record(record);
   const int64_t now_us = clock_.now_us();
   trace_.update(events, now_us);
   recorder_.update(events, now_us);
@@ -383,6 +412,8 @@ void Engine::keep_books(std::span<const TokenEvent> events) {
 // get better, nor do books that are wrong: then the engine takes no more.
 bool Engine::go_on_after(const std::exception& error) {
   const bool is_batch = std::exchange(is_executing_, false);
+  executor_->abandon();
+  is_stuck_ = false;
   const bool is_device = dynamic_cast<const DeviceError*>(&error) != nullptr;
   if (!is_batch || is_device) ++num_failed_steps_;
   const bool is_last = num_failed_steps_ >= kMaxFailedSteps;
@@ -404,20 +435,20 @@ bool Engine::go_on_after(const std::exception& error) {
 void Engine::fail_batch(const std::string& reason) {
   take_aborts();
   scheduler_->fail_step(reason);
-  give_out_failures(scheduler_->take_events());
+  give_out_failures(flight(0).record, scheduler_->take_events());
 }
 
 void Engine::fail_all(const std::string& reason) {
   scheduler_->fail(reason);
   std::vector<TokenEvent> events = scheduler_->take_events();
   fail_unseen(reason, events);
-  record_ = {};  // of a step that has no record
-  give_out_failures(std::move(events));
+  StepRecord record;  // of a step that has none
+  give_out_failures(record, std::move(events));
 }
 
-void Engine::give_out_failures(std::vector<TokenEvent> events) {
+void Engine::give_out_failures(StepRecord& record, std::vector<TokenEvent> events) {
   let_go(events);
-  keep_books(events);
+  keep_books(record, events);
   events_.push(events);
 }
 

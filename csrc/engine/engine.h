@@ -106,6 +106,11 @@ class Engine {
   void close();
 
  private:
+  // A step between its plan and its commit.
+  struct Flight {
+    const StepPlan* plan = nullptr;
+    StepRecord record;
+  };
   struct Intake {
     std::vector<Request> requests;
     std::vector<RequestId> aborts;
@@ -129,13 +134,16 @@ class Engine {
   void run();
   bool take_in();
   void step();
+  void begin_step();
+  void finish_step();
+  Flight& flight(int32_t i) { return flights_[(oldest_flight_ + i) % Scheduler::kMaxInFlight]; }
   void take_aborts();
   void let_go(std::span<const TokenEvent> events);
-  void keep_books(std::span<const TokenEvent> events);
+  void keep_books(StepRecord& record, std::span<const TokenEvent> events);
   bool go_on_after(const std::exception& error);
   void fail_batch(const std::string& reason);
   void fail_all(const std::string& reason);
-  void give_out_failures(std::vector<TokenEvent> events);
+  void give_out_failures(StepRecord& record, std::vector<TokenEvent> events);
   void fail_unseen(const std::string& reason, std::vector<TokenEvent>& events);
 
   const EngineConfig config_;
@@ -150,7 +158,10 @@ class Engine {
   MetricsRecorder recorder_;
   bool is_executing_ = false;     // so that what is caught is known to be the batch's
   int32_t num_failed_steps_ = 0;  // in a row, of those that stop the engine
-  StepRecord record_;
+  // Those of the scheduler's that are in flight, the oldest first.
+  std::array<Flight, Scheduler::kMaxInFlight> flights_;
+  int32_t oldest_flight_ = 0;
+  bool is_stuck_ = false;  // the last plan was empty, with no step in flight
 
   mutable std::mutex intake_mutex_;
   std::condition_variable intake_ready_;

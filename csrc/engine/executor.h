@@ -29,10 +29,18 @@ class Executor {
  public:
   virtual ~Executor() = default;
 
-  // Runs one step: one record a logit row of the plan, in its order; what is pooled goes to its
-  // output. The result is valid until the next call. Throws DeviceError (or any Error) when the
-  // step as a whole failed; a row that failed alone has is_valid = false.
-  virtual const SampledTokens& execute(const StepPlan& plan) = 0;
+  // Steps that may be in flight, from launch() to wait(), at a time; at most
+  // Scheduler::kMaxInFlight. An executor with one is asked for nothing ahead.
+  virtual int32_t max_in_flight() const { return 1; }
+  // Begins one step, after those in flight. The plan's spans are not read after it returns. Throws
+  // DeviceError (or any Error) when the step as a whole failed.
+  virtual void launch(const StepPlan& plan) = 0;
+  // Waits for the oldest step in flight: one record a logit row of its plan, in its order; what is
+  // pooled has gone to its output. The result is valid until the next call. Throws as launch()
+  // does; a row that failed alone has is_valid = false.
+  virtual const SampledTokens& wait() = 0;
+  // Where launch() or wait() has thrown, or nobody will wait: no step is in flight any more.
+  virtual void abandon() noexcept {}
 
   // The sample has ended: whatever is kept of it from step to step may go.
   virtual void forget(RequestId /*request_id*/, int32_t /*sample_index*/) {}
@@ -46,7 +54,7 @@ class Executor {
   virtual MemoryUse memory_use() const = 0;
 
   // Gives a part's memory back to the system, or takes it again: the KV cache comes back empty, the
-  // weights as they are on disk now. execute() needs both parts. Nothing happens if the part is
+  // weights as they are on disk now. launch() needs both parts. Nothing happens if the part is
   // gone, or there, already. restore() throws what loading throws, and InvalidArgument if the
   // checkpoint's shapes have changed; the part is still gone then.
   virtual void release(MemoryPart part) = 0;

@@ -91,7 +91,7 @@ void ModelExecutor::check_shapes(const Model& model) const {
                                "back or make a new LLM"));
 }
 
-const SampledTokens& ModelExecutor::execute(const StepPlan& plan) {
+void ModelExecutor::launch(const StepPlan& plan) {
   const TraceRange range(plan.num_prefill_tokens > 0 ? "Prefill" : "Decode");
   StepBatch& batch = batch_builder_.build(plan);
   MaskFiller::Pending masks = masks_->begin(batch.sample_tasks);
@@ -102,7 +102,6 @@ const SampledTokens& ModelExecutor::execute(const StepPlan& plan) {
   pooler_.take(context, *model_, hidden, plan);
   masks.finish();
   sample_rows(context, hidden, batch);
-  return sampled_;
 }
 
 void ModelExecutor::sample_rows(const ForwardContext& context, const Tensor& hidden,

@@ -27,7 +27,8 @@ class ModelExecutor final : public Executor {
   // Loads the checkpoint. Throws what open_checkpoint, read_model_config and load_model throw.
   explicit ModelExecutor(const EngineConfig& config);
 
-  const SampledTokens& execute(const StepPlan& plan) override;
+  void launch(const StepPlan& plan) override;
+  const SampledTokens& wait() override { return sampled_; }
   void forget(RequestId request_id, int32_t sample_index) override {
     sampler_.forget(request_id, sample_index);
     masks_->forget(request_id, sample_index);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import select
+import sys
 import threading
 import time
 
@@ -28,6 +29,17 @@ def make_config(**scheduler: object) -> _core.EngineConfig:
     return config
 
 
+in_flight = 1  # of the engines that make_engine() makes
+
+
+@pytest.fixture(autouse=True, params=[1, 2], ids=["in turn", "a step ahead"])
+def max_in_flight(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """What holds of an engine holds whether or not it schedules a step ahead."""
+    monkeypatch.setattr(sys.modules[__name__], "in_flight", request.param)
+    count: int = request.param
+    return count
+
+
 def make_engine(
     options: dict[str, int] | None = None,
     faults: dict[str, object] | None = None,
@@ -36,7 +48,7 @@ def make_engine(
 ) -> _core.Engine:
     return _core.testing.oracle_engine(
         make_config(**scheduler),
-        _core.testing.OracleOptions(vocab_size=VOCAB, **(options or {})),
+        _core.testing.OracleOptions(vocab_size=VOCAB, max_in_flight=in_flight, **(options or {})),
         faults=_core.testing.FaultOptions(**(faults or {})),
         gate=gate,
     )
