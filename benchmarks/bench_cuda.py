@@ -110,6 +110,50 @@ def linear_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Itera
                 yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes, 2 * m * n * k)
 
 
+def fused_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
+    """A gated MLP's first half and what stands before attention, each as one op and as several."""
+    for width, ffn in ((1024, 3072), (4096, 14336)):
+        n = 2 * ffn
+        weight = backend.pack_linear([bf16(rng, n, width)], "bfloat16")
+        norm = backend.to_device(np.ones(width, np.float32))
+        for m in (1, 2, 4, 8, 64):
+            x = backend.to_device(rng.standard_normal((m, width), dtype=np.float32))
+            normed, gate_up, out = (
+                backend.empty_device((m, columns), "float32") for columns in (width, n, ffn)
+            )
+
+            def fused(x: Any = x, weight: Any = weight, norm: Any = norm, normed: Any = normed,
+                      gate_up: Any = gate_up, out: Any = out) -> None:  # fmt: skip
+                backend.fused_linear(x, weight, norm_weight=norm, activation="silu", out=out,
+                                     normed=normed, gate_up=gate_up)  # fmt: skip
+
+            def composed(x: Any = x, weight: Any = weight, norm: Any = norm, normed: Any = normed,
+                         gate_up: Any = gate_up, out: Any = out) -> None:  # fmt: skip
+                backend.rms_norm(x, norm, out=normed)
+                backend.linear(normed, weight, out=gate_up)
+                backend.gated_activation(gate_up, out=out)
+
+            num_bytes = 2 * n * width + 4 * m * (width + ffn)
+            for kind, run in (("one op", fused), ("three ops", composed)):
+                name = f"norm, linear, gate as {kind} M={m} {n}x{width}"
+                yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes, 2 * m * n * width)
+    heads, kv_heads, dim, blocks = 16, 8, 128, 256
+    caches = [backend.empty_device((blocks, kv_heads, 16, dim), "bfloat16") for _ in range(2)]
+    norm = backend.to_device(np.ones(dim, np.float32))
+    for tokens in (1, 64, 2048):
+        width = (heads + 2 * kv_heads) * dim
+        qkv = backend.to_device(rng.standard_normal((tokens, width), dtype=np.float32))
+        angles = backend.to_device(rng.standard_normal((tokens, dim), dtype=np.float32))
+        slots = np.arange(tokens)
+
+        def prepare(qkv: Any = qkv, angles: Any = angles, slots: Any = slots) -> None:
+            backend.prepare_qkv(qkv, heads, *caches, slots, (norm, norm), (angles, angles))
+
+        num_bytes = tokens * (4 * width + 4 * heads * dim + 4 * kv_heads * dim)
+        name = f"norms, rotary, cache T={tokens} {heads}/{kv_heads}x{dim}"
+        yield limits.row(name, seconds_of(backend, prepare, 0.05), num_bytes)
+
+
 def attention_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
     block = 16
     for heads, kv_heads, dim in ((16, 8, 128), (32, 8, 64)):
@@ -271,7 +315,7 @@ def main() -> None:
     for name in args.models:
         for row in decode_rows(name, limits, args.max_tokens):
             report(row)
-    for make in (transfer_rows, row_op_rows, attention_rows, linear_rows, plain_rows):
+    for make in (transfer_rows, row_op_rows, fused_rows, attention_rows, linear_rows, plain_rows):
         for row in make(backend, limits, rng):
             report(row)
 

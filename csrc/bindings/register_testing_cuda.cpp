@@ -41,6 +41,11 @@ void register_testing_cuda(py::module_& testing) {
         return py::make_tuple(each, cuda::gemv_blocks(columns, each));
       },
       "columns"_a, "(columns a warp, blocks)");
+  math.attr("GEMV_NORM_MAX_ROWS") = cuda::kGemvNormMaxRows;
+  math.attr("QKV_WARPS") = cuda::kQkvWarps;
+  math.attr("QKV_MAX_WIDTH") = cuda::kQkvMaxWidth;
+  math.def("qkv_blocks", &cuda::qkv_blocks, "heads"_a);
+  math.def("qkv_shared_bytes", &cuda::qkv_shared_bytes, "head_dim"_a);
   math.def("attention_shared_bytes", &cuda::attention_shared_bytes, "head_dim"_a, "value_dim"_a,
            "tile"_a);
   math.def("attention_fits", &cuda::attention_fits, "head_dim"_a, "value_dim"_a, "tile"_a);

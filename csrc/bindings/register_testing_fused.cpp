@@ -24,8 +24,10 @@ Activation activation_named(const std::string& text) {
   return static_cast<Activation>(found - kActivationNames.begin());
 }
 
-// Working memory of the op, filled with NaN so that nobody takes it for zeros.
-Tensor make_work(Staging& staging, std::vector<py::object>& kept, int64_t rows, int64_t columns) {
+// Working memory of the op: as given, or filled with NaN so that nobody takes it for zeros.
+Tensor make_work(Staging& staging, std::vector<py::object>& kept, const py::object& given,
+                 int64_t rows, int64_t columns) {
+  if (!given.is_none()) return staging.out(given);
   py::array_t<float> array({rows, columns});
   std::fill_n(array.mutable_data(), array.size(), std::numeric_limits<float>::quiet_NaN());
   kept.push_back(array);
@@ -35,7 +37,8 @@ Tensor make_work(Staging& staging, std::vector<py::object>& kept, int64_t rows, 
 py::object fused_linear(Backend& backend, const py::object& x, const LinearWeight& weight,
                         const py::object& bias, const py::object& norm_weight, float eps,
                         float weight_offset, const py::object& activation, const py::object& given,
-                        bool accumulate) {
+                        bool accumulate, const py::object& given_normed,
+                        const py::object& given_gate_up) {
   Staging staging(backend);
   std::vector<py::object> kept;
   const ConstTensor rows = staging.in(x);
@@ -44,7 +47,7 @@ py::object fused_linear(Backend& backend, const py::object& x, const LinearWeigh
   FusedLinearArgs args{
       .linear = {.x = rows, .weight = &weight, .bias = staging.in(bias), .accumulate = accumulate}};
   if (!norm_weight.is_none()) {
-    const Tensor normed = make_work(staging, kept, m, rows.shape[1]);
+    const Tensor normed = make_work(staging, kept, given_normed, m, rows.shape[1]);
     args.norm = RmsNormArgs{.x = rows,
                             .weight = staging.in(norm_weight),
                             .out = normed,
@@ -55,7 +58,7 @@ py::object fused_linear(Backend& backend, const py::object& x, const LinearWeigh
   if (activation.is_none()) {
     args.linear.out = staging.make_out(given, {m, n});
   } else {
-    args.linear.out = make_work(staging, kept, m, n);
+    args.linear.out = make_work(staging, kept, given_gate_up, m, n);
     args.gate = GatedActivationArgs{.gate_up = args.linear.out,
                                     .out = staging.make_out(given, {m, n / 2}),
                                     .activation = activation_named(activation.cast<std::string>())};
@@ -123,7 +126,8 @@ void register_testing_fused(py::class_<Backend>& backend) {
   using namespace py::literals;
   backend.def("fused_linear", &fused_linear, "x"_a, "weight"_a, "bias"_a = py::none(),
               "norm_weight"_a = py::none(), "eps"_a = 1e-6f, "weight_offset"_a = 0.0f,
-              "activation"_a = py::none(), "out"_a = py::none(), "accumulate"_a = false);
+              "activation"_a = py::none(), "out"_a = py::none(), "accumulate"_a = false,
+              "normed"_a = py::none(), "gate_up"_a = py::none());
   backend.def(
       "prepare_qkv",
       [](Backend& self, const py::object& qkv, int64_t num_heads, const py::object& key_cache,

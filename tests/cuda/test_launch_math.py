@@ -59,6 +59,17 @@ def test_few_rows_get_the_smallest_kernel_that_holds_them():
     assert [launch.gemv_rows(m) for m in rows] == [1, 2, 4, 4, 8, 8, 8, 8]
 
 
+@pytest.mark.parametrize("heads", [3, 4, 5, 32, 80])
+def test_every_head_of_queries_keys_and_values_has_a_warp(heads):
+    blocks = launch.qkv_blocks(heads)
+    assert (blocks - 1) * launch.QKV_WARPS < heads <= blocks * launch.QKV_WARPS
+    assert launch.qkv_shared_bytes(launch.QKV_MAX_WIDTH) <= launch.MAX_SHARED_BYTES
+
+
+def test_only_products_of_few_rows_norm_them_on_the_way():
+    assert 1 <= launch.GEMV_NORM_MAX_ROWS <= launch.GEMV_MAX_ROWS
+
+
 @pytest.mark.parametrize("dim", [4, 33, 64, 80, 96, 128, 256, 576])
 def test_heads_of_every_usual_width_fit_the_shared_memory(dim):
     assert launch.attention_fits(dim, dim, 64)

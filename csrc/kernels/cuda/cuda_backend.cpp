@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/argument_views.h"
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/launch_math.h"
 #include "kernels/host_ops.h"
@@ -15,41 +16,6 @@ namespace llmserve::cuda {
 namespace {
 
 static_assert(kKvTile == 64, "attention.cu is written for tiles of 64");
-
-Storage storage_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return Storage::kF32;
-    case DType::kBF16:
-      return Storage::kBF16;
-    default:
-      return Storage::kF16;  // validated: there is no other
-  }
-}
-
-Nonlinearity kind_of(Activation activation) {
-  static_assert(kActivationNames.size() == 3, "every activation has its Nonlinearity");
-  return static_cast<Nonlinearity>(activation);
-}
-
-Rows rows_of(const Tensor& tensor) { return {tensor.as<float>(), tensor.strides[0]}; }
-ConstRows rows_of(const ConstTensor& tensor) { return {tensor.as<float>(), tensor.strides[0]}; }
-
-void check_layout(const char* op, const PagedKvCache& cache) {
-  if (cache.key_layout != KeyLayout::kRows)
-    throw NotSupported(concat("cuda ", op, ": keys in panels are not supported"));
-}
-
-CachePart part_of(const Tensor& part) {
-  return {part.data, part.shape[1], part.shape[2], part.shape[3]};
-}
-
-// Blocks along x, one a row or one a head of a token.
-void check_grid(const char* op, int64_t blocks) {
-  if (blocks > kMaxGridX)
-    throw InvalidArgument(concat(op, ": expected at most ", kMaxGridX,
-                                 " rows (or heads of tokens) a call, got ", blocks));
-}
 
 Transfers::HostCopy copy_by(Backend& host) {
   constexpr int64_t kGrain = int64_t{1} << 20;  // a thread's start is nothing beside it
@@ -236,40 +202,6 @@ void CudaBackend::add(const AddArgs& args) {
             stream());
 }
 
-void CudaBackend::linear(const LinearArgs& args) {
-  validate(args);
-  const LinearWeight& weight = *args.weight;
-  const LinearParams params{.x = rows_of(args.x),
-                            .weight = weight.data.data(),
-                            .storage = storage_of(weight.dtype),
-                            .bias = args.bias.as<float>(),
-                            .out = rows_of(args.out),
-                            .num_rows = args.x.shape[0],
-                            .out_features = weight.out_features,
-                            .in_features = weight.in_features,
-                            .accumulate = args.accumulate};
-  check_grid("linear", params.num_rows);
-  memory_.make_current();
-  if (params.num_rows == 0 || params.out_features == 0) return;
-  if (uses_gemv_ && params.num_rows <= kGemvMaxRows) {
-    gemv(params, stream());
-    return;
-  }
-  if (cublaslt_ && params.in_features > 0) {
-    const void* x = params.x.data;
-    int64_t x_stride = params.x.stride;
-    if (params.storage == Storage::kBF16) {
-      auto* rounded =
-          reinterpret_cast<uint16_t*>(scratch(params.num_rows * params.in_features * 2));
-      round_to_bf16(params.x, params.num_rows, params.in_features, rounded, stream());
-      x = rounded;
-      x_stride = params.in_features;
-    }
-    if (cublaslt_->multiply(x, x_stride, params)) return;
-  }
-  plain_linear(params, stream());
-}
-
 void CudaBackend::rotary_table(const RotaryTableArgs& args) {
   validate(args);
   memory_.make_current();
@@ -291,42 +223,6 @@ void CudaBackend::rotary(const RotaryArgs& args) {
                 .half = args.cos_sin.shape[1] / 2,
                 .interleaved = args.interleaved},
                stream());
-}
-
-void CudaBackend::store_kv(const StoreKvArgs& args) {
-  validate(args);
-  check_layout("store_kv", args.cache);
-  check_grid("store_kv", args.keys.shape[0]);
-  memory_.make_current();
-  const int64_t* slots = slots_(args.slots);
-  const auto store = [&](const ConstTensor& from, const Tensor& cache) {
-    store_cache({.from = from.as<float>(),
-                 .token_stride = from.strides[0],
-                 .head_stride = from.strides[1],
-                 .num_tokens = from.shape[0],
-                 .slots = slots,
-                 .cache = part_of(cache),
-                 .storage = storage_of(cache.dtype)},
-                stream());
-  };
-  store(args.keys, args.cache.keys);
-  store(args.values, args.cache.values);
-}
-
-// Each copy is in the stream's order, so that a block may be copied on.
-void CudaBackend::copy_blocks(const CopyBlocksArgs& args) {
-  validate(args);
-  memory_.make_current();
-  for (const auto& [source, destination] : args.pairs) {
-    if (source == destination) continue;
-    for (const Tensor& part : {args.cache.keys, args.cache.values}) {
-      const int64_t bytes = part.strides[0] * size_bytes(part.dtype);
-      check("cudaMemcpyAsync of a block",
-            cudaMemcpyAsync(part.as<std::byte>() + destination * bytes,
-                            part.as<std::byte>() + source * bytes, static_cast<size_t>(bytes),
-                            cudaMemcpyDeviceToDevice, stream()));
-    }
-  }
 }
 
 void CudaBackend::paged_attention(const PagedAttentionArgs& args) {

@@ -63,8 +63,21 @@ class CudaBackend final : public Backend {
   void cap_logits(const CapLogitsArgs& args) override;
   void gather_rows(const GatherRowsArgs& args) override;
   void sample(const SampleArgs& args) override;
+  // One kernel for what gemv does, and a norm that rounds for cuBLASLt; the ops otherwise.
+  void fused_linear(const FusedLinearArgs& args) override;
+  void prepare_qkv(const PrepareQkvArgs& args) override;
 
  private:
+  bool uses_gemv(int64_t num_rows) const { return uses_gemv_ && num_rows <= kGemvMaxRows; }
+  bool uses_cublaslt(const LinearParams& params) const {
+    return cublaslt_ && params.in_features > 0;
+  }
+  // Working memory for x as bf16, [M, K].
+  uint16_t* rounded_rows(const LinearParams& params);
+  // By cuBLASLt, of x as bf16 or, if null, as it is; false if it does not do this product.
+  bool multiply(const LinearParams& params, const uint16_t* rounded);
+  void fuse_in_gemv(const FusedLinearArgs& args);
+  bool norm_for_cublaslt(const FusedLinearArgs& args);
   // At least this many bytes of device memory for the op at hand; grows, and then stays.
   std::byte* scratch(int64_t num_bytes);
   cudaStream_t stream() const { return memory_.stream(); }

@@ -1,6 +1,6 @@
 // Embedding, rotary embedding, activations, sums, gather, conversions: one thread an element, or a
 // block a row. Offsets are int64 throughout.
-#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/activate.cuh"
 #include "kernels/cuda/launch_math.h"
 
 namespace llmserve::cuda {
@@ -67,10 +67,7 @@ __global__ void activation_kernel(ConstRows x, int64_t n, int64_t width, Rows ou
     const int64_t row = e / width;
     const int64_t i = e % width;
     const float* from = x.data + row * x.stride;
-    float value = from[i];
-    if constexpr (kKind == Nonlinearity::kSilu) value = v_silu(value);
-    if constexpr (kKind == Nonlinearity::kGeluTanh) value = v_gelu_tanh(value);
-    if constexpr (kKind == Nonlinearity::kGelu) value = v_gelu(value);
+    const float value = activate(kKind, from[i]);
     out.data[row * out.stride + i] = kIsGated ? value * from[width + i] : value;
   }
 }

@@ -1,7 +1,8 @@
 // The product of a few rows with a weight, M <= 8: one reading of the weight, which is what such a
-// product costs. A warp makes kColumns outputs of every row.
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/launch_math.h"
+// product costs. A warp makes kColumns outputs of every row; on the way, x may be normed and gates
+// be applied.
+#include "kernels/cuda/activate.cuh"
+#include "kernels/cuda/rms.cuh"
 
 namespace llmserve::cuda {
 namespace {
@@ -71,22 +72,52 @@ __device__ __forceinline__ Chunk<kStorage> load_chunk(const LinearParams& p, int
   return chunk;
 }
 
+// The rows' 1 / sqrt(mean of squares + eps), by the warps of the block in turn, each doing what
+// some warps of the norm's own block do. Ends with a barrier.
+template <int kRows>
+__device__ __forceinline__ void norm_rows(const LinearParams& p, const LinearFusion& f,
+                                          float (&partial)[kRows][32], float (&inverse)[kRows]) {
+  const int num_warps = f.norm_threads / 32;
+  const int warp = threadIdx.x / 32;
+  for (int r = 0; r < kRows && r < p.num_rows; ++r) {
+    for (int w = warp; w < num_warps; w += kGemvWarps) {
+      const float sum = warp_squares(p.x.data + r * p.x.stride, p.in_features, f.norm_threads, w);
+      if (threadIdx.x % 32 == 0) partial[r][w] = sum;
+    }
+  }
+  __syncthreads();
+  for (int r = warp; r < kRows && r < p.num_rows; r += kGemvWarps) {
+    const float sum = sum_of_warps(partial[r][threadIdx.x % 32], num_warps);
+    if (threadIdx.x % 32 == 0) inverse[r] = inverse_rms(sum, p.in_features, f.eps);
+  }
+  __syncthreads();
+}
+
+// The column that the warp's accumulator c is of: neighbours, or, gated, first / 2 + c / 2 of the
+// gate (c even) and of what it is multiplied with. Beyond the last one: that again, not written.
+__device__ __forceinline__ int64_t column_of(const LinearParams& p, const LinearFusion& f,
+                                             int64_t first, int c) {
+  const int64_t half = p.out_features / 2;
+  if (!f.is_gated) return first + c < p.out_features ? first + c : p.out_features - 1;
+  const int64_t gate = (first + c) / 2 < half ? (first + c) / 2 : half - 1;
+  return c % 2 == 0 ? gate : half + gate;
+}
+
 // Column first + c of warp w of block b, first = (b * kGemvWarps + w) * kColumns. Lane l sums the
 // chunks l, l + 32, … of K, each in order; the lanes' sums meet in a butterfly. Neither depends on
 // M or on kColumns, so that a row has the same bits in any company. Rows in [M, kRows) are zeros.
 template <Storage kStorage, int kRows, int kColumns, bool kIsAligned>
-__global__ void __launch_bounds__(kGemvThreads) gemv_kernel(LinearParams p) {
+__global__ void __launch_bounds__(kGemvThreads) gemv_kernel(LinearParams p, LinearFusion f) {
   constexpr int kN = kSlab<kStorage>;
   __shared__ __align__(16) float slab[kRows][kN];  // at most 32 KiB
+  __shared__ float partial[kRows][32];
+  __shared__ float inverse[kRows];
   const int lane = threadIdx.x % 32;
   const int64_t first =
       (static_cast<int64_t>(blockIdx.x) * kGemvWarps + threadIdx.x / 32) * kColumns;
   int64_t row_starts[kColumns];
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) {  // beyond the last column: that one again, not written
-    const int64_t column = first + c < p.out_features ? first + c : p.out_features - 1;
-    row_starts[c] = column * p.in_features;
-  }
+  for (int c = 0; c < kColumns; ++c) row_starts[c] = column_of(p, f, first, c) * p.in_features;
   float sums[kRows][kColumns] = {};
 
   for (int64_t k0 = 0; k0 < p.in_features; k0 += kN) {
@@ -99,11 +130,16 @@ __global__ void __launch_bounds__(kGemvThreads) gemv_kernel(LinearParams p) {
             load_chunk<kStorage, kIsAligned>(p, row_starts[c], k0 + i * kStep + lane * kChunk);
       }
     }
+    if (k0 == 0 && f.norm_weight) norm_rows<kRows>(p, f, partial, inverse);
     __syncthreads();  // the last slab has been read
     for (int e = threadIdx.x; e < kRows * kN; e += kGemvThreads) {
       const int64_t row = e / kN;
       const int64_t k = k0 + e % kN;
-      float value = row < p.num_rows && k < p.in_features ? p.x.data[row * p.x.stride + k] : 0.0f;
+      float value = 0.0f;
+      if (row < p.num_rows && k < p.in_features) {
+        value = p.x.data[row * p.x.stride + k];
+        if (f.norm_weight) value = normed(value, inverse[row], f.norm_weight[k], f.weight_offset);
+      }
       if constexpr (kStorage == Storage::kBF16) value = bf16_to_float(float_to_bf16(value));
       slab[row][slab_index(e % kN, kN)] = value;
     }
@@ -137,15 +173,21 @@ __global__ void __launch_bounds__(kGemvThreads) gemv_kernel(LinearParams p) {
     }
   }
   const int row = lane / kColumns;
-  const int64_t column = first + lane % kColumns;
-  if (row >= p.num_rows || row >= kRows || column >= p.out_features) return;
+  const int64_t column = column_of(p, f, first, lane % kColumns);
   if (p.bias) value += p.bias[column];
+  bool is_mine = row < p.num_rows && row < kRows && first + lane % kColumns < p.out_features;
+  if (f.is_gated) {
+    const float up = __shfl_xor_sync(kAllLanes, value, 1);
+    value = activate(f.kind, value) * up;
+    is_mine = is_mine && lane % 2 == 0;
+  }
+  if (!is_mine) return;
   float& out = p.out.data[row * p.out.stride + column];
   out = p.accumulate ? value + out : value;
 }
 
 template <Storage kStorage, int kRows>
-void launch_rows(const LinearParams& p, cudaStream_t stream) {
+void launch_rows(const LinearParams& p, const LinearFusion& f, cudaStream_t stream) {
   const int columns = gemv_columns(p.out_features);
   const bool is_aligned =
       p.in_features % kChunk == 0 && reinterpret_cast<uintptr_t>(p.weight) % 16 == 0;
@@ -154,31 +196,31 @@ void launch_rows(const LinearParams& p, cudaStream_t stream) {
                       : columns == 2 ? gemv_kernel<kStorage, kRows, 2, true>
                                      : gemv_kernel<kStorage, kRows, 4, true>;
   launch("linear", kernel, blocks(gemv_blocks(p.out_features, is_aligned ? columns : 2)),
-         kGemvThreads, 0, stream, p);
+         kGemvThreads, 0, stream, p, f);
 }
 
 template <Storage kStorage>
-void launch_storage(const LinearParams& p, cudaStream_t stream) {
+void launch_storage(const LinearParams& p, const LinearFusion& f, cudaStream_t stream) {
   switch (gemv_rows(p.num_rows)) {
     case 1:
-      return launch_rows<kStorage, 1>(p, stream);
+      return launch_rows<kStorage, 1>(p, f, stream);
     case 2:
-      return launch_rows<kStorage, 2>(p, stream);
+      return launch_rows<kStorage, 2>(p, f, stream);
     case 4:
-      return launch_rows<kStorage, 4>(p, stream);
+      return launch_rows<kStorage, 4>(p, f, stream);
     default:
-      return launch_rows<kStorage, 8>(p, stream);
+      return launch_rows<kStorage, 8>(p, f, stream);
   }
 }
 
 }  // namespace
 
-void gemv(const LinearParams& params, cudaStream_t stream) {
+void gemv(const LinearParams& params, const LinearFusion& fusion, cudaStream_t stream) {
   if (params.num_rows == 0 || params.out_features == 0) return;
   if (params.storage == Storage::kF32)
-    launch_storage<Storage::kF32>(params, stream);
+    launch_storage<Storage::kF32>(params, fusion, stream);
   else
-    launch_storage<Storage::kBF16>(params, stream);
+    launch_storage<Storage::kBF16>(params, fusion, stream);
 }
 
 }  // namespace llmserve::cuda

@@ -38,6 +38,7 @@ struct NormParams {
   int64_t width;
   float eps;
   float weight_offset;
+  uint16_t* rounded = nullptr;  // [num_rows, width] bf16, written in place of out
   int64_t num_heads = 1;
   int64_t x_head_stride = 0;
   int64_t out_head_stride = 0;
@@ -72,9 +73,23 @@ struct LinearParams {
 // Tiled, on CUDA cores: each output is one chain of multiply-adds over K in order, whatever M is.
 // x is rounded to bf16 where the weight is bf16.
 void plain_linear(const LinearParams& params, cudaStream_t stream);
+
+// In the order of Activation (kernels/ops.h).
+enum class Nonlinearity : uint8_t { kSilu, kGeluTanh, kGelu };
+
+// What a product does to x before and to its outputs after, with the bits of rms_norm and
+// activation.
+struct LinearFusion {
+  const float* norm_weight = nullptr;  // [K], or no norm
+  float eps = 0.0f;
+  float weight_offset = 0.0f;
+  int norm_threads = 0;   // rms_threads(K)
+  bool is_gated = false;  // out is [M, N / 2]: kind(column c) * column N / 2 + c
+  Nonlinearity kind = Nonlinearity::kSilu;
+};
 // For at most kGemvMaxRows rows: limited by the reading of the weight. Each output is 32 chains
 // over K, the same for every M. x is rounded as above.
-void gemv(const LinearParams& params, cudaStream_t stream);
+void gemv(const LinearParams& params, const LinearFusion& fusion, cudaStream_t stream);
 // to [num_rows, width] bf16, contiguous: x rounded to nearest even.
 void round_to_bf16(ConstRows x, int64_t num_rows, int64_t width, uint16_t* to, cudaStream_t stream);
 // Weights at load: contiguous f32, bf16 or f16 to f32 or bf16.
@@ -121,6 +136,30 @@ struct StoreParams {
 };
 void store_cache(const StoreParams& params, cudaStream_t stream);
 
+// As in PrepareQkvArgs. Heads of a token lie side by side.
+struct QkvParams {
+  Rows q;               // the stride is a token's
+  ConstRows k;          // likewise; read only
+  ConstRows v;          // likewise
+  const float* q_norm;  // [D] or null
+  const float* k_norm;
+  float eps;
+  float weight_offset;
+  ConstRows q_cos_sin;  // data null: no rotation
+  ConstRows k_cos_sin;
+  int64_t half;  // of the rotated width
+  bool interleaved;
+  int64_t num_tokens;
+  int64_t num_heads;     // H
+  const int64_t* slots;  // [T]; -1 skips
+  CachePart keys;
+  CachePart values;
+  Storage storage;       // of both
+  int64_t token_blocks;  // qkv_blocks(H + 2 K)
+  int norm_threads;      // rms_threads(D)
+};
+void prepare_qkv(const QkvParams& params, cudaStream_t stream);
+
 struct AttentionParams {
   const float* q;  // [T, H, D]
   int64_t q_token_stride;
@@ -161,8 +200,6 @@ void tiled_attention(const AttentionParams& params, const TiledPlan& plan,
 // Once before the first call with heads of this width, on the device, and not within a capture.
 void prepare_tiled_attention(int64_t width);
 
-// In the order of Activation (kernels/ops.h).
-enum class Nonlinearity : uint8_t { kSilu, kGeluTanh, kGelu };
 // A gated one takes rows of 2 * width.
 void activation(ConstRows x, int64_t num_rows, int64_t width, Nonlinearity kind, bool is_gated,
                 Rows out, cudaStream_t stream);

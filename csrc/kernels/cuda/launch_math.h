@@ -22,6 +22,9 @@ constexpr int row_threads(int64_t width, int64_t max_threads = 256) {
   return static_cast<int>(std::min(warps * kWarpSize, max_threads));
 }
 
+// Of a row whose squares are summed, by whichever kernel: the order of the sum follows from it.
+constexpr int rms_threads(int64_t width) { return row_threads(width, kMaxThreads); }
+
 // Blocks for n independent elements of a grid-stride loop: enough to fill any GPU, and no more.
 constexpr int elementwise_blocks(int64_t n, int64_t threads) {
   constexpr int64_t kEnough = 4096;
@@ -67,8 +70,22 @@ constexpr int gemv_columns(int64_t columns) { return columns >= 4 * kGemvWarps *
 constexpr int64_t gemv_blocks(int64_t columns, int columns_each) {
   return ceil_div(columns, int64_t{kGemvWarps} * columns_each);
 }
+// Up to so many rows, each block norms x for itself: the norm's own reading of x, from the L2, is a
+// quarter of what a block with four columns a warp reads of a bf16 weight. More rows get a launch
+// of their own.
+inline constexpr int kGemvNormMaxRows = 2;
 // The rows that a kernel is made for: the least power of two.
 constexpr int gemv_rows(int64_t rows) { return rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8; }
+
+// Norm, rotation and cache: a warp a head, which lies in shared memory meanwhile; blocks of four.
+inline constexpr int kQkvWarps = 4;
+constexpr int64_t qkv_blocks(int64_t heads) { return ceil_div(heads, kQkvWarps); }  // a token
+constexpr int64_t qkv_shared_bytes(int64_t head_dim) {
+  return kQkvWarps * head_dim * static_cast<int64_t>(sizeof(float));
+}
+// Heads whose norm is that of a block of one thread an element.
+inline constexpr int64_t kQkvMaxWidth = 768;
+static_assert(kQkvMaxWidth <= kMaxThreads && qkv_shared_bytes(kQkvMaxWidth) <= kMaxSharedBytes);
 
 // Attention: one block a query head of a token; the query, the output and a tile's scores are in
 // shared memory.

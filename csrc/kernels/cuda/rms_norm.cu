@@ -1,12 +1,11 @@
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/launch_math.h"
+#include "kernels/cuda/rms.cuh"
 
 namespace llmserve::cuda {
 namespace {
 
 // blockIdx.x: row, in [0, R). Thread i owns the elements i, i + blockDim.x, … of its row in both
 // passes, so that out may be x and the residual may be written before it is read again.
-template <bool kAddsResidual>
+template <bool kAddsResidual, bool kRounds>
 __global__ void rms_norm_kernel(NormParams p) {
   const int64_t token = blockIdx.x / p.num_heads;
   const int64_t head = blockIdx.x % p.num_heads;
@@ -22,11 +21,14 @@ __global__ void rms_norm_kernel(NormParams p) {
     }
     sum = v_fma(value, value, sum);
   }
-  const float mean = block_sum(sum) / static_cast<float>(p.width);
-  const float inverse = 1.0f / sqrtf(mean + p.eps);
+  const float inverse = inverse_rms(block_sum(sum), p.width, p.eps);
   for (int64_t i = threadIdx.x; i < p.width; i += blockDim.x) {
-    const float value = kAddsResidual ? residual[i] : x[i];
-    out[i] = value * inverse * (p.weight[i] + p.weight_offset);
+    const float value =
+        normed(kAddsResidual ? residual[i] : x[i], inverse, p.weight[i], p.weight_offset);
+    if constexpr (kRounds)
+      p.rounded[blockIdx.x * p.width + i] = float_to_bf16(value);
+    else
+      out[i] = value;
   }
 }
 
@@ -34,9 +36,10 @@ __global__ void rms_norm_kernel(NormParams p) {
 
 void rms_norm(const NormParams& params, cudaStream_t stream) {
   if (params.num_rows == 0 || params.width == 0) return;
-  const auto kernel = params.residual.data ? rms_norm_kernel<true> : rms_norm_kernel<false>;
-  launch("rms_norm", kernel, blocks(params.num_rows), row_threads(params.width, kMaxThreads), 0,
-         stream, params);
+  const auto kernel = params.rounded         ? rms_norm_kernel<false, true>
+                      : params.residual.data ? rms_norm_kernel<true, false>
+                                             : rms_norm_kernel<false, false>;
+  launch("rms_norm", kernel, blocks(params.num_rows), rms_threads(params.width), 0, stream, params);
 }
 
 }  // namespace llmserve::cuda

@@ -70,6 +70,8 @@ T __shfl_sync(unsigned, T value, int from) {
   return value;
 }
 
+inline void __syncwarp() { llmserve::cuda::emulator::shuffle_xor(0, 0); }
+
 // Fibers do not preempt each other.
 template <class T>
 T atomicAdd(T* to, T value) {

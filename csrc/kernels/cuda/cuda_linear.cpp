@@ -1,0 +1,106 @@
+// Products: which kernel or library does one, and with what before and after it.
+#include "kernels/cuda/argument_views.h"
+#include "kernels/cuda/cuda_backend.h"
+
+namespace llmserve::cuda {
+namespace {
+
+LinearParams params_of(const LinearArgs& args) {
+  const LinearWeight& weight = *args.weight;
+  return {.x = rows_of(args.x),
+          .weight = weight.data.data(),
+          .storage = storage_of(weight.dtype),
+          .bias = args.bias.as<float>(),
+          .out = rows_of(args.out),
+          .num_rows = args.x.shape[0],
+          .out_features = weight.out_features,
+          .in_features = weight.in_features,
+          .accumulate = args.accumulate};
+}
+
+}  // namespace
+
+void CudaBackend::linear(const LinearArgs& args) {
+  validate(args);
+  const LinearParams params = params_of(args);
+  check_grid("linear", params.num_rows);
+  memory_.make_current();
+  if (params.num_rows == 0 || params.out_features == 0) return;
+  if (uses_gemv(params.num_rows)) return gemv(params, {}, stream());
+  if (uses_cublaslt(params)) {
+    uint16_t* rounded = nullptr;
+    if (params.storage == Storage::kBF16) {
+      rounded = rounded_rows(params);
+      round_to_bf16(params.x, params.num_rows, params.in_features, rounded, stream());
+    }
+    if (multiply(params, rounded)) return;
+  }
+  plain_linear(params, stream());
+}
+
+uint16_t* CudaBackend::rounded_rows(const LinearParams& params) {
+  return reinterpret_cast<uint16_t*>(scratch(params.num_rows * params.in_features * 2));
+}
+
+bool CudaBackend::multiply(const LinearParams& params, const uint16_t* rounded) {
+  if (rounded) return cublaslt_->multiply(rounded, params.in_features, params);
+  return cublaslt_->multiply(params.x.data, params.x.stride, params);
+}
+
+void CudaBackend::fused_linear(const FusedLinearArgs& args) {
+  const bool is_plain = !args.norm && !args.gate;
+  const int64_t num_rows = args.linear.x.shape[0];
+  if (is_plain || num_rows == 0 || args.linear.x.shape[1] == 0 || args.linear.out.shape[1] == 0)
+    return Backend::fused_linear(args);
+  if (uses_gemv(num_rows)) return fuse_in_gemv(args);
+  if (args.norm && norm_for_cublaslt(args)) return;
+  Backend::fused_linear(args);
+}
+
+void CudaBackend::fuse_in_gemv(const FusedLinearArgs& args) {
+  validate(args);
+  memory_.make_current();
+  LinearParams params = params_of(args.linear);
+  LinearFusion fusion;
+  if (args.norm && params.num_rows <= kGemvNormMaxRows) {
+    params.x = rows_of(args.norm->x);
+    fusion.norm_weight = args.norm->weight.as<float>();
+    fusion.eps = args.norm->eps;
+    fusion.weight_offset = args.norm->weight_offset;
+    fusion.norm_threads = rms_threads(params.in_features);
+  } else if (args.norm) {
+    rms_norm(*args.norm);
+  }
+  if (args.gate) {
+    params.out = rows_of(args.gate->out);
+    fusion.is_gated = true;
+    fusion.kind = kind_of(args.gate->activation);
+  }
+  gemv(params, fusion, stream());
+}
+
+// The norm writes what cuBLASLt reads; false if that does not do this product, and then nothing
+// that anybody reads has been written.
+bool CudaBackend::norm_for_cublaslt(const FusedLinearArgs& args) {
+  const LinearParams params = params_of(args.linear);
+  if (!uses_cublaslt(params) || params.storage != Storage::kBF16) return false;
+  validate(args);
+  check_grid("linear", params.num_rows);
+  memory_.make_current();
+  uint16_t* rounded = rounded_rows(params);
+  cuda::rms_norm({.x = rows_of(args.norm->x),
+                  .residual = {nullptr, 0},
+                  .weight = args.norm->weight.as<float>(),
+                  .out = {nullptr, 0},
+                  .num_rows = params.num_rows,
+                  .width = params.in_features,
+                  .eps = args.norm->eps,
+                  .weight_offset = args.norm->weight_offset,
+                  .rounded = rounded},
+                 stream());
+  if (!multiply(params, rounded)) return false;
+  if (args.gate) gated_activation(*args.gate);
+  return true;
+}
+
+}  // namespace llmserve::cuda
