@@ -217,9 +217,17 @@ def row_op_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Itera
     )
     vocabulary, rows = 151936, 16
     logits = backend.to_device(rng.standard_normal((rows, vocabulary), dtype=np.float32))
-    for params in ({"temperature": 0.0}, {}, {"top_k": 50, "top_p": 0.9}):
+    counts = [(i, 1, True) for i in range(0, 4000, 4)]
+    for kind, params in (
+        ("greedy", {"temperature": 0.0}),
+        ("whole row", {}),
+        ("top_k, top_p", {"top_k": 50, "top_p": 0.9}),
+        ("penalties", {"counts": counts, "repetition_penalty": 1.1, "presence_penalty": 0.5}),
+        ("mask", {"allowed": [0x55555555] * (vocabulary // 32)}),
+        ("20 logprobs", {"num_top": 20}),
+    ):
         settings = [{"seed": 1, "position": i, **params} for i in range(rows)]
-        name = f"sample {rows}x{vocabulary} {params}"
+        name = f"sample {rows}x{vocabulary} {kind}"
         seconds = seconds_of(backend, lambda s=settings: backend.sample(logits, s))
         yield limits.row(name, seconds, rows * vocabulary * 4)
 

@@ -56,6 +56,7 @@ def package(tmp_path_factory):
             "test_sampling_op.py",
             "cuda-plain and (ties or extreme or numbers or capped or 5-params5)",
         ),
+        ("test_sampling_edits.py", "cuda-plain and (batch_of_all or ranks or forced or number)"),
         ("test_models.py", "cuda and test_logprobs_agree and (qwen3 or mistral-window)"),
         ("../cuda/test_ops_on_device.py", ""),
         ("../cuda/test_transfers.py", ""),

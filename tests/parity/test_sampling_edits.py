@@ -108,6 +108,45 @@ def test_a_row_with_edits_agrees_with_ref_and_leaves_its_neighbours_alone(
         assert [(i, rank) for i, _, rank in alone[key]] == [(i, r) for i, _, r in expected[key]]
 
 
+# The sum of 1037 exponentials in float32 or float64, a logarithm near 10, two subtractions.
+LOGPROB_TOLERANCE = 1037**0.5 * 2**-24 + 4 * 2**-21
+
+
+def test_a_batch_of_all_kinds_of_rows_draws_and_reports_what_ref_does(fast, ref, rng):
+    """Every list and figure of a row, side by side with rows that have none."""
+    vocabulary = 1037
+    logits = rng.standard_normal((9, vocabulary), dtype=np.float32) * 3
+    logits[3, 40:60] = 4.5  # ties across the end of the best 8
+    logits[4, ::3] = -0.0
+    logits[4, 1::3] = 0.0
+    logits[7, 5] = np.nan
+    mask = mask_of(range(0, vocabulary, 3), vocabulary)
+    counts = [(i, i % 4, i % 3 == 0) for i in range(0, 200, 2)]
+    rows = [
+        {"num_top": 5, "reported_token_ids": [7, 1000, 3]},
+        {"biases": [(3, 9.5), (1036, -2.0)], "allowed": mask, "num_top": 0},
+        {"counts": counts, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "top_k": 20},
+        {"temperature": 0.0, "num_top": 8, "counts": counts, "presence_penalty": -1.5},
+        {"temperature": 0.0, "num_top": 12, "banned_token_ids": [0, 3, -1, 4000]},
+        {"draw_logits": logits[0, ::-1].copy(), "biases": [(5, 1.0)], "num_top": 3, "top_p": 0.8},
+        {"forced_token_id": 17, "num_top": 2, "allowed": mask},
+        {"num_top": 4, "reported_token_ids": [1]},  # not a number among its logits
+        {"min_p": 0.02},
+    ]
+    rows = [{"seed": 3, "position": i, **row} for i, row in enumerate(rows)]
+    got, expected = fast.sample(logits, rows), ref.sample(logits, rows)
+    for a, b in zip(got, expected, strict=True):
+        for field in ("is_valid", "is_raw_valid", "rank"):
+            assert a[field] == b[field]
+        assert not b["is_valid"] or a["token_id"] == b["token_id"]
+        assert abs(a["logprob"] - b["logprob"]) <= LOGPROB_TOLERANCE
+        for name in ("top", "reported"):
+            assert [(i, r) for i, _, r in a[name]] == [(i, r) for i, _, r in b[name]]
+            for (_, x, _), (_, y, _) in zip(a[name], b[name], strict=True):
+                assert abs(x - y) <= LOGPROB_TOLERANCE
+    assert fast.sample(logits[4:6], rows[4:6]) == got[4:6]
+
+
 @pytest.mark.parametrize("penalty", [0.5, 1.2, 3.0])
 def test_repetition_penalty_is_that_of_transformers(any_backend, rng, penalty):
     logits = rng.standard_normal((40, VOCABULARY), dtype=np.float32) * 2

@@ -55,7 +55,7 @@ CudaBackend::CudaBackend(const BackendOptions& options)
       kv_lens_(memory_),
       block_tables_(memory_),
       rows_(memory_),
-      draw_rows_(memory_) {
+      sampling_(memory_) {
   memory_.set_upload([this](void* to, const void* from, int64_t num_bytes) {
     transfers_.upload(to, from, num_bytes);
     transfers_.lead_ops();

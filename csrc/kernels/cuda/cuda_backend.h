@@ -81,9 +81,6 @@ class CudaBackend final : public Backend {
   // At least this many bytes of device memory for the op at hand; grows, and then stays.
   std::byte* scratch(int64_t num_bytes);
   cudaStream_t stream() const { return memory_.stream(); }
-  // The rows `which` of a sampling step, and one row.
-  void draw_on_device(const SampleArgs& args, std::span<const size_t> which);
-  void draw_on_host(const SampleArgs& args, size_t i);
   bool can_tile(const AttentionParams& params) const;
   void attend_in_tiles(const PagedAttentionArgs& args, const AttentionParams& params);
 
@@ -109,7 +106,7 @@ class CudaBackend final : public Backend {
   IndexUpload kv_lens_;
   IndexUpload block_tables_;
   IndexUpload rows_;
-  IndexUpload draw_rows_;
+  IndexUpload sampling_;
 };
 
 }  // namespace llmserve::cuda

@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/launch_math.h"
@@ -208,24 +209,78 @@ void cap_logits(Rows logits, int64_t num_rows, int64_t width, float scale, float
 void gather_rows(ConstRows x, const int32_t* rows, int64_t num_rows, int64_t width, Rows out,
                  cudaStream_t stream);
 
-// One row of logits to draw from.
+// A list of a step's sampling: entries from byte `begin` of its data on.
+struct DrawList {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+struct DrawBias {
+  int32_t token_id;
+  float bias;
+};
+struct DrawCount {
+  int32_t token_id;
+  int32_t num_generated;
+};
+// One row of logits to draw from, as in SampleRow.
 struct DrawRow {
   const float* raw;  // [V] the logits
-  const float* x;    // [V] what is drawn from: the logits, or an edited copy
   float temperature;
   float top_p;
   float min_p;
   int32_t top_k;
   uint64_t seed;
   int64_t position;
+  int32_t forced_token_id;  // -1: none
+  bool is_edited;
+  DrawList logits;   // floats [V] in place of raw; or none
+  DrawList biases;   // DrawBias
+  DrawList allowed;  // words of 32 bits
+  DrawList banned;   // int32
+  DrawList counts;   // DrawCount
+  float repetition_penalty;
+  float frequency_penalty;
+  float presence_penalty;
 };
 struct Drawn {
   int32_t token_id;
   int32_t is_raw_valid;
   int32_t is_valid;
 };
-// rows, out [S]; z [S, V] is working memory.
-void draw(const DrawRow* rows, int64_t num_rows, int64_t vocabulary, float* z, Drawn* out,
-          cudaStream_t stream);
+// rows, out [S], `data` what their lists lie in; z [S, V] is working memory.
+void draw(const DrawRow* rows, int64_t num_rows, const std::byte* data, int64_t vocabulary,
+          float* z, Drawn* out, cudaStream_t stream);
+
+// A row whose log-probabilities are wanted.
+struct ReportRow {
+  const float* raw;   // [V]
+  int64_t top_begin;  // of its best tokens in `top`
+  int32_t num_top;    // at most V
+};
+struct Report {
+  float max;
+  float log_sum;  // log(sum(exp(x - max)))
+};
+struct TopEntry {
+  int32_t token_id;
+  float logit;
+};
+// out [rows]. Each row's num_top largest, in no order; ties to the lowest id. Rows that are not
+// valid have no numbers in either.
+void report(const ReportRow* rows, int64_t num_rows, int64_t vocabulary, Report* out, TopEntry* top,
+            cudaStream_t stream);
+
+// A token whose rank in a row is wanted: `token_id`, or if negative what `drawn` is for the row.
+struct RankQuery {
+  const float* raw;  // [V]
+  int32_t token_id;
+  int32_t row;
+};
+struct Ranked {
+  float logit;
+  int32_t rank;  // 1 + the number of larger ones
+};
+void rank(const RankQuery* queries, int64_t num_queries, const Drawn* drawn, int64_t vocabulary,
+          Ranked* out, cudaStream_t stream);
 
 }  // namespace llmserve::cuda

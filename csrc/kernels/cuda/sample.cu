@@ -1,6 +1,6 @@
-// Drawing tokens: one block a row, no sort. The same choice as on the CPU from the same logits: the
-// filters are comparisons, counts and integer sums, whose order does not matter, and the rest is
-// arithmetic of one token at a time.
+// Drawing tokens and reporting their log-probabilities: one block a row, no sort. The same choice
+// as on the CPU from the same logits: edits and the rest are arithmetic of one token at a time, the
+// filters are comparisons, counts and integer sums, whose order does not matter.
 #include "kernels/cuda/device_math.cuh"
 #include "kernels/cuda/launch_math.h"
 
@@ -186,21 +186,64 @@ __device__ Best row_best(const float* x, int64_t n, bool& is_valid, Shared& s) {
   return best;
 }
 
+template <class T>
+__device__ __forceinline__ const T* entries(const std::byte* data, const DrawList& list) {
+  return reinterpret_cast<const T*>(data + list.begin);
+}
+
+__device__ __forceinline__ float penalized(float value, int32_t num_generated, const DrawRow& row) {
+  value = value > 0 ? value / row.repetition_penalty : value * row.repetition_penalty;
+  value -= row.frequency_penalty * static_cast<float>(num_generated);
+  return num_generated > 0 ? value - row.presence_penalty : value;
+}
+
+// z = the row's edited copy. A list names a token once, so that each has one thread at a time.
+__device__ void edit(const DrawRow& row, const std::byte* data, int64_t n, float* z) {
+  const float* start = row.logits.count > 0 ? entries<float>(data, row.logits) : row.raw;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) z[i] = start[i];
+  __syncthreads();
+  const auto* biases = entries<DrawBias>(data, row.biases);
+  for (int64_t i = threadIdx.x; i < row.biases.count; i += kThreads)
+    z[biases[i].token_id] += biases[i].bias;
+  __syncthreads();
+  const auto* allowed = entries<uint32_t>(data, row.allowed);
+  if (row.allowed.count > 0) {
+    for (int64_t i = threadIdx.x; i < n; i += kThreads)
+      if ((allowed[i / 32] >> (i % 32) & 1u) == 0) z[i] = -INFINITY;
+  }
+  const auto* banned = entries<int32_t>(data, row.banned);
+  for (int64_t i = threadIdx.x; i < row.banned.count; i += kThreads)
+    if (banned[i] >= 0 && banned[i] < n) z[banned[i]] = -INFINITY;
+  __syncthreads();
+  const auto* counts = entries<DrawCount>(data, row.counts);
+  for (int64_t i = threadIdx.x; i < row.counts.count; i += kThreads) {
+    float& value = z[counts[i].token_id];
+    value = penalized(value, counts[i].num_generated, row);
+  }
+  __syncthreads();
+}
+
 // blockIdx.x: row, in [0, S).
 __global__ void __launch_bounds__(kThreads)
-    draw_kernel(const DrawRow* rows, int64_t n, float* all_z, Drawn* out) {
+    draw_kernel(const DrawRow* rows, const std::byte* data, int64_t n, float* all_z, Drawn* out) {
   __shared__ Shared s;
   const DrawRow row = rows[blockIdx.x];
   float* z = all_z + static_cast<int64_t>(blockIdx.x) * n;
   bool is_raw_valid = false;
-  bool is_valid = false;
   Best best = row_best(row.raw, n, is_raw_valid, s);
-  is_valid = is_raw_valid;
-  if (row.x != row.raw && is_raw_valid) best = row_best(row.x, n, is_valid, s);
+  bool is_valid = is_raw_valid;
+  const float* x = row.raw;
+  if (row.is_edited && is_valid && row.forced_token_id < 0) {
+    edit(row, data, n, z);
+    x = z;
+    best = row_best(x, n, is_valid, s);
+  }
   int32_t token = best.idx;
-  if (is_valid && row.temperature >= kGreedyTemperature) {
+  if (row.forced_token_id >= 0) {
+    token = row.forced_token_id;
+  } else if (is_valid && row.temperature >= kGreedyTemperature) {
     for (int64_t i = threadIdx.x; i < n; i += kThreads) {
-      const float value = (row.x[i] - best.value) / row.temperature;
+      const float value = (x[i] - best.value) / row.temperature;
       z[i] = row.min_p > 0 && !(v_exp(value) >= row.min_p) ? -INFINITY : value;
     }
     __syncthreads();
@@ -210,12 +253,107 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) out[blockIdx.x] = {is_valid ? token : 0, is_raw_valid, is_valid};
 }
 
+// The sum over the block, whose order depends on nothing, for every thread.
+__device__ double block_double(double mine, Shared& s) {
+  for (int offset = 16; offset > 0; offset /= 2) mine += __shfl_xor_sync(kAllLanes, mine, offset);
+  auto* sums = reinterpret_cast<double*>(s.sum);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = mine;
+  __syncthreads();
+  double total = 0;
+  for (int warp = 0; warp < kThreads / 32; ++warp) total += sums[warp];
+  return total;
+}
+
+// The sum of the threads before this one.
+__device__ unsigned long long sum_before(unsigned long long mine, Shared& s) {
+  const int t = threadIdx.x;
+  __syncthreads();
+  s.suffix[t] = mine;
+  __syncthreads();
+  for (int step = 1; step < kThreads; step *= 2) {
+    const unsigned long long more = t >= step ? s.suffix[t - step] : 0;
+    __syncthreads();
+    s.suffix[t] += more;
+    __syncthreads();
+  }
+  return s.suffix[t] - mine;
+}
+
+// The k largest of x to `top`, 0 < k <= n: all above the k-th largest, then the first of those that
+// equal it. Thread t has a stretch of ids, so that the threads' order is that of the ids.
+__device__ void gather_top(const float* x, int64_t n, int32_t k, TopEntry* top, Shared& s) {
+  const float threshold =
+      from_ordered_key(select_threshold<false>(x, n, static_cast<unsigned long long>(k), s));
+  const int64_t stretch = (n + kThreads - 1) / kThreads;
+  const int64_t begin = threadIdx.x * stretch;
+  const int64_t end = begin + stretch < n ? begin + stretch : n;
+  unsigned long long above = 0;
+  unsigned long long equal = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    above += x[i] > threshold ? 1 : 0;
+    equal += x[i] == threshold ? 1 : 0;
+  }
+  unsigned long long next_above = sum_before(above, s);
+  unsigned long long next_equal = block_total(above, s) + sum_before(equal, s);
+  for (int64_t i = begin; i < end; ++i) {
+    const bool is_above = x[i] > threshold;
+    if (!is_above && x[i] != threshold) continue;
+    const unsigned long long at = is_above ? next_above++ : next_equal++;
+    if (at < static_cast<unsigned long long>(k)) top[at] = {static_cast<int32_t>(i), x[i]};
+  }
+}
+
+// blockIdx.x: reporting row.
+__global__ void __launch_bounds__(kThreads)
+    report_kernel(const ReportRow* rows, int64_t n, Report* out, TopEntry* top) {
+  __shared__ Shared s;
+  const ReportRow row = rows[blockIdx.x];
+  bool is_valid = false;
+  const float max = row_best(row.raw, n, is_valid, s).value;
+  if (!is_valid) return;  // the whole block
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads)
+    sum += static_cast<double>(v_exp(row.raw[i] - max));
+  sum = block_double(sum, s);
+  if (threadIdx.x == 0) out[blockIdx.x] = {max, v_log(static_cast<float>(sum))};
+  if (row.num_top > 0) gather_top(row.raw, n, row.num_top, top + row.top_begin, s);
+}
+
+// blockIdx.x: query.
+__global__ void __launch_bounds__(kThreads)
+    rank_kernel(const RankQuery* queries, const Drawn* drawn, int64_t n, Ranked* out) {
+  __shared__ Shared s;
+  const RankQuery query = queries[blockIdx.x];
+  const int32_t id = query.token_id >= 0 ? query.token_id : drawn[query.row].token_id;
+  const float logit = query.raw[id];
+  unsigned long long larger = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) larger += query.raw[i] > logit ? 1 : 0;
+  const unsigned long long total = block_total(larger, s);
+  if (threadIdx.x == 0) out[blockIdx.x] = {logit, 1 + static_cast<int32_t>(total)};
+}
+
 }  // namespace
 
-void draw(const DrawRow* rows, int64_t num_rows, int64_t vocabulary, float* z, Drawn* out,
-          cudaStream_t stream) {
+void draw(const DrawRow* rows, int64_t num_rows, const std::byte* data, int64_t vocabulary,
+          float* z, Drawn* out, cudaStream_t stream) {
   if (num_rows == 0) return;
-  launch("sample", draw_kernel, blocks(num_rows), kThreads, 0, stream, rows, vocabulary, z, out);
+  launch("sample", draw_kernel, blocks(num_rows), kThreads, 0, stream, rows, data, vocabulary, z,
+         out);
+}
+
+void report(const ReportRow* rows, int64_t num_rows, int64_t vocabulary, Report* out, TopEntry* top,
+            cudaStream_t stream) {
+  if (num_rows == 0) return;
+  launch("sample", report_kernel, blocks(num_rows), kThreads, 0, stream, rows, vocabulary, out,
+         top);
+}
+
+void rank(const RankQuery* queries, int64_t num_queries, const Drawn* drawn, int64_t vocabulary,
+          Ranked* out, cudaStream_t stream) {
+  if (num_queries == 0) return;
+  launch("sample", rank_kernel, blocks(num_queries), kThreads, 0, stream, queries, drawn,
+         vocabulary, out);
 }
 
 }  // namespace llmserve::cuda
