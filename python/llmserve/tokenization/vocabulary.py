@@ -39,8 +39,10 @@ def build_vocabulary_table(
     steps = list(_steps(tokenizer.get("decoder"), path))
     special = _special_tokens(tokenizer, path)
     token_bytes = [b""] * (max(tokens.values(), default=-1) + 1)
+    # A vocabulary has up to 256 thousand tokens, which pass before the weights are read.
+    decode = _byte_level if steps == [_byte_level] else lambda token: _decode(token, steps)
     for token, token_id in tokens.items():
-        token_bytes[token_id] = _decode(token, steps)
+        token_bytes[token_id] = decode(token)
     return VocabularyTable(token_bytes, sorted(tokens[t] for t in special if t in tokens))
 
 
@@ -199,6 +201,10 @@ def _byte_level_table() -> dict[str, int]:
 
 _BYTE_OF_CHARACTER = _byte_level_table()
 _CHARACTER_OF_BYTE = {byte: character for character, byte in _BYTE_OF_CHARACTER.items()}
+# For str.translate: to the character of the byte's number, and what is outside the map to one that
+# no byte has.
+_LATIN_1 = {code: "\u0100" for code in range(0x100)}
+_LATIN_1 |= {ord(character): chr(byte) for character, byte in _BYTE_OF_CHARACTER.items()}
 
 
 def byte_level_text(token: bytes) -> str:
@@ -213,8 +219,8 @@ def byte_level_text(token: bytes) -> str:
 def _byte_level(text: str) -> bytes:
     """Tokens with a character outside the map are literal: added tokens."""
     try:
-        return bytes([_BYTE_OF_CHARACTER[character] for character in text])
-    except KeyError:
+        return text.translate(_LATIN_1).encode("latin-1")
+    except UnicodeEncodeError:
         return text.encode("utf-8", errors="replace")
 
 
