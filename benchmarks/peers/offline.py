@@ -40,9 +40,10 @@ SYSTEMS = tuple(FORMS_OF)
 class System:
     name: str
     form: str
+    keeps_packed: bool = False  # llmserve with packed_cache_bytes
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.form}"
+        return f"{self.name}, {self.form}" + self.keeps_packed * ", packed weights kept"
 
     def arguments(self) -> dict[str, Any]:
         """LLM's, as worker.py gives them."""
@@ -63,6 +64,9 @@ class Worker:
         }
         if system.name == "llmserve":
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        if system.keeps_packed:
+            environment["XDG_CACHE_HOME"] = str(options.folder / "cache")
+            environment["KEEPS_PACKED"] = "1"
         self._process = subprocess.Popen(
             [python, str(HERE / "worker.py"), system.name, str(model), system.form, threads],
             stdin=subprocess.PIPE,

@@ -2,7 +2,8 @@
 engine adds to the execution of a step.
 
 The files are in the page cache. A start is one process, from its creation (interpreter and imports
-with it) to the first token of a prompt of 16, measured alike for all.
+with it) to the first token of a prompt of 16, measured alike for all. llmserve starts as it does by
+default, and once more with its packed weights kept from an earlier start.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,10 @@ def measure(options: argparse.Namespace) -> None:
     write_checkpoint(checkpoint, options.shape)
     probe = MachineProbe(options.threads)
     systems = list(systems_of(options))
+    kept = [replace(system, keeps_packed=True) for system in systems if system.name == "llmserve"]
+    for system in kept:
+        _start(system, options)  # not counted: it packs and keeps
+    systems += kept
     seconds: dict[System, list[float]] = {system: [] for system in systems}
     peaks: dict[System, list[int]] = {system: [] for system in systems}
     for round_idx in range(1, options.rounds + 1):
@@ -54,10 +60,13 @@ def measure(options: argparse.Namespace) -> None:
 def _start(system: System, options: argparse.Namespace) -> tuple[float, int]:
     """Seconds from the process' creation to its first token, and its peak of resident memory."""
     python, model = model_of(system, options)
-    weights = model if model.is_file() else model / "model.safetensors"
-    with weights.open("rb") as file:  # into the page cache
-        while file.read(2**24):
-            pass
+    weights = [model if model.is_file() else model / "model.safetensors"]
+    if system.keeps_packed:
+        weights += (options.folder / "cache").rglob("*.safetensors")
+    for path in weights:
+        with path.open("rb") as file:  # into the page cache
+            while file.read(2**24):
+                pass
     began = time.perf_counter()
     worker = Worker(system, python, model, options)
     try:
@@ -137,12 +146,13 @@ def table_of(report: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for row in report["rows"]:
-        is_own = row["system"].startswith("llmserve")
+        is_own = row["planned_bytes"] is not None
+        is_compared_with = is_own and "kept" not in row["system"]
         ratio = f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
         planned = f"{row['planned_bytes'] / 1e9:.2f}" if is_own else "-"
         lines.append(
             f"| {row['system']} | {statistics.median(row['seconds']):.2f} "
-            f"| {1 if is_own else ratio} | {row['peak_bytes'] / 1e9:.2f} | {planned} |"
+            f"| {1 if is_compared_with else ratio} | {row['peak_bytes'] / 1e9:.2f} | {planned} |"
         )
     step = report["step"]
     lines += [

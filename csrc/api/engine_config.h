@@ -35,6 +35,12 @@ struct SchedulerConfig {
   void validate() const;
 };
 
+// Where the weights that this model's engines have packed are kept for the next start.
+struct PackedCacheConfig {
+  std::string folder;
+  int64_t max_bytes = 0;  // of all models' together; 0: nothing is kept or looked for
+};
+
 struct EngineConfig {
   std::string model_path;      // a checkpoint directory
   std::string device = "cpu";  // a name of the backend registry
@@ -46,6 +52,7 @@ struct EngineConfig {
   uint64_t seed = 0;
   CacheConfig cache;
   SchedulerConfig scheduler;
+  PackedCacheConfig packed_cache;
   int32_t max_logprobs = 20;  // of a request; -1: no bound
 
   void validate() const;

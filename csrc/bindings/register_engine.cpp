@@ -249,6 +249,7 @@ void register_engine(py::module_& module) {
           "tags"_a)
       .def_property_readonly("is_sleeping", &Engine::is_sleeping)
       .def_property_readonly("description", &Engine::description)
+      .def_property_readonly("warning", &Engine::warning)
       .def_property_readonly("memory_use", &Engine::memory_use)
       .def_property_readonly("vocab_size", &Engine::vocab_size)
       .def_property_readonly("hidden_size", &Engine::hidden_size)

@@ -67,6 +67,8 @@ void register_config_request(py::module_& module) {
       .def_readwrite("num_threads", &ConfigRequest::num_threads)
       .def_readwrite("seed", &ConfigRequest::seed)
       .def_readwrite("max_logprobs", &ConfigRequest::max_logprobs)
+      .def_readwrite("packed_cache_folder", &ConfigRequest::packed_cache_folder)
+      .def_readwrite("packed_cache_bytes", &ConfigRequest::packed_cache_bytes)
       .def_readwrite("eos_token_ids", &ConfigRequest::eos_token_ids);
 }
 

@@ -6,6 +6,7 @@
 #include "bindings/model_records.h"
 #include "bindings/register.h"
 #include "core/error.h"
+#include "io/packed_cache.h"
 #include "models/model.h"
 #include "quant/quant_format.h"
 #include "scheduler/policy.h"
@@ -117,6 +118,18 @@ void register_inspect(py::module_& module) {
       py::arg("path"), "V of a checkpoint.");
   module.def("read_gguf_metadata", &read_gguf_metadata, py::arg("path"), py::arg("prefix"),
              "The metadata of a GGUF file whose keys begin with `prefix`, by key.");
+  py::class_<PackedCacheEntry>(module, "PackedCacheEntry")
+      .def_readonly("path", &PackedCacheEntry::path)
+      .def_readonly("model", &PackedCacheEntry::model)
+      .def_readonly("variant", &PackedCacheEntry::variant)
+      .def_readonly("num_bytes", &PackedCacheEntry::num_bytes)
+      .def_readonly("last_used_ns", &PackedCacheEntry::last_used_ns);
+  module.def(
+      "list_packed_cache", [](const std::string& folder) { return PackedCache(folder).list(); },
+      py::arg("folder"), "The files of packed weights, the least recently used first.");
+  module.def(
+      "clear_packed_cache", [](const std::string& folder) { return PackedCache(folder).clear(); },
+      py::arg("folder"), "Removes the files of packed weights; returns how many bytes.");
   module.def(
       "supported_architectures", [] { return rows_of(architecture_registry()); },
       "(name, summary) of every model architecture, as in config.json.");

@@ -524,7 +524,7 @@ void register_ops(py::module_& module) {
                                return py::str(std::string(format->name));
                              })
       .def_property_readonly("num_bytes",
-                             [](const PackedWeight& self) { return self.weight.data.num_bytes(); })
+                             [](const PackedWeight& self) { return self.weight.num_bytes(); })
       .def_readonly("backend", &PackedWeight::backend);
 
   // Never deleted: that joins threads, which a forked child does not have.

@@ -56,6 +56,7 @@ EngineConfig resolve_settings(const ConfigRequest& request, const Checkpoint& ch
   config.num_threads = request.num_threads.value_or(default_num_threads());
   config.seed = request.seed;
   config.max_logprobs = request.max_logprobs;
+  config.packed_cache = {request.packed_cache_folder, request.packed_cache_bytes};
   config.scheduler.policy = request.policy;
   config.scheduler.max_model_len = model.max_model_len;
   config.scheduler.max_num_queued_reqs = request.max_num_queued_reqs.value_or(0);

@@ -36,6 +36,8 @@ struct ConfigRequest {
   std::optional<int32_t> num_threads;
   uint64_t seed = 0;
   int32_t max_logprobs = 20;
+  std::string packed_cache_folder;
+  int64_t packed_cache_bytes = 0;
   std::vector<int32_t> eos_token_ids;
 };
 

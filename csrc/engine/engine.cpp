@@ -44,6 +44,7 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
       vocabulary_(std::move(vocabulary)),
       executor_(std::move(executor)),
       description_(executor_->description()),
+      warning_(executor_->warning()),
       trace_(kNumTracedSteps, kNumTracedRequests),
       memory_use_(executor_->memory_use()) {
   config_.validate();

@@ -91,6 +91,8 @@ class Engine {
   std::string failure() const;
   // What does the work.
   const std::string& description() const { return description_; }
+  // What was not as it should be when it was made, and did no harm; empty: nothing.
+  const std::string& warning() const { return warning_; }
   // The bytes that it holds; once closed, those of the end.
   MemoryUse memory_use() const;
   const EngineConfig& config() const { return config_; }
@@ -153,6 +155,7 @@ class Engine {
   SteadyClock clock_;
   std::unique_ptr<Executor> executor_;  // used by the engine thread only
   const std::string description_;
+  const std::string warning_;
   std::unique_ptr<Scheduler> scheduler_;  // likewise, but for check_request()
   StepTrace trace_;
   MetricsRecorder recorder_;

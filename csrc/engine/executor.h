@@ -52,6 +52,8 @@ class Executor {
   // What does the work, for the log: "LlamaForCausalLM float32 on cpu/avx2, 2 threads".
   virtual std::string description() const = 0;
   virtual MemoryUse memory_use() const = 0;
+  // What was not as it should be when it was made, and did no harm; empty: nothing.
+  virtual std::string warning() const { return {}; }
 
   // Gives a part's memory back to the system, or takes it again: the KV cache comes back empty, the
   // weights as they are on disk now. launch() needs both parts. Nothing happens if the part is

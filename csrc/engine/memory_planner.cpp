@@ -10,6 +10,7 @@
 #include "core/system.h"
 #include "engine/model_executor.h"
 #include "io/checkpoint.h"
+#include "io/packed_cache.h"
 
 namespace llmserve {
 namespace {
@@ -219,11 +220,23 @@ MemoryPlan plan_memory(const ConfigRequest& request) {
   plan.architecture = model.architecture;
   plan.format = checkpoint.format();
   const std::unique_ptr<Backend> backend = make_backend(plan.config.device, {.num_threads = 1});
+  if (plan.config.packed_cache.max_bytes > 0 && backend->packed_layout().empty())
+    throw NotSupported(concat("packed_cache_bytes is not supported on device '", backend->name(),
+                              "', whose weights no file can hold; leave it out or use "
+                              "device='cpu'"));
+  PackedWeights packed;
+  if (plan.config.packed_cache.max_bytes > 0) {
+    std::string ignored;  // load says it
+    const PackedCache cache(plan.config.packed_cache.folder);
+    packed.file =
+        cache.find(packed_key(checkpoint, packed_variant(plan.config, *backend)), {}, ignored);
+  }
   ModelPlan sizes =
       plan_model(checkpoint, model, *backend,
                  {.format = resolve_weight_format(plan.config.dtype, plan.config.quantization),
                   .max_tokens = plan.config.scheduler.max_num_batched_tokens,
-                  .max_logit_rows = kMaxLogitRowsAtOnce});
+                  .max_logit_rows = kMaxLogitRowsAtOnce,
+                  .packed = &packed});
   plan.weights = std::move(sizes.weights);
   plan.workspace_bytes =
       sizes.workspace_bytes +

@@ -6,17 +6,10 @@
 #include "core/error.h"
 #include "core/trace_range.h"
 #include "io/checkpoint.h"
+#include "io/packed_cache.h"
 
 namespace llmserve {
 namespace {
-
-std::unique_ptr<Model> load(const EngineConfig& config, Backend& backend) {
-  const Checkpoint checkpoint = open_checkpoint(config.model_path);
-  const ModelConfig model_config =
-      read_model_config(checkpoint.config(), config.scheduler.max_model_len);
-  return load_model(checkpoint, model_config, backend,
-                    resolve_weight_format(config.dtype, config.quantization));
-}
 
 int64_t workspace_bytes(const Model& model, const EngineConfig& config) {
   return model.workspace_bytes(config.scheduler.max_num_batched_tokens, kMaxLogitRowsAtOnce);
@@ -30,13 +23,18 @@ MemoryPart parse_memory_part(std::string_view name) {
   throw InvalidArgument(concat("tags must be of 'weights' and 'kv_cache', got '", name, "'"));
 }
 
+std::string packed_variant(const EngineConfig& config, const Backend& backend) {
+  return concat(config.quantization.empty() ? "" : config.quantization + " of ", name(config.dtype),
+                " in ", backend.packed_layout());
+}
+
 ModelExecutor::ModelExecutor(const EngineConfig& config)
     : config_(config),
       backend_(make_backend(config.device, {.num_threads = config.num_threads})),
       batch_builder_(config.cache.block_size, config.cache.windows.size()),
       sampler_(*backend_),
       pooler_(backend_->memory(), kMaxLogitRowsAtOnce) {
-  model_ = load(config_, *backend_);
+  model_ = load();
   vocab_size_ = model_->config().vocab_size;
   hidden_size_ = model_->config().hidden_size;
   masks_ = std::make_unique<MaskFiller>(vocab_size_);
@@ -71,8 +69,28 @@ void ModelExecutor::restore(MemoryPart part) {
   }
 }
 
+std::unique_ptr<Model> ModelExecutor::load() {
+  const Checkpoint checkpoint = open_checkpoint(config_.model_path);
+  const ModelConfig model_config =
+      read_model_config(checkpoint.config(), config_.scheduler.max_model_len);
+  const WeightFormat format = resolve_weight_format(config_.dtype, config_.quantization);
+  if (config_.packed_cache.max_bytes == 0)
+    return load_model(checkpoint, model_config, *backend_, format);
+
+  const auto run = [&](int64_t count, const std::function<void(int64_t, int64_t)>& work) {
+    backend_->run_on_host_threads(count, 1, work);
+  };
+  const PackedCache cache(config_.packed_cache.folder, config_.packed_cache.max_bytes);
+  const PackedKey key = packed_key(checkpoint, packed_variant(config_, *backend_));
+  warning_.clear();
+  PackedWeights packed{.file = cache.find(key, run, warning_)};
+  std::unique_ptr<Model> model = load_model(checkpoint, model_config, *backend_, format, &packed);
+  if (!packed.is_from_file) cache.store(key, packed.tensors, run, warning_);
+  return model;
+}
+
 void ModelExecutor::load_weights() {
-  std::unique_ptr<Model> model = load(config_, *backend_);
+  std::unique_ptr<Model> model = load();
   check_shapes(*model);
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
   model_ = std::move(model);

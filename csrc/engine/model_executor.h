@@ -22,6 +22,9 @@ namespace llmserve {
 // are 39 MB).
 inline constexpr int64_t kMaxLogitRowsAtOnce = 64;
 
+// What packed weights depend on beside the checkpoint; PackedKey.
+std::string packed_variant(const EngineConfig& config, const Backend& backend);
+
 class ModelExecutor final : public Executor {
  public:
   // Loads the checkpoint. Throws what open_checkpoint, read_model_config and load_model throw.
@@ -38,10 +41,12 @@ class ModelExecutor final : public Executor {
   int64_t hidden_size() const override { return hidden_size_; }
   std::string description() const override;
   MemoryUse memory_use() const override;
+  std::string warning() const override { return warning_; }
   void release(MemoryPart part) override;
   void restore(MemoryPart part) override;
 
  private:
+  std::unique_ptr<Model> load();
   void load_weights();
   void check_shapes(const Model& model) const;
   void sample_rows(const ForwardContext& context, const Tensor& hidden, const StepBatch& batch);
@@ -49,6 +54,7 @@ class ModelExecutor final : public Executor {
   const EngineConfig config_;
   const std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;           // null while the weights are given back
+  std::string warning_;                    // of the last load
   std::unique_ptr<Arena> arena_;           // likewise
   std::unique_ptr<KvStorage> kv_storage_;  // null while the KV cache is
   // Of the model as it was first loaded.

@@ -30,6 +30,10 @@ bool is_plain_name(std::string_view name) {
          name.find_first_of(std::string_view("/\\\0", 3)) == name.npos;
 }
 
+int64_t nanoseconds(const timespec& time) {
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
 // Opens without following a link and without waiting on a pipe.
 std::shared_ptr<const MappedFile> map_regular_file(const fs::path& shown,
                                                    const fs::path& resolved) {
@@ -48,7 +52,8 @@ std::shared_ptr<const MappedFile> map_regular_file(const fs::path& shown,
           concat(shown.string(), ": cannot map ", num_bytes, " bytes: ", std::strerror(errno)));
     data = static_cast<const std::byte*>(mapped);
   }
-  return std::make_shared<const MappedFile>(shown, data, static_cast<int64_t>(num_bytes));
+  const MappedFile::Times times{nanoseconds(status.st_mtim), nanoseconds(status.st_ctim)};
+  return std::make_shared<const MappedFile>(shown, data, static_cast<int64_t>(num_bytes), times);
 }
 
 }  // namespace
@@ -61,13 +66,22 @@ std::string_view MappedFile::text() const {
   return {reinterpret_cast<const char*>(data_), static_cast<size_t>(num_bytes_)};
 }
 
-void MappedFile::release(int64_t offset, int64_t num_bytes) const {
+// Hints: if the system declines, pages merely stay, or come when they are read.
+void MappedFile::advise(int64_t offset, int64_t num_bytes, int advice) const {
   const int64_t page = sysconf(_SC_PAGESIZE);
   const int64_t begin = offset / page * page;
   const int64_t end = std::min(num_bytes_, offset + num_bytes);
   if (!data_ || begin >= end) return;
-  // A hint: if the system declines, the pages merely stay.
-  madvise(const_cast<std::byte*>(data_ + begin), static_cast<size_t>(end - begin), MADV_DONTNEED);
+  madvise(const_cast<std::byte*>(data_ + begin), static_cast<size_t>(end - begin), advice);
+}
+
+void MappedFile::release(int64_t offset, int64_t num_bytes) const {
+  advise(offset, num_bytes, MADV_DONTNEED);
+}
+
+void MappedFile::fetch(int64_t offset, int64_t num_bytes) const {
+  constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ of Linux 5.14, which old headers lack
+  advise(offset, num_bytes, kPopulateRead);
 }
 
 CheckpointDirectory::CheckpointDirectory(const std::string& path) : path_(path) {

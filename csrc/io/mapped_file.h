@@ -21,8 +21,15 @@ namespace llmserve {
 // fine): reads past a new end kill the process.
 class MappedFile {
  public:
+  struct Times {
+    int64_t modified_ns = 0;  // the content; since 1970
+    int64_t changed_ns = 0;   // content, name or owner
+  };
   MappedFile(std::filesystem::path path, const std::byte* data, int64_t num_bytes)
-      : path_(std::move(path)), data_(data), num_bytes_(num_bytes) {}
+      : MappedFile(std::move(path), data, num_bytes, Times()) {}
+  MappedFile(std::filesystem::path path, const std::byte* data, int64_t num_bytes,
+             const Times& times)
+      : path_(std::move(path)), data_(data), num_bytes_(num_bytes), times_(times) {}
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -31,15 +38,22 @@ class MappedFile {
   std::string name() const { return path_.filename().string(); }
   std::span<const std::byte> bytes() const { return {data_, static_cast<size_t>(num_bytes_)}; }
   int64_t num_bytes() const { return num_bytes_; }
+  const Times& times() const { return times_; }  // when it was opened
   std::string_view text() const;
+
+  // Brings a range into memory by one call, where reading it would take a fault every few pages.
+  void fetch(int64_t offset, int64_t num_bytes) const;
 
   // Lets go of the memory behind a range; a later read fetches it from the file again.
   void release(int64_t offset, int64_t num_bytes) const;
 
  private:
+  void advise(int64_t offset, int64_t num_bytes, int advice) const;
+
   std::filesystem::path path_;
   const std::byte* data_;
   int64_t num_bytes_;
+  Times times_;
 };
 
 class CheckpointDirectory {

@@ -297,6 +297,21 @@ std::vector<TensorEntry> read_safetensors_headers(
   return tensors;
 }
 
+std::vector<std::pair<std::string, std::string>> read_safetensors_metadata(const MappedFile& file) {
+  std::vector<std::pair<std::string, std::string>> metadata;
+  JsonReader reader(file.path().string(), header_of(file), kLengthBytes);
+  std::string key;
+  for (reader.begin_object(); reader.next_key(key);) {
+    if (key != "__metadata__") {
+      reader.skip();
+      continue;
+    }
+    for (reader.begin_object(); reader.next_key(key);)
+      metadata.emplace_back(key, reader.read_string());
+  }
+  return metadata;
+}
+
 bool is_safetensors(const CheckpointDirectory& directory) {
   if (!directory.weights_file().empty()) return directory.weights_file().ends_with(".safetensors");
   return directory.contains(kSingleFile) || directory.contains(kIndexFile);

@@ -5,6 +5,8 @@
 
 #include <memory>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "io/checkpoint.h"
@@ -19,5 +21,8 @@ Checkpoint open_safetensors(const CheckpointDirectory& directory);
 // bytes. Throws CorruptFile or, for element types that no layer reads, NotSupported.
 std::vector<TensorEntry> read_safetensors_headers(
     std::span<const std::shared_ptr<const MappedFile>> files);
+
+// "__metadata__", in the file's order. Throws CorruptFile.
+std::vector<std::pair<std::string, std::string>> read_safetensors_metadata(const MappedFile& file);
 
 }  // namespace llmserve

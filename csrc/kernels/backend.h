@@ -48,6 +48,10 @@ class Backend {
   // or bf16; the parts, in host memory, may be f32, bf16 or f16). Throws InvalidArgument on
   // shapes, CorruptFile never: `first_non_finite` finds bad values.
   virtual LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) = 0;
+  // Names the layout of packed weights, where it is the same on every machine and they lie in host
+  // memory: a file may then hold them. Its number grows when a byte of any weight changes. Empty:
+  // packed weights are nobody else's.
+  virtual std::string_view packed_layout() const { return {}; }
   // Bytes that pack_linear will take, exact.
   virtual int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const = 0;
 

@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -83,7 +84,11 @@ struct LinearWeight {
   int64_t in_features = 0;   // K
   DType dtype = DType::kF32;
   const LinearFormat* format = nullptr;  // null: floats of `dtype`
-  Buffer data;                           // the backend's own layout
+  Buffer data;                           // the backend's own layout, unless it is mapped:
+  std::span<const std::byte> mapped;     // the same bytes in a file
+  std::shared_ptr<const void> file;      // keeps them
+  const std::byte* bytes() const { return mapped.empty() ? data.data() : mapped.data(); }
+  int64_t num_bytes() const { return mapped.empty() ? data.num_bytes() : std::ssize(mapped); }
 };
 
 // out = x W^T (+ bias) (+ out, if accumulate). Each output is one chain of multiply-adds over K in

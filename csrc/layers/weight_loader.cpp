@@ -83,6 +83,16 @@ std::string shape_text(std::initializer_list<int64_t> shape) {
   return out.str();
 }
 
+// Tells the weight from all others that a checkpoint can be made into.
+std::string stacked_name(std::span<const WeightLoader::Part> parts, bool is_transposed) {
+  std::ostringstream out;
+  for (const WeightLoader::Part& part : parts)
+    out << (&part == parts.data() ? "" : " + ") << part.name << "[" << part.begin << ":"
+        << part.begin + part.size << "]";
+  if (is_transposed) out << " transposed";
+  return out.str();
+}
+
 // Older exports carry rotary frequencies and causal masks.
 bool follows_from_config(std::string_view name) {
   static constexpr std::string_view kEndings[] = {"rotary_emb.inv_freq", ".attn.bias",
@@ -101,8 +111,8 @@ std::string_view name(WeightGroup group) {
 }
 
 WeightLoader::WeightLoader(const Checkpoint& checkpoint, Backend& backend,
-                           const WeightFormat& format, bool load)
-    : checkpoint_(checkpoint), backend_(backend), format_(format), load_(load) {
+                           const WeightFormat& format, bool load, PackedWeights* packed)
+    : checkpoint_(checkpoint), backend_(backend), format_(format), load_(load), packed_(packed) {
   if (format.integers && !backend.can_run(*format.integers))
     throw NotSupported(concat("quantization '", format.integers->name,
                               "' is not supported on device '", backend.name(),
@@ -202,6 +212,22 @@ LinearWeight WeightLoader::plan_linear(WeightGroup group, Parts parts, int64_t i
   return weight;
 }
 
+bool WeightLoader::take_packed(const std::string& name, LinearWeight& planned) {
+  if (!packed_) return false;
+  const int64_t n = planned.out_features;
+  const int64_t k = planned.in_features;
+  const int64_t num_bytes = planned.format ? backend_.packed_bytes(n, k, *planned.format)
+                                           : backend_.packed_bytes(n, k, planned.dtype);
+  if (packed_->file) planned.mapped = packed_->file->find(name, num_bytes);
+  if (planned.mapped.empty()) {
+    packed_->is_from_file = false;
+    return false;
+  }
+  planned.file = packed_->file->file();
+  mapped_bytes_ += num_bytes;
+  return true;
+}
+
 LinearWeight WeightLoader::pack_rows(const LinearWeight& planned,
                                      std::span<const ConstTensor> views) {
   if (!planned.format) return backend_.pack_linear(views, planned.dtype);
@@ -270,12 +296,16 @@ std::vector<LinearWeight> WeightLoader::linear(WeightGroup group, const std::vec
     const Entries from = Entries(entries).subspan(begin, end - begin);
     const LinearFormat* integers = blocks[begin] ? blocks[begin]->integers : format_.integers;
     LinearWeight planned = plan_linear(group, some, in_features, integers);
-    if (!load_)
+    const std::string name = stacked_name(some, is_transposed);
+    if (take_packed(name, planned) || !load_)
       weights.push_back(std::move(planned));
     else if (blocks[begin])
       weights.push_back(pack_blocks(planned, some, from));
     else
       weights.push_back(pack_values(planned, some, from, is_transposed));
+    if (packed_)
+      packed_->tensors.push_back(
+          {name, {weights.back().bytes(), static_cast<size_t>(weights.back().num_bytes())}});
   }
   if (load_)
     for (const TensorEntry* entry : entries)

@@ -13,6 +13,7 @@
 #include "core/buffer.h"
 #include "core/tensor.h"
 #include "io/checkpoint.h"
+#include "io/packed_file.h"
 #include "kernels/backend.h"
 
 namespace llmserve {
@@ -57,6 +58,14 @@ struct WeightFormat {
   bool keeps_blocks = false;
 };
 
+// Linear weights that a load takes from a file instead of packing them, and those that could be in
+// one afterwards.
+struct PackedWeights {
+  std::unique_ptr<PackedFile> file;   // null: none
+  std::vector<PackedTensor> tensors;  // of all linear layers; their model keeps the bytes
+  bool is_from_file = true;           // all of them
+};
+
 // Every method finds a tensor (by its name, or without the name's first word: base models are saved
 // without "model." or "transformer."), checks dtype and shape, counts its bytes under `group` and,
 // when loading, brings it to the backend's memory, refuses NaN and infinity and lets go of the
@@ -69,7 +78,7 @@ class WeightLoader {
  public:
   // Throws NotSupported if the backend cannot run the format.
   WeightLoader(const Checkpoint& checkpoint, Backend& backend, const WeightFormat& format,
-               bool load);
+               bool load, PackedWeights* packed = nullptr);
 
   // A tensor, or some rows of one that holds several weights.
   struct Part {
@@ -113,6 +122,8 @@ class WeightLoader {
   // The weight's sizes and format, counted, without its data.
   LinearWeight plan_linear(WeightGroup group, Parts parts, int64_t in_features,
                            const LinearFormat* integers);
+  // Fills the planned weight from packed_'s file, or notes that this cannot be done.
+  bool take_packed(const std::string& name, LinearWeight& planned);
   LinearWeight pack_values(const LinearWeight& planned, Parts parts, Entries entries,
                            bool is_transposed);
   LinearWeight pack_rows(const LinearWeight& planned, std::span<const ConstTensor> views);
@@ -122,6 +133,7 @@ class WeightLoader {
   Backend& backend_;
   WeightFormat format_;
   bool load_;
+  PackedWeights* packed_;  // null: none are taken or noted
   std::array<int64_t, kNumWeightGroups> group_bytes_{};
   int64_t mapped_bytes_ = 0;
   std::vector<const LinearFormat*> integers_;

@@ -92,8 +92,10 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint);
 // Reads and packs all weights in the given format. The model keeps what it needs of the
 // mapping; the checkpoint may go. Throws CorruptFile (absent, mis-shaped or non-finite tensors:
 // file, tensor, expected, got), ResourceExhausted.
+// `packed`: where linear weights come from as far as it has them, and are noted in any case.
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
-                                  Backend& backend, const WeightFormat& format);
+                                  Backend& backend, const WeightFormat& format,
+                                  PackedWeights* packed = nullptr);
 
 // What `dtype` and LLM(quantization=...) ask for: "" keeps blocks that the backend runs on, "none"
 // dequantizes them, other names are of quant/linear_format.h. Throws NotSupported that lists them.
@@ -114,8 +116,9 @@ struct ModelPlan {
 struct ModelPlanOptions {
   WeightFormat format;
   DType kv_cache_dtype = DType::kF32;
-  int64_t max_tokens = 2048;     // a step
-  int64_t max_logit_rows = 256;  // a step
+  int64_t max_tokens = 2048;        // a step
+  int64_t max_logit_rows = 256;     // a step
+  PackedWeights* packed = nullptr;  // as load_model takes it
 };
 ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Backend& backend,
                      const ModelPlanOptions& options);

@@ -14,6 +14,7 @@ from llmserve.arguments import (
     refuse_unless_default,
     text,
 )
+from llmserve.packed_cache import packed_cache_folder
 
 # Arguments of features that are not there yet, and what they may be.
 _NOT_THERE_YET: Mapping[str, object] = {
@@ -55,6 +56,7 @@ class EngineArguments:
     scheduling_policy: str = "fcfs"
     num_threads: int | None = None
     max_logprobs: int = 20
+    packed_cache_bytes: int | None = None
 
     @staticmethod
     def names() -> list[str]:
@@ -70,6 +72,7 @@ class EngineArguments:
         """What the core resolves a config from. Raises InvalidArgument on values of a wrong type or
         out of range; what depends on the model is checked there."""
         share = self.gpu_memory_utilization
+        cache_bytes = optional_integer("packed_cache_bytes", self.packed_cache_bytes, 0, INT64_MAX)
         return _core.ConfigRequest(
             model=str(model),
             device=text("device", self.device),
@@ -103,5 +106,7 @@ class EngineArguments:
             num_threads=optional_integer("num_threads", self.num_threads, 1, 1024),
             seed=integer("seed", self.seed, 0, 2**64 - 1),
             max_logprobs=integer("max_logprobs", self.max_logprobs, -1),
+            packed_cache_folder=str(packed_cache_folder()) if cache_bytes else "",
+            packed_cache_bytes=cache_bytes or 0,
             eos_token_ids=eos_token_ids,
         )

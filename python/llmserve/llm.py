@@ -58,6 +58,10 @@ class LLM(LLMBase):
     reasoning_config: {"reasoning_start_str": ..., "reasoning_end_str": ...}, what opens and ends a
     section of thinking for thinking_token_budget; by default the tokenizer's <think> and </think>.
     enable_prompt_embeds: prompts may be vectors in the place of tokens (EmbedsPrompt).
+    packed_cache_bytes: keeps the weights, in the layout that they are computed in, in the user's
+    cache folder, as far as the files of all models there take no more than so many bytes: the next
+    start maps them, which is quicker. `llmserve cache` lists and clears them. By default nothing is
+    kept or looked for. CPU only.
 
     Several LLMs may live in one process; every method may be called from any thread. Ctrl-C ends a
     call and leaves the LLM usable. Raises InvalidArgument, NotSupported, CorruptFile or

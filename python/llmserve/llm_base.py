@@ -1,6 +1,7 @@
 """What `LLM` and `AsyncLLM` have in common: a model, loaded, with an engine, and what it tells."""
 
 import inspect
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ from llmserve.sampling_params import SamplingParams
 from llmserve.tokenization.tokenizer import Tokenizer
 from llmserve.trace import Trace
 from llmserve.word_tokens import read_thinking_tokens
+
+_log = logging.getLogger(__name__)
 
 MEMORY_TAGS = ("weights", "kv_cache")  # what wake_up() gets back
 
@@ -75,6 +78,7 @@ class LLMBase:
         revision: str | None = None,
         download_dir: str | os.PathLike[str] | None = None,
         enable_prompt_embeds: bool = False,
+        packed_cache_bytes: int | None = None,
         **unknown: object,
     ) -> None:
         refuse_unknown(type(self).__name__, unknown, _argument_names())
@@ -114,6 +118,7 @@ class LLMBase:
             scheduling_policy=scheduling_policy,
             num_threads=num_threads,
             max_logprobs=max_logprobs,
+            packed_cache_bytes=packed_cache_bytes,
         )
         self._config = _core.resolve_config(
             arguments.to_request(checkpoint, defaults.eos_token_ids)
@@ -125,6 +130,8 @@ class LLMBase:
         thinking = read_thinking_tokens(reasoning_config, self._tokenizer)
         vocabulary = self._tokenizer.to_core() if self._tokenizer is not None else None
         self._engine = _core.Engine(self._config, vocabulary)
+        if self._engine.warning:
+            _log.warning("%s", self._engine.warning)
         limits = RequestLimits(
             vocab_size,
             self._config.scheduler.max_model_len,

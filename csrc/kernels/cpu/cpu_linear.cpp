@@ -171,7 +171,7 @@ void CpuBackend::linear(const LinearArgs& args) {
                                .m = m,
                                .n = weight.out_features,
                                .k = weight.in_features,
-                               .weight = weight.data.data(),
+                               .weight = weight.bytes(),
                                .bias = args.bias ? args.bias.as<float>() : nullptr,
                                .out = args.out.as<float>(),
                                .out_stride = args.out.strides[0],

@@ -156,7 +156,7 @@ void CpuBackend::quantized_linear(const LinearArgs& args) {
                                   .groups = groups,
                                   .m = m,
                                   .n = weight.out_features,
-                                  .weight = reinterpret_cast<const uint8_t*>(weight.data.data()),
+                                  .weight = reinterpret_cast<const uint8_t*>(weight.bytes()),
                                   .bias = args.bias ? args.bias.as<float>() : nullptr,
                                   .out = args.out.as<float>(),
                                   .out_stride = args.out.strides[0],

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from llmserve._version import __version__
-from llmserve.cli import bench, chat, doctor, eval, explain, generate, inspect, plan, serve
+from llmserve.cli import bench, cache, chat, doctor, eval, explain, generate, inspect, plan, serve
 from llmserve.errors import DeviceError, InternalError, LLMServeError
 
 _EXAMPLES = """examples:
@@ -17,6 +17,7 @@ _EXAMPLES = """examples:
   llmserve inspect ./Qwen3-0.6B
   llmserve explain trace.json 7
   llmserve plan ./Qwen3-0.6B --contexts 2048,8192
+  llmserve cache list
   llmserve eval perplexity --quantization none,int8,int4
   llmserve bench latency --model ./Qwen3-0.6B --batch-size 8
 """
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     inspect.add_parser(commands)
     explain.add_parser(commands)
     plan.add_parser(commands)
+    cache.add_parser(commands)
     serve.add_parser(commands)
     bench.add_parser(commands)
     eval.add_parser(commands)

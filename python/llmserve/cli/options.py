@@ -7,6 +7,7 @@ from llmserve import _core
 from llmserve.llm import LLM
 from llmserve.outputs import RequestOutput
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
+from llmserve.units import parse_bytes
 
 # The options that are sampling parameters: name, type, help.
 _SAMPLING_OPTIONS = (
@@ -26,6 +27,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cuda, cpu or ref (slow reference)")
     parser.add_argument("--max-model-len", type=int, metavar="N", help="prompt and output together")
     parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
+    parser.add_argument(
+        "--packed-cache",
+        metavar="SIZE",
+        help="keep packed weights for a quicker next start, e.g. 20GiB for all models; "
+        "see llmserve cache",
+    )
 
 
 def add_quantization(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +63,11 @@ def load_model(options: argparse.Namespace, model: object, **arguments: object) 
         device=options.device,
         max_model_len=options.max_model_len,
         num_threads=options.threads,
+        packed_cache_bytes=(
+            None
+            if options.packed_cache is None
+            else parse_bytes("--packed-cache", options.packed_cache)
+        ),
         **arguments,  # type: ignore[arg-type]
     )
 
