@@ -29,8 +29,11 @@ struct SchedulerConfig {
   int32_t max_num_queued_reqs = 0;        // waiting requests before add() refuses; 0: no bound
   int64_t max_model_len = 0;              // prompt and output of one sequence
   bool enable_chunked_prefill = true;     // false: a prompt runs in one step or waits
-  int64_t max_batch_delay_us = 10'000;    // policy "dynamic": waits a fifth of it up to all of it
-  std::vector<int32_t> eos_token_ids;     // end a sequence unless ignore_eos
+  // While sequences decode, a step takes no more tokens than run in this time at the rate of the
+  // last steps with prompts; 0: no bound but max_num_batched_tokens.
+  int64_t max_stall_us = 0;
+  int64_t max_batch_delay_us = 10'000;  // policy "dynamic": waits a fifth of it up to all of it
+  std::vector<int32_t> eos_token_ids;   // end a sequence unless ignore_eos
 
   void validate() const;
 };

@@ -60,6 +60,7 @@ EngineConfig resolve_settings(const ConfigRequest& request, const Checkpoint& ch
   config.scheduler.policy = request.policy;
   config.scheduler.max_model_len = model.max_model_len;
   config.scheduler.max_num_queued_reqs = request.max_num_queued_reqs.value_or(0);
+  config.scheduler.max_stall_us = 1000 * request.max_stall_ms;
   config.scheduler.enable_chunked_prefill = request.enable_chunked_prefill;
   config.scheduler.eos_token_ids =
       request.eos_token_ids.empty() ? model.eos_token_ids : request.eos_token_ids;

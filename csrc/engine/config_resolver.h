@@ -32,6 +32,7 @@ struct ConfigRequest {
   std::optional<int32_t> max_num_seqs;
   std::optional<int32_t> max_num_queued_reqs;
   bool enable_chunked_prefill = true;
+  int64_t max_stall_ms = 0;
   std::string policy = "fcfs";
   std::optional<int32_t> num_threads;
   uint64_t seed = 0;

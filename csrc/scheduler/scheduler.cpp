@@ -45,6 +45,7 @@ Scheduler::Scheduler(const SchedulerConfig& config, const CacheConfig& cache,
       clock_(clock),
       policy_(make_policy(config)),
       kv_cache_(cache, hasher, config.max_num_batched_tokens),
+      pace_(config.max_stall_us),
       max_in_flight_(max_in_flight) {
   check_internal(1 <= max_in_flight && max_in_flight <= kMaxInFlight,
                  "one or two steps are in flight");

@@ -9,7 +9,8 @@
 // A step is one ragged batch: running sequences in the policy's order, then waiting ones; prefill
 // and decode are the same code, a sequence runs num_tokens - num_computed tokens as far as the
 // budget goes. Each running sequence with one token left is sure of its token, so that a long
-// prompt never stalls the others. Preemption is by recompute: the victim, the last in the policy's
+// prompt never stalls the others; and while any decode, a step takes no more than runs in
+// max_stall_us. Preemption is by recompute: the victim, the last in the policy's
 // order that is not in the step yet, gives its blocks back and waits at the front of the queue. Its
 // tokens stay, and since a token depends on seed and position alone it goes on as if nothing had
 // happened.
@@ -42,6 +43,7 @@
 #include "kv_cache/kv_cache_manager.h"
 #include "scheduler/policy.h"
 #include "scheduler/sequence.h"
+#include "scheduler/step_pace.h"
 #include "scheduler/step_plan.h"
 #include "text/vocabulary.h"
 
@@ -125,7 +127,8 @@ class Scheduler {
   // What is left of a step's budget.
   struct Budget {
     int64_t num_tokens = 0;
-    int64_t num_decodes = 0;  // running sequences with one token left that are not in the step yet
+    int64_t num_decodes = 0;   // running sequences with one token left that are not in the step yet
+    bool is_for_pace = false;  // max_stall_us set it, not max_num_batched_tokens
   };
 
   // scheduler.cpp
@@ -141,6 +144,7 @@ class Scheduler {
   enum class Admission : uint8_t { kAdmitted, kSkipped, kStop };
   enum class Room : uint8_t { kMade, kLeft, kWaits };
   void begin_step();
+  Budget step_budget() const;
   void schedule_running(Budget& budget);
   bool waits_for_step(const Sequence& sequence) const;
   Room make_room(Sequence& sequence, int64_t num_new_tokens, Budget& budget);
@@ -158,6 +162,7 @@ class Scheduler {
   std::string outgrown_error(int64_t num_tokens) const;
   QueueState queue_state() const;
   void decide(const Sequence& sequence, DecisionKind kind, int64_t detail);
+  void decide_out_of_budget(const Sequence& sequence, const Budget& budget);
 
   // scheduler_commit.cpp
   void count_step(const Flight& flight);
@@ -196,6 +201,7 @@ class Scheduler {
   const Clock& clock_;
   const std::unique_ptr<SchedulingPolicy> policy_;
   KvCacheManager kv_cache_;
+  StepPace pace_;
 
   std::unordered_map<RequestId, RequestEntry> requests_;  // unfinished
   std::vector<Sequence*> running_;                        // in the order of service

@@ -60,6 +60,7 @@ void Scheduler::count_step(const Flight& flight) {
   ++(is_prefill ? counters_.num_prefill_steps : counters_.num_decode_steps);
   (is_prefill ? counters_.prefill_us : counters_.decode_us) += elapsed_us;
   counters_.num_prefill_tokens += flight.plan.num_prefill_tokens;
+  if (is_prefill) pace_.note_step(flight.plan.num_tokens, elapsed_us);
 }
 
 // Rows [row, end_row) are the sequence's: first those of its prompt, then one a sample.

@@ -12,7 +12,7 @@ const StepPlan& Scheduler::schedule() {
   check_internal(num_in_flight_ < max_in_flight_,
                  "a plan is committed before one too many is made");
   begin_step();
-  Budget budget{.num_tokens = config_.max_num_batched_tokens};
+  Budget budget = step_budget();
   schedule_running(budget);
   // Who was just preempted would take the blocks back that they gave.
   if (has_preempted_) {
@@ -43,10 +43,20 @@ void Scheduler::begin_step() {
   wake_us_ = SchedulingPolicy::kNever;
 }
 
-void Scheduler::schedule_running(Budget& budget) {
+Scheduler::Budget Scheduler::step_budget() const {
+  Budget budget{.num_tokens = config_.max_num_batched_tokens};
+  bool has_waiting = false;  // for their next token: from this step, or from one after it
   for (const Sequence* sequence : running_) {
+    has_waiting = has_waiting || sequence->num_to_run() <= 1;
     if (sequence->is_decoding() && !waits_for_step(*sequence)) ++budget.num_decodes;
   }
+  const int64_t num_in_time = pace_.max_tokens(budget.num_decodes);
+  budget.is_for_pace = has_waiting && num_in_time < budget.num_tokens;
+  if (budget.is_for_pace) budget.num_tokens = num_in_time;
+  return budget;
+}
+
+void Scheduler::schedule_running(Budget& budget) {
   for (size_t i = 0; i < running_.size() && !stands_still_;) {
     Sequence& sequence = *running_[i];
     if (sequence.is_held() || waits_for_step(sequence)) {
@@ -59,7 +69,7 @@ void Scheduler::schedule_running(Budget& budget) {
     const int64_t num_new_tokens =
         std::min(sequence.num_to_run(), budget.num_tokens - budget.num_decodes);
     if (num_new_tokens <= 0) {
-      decide(sequence, DecisionKind::kWaitsForBudget, 0);
+      decide_out_of_budget(sequence, budget);
       ++i;
       continue;
     }
@@ -152,7 +162,7 @@ Scheduler::Admission Scheduler::try_admit(Sequence& sequence, Budget& budget) {
   const int64_t num_left = sequence.num_tokens() - num_hit_tokens;
   const int64_t num_new_tokens = std::min(num_left, budget.num_tokens);
   if (num_new_tokens == 0 || (!config_.enable_chunked_prefill && num_new_tokens < num_left)) {
-    decide(sequence, DecisionKind::kWaitsForBudget, 0);
+    decide_out_of_budget(sequence, budget);
     return Admission::kStop;
   }
   // All of its known tokens have to fit, not just this chunk: else it would soon be preempted.
@@ -216,7 +226,8 @@ void Scheduler::put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& 
   }
   const int64_t num_left = sequence.num_to_run();
   if (num_left > 0) {
-    decide(sequence, DecisionKind::kChunked, num_left);
+    decide(sequence, budget.is_for_pace ? DecisionKind::kChunkedForPace : DecisionKind::kChunked,
+           num_left);
   } else if (!sequence.context->request.pooled) {
     add_logit_rows(sequence, static_cast<int32_t>(num_new_tokens - 1));
   }
@@ -332,6 +343,11 @@ void Scheduler::decide(const Sequence& sequence, DecisionKind kind, int64_t deta
                                    .sample_index = sequence.sample_index,
                                    .kind = kind,
                                    .detail = detail});
+}
+
+void Scheduler::decide_out_of_budget(const Sequence& sequence, const Budget& budget) {
+  decide(sequence, budget.is_for_pace ? DecisionKind::kWaitsForPace : DecisionKind::kWaitsForBudget,
+         0);
 }
 
 }  // namespace llmserve

@@ -10,10 +10,14 @@ std::string_view name(DecisionKind kind) {
       return "admitted";
     case DecisionKind::kChunked:
       return "chunked";
+    case DecisionKind::kChunkedForPace:
+      return "chunked_for_pace";
     case DecisionKind::kPreempted:
       return "preempted";
     case DecisionKind::kWaitsForBudget:
       return "waits_for_budget";
+    case DecisionKind::kWaitsForPace:
+      return "waits_for_pace";
     case DecisionKind::kWaitsForSeqs:
       return "waits_for_seqs";
     case DecisionKind::kWaitsForBlocks:

@@ -62,8 +62,10 @@ enum class DecisionKind : uint8_t {
   kScheduled,       // runs; detail: tokens
   kAdmitted,        // left the queue; detail: prompt tokens found in the prefix cache
   kChunked,         // the budget cut its prompt; detail: tokens left
+  kChunkedForPace,  // max_stall_us did, since others decode; detail: tokens left
   kPreempted,       // gave its blocks back; detail: blocks
   kWaitsForBudget,  // no tokens left in this step
+  kWaitsForPace,    // none of those that max_stall_us leaves while others decode
   kWaitsForSeqs,    // max_num_seqs are running
   kWaitsForBlocks,  // the pool is full; detail: blocks it lacks
   kWaitsForPrefix,  // another request is computing its next blocks; detail: that request

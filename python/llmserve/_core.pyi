@@ -133,6 +133,7 @@ class SchedulerConfig:
     max_num_queued_reqs: int
     max_model_len: int
     enable_chunked_prefill: bool
+    max_stall_us: int
     max_batch_delay_us: int
     eos_token_ids: list[int]
     def __init__(self) -> None: ...
@@ -171,6 +172,7 @@ class ConfigRequest:
     max_num_seqs: int | None
     max_num_queued_reqs: int | None
     enable_chunked_prefill: bool
+    max_stall_ms: int
     scheduling_policy: str
     num_threads: int | None
     seed: int

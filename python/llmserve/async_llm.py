@@ -75,6 +75,8 @@ class AsyncLLM(LLMBase):
     8
     """
 
+    _default_max_stall_ms = 1000
+
     async def generate(
         self,
         prompt: SinglePrompt,

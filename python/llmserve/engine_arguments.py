@@ -53,6 +53,7 @@ class EngineArguments:
     max_num_seqs: int | None = None
     max_num_queued_reqs: int | None = None
     enable_chunked_prefill: bool = True
+    max_stall_ms: int | None = None
     scheduling_policy: str = "fcfs"
     num_threads: int | None = None
     max_logprobs: int = 20
@@ -102,6 +103,7 @@ class EngineArguments:
                 "max_num_queued_reqs", self.max_num_queued_reqs, 1
             ),
             enable_chunked_prefill=boolean("enable_chunked_prefill", self.enable_chunked_prefill),
+            max_stall_ms=optional_integer("max_stall_ms", self.max_stall_ms, 0) or 0,
             scheduling_policy=text("scheduling_policy", self.scheduling_policy),
             num_threads=optional_integer("num_threads", self.num_threads, 1, 1024),
             seed=integer("seed", self.seed, 0, 2**64 - 1),

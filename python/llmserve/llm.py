@@ -49,14 +49,17 @@ class LLM(LLMBase):
     and output together, by default the model's maximum. The KV cache takes num_gpu_blocks_override
     blocks of block_size tokens, or kv_cache_memory_bytes, or what gpu_memory_utilization of the
     memory at hand leaves for it (by default half on the CPU). max_num_batched_tokens and
-    max_num_seqs bound one step. num_threads: by default the physical cores, and with
-    LLMSERVE_PIN_THREADS=1 in the environment each thread stays on one of them. seed: what requests
-    without a seed of their own draw theirs from. generation_config: "auto" takes default sampling
-    parameters from the model's generation_config.json, "vllm" takes none, a path takes those of
-    another folder. chat_template: a Jinja template, or its path, in place of the model's own.
-    max_logprobs: the most log-probabilities a token that a request may ask for, -1 for no bound.
-    reasoning_config: {"reasoning_start_str": ..., "reasoning_end_str": ...}, what opens and ends a
-    section of thinking for thinking_token_budget; by default the tokenizer's <think> and </think>.
+    max_num_seqs bound one step; while sequences decode, max_stall_ms does too: it takes what runs
+    in that time at the rate of the last steps with prompts (by default 0, no bound, for LLM, whose
+    caller waits for all, and 1000 for AsyncLLM, whose streams wait for each token). num_threads: by
+    default the physical cores, and with LLMSERVE_PIN_THREADS=1 in the environment each thread stays
+    on one of them. seed: what requests without a seed of their own draw theirs from.
+    generation_config: "auto" takes default sampling parameters from the model's
+    generation_config.json, "vllm" takes none, a path takes those of another folder. chat_template:
+    a Jinja template, or its path, in place of the model's own. max_logprobs: the most
+    log-probabilities a token that a request may ask for, -1 for no bound. reasoning_config:
+    {"reasoning_start_str": ..., "reasoning_end_str": ...}, what opens and ends a section of
+    thinking for thinking_token_budget; by default the tokenizer's <think> and </think>.
     enable_prompt_embeds: prompts may be vectors in the place of tokens (EmbedsPrompt).
     packed_cache_bytes: keeps the weights, in the layout that they are computed in, in the user's
     cache folder, as far as the files of all models there take no more than so many bytes: the next

@@ -40,6 +40,7 @@ class LLMBase:
     """A model, loaded, with an engine of its own. Its arguments are described at `LLM`."""
 
     _engine: _core.Engine | None = None
+    _default_max_stall_ms = 0
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class LLMBase:
         max_num_batched_tokens: int | None = None,
         max_num_seqs: int | None = None,
         enable_chunked_prefill: bool = True,
+        max_stall_ms: int | None = None,
         scheduling_policy: str = "fcfs",
         max_num_queued_reqs: int | None = None,
         num_threads: int | None = None,
@@ -115,6 +117,9 @@ class LLMBase:
             max_num_seqs=max_num_seqs,
             max_num_queued_reqs=max_num_queued_reqs,
             enable_chunked_prefill=enable_chunked_prefill,
+            max_stall_ms=self._default_max_stall_ms
+            if max_stall_ms is None and enable_chunked_prefill
+            else max_stall_ms,
             scheduling_policy=scheduling_policy,
             num_threads=num_threads,
             max_logprobs=max_logprobs,

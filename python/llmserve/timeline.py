@@ -9,6 +9,7 @@ from llmserve import _core
 # Why a sequence was not in a step, by the kind of its decision; {} is the decision's detail.
 _WAITS = {
     "waits_for_budget": "the step's tokens were taken (max_num_batched_tokens)",
+    "waits_for_pace": "others decoded, and the step was full (max_stall_ms)",
     "waits_for_seqs": "all seats were taken (max_num_seqs)",
     "waits_for_blocks": "the KV pool lacked {} blocks",
     "waits_for_prefix": "request {} was computing the next blocks of its prompt",
@@ -18,7 +19,13 @@ _WAITS = {
     "preempted": "the KV pool was full: it gave {} blocks back, to be recomputed",
 }
 # What holds up those who stand behind it in the queue; the others are passed over.
-_BLOCKING = ("waits_for_budget", "waits_for_seqs", "waits_for_blocks", "waits_for_batch")
+_BLOCKING = (
+    "waits_for_budget",
+    "waits_for_pace",
+    "waits_for_seqs",
+    "waits_for_blocks",
+    "waits_for_batch",
+)
 
 # A request is in the scheduler for no longer than this before a step begins.
 _MAX_INTAKE_US = 10_000
@@ -146,6 +153,8 @@ def _activity(step: _Step, request: _core.RequestRecord) -> tuple[str, str]:
         reason += f", {details['admitted']} more found in the prefix cache"
     if "chunked" in details:
         reason += f", {details['chunked']} left for later steps"
+    if "chunked_for_pace" in details:
+        reason += f", {details['chunked_for_pace']} left, since others decode (max_stall_ms)"
     return "prefill", reason
 
 

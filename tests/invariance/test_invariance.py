@@ -108,6 +108,24 @@ def test_in_chunks(dtype: str, alone: list[Result], budget: int) -> None:
         assert "chunked" in kinds
 
 
+def test_in_chunks_as_time_allows(
+    dtype: str, alone: list[Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = _core.Engine
+
+    def engine(
+        config: _core.EngineConfig, vocabulary: _core.Vocabulary | None = None
+    ) -> _core.Engine:
+        config.scheduler.max_stall_us = 1  # less than any machine needs
+        return real(config, vocabulary)
+
+    monkeypatch.setattr(_core, "Engine", engine)
+    with make_llm(dtype, max_num_batched_tokens=40, max_num_seqs=12) as llm:
+        assert run(llm) == alone
+        kinds = {d.kind for step in llm.trace() for d in step.decisions}
+        assert {"chunked_for_pace", "waits_for_pace"} <= kinds
+
+
 @pytest.mark.parametrize(("fail_at_step", "fault"), [(2, "memory"), (5, "memory"), (9, "device")])
 def test_beside_a_step_that_fails(
     dtype: str,

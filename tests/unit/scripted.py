@@ -85,6 +85,7 @@ class Runner:
     def __init__(self, *, num_blocks: int, block_size: int = 4, **config: Any) -> None:
         config.setdefault("max_num_seqs", 8)
         config.setdefault("max_num_batched_tokens", 64)
+        self.us_per_token = config.pop("us_per_token", 0)
         self.scheduler = make_scheduler(num_blocks=num_blocks, block_size=block_size, **config)
         windows = config.get("windows") or [0]
         self.model = testing.ShadowModel(num_blocks, block_size, VOCAB_SIZE, windows)
@@ -111,6 +112,7 @@ class Runner:
             plan.copies,
             [(d.request_id, d.sample_index, d.kind, d.detail) for d in plan.decisions],
         )
+        self.scheduler.advance_us(self.us_per_token * plan.num_tokens)
         self.flights.append(self.model.execute(plan))
         self.finish_steps(self.num_ahead if plan.sequences else 0)
         return step

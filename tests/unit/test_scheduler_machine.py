@@ -39,7 +39,14 @@ class Workload:
     """Operations on the real scheduler, and what must come out of them."""
 
     def __init__(
-        self, policy: str, *, chunk: int, caching: bool, windows: list[int], max_in_flight: int
+        self,
+        policy: str,
+        *,
+        chunk: int,
+        caching: bool,
+        windows: list[int],
+        max_in_flight: int,
+        max_stall_us: int = 0,
     ) -> None:
         num_blocks = NUM_BLOCKS * len(windows)
         self.capacity = longest_sequence(num_blocks, windows, chunk)
@@ -53,6 +60,8 @@ class Workload:
             enable_prefix_caching=caching,
             max_batch_delay_us=50,
             max_in_flight=max_in_flight,
+            max_stall_us=max_stall_us,
+            us_per_token=7,
         )
         self.asked: dict[int, Asked] = {}
         self.next_id = 0
@@ -179,6 +188,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         windows=st.sampled_from([[0], [0, 3], [0, 4, 0, 1]]),
         max_in_flight=st.sampled_from([1, 2]),
+        max_stall_us=st.sampled_from([0, 100]),
     )
     def start(self, policy: str, **config: Any) -> None:
         self.load = Workload(policy, **config)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+from llmserve import errors
 from scripted import Runner, random_prompt
 
 RNG = random.Random(0)
@@ -42,6 +44,51 @@ def test_a_long_prompt_does_not_stall_those_that_decode() -> None:
     runner.add(3, prompt_of(40), max_tokens=1)
     for step in [runner.step() for _ in range(6)]:
         assert {s[0]: s[3] for s in step.sequences} == {1: 1, 2: 1, 3: 6}
+
+
+def test_while_others_decode_a_step_takes_what_runs_in_time() -> None:
+    options = {"max_num_batched_tokens": 64, "max_stall_us": 20_000, "us_per_token": 1_000}
+    runner = Runner(num_blocks=128, **options)
+    runner.add(1, prompt_of(64), max_tokens=30)
+    assert runner.step().num_tokens == 64  # nobody decodes
+    runner.add(2, prompt_of(50), max_tokens=5)
+    runner.add(3, prompt_of(30), max_tokens=5)
+    steps = [runner.step() for _ in range(5)]
+    assert [s.num_tokens for s in steps] == [20, 20, 20, 20, 7]
+    assert [s.sequences[0] for s in steps] == [(1, 0, 64 + i, 1) for i in range(5)]
+    assert kinds(steps[0].decisions, 2) == ["admitted", "scheduled", "chunked_for_pace"]
+    assert kinds(steps[0].decisions, 3) == ["waits_for_pace"]
+    assert "chunked_for_pace" not in kinds(steps[-1].decisions, 3)
+
+
+def test_the_pace_of_a_step_follows_the_machines() -> None:
+    options = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_stall_us": 40_000}
+    runner = Runner(num_blocks=1200, us_per_token=500, max_model_len=4096, **options)
+    runner.add(1, prompt_of(100), max_tokens=100)
+    runner.step()
+    runner.add(2, prompt_of(3000), max_tokens=1)
+    assert [runner.step().num_tokens for _ in range(3)] == [80, 80, 80]
+    runner.us_per_token = 1000
+    slower = [runner.step().num_tokens for _ in range(8)]
+    assert slower == sorted(slower, reverse=True)
+    assert 39 <= slower[-1] <= 41
+    runner.us_per_token = 250
+    faster = [runner.step().num_tokens for _ in range(8)]
+    assert faster == sorted(faster)
+    assert 155 <= faster[-1] <= 165
+    runner.us_per_token = 100_000  # nothing fits: prompts get on all the same
+    assert [runner.step().num_tokens for _ in range(6)][-1] == 1 + 16
+
+
+def test_without_time_or_bound_the_step_is_full() -> None:
+    for options in ({"max_stall_us": 10}, {"us_per_token": 1000}):
+        runner = Runner(num_blocks=64, **options)
+        runner.add(1, prompt_of(8), max_tokens=9)
+        runner.step()
+        runner.add(2, prompt_of(63), max_tokens=1)
+        assert runner.step().num_tokens == 64
+    with pytest.raises(errors.InvalidArgument, match="max_stall_ms"):
+        Runner(num_blocks=64, max_stall_us=1, enable_chunked_prefill=False, max_model_len=64)
 
 
 def test_an_earlier_prompt_leaves_later_decodes_their_token() -> None:

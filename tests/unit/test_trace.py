@@ -76,6 +76,11 @@ WORKLOADS: dict[str, tuple[dict[str, Any], list[list[int]], dict[str, Any]]] = {
     "blocks": ({"num_blocks": 12}, [[9 + i] * 30 for i in range(8)], {"max_tokens": 40}),
     "samples": ({"num_blocks": 24}, [[9 + i] * 20 for i in range(6)], {"n": 3, "max_tokens": 20}),
     "chunks": ({"max_num_batched_tokens": 16}, [[9 + i] * 60 for i in range(6)], {}),
+    "pace": (
+        {"max_stall_us": 1, "step_us": 500},
+        [[9 + i] * 60 for i in range(6)],
+        {"max_tokens": 40},
+    ),
     "prefix": (
         {"max_num_seqs": 8},
         [[2, 1, 2], *([*range(1, 60), 60 + i] for i in range(6))],
@@ -88,6 +93,7 @@ REASONS = {
     "blocks": "the KV pool was full",
     "samples": "all seats were taken",
     "chunks": "left for later steps",
+    "pace": "left, since others decode (max_stall_ms)",
     "prefix": "was computing the next blocks of its prompt",
     "batch": "the policy was filling a batch",
 }

@@ -13,6 +13,9 @@ from llmserve.server.settings import ServerSettings
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
+# Schemas in the wild nest a dozen deep.
+_MAX_JSON_DEPTH = 64
+
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$(.*)`)?$")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
 _AT = re.compile(r" - at `\$\.?([^.\[`]*).*`$")
@@ -41,7 +44,7 @@ async def read_json(request: Request, kind: type[_T], settings: ServerSettings) 
         raise _invalid(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
-    _check_depth(record, settings.max_json_depth)
+    _check_depth(record)
     return record
 
 
@@ -68,16 +71,16 @@ def _too_large(max_bytes: int) -> ApiError:
     )
 
 
-def _check_depth(record: msgspec.Struct, max_depth: int) -> None:
+def _check_depth(record: msgspec.Struct) -> None:
     """Of what has no type of its own: messages, schemas. The decoder has a bound of its own, too
     large to hand on."""
     level: list[object] = [getattr(record, name) for name in record.__struct_fields__]
-    for _ in range(max_depth):
+    for _ in range(_MAX_JSON_DEPTH):
         lists = [list(v.values()) if isinstance(v, dict) else v for v in level]
         level = [v for items in lists if isinstance(items, list) for v in items]
         if not level:
             return
-    raise ApiError(400, f"the body is nested deeper than {max_depth} (max_json_depth)")
+    raise ApiError(400, f"the body is nested deeper than {_MAX_JSON_DEPTH}")
 
 
 def _invalid(message: str, kind: type[msgspec.Struct]) -> ApiError:

@@ -30,7 +30,6 @@ class ServerSettings:
     max_header_bytes: int = _setting(2**15, "longest request head (431)")
     max_connections: int = _setting(4096, "open connections; more are closed at once")
     read_timeout: float = _setting(30.0, "time that a client has to send a head, and a body (408)")
-    max_json_depth: int = _setting(64, "deepest nesting of a request body (400)")
     max_num_samples: int = _setting(128, "most sequences that one request may ask for")
     max_output_tokens: int = _setting(4096, "most new tokens a sequence; longer ones end there")
 
