@@ -179,22 +179,31 @@ def attention_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> It
             yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes, 4 * dim * pairs)
 
 
-def plain_rows(_: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
-    """The plain kernels, whose products have the same bits at every M: what that costs."""
-    choices = {"LLMSERVE_CUDA_GEMM": "plain", "LLMSERVE_CUDA_ATTENTION": "plain"}
+def backend_with(choices: dict[str, str]) -> Any:
+    """A backend made under these environment variables."""
     before = {name: os.environ.get(name) for name in choices}
     os.environ.update(choices)
     try:
-        plain = testing.make_backend("cuda")
+        return testing.make_backend("cuda")
     finally:
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-    for make in (attention_rows, linear_rows):
-        for row in make(plain, limits, rng):
-            row.name = f"plain {row.name}"
+
+
+def plain_rows(_: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
+    """The kernels whose products have the same bits at every M: what that costs."""
+    plain = backend_with({"LLMSERVE_CUDA_GEMM": "plain", "LLMSERVE_CUDA_ATTENTION": "plain"})
+    invariant = backend_with({"LLMSERVE_CUDA_GEMM": "invariant"})
+    for name, backend, make in (
+        ("invariant", invariant, linear_rows),
+        ("plain", plain, attention_rows),
+        ("plain", plain, linear_rows),
+    ):
+        for row in make(backend, limits, rng):
+            row.name = f"{name} {row.name}"
             yield row
 
 

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,16 @@ void register_testing_cuda(py::module_& testing) {
                               cuda::gemm_blocks_y(rows, tile));
       },
       "rows"_a, "columns"_a, "(tile rows, tile columns, blocks x, blocks y)");
+  math.def(
+      "mma",
+      [](int64_t rows, int64_t columns) {
+        const cuda::MmaTile tile =
+            std::array{cuda::kSmallMma, cuda::kMediumMma, cuda::kLargeMma}.at(
+                static_cast<size_t>(cuda::mma_tile(rows, columns)));
+        return py::make_tuple(tile.rows, tile.columns, tile.threads(), tile.shared_bytes(),
+                              cuda::mma_blocks(rows, columns, tile));
+      },
+      "rows"_a, "columns"_a, "(tile rows, tile columns, threads, shared bytes, blocks)");
   math.def("gemm_bucket", &cuda::gemm_bucket, "rows"_a);
   math.attr("GEMV_MAX_ROWS") = cuda::kGemvMaxRows;
   math.attr("GEMV_WARPS") = cuda::kGemvWarps;

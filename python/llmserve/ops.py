@@ -11,7 +11,7 @@ backend: "cpu" (vectorised; the instruction set is picked at run time), "ref" (s
 specification) or "cuda"; by default that of the first array's device. num_threads: by default the
 physical cores. The GIL is released while a kernel runs; two calls with the same backend and
 num_threads run one after the other. A row's result does not depend on the other rows or the number
-of threads, bit for bit (on CUDA with LLMSERVE_CUDA_GEMM=plain).
+of threads, bit for bit (on CUDA with LLMSERVE_CUDA_GEMM=invariant).
 
 On CUDA a call's arrays are all on device 0, but for what `pack_linear` takes and indices, which may
 be on either side (lists and host arrays are quicker: those on the device are waited for). Work goes

@@ -12,7 +12,7 @@ REASON = testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
 
 
-@pytest.fixture(params=["plain", "auto"])
+@pytest.fixture(params=["plain", "auto", "invariant"])
 def gemm(request, monkeypatch):
     monkeypatch.setenv("LLMSERVE_CUDA_GEMM", request.param)
     return request.param
@@ -101,9 +101,10 @@ def test_many_steps_of_changing_indices_do_not_overtake_each_other(cuda, rng):
         np.testing.assert_array_equal(cuda.to_numpy(out), host[which])
 
 
-def test_cublaslt_and_the_plain_product_agree(monkeypatch, rng):
+@pytest.mark.parametrize("other", ["cublaslt", "invariant"])
+def test_other_products_and_the_plain_one_agree(monkeypatch, rng, other):
     backends = {}
-    for choice in ("plain", "cublaslt"):
+    for choice in ("plain", other):
         monkeypatch.setenv("LLMSERVE_CUDA_GEMM", choice)
         try:
             backends[choice] = testing.make_backend("cuda")
@@ -139,5 +140,5 @@ def test_several_backends_live_in_one_process():
 @pytest.mark.skipif("LLMSERVE_CUDA_GEMM" in os.environ, reason="the choice was made outside")
 def test_an_unknown_gemm_is_refused(monkeypatch):
     monkeypatch.setenv("LLMSERVE_CUDA_GEMM", "fast")
-    with pytest.raises(ValueError, match="LLMSERVE_CUDA_GEMM: expected auto, plain or cublaslt"):
+    with pytest.raises(ValueError, match="expected auto, plain, invariant or cublaslt"):
         testing.make_backend("cuda")

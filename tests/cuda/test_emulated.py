@@ -50,7 +50,13 @@ def package(tmp_path_factory):
             "cuda-plain and (row_ops or sampled or (bfloat16 and 33-window))",
         ),
         ("test_ops.py", "cuda-cublaslt and linear_"),
-        ("test_fused_ops.py", "not cuda-plain and not int and not 1184 and not 256-256"),
+        ("test_ops.py", "cuda-invariant and linear_ and bfloat16 and not 193"),
+        ("test_fused_ops.py", "cuda-invariant and (company or (64-256 and bfloat16))"),
+        ("test_op_invariance.py", "cuda-invariant and every_tile"),
+        (
+            "test_fused_ops.py",
+            "(cuda-auto or cuda-cublaslt) and not int and not 1184 and not 256-256",
+        ),
         ("test_op_invariance.py", "cuda-auto and (many_spans or (bfloat16 and 64))"),
         (
             "test_sampling_op.py",

@@ -38,6 +38,22 @@ def test_few_rows_use_narrow_tiles_that_spread_the_weight_over_more_blocks():
     assert launch.gemm(8, 4096)[2] > launch.gemm(9, 4096)[2]
 
 
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_tensor_core_tiles_cover_a_product_within_the_limits_of_every_gpu(rows, columns):
+    tile_rows, tile_columns, threads, shared, blocks = launch.mma(rows, columns)
+    assert blocks == -(-rows // tile_rows) * -(-columns // tile_columns)
+    assert -(-rows // tile_rows) <= launch.MAX_GRID_YZ
+    assert threads <= launch.MAX_THREADS
+    assert shared <= 99 * 1024  # what a block may ask for on compute capability 8.6 and 8.9
+
+
+def test_tensor_core_tiles_grow_with_the_product():
+    assert launch.mma(1, 4096)[:2] == launch.mma(16, 4096)[:2] == (16, 32)
+    assert launch.mma(64, 4096)[:2] == (64, 64)  # large ones would be too few
+    assert launch.mma(8192, 4096)[:2] == (128, 128)
+
+
 def test_a_librarys_algorithms_are_chosen_for_powers_of_two():
     buckets = [launch.gemm_bucket(m) for m in range(1, 20_000)]
     assert buckets == sorted(buckets)

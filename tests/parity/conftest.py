@@ -14,7 +14,7 @@ def ref():
     return testing.make_backend("ref")
 
 
-GEMMS = ("plain", "auto", "cublaslt")
+GEMMS = ("plain", "auto", "cublaslt", "invariant")
 CUDA = [pytest.param(f"cuda-{gemm}", marks=pytest.mark.cuda) for gemm in GEMMS]
 
 

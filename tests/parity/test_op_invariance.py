@@ -30,6 +30,20 @@ def test_linear_rows_alone_equal_rows_in_any_batch(fast, fast_one_thread, rng, d
         np.testing.assert_array_equal(run(fast_one_thread, slice(200 - m, 200)), alone[200 - m :])
 
 
+def test_linear_rows_have_the_same_bits_in_every_tile(fast, rng):
+    """Enough outputs that a GPU takes its largest tiles, few enough for its smallest."""
+    if "cuBLASLt" in fast.description or "gemv" in fast.description:
+        pytest.skip("several products share the work by M")
+    n, k = 1537, 72
+    x, bias, old = normal(rng, 1409, k), normal(rng, n), normal(rng, 1409, n)
+    weight = fast.pack_linear([formulas.as_dtype(normal(rng, n, k), "bfloat16")], "bfloat16")
+    whole = fast.linear(x, weight, bias, old.copy(), True)
+    for begin, end in ((0, 1), (3, 19), (0, 17), (1345, 1409), (200, 265)):
+        rows = slice(begin, end)
+        part = fast.linear(x[rows], weight, bias, old[rows].copy(), True)
+        np.testing.assert_array_equal(part, whole[rows])
+
+
 def test_row_ops_alone_equal_rows_in_a_batch(fast, fast_one_thread, rng):
     x, weight = normal(rng, 90, 130), normal(rng, 130)
     for run in (

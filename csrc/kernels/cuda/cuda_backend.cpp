@@ -63,16 +63,22 @@ CudaBackend::CudaBackend(const BackendOptions& options)
   cudaDeviceProp properties{};
   check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, 0));
   device_name_ = concat(properties.name, ", sm_", properties.major, properties.minor);
-  const std::string choice = chosen("LLMSERVE_CUDA_GEMM", {"auto", "plain", "cublaslt"});
+  const std::string choice =
+      chosen("LLMSERVE_CUDA_GEMM", {"auto", "plain", "invariant", "cublaslt"});
   std::string problem = "asked for";
-  if (choice != "plain") cublaslt_ = CublasLt::open(memory_, problem);
+  if (choice == "auto" || choice == "cublaslt") cublaslt_ = CublasLt::open(memory_, problem);
   if (choice == "cublaslt" && !cublaslt_)
     throw NotSupported(concat("LLMSERVE_CUDA_GEMM=cublaslt: ", problem));
+  if (choice == "invariant" && properties.major < 8)
+    throw NotSupported(concat("LLMSERVE_CUDA_GEMM=invariant: expected compute capability 8.0 or ",
+                              "later, got ", device_name_, "; use plain"));
   uses_gemv_ = choice == "auto";
+  uses_mma_ = choice == "invariant";
+  if (uses_mma_) prepare_mma_linear();
   if (chosen("LLMSERVE_CUDA_ATTENTION", {"auto", "plain"}) == "auto" && properties.major >= 8)
     tiled_shared_bytes_ = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
   gemm_description_ =
-      concat(uses_gemv_ ? "gemv and " : "",
+      concat(uses_gemv_ ? "gemv and " : "", uses_mma_ ? "mma of one order and " : "",
              cublaslt_ ? cublaslt_->description() : concat("plain matrix products, ", problem));
 }
 

@@ -20,8 +20,9 @@ namespace llmserve::cuda {
 class CudaBackend final : public Backend {
  public:
   // The first visible device. Products, by LLMSERVE_CUDA_GEMM: auto or nothing is gemv for few rows
-  // and cuBLASLt, where it is found, for more; plain is plain_linear for all, with the same bits
-  // whatever M is; cublaslt is cuBLASLt for all, and insists on it. Throws InvalidArgument,
+  // and cuBLASLt, where it is found, for more; invariant is mma_linear for bf16 weights and
+  // plain_linear for others, with the same bits whatever M is; plain is plain_linear for all, with
+  // that promise, too; cublaslt is cuBLASLt for all, and insists on it. Throws InvalidArgument,
   // NotSupported, DeviceError. Attention over bf16 caches is tiled_attention where that can run,
   // and paged_attention otherwise or with LLMSERVE_CUDA_ATTENTION=plain.
   explicit CudaBackend(const BackendOptions& options);
@@ -72,12 +73,16 @@ class CudaBackend final : public Backend {
   bool uses_cublaslt(const LinearParams& params) const {
     return cublaslt_ && params.in_features > 0;
   }
+  bool uses_mma(const LinearParams& params) const;
+  bool takes_rounded(const LinearParams& params) const {
+    return uses_mma(params) || (uses_cublaslt(params) && params.storage == Storage::kBF16);
+  }
   // Working memory for x as bf16, [M, K].
   uint16_t* rounded_rows(const LinearParams& params);
-  // By cuBLASLt, of x as bf16 or, if null, as it is; false if it does not do this product.
+  // By tensor cores or cuBLASLt, of x as bf16 or, if null, as it is; false if neither does this.
   bool multiply(const LinearParams& params, const uint16_t* rounded);
   void fuse_in_gemv(const FusedLinearArgs& args);
-  bool norm_for_cublaslt(const FusedLinearArgs& args);
+  bool norm_rounded(const FusedLinearArgs& args);
   // At least this many bytes of device memory for the op at hand; grows, and then stays.
   std::byte* scratch(int64_t num_bytes);
   cudaStream_t stream() const { return memory_.stream(); }
@@ -94,6 +99,7 @@ class CudaBackend final : public Backend {
   std::string device_name_;
   std::string gemm_description_;
   bool uses_gemv_ = false;
+  bool uses_mma_ = false;
   int64_t tiled_shared_bytes_ = 0;      // that a block may ask for; 0: no attention by tensor cores
   std::vector<int64_t> tiled_widths_;   // whose kernels are prepared
   std::unique_ptr<CublasLt> cublaslt_;  // null: plain products

@@ -27,15 +27,18 @@ void CudaBackend::linear(const LinearArgs& args) {
   memory_.make_current();
   if (params.num_rows == 0 || params.out_features == 0) return;
   if (uses_gemv(params.num_rows)) return gemv(params, {}, stream());
-  if (uses_cublaslt(params)) {
-    uint16_t* rounded = nullptr;
-    if (params.storage == Storage::kBF16) {
-      rounded = rounded_rows(params);
-      round_to_bf16(params.x, params.num_rows, params.in_features, rounded, stream());
-    }
-    if (multiply(params, rounded)) return;
+  uint16_t* rounded = nullptr;
+  if (takes_rounded(params)) {
+    rounded = rounded_rows(params);
+    round_to_bf16(params.x, params.num_rows, params.in_features, rounded, stream());
   }
-  plain_linear(params, stream());
+  if (!multiply(params, rounded)) plain_linear(params, stream());
+}
+
+// Of the weight alone: another product of the same weight has other bits.
+bool CudaBackend::uses_mma(const LinearParams& params) const {
+  return uses_mma_ && params.storage == Storage::kBF16 && params.in_features > 0 &&
+         params.in_features % 8 == 0 && reinterpret_cast<uintptr_t>(params.weight) % 16 == 0;
 }
 
 uint16_t* CudaBackend::rounded_rows(const LinearParams& params) {
@@ -43,6 +46,11 @@ uint16_t* CudaBackend::rounded_rows(const LinearParams& params) {
 }
 
 bool CudaBackend::multiply(const LinearParams& params, const uint16_t* rounded) {
+  if (uses_mma(params)) {
+    mma_linear(rounded, params, stream());
+    return true;
+  }
+  if (!uses_cublaslt(params)) return false;
   if (rounded) return cublaslt_->multiply(rounded, params.in_features, params);
   return cublaslt_->multiply(params.x.data, params.x.stride, params);
 }
@@ -53,7 +61,7 @@ void CudaBackend::fused_linear(const FusedLinearArgs& args) {
   if (is_plain || num_rows == 0 || args.linear.x.shape[1] == 0 || args.linear.out.shape[1] == 0)
     return Backend::fused_linear(args);
   if (uses_gemv(num_rows)) return fuse_in_gemv(args);
-  if (args.norm && norm_for_cublaslt(args)) return;
+  if (args.norm && norm_rounded(args)) return;
   Backend::fused_linear(args);
 }
 
@@ -79,11 +87,11 @@ void CudaBackend::fuse_in_gemv(const FusedLinearArgs& args) {
   gemv(params, fusion, stream());
 }
 
-// The norm writes what cuBLASLt reads; false if that does not do this product, and then nothing
-// that anybody reads has been written.
-bool CudaBackend::norm_for_cublaslt(const FusedLinearArgs& args) {
+// The norm writes what the product reads; false if nothing takes bf16 or does this product, and
+// then nothing that anybody reads has been written.
+bool CudaBackend::norm_rounded(const FusedLinearArgs& args) {
   const LinearParams params = params_of(args.linear);
-  if (!uses_cublaslt(params) || params.storage != Storage::kBF16) return false;
+  if (!takes_rounded(params)) return false;
   validate(args);
   check_grid("linear", params.num_rows);
   memory_.make_current();

@@ -74,6 +74,11 @@ struct LinearParams {
 // Tiled, on CUDA cores: each output is one chain of multiply-adds over K in order, whatever M is.
 // x is rounded to bf16 where the weight is bf16.
 void plain_linear(const LinearParams& params, cudaStream_t stream);
+// By tensor cores: x [M, K] bf16, contiguous, in place of params.x; a bf16 weight whose K is a
+// multiple of 8 and which is aligned to 16 bytes. Each output is one chain over K, whatever M is.
+void mma_linear(const uint16_t* x, const LinearParams& params, cudaStream_t stream);
+// Once before the first call, on the device, and not within a capture.
+void prepare_mma_linear();
 
 // In the order of Activation (kernels/ops.h).
 enum class Nonlinearity : uint8_t { kSilu, kGeluTanh, kGelu };

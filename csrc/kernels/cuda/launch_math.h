@@ -51,6 +51,43 @@ constexpr int64_t gemm_blocks_x(int64_t columns, GemmTile tile) {
 }
 constexpr int64_t gemm_blocks_y(int64_t rows, GemmTile tile) { return ceil_div(rows, tile.rows); }
 
+// The product by tensor cores (mma_linear.cu). A block makes rows x columns outputs, a warp
+// warp_rows x warp_columns of them, and K goes by in slices of `depth`, `stages` - 1 of which are
+// on their way. An output is one chain of mma over K in order in all of them, so that the choice
+// does not change a bit. Small: a decoding step, bound by the weight's bytes; 24 KB of it are on
+// their way in each of the four blocks that an SM of an H100 holds. Large: 64 accumulators a lane,
+// two blocks an SM.
+struct MmaTile {
+  int rows;
+  int columns;
+  int warp_rows;
+  int warp_columns;
+  int depth;
+  int stages;
+
+  constexpr int threads() const {
+    return rows / warp_rows * (columns / warp_columns) * static_cast<int>(kWarpSize);
+  }
+  // From row to row in shared memory: an odd number of 16 bytes, as in tiled_stride.
+  constexpr int stride() const { return depth + 8; }
+  constexpr int64_t shared_bytes() const {
+    return int64_t{stages} * (rows + columns) * stride() * 2;
+  }
+};
+inline constexpr MmaTile kSmallMma{16, 32, 16, 16, 128, 4};
+inline constexpr MmaTile kMediumMma{64, 64, 32, 32, 64, 4};
+inline constexpr MmaTile kLargeMma{128, 128, 64, 32, 32, 4};
+
+constexpr int64_t mma_blocks(int64_t rows, int64_t columns, const MmaTile& tile) {
+  return ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns);
+}
+// Which of the three. Large tiles read least, if they are enough to give every SM of a large GPU
+// (132 of them) work.
+constexpr int mma_tile(int64_t rows, int64_t columns) {
+  if (rows <= kSmallMma.rows) return 0;
+  return mma_blocks(rows, columns, kLargeMma) >= 132 ? 2 : 1;
+}
+
 // What the algorithms of a library's products are chosen for: powers of two, since neighbouring M
 // want the same one. The largest is beyond where it matters.
 constexpr int64_t gemm_bucket(int64_t rows) {

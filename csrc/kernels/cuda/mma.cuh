@@ -56,6 +56,15 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, bool is_t
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
+// Closes the thread's copies since the last call, perhaps none, as one group.
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Until all but the thread's last kGroups groups are done.
+template <int kGroups>
+__device__ __forceinline__ void wait_for_all_but() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(kGroups) : "memory");
+}
 
 // 2^x within 2 ulp; 0 for -inf. Denormal results are 0.
 __device__ __forceinline__ float fast_exp2(float x) {
@@ -75,6 +84,9 @@ using emulator::load_matrices;
 using emulator::load_transposed;
 using emulator::multiply_add;
 inline void wait_for_copies() {}
+inline void commit_copies() {}
+template <int kGroups>
+void wait_for_all_but() {}
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline uint32_t pack_bf16(float low, float high) {
   return static_cast<uint32_t>(float_to_bf16(high)) << 16 | float_to_bf16(low);
