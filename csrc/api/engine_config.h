@@ -57,6 +57,9 @@ struct EngineConfig {
   SchedulerConfig scheduler;
   PackedCacheConfig packed_cache;
   int32_t max_logprobs = 20;  // of a request; -1: no bound
+  // On a device: the next step is scheduled and launched while one is under way. A host has nothing
+  // to gain by it.
+  bool async_scheduling = true;
 
   void validate() const;
 };

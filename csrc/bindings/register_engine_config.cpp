@@ -101,6 +101,7 @@ void register_engine_config(py::module_& module) {
       .def_readwrite("cache", &EngineConfig::cache)
       .def_readwrite("scheduler", &EngineConfig::scheduler)
       .def_readwrite("max_logprobs", &EngineConfig::max_logprobs)
+      .def_readwrite("async_scheduling", &EngineConfig::async_scheduling)
       .def("validate", &EngineConfig::validate);
 
   module.def(

@@ -2,7 +2,42 @@
 
 #include <algorithm>
 
+#include "core/error.h"
+
 namespace llmserve {
+
+BatchShape BatchBuilder::shape_of(const StepPlan& plan) const {
+  int64_t max_blocks = 0;
+  for (const ScheduledSequence& sequence : plan.sequences)
+    max_blocks = std::max(max_blocks, (sequence.end_position() + block_size_ - 1) / block_size_);
+  return {.num_tokens = plan.num_tokens,
+          .num_sequences = std::ssize(plan.sequences),
+          .num_rows = std::ssize(plan.logit_rows),
+          .max_blocks = max_blocks};
+}
+
+// Visits every array and how long it is: those of 8 bytes an element first, so that all are
+// aligned.
+template <class Visit>
+void BatchBuilder::lay_out(const BatchShape& shape, const Visit& visit) {
+  for (Group& group : groups_) visit(group.slots, shape.num_tokens);
+  visit(settings_, shape.num_rows);
+  visit(token_ids_, shape.num_tokens);
+  visit(awaited_rows_, shape.num_tokens);
+  visit(positions_, shape.num_tokens);
+  visit(query_starts_, shape.num_sequences + 1);
+  visit(kv_lens_, shape.num_sequences);
+  visit(logit_rows_, shape.num_rows);
+  for (Group& group : groups_) visit(group.block_tables, shape.num_sequences * shape.max_blocks);
+}
+
+int64_t BatchBuilder::num_bytes(const BatchShape& shape) const {
+  const auto count = static_cast<int64_t>(groups_.size());
+  const int64_t longs = count * shape.num_tokens;
+  const int64_t ints = 3 * shape.num_tokens + 2 * shape.num_sequences + 1 + shape.num_rows +
+                       count * shape.num_sequences * shape.max_blocks;
+  return 8 * longs + 4 * ints + shape.num_rows * static_cast<int64_t>(sizeof(DrawSettings));
+}
 
 // The tokens of the prompt get its rows, and any id; those generated after it have their own.
 void BatchBuilder::append_given_rows(const ScheduledSequence& sequence) {
@@ -10,7 +45,7 @@ void BatchBuilder::append_given_rows(const ScheduledSequence& sequence) {
   const int64_t num_rows = sequence.prompt_embeds->num_rows - sequence.start_position;
   const int64_t count = std::min(num_rows, std::ssize(sequence.token_ids));
   if (count <= 0) return;
-  const int64_t begin = std::ssize(token_ids_) - std::ssize(sequence.token_ids);
+  const auto begin = static_cast<int64_t>(num_tokens_) - std::ssize(sequence.token_ids);
   std::fill_n(token_ids_.begin() + begin, count, 0);
   given_embeddings_.push_back({.begin = begin,
                                .count = count,
@@ -18,72 +53,91 @@ void BatchBuilder::append_given_rows(const ScheduledSequence& sequence) {
 }
 
 void BatchBuilder::append_sequence(const ScheduledSequence& sequence) {
+  const bool is_awaited = sequence.awaited_row >= 0;
+  batch_.has_awaited |= is_awaited;
   for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
     const int64_t position = sequence.start_position + static_cast<int64_t>(i);
-    token_ids_.push_back(sequence.token_ids[i]);
-    positions_.push_back(static_cast<int32_t>(position));
-    for (size_t g = 0; g < groups_.size(); ++g)
-      groups_[g].slots.push_back(sequence.block_tables[g][position / block_size_] * block_size_ +
-                                 position % block_size_);
+    token_ids_[num_tokens_] = is_awaited ? 0 : sequence.token_ids[i];
+    awaited_rows_[num_tokens_] = sequence.awaited_row;
+    positions_[num_tokens_] = static_cast<int32_t>(position);
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      groups_[g].slots[num_tokens_] =
+          sequence.block_tables[g][position / block_size_] * block_size_ + position % block_size_;
+    }
+    ++num_tokens_;
   }
   append_given_rows(sequence);
-  query_starts_.push_back(static_cast<int32_t>(token_ids_.size()));
-  kv_lens_.push_back(
-      static_cast<int32_t>(sequence.start_position + std::ssize(sequence.token_ids)));
+  kv_lens_[num_sequences_] = static_cast<int32_t>(sequence.end_position());
+  query_starts_[++num_sequences_] = static_cast<int32_t>(num_tokens_);
 }
 
-void BatchBuilder::fill_block_tables(const StepPlan& plan) {
-  int64_t max_blocks = 0;
-  for (const int32_t kv_len : kv_lens_)
-    max_blocks = std::max(max_blocks, (kv_len + block_size_ - 1) / block_size_);
+void BatchBuilder::fill_block_tables(const ScheduledSequence& sequence, int64_t max_blocks) {
+  const auto used = static_cast<size_t>((sequence.end_position() + block_size_ - 1) / block_size_);
   for (size_t g = 0; g < groups_.size(); ++g) {
-    std::vector<int32_t>& tables = groups_[g].block_tables;
-    tables.assign(plan.sequences.size() * max_blocks, 0);
-    for (size_t b = 0; b < plan.sequences.size(); ++b) {
-      const std::span<const int32_t> blocks = plan.sequences[b].block_tables[g];
-      const int64_t used = (kv_lens_[b] + block_size_ - 1) / block_size_;
-      // What has left the window is not looked at; any block will do.
-      std::ranges::transform(blocks.first(used), tables.begin() + b * max_blocks,
-                             [](int32_t block) { return std::max(block, 0); });
-    }
-    group_inputs_[g] = {.slots = groups_[g].slots, .block_tables = tables};
+    const auto row = groups_[g].block_tables.subspan(
+        num_sequences_ * static_cast<size_t>(max_blocks), static_cast<size_t>(max_blocks));
+    const std::span<const int32_t> blocks = sequence.block_tables[g];
+    // What has left the window is not looked at, nor what comes after the last; any block will do.
+    std::ranges::transform(blocks.first(used), row.begin(),
+                           [](int32_t block) { return std::max(block, 0); });
+    std::ranges::fill(row.subspan(used), 0);
   }
-  batch_.input.max_blocks = max_blocks;
 }
 
-StepBatch& BatchBuilder::build(const StepPlan& plan) {
-  token_ids_.clear();
+void BatchBuilder::append_row(const LogitRow& row) {
+  const SamplingParams& params = *row.params;
+  logit_rows_[num_rows_] = query_starts_[static_cast<size_t>(row.sequence_idx)] + row.token_offset;
+  settings_[num_rows_] = {.temperature = params.temperature,
+                          .top_p = params.top_p,
+                          .min_p = params.min_p,
+                          .top_k = params.top_k,
+                          .seed = row.seed,
+                          .position = row.position};
+  ++num_rows_;
+  batch_.sample_tasks.push_back({.request_id = row.request_id,
+                                 .sample_index = row.sample_index,
+                                 .params = row.params,
+                                 .seed = row.seed,
+                                 .position = row.position,
+                                 .given_token_id = row.given_token_id,
+                                 .token_ids = row.token_ids,
+                                 .num_prompt_tokens = row.num_prompt_tokens,
+                                 .banned_token_ids = row.banned_token_ids});
+}
+
+StepBatch& BatchBuilder::build(const StepPlan& plan, const BatchShape& shape,
+                               std::span<std::byte> block) {
+  check_internal(std::ssize(block) >= num_bytes(shape), "a batch's arrays fit their block");
+  std::byte* next = block.data();
+  lay_out(shape, [&]<class T>(std::span<T>& array, int64_t count) {
+    array = {reinterpret_cast<T*>(next), static_cast<size_t>(count)};
+    next += array.size_bytes();
+  });
+  num_tokens_ = num_sequences_ = num_rows_ = 0;
   given_embeddings_.clear();
-  positions_.clear();
-  for (Group& group : groups_) group.slots.clear();
-  query_starts_.assign(1, 0);
-  kv_lens_.clear();
-  logit_rows_.clear();
   batch_.sample_tasks.clear();
   batch_.copies.clear();
-  for (const ScheduledSequence& sequence : plan.sequences) append_sequence(sequence);
-  fill_block_tables(plan);
-  for (const LogitRow& row : plan.logit_rows) {
-    logit_rows_.push_back(query_starts_[row.sequence_idx] + row.token_offset);
-    batch_.sample_tasks.push_back({.request_id = row.request_id,
-                                   .sample_index = row.sample_index,
-                                   .params = row.params,
-                                   .seed = row.seed,
-                                   .position = row.position,
-                                   .given_token_id = row.given_token_id,
-                                   .token_ids = row.token_ids,
-                                   .num_prompt_tokens = row.num_prompt_tokens,
-                                   .banned_token_ids = row.banned_token_ids});
+  batch_.has_awaited = false;
+  query_starts_[0] = 0;
+  for (const ScheduledSequence& sequence : plan.sequences) {
+    fill_block_tables(sequence, shape.max_blocks);
+    append_sequence(sequence);
   }
+  for (const LogitRow& row : plan.logit_rows) append_row(row);
   for (const BlockCopy& copy : plan.copies)
     batch_.copies.emplace_back(copy.source, copy.destination);
-  batch_.input.token_ids = token_ids_;
-  batch_.input.given_embeddings = given_embeddings_;
-  batch_.input.positions = positions_;
-  batch_.input.query_starts = query_starts_;
-  batch_.input.kv_lens = kv_lens_;
-  batch_.input.kv_groups = group_inputs_;
-  batch_.input.logit_rows = logit_rows_;
+  for (size_t g = 0; g < groups_.size(); ++g)
+    group_inputs_[g] = {.slots = groups_[g].slots, .block_tables = groups_[g].block_tables};
+  batch_.input = {.token_ids = token_ids_,
+                  .given_embeddings = given_embeddings_,
+                  .positions = positions_,
+                  .query_starts = query_starts_,
+                  .kv_lens = kv_lens_,
+                  .max_blocks = shape.max_blocks,
+                  .kv_groups = group_inputs_,
+                  .logit_rows = logit_rows_};
+  batch_.awaited_rows = awaited_rows_;
+  batch_.settings = settings_;
   return batch_;
 }
 

@@ -204,6 +204,7 @@ void Engine::run_on_thread(std::packaged_task<void()> task) {
 }
 
 void Engine::fall_asleep(int32_t level) {
+  while (scheduler_->num_in_flight() > 0) finish_step();  // of sequences that have ended
   {
     const std::lock_guard lock(intake_mutex_);
     if (scheduler_->has_unfinished() || !intake_.requests.empty()) {

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/trace_range.h"
 #include "io/checkpoint.h"
+#include "kernels/device_steps.h"
 #include "io/packed_cache.h"
 
 namespace llmserve {
@@ -31,6 +32,7 @@ std::string packed_variant(const EngineConfig& config, const Backend& backend) {
 ModelExecutor::ModelExecutor(const EngineConfig& config)
     : config_(config),
       backend_(make_backend(config.device, {.num_threads = config.num_threads})),
+      steps_(backend_->steps()),
       batch_builder_(config.cache.block_size, config.cache.windows.size()),
       sampler_(*backend_),
       pooler_(backend_->memory(), kMaxLogitRowsAtOnce) {
@@ -109,29 +111,89 @@ void ModelExecutor::check_shapes(const Model& model) const {
                                "back or make a new LLM"));
 }
 
+StepBatch& ModelExecutor::build(const StepPlan& plan) {
+  const BatchShape shape = batch_builder_.shape_of(plan);
+  const int64_t num_bytes = batch_builder_.num_bytes(shape);
+  if (steps_ != nullptr)
+    return batch_builder_.build(plan, shape, steps_->begin(num_bytes, shape.num_rows));
+  if (std::ssize(block_) < num_bytes) block_.resize(static_cast<size_t>(num_bytes));
+  return batch_builder_.build(plan, shape, block_);
+}
+
 void ModelExecutor::launch(const StepPlan& plan) {
   const TraceRange range(plan.num_prefill_tokens > 0 ? "Prefill" : "Decode");
-  StepBatch& batch = batch_builder_.build(plan);
+  StepBatch& batch = build(plan);
   MaskFiller::Pending masks = masks_->begin(batch.sample_tasks);
+  if (steps_ != nullptr) steps_->bring_over();
+  Flight& flight =
+      flights_[static_cast<size_t>((oldest_flight_ + num_in_flight_) % Scheduler::kMaxInFlight)];
+  flight.sampled.clear();
+  flight.later.clear();
   kv_storage_->copy_blocks(*backend_, batch.copies);
   const Arena::Scope scope(*arena_);
   const ForwardContext context{*backend_, *arena_, batch.input, kv_storage_->layers()};
+  if (batch.has_awaited) steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
   const Tensor hidden = model_->forward(context);
   pooler_.take(context, *model_, hidden, plan);
   masks.finish();
-  sample_rows(context, hidden, batch);
+  sample_rows(context, hidden, batch, flight);
+  if (steps_ != nullptr) flight.step = steps_->end();
+  ++num_in_flight_;
+}
+
+const SampledTokens& ModelExecutor::wait() {
+  Flight& flight = flights_[static_cast<size_t>(oldest_flight_)];
+  oldest_flight_ = (oldest_flight_ + 1) % Scheduler::kMaxInFlight;
+  --num_in_flight_;
+  std::swap(sampled_, flight.sampled);
+  if (steps_ == nullptr) return sampled_;
+  const std::span<const DrawnRow> drawn = steps_->wait(flight.step);
+  for (const size_t row : flight.later) {
+    sampled_.rows[row].token_id = drawn[row].token_id;
+    sampled_.rows[row].is_valid = drawn[row].is_valid != 0;
+  }
+  return sampled_;
+}
+
+void ModelExecutor::abandon() noexcept {
+  num_in_flight_ = 0;
+  if (steps_ != nullptr) steps_->abandon();
 }
 
 void ModelExecutor::sample_rows(const ForwardContext& context, const Tensor& hidden,
-                                const StepBatch& batch) {
-  sampled_.clear();
+                                const StepBatch& batch, Flight& flight) {
   const std::span<const int32_t> tokens = batch.input.logit_rows;
   const std::span<const SampleTask> tasks = batch.sample_tasks;
   for (size_t begin = 0; begin < tokens.size(); begin += kMaxLogitRowsAtOnce) {
     const size_t count = std::min<size_t>(kMaxLogitRowsAtOnce, tokens.size() - begin);
     const Arena::Scope scope(*arena_);
     const Tensor logits = model_->compute_logits(context, hidden, tokens.subspan(begin, count));
-    sampler_.sample(logits, tasks.subspan(begin, count), sampled_);
+    if (steps_ != nullptr) {
+      draw_rows(logits, batch, begin, flight);
+    } else {
+      sampler_.sample(logits, tasks.subspan(begin, count), flight.sampled);
+    }
+  }
+}
+
+// Those that need nothing of the host are drawn on the device, and nobody waits for them here. For
+// the others, sample() waits until the logits are there.
+void ModelExecutor::draw_rows(const Tensor& logits, const StepBatch& batch, size_t begin,
+                              Flight& flight) {
+  const size_t count = static_cast<size_t>(logits.shape[0]);
+  const auto tasks = std::span(batch.sample_tasks).subspan(begin, count);
+  if (std::ranges::any_of(tasks, &SampleTask::only_draws))
+    steps_->draw(logits, batch.settings.subspan(begin, count), static_cast<int64_t>(begin));
+  for (size_t i = 0, end = 0; i < count; i = end) {
+    const bool only_draws = tasks[i].only_draws();
+    while (end < count && tasks[end].only_draws() == only_draws) ++end;
+    if (only_draws) {
+      for (size_t row = begin + i; row < begin + end; ++row) flight.later.push_back(row);
+      flight.sampled.rows.resize(begin + end);
+    } else {
+      sampler_.sample(logits.slice(0, static_cast<int64_t>(i), static_cast<int64_t>(end - i)),
+                      tasks.subspan(i, end - i), flight.sampled);
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 // wanted, draws the tokens.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "engine/pooler.h"
 #include "models/model.h"
 #include "sampling/sampler.h"
+#include "scheduler/scheduler.h"
 
 namespace llmserve {
 
@@ -30,8 +32,12 @@ class ModelExecutor final : public Executor {
   // Loads the checkpoint. Throws what open_checkpoint, read_model_config and load_model throw.
   explicit ModelExecutor(const EngineConfig& config);
 
+  int32_t max_in_flight() const override {
+    return steps_ != nullptr && config_.async_scheduling ? Scheduler::kMaxInFlight : 1;
+  }
   void launch(const StepPlan& plan) override;
-  const SampledTokens& wait() override { return sampled_; }
+  const SampledTokens& wait() override;
+  void abandon() noexcept override;
   void forget(RequestId request_id, int32_t sample_index) override {
     sampler_.forget(request_id, sample_index);
     masks_->forget(request_id, sample_index);
@@ -49,7 +55,17 @@ class ModelExecutor final : public Executor {
   std::unique_ptr<Model> load();
   void load_weights();
   void check_shapes(const Model& model) const;
-  void sample_rows(const ForwardContext& context, const Tensor& hidden, const StepBatch& batch);
+  // Where there is a device, `later` has the rows whose tokens come with the step's results.
+  struct Flight {
+    int64_t step = 0;  // of DeviceSteps
+    SampledTokens sampled;
+    std::vector<size_t> later;  // rows
+  };
+
+  StepBatch& build(const StepPlan& plan);
+  void sample_rows(const ForwardContext& context, const Tensor& hidden, const StepBatch& batch,
+                   Flight& flight);
+  void draw_rows(const Tensor& logits, const StepBatch& batch, size_t begin, Flight& flight);
 
   const EngineConfig config_;
   const std::unique_ptr<Backend> backend_;
@@ -63,11 +79,16 @@ class ModelExecutor final : public Executor {
   int64_t workspace_bytes_ = 0;
   int64_t scratch_bytes_ = 0;  // that the backend reserved for it, and keeps
   std::vector<KvLayerSpec> kv_layers_;
+  DeviceSteps* const steps_;  // the backend's, or null
   BatchBuilder batch_builder_;
+  std::vector<std::byte> block_;  // a batch's integers, where there is no device
   std::unique_ptr<MaskFiller> masks_;
   Sampler sampler_;
   Pooler pooler_;
-  SampledTokens sampled_;
+  std::array<Flight, Scheduler::kMaxInFlight> flights_;
+  int32_t oldest_flight_ = 0;
+  int32_t num_in_flight_ = 0;
+  SampledTokens sampled_;  // that wait() gave last
 };
 
 }  // namespace llmserve

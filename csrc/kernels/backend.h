@@ -14,6 +14,8 @@
 
 namespace llmserve {
 
+class DeviceSteps;
+
 // The largest step that a model will ask for, as far as a backend's own working memory goes.
 struct StepShape {
   int64_t max_tokens = 0;       // T: rows of a linear
@@ -90,6 +92,9 @@ class Backend {
   virtual bool is_transferred(int64_t /*id*/) { return true; }
   // Ops asked for from now on come after this transfer.
   virtual void await_transfer(int64_t /*id*/) {}
+
+  // A device's way to have steps in flight; null where ops are done when they return.
+  virtual DeviceSteps* steps() { return nullptr; }
 
   // The layout of keys that paged_attention reads fastest from blocks of this shape.
   virtual KeyLayout key_layout(int64_t /*block_size*/, int64_t /*key_dim*/, int64_t /*value_dim*/,

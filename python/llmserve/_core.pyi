@@ -150,6 +150,7 @@ class EngineConfig:
     cache: CacheConfig
     scheduler: SchedulerConfig
     max_logprobs: int
+    async_scheduling: bool
     def __init__(self) -> None: ...
     def validate(self) -> None: ...
 

@@ -68,6 +68,7 @@ class LLMBase:
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         enforce_eager: bool = False,
+        async_scheduling: bool = True,
         hf_overrides: None = None,
         chat_template: str | os.PathLike[str] | None = None,
         trust_remote_code: bool = False,
@@ -128,6 +129,7 @@ class LLMBase:
         self._config = _core.resolve_config(
             arguments.to_request(checkpoint, defaults.eos_token_ids)
         )
+        self._config.async_scheduling = boolean("async_scheduling", async_scheduling)
         vocab_size = _core.read_vocab_size(str(checkpoint))
         if self._tokenizer is not None:
             self._tokenizer.check_fits(vocab_size)

@@ -47,15 +47,16 @@ CudaBackend::CudaBackend(const BackendOptions& options)
     : host_(make_cpu_backend(options)),
       memory_(0),
       transfers_(memory_, copy_by(*host_)),
-      token_ids_(memory_),
-      positions_(memory_),
-      inv_freq_(memory_),
-      slots_(memory_),
-      query_starts_(memory_),
-      kv_lens_(memory_),
-      block_tables_(memory_),
-      rows_(memory_),
-      sampling_(memory_) {
+      steps_(memory_, transfers_.pinned(), block_),
+      token_ids_(memory_, block_),
+      positions_(memory_, block_),
+      inv_freq_(memory_, block_),
+      slots_(memory_, block_),
+      query_starts_(memory_, block_),
+      kv_lens_(memory_, block_),
+      block_tables_(memory_, block_),
+      rows_(memory_, block_),
+      sampling_(memory_, block_) {
   memory_.set_upload([this](void* to, const void* from, int64_t num_bytes) {
     transfers_.upload(to, from, num_bytes);
     transfers_.lead_ops();

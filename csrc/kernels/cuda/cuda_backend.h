@@ -11,6 +11,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/cuda_steps.h"
 #include "kernels/cuda/index_upload.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/transfers.h"
@@ -46,6 +47,7 @@ class CudaBackend final : public Backend {
   }
   bool is_transferred(int64_t id) override { return transfers_.is_transferred(id); }
   void await_transfer(int64_t id) override { transfers_.await_transfer(id); }
+  DeviceSteps* steps() override { return &steps_; }
 
   void embedding(const EmbeddingArgs& args) override;
   void rms_norm(const RmsNormArgs& args) override;
@@ -95,6 +97,8 @@ class CudaBackend final : public Backend {
   const std::unique_ptr<Backend> host_;  // the cpu backend, for what lies on the host
   DeviceMemory memory_;
   Transfers transfers_;
+  StepBlock block_;
+  CudaSteps steps_;
   Buffer piece_;  // of weights that are converted, in the transfer stream's order
   std::string device_name_;
   std::string gemm_description_;

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -13,19 +14,37 @@
 
 namespace llmserve::cuda {
 
+// A step's integers and their twin on the device (kernels/device_steps.h); none outside a step.
+struct StepBlock {
+  const std::byte* host = nullptr;
+  const std::byte* device = nullptr;
+  int64_t num_bytes = 0;
+
+  bool holds(const void* data) const {
+    const auto* byte = static_cast<const std::byte*>(data);
+    return std::less_equal<>()(host, byte) && std::less<>()(byte, host + num_bytes);
+  }
+  // Of an array that it holds.
+  template <class T>
+  const T* on_device(const T* data) const {
+    return reinterpret_cast<const T*>(device + (reinterpret_cast<const std::byte*>(data) - host));
+  }
+};
+
 // One array on the device and what it holds. Every layer of a step passes the same slots and block
 // tables: they are compared with what is there already, which is some thousand times cheaper than
 // a copy, and only copied if they differ.
 class IndexUpload {
  public:
-  explicit IndexUpload(DeviceMemory& memory) : memory_(memory) {}
+  IndexUpload(DeviceMemory& memory, const StepBlock& block) : memory_(memory), block_(block) {}
 
   // The array on the device, valid for the ops that are asked for before the next call. The copy is
   // in the stream's order, after the ops that read what was there. Its source is ordinary memory,
   // which the runtime takes over before it returns: there is nothing that a later call could
-  // overwrite too early.
+  // overwrite too early. What a step's block holds is there already.
   template <class T>
   const T* operator()(std::span<const T> values) {
+    if (block_.holds(values.data())) return block_.on_device(values.data());
     return static_cast<const T*>(upload(values.data(), static_cast<int64_t>(values.size_bytes())));
   }
 
@@ -47,6 +66,7 @@ class IndexUpload {
   }
 
   DeviceMemory& memory_;
+  const StepBlock& block_;
   Buffer buffer_;
   std::vector<std::byte> held_;  // what the first bytes of buffer_ are
 };

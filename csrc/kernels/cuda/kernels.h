@@ -288,4 +288,32 @@ struct Ranked {
 void rank(const RankQuery* queries, int64_t num_queries, const Drawn* drawn, int64_t vocabulary,
           Ranked* out, cudaStream_t stream);
 
+// -- between two steps (cuda_steps.h) -----------------------------------------------------------
+
+// As DrawSettings of kernels/device_steps.h has it.
+struct DrawParams {
+  float temperature;
+  float top_p;
+  float min_p;
+  int32_t top_k;
+  uint64_t seed;
+  int64_t position;
+};
+// Of a step, read on the device.
+struct StepHeader {
+  int64_t step;
+  int64_t num_rows;      // S
+  int64_t result_begin;  // bytes
+};
+// token_ids[t] = drawn[awaited_rows[t]], where that is not -1; both [T].
+void take_awaited(const Drawn* drawn, const int32_t* awaited_rows, int64_t num_tokens,
+                  int32_t* token_ids, cudaStream_t stream);
+// rows, params [S']: each draws from its row of logits, unedited.
+void make_draw_rows(const DrawParams* params, ConstRows logits, int64_t num_rows, DrawRow* rows,
+                    cudaStream_t stream);
+// drawn [S] to results + result_begin + rows_begin, in mapped memory of the host, then the step's
+// number to results + result_begin, by a release store.
+void publish(const StepHeader* header, const Drawn* drawn, void* results, int64_t rows_begin,
+             cudaStream_t stream);
+
 }  // namespace llmserve::cuda

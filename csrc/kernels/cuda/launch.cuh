@@ -29,6 +29,14 @@ void launch(const char* name, void (*kernel)(Params...), dim3 grid, int threads,
   check(name, cudaGetLastError());
 }
 
+#ifdef __CUDACC__
+// Seen by the host after all that this thread, and those it has met at a barrier after their
+// fences, wrote before.
+__device__ __forceinline__ void store_release(int64_t* to, int64_t value) {
+  asm volatile("st.release.sys.global.s64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+#endif
+
 // A grid of n blocks along x.
 inline dim3 blocks(int64_t n) { return dim3(static_cast<unsigned>(n)); }
 

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -71,6 +72,10 @@ T __shfl_sync(unsigned, T value, int from) {
 }
 
 inline void __syncwarp() { llmserve::cuda::emulator::shuffle_xor(0, 0); }
+inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void store_release(int64_t* to, int64_t value) {
+  std::atomic_ref<int64_t>(*to).store(value, std::memory_order_release);
+}
 
 // Fibers do not preempt each other.
 template <class T>

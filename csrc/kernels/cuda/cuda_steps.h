@@ -1,0 +1,71 @@
+// Steps in flight on one GPU (kernels/device_steps.h): a ring of pinned blocks and its twin on the
+// device, the tokens drawn last, and results in mapped memory that the host polls.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "core/buffer.h"
+#include "kernels/cuda/cuda_event.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/index_upload.h"
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/pinned_memory.h"
+#include "kernels/device_steps.h"
+
+namespace llmserve::cuda {
+
+class CudaSteps final : public DeviceSteps {
+ public:
+  // Tells `block` where a step's integers are on the device.
+  CudaSteps(DeviceMemory& memory, PinnedMemory& pinned, StepBlock& block)
+      : memory_(memory), pinned_(pinned), block_(block) {}
+
+  std::span<std::byte> begin(int64_t num_bytes, int64_t num_rows) override;
+  void bring_over() override;
+  void take_awaited(std::span<const int32_t> token_ids,
+                    std::span<const int32_t> awaited_rows) override;
+  void draw(const ConstTensor& logits, std::span<const DrawSettings> settings,
+            int64_t first_row) override;
+  int64_t end() override;
+  std::span<const DrawnRow> wait(int64_t step) override;
+  void abandon() noexcept override;
+
+ private:
+  // One is being filled, two are in flight, one to spare.
+  static constexpr int64_t kNumSlots = 4;
+  // A slot begins with what the kernels of a graph cannot be told otherwise.
+  static constexpr int64_t kHeaderBytes = 64;
+  static_assert(sizeof(StepHeader) <= kHeaderBytes);
+  // Rows of results follow their header, one step after another.
+  static constexpr int64_t kResultHeaderBytes = 64;
+
+  struct Slot {
+    Buffer data;
+    Event brought_over;
+  };
+
+  Slot& slot() { return slots_[static_cast<size_t>(step_ % kNumSlots)]; }
+  std::byte* result(int64_t step) const {
+    return results_.data() + step % kNumSlots * result_bytes_;
+  }
+  void grow(int64_t num_bytes, int64_t num_rows);
+
+  DeviceMemory& memory_;
+  PinnedMemory& pinned_;
+  StepBlock& block_;
+  int64_t step_ = 0;  // begun last
+  int64_t num_bytes_ = 0;
+  std::array<Slot, kNumSlots> slots_;
+  std::array<int64_t, kNumSlots> num_rows_{};
+  Buffer twin_;       // of the step under way
+  Buffer drawn_;      // Drawn [max rows], of the step that drew last
+  Buffer draw_rows_;  // DrawRow [max rows]
+  Buffer weights_;    // [S', V], working memory of the draw
+  Buffer results_;    // mapped: [kNumSlots][header, max rows]
+  int64_t result_bytes_ = 0;
+  int64_t max_rows_ = 0;
+};
+
+}  // namespace llmserve::cuda

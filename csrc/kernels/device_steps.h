@@ -1,0 +1,59 @@
+// What an engine asks of a device beside its ops, so that it can launch a step while the one before
+// is under way: the step's integers in one block, tokens that never leave the device between two
+// steps, and results that are waited for later.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/tensor.h"
+
+namespace llmserve {
+
+// How a row that needs nothing of the host is drawn; as in SampleRow.
+struct DrawSettings {
+  float temperature = 0.0f;
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  int32_t top_k = 0;
+  uint64_t seed = 0;
+  int64_t position = 0;
+};
+
+// What came of it; as in SampledRow.
+struct DrawnRow {
+  int32_t token_id = 0;  // 0 unless it is valid
+  int32_t is_raw_valid = 0;
+  int32_t is_valid = 0;
+};
+
+// begin(), bring_over(), ops and draw(), end(): one step, in the order of the ops. Rows are
+// numbered within the step. Each throws DeviceError.
+class DeviceSteps {
+ public:
+  virtual ~DeviceSteps() = default;
+
+  // Host memory, aligned to 64 bytes, for all of a step's integers. It is one of a ring: waits
+  // where the device has not brought over what was written there before.
+  virtual std::span<std::byte> begin(int64_t num_bytes, int64_t num_rows) = 0;
+  // What was written there goes over in one copy. Ops that are given spans within the block find
+  // them on the device, until end(): the host must not change them any more.
+  virtual void bring_over() = 0;
+  // token_ids[t] = what the step before drew as row awaited_rows[t], where that is not -1. Spans
+  // within the block.
+  virtual void take_awaited(std::span<const int32_t> token_ids,
+                            std::span<const int32_t> awaited_rows) = 0;
+  // Draws rows [first_row, first_row + S') from logits [S', V]; settings [S'] within the block.
+  virtual void draw(const ConstTensor& logits, std::span<const DrawSettings> settings,
+                    int64_t first_row) = 0;
+  // The rows that were drawn are on their way to the host. Returns the step's number.
+  virtual int64_t end() = 0;
+  // The rows [num_rows] of a step, of which those not drawn are unspecified: waits for them. Valid
+  // until two more steps have begun.
+  virtual std::span<const DrawnRow> wait(int64_t step) = 0;
+  // Waits until the device does nothing any more, whatever comes of it.
+  virtual void abandon() noexcept = 0;
+};
+
+}  // namespace llmserve
