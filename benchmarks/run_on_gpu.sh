@@ -59,11 +59,14 @@ run_tests() {
 # some fifty times slower.
 sanitize() {
   local start=$SECONDS status=0 tool
+  local plain="cuda-plain and not any_combination and not agrees_with_ref and not follow and not finite and not 70001"
+  local auto="cuda-auto and (linear_ or attention_ or prepared)"
+  local invariant="cuda-invariant and (linear_ or every_tile)"
   for tool in memcheck racecheck; do
     timeout $((limit / 2)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
       --log-file "$out/$tool.log" "$python" -m pytest -m cuda -q -x \
-      tests/parity/test_ops.py tests/parity/test_sampling_op.py \
-      -k "(cuda-plain or (cuda-auto and (linear_ or attention_))) and not chi and not follow and not finite and not 193 and not 70001" 2>&1 |
+      tests/parity/test_{ops,fused_ops,op_invariance,sampling_op,sampling_edits}.py \
+      -k "(($plain) or ($auto) or ($invariant)) and not 193 and not 1184" 2>&1 |
       tee "$out/$tool.txt" | tail -15 || status=$?
   done
   record --stage sanitize --status "$status" --seconds $((SECONDS - start))
