@@ -55,7 +55,7 @@ def package(tmp_path_factory):
         ("test_op_invariance.py", "cuda-invariant and every_tile"),
         (
             "test_fused_ops.py",
-            "(cuda-auto or cuda-cublaslt) and not int and not 1184 and not 256-256",
+            "(cuda-auto or cuda-cublaslt) and not company and not int and not 1184 and not 256-256",
         ),
         ("test_op_invariance.py", "cuda-auto and (many_spans or (bfloat16 and 64))"),
         (
