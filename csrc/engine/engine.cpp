@@ -353,7 +353,7 @@ void Engine::finish_step() {
     is_executing_ = false;
     take_aborts();
   }
-  const StepResult* result = nullptr;
+  StepResult* result = nullptr;
   {
     const PhaseTimer timer(clock_, record.commit_us);
     result = &scheduler_->commit(*tokens);

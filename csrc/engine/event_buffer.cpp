@@ -16,20 +16,20 @@ void append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
-// `earlier` becomes what one event with the news of both would be.
-void merge(TokenEvent& earlier, const TokenEvent& later) {
-  TokenEvent merged = later;
-  merged.token_ids = std::move(earlier.token_ids);
-  merged.text = std::move(earlier.text);
-  merged.logprobs = std::move(earlier.logprobs);
-  merged.top_logprobs = std::move(earlier.top_logprobs);
-  merged.prompt_logprobs = std::move(earlier.prompt_logprobs);
-  merged.prompt_top_logprobs = std::move(earlier.prompt_top_logprobs);
-  append(merged.token_ids, later.token_ids);
-  merged.text += later.text;
-  append(merged.logprobs, later.logprobs);
-  append(merged.top_logprobs, later.top_logprobs);
-  earlier = std::move(merged);
+// `earlier` becomes what one event with the news of both would be; nothing of `later` is needed
+// afterwards. What grows stays where it is, since this is done for every token.
+void merge(TokenEvent& earlier, TokenEvent& later) {
+  append(earlier.token_ids, later.token_ids);
+  earlier.text += later.text;
+  append(earlier.logprobs, later.logprobs);
+  append(earlier.top_logprobs, later.top_logprobs);
+  later.token_ids = std::move(earlier.token_ids);
+  later.text = std::move(earlier.text);
+  later.logprobs = std::move(earlier.logprobs);
+  later.top_logprobs = std::move(earlier.top_logprobs);
+  later.prompt_logprobs = std::move(earlier.prompt_logprobs);
+  later.prompt_top_logprobs = std::move(earlier.prompt_top_logprobs);
+  earlier = std::move(later);
 }
 
 }  // namespace
@@ -47,28 +47,30 @@ void EventBuffer::hold_until_finished(RequestId id) {
   held_requests_.insert(id);
 }
 
-void EventBuffer::push(const std::vector<TokenEvent>& events) {
+void EventBuffer::push(std::span<TokenEvent> events) {
   const std::lock_guard lock(mutex_);
-  for (const TokenEvent& event : events) add(event);
+  for (TokenEvent& event : events) add(event);
   if (ready_.empty()) return;
   ready_to_take_.notify_all();
   const uint64_t one = 1;
   (void)!write(fd_, &one, sizeof(one));
 }
 
-void EventBuffer::add(const TokenEvent& event) {
-  const bool is_held = held_requests_.contains(event.request_id);
+void EventBuffer::add(TokenEvent& event) {
+  const RequestId request_id = event.request_id;
+  const bool is_held = held_requests_.contains(request_id);
+  const bool is_last = event.is_request_finished;
+  const bool is_due = !is_held || event.finish_reason != FinishReason::kNone;
   std::list<TokenEvent>& list = is_held ? held_ : ready_;
-  const auto [place, is_new] = places_.try_emplace({event.request_id, event.sample_index});
+  const auto [place, is_new] = places_.try_emplace({request_id, event.sample_index});
   if (is_new) {
-    place->second = list.insert(list.end(), event);
+    place->second = list.insert(list.end(), std::move(event));
   } else {
     merge(*place->second, event);
   }
   // To the end also where it waits already: a request's last event stays behind its others.
-  const bool is_due = !is_held || event.finish_reason != FinishReason::kNone;
   if (is_due) ready_.splice(ready_.end(), list, place->second);
-  if (event.is_request_finished) held_requests_.erase(event.request_id);
+  if (is_last) held_requests_.erase(request_id);
 }
 
 std::vector<TokenEvent> EventBuffer::take(std::chrono::duration<double> timeout) {

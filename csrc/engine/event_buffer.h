@@ -12,6 +12,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <span>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -31,7 +32,8 @@ class EventBuffer {
   // event.
   void hold_until_finished(RequestId id);
 
-  void push(const std::vector<TokenEvent>& events);
+  // Takes what is in them.
+  void push(std::span<TokenEvent> events);
 
   // What was pushed since the last call, in the order of each sequence's last news; waits up to
   // `timeout` for the first, not once closed.
@@ -44,7 +46,7 @@ class EventBuffer {
   void close();
 
  private:
-  void add(const TokenEvent& event);
+  void add(TokenEvent& event);
 
   std::mutex mutex_;
   std::condition_variable ready_to_take_;

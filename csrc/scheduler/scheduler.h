@@ -86,7 +86,7 @@ class Scheduler {
   // Of the oldest plan in flight: one row for each of its logit rows, in order. A row that is not
   // valid ends its request's sequence with kError. The result holds all events since the last one,
   // and is valid until the next schedule() or commit().
-  const StepResult& commit(const SampledTokens& sampled);
+  StepResult& commit(const SampledTokens& sampled);
   // The events of abort(), fail_step() and fail() that no commit has given out.
   std::vector<TokenEvent> take_events();
 
@@ -193,7 +193,7 @@ class Scheduler {
   void let_go(Sequence& sequence);
   void end_flights();
   bool is_in_flight(const RequestEntry& entry) const;
-  TokenEvent new_event(const Sequence& sequence) const;
+  TokenEvent& add_event(const Sequence& sequence);
   void drop_finished();
 
   const SchedulerConfig config_;

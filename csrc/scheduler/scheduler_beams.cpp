@@ -143,7 +143,7 @@ void Scheduler::finish_beams(RequestEntry& entry, const std::vector<BeamExtensio
   for (const BeamExtension& extension : extensions) best.push_back(finished(extension, -1));
   keep_best(best, entry.context.request.beam_search->beam_width);
   for (size_t i = 0; i < best.size(); ++i) {
-    TokenEvent& event = events_.emplace_back(new_event(*entry.sequences.front()));
+    TokenEvent& event = add_event(*entry.sequences.front());
     event.sample_index = static_cast<int32_t>(i);
     event.token_ids = std::move(best[i].token_ids);
     event.logprobs = std::move(best[i].beam.logprobs);

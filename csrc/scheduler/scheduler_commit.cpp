@@ -15,7 +15,7 @@ bool belongs_to(const LogitRow& row, size_t sequence_idx) {
 
 }  // namespace
 
-const StepResult& Scheduler::commit(const SampledTokens& sampled) {
+StepResult& Scheduler::commit(const SampledTokens& sampled) {
   check_internal(num_in_flight_ > 0, "a commit follows its plan");
   committed_ = &flight(0);
   check_internal(sampled.rows.size() == committed_->plan.logit_rows.size(),
@@ -142,7 +142,7 @@ void Scheduler::finish_pooled(Sequence& sequence) {
     return finish(sequence, FinishReason::kError, not_finite_error(sequence.num_tokens()));
   }
   sequence.times.first_token_us = sequence.times.last_token_us = now_us_;
-  TokenEvent& event = events_.emplace_back(new_event(sequence));
+  TokenEvent& event = add_event(sequence);
   event.pooled = pooled;
   event.finish_reason = FinishReason::kStop;
   retire(sequence, event);
@@ -160,7 +160,7 @@ void Scheduler::append_token(Sequence& sequence, const SampledTokens& sampled,
   sequence.times.last_token_us = now_us_;
   if (sequence.num_generated() == 1) sequence.times.first_token_us = now_us_;
   ++counters_.num_generation_tokens;
-  TokenEvent& event = events_.emplace_back(new_event(sequence));
+  TokenEvent& event = add_event(sequence);
   if (sequence.sample_index == 0 && sequence.num_generated() == 1) {
     event.prompt_logprobs = std::move(sequence.context->prompt_logprobs);
     event.prompt_top_logprobs = std::move(sequence.context->prompt_top_logprobs);

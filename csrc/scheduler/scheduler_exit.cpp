@@ -106,17 +106,18 @@ void Scheduler::send_to_queue(Sequence& sequence) {
 void Scheduler::finish(Sequence& sequence, FinishReason reason, const std::string& error) {
   const int32_t num_samples = std::exchange(sequence.num_samples, 1);
   sequence.context->num_unfinished -= num_samples - 1;
-  TokenEvent event = new_event(sequence);
-  event.finish_reason = reason;
-  event.error = error;
-  for (int32_t i = num_samples - 1; i > 0; --i) {
-    TokenEvent& other = events_.emplace_back(event);
-    other.sample_index = sequence.sample_index + i;
-    other.seed = sample_seed(sequence.context->request.seed, other.sample_index);
+  for (int32_t i = num_samples - 1; i >= 0; --i) {
+    TokenEvent& event = add_event(sequence);
+    event.finish_reason = reason;
+    event.error = error;
+    if (i == 0) {
+      if (sequence.text) sequence.text->flush(event.text);
+      retire(sequence, event);
+      return;
+    }
+    event.sample_index = sequence.sample_index + i;
+    event.seed = sample_seed(sequence.context->request.seed, event.sample_index);
   }
-  if (sequence.text) sequence.text->flush(event.text);
-  retire(sequence, event);
-  events_.push_back(std::move(event));
 }
 
 std::string Scheduler::not_finite_error(int64_t position) {
@@ -148,8 +149,9 @@ void Scheduler::let_go(Sequence& sequence) {
   finished_.push_back(&sequence);
 }
 
-TokenEvent Scheduler::new_event(const Sequence& sequence) const {
-  TokenEvent event;
+// Made where it stays: one is made for each token, and it is large.
+TokenEvent& Scheduler::add_event(const Sequence& sequence) {
+  TokenEvent& event = events_.emplace_back();
   event.request_id = sequence.context->request.id;
   event.sample_index = sequence.sample_index;
   event.num_cached_tokens = sequence.num_cached_tokens;
