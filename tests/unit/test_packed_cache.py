@@ -89,6 +89,21 @@ def test_the_next_start_maps_the_weights_and_gives_the_same_bits(
     assert warnings_of(caplog) == ""
 
 
+def test_a_file_serves_every_instruction_set(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = checkpoint("llama", hidden_size=64, intermediate_size=96)
+    start(path, quantization="int8")
+    (content,) = [file.read_bytes() for file in folder.iterdir()]
+    monkeypatch.setenv("LLMSERVE_CPU_ISA", "generic")
+    packed, before = start(path, None, quantization="int8")
+    again, mapped = start(path, quantization="int8")
+    assert again == packed
+    assert mapped > before
+    assert [file.read_bytes() for file in folder.iterdir()] == [content]
+    assert warnings_of(caplog) == ""
+
+
 def test_the_plan_knows_what_will_be_mapped(model: Path) -> None:
     for _ in range(2):
         plan = LLM.plan(model, packed_cache_bytes=_GIB, num_threads=1)
