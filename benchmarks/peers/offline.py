@@ -64,6 +64,9 @@ class Worker:
         }
         if system.name == "llmserve":
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+            # Modules are compiled once, as the peers' were by pip; the tree need not be writable.
+            environment.pop("PYTHONDONTWRITEBYTECODE", None)
+            environment["PYTHONPYCACHEPREFIX"] = str(options.folder / "cache" / "python")
         if system.keeps_packed:
             environment["XDG_CACHE_HOME"] = str(options.folder / "cache")
             environment["KEEPS_PACKED"] = "1"
