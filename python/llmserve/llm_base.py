@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmserve import _core
 from llmserve.arguments import (
@@ -23,13 +23,15 @@ from llmserve.generation_config import GenerationConfig, read_generation_config
 from llmserve.grammars import Grammars
 from llmserve.html_table import html_table
 from llmserve.model_files import config_file, find_checkpoint, text_source
-from llmserve.plan.memory_plan import MemoryPlan, plan_memory
 from llmserve.request_door import RequestDoor, RequestLimits
 from llmserve.request_runner import RequestRunner
 from llmserve.sampling_params import SamplingParams
 from llmserve.tokenization.tokenizer import Tokenizer
 from llmserve.trace import Trace
 from llmserve.word_tokens import read_thinking_tokens
+
+if TYPE_CHECKING:
+    from llmserve.plan.memory_plan import MemoryPlan
 
 _log = logging.getLogger(__name__)
 
@@ -172,7 +174,7 @@ class LLMBase:
         bandwidth: float | None = None,
         flops: float | None = None,
         **arguments: Any,
-    ) -> MemoryPlan:
+    ) -> "MemoryPlan":
         """What an LLM of the same arguments would take, before anything is loaded: weights by
         group, workspace, KV cache, and how many users it holds. Made by the code that allocates.
 
@@ -188,6 +190,8 @@ class LLMBase:
         >>> plan.refusal is None, plan.kv_cache_bytes == plan.num_tokens * plan.kv_bytes_per_token
         (True, True)
         """
+        from llmserve.plan.memory_plan import plan_memory  # loading a model needs none of it
+
         what = f"{cls.__name__}.plan"
         refuse_unknown(what, arguments, _argument_names())
         refuse_what_is_not_there(what, arguments)
