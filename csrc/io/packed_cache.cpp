@@ -99,7 +99,7 @@ std::vector<fs::path> files_in(const fs::path& folder, std::string_view suffix) 
 
 fs::path PackedCache::path_of(const PackedKey& key) const {
   Sha256 hash;
-  const std::string text = concat(key.model, '\0', key.variant);
+  const std::string text = concat(key.model, '\0', key.files, '\0', key.variant);
   hash.update({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
   return folder_ / concat(readable(key.model), "-", to_hex(hash.finish()).substr(0, 16), kSuffix);
 }
@@ -134,8 +134,7 @@ void PackedCache::store(const PackedKey& key, std::span<const PackedTensor> tens
     return;
   }
   std::error_code error;
-  fs::create_directories(folder_, error);
-  if (!error) fs::permissions(folder_, fs::perms::owner_all, error);
+  if (fs::create_directories(folder_, error)) fs::permissions(folder_, fs::perms::owner_all, error);
   try {
     fs::remove(path, error);  // of no use any more, or it would have been found
     remove_abandoned();

@@ -116,12 +116,14 @@ std::string find_value(const MappedFile& file, std::string_view name) {
 PackedKey packed_key(const Checkpoint& checkpoint, const std::string& variant) {
   Sha256 hash;
   update(hash, variant);
+  std::string files;
   for (const auto& file : checkpoint.files()) {
-    update(hash, file->name());
+    files += file->name() + "/";
     update(hash, static_cast<uint64_t>(file->num_bytes()));
     update(hash, static_cast<uint64_t>(file->times().modified_ns));
     update(hash, static_cast<uint64_t>(file->times().changed_ns));
   }
+  update(hash, files);
   for (const TensorEntry& entry : checkpoint.tensors()) {
     update(hash, entry.name);
     update(hash, checkpoint.describe(entry));
@@ -136,6 +138,7 @@ PackedKey packed_key(const Checkpoint& checkpoint, const std::string& variant) {
   std::error_code error;
   const std::filesystem::path path = std::filesystem::canonical(checkpoint.path(), error);
   return {.model = error ? checkpoint.path() : path.string(),
+          .files = files,
           .variant = variant,
           .content = to_hex(hash.finish())};
 }

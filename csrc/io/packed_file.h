@@ -30,6 +30,7 @@ struct PackedTensor {
 // Whose weights, in which form, and made from what.
 struct PackedKey {
   std::string model;    // path of the checkpoint
+  std::string files;    // names of those of its weights; a folder may hold several checkpoints
   std::string variant;  // "bfloat16 in cpu panels 1"
   std::string content;  // hexadecimal
 };

@@ -137,6 +137,21 @@ def test_each_form_of_the_weights_has_a_file_of_its_own(model: Path, folder: Pat
     assert [start(model, **form)[0] for form in forms] == answers
 
 
+def test_two_checkpoints_in_one_folder_have_a_file_each(
+    model: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = model / "other.safetensors"
+    arrays = load_file(model / "model.safetensors")
+    arrays["lm_head.weight"] *= -1
+    save_file(arrays, other)
+    paths = (model / "model.safetensors", other)
+    answers = [start(path)[0] for path in paths]
+    assert answers[0] != answers[1]
+    assert [start(path)[0] for path in paths] == answers
+    assert len(list(folder.iterdir())) == 2
+    assert warnings_of(caplog) == ""
+
+
 def _change(model: Path) -> None:
     weights = model / "model.safetensors"
     arrays = load_file(weights)
