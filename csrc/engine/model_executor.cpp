@@ -6,8 +6,8 @@
 #include "core/error.h"
 #include "core/trace_range.h"
 #include "io/checkpoint.h"
-#include "kernels/device_steps.h"
 #include "io/packed_cache.h"
+#include "kernels/device_steps.h"
 
 namespace llmserve {
 namespace {
