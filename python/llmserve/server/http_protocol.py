@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from llmserve.server.errors import ApiError
 from llmserve.server.settings import ServerSettings
 
+_MAX_HEAD_BYTES = 2**15
 # Some hundred lines of a stream; the kernel takes twice as much.
 _SEND_BUFFER_BYTES = 2**16
 
@@ -70,10 +71,8 @@ class _BoundedProtocol(HttpToolsProtocol):
             # What comes in one piece with a head may be its body: a piece is 256 KiB at most, and
             # on_headers_complete tells.
             self._num_head_bytes += len(data)
-            if self._num_head_bytes - len(data) > self.bounds.max_header_bytes:
-                self._refuse(
-                    431, f"the request's head is longer than {self.bounds.max_header_bytes} bytes"
-                )
+            if self._num_head_bytes - len(data) > _MAX_HEAD_BYTES:
+                self._refuse_head()
                 return
         super().data_received(data)
 
@@ -91,10 +90,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._num_head_bytes = 0
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self.bounds.max_header_bytes:
-            self._refuse(
-                431, f"the request's head is longer than {self.bounds.max_header_bytes} bytes"
-            )
+        if size > _MAX_HEAD_BYTES:
+            self._refuse_head()
             return
         super().on_headers_complete()
 
@@ -121,11 +118,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._refuse(400, "this is not HTTP/1.1")
 
     def _refuse_head(self) -> None:
-        self._refuse(
-            431,
-            f"the request's head is longer than {self.bounds.max_header_bytes} bytes "
-            f"(max_header_bytes)",
-        )
+        self._refuse(431, f"the request's head is longer than {_MAX_HEAD_BYTES} bytes")
 
     def _expect_head(self) -> None:
         """A client that opens a connection and says nothing, or a letter a minute, is let go."""

@@ -27,7 +27,6 @@ class ServerSettings:
     allowed_origins: str = _setting("", "origins of web pages that may call, with commas between")
 
     max_body_bytes: int = _setting(2**22, "longest request body (413)")
-    max_header_bytes: int = _setting(2**15, "longest request head (431)")
     max_connections: int = _setting(4096, "open connections; more are closed at once")
     read_timeout: float = _setting(30.0, "time that a client has to send a head, and a body (408)")
     max_num_samples: int = _setting(128, "most sequences that one request may ask for")
