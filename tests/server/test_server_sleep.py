@@ -38,11 +38,15 @@ def loop_wake_ups(server: RunningServer, seconds: float) -> int:
     return num_sleeps() - before
 
 
+def sleeps(server: RunningServer) -> bool:
+    """Whether it comes to rest: what it had to do before may take a slow machine a while."""
+    return any(loop_wake_ups(server, QUIET_S) <= MAX_WAKE_UPS for _ in range(5))
+
+
 def test_an_idle_server_sleeps(demo: AsyncLLM) -> None:
     with running_server(demo) as server:
         assert server.post(COMPLETIONS, prompt=[5], max_tokens=4)[0] == 200
-        time.sleep(0.2)
-        assert loop_wake_ups(server, QUIET_S) <= MAX_WAKE_UPS
+        assert sleeps(server)
 
 
 def test_streams_that_wait_for_a_token_let_the_server_sleep(make_oracle: MakeOracle) -> None:
@@ -52,8 +56,7 @@ def test_streams_that_wait_for_a_token_let_the_server_sleep(make_oracle: MakeOra
         streams = [events(server.open_stream(COMPLETIONS, stream=True, **body)) for _ in range(4)]
         next(streams[0])
         gate.wait_until_held()
-        time.sleep(0.2)
-        assert loop_wake_ups(server, QUIET_S) <= MAX_WAKE_UPS
+        assert sleeps(server)
         gate.open()
         for stream in streams:
             assert list(stream)[-1] == "data: [DONE]"
