@@ -47,7 +47,7 @@ class Watchdog:
         """Something is about to run: looks from time to time until nothing does."""
         if self._timer is None and self._settings.watchdog_timeout:
             for model, engine in self._engines.items():
-                engine.num_steps, engine.moved_at = _num_steps(model), time.monotonic()
+                engine.num_steps, engine.moved_at = _progress(model)[0], time.monotonic()
             self._look_later()
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Watchdog:
     def _look_at(self, model: ServedModel) -> bool:
         """Whether anything runs; notes whether its steps go on."""
         engine = self._engines[model]
-        num_steps, is_idle, now = _num_steps(model), _is_idle(model), time.monotonic()
+        (num_steps, is_idle), now = _progress(model), time.monotonic()
         if is_idle or num_steps != engine.num_steps:
             if engine.is_hung:
                 _log.warning("the engine of %s goes on", model.name)
@@ -115,11 +115,8 @@ class Watchdog:
             )
 
 
-def _num_steps(model: ServedModel) -> int:
+def _progress(model: ServedModel) -> tuple[int, bool]:
+    """How many steps its engine has run, and whether it has nothing to do."""
     metrics = model.llm.get_metrics()
-    return metrics.num_prefill_steps + metrics.num_decode_steps
-
-
-def _is_idle(model: ServedModel) -> bool:
-    metrics = model.llm.get_metrics()
-    return metrics.num_requests_running + metrics.num_requests_waiting == 0
+    num_requests = metrics.num_requests_running + metrics.num_requests_waiting
+    return metrics.num_prefill_steps + metrics.num_decode_steps, num_requests == 0
