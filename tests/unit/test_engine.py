@@ -217,8 +217,10 @@ def test_a_row_that_is_not_finite_fails_its_request_alone() -> None:
 
 
 def test_a_failed_step_ends_its_requests_and_the_engine_lives_on() -> None:
-    engine = make_engine({"step_us": 1000}, {"fail_at_step": 3})
+    gate = _core.testing.StepGate(1)
+    engine = make_engine(faults={"fail_at_step": 3}, gate=gate)
     ids = [engine.add_request([1, 2, 3], params(max_tokens=100)) for _ in range(3)]
+    gate.open()
     for events in collect(engine, ids).values():
         assert events[-1].finish_reason == "error"
         assert "told to fail" in events[-1].error
@@ -232,8 +234,10 @@ def test_a_failed_step_ends_its_requests_and_the_engine_lives_on() -> None:
 
 
 def test_a_failed_step_ends_its_own_requests_and_no_others() -> None:
-    engine = make_engine({"step_us": 1000}, {"fail_at_step": 4}, max_num_seqs=3)
+    gate = _core.testing.StepGate(1)
+    engine = make_engine(faults={"fail_at_step": 4}, gate=gate, max_num_seqs=3)
     ids = [engine.add_request([i, 2, 3], params(max_tokens=20, seed=i)) for i in range(9)]
+    gate.open()
     events = collect(engine, ids)
     failed = [i for i in ids if events[i][-1].finish_reason == "error"]
     assert len(failed) == 3  # who had a seat

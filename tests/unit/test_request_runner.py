@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +17,10 @@ PARAMS = SamplingParams(max_tokens=6, detokenize=False, ignore_eos=True)
 
 
 def engine(
-    options: dict[str, int] | None = None, fail_at_step: int = -1, **scheduler: object
+    options: dict[str, int] | None = None,
+    fail_at_step: int = -1,
+    gate: _core.testing.StepGate | None = None,
+    **scheduler: object,
 ) -> _core.Engine:
     config = _core.EngineConfig()
     config.cache.num_blocks = 64
@@ -28,7 +32,7 @@ def engine(
         setattr(config.scheduler, name, value)
     oracle = _core.testing.OracleOptions(vocab_size=100, **(options or {}))
     faults = _core.testing.FaultOptions(fail_at_step=fail_at_step)
-    return _core.testing.oracle_engine(config, oracle, faults=faults)
+    return _core.testing.oracle_engine(config, oracle, faults=faults, gate=gate)
 
 
 def states(count: int) -> list[RequestState]:
@@ -74,9 +78,17 @@ def test_a_request_that_failed_does_not_touch_the_next(runner: RequestRunner) ->
 
 
 def test_a_step_that_fails_ends_its_requests_and_later_ones_run() -> None:
-    runner = RequestRunner(engine(fail_at_step=3))
+    gate = _core.testing.StepGate(1)
+    runner = RequestRunner(engine(fail_at_step=3, gate=gate))
     requests = states(4)
-    run(runner, requests)
+    thread = threading.Thread(target=run, args=(runner, requests))
+    thread.start()
+    gate.wait_until_held()
+    # Until all are in, and so in the step that fails.
+    while thread.is_alive() and requests[-1].request_id < 0:
+        time.sleep(0.001)
+    gate.open()
+    thread.join(60.0)
     completions = [request.output().outputs[0] for request in requests]
     assert [c.finish_reason for c in completions] == ["error"] * 4
     assert all("told to fail" in (c.error or "") for c in completions)
