@@ -185,11 +185,12 @@ def test_waiting_for_room_ends_when_a_request_is_admitted() -> None:
 
 
 def test_an_aborted_request_that_is_not_streamed_gives_what_it_has() -> None:
-    engine = make_engine({"step_us": 2000})
+    gate = _core.testing.StepGate(6)
+    engine = make_engine(gate=gate)
     request = engine.add_request([1, 2, 3], params(seed=5, max_tokens=200), is_streamed=False)
-    while engine.metrics().num_generation_tokens < 3:
-        time.sleep(0.001)
+    gate.wait_until_held()
     engine.abort(request)
+    gate.open()
     (event,) = collect(engine, [request])[request]
     assert event.finish_reason == "abort"
     assert event.token_ids == oracle(5, 3, len(event.token_ids))
@@ -305,11 +306,14 @@ def test_a_request_that_no_step_has_seen_ends_with_the_failure_too() -> None:
 
 
 def test_abort_frees_all_blocks_and_gives_one_last_event() -> None:
-    engine = make_engine({"step_us": 500})
+    gate = _core.testing.StepGate(3)
+    engine = make_engine(gate=gate)
     request = engine.add_request([1, 2, 3], params(max_tokens=200, n=3))
+    gate.wait_until_held()
     while not engine.wait_events(0.1):
         pass
     engine.abort(request)
+    gate.open()
     events = collect(engine, [request])[request]
     assert [e.finish_reason for e in events if e.finish_reason] == ["abort"] * 3
     metrics = wait_idle(engine)

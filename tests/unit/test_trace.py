@@ -135,11 +135,12 @@ def test_an_explanation_tells_the_life_of_a_request() -> None:
 
 
 def test_a_request_that_still_runs_is_explained_up_to_now() -> None:
-    engine = make_engine(step_us=2000)
+    gate = _core.testing.StepGate(6)
+    engine = make_engine(gate=gate)
     request = engine.add_request([1, 2, 3], _core.SamplingParams(detokenize=False, max_tokens=200))
-    while engine.metrics().num_generation_tokens < 3:
-        time.sleep(0.001)
+    gate.wait_until_held()
     text = trace_of(engine).explain(request)
+    gate.open()
     assert "not finished" in text
     assert "decode" in text
     engine.close()
