@@ -110,6 +110,7 @@ def measure(options: argparse.Namespace) -> None:
     probe = MachineProbe(options.threads)
     workers = dict(start_workers(options))
     vocab_size = SHAPES[options.shape]["vocab_size"]
+    systems = {str(s): {"version": w.version, "load_s": w.load_s} for s, w in workers.items()}
     rows = []
     try:
         for workload in chosen(options.work):
@@ -126,11 +127,11 @@ def measure(options: argparse.Namespace) -> None:
                 bound_s = workload.bound_s(SHAPES[options.shape], system.form, probe.rates())
                 rows.append(row_of(workload, system, seconds, tokens, bound_s))
             show(rows[-len(workers) :])
+            measured = {"systems": systems, "rows": rows}  # kept even if the next is interrupted
+            write_report("peers", options, options.formats, probe, measured)
     finally:
         for worker in workers.values():
             worker.close()
-    systems = {str(s): {"version": w.version, "load_s": w.load_s} for s, w in workers.items()}
-    write_report("peers", options, options.formats, probe, {"systems": systems, "rows": rows})
 
 
 def start_workers(options: argparse.Namespace) -> Iterator[tuple[System, Worker]]:
