@@ -91,6 +91,12 @@ struct SamplingParams {
     return !is_edited && !has_logprobs();
   }
 
+  // The draw needs more of the tokens before it than how often each was there, or needs the host:
+  // it cannot be asked for while the newest of them is on its way.
+  bool needs_newest_token() const {
+    return thinking_budget || !bad_words.empty() || !logits_processors.empty() || grammar;
+  }
+
   // Throws InvalidArgument that names the field, the range and the value, or the fields that
   // contradict each other.
   void validate() const;

@@ -94,6 +94,7 @@ void BatchBuilder::append_row(const LogitRow& row) {
                           .seed = row.seed,
                           .position = row.position};
   ++num_rows_;
+  const bool is_late = awaited_rows_[static_cast<size_t>(logit_rows_[num_rows_ - 1])] >= 0;
   batch_.sample_tasks.push_back({.request_id = row.request_id,
                                  .sample_index = row.sample_index,
                                  .params = row.params,
@@ -102,6 +103,7 @@ void BatchBuilder::append_row(const LogitRow& row) {
                                  .given_token_id = row.given_token_id,
                                  .token_ids = row.token_ids,
                                  .num_prompt_tokens = row.num_prompt_tokens,
+                                 .late_token = is_late ? logit_rows_[num_rows_ - 1] : -1,
                                  .banned_token_ids = row.banned_token_ids});
 }
 

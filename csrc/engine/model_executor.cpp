@@ -128,7 +128,12 @@ void ModelExecutor::launch(const StepPlan& plan) {
   Flight& flight =
       flights_[static_cast<size_t>((oldest_flight_ + num_in_flight_) % Scheduler::kMaxInFlight)];
   flight.sampled.clear();
-  flight.later.clear();
+  flight.num_rows = batch.sample_tasks.size();
+  flight.only_draws.assign(flight.num_rows, true);
+  if (flight.answered.size() < flight.num_rows) {
+    flight.answered.resize(flight.num_rows);
+    flight.filings.resize(flight.num_rows);
+  }
   kv_storage_->copy_blocks(*backend_, batch.copies);
   const Arena::Scope scope(*arena_);
   const ForwardContext context{*backend_, *arena_, batch.input, kv_storage_->layers()};
@@ -148,9 +153,13 @@ const SampledTokens& ModelExecutor::wait() {
   std::swap(sampled_, flight.sampled);
   if (steps_ == nullptr) return sampled_;
   const std::span<const DrawnRow> drawn = steps_->wait(flight.step);
-  for (const size_t row : flight.later) {
-    sampled_.rows[row].token_id = drawn[row].token_id;
-    sampled_.rows[row].is_valid = drawn[row].is_valid != 0;
+  for (size_t row = 0; row < flight.num_rows; ++row) {
+    if (flight.only_draws[row]) {
+      sampled_.rows.push_back(
+          {.token_id = drawn[row].token_id, .is_valid = drawn[row].is_valid != 0});
+    } else {
+      Sampler::file(flight.answered[row], flight.filings[row], sampled_);
+    }
   }
   return sampled_;
 }
@@ -176,8 +185,8 @@ void ModelExecutor::sample_rows(const ForwardContext& context, const Tensor& hid
   }
 }
 
-// Those that need nothing of the host are drawn on the device, and nobody waits for them here. For
-// the others, sample() waits until the logits are there.
+// All are drawn on the device, and nobody waits for them here, but for the logits of those that
+// have logits processors.
 void ModelExecutor::draw_rows(const Tensor& logits, const StepBatch& batch, size_t begin,
                               Flight& flight) {
   const size_t count = static_cast<size_t>(logits.shape[0]);
@@ -187,14 +196,27 @@ void ModelExecutor::draw_rows(const Tensor& logits, const StepBatch& batch, size
   for (size_t i = 0, end = 0; i < count; i = end) {
     const bool only_draws = tasks[i].only_draws();
     while (end < count && tasks[end].only_draws() == only_draws) ++end;
-    if (only_draws) {
-      for (size_t row = begin + i; row < begin + end; ++row) flight.later.push_back(row);
-      flight.sampled.rows.resize(begin + end);
-    } else {
-      sampler_.sample(logits.slice(0, static_cast<int64_t>(i), static_cast<int64_t>(end - i)),
-                      tasks.subspan(i, end - i), flight.sampled);
-    }
+    if (only_draws) continue;
+    const Tensor rows = logits.slice(0, static_cast<int64_t>(i), static_cast<int64_t>(end - i));
+    sample_on_device(rows, batch, begin + i, flight);
   }
+}
+
+// Rows [begin, begin + S') of the step.
+void ModelExecutor::sample_on_device(const Tensor& logits, const StepBatch& batch, size_t begin,
+                                     Flight& flight) {
+  const size_t count = static_cast<size_t>(logits.shape[0]);
+  const auto tasks = std::span(batch.sample_tasks).subspan(begin, count);
+  std::fill_n(flight.only_draws.begin() + static_cast<int64_t>(begin), count, false);
+  late_tokens_.clear();
+  for (const SampleTask& task : tasks)
+    late_tokens_.push_back(task.params->has_penalties() ? task.late_token : -1);
+  const SampleArgs args{
+      .logits = logits,
+      .rows = sampler_.ask(logits, tasks, std::span(flight.filings).subspan(begin, count)),
+      .out = std::span(flight.answered).subspan(begin, count)};
+  steps_->sample(args, static_cast<int64_t>(begin),
+                 {.token_ids = batch.input.token_ids, .indices = late_tokens_});
 }
 
 void ModelExecutor::check_idle() const {

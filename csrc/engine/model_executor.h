@@ -55,17 +55,21 @@ class ModelExecutor final : public Executor {
   std::unique_ptr<Model> load();
   void load_weights();
   void check_shapes(const Model& model) const;
-  // Where there is a device, `later` has the rows whose tokens come with the step's results.
+  // Where there is a device, the tokens come with the step's results; otherwise they are there.
   struct Flight {
     int64_t step = 0;  // of DeviceSteps
     SampledTokens sampled;
-    std::vector<size_t> later;  // rows
+    size_t num_rows = 0;               // S
+    std::vector<bool> only_draws;      // [S] of those that do, nothing follows is set
+    std::vector<Filing> filings;       // [at least S]
+    std::vector<SampledRow> answered;  // likewise
   };
 
   StepBatch& build(const StepPlan& plan);
   void sample_rows(const ForwardContext& context, const Tensor& hidden, const StepBatch& batch,
                    Flight& flight);
   void draw_rows(const Tensor& logits, const StepBatch& batch, size_t begin, Flight& flight);
+  void sample_on_device(const Tensor& logits, const StepBatch& batch, size_t begin, Flight& flight);
 
   const EngineConfig config_;
   const std::unique_ptr<Backend> backend_;
@@ -81,7 +85,8 @@ class ModelExecutor final : public Executor {
   std::vector<KvLayerSpec> kv_layers_;
   DeviceSteps* const steps_;  // the backend's, or null
   BatchBuilder batch_builder_;
-  std::vector<std::byte> block_;  // a batch's integers, where there is no device
+  std::vector<std::byte> block_;      // a batch's integers, where there is no device
+  std::vector<int32_t> late_tokens_;  // of the rows at hand
   std::unique_ptr<MaskFiller> masks_;
   Sampler sampler_;
   Pooler pooler_;

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "core/tensor.h"
+#include "kernels/ops.h"
 
 namespace llmserve {
 
@@ -28,8 +29,14 @@ struct DrawnRow {
   int32_t is_valid = 0;
 };
 
-// begin(), bring_over(), ops and draw(), end(): one step, in the order of the ops. Rows are
-// numbered within the step. Each throws DeviceError.
+// Tokens that the counts of rows lack, since the step before draws them.
+struct LateTokens {
+  std::span<const int32_t> token_ids;  // [T] within the block, after take_awaited()
+  std::span<const int32_t> indices;    // [S'] into them; -1: the row lacks none
+};
+
+// begin(), bring_over(), ops, draw() and sample(), end(): one step, in the order of the ops. Rows
+// are numbered within the step. Each throws DeviceError.
 class DeviceSteps {
  public:
   virtual ~DeviceSteps() = default;
@@ -47,6 +54,10 @@ class DeviceSteps {
   // Draws rows [first_row, first_row + S') from logits [S', V]; settings [S'] within the block.
   virtual void draw(const ConstTensor& logits, std::span<const DrawSettings> settings,
                     int64_t first_row) = 0;
+  // The sample op for rows [first_row, first_row + S') whose draw is edited or that report. What
+  // the rows refer to is taken over before it returns; args.out is written by wait(), and has to
+  // stay where it is until then. A late token counts as one more that was generated.
+  virtual void sample(const SampleArgs& args, int64_t first_row, const LateTokens& late) = 0;
   // The rows that were drawn are on their way to the host. Returns the step's number.
   virtual int64_t end() = 0;
   // The rows [num_rows] of a step, of which those not drawn are unspecified: waits for them. Valid

@@ -37,34 +37,42 @@ SampleRow Sampler::make_row(const SampleTask& task, const ConstTensor& logits, s
   return row;
 }
 
-void Sampler::sample(const ConstTensor& logits, std::span<const SampleTask> tasks,
-                     SampledTokens& out) {
+std::span<const SampleRow> Sampler::ask(const ConstTensor& logits,
+                                        std::span<const SampleTask> tasks,
+                                        std::span<Filing> filings) {
   rows_.clear();
-  errors_.assign(tasks.size(), {});
-  if (drawn_.size() < tasks.size()) drawn_.resize(tasks.size());
   for (size_t i = 0; i < tasks.size(); ++i) {
     const float* row = logits.as<float>() + static_cast<int64_t>(i) * logits.strides[0];
     const ConstTensor row_logits(row, DType::kF32, {logits.shape[1]});
-    rows_.push_back(make_row(tasks[i], row_logits, errors_[i]));
+    filings[i] = {.position = tasks[i].position, .is_end = tasks[i].end_token_id >= 0};
+    rows_.push_back(make_row(tasks[i], row_logits, filings[i].error));
   }
-  const std::span<SampledRow> drawn(drawn_.data(), tasks.size());
-  backend_.sample({.logits = logits, .rows = rows_, .out = drawn});
-  for (size_t i = 0; i < tasks.size(); ++i) file(drawn[i], tasks[i], errors_[i], out);
+  return rows_;
 }
 
-void Sampler::file(const SampledRow& row, const SampleTask& task, const std::string& error,
-                   SampledTokens& out) const {
+void Sampler::sample(const ConstTensor& logits, std::span<const SampleTask> tasks,
+                     SampledTokens& out) {
+  if (drawn_.size() < tasks.size()) {
+    drawn_.resize(tasks.size());
+    filings_.resize(tasks.size());
+  }
+  const std::span<SampledRow> drawn(drawn_.data(), tasks.size());
+  backend_.sample({.logits = logits, .rows = ask(logits, tasks, filings_), .out = drawn});
+  for (size_t i = 0; i < tasks.size(); ++i) file(drawn[i], filings_[i], out);
+}
+
+void Sampler::file(const SampledRow& row, const Filing& filing, SampledTokens& out) {
   SampledToken token{.token_id = row.token_id,
                      .logprob = row.logprob,
                      .rank = row.rank,
-                     .is_valid = row.is_valid && error.empty(),
-                     .is_end = task.end_token_id >= 0};
+                     .is_valid = row.is_valid && filing.error.empty(),
+                     .is_end = filing.is_end};
   if (!token.is_valid && row.is_raw_valid) {
     token.error_idx = static_cast<int32_t>(out.errors.size());
     out.errors.push_back(
-        !error.empty()
-            ? error
-            : concat("no token is left to draw at position ", task.position,
+        !filing.error.empty()
+            ? filing.error
+            : concat("no token is left to draw at position ", filing.position,
                      ": structured_outputs, logits_processors, allowed_token_ids, bad_words, "
                      "logit_bias, the penalties and min_tokens together rule out all; allow more"));
   }

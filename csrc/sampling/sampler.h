@@ -13,6 +13,13 @@
 
 namespace llmserve {
 
+// What is to be known of a task once its token is there.
+struct Filing {
+  int64_t position = 0;
+  bool is_end = false;
+  std::string error;  // why its token counts for nothing; empty: it does
+};
+
 class Sampler {
  public:
   explicit Sampler(Backend& backend) : backend_(backend) {}
@@ -21,6 +28,12 @@ class Sampler {
   // whose logits processor fails, or whose parameters leave no token to draw, fails alone.
   void sample(const ConstTensor& logits, std::span<const SampleTask> tasks, SampledTokens& out);
 
+  // The same in two parts, with the sample op between them. ask() waits for the logits where a row
+  // has logits processors, and else for nothing; the rows [S] are valid until it is called again.
+  std::span<const SampleRow> ask(const ConstTensor& logits, std::span<const SampleTask> tasks,
+                                 std::span<Filing> filings);
+  static void file(const SampledRow& row, const Filing& filing, SampledTokens& out);
+
   // The sequence has ended: what was kept of it goes.
   void forget(RequestId request_id, int32_t sample_index);
   // Sequences of which something is kept.
@@ -28,15 +41,13 @@ class Sampler {
 
  private:
   SampleRow make_row(const SampleTask& task, const ConstTensor& logits, std::string& error);
-  void file(const SampledRow& row, const SampleTask& task, const std::string& error,
-            SampledTokens& out) const;
 
   Backend& backend_;
   std::map<std::pair<RequestId, int32_t>, SamplingSlot> slots_;  // by request and sample
   // Of the call under way; they grow to the largest S, then stay.
   std::vector<SampleRow> rows_;
   std::vector<SampledRow> drawn_;
-  std::vector<std::string> errors_;
+  std::vector<Filing> filings_;
 };
 
 }  // namespace llmserve

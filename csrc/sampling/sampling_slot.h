@@ -24,8 +24,9 @@ struct SampleTask {
   uint64_t seed = 0;
   int64_t position = 0;                // of the token to be drawn
   int32_t given_token_id = -1;         // >= 0: a prompt's token to be scored; nothing is drawn
-  std::span<const int32_t> token_ids;  // [position] prompt, then output
+  std::span<const int32_t> token_ids;  // [position] prompt, then output; or less the late one
   int64_t num_prompt_tokens = 0;       // of those
+  int32_t late_token = -1;             // >= 0: the batch's token that token_ids lacks, on its way
   std::span<const int32_t> banned_token_ids;
   // What the request's grammar says.
   std::span<const uint32_t> allowed;  // [ceil(V / 32)] bits, as in SampleRow; empty: all

@@ -298,14 +298,13 @@ void Scheduler::add_logit_rows(Sequence& sequence, int32_t token_offset) {
   }
 }
 
-// Whether the step after this one may run the token that this one draws: one whose draw does not
-// need the host, and which is not known to be the last.
+// Whether the step after this one may run the token that this one draws: one that is not known to
+// be the last, and whose successor can be drawn without knowing which it is.
 bool Scheduler::is_awaitable(const Sequence& sequence) const {
   const SamplingParams& params = sequence.params();
   const int64_t num_tokens = sequence.num_scheduled + 1;  // with the one to be drawn
   const int64_t num_generated = num_tokens - sequence.num_prompt_tokens;
-  return max_in_flight_ > 1 && sequence.num_samples == 1 && params.only_draws() &&
-         (num_generated > params.min_tokens || sequence.context->stop_token_ids.empty()) &&
+  return max_in_flight_ > 1 && sequence.num_samples == 1 && !params.needs_newest_token() &&
          num_generated < params.max_tokens && num_tokens < config_.max_model_len &&
          !sequence.context->request.beam_search;
 }

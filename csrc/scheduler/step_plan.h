@@ -52,8 +52,8 @@ struct LogitRow {
   int64_t num_prompt_tokens = 0;       // of those
   std::span<const int32_t>
       banned_token_ids;  // not to be drawn (min_tokens); logprobs still count them
-  // The next step may run the token before it is committed: nothing but the logits and `params`
-  // decides it, and `token_ids`, which it does not need, may lack the newest.
+  // The next step may run the token before it is committed. Of a sequence with an awaited token,
+  // `token_ids` lacks that one; SamplingParams::needs_newest_token() is false then.
   bool is_awaitable = false;
 };
 

@@ -7,7 +7,8 @@ from llmserve import LLM, SamplingParams, _core
 REASON = _core.testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
 
-# Of every kind that the engine tells apart: drawn on the device, by the host, and both in turn.
+# Of every kind that the engine tells apart: drawn with or without edits, a step ahead or not, and
+# both in turn.
 PARAMS = [
     {"temperature": 0.0},
     {"temperature": 0.9, "seed": 1, "top_k": 40, "top_p": 0.9},
@@ -16,6 +17,12 @@ PARAMS = [
     {"temperature": 0.7, "seed": 4, "n": 2},
     {"temperature": 1.0, "seed": 5, "min_tokens": 4, "stop_token_ids": list(range(0, 300, 7))},
     {"temperature": 1.0, "seed": 6, "stop_token_ids": list(range(0, 300, 11))},
+    {"temperature": 0.0, "repetition_penalty": 0.6, "logprob_token_ids": [3, 200]},
+    # The newest token decides the next one, even if it is not counted yet.
+    {"temperature": 0.0, "logit_bias": {7: 50.0, 9: 50.0}, "frequency_penalty": 2.0},
+    {"temperature": 1.0, "seed": 9, "allowed_token_ids": [3, 4, 5], "presence_penalty": 2.0},
+    {"temperature": 1.0, "seed": 10, "bad_words": ["a", "b c"], "repetition_penalty": 1.5},
+    {"temperature": 1.0, "seed": 11, "prompt_logprobs": 1, "logprobs": 0},
 ]
 PROMPTS = [list(range(5 + i, 5 + i + 4 + 5 * i)) for i in range(len(PARAMS))]
 

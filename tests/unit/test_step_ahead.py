@@ -89,32 +89,46 @@ def test_the_next_chunk_of_a_prompt_runs_before_the_last_is_committed() -> None:
     assert starts == [(0, 8), (8, 8)]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"logprobs": 1},
-        {"presence_penalty": 0.5},
-        {"logit_bias": [(1, 2.0)]},
-        {"bad_words": [[3]]},
-        {"allowed_token_ids": [1, 2]},
-        {"n": 2},
-        {"min_tokens": 4, "stop_token_ids": [3]},
-        {"prompt_logprobs": 1},
-        {"beam_width": 2},
-    ],
-    ids=str,
-)
-def test_who_needs_the_host_waits_and_the_others_go_on(fields: dict[str, Any]) -> None:
+def who_went_on(fields: dict[str, Any]) -> tuple[set[int], list[int]]:
+    """Whom the second plan runs, beside one that asks for nothing, and who waits in it."""
     runner = make_runner()
     runner.add(0, [1, 2, 3], max_tokens=8, **fields)
     runner.add(1, [4, 5, 6], max_tokens=8)
     runner.scheduler.schedule()
     plan = runner.scheduler.schedule()
-    went_on = {sequence.request_id for sequence in plan.sequences}
-    # Once its prompt is scored, a request that wants no more than that goes on as any other.
-    assert went_on == {1}
     waits = [d.request_id for d in plan.decisions if d.kind == "waits_for_step"]
-    assert waits == [0]
+    return {sequence.request_id for sequence in plan.sequences}, waits
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"bad_words": [[3]]},
+        {"n": 2},
+        {"prompt_logprobs": 1},
+        {"beam_width": 2},
+    ],
+    ids=str,
+)
+def test_who_needs_the_newest_token_waits_and_the_others_go_on(fields: dict[str, Any]) -> None:
+    # Once its prompt is scored, a request that wants no more than that goes on as any other.
+    assert who_went_on(fields) == ({1}, [0])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": 1},
+        {"presence_penalty": 0.5},
+        {"repetition_penalty": 1.5},
+        {"logit_bias": [(1, 2.0)]},
+        {"allowed_token_ids": [1, 2]},
+        {"min_tokens": 4, "stop_token_ids": [3]},
+    ],
+    ids=str,
+)
+def test_edits_that_the_device_can_make_and_reports_run_ahead(fields: dict[str, Any]) -> None:
+    assert who_went_on(fields) == ({0, 1}, [])
 
 
 def test_what_ends_by_its_token_keeps_its_blocks_until_the_step_ahead_is_over() -> None:

@@ -16,6 +16,14 @@ static_assert(sizeof(DrawnRow) == sizeof(Drawn) && sizeof(DrawSettings) == sizeo
 // of the driver (about a microsecond): a step that is done is seen within nanoseconds.
 constexpr int kLooks = 200;
 
+// At least so many bytes, in place of what was there: what is in use must not be asked for more.
+// Twice what is asked for, so that it is rare; freeing waits for the device.
+void reserve(Buffer& buffer, int64_t num_bytes, Memory& memory) {
+  if (buffer.num_bytes() >= num_bytes) return;
+  buffer = Buffer();
+  buffer = Buffer(2 * num_bytes, memory);
+}
+
 }  // namespace
 
 std::span<std::byte> CudaSteps::begin(int64_t num_bytes, int64_t num_rows) {
@@ -27,6 +35,7 @@ std::span<std::byte> CudaSteps::begin(int64_t num_bytes, int64_t num_rows) {
   slot().brought_over.wait();
   num_bytes_ = all_bytes;
   num_rows_[static_cast<size_t>(step_ % kNumSlots)] = num_rows;
+  samplings(step_).count = 0;
   *reinterpret_cast<StepHeader*>(slot().data.data()) = {
       .step = step_, .num_rows = num_rows, .result_begin = step_ % kNumSlots * result_bytes_};
   return {slot().data.data() + kHeaderBytes, static_cast<size_t>(num_bytes)};
@@ -82,13 +91,51 @@ void CudaSteps::draw(const ConstTensor& logits, std::span<const DrawSettings> se
                      int64_t first_row) {
   const int64_t num_rows = logits.shape[0];
   const int64_t vocabulary = logits.shape[1];
-  const int64_t weight_bytes = num_rows * vocabulary * static_cast<int64_t>(sizeof(float));
-  if (weights_.num_bytes() < weight_bytes) weights_ = Buffer(weight_bytes, memory_);
+  std::byte* z = weights(num_rows * vocabulary * static_cast<int64_t>(sizeof(float)));
   auto* rows = reinterpret_cast<DrawRow*>(draw_rows_.data()) + first_row;
   make_draw_rows(reinterpret_cast<const DrawParams*>(block_.on_device(settings.data())),
                  {logits.as<float>(), logits.strides[0]}, num_rows, rows, memory_.stream());
-  cuda::draw(rows, num_rows, nullptr, vocabulary, reinterpret_cast<float*>(weights_.data()),
+  cuda::draw(rows, num_rows, nullptr, vocabulary, reinterpret_cast<float*>(z),
              reinterpret_cast<Drawn*>(drawn_.data()) + first_row, memory_.stream());
+}
+
+std::byte* CudaSteps::weights(int64_t num_bytes) {
+  reserve(weights_, num_bytes, memory_);
+  return weights_.data();
+}
+
+// Both copies are of pinned memory, in the stream's order. The place in the ring is free: whoever
+// had it was waited for, or abandoned.
+void CudaSteps::sample(const SampleArgs& args, int64_t first_row, const LateTokens& late) {
+  validate(args);
+  std::vector<const int32_t*> late_tokens;
+  for (const int32_t idx : late.indices)
+    late_tokens.push_back(idx >= 0 ? block_.on_device(&late.token_ids[static_cast<size_t>(idx)])
+                                   : nullptr);
+  Samplings& step = samplings(step_);
+  if (step.count == step.calls.size()) step.calls.emplace_back();
+  Sampling& sampling = step.calls[step.count++];
+  sampling.call = SampleCall(args.logits, args.rows, late_tokens);
+  sampling.first_row = first_row;
+  sampling.out = args.out;
+  const std::span<const std::byte> asked = sampling.call.asked();
+  reserve(sampling.asked, std::ssize(asked), pinned_);
+  reserve(sampling.answers, sampling.call.answer_bytes(), pinned_);
+  reserve(asked_, std::ssize(asked), memory_);
+  reserve(answers_, sampling.call.answer_bytes(), memory_);
+  std::ranges::copy(asked, sampling.asked.data());
+  const auto copy = [&](std::byte* to, const std::byte* from, int64_t num_bytes,
+                        cudaMemcpyKind kind) {
+    if (num_bytes == 0) return;
+    check("cudaMemcpyAsync of a step's sampling",
+          cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), kind, memory_.stream()));
+  };
+  copy(asked_.data(), sampling.asked.data(), std::ssize(asked), cudaMemcpyHostToDevice);
+  sampling.call.launch(asked_.data(), answers_.data(), weights(sampling.call.weight_bytes()),
+                       reinterpret_cast<Drawn*>(drawn_.data()) + first_row, memory_.stream());
+  copy(sampling.answers.data(), answers_.data(), sampling.call.answer_bytes(),
+       cudaMemcpyDeviceToHost);
+  sampling.is_answered.record(memory_.stream());
 }
 
 int64_t CudaSteps::end() {
@@ -113,7 +160,13 @@ std::span<const DrawnRow> CudaSteps::wait(int64_t step) {
     check("a step", code);
     check_internal(number.load(std::memory_order_acquire) == step, "a step gives its results");
   }
-  return {reinterpret_cast<const DrawnRow*>(result(step) + kResultHeaderBytes),
+  const auto* drawn = reinterpret_cast<const Drawn*>(result(step) + kResultHeaderBytes);
+  for (size_t i = 0; i < samplings(step).count; ++i) {
+    const Sampling& sampling = samplings(step).calls[i];
+    sampling.is_answered.wait();  // it comes before the step's number
+    sampling.call.read(drawn + sampling.first_row, sampling.answers.data(), sampling.out);
+  }
+  return {reinterpret_cast<const DrawnRow*>(drawn),
           static_cast<size_t>(num_rows_[static_cast<size_t>(step % kNumSlots)])};
 }
 

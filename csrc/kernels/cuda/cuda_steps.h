@@ -4,11 +4,13 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <span>
 
 #include "core/buffer.h"
 #include "kernels/cuda/cuda_event.h"
 #include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/cuda_sample.h"
 #include "kernels/cuda/index_upload.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/pinned_memory.h"
@@ -28,6 +30,7 @@ class CudaSteps final : public DeviceSteps {
                     std::span<const int32_t> awaited_rows) override;
   void draw(const ConstTensor& logits, std::span<const DrawSettings> settings,
             int64_t first_row) override;
+  void sample(const SampleArgs& args, int64_t first_row, const LateTokens& late) override;
   int64_t end() override;
   std::span<const DrawnRow> wait(int64_t step) override;
   void abandon() noexcept override;
@@ -45,12 +48,28 @@ class CudaSteps final : public DeviceSteps {
     Buffer data;
     Event brought_over;
   };
+  // One sample(): what it asks for and what comes back, in pinned memory, which stays with its
+  // place in a slot of the ring.
+  struct Sampling {
+    SampleCall call;
+    int64_t first_row = 0;
+    std::span<SampledRow> out;
+    Buffer asked;
+    Buffer answers;
+    Event is_answered;
+  };
+  struct Samplings {
+    std::deque<Sampling> calls;
+    size_t count = 0;  // of this step
+  };
 
   Slot& slot() { return slots_[static_cast<size_t>(step_ % kNumSlots)]; }
   std::byte* result(int64_t step) const {
     return results_.data() + step % kNumSlots * result_bytes_;
   }
+  Samplings& samplings(int64_t step) { return samplings_[static_cast<size_t>(step % kNumSlots)]; }
   void grow(int64_t num_bytes, int64_t num_rows);
+  std::byte* weights(int64_t num_bytes);
 
   DeviceMemory& memory_;
   PinnedMemory& pinned_;
@@ -63,7 +82,10 @@ class CudaSteps final : public DeviceSteps {
   Buffer drawn_;      // Drawn [max rows], of the step that drew last
   Buffer draw_rows_;  // DrawRow [max rows]
   Buffer weights_;    // [S', V], working memory of the draw
-  Buffer results_;    // mapped: [kNumSlots][header, max rows]
+  Buffer asked_;      // of the sampling under way
+  Buffer answers_;    // likewise
+  std::array<Samplings, kNumSlots> samplings_;
+  Buffer results_;  // mapped: [kNumSlots][header, max rows]
   int64_t result_bytes_ = 0;
   int64_t max_rows_ = 0;
 };

@@ -238,11 +238,12 @@ struct DrawRow {
   int64_t position;
   int32_t forced_token_id;  // -1: none
   bool is_edited;
-  DrawList logits;   // floats [V] in place of raw; or none
-  DrawList biases;   // DrawBias
-  DrawList allowed;  // words of 32 bits
-  DrawList banned;   // int32
-  DrawList counts;   // DrawCount
+  DrawList logits;            // floats [V] in place of raw; or none
+  DrawList biases;            // DrawBias
+  DrawList allowed;           // words of 32 bits
+  DrawList banned;            // int32
+  DrawList counts;            // DrawCount
+  const int32_t* late_token;  // counted once more than `counts` has it, as generated; or null
   float repetition_penalty;
   float frequency_penalty;
   float presence_penalty;

@@ -216,10 +216,16 @@ __device__ void edit(const DrawRow& row, const std::byte* data, int64_t n, float
     if (banned[i] >= 0 && banned[i] < n) z[banned[i]] = -INFINITY;
   __syncthreads();
   const auto* counts = entries<DrawCount>(data, row.counts);
+  const int32_t late = row.late_token != nullptr ? *row.late_token : -1;
+  int is_counted = 0;
   for (int64_t i = threadIdx.x; i < row.counts.count; i += kThreads) {
     float& value = z[counts[i].token_id];
-    value = penalized(value, counts[i].num_generated, row);
+    const int is_late = counts[i].token_id == late ? 1 : 0;
+    value = penalized(value, counts[i].num_generated + is_late, row);
+    is_counted |= is_late;
   }
+  is_counted = __syncthreads_or(is_counted);
+  if (late >= 0 && is_counted == 0 && threadIdx.x == 0) z[late] = penalized(z[late], 1, row);
   __syncthreads();
 }
 
