@@ -1,6 +1,7 @@
 """The CUDA backend's tests over the emulator: real kernels and host code, threads run by the CPU.
 
 What it cannot show: that a GPU's compiler and hardware agree, and what the order of a stream hides.
+LLMSERVE_CUDA_EMULATED names the build folder: the module and the backend must be of one build.
 """
 
 import os
@@ -12,22 +13,27 @@ import llmserve
 import pytest
 
 TESTS = Path(__file__).parents[1]
-EMULATED = os.environ.get("LLMSERVE_CUDA_EMULATED", "")
+BUILD = Path(os.environ.get("LLMSERVE_CUDA_EMULATED", "")).absolute()
+LIBRARY = BUILD / "tests" / "cuda" / "emulator"
 
 pytestmark = pytest.mark.skipif(
-    not EMULATED, reason="LLMSERVE_CUDA_EMULATED does not name the emulated backend's folder"
+    not os.environ.get("LLMSERVE_CUDA_EMULATED"),
+    reason="LLMSERVE_CUDA_EMULATED does not name a build folder",
 )
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """The package with the emulated backend in place of the real one."""
+    """The package with that build's module, and the emulated backend in place of the real one."""
+    modules = [*(BUILD / "csrc").glob("_core.*.so"), *LIBRARY.glob("libllmserve_cuda.so")]
+    assert len(modules) == 2, f"{BUILD}: build its target llmserve_cuda_emulated; has {modules}"
     folder = tmp_path_factory.mktemp("emulated")
     package = folder / "llmserve"
     package.mkdir()
-    (package / "lib").symlink_to(Path(EMULATED).absolute())
+    (package / "lib").symlink_to(LIBRARY)
+    (package / modules[0].name).symlink_to(modules[0])
     for entry in Path(llmserve.__file__).parent.iterdir():
-        if entry.name not in ("lib", "__pycache__"):
+        if entry.name not in ("lib", "__pycache__", modules[0].name):
             (package / entry.name).symlink_to(entry)
     return folder
 
@@ -80,7 +86,7 @@ def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):
         env={
             **os.environ,
             "PYTHONPATH": f"{package}:{TESTS}",
-            "LD_LIBRARY_PATH": f"{Path(EMULATED).absolute()}/cublas",  # a stand-in for cuBLASLt
+            "LD_LIBRARY_PATH": str(LIBRARY / "cublas"),  # a stand-in for cuBLASLt
             "LLMSERVE_CUDA_EMULATED": "",
         },
         capture_output=True,
