@@ -22,6 +22,9 @@ struct EngineMetrics {
   int64_t num_prompt_tokens = 0;   // of the requests admitted
   int64_t num_prefill_tokens = 0;  // run through the model, recomputation included
   int64_t num_generation_tokens = 0;
+  // Lines of streams that the engine's thread wrote to sockets, and the processor time that took
+  int64_t num_lines = 0;
+  int64_t line_us = 0;
   // Prefix cache, in tokens: queries = hits + misses
   int64_t prefix_cache_queries = 0;
   int64_t prefix_cache_hits = 0;

@@ -251,7 +251,10 @@ std::string Engine::failure() const {
 
 EngineMetrics Engine::metrics() const {
   const std::lock_guard lock(metrics_mutex_);
-  return metrics_;
+  EngineMetrics metrics = metrics_;
+  metrics.num_lines = events_.num_lines();
+  metrics.line_us = events_.line_us();
+  return metrics;
 }
 
 void Engine::run() {

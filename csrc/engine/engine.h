@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "api/engine_config.h"
@@ -68,6 +69,12 @@ class Engine {
 
   // Readable (level-triggered) while events are waiting: for an event loop. -1 once closed.
   int event_fd() const { return events_.fd(); }
+
+  // Has the engine's thread write the lines of a connection, until it comes back: see EventBuffer.
+  bool lend(std::shared_ptr<LentConnection> connection) {
+    return events_.lend(std::move(connection));
+  }
+  WrittenLines take_back(LentConnection& connection) { return events_.take_back(connection); }
 
   // Gives memory back while nobody needs the model: that of the KV cache (level 1), and that of
   // weights and workspace as well (level 2). The prefix cache is forgotten. Only an idle engine

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 
 #include "core/error.h"
 
@@ -32,6 +33,13 @@ void merge(TokenEvent& earlier, TokenEvent& later) {
   earlier = std::move(later);
 }
 
+// Processor time of this thread.
+int64_t thread_ns() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+}
+
 }  // namespace
 
 EventBuffer::EventBuffer() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
@@ -49,11 +57,61 @@ void EventBuffer::hold_until_finished(RequestId id) {
 
 void EventBuffer::push(std::span<TokenEvent> events) {
   const std::lock_guard lock(mutex_);
-  for (TokenEvent& event : events) add(event);
+  const int64_t begin_ns = lent_.empty() ? 0 : thread_ns();
+  for (TokenEvent& event : events)
+    if (lent_.empty() || !write_line(event)) add(event);
+  if (begin_ns > 0) line_ns_ += thread_ns() - begin_ns;
   if (ready_.empty()) return;
   ready_to_take_.notify_all();
   const uint64_t one = 1;
   (void)!write(fd_, &one, sizeof(one));
+}
+
+// Whether the event has been dealt with; else the connection, if it has one, has come back and the
+// event is the consumer's, who finds the connection so.
+bool EventBuffer::write_line(TokenEvent& event) {
+  const auto found = lent_.find(event.request_id);
+  if (found == lent_.end()) return false;
+  LentConnection& connection = *found->second;
+  switch (connection.write(event)) {
+    case LentConnection::Outcome::kWritten:
+      ++num_lines_;
+      return true;
+    case LentConnection::Outcome::kStuck:  // its news have been noted and it only wakes
+      event.token_ids.clear();
+      event.text.clear();
+      break;
+    case LentConnection::Outcome::kNotPlain:
+      break;
+  }
+  let_go(connection);
+  return false;
+}
+
+bool EventBuffer::lend(std::shared_ptr<LentConnection> connection) {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_ || !connection->is_open()) return false;
+  for (const auto& [key, line] : connection->lines()) {
+    const auto waiting = places_.lower_bound({key.first, 0});
+    if (waiting != places_.end() && waiting->first.first == key.first) return false;
+  }
+  for (const auto& [key, line] : connection->lines()) lent_[key.first] = connection;
+  return true;
+}
+
+WrittenLines EventBuffer::take_back(LentConnection& connection) {
+  const std::lock_guard lock(mutex_);
+  let_go(connection);
+  return connection.take_written();
+}
+
+// What it wrote stays with it until it is asked for.
+void EventBuffer::let_go(LentConnection& connection) {
+  connection.close();
+  for (const auto& [key, line] : connection.lines()) {
+    const auto found = lent_.find(key.first);
+    if (found != lent_.end() && found->second.get() == &connection) lent_.erase(found);
+  }
 }
 
 void EventBuffer::add(TokenEvent& event) {
@@ -94,6 +152,7 @@ void EventBuffer::close() {
   ready_.clear();
   held_.clear();
   places_.clear();
+  while (!lent_.empty()) let_go(*std::shared_ptr(lent_.begin()->second));
   ready_to_take_.notify_all();
   ::close(fd_.exchange(-1));
 }

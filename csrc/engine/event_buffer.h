@@ -4,6 +4,9 @@
 // taken yet are added to that event, so that a slow consumer costs no more memory than the tokens
 // themselves. A request that nobody streams has one event a sequence, its last, with everything in
 // it: what the consumer does per token would otherwise take the processor from the kernels.
+//
+// For the same reason the lines of a connection that was lent (lent_connection.h) are written here,
+// as their events are pushed, and the consumer is not woken.
 #pragma once
 
 #include <atomic>
@@ -11,13 +14,16 @@
 #include <condition_variable>
 #include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <span>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "api/token_event.h"
+#include "engine/lent_connection.h"
 
 namespace llmserve {
 
@@ -42,11 +48,23 @@ class EventBuffer {
   // Readable (level-triggered) while events are waiting; -1 once closed.
   int fd() const { return fd_; }
 
+  // From now on the lines of its streams are written as their events come, until it comes back.
+  // False, with nothing done, where one of their events is still to be taken: it goes first.
+  bool lend(std::shared_ptr<LentConnection> connection);
+  // Writes no more to it, and says what was written since it was lent; nothing the second time.
+  WrittenLines take_back(LentConnection& connection);
+
+  // Lines written to lent connections, and the processor time that they took.
+  int64_t num_lines() const { return num_lines_; }
+  int64_t line_us() const { return line_ns_ / 1000; }
+
   // Drops what is there and wakes the consumer.
   void close();
 
  private:
   void add(TokenEvent& event);
+  bool write_line(TokenEvent& event);
+  void let_go(LentConnection& connection);
 
   std::mutex mutex_;
   std::condition_variable ready_to_take_;
@@ -55,6 +73,9 @@ class EventBuffer {
   std::map<std::pair<RequestId, int32_t>, std::list<TokenEvent>::iterator>
       places_;  // in either list, by request and sample
   std::unordered_set<RequestId> held_requests_;
+  std::unordered_map<RequestId, std::shared_ptr<LentConnection>> lent_;
+  std::atomic<int64_t> num_lines_ = 0;
+  std::atomic<int64_t> line_ns_ = 0;
   bool is_closed_ = false;
   std::atomic<int> fd_ = -1;  // read without the mutex
 };

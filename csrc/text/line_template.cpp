@@ -51,15 +51,13 @@ void append_json_escaped(std::string_view text, std::string& out) {
 LineTemplate::LineTemplate(std::string prefix, std::string suffix, bool skips_empty)
     : prefix_(std::move(prefix)), suffix_(std::move(suffix)), skips_empty_(skips_empty) {}
 
-std::optional<std::string> LineTemplate::render(const TokenEvent& event) const {
-  if (says_more(event)) return std::nullopt;
-  std::string line;
-  if (event.text.empty() && skips_empty_) return line;
-  line.reserve(prefix_.size() + 2 * event.text.size() + suffix_.size());
-  line += prefix_;
-  append_json_escaped(event.text, line);
-  line += suffix_;
-  return line;
+bool LineTemplate::append(const TokenEvent& event, std::string& out) const {
+  if (says_more(event)) return false;
+  if (event.token_ids.empty() || (event.text.empty() && skips_empty_)) return true;
+  out += prefix_;
+  append_json_escaped(event.text, out);
+  out += suffix_;
+  return true;
 }
 
 }  // namespace llmserve

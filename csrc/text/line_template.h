@@ -2,7 +2,6 @@
 // server writes for every token, made without Python.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -16,13 +15,13 @@ void append_json_escaped(std::string_view text, std::string& out);
 
 class LineTemplate {
  public:
-  // A line is prefix, the event's text as the inside of a JSON string, suffix. skips_empty: an
-  // event without text has no line.
+  // A line is prefix, the event's text as the inside of a JSON string, suffix. An event without
+  // tokens has none; skips_empty: nor has one without text.
   LineTemplate(std::string prefix, std::string suffix, bool skips_empty);
 
-  // The event's line, which is empty where there is none; nothing at all for an event that says
-  // more than its text: an end, an error, log-probabilities.
-  std::optional<std::string> render(const TokenEvent& event) const;
+  // Appends the event's line, if it has one; false, with nothing done, for an event that says more
+  // than its text: an end, an error, log-probabilities.
+  bool append(const TokenEvent& event, std::string& out) const;
 
  private:
   const std::string prefix_;
