@@ -101,12 +101,15 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(llm: AsyncLLM, names: list[str] | None = None, **settings: Any) -> Iterator[Any]:
-    """A server in a thread, of this model."""
+def running_server(
+    llm: AsyncLLM, names: list[str] | None = None, loop: str = "auto", **settings: Any
+) -> Iterator[Any]:
+    """A server in a thread, of this model. loop: uvicorn's name of it."""
     record = ServerSettings(port=0, **settings)
     sock = listen(record)
     app = create_app([ServedModel(names or ["demo"], llm)], record)
     server = Server(app, record)
+    server.config.loop = loop
     port = sock.getsockname()[1]
     name = f"server-{port}"
     thread = threading.Thread(target=server.run, args=([sock],), name=name, daemon=True)

@@ -71,6 +71,20 @@ class AsyncStream:
         except RuntimeError:  # the loop was closed under its request
             self._runner.engine.abort(self.state.request_id)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether something has come that its reader has not got."""
+        return bool(self._arrived) or self.state.has_news
+
+    def lend(self, connection: _core.LentConnection) -> bool:
+        """Has the engine write what comes to its reader's connection, up to the next event that is
+        more than text, which comes here; False where something is on its way."""
+        return self._runner.router.lend(connection)
+
+    def take_back(self, connection: _core.LentConnection) -> _core.WrittenLines:
+        """Nothing is written to it any more."""
+        return self._runner.engine.take_back(connection)
+
     def deliver(self, event: _core.TokenEvent) -> None:
         """Gives the state an event that `direct` has kept. On the loop's thread."""
         self.state.apply(event)

@@ -114,6 +114,16 @@ class EventRouter:
             if acquired and acquired[0]:
                 self._asking.release()
 
+    def lend(self, connection: _core.LentConnection) -> bool:
+        """Has the engine write the lines of its requests instead of giving their events out; False
+        where any event is on its way, which goes first."""
+        if not self._asking.acquire(blocking=False):
+            return False
+        try:
+            return not self._arrived and self._engine.lend(connection)
+        finally:
+            self._asking.release()
+
     def adopt(self, inbox: Inbox, request_ids: Iterable[int]) -> None:
         """Sends what still comes for these requests to `inbox`: a submit() that was interrupted
         between its two steps knows the id and has not said where its events go."""

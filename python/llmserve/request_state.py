@@ -122,10 +122,10 @@ class RequestState:
         for sample in self._samples:
             sample.has_news = True
 
-    def note_given(self, event: _core.TokenEvent) -> None:
+    def note_given(self, sample_index: int, token_ids: list[int]) -> None:
         """Instead of `apply`, where nothing is pending and the text went to the reader at once."""
-        sample = self._samples[event.sample_index]
-        sample.token_ids += event.token_ids
+        sample = self._samples[sample_index]
+        sample.token_ids += token_ids
         sample.num_given_tokens = len(sample.token_ids)
 
     def output(self, kind: RequestOutputKind = RequestOutputKind.CUMULATIVE) -> RequestOutput:

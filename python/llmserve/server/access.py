@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmserve.server.activity import Run
+from llmserve.server.connection import own_connection
 from llmserve.server.errors import to_api_error
 from llmserve.server.metrics import ServerMetrics
 from llmserve.server.tracing import Tracing
@@ -52,9 +53,8 @@ class Access:
             if status == 0:
                 await answer.response()(scope, receive, watched)
             else:
-                transport = (scope.get("extensions") or {}).get("llmserve.transport")
-                if transport is not None:
-                    transport["abort"]()
+                if (connection := own_connection(scope)) is not None:
+                    connection.abort()
         finally:
             _write(scope, status, time.monotonic() - began)
             if "app" in scope:

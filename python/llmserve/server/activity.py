@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 
+from llmserve import _core
 from llmserve.async_stream import AsyncStream
 from llmserve.request_state import RequestState
 from llmserve.server.admission import Admission
@@ -71,6 +72,8 @@ class Run:
         self.is_cut = False  # nobody will read what comes
         self.is_comment_due = False
         self.is_sending = False  # the task is in a write, which goes before what comes
+        # While the engine's thread writes the lines.
+        self.lent: _core.LentConnection | None = None
         self.news = _News(self._note_lag)
         self._settings = settings
         self._loop = asyncio.get_running_loop()
@@ -152,6 +155,11 @@ class Run:
         self.last_sent = self._loop.time()
         self.is_comment_due = False
 
+    def note_lines(self) -> None:
+        """Asks the engine's thread, if it writes, when it has last."""
+        if self.lent is not None:
+            self.last_sent = max(self.last_sent, self.lent.last_us / 1e6)
+
     def note_first(self) -> None:
         """The first token was written."""
         self.first_sent = self.last_sent
@@ -181,6 +189,7 @@ class Run:
 
     def _keep_alive(self) -> None:
         interval_s = self._settings.stream_keep_alive
+        self.note_lines()
         left_s = self.last_sent + interval_s - self._loop.time()
         if left_s <= 0 and not self.is_sending:
             self.is_comment_due = True

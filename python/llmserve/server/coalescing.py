@@ -22,6 +22,11 @@ class SharedStream:
         self.direct: Callable[[_core.TokenEvent], bool] = _takes_none
         self._run = run
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether something has come that its reader has not got."""
+        return self.state.has_news
+
     def deliver(self, event: _core.TokenEvent) -> None:
         """Adds an event to the state."""
         self.state.apply(event)

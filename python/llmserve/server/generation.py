@@ -1,7 +1,8 @@
 """Answers of generation routes: one JSON document, or a stream of server-sent events."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Protocol
 
 from starlette.responses import Response
@@ -10,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from llmserve.outputs import CompletionOutput
 from llmserve.request_state import RequestState
 from llmserve.server.activity import TIMEOUT, Activity, Job, Run
+from llmserve.server.connection import Connection, own_connection
 from llmserve.server.direct_lines import DirectLines
 from llmserve.server.errors import ApiError, JsonResponse
 
@@ -19,8 +21,6 @@ _STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),  # or nginx would gather it
 ]
 _COMMENT = b": keep-alive\n\n"
-# Of the HTTP protocol: takes a piece of the body at once, or says that it cannot.
-DirectWrite = Callable[[bytes], bool]
 
 
 class Answer(Protocol):
@@ -61,15 +61,14 @@ class GenerationResponse(Response):
         self._activity.quotas.take(tenant, self._job.num_tokens)
         await self._activity.coalescer.wait()
         with self._activity.running(self._job, tenant) as run:
-            extensions = scope.get("extensions") or {}
-            transport = extensions.get("llmserve.transport", {})
-            if transport:
-                run.cut_connection = transport["abort"]
+            connection = own_connection(scope)
+            if connection is not None:
+                run.cut_connection = connection.abort
             scope["llmserve.run"] = run  # for the log
             watcher = asyncio.create_task(run.watch(receive))
             try:
                 if self._job.is_streamed:
-                    await self._stream(run, send, transport.get("write"))
+                    await self._stream(run, send, connection)
                 else:
                     await self._whole(run, scope, receive, send)
             finally:
@@ -95,16 +94,25 @@ class GenerationResponse(Response):
         response = JsonResponse(self._answer.document(states, run.cause), headers=headers)
         await response(scope, receive, send)
 
-    async def _stream(self, run: Run, send: Send, write: DirectWrite | None) -> None:
+    async def _stream(self, run: Run, send: Send, connection: Connection | None) -> None:
         headers = _STREAM_HEADERS + self._own_headers
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send(run, send, b"")
-        direct = self._direct_lines(run, write)
+        with self._direct_lines(run, connection) as direct:
+            await self._send_news(run, send, direct)
+        if not run.is_cut:
+            last = b"".join([*self._answer.last_lines(), b"data: [DONE]\n\n"])
+            await run.sending(send({"type": "http.response.body", "body": last}))
+
+    async def _send_news(self, run: Run, send: Send, direct: DirectLines | None) -> None:
+        """Until the end, or until nobody reads."""
         is_first = True
         while not run.is_finished or run.has_news:
             await self._wait_for_group(run, is_first)
             if run.is_cut:
                 return
+            if direct is not None:
+                direct.take_back()
             lines = b"".join(self._lines(run, direct))
             if lines:
                 await self._send(run, send, lines)
@@ -113,32 +121,33 @@ class GenerationResponse(Response):
                 is_first = False
             elif run.is_comment_due:
                 await self._send(run, send, _COMMENT)
-        last = b"".join([*self._answer.last_lines(), b"data: [DONE]\n\n"])
-        await run.sending(send({"type": "http.response.body", "body": last}))
+            if direct is not None:
+                direct.lend_soon()
 
     async def _send(self, run: Run, send: Send, body: bytes) -> None:
         message = {"type": "http.response.body", "body": body, "more_body": True}
         await run.sending(send(message))
 
-    def _lines(self, run: Run, direct: Sequence[DirectLines]) -> Iterable[bytes]:
+    def _lines(self, run: Run, direct: DirectLines | None) -> Iterable[bytes]:
         for idx, stream in enumerate(run.streams):
             if stream.state.has_news:
                 news = stream.state.take_news()
                 yield from self._answer.lines(idx, news, run.cause)
-                if direct and not run.cause:
+                if direct is not None:
                     for completion in news:
-                        direct[idx].begin(completion.index)
+                        direct.note_worded(idx, completion)
 
-    def _direct_lines(self, run: Run, write: DirectWrite | None) -> list[DirectLines]:
-        """One a prompt; none where each line has to be worded, or several tokens make one."""
-        if write is None or not self._answer.is_plain:
-            return []
-        if self._activity.settings.stream_flush_tokens > 1 or run.pacers:
-            return []
-        lines = [DirectLines(run, idx, self._answer, write) for idx in range(len(run.streams))]
-        for stream, own in zip(run.streams, lines, strict=True):
-            stream.direct = own.take
-        return lines
+    @contextmanager
+    def _direct_lines(
+        self, run: Run, connection: Connection | None
+    ) -> Iterator[DirectLines | None]:
+        """None where each line has to be worded, or several tokens make one."""
+        is_grouped = self._activity.settings.stream_flush_tokens > 1 or run.pacers
+        if connection is None or not self._answer.is_plain or is_grouped:
+            yield None
+            return
+        with closing(DirectLines(run, self._answer, connection)) as direct:
+            yield direct
 
     async def _wait_for_group(self, run: Run, is_first: bool) -> None:
         """Until enough has come for a line: the first token at once, then as the settings say."""

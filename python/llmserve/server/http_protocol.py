@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from llmserve.server.connection import EXTENSION, Connection
 from llmserve.server.errors import ApiError
 from llmserve.server.settings import ServerSettings
 
@@ -39,8 +40,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     _is_in_head = True
     _is_refused = False
     _head_timer: asyncio.TimerHandle | None = None
-    # Of the last request: what it may do with its connection.
-    _handles: dict[object, object] | None = None
+    _connection: Connection | None = None
 
     def connection_made(self, transport: Any) -> None:
         if len(self.connections) >= self.bounds.max_connections:
@@ -48,6 +48,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             transport.abort()
             return
         super().connection_made(transport)
+        self._connection = Connection(self)
         self._expect_head()
         # A token's line is to leave when it is written, not when the next one fills the packet.
         sock = transport.get_extra_info("socket")
@@ -59,8 +60,8 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        if self._handles is not None:
-            self._handles.pop("write", None)  # or the scope and we would hold each other
+        if self._connection is not None:
+            self._connection.lose()
         if self.transport is not None:
             super().connection_lost(exc)
 
@@ -82,8 +83,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is None:
             self._expect_head()
         self._is_in_head = True
-        self._handles = {"abort": self.transport.abort, "write": self._write_now}
-        self.scope["extensions"] = {"llmserve.transport": self._handles}
+        self.scope["extensions"] = {EXTENSION: self._connection}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
@@ -103,15 +103,6 @@ class _BoundedProtocol(HttpToolsProtocol):
         if not self._is_refused:
             super().on_message_complete()
         self._is_in_head = True
-
-    def _write_now(self, body: bytes) -> bool:
-        """A piece of the answer under way, past its task; False where that has to wait for it."""
-        cycle = self.cycle
-        is_open = cycle.response_started and not (cycle.response_complete or cycle.disconnected)
-        if not is_open or not cycle.chunked_encoding or self.flow.write_paused:
-            return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        return True
 
     def send_400_response(self, msg: str) -> None:
         if not self._is_refused:
@@ -137,6 +128,8 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         self._is_refused = True
+        if self._connection is not None:
+            self._connection.claim()
         body = msgspec.json.encode(ApiError(status, message).body())
         head = [
             STATUS_LINE[status],

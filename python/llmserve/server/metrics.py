@@ -128,6 +128,8 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
         ("prefix_cache_queries", "prompt tokens looked up", metrics.prefix_cache_queries),
         ("prefix_cache_hits", "of those, found", metrics.prefix_cache_hits),
         ("prefix_cache_evictions", "blocks forgotten", metrics.prefix_cache_evictions),
+        ("stream_lines", "lines of streams written without Python", metrics.num_lines),
+        ("stream_line_seconds", "processor time that they took", metrics.line_us / 1e6),
     ):
         yield _counter(key, text, {(name,): value})
     finished = {(name, reason): count for reason, count in distributions.num_finished.items()}
