@@ -80,7 +80,8 @@ class HttpServer:
     def __init__(self, name: str, options: argparse.Namespace, checkpoint: Path) -> None:
         port = _free_port()
         self.name = name
-        self.target = Target.of(f"http://127.0.0.1:{port}", "")
+        self._url = f"http://127.0.0.1:{port}"
+        self.target = Target.of(self._url, "")
         launch = LAUNCHES[name](options, checkpoint, port)
         self._log = options.folder / "logs" / f"{name}.log"
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +98,7 @@ class HttpServer:
             )
         self.pid = self._process.pid
         try:
-            self._wait_until_ready(f"http://127.0.0.1:{port}{launch.ready_path}")
+            self._wait_until_ready(self._url + launch.ready_path)
         except BaseException:
             self.close()
             raise
@@ -113,6 +114,15 @@ class HttpServer:
                 f"{report.total_output_tokens} tokens: {report.errors}; see {self._log}"
             )
         return report
+
+    def line_s(self) -> float:
+        """Processor time of the lines that llmserve's engine has written; 0 for other servers."""
+        if self.name != "llmserve":
+            return 0.0
+        with urllib.request.urlopen(f"{self._url}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        name = "llmserve:stream_line_seconds_total{"
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     def close(self) -> None:
         self._process.terminate()

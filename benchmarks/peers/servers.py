@@ -54,24 +54,25 @@ class EngineAlone:
 
 @dataclass(frozen=True)
 class Run:
-    """What a load took of a system: wall time, processor time of its process and of that process'
-    main thread, which in llmserve's server is the event loop."""
+    """What a load took of a system: wall time, processor time of its process, and of what in
+    llmserve's is serving: the main thread, which is the event loop, and the lines that the engine's
+    thread writes."""
 
     wall_s: float
     cpu_s: float
-    main_thread_s: float
+    serving_s: float
     report: Report | None
 
     @classmethod
     def of(cls, system: HttpServer | EngineAlone, load: Load) -> Run:
         """Of this load, once."""
-        cpu_s, main_thread_s = -_process_cpu_s(system.pid), -_main_thread_cpu_s(system.pid)
+        cpu_s, serving_s = -_process_cpu_s(system.pid), -_serving_s(system)
         result = system.run(load)
         cpu_s += _process_cpu_s(system.pid)
-        main_thread_s += _main_thread_cpu_s(system.pid)
+        serving_s += _serving_s(system)
         if isinstance(result, Report):
-            return cls(result.duration_s, cpu_s, main_thread_s, result)
-        return cls(result, cpu_s, main_thread_s, None)
+            return cls(result.duration_s, cpu_s, serving_s, result)
+        return cls(result, cpu_s, serving_s, None)
 
 
 Runs = dict[tuple[str, int], list[Run]]  # by system and number at once; one a round
@@ -157,8 +158,8 @@ def _cost_row(runs: Runs, num: int, output_len: int) -> dict[str, Any]:
         "concurrency": num,
         "share_more_time": statistics.median(s.wall_s / e.wall_s - 1 for s, e in pairs),
         "share_more_cpu": statistics.median(s.cpu_s / e.cpu_s - 1 for s, e in pairs),
-        "loop_us_a_token": statistics.median(1e6 * s.main_thread_s / num_tokens for s, _ in pairs),
-        "served": [[s.wall_s, s.cpu_s, s.main_thread_s] for s, _ in pairs],
+        "loop_us_a_token": statistics.median(1e6 * s.serving_s / num_tokens for s, _ in pairs),
+        "served": [[s.wall_s, s.cpu_s, s.serving_s] for s, _ in pairs],
         "alone": [[e.wall_s, e.cpu_s] for _, e in pairs],
     }
 
@@ -198,7 +199,8 @@ def table_of(report: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "| at once | time more than the engine alone | processor time more | event loop, a token |",
+        "| at once | time more than the engine alone | processor time more "
+        "| event loop and lines, a token |",
         "| --- | --- | --- | --- |",
     ]
     for row in report["serving"]:
@@ -214,6 +216,7 @@ def _process_cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _main_thread_cpu_s(pid: int) -> float:
-    text = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="utf-8")
-    return int(text.split()[0]) / 1e9
+def _serving_s(system: HttpServer | EngineAlone) -> float:
+    text = Path(f"/proc/{system.pid}/task/{system.pid}/schedstat").read_text(encoding="utf-8")
+    line_s = system.line_s() if isinstance(system, HttpServer) else 0.0
+    return int(text.split()[0]) / 1e9 + line_s
