@@ -60,6 +60,8 @@ struct EngineConfig {
   // On a device: the next step is scheduled and launched while one is under way. A host has nothing
   // to gain by it.
   bool async_scheduling = true;
+  // On a device: true asks for every step anew, where decode steps would be recorded as graphs.
+  bool enforce_eager = false;
 
   void validate() const;
 };

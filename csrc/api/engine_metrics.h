@@ -18,6 +18,10 @@ struct EngineMetrics {
   int64_t num_decode_steps = 0;
   int64_t prefill_us = 0;
   int64_t decode_us = 0;
+  // Decode steps on a device that are one launch: shapes of them recorded as graphs, and how often
+  // those ran
+  int64_t num_graph_captures = 0;
+  int64_t num_graph_replays = 0;
   // Tokens
   int64_t num_prompt_tokens = 0;   // of the requests admitted
   int64_t num_prefill_tokens = 0;  // run through the model, recomputation included

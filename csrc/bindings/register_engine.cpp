@@ -94,6 +94,8 @@ void register_metrics(py::module_& module) {
       .def_readonly("num_decode_steps", &EngineMetrics::num_decode_steps)
       .def_readonly("prefill_us", &EngineMetrics::prefill_us)
       .def_readonly("decode_us", &EngineMetrics::decode_us)
+      .def_readonly("num_graph_captures", &EngineMetrics::num_graph_captures)
+      .def_readonly("num_graph_replays", &EngineMetrics::num_graph_replays)
       .def_readonly("num_prompt_tokens", &EngineMetrics::num_prompt_tokens)
       .def_readonly("num_prefill_tokens", &EngineMetrics::num_prefill_tokens)
       .def_readonly("num_generation_tokens", &EngineMetrics::num_generation_tokens)

@@ -3,16 +3,36 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "bindings/stepped_scheduler.h"
+#include "engine/recorded_shape.h"
 #include "kernels/cuda/launch_math.h"
+#include "kernels/cuda/recorded_work.h"
 
 namespace py = pybind11;
 
 namespace llmserve {
 
 void register_testing_cuda(py::module_& testing);
+
+namespace {
+
+// The keys that are new, or had given way, of a series of them.
+std::vector<int> new_keys(const std::vector<int>& keys, size_t max_size) {
+  cuda::RecordedWork<int, int> recorded(max_size);
+  std::vector<int> found;
+  for (const int key : keys) {
+    auto& entry = recorded.find(key);
+    if (!entry.has_run) found.push_back(key);
+    entry.has_run = true;
+  }
+  return found;
+}
+
+}  // namespace
 
 void register_testing_cuda(py::module_& testing) {
   using namespace py::literals;
@@ -74,6 +94,19 @@ void register_testing_cuda(py::module_& testing) {
         return py::make_tuple(plan.row_tiles, plan.spans, plan.split_rows, plan.num_partials(n, 1));
       },
       "sequences"_a, "width"_a, "(rows, KV length) -> (row tiles, spans, split rows, partials)");
+  math.def("num_recorded_rows", &num_recorded_rows, "n"_a, "max_rows"_a);
+  math.def("recorded_context", &recorded_context, "num_tokens"_a, "max_model_len"_a);
+  math.def("new_keys", &new_keys, "keys"_a, "max_size"_a);
+  math.def(
+      "recorded_shape",
+      [](const StepPlanRecord& record, int64_t max_num_seqs, int64_t max_model_len,
+         int64_t block_size) {
+        const auto shape = recorded_shape(record.plan, {.max_num_seqs = max_num_seqs,
+                                                        .max_model_len = max_model_len,
+                                                        .block_size = block_size});
+        return shape ? std::optional(std::pair(shape->num_rows, shape->max_blocks)) : std::nullopt;
+      },
+      "plan"_a, "max_num_seqs"_a, "max_model_len"_a, "block_size"_a, "(rows, blocks), or None");
   math.def("alignment_bytes", &cuda::alignment_bytes, "value"_a);
 }
 

@@ -104,7 +104,26 @@ void BatchBuilder::append_row(const LogitRow& row) {
                                  .token_ids = row.token_ids,
                                  .num_prompt_tokens = row.num_prompt_tokens,
                                  .late_token = is_late ? logit_rows_[num_rows_ - 1] : -1,
+                                 .only_draws = row.only_draws(),
                                  .banned_token_ids = row.banned_token_ids});
+}
+
+void BatchBuilder::fill_up(const BatchShape& shape) {
+  const auto width = static_cast<size_t>(shape.max_blocks);
+  while (num_sequences_ < kv_lens_.size()) {
+    token_ids_[num_tokens_] = positions_[num_tokens_] = 0;
+    awaited_rows_[num_tokens_] = -1;
+    for (Group& group : groups_) {
+      group.slots[num_tokens_] = -1;
+      std::ranges::fill(group.block_tables.subspan(num_sequences_ * width, width), 0);
+    }
+    kv_lens_[num_sequences_] = 1;
+    query_starts_[++num_sequences_] = static_cast<int32_t>(++num_tokens_);
+  }
+  for (; num_rows_ < logit_rows_.size(); ++num_rows_) {
+    logit_rows_[num_rows_] = static_cast<int32_t>(num_rows_);
+    settings_[num_rows_] = {};
+  }
 }
 
 StepBatch& BatchBuilder::build(const StepPlan& plan, const BatchShape& shape,
@@ -126,6 +145,7 @@ StepBatch& BatchBuilder::build(const StepPlan& plan, const BatchShape& shape,
     append_sequence(sequence);
   }
   for (const LogitRow& row : plan.logit_rows) append_row(row);
+  fill_up(shape);
   for (const BlockCopy& copy : plan.copies)
     batch_.copies.emplace_back(copy.source, copy.destination);
   for (size_t g = 0; g < groups_.size(); ++g)

@@ -42,7 +42,9 @@ class BatchBuilder {
   BatchShape shape_of(const StepPlan& plan) const;
   // Bytes of the arrays of a batch; `block` has them, aligned to 8.
   int64_t num_bytes(const BatchShape& shape) const;
-  // The sample tasks are the caller's to complete. Awaited tokens are 0 until they are taken.
+  // The sample tasks are the caller's to complete. Awaited tokens are 0 until they are taken. What
+  // the shape has beyond the plan is filled up with sequences of one token, which write nothing and
+  // see a context of one: whatever the first block begins with.
   StepBatch& build(const StepPlan& plan, const BatchShape& shape, std::span<std::byte> block);
 
  private:
@@ -58,6 +60,7 @@ class BatchBuilder {
   void append_given_rows(const ScheduledSequence& sequence);
   void fill_block_tables(const ScheduledSequence& sequence, int64_t max_blocks);
   void append_row(const LogitRow& row);
+  void fill_up(const BatchShape& shape);
 
   const int64_t block_size_;
   std::vector<Group> groups_;

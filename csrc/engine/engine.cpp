@@ -396,6 +396,7 @@ void Engine::keep_books(StepRecord& record, std::span<const TokenEvent> events) 
   {
     const std::lock_guard lock(metrics_mutex_);
     scheduler_->fill_metrics(metrics_);
+    executor_->fill_metrics(metrics_);
     record.num_running = metrics_.num_requests_running;
     record.num_waiting = metrics_.num_requests_waiting;
     record.num_blocks_used = metrics_.num_blocks_used;

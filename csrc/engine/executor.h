@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "api/engine_metrics.h"
 #include "api/sampled_tokens.h"
 #include "scheduler/step_plan.h"
 
@@ -52,6 +53,8 @@ class Executor {
   // What does the work, for the log: "LlamaForCausalLM float32 on cpu/avx2, 2 threads".
   virtual std::string description() const = 0;
   virtual MemoryUse memory_use() const = 0;
+  // Its own counters; the others are left alone.
+  virtual void fill_metrics(EngineMetrics& /*metrics*/) const {}
   // What was not as it should be when it was made, and did no harm; empty: nothing.
   virtual std::string warning() const { return {}; }
 

@@ -33,6 +33,9 @@ ModelExecutor::ModelExecutor(const EngineConfig& config)
     : config_(config),
       backend_(make_backend(config.device, {.num_threads = config.num_threads})),
       steps_(backend_->steps()),
+      limits_{.max_num_seqs = config_.scheduler.max_num_seqs,
+              .max_model_len = config_.scheduler.max_model_len,
+              .block_size = config_.cache.block_size},
       batch_builder_(config.cache.block_size, config.cache.windows.size()),
       sampler_(*backend_),
       pooler_(backend_->memory(), kMaxLogitRowsAtOnce) {
@@ -53,6 +56,7 @@ ModelExecutor::ModelExecutor(const EngineConfig& config)
 }
 
 void ModelExecutor::release(MemoryPart part) {
+  if (steps_ != nullptr) steps_->forget_recorded();
   if (part == MemoryPart::kKvCache) {
     kv_storage_.reset();
   } else {
@@ -111,18 +115,20 @@ void ModelExecutor::check_shapes(const Model& model) const {
                                "back or make a new LLM"));
 }
 
-StepBatch& ModelExecutor::build(const StepPlan& plan) {
-  const BatchShape shape = batch_builder_.shape_of(plan);
+StepBatch& ModelExecutor::build(const StepPlan& plan, const BatchShape& shape) {
   const int64_t num_bytes = batch_builder_.num_bytes(shape);
   if (steps_ != nullptr)
-    return batch_builder_.build(plan, shape, steps_->begin(num_bytes, shape.num_rows));
+    return batch_builder_.build(
+        plan, shape, steps_->begin(num_bytes, std::ssize(plan.logit_rows), shape.num_rows));
   if (std::ssize(block_) < num_bytes) block_.resize(static_cast<size_t>(num_bytes));
   return batch_builder_.build(plan, shape, block_);
 }
 
 void ModelExecutor::launch(const StepPlan& plan) {
   const TraceRange range(plan.num_prefill_tokens > 0 ? "Prefill" : "Decode");
-  StepBatch& batch = build(plan);
+  std::optional<BatchShape> recorded;
+  if (steps_ != nullptr && !config_.enforce_eager) recorded = recorded_shape(plan, limits_);
+  StepBatch& batch = build(plan, recorded ? *recorded : batch_builder_.shape_of(plan));
   MaskFiller::Pending masks = masks_->begin(batch.sample_tasks);
   if (steps_ != nullptr) steps_->bring_over();
   Flight& flight =
@@ -135,6 +141,17 @@ void ModelExecutor::launch(const StepPlan& plan) {
     flight.filings.resize(flight.num_rows);
   }
   kv_storage_->copy_blocks(*backend_, batch.copies);
+  if (recorded) {
+    steps_->run_recorded({recorded->num_rows, recorded->max_blocks}, [&] { run_recorded(batch); });
+  } else {
+    run(plan, batch, masks, flight);
+  }
+  if (steps_ != nullptr) flight.step = steps_->end();
+  ++num_in_flight_;
+}
+
+void ModelExecutor::run(const StepPlan& plan, const StepBatch& batch, MaskFiller::Pending& masks,
+                        Flight& flight) {
   const Arena::Scope scope(*arena_);
   const ForwardContext context{*backend_, *arena_, batch.input, kv_storage_->layers()};
   if (batch.has_awaited) steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
@@ -142,8 +159,21 @@ void ModelExecutor::launch(const StepPlan& plan) {
   pooler_.take(context, *model_, hidden, plan);
   masks.finish();
   sample_rows(context, hidden, batch, flight);
-  if (steps_ != nullptr) flight.step = steps_->end();
-  ++num_in_flight_;
+}
+
+// All that a plan of recorded_shape() needs, and nothing that differs from one to the next.
+void ModelExecutor::run_recorded(const StepBatch& batch) {
+  const Arena::Scope scope(*arena_);
+  const ForwardContext context{*backend_, *arena_, batch.input, kv_storage_->layers()};
+  steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
+  const Tensor hidden = model_->forward(context);
+  const std::span<const int32_t> rows = batch.input.logit_rows;
+  for (size_t begin = 0; begin < rows.size(); begin += kMaxLogitRowsAtOnce) {
+    const size_t count = std::min<size_t>(kMaxLogitRowsAtOnce, rows.size() - begin);
+    const Arena::Scope logits_scope(*arena_);
+    steps_->draw(model_->compute_logits(context, hidden, rows.subspan(begin, count)),
+                 batch.settings.subspan(begin, count), static_cast<int64_t>(begin));
+  }
 }
 
 const SampledTokens& ModelExecutor::wait() {
@@ -194,8 +224,8 @@ void ModelExecutor::draw_rows(const Tensor& logits, const StepBatch& batch, size
   if (std::ranges::any_of(tasks, &SampleTask::only_draws))
     steps_->draw(logits, batch.settings.subspan(begin, count), static_cast<int64_t>(begin));
   for (size_t i = 0, end = 0; i < count; i = end) {
-    const bool only_draws = tasks[i].only_draws();
-    while (end < count && tasks[end].only_draws() == only_draws) ++end;
+    const bool only_draws = tasks[i].only_draws;
+    while (end < count && tasks[end].only_draws == only_draws) ++end;
     if (only_draws) continue;
     const Tensor rows = logits.slice(0, static_cast<int64_t>(i), static_cast<int64_t>(end - i));
     sample_on_device(rows, batch, begin + i, flight);
@@ -230,6 +260,13 @@ std::string ModelExecutor::description() const {
     kept += concat(format->name, " and ");
   return concat(model_->config().architecture, " ", kept, name(config_.dtype), " on ",
                 backend_->description());
+}
+
+void ModelExecutor::fill_metrics(EngineMetrics& metrics) const {
+  if (steps_ == nullptr) return;
+  const RecordCounts counts = steps_->record_counts();
+  metrics.num_graph_captures = counts.num_captures;
+  metrics.num_graph_replays = counts.num_replays;
 }
 
 MemoryUse ModelExecutor::memory_use() const {

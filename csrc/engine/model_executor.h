@@ -13,6 +13,7 @@
 #include "engine/kv_storage.h"
 #include "engine/mask_filler.h"
 #include "engine/pooler.h"
+#include "engine/recorded_shape.h"
 #include "models/model.h"
 #include "sampling/sampler.h"
 #include "scheduler/scheduler.h"
@@ -47,6 +48,7 @@ class ModelExecutor final : public Executor {
   int64_t hidden_size() const override { return hidden_size_; }
   std::string description() const override;
   MemoryUse memory_use() const override;
+  void fill_metrics(EngineMetrics& metrics) const override;
   std::string warning() const override { return warning_; }
   void release(MemoryPart part) override;
   void restore(MemoryPart part) override;
@@ -65,7 +67,10 @@ class ModelExecutor final : public Executor {
     std::vector<SampledRow> answered;  // likewise
   };
 
-  StepBatch& build(const StepPlan& plan);
+  StepBatch& build(const StepPlan& plan, const BatchShape& shape);
+  void run(const StepPlan& plan, const StepBatch& batch, MaskFiller::Pending& masks,
+           Flight& flight);
+  void run_recorded(const StepBatch& batch);
   void sample_rows(const ForwardContext& context, const Tensor& hidden, const StepBatch& batch,
                    Flight& flight);
   void draw_rows(const Tensor& logits, const StepBatch& batch, size_t begin, Flight& flight);
@@ -84,6 +89,7 @@ class ModelExecutor final : public Executor {
   int64_t scratch_bytes_ = 0;  // that the backend reserved for it, and keeps
   std::vector<KvLayerSpec> kv_layers_;
   DeviceSteps* const steps_;  // the backend's, or null
+  const RecordingLimits limits_;
   BatchBuilder batch_builder_;
   std::vector<std::byte> block_;      // a batch's integers, where there is no device
   std::vector<int32_t> late_tokens_;  // of the rows at hand

@@ -3,8 +3,10 @@
 // steps, and results that are waited for later.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "core/tensor.h"
@@ -35,6 +37,19 @@ struct LateTokens {
   std::span<const int32_t> indices;    // [S'] into them; -1: the row lacks none
 };
 
+// What tells recorded work apart.
+struct RecordKey {
+  int64_t num_rows = 0;
+  int64_t max_blocks = 0;
+  auto operator<=>(const RecordKey&) const = default;
+};
+
+struct RecordCounts {
+  int64_t num_captures = 0;
+  int64_t num_refusals = 0;  // of a capture
+  int64_t num_replays = 0;
+};
+
 // begin(), bring_over(), ops, draw() and sample(), end(): one step, in the order of the ops. Rows
 // are numbered within the step. Each throws DeviceError.
 class DeviceSteps {
@@ -43,7 +58,8 @@ class DeviceSteps {
 
   // Host memory, aligned to 64 bytes, for all of a step's integers. It is one of a ring: waits
   // where the device has not brought over what was written there before.
-  virtual std::span<std::byte> begin(int64_t num_bytes, int64_t num_rows) = 0;
+  // Of `max_rows` rows, num_rows are drawn; the others fill the batch up.
+  virtual std::span<std::byte> begin(int64_t num_bytes, int64_t num_rows, int64_t max_rows) = 0;
   // What was written there goes over in one copy. Ops that are given spans within the block find
   // them on the device, until end(): the host must not change them any more.
   virtual void bring_over() = 0;
@@ -58,6 +74,14 @@ class DeviceSteps {
   // the rows refer to is taken over before it returns; args.out is written by wait(), and has to
   // stay where it is until then. A late token counts as one more that was generated.
   virtual void sample(const SampleArgs& args, int64_t first_row, const LateTokens& late) = 0;
+  // `work` asks for all of a step between bring_over() and end(): take_awaited(), ops and draw().
+  // For one key it is the same but for what lies in the step's block and in memory that stays where
+  // it is. The second time that a key comes it is recorded as it is asked for, and from then on
+  // launched without asking; what cannot be recorded is asked for each time.
+  virtual void run_recorded(const RecordKey& key, const std::function<void()>& work) = 0;
+  // Before memory that recorded work uses goes: it is recorded anew.
+  virtual void forget_recorded() = 0;
+  virtual RecordCounts record_counts() const = 0;
   // The rows that were drawn are on their way to the host. Returns the step's number.
   virtual int64_t end() = 0;
   // The rows [num_rows] of a step, of which those not drawn are unspecified: waits for them. Valid

@@ -27,16 +27,12 @@ struct SampleTask {
   std::span<const int32_t> token_ids;  // [position] prompt, then output; or less the late one
   int64_t num_prompt_tokens = 0;       // of those
   int32_t late_token = -1;             // >= 0: the batch's token that token_ids lacks, on its way
+  bool only_draws = false;             // as LogitRow has it
   std::span<const int32_t> banned_token_ids;
   // What the request's grammar says.
   std::span<const uint32_t> allowed;  // [ceil(V / 32)] bits, as in SampleRow; empty: all
   int32_t end_token_id = -1;          // >= 0: nothing may come but this, the text's end
   std::string_view mask_error;        // why there is no mask, where there should be
-
-  // The token comes of the logits and the numbers of `params` alone, and nothing is reported.
-  bool only_draws() const {
-    return given_token_id < 0 && banned_token_ids.empty() && params->only_draws();
-  }
 };
 
 class SamplingSlot {

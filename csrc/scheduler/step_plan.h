@@ -55,6 +55,11 @@ struct LogitRow {
   // The next step may run the token before it is committed. Of a sequence with an awaited token,
   // `token_ids` lacks that one; SamplingParams::needs_newest_token() is false then.
   bool is_awaitable = false;
+
+  // The token comes of the logits and the numbers of `params` alone, and nothing is reported.
+  bool only_draws() const {
+    return given_token_id < 0 && banned_token_ids.empty() && params->only_draws();
+  }
 };
 
 // Why a sequence was, or was not, in the step.

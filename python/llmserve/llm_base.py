@@ -99,7 +99,6 @@ class LLMBase:
                 "enable_lora": enable_lora,
             },
         )
-        boolean("enforce_eager", enforce_eager)  # nothing is captured or compiled in either case
         checkpoint = find_checkpoint(model, revision, download_dir)
         source = text_source(checkpoint)
         defaults = _read_generation_config(source, generation_config)
@@ -131,6 +130,7 @@ class LLMBase:
         self._config = _core.resolve_config(
             arguments.to_request(checkpoint, defaults.eos_token_ids)
         )
+        self._config.enforce_eager = boolean("enforce_eager", enforce_eager)
         self._config.async_scheduling = boolean("async_scheduling", async_scheduling)
         vocab_size = _core.read_vocab_size(str(checkpoint))
         if self._tokenizer is not None:

@@ -75,6 +75,7 @@ def package(tmp_path_factory):
         ("../cuda/test_backend.py", "prompts_of_embeddings"),
         ("../cuda/test_profiler_ranges.py", ""),
         ("../cuda/test_two_in_flight.py", ""),
+        ("../cuda/test_graphs.py", ""),
     ],
 )
 def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):

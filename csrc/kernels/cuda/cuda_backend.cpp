@@ -50,7 +50,6 @@ CudaBackend::CudaBackend(const BackendOptions& options)
       steps_(memory_, transfers_.pinned(), block_),
       token_ids_(memory_, block_),
       positions_(memory_, block_),
-      inv_freq_(memory_, block_),
       slots_(memory_, block_),
       query_starts_(memory_, block_),
       kv_lens_(memory_, block_),
@@ -90,6 +89,7 @@ std::string CudaBackend::description() const {
 
 std::byte* CudaBackend::scratch(int64_t num_bytes) {
   if (scratch_.num_bytes() < num_bytes) {
+    block_.move();
     scratch_ = Buffer();  // waits for the ops that use it, and both need not fit
     scratch_ = Buffer(num_bytes, memory_);
   }
@@ -209,11 +209,20 @@ void CudaBackend::add(const AddArgs& args) {
             stream());
 }
 
+// A model has one or two, and each stays where it is, as recorded steps need it.
+const float* CudaBackend::frequencies(std::span<const float> inv_freq) {
+  constexpr size_t kMaxHeld = 8;
+  for (IndexUpload& held : frequencies_)
+    if (held.has(inv_freq)) return held(inv_freq);
+  if (frequencies_.size() < kMaxHeld) frequencies_.emplace_back(memory_, block_);
+  return frequencies_.back()(inv_freq);
+}
+
 void CudaBackend::rotary_table(const RotaryTableArgs& args) {
   validate(args);
   memory_.make_current();
   cuda::rotary_table(positions_(args.positions), static_cast<int64_t>(args.positions.size()),
-                     inv_freq_(args.inv_freq), static_cast<int64_t>(args.inv_freq.size()),
+                     frequencies(args.inv_freq), static_cast<int64_t>(args.inv_freq.size()),
                      {args.scale, args.growth, args.period}, rows_of(args.cos_sin), stream());
 }
 
@@ -285,7 +294,10 @@ void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, const Attentio
   TiledPlan plan;
   for (size_t b = 0; b < args.kv_lens.size(); ++b) {
     const int64_t num_tokens = args.query_starts[b + 1] - args.query_starts[b];
-    plan.add(num_tokens * (params.num_heads / kv_heads), args.kv_lens[b], static_cast<int>(width));
+    // What is recorded runs for longer contexts, too: all that the tables have room for.
+    const int64_t kv_len =
+        block_.is_recorded ? args.max_blocks * params.keys.block_size : int64_t{args.kv_lens[b]};
+    plan.add(num_tokens * (params.num_heads / kv_heads), kv_len, static_cast<int>(width));
   }
   const int64_t n = plan.num_partials(params.num_sequences, kv_heads);
   float* memory = n > 0 ? reinterpret_cast<float*>(scratch(n * (width + 2) * 4)) : nullptr;

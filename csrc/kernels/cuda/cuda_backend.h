@@ -3,6 +3,7 @@
 // (Memory::copy_to_host, sample).
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -87,6 +88,7 @@ class CudaBackend final : public Backend {
   bool norm_rounded(const FusedLinearArgs& args);
   // At least this many bytes of device memory for the op at hand; grows, and then stays.
   std::byte* scratch(int64_t num_bytes);
+  const float* frequencies(std::span<const float> inv_freq);
   cudaStream_t stream() const { return memory_.stream(); }
   bool can_tile(const AttentionParams& params) const;
   void attend_in_tiles(const PagedAttentionArgs& args, const AttentionParams& params);
@@ -110,7 +112,7 @@ class CudaBackend final : public Backend {
   Buffer scratch_;
   IndexUpload token_ids_;
   IndexUpload positions_;
-  IndexUpload inv_freq_;
+  std::deque<IndexUpload> frequencies_;  // of the rotary embeddings that there are
   IndexUpload slots_;
   IndexUpload query_starts_;
   IndexUpload kv_lens_;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <thread>
+#include <utility>
 
 #include "core/error.h"
 #include "kernels/cuda/cuda_check.h"
@@ -26,11 +28,11 @@ void reserve(Buffer& buffer, int64_t num_bytes, Memory& memory) {
 
 }  // namespace
 
-std::span<std::byte> CudaSteps::begin(int64_t num_bytes, int64_t num_rows) {
+std::span<std::byte> CudaSteps::begin(int64_t num_bytes, int64_t num_rows, int64_t max_rows) {
   memory_.make_current();
   const int64_t all_bytes = kHeaderBytes + num_bytes;
-  if (twin_.num_bytes() < all_bytes || max_rows_ < std::max(num_rows, int64_t{1}))
-    grow(all_bytes, std::max(num_rows, int64_t{1}));
+  if (twin_.num_bytes() < all_bytes || max_rows_ < std::max(max_rows, int64_t{1}))
+    grow(all_bytes, std::max(max_rows, int64_t{1}));
   ++step_;
   slot().brought_over.wait();
   num_bytes_ = all_bytes;
@@ -45,6 +47,7 @@ std::span<std::byte> CudaSteps::begin(int64_t num_bytes, int64_t num_rows) {
 // for, and results that nobody has taken are copied.
 void CudaSteps::grow(int64_t num_bytes, int64_t num_rows) {
   memory_.synchronize();
+  block_.move();
   if (twin_.num_bytes() < num_bytes) {
     for (Slot& slot : slots_) slot.data = Buffer(2 * num_bytes, pinned_);
     twin_ = Buffer(2 * num_bytes, memory_);
@@ -77,7 +80,9 @@ void CudaSteps::bring_over() {
         cudaMemcpyAsync(twin_.data(), slot().data.data(), static_cast<size_t>(num_bytes_),
                         cudaMemcpyHostToDevice, memory_.stream()));
   slot().brought_over.record(memory_.stream());
-  block_ = {.host = slot().data.data(), .device = twin_.data(), .num_bytes = num_bytes_};
+  block_.host = slot().data.data();
+  block_.device = twin_.data();
+  block_.num_bytes = num_bytes_;
 }
 
 void CudaSteps::take_awaited(std::span<const int32_t> token_ids,
@@ -93,13 +98,15 @@ void CudaSteps::draw(const ConstTensor& logits, std::span<const DrawSettings> se
   const int64_t vocabulary = logits.shape[1];
   std::byte* z = weights(num_rows * vocabulary * static_cast<int64_t>(sizeof(float)));
   auto* rows = reinterpret_cast<DrawRow*>(draw_rows_.data()) + first_row;
-  make_draw_rows(reinterpret_cast<const DrawParams*>(block_.on_device(settings.data())),
+  make_draw_rows(reinterpret_cast<const StepHeader*>(twin_.data()), first_row,
+                 reinterpret_cast<const DrawParams*>(block_.on_device(settings.data())),
                  {logits.as<float>(), logits.strides[0]}, num_rows, rows, memory_.stream());
   cuda::draw(rows, num_rows, nullptr, vocabulary, reinterpret_cast<float*>(z),
              reinterpret_cast<Drawn*>(drawn_.data()) + first_row, memory_.stream());
 }
 
 std::byte* CudaSteps::weights(int64_t num_bytes) {
+  if (weights_.num_bytes() < num_bytes) block_.move();
   reserve(weights_, num_bytes, memory_);
   return weights_.data();
 }
@@ -138,12 +145,72 @@ void CudaSteps::sample(const SampleArgs& args, int64_t first_row, const LateToke
   sampling.is_answered.record(memory_.stream());
 }
 
+bool CudaSteps::Graph::capture(cudaStream_t stream, const std::function<void()>& work) {
+  check("cudaStreamBeginCapture", cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  bool is_whole = true;
+  try {
+    work();
+  } catch (const std::exception&) {  // what a capture does not allow; else it comes again
+    is_whole = false;
+  }
+  cudaGraph_t graph = nullptr;
+  is_whole &= cudaStreamEndCapture(stream, &graph) == cudaSuccess && graph != nullptr;
+  is_whole = is_whole && cudaGraphInstantiate(&exec_, graph, 0) == cudaSuccess;
+  if (!is_whole) exec_ = nullptr;
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  cudaGetLastError();  // a capture that failed is no error of later calls
+  return is_whole;
+}
+
+void CudaSteps::Graph::launch(cudaStream_t stream) const {
+  check("cudaGraphLaunch", cudaGraphLaunch(exec_, stream));
+}
+
+// The first time it runs as it is, so that kernels are loaded, algorithms measured and buffers as
+// large as they have to be: a capture allows none of that.
+void CudaSteps::run_recorded(const RecordKey& key, const std::function<void()>& work) {
+  if (std::exchange(num_moves_seen_, block_.num_moves) != block_.num_moves) recorded_.clear();
+  auto& entry = recorded_.find(key);
+  const auto run = [&] {
+    work();
+    publish_results();
+  };
+  block_.is_recorded = true;
+  if (entry.has_run && !entry.graph.is_captured() && !entry.is_refused) capture(entry, run);
+  if (entry.graph.is_captured()) {
+    entry.graph.launch(memory_.stream());
+    ++record_counts_.num_replays;
+  } else {
+    run();
+    entry.has_run = true;
+  }
+  block_.is_recorded = false;
+  is_published_ = true;
+}
+
+void CudaSteps::capture(RecordedWork<RecordKey, Graph>::Entry& entry,
+                        const std::function<void()>& work) {
+  block_.is_captured = true;
+  entry.is_refused = !entry.graph.capture(memory_.stream(), work);
+  block_.is_captured = false;
+  ++(entry.is_refused ? record_counts_.num_refusals : record_counts_.num_captures);
+}
+
+void CudaSteps::forget_recorded() {
+  memory_.synchronize();
+  recorded_.clear();
+}
+
 int64_t CudaSteps::end() {
+  if (!std::exchange(is_published_, false)) publish_results();
+  block_.num_bytes = 0;
+  return step_;
+}
+
+void CudaSteps::publish_results() {
   publish(reinterpret_cast<const StepHeader*>(twin_.data()),
           reinterpret_cast<const Drawn*>(drawn_.data()), results_.data(), kResultHeaderBytes,
           memory_.stream());
-  block_ = {};
-  return step_;
 }
 
 std::span<const DrawnRow> CudaSteps::wait(int64_t step) {
@@ -174,7 +241,8 @@ void CudaSteps::abandon() noexcept {
   cudaSetDevice(memory_.device());
   cudaStreamSynchronize(memory_.stream());
   cudaGetLastError();
-  block_ = {};
+  block_.num_bytes = 0;
+  block_.is_recorded = is_published_ = false;
 }
 
 }  // namespace llmserve::cuda

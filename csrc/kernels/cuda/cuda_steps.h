@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <span>
 
 #include "core/buffer.h"
@@ -14,6 +15,7 @@
 #include "kernels/cuda/index_upload.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/pinned_memory.h"
+#include "kernels/cuda/recorded_work.h"
 #include "kernels/device_steps.h"
 
 namespace llmserve::cuda {
@@ -24,13 +26,16 @@ class CudaSteps final : public DeviceSteps {
   CudaSteps(DeviceMemory& memory, PinnedMemory& pinned, StepBlock& block)
       : memory_(memory), pinned_(pinned), block_(block) {}
 
-  std::span<std::byte> begin(int64_t num_bytes, int64_t num_rows) override;
+  std::span<std::byte> begin(int64_t num_bytes, int64_t num_rows, int64_t max_rows) override;
   void bring_over() override;
   void take_awaited(std::span<const int32_t> token_ids,
                     std::span<const int32_t> awaited_rows) override;
   void draw(const ConstTensor& logits, std::span<const DrawSettings> settings,
             int64_t first_row) override;
   void sample(const SampleArgs& args, int64_t first_row, const LateTokens& late) override;
+  void run_recorded(const RecordKey& key, const std::function<void()>& work) override;
+  void forget_recorded() override;
+  RecordCounts record_counts() const override { return record_counts_; }
   int64_t end() override;
   std::span<const DrawnRow> wait(int64_t step) override;
   void abandon() noexcept override;
@@ -44,6 +49,26 @@ class CudaSteps final : public DeviceSteps {
   // Rows of results follow their header, one step after another.
   static constexpr int64_t kResultHeaderBytes = 64;
 
+  // Of one shape of steps. Kernels of a model of 36 layers are some 400 nodes of it; more shapes
+  // than this are in use at a time only where hundreds of contexts grow apart.
+  static constexpr size_t kMaxGraphs = 128;
+  class Graph {
+   public:
+    Graph() = default;
+    ~Graph() {
+      if (exec_ != nullptr) cudaGraphExecDestroy(exec_);  // when the device is done with it
+    }
+    Graph(const Graph&) = delete;
+    Graph& operator=(const Graph&) = delete;
+
+    // False: the work cannot be captured, and nothing has been asked of the device.
+    bool capture(cudaStream_t stream, const std::function<void()>& work);
+    bool is_captured() const { return exec_ != nullptr; }
+    void launch(cudaStream_t stream) const;
+
+   private:
+    cudaGraphExec_t exec_ = nullptr;
+  };
   struct Slot {
     Buffer data;
     Event brought_over;
@@ -70,6 +95,8 @@ class CudaSteps final : public DeviceSteps {
   Samplings& samplings(int64_t step) { return samplings_[static_cast<size_t>(step % kNumSlots)]; }
   void grow(int64_t num_bytes, int64_t num_rows);
   std::byte* weights(int64_t num_bytes);
+  void capture(RecordedWork<RecordKey, Graph>::Entry& entry, const std::function<void()>& work);
+  void publish_results();
 
   DeviceMemory& memory_;
   PinnedMemory& pinned_;
@@ -87,6 +114,10 @@ class CudaSteps final : public DeviceSteps {
   std::array<Samplings, kNumSlots> samplings_;
   Buffer results_;  // mapped: [kNumSlots][header, max rows]
   int64_t result_bytes_ = 0;
+  RecordedWork<RecordKey, Graph> recorded_{kMaxGraphs};
+  RecordCounts record_counts_;
+  int64_t num_moves_seen_ = 0;  // of block_, by what is recorded
+  bool is_published_ = false;   // the step under way
   int64_t max_rows_ = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/buffer.h"
+#include "core/error.h"
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/cuda_memory.h"
 
@@ -19,7 +20,16 @@ struct StepBlock {
   const std::byte* host = nullptr;
   const std::byte* device = nullptr;
   int64_t num_bytes = 0;
+  // What is asked for will be launched again, for other numbers in the same arrays.
+  bool is_recorded = false;
+  bool is_captured = false;  // at this moment
+  int64_t num_moves = 0;     // of memory that recorded work uses
 
+  // Memory that ops were given is about to move.
+  void move() {
+    if (is_captured) throw NotSupported("memory moves while a step is captured");
+    ++num_moves;
+  }
   bool holds(const void* data) const {
     const auto* byte = static_cast<const std::byte*>(data);
     return std::less_equal<>()(host, byte) && std::less<>()(byte, host + num_bytes);
@@ -36,8 +46,14 @@ struct StepBlock {
 // a copy, and only copied if they differ.
 class IndexUpload {
  public:
-  IndexUpload(DeviceMemory& memory, const StepBlock& block) : memory_(memory), block_(block) {}
+  IndexUpload(DeviceMemory& memory, StepBlock& block) : memory_(memory), block_(block) {}
 
+  // Whether these very values are on the device.
+  template <class T>
+  bool has(std::span<const T> values) const {
+    return values.size_bytes() == held_.size() &&
+           std::memcmp(held_.data(), values.data(), values.size_bytes()) == 0;
+  }
   // The array on the device, valid for the ops that are asked for before the next call. The copy is
   // in the stream's order, after the ops that read what was there. Its source is ordinary memory,
   // which the runtime takes over before it returns: there is nothing that a later call could
@@ -53,7 +69,9 @@ class IndexUpload {
     if (num_bytes == 0) return nullptr;
     const auto size = static_cast<size_t>(num_bytes);
     if (size == held_.size() && std::memcmp(held_.data(), values, size) == 0) return buffer_.data();
+    if (block_.is_captured) throw NotSupported("indices change while a step is captured");
     if (buffer_.num_bytes() < num_bytes) {
+      block_.move();
       buffer_ = Buffer();  // first, so that both need not fit
       buffer_ = Buffer(2 * num_bytes, memory_);
     }
@@ -66,7 +84,7 @@ class IndexUpload {
   }
 
   DeviceMemory& memory_;
-  const StepBlock& block_;
+  StepBlock& block_;
   Buffer buffer_;
   std::vector<std::byte> held_;  // what the first bytes of buffer_ are
 };

@@ -229,7 +229,7 @@ struct DrawCount {
 };
 // One row of logits to draw from, as in SampleRow.
 struct DrawRow {
-  const float* raw;  // [V] the logits
+  const float* raw;  // [V] the logits; null: nothing is drawn
   float temperature;
   float top_p;
   float min_p;
@@ -309,9 +309,10 @@ struct StepHeader {
 // token_ids[t] = drawn[awaited_rows[t]], where that is not -1; both [T].
 void take_awaited(const Drawn* drawn, const int32_t* awaited_rows, int64_t num_tokens,
                   int32_t* token_ids, cudaStream_t stream);
-// rows, params [S']: each draws from its row of logits, unedited.
-void make_draw_rows(const DrawParams* params, ConstRows logits, int64_t num_rows, DrawRow* rows,
-                    cudaStream_t stream);
+// rows, params [S']: each draws from its row of logits, unedited. They are rows [first_row, …) of
+// the step; those beyond its num_rows draw nothing.
+void make_draw_rows(const StepHeader* header, int64_t first_row, const DrawParams* params,
+                    ConstRows logits, int64_t num_rows, DrawRow* rows, cudaStream_t stream);
 // drawn [S] to results + result_begin + rows_begin, in mapped memory of the host, then the step's
 // number to results + result_begin, by a release store.
 void publish(const StepHeader* header, const Drawn* drawn, void* results, int64_t rows_begin,

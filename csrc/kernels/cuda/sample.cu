@@ -234,6 +234,7 @@ __global__ void __launch_bounds__(kThreads)
     draw_kernel(const DrawRow* rows, const std::byte* data, int64_t n, float* all_z, Drawn* out) {
   __shared__ Shared s;
   const DrawRow row = rows[blockIdx.x];
+  if (row.raw == nullptr) return;  // the whole block
   float* z = all_z + static_cast<int64_t>(blockIdx.x) * n;
   bool is_raw_valid = false;
   Best best = row_best(row.raw, n, is_raw_valid, s);

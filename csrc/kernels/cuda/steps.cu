@@ -18,14 +18,15 @@ __global__ void take_awaited_kernel(const Drawn* drawn, const int32_t* awaited_r
 }
 
 // Row s of [0, S') in steps of the grid.
-__global__ void make_draw_rows_kernel(const DrawParams* params, ConstRows logits, int64_t n,
+__global__ void make_draw_rows_kernel(const StepHeader* header, int64_t first_row,
+                                      const DrawParams* params, ConstRows logits, int64_t n,
                                       DrawRow* rows) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t s = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; s < n;
        s += stride) {
     const DrawParams& from = params[s];
     DrawRow row{};
-    row.raw = logits.data + s * logits.stride;
+    row.raw = first_row + s < header->num_rows ? logits.data + s * logits.stride : nullptr;
     row.temperature = from.temperature;
     row.top_p = from.top_p;
     row.min_p = from.min_p;
@@ -58,11 +59,11 @@ void take_awaited(const Drawn* drawn, const int32_t* awaited_rows, int64_t num_t
          kThreads, 0, stream, drawn, awaited_rows, num_tokens, token_ids);
 }
 
-void make_draw_rows(const DrawParams* params, ConstRows logits, int64_t num_rows, DrawRow* rows,
-                    cudaStream_t stream) {
+void make_draw_rows(const StepHeader* header, int64_t first_row, const DrawParams* params,
+                    ConstRows logits, int64_t num_rows, DrawRow* rows, cudaStream_t stream) {
   if (num_rows == 0) return;
   launch("make_draw_rows", make_draw_rows_kernel, blocks(elementwise_blocks(num_rows, kThreads)),
-         kThreads, 0, stream, params, logits, num_rows, rows);
+         kThreads, 0, stream, header, first_row, params, logits, num_rows, rows);
 }
 
 void publish(const StepHeader* header, const Drawn* drawn, void* results, int64_t rows_begin,

@@ -130,6 +130,8 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
         ("prefix_cache_evictions", "blocks forgotten", metrics.prefix_cache_evictions),
         ("stream_lines", "lines of streams written without Python", metrics.num_lines),
         ("stream_line_seconds", "processor time that they took", metrics.line_us / 1e6),
+        ("graph_captures", "shapes of steps recorded as CUDA graphs", metrics.num_graph_captures),
+        ("graph_replays", "steps that were one launch of such a graph", metrics.num_graph_replays),
     ):
         yield _counter(key, text, {(name,): value})
     finished = {(name, reason): count for reason, count in distributions.num_finished.items()}

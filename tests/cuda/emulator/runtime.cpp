@@ -10,6 +10,7 @@
 #include "streams.h"
 
 using llmserve::cuda::emulator::enqueue;
+using llmserve::cuda::emulator::is_any_captured;
 
 namespace {
 
@@ -41,6 +42,7 @@ size_t used_bytes() {
 
 // Not zero: nobody promised that.
 cudaError_t allocate(std::map<void*, size_t>& kept, void** data, size_t num_bytes) {
+  if (is_any_captured()) return cudaErrorStreamCaptureUnsupported;
   const std::lock_guard lock(mutex);
   if (num_bytes > kDeviceBytes - used_bytes()) return cudaErrorMemoryAllocation;
   *data = std::aligned_alloc(256, (num_bytes + 255) / 256 * 256);

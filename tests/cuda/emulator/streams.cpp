@@ -1,5 +1,7 @@
 #include "streams.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <map>
 #include <memory>
@@ -41,12 +43,6 @@ void run_until(Stream& stream, uint64_t count) {
   }
 }
 
-bool is_capturing() {
-  for (const auto& [handle, stream] : streams)
-    if (stream.capture) return true;
-  return false;
-}
-
 // One piece of work, since who asks again and again expects the device to get on.
 cudaError_t query(Stream& stream, uint64_t count) {
   if (stream.num_done >= count) return cudaSuccess;
@@ -65,6 +61,12 @@ void enqueue(cudaStream_t handle, Work work) {
   }
   stream.work.push_back(std::move(work));
   ++stream.num_asked;
+}
+
+bool is_any_captured() {
+  const std::lock_guard lock(mutex);
+  return std::ranges::any_of(streams,
+                             [](const auto& entry) { return entry.second.capture != nullptr; });
 }
 
 }  // namespace llmserve::cuda::emulator
@@ -99,7 +101,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
 }
 cudaError_t cudaDeviceSynchronize() {
   const std::lock_guard lock(mutex);
-  if (is_capturing()) return cudaErrorStreamCaptureUnsupported;
+  if (is_any_captured()) return cudaErrorStreamCaptureUnsupported;
   for (auto& [handle, stream] : streams) run_until(stream, stream.num_asked);
   return cudaSuccess;
 }
@@ -157,7 +159,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
   *status = streams[handle].capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
+// A test asks for a device that has no memory left for it.
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  if (std::getenv("LLMSERVE_EMULATOR_NO_GRAPHS") != nullptr) return cudaErrorMemoryAllocation;
   *exec = new CUgraphExec_st{graph->work};
   return cudaSuccess;
 }

@@ -11,5 +11,6 @@ namespace llmserve::cuda::emulator {
 
 // To be run in the stream's order; while the stream is captured, by each launch of the graph.
 void enqueue(cudaStream_t stream, std::function<void()> work);
+bool is_any_captured();
 
 }  // namespace llmserve::cuda::emulator

@@ -1,0 +1,109 @@
+"""Decode steps recorded as graphs: the tokens are those of steps that are asked for one by one."""
+
+import pytest
+from checkpoints import checkpoint
+from llmserve import LLM, SamplingParams, _core
+
+REASON = _core.testing.unavailable_reason("cuda")
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plain_products():
+    """With the same bits whatever the batch is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMSERVE_CUDA_GEMM", "plain")
+        yield
+
+
+def generate(prompts, params, *, family="qwen3", overrides=None, **options):
+    """Token ids of each sample, and how many steps were captured and replayed."""
+    fields = {"max_model_len": 96, "max_num_batched_tokens": 32, "block_size": 8, **options}
+    with LLM(checkpoint(family, **(overrides or {})), device="cuda", **fields) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        metrics = llm.get_metrics()
+    samples = [sample.token_ids for output in outputs for sample in output.outputs]
+    return samples, (metrics.num_graph_captures, metrics.num_graph_replays)
+
+
+def mixed_params(count):
+    """Some greedy, some drawn; they end at different times, so that batches of all sizes come."""
+    return [
+        SamplingParams(
+            max_tokens=4 + 2 * i,
+            ignore_eos=True,
+            temperature=0.9 if i % 2 else 0.0,
+            seed=i,
+            top_p=0.9 if i % 3 else 1.0,
+        )
+        for i in range(count)
+    ]
+
+
+def test_graphs_change_no_token_whatever_the_batch_is():
+    # Nine rows fill ten up; the pool is too small for all, so that some return.
+    prompts = [list(range(5 + i, 8 + 2 * i)) for i in range(9)]
+    params = mixed_params(9)
+    options = {"max_num_seqs": 10, "num_gpu_blocks_override": 24}
+    eager, counts = generate(prompts, params, enforce_eager=True, **options)
+    assert counts == (0, 0)
+    graphs, (num_captures, num_replays) = generate(prompts, params, **options)
+    assert graphs == eager
+    assert num_captures >= 2
+    assert num_replays > num_captures
+
+
+def test_rows_that_cannot_be_recorded_run_between_those_that_are():
+    prompts = [[5, 6, 7], [8, 9, 10, 11]]
+    params = [
+        SamplingParams(max_tokens=14, ignore_eos=True, temperature=0.8, seed=3),
+        SamplingParams(max_tokens=5, ignore_eos=True, temperature=0.0, logprobs=1),
+    ]
+    eager, _ = generate(prompts, params, enforce_eager=True)
+    graphs, (num_captures, num_replays) = generate(prompts, params)
+    assert graphs == eager
+    assert (num_captures, num_replays) == (1, 8)  # of the nine that the first runs alone
+
+
+def test_a_graph_of_one_context_is_not_launched_for_a_longer_one():
+    # On tensor cores, whose blocks along the context are a number of the launch.
+    overrides = {"head_dim": 64, "num_hidden_layers": 1, "max_position_embeddings": 512}
+    prompts = [list(range(3, 253)), [7, 8, 9]]
+    params = [SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0)] * 2
+    options = {"max_model_len": 320, "max_num_batched_tokens": 256, "dtype": "bfloat16"}
+    eager, _ = generate(prompts, params, overrides=overrides, enforce_eager=True, **options)
+    graphs, (num_captures, _) = generate(prompts, params, overrides=overrides, **options)
+    assert graphs == eager
+    assert num_captures == 2  # up to 256 tokens, and up to 320
+
+
+def test_two_rotary_embeddings_are_both_in_the_graph():
+    params = [SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)]
+    eager, _ = generate([[5, 6, 7]], params, family="gemma3_text", enforce_eager=True)
+    graphs, (num_captures, _) = generate([[5, 6, 7]], params, family="gemma3_text")
+    assert graphs == eager
+    assert num_captures == 1
+
+
+def test_a_capture_that_fails_leaves_the_steps_as_they_were(monkeypatch):
+    monkeypatch.setenv("LLMSERVE_EMULATOR_NO_GRAPHS", "1")
+    params = [SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)]
+    with LLM(checkpoint("qwen3"), device="cuda", max_model_len=96, block_size=8) as llm:
+        if "(emulated" not in llm._engine.description:
+            pytest.skip("only the emulated device refuses graphs when it is asked to")
+        refused = llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids
+        metrics = llm.get_metrics()
+    assert (metrics.num_graph_captures, metrics.num_graph_replays) == (0, 0)
+    assert [refused] == generate([[5, 6, 7]], params, enforce_eager=True)[0]
+
+
+def test_what_was_captured_is_forgotten_when_memory_is_given_back():
+    params = [SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)]
+    with LLM(checkpoint("qwen3"), device="cuda", max_model_len=96, block_size=8) as llm:
+        before = llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids
+        num_captures = llm.get_metrics().num_graph_captures
+        llm.sleep(2)
+        llm.wake_up()
+        after = llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids
+        assert after == before
+        assert llm.get_metrics().num_graph_captures == num_captures + 1

@@ -1,0 +1,77 @@
+"""Which steps a device records, and for which shape: the host's side of CUDA graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llmserve import _core
+from scripted import Runner
+
+LAUNCH = _core.testing.cuda_launch
+
+
+def shape_of_decode(runner: Runner) -> tuple[int, int] | None:
+    """Of the step after the prompts', in blocks of four."""
+    runner.step()
+    plan = runner.scheduler.schedule()
+    shape: tuple[int, int] | None = LAUNCH.recorded_shape(plan, 8, 1024, 4)
+    return shape
+
+
+def test_rows_are_exact_up_to_eight_then_fill_steps_of_8_and_32_up() -> None:
+    counts = (1, 5, 8, 9, 16, 17, 255, 256, 257, 300)
+    rows = [LAUNCH.num_recorded_rows(n, 1000) for n in counts]
+    assert rows == [1, 5, 8, 16, 16, 24, 256, 256, 288, 320]
+    assert LAUNCH.num_recorded_rows(27, 30) == 30  # never more than there can be
+
+
+def test_every_batch_fits_and_few_shapes_serve_all() -> None:
+    rows = [LAUNCH.num_recorded_rows(n, 512) for n in range(1, 513)]
+    assert all(n <= r for n, r in enumerate(rows, 1))
+    assert rows == sorted(rows)
+    assert len(set(rows)) == 8 + 31 + 8
+
+
+def test_contexts_double_up_to_the_models_longest() -> None:
+    contexts = [LAUNCH.recorded_context(n, 1000) for n in (1, 256, 257, 512, 513, 1000)]
+    assert contexts == [256, 256, 512, 512, 1000, 1000]
+    assert LAUNCH.recorded_context(5, 96) == 96
+
+
+def test_a_batch_of_single_tokens_is_recorded() -> None:
+    runner = Runner(num_blocks=64)
+    for request_id in range(3):
+        runner.add(request_id, [1, 2, 3], max_tokens=8)
+    assert shape_of_decode(runner) == (3, 256 // 4)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": 1},
+        {"presence_penalty": 0.5},
+        {"min_tokens": 4, "stop_token_ids": [3]},
+        {"beam_width": 2},
+    ],
+    ids=str,
+)
+def test_a_row_that_asks_for_more_keeps_its_step_from_it(fields: dict[str, Any]) -> None:
+    runner = Runner(num_blocks=64)
+    runner.add(0, [1, 2, 3], max_tokens=8)
+    runner.add(1, [1, 2, 4], max_tokens=8, **fields)
+    assert shape_of_decode(runner) is None
+
+
+def test_a_prompt_keeps_its_step_from_it_unless_one_token_is_left_of_it() -> None:
+    runner = Runner(num_blocks=64, max_num_batched_tokens=8)
+    runner.add(0, list(range(9)), max_tokens=8)
+    assert LAUNCH.recorded_shape(runner.scheduler.schedule(), 8, 1024, 4) is None
+    runner = Runner(num_blocks=64, max_num_batched_tokens=8)
+    runner.add(0, list(range(9)), max_tokens=8)
+    assert shape_of_decode(runner) == (1, 64)
+
+
+def test_the_shape_used_longest_ago_gives_way() -> None:
+    assert LAUNCH.new_keys([1, 2, 1, 3, 1, 2, 3], 2) == [1, 2, 3, 2, 3]
+    assert LAUNCH.new_keys([1, 2, 3, 1, 2, 3], 3) == [1, 2, 3]
