@@ -77,32 +77,34 @@ def test_lines_are_worded_the_same_whoever_writes_them(
 ) -> None:
     body = {**body, "stream": True, "max_tokens": 60, "ignore_eos": True, "seed": 3}
 
-    def lines(server: RunningServer) -> dict[int, list[str]]:
+    def lines(holds: bool) -> tuple[dict[int, Any], int]:
+        """By choice, and how many the engine wrote. holds: until the connection is lent."""
+        gate = _core.testing.StepGate(3)  # each sample has its first token
         by_choice: dict[int, list[str]] = {}
-        for line in events(server.open_stream(path, **body)):
-            line = re.sub(r'"id":"[^"]*"|"created":\d+', "", line)
-            if line.startswith("data: {"):
-                data = json.loads(line[6:].replace("{,", "{", 1).replace(",,", ","))
-                index = data["choices"][0]["index"] if data["choices"] else -1
-                by_choice.setdefault(index, []).append(line)
-        server.wait_until_idle()
-        return by_choice
+        with running_server(make_oracle(300, gate=gate)) as server:
+            sock = server.open_stream(path, **body)
+            if holds:
+                server.wait_until(lambda: is_lent(server), "the connection is lent")
+            gate.open()
+            for line in events(sock):
+                line = re.sub(r'"id":"[^"]*"|"created":\d+', "", line)
+                if line.startswith("data: {"):
+                    data = json.loads(line[6:].replace("{,", "{", 1).replace(",,", ","))
+                    index = data["choices"][0]["index"] if data["choices"] else -1
+                    by_choice.setdefault(index, []).append(line)
+            server.wait_until_idle()
+            return {i: _joined(own) for i, own in by_choice.items()}, num_lines(server)
 
-    def written(llm: AsyncLLM) -> tuple[dict[int, Any], int]:
-        before = llm.get_metrics().num_lines
-        with running_server(llm) as server:
-            found = {index: _joined(own) for index, own in lines(server).items()}
-        return found, llm.get_metrics().num_lines - before
-
-    llm = make_oracle(3000)
-    by_engine, num_by_engine = written(llm)
+    # Of two prompts one may come after the held step.
+    has_one_prompt = not isinstance(body.get("prompt"), list)
+    by_engine, num_by_engine = lines(holds=has_one_prompt)
     monkeypatch.setattr(Connection, "lend", lambda *_: None)
-    by_loop, num_by_loop = written(llm)
+    by_loop, num_by_loop = lines(holds=False)
     monkeypatch.setattr("llmserve.server.completions._Answer.is_plain", False)
     monkeypatch.setattr("llmserve.server.chat._Answer.is_plain", False)
-    by_task, num_by_task = written(llm)
+    by_task, num_by_task = lines(holds=False)
     assert (num_by_loop, num_by_task) == (0, 0)
-    assert num_by_engine > 5  # those before it was lent are the loop's
+    assert num_by_engine > 5 or not has_one_prompt
     assert by_engine == by_loop == by_task
 
 
@@ -147,22 +149,22 @@ class _Engine:
 def test_a_connection_is_used_again_after_a_lent_one(make_oracle: MakeOracle, loop: str) -> None:
     if loop == "uvloop":
         pytest.importorskip("uvloop")
-    body = json.dumps({**LONG, "stream": True, "seed": 4}).encode()
+    given = {**LONG, "max_tokens": 150, "seed": 4}
+    body = json.dumps({**given, "stream": True}).encode()
     headers = {"Content-Type": "application/json"}
-    with running_server(make_oracle(300), loop=loop) as server:
-        whole = server.post(COMPLETIONS, **LONG, seed=4)[1]["choices"][0]["text"]
+    with running_server(make_oracle(3000), loop=loop) as server:
+        whole = server.post(COMPLETIONS, **given)[1]["choices"][0]["text"]
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
         for _ in range(3):
-            before = num_lines(server)
             connection.request("POST", COMPLETIONS, body, headers)
             lines = connection.getresponse().read().decode().split("\n")
             assert text_of(lines) == whole
             assert lines[-3] == "data: [DONE]"
-            assert num_lines(server) > before
             connection.request("GET", "/health")
             assert connection.getresponse().read() == b'{"status":"ok"}'
         connection.close()
         server.wait_until_idle()
+        assert num_lines(server) > 0  # of a second and more
 
 
 def test_a_request_that_is_sent_ahead_is_answered_after_the_stream(
@@ -190,8 +192,9 @@ def test_what_is_no_http_ends_the_stream_and_leaves_nothing_open(make_oracle: Ma
         while piece := sock.recv(65536):  # to the end, with the engine still in its step
             data += piece
         assert b"HTTP/1.1 400 " in data
-        server.wait_until(lambda: server.num_connections == 0, "it is closed")
-        assert len(os.listdir("/proc/self/fd")) < num_fds - 1  # the connection's and the lent one
+        server.wait_until(
+            lambda: len(os.listdir("/proc/self/fd")) <= num_fds - 2, "both descriptors are closed"
+        )
         gate.open()
         server.wait_until_idle()
         assert num_lines(server) == 0
@@ -201,16 +204,18 @@ def test_a_client_that_leaves_is_charged_for_what_it_got(
     make_oracle: MakeOracle, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = _core.testing.StepGate(8)
-    with running_server(make_oracle(20_000, gate=gate)) as server:
+
+    def logged() -> list[logging.LogRecord]:
+        return [r for r in caplog.records if r.name == "llmserve.server.access"]
+
+    with running_server(make_oracle(300, gate=gate)) as server:
         sock = server.open_stream(COMPLETIONS, stream=True, **LONG)
         gate.wait_until_held()
         server.wait_until(lambda: is_lent(server), "the connection is lent")
-        lines = events(sock)
-        assert len([next(lines) for _ in range(7)]) == 7
         with caplog.at_level(logging.INFO, "llmserve.server.access"):
             sock.close()
-            server.wait_until(lambda: not server.activity.runs, "it has left")
-        (line,) = [r for r in caplog.records if r.name == "llmserve.server.access"]
+            server.wait_until(lambda: bool(logged()), "it has left")
+        (line,) = logged()
         assert line.generated_tokens == 7  # type: ignore[attr-defined]
         assert line.finish == "client_left"  # type: ignore[attr-defined]
         gate.open()
@@ -235,11 +240,12 @@ def test_a_client_that_pauses_gets_its_connection_back(
         else:
             server.wait_until(lambda: not server.activity.runs, "the slow client is gone")
             assert server.activity.ended == {"slow_client": 1}
-        assert num_lines(server) > 100
+        assert num_lines(server) > 10
 
 
 def test_a_quiet_stream_gets_its_comments_while_it_is_lent(make_oracle: MakeOracle) -> None:
-    with held_stream(make_oracle, LONG, stream_keep_alive=0.05) as (server, sock, gate):
+    body = {**LONG, "seed": 6}
+    with held_stream(make_oracle, body, stream_keep_alive=0.05) as (server, sock, gate):
         lines = events(sock)
         seen = [next(lines)]
         while seen.count(": keep-alive") < 3:
@@ -247,21 +253,26 @@ def test_a_quiet_stream_gets_its_comments_while_it_is_lent(make_oracle: MakeOrac
         server.wait_until(lambda: is_lent(server), "the connection is lent again")
         gate.open()
         seen += lines
-        assert len(data_of(seen)) == LONG["max_tokens"]
-        assert num_lines(server) > 100
+        assert text_of(seen) == server.post(COMPLETIONS, **body)[1]["choices"][0]["text"]
 
 
 def test_a_time_limit_ends_a_lent_stream_with_what_it_has(make_oracle: MakeOracle) -> None:
-    with running_server(make_oracle(5000)) as server:
-        body = {**LONG, "timeout": 0.8, "stream_options": {"include_usage": True}, "seed": 5}
-        lines = list(events(server.open_stream(COMPLETIONS, stream=True, **body)))
+    gate = _core.testing.StepGate(30)
+    body = {**LONG, "timeout": 2, "stream_options": {"include_usage": True}, "seed": 5}
+    with running_server(make_oracle(300, gate=gate)) as server:
+        sock = server.open_stream(COMPLETIONS, stream=True, **body)
+        gate.wait_until_held()
+        server.wait_until(lambda: is_lent(server), "the connection is lent")
+        (run,) = server.activity.runs
+        server.wait_until(lambda: run.cause == "timeout", "its time is over")
+        gate.open()
+        lines = list(events(sock))
         *chunks, usage = data_of(lines)
         assert chunks[-1]["choices"][0]["finish_reason"] == "timeout"
         num_tokens = usage["usage"]["completion_tokens"]
-        assert 0 < num_tokens < 300
-        assert 0 < num_lines(server) < num_tokens
-        whole = server.post(COMPLETIONS, **{**body, "stream_options": None, "timeout": 600})[1]
-        assert whole["choices"][0]["text"].startswith(text_of(lines))
+        assert num_tokens >= 29
+        alone = {**body, "stream_options": None, "timeout": 600, "max_tokens": num_tokens}
+        assert text_of(lines) == server.post(COMPLETIONS, **alone)[1]["choices"][0]["text"]
         server.wait_until_idle()
 
 
