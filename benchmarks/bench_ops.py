@@ -1,8 +1,9 @@
 """Times every op of the cpu backend and puts it next to what this machine can do.
 
 Every row gives GB/s (bytes that the op must read and write) and GFLOP/s (2 a multiply-add), and the
-larger of the two shares of the machine's read bandwidth and multiply-add rate. The rate is that of
-float32 in the same instruction set; products of integers and of bfloat16 may exceed it.
+larger of the two shares of the machine's read bandwidth and multiply-add rate; of an op that fills
+new memory, GB/s read and written, and the share of a plain copy of as many bytes. The rate is that
+of float32 in the same instruction set; products of integers and of bfloat16 may exceed it.
 
 Example:
     pytest benchmarks/bench_ops.py -k quantized --threads 2 --isa all --results ops.json
@@ -30,6 +31,7 @@ class Case:
     run: Callable[[], object]
     num_bytes: int
     flops: int = 0
+    fills_new_memory: bool = False
     check: Callable[[], bool] = lambda: True
 
 
@@ -65,6 +67,7 @@ def linear_cases(backend, rng) -> Iterator[Case]:
             f"pack_linear {dtype} {n}x{k}",
             lambda w=w, dtype=dtype: backend.pack_linear([w], dtype),
             2 * w.nbytes,
+            fills_new_memory=True,
         )
         for m in (1, 4, 8, 32, 128, 512):
             x, out = normal(rng, m, k), np.empty((m, n), np.float32)
@@ -312,11 +315,13 @@ def time_case(case: Case, probe, repeats: int) -> dict[str, float]:
     start = time.perf_counter()
     case.run()
     loops = max(1, int(0.02 / max(1e-7, time.perf_counter() - start)))
-    seconds, reads, fmas = [], [], []
+    seconds, reads, fmas, copies = [], [], [], []
     for _ in range(repeats):
         read, fma = probe.measure()
         reads.append(read)
         fmas.append(fma)
+        if case.fills_new_memory:
+            copies.append(probe.copy_gb_per_s(case.num_bytes // 2))
         start = time.perf_counter()
         for _ in range(loops):
             case.run()
@@ -328,7 +333,7 @@ def time_case(case: Case, probe, repeats: int) -> dict[str, float]:
         "us": s * 1e6,
         "gb_per_s": gb,
         "gflop_per_s": gflop,
-        "share": max(gb / read, gflop / fma),
+        "share": gb / statistics.median(copies) if copies else max(gb / read, gflop / fma),
         "read_gb_per_s": read,
         "fma_gflop_per_s": fma,
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,9 @@ struct EngineConfig {
   bool async_scheduling = true;
   // On a device: true asks for every step anew, where decode steps would be recorded as graphs.
   bool enforce_eager = false;
+  // Linear weights run on their rows in the file until they have been packed, between steps. None:
+  // where packing takes long enough to be waited for. Not with a packed_cache.
+  std::optional<bool> defer_packing;
 
   void validate() const;
 };

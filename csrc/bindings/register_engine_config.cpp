@@ -103,6 +103,7 @@ void register_engine_config(py::module_& module) {
       .def_readwrite("max_logprobs", &EngineConfig::max_logprobs)
       .def_readwrite("async_scheduling", &EngineConfig::async_scheduling)
       .def_readwrite("enforce_eager", &EngineConfig::enforce_eager)
+      .def_readwrite("defer_packing", &EngineConfig::defer_packing)
       .def("validate", &EngineConfig::validate);
 
   module.def(

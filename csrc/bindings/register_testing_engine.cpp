@@ -68,6 +68,7 @@ struct OracleOptions {
   int64_t step_us = 0;              // how long a step takes
   int64_t invalid_request_id = -1;  // this request's rows come back as not finite
   int32_t max_in_flight = 1;
+  int64_t num_chores = 0;  // those left are its mapped_bytes
 };
 
 struct FaultOptions {
@@ -87,7 +88,7 @@ struct FaultOptions {
 class OracleExecutor final : public Executor {
  public:
   OracleExecutor(const OracleOptions& options, std::shared_ptr<StepGate> gate)
-      : options_(options), gate_(std::move(gate)) {}
+      : options_(options), gate_(std::move(gate)), num_chores_(options.num_chores) {}
 
   int32_t max_in_flight() const override { return options_.max_in_flight; }
   void launch(const StepPlan& plan) override {
@@ -107,11 +108,12 @@ class OracleExecutor final : public Executor {
     flights_.pop_front();
     return sampled_;
   }
+  bool do_chore() override { return num_chores_ > 0 && --num_chores_ > 0; }
   void abandon() noexcept override { flights_.clear(); }
   int64_t vocab_size() const override { return options_.vocab_size; }
   int64_t hidden_size() const override { return 1; }
   std::string description() const override { return "token oracle"; }
-  MemoryUse memory_use() const override { return {}; }
+  MemoryUse memory_use() const override { return {.mapped_bytes = num_chores_}; }
   void release(MemoryPart) override {}  // it holds nothing
   void restore(MemoryPart) override {}
 
@@ -127,6 +129,7 @@ class OracleExecutor final : public Executor {
   const std::shared_ptr<StepGate> gate_;
   std::deque<Flight> flights_;
   int64_t num_waits_ = 0;
+  int64_t num_chores_;
   SampledTokens sampled_;
 };
 
@@ -145,6 +148,7 @@ class FaultyExecutor final : public Executor {
       throw_fault(options_.fault);
     return sampled;
   }
+  bool do_chore() override { return executor_->do_chore(); }
   void abandon() noexcept override { executor_->abandon(); }
   void forget(RequestId request_id, int32_t sample_index) override {
     executor_->forget(request_id, sample_index);
@@ -172,7 +176,8 @@ void register_testing_engine(py::module_& testing) {
       .def_readwrite("vocab_size", &OracleOptions::vocab_size)
       .def_readwrite("step_us", &OracleOptions::step_us)
       .def_readwrite("invalid_request_id", &OracleOptions::invalid_request_id)
-      .def_readwrite("max_in_flight", &OracleOptions::max_in_flight);
+      .def_readwrite("max_in_flight", &OracleOptions::max_in_flight)
+      .def_readwrite("num_chores", &OracleOptions::num_chores);
   py::class_<StepGate, std::shared_ptr<StepGate>>(testing, "StepGate")
       .def(py::init<int64_t>(), "step_id"_a)
       .def("wait_until_held", &StepGate::wait_until_held, py::call_guard<py::gil_scoped_release>())

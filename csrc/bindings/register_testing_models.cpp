@@ -33,12 +33,13 @@ class TestModel {
   TestModel(const std::string& path, const std::string& device, const std::string& isa,
             const std::string& dtype, const std::string& quantization, int64_t max_model_len,
             int num_threads, int64_t num_blocks, int64_t block_size, const std::string& kv_dtype,
-            int64_t max_tokens, int64_t max_logit_rows)
+            int64_t max_tokens, int64_t max_logit_rows, bool defer_packing)
       : backend_(make_backend(device, {.num_threads = num_threads, .isa = isa})) {
     const Checkpoint checkpoint = open_checkpoint(path);
     const ModelConfig config = read_model_config(checkpoint.config(), max_model_len);
     model_ = load_model(checkpoint, config, *backend_,
-                        resolve_weight_format(resolve_dtype(dtype, checkpoint), quantization));
+                        resolve_weight_format(resolve_dtype(dtype, checkpoint), quantization),
+                        nullptr, defer_packing ? &deferred_ : nullptr);
     arena_ = std::make_unique<Arena>(model_->workspace_bytes(max_tokens, max_logit_rows),
                                      backend_->memory());
     const DType cache_dtype = resolve_dtype(kv_dtype, checkpoint);
@@ -90,6 +91,13 @@ class TestModel {
     return {to_numpy(backend_->memory(), hidden), to_numpy(backend_->memory(), logits)};
   }
 
+  // How many weights are still to be packed.
+  size_t num_deferred() const { return deferred_.size(); }
+  void pack_one() {
+    deferred_.back().pack(*backend_);
+    deferred_.pop_back();
+  }
+
   py::dict weights() const { return to_dict(model_->weights()); }
   int64_t kv_bytes_per_token(const std::string& dtype) const {
     return model_->kv_bytes_per_token(dtype == name(DType::kBF16) ? DType::kBF16 : DType::kF32);
@@ -102,6 +110,7 @@ class TestModel {
  private:
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
+  std::vector<DeferredWeight> deferred_;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<KvStorage> storage_;
   int64_t num_groups_ = 0;
@@ -115,14 +124,16 @@ void register_testing_models(py::module_& testing) {
   py::class_<TestModel>(testing, "Model")
       .def(py::init<const std::string&, const std::string&, const std::string&, const std::string&,
                     const std::string&, int64_t, int, int64_t, int64_t, const std::string&, int64_t,
-                    int64_t>(),
+                    int64_t, bool>(),
            py::arg("path"), py::kw_only(), py::arg("device") = "ref", py::arg("isa") = "",
            py::arg("dtype") = "auto", py::arg("quantization") = "", py::arg("max_model_len") = 0,
            py::arg("num_threads") = 1, py::arg("num_blocks") = 64, py::arg("block_size") = 16,
            py::arg("kv_dtype") = "float32", py::arg("max_tokens") = 512,
-           py::arg("max_logit_rows") = 512)
+           py::arg("max_logit_rows") = 512, py::arg("defer_packing") = false)
       .def("forward", &TestModel::forward)
       .def("weights", &TestModel::weights)
+      .def("pack_one", &TestModel::pack_one)
+      .def_property_readonly("num_deferred", &TestModel::num_deferred)
       .def("kv_bytes_per_token", &TestModel::kv_bytes_per_token)
       .def("workspace_bytes", &TestModel::workspace_bytes)
       .def_property_readonly("peak_bytes", &TestModel::peak_bytes);

@@ -183,6 +183,19 @@ LinearWeight pack_linear(Backend& backend, const std::vector<py::array>& parts,
   return backend.pack_linear(views, parse_dtype(dtype));
 }
 
+// The arrays have to stay.
+LinearWeight defer_linear(Backend& backend, const std::vector<py::array>& parts,
+                          const std::string& dtype) {
+  std::vector<ConstTensor> views;
+  for (const py::array& part : parts) views.push_back(host_view(part));
+  return backend.defer_linear(views, parse_dtype(dtype));
+}
+
+void pack_rows(Backend& backend, const LinearWeight& weight) {
+  const py::gil_scoped_release release;
+  if (weight.rows) backend.pack_rows(*weight.rows);
+}
+
 // The rows [N, K] as integers.
 LinearWeight pack_quantized(Backend& backend, const py::array& rows, const std::string& name) {
   const ConstTensor view = host_view(rows);
@@ -428,6 +441,8 @@ void register_testing_ops(py::module_& testing) {
   backend.def_property_readonly("name", &Backend::name)
       .def_property_readonly("description", &Backend::description)
       .def("pack_linear", &pack_linear, "parts"_a, "dtype"_a, py::keep_alive<0, 1>())
+      .def("defer_linear", &defer_linear, "parts"_a, "dtype"_a, py::keep_alive<0, 1>())
+      .def("pack_rows", &pack_rows, "weight"_a)
       .def("pack_quantized", &pack_quantized, "rows"_a, "format"_a, py::keep_alive<0, 1>())
       .def(
           "packed_bytes_quantized",
@@ -493,7 +508,10 @@ void register_testing_ops(py::module_& testing) {
             const MachineRates rates = self.measure();
             return std::pair(rates.read_gb_per_s, rates.fma_gflop_per_s);
           },
-          "(read GB/s, float32 GFLOP/s), measured once.");
+          "(read GB/s, float32 GFLOP/s), measured once.")
+      .def("copy_gb_per_s", &MachineProbe::copy_gb_per_s, "num_bytes"_a,
+           py::call_guard<py::gil_scoped_release>(),
+           "Of a plain copy into new memory, measured once; at most the probe's own num_bytes.");
 }
 
 }  // namespace llmserve

@@ -17,7 +17,8 @@ namespace {
 
 constexpr size_t kNumTracedSteps = 4096;  // a minute or more of decode
 constexpr size_t kNumTracedRequests = 4096;
-constexpr int32_t kMaxFailedSteps = 3;  // in a row
+constexpr int32_t kMaxFailedSteps = 3;     // in a row
+constexpr int64_t kMaxChoresUs = 500'000;  // between two steps
 
 // Adds the time since its construction to a duration.
 class PhaseTimer {
@@ -227,6 +228,7 @@ void Engine::fall_asleep(int32_t level) {
 void Engine::restore(const std::vector<MemoryPart>& parts) {
   for (const MemoryPart part : parts) {
     executor_->restore(part);
+    has_chores_ = true;
     keep_memory_use();
     const std::lock_guard lock(intake_mutex_);
     is_released_[static_cast<size_t>(part)] = false;
@@ -275,6 +277,11 @@ bool Engine::take_in() {
   std::unique_lock lock(intake_mutex_);
   const auto has_news = [&] { return !intake_.is_empty(); };
   if (!scheduler_->has_unfinished()) {
+    while (has_chores_ && !has_news()) {
+      lock.unlock();
+      do_chores(0);
+      lock.lock();
+    }
     intake_ready_.wait(lock, has_news);
   } else if (is_stuck_) {  // nothing could run: until news or the policy's time
     const int64_t wake_us = scheduler_->wake_us();
@@ -368,6 +375,18 @@ void Engine::finish_step() {
   if (!scheduler_->has_unfinished()) executor_->check_idle();
   keep_books(record, result->events);
   events_.push(result->events);
+  // As much time as the step took: no stream falls below half its pace, and a caller whose next
+  // request always comes at once is not left with slow steps for ever.
+  if (has_chores_) do_chores(std::min(record.execute_us, kMaxChoresUs));
+}
+
+// At least one, and then as long as the time lasts.
+void Engine::do_chores(int64_t duration_us) {
+  const int64_t end_us = clock_.now_us() + duration_us;
+  do {
+    has_chores_ = executor_->do_chore();
+  } while (has_chores_ && clock_.now_us() < end_us);
+  keep_memory_use();
 }
 
 // Aborts that came during the step end with its commit: a request whose logits processor was told

@@ -138,6 +138,7 @@ class Engine {
   void fall_asleep(int32_t level);
   void restore(const std::vector<MemoryPart>& parts);
   void keep_memory_use();
+  void do_chores(int64_t duration_us);
   int64_t num_queued() const;
   bool has_room() const;
   void run();
@@ -171,7 +172,8 @@ class Engine {
   // Those of the scheduler's that are in flight, the oldest first.
   std::array<Flight, Scheduler::kMaxInFlight> flights_;
   int32_t oldest_flight_ = 0;
-  bool is_stuck_ = false;  // the last plan was empty, with no step in flight
+  bool has_chores_ = true;  // as far as is known, the executor
+  bool is_stuck_ = false;   // the last plan was empty, with no step in flight
 
   mutable std::mutex intake_mutex_;
   std::condition_variable intake_ready_;

@@ -43,6 +43,10 @@ class Executor {
   // Where launch() or wait() has thrown, or nobody will wait: no step is in flight any more.
   virtual void abandon() noexcept {}
 
+  // Does a part, of some milliseconds, of what makes later steps quicker; between steps. False
+  // where nothing is left to do.
+  virtual bool do_chore() { return false; }
+
   // The sample has ended: whatever is kept of it from step to step may go.
   virtual void forget(RequestId /*request_id*/, int32_t /*sample_index*/) {}
   // While no request is unfinished: throws InternalError if something is still kept of one.

@@ -12,6 +12,15 @@
 namespace llmserve {
 namespace {
 
+// Less than this is packed in a tenth of a second.
+constexpr int64_t kMinDeferredBytes = 512 << 20;
+
+bool packs_later(const EngineConfig& config, const Checkpoint& checkpoint) {
+  int64_t num_bytes = 0;
+  for (const TensorEntry& entry : checkpoint.tensors()) num_bytes += entry.num_bytes;
+  return config.defer_packing.value_or(num_bytes >= kMinDeferredBytes);
+}
+
 int64_t workspace_bytes(const Model& model, const EngineConfig& config) {
   return model.workspace_bytes(config.scheduler.max_num_batched_tokens, kMaxLogitRowsAtOnce);
 }
@@ -60,6 +69,7 @@ void ModelExecutor::release(MemoryPart part) {
   if (part == MemoryPart::kKvCache) {
     kv_storage_.reset();
   } else {
+    deferred_.clear();
     model_.reset();
     arena_.reset();
   }
@@ -80,8 +90,14 @@ std::unique_ptr<Model> ModelExecutor::load() {
   const ModelConfig model_config =
       read_model_config(checkpoint.config(), config_.scheduler.max_model_len);
   const WeightFormat format = resolve_weight_format(config_.dtype, config_.quantization);
-  if (config_.packed_cache.max_bytes == 0)
-    return load_model(checkpoint, model_config, *backend_, format);
+  if (config_.packed_cache.max_bytes == 0) {
+    deferred_.clear();  // of a load that failed
+    const bool is_deferred = packs_later(config_, checkpoint);
+    std::unique_ptr<Model> model = load_model(checkpoint, model_config, *backend_, format, nullptr,
+                                              is_deferred ? &deferred_ : nullptr);
+    std::ranges::reverse(deferred_);  // in the order of their use
+    return model;
+  }
 
   const auto run = [&](int64_t count, const std::function<void(int64_t, int64_t)>& work) {
     backend_->run_on_host_threads(count, 1, work);
@@ -194,6 +210,13 @@ const SampledTokens& ModelExecutor::wait() {
   return sampled_;
 }
 
+bool ModelExecutor::do_chore() {
+  if (deferred_.empty()) return false;
+  deferred_.back().pack(*backend_);
+  deferred_.pop_back();
+  return !deferred_.empty();
+}
+
 void ModelExecutor::abandon() noexcept {
   num_in_flight_ = 0;
   if (steps_ != nullptr) steps_->abandon();
@@ -270,8 +293,10 @@ void ModelExecutor::fill_metrics(EngineMetrics& metrics) const {
 }
 
 MemoryUse ModelExecutor::memory_use() const {
+  int64_t deferred_bytes = 0;
+  for (const DeferredWeight& weight : deferred_) deferred_bytes += weight.num_bytes();
   return {.weight_bytes = model_ ? model_->weights().total_bytes() : 0,
-          .mapped_bytes = model_ ? model_->weights().mapped_bytes : 0,
+          .mapped_bytes = (model_ ? model_->weights().mapped_bytes : 0) + deferred_bytes,
           .workspace_bytes = (arena_ ? arena_->capacity_bytes() : 0) + scratch_bytes_,
           .kv_cache_bytes = kv_storage_ ? kv_storage_->num_bytes() : 0};
 }

@@ -39,6 +39,8 @@ class ModelExecutor final : public Executor {
   void launch(const StepPlan& plan) override;
   const SampledTokens& wait() override;
   void abandon() noexcept override;
+  // Packs a weight.
+  bool do_chore() override;
   void forget(RequestId request_id, int32_t sample_index) override {
     sampler_.forget(request_id, sample_index);
     masks_->forget(request_id, sample_index);
@@ -79,6 +81,7 @@ class ModelExecutor final : public Executor {
   const EngineConfig config_;
   const std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;           // null while the weights are given back
+  std::vector<DeferredWeight> deferred_;   // of the model, the next to be packed at the back
   std::string warning_;                    // of the last load
   std::unique_ptr<Arena> arena_;           // likewise
   std::unique_ptr<KvStorage> kv_storage_;  // null while the KV cache is

@@ -50,6 +50,13 @@ class Backend {
   // or bf16; the parts, in host memory, may be f32, bf16 or f16). Throws InvalidArgument on
   // shapes, CorruptFile never: `first_non_finite` finds bad values.
   virtual LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) = 0;
+  // The same weight, but linear() runs on the parts where they lie, with the same bits and in more
+  // time, until pack_rows() lays it out, between two ops. Their memory has to stay until then. A
+  // backend that has no kernel for that packs at once: then the weight has no `rows`.
+  virtual LinearWeight defer_linear(std::span<const ConstTensor> parts, DType dtype) {
+    return pack_linear(parts, dtype);
+  }
+  virtual void pack_rows(LinearRows& /*rows*/) {}
   // Names the layout of packed weights, where it is the same on every machine and they lie in host
   // memory: a file may then hold them. Its number grows when a byte of any weight changes. Empty:
   // packed weights are nobody else's.

@@ -77,8 +77,16 @@ struct AddArgs {
   float scale = 1.0f;
 };
 
+// A weight of floats that runs on its rows until it is packed: Backend::defer_linear, pack_rows.
+struct LinearRows {
+  std::vector<ConstTensor> parts;  // [N_i, K], stacked along N; somebody keeps their memory
+  DType dtype = DType::kF32;       // of the weight
+  Buffer packed;                   // the backend's own layout, untouched until is_packed
+  bool is_packed = false;
+};
+
 // A linear layer's weight in the layout its backend prefers; made once at load by
-// Backend::pack_linear or pack_quantized, read-only after.
+// Backend::pack_linear, defer_linear or pack_quantized, read-only after.
 struct LinearWeight {
   int64_t out_features = 0;  // N
   int64_t in_features = 0;   // K
@@ -87,8 +95,15 @@ struct LinearWeight {
   Buffer data;                           // the backend's own layout, unless it is mapped:
   std::span<const std::byte> mapped;     // the same bytes in a file
   std::shared_ptr<const void> file;      // keeps them
-  const std::byte* bytes() const { return mapped.empty() ? data.data() : mapped.data(); }
-  int64_t num_bytes() const { return mapped.empty() ? data.num_bytes() : std::ssize(mapped); }
+  std::shared_ptr<LinearRows> rows;      // instead of both, where it is packed later
+  const std::byte* bytes() const {
+    if (rows) return rows->packed.data();
+    return mapped.empty() ? data.data() : mapped.data();
+  }
+  int64_t num_bytes() const {
+    if (rows) return rows->packed.num_bytes();
+    return mapped.empty() ? data.num_bytes() : std::ssize(mapped);
+  }
 };
 
 // out = x W^T (+ bias) (+ out, if accumulate). Each output is one chain of multiply-adds over K in

@@ -111,8 +111,14 @@ std::string_view name(WeightGroup group) {
 }
 
 WeightLoader::WeightLoader(const Checkpoint& checkpoint, Backend& backend,
-                           const WeightFormat& format, bool load, PackedWeights* packed)
-    : checkpoint_(checkpoint), backend_(backend), format_(format), load_(load), packed_(packed) {
+                           const WeightFormat& format, bool load, PackedWeights* packed,
+                           std::vector<DeferredWeight>* deferred)
+    : checkpoint_(checkpoint),
+      backend_(backend),
+      format_(format),
+      load_(load),
+      packed_(packed),
+      deferred_(deferred) {
   if (format.integers && !backend.can_run(*format.integers))
     throw NotSupported(concat("quantization '", format.integers->name,
                               "' is not supported on device '", backend.name(),
@@ -256,7 +262,24 @@ LinearWeight WeightLoader::pack_values(const LinearWeight& planned, Parts parts,
     }
     views.push_back(view);
   }
-  return pack_rows(planned, views);
+  const bool is_in_file =
+      std::ranges::none_of(copies, [](const Buffer& copy) { return copy.data() != nullptr; });
+  return deferred_ && !planned.format && is_in_file ? defer_rows(planned, views, parts, entries)
+                                                    : pack_rows(planned, views);
+}
+
+LinearWeight WeightLoader::defer_rows(const LinearWeight& planned,
+                                      std::span<const ConstTensor> views, Parts parts,
+                                      Entries entries) {
+  LinearWeight weight = backend_.defer_linear(views, planned.dtype);
+  if (!weight.rows) return weight;
+  DeferredWeight& deferred = deferred_->emplace_back(weight.rows);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const int64_t row_bytes = planned.in_features * size_bytes(entries[i]->dtype);
+    deferred.add_source(checkpoint_.file(*entries[i]),
+                        entries[i]->offset + parts[i].begin * row_bytes, parts[i].size * row_bytes);
+  }
+  return weight;
 }
 
 LinearWeight WeightLoader::pack_blocks(const LinearWeight& planned, Parts parts, Entries entries) {
@@ -306,10 +329,10 @@ std::vector<LinearWeight> WeightLoader::linear(WeightGroup group, const std::vec
     if (packed_)
       packed_->tensors.push_back(
           {name, {weights.back().bytes(), static_cast<size_t>(weights.back().num_bytes())}});
-  }
-  if (load_)
-    for (const TensorEntry* entry : entries)
+    if (!load_ || weights.back().rows) continue;
+    for (const TensorEntry* entry : from)
       checkpoint_.file(*entry)->release(entry->offset, entry->num_bytes);
+  }
   return weights;
 }
 

@@ -15,6 +15,7 @@
 #include "io/checkpoint.h"
 #include "io/packed_file.h"
 #include "kernels/backend.h"
+#include "layers/deferred_weight.h"
 
 namespace llmserve {
 
@@ -76,9 +77,11 @@ struct PackedWeights {
 // tensors has every tensor that is asked for, stored as the format's dtype.
 class WeightLoader {
  public:
-  // Throws NotSupported if the backend cannot run the format.
+  // `deferred`: where the linear weights go that lie in the file as they are and are to be packed
+  // later; null: all are packed now. Throws NotSupported if the backend cannot run the format.
   WeightLoader(const Checkpoint& checkpoint, Backend& backend, const WeightFormat& format,
-               bool load, PackedWeights* packed = nullptr);
+               bool load, PackedWeights* packed = nullptr,
+               std::vector<DeferredWeight>* deferred = nullptr);
 
   // A tensor, or some rows of one that holds several weights.
   struct Part {
@@ -127,6 +130,8 @@ class WeightLoader {
   LinearWeight pack_values(const LinearWeight& planned, Parts parts, Entries entries,
                            bool is_transposed);
   LinearWeight pack_rows(const LinearWeight& planned, std::span<const ConstTensor> views);
+  LinearWeight defer_rows(const LinearWeight& planned, std::span<const ConstTensor> views,
+                          Parts parts, Entries entries);
   LinearWeight pack_blocks(const LinearWeight& planned, Parts parts, Entries entries);
 
   const Checkpoint& checkpoint_;
@@ -134,6 +139,7 @@ class WeightLoader {
   WeightFormat format_;
   bool load_;
   PackedWeights* packed_;  // null: none are taken or noted
+  std::vector<DeferredWeight>* deferred_;
   std::array<int64_t, kNumWeightGroups> group_bytes_{};
   int64_t mapped_bytes_ = 0;
   std::vector<const LinearFormat*> integers_;

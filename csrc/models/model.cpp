@@ -46,8 +46,8 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint) {
 
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
                                   Backend& backend, const WeightFormat& format,
-                                  PackedWeights* packed) {
-  WeightLoader weights(checkpoint, backend, format, /*load=*/true, packed);
+                                  PackedWeights* packed, std::vector<DeferredWeight>* deferred) {
+  WeightLoader weights(checkpoint, backend, format, /*load=*/true, packed, deferred);
   return find_architecture(config.architecture, "ModelConfig").build(config, weights);
 }
 

@@ -93,9 +93,11 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint);
 // mapping; the checkpoint may go. Throws CorruptFile (absent, mis-shaped or non-finite tensors:
 // file, tensor, expected, got), ResourceExhausted.
 // `packed`: where linear weights come from as far as it has them, and are noted in any case.
+// `deferred`: takes those that are to be packed later, which run already.
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
                                   Backend& backend, const WeightFormat& format,
-                                  PackedWeights* packed = nullptr);
+                                  PackedWeights* packed = nullptr,
+                                  std::vector<DeferredWeight>* deferred = nullptr);
 
 // What `dtype` and LLM(quantization=...) ask for: "" keeps blocks that the backend runs on, "none"
 // dequantizes them, other names are of quant/linear_format.h. Throws NotSupported that lists them.

@@ -152,6 +152,7 @@ class EngineConfig:
     max_logprobs: int
     async_scheduling: bool
     enforce_eager: bool
+    defer_packing: bool | None
     def __init__(self) -> None: ...
     def validate(self) -> None: ...
 

@@ -65,6 +65,9 @@ class LLM(LLMBase):
     cache folder, as far as the files of all models there take no more than so many bytes: the next
     start maps them, which is quicker. `llmserve cache` lists and clears them. By default nothing is
     kept or looked for. CPU only.
+    defer_packing: a large model in bfloat16 or float32 answers before its weights are packed: they
+    run on the file's rows until the engine, between steps and while it is idle, has packed them.
+    False packs all before the constructor returns. The tokens are the same; CPU only.
 
     Several LLMs may live in one process; every method may be called from any thread. Ctrl-C ends a
     call and leaves the LLM usable. Raises InvalidArgument, NotSupported, CorruptFile or

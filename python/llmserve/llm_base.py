@@ -84,6 +84,7 @@ class LLMBase:
         download_dir: str | os.PathLike[str] | None = None,
         enable_prompt_embeds: bool = False,
         packed_cache_bytes: int | None = None,
+        defer_packing: bool | None = None,
         **unknown: object,
     ) -> None:
         refuse_unknown(type(self).__name__, unknown, _argument_names())
@@ -132,6 +133,8 @@ class LLMBase:
         )
         self._config.enforce_eager = boolean("enforce_eager", enforce_eager)
         self._config.async_scheduling = boolean("async_scheduling", async_scheduling)
+        if defer_packing is not None:
+            self._config.defer_packing = boolean("defer_packing", defer_packing)
         vocab_size = _core.read_vocab_size(str(checkpoint))
         if self._tokenizer is not None:
             self._tokenizer.check_fits(vocab_size)

@@ -150,3 +150,27 @@ def test_sampled_rows_alone_equal_rows_in_a_batch(fast, fast_one_thread, rng):
     assert fast_one_thread.sample(logits, rows) == whole
     alone = [fast.sample(logits[i : i + 1], rows[i : i + 1])[0] for i in range(6)]
     assert alone == whole
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("k", [64, 301])
+def test_a_weight_has_the_same_bits_in_rows_and_packed(fast, rng, dtype, stored, k):
+    parts = [formulas.as_dtype(normal(rng, n, k), stored) for n in (70, 33, 300)]
+    n = sum(len(part) for part in parts)
+    packed = fast.pack_linear(parts, dtype)
+    deferred = fast.defer_linear(parts, dtype)
+    x, bias = normal(rng, 130, k), normal(rng, n)
+
+    def check():
+        for m in (1, 2, 7, 130):
+            old = normal(rng, m, n)
+            expected = fast.linear(x[:m], packed, bias, old.copy(), True)
+            result = fast.linear(x[:m], deferred, bias, old.copy(), True)
+            np.testing.assert_array_equal(result, expected)
+
+    check()
+    fast.pack_rows(deferred)
+    for part in parts:
+        part[:] = 0  # read no more
+    check()

@@ -442,6 +442,26 @@ def test_the_trace_names_the_phases_and_counts_their_tokens() -> None:
     engine.close()
 
 
+def test_requests_do_not_wait_for_the_end_of_the_chores() -> None:
+    engine = make_engine({"num_chores": 10**12})  # days of them
+    for _ in range(3):
+        request = engine.add_request([1, 2, 3], params())
+        events = collect(engine, [request])[request]
+        assert sum(len(event.token_ids) for event in events) == 8
+    left = engine.memory_use.mapped_bytes
+    assert 0 < left < 10**12
+    engine.close()
+
+
+def test_an_idle_engine_does_its_chores() -> None:
+    engine = make_engine({"num_chores": 50})
+    deadline = time.monotonic() + DEADLINE_S
+    while engine.memory_use.mapped_bytes > 0:
+        assert time.monotonic() < deadline, "an idle engine does its chores"
+        time.sleep(0.001)
+    engine.close()
+
+
 def test_counters_of_the_prefix_cache_add_up() -> None:
     engine = make_engine()
     prompt = list(range(1, 42))

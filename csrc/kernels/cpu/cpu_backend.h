@@ -27,6 +27,8 @@ class CpuBackend final : public Backend {
 
   // Panels as described in kernel_table.h.
   LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) override;
+  LinearWeight defer_linear(std::span<const ConstTensor> parts, DType dtype) override;
+  void pack_rows(LinearRows& rows) override;
   int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const override;
   std::string_view packed_layout() const override { return "cpu panels 1"; }
   // Panels of integers, as in kernel_table.h.
@@ -69,6 +71,9 @@ class CpuBackend final : public Backend {
   std::byte* scratch(int thread_idx) const { return scratch_[thread_idx].data(); }
   void reserve_scratch(int64_t bytes);
   int64_t thread_scratch_bytes(const StepShape& shape) const;
+  void pack_all(std::span<const ConstTensor> parts, DType dtype, std::byte* to);
+  void run_on_rows(const cpu::LinearKernel& kernel, const LinearRows& weight,
+                   const cpu::LinearPart& part, std::byte* panels) const;
   void quantized_linear(const LinearArgs& args);
   int64_t attention_scratch_bytes(int64_t max_item_tokens, const StepShape& shape) const;
   static int64_t attention_partial_bytes(int num_threads);
@@ -84,6 +89,7 @@ class CpuBackend final : public Backend {
   const cpu::KernelTable kernels_;
   ThreadPool pool_;
   std::vector<Buffer> scratch_;  // one a thread
+  std::vector<Buffer> panels_;   // one a thread, where weights are packed later
   Buffer integers_;              // the rows of x as integers, of all threads
   std::vector<cpu::AttentionItem> items_;
   struct SplitItem {

@@ -38,6 +38,10 @@ struct StackedRows {
 // are still in the L1 when the second half of each is written. Even, so that pairs stay whole.
 constexpr int64_t kPackDepth = 256;
 
+// What a single row multiplies with at once; and of a weight in rows, what is packed beside its
+// use: at K = 2048 it is 256 KiB of bf16, which stay in the L2.
+constexpr int64_t kPanelsAtOnce = 4;
+
 // Eight columns of a panel over one chunk of K, as words: an f32 or a pair of bf16.
 class ColumnPacker {
  public:
@@ -120,15 +124,40 @@ LinearWeight CpuBackend::pack_linear(std::span<const ConstTensor> parts, DType d
                       .in_features = k,
                       .dtype = dtype,
                       .data = Buffer(packed_bytes(n, k, dtype))};
-  const StackedRows rows(parts);
-  const int64_t panel_bytes = packed_bytes(kPanelWidth, k, dtype);
-  pool_.parallel_for(num_panels(n), 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t p = begin; p < end; ++p) {
-      auto* panel = reinterpret_cast<float*>(weight.data.data() + p * panel_bytes);
-      pack_panel(kernels_, rows, p, k, dtype, panel);
-    }
-  });
+  pack_all(parts, dtype, weight.data.data());
   return weight;
+}
+
+void CpuBackend::pack_all(std::span<const ConstTensor> parts, DType dtype, std::byte* to) {
+  const StackedRows rows(parts);
+  const int64_t k = parts[0].shape[1];
+  const int64_t panel_bytes = packed_bytes(kPanelWidth, k, dtype);
+  pool_.parallel_for(num_panels(rows.starts.back()), 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t p = begin; p < end; ++p)
+      pack_panel(kernels_, rows, p, k, dtype, reinterpret_cast<float*>(to + p * panel_bytes));
+  });
+}
+
+LinearWeight CpuBackend::defer_linear(std::span<const ConstTensor> parts, DType dtype) {
+  const int64_t n = check_linear_parts(parts, dtype);
+  const int64_t k = parts[0].shape[1];
+  LinearWeight weight{.out_features = n, .in_features = k, .dtype = dtype};
+  weight.rows =
+      std::make_shared<LinearRows>(LinearRows{.parts = {parts.begin(), parts.end()},
+                                              .dtype = dtype,
+                                              .packed = Buffer(packed_bytes(n, k, dtype))});
+  const int64_t room = packed_bytes(kPanelsAtOnce * kPanelWidth, k, dtype);
+  panels_.resize(scratch_.size());
+  for (Buffer& buffer : panels_)
+    if (buffer.num_bytes() < room) buffer = Buffer(room);
+  return weight;
+}
+
+void CpuBackend::pack_rows(LinearRows& rows) {
+  if (rows.is_packed) return;
+  pack_all(rows.parts, rows.dtype, rows.packed.data());
+  rows.is_packed = true;
+  rows.parts.clear();
 }
 
 int64_t CpuBackend::first_non_finite(const ConstTensor& tensor) {
@@ -162,9 +191,8 @@ void CpuBackend::linear(const LinearArgs& args) {
       weight.dtype == DType::kBF16 ? kernels_.linear_bf16 : kernels_.linear_f32;
   reserve_scratch(kernel.scratch_floats(m, weight.in_features) *
                   static_cast<int64_t>(sizeof(float)));
-  // Four panels are what a single row does at once.
   const int64_t panels = num_panels(weight.out_features);
-  const int64_t grain = panels >= 16 * pool_.num_threads() ? 4 : 1;
+  const int64_t grain = panels >= 16 * pool_.num_threads() ? kPanelsAtOnce : 1;
   pool_.parallel_for(panels, grain, [&](int64_t begin, int64_t end, int thread_idx) {
     const cpu::LinearPart part{.x = args.x.as<float>(),
                                .x_stride = args.x.strides[0],
@@ -179,8 +207,33 @@ void CpuBackend::linear(const LinearArgs& args) {
                                .panel_begin = begin,
                                .panel_end = end,
                                .scratch = reinterpret_cast<float*>(scratch(thread_idx))};
-    kernel.run(&part);
+    if (!weight.rows || weight.rows->is_packed)
+      kernel.run(&part);
+    else
+      run_on_rows(kernel, *weight.rows, part, panels_[static_cast<size_t>(thread_idx)].data());
   });
+}
+
+// Packs a few panels, multiplies with them, and packs the next over them.
+void CpuBackend::run_on_rows(const cpu::LinearKernel& kernel, const LinearRows& weight,
+                             const cpu::LinearPart& part, std::byte* panels) const {
+  const StackedRows rows(weight.parts);
+  const int64_t panel_bytes = packed_bytes(kPanelWidth, part.k, weight.dtype);
+  for (int64_t p = part.panel_begin; p < part.panel_end; p += kPanelsAtOnce) {
+    const int64_t count = std::min(kPanelsAtOnce, part.panel_end - p);
+    for (int64_t i = 0; i < count; ++i)
+      pack_panel(kernels_, rows, p + i, part.k, weight.dtype,
+                 reinterpret_cast<float*>(panels + i * panel_bytes));
+    cpu::LinearPart some = part;
+    const int64_t column = p * kPanelWidth;
+    some.n = part.n - column;
+    some.weight = panels;
+    some.bias = part.bias ? part.bias + column : nullptr;
+    some.out = part.out + column;
+    some.panel_begin = 0;
+    some.panel_end = count;
+    kernel.run(&some);
+  }
 }
 
 }  // namespace llmserve

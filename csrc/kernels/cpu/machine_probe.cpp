@@ -1,5 +1,6 @@
 #include "kernels/cpu/machine_probe.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -42,6 +43,17 @@ MachineRates MachineProbe::measure() {
   });
   const double flops = static_cast<double>(kernels_.fma_loop_flops(kFmaCount)) * threads;
   return {static_cast<double>(memory_.num_bytes()) / read_s * 1e-9, flops / fma_s * 1e-9};
+}
+
+double MachineProbe::copy_gb_per_s(int64_t num_bytes) {
+  num_bytes = std::min(num_bytes, memory_.num_bytes());
+  const double copy_s = seconds_of([&] {
+    const Buffer fresh(num_bytes);
+    pool_.parallel_for(num_bytes, 1 << 20, [&](int64_t begin, int64_t end, int) {
+      std::memcpy(fresh.data() + begin, memory_.data() + begin, static_cast<size_t>(end - begin));
+    });
+  });
+  return 2 * static_cast<double>(num_bytes) / copy_s * 1e-9;
 }
 
 }  // namespace llmserve

@@ -20,6 +20,9 @@ class MachineProbe {
 
   // One measurement, of some 50 ms.
   MachineRates measure();
+  // GB/s, read and written, of a plain copy of `num_bytes` by all threads into memory that the
+  // system gives for it and takes back: what making something in new memory takes at least.
+  double copy_gb_per_s(int64_t num_bytes);
 
  private:
   const cpu::KernelTable kernels_;
