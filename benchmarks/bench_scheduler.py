@@ -3,7 +3,9 @@
 Decode: all sequences run one token a step, with events, stop checks and prefix caching; the medians
 are over steps in which all of them run, and stand beside the time in which this machine reads the
 weights of a model of 1.1 billion bf16 parameters once, as each of its steps must. Intake: the first
-look at a long prompt, which hashes it, beside that model's arithmetic for the prompt.
+look at a long prompt, which hashes it, beside that model's arithmetic for the prompt. Overhead:
+what a whole engine adds to a step, from one start to the next without the execution, where each
+step reads 64 MiB and so leaves the caches as a forward does.
 
 Example:
     pytest benchmarks/bench_scheduler.py --results scheduler.json
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from itertools import pairwise
 
 import pytest
 from llmserve import _core
@@ -68,6 +71,37 @@ def bench_intake(num_tokens: int) -> dict[str, float]:
     return {"schedule_us": schedule_us, "commit_us": commit_us}
 
 
+def bench_overhead(num_seqs: int, is_streamed: bool) -> dict[str, float]:
+    config = _core.EngineConfig()
+    config.cache = cache_of(num_seqs * (PROMPT_TOKENS + NUM_STEPS) // BLOCK_SIZE + num_seqs)
+    config.scheduler.max_num_seqs = num_seqs
+    config.scheduler.max_num_batched_tokens = num_seqs * PROMPT_TOKENS
+    config.scheduler.max_model_len = PROMPT_TOKENS + NUM_STEPS
+    oracle = testing.OracleOptions(vocab_size=VOCAB_SIZE, sweep_bytes=64 << 20)
+    engine = testing.oracle_engine(config, oracle)
+    rng = random.Random(0)
+    left = set()
+    for seed in range(num_seqs):
+        prompt = [rng.randrange(VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
+        params = _core.SamplingParams(max_tokens=NUM_STEPS, seed=seed, detokenize=False)
+        left.add(engine.add_request(prompt, params, is_streamed=is_streamed))
+    while left:
+        left -= {event.request_id for event in engine.wait_events(1.0) if event.is_request_finished}
+    steps = engine.trace()
+    engine.close()
+    full = [
+        (step, after)
+        for step, after in pairwise(steps)
+        if step.phase == after.phase == "decode" and step.num_sequences == num_seqs
+    ]
+    beyond = [after.start_us - step.start_us - step.execute_us for step, after in full]
+    return {
+        "schedule_us": statistics.median(step.schedule_us for step, _ in full),
+        "commit_us": statistics.median(step.commit_us for step, _ in full),
+        "beyond_us": statistics.median(beyond),
+    }
+
+
 @pytest.fixture(scope="module")
 def rates(threads):
     probe = MachineProbe(threads)
@@ -87,6 +121,12 @@ def test_decode(num_seqs, with_text, rates, board):
         f"decode of {num_seqs} sequences, {label}",
         {**times, "model_bound_us": step_us, "share_of_bound": share},
     )
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["held", "streamed"])
+def test_overhead(is_streamed, board):
+    times = bench_overhead(32, is_streamed)
+    board.add(f"engine at 32 sequences, {'streamed' if is_streamed else 'held'}", times)
 
 
 def test_intake(rates, board):

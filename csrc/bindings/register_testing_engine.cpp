@@ -9,11 +9,13 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "bindings/from_kwargs.h"
 #include "bindings/register.h"
@@ -68,7 +70,8 @@ struct OracleOptions {
   int64_t step_us = 0;              // how long a step takes
   int64_t invalid_request_id = -1;  // this request's rows come back as not finite
   int32_t max_in_flight = 1;
-  int64_t num_chores = 0;  // those left are its mapped_bytes
+  int64_t sweep_bytes = 0;  // read by each step: what a forward leaves of the caches
+  int64_t num_chores = 0;   // those left are its mapped_bytes
 };
 
 struct FaultOptions {
@@ -88,10 +91,13 @@ struct FaultOptions {
 class OracleExecutor final : public Executor {
  public:
   OracleExecutor(const OracleOptions& options, std::shared_ptr<StepGate> gate)
-      : options_(options), gate_(std::move(gate)), num_chores_(options.num_chores) {}
+      : options_(options), gate_(std::move(gate)), num_chores_(options.num_chores) {
+    swept_.resize(static_cast<size_t>(options.sweep_bytes / 8), 1);
+  }
 
   int32_t max_in_flight() const override { return options_.max_in_flight; }
   void launch(const StepPlan& plan) override {
+    sum_ = std::accumulate(swept_.begin(), swept_.end(), uint64_t{0});
     SampledTokens sampled = sample_oracle(plan, options_.vocab_size);
     for (size_t row = 0; row < plan.logit_rows.size(); ++row) {
       const RequestId id = plan.sequences[plan.logit_rows[row].sequence_idx].request_id;
@@ -129,6 +135,8 @@ class OracleExecutor final : public Executor {
   const std::shared_ptr<StepGate> gate_;
   std::deque<Flight> flights_;
   int64_t num_waits_ = 0;
+  std::vector<uint64_t> swept_;
+  volatile uint64_t sum_ = 0;  // so that they are read
   int64_t num_chores_;
   SampledTokens sampled_;
 };
@@ -177,6 +185,7 @@ void register_testing_engine(py::module_& testing) {
       .def_readwrite("step_us", &OracleOptions::step_us)
       .def_readwrite("invalid_request_id", &OracleOptions::invalid_request_id)
       .def_readwrite("max_in_flight", &OracleOptions::max_in_flight)
+      .def_readwrite("sweep_bytes", &OracleOptions::sweep_bytes)
       .def_readwrite("num_chores", &OracleOptions::num_chores);
   py::class_<StepGate, std::shared_ptr<StepGate>>(testing, "StepGate")
       .def(py::init<int64_t>(), "step_id"_a)

@@ -375,6 +375,7 @@ void Engine::finish_step() {
   if (!scheduler_->has_unfinished()) executor_->check_idle();
   keep_books(record, result->events);
   events_.push(result->events);
+  scheduler_->recycle(*result);
   // As much time as the step took: no stream falls below half its pace, and a caller whose next
   // request always comes at once is not left with slow steps for ever.
   if (has_chores_) do_chores(std::min(record.execute_us, kMaxChoresUs));

@@ -3,11 +3,13 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
 
 #include "core/error.h"
+#include "core/prefetch.h"
 
 namespace llmserve {
 namespace {
@@ -17,13 +19,20 @@ void append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
+// The part of merge() that a later one cannot make up for: all that an event which is held back
+// takes of a token.
+void append_news(TokenEvent& earlier, const TokenEvent& later) {
+  append(earlier.token_ids, later.token_ids);
+  if (!later.text.empty()) earlier.text += later.text;
+  if (later.logprobs.empty() && later.top_logprobs.empty()) return;
+  append(earlier.logprobs, later.logprobs);
+  append(earlier.top_logprobs, later.top_logprobs);
+}
+
 // `earlier` becomes what one event with the news of both would be; nothing of `later` is needed
 // afterwards. What grows stays where it is, since this is done for every token.
 void merge(TokenEvent& earlier, TokenEvent& later) {
-  append(earlier.token_ids, later.token_ids);
-  earlier.text += later.text;
-  append(earlier.logprobs, later.logprobs);
-  append(earlier.top_logprobs, later.top_logprobs);
+  append_news(earlier, later);
   later.token_ids = std::move(earlier.token_ids);
   later.text = std::move(earlier.text);
   later.logprobs = std::move(earlier.logprobs);
@@ -58,8 +67,16 @@ void EventBuffer::hold_until_finished(RequestId id) {
 void EventBuffer::push(std::span<TokenEvent> events) {
   const std::lock_guard lock(mutex_);
   const int64_t begin_ns = lent_.empty() ? 0 : thread_ns();
-  for (TokenEvent& event : events)
-    if (lent_.empty() || !write_line(event)) add(event);
+  found_.clear();
+  size_t expected = 0;
+  for (const TokenEvent& event : events) {
+    found_.push_back(find_place(event, expected));
+    expected = found_.back() + 1;
+    const Place& place = places_[found_.back()];
+    if (place.has_event) prefetch(*place.event);
+  }
+  for (size_t i = 0; i < events.size(); ++i)
+    if (lent_.empty() || !write_line(events[i])) add(events[i], places_[found_[i]]);
   if (begin_ns > 0) line_ns_ += thread_ns() - begin_ns;
   if (ready_.empty()) return;
   ready_to_take_.notify_all();
@@ -92,8 +109,8 @@ bool EventBuffer::lend(std::shared_ptr<LentConnection> connection) {
   const std::lock_guard lock(mutex_);
   if (is_closed_ || !connection->is_open()) return false;
   for (const auto& [key, line] : connection->lines()) {
-    const auto waiting = places_.lower_bound({key.first, 0});
-    if (waiting != places_.end() && waiting->first.first == key.first) return false;
+    const auto is_its = [&](const TokenEvent& event) { return event.request_id == key.first; };
+    if (std::ranges::any_of(ready_, is_its) || std::ranges::any_of(held_, is_its)) return false;
   }
   for (const auto& [key, line] : connection->lines()) lent_[key.first] = connection;
   return true;
@@ -114,21 +131,42 @@ void EventBuffer::let_go(LentConnection& connection) {
   }
 }
 
-void EventBuffer::add(TokenEvent& event) {
-  const RequestId request_id = event.request_id;
-  const bool is_held = held_requests_.contains(request_id);
-  const bool is_last = event.is_request_finished;
-  const bool is_due = !is_held || event.finish_reason != FinishReason::kNone;
-  std::list<TokenEvent>& list = is_held ? held_ : ready_;
-  const auto [place, is_new] = places_.try_emplace({request_id, event.sample_index});
-  if (is_new) {
-    place->second = list.insert(list.end(), std::move(event));
+size_t EventBuffer::find_place(const TokenEvent& event, size_t expected) {
+  if (expected < places_.size() && places_[expected].request_id == event.request_id &&
+      places_[expected].sample_index == event.sample_index)
+    return expected;
+  const auto [found, is_new] =
+      place_idx_.try_emplace({event.request_id, event.sample_index}, places_.size());
+  if (!is_new) return found->second;
+  if (free_places_.empty()) {
+    places_.emplace_back();
   } else {
-    merge(*place->second, event);
+    found->second = free_places_.back();
+    free_places_.pop_back();
+  }
+  Place& place = places_[found->second];
+  place = Place();
+  place.request_id = event.request_id;
+  place.sample_index = event.sample_index;
+  place.is_held = held_requests_.contains(event.request_id);
+  return found->second;
+}
+
+void EventBuffer::add(TokenEvent& event, Place& place) {
+  place.has_last = event.finish_reason != FinishReason::kNone;
+  const bool is_due = !place.is_held || place.has_last;
+  if (event.is_request_finished) held_requests_.erase(place.request_id);
+  std::list<TokenEvent>& list = place.is_held ? held_ : ready_;
+  if (!place.has_event) {
+    place.event = list.insert(list.end(), std::move(event));
+    place.has_event = true;
+  } else if (is_due) {
+    merge(*place.event, event);
+  } else {
+    append_news(*place.event, event);
   }
   // To the end also where it waits already: a request's last event stays behind its others.
-  if (is_due) ready_.splice(ready_.end(), list, place->second);
-  if (is_last) held_requests_.erase(request_id);
+  if (is_due) ready_.splice(ready_.end(), list, place.event);
 }
 
 std::vector<TokenEvent> EventBuffer::take(std::chrono::duration<double> timeout) {
@@ -139,7 +177,14 @@ std::vector<TokenEvent> EventBuffer::take(std::chrono::duration<double> timeout)
   std::vector<TokenEvent> events;
   events.reserve(ready_.size());
   for (TokenEvent& event : ready_) {
-    places_.erase({event.request_id, event.sample_index});
+    const auto found = place_idx_.find({event.request_id, event.sample_index});
+    Place& place = places_[found->second];
+    place.has_event = false;
+    if (place.has_last) {
+      place.request_id = -1;
+      free_places_.push_back(found->second);
+      place_idx_.erase(found);
+    }
     events.push_back(std::move(event));
   }
   ready_.clear();
@@ -152,6 +197,8 @@ void EventBuffer::close() {
   ready_.clear();
   held_.clear();
   places_.clear();
+  free_places_.clear();
+  place_idx_.clear();
   while (!lent_.empty()) let_go(*std::shared_ptr(lent_.begin()->second));
   ready_to_take_.notify_all();
   ::close(fd_.exchange(-1));

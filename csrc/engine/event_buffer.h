@@ -13,7 +13,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <list>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -62,7 +61,23 @@ class EventBuffer {
   void close();
 
  private:
-  void add(TokenEvent& event);
+  // Where the news of a sequence go, from its first event until its last has been taken.
+  struct Place {
+    RequestId request_id = -1;
+    int32_t sample_index = 0;
+    bool is_held = false;
+    bool has_event = false;  // one is in held_ or ready_:
+    bool has_last = false;   // and it is the last one
+    std::list<TokenEvent>::iterator event;
+  };
+  struct KeyHash {
+    size_t operator()(const std::pair<RequestId, int32_t>& key) const {
+      return static_cast<size_t>(key.first * 31 + key.second);
+    }
+  };
+
+  size_t find_place(const TokenEvent& event, size_t expected);
+  void add(TokenEvent& event, Place& place);
   bool write_line(TokenEvent& event);
   void let_go(LentConnection& connection);
 
@@ -70,8 +85,12 @@ class EventBuffer {
   std::condition_variable ready_to_take_;
   std::list<TokenEvent> ready_;
   std::list<TokenEvent> held_;  // back, until their sequences end
-  std::map<std::pair<RequestId, int32_t>, std::list<TokenEvent>::iterator>
-      places_;  // in either list, by request and sample
+  // From one step to the next the same sequences come in the same order: the place behind the last
+  // one is looked at first, and the index only where that is another's.
+  std::vector<Place> places_;
+  std::vector<size_t> free_places_;
+  std::unordered_map<std::pair<RequestId, int32_t>, size_t, KeyHash> place_idx_;
+  std::vector<size_t> found_;  // of the events of one push()
   std::unordered_set<RequestId> held_requests_;
   std::unordered_map<RequestId, std::shared_ptr<LentConnection>> lent_;
   std::atomic<int64_t> num_lines_ = 0;

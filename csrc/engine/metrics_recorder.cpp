@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/prefetch.h"
+
 namespace llmserve {
 namespace {
 
@@ -76,16 +78,23 @@ void MetricsRecorder::record(const StepRecord& step) {
 void MetricsRecorder::update(std::span<const TokenEvent> events, int64_t now_us) {
   if (events.empty()) return;
   const std::lock_guard lock(mutex_);
+  found_.clear();
   for (const TokenEvent& event : events) {
     const auto found = live_.find(event.request_id);
-    if (found == live_.end()) continue;
-    LiveRequest& request = found->second;
+    found_.push_back(found == live_.end() ? nullptr : &found->second);
+  }
+  for (const LiveRequest* request : found_)
+    if (request != nullptr) prefetch(request->sequences.data(), sizeof(LiveSequence));
+  for (size_t i = 0; i < events.size(); ++i) {
+    const TokenEvent& event = events[i];
+    if (found_[i] == nullptr) continue;
+    LiveRequest& request = *found_[i];
     if (request.scheduled_us == 0) request.scheduled_us = event.times.scheduled_us;
     request.num_cached_tokens = std::max(request.num_cached_tokens, event.num_cached_tokens);
     if (!event.token_ids.empty()) take_tokens(request, event);
     if (!event.is_request_finished) continue;
     finish(request, event, now_us);
-    live_.erase(found);
+    live_.erase(event.request_id);
   }
 }
 

@@ -82,6 +82,7 @@ class MetricsRecorder {
   mutable std::mutex mutex_;
   EngineHistograms all_;
   std::unordered_map<RequestId, LiveRequest> live_;
+  std::vector<LiveRequest*> found_;  // of the events of one update(); null: none
 };
 
 }  // namespace llmserve

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "core/prefetch.h"
+
 namespace llmserve {
 
 void StepTrace::record(const StepRecord& step) {
@@ -30,6 +32,8 @@ void StepTrace::begin(const Request& request, int64_t now_us) {
 void StepTrace::update(std::span<const TokenEvent> events, int64_t now_us) {
   if (events.empty()) return;
   const std::lock_guard lock(mutex_);
+  for (const TokenEvent& event : events)
+    prefetch(requests_[static_cast<size_t>(event.request_id) % requests_.size()]);
   for (const TokenEvent& event : events) {
     RequestRecord& record = requests_[static_cast<size_t>(event.request_id) % requests_.size()];
     if (record.request_id != event.request_id) continue;  // a later one has its place

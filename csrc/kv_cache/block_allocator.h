@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/prefetch.h"
+
 namespace llmserve {
 
 class BlockAllocator {
@@ -19,6 +21,7 @@ class BlockAllocator {
   int32_t num_blocks() const { return static_cast<int32_t>(ref_counts_.size()); }
   int32_t num_free() const { return static_cast<int32_t>(free_.size()); }
   int32_t ref_count(int32_t block) const { return ref_counts_[block]; }
+  void prefetch(int32_t block) const { llmserve::prefetch(ref_counts_[block]); }
   bool is_free(int32_t block) const { return is_free_[block]; }
 
   bool can_allocate(int32_t count) const { return count <= num_free(); }

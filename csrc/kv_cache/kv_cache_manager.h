@@ -105,6 +105,11 @@ class KvCacheManager {
   // Blocks that commit() replaced keep their reference, since a step in flight may read them still,
   // until they are given back here.
   void give_back_replaced();
+  // Asks for what can_allocate() and allocate() of the table's next token will read.
+  void prefetch_newest(const BlockTable& table) const {
+    for (const std::vector<int32_t>& group : table.blocks)
+      if (!group.empty() && group.back() != kGone) allocator_.prefetch(group.back());
+  }
   const std::vector<int32_t>& replaced() const { return replaced_; }
 
   // -- sharing and the end ----------------------------------------------------------------------

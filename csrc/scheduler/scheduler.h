@@ -87,6 +87,9 @@ class Scheduler {
   // valid ends its request's sequence with kError. The result holds all events since the last one,
   // and is valid until the next schedule() or commit().
   StepResult& commit(const SampledTokens& sampled);
+  // The result has been read: the memory of its events' tokens goes to the next ones. Better at
+  // once than at the next commit, when a forward has driven it from the caches.
+  void recycle(StepResult& result);
   // The events of abort(), fail_step() and fail() that no commit has given out.
   std::vector<TokenEvent> take_events();
 
@@ -165,6 +168,7 @@ class Scheduler {
   void decide_out_of_budget(const Sequence& sequence, const Budget& budget);
 
   // scheduler_commit.cpp
+  void prefetch_books(const Flight& flight) const;
   void count_step(const Flight& flight);
   void commit_sequence(Sequence& sequence, const SampledTokens& sampled, size_t row,
                        size_t end_row);
@@ -226,6 +230,7 @@ class Scheduler {
   std::vector<Sequence*> finished_;            // to be dropped
   std::vector<TokenEvent> events_;             // not given out yet
   StepResult result_;
+  std::vector<std::vector<int32_t>> spare_token_ids_;  // of events that have been read; empty
   EngineMetrics counters_;
 };
 

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/mix.h"
+#include "core/prefetch.h"
 #include "scheduler/scheduler.h"
 
 namespace llmserve {
@@ -20,6 +21,7 @@ StepResult& Scheduler::commit(const SampledTokens& sampled) {
   committed_ = &flight(0);
   check_internal(sampled.rows.size() == committed_->plan.logit_rows.size(),
                  "the sampler gives one row for each logit row");
+  prefetch_books(*committed_);
   count_step(*committed_);
   kv_cache_.give_back_replaced();  // by the commit before; this step was the last to read them
   const StepPlan& plan = committed_->plan;
@@ -49,6 +51,30 @@ StepResult& Scheduler::commit(const SampledTokens& sampled) {
   result_.events.clear();
   result_.events.swap(events_);
   return result_;
+}
+
+void Scheduler::recycle(StepResult& result) {
+  for (TokenEvent& event : result.events) {
+    if (event.token_ids.capacity() == 0 || spare_token_ids_.size() >= running_.size()) continue;
+    event.token_ids.clear();
+    spare_token_ids_.push_back(std::move(event.token_ids));
+  }
+  result.events.clear();
+}
+
+// What this commit and the schedule() after it touch of the sequences that were in the step.
+void Scheduler::prefetch_books(const Flight& flight) const {
+  prefetch(flight.plan.logit_rows.data(), flight.plan.logit_rows.size() * sizeof(LogitRow));
+  prefetch(flight.plan.sequences.data(), flight.plan.sequences.size() * sizeof(ScheduledSequence));
+  prefetch(events_.data(),
+           std::min(events_.capacity(), flight.sequences.size()) * sizeof(TokenEvent));
+  for (const Sequence* sequence : flight.sequences) prefetch(*sequence);
+  for (const Sequence* sequence : flight.sequences) {
+    prefetch(*sequence->context);
+    prefetch(sequence->token_ids.data() + sequence->token_ids.size(), 1);
+    prefetch(sequence->table.blocks.data(), 1);
+  }
+  for (const Sequence* sequence : flight.sequences) kv_cache_.prefetch_newest(sequence->table);
 }
 
 void Scheduler::count_step(const Flight& flight) {

@@ -152,6 +152,10 @@ void Scheduler::let_go(Sequence& sequence) {
 // Made where it stays: one is made for each token, and it is large.
 TokenEvent& Scheduler::add_event(const Sequence& sequence) {
   TokenEvent& event = events_.emplace_back();
+  if (!spare_token_ids_.empty()) {
+    event.token_ids = std::move(spare_token_ids_.back());
+    spare_token_ids_.pop_back();
+  }
   event.request_id = sequence.context->request.id;
   event.sample_index = sequence.sample_index;
   event.num_cached_tokens = sequence.num_cached_tokens;
