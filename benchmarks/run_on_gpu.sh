@@ -3,7 +3,8 @@
 #
 #   benchmarks/run_on_gpu.sh build      the extension module and the CUDA backend, in place
 #   benchmarks/run_on_gpu.sh test       pytest -m cuda
-#   benchmarks/run_on_gpu.sh sanitize   memcheck and racecheck of compute-sanitizer over the op tests
+#   benchmarks/run_on_gpu.sh sanitize   memcheck and racecheck of compute-sanitizer over the op tests, steps ahead
+#                                       and graphs
 #   benchmarks/run_on_gpu.sh bench      ops and batch-1 decoding against what the GPU was measured to do
 #   benchmarks/run_on_gpu.sh all        one after another
 #
@@ -66,7 +67,8 @@ sanitize() {
     timeout $((limit / 2)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
       --log-file "$out/$tool.log" "$python" -m pytest -m cuda -q -x \
       tests/parity/test_{ops,fused_ops,op_invariance,sampling_op,sampling_edits}.py \
-      -k "(($plain) or ($auto) or ($invariant)) and not 193 and not 1184" 2>&1 |
+      tests/cuda/test_two_in_flight.py tests/cuda/test_graphs.py \
+      -k "(($plain) or ($auto) or ($invariant) or in_flight or graphs) and not 193 and not 1184" 2>&1 |
       tee "$out/$tool.txt" | tail -15 || status=$?
   done
   record --stage sanitize --status "$status" --seconds $((SECONDS - start))

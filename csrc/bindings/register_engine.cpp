@@ -148,7 +148,11 @@ void register_memory_use(py::module_& module) {
       .def_readonly("weight_bytes", &MemoryUse::weight_bytes)
       .def_readonly("mapped_bytes", &MemoryUse::mapped_bytes)
       .def_readonly("workspace_bytes", &MemoryUse::workspace_bytes)
-      .def_readonly("kv_cache_bytes", &MemoryUse::kv_cache_bytes);
+      .def_readonly("kv_cache_bytes", &MemoryUse::kv_cache_bytes)
+      .def_readonly("pool_used_bytes", &MemoryUse::pool_used_bytes)
+      .def_readonly("pool_used_high_bytes", &MemoryUse::pool_used_high_bytes)
+      .def_readonly("pool_reserved_bytes", &MemoryUse::pool_reserved_bytes)
+      .def_readonly("pool_reserved_high_bytes", &MemoryUse::pool_reserved_high_bytes);
 }
 
 void register_trace(py::module_& module) {
@@ -165,6 +169,7 @@ void register_trace(py::module_& module) {
       .def_readonly("start_us", &StepRecord::start_us)
       .def_readonly("schedule_us", &StepRecord::schedule_us)
       .def_readonly("execute_us", &StepRecord::execute_us)
+      .def_readonly("wait_us", &StepRecord::wait_us)
       .def_readonly("commit_us", &StepRecord::commit_us)
       .def_readonly("num_sequences", &StepRecord::num_sequences)
       .def_readonly("num_tokens", &StepRecord::num_tokens)

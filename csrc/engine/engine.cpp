@@ -352,6 +352,8 @@ void Engine::begin_step() {
 }
 
 void Engine::finish_step() {
+  // At what a device's memory is in use for, which costs a few calls of its driver.
+  constexpr int64_t kStepsBetweenLooks = 256;
   Flight& oldest = flight(0);
   StepRecord& record = oldest.record;
   static const SampledTokens kNothing;
@@ -359,7 +361,10 @@ void Engine::finish_step() {
   if (!oldest.plan->is_empty()) {
     const PhaseTimer timer(clock_, record.execute_us);
     is_executing_ = true;
-    tokens = &executor_->wait();
+    {
+      const PhaseTimer wait_timer(clock_, record.wait_us);
+      tokens = &executor_->wait();
+    }
     is_executing_ = false;
     take_aborts();
   }
@@ -373,6 +378,7 @@ void Engine::finish_step() {
   if (record.num_sequences > 0) recorder_.record(record);
   let_go(result->events);
   if (!scheduler_->has_unfinished()) executor_->check_idle();
+  if (!scheduler_->has_unfinished() || record.step_id % kStepsBetweenLooks == 0) keep_memory_use();
   keep_books(record, result->events);
   events_.push(result->events);
   scheduler_->recycle(*result);

@@ -18,6 +18,12 @@ struct MemoryUse {
   int64_t mapped_bytes = 0;  // of them, read in place from the file
   int64_t workspace_bytes = 0;
   int64_t kv_cache_bytes = 0;
+  // Of a device's memory pool, which all of this and what the backend itself needs come from: in
+  // use, taken from the device, and the most that either has been. 0 without one.
+  int64_t pool_used_bytes = 0;
+  int64_t pool_used_high_bytes = 0;
+  int64_t pool_reserved_bytes = 0;
+  int64_t pool_reserved_high_bytes = 0;
 };
 
 // What an executor can give back while nobody needs it. The workspace goes with the weights.

@@ -295,10 +295,15 @@ void ModelExecutor::fill_metrics(EngineMetrics& metrics) const {
 MemoryUse ModelExecutor::memory_use() const {
   int64_t deferred_bytes = 0;
   for (const DeferredWeight& weight : deferred_) deferred_bytes += weight.num_bytes();
+  const PoolUse pool = steps_ != nullptr ? steps_->pool_use() : PoolUse();
   return {.weight_bytes = model_ ? model_->weights().total_bytes() : 0,
           .mapped_bytes = (model_ ? model_->weights().mapped_bytes : 0) + deferred_bytes,
           .workspace_bytes = (arena_ ? arena_->capacity_bytes() : 0) + scratch_bytes_,
-          .kv_cache_bytes = kv_storage_ ? kv_storage_->num_bytes() : 0};
+          .kv_cache_bytes = kv_storage_ ? kv_storage_->num_bytes() : 0,
+          .pool_used_bytes = pool.used_bytes,
+          .pool_used_high_bytes = pool.used_high_bytes,
+          .pool_reserved_bytes = pool.reserved_bytes,
+          .pool_reserved_high_bytes = pool.reserved_high_bytes};
 }
 
 }  // namespace llmserve

@@ -22,6 +22,7 @@ struct StepRecord {
   int64_t start_us = 0;
   int64_t schedule_us = 0;  // durations of the phases
   int64_t execute_us = 0;
+  int64_t wait_us = 0;  // of execute_us: for a device; the rest is the host's own time
   int64_t commit_us = 0;
   int32_t num_sequences = 0;
   int32_t num_tokens = 0;

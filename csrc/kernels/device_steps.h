@@ -44,6 +44,15 @@ struct RecordKey {
   auto operator<=>(const RecordKey&) const = default;
 };
 
+// What is taken of the pool that the device's memory comes from, what the pool has taken of the
+// device, and the most that either has been. 0 where there is no pool.
+struct PoolUse {
+  int64_t used_bytes = 0;
+  int64_t used_high_bytes = 0;
+  int64_t reserved_bytes = 0;
+  int64_t reserved_high_bytes = 0;
+};
+
 struct RecordCounts {
   int64_t num_captures = 0;
   int64_t num_refusals = 0;  // of a capture
@@ -82,6 +91,7 @@ class DeviceSteps {
   // Before memory that recorded work uses goes: it is recorded anew.
   virtual void forget_recorded() = 0;
   virtual RecordCounts record_counts() const = 0;
+  virtual PoolUse pool_use() const = 0;
   // The rows that were drawn are on their way to the host. Returns the step's number.
   virtual int64_t end() = 0;
   // The rows [num_rows] of a step, of which those not drawn are unspecified: waits for them. Valid

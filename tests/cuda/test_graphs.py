@@ -98,11 +98,19 @@ def test_a_capture_that_fails_leaves_the_steps_as_they_were(monkeypatch):
 
 
 def test_what_was_captured_is_forgotten_when_memory_is_given_back():
+    # The device's own numbers tell of it, too.
     params = [SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)]
     with LLM(checkpoint("qwen3"), device="cuda", max_model_len=96, block_size=8) as llm:
         before = llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids
         num_captures = llm.get_metrics().num_graph_captures
+        use = llm.get_memory_use()
+        parts = use.weight_bytes + use.workspace_bytes + use.kv_cache_bytes
+        assert parts < use.pool_used_bytes <= use.pool_reserved_bytes
         llm.sleep(2)
+        asleep = llm.get_memory_use()
+        assert asleep.pool_used_bytes <= use.pool_used_bytes - parts
+        assert asleep.pool_used_high_bytes >= use.pool_used_bytes
+        assert asleep.pool_reserved_bytes < use.pool_reserved_bytes
         llm.wake_up()
         after = llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids
         assert after == before

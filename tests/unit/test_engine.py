@@ -184,6 +184,22 @@ def test_waiting_for_room_ends_when_a_request_is_admitted() -> None:
     engine.close()
 
 
+def test_waiting_for_a_device_is_told_from_the_hosts_own_time() -> None:
+    gate = _core.testing.StepGate(2)
+    engine = make_engine(gate=gate)
+    request = engine.add_request([1, 2, 3], params(max_tokens=4))
+    gate.wait_until_held()  # in the second step's wait
+    held_since = time.monotonic()
+    while time.monotonic() < held_since + 0.005:
+        pass
+    gate.open()
+    collect(engine, [request])
+    steps = engine.trace()
+    assert all(0 <= step.wait_us <= step.execute_us for step in steps)
+    assert max(step.wait_us for step in steps) >= 5_000
+    engine.close()
+
+
 def test_an_aborted_request_that_is_not_streamed_gives_what_it_has() -> None:
     gate = _core.testing.StepGate(6)
     engine = make_engine(gate=gate)

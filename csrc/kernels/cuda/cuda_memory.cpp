@@ -26,12 +26,22 @@ DeviceMemory::DeviceMemory(int device) : device_(device) {
   check("cudaEventCreateWithFlags", cudaEventCreateWithFlags(&handover_, cudaEventDisableTiming));
   name_stream(own_stream_, "llmserve ops");
   stream_ = own_stream_;
+  int has_pools = 0;
+  check("cudaDeviceGetAttribute",
+        cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, device_));
+  if (has_pools == 0) return;
+  cudaMemPoolProps props{};
+  props.allocType = cudaMemAllocationTypePinned;
+  props.location.type = cudaMemLocationTypeDevice;
+  props.location.id = device_;
+  check("cudaMemPoolCreate", cudaMemPoolCreate(&pool_, &props));
 }
 
 DeviceMemory::~DeviceMemory() {
   cudaSetDevice(device_);
   cudaEventDestroy(handover_);
   cudaStreamDestroy(own_stream_);
+  if (pool_ != nullptr) cudaMemPoolDestroy(pool_);
 }
 
 void DeviceMemory::make_current() const { check("cudaSetDevice", cudaSetDevice(device_)); }
@@ -72,9 +82,17 @@ int64_t DeviceMemory::available_bytes() const {
 std::byte* DeviceMemory::allocate(int64_t num_bytes) {
   if (num_bytes == 0) return nullptr;
   make_current();
+  // A capture would take an allocation of the pool for a part of the graph.
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check("cudaStreamIsCapturing", cudaStreamIsCapturing(stream_, &status));
+  if (status != cudaStreamCaptureStatusNone)
+    throw NotSupported("memory is allocated while a step is captured");
+  const auto size = static_cast<size_t>(num_bytes);
   void* data = nullptr;
-  const cudaError_t code =
-      num_bytes < 0 ? cudaErrorMemoryAllocation : cudaMalloc(&data, static_cast<size_t>(num_bytes));
+  const cudaError_t code = num_bytes < 0 ? cudaErrorMemoryAllocation
+                           : pool_ == nullptr
+                               ? cudaMalloc(&data, size)
+                               : cudaMallocFromPoolAsync(&data, size, pool_, stream_);
   if (code == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // it is told here; later calls need not hear of it
     throw ResourceExhausted(concat("the GPU has no ", num_bytes, " bytes left (", available_bytes(),
@@ -87,7 +105,24 @@ std::byte* DeviceMemory::allocate(int64_t num_bytes) {
 
 void DeviceMemory::release(std::byte* data, int64_t) noexcept {
   cudaSetDevice(device_);
-  cudaFree(data);  // waits until the device is done with it
+  // Of a pool, cudaFree() does not wait by itself.
+  cudaDeviceSynchronize();
+  cudaFree(data);
+  if (pool_ != nullptr) cudaMemPoolTrimTo(pool_, 0);
+}
+
+PoolUse DeviceMemory::pool_use() const {
+  if (pool_ == nullptr) return {};
+  make_current();
+  const auto value = [this](cudaMemPoolAttr attribute) {
+    uint64_t bytes = 0;
+    check("cudaMemPoolGetAttribute", cudaMemPoolGetAttribute(pool_, attribute, &bytes));
+    return static_cast<int64_t>(bytes);
+  };
+  return {.used_bytes = value(cudaMemPoolAttrUsedMemCurrent),
+          .used_high_bytes = value(cudaMemPoolAttrUsedMemHigh),
+          .reserved_bytes = value(cudaMemPoolAttrReservedMemCurrent),
+          .reserved_high_bytes = value(cudaMemPoolAttrReservedMemHigh)};
 }
 
 void DeviceMemory::copy_from_host(void* to, const void* from, int64_t num_bytes) {

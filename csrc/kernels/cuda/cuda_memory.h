@@ -6,10 +6,13 @@
 #include <functional>
 
 #include "core/memory.h"
+#include "kernels/device_steps.h"
 
 namespace llmserve::cuda {
 
-// Everything a backend does is in the order of one stream: ops, zero-filling, copies.
+// Everything a backend does is in the order of one stream: ops, zero-filling, copies. What is
+// allocated comes from a pool of its own, so that its use can be told from others'; what is
+// released goes back to the device at once.
 class DeviceMemory final : public Memory {
  public:
   // Throws DeviceError.
@@ -26,6 +29,8 @@ class DeviceMemory final : public Memory {
   void copy_to_host(void* to, const void* from, int64_t num_bytes) override;
   void synchronize() override;
 
+  PoolUse pool_use() const;
+
   // Makes the device current for the calling thread: the engine's thread is not the one that made
   // the backend.
   void make_current() const;
@@ -41,6 +46,7 @@ class DeviceMemory final : public Memory {
 
  private:
   const int device_;
+  cudaMemPool_t pool_ = nullptr;  // of this backend alone; null where the device has none
   cudaStream_t own_stream_ = nullptr;
   cudaStream_t stream_ = nullptr;
   Upload upload_;

@@ -36,6 +36,7 @@ class CudaSteps final : public DeviceSteps {
   void run_recorded(const RecordKey& key, const std::function<void()>& work) override;
   void forget_recorded() override;
   RecordCounts record_counts() const override { return record_counts_; }
+  PoolUse pool_use() const override { return memory_.pool_use(); }
   int64_t end() override;
   std::span<const DrawnRow> wait(int64_t step) override;
   void abandon() noexcept override;

@@ -120,6 +120,14 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
         (name, "kv_cache"): memory.kv_cache_bytes,
     }
     yield _gauge("memory_bytes", "memory that the engine holds", parts, "part")
+    if memory.pool_reserved_bytes > 0:
+        pool = {
+            (name, "used"): memory.pool_used_bytes,
+            (name, "used_high"): memory.pool_used_high_bytes,
+            (name, "reserved"): memory.pool_reserved_bytes,
+            (name, "reserved_high"): memory.pool_reserved_high_bytes,
+        }
+        yield _gauge("device_pool_bytes", "the GPU's memory pool", pool, "state")
     for key, text, value in (
         ("num_preemptions", "sequences that gave their blocks back", metrics.num_preemptions),
         ("prompt_tokens", "prompt tokens of admitted requests", metrics.num_prompt_tokens),

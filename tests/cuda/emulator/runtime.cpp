@@ -1,6 +1,7 @@
 // The part of the CUDA runtime that the backend calls, on host memory: devices, memory, copies.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -19,6 +20,7 @@ constexpr size_t kDeviceBytes = size_t{8} << 30;
 std::mutex mutex;
 std::map<void*, size_t> device_memory;
 std::map<void*, size_t> pinned_memory;
+size_t high_bytes = 0;  // that were ever in use on the device
 
 bool is_pinned(const void* data) {
   const std::lock_guard lock(mutex);
@@ -49,6 +51,7 @@ cudaError_t allocate(std::map<void*, size_t>& kept, void** data, size_t num_byte
   if (*data == nullptr) return cudaErrorMemoryAllocation;
   if (num_bytes < (size_t{1} << 20)) std::memset(*data, 0x7f, num_bytes);
   kept[*data] = num_bytes;
+  high_bytes = std::max(high_bytes, used_bytes());
   return cudaSuccess;
 }
 
@@ -92,6 +95,27 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 }
 cudaError_t cudaMalloc(void** data, size_t num_bytes) {
   return allocate(device_memory, data, num_bytes);
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 1;
+  return cudaSuccess;
+}
+// One pool, which has taken of the device what is in use.
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
+  *pool = reinterpret_cast<cudaMemPool_t>(&device_memory);
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t) { return cudaSuccess; }
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return cudaSuccess; }
+cudaError_t cudaMallocFromPoolAsync(void** data, size_t num_bytes, cudaMemPool_t, cudaStream_t) {
+  return allocate(device_memory, data, num_bytes);
+}
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr attribute, void* value) {
+  const std::lock_guard lock(mutex);
+  const bool is_high =
+      attribute == cudaMemPoolAttrUsedMemHigh || attribute == cudaMemPoolAttrReservedMemHigh;
+  *static_cast<uint64_t*>(value) = is_high ? high_bytes : used_bytes();
+  return cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
   if (const cudaError_t code = cudaDeviceSynchronize(); code != cudaSuccess) return code;
