@@ -55,7 +55,9 @@ class System:
 class Worker:
     """A system's process; one job at a time."""
 
-    def __init__(self, system: System, python: str, model: Path, options: Any) -> None:
+    def __init__(
+        self, system: System, python: str, model: Path, options: Any, packs_at_load: bool = False
+    ) -> None:
         threads = str(options.threads)
         environment = {
             **os.environ,
@@ -70,6 +72,8 @@ class Worker:
         if system.keeps_packed:
             environment["XDG_CACHE_HOME"] = str(options.folder / "cache")
             environment["KEEPS_PACKED"] = "1"
+        if packs_at_load:
+            environment["PACKS_AT_LOAD"] = "1"
         self._process = subprocess.Popen(
             [python, str(HERE / "worker.py"), system.name, str(model), system.form, threads],
             stdin=subprocess.PIPE,
@@ -136,7 +140,8 @@ def measure(options: argparse.Namespace) -> None:
 
 def start_workers(options: argparse.Namespace) -> Iterator[tuple[System, Worker]]:
     for system in systems_of(options):
-        worker = Worker(system, *model_of(system, options), options)
+        # What is left to pack after a first job would go on while others are measured.
+        worker = Worker(system, *model_of(system, options), options, packs_at_load=True)
         print(f"{system}, {worker.version}: loaded in {worker.load_s:.1f} s", flush=True)
         yield system, worker
 

@@ -119,7 +119,9 @@ def _step_us(checkpoint: Path, num_threads: int) -> dict[str, float]:
     params = SamplingParams(
         temperature=0.0, max_tokens=_NUM_STEPS, ignore_eos=True, detokenize=False
     )
-    with LLM(str(checkpoint), dtype="bfloat16", num_threads=num_threads) as llm:
+    with LLM(
+        str(checkpoint), dtype="bfloat16", num_threads=num_threads, defer_packing=False
+    ) as llm:
         llm.generate(prompts, params, use_tqdm=False)
         steps = list(llm.trace())
     pairs = [

@@ -35,6 +35,7 @@ def llmserve(model: str, form: str, num_threads: int) -> tuple[str, Generate]:
         quantization=None if is_float else form,
         num_threads=num_threads,
         packed_cache_bytes=2**40 if "KEEPS_PACKED" in os.environ else None,
+        defer_packing="PACKS_AT_LOAD" not in os.environ,
     )
 
     def generate(prompts: Prompts, max_tokens: list[int]) -> tuple[list[list[int]], float]:

@@ -69,7 +69,8 @@ def test_memory_goes_and_comes_back_and_the_tokens_are_the_same(
         assert asleep.weight_bytes == (0 if level == 2 else use.weight_bytes)
         llm.wake_up()
         assert exact(generate(llm, PROMPTS, LOGPROBS)) == expected
-        assert abs(memory_bytes()[1] - awake_bytes) < SLACK_BYTES
+        # No more than before; less where the system has taken other pages back.
+        assert memory_bytes()[1] - awake_bytes < SLACK_BYTES
         assert memory_use(llm).kv_cache_bytes == use.kv_cache_bytes
 
 
