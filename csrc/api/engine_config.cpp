@@ -1,9 +1,14 @@
 #include "api/engine_config.h"
 
+#include <algorithm>
+#include <array>
+
 #include "core/error.h"
 
 namespace llmserve {
 namespace {
+
+constexpr std::array kKvCacheDTypes{DType::kF32, DType::kBF16, DType::kF8E4M3};
 
 void require_at_least(const char* field, int64_t value, int64_t minimum) {
   if (value < minimum)
@@ -45,15 +50,28 @@ void SchedulerConfig::validate() const {
   }
 }
 
+std::string_view kv_cache_dtype_name(DType dtype) {
+  return dtype == DType::kF8E4M3 ? "fp8" : name(dtype);
+}
+
+DType kv_cache_dtype_from_name(std::string_view text, DType weights) {
+  if (text == "auto") return weights;
+  if (text == "fp8_e4m3") return DType::kF8E4M3;
+  for (const DType dtype : kKvCacheDTypes)
+    if (text == kv_cache_dtype_name(dtype)) return dtype;
+  throw NotSupported(concat("kv_cache_dtype must be auto, float32, bfloat16 or fp8, got \"",
+                            text.substr(0, 80), "\""));
+}
+
 void EngineConfig::validate() const {
   require_at_least("num_threads", num_threads, 1);
   require_at_least("max_logprobs", max_logprobs, -1);
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     throw InvalidArgument(concat("dtype must be float32 or bfloat16, got ", name(dtype)));
   }
-  if (kv_cache_dtype != DType::kF32 && kv_cache_dtype != DType::kBF16) {
+  if (std::ranges::find(kKvCacheDTypes, kv_cache_dtype) == kKvCacheDTypes.end()) {
     throw InvalidArgument(
-        concat("kv_cache_dtype must be float32 or bfloat16, got ", name(kv_cache_dtype)));
+        concat("kv_cache_dtype must be float32, bfloat16 or fp8, got ", name(kv_cache_dtype)));
   }
   cache.validate();
   scheduler.validate();

@@ -45,13 +45,18 @@ struct PackedCacheConfig {
   int64_t max_bytes = 0;  // of all models' together; 0: nothing is kept or looked for
 };
 
+// The KV cache's element types as LLM(kv_cache_dtype=...) has them: "float32", "bfloat16", "fp8".
+std::string_view kv_cache_dtype_name(DType dtype);
+// Of a name, "fp8_e4m3" being "fp8", and "auto" what the weights have. Throws NotSupported.
+DType kv_cache_dtype_from_name(std::string_view text, DType weights);
+
 struct EngineConfig {
   std::string model_path;      // a checkpoint directory
   std::string device = "cpu";  // a name of the backend registry
   DType dtype = DType::kF32;   // of weights: kF32 or kBF16
   // What linear layers are kept as instead: a name of quant/linear_format.h, or none.
   std::string quantization;
-  DType kv_cache_dtype = DType::kF32;
+  DType kv_cache_dtype = DType::kF32;  // kF32, kBF16 or kF8E4M3
   int32_t num_threads = 1;
   uint64_t seed = 0;
   CacheConfig cache;

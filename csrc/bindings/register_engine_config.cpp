@@ -92,9 +92,11 @@ void register_engine_config(py::module_& module) {
       .def_readwrite("quantization", &EngineConfig::quantization)
       .def_property(
           "kv_cache_dtype",
-          [](const EngineConfig& config) { return std::string(name(config.kv_cache_dtype)); },
+          [](const EngineConfig& config) {
+            return std::string(kv_cache_dtype_name(config.kv_cache_dtype));
+          },
           [](EngineConfig& config, const std::string& text) {
-            config.kv_cache_dtype = dtype_from_name(text);
+            config.kv_cache_dtype = kv_cache_dtype_from_name(text, config.dtype);
           })
       .def_readwrite("num_threads", &EngineConfig::num_threads)
       .def_readwrite("seed", &EngineConfig::seed)

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "api/engine_config.h"
 #include "bindings/gguf_metadata.h"
 #include "bindings/model_records.h"
 #include "bindings/register.h"
@@ -15,14 +16,6 @@ namespace py = pybind11;
 
 namespace llmserve {
 namespace {
-
-DType resolve_kv_cache_dtype(const std::string& requested, DType weights) {
-  if (requested == "auto") return weights;
-  if (requested == name(DType::kF32)) return DType::kF32;
-  if (requested == name(DType::kBF16)) return DType::kBF16;
-  throw InvalidArgument(
-      concat("kv_cache_dtype: expected auto, float32 or bfloat16, got \"", requested, "\""));
-}
 
 struct InspectOptions {
   std::string device;
@@ -46,7 +39,7 @@ Inspection inspect(const std::string& path, const InspectOptions& options) {
   Checkpoint checkpoint = open_checkpoint(path);
   ModelConfig config = read_model_config(checkpoint.config(), options.max_model_len);
   const DType dtype = resolve_dtype(options.dtype, checkpoint);
-  const DType cache_dtype = resolve_kv_cache_dtype(options.kv_cache_dtype, dtype);
+  const DType cache_dtype = kv_cache_dtype_from_name(options.kv_cache_dtype, dtype);
   const std::unique_ptr<Backend> backend = make_backend(options.device, {});
   ModelPlan plan = plan_model(checkpoint, config, *backend,
                               {.format = resolve_weight_format(dtype, options.quantization),
@@ -65,7 +58,7 @@ py::dict to_dict(const Inspection& inspection) {
   plan["kv_bytes_per_token"] = model_plan.kv_bytes_per_token;
   plan["workspace_bytes"] = model_plan.workspace_bytes;
   plan["dtype"] = name(dtype);
-  plan["kv_cache_dtype"] = name(cache_dtype);
+  plan["kv_cache_dtype"] = kv_cache_dtype_name(cache_dtype);
   py::dict out;
   out["format"] = checkpoint.format();
   out["config"] = to_dict(config);

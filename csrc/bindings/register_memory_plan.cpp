@@ -40,10 +40,11 @@ void register_kv_pool(py::module_& module) {
       .def_readonly("window", &KvLayerSpec::window);
   module.def(
       "kv_bytes_per_token",
-      [](const std::vector<KvLayerSpec>& layers, const std::string& dtype) {
-        return kv_bytes_per_token(layers, find_kv_cache_dtype(dtype));
+      [](const std::vector<KvLayerSpec>& layers, const std::string& dtype, bool with_scales) {
+        return kv_bytes_per_token(layers, find_kv_cache_dtype(dtype), with_scales);
       },
-      "layers"_a, "dtype"_a, "Bytes that one token takes in a KV cache of these layers.");
+      "layers"_a, "dtype"_a, "with_scales"_a = true,
+      "Bytes that one token takes in a KV cache of these layers.");
 
   py::class_<KvPool>(module, "KvPool")
       .def(py::init(&KvPool::of_bytes), "num_bytes"_a, "bytes_per_token"_a, "block_size"_a = 16,

@@ -360,8 +360,10 @@ void store_kv(Ops& ops, const py::object& keys, const py::object& values,
   const std::vector<int64_t> places = import_int64s("store_kv.slots", slots);
   check_distinct(places);
   ops.run(place, [&](Backend& backend) {
-    backend.store_kv(
-        {new_keys.view(), new_values.view(), places, {to_keys.tensor(), to_values.tensor()}});
+    backend.store_kv({new_keys.view(),
+                      new_values.view(),
+                      places,
+                      {cache_part_of(to_keys.tensor()), cache_part_of(to_values.tensor())}});
   });
 }
 
@@ -372,7 +374,7 @@ void copy_blocks(Ops& ops, const std::vector<std::pair<int32_t, int32_t>>& pairs
   const OutputArray values("copy_blocks.value_cache", value_cache, DType::kF32, {}, place);
   keys.check_apart({values.tensor()});
   ops.run(place, [&](Backend& backend) {
-    backend.copy_blocks({pairs, {keys.tensor(), values.tensor()}});
+    backend.copy_blocks({pairs, {cache_part_of(keys.tensor()), cache_part_of(values.tensor())}});
   });
 }
 
@@ -382,7 +384,7 @@ Tensor as_cache(const ConstTensor& view) {
   tensor.rank = view.rank;
   tensor.shape = view.shape;
   tensor.strides = view.strides;
-  return tensor;
+  return cache_part_of(tensor);
 }
 
 // Kernels trust block tables. Checked as far as kv_lens reaches, the rest is never read.
@@ -424,15 +426,16 @@ py::object paged_attention(Ops& ops, const py::object& q, const py::object& key_
   }
   const auto& shape = queries.view().shape;
   const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(shape[2])));
+  const PagedKvCache cache{as_cache(keys.view()), as_cache(values.view())};
   const OutputArray result("paged_attention.out", out, DType::kF32,
-                           {shape[0], shape[1], values.view().shape[3]}, place, q);
+                           {shape[0], shape[1], cache.values.shape[3]}, place, q);
   result.check_apart({queries.view(), keys.view(), values.view()});
   check_finite("paged_attention.scale", scale, 0);
   check_finite("paged_attention.soft_cap", options.soft_cap, 0);
   check_finite("paged_attention.window", static_cast<float>(options.window), 0);
   if (starts.empty()) throw InvalidArgument("paged_attention.query_starts: expected B + 1 entries");
   const PagedAttentionArgs args{.q = queries.view(),
-                                .cache = {as_cache(keys.view()), as_cache(values.view())},
+                                .cache = cache,
                                 .query_starts = starts,
                                 .kv_lens = lengths,
                                 .block_tables = tables.blocks,

@@ -83,7 +83,7 @@ void prepare_qkv(Backend& backend, const py::object& qkv, int64_t num_heads,
                  const py::object& norms, const py::object& angles, const QkvOptions& options) {
   Staging staging(backend);
   const Tensor rows = staging.out(qkv);
-  const PagedKvCache cache{staging.out(key_cache), staging.out(value_cache),
+  const PagedKvCache cache{staging.cache(key_cache), staging.cache(value_cache),
                            options.key_layout == "panels" ? KeyLayout::kPanels : KeyLayout::kRows};
   const int64_t kv_heads = cache.keys.shape[1];
   const int64_t dim = cache.keys.shape[3];

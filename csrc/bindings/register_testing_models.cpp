@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "api/engine_config.h"
 #include "bindings/model_records.h"
 #include "bindings/register.h"
 #include "engine/kv_storage.h"
@@ -42,7 +43,7 @@ class TestModel {
                         nullptr, defer_packing ? &deferred_ : nullptr);
     arena_ = std::make_unique<Arena>(model_->workspace_bytes(max_tokens, max_logit_rows),
                                      backend_->memory());
-    const DType cache_dtype = resolve_dtype(kv_dtype, checkpoint);
+    const DType cache_dtype = kv_cache_dtype_from_name(kv_dtype, resolve_dtype("auto", checkpoint));
     num_groups_ = static_cast<int64_t>(config.kv_windows.size());
     num_slots_ = num_blocks * block_size;
     num_blocks_ = num_blocks;
@@ -100,7 +101,7 @@ class TestModel {
 
   py::dict weights() const { return to_dict(model_->weights()); }
   int64_t kv_bytes_per_token(const std::string& dtype) const {
-    return model_->kv_bytes_per_token(dtype == name(DType::kBF16) ? DType::kBF16 : DType::kF32);
+    return model_->kv_bytes_per_token(kv_cache_dtype_from_name(dtype, DType::kF32));
   }
   int64_t workspace_bytes(int64_t max_tokens, int64_t max_logit_rows) const {
     return model_->workspace_bytes(max_tokens, max_logit_rows);

@@ -37,7 +37,8 @@ std::span<const T> span_of(const Array<T>& array) {
 DType parse_dtype(const std::string& text) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
     if (name(dtype) == text) return dtype;
-  throw InvalidArgument(concat("expected float32, bfloat16 or float16, got ", text));
+  if (text == "fp8") return DType::kF8E4M3;
+  throw InvalidArgument(concat("expected float32, bfloat16, float16 or fp8, got ", text));
 }
 
 KeyLayout parse_key_layout(const std::string& text) {
@@ -142,7 +143,8 @@ py::object paged_attention(Backend& backend, const py::object& q, const py::obje
                            const std::string& key_layout) {
   Staging staging(backend);
   const ConstTensor queries = staging.in(q);
-  const PagedKvCache cache{staging.out(keys), staging.out(values), parse_key_layout(key_layout)};
+  const PagedKvCache cache{staging.cache(keys), staging.cache(values),
+                           parse_key_layout(key_layout)};
   const PagedAttentionArgs args{
       .q = queries,
       .cache = cache,
@@ -241,10 +243,14 @@ DeviceArray empty_device(Backend& backend, const std::vector<int64_t>& shape,
 }
 
 py::array read_device_array(Backend& backend, const DeviceArray& array) {
-  if (array.view.dtype != DType::kF32) throw InvalidArgument("to_numpy: expected float32");
+  const bool is_bytes = array.view.dtype == DType::kU8;
+  if (!is_bytes && array.view.dtype != DType::kF32)
+    throw InvalidArgument("to_numpy: expected float32 or uint8");
   const auto* shape = array.view.shape.data();
-  py::array_t<float> result(std::vector<py::ssize_t>(shape, shape + array.view.rank));
-  backend.memory().copy_to_host(result.mutable_data(), array.view.data, array.view.num_bytes());
+  py::array result(is_bytes ? py::dtype::of<uint8_t>() : py::dtype::of<float>(),
+                   std::vector<py::ssize_t>(shape, shape + array.view.rank));
+  backend.memory().copy_to_host(static_cast<std::byte*>(result.mutable_data()), array.view.data,
+                                array.view.num_bytes());
   return result;
 }
 
@@ -391,7 +397,7 @@ void register_position_ops(py::class_<Backend>& backend) {
             {staging.in(keys),
              staging.in(values),
              span_of(slots),
-             {staging.out(key_cache), staging.out(value_cache), parse_key_layout(key_layout)}});
+             {staging.cache(key_cache), staging.cache(value_cache), parse_key_layout(key_layout)}});
         staging.finish();
       },
       "keys"_a, "values"_a, "slots"_a, "key_cache"_a, "value_cache"_a, "key_layout"_a = "rows");
@@ -410,7 +416,7 @@ void register_position_ops(py::class_<Backend>& backend) {
       [](Backend& self, const std::vector<std::pair<int32_t, int32_t>>& pairs,
          const py::object& key_cache, const py::object& value_cache) {
         Staging staging(self);
-        self.copy_blocks({pairs, {staging.out(key_cache), staging.out(value_cache)}});
+        self.copy_blocks({pairs, {staging.cache(key_cache), staging.cache(value_cache)}});
         staging.finish();
       },
       "pairs"_a, "key_cache"_a, "value_cache"_a);

@@ -36,9 +36,9 @@ py::array transfer_array(const py::object& self, const std::vector<py::ssize_t>&
 
 // Host backends' device arrays are NumPy's.
 Tensor cache_of(py::object& array) {
-  if (py::isinstance<DeviceArray>(array)) return array.cast<DeviceArray&>().view;
+  if (py::isinstance<DeviceArray>(array)) return cache_part_of(array.cast<DeviceArray&>().view);
   auto numpy = array.cast<py::array>();
-  return host_view(numpy);
+  return cache_part_of(host_view(numpy));
 }
 
 }  // namespace

@@ -10,9 +10,11 @@ namespace {
 DType dtype_of(const py::array& array) {
   if (py::isinstance<py::array_t<float>>(array)) return DType::kF32;
   if (py::isinstance<py::array_t<uint16_t>>(array)) return DType::kBF16;
+  if (py::isinstance<py::array_t<uint8_t>>(array)) return DType::kU8;
   if (array.dtype().kind() == 'f' && array.itemsize() == 2) return DType::kF16;
-  throw InvalidArgument(concat("expected a float32, float16 or uint16 (bfloat16) array, got ",
-                               std::string(py::str(array.dtype()))));
+  throw InvalidArgument(
+      concat("expected a float32, float16, uint16 (bfloat16) or uint8 array, got ",
+             std::string(py::str(array.dtype()))));
 }
 
 template <class View>

@@ -15,7 +15,7 @@
 
 namespace llmserve {
 
-// A NumPy array (float32, float16, or uint16 for bfloat16) as a view of host memory. Throws
+// A NumPy array (float32, float16, uint16 for bfloat16, or uint8) as a view of host memory. Throws
 // InvalidArgument.
 ConstTensor host_view(const pybind11::array& array);
 Tensor host_view(pybind11::array& array);
@@ -36,6 +36,8 @@ class Staging {
   ConstTensor in(const pybind11::handle& operand);
   // What it reads and writes; finish() brings it back.
   Tensor out(const pybind11::handle& operand);
+  // The same of keys or values of a cache, in f8 if they are bytes (cache_part_of).
+  Tensor cache(const pybind11::handle& operand) { return cache_part_of(out(operand)); }
   // `given`, or a new float32 NumPy array of the shape. result() is what to return to Python.
   Tensor make_out(const pybind11::object& given, std::vector<pybind11::ssize_t> shape);
   const pybind11::object& result() const { return result_; }

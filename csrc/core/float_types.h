@@ -1,4 +1,4 @@
-// Host conversions between f32 and the 16-bit floats, bit-exact and round-to-nearest-even.
+// Host conversions between f32 and narrower floats, bit-exact and round-to-nearest-even.
 // Not for kernels/cpu/isa: files compiled with an instruction set of their own include no inline
 // functions.
 #pragma once
@@ -21,5 +21,11 @@ inline uint16_t f32_to_bf16(float value) {
 
 float f16_to_f32(uint16_t bits);
 uint16_t f32_to_f16(float value);
+
+// e4m3 (core/math/fp8.inc).
+float fp8_to_f32(uint8_t code);
+// A row as codes and the scale that they are to be multiplied with: v_to_fp8(x / scale), the scale
+// by v_fp8_scale. A row with infinity or NaN has zeros and the scale NaN, and so is NaN.
+float round_row_to_fp8(const float* x, int64_t n, uint8_t* codes);
 
 }  // namespace llmserve

@@ -17,14 +17,6 @@ namespace {
 constexpr int32_t kDefaultMaxNumBatchedTokens = 512;
 constexpr int32_t kDefaultMaxNumSeqs = 256;
 
-DType resolve_kv_dtype(const std::string& requested, DType dtype) {
-  if (requested == "auto") return dtype;
-  for (const DType candidate : {DType::kF32, DType::kBF16}) {
-    if (requested == name(candidate)) return candidate;
-  }
-  throw NotSupported("kv_cache_dtype must be auto, float32 or bfloat16, got " + requested);
-}
-
 // A step must have room for one token of each running sequence, so one setting bounds the default
 // of the other.
 void resolve_batch(const ConfigRequest& request, SchedulerConfig& scheduler) {
@@ -52,7 +44,7 @@ EngineConfig resolve_settings(const ConfigRequest& request, const Checkpoint& ch
   config.dtype = resolve_dtype(request.dtype, checkpoint);
   resolve_weight_format(config.dtype, request.quantization);  // or its errors
   config.quantization = request.quantization;
-  config.kv_cache_dtype = resolve_kv_dtype(request.kv_cache_dtype, config.dtype);
+  config.kv_cache_dtype = kv_cache_dtype_from_name(request.kv_cache_dtype, config.dtype);
   config.num_threads = request.num_threads.value_or(default_num_threads());
   config.seed = request.seed;
   config.max_logprobs = request.max_logprobs;

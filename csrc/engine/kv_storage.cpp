@@ -16,8 +16,8 @@ KvStorage::KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, in
     : buffer_(pool_bytes(kv_lanes(layers), num_blocks * block_size, dtype), backend.memory()) {
   std::byte* next = buffer_.data();
   const auto take = [&](int64_t num_heads, int64_t dim) {
-    Tensor pool(next, dtype, {num_blocks, num_heads, block_size, dim});
-    next += pool.num_bytes();
+    const Tensor pool = cache_part(next, dtype, num_blocks, num_heads, block_size, dim);
+    next += num_blocks * cache_block_bytes(pool);
     return pool;
   };
   for (const KvLayerSpec& lane : kv_lanes(layers)) {

@@ -15,12 +15,12 @@
 namespace llmserve {
 namespace {
 
-constexpr std::array<KvCacheDType, 6> kKvCacheDTypes{{{"float32", 32, true},
-                                                      {"bfloat16", 16, true},
-                                                      {"float16", 16, false},
-                                                      {"fp8", 8, false},
-                                                      {"int8", 8, false},
-                                                      {"int4", 4, false}}};
+constexpr std::array<KvCacheDType, 6> kKvCacheDTypes{{{"float32", 32, 0, true},
+                                                      {"bfloat16", 16, 0, true},
+                                                      {"float16", 16, 0, false},
+                                                      {"fp8", 8, kCacheScaleBytes, true},
+                                                      {"int8", 8, 0, false},
+                                                      {"int4", 4, 0, false}}};
 
 double resolve_utilization(const ConfigRequest& request, const Memory& memory) {
   const double share = request.memory_utilization.value_or(
@@ -157,6 +157,17 @@ std::string find_refusal(const MemoryPlan& plan) {
   return "";
 }
 
+// That the ops take such a cache (kernels/ops.h).
+void check_kv_rows(DType dtype, std::span<const KvLayerSpec> layers) {
+  for (const KvLayerSpec& layer : layers) {
+    if (dtype == DType::kF8E4M3 && (layer.key_dim % 4 != 0 || layer.value_dim % 4 != 0))
+      throw NotSupported(
+          concat("kv_cache_dtype 'fp8' takes heads of a multiple of 4 elements, and "
+                 "this model has keys of ",
+                 layer.key_dim, " and values of ", layer.value_dim, "; use kv_cache_dtype='auto'"));
+  }
+}
+
 Checkpoint open_for_plan(const std::string& path) {
   return path.ends_with(".json") ? open_config(path) : open_checkpoint(path);
 }
@@ -175,10 +186,13 @@ const KvCacheDType& find_kv_cache_dtype(std::string_view name) {
       concat("KV cache dtype \"", name.substr(0, 80), "\" is not known (", known.str(), ")"));
 }
 
-int64_t kv_bytes_per_token(std::span<const KvLayerSpec> layers, const KvCacheDType& dtype) {
+int64_t kv_bytes_per_token(std::span<const KvLayerSpec> layers, const KvCacheDType& dtype,
+                           bool with_scales) {
   int64_t bytes = 0;
-  for (const KvLayerSpec& layer : layers)
+  for (const KvLayerSpec& layer : layers) {
     bytes += (layer.elements_per_token() * dtype.bits + 7) / 8;
+    if (with_scales) bytes += 2 * layer.num_kv_heads * dtype.scale_bytes;
+  }
   return bytes;
 }
 
@@ -244,13 +258,14 @@ MemoryPlan plan_memory(const ConfigRequest& request) {
           step_shape(model, plan.weights, plan.config.scheduler.max_num_batched_tokens),
           plan.config.num_threads);
   plan.kv_layers = std::move(sizes.kv_layers);
+  check_kv_rows(plan.config.kv_cache_dtype, plan.kv_layers);
   plan.memory_utilization = resolve_utilization(request, backend->memory());
   plan.machine = resolve_machine(request, backend->memory());
 
   for (const KvCacheDType& dtype : kKvCacheDTypes) {
     const SizedPool sized = size_pool(request, plan, dtype);
     plan.pool_by_dtype.push_back(sized.pool);
-    if (dtype.name != name(plan.config.kv_cache_dtype)) continue;
+    if (dtype.name != kv_cache_dtype_name(plan.config.kv_cache_dtype)) continue;
     plan.pool = sized.pool;
     plan.pool_bound = sized.bound;
   }

@@ -19,15 +19,18 @@ namespace llmserve {
 // The element types of a KV cache: what runs, and what is planned for and does not run yet.
 struct KvCacheDType {
   std::string_view name;
-  int32_t bits = 0;  // an element, scales not counted
+  int32_t bits = 0;         // an element
+  int32_t scale_bytes = 0;  // a row of keys or values; 0 too where that is not decided yet
   bool is_supported = false;
 };
 std::span<const KvCacheDType> kv_cache_dtypes();
 // Throws NotSupported that lists the names.
 const KvCacheDType& find_kv_cache_dtype(std::string_view name);
 
-// Bytes of one token in all layers, rounded up to whole bytes a layer.
-int64_t kv_bytes_per_token(std::span<const KvLayerSpec> layers, const KvCacheDType& dtype);
+// Bytes of one token in all layers, rounded up to whole bytes a layer. Without scales it is the
+// arithmetic of the literature.
+int64_t kv_bytes_per_token(std::span<const KvLayerSpec> layers, const KvCacheDType& dtype,
+                           bool with_scales = true);
 
 // The arithmetic of a paged pool. A sequence takes whole blocks, of each cache group.
 struct KvPool {

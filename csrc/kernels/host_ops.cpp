@@ -52,11 +52,20 @@ void copy_given_rows(const EmbeddingArgs& args) {
 void copy_blocks_on_host(const CopyBlocksArgs& args) {
   for (const auto& [source, destination] : args.pairs) {
     for (const Tensor& part : {args.cache.keys, args.cache.values}) {
-      const int64_t bytes = part.strides[0] * size_bytes(part.dtype);
+      const int64_t bytes = cache_block_bytes(part);
       std::memmove(part.as<std::byte>() + destination * bytes,
                    part.as<std::byte>() + source * bytes, static_cast<size_t>(bytes));
     }
   }
+}
+
+void store_fp8_row(const Tensor& part, int64_t block, int64_t head, int64_t offset,
+                   const float* x) {
+  auto* bytes = part.as<uint8_t>();
+  uint8_t* row =
+      bytes + block * part.strides[0] + head * part.strides[1] + offset * part.strides[2];
+  const float scale = round_row_to_fp8(x, part.shape[3], row);
+  std::memcpy(bytes + cache_scale_offset(part, block, head, offset), &scale, sizeof(scale));
 }
 
 int64_t Backend::transfer_blocks(const TransferBlocksArgs& args) {
@@ -64,7 +73,7 @@ int64_t Backend::transfer_blocks(const TransferBlocksArgs& args) {
   const PagedKvCache& from = args.to_host ? args.device : args.host;
   const PagedKvCache& to = args.to_host ? args.host : args.device;
   const auto copy = [](const Tensor& source, const Tensor& destination, const BlockRun& run) {
-    const int64_t bytes = source.strides[0] * size_bytes(source.dtype);
+    const int64_t bytes = cache_block_bytes(source);
     std::memcpy(destination.as<std::byte>() + run.destination * bytes,
                 source.as<std::byte>() + run.source * bytes,
                 static_cast<size_t>(run.count * bytes));

@@ -151,21 +151,54 @@ struct RotaryArgs {
 enum class KeyLayout : uint8_t {
   kRows,    // [P][D]
   kPanels,  // 16 tokens to a panel, as a weight is packed: f32 [P/16][D][16], bf16
-            // [P/16][D/2][16][2]; P is a multiple of 16 and, in bf16, D even
+            // [P/16][D/2][16][2]; P is a multiple of 16 and, in bf16, D even; not in f8
 };
 inline constexpr int64_t kKeyPanelTokens = 16;
 
+// Keys or values in f8 (e4m3, core/math/fp8.inc) have a scale a row, f32 and a power of two, set
+// with the row and never changed: an element is its code times the scale, exactly. The P scales of
+// a block and head follow its rows, so that rows are contiguous and blocks are still one piece.
+// D and Dv are multiples of 4, so that scales are aligned.
+inline constexpr int64_t kCacheScaleBytes = 4;
+inline int64_t cache_row_bytes(DType dtype, int64_t width) {
+  return width * size_bytes(dtype) + (dtype == DType::kF8E4M3 ? kCacheScaleBytes : 0);
+}
+// The keys or the values of a cache, [N, K, P, width] over N * K * P * cache_row_bytes.
+inline Tensor cache_part(void* data, DType dtype, int64_t num_blocks, int64_t num_heads,
+                         int64_t block_size, int64_t width) {
+  Tensor part(data, dtype, {num_blocks, num_heads, block_size, width});
+  part.strides[1] = block_size * cache_row_bytes(dtype, width) / size_bytes(dtype);
+  part.strides[0] = num_heads * part.strides[1];
+  return part;
+}
+// A cache in f8 as bytes [N, K, P, width + 4], which is how arrays bring it; others as they are.
+inline Tensor cache_part_of(const Tensor& array) {
+  const auto& [num_blocks, num_heads, block_size, row_bytes] = array.shape;
+  if (array.dtype != DType::kU8 || array.rank != 4 || !array.is_contiguous() ||
+      row_bytes < kCacheScaleBytes)
+    return array;
+  return cache_part(array.data, DType::kF8E4M3, num_blocks, num_heads, block_size,
+                    row_bytes - kCacheScaleBytes);
+}
+inline int64_t cache_block_bytes(const Tensor& part) {
+  return part.strides[0] * size_bytes(part.dtype);
+}
+// Where a row's scale is, in bytes from the start of a part in f8.
+inline int64_t cache_scale_offset(const Tensor& part, int64_t block, int64_t head, int64_t offset) {
+  return block * part.strides[0] + head * part.strides[1] + part.shape[2] * part.shape[3] +
+         offset * kCacheScaleBytes;
+}
+
 // One layer's paged cache: a token's slot is block_id * P + offset.
 struct PagedKvCache {
-  Tensor keys;    // [N, K, P, D] f32 or bf16
+  Tensor keys;    // [N, K, P, D] f32, bf16 or f8, as cache_part lays it out
   Tensor values;  // [N, K, P, Dv] the same dtype
   KeyLayout key_layout = KeyLayout::kRows;
 
   // Where element d of a key is, from the start of keys.
   int64_t key_index(int64_t block, int64_t head, int64_t offset, int64_t d) const {
-    const int64_t block_size = keys.shape[2];
     const int64_t head_dim = keys.shape[3];
-    const int64_t start = (block * keys.shape[1] + head) * block_size * head_dim;
+    const int64_t start = block * keys.strides[0] + head * keys.strides[1];
     if (key_layout == KeyLayout::kRows) return start + offset * head_dim + d;
     const int64_t panel = start + offset / kKeyPanelTokens * kKeyPanelTokens * head_dim;
     const int64_t column = offset % kKeyPanelTokens;
@@ -174,7 +207,9 @@ struct PagedKvCache {
   }
 };
 
-// Writes the step's keys and values to their slots, rounding to the cache's dtype (nearest even).
+// Writes the step's keys and values to their slots, rounding to the cache's dtype (nearest even);
+// in f8, a row is divided by its scale first, the least power of two, from 2^-126 on, by which its
+// largest element comes to at most 448, and a row with infinity or NaN is NaN as a whole.
 struct StoreKvArgs {
   ConstTensor keys;                // [T, K, D]; tokens may be strided
   ConstTensor values;              // [T, K, Dv]; tokens may be strided

@@ -30,17 +30,35 @@ void check_indices(std::string_view field, std::span<const Int> indices, int64_t
   }
 }
 
+bool is_aligned(const Tensor& part) {
+  return reinterpret_cast<uintptr_t>(part.data) % kCacheScaleBytes == 0;
+}
+
+bool is_laid_out(const Tensor& part) {
+  const auto& [num_blocks, num_heads, block_size, width] = part.shape;
+  const Tensor expected =
+      cache_part(part.data, part.dtype, num_blocks, num_heads, block_size, width);
+  for (int d = 0; d < part.rank; ++d)
+    if (part.shape[d] != 1 && part.strides[d] != expected.strides[d]) return false;
+  return true;
+}
+
 void check_cache(std::string_view op, const PagedKvCache& cache, int64_t kv_heads, int64_t key_dim,
                  int64_t value_dim) {
   const std::string keys = concat(op, ".cache.keys");
   check_tensor(keys, cache.keys, {{"N"}, {"K", kv_heads}, {"P"}, {"D", key_dim}},
-               {DType::kF32, DType::kBF16});
+               {DType::kF32, DType::kBF16, DType::kF8E4M3});
   check_tensor(
       concat(op, ".cache.values"), cache.values,
       {{"N", cache.keys.shape[0]}, {"K", kv_heads}, {"P", cache.keys.shape[2]}, {"Dv", value_dim}},
       {cache.keys.dtype});
-  if (!cache.keys.is_contiguous() || !cache.values.is_contiguous())
+  if (!is_laid_out(cache.keys) || !is_laid_out(cache.values))
     refuse(keys, "keys and values must be contiguous");
+  if (cache.keys.dtype == DType::kF8E4M3 &&
+      (cache.key_layout != KeyLayout::kRows || cache.keys.shape[3] % 4 != 0 ||
+       cache.values.shape[3] % 4 != 0 || !is_aligned(cache.keys) || !is_aligned(cache.values)))
+    refuse(keys, concat("8-bit floats take aligned rows of a multiple of 4 elements, got ",
+                        describe(cache.keys), " and ", describe(cache.values)));
   if (cache.key_layout == KeyLayout::kPanels &&
       (cache.keys.shape[2] % kKeyPanelTokens != 0 ||
        (cache.keys.dtype == DType::kBF16 && cache.keys.shape[3] % 2 != 0)))

@@ -28,7 +28,9 @@ struct KvLayerSpec {
   int32_t group = 0;         // whose blocks have its keys and values: LayerTraits
   int32_t lane = 0;          // as which of the group's layers
   int64_t elements_per_token() const { return num_kv_heads * (key_dim + value_dim); }
-  int64_t bytes_per_token(DType dtype) const { return elements_per_token() * size_bytes(dtype); }
+  int64_t bytes_per_token(DType dtype) const {
+    return num_kv_heads * (cache_row_bytes(dtype, key_dim) + cache_row_bytes(dtype, value_dim));
+  }
   friend bool operator==(const KvLayerSpec&, const KvLayerSpec&) = default;
 };
 

@@ -44,7 +44,9 @@ class LLM(LLMBase):
     to while they are loaded: "int8" (a scale an output channel), "int4" (groups of 128) or
     "int4-g32", both also "-asym" (with a minimum a group); activations are then rounded to 8 bits,
     a token and group at a time. By default blocks of a GGUF file run that way as they are, "none"
-    dequantizes them; other weights are not rounded. device: "auto" (a GPU where there is one),
+    dequantizes them; other weights are not rounded. kv_cache_dtype: what keys and values are kept
+    in, "auto" (as dtype), "float32", "bfloat16" or "fp8" (e4m3, with a scale for each row of each
+    head and token: about half the memory of bfloat16). device: "auto" (a GPU where there is one),
     "cuda", "cpu" or "ref" (the slow reference). max_model_len: tokens of prompt
     and output together, by default the model's maximum. The KV cache takes num_gpu_blocks_override
     blocks of block_size tokens, or kv_cache_memory_bytes, or what gpu_memory_utilization of the

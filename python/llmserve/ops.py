@@ -376,8 +376,10 @@ def store_kv(
 
     keys: float32 [T, K, D]. values: float32 [T, K, Dv]. key_cache: float32 or bfloat16
     [N, K, P, D], value_cache the same dtype [N, K, P, Dv]: the layout is K before P, so that a
-    head's keys of one block lie together. slots: [T], block * P + offset, all different; -1 skips
-    the token. Rounds to nearest even. Moves T * K * (D + Dv) elements twice.
+    head's keys of one block lie together. Bytes (uint8) [N, K, P, D + 4] are a cache of 8-bit
+    floats: of each block and head first the e4m3 codes [P, D], then the float32 scales [P], which
+    are powers of two. slots: [T], block * P + offset, all different; -1 skips the token. Rounds to
+    nearest even. Moves T * K * (D + Dv) elements twice.
 
     >>> import numpy
     >>> from llmserve import ops

@@ -65,8 +65,10 @@ def _lines(ticks: Mapping[str, Sequence[str]]) -> Iterator[str]:
         "Scheduling policies", "`LLM(scheduling_policy=...)`", _core.supported_policies()
     )
     yield "## Data types\n"
-    yield "Weights and KV cache in memory: float32, bfloat16. What a file stores otherwise is"
-    yield 'converted when it is loaded; `dtype="auto"` makes float16 float32, blocks bfloat16.'
+    yield "Weights in memory: float32, bfloat16. What a file stores otherwise is converted when it"
+    yield 'is loaded; `dtype="auto"` makes float16 float32, blocks bfloat16. KV cache: float32,'
+    yield 'bfloat16, `kv_cache_dtype="fp8"` (e4m3; heads of a multiple of 4 elements), on every'
+    yield "device."
     yield "Linear layers and the head also run on 8-bit and 4-bit integers, on `cpu` and `ref`:"
     yield "those of `quantization`, and of files Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.\n"
     yield _POSITIONS

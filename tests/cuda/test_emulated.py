@@ -64,6 +64,8 @@ def package(tmp_path_factory):
             "(cuda-auto or cuda-cublaslt) and not company and not int and not 1184 and not 256-256",
         ),
         ("test_op_invariance.py", "cuda-auto and (many_spans or (bfloat16 and 64))"),
+        ("test_fp8_cache.py", "cuda-plain and not bits and not 256 and not 128-2 and not chunks"),
+        ("test_fp8_cache.py", "cuda-auto and (bits or chunks) and (64 or 256) and not 36"),
         (
             "test_sampling_op.py",
             "cuda-plain and (ties or extreme or numbers or capped or 5-params5)",

@@ -92,12 +92,13 @@ def test_heads_are_turned_in_place_and_beside(to_device, normal, interleaved):
     np.testing.assert_array_equal(to_host(on), expected)
 
 
-def test_a_paged_cache_on_the_device_is_written_copied_and_attended(to_device, normal):
+@pytest.mark.parametrize(("dtype", "row"), [(np.float32, 16), (np.uint8, 16 + 4)])
+def test_a_paged_cache_on_the_device_is_written_copied_and_attended(to_device, normal, dtype, row):
     keys, values, q = normal(20, 2, 16), normal(20, 2, 16), normal(2, 4, 16)
     slots = np.arange(20) + 8
     pools = []
     for move in (np.asarray, to_device):
-        cache = [move(np.zeros((6, 2, 8, 16), np.float32)) for _ in range(2)]
+        cache = [move(np.zeros((6, 2, 8, row), dtype)) for _ in range(2)]
         ops.store_kv(move(keys), move(values), *cache, move(slots))
         ops.copy_blocks([(1, 5)], *cache)
         tables = move(np.array([[5, 2, 3], [1, 2, 0]], np.int32))

@@ -57,6 +57,23 @@ def test_blocks_go_to_the_host_and_come_back_elsewhere(backend, rng):
     assert backend.is_transferred(number)
 
 
+def test_blocks_of_codes_go_with_their_scales(backend, rng):
+    """As any bytes: a host array of floats is a place for them."""
+    shape = (6, 2, 8, 16 + 4)
+    device = [np.zeros(shape, np.uint8) for _ in range(2)]
+    pair = [rng.standard_normal((48, 2, 16), dtype=np.float32) for _ in range(2)]
+    backend.store_kv(*pair, np.arange(48), *device)
+    content = [part.copy() for part in device]
+    device = [backend.to_device(part) for part in device]
+    host = [backend.transfer_array([6, 2, 8, 5]).view(np.uint8) for _ in range(2)]
+    for pairs, to_host in (([(0, 4), (1, 5)], True), ([(4, 2), (5, 3)], False)):
+        number = backend.transfer_blocks(pairs, *device, *host, to_host)
+        while not backend.is_transferred(number):
+            pass
+    for old, part in zip(content, device, strict=True):
+        np.testing.assert_array_equal(backend.to_numpy(part), old[[0, 1, 0, 1, 4, 5]])
+
+
 def test_a_transfer_sees_the_ops_before_it_and_ops_wait_for_it_when_told_to(backend, rng):
     """Without waiting for anything on the host: the streams' order has to do it."""
     caches = Caches(backend, rng)

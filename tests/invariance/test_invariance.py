@@ -58,7 +58,7 @@ def run(llm: LLM, order: Sequence[int] | None = None) -> list[Result]:
     return [result(by_request[i]) for i in range(len(PROMPTS))]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8", "int4-g32"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8", "int4-g32", "fp8"])
 def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -68,6 +68,8 @@ def make_llm(dtype: str, **options: object) -> LLM:
     if dtype.startswith("int"):
         wide = checkpoint("llama", hidden_size=64, intermediate_size=96)  # whole groups
         return LLM(str(wide), quantization=dtype, **{**defaults, **options})
+    if dtype == "fp8":
+        defaults["kv_cache_dtype"], dtype = "fp8", "bfloat16"
     return LLM(str(checkpoint("llama")), dtype=dtype, **{**defaults, **options})
 
 

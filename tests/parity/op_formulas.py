@@ -21,7 +21,48 @@ def as_dtype(x: np.ndarray, dtype: str) -> np.ndarray:
     """float32 values as an array that the bindings read as `dtype`."""
     if dtype == "bfloat16":
         return to_bf16(x)
+    if dtype == "fp8":
+        return to_fp8_cache(x)
     return x.astype({"float32": np.float32, "float16": np.float16}[dtype])
+
+
+# The numbers of the codes 0 to 126 of e4m3: Micikevicius et al. 2022, table 1.
+E4M3 = np.array(
+    [
+        m / 8 * 2.0**-6 if e == 0 else (1 + m / 8) * 2.0 ** (e - 7)
+        for e in range(16)
+        for m in range(8)
+    ]
+)[:127]
+
+
+def fp8_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Codes, and scales [..., 1], of float32 rows: StoreKvArgs of csrc/kernels/ops.h."""
+    largest = np.abs(x).max(-1, keepdims=True).astype(np.float64)
+    is_finite = np.isfinite(largest)
+    mantissa, exponent = np.frexp(np.where(is_finite, largest, 1.0) / 448)
+    exponent = np.where(largest == 0, -126, exponent - (mantissa == 0.5))
+    scales = np.exp2(np.maximum(exponent, -126).astype(np.float64))
+    magnitude = np.where(is_finite, np.abs(x).astype(np.float64), 0.0) / scales
+    upper = np.clip(np.searchsorted(E4M3, magnitude), 1, 126)
+    to_lower, to_upper = magnitude - E4M3[upper - 1], E4M3[upper] - magnitude
+    is_lower = (to_lower < to_upper) | ((to_lower == to_upper) & (upper % 2 == 1))
+    codes = np.where(is_lower, upper - 1, upper) + np.where(is_finite & np.signbit(x), 128, 0)
+    return codes.astype(np.uint8), np.where(is_finite, scales, np.nan).astype(np.float32)
+
+
+def through_fp8(x: np.ndarray) -> np.ndarray:
+    """float32 rows as a cache of 8-bit floats gives them back."""
+    codes, scales = fp8_rows(x)
+    return (np.where(codes < 128, 1, -1) * E4M3[codes % 128] * scales).astype(np.float32)
+
+
+def to_fp8_cache(x: np.ndarray) -> np.ndarray:
+    """Rows [N, K, P, D] as bytes [N, K, P, D + 4]: of a block and head codes, then scales."""
+    n, heads, block_size, dim = x.shape
+    codes, scales = fp8_rows(x)
+    parts = [codes.reshape(n, heads, -1), scales.reshape(n, heads, -1).view(np.uint8)]
+    return np.concatenate(parts, axis=2).reshape(n, heads, block_size, dim + 4)
 
 
 def as_float(x: np.ndarray) -> np.ndarray:

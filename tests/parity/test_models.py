@@ -26,6 +26,9 @@ LOGPROB_TOLERANCE = 2e-4
 # kernel multiplies in bf16, are rounded by 2^-9 relative. Logits near 10 carry 10 x 2^-9 for each
 # rounding, a handful in a row.
 BF16_LOGPROB_TOLERANCE = 0.1
+# Keys and values are off by up to 2^-4 of themselves, and logits near 10 by as much of theirs: the
+# errors of a row's elements are independent, so that a layer adds less than one of them.
+FP8_LOGPROB_TOLERANCE = 10 * 2**-4
 
 CUDA_REASON = _core.testing.unavailable_reason("cuda")
 DEVICES = [
@@ -206,6 +209,19 @@ def test_bf16_logprobs_agree_with_transformers(family: str, device: str) -> None
     logits = PagedRunner(path, device=device, kv_dtype="bfloat16").run(tokens)
     difference = np.abs(_log_softmax(logits) - _reference_logprobs(path, tokens)).max()
     assert difference < BF16_LOGPROB_TOLERANCE
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_logprobs_over_an_fp8_cache_agree_with_transformers(family: str, device: str) -> None:
+    path = checkpoint(family)
+    tokens = _prompt()
+    logits = PagedRunner(path, device=device, kv_dtype="fp8").run(tokens)
+    difference = np.abs(_log_softmax(logits) - _reference_logprobs(path, tokens))
+    assert difference.max() < FP8_LOGPROB_TOLERANCE
+    assert difference.max() > LOGPROB_TOLERANCE  # or nothing was rounded
+    again = PagedRunner(path, device=device, kv_dtype="fp8", block_size=8).run(tokens, [3, 10])
+    assert device == "cuda" or np.array_equal(logits, again)
 
 
 @pytest.mark.parametrize("device", DEVICES)

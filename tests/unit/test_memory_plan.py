@@ -124,15 +124,35 @@ def test_users_are_counted_in_whole_blocks_for_every_kv_dtype() -> None:
     plan = LLM.plan(path, kv_cache_memory_bytes=384 * 16 * 64, contexts=[1, 16, 17, 256])
     assert [plan.num_users(context) for context in (1, 16, 17, 256)] == [64, 64, 32, 4]
     assert plan.num_users(256, "bfloat16") == 8
-    assert plan.num_users(256, "fp8") == plan.num_users(256, "int8") == 16
+    assert plan.num_users(256, "int8") == 16
+    assert plan.num_users(256, "fp8") == 384 * 16 * 64 // (2 * 2 * (12 + 4 + 12 + 4) * 256) == 12
     assert plan.num_users(256, "int4") == 32
     supported = {row.dtype for row in plan.rows if row.is_supported}
-    assert supported == {"float32", "bfloat16"}
+    assert supported == {"float32", "bfloat16", "fp8"}
 
 
 def test_a_kv_dtype_that_is_only_planned_does_not_run() -> None:
-    with pytest.raises(NotSupported, match="kv_cache_dtype must be auto, float32 or bfloat16"):
-        LLM(checkpoints.checkpoint("llama"), kv_cache_dtype="fp8")
+    for name in ("int8", "float16", "fp8_e5m2"):
+        with pytest.raises(NotSupported, match=f"auto, float32, bfloat16 or fp8, got .{name}"):
+            LLM(checkpoints.checkpoint("llama"), kv_cache_dtype=name)
+
+
+def test_a_plan_in_fp8_is_what_the_engine_takes() -> None:
+    path = checkpoints.checkpoint("llama")
+    for name in ("fp8", "fp8_e4m3"):
+        settings = {"kv_cache_dtype": name, "num_gpu_blocks_override": 64}
+        plan = LLM.plan(path, **settings)
+        assert plan.kv_cache_dtype == "fp8"
+        assert plan.kv_bytes_per_token == 2 * 2 * (12 + 4 + 12 + 4)
+        with LLM(path, **settings) as llm:
+            assert llm._open_engine().memory_use.kv_cache_bytes == plan.kv_cache_bytes
+            assert "in fp8" in repr(llm)
+
+
+def test_heads_that_fp8_does_not_take_are_refused_before_anything_is_loaded() -> None:
+    path = checkpoints.checkpoint("llama", head_dim=6)
+    with pytest.raises(NotSupported, match=r"'fp8' takes heads of a multiple of 4 .* keys of 6"):
+        LLM.plan(path, kv_cache_dtype="fp8")
 
 
 @pytest.mark.parametrize("family", checkpoints.FAMILIES)
@@ -283,7 +303,7 @@ def test_a_plan_reads_well_as_text_html_and_json() -> None:
     text = str(plan)
     for part in ("LlamaForCausalLM in float32 on cpu", "mapped from the file", "users at 256"):
         assert part in text
-    assert "fp8 *" in text
+    assert "int8 *" in text
     assert "does not run this KV dtype yet" in text
     page = plan._repr_html_()
     assert page.count("<table>") == 2

@@ -87,6 +87,19 @@ def test_nothing_of_before_is_found_in_the_prefix_cache(checkpoint: Path) -> Non
         assert [generate(llm, prompt)[0].num_cached_tokens for _ in range(2)] == [0, 80]
 
 
+def test_a_cache_in_fp8_comes_back_as_it_was(checkpoint: Path) -> None:
+    prompt = list(range(5, 100))
+    with LLM(checkpoint, num_threads=1, kv_cache_dtype="fp8") as llm:
+        use, expected = memory_use(llm), exact(generate(llm, prompt, LOGPROBS))
+        for level in (1, 2):
+            llm.sleep(level)
+            assert memory_use(llm).kv_cache_bytes == 0
+            llm.wake_up()
+            assert memory_use(llm).kv_cache_bytes == use.kv_cache_bytes
+            for _ in range(2):  # computed, and found in the prefix cache
+                assert exact(generate(llm, prompt, LOGPROBS)) == expected
+
+
 def test_requests_are_refused_until_all_is_back(checkpoint: Path) -> None:
     with LLM(checkpoint, num_threads=1) as llm:
         expected = tokens(generate(llm, "hello"))

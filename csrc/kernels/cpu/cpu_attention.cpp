@@ -48,11 +48,21 @@ void store_token(const StoreKvArgs& args, int64_t t) {
     const float* key = args.keys.as<float>() + t * args.keys.strides[0] + h * args.keys.strides[1];
     const float* value =
         args.values.as<float>() + t * args.values.strides[0] + h * args.values.strides[1];
+    if (cache.keys.dtype == DType::kF8E4M3) {
+      store_fp8_row(cache.keys, block, h, offset, key);
+      store_fp8_row(cache.values, block, h, offset, value);
+      continue;
+    }
     const int64_t row = (block * heads + h) * cache.keys.shape[2] + offset;
     const int64_t value_dim = cache.values.shape[3];
     put_row(cache.keys, cache.key_index(block, h, offset, 0), key, key_run, kKeyPanelTokens * pair);
     put_row(cache.values, row * value_dim, value, value_dim, 0);
   }
+}
+
+cpu::CacheStorage storage_of(DType dtype) {
+  if (dtype == DType::kF32) return cpu::CacheStorage::kF32;
+  return dtype == DType::kBF16 ? cpu::CacheStorage::kBf16 : cpu::CacheStorage::kFp8;
 }
 
 // Tokens of an item at most.
@@ -77,6 +87,7 @@ KeyLayout CpuBackend::key_layout(int64_t block_size, int64_t key_dim, int64_t va
                                  DType dtype) const {
   const bool has_whole_panels =
       block_size % kKeyPanelTokens == 0 && value_dim % cpu::kPanelWidth == 0;
+  if (dtype == DType::kF8E4M3) return KeyLayout::kRows;  // converted to f32 a tile at a time
   const bool has_pairs = dtype == DType::kF32 || key_dim % 2 == 0;
   return has_whole_panels && has_pairs ? KeyLayout::kPanels : KeyLayout::kRows;
 }
@@ -195,7 +206,7 @@ void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
                                 .q_head_stride = args.q.strides[1],
                                 .keys = keys.data,
                                 .values = values.data,
-                                .is_bf16 = keys.dtype == DType::kBF16,
+                                .storage = storage_of(keys.dtype),
                                 .has_key_panels = has_panels,
                                 .kv_heads = keys.shape[1],
                                 .block_size = keys.shape[2],

@@ -86,12 +86,14 @@ struct QuantizedPart {
   int64_t panel_begin, panel_end;
 };
 
+enum class CacheStorage : uint8_t { kF32, kBf16, kFp8 };
+
 struct AttentionCall {
   const float* q;
   int64_t q_token_stride, q_head_stride;
-  const void* keys;    // [N, K, P, D]
-  const void* values;  // [N, K, P, Dv]
-  bool is_bf16;
+  const void* keys;    // [N, K, P, D]; in fp8, the P rows of a block and head and then their scales
+  const void* values;  // [N, K, P, Dv]; likewise
+  CacheStorage storage;
   bool has_key_panels;  // keys lie in panels of kPanelWidth tokens, and Dv is a multiple of it
   int64_t kv_heads, block_size, head_dim, value_dim;
   int64_t group;  // query heads a KV head

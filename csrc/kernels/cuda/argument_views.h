@@ -13,6 +13,8 @@ inline Storage storage_of(DType dtype) {
       return Storage::kF32;
     case DType::kBF16:
       return Storage::kBF16;
+    case DType::kF8E4M3:
+      return Storage::kF8;
     default:
       return Storage::kF16;  // validated: there is no other
   }
@@ -29,7 +31,7 @@ inline ConstRows rows_of(const ConstTensor& tensor) {
 }
 
 inline CachePart part_of(const Tensor& part) {
-  return {part.data, part.shape[1], part.shape[2], part.shape[3]};
+  return {part.data, part.shape[1], part.shape[2], part.shape[3], part.strides[1]};
 }
 
 inline void check_layout(const char* op, const PagedKvCache& cache) {

@@ -1,7 +1,6 @@
 // Paged attention, plain: one block a query head of a token, tiles of 64 positions one after
 // another. Right for every head dim, group, window and cap; what is faster is tested against it.
-#include "kernels/cuda/attention_rows.cuh"
-#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/cache_rows.cuh"
 #include "kernels/cuda/launch_math.h"
 
 namespace llmserve::cuda {
@@ -63,10 +62,9 @@ __global__ void __launch_bounds__(kAttentionThreads) attention_kernel(AttentionP
     const int count = static_cast<int>(end - begin);
     __syncthreads();  // q and o are set; the last tile's weights have been read
     for (int j = warp; j < count; j += kWarps) {
-      const int64_t row = row_offset(p.keys, block_table, kv_head, static_cast<int32_t>(begin + j));
+      const CacheRow<kStorage> key(p.keys, block_table, kv_head, static_cast<int32_t>(begin + j));
       float dot = 0.0f;
-      for (int64_t i = lane; i < head_dim; i += 32)
-        dot = v_fma(q[i], load<kStorage>(p.keys.data, row + i), dot);
+      for (int64_t i = lane; i < head_dim; i += 32) dot = v_fma(q[i], key[i], dot);
       float score = warp_sum(dot) * p.scale;
       if (p.soft_cap > 0) score = p.soft_cap * v_tanh(score / p.soft_cap);
       if (lane == 0) weights[j] = score;
@@ -91,9 +89,9 @@ __global__ void __launch_bounds__(kAttentionThreads) attention_kernel(AttentionP
     for (int64_t i = threadIdx.x; i < value_dim; i += blockDim.x) {
       float sum = 0.0f;
       for (int j = 0; j < count; ++j) {
-        const int64_t row =
-            row_offset(p.values, block_table, kv_head, static_cast<int32_t>(begin + j));
-        sum = v_fma(weights[j], load<kStorage>(p.values.data, row + i), sum);
+        const CacheRow<kStorage> value(p.values, block_table, kv_head,
+                                       static_cast<int32_t>(begin + j));
+        sum = v_fma(weights[j], value[i], sum);
       }
       o[i] = o[i] * scale_old + sum * scale_tile;
     }
@@ -109,8 +107,9 @@ __global__ void __launch_bounds__(kAttentionThreads) attention_kernel(AttentionP
 void paged_attention(const AttentionParams& p, cudaStream_t stream) {
   const int64_t num_blocks = p.num_tokens * p.num_heads;  // checked against the grid by the backend
   if (num_blocks == 0) return;
-  const auto kernel = p.storage == Storage::kF32 ? attention_kernel<Storage::kF32>
-                                                 : attention_kernel<Storage::kBF16>;
+  const auto kernel = p.storage == Storage::kF32    ? attention_kernel<Storage::kF32>
+                      : p.storage == Storage::kBF16 ? attention_kernel<Storage::kBF16>
+                                                    : attention_kernel<Storage::kF8>;
   const auto shared =
       static_cast<size_t>(attention_shared_bytes(p.keys.width, p.values.width, kTile));
   launch("paged_attention", kernel, blocks(num_blocks), kAttentionThreads, shared, stream, p);

@@ -278,7 +278,9 @@ bool CudaBackend::can_tile(const AttentionParams& p) const {
   const auto is_aligned = [](const void* data) {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0;
   };
-  return p.storage == Storage::kBF16 && p.keys.width == p.values.width &&
+  const bool is_bf16 = p.storage == Storage::kBF16;
+  const bool has_aligned_codes = p.storage == Storage::kF8 && p.keys.head_stride % 16 == 0;
+  return (is_bf16 || has_aligned_codes) && p.keys.width == p.values.width &&
          tiled_fits(p.keys.width, tiled_shared_bytes_) && is_aligned(p.keys.data) &&
          is_aligned(p.values.data) && p.num_heads / p.keys.num_heads <= kTiledRows &&
          p.keys.num_heads <= kMaxGridYZ && p.num_sequences <= kMaxGridYZ;
@@ -287,9 +289,10 @@ bool CudaBackend::can_tile(const AttentionParams& p) const {
 void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, const AttentionParams& params) {
   const int64_t width = params.keys.width;
   const int64_t kv_heads = params.keys.num_heads;
-  if (std::ranges::find(tiled_widths_, width) == tiled_widths_.end()) {
-    prepare_tiled_attention(width);
-    tiled_widths_.push_back(width);
+  const std::pair kernels(width, params.storage);
+  if (std::ranges::find(tiled_kernels_, kernels) == tiled_kernels_.end()) {
+    prepare_tiled_attention(width, params.storage);
+    tiled_kernels_.push_back(kernels);
   }
   TiledPlan plan;
   for (size_t b = 0; b < args.kv_lens.size(); ++b) {

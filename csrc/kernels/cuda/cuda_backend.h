@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -25,8 +26,8 @@ class CudaBackend final : public Backend {
   // and cuBLASLt, where it is found, for more; invariant is mma_linear for bf16 weights and
   // plain_linear for others, with the same bits whatever M is; plain is plain_linear for all, with
   // that promise, too; cublaslt is cuBLASLt for all, and insists on it. Throws InvalidArgument,
-  // NotSupported, DeviceError. Attention over bf16 caches is tiled_attention where that can run,
-  // and paged_attention otherwise or with LLMSERVE_CUDA_ATTENTION=plain.
+  // NotSupported, DeviceError. Attention over caches in bf16 and f8 is tiled_attention where that
+  // can run, and paged_attention otherwise or with LLMSERVE_CUDA_ATTENTION=plain.
   explicit CudaBackend(const BackendOptions& options);
 
   std::string_view name() const override { return "cuda"; }
@@ -106,9 +107,9 @@ class CudaBackend final : public Backend {
   std::string gemm_description_;
   bool uses_gemv_ = false;
   bool uses_mma_ = false;
-  int64_t tiled_shared_bytes_ = 0;      // that a block may ask for; 0: no attention by tensor cores
-  std::vector<int64_t> tiled_widths_;   // whose kernels are prepared
-  std::unique_ptr<CublasLt> cublaslt_;  // null: plain products
+  int64_t tiled_shared_bytes_ = 0;  // that a block may ask for; 0: no attention by tensor cores
+  std::vector<std::pair<int64_t, Storage>> tiled_kernels_;  // widths and caches that are prepared
+  std::unique_ptr<CublasLt> cublaslt_;                      // null: plain products
   Buffer scratch_;
   IndexUpload token_ids_;
   IndexUpload positions_;

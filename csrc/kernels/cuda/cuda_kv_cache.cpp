@@ -34,7 +34,7 @@ void CudaBackend::copy_blocks(const CopyBlocksArgs& args) {
   for (const auto& [source, destination] : args.pairs) {
     if (source == destination) continue;
     for (const Tensor& part : {args.cache.keys, args.cache.values}) {
-      const int64_t bytes = part.strides[0] * size_bytes(part.dtype);
+      const int64_t bytes = cache_block_bytes(part);
       check("cudaMemcpyAsync of a block",
             cudaMemcpyAsync(part.as<std::byte>() + destination * bytes,
                             part.as<std::byte>() + source * bytes, static_cast<size_t>(bytes),

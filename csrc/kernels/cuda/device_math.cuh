@@ -31,6 +31,7 @@ __device__ __forceinline__ void u_mul_wide(UVec a, uint32_t b, UVec* high, UVec*
 // The shared definitions are `static inline` and know nothing of devices.
 #define inline __device__ __forceinline__
 #include "core/math/exp.inc"
+#include "core/math/fp8.inc"
 #include "core/math/log.inc"
 #include "core/math/noise.inc"
 #undef inline
@@ -58,13 +59,15 @@ __device__ __forceinline__ float f16_to_float(uint16_t bits) {
 template <Storage kStorage>
 __device__ __forceinline__ float load(const void* data, int64_t i) {
   if constexpr (kStorage == Storage::kF32) return static_cast<const float*>(data)[i];
+  if constexpr (kStorage == Storage::kF8) return v_from_fp8(static_cast<const uint8_t*>(data)[i]);
   const uint16_t bits = static_cast<const uint16_t*>(data)[i];
   if constexpr (kStorage == Storage::kBF16) return bf16_to_float(bits);
   return f16_to_float(bits);
 }
 template <Storage kStorage>
 __device__ __forceinline__ void store(void* data, int64_t i, float value) {
-  static_assert(kStorage != Storage::kF16, "nothing is stored as float16");
+  static_assert(kStorage == Storage::kF32 || kStorage == Storage::kBF16,
+                "others are not stored so");
   if constexpr (kStorage == Storage::kF32)
     static_cast<float*>(data)[i] = value;
   else

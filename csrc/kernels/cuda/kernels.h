@@ -14,7 +14,7 @@
 namespace llmserve::cuda {
 
 // How elements of tables, weights and caches are stored.
-enum class Storage : uint8_t { kF32, kBF16, kF16 };
+enum class Storage : uint8_t { kF32, kBF16, kF16, kF8 };
 
 // A row-major matrix of floats whose rows may be strided.
 struct Rows {
@@ -123,12 +123,13 @@ struct RotaryParams {
 };
 void rotary(const RotaryParams& params, cudaStream_t stream);
 
-// One half of the cache, contiguous [N, K, P, D].
+// One half of the cache, [N, K, P, D] as cache_part of ops.h lays it out.
 struct CachePart {
   void* data;
-  int64_t num_heads;   // K
-  int64_t block_size;  // P
-  int64_t width;       // D or Dv
+  int64_t num_heads;    // K
+  int64_t block_size;   // P
+  int64_t width;        // D or Dv
+  int64_t head_stride;  // elements from a block's head to the next
 };
 
 struct StoreParams {
@@ -138,7 +139,7 @@ struct StoreParams {
   int64_t num_tokens;
   const int64_t* slots;  // [T]; -1 skips
   CachePart cache;
-  Storage storage;  // kF32 or kBF16
+  Storage storage;  // kF32, kBF16 or kF8
 };
 void store_cache(const StoreParams& params, cudaStream_t stream);
 
@@ -198,13 +199,14 @@ struct TiledPartials {
   int64_t spans;
   int64_t rows;
 };
-// The same by tensor cores: bf16 caches whose D = Dv has kernels (has_tiled_kernel) and which are
-// aligned to 16 bytes, sm_80 and later. Queries and weights are rounded to bf16, sums are float32.
-// The plan covers every sequence of the step; it may be that of a larger one.
+// The same by tensor cores: caches in bf16 or f8 whose D = Dv has kernels (has_tiled_kernel) and
+// whose rows are aligned to 16 bytes, sm_80 and later. Queries and weights are rounded to bf16,
+// sums are float32. The plan covers every sequence of the step; it may be that of a larger one.
 void tiled_attention(const AttentionParams& params, const TiledPlan& plan,
                      const TiledPartials& partials, cudaStream_t stream);
-// Once before the first call with heads of this width, on the device, and not within a capture.
-void prepare_tiled_attention(int64_t width);
+// Once before the first call with heads of this width in such a cache, on the device, and not
+// within a capture.
+void prepare_tiled_attention(int64_t width, Storage storage);
 
 // A gated one takes rows of 2 * width.
 void activation(ConstRows x, int64_t num_rows, int64_t width, Nonlinearity kind, bool is_gated,

@@ -78,6 +78,12 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
+// Pairs of bf16, multiplied.
+__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+  return product;
+}
 #else
 using emulator::copy_async;
 using emulator::load_matrices;
@@ -91,6 +97,20 @@ inline float fast_exp2(float x) { return std::exp2(x); }
 inline uint32_t pack_bf16(float low, float high) {
   return static_cast<uint32_t>(float_to_bf16(high)) << 16 | float_to_bf16(low);
 }
+inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  const auto half = [](uint32_t x, int shift) {
+    return bf16_to_float(static_cast<uint16_t>(x >> shift));
+  };
+  return pack_bf16(half(a, 0) * half(b, 0), half(a, 16) * half(b, 16));
+}
 #endif
+
+// Two e4m3 codes, in bits 8 to 15 and 24 to 31, as bf16 times those of `scale`: powers of two, so
+// that no bit is lost. Codes of NaN are not among a cache's.
+__device__ __forceinline__ uint32_t widen_codes(uint32_t codes, uint32_t scale) {
+  const uint32_t magnitude = (codes & 0x7f007f00u) >> 4;
+  // The exponent's bias is made up for by 2^120, subnormals included.
+  return multiply_pairs(multiply_pairs(magnitude | (codes & 0x80008000u), 0x7b807b80u), scale);
+}
 
 }  // namespace llmserve::cuda

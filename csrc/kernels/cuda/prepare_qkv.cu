@@ -1,6 +1,7 @@
 // What stands between the product of queries, keys and values and attention: norms of heads,
 // rotation, the writing of the cache. The arithmetic of rms_norm.cu, elementwise.cu (rotary) and
 // kv_cache.cu, element by element, and so their bits.
+#include "kernels/cuda/cache_rows.cuh"
 #include "kernels/cuda/rms.cuh"
 
 namespace llmserve::cuda {
@@ -43,16 +44,6 @@ __device__ void norm_and_turn(const QkvParams& p, float* x, const float* weight,
   __syncwarp();
 }
 
-template <Storage kStorage>
-__device__ void store_head(const CachePart& cache, int64_t slot, int64_t head, const float* x) {
-  if (slot < 0) return;
-  const int64_t block = slot / cache.block_size;
-  const int64_t offset = slot % cache.block_size;
-  const int64_t to = ((block * cache.num_heads + head) * cache.block_size + offset) * cache.width;
-  for (int64_t i = threadIdx.x % 32; i < cache.width; i += 32)
-    store<kStorage>(cache.data, to + i, x[i]);
-}
-
 // blockIdx.x = token * token_blocks + i. Warp w of the block has head i * kQkvWarps + w of the
 // token's queries, keys and values, in this order.
 template <Storage kStorage>
@@ -68,7 +59,7 @@ __global__ void __launch_bounds__(kQkvWarps * 32) prepare_qkv_kernel(QkvParams p
   if (head >= p.num_heads + kv_heads) {
     if (head >= p.num_heads + 2 * kv_heads) return;
     const float* v = p.v.data + token * p.v.stride + kv_head * p.values.width;
-    store_head<kStorage>(p.values, slot, kv_head, v);
+    store_row<kStorage>(p.values, slot, kv_head, v);
     return;
   }
   const int64_t width = p.keys.width;
@@ -82,7 +73,7 @@ __global__ void __launch_bounds__(kQkvWarps * 32) prepare_qkv_kernel(QkvParams p
   norm_and_turn(p, x, is_query ? p.q_norm : p.k_norm,
                 angles.data ? angles.data + token * angles.stride : nullptr);
   if (!is_query) {
-    store_head<kStorage>(p.keys, slot, kv_head, x);
+    store_row<kStorage>(p.keys, slot, kv_head, x);
     return;
   }
   float* to = p.q.data + token * p.q.stride + head * width;
@@ -93,8 +84,9 @@ __global__ void __launch_bounds__(kQkvWarps * 32) prepare_qkv_kernel(QkvParams p
 
 void prepare_qkv(const QkvParams& p, cudaStream_t stream) {
   if (p.num_tokens == 0) return;
-  const auto kernel = p.storage == Storage::kF32 ? prepare_qkv_kernel<Storage::kF32>
-                                                 : prepare_qkv_kernel<Storage::kBF16>;
+  const auto kernel = p.storage == Storage::kF32    ? prepare_qkv_kernel<Storage::kF32>
+                      : p.storage == Storage::kBF16 ? prepare_qkv_kernel<Storage::kBF16>
+                                                    : prepare_qkv_kernel<Storage::kF8>;
   launch("prepare_qkv", kernel, blocks(p.num_tokens * p.token_blocks), kQkvWarps * 32,
          static_cast<size_t>(qkv_shared_bytes(p.keys.width)), stream, p);
 }

@@ -1,6 +1,6 @@
-// Paged attention by tensor cores, over bf16 caches. One program for decoding and for prompts: the
-// rows of a tile are query heads of tokens that read the same KV head, 16 to a warp, whatever
-// tokens they belong to.
+// Paged attention by tensor cores, over caches in bf16 or, widened to it in shared memory, f8. One
+// program for decoding and for prompts: the rows of a tile are query heads of tokens that read the
+// same KV head, 16 to a warp, whatever tokens they belong to.
 //
 // A row walks the KV in tiles of kTiledTile positions and spans of kTiledSpan, both anchored at
 // position 0. Within a span its running maximum, sum and output are rescaled from tile to tile;
@@ -9,7 +9,7 @@
 // spans are computed by one block one after another (prompts) or by a block each (decoding), nor on
 // which rows are beside it. Dao 2023 (FlashAttention-2), section 3.1; Dao et al. 2023
 // (Flash-Decoding).
-#include "kernels/cuda/attention_rows.cuh"
+#include "kernels/cuda/cache_rows.cuh"
 #include "kernels/cuda/launch_math.h"
 #include "kernels/cuda/mma.cuh"
 
@@ -83,6 +83,51 @@ __device__ __forceinline__ void load_tile(const AttentionParams& p, const RowTil
     const int to = row * kStride + column;
     copy_async(keys + to, static_cast<const uint16_t*>(p.keys.data) + source, from >= 0);
     copy_async(values + to, static_cast<const uint16_t*>(p.values.data) + source, from >= 0);
+  }
+}
+
+// The scales of the position that a lane has.
+struct LaneScales {
+  float key = 0.0f;
+  float value = 0.0f;
+};
+
+// The same of a cache in f8: codes as they are, rows of kDim bytes, and the lane's scales.
+template <int kDim, int kWarps>
+__device__ __forceinline__ LaneScales load_codes(const AttentionParams& p, const RowTile& rows,
+                                                 int begin, uint8_t* keys, uint8_t* values) {
+  constexpr int kChunks = kDim / 16;  // of 16 bytes, a row
+  const int mine = begin + static_cast<int>(threadIdx.x % 32);
+  const bool is_seen = mine >= rows.first_seen && mine <= rows.last_seen;
+  const int32_t* table = p.block_tables + rows.sequence * p.max_blocks;
+  const int64_t offset = is_seen ? row_offset(p.keys, table, rows.kv_head, mine) : -1;
+  LaneScales scales;
+  if (is_seen) {
+    scales.key = row_scale(p.keys, table, rows.kv_head, mine);
+    scales.value = row_scale(p.values, table, rows.kv_head, mine);
+  }
+  for (int e = threadIdx.x; e < kTile * kChunks; e += 32 * kWarps) {  // whole warps
+    const int row = e / kChunks;
+    const int64_t from = __shfl_sync(kAllLanes, offset, row);
+    const int64_t source = from < 0 ? 0 : from + e % kChunks * 16;
+    copy_async(keys + e * 16, static_cast<const uint8_t*>(p.keys.data) + source, from >= 0);
+    copy_async(values + e * 16, static_cast<const uint8_t*>(p.values.data) + source, from >= 0);
+  }
+  return scales;
+}
+
+// A tile of codes as bf16, each row times the scale of the lane that has its position.
+template <int kDim, int kWarps>
+__device__ __forceinline__ void widen_tile(const uint8_t* codes, float scale, uint16_t* tile) {
+  constexpr int kWords = kDim / 4;                                   // of 4 codes, a row
+  for (int e = threadIdx.x; e < kTile * kWords; e += 32 * kWarps) {  // whole warps
+    const int row = e / kWords;
+    const float factor = __shfl_sync(kAllLanes, scale, row);
+    const uint32_t factors = pack_bf16(factor, factor);
+    const uint32_t word = reinterpret_cast<const uint32_t*>(codes)[e];
+    auto* to = reinterpret_cast<uint32_t*>(tile + row * kStrideOf<kDim> + e % kWords * 4);
+    to[0] = widen_codes((word & 0xffu) << 8 | (word & 0xff00u) << 16, factors);
+    to[1] = widen_codes((word >> 8 & 0xff00u) | (word & 0xff000000u), factors);
   }
 }
 
@@ -229,9 +274,10 @@ __device__ __forceinline__ int64_t partial_index(const TiledPartials& partials, 
 
 // blockIdx: (row tile from the last to the first, KV head, sequence), or (span, KV head, sequence)
 // if kIsSplit. Sequences whose rows fit 16 are the split kernel's, all others the other's. Shared
-// memory, in this order: two tiles of keys and values; the queries; what is merged, element i of
-// thread t at [i * threads + t], in the queries' place if they are held in registers.
-template <int kDim, int kWarps, bool kIsSplit>
+// memory, in this order: two tiles of keys and values, or one and two tiles of codes, which are
+// smaller; the queries; what is merged, element i of thread t at [i * threads + t], in the queries'
+// place if they are held in registers.
+template <int kDim, int kWarps, bool kIsSplit, Storage kStorage>
 __global__ void __launch_bounds__(32 * kWarps)
     tiled_kernel(AttentionParams p, TiledPartials partials) {
   constexpr int kThreads = 32 * kWarps;
@@ -240,6 +286,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   constexpr bool kHoldsQuery = kHoldsQueryOf<kDim>;
   LLMSERVE_DYNAMIC_SHARED(uint16_t, shared);
   uint16_t* tiles = shared;
+  auto* codes = reinterpret_cast<uint8_t*>(tiles + 2 * kTile * kStride);
   uint16_t* query = tiles + 4 * kTile * kStride;
   auto* merged = reinterpret_cast<float*>(kHoldsQuery ? query : query + kRows * kStride);
 
@@ -303,19 +350,33 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int begin_seen = rows.first_seen / kTile * kTile;
   int begin = first_span * kTiledSpan > begin_seen ? first_span * kTiledSpan : begin_seen;
   int stage = 0;
-  load_tile<kDim, kWarps>(p, rows, begin, tiles, tiles + kTile * kStride);
+  LaneScales scales;  // of the tile that is on its way
+  const auto load = [&](int from) {
+    if constexpr (kStorage == Storage::kF8) {
+      uint8_t* to = codes + stage * 2 * kTile * kDim;
+      scales = load_codes<kDim, kWarps>(p, rows, from, to, to + kTile * kDim);
+    } else {
+      uint16_t* to = tiles + stage * 2 * kTile * kStride;
+      load_tile<kDim, kWarps>(p, rows, from, to, to + kTile * kStride);
+    }
+  };
+  load(begin);
   for (int span = first_span; span <= last_span; ++span) {
     run.clear();
     const int span_end = (span + 1) * kTiledSpan;
     for (; begin < span_end && begin <= rows.last_seen; begin += kTile) {
       wait_for_copies();
       __syncthreads();  // the tile is there, and nobody reads the other one any more
-      uint16_t* keys = tiles + stage * 2 * kTile * kStride;
+      uint16_t* keys = kStorage == Storage::kF8 ? tiles : tiles + stage * 2 * kTile * kStride;
+      const uint8_t* arrived = codes + stage * 2 * kTile * kDim;
+      const LaneScales of_arrived = scales;
       stage ^= 1;
       const int next = begin + kTile;
-      if (next <= rows.last_seen && (!kIsSplit || next < span_end)) {
-        uint16_t* to = tiles + stage * 2 * kTile * kStride;
-        load_tile<kDim, kWarps>(p, rows, next, to, to + kTile * kStride);
+      if (next <= rows.last_seen && (!kIsSplit || next < span_end)) load(next);
+      if constexpr (kStorage == Storage::kF8) {
+        widen_tile<kDim, kWarps>(arrived, of_arrived.key, keys);
+        widen_tile<kDim, kWarps>(arrived + kTile * kDim, of_arrived.value, keys + kTile * kStride);
+        __syncthreads();  // all of it is widened
       }
       if (begin > warp_last || begin + kTile <= warp_first) continue;  // the whole warp
       float s[4][4];
@@ -395,11 +456,11 @@ __global__ void merge_spans_kernel(AttentionParams p, TiledPartials partials) {
   }
 }
 
-template <int kDim>
+template <int kDim, Storage kStorage>
 struct Kernels {
   static constexpr int kWarps = tiled_warps(kDim);
-  static constexpr auto split = tiled_kernel<kDim, 1, true>;
-  static constexpr auto rows = tiled_kernel<kDim, kWarps, false>;
+  static constexpr auto split = tiled_kernel<kDim, 1, true, kStorage>;
+  static constexpr auto rows = tiled_kernel<kDim, kWarps, false, kStorage>;
 
   static void prepare() {
     const auto allow = [](auto kernel, int warps, bool is_split) {
@@ -433,35 +494,42 @@ struct Kernels {
   }
 };
 
-// Calls act with the kernels of a width; false if there are none.
-template <class Act>
-bool with_width(int64_t width, const Act& act) {
+// Calls act with the kernels of a width; with none if there are none.
+template <Storage kStorage, class Act>
+void with_width(int64_t width, const Act& act) {
   switch (width) {
     case 64:
-      return act(Kernels<64>()), true;
+      return act(Kernels<64, kStorage>());
     case 80:
-      return act(Kernels<80>()), true;
+      return act(Kernels<80, kStorage>());
     case 96:
-      return act(Kernels<96>()), true;
+      return act(Kernels<96, kStorage>());
     case 128:
-      return act(Kernels<128>()), true;
+      return act(Kernels<128, kStorage>());
     case 256:
-      return act(Kernels<256>()), true;
+      return act(Kernels<256, kStorage>());
     default:
-      return false;
+      return;
   }
+}
+template <class Act>
+void with_kernels(int64_t width, Storage storage, const Act& act) {
+  if (storage == Storage::kF8)
+    with_width<Storage::kF8>(width, act);
+  else
+    with_width<Storage::kBF16>(width, act);
 }
 
 }  // namespace
 
-void prepare_tiled_attention(int64_t width) {
-  with_width(width, [](auto kernels) { decltype(kernels)::prepare(); });
+void prepare_tiled_attention(int64_t width, Storage storage) {
+  with_kernels(width, storage, [](auto kernels) { decltype(kernels)::prepare(); });
 }
 
 void tiled_attention(const AttentionParams& p, const TiledPlan& plan, const TiledPartials& partials,
                      cudaStream_t stream) {
-  with_width(p.keys.width,
-             [&](auto kernels) { decltype(kernels)::run(p, plan, partials, stream); });
+  with_kernels(p.keys.width, p.storage,
+               [&](auto kernels) { decltype(kernels)::run(p, plan, partials, stream); });
 }
 
 }  // namespace llmserve::cuda

@@ -58,7 +58,7 @@ int64_t Transfers::transfer_blocks(const TransferBlocksArgs& args) {
   const PagedKvCache& to = args.to_host ? args.host : args.device;
   const auto kind = args.to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
   const auto copy = [&](const Tensor& source, const Tensor& destination, const BlockRun& run) {
-    const int64_t bytes = source.strides[0] * size_bytes(source.dtype);
+    const int64_t bytes = cache_block_bytes(source);
     check("cudaMemcpyAsync of blocks",
           cudaMemcpyAsync(destination.as<std::byte>() + run.destination * bytes,
                           source.as<std::byte>() + run.source * bytes,

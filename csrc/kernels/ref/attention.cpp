@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -33,21 +34,27 @@ struct KvHead {
   const int32_t* block_table;
   int64_t head;
 
-  static float at(const Tensor& part, int64_t idx) {
-    return part.dtype == DType::kF32 ? part.as<float>()[idx]
-                                     : bf16_to_f32(part.as<uint16_t>()[idx]);
+  // Element `idx` of a part, which is in this row.
+  float at(const Tensor& part, int64_t idx, int64_t block, int64_t offset) const {
+    if (part.dtype == DType::kF32) return part.as<float>()[idx];
+    if (part.dtype == DType::kBF16) return bf16_to_f32(part.as<uint16_t>()[idx]);
+    float scale = 0;
+    std::memcpy(&scale, part.as<uint8_t>() + cache_scale_offset(part, block, head, offset),
+                sizeof(scale));
+    return fp8_to_f32(part.as<uint8_t>()[idx]) * scale;
   }
   float key(int64_t position, int64_t d) const {
-    const int64_t block_size = args.cache.keys.shape[2];
-    const int64_t block = block_table[position / block_size];
-    return at(args.cache.keys, args.cache.key_index(block, head, position % block_size, d));
+    const int64_t offset = position % args.cache.keys.shape[2];
+    const int64_t block = block_table[position / args.cache.keys.shape[2]];
+    return at(args.cache.keys, args.cache.key_index(block, head, offset, d), block, offset);
   }
   float value(int64_t position, int64_t d) const {
     const Tensor& values = args.cache.values;
-    const int64_t block_size = values.shape[2];
-    const int64_t block = block_table[position / block_size];
-    const int64_t row = (block * values.shape[1] + head) * block_size + position % block_size;
-    return at(values, row * values.shape[3] + d);
+    const int64_t offset = position % values.shape[2];
+    const int64_t block = block_table[position / values.shape[2]];
+    const int64_t row =
+        block * values.strides[0] + head * values.strides[1] + offset * values.strides[2];
+    return at(values, row + d, block, offset);
   }
 
   float score(const float* q, int64_t position) const {

@@ -30,6 +30,11 @@ void RefBackend::store_kv(const StoreKvArgs& args) {
           args.keys.as<float>() + t * args.keys.strides[0] + h * args.keys.strides[1];
       const float* value =
           args.values.as<float>() + t * args.values.strides[0] + h * args.values.strides[1];
+      if (cache.keys.dtype == DType::kF8E4M3) {
+        store_fp8_row(cache.keys, block, h, offset, key);
+        store_fp8_row(cache.values, block, h, offset, value);
+        continue;
+      }
       const int64_t row = ((block * heads + h) * block_size + offset) * value_dim;
       for (int64_t d = 0; d < cache.keys.shape[3]; ++d)
         put(cache.keys, cache.key_index(block, h, offset, d), key[d]);

@@ -88,6 +88,7 @@ def _measure(options: argparse.Namespace, name: str | None, text: str) -> dict[s
             )
         return {
             "quantization": name,
+            "kv_cache_dtype": options.kv_cache_dtype,
             "perplexity": result.value,
             "mean_nll": result.mean_nll,
             "standard_error": result.standard_error,

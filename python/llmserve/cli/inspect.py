@@ -32,7 +32,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the Hub")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
     add_quantization(parser)
-    parser.add_argument("--kv-cache-dtype", default="auto", help="auto, float32 or bfloat16")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="auto, float32, bfloat16 or fp8")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
 

@@ -24,6 +24,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the Hub")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
     add_quantization(parser)
+    parser.add_argument(
+        "--kv-cache-dtype", default="auto", metavar="NAME", help="auto, float32, bfloat16 or fp8"
+    )
     parser.add_argument("--device", default="auto", help="auto, cuda, cpu or ref (slow reference)")
     parser.add_argument("--max-model-len", type=int, metavar="N", help="prompt and output together")
     parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
@@ -60,6 +63,7 @@ def load_model(options: argparse.Namespace, model: object, **arguments: object) 
         revision=options.revision,
         dtype=options.dtype,
         quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
         device=options.device,
         max_model_len=options.max_model_len,
         num_threads=options.threads,

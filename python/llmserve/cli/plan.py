@@ -30,7 +30,7 @@ _EXAMPLES = """examples:
 
 # Arguments of LLM that change a plan: flag, type, help.
 _ENGINE_OPTIONS = (
-    ("dtype", str, "auto, float32 or bfloat16"),
+    ("dtype", str, "auto, float32, bfloat16 or fp8"),
     ("quantization", str, "int8, int4 …: round weights while they are loaded"),
     ("kv_cache_dtype", str, "auto, float32 or bfloat16"),
     ("device", str, "auto, cuda, cpu or ref"),

@@ -75,7 +75,7 @@ class ModelShape:
         234881024
         """
         tokens = integer("num_tokens", num_tokens, 0, 2**62)
-        return tokens * _core.kv_bytes_per_token(self.layers, dtype)
+        return tokens * _core.kv_bytes_per_token(self.layers, dtype, with_scales=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +141,7 @@ def plan_capacity(
     left = round(total * (1 - overhead)) - shape.weight_bytes
     tokens_of_block = integer("block_size", block_size, 1, 256)
     pools = [
-        _core.KvPool(
-            max(0, left), _core.kv_bytes_per_token(shape.layers, dtype.name), tokens_of_block
-        )
+        _core.KvPool(max(0, left), shape.kv_bytes(1, dtype.name), tokens_of_block)
         for dtype in _core.kv_cache_dtypes()
     ]
     rows = kv_rows(pools, lengths)

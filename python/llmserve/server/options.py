@@ -41,7 +41,7 @@ ENGINE_OPTIONS = (
     Option("seed", int, "what requests without a seed draw theirs from"),
     Option("kv_cache_memory_bytes", int, "memory of the KV cache"),
     Option("num_gpu_blocks_override", int, "blocks of the KV cache instead"),
-    Option("kv_cache_dtype", str, "what the KV cache keeps"),
+    Option("kv_cache_dtype", str, "what the KV cache keeps: auto, float32, bfloat16 or fp8"),
     Option("gpu_memory_utilization", float, "share of the memory at hand to use"),
     Option("block_size", int, "tokens a block"),
     Option("enable_prefix_caching", bool, "requests share the blocks of equal prefixes"),

@@ -36,6 +36,9 @@ inline Vec v_load(const uint16_t* p) {
   const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
   return (Vec)_mm256_slli_epi32(words, 16);
 }
+inline IVec v_widen(const uint8_t* p) {
+  return (IVec)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+}
 inline float v_sum(Vec x) { return fold_sum(x); }
 inline float v_largest(Vec x) { return fold_max(x); }
 

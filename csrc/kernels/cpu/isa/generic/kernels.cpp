@@ -41,6 +41,11 @@ inline Vec v_load(const uint16_t* p) {
   for (int i = 0; i < kLanes; ++i) bits[i] = (uint32_t)p[i] << 16;
   return (Vec)bits;
 }
+inline IVec v_widen(const uint8_t* p) {
+  IVec x;
+  for (int i = 0; i < kLanes; ++i) x[i] = p[i];
+  return x;
+}
 inline float v_sum(Vec x) {
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) x[i] += x[i + width];
