@@ -23,6 +23,7 @@ PYBIND11_MODULE(_core, module) {
   auto testing = module.def_submodule("testing", "Internals for tests and benchmarks.");
   llmserve::register_testing_array(testing);
   llmserve::register_testing_ops(testing);
+  llmserve::register_testing_comm(testing);
   llmserve::register_testing_io(testing);
   llmserve::register_testing_models(testing);
   llmserve::register_testing_grammar(testing);

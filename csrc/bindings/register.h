@@ -24,6 +24,7 @@ void register_scheduler(pybind11::module_& module);
 // The submodule `testing`: internals for tests and benchmarks.
 void register_testing_array(pybind11::module_& testing);
 void register_testing_ops(pybind11::module_& testing);
+void register_testing_comm(pybind11::module_& testing);
 void register_testing_io(pybind11::module_& testing);
 void register_testing_models(pybind11::module_& testing);
 void register_testing_grammar(pybind11::module_& testing);

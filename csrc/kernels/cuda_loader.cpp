@@ -65,4 +65,9 @@ std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {
   return loaded().plugin->make(options);
 }
 
+DeviceQueue cuda_queue(Backend& backend) {
+  check_internal(backend.name() == "cuda", "only a CUDA device has a queue");
+  return loaded().plugin->queue(backend);
+}
+
 }  // namespace llmserve

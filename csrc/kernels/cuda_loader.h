@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "core/device_queue.h"
 #include "kernels/backend.h"
 
 namespace llmserve {
@@ -14,5 +15,8 @@ std::string cuda_unavailable_reason();
 
 // Throws NotSupported with that reason, or DeviceError.
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options);
+
+// Where the ops of a backend that make_cuda_backend() made go.
+DeviceQueue cuda_queue(Backend& backend);
 
 }  // namespace llmserve

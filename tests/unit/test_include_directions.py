@@ -40,7 +40,7 @@ ANYTHING = re.compile(
     r"bindings/(register_testing\w*|register_inspect|model_records|gguf_metadata)\.\w+"
 )
 CUDA = re.compile(r"cuda\w*\.h|cublas\w*\.h|nccl\w*\.h|cub/.*|cutlass/.*")
-CUDA_PLACES = re.compile(r"kernels/cuda/.*|comm/nccl\.cpp")
+CUDA_PLACES = re.compile(r"kernels/cuda/.*|comm/nccl_api_check\.cpp")
 
 
 def includes() -> Iterator[tuple[str, str]]:

@@ -87,6 +87,16 @@ std::string CudaBackend::description() const {
                 tiled_shared_bytes_ > 0 ? "; tiled attention" : "; plain attention");
 }
 
+DeviceQueue CudaBackend::queue() {
+  memory_.make_current();
+  return {.stream = stream(), .is_done = [this] {
+            memory_.make_current();
+            const cudaError_t state = cudaStreamQuery(stream());
+            if (state != cudaErrorNotReady) check("cudaStreamQuery", state);
+            return state == cudaSuccess;
+          }};
+}
+
 std::byte* CudaBackend::scratch(int64_t num_bytes) {
   if (scratch_.num_bytes() < num_bytes) {
     block_.move();

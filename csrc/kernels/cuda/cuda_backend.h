@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/device_queue.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda_memory.h"
@@ -32,6 +33,8 @@ class CudaBackend final : public Backend {
 
   std::string_view name() const override { return "cuda"; }
   std::string description() const override;
+  // The stream of the ops, for as long as this lives.
+  DeviceQueue queue();
   Memory& memory() override { return memory_; }
   void run_on_stream(uint64_t stream, const std::function<void()>& work) override {
     memory_.run_on(reinterpret_cast<cudaStream_t>(stream), work);

@@ -41,8 +41,10 @@ std::unique_ptr<Backend> make(const BackendOptions& options) {
   return std::make_unique<cuda::CudaBackend>(options);
 }
 
+DeviceQueue queue(Backend& backend) { return static_cast<cuda::CudaBackend&>(backend).queue(); }
+
 constexpr CudaPlugin kPlugin{kCudaPluginAbi, LLMSERVE_BUILD_ID, &unavailable_reason, &make,
-                             &cuda::nvtx_sink};
+                             &queue,         &cuda::nvtx_sink};
 
 }  // namespace
 }  // namespace llmserve

@@ -13,13 +13,14 @@
 #include <memory>
 #include <string>
 
+#include "core/device_queue.h"
 #include "core/trace_range.h"
 #include "kernels/backend.h"
 
 namespace llmserve {
 
 // The version of this struct, and only of it.
-inline constexpr uint32_t kCudaPluginAbi = 2;
+inline constexpr uint32_t kCudaPluginAbi = 3;
 
 struct CudaPlugin {
   // Plain C, first, at fixed places: read before all else is believed.
@@ -29,6 +30,8 @@ struct CudaPlugin {
   // Empty where a CUDA device can be used; otherwise why not, and what to do.
   std::string (*unavailable_reason)() = nullptr;
   std::unique_ptr<Backend> (*make)(const BackendOptions& options) = nullptr;
+  // Where the ops of a backend that make() made go.
+  DeviceQueue (*queue)(Backend& backend) = nullptr;
   // Takes ranges to NVIDIA's profilers; lives as long as the process.
   const RangeSink& (*range_sink)() = nullptr;
 };

@@ -1,0 +1,73 @@
+// Ranks with a GPU each, over NCCL.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <mutex>
+
+#include "comm/communicator.h"
+#include "comm/nccl_library.h"
+#include "core/buffer.h"
+#include "core/device_queue.h"
+
+namespace llmserve {
+
+struct NcclOptions {
+  int rank = 0;
+  int world_size = 1;
+  nccl::UniqueId id{};  // rank 0's make_nccl_id(), in all ranks
+  DeviceQueue queue;    // of the device that is current where calls are made
+  Memory* memory = nullptr;
+  // For the others to come, and for what is under way to end: minutes, since a rank may compile or
+  // load first.
+  std::chrono::milliseconds timeout{std::chrono::minutes(10)};
+};
+
+// What the ranks find each other by. Throws DeviceError.
+nccl::UniqueId make_nccl_id(const NcclLibrary& library);
+
+// NCCL's calls never block here: each is polled, by ncclCommGetAsyncError, until it has ended, has
+// failed, or the time limit is over, which aborts the communicator.
+class NcclCommunicator final : public Communicator {
+ public:
+  // Meets the other ranks. Throws InvalidArgument, DeviceError.
+  NcclCommunicator(NcclLibrary library, NcclOptions options);
+  ~NcclCommunicator() override;
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  int rank() const override { return options_.rank; }
+  int world_size() const override { return options_.world_size; }
+  std::string description() const override;
+
+  void all_reduce(const Tensor& data, Reduction reduction) override;
+  void all_gather(const ConstTensor& x, const Tensor& out) override;
+  void reduce_scatter(const ConstTensor& x, const Tensor& out, Reduction reduction) override;
+  void broadcast(const Tensor& data, int root) override;
+  void wait() override;
+  void barrier() override;
+  void check() override;
+  void abort() noexcept override;
+
+ private:
+  using Deadline = std::chrono::steady_clock::time_point;
+  Deadline deadline() const { return std::chrono::steady_clock::now() + options_.timeout; }
+  // One call, and until NCCL has taken it in.
+  void run(const char* what, const std::function<nccl::Result()>& call);
+  // Whether the last call has been taken in; throws if it failed.
+  bool has_settled(const char* what);
+  void settle(const char* what, Deadline deadline);
+  [[noreturn]] void fail(const std::string& problem);
+  void throw_if_ended() const;
+  std::string who() const;  // "rank 0 of 1"
+
+  const NcclLibrary library_;
+  const NcclOptions options_;
+  Buffer token_;  // what barrier() exchanges
+  // Held around each of NCCL's calls, none of which waits: abort() may come from elsewhere.
+  mutable std::mutex mutex_;
+  nccl::Comm comm_ = nullptr;  // null: ended
+  std::string ended_by_;
+};
+
+}  // namespace llmserve
