@@ -15,6 +15,7 @@
 
 #include "checker.h"
 #include "kernels/cpu/cpu_features.h"
+#include "kernels/host_ops.h"
 
 namespace llmserve::isa_check {
 namespace {
@@ -291,6 +292,9 @@ void check_linear_case(Checker& check, DType dtype, int64_t rows, int64_t k, int
       if (fused.empty()) fused.push_back(all);
       check.equal(concat(isa.name, " and ", check.isas[0].name, ", ", what), all, fused[0]);
     }
+    const LinearWeight deferred = isa.backend->defer_linear(parts, dtype);
+    check.equal(concat(isa.name, " on the weight's rows, ", what),
+                run(*isa.backend, deferred, 0, rows), all);
     for (int64_t m = 1; m < rows; m += m < 34 ? 1 : 31) {
       const int64_t row = m == 1 ? rows - 1 : 0;  // M = 1 is the last row: no tile's first
       const Floats some = run(*isa.backend, weight, row, m);
@@ -369,11 +373,6 @@ struct AttentionCase {
 };
 
 // What a sequence's query sees is its last tokens; the cache's unused slots hold NaN.
-struct AttentionInput {
-  std::vector<int32_t> kv_lens, query_starts, block_tables;
-  int64_t max_blocks;
-};
-
 void check_attention_case(Checker& check, const AttentionCase& c, int64_t block_size) {
   const std::vector<int32_t> kv_lens{1, 150, 64, 65, c.head_dim == 64 ? 1100 : 0x81};
   const std::vector<int32_t> counts{1, c.head_dim < 32 ? 90 : 20, 1, 3, 2};
@@ -385,34 +384,55 @@ void check_attention_case(Checker& check, const AttentionCase& c, int64_t block_
   for (int64_t i = 0; i < num_blocks; ++i)
     tables.push_back(static_cast<int32_t>(num_blocks - 1 - i));
   for (size_t i = 1; i + 2 < tables.size(); i += 3) std::swap(tables[i], tables[i + 1]);
-  const bool is_f32 = c.dtype == DType::kF32;
   const KeyLayout layout =
       check.isas.front().backend->key_layout(block_size, c.head_dim, c.value_dim, c.dtype);
-  // Only its shape, dtype and layout: where elements are.
-  const PagedKvCache places{
-      Tensor(nullptr, c.dtype, {num_blocks, c.kv_heads, block_size, c.head_dim}),
-      Tensor(nullptr, c.dtype, {num_blocks, c.kv_heads, block_size, c.value_dim}), layout};
-  const auto fill = [&](int64_t width, bool is_key, uint64_t seed) {
-    Floats cache(num_blocks * c.kv_heads * block_size * width, kNan);
+  const auto part_of = [&](void* data, int64_t width) {
+    return cache_part(data, c.dtype, num_blocks, c.kv_heads, block_size, width);
+  };
+  PagedKvCache cache{part_of(nullptr, c.head_dim), part_of(nullptr, c.value_dim), layout};
+  // put(block, head, offset, row) for every row that a sequence has.
+  const auto for_each_row = [&](int64_t width, uint64_t seed, auto put) {
     for (size_t b = 0; b < kv_lens.size(); ++b) {
       const Floats rows = normal(kv_lens[b] * c.kv_heads * width, mix64(seed, b));
-      for (int64_t i = 0; i < kv_lens[b] * c.kv_heads * width; ++i) {
-        const int64_t j = i / (c.kv_heads * width), h = i / width % c.kv_heads, d = i % width;
+      for (int64_t i = 0; i < kv_lens[b] * c.kv_heads; ++i) {
+        const int64_t j = i / c.kv_heads;
         const int64_t block =
             tables[b * static_cast<size_t>(max_blocks) + static_cast<size_t>(j / block_size)];
-        const int64_t row = (block * c.kv_heads + h) * block_size + j % block_size;
-        cache[is_key ? places.key_index(block, h, j % block_size, d) : row * width + d] = rows[i];
+        put(block, i % c.kv_heads, j % block_size, rows.begin() + i * width);
       }
     }
-    return cache;
   };
-  const Floats keys = fill(c.head_dim, true, 14);
-  const Floats values = fill(c.value_dim, false, 15);
+  const auto fill = [&](int64_t width, bool is_key, uint64_t seed) {
+    Floats part(num_blocks * c.kv_heads * block_size * width, kNan);
+    for_each_row(width, seed, [&](int64_t block, int64_t head, int64_t offset, const float* row) {
+      const int64_t begin = ((block * c.kv_heads + head) * block_size + offset) * width;
+      for (int64_t d = 0; d < width; ++d)
+        part[is_key ? cache.key_index(block, head, offset, d) : begin + d] = row[d];
+    });
+    return part;
+  };
+  const auto fill_fp8 = [&](int64_t width, uint64_t seed) {
+    Array<uint8_t> bytes(num_blocks * cache_block_bytes(part_of(nullptr, width)), 0x7f);  // NaN
+    const Tensor part = part_of(bytes.begin(), width);
+    for_each_row(width, seed, [&](int64_t block, int64_t head, int64_t offset, const float* row) {
+      store_fp8_row(part, block, head, offset, row);
+    });
+    return bytes;
+  };
+  const bool is_fp8 = c.dtype == DType::kF8E4M3;
+  const Floats keys = is_fp8 ? Floats(0) : fill(c.head_dim, true, 14);
+  const Floats values = is_fp8 ? Floats(0) : fill(c.value_dim, false, 15);
   const Array<uint16_t> keys_16 = to_16_bits(keys, DType::kBF16);
   const Array<uint16_t> values_16 = to_16_bits(values, DType::kBF16);
-  PagedKvCache cache = places;
-  cache.keys.data = is_f32 ? static_cast<void*>(keys.begin()) : keys_16.begin();
-  cache.values.data = is_f32 ? static_cast<void*>(values.begin()) : values_16.begin();
+  const Array<uint8_t> keys_8 = is_fp8 ? fill_fp8(c.head_dim, 14) : Array<uint8_t>(0);
+  const Array<uint8_t> values_8 = is_fp8 ? fill_fp8(c.value_dim, 15) : Array<uint8_t>(0);
+  const auto data_of = [&](const Floats& f32, const Array<uint16_t>& bf16,
+                           const Array<uint8_t>& fp8) -> void* {
+    if (c.dtype == DType::kF32) return f32.begin();
+    return is_fp8 ? static_cast<void*>(fp8.begin()) : bf16.begin();
+  };
+  cache.keys.data = data_of(keys, keys_16, keys_8);
+  cache.values.data = data_of(values, values_16, values_8);
   std::vector<int32_t> starts{0};
   for (const int32_t count : counts) starts.push_back(starts.back() + count);
   const int64_t tokens = starts.back();
@@ -475,6 +495,9 @@ void check_attention(Checker& check) {
     check_attention_case(check, {2, 1, 80, 80, dtype, 70, 30.0f}, 32);
     check_attention_case(check, {2, 1, 128, 128, dtype, 0, 0.0f}, 48);
   }
+  check_attention_case(check, {4, 2, 20, 36, DType::kF8E4M3, 70, 0.0f}, 7);
+  check_attention_case(check, {2, 1, 64, 64, DType::kF8E4M3, 0, 3.0f}, 16);
+  check_attention_case(check, {2, 2, 80, 80, DType::kF8E4M3, 0, 0.0f}, 32);
 }
 
 void check_sampling_case(Checker& check, int64_t vocabulary, bool has_ties) {
