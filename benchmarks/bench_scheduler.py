@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import random
 import statistics
-from itertools import pairwise
 
 import pytest
 from llmserve import _core
 from llmserve._core import testing
 from llmserve.bench.machine import MachineProbe
+from step_times import decode_times
 
 VOCAB_SIZE = 32_000
 BLOCK_SIZE = 16
@@ -89,17 +89,7 @@ def bench_overhead(num_seqs: int, is_streamed: bool) -> dict[str, float]:
         left -= {event.request_id for event in engine.wait_events(1.0) if event.is_request_finished}
     steps = engine.trace()
     engine.close()
-    full = [
-        (step, after)
-        for step, after in pairwise(steps)
-        if step.phase == after.phase == "decode" and step.num_sequences == num_seqs
-    ]
-    beyond = [after.start_us - step.start_us - step.execute_us for step, after in full]
-    return {
-        "schedule_us": statistics.median(step.schedule_us for step, _ in full),
-        "commit_us": statistics.median(step.commit_us for step, _ in full),
-        "beyond_us": statistics.median(beyond),
-    }
+    return decode_times(steps, num_seqs)
 
 
 @pytest.fixture(scope="module")

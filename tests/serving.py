@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 from llmserve import AsyncLLM
 from llmserve.server.activity import Activity
 from llmserve.server.app import create_app
@@ -21,6 +25,19 @@ from llmserve.server.settings import ServerSettings
 
 # Tells an answer from a hang; what is waited for takes milliseconds.
 DEADLINE_S = 60.0
+
+
+def tls_files(folder: Path) -> dict[str, str]:
+    """A server's settings: a key and a certificate of its own for this machine, made there."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    command = (
+        f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 2 "
+        f"-subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
+    return {"ssl_keyfile": str(key), "ssl_certfile": str(certificate)}
 
 
 class RunningServer:

@@ -13,7 +13,6 @@ import json
 import statistics
 import time
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from llmserve.bench.machine import MachineProbe
 from offline import System, Worker, model_of, rotated, systems_of
 from page import heading, write_report
 from random_models import write_checkpoint
+from step_times import decode_times
 
 _JOB = json.dumps({"prompts": [list(range(10, 26))], "max_tokens": [1]})
 _NUM_SEQUENCES, _NUM_STEPS = 32, 48
@@ -124,19 +124,7 @@ def _step_us(checkpoint: Path, num_threads: int) -> dict[str, float]:
     ) as llm:
         llm.generate(prompts, params, use_tqdm=False)
         steps = list(llm.trace())
-    pairs = [
-        (step, after)
-        for step, after in pairwise(steps)
-        if step.phase == after.phase == "decode" and step.num_sequences == _NUM_SEQUENCES
-    ]
-    beyond = [after.start_us - step.start_us - step.execute_us for step, after in pairs]
-    return {
-        "num_sequences": _NUM_SEQUENCES,
-        "schedule_us": statistics.median(step.schedule_us for step, _ in pairs),
-        "execute_us": statistics.median(step.execute_us for step, _ in pairs),
-        "commit_us": statistics.median(step.commit_us for step, _ in pairs),
-        "beyond_execution_us": statistics.median(beyond),
-    }
+    return {"num_sequences": _NUM_SEQUENCES, **decode_times(steps, _NUM_SEQUENCES)}
 
 
 def table_of(report: dict[str, Any]) -> str:

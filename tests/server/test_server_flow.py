@@ -9,7 +9,6 @@ import logging
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import ssl
@@ -31,7 +30,7 @@ from checkpoints import checkpoint
 from llmserve import LLM, AsyncLLM, SamplingParams, _core, demo_model_path
 from llmserve.cli import main
 from offline import memory_bytes
-from serving import DEADLINE_S, RunningServer, events, running_server
+from serving import DEADLINE_S, RunningServer, events, running_server, tls_files
 
 MakeOracle = Callable[..., AsyncLLM]
 
@@ -403,16 +402,9 @@ def test_more_connections_than_allowed_are_closed_at_once(demo: AsyncLLM) -> Non
 
 
 def test_tls_serves_https_and_nothing_else(demo: AsyncLLM, tmp_path: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    command = (
-        f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 2 "
-        f"-subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
-    )
-    subprocess.run(command.split(), check=True, capture_output=True)
-    with running_server(demo, ssl_keyfile=str(key), ssl_certfile=str(certificate)) as server:
-        context = ssl.create_default_context(cafile=str(certificate))
+    files = tls_files(tmp_path)
+    with running_server(demo, **files) as server:
+        context = ssl.create_default_context(cafile=files["ssl_certfile"])
         url = f"https://127.0.0.1:{server.port}/health"
         with urllib.request.urlopen(url, context=context, timeout=DEADLINE_S) as answer:
             assert answer.read() == b'{"status":"ok"}'

@@ -8,10 +8,8 @@ import json
 import logging
 import os
 import re
-import shutil
 import socket
 import ssl
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +19,7 @@ import pytest
 from llmserve import AsyncLLM, _core
 from llmserve.errors import ResourceExhausted
 from llmserve.server.connection import Connection
-from serving import DEADLINE_S, RunningServer, events, running_server
+from serving import DEADLINE_S, RunningServer, events, running_server, tls_files
 
 MakeOracle = Callable[..., AsyncLLM]
 
@@ -313,17 +311,9 @@ def test_without_a_second_descriptor_the_loop_writes(
 
 
 def test_a_stream_over_tls_is_the_loop_s(make_oracle: MakeOracle, tmp_path: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    command = (
-        f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 2 "
-        f"-subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
-    )
-    subprocess.run(command.split(), check=True, capture_output=True)
-    files = {"ssl_keyfile": str(key), "ssl_certfile": str(certificate)}
+    files = tls_files(tmp_path)
     with running_server(make_oracle(300), **files) as server:
-        context = ssl.create_default_context(cafile=str(certificate))
+        context = ssl.create_default_context(cafile=files["ssl_certfile"])
         connection = http.client.HTTPSConnection(
             "127.0.0.1", server.port, timeout=DEADLINE_S, context=context
         )
