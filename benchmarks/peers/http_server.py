@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import socket
@@ -103,11 +104,12 @@ class HttpServer:
             self.close()
             raise
         self.start_s = time.perf_counter() - began
+        self._model = self._model_name()
         print(f"{name}: ready after {self.start_s:.1f} s", flush=True)
 
     def run(self, load: Load) -> Report:
         """Every request of the load, to its end."""
-        report = run_load(self.target, None, load, PERCENTILES, {}, lambda: None)
+        report = run_load(self.target, self._model, load, PERCENTILES, {}, lambda: None)
         if report.failed or report.total_output_tokens != load.num_prompts * load.output_len:
             raise SystemExit(
                 f"{self.name} answered {report.completed} of {load.num_prompts} requests with "
@@ -123,6 +125,12 @@ class HttpServer:
             lines = answer.read().decode().splitlines()
         name = "llmserve:stream_line_seconds_total{"
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    def _model_name(self) -> str:
+        """Asked for once, and not while a load is measured."""
+        with urllib.request.urlopen(f"{self._url}/v1/models", timeout=60) as answer:
+            name: str = json.load(answer)["data"][0]["id"]
+        return name
 
     def close(self) -> None:
         self._process.terminate()

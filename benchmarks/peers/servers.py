@@ -1,8 +1,8 @@
 """The same streamed requests to llmserve's server and to its peers', and what serving costs.
 
 Every server is a process that runs from the start to the end; a round loads them one after another
-with the client of `llmserve bench serve`, in changing order. The engine alone, a process without a
-server, runs the same prompts in the same rounds.
+with the client of `llmserve bench serve`, in changing order. What serving costs is measured beside
+them, on llmserve's server and a process that has the engine alone: the same prompts in turns.
 """
 
 from __future__ import annotations
@@ -26,56 +26,51 @@ from offline import System, Worker, rotated
 from page import heading, write_report
 from random_models import write_checkpoint
 
-ENGINE = "engine alone"
 __all__ = ["SYSTEMS", "measure", "table_of"]
 _METRICS = ("ttfb", "ttft", "itl")
 _MIN_REQUESTS = 3
+_NUM_TURNS = 4  # a round, of one request
 
 
 class EngineAlone:
     """llmserve's engine in a process without a server."""
-
-    name = ENGINE
 
     def __init__(self, options: argparse.Namespace, checkpoint: Path) -> None:
         self._worker = Worker(System("llmserve", "bfloat16"), sys.executable, checkpoint, options)
         self.pid, self.close = self._worker.pid, self._worker.close
 
     def run(self, load: Load) -> float:
-        """Seconds of the load's prompts, as many at once as the load has."""
-        prompts, num = load.prompts(), load.max_concurrency or load.num_prompts
-        total_s = 0.0
-        for begin in range(0, len(prompts), num):
-            batch = prompts[begin : begin + num]
-            job = {"prompts": batch, "max_tokens": [load.output_len] * len(batch)}
-            total_s += self._worker.run(json.dumps(job))["elapsed_s"]
-        return total_s
+        """Seconds of the load's prompts, all at once."""
+        prompts = load.prompts()
+        job = {"prompts": prompts, "max_tokens": [load.output_len] * len(prompts)}
+        seconds: float = self._worker.run(json.dumps(job))["elapsed_s"]
+        return seconds
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a load took of a system: wall time, processor time of its process, and of what in
-    llmserve's is serving: the main thread, which is the event loop, and the lines that the engine's
-    thread writes."""
+class Cost:
+    """What a load took of a process: wall time, processor time, and of what in llmserve's is
+    serving: the main thread, which is the event loop, and the lines that the engine's thread
+    writes."""
 
     wall_s: float
     cpu_s: float
     serving_s: float
-    report: Report | None
 
     @classmethod
-    def of(cls, system: HttpServer | EngineAlone, load: Load) -> Run:
+    def of(cls, system: HttpServer | EngineAlone, load: Load) -> Cost:
         """Of this load, once."""
-        cpu_s, serving_s = -_process_cpu_s(system.pid), -_serving_s(system)
+        line_s = -_line_s(system)  # first and last: asking for it is work of the loop's, too
+        cpu_s, loop_s = -_process_cpu_s(system.pid), -_loop_s(system.pid)
         result = system.run(load)
         cpu_s += _process_cpu_s(system.pid)
-        serving_s += _serving_s(system)
-        if isinstance(result, Report):
-            return cls(result.duration_s, cpu_s, serving_s, result)
-        return cls(result, cpu_s, serving_s, None)
+        loop_s += _loop_s(system.pid)
+        wall_s = result.duration_s if isinstance(result, Report) else result
+        return cls(wall_s, cpu_s, loop_s + line_s + _line_s(system))
 
 
-Runs = dict[tuple[str, int], list[Run]]  # by system and number at once; one a round
+Reports = dict[tuple[str, int], list[Report]]  # by system and number at once; one a round
+Pairs = dict[int, list[tuple[Cost, Cost]]]  # by number at once: served, and the engine alone
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -84,65 +79,84 @@ def measure(options: argparse.Namespace) -> None:
     print(f"checkpoint: {checkpoint}", flush=True)
     write_checkpoint(checkpoint, options.shape)
     probe = MachineProbe(options.threads)
-    runs: Runs = defaultdict(list)
-    starts = {}
+    reports: Reports = defaultdict(list)
+    pairs: Pairs = defaultdict(list)
     with ExitStack() as stack:
-        running: list[HttpServer | EngineAlone] = [EngineAlone(options, checkpoint)]
-        stack.callback(running[0].close)
+        alone = EngineAlone(options, checkpoint)
+        stack.callback(alone.close)
+        servers: dict[str, HttpServer] = {}
         for name in options.systems:
-            server = HttpServer(name, options, checkpoint)
-            stack.callback(server.close)
-            running.append(server)
-            starts[name] = {"version": version_of(name), "start_s": server.start_s}
-        for system in running:  # not counted: first touches, buffers
-            system.run(_load(options, 1, 0))
+            servers[name] = HttpServer(name, options, checkpoint)
+            stack.callback(servers[name].close)
+        for system in (alone, *servers.values()):  # not counted: first touches, buffers
+            system.run(_load(options, 1, _MIN_REQUESTS, 0))
         for round_idx in range(1, options.rounds + 1):
             for num in options.concurrency:
-                for system in rotated(running, round_idx):
-                    run = Run.of(system, _load(options, num, round_idx))
-                    runs[system.name, num].append(run)
-                    _show(round_idx, num, system.name, run)
+                load = _load(options, num, max(num, _MIN_REQUESTS), 100 * round_idx + num)
+                for name in rotated(list(servers), round_idx):
+                    reports[name, num].append(servers[name].run(load))
+                    _show(round_idx, num, name, reports[name, num][-1])
                     probe.measure()
+                for turn in range(max(_NUM_TURNS // num, 1)):
+                    seed = 10_000 * (turn + 1) + 100 * round_idx + num
+                    load = _load(options, num, num, seed)
+                    is_swapped = (round_idx + turn) % 2 == 1
+                    pairs[num].append(_pair(servers["llmserve"], alone, load, is_swapped))
     measured = {
         "input_len": options.input_len,
         "output_len": options.output_len,
-        "systems": starts,
-        "rows": [_row(runs, n, s) for n in options.concurrency for s in options.systems],
-        "serving": [_cost_row(runs, n, options.output_len) for n in options.concurrency],
+        "systems": {
+            name: {"version": version_of(name), "start_s": server.start_s}
+            for name, server in servers.items()
+        },
+        "rows": [_row(reports, n, s) for n in options.concurrency for s in options.systems],
+        "serving": [_cost_row(pairs, n, options.output_len) for n in options.concurrency],
     }
     write_report("servers", options, ["bfloat16"], probe, measured)
 
 
-def _load(options: argparse.Namespace, num: int, seed: int) -> Load:
-    """`num` requests that are all there at the start; one at a time, three of them. Each round has
-    other prompts, so that nobody finds them cached."""
+def _load(options: argparse.Namespace, num: int, num_requests: int, seed: int) -> Load:
+    """So many requests, `num` at a time. Another seed is other prompts, which nobody has cached."""
     return Load(
         options.input_len,
         options.output_len,
-        max(num, _MIN_REQUESTS),
+        num_requests,
         float("inf"),
         max_concurrency=num,
         ignore_eos=True,
-        seed=100 * seed + num,
+        seed=seed,
     )
 
 
-def _row(runs: Runs, num: int, name: str) -> dict[str, Any]:
+def _pair(
+    served: HttpServer, alone: EngineAlone, load: Load, is_swapped: bool
+) -> tuple[Cost, Cost]:
+    """One right after the other: a machine that is slow for a while is slow for both."""
+    if is_swapped:
+        cost = Cost.of(alone, load)
+        pair = Cost.of(served, load), cost
+    else:
+        pair = Cost.of(served, load), Cost.of(alone, load)
+    ratio = pair[0].wall_s / pair[1].wall_s
+    print(f"{load.num_prompts} served: {ratio:.3f} of the engine's time alone", flush=True)
+    return pair
+
+
+def _row(reports: Reports, num: int, name: str) -> dict[str, Any]:
     """Medians over the rounds."""
-    pairs = zip(runs[name, num], runs["llmserve", num], strict=True)
-    ratios = [run.wall_s / own.wall_s for run, own in pairs]
-    reports = [run.report for run in runs[name, num] if run.report]
+    own, mine = reports["llmserve", num], reports[name, num]
+    ratios = [a.duration_s / b.duration_s for a, b in zip(mine, own, strict=True)]
     return {
         "concurrency": num,
         "system": name,
-        "seconds": [run.wall_s for run in runs[name, num]],
-        "output_tokens_per_s": statistics.median(r.output_throughput for r in reports),
+        "seconds": [report.duration_s for report in mine],
+        "output_tokens_per_s": statistics.median(report.output_throughput for report in mine),
         "ratio": statistics.median(ratios),
         "ratio_min": min(ratios),
         "ratio_max": max(ratios),
         "latencies_ms": {
             f"{metric}_p{percent}": statistics.median(
-                r.latencies_ms[metric][f"p{percent}"] for r in reports
+                report.latencies_ms[metric][f"p{percent}"] for report in mine
             )
             for metric in _METRICS
             for percent in PERCENTILES
@@ -150,29 +164,27 @@ def _row(runs: Runs, num: int, name: str) -> dict[str, Any]:
     }
 
 
-def _cost_row(runs: Runs, num: int, output_len: int) -> dict[str, Any]:
-    """llmserve's server beside its engine alone: medians over the rounds, and each round."""
-    pairs = list(zip(runs["llmserve", num], runs[ENGINE, num], strict=True))
-    num_tokens = max(num, _MIN_REQUESTS) * output_len
+def _cost_row(pairs: Pairs, num: int, output_len: int) -> dict[str, Any]:
+    """llmserve's server beside its engine alone: medians over the pairs, and each of them."""
+    num_tokens = num * output_len
     return {
         "concurrency": num,
-        "share_more_time": statistics.median(s.wall_s / e.wall_s - 1 for s, e in pairs),
-        "share_more_cpu": statistics.median(s.cpu_s / e.cpu_s - 1 for s, e in pairs),
-        "loop_us_a_token": statistics.median(1e6 * s.serving_s / num_tokens for s, _ in pairs),
-        "served": [[s.wall_s, s.cpu_s, s.serving_s] for s, _ in pairs],
-        "alone": [[e.wall_s, e.cpu_s] for _, e in pairs],
+        "share_more_time": statistics.median(s.wall_s / e.wall_s - 1 for s, e in pairs[num]),
+        "share_more_cpu": statistics.median(s.cpu_s / e.cpu_s - 1 for s, e in pairs[num]),
+        "loop_us_a_token": statistics.median(1e6 * s.serving_s / num_tokens for s, _ in pairs[num]),
+        "served": [[s.wall_s, s.cpu_s, s.serving_s] for s, _ in pairs[num]],
+        "alone": [[e.wall_s, e.cpu_s] for _, e in pairs[num]],
     }
 
 
-def _show(round_idx: int, num: int, name: str, run: Run) -> None:
-    line = f"round {round_idx}, {num:>2} at once, {name:<12} {run.wall_s:6.1f} s"
-    if report := run.report:
-        line += (
-            f" {report.output_throughput:8.1f} tokens/s"
-            f"  first after {report.latencies_ms['ttft']['p50']:7.0f} ms"
-            f", next after {report.latencies_ms['itl']['p50']:6.1f} ms"
-        )
-    print(line, flush=True)
+def _show(round_idx: int, num: int, name: str, report: Report) -> None:
+    print(
+        f"round {round_idx}, {num:>2} at once, {name:<12} {report.duration_s:6.1f} s"
+        f" {report.output_throughput:8.1f} tokens/s"
+        f"  first after {report.latencies_ms['ttft']['p50']:7.0f} ms"
+        f", next after {report.latencies_ms['itl']['p50']:6.1f} ms",
+        flush=True,
+    )
 
 
 def table_of(report: dict[str, Any]) -> str:
@@ -199,13 +211,15 @@ def table_of(report: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "| at once | time more than the engine alone | processor time more "
+        "| at once | time more than the engine alone (range over pairs) | processor time more "
         "| event loop and lines, a token |",
         "| --- | --- | --- | --- |",
     ]
     for row in report["serving"]:
+        shares = [s[0] / e[0] - 1 for s, e in zip(row["served"], row["alone"], strict=True)]
         lines.append(
             f"| {row['concurrency']} | {row['share_more_time']:+.1%} "
+            f"({min(shares):+.0%} to {max(shares):+.0%}) "
             f"| {row['share_more_cpu']:+.1%} | {row['loop_us_a_token']:.0f} µs |"
         )
     return "\n".join(lines)
@@ -216,7 +230,11 @@ def _process_cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _serving_s(system: HttpServer | EngineAlone) -> float:
-    text = Path(f"/proc/{system.pid}/task/{system.pid}/schedstat").read_text(encoding="utf-8")
-    line_s = system.line_s() if isinstance(system, HttpServer) else 0.0
-    return int(text.split()[0]) / 1e9 + line_s
+def _loop_s(pid: int) -> float:
+    """Of a process' main thread."""
+    text = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="utf-8")
+    return int(text.split()[0]) / 1e9
+
+
+def _line_s(system: HttpServer | EngineAlone) -> float:
+    return system.line_s() if isinstance(system, HttpServer) else 0.0
