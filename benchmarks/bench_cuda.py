@@ -1,9 +1,9 @@
-"""Times the CUDA backend's ops and batch-1 decoding next to what the GPU was measured to do.
+"""Times the CUDA backend's ops next to what the GPU was measured to do, and decode attention next
+to PyTorch's.
 
 The limits come from the same run: the bandwidth of copies within the GPU's memory (bytes read and
 written) and the largest rate of a bf16 product. Ops work on arrays that stay on the GPU and are
 queued back to back, so that one below some ten microseconds shows the host's time to launch it.
-Models have random weights of published shapes, written to memory (/dev/shm) and nowhere else.
 
 Example:
     python benchmarks/bench_cuda.py --json bench.json
@@ -12,94 +12,81 @@ Example:
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import math
 import os
-import shutil
-import statistics
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llmserve import LLM, SamplingParams, _core
-from random_models import SHAPES, tensors_of, write_checkpoint
+from gpu_rows import Limits, Row, bf16, measure_limits, report, seconds_of, torch_device
+from llmserve import _core
 
 testing = _core.testing
 
-MODELS = ("qwen3-0.6b", "llama-3.2-1b")
-# Sequences, tokens of each in the step, and their context.
-ATTENTION_STEPS = ((1, 1, 4096), (64, 1, 1024), (256, 1, 512), (1, 512, 512), (1, 2048, 2048))
+
+@dataclass(frozen=True)
+class Sizes:
+    """The shapes of every op."""
+
+    copy_bytes: int = 2**29
+    product: int = 8192
+    linears: tuple[tuple[int, int], ...] = ((4096, 1024), (16384, 2048), (151936, 1024))
+    linear_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 64, 512)  # up to 8: gemv
+    mlps: tuple[tuple[int, int], ...] = ((1024, 3072), (4096, 14336))  # E, F
+    mlp_rows: tuple[int, ...] = (1, 2, 4, 8, 64)
+    qkv_tokens: tuple[int, ...] = (1, 64, 2048)
+    heads: tuple[tuple[int, int, int], ...] = ((16, 8, 128), (32, 8, 64), (32, 8, 128))  # H, K, D
+    # Sequences, tokens of each in the step, and their context.
+    attention: tuple[tuple[int, int, int], ...] = (
+        (1, 1, 4096),
+        (64, 1, 1024),
+        (256, 1, 512),
+        (256, 1, 2048),
+        (1, 512, 512),
+        (1, 2048, 2048),
+        (1, 8192, 8192),
+    )
+    row_tokens: int = 2048
+    row_width: int = 2048
+    vocabulary: int = 151936
+    sampled_rows: int = 16
+    link_blocks: int = 256
+    link_block: int = 2**18  # elements
+    weight: tuple[int, int] = (2**15, 2**13)
 
 
-@dataclass
-class Row:
-    """One measurement; the share is of the limit that it comes closer to."""
-
-    name: str
-    us: float
-    gb_per_s: float
-    gflop_per_s: float
-    share_of_gpu: float
-
-
-@dataclass
-class Limits:
-    gb_per_s: float
-    gflop_per_s: float
-
-    def row(self, name: str, seconds: float, num_bytes: float, flops: float = 0) -> Row:
-        rates = num_bytes / seconds / 1e9, flops / seconds / 1e9
-        share = max(rates[0] / self.gb_per_s, rates[1] / self.gflop_per_s)
-        return Row(name, seconds * 1e6, *rates, share)
-
-
-def seconds_of(backend: Any, run: Callable[[], object], target: float = 0.1) -> float:
-    """Seconds a call of queued calls, the best of three rounds."""
-    run()
-    backend.synchronize()
-    start = time.perf_counter()
-    run()
-    backend.synchronize()
-    count = max(3, min(2000, int(target / max(1e-6, time.perf_counter() - start))))
-    best = float("inf")
-    for _ in range(3):
-        start = time.perf_counter()
-        for _ in range(count):
-            run()
-        backend.synchronize()
-        best = min(best, (time.perf_counter() - start) / count)
-    return best
+# What the emulator of tests/cuda runs in seconds: to see that nothing fails.
+SMALL = Sizes(
+    copy_bytes=2**14,
+    product=32,
+    linears=((32, 16),),
+    linear_rows=(1, 9),
+    mlps=((16, 16),),
+    mlp_rows=(1, 9),
+    qkv_tokens=(1,),
+    heads=((2, 1, 64),),
+    attention=((2, 1, 32), (1, 48, 48)),
+    row_tokens=4,
+    row_width=32,
+    vocabulary=96,
+    sampled_rows=2,
+    link_blocks=4,
+    link_block=2**8,
+    weight=(32, 64),
+)
 
 
-def bf16(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Normal numbers as bf16 bits, truncated."""
-    return (rng.standard_normal(shape, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
-
-
-def measure_limits(backend: Any, rng: np.random.Generator) -> Limits:
-    half = 2**29  # bytes: far more than any cache holds
-    cache = [backend.empty_device((2, 1, 1, half // 4), "float32") for _ in range(2)]
-    seconds = seconds_of(backend, lambda: backend.copy_blocks([(0, 1)], *cache))
-    gb_per_s = 4 * half / seconds / 1e9  # keys and values, read and written
-    n = 8192
-    x = backend.empty_device((n, n), "float32")
-    out = backend.empty_device((n, n), "float32")
-    weight = backend.pack_linear([bf16(rng, n, n)], "bfloat16")
-    seconds = seconds_of(backend, lambda: backend.linear(x, weight, out=out))
-    return Limits(gb_per_s, 2 * n**3 / seconds / 1e9)
-
-
-def linear_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
-    for n, k in ((4096, 1024), (16384, 2048), (151936, 1024)):
+def linear_rows(
+    backend: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes
+) -> Iterator[Row]:
+    for n, k in sizes.linears:
         for dtype, size in (("bfloat16", 2), ("float32", 4)):
             w = bf16(rng, n, k)
             weight = backend.pack_linear([w], dtype)
-            for m in (1, 2, 4, 8, 16, 64, 512):  # up to 8: gemv
+            for m in sizes.linear_rows:
                 x = backend.to_device(rng.standard_normal((m, k), dtype=np.float32))
                 out = backend.empty_device((m, n), "float32")
 
@@ -111,13 +98,15 @@ def linear_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Itera
                 yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes, 2 * m * n * k)
 
 
-def fused_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
+def fused_rows(
+    backend: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes
+) -> Iterator[Row]:
     """A gated MLP's first half and what stands before attention, each as one op and as several."""
-    for width, ffn in ((1024, 3072), (4096, 14336)):
+    for width, ffn in sizes.mlps:
         n = 2 * ffn
         weight = backend.pack_linear([bf16(rng, n, width)], "bfloat16")
         norm = backend.to_device(np.ones(width, np.float32))
-        for m in (1, 2, 4, 8, 64):
+        for m in sizes.mlp_rows:
             x = backend.to_device(rng.standard_normal((m, width), dtype=np.float32))
             normed, gate_up, out = (
                 backend.empty_device((m, columns), "float32") for columns in (width, n, ffn)
@@ -141,7 +130,7 @@ def fused_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Iterat
     heads, kv_heads, dim, blocks = 16, 8, 128, 256
     caches = [backend.empty_device((blocks, kv_heads, 16, dim), "bfloat16") for _ in range(2)]
     norm = backend.to_device(np.ones(dim, np.float32))
-    for tokens in (1, 64, 2048):
+    for tokens in sizes.qkv_tokens:
         width = (heads + 2 * kv_heads) * dim
         qkv = backend.to_device(rng.standard_normal((tokens, width), dtype=np.float32))
         angles = backend.to_device(rng.standard_normal((tokens, dim), dtype=np.float32))
@@ -155,10 +144,12 @@ def fused_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Iterat
         yield limits.row(name, seconds_of(backend, prepare, 0.05), num_bytes)
 
 
-def attention_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
+def attention_rows(
+    backend: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes
+) -> Iterator[Row]:
     block = 16
-    for heads, kv_heads, dim in ((16, 8, 128), (32, 8, 64)):
-        for batch, queries, context in ATTENTION_STEPS:
+    for heads, kv_heads, dim in sizes.heads:
+        for batch, queries, context in sizes.attention:
             blocks = context // block
             shape = (batch * blocks, kv_heads, block, dim)
             keys, values = (backend.to_device(bf16(rng, *shape)) for _ in range(2))
@@ -194,7 +185,7 @@ def backend_with(choices: dict[str, str]) -> Any:
                 os.environ[name] = value
 
 
-def plain_rows(_: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
+def plain_rows(_: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes) -> Iterator[Row]:
     """The kernels whose products have the same bits at every M: what that costs."""
     plain = backend_with({"LLMSERVE_CUDA_GEMM": "plain", "LLMSERVE_CUDA_ATTENTION": "plain"})
     invariant = backend_with({"LLMSERVE_CUDA_GEMM": "invariant"})
@@ -203,13 +194,15 @@ def plain_rows(_: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row
         ("plain", plain, attention_rows),
         ("plain", plain, linear_rows),
     ):
-        for row in make(backend, limits, rng):
+        for row in make(backend, limits, rng, sizes):
             row.name = f"{name} {row.name}"
             yield row
 
 
-def row_op_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Iterator[Row]:
-    tokens, width = 2048, 2048
+def row_op_rows(
+    backend: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes
+) -> Iterator[Row]:
+    tokens, width = sizes.row_tokens, sizes.row_width
     x = backend.to_device(rng.standard_normal((tokens, 2 * width), dtype=np.float32))
     narrow = backend.to_device(rng.standard_normal((tokens, width), dtype=np.float32))
     out = backend.empty_device((tokens, width), "float32")
@@ -225,9 +218,9 @@ def row_op_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Itera
         seconds_of(backend, lambda: backend.gated_activation(x, out=out)),
         3 * size,
     )
-    vocabulary, rows = 151936, 16
+    vocabulary, rows = sizes.vocabulary, sizes.sampled_rows
     logits = backend.to_device(rng.standard_normal((rows, vocabulary), dtype=np.float32))
-    counts = [(i, 1, True) for i in range(0, 4000, 4)]
+    counts = [(i, 1, True) for i in range(0, min(4000, vocabulary), 4)]
     for kind, params in (
         ("greedy", {"temperature": 0.0}),
         ("whole row", {}),
@@ -242,13 +235,13 @@ def row_op_rows(backend: Any, limits: Limits, rng: np.random.Generator) -> Itera
         yield limits.row(name, seconds, rows * vocabulary * 4)
 
 
-def transfer_rows(backend: Any, _: Limits, rng: np.random.Generator) -> Iterator[Row]:
+def transfer_rows(backend: Any, _: Limits, rng: np.random.Generator, sizes: Sizes) -> Iterator[Row]:
     """Blocks to and from pinned memory: the link. Weights of a file beside it, as share of it."""
-    count, block = 256, (1, 1, 2**18)  # blocks of a MiB, keys and values
+    count, block = sizes.link_blocks, (1, 1, sizes.link_block)  # keys and values
     device = [backend.empty_device((count, *block), "float32") for _ in range(2)]
     host = [backend.transfer_array([count, *block]) for _ in range(2)]
     pairs = [(i, i) for i in range(count)]
-    weight = bf16(rng, 2**15, 2**13)
+    weight = bf16(rng, *sizes.weight)
 
     def move(to_host: bool) -> None:
         number = backend.transfer_blocks(pairs, *device, *host, to_host)
@@ -258,86 +251,48 @@ def transfer_rows(backend: Any, _: Limits, rng: np.random.Generator) -> Iterator
     link = Limits(math.inf, math.inf)
     for to_host in (True, False):
         seconds = seconds_of(backend, lambda to_host=to_host: move(to_host))
-        num_bytes = 2 * count * 2**20
+        num_bytes = 2 * count * 4 * sizes.link_block
         link = Limits(num_bytes / seconds / 1e9, math.inf)
         yield link.row(f"link {'to' if to_host else 'from'} pinned memory", seconds, num_bytes)
     seconds = seconds_of(backend, lambda: backend.pack_linear([weight], "bfloat16"))
     yield link.row("weights to the GPU, bf16 (share of the link)", seconds, weight.nbytes)
 
 
-def decode_rows(name: str, limits: Limits, max_tokens: int) -> Iterator[Row]:
-    """Prompts of 64 tokens. Batch 1: the time between tokens, which a longer run adds. Batch 256:
-    a step, and what of it the host takes beside the executor."""
-    folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    directory = Path(tempfile.mkdtemp(prefix="llmserve-", dir=folder))
-    try:
-        write_checkpoint(directory, name)
-        num_bytes = 2 * sum(math.prod(dims) for _, dims in tensors_of(SHAPES[name]))  # tied head
-        options = {"max_model_len": 2048, "kv_cache_memory_bytes": 2**32, "max_num_seqs": 256}
-        with LLM(directory, device="cuda", **options) as llm:
+def torch_rows(limits: Limits, sizes: Sizes, device: str) -> Iterator[Row]:
+    """PyTorch's decode attention over contiguous keys and values."""
+    import torch_model
 
-            def seconds(count: int, batch: int = 1) -> float:
-                params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-                prompts = [[i, *range(100, 163)] for i in range(batch)]
-                start = time.perf_counter()
-                llm.generate(prompts, params, use_tqdm=False)
-                return time.perf_counter() - start
-
-            seconds(4)
-            step = (seconds(max_tokens) - seconds(2)) / (max_tokens - 2)
-            yield limits.row(f"decode batch 1 {name} bf16", step, num_bytes)
-            seconds(max_tokens, 256)
-            yield from step_rows(name, limits, llm.trace(), 256, num_bytes)
-    finally:
-        shutil.rmtree(directory)
+    for heads, kv_heads, dim in sizes.heads:
+        for batch, queries, context in sizes.attention:
+            if queries > 1:
+                continue
+            seconds = torch_model.attention_seconds(device, batch, heads, kv_heads, dim, context)
+            num_bytes = 4 * batch * context * kv_heads * dim
+            name = f"torch: attention decode {heads}/{kv_heads}x{dim} B={batch} context={context}"
+            yield limits.row(name, seconds, num_bytes, 4 * dim * batch * heads * context)
 
 
-def step_rows(
-    name: str, limits: Limits, trace: Iterable[Any], batch: int, num_bytes: int
-) -> Iterator[Row]:
-    """Medians of the decode steps with so many sequences."""
-    steps = [s for s in trace if s.phase == "decode" and s.num_sequences == batch]
-    host = statistics.median(s.schedule_us + s.execute_us - s.wait_us + s.commit_us for s in steps)
-    # Steps overlap: each is launched while the one before is under way.
-    starts = [step.start_us for step in steps]
-    whole = statistics.median(b - a for a, b in itertools.pairwise(starts))
-    yield limits.row(f"decode batch {batch} {name} bf16", whole * 1e-6, num_bytes)
-    yield limits.row(f"the host's own time a step, batch {batch} {name}", host * 1e-6, 0)
+def all_rows(backend: Any, limits: Limits, sizes: Sizes, is_small: bool) -> Iterator[Row]:
+    rng = np.random.default_rng(0)
+    for make in (attention_rows, transfer_rows, row_op_rows, fused_rows, linear_rows, plain_rows):
+        yield from make(backend, limits, rng, sizes)
+    device = torch_device(is_small)
+    if device:
+        yield from torch_rows(limits, sizes, device)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the rows here")
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--models", nargs="*", default=MODELS, choices=MODELS)
+    parser.add_argument("--small", action="store_true", help="so little that an emulator can do it")
     args = parser.parse_args()
     reason = testing.unavailable_reason("cuda")
     if reason:
-        raise SystemExit(f"no CUDA here: {reason}")
+        sys.exit(f"no CUDA here: {reason}")
+    sizes = SMALL if args.small else Sizes()
     backend = testing.make_backend("cuda")
-    rng = np.random.default_rng(0)
-    limits = measure_limits(backend, rng)
-    print(f"{backend.description}\nlimits: {limits}")
-    rows: list[Row] = []
-
-    def report(row: Row) -> None:
-        rows.append(row)
-        print(
-            f"{row.name:60} {row.us:10.1f} us {row.gb_per_s:8.1f} GB/s "
-            f"{row.gflop_per_s:9.1f} GFLOP/s {row.share_of_gpu:6.1%}"
-        )
-        if args.json:  # after every row, so that a run cut short leaves what it has
-            result = {"device": backend.description, "limits": asdict(limits)}
-            args.json.write_text(
-                json.dumps({**result, "rows": [asdict(r) for r in rows]}, indent=1)
-            )
-
-    for name in args.models:
-        for row in decode_rows(name, limits, args.max_tokens):
-            report(row)
-    for make in (transfer_rows, row_op_rows, fused_rows, attention_rows, linear_rows, plain_rows):
-        for row in make(backend, limits, rng):
-            report(row)
+    limits = measure_limits(backend, sizes.copy_bytes, sizes.product)
+    report(backend.description, limits, all_rows(backend, limits, sizes, args.small), args.json)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-STAGES = ("build", "test", "sanitize", "bench")
+BENCHES = ("ops", "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b")
+STAGES = ("build", "test", "sanitize", *(f"bench-{part}" for part in BENCHES))
 
 
 def output_of(*command: str) -> str:

@@ -64,6 +64,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 128256,
         "tie_word_embeddings": True,
     },
+    "llama-3.1-8b": {
+        **_LLAMA,
+        "rope_theta": 500000.0,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+    },
     "qwen3-0.6b": {
         **_QWEN3,
         "hidden_size": 1024,
@@ -74,6 +86,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "vocab_size": 151936,
         "tie_word_embeddings": True,
+    },
+    # Of no model: to try a benchmark where the others would take hours.
+    "tiny": {
+        **_QWEN3,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "vocab_size": 512,
+        "tie_word_embeddings": False,
     },
 }
 
@@ -133,11 +157,9 @@ def tensors_of(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _random_bf16(draws: np.ndarray[Any, Any], dims: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    if len(dims) == 1:
-        values = np.ones(dims, np.float32)
-    else:
-        values = np.resize(draws, dims) * np.float32(dims[1] ** -0.5)
-    return (values.view(np.uint32) >> 16).astype(np.uint16)  # truncated: any bf16 will do
+    values = np.ones(1, np.float32) if len(dims) == 1 else draws * np.float32(dims[1] ** -0.5)
+    bits = (values.view(np.uint32) >> 16).astype(np.uint16)  # truncated: any bf16 will do
+    return np.resize(bits, dims)
 
 
 def write_gguf(folder: Path, path: Path, dtype: str) -> None:

@@ -5,7 +5,8 @@
 #   benchmarks/run_on_gpu.sh test       pytest -m cuda
 #   benchmarks/run_on_gpu.sh sanitize   memcheck and racecheck of compute-sanitizer over the op tests, steps ahead
 #                                       and graphs
-#   benchmarks/run_on_gpu.sh bench      ops and batch-1 decoding against what the GPU was measured to do
+#   benchmarks/run_on_gpu.sh bench      ops and models against what the GPU was measured to do and PyTorch, in parts
+#                                       of as much time each: ops and MODELS below; `bench ops` runs one
 #   benchmarks/run_on_gpu.sh all        one after another
 #
 # Each stage writes <stage>.json to the folder OUT (build/gpu unless set), and results.json there merges all that are
@@ -21,6 +22,7 @@ stage=${1:-all}
 out=${OUT:-build/gpu}
 python=${PYTHON:-python3}
 limit=${LLMSERVE_STAGE_SECONDS:-520}
+MODELS="qwen3-0.6b llama-3.2-1b llama-3.1-8b"
 mkdir -p "$out"
 
 if [ -n "${LLMSERVE_WHEELS:-}" ]; then
@@ -29,9 +31,11 @@ if [ -n "${LLMSERVE_WHEELS:-}" ]; then
   export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
   export PATH=$site/bin:$PATH
 fi
-export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$PWD/python
 export PYTHONUNBUFFERED=1
 
+# What takes too long is interrupted, so that pytest still writes down what it has.
+limited() { timeout -s INT -k 15 "$@"; }
 record() { "$python" benchmarks/gpu_stages.py record --out "$out" "$@"; }
 
 build() {
@@ -41,7 +45,7 @@ build() {
   {
     cmake --preset cuda -DLLMSERVE_CUDA_ARCHS="$archs" -DPython_EXECUTABLE="$(command -v "$python")" \
       -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" &&
-      timeout "$limit" cmake --build --preset cuda -j "$(nproc)"
+      limited "$limit" cmake --build --preset cuda -j "$(nproc)"
   } >"$out/build.log" 2>&1 || status=$?
   [ "$status" = 0 ] || tail -40 "$out/build.log"
   record --stage build --status "$status" --seconds $((SECONDS - start))
@@ -50,7 +54,7 @@ build() {
 
 run_tests() {
   local start=$SECONDS status=0
-  timeout "$limit" "$python" -m pytest -m cuda -q -rs --durations=5 --junitxml="$out/test.xml" tests 2>&1 |
+  limited "$limit" "$python" -m pytest -m cuda -q -rs --durations=5 --junitxml="$out/test.xml" tests 2>&1 |
     tee "$out/test.log" | tail -60 || status=$?
   record --stage test --status "$status" --seconds $((SECONDS - start)) --junit "$out/test.xml"
   return "$status"
@@ -64,7 +68,7 @@ sanitize() {
   local auto="cuda-auto and (linear_ or attention_ or prepared)"
   local invariant="cuda-invariant and (linear_ or every_tile)"
   for tool in memcheck racecheck; do
-    timeout $((limit / 2)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
+    limited $((limit / 2)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
       --log-file "$out/$tool.log" "$python" -m pytest -m cuda -q -x \
       tests/parity/test_{ops,fused_ops,op_invariance,sampling_op,sampling_edits}.py \
       tests/cuda/test_two_in_flight.py tests/cuda/test_graphs.py \
@@ -75,10 +79,20 @@ sanitize() {
   return "$status"
 }
 
+# LLMSERVE_BENCH_FLAGS=--small tries a part where there is an emulator and no GPU.
+bench_part() {
+  local part=$1 start=$SECONDS status=0 command=(benchmarks/bench_cuda.py)
+  [ "$part" = ops ] || command=(benchmarks/bench_cuda_models.py "$part")
+  # shellcheck disable=SC2086
+  limited "$limit" "$python" "${command[@]}" ${LLMSERVE_BENCH_FLAGS:-} --json "$out/bench-$part.rows.json" 2>&1 |
+    tee "$out/bench-$part.log" || status=$?
+  record --stage "bench-$part" --status "$status" --seconds $((SECONDS - start)) --rows "$out/bench-$part.rows.json"
+  return "$status"
+}
+
 bench() {
-  local start=$SECONDS status=0
-  timeout "$limit" "$python" benchmarks/bench_cuda.py --json "$out/bench_rows.json" || status=$?
-  record --stage bench --status "$status" --seconds $((SECONDS - start)) --rows "$out/bench_rows.json"
+  local part status=0
+  for part in "$@"; do bench_part "$part" || status=$?; done
   return "$status"
 }
 
@@ -86,7 +100,7 @@ case $stage in
   build) build ;;
   test) run_tests ;;
   sanitize) sanitize ;;
-  bench) bench ;;
-  all) build && { run_tests; sanitize; bench; } ;;
-  *) sed -n '2,10p' "$0"; exit 2 ;;
+  bench) if [ $# -gt 1 ]; then bench "${@:2}"; else bench ops $MODELS; fi ;;
+  all) build && { run_tests; sanitize; bench ops $MODELS; } ;;
+  *) sed -n '2,11p' "$0"; exit 2 ;;
 esac
