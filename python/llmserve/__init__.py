@@ -23,6 +23,7 @@ from llmserve.errors import (
     InvalidArgument,
     LLMServeError,
     NotSupported,
+    PromptTooLong,
     QueueFull,
     ResourceExhausted,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
+    "PromptTooLong",
     "QueueFull",
     "RepetitionDetectionParams",
     "RequestMetrics",

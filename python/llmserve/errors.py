@@ -12,6 +12,10 @@ class InvalidArgument(LLMServeError, ValueError):
     """The caller's mistake: a bad parameter, prompt or setting (HTTP 400)."""
 
 
+class PromptTooLong(InvalidArgument):
+    """A prompt that the model's context does not hold (HTTP 400)."""
+
+
 class NotSupported(LLMServeError, NotImplementedError):
     """A model, format, device or feature that this build does not handle."""
 

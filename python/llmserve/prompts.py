@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeGuard, Union
 from llmserve import _core
 from llmserve.arguments import describe, integer, refuse_unknown, text
 from llmserve.chat.chat_template import ChatRequest
-from llmserve.errors import InvalidArgument, LLMServeError
+from llmserve.errors import InvalidArgument, LLMServeError, PromptTooLong
 from llmserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # NumPy's import takes longer than the rest of the package
@@ -240,7 +240,7 @@ def _check_length(label: str, num_tokens: int, limits: PromptLimits) -> None:
         raise InvalidArgument(f"{label} is empty; a prompt has at least one token")
     if num_tokens + limits.num_new_tokens > limits.max_model_len:
         new_token = " and at least one new token" if limits.num_new_tokens else ""
-        raise InvalidArgument(
+        raise PromptTooLong(
             f"{label} has {num_tokens} tokens, but max_model_len={limits.max_model_len} has to "
             f"hold the prompt{new_token}; shorten it or raise max_model_len"
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import openai
 import pytest
 from llmserve import AsyncLLM
 from serving import DEADLINE_S, RunningServer, running_server
@@ -61,6 +63,21 @@ BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("/v1/embeddings", {"input": "x", "dimensions": 10**6}, 400, "dimensions"),
     ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, 400, "encoding_format"),
     (CHAT, {"messages": []}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": "a " * 5000}]}, 400, "messages"),
+    (CHAT, {}, 400, "messages"),
+    (CHAT, {"messages": "hello"}, 400, "messages"),
+    (CHAT, {"messages": ["hello"]}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": 5}]}, 400, "messages"),
+    (CHAT, {**HELLO, "stream": "yes"}, 400, "stream"),
+    (CHAT, {**HELLO, "stop": {"a": 1}}, 400, "stop"),
+    (CHAT, {**HELLO, "n": "two"}, 400, "n"),
+    (CHAT, {**HELLO, "logprobs": 3}, 400, "logprobs"),
+    (CHAT, {**HELLO, "tools": {}}, 400, "tools"),
+    (CHAT, {**HELLO, "max_completion_tokens": 1.5}, 400, "max_completion_tokens"),
+    (CHAT, {**HELLO, "stream": True, "stream_options": {"usage": True}}, 400, "usage"),
+    (CHAT, {**HELLO, "top_p": 0}, 400, "top_p"),
+    (CHAT, {**HELLO, "frequency_penalty": 2.5}, 400, "frequency_penalty"),
+    (CHAT, {**HELLO, "service_tier": 5}, 400, "service_tier"),
     (CHAT, {"messages": [{"content": "x"}]}, 400, "messages"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
     (CHAT, {**HELLO, "top_logprobs": 10**6, "logprobs": True}, 400, "top_logprobs"),
@@ -89,6 +106,64 @@ def check_error(answer: Any) -> None:
     assert "Traceback" not in text
     assert not re.search(r"/(?:home|root|tmp|usr|work|opt)/", text)
     assert ".py" not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {"prompt": [5] * 5000}, "prompt"),
+        (COMPLETIONS, {"prompt": ["x", [5] * 5000]}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "a " * 5000}]}, "messages"),
+        ("/v1/embeddings", {"input": "a " * 5000}, "input"),
+    ],
+)
+def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(
+    server: RunningServer, path: str, body: dict[str, Any], param: str
+) -> None:
+    status, answer = server.post(path, **body)
+    error = answer["error"]
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert error["type"] == "invalid_request_error"
+    assert "max_model_len=" in error["message"]
+
+
+def test_the_official_client_raises_its_own_errors(
+    server: RunningServer, locked: RunningServer
+) -> None:
+    def ask(to: RunningServer, model: str = "demo", **fields: Any) -> None:
+        to.openai().completions.create(model=model, prompt="x", **fields)
+
+    with pytest.raises(openai.BadRequestError) as bad:
+        ask(server, temperature=-1)
+    assert (bad.value.code, bad.value.param) == ("invalid_value", "temperature")
+    with pytest.raises(openai.NotFoundError) as missing:
+        ask(server, "gpt-5")
+    assert (missing.value.code, missing.value.type) == ("model_not_found", "invalid_request_error")
+    with pytest.raises(openai.AuthenticationError) as stranger:
+        ask(locked)
+    assert stranger.value.code == "invalid_api_key"
+    assert stranger.value.type == "invalid_request_error"
+    assert all(error.value.request_id for error in (bad, missing, stranger))
+
+
+def test_the_log_has_the_id_of_an_answer_that_refuses(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "llmserve.server.access"):
+        _, _, headers = server.request("POST", COMPLETIONS, {"prompt": "secret", "top_p": 2})
+        found: list[Any] = []
+
+        def is_written() -> bool:
+            found[:] = [
+                r
+                for r in caplog.records
+                if getattr(r, "request_id", "") == headers["x-request-id"]
+            ]
+            return bool(found)
+
+        server.wait_until(is_written, "the line")
+    assert (found[0].status, found[0].error) == (400, "invalid_value")
+    assert "secret" not in str(vars(found[0]))
 
 
 def test_after_all_of_them_the_next_answer_is_the_same(server: RunningServer) -> None:
@@ -184,6 +259,10 @@ def test_other_routes_methods_and_types_are_refused_in_the_same_shape(
         got, answer, _ = server.request(method, path)
         assert got == status
         check_error(answer)
+        assert path in answer["error"]["message"]
+    _, answer, headers = server.request("GET", COMPLETIONS)
+    assert headers["allow"] == "POST"
+    assert "takes POST, not GET" in answer["error"]["message"]
     status, answer, _ = server.request("POST", COMPLETIONS, b"{}", {"Content-Type": "text/plain"})
     assert status == 415
     check_error(answer)

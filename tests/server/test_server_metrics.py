@@ -19,6 +19,7 @@ from fake_nvml import FakeNvml
 from llmserve import AsyncLLM, _core, demo_model_path
 from llmserve.gpu_telemetry import GpuReading
 from llmserve.server.gpu_metrics import GpuCollector
+from llmserve.server.logs import configure_logs
 from prometheus_client.parser import text_string_to_metric_families
 from serving import RunningServer, running_server
 
@@ -181,6 +182,22 @@ def test_a_line_of_the_log_tells_of_each_request(fresh: RunningServer, caplog: A
         )
     (line,) = [r for r in caplog.records if getattr(r, "request_id", "") == answer["id"]]
     assert (line.status, line.prompt_tokens, line.generated_tokens) == (200, 1, 3)
+
+
+def test_a_path_with_a_line_break_writes_one_line(
+    server: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logs("text")
+    assert server.request("GET", "/x%0aCRITICAL%20it%20burns")[0] == 404
+    lines = ""
+
+    def is_written() -> bool:
+        nonlocal lines
+        lines += capsys.readouterr().err
+        return "it burns" in lines
+
+    server.wait_until(is_written, "the line")
+    assert not any(line.startswith("CRITICAL") for line in lines.splitlines())
 
 
 def test_logs_are_json_where_asked_and_never_hold_a_key() -> None:

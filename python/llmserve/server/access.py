@@ -4,13 +4,15 @@ log."""
 import logging
 import time
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmserve.server.activity import Run
 from llmserve.server.connection import own_connection
-from llmserve.server.errors import to_api_error
+from llmserve.server.context import new_id
+from llmserve.server.errors import ApiError, to_api_error
 from llmserve.server.metrics import ServerMetrics
 from llmserve.server.tracing import Tracing
 
@@ -21,7 +23,15 @@ _QUIET = ("/health", "/ready", "/metrics")
 
 def answer_error(request: Request, error: Exception) -> Response:
     """Of Starlette's own errors: no such route, no such method."""
-    return to_api_error(error).response(getattr(error, "headers", None))
+    headers = getattr(error, "headers", None) or {}
+    method, path = request.method, request.url.path[:200]
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        error = ApiError(404, f"there is no route {method} {path}; /docs lists them")
+    elif isinstance(error, HTTPException) and error.status_code == 405:
+        error = ApiError(
+            405, f"{path} takes {headers.get('Allow')}, not {method}", code="method_not_supported"
+        )
+    return to_api_error(error).response(headers)
 
 
 class Access:
@@ -43,14 +53,18 @@ class Access:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if status >= 400:
+                    request_id = (b"x-request-id", _request_id(scope).encode())
+                    message = {**message, "headers": [*message["headers"], request_id]}
             await send(message)
 
         try:
             await self._app(scope, receive, watched)
         except Exception as error:
             fields = frozenset(scope.get("llmserve.fields", ()))
-            answer = to_api_error(error, fields)
+            answer = to_api_error(error, fields, _request_id(scope))
             if status == 0:
+                scope["llmserve.error"] = answer  # for the log
                 await answer.response()(scope, receive, watched)
             else:
                 if (connection := own_connection(scope)) is not None:
@@ -60,6 +74,16 @@ class Access:
             if "app" in scope:
                 _count(scope["app"].state.server.metrics, scope, status)
                 _trace(scope["app"].state.server.tracing, scope, status)
+
+
+def _request_id(scope: Scope) -> str:
+    """Its answer's: that of what it runs, or one of its own."""
+    run = scope.get("llmserve.run")
+    if isinstance(run, Run):
+        return run.job.request_id
+    if "llmserve.request_id" not in scope:
+        scope["llmserve.request_id"] = new_id("req")
+    return str(scope["llmserve.request_id"])
 
 
 def _count(metrics: ServerMetrics, scope: Scope, status: int) -> None:
@@ -96,4 +120,8 @@ def _write(scope: Scope, status: int, duration_s: float) -> None:
             "generated_tokens": sum(state.num_generation_tokens for state in states),
             "finish": run.cause or "done",
         }
+    if status >= 400:
+        fields["request_id"] = _request_id(scope)
+    if isinstance(error := scope.get("llmserve.error"), ApiError):
+        fields["error"] = error.code  # not its message, which may hold what the client sent
     _log.info("request", extra=fields)

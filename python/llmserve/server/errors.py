@@ -1,6 +1,7 @@
 """Errors as OpenAI's API words them: a status, a message, the parameter's name."""
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -13,23 +14,23 @@ from llmserve.errors import (
     InvalidArgument,
     LLMServeError,
     NotSupported,
+    PromptTooLong,
     QueueFull,
     ResourceExhausted,
 )
 
 _log = logging.getLogger(__name__)
 
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
 _PREFIX = re.compile(r"^(?:sampling_params|pooling_params)\[\d+\]: ")
 # A message that is about a field begins with its name, perhaps in a list or dict: `stop[1] must`.
 _FIELD = re.compile(r"([a-z][a-z0-9_]*)(?=[ :\[=])")
 # What a route calls differently than the engine does.
-_OTHER_NAMES = {"logprobs": "top_logprobs", "prompts": "prompt", "prompt": "input"}
+_OTHER_NAMES = {
+    "logprobs": "top_logprobs",
+    "prompts": "prompt",
+    "prompt": "input",
+    "input": "messages",
+}
 # What looks like a path of this machine; messages never say where a model lies.
 _PATH = re.compile(r"(?<![\w:/.])/(?:[\w.@+-]+/)+[\w.@+-]*")
 
@@ -55,9 +56,9 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, object]:
         """{"error": {"message", "type", "param", "code"}}."""
-        kind = _TYPES.get(self.status)
-        if kind is None:
-            kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        if self.status == 429:
+            kind = "rate_limit_error"
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
@@ -65,7 +66,7 @@ class ApiError(Exception):
         """Those beside the content's."""
         headers = {}
         if self.retry_after is not None:
-            headers["Retry-After"] = str(max(1, round(self.retry_after)))
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return headers
@@ -85,9 +86,11 @@ class JsonResponse(Response):
         return msgspec.json.encode(content)
 
 
-def to_api_error(error: Exception, fields: frozenset[str] = frozenset()) -> ApiError:
+def to_api_error(
+    error: Exception, fields: frozenset[str] = frozenset(), request_id: str = ""
+) -> ApiError:
     """What a client is told of an exception. fields: those of the body, of which one may be named
-    as the error's param."""
+    as the error's param. request_id: by which the log is searched for what is only said there."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
@@ -96,21 +99,23 @@ def to_api_error(error: Exception, fields: frozenset[str] = frozenset()) -> ApiE
         return ApiError(429, str(error), code="queue_full", retry_after=1)
     if isinstance(error, InvalidArgument | NotSupported):
         message = _PREFIX.sub("", _PATH.sub("<path>", str(error)))
-        return ApiError(400, message, param=_param(message, fields), code="invalid_value")
+        code = "context_length_exceeded" if isinstance(error, PromptTooLong) else "invalid_value"
+        return ApiError(400, message, param=_param(message, fields), code=code)
     if isinstance(error, ResourceExhausted):  # of this request alone: trying again does not help
         return ApiError(422, _PATH.sub("<path>", str(error)), code="does_not_fit")
+    of_request = {"request_id": request_id}
     if isinstance(error, LLMServeError):  # the engine's; details are for the log
-        _log.error("the engine failed: %s", error)
+        _log.error("the engine failed: %s", error, extra=of_request)
         return ApiError(503, "the engine has stopped; see the server's log", code="engine_stopped")
-    _log.error("a request failed", exc_info=error)
-    return ApiError(500, "an error of the server; see its log", code="internal_error")
+    _log.error("a request failed", exc_info=error, extra=of_request)
+    return ApiError(500, f"an error of the server; its log has {request_id}", code="internal_error")
 
 
 def _param(message: str, fields: frozenset[str]) -> str | None:
     """The field of a body that a message is about."""
     found = _FIELD.match(message)
     name = found[1] if found else ""
-    for _ in range(3):
+    for _ in range(len(_OTHER_NAMES) + 1):
         other = _OTHER_NAMES.get(name, "")
         if name in fields and other not in fields:
             return name

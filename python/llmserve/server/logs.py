@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 # What a record may carry besides its message, given as `extra`.
 _FIELDS = (
     *("request_id", "method", "path", "status", "model", "prompt_tokens", "cached_tokens"),
-    *("generated_tokens", "finish", "duration_s", "client"),
+    *("generated_tokens", "finish", "error", "duration_s", "client"),
 )
 
 
@@ -29,8 +29,16 @@ class _JsonFormatter(logging.Formatter):
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        fields = [f"{name}={getattr(record, name)}" for name in _FIELDS if hasattr(record, name)]
+        fields = [
+            f"{name}={_one_line(getattr(record, name))}" for name in _FIELDS if hasattr(record, name)
+        ]
         return " ".join([line, *fields])
+
+
+def _one_line(value: object) -> str:
+    """A path that a client sends may have line breaks in it, and write lines of its own."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)
 
 
 def configure_logs(log_format: str) -> None:

@@ -1,6 +1,7 @@
 """The OpenAPI document, made from the records that bodies are decoded to, and a page of it."""
 
 import html
+import re
 from typing import Any
 
 import msgspec
@@ -26,15 +27,19 @@ _POST: dict[str, tuple[type[msgspec.Struct], str]] = {
 }
 _GET = {
     "/v1/models": "The models that are served",
+    "/v1/models/{model}": "One of them",
     "/health": "Are the engines alive",
+    "/ready": "Are new requests taken",
     "/ready": "Are new requests taken",
     "/version": "llmserve's version",
     "/load": "What runs and waits",
     "/metrics": "Counters and distributions for Prometheus",
+    "/debug/requests/{request_id}": "What a request did at every moment; for admins",
 }
 _ERRORS = {
     "400": "a parameter is wrong; the error names it",
     "401": "no key, or a wrong one",
+    "403": "the server was started without an admin key",
     "404": "no such model",
     "408": "the body did not come in time",
     "413": "the body is too long",
@@ -53,7 +58,7 @@ def document() -> dict[str, Any]:
     kinds = [kind for kind, _ in _POST.values()]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_PREFIX)
     components["Error"] = _error_schema()
-    paths: dict[str, Any] = {path: {"get": _operation(text)} for path, text in _GET.items()}
+    paths: dict[str, Any] = {path: _get(path, text) for path, text in _GET.items()}
     for (path, (_, text)), schema in zip(_POST.items(), schemas, strict=True):
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[path] = {"post": {**_operation(text), "requestBody": body}}
@@ -67,6 +72,15 @@ def document() -> dict[str, Any]:
         },
         "security": [{"key": []}],
     }
+
+
+def _get(path: str, text: str) -> dict[str, Any]:
+    names = re.findall(r"{(\w+)}", path)
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in names
+    ]
+    return {"get": _operation(text) | ({"parameters": parameters} if parameters else {})}
 
 
 def _operation(text: str) -> dict[str, Any]:
