@@ -343,16 +343,28 @@ def test_a_spike_of_errors_sheds_load_for_a_while(
         assert "error_spike" in server.request("GET", "/metrics")[1]
 
 
-def test_a_hung_step_shows_in_health(make_oracle: MakeOracle) -> None:
-    with running_server(make_oracle(2_500_000), watchdog_timeout=0.3) as server:
+def test_a_hung_step_shows_in_health_and_new_requests_do_not_wait_for_it(
+    make_oracle: MakeOracle,
+) -> None:
+    gate = _core.testing.StepGate(1)
+    with running_server(make_oracle(gate=gate), watchdog_timeout=0.3) as server:
         sock = server.open_stream(COMPLETIONS, stream=True, prompt=[5], max_tokens=1)
 
         def status() -> int:
             return int(server.request("GET", "/health")[0])
 
+        gate.wait_until_held()
         server.wait_until(lambda: status() == 503, "the step is seen to hang")
+        got, answer, headers = server.request("POST", COMPLETIONS, {"prompt": [6]})
+        assert (got, answer["error"]["code"]) == (503, "engine_hung")
+        assert int(headers["retry-after"]) >= 1
+        assert 'requests_refused_total{reason="engine_hung"} 1' in str(
+            server.request("GET", "/metrics")[1]
+        )
+        gate.open()
         assert data_of(list(events(sock)))[-1]["choices"][0]["finish_reason"] == "length"
         server.wait_until(lambda: status() == 200, "it goes on")
+        assert server.post(COMPLETIONS, prompt=[6], max_tokens=1)[0] == 200
 
 
 def test_nagles_algorithm_is_off(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,6 +422,27 @@ def test_tls_serves_https_and_nothing_else(demo: AsyncLLM, tmp_path: Path) -> No
             assert answer.read() == b'{"status":"ok"}'
         with pytest.raises((OSError, http.client.HTTPException)):
             server.request("GET", "/health")
+
+
+@pytest.mark.parametrize("bad", ["missing", "no key", "another's key", "a password"])
+def test_bad_tls_files_are_refused_before_a_model_is_loaded(
+    bad: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = tls_files(tmp_path)
+    key = Path(files["ssl_keyfile"])
+    if bad == "missing":
+        key.unlink()
+    elif bad == "no key":
+        key.write_text("nonsense")
+    elif bad == "another's key":
+        (tmp_path / "other").mkdir()
+        key.write_bytes(Path(tls_files(tmp_path / "other")["ssl_keyfile"]).read_bytes())
+    else:
+        command = f"openssl rsa -aes128 -passout pass:sesame -in {key} -out {key}"
+        subprocess.run(command.split(), check=True, capture_output=True)
+    flags = [f"--{name.replace('_', '-')}={path}" for name, path in files.items()]
+    assert main(["serve", "/nowhere", "--port", "0", *flags]) == 2
+    assert "ssl_keyfile" in capsys.readouterr().err
 
 
 def _start(*arguments: str) -> tuple[subprocess.Popen[str], int]:

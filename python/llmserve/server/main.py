@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Sequence
 
 import uvicorn
@@ -102,9 +103,32 @@ def serve(
     Server(app, settings).run(sockets=[sock])
 
 
+def _check_tls(settings: ServerSettings) -> None:
+    """Raises InvalidArgument that names the file."""
+    if not settings.ssl_certfile:
+        return
+    for name in ("ssl_certfile", "ssl_keyfile"):
+        try:
+            with open(getattr(settings, name), "rb"):
+                pass
+        except OSError as error:
+            path = getattr(settings, name)
+            raise InvalidArgument(f"{name} {path!r} cannot be read: {error.strerror}") from None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # uvicorn would ask for a password on the terminal, which a server may not have.
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password=lambda: "")
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(
+            f"ssl_certfile {settings.ssl_certfile!r} and ssl_keyfile {settings.ssl_keyfile!r} must "
+            f"be a certificate in PEM and its private key without a password: {error}"
+        ) from None
+
+
 def listen(settings: ServerSettings) -> socket.socket:
     """The socket, listening, so that no model is loaded for nothing: who comes early waits. Raises
     InvalidArgument."""
+    _check_tls(settings)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:

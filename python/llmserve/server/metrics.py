@@ -176,7 +176,8 @@ def _of_server(activity: Activity) -> Iterator[Metric]:
     )
     refused.add_metric(["queue_full"], activity.admission.num_refused)
     refused.add_metric(["quota"], activity.quotas.num_refused)
-    refused.add_metric(["error_spike"], activity.watchdog.num_shed)
+    for reason, count in activity.watchdog.num_refused.items():
+        refused.add_metric([reason], count)
     yield refused
     coalesced = CounterMetricFamily(
         PREFIX + "requests_coalesced", "requests that shared the run of an identical one"

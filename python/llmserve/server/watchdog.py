@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from llmserve.server.errors import ApiError
@@ -41,7 +41,7 @@ class Watchdog:
         self._engines = {model: _Engine() for model in models}
         self._settings = settings
         self._timer: asyncio.TimerHandle | None = None
-        self.num_shed = 0
+        self.num_refused = Counter({"error_spike": 0, "engine_hung": 0})
 
     def begin(self) -> None:
         """Something is about to run: looks from time to time until nothing does."""
@@ -105,11 +105,16 @@ class Watchdog:
             engine.ended.clear()
 
     def check(self, model: ServedModel) -> None:
-        """Raises ApiError (503) while requests would only fail."""
+        """Raises ApiError (503) while requests would only fail, or wait for nothing."""
         engine = self._engines[model]
+        if self.is_hung(model):
+            self.num_refused["engine_hung"] += 1
+            raise ApiError(
+                503, f"a step of {model.name!r} hangs", code="engine_hung", retry_after=_SHED_S
+            )
         left_s = engine.sheds_until - time.monotonic()
         if left_s > 0:
-            self.num_shed += 1
+            self.num_refused["error_spike"] += 1
             raise ApiError(
                 503, "too many requests fail at the moment", code="failing", retry_after=left_s
             )
