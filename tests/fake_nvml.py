@@ -14,6 +14,9 @@ class FakeNvml(ModuleType):
 
     NVML_TEMPERATURE_GPU = NVML_CLOCK_SM = NVML_PCIE_UTIL_RX_BYTES = 0
     NVML_CLOCK_MEM, NVML_PCIE_UTIL_TX_BYTES = 2, 1
+    NVML_NVLINK_MAX_LINKS = 18
+    NVML_NVLINK_ERROR_DL_REPLAY, NVML_NVLINK_ERROR_DL_CRC_FLIT = 0, 2
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
 
     def __init__(self, *, temperature: int = 40, reasons: int = 0, missing: str = "") -> None:
         super().__init__("pynvml")
@@ -32,6 +35,11 @@ class FakeNvml(ModuleType):
         self.asked_for.append(uuid)
         return "handle"
 
+    def _nvlink_errors(self, handle: str, link: int, counter: int) -> int:
+        if link >= 4 or "NvLinkErrorCounter" in self.missing:  # it has four links
+            raise self.NVMLError("Invalid Argument")
+        return {self.NVML_NVLINK_ERROR_DL_REPLAY: 1, self.NVML_NVLINK_ERROR_DL_CRC_FLIT: 20}[counter]
+
     def __getattr__(self, name: str) -> Any:
         answers = {
             "Name": "FakeGPU",
@@ -43,9 +51,13 @@ class FakeNvml(ModuleType):
             "UtilizationRates": SimpleNamespace(gpu=75, memory=50),
             "MemoryInfo": SimpleNamespace(used=2**30, total=2**34),
             "PcieThroughput": 4_000,
+            "PcieReplayCounter": 3,
+            "TotalEccErrors": 5,
             "CurrentClocksEventReasons": self.reasons,
             "CurrentClocksThrottleReasons": self.reasons,
         }
+        if name == "nvmlDeviceGetNvLinkErrorCounter":
+            return self._nvlink_errors
         function = name.removeprefix("nvmlDeviceGet")
         if function == name or function not in answers:
             raise AttributeError(name)

@@ -13,6 +13,10 @@ _MIN_HIT_SHARE = 0.6
 _MIN_TOKENS_FOR_HITS = 1000
 _MAX_KV_USAGE = 0.95
 _MAX_MEMORY, _CRITICAL_MEMORY = 0.80, 0.95
+_MIN_GPU_USE = 0.5
+# Resident memory that grows this much between two looks; what a server still fills at its start is
+# more than a leak gives.
+_MAX_GROWTH, _MAX_GROWTH_BYTES = 0.05, 2**26
 _MIN_READING_RATE = 4.0  # tokens a second: people read 4 to 13
 
 
@@ -33,8 +37,8 @@ class Finding:
         ]
 
 
-def examine(metrics: LiveMetrics) -> list[Finding]:
-    """What the recipes find; nothing is good.
+def examine(metrics: LiveMetrics, earlier: LiveMetrics | None = None) -> list[Finding]:
+    """What the recipes find; nothing is good. earlier: a reading before, to tell what climbs.
 
     >>> examine(LiveMetrics.parse("llmserve:engine_up 1"))
     []
@@ -43,6 +47,7 @@ def examine(metrics: LiveMetrics) -> list[Finding]:
         *_engine(metrics),
         *_gpu(metrics),
         *_memory(metrics),
+        *_growth(metrics, earlier),
         *_latency(metrics),
         *_requests(metrics),
     ]
@@ -82,6 +87,32 @@ def _gpu(metrics: LiveMetrics) -> Iterator[Finding]:
             else "a higher power limit "
             "(`nvidia-smi -pl`) where the supply allows it; else nothing is wrong",
         )
+    use = [v for (name, _), v in metrics.samples.items() if name == "gpu_utilization_perc"]
+    if use and max(use) < _MIN_GPU_USE and metrics.value("num_requests_running") > 0:
+        yield Finding(
+            f"the GPU computes {max(use):.0%} of the time",
+            "small batches, or kernels that are not fused: each step waits for the host",
+            "more requests at a time (--max-num-seqs), larger --max-num-batched-tokens; without "
+            "CUDA graphs (graph_replays_total is 0) see --device and the log",
+        )
+    total = metrics.value("gpu_memory_total_bytes")
+    if total and metrics.value("gpu_memory_used_bytes") > _CRITICAL_MEMORY * total:
+        yield Finding(
+            f"the GPU's memory is {metrics.value('gpu_memory_used_bytes') / total:.0%} full",
+            "weights, KV cache and other programs together; the next allocation may fail",
+            "lower --gpu-memory-utilization, --kv-cache-dtype fp8, or end other programs",
+        )
+    errors = {
+        "memory errors that cannot be corrected": metrics.value("gpu_ecc_uncorrected_errors_total"),
+        "packets sent again over PCIe": metrics.value("gpu_pcie_replays_total"),
+        "packets sent again over NVLink": metrics.value("gpu_nvlink_replays_total"),
+    }
+    if found := [f"{count:.0f} {what}" for what, count in errors.items() if count > 0]:
+        yield Finding(
+            f"the GPU reports {', '.join(found)}",
+            "memory or a link of the machine fails",
+            "drain the server, reset the GPU, check its slot and bridges; replace it if they return",
+        )
     if metrics.value("gpu_clock_swings") > 0:
         yield Finding(
             "the GPU's clock goes up and down",
@@ -96,8 +127,8 @@ def _memory(metrics: LiveMetrics) -> Iterator[Finding]:
         yield Finding(
             f"{preemptions:.0f} preemptions: sequences gave their KV blocks back",
             "the KV cache is smaller than what runs at once needs",
-            "more KV memory (--kv-cache-memory-bytes), fewer --max-num-seqs, or a smaller "
-            "--max-model-len",
+            "more KV memory (--kv-cache-memory-bytes), half of it a token (--kv-cache-dtype fp8), "
+            "smaller --max-num-batched-tokens, fewer --max-num-seqs, or a smaller --max-model-len",
         )
     elif (usage := metrics.value("kv_cache_usage_perc")) > _MAX_KV_USAGE:
         yield Finding(
@@ -112,6 +143,19 @@ def _memory(metrics: LiveMetrics) -> Iterator[Finding]:
             "model, KV cache and other programs together; or a leak, if it climbs",
             "lower --gpu-memory-utilization or --kv-cache-memory-bytes; compare "
             "process_resident_memory_bytes with memory_bytes over time",
+        )
+
+
+def _growth(metrics: LiveMetrics, earlier: LiveMetrics | None) -> Iterator[Finding]:
+    if earlier is None:
+        return
+    name = "process_resident_memory_bytes"
+    before, now = earlier.value(name), metrics.value(name)
+    if now - before > max(_MAX_GROWTH * before, _MAX_GROWTH_BYTES):
+        yield Finding(
+            f"the server's memory climbs: {(now - before) / 2**20:.0f} MiB more than before",
+            "the model's file is still being read in, in the first minutes; or a leak",
+            "look again with a longer --interval at even load; report it if it goes on",
         )
 
 
@@ -131,7 +175,8 @@ def _latency(metrics: LiveMetrics) -> Iterator[Finding]:
         yield Finding(
             f"time between tokens: p95 {1e3 * itl:.0f} ms",
             "long prompts in the same steps (head-of-line blocking), or too many sequences a step",
-            "smaller --max-num-batched-tokens, fewer --max-num-seqs",
+            "smaller --max-num-batched-tokens or --max-stall-ms, fewer --max-num-seqs; send long "
+            "prompts to a replica of their own",
         )
     queries = metrics.value("prefix_cache_queries_total")
     hits = metrics.value("prefix_cache_hits_total")
@@ -157,6 +202,13 @@ def _requests(metrics: LiveMetrics) -> Iterator[Finding]:
             f"{failed:.0f} requests failed in the engine",
             "a step failed, or their logits were not finite",
             "read the server's log; weights in a dtype of small range give such logits",
+        )
+    if (unfit := metrics.value("http_responses_total", status="422")) > 0:
+        yield Finding(
+            f"{unfit:.0f} requests can never run here",
+            "prompt and max_tokens together need more KV blocks than the cache has",
+            "more KV memory (--kv-cache-memory-bytes, --gpu-memory-utilization), --kv-cache-dtype "
+            "fp8, or smaller requests",
         )
     if (timeouts := metrics.value("requests_ended_early_total", cause="timeout")) > 0:
         yield Finding(

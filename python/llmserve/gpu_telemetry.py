@@ -44,6 +44,11 @@ class GpuReading:
     pcie_tx_bytes_per_s: float | None
     memory_used_bytes: float | None  # of all processes
     memory_total_bytes: float | None
+    # Counts of errors, of its volatile counters: since the driver was loaded
+    pcie_replays: float | None
+    nvlink_replays: float | None  # of all links
+    nvlink_crc_errors: float | None  # of all links
+    ecc_uncorrected_errors: float | None
     throttle_reasons: tuple[str, ...]
 
 
@@ -85,6 +90,13 @@ class GpuTelemetry:
         value = self._ask(function, *arguments)
         return None if value is None else value * factor
 
+    def _nvlink_errors(self, counter: int) -> float | None:
+        """Of all links; None without any."""
+        links = range(self._nvml.NVML_NVLINK_MAX_LINKS)
+        counts = [self._ask("NvLinkErrorCounter", link, counter) for link in links]
+        known = [float(count) for count in counts if count is not None]
+        return sum(known) if known else None
+
     def read(self) -> GpuReading:
         """Some milliseconds; from any thread."""
         nvml = self._nvml
@@ -108,6 +120,15 @@ class GpuTelemetry:
             pcie_tx_bytes_per_s=self._scaled(1e3, "PcieThroughput", nvml.NVML_PCIE_UTIL_TX_BYTES),
             memory_used_bytes=None if memory is None else memory.used,
             memory_total_bytes=None if memory is None else memory.total,
+            pcie_replays=self._scaled(1, "PcieReplayCounter"),
+            nvlink_replays=self._nvlink_errors(nvml.NVML_NVLINK_ERROR_DL_REPLAY),
+            nvlink_crc_errors=self._nvlink_errors(nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT),
+            ecc_uncorrected_errors=self._scaled(
+                1,
+                "TotalEccErrors",
+                nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                nvml.NVML_VOLATILE_ECC,
+            ),
             throttle_reasons=tuple(
                 name for bit, name in THROTTLE_REASONS.items() if (reasons or 0) & bit
             ),

@@ -105,6 +105,13 @@ SICK = {
     "llmserve:engine_up 0": "stopped",
     "llmserve:engine_hung 1": "hangs",
     "llmserve:num_preemptions_total 7": "7 preemptions",
+    'llmserve:gpu_utilization_perc{gpu="G"} 0.4\nllmserve:num_requests_running 3': "40% of the time",
+    'llmserve:gpu_memory_used_bytes{gpu="G"} 97\nllmserve:gpu_memory_total_bytes{gpu="G"} 100': (
+        "GPU's memory is 97% full"
+    ),
+    'llmserve:gpu_ecc_uncorrected_errors_total{gpu="G"} 2': "2 memory errors",
+    'llmserve:gpu_pcie_replays_total{gpu="G"} 9': "9 packets sent again over PCIe",
+    'llmserve:http_responses_total{status="422"} 4': "4 requests can never run",
     "llmserve:kv_cache_usage_perc 0.97": "97% full",
     "llmserve:machine_memory_usage_perc 0.85": "is high: 85%",
     "llmserve:machine_memory_usage_perc 0.96": "nearly full",
@@ -130,6 +137,19 @@ def test_each_recipe_finds_its_symptom_and_no_other(text: str, symptom: str) -> 
     assert symptom in finding.symptom
     assert finding.cause
     assert finding.action
+
+
+def test_memory_that_climbs_between_two_looks_is_told() -> None:
+    earlier, now = (
+        LiveMetrics.parse(f"process_resident_memory_bytes {mib * 2**20}") for mib in (1000, 1200)
+    )
+    (finding,) = examine(now, earlier)
+    assert "200 MiB" in finding.symptom
+    assert examine(earlier, earlier) == examine(now) == []
+
+
+def test_a_gpu_that_nobody_asks_may_be_idle() -> None:
+    assert examine(LiveMetrics.parse('llmserve:gpu_utilization_perc{gpu="G"} 0.0')) == []
 
 
 def test_a_quantile_is_interpolated_in_its_bucket() -> None:

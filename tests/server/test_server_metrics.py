@@ -141,12 +141,47 @@ def test_every_metric_of_the_dashboard_and_the_alerts_exists(
     assert of_page <= exists, of_page - exists
 
 
+# Metric, what is alarming, how long, and how bad.
+ALARMING = [
+    ("gpu_utilization_perc", "< 0.10", "60s", "info"),
+    ("gpu_utilization_perc", "> 0.90", "60s", "warning"),
+    ("gpu_memory_used_bytes", "> 0.80", "60s", "warning"),
+    ("gpu_memory_used_bytes", "> 0.95", "30s", "critical"),
+    ("machine_memory_usage_perc", "> 0.80", "60s", "warning"),
+    ("machine_memory_usage_perc", "> 0.95", "30s", "critical"),
+    ("gpu_temperature_celsius", "> 85", "30s", "warning"),
+    ("gpu_temperature_celsius", "> 95", None, "critical"),
+    ("gpu_nvlink_replays_total", ">= 1", None, "critical"),
+    ("gpu_nvlink_crc_errors_total", "> 100", None, "critical"),
+    ("gpu_pcie_replays_total", ">= 1", None, "critical"),
+    ("gpu_ecc_uncorrected_errors_total", ">= 1", None, "critical"),
+]
+
+
+@pytest.mark.parametrize(("metric", "limit", "lasting", "severity"), ALARMING)
+def test_an_alert_watches_the_machine(
+    metric: str, limit: str, lasting: str | None, severity: str
+) -> None:
+    rules = yaml.safe_load((DOCS / "monitoring" / "alerts.yml").read_text("utf-8"))
+    found = [
+        rule
+        for group in rules["groups"]
+        for rule in group["rules"]
+        if f"llmserve:{metric}" in rule["expr"] and rule["expr"].endswith(limit)
+    ]
+    assert [(rule.get("for"), rule["labels"]["severity"]) for rule in found] == [
+        (lasting, severity)
+    ]
+
+
 def test_a_gpus_figures_are_there_and_what_holds_its_clock_down() -> None:
     found = {(s.name, s.labels.get("reason")): s.value for s in gpu_samples("hw_thermal")}
     assert found["llmserve:gpu_temperature_celsius", None] == 1
     assert found["llmserve:gpu_throttled", "hw_thermal"] == 1
     assert found["llmserve:gpu_throttled", "power_cap"] == 0
     assert found["llmserve:gpu_throttle_starts_total", None] == 2
+    assert found["llmserve:gpu_pcie_replays_total", None] == 1
+    assert found["llmserve:gpu_ecc_uncorrected_errors_total", None] == 1
 
 
 def test_a_server_with_a_model_on_a_gpu_reads_it_and_stops_with_the_server(

@@ -28,7 +28,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 
 def reading(*reasons: str) -> GpuReading:
-    return GpuReading("GPU", *(None,) * 12, throttle_reasons=reasons)
+    return GpuReading("GPU", *(None,) * 16, throttle_reasons=reasons)
 
 
 def test_figures_come_in_base_units(nvml: FakeNvml) -> None:
@@ -47,15 +47,25 @@ def test_figures_come_in_base_units(nvml: FakeNvml) -> None:
         pcie_tx_bytes_per_s=4e6,
         memory_used_bytes=2**30,
         memory_total_bytes=2**34,
+        pcie_replays=3,
+        nvlink_replays=4,  # one of each of its four links
+        nvlink_crc_errors=80,
+        ecc_uncorrected_errors=5,
         throttle_reasons=("power_cap", "hw_thermal"),  # idle is none
     )
 
 
 def test_what_a_gpu_does_not_say_is_none_and_an_older_name_serves(nvml: FakeNvml) -> None:
     nvml.missing = ["PowerUsage", "UtilizationRates", "CurrentClocksEventReasons"]
+    nvml.missing += ["NvLinkErrorCounter", "TotalEccErrors"]
     nvml.reasons = 0x20
     found = GpuTelemetry().read()
     assert (found.power_w, found.utilization, found.temperature_c) == (None, None, 40)
+    assert (found.nvlink_replays, found.ecc_uncorrected_errors, found.pcie_replays) == (
+        None,
+        None,
+        3,
+    )
     assert found.throttle_reasons == ("sw_thermal",)
 
 

@@ -39,11 +39,12 @@ def add_parsers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def run_doctor(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    metrics = _fetch(options)
+    metrics, earlier = _fetch(options), None
     if options.interval > 0:
         time.sleep(number("--interval", options.interval))
-        metrics = _fetch(options).since(metrics)
-    findings = examine(metrics)
+        earlier = metrics
+        metrics = _fetch(options).since(earlier)
+    findings = examine(metrics, earlier)
     for finding in findings:
         print("\n".join([*finding.lines(), ""]))
     if not findings:

@@ -21,6 +21,12 @@ _GAUGES = (
     ("memory_used_bytes", "memory_used_bytes", "memory in use, by all processes"),
     ("memory_total_bytes", "memory_total_bytes", "memory that it has"),
 )
+_ERRORS = (
+    ("pcie_replays", "packets that its PCIe link sent again"),
+    ("nvlink_replays", "packets that its NVLinks sent again"),
+    ("nvlink_crc_errors", "packets of its NVLinks with a wrong checksum"),
+    ("ecc_uncorrected_errors", "memory errors that could not be corrected"),
+)
 _DIRECTIONS = (("to_gpu", "pcie_rx_bytes_per_s"), ("from_gpu", "pcie_tx_bytes_per_s"))
 
 
@@ -53,8 +59,14 @@ class GpuCollector(Collector):
         yield gauge("throttled", "1 while this holds its clock down", held, "reason")
         swings: dict[str, float | None] = {"": float(self._watch.notice.is_swinging)}
         yield gauge("clock_swings", "1 while its clock goes up and down", swings, "")
-        starts = CounterMetricFamily(
-            PREFIX + "throttle_starts", "times that throttling began", labels=["gpu"]
-        )
-        starts.add_metric([reading.name], self._watch.notice.num_starts)
-        yield starts
+        starts = float(self._watch.notice.num_starts)
+        yield _counter("throttle_starts", "times that throttling began", reading.name, starts)
+        for name, help in _ERRORS:
+            yield _counter(name, help, reading.name, getattr(reading, name))
+
+
+def _counter(name: str, help: str, gpu: str, value: float | None) -> Metric:
+    family = CounterMetricFamily(PREFIX + name, help, labels=["gpu"])
+    if value is not None:
+        family.add_metric([gpu], value)
+    return family
