@@ -1,5 +1,5 @@
-// Counters of one engine since its start. Prompt tokens add up: hit + computed + recomputed =
-// scheduled prompt work.
+// Counters of one engine since its start. Prompt tokens add up, once all prompts have run: those of
+// the requests admitted = prefix cache hits + run through the model - run again.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,8 @@ struct EngineMetrics {
   // Tokens
   int64_t num_prompt_tokens = 0;   // of the requests admitted
   int64_t num_prefill_tokens = 0;  // run through the model, recomputation included
+  // Of those: run again after a preemption, with what was generated before it
+  int64_t num_recomputed_tokens = 0;
   int64_t num_generation_tokens = 0;
   // Lines of streams that the engine's thread wrote to sockets, and the processor time that took
   int64_t num_lines = 0;

@@ -98,6 +98,7 @@ void register_metrics(py::module_& module) {
       .def_readonly("num_graph_replays", &EngineMetrics::num_graph_replays)
       .def_readonly("num_prompt_tokens", &EngineMetrics::num_prompt_tokens)
       .def_readonly("num_prefill_tokens", &EngineMetrics::num_prefill_tokens)
+      .def_readonly("num_recomputed_tokens", &EngineMetrics::num_recomputed_tokens)
       .def_readonly("num_generation_tokens", &EngineMetrics::num_generation_tokens)
       .def_readonly("num_lines", &EngineMetrics::num_lines)
       .def_readonly("line_us", &EngineMetrics::line_us)

@@ -170,6 +170,7 @@ void Scheduler::fill_metrics(EngineMetrics& metrics) const {
   metrics.decode_us = counters_.decode_us;
   metrics.num_prompt_tokens = counters_.num_prompt_tokens;
   metrics.num_prefill_tokens = counters_.num_prefill_tokens;
+  metrics.num_recomputed_tokens = counters_.num_recomputed_tokens;
   metrics.num_generation_tokens = counters_.num_generation_tokens;
   metrics.prefix_cache_queries = kv_cache_.counters().num_queries;
   metrics.prefix_cache_hits = kv_cache_.counters().num_hits;

@@ -154,6 +154,7 @@ class Scheduler {
   void admit_waiting(Budget& budget);
   Admission try_admit(Sequence& sequence, Budget& budget);
   void enter(Sequence& sequence, int64_t num_hit_tokens);
+  void count_prefill(Sequence& sequence, int64_t num_new_tokens);
   void put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& budget);
   bool reads_prefix_cache(const Sequence& sequence) const;
   void let_go_of_held();

@@ -86,6 +86,7 @@ void Scheduler::count_step(const Flight& flight) {
   ++(is_prefill ? counters_.num_prefill_steps : counters_.num_decode_steps);
   (is_prefill ? counters_.prefill_us : counters_.decode_us) += elapsed_us;
   counters_.num_prefill_tokens += flight.plan.num_prefill_tokens;
+  counters_.num_recomputed_tokens += flight.plan.num_recomputed_tokens;
   if (is_prefill) pace_.note_step(flight.plan.num_tokens, elapsed_us);
 }
 
@@ -143,6 +144,7 @@ void Scheduler::fork(Sequence& sequence, int32_t sample_index) {
   child.num_computed = child.num_scheduled = sequence.num_computed;
   child.was_admitted = true;
   child.num_cached_tokens = sequence.num_cached_tokens;
+  child.num_prompt_seen = sequence.num_prompt_seen;
   child.times = sequence.times;
   child.beam = sequence.beam;
   kv_cache_.fork(sequence.table, child.table);

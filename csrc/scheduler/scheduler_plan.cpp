@@ -35,7 +35,7 @@ void Scheduler::begin_step() {
   next_->plan.pooled.clear();
   next_->plan.decisions.clear();
   next_->plan.num_tokens = 0;
-  next_->plan.num_prefill_tokens = 0;
+  next_->plan.num_prefill_tokens = next_->plan.num_recomputed_tokens = 0;
   next_->sequences.clear();
   has_preempted_ = false;
   stands_still_ = false;
@@ -183,8 +183,15 @@ void Scheduler::enter(Sequence& sequence, int64_t num_hit_tokens) {
   running_.insert(std::ranges::upper_bound(running_, &sequence, ServedBefore()), &sequence);
   sequence.state = SequenceState::kRunning;
   sequence.num_computed = sequence.num_scheduled = num_hit_tokens;
-  if (sequence.was_admitted) return;
-  // What a preempted sequence finds again was counted the first time.
+  // What a preempted sequence finds again was counted the first time, but what others have computed
+  // of its prompt meanwhile was not.
+  const int64_t num_hit = std::min(num_hit_tokens, sequence.num_prompt_tokens);
+  const int64_t num_new_hits = std::max<int64_t>(0, num_hit - sequence.num_prompt_seen);
+  sequence.num_prompt_seen += num_new_hits;
+  if (sequence.was_admitted) {
+    kv_cache_.count_query(0, num_new_hits);
+    return;
+  }
   sequence.was_admitted = true;
   sequence.num_cached_tokens = num_hit_tokens;
   sequence.times.scheduled_us = next_->start_us;
@@ -192,6 +199,16 @@ void Scheduler::enter(Sequence& sequence, int64_t num_hit_tokens) {
   policy_->on_admitted();
   if (reads_prefix_cache(sequence)) kv_cache_.count_query(sequence.num_tokens(), num_hit_tokens);
   counters_.num_prompt_tokens += sequence.num_prompt_tokens;
+}
+
+// num_prompt_tokens = prefix_cache_hits + num_prefill_tokens - num_recomputed_tokens, once all
+// prompts have run.
+void Scheduler::count_prefill(Sequence& sequence, int64_t num_new_tokens) {
+  const int64_t end = std::min(sequence.num_scheduled, sequence.num_prompt_tokens);
+  const int64_t num_first = std::max<int64_t>(0, end - sequence.num_prompt_seen);
+  sequence.num_prompt_seen += num_first;
+  next_->plan.num_prefill_tokens += static_cast<int32_t>(num_new_tokens);
+  next_->plan.num_recomputed_tokens += static_cast<int32_t>(num_new_tokens - num_first);
 }
 
 void Scheduler::put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& budget) {
@@ -204,7 +221,7 @@ void Scheduler::put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& 
   ++sequence.num_in_flight;
   budget.num_tokens -= num_new_tokens;
   next_->plan.num_tokens += static_cast<int32_t>(num_new_tokens);
-  if (is_prefill) next_->plan.num_prefill_tokens += static_cast<int32_t>(num_new_tokens);
+  if (is_prefill) count_prefill(sequence, num_new_tokens);
   next_->sequences.push_back(&sequence);
   next_->plan.sequences.push_back(
       {.request_id = sequence.context->request.id,

@@ -68,6 +68,8 @@ struct Sequence {
   int64_t num_prompt_tokens = 0;
   int64_t num_computed = 0;   // committed
   int64_t num_scheduled = 0;  // num_computed and the steps in flight
+  // Of the prompt: tokens that steps have run or the cache has had, preemptions or not.
+  int64_t num_prompt_seen = 0;
   // Tokens that steps in flight draw, and that a later step may run before they are known here.
   int64_t num_awaited = 0;
   int32_t awaited_row = -1;   // the logit row of the newest step in flight that draws the last

@@ -96,6 +96,8 @@ struct StepPlan {
   std::vector<Decision> decisions;
   int32_t num_tokens = 0;          // T
   int32_t num_prefill_tokens = 0;  // of those
+  // Of those: run again after a preemption, and what was generated before it
+  int32_t num_recomputed_tokens = 0;
   bool is_empty() const { return sequences.empty(); }
 };
 

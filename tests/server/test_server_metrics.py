@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +102,24 @@ def test_prefix_cache_counters_add_up(fresh: RunningServer) -> None:
     assert value(found, "llmserve:prefix_cache_queries_total") == NUM_REQUESTS * 40
     blocks = [value(found, "llmserve:kv_blocks", state=s) for s in ("used", "cached", "free")]
     assert sum(blocks) == fresh.llm.get_metrics().num_blocks_total
+
+
+def test_they_add_up_when_sequences_are_preempted(make_oracle: Callable[..., AsyncLLM]) -> None:
+    llm = make_oracle(0, num_gpu_blocks_override=12, max_model_len=160, max_num_seqs=8)
+    with running_server(llm) as server:
+        prompts = [[5] * 20 + [6 + i] * 20 for i in range(8)]
+        body = {"prompt": prompts, "max_tokens": 60, "ignore_eos": True, "n": 2}
+        assert server.post("/v1/completions", **body)[0] == 200
+        server.wait_until_idle()
+        found = samples(server)
+    assert value(found, "llmserve:num_preemptions_total") > 0
+    assert value(found, "llmserve:recomputed_tokens_total") > 0
+    parts = {
+        name: value(found, f"llmserve:{name}_total")
+        for name in ("prefix_cache_hits", "prefill_tokens", "recomputed_tokens")
+    }
+    known = parts["prefix_cache_hits"] + parts["prefill_tokens"] - parts["recomputed_tokens"]
+    assert known == value(found, "llmserve:prompt_tokens_total") == 8 * 40
 
 
 def test_the_aliases_have_the_same_values(fresh: RunningServer) -> None:

@@ -135,10 +135,20 @@ class Workload:
             else:
                 for i in range(asked.n):
                     self.check_output(request_id, i, asked)
+        self.check_prompt_tokens()
         self.asked.clear()
         self.cut_short.clear()
         self.runner.outputs.clear()
         self.runner.finished_requests.clear()
+
+    def check_prompt_tokens(self) -> None:
+        """Each prompt token was found, or computed once, whatever was computed again."""
+        metrics = self.runner.scheduler.metrics()
+        first = metrics.num_prefill_tokens - metrics.num_recomputed_tokens
+        if self.cut_short:  # some prompts have not run to their end
+            assert metrics.prefix_cache_hits + first <= metrics.num_prompt_tokens
+        else:
+            assert metrics.prefix_cache_hits + first == metrics.num_prompt_tokens
 
     def check_pooled(self, request_id: int) -> None:
         output = self.runner.outputs[request_id, 0]

@@ -132,6 +132,7 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
         ("num_preemptions", "sequences that gave their blocks back", metrics.num_preemptions),
         ("prompt_tokens", "prompt tokens of admitted requests", metrics.num_prompt_tokens),
         ("prefill_tokens", "prompt tokens that were computed", metrics.num_prefill_tokens),
+        ("recomputed_tokens", "of those, after a preemption", metrics.num_recomputed_tokens),
         ("generation_tokens", "tokens that were generated", metrics.num_generation_tokens),
         ("prefix_cache_queries", "prompt tokens looked up", metrics.prefix_cache_queries),
         ("prefix_cache_hits", "of those, found", metrics.prefix_cache_hits),
