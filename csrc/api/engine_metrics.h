@@ -13,6 +13,8 @@ struct EngineMetrics {
   int64_t num_requests_finished = 0;
   int64_t num_requests_aborted = 0;  // of the finished ones
   int64_t num_preemptions = 0;
+  // Sequences that may run at once: max_num_seqs, and fewer for a while after a step that failed
+  int64_t num_seats = 0;
   // Steps, by kind: a step with any prompt token counts as prefill
   int64_t num_prefill_steps = 0;
   int64_t num_decode_steps = 0;

@@ -90,6 +90,7 @@ void register_metrics(py::module_& module) {
       .def_readonly("num_requests_finished", &EngineMetrics::num_requests_finished)
       .def_readonly("num_requests_aborted", &EngineMetrics::num_requests_aborted)
       .def_readonly("num_preemptions", &EngineMetrics::num_preemptions)
+      .def_readonly("num_seats", &EngineMetrics::num_seats)
       .def_readonly("num_prefill_steps", &EngineMetrics::num_prefill_steps)
       .def_readonly("num_decode_steps", &EngineMetrics::num_decode_steps)
       .def_readonly("prefill_us", &EngineMetrics::prefill_us)

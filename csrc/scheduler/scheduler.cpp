@@ -46,6 +46,7 @@ Scheduler::Scheduler(const SchedulerConfig& config, const CacheConfig& cache,
       policy_(make_policy(config)),
       kv_cache_(cache, hasher, config.max_num_batched_tokens),
       pace_(config.max_stall_us),
+      num_seats_(config.max_num_seqs),
       max_in_flight_(max_in_flight) {
   check_internal(1 <= max_in_flight && max_in_flight <= kMaxInFlight,
                  "one or two steps are in flight");
@@ -164,6 +165,7 @@ void Scheduler::fill_metrics(EngineMetrics& metrics) const {
   metrics.num_requests_finished = counters_.num_requests_finished;
   metrics.num_requests_aborted = counters_.num_requests_aborted;
   metrics.num_preemptions = counters_.num_preemptions;
+  metrics.num_seats = num_seats_;
   metrics.num_prefill_steps = counters_.num_prefill_steps;
   metrics.num_decode_steps = counters_.num_decode_steps;
   metrics.prefill_us = counters_.prefill_us;

@@ -73,7 +73,8 @@ class Scheduler {
   // Instead of commit(), where a step in flight could not be executed: ends the requests of all
   // steps in flight, with all their sequences, with kError and this reason, or as they were aborted
   // meanwhile. What the steps wrote lies in blocks of theirs alone, none of which is in the prefix
-  // cache; everybody else goes on. No step is in flight then.
+  // cache; everybody else goes on, in smaller batches for a while: what failed may have been their
+  // size. No step is in flight then.
   void fail_step(const std::string& reason);
   // Ends every request with kError and this reason, and empties the prefix cache: the books are not
   // to be trusted any more, or the device is not.
@@ -171,6 +172,7 @@ class Scheduler {
   // scheduler_commit.cpp
   void prefetch_books(const Flight& flight) const;
   void count_step(const Flight& flight);
+  void give_back_seats();
   void commit_sequence(Sequence& sequence, const SampledTokens& sampled, size_t row,
                        size_t end_row);
   bool score_prompt_token(Sequence& sequence, const SampledTokens& sampled,
@@ -207,6 +209,10 @@ class Scheduler {
   const std::unique_ptr<SchedulingPolicy> policy_;
   KvCacheManager kv_cache_;
   StepPace pace_;
+  // Sequences that may run: max_num_seqs or, after a step that failed, half of what it ran, until
+  // enough steps have gone well.
+  int64_t num_seats_;
+  int32_t num_good_steps_ = 0;  // since the number of seats changed
 
   std::unordered_map<RequestId, RequestEntry> requests_;  // unfinished
   std::vector<Sequence*> running_;                        // in the order of service

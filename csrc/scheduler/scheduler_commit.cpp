@@ -10,6 +10,10 @@
 namespace llmserve {
 namespace {
 
+// Twice as many sequences may run again after so many steps that went well: a second or so, and from
+// one to 256 in 256 steps.
+constexpr int32_t kStepsToGrow = 32;
+
 bool belongs_to(const LogitRow& row, size_t sequence_idx) {
   return static_cast<size_t>(row.sequence_idx) == sequence_idx;
 }
@@ -88,6 +92,13 @@ void Scheduler::count_step(const Flight& flight) {
   counters_.num_prefill_tokens += flight.plan.num_prefill_tokens;
   counters_.num_recomputed_tokens += flight.plan.num_recomputed_tokens;
   if (is_prefill) pace_.note_step(flight.plan.num_tokens, elapsed_us);
+  if (num_seats_ < config_.max_num_seqs) give_back_seats();
+}
+
+void Scheduler::give_back_seats() {
+  if (++num_good_steps_ < kStepsToGrow) return;
+  num_good_steps_ = 0;
+  num_seats_ = std::min<int64_t>(config_.max_num_seqs, 2 * num_seats_);
 }
 
 // Rows [row, end_row) are the sequence's: first those of its prompt, then one a sample.
@@ -155,7 +166,7 @@ void Scheduler::fork(Sequence& sequence, int32_t sample_index) {
 void Scheduler::place_forks() {
   for (Sequence* child : std::exchange(forks_, {})) {
     if (child->is_ended()) continue;
-    const bool has_seat = static_cast<int64_t>(running_.size()) < config_.max_num_seqs;
+    const bool has_seat = static_cast<int64_t>(running_.size()) < num_seats_;
     if (has_seat && child->num_computed > 0) {
       running_.insert(std::ranges::upper_bound(running_, child, ServedBefore()), child);
     } else {

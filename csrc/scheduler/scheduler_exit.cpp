@@ -29,9 +29,14 @@ bool Scheduler::is_in_flight(const RequestEntry& entry) const {
 void Scheduler::fail_step(const std::string& reason) {
   check_internal(num_in_flight_ > 0, "a step that fails has a plan");
   std::vector<RequestId> failed;
-  for (int32_t i = 0; i < num_in_flight_; ++i)
+  size_t num_sequences = 0;
+  for (int32_t i = 0; i < num_in_flight_; ++i) {
+    num_sequences = std::max(num_sequences, flight(i).plan.sequences.size());
     for (const ScheduledSequence& sequence : flight(i).plan.sequences)
       failed.push_back(sequence.request_id);
+  }
+  num_seats_ = std::max<int64_t>(1, static_cast<int64_t>(num_sequences) / 2);
+  num_good_steps_ = 0;
   end_flights();
   drop_finished();
   for (const RequestId id : std::exchange(aborts_, {})) abort(id);

@@ -147,7 +147,7 @@ Scheduler::Admission Scheduler::try_admit(Sequence& sequence, Budget& budget) {
     finish_outgrown(sequence);
     return Admission::kSkipped;
   }
-  if (static_cast<int64_t>(running_.size()) >= config_.max_num_seqs) {
+  if (static_cast<int64_t>(running_.size()) >= num_seats_) {
     decide(sequence, DecisionKind::kWaitsForSeqs, 0);
     return Admission::kStop;
   }

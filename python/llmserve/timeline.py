@@ -10,7 +10,7 @@ from llmserve import _core
 _WAITS = {
     "waits_for_budget": "the step's tokens were taken (max_num_batched_tokens)",
     "waits_for_pace": "others decoded, and the step was full (max_stall_ms)",
-    "waits_for_seqs": "all seats were taken (max_num_seqs)",
+    "waits_for_seqs": "all seats were taken (max_num_seqs, or fewer after a step that failed)",
     "waits_for_blocks": "the KV pool lacked {} blocks",
     "waits_for_prefix": "request {} was computing the next blocks of its prompt",
     "waits_for_batch": "the policy was filling a batch",

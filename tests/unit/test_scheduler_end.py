@@ -168,6 +168,35 @@ def test_a_failed_step_ends_its_requests_and_the_others_go_on() -> None:
         assert runner.outputs[request, 0].events[-1].num_cached_tokens > 0  # of those that failed
 
 
+def test_a_failed_step_halves_the_batches_until_enough_have_gone_well() -> None:
+    runner = Runner(num_blocks=256, max_num_seqs=8)
+    prompts = [prompt_of(5) for _ in range(40)]
+    for request, prompt in enumerate(prompts):
+        runner.add(request, prompt, max_tokens=30)
+
+    def fail() -> None:
+        runner.model.execute(runner.scheduler.schedule())
+        runner.scheduler.fail_step("no memory left")
+        runner.take(runner.scheduler.take_events())
+
+    assert len(runner.step().sequences) == 8
+    sizes = []
+    for _ in range(4):  # it stays at one
+        fail()
+        sizes.append(len(runner.step().sequences))
+    assert sizes == [4, 2, 1, 1]
+    assert runner.scheduler.metrics().num_seats == 1
+    steps = runner.run()
+    runner.check()
+    sizes = [len(step.sequences) for step in steps if step.sequences]
+    assert max(sizes[:31]) == 1
+    assert max(sizes[31:63]) == 2
+    assert max(sizes) == 8
+    assert runner.scheduler.metrics().num_seats == 8
+    for request in range(15, 40):
+        assert runner.tokens(request) == expected_tokens(prompts[request], 30)
+
+
 def test_what_a_failed_step_computed_is_not_in_the_prefix_cache() -> None:
     runner = Runner(num_blocks=32)
     prompt = prompt_of(20)

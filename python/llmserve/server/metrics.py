@@ -103,6 +103,7 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
     for key, text, value in (
         ("num_requests_running", "sequences that run", metrics.num_requests_running),
         ("num_requests_waiting", "sequences that wait", metrics.num_requests_waiting),
+        ("num_seats", "sequences that may run, fewer after a failed step", metrics.num_seats),
         ("kv_cache_usage_perc", "share of the KV cache in use, 1 is all", used),
         ("engine_up", "1 while the engine runs", is_up),
         ("engine_hung", "1 while a step hangs", activity.watchdog.is_hung(model)),
