@@ -38,7 +38,9 @@ class FakeNvml(ModuleType):
     def _nvlink_errors(self, handle: str, link: int, counter: int) -> int:
         if link >= 4 or "NvLinkErrorCounter" in self.missing:  # it has four links
             raise self.NVMLError("Invalid Argument")
-        return {self.NVML_NVLINK_ERROR_DL_REPLAY: 1, self.NVML_NVLINK_ERROR_DL_CRC_FLIT: 20}[counter]
+        return {self.NVML_NVLINK_ERROR_DL_REPLAY: 1, self.NVML_NVLINK_ERROR_DL_CRC_FLIT: 20}[
+            counter
+        ]
 
     def __getattr__(self, name: str) -> Any:
         answers = {

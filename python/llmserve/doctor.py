@@ -92,8 +92,8 @@ def _gpu(metrics: LiveMetrics) -> Iterator[Finding]:
         yield Finding(
             f"the GPU computes {max(use):.0%} of the time",
             "small batches, or kernels that are not fused: each step waits for the host",
-            "more requests at a time (--max-num-seqs), larger --max-num-batched-tokens; without "
-            "CUDA graphs (graph_replays_total is 0) see --device and the log",
+            "more requests at a time (--max-num-seqs), larger --max-num-batched-tokens; see "
+            "whether decode steps are CUDA graphs (graph_replays_total)",
         )
     total = metrics.value("gpu_memory_total_bytes")
     if total and metrics.value("gpu_memory_used_bytes") > _CRITICAL_MEMORY * total:
@@ -111,7 +111,8 @@ def _gpu(metrics: LiveMetrics) -> Iterator[Finding]:
         yield Finding(
             f"the GPU reports {', '.join(found)}",
             "memory or a link of the machine fails",
-            "drain the server, reset the GPU, check its slot and bridges; replace it if they return",
+            "drain the server, reset the GPU, check its slot and bridges; replace it if they "
+            "return",
         )
     if metrics.value("gpu_clock_swings") > 0:
         yield Finding(
@@ -127,8 +128,8 @@ def _memory(metrics: LiveMetrics) -> Iterator[Finding]:
         yield Finding(
             f"{preemptions:.0f} preemptions: sequences gave their KV blocks back",
             "the KV cache is smaller than what runs at once needs",
-            "more KV memory (--kv-cache-memory-bytes), half of it a token (--kv-cache-dtype fp8), "
-            "smaller --max-num-batched-tokens, fewer --max-num-seqs, or a smaller --max-model-len",
+            "more KV memory (--kv-cache-memory-bytes), half of it a token (--kv-cache-dtype "
+            "fp8), smaller --max-num-batched-tokens or --max-model-len, fewer --max-num-seqs",
         )
     elif (usage := metrics.value("kv_cache_usage_perc")) > _MAX_KV_USAGE:
         yield Finding(
@@ -200,15 +201,9 @@ def _requests(metrics: LiveMetrics) -> Iterator[Finding]:
     if (failed := metrics.value("request_success_total", finished_reason="error")) > 0:
         yield Finding(
             f"{failed:.0f} requests failed in the engine",
-            "a step failed, or their logits were not finite",
-            "read the server's log; weights in a dtype of small range give such logits",
-        )
-    if (unfit := metrics.value("http_responses_total", status="422")) > 0:
-        yield Finding(
-            f"{unfit:.0f} requests can never run here",
-            "prompt and max_tokens together need more KV blocks than the cache has",
-            "more KV memory (--kv-cache-memory-bytes, --gpu-memory-utilization), --kv-cache-dtype "
-            "fp8, or smaller requests",
+            "a step failed, perhaps for lack of memory, or their logits were not finite",
+            "read the server's log. Out of memory: lower --gpu-memory-utilization, "
+            "--kv-cache-dtype fp8, fewer --max-num-seqs. Not finite: a dtype of small range",
         )
     if (timeouts := metrics.value("requests_ended_early_total", cause="timeout")) > 0:
         yield Finding(

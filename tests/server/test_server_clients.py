@@ -105,13 +105,14 @@ SICK = {
     "llmserve:engine_up 0": "stopped",
     "llmserve:engine_hung 1": "hangs",
     "llmserve:num_preemptions_total 7": "7 preemptions",
-    'llmserve:gpu_utilization_perc{gpu="G"} 0.4\nllmserve:num_requests_running 3': "40% of the time",
+    'llmserve:gpu_utilization_perc{gpu="G"} 0.4\nllmserve:num_requests_running 3': (
+        "40% of the time"
+    ),
     'llmserve:gpu_memory_used_bytes{gpu="G"} 97\nllmserve:gpu_memory_total_bytes{gpu="G"} 100': (
         "GPU's memory is 97% full"
     ),
     'llmserve:gpu_ecc_uncorrected_errors_total{gpu="G"} 2': "2 memory errors",
     'llmserve:gpu_pcie_replays_total{gpu="G"} 9': "9 packets sent again over PCIe",
-    'llmserve:http_responses_total{status="422"} 4': "4 requests can never run",
     "llmserve:kv_cache_usage_perc 0.97": "97% full",
     "llmserve:machine_memory_usage_perc 0.85": "is high: 85%",
     "llmserve:machine_memory_usage_perc 0.96": "nearly full",

@@ -13,6 +13,8 @@ from typing import Any
 import openai
 import pytest
 from llmserve import AsyncLLM
+from llmserve.server.app import ROUTES
+from llmserve.server.auth import Keys
 from serving import DEADLINE_S, RunningServer, running_server
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -155,9 +157,7 @@ def test_the_log_has_the_id_of_an_answer_that_refuses(
 
         def is_written() -> bool:
             found[:] = [
-                r
-                for r in caplog.records
-                if getattr(r, "request_id", "") == headers["x-request-id"]
+                r for r in caplog.records if getattr(r, "request_id", "") == headers["x-request-id"]
             ]
             return bool(found)
 
@@ -295,8 +295,10 @@ def test_every_route_but_health_wants_a_key(locked: RunningServer) -> None:
         assert status == 401, path
         assert headers["www-authenticate"] == "Bearer"
         check_error(answer)
-    for path in (COMPLETIONS, CHAT, "/tokenize", "/detokenize", "/invocations"):
-        assert locked.request("POST", path, {})[0] == 401
+    routes = [re.sub(r"\{.*\}", "x", route.path) for route in ROUTES]
+    for path in {*routes, "/invocations", "/pause", "/update_weights"} - {"/health"}:
+        for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS"):
+            assert locked.request(method, path, {} if method == "POST" else None)[0] == 401, path
     assert locked.request("GET", "/health")[0] == 200
 
 
@@ -320,6 +322,25 @@ def test_a_key_has_to_be_whole_and_right(locked: RunningServer, value: str, stat
     assert locked.request("GET", "/v1/models", headers=headers)[0] == status
 
 
+def test_a_key_is_compared_with_every_other_in_constant_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = []
+
+    def compare(given: bytes, kept: bytes) -> bool:
+        compared.append((given, kept))
+        return given == kept
+
+    monkeypatch.setattr("llmserve.server.auth.hmac.compare_digest", compare)
+    keys = Keys(["alpha", "beta", "gamma"])
+    for key, is_one in (("alpha", True), ("gamma", True), ("a", False), ("alpha" * 9, False)):
+        compared.clear()
+        assert keys.has(key) == is_one
+        # With all of them, and all as long as each other: nothing depends on where it differs.
+        assert len(compared) == 3
+        assert {len(digest) for pair in compared for digest in pair} == {32}
+
+
 def test_the_clients_of_a_key_get_in(locked: RunningServer) -> None:
     assert locked.openai(api_key="beta").models.list().data[0].id == "demo"
 
@@ -335,3 +356,19 @@ def test_pages_of_other_origins_are_not_let_in(server: RunningServer) -> None:
     headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
     _, _, received = server.request("OPTIONS", CHAT, headers=headers)
     assert "access-control-allow-origin" not in received
+
+
+def test_a_page_of_an_origin_that_was_named_is_let_in_and_needs_a_key(demo: AsyncLLM) -> None:
+    named = "https://chat.example"
+    with running_server(demo, allowed_origins=f"{named}, https://b.example", api_key="k") as server:
+        asks = {
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization",
+        }
+        for origin, allowed in ((named, named), ("https://evil.example", None)):
+            _, _, received = server.request("OPTIONS", CHAT, headers={"Origin": origin, **asks})
+            assert received.get("access-control-allow-origin") == allowed
+        for key, status in (("k", 200), ("no", 401)):
+            headers = {"Origin": named, "Authorization": f"Bearer {key}"}
+            got, _, received = server.request("GET", "/v1/models", headers=headers)
+            assert (got, received["access-control-allow-origin"]) == (status, named)

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -29,6 +30,8 @@ import pytest
 from checkpoints import checkpoint
 from llmserve import LLM, AsyncLLM, SamplingParams, _core, demo_model_path
 from llmserve.cli import main
+from llmserve.server.admission import Admission
+from llmserve.server.settings import ServerSettings
 from offline import memory_bytes
 from serving import DEADLINE_S, RunningServer, events, running_server, tls_files
 
@@ -207,6 +210,44 @@ def test_a_group_waits_no_longer_than_its_interval(make_oracle: MakeOracle) -> N
         assert len(data_of(list(events(sock)))) > 3
 
 
+def test_a_line_break_ends_a_group(make_oracle: MakeOracle) -> None:
+    body = {"prompt": [5], "max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
+    llm = make_oracle(0)
+
+    def break_at(server: RunningServer, seed: int) -> int | None:
+        (choice,) = server.post(COMPLETIONS, seed=seed, **body)[1]["choices"]
+        texts = map(llm.get_tokenizer().token_text, choice["token_ids"])
+        return next((idx for idx, text in enumerate(texts) if "\n" in text), None)
+
+    with running_server(llm) as server:
+        found = ((seed, break_at(server, seed)) for seed in range(1000))
+        seed, idx = next((seed, idx) for seed, idx in found if idx is not None and idx >= 5)
+    gate = _core.testing.StepGate(idx + 2)  # the one after that of the line break
+    settings: dict[str, Any] = {"stream_flush_tokens": 1000, "stream_flush_newline": True}
+    with running_server(make_oracle(gate=gate), **settings) as server:
+        lines = events(server.open_stream(COMPLETIONS, stream=True, seed=seed, **body))
+        num_tokens = 0
+        while num_tokens < idx + 1:
+            for chunk in data_of([next(lines)]):
+                num_tokens += len(chunk["choices"][0]["token_ids"])
+        assert num_tokens == idx + 1
+        gate.open()
+        rest = data_of(list(lines))
+        assert sum(len(chunk["choices"][0]["token_ids"]) for chunk in rest) == 60 - num_tokens
+
+
+@pytest.mark.parametrize("max_tokens", [50, None])
+def test_no_output_is_longer_than_the_servers_cap(
+    make_oracle: MakeOracle, max_tokens: int | None
+) -> None:
+    with running_server(make_oracle(0), max_output_tokens=7) as server:
+        message = {"role": "user", "content": "Hi"}
+        body = {"messages": [message], "max_tokens": max_tokens, "ignore_eos": True}
+        answer = server.post("/v1/chat/completions", **body)[1]
+        assert answer["usage"]["completion_tokens"] == 7
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+
 def test_comments_keep_a_quiet_stream_alive(make_oracle: MakeOracle) -> None:
     with running_server(make_oracle(400_000), stream_keep_alive=0.1) as server:
         sock = server.open_stream(COMPLETIONS, stream=True, prompt=[5], max_tokens=2)
@@ -282,6 +323,36 @@ def test_a_burst_of_ten_times_the_queue_is_answered_or_refused_at_once(
         assert all(r[2]["usage"]["completion_tokens"] == 50 for r in served)
         server.wait_until_idle()
         assert server.post(COMPLETIONS, prompt=[5], max_tokens=2)[0] == 200
+
+
+def test_a_time_to_come_again_is_that_of_the_measured_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("llmserve.server.admission.time", clock)
+    llm = SimpleNamespace(max_num_seqs=8, num_kv_tokens=10**6)
+    admission = Admission(ServerSettings())
+
+    def pass_through(num_tokens: int) -> None:
+        params = SimpleNamespace(n=1)
+        job = SimpleNamespace(
+            states=[SimpleNamespace(params=params)],
+            num_tokens=num_tokens,
+            model=SimpleNamespace(llm=llm),
+        )
+        with admission.entered(job):  # type: ignore[arg-type]
+            pass
+
+    assert admission.estimate_s(1000) == 1  # nothing has run, nothing waits
+    for _ in range(10):
+        pass_through(500)
+        now += 1
+    assert admission.estimate_s(2500) == pytest.approx(5)  # 5,000 tokens in ten seconds
+    assert admission.estimate_s(1) == 1
+    assert admission.estimate_s(10**9) == 60
+    now += 25
+    assert admission.estimate_s(2500) == pytest.approx(30)  # 2,500 of the last thirty
 
 
 def test_admission_counts_tokens_too(make_oracle: MakeOracle) -> None:
@@ -476,14 +547,25 @@ def test_sigterm_in_mid_stream_ends_it_in_order(drain_s: str) -> None:
         server = RunningServer(None, None, port)  # type: ignore[arg-type]
         num_tokens = 2000 if drain_s == "0.3" else 300
         body = {**LONG, "max_tokens": num_tokens}
-        sock = server.open_stream(COMPLETIONS, stream=True, **body)
-        lines = events(sock)
-        first = next(lines)
-        process.send_signal(signal.SIGTERM)
-        rest = list(lines)
-        assert rest[-1] == "data: [DONE]"
-        reason = data_of([first, *rest])[-1]["choices"][0]["finish_reason"]
-        assert reason == ("abort" if drain_s == "0.3" else "length")
+        with ThreadPoolExecutor(1) as pool:
+            whole = pool.submit(server.post, COMPLETIONS, **body)
+            server.wait_until(
+                lambda: server.request("GET", "/load")[1]["server_load"] == 1, "it runs"
+            )
+            sock = server.open_stream(COMPLETIONS, stream=True, **body)
+            lines = events(sock)
+            first = next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+            assert rest[-1] == "data: [DONE]"
+            status, answer = whole.result()
+        reasons = [
+            data_of([first, *rest])[-1]["choices"][0]["finish_reason"],
+            answer["choices"][0]["finish_reason"],
+        ]
+        assert reasons == 2 * ["abort" if drain_s == "0.3" else "length"]
+        assert status == 200
+        assert answer["choices"][0]["text"]  # what it had
         assert process.wait(DEADLINE_S) == 0
     finally:
         process.kill()

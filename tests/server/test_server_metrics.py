@@ -253,6 +253,34 @@ def test_a_path_with_a_line_break_writes_one_line(
     assert not any(line.startswith("CRITICAL") for line in lines.splitlines())
 
 
+def test_no_key_is_ever_in_the_log(
+    make_oracle: Callable[..., AsyncLLM], caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = make_oracle(0, fail_at_step=0, num_failures=1)
+    with (
+        caplog.at_level("DEBUG"),
+        running_server(llm, api_key="sesame-one", admin_key="sesame-two") as server,
+    ):
+        body = {"prompt": [5], "max_tokens": 2}
+        for key, path in (
+            ("sesame-one", "/v1/completions"),  # its step fails
+            ("sesame-one", "/v1/completions"),
+            ("sesame-wrong", "/v1/completions"),
+            ("sesame-two", "/debug/requests/none"),
+            ("sesame-one", "/v1/completions?api_key=sesame-one"),
+            ("sesame-one\x01", "/v1/models"),
+        ):
+            headers = {"Authorization": f"Bearer {key}", "api-key": key}
+            server.request("POST" if "completions" in path else "GET", path, body, headers)
+        server.wait_until(
+            lambda: sum(r.name == "llmserve.server.access" for r in caplog.records) >= 5,
+            "their lines",
+        )
+    told = "".join(str(vars(record)) + record.getMessage() for record in caplog.records)
+    assert "/v1/completions" in told
+    assert "sesame" not in told
+
+
 def test_logs_are_json_where_asked_and_never_hold_a_key() -> None:
     code = """
 import logging

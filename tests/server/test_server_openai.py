@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 from llmserve import LLM, SamplingParams
 from llmserve.server.app import ROUTES
-from serving import RunningServer
+from serving import RunningServer, events
 
 PROMPT = "Once upon a time"
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me a story."}]
@@ -155,6 +156,121 @@ def test_a_message_can_be_continued(client: openai.OpenAI, offline: LLM) -> None
         extra_body={"continue_final_message": True, "echo": True},
     )
     assert answer.choices[0].message.content == "There was" + output.outputs[0].text
+
+
+PLAIN: dict[str, Any] = {"max_tokens": 20, "seed": 3, "temperature": 1.0}
+
+
+def assembled(chunks: list[Any]) -> dict[int, dict[str, Any]]:
+    """What a stream said of each of its choices."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            own = choices.setdefault(choice["index"], {"text": "", "rows": [], "token_ids": []})
+            assert "finish_reason" not in own, "nothing comes after the end"
+            own["text"] += (
+                choice["text"] if "text" in choice else choice["delta"].get("content", "")
+            )
+            own["rows"] += rows_of(choice["logprobs"])
+            own["token_ids"] += choice.get("token_ids", [])
+            if choice["finish_reason"] is not None:
+                own |= {name: choice[name] for name in ("finish_reason", "stop_reason")}
+    return choices
+
+
+def rows_of(logprobs: dict[str, Any] | None) -> list[Any]:
+    if logprobs is None:
+        return []
+    if "content" in logprobs:
+        return list(logprobs["content"])
+    return list(zip(*(logprobs[name] for name in sorted(logprobs)), strict=True))
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 3},
+        {"n": 2, "stop": ["e", "the girl"]},
+        {"stop": [" "], "include_stop_str_in_output": True},
+        {"logprobs": 2, "n": 2, "stop": ["a"]},
+        {"logprobs": 0, "return_token_ids": True},
+        {"n": 2, "return_token_ids": True, "min_tokens": 5},
+        {"structured_outputs": {"regex": "[ab]{3}é?[ab]{9}"}, "logprobs": 1},
+        {"max_tokens": 1},
+    ],
+    ids=str,
+)
+def test_a_stream_says_what_the_whole_answer_says(
+    server: RunningServer, route: str, fields: dict[str, Any]
+) -> None:
+    body = {**PLAIN, **fields}
+    if route == "/v1/completions":
+        body["prompt"] = ["Once upon a time", "The fox"]
+    else:
+        body["messages"] = MESSAGES
+        if "logprobs" in body:
+            body |= {"logprobs": True, "top_logprobs": body["logprobs"]}
+    status, whole = server.post(route, **body)
+    assert status == 200, whole
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    lines = list(events(server.open_stream(route, **body)))
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert chunks[-1]["choices"] == []
+    cached = "prompt_tokens_details"  # the second of them finds the first
+    assert {**chunks[-1]["usage"], cached: 0} == {**whole["usage"], cached: 0}
+    found = assembled(chunks)
+    assert len(found) == len(whole["choices"])
+    for choice in whole["choices"]:
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+        assert found[choice["index"]] == {
+            "text": text,
+            "rows": rows_of(choice["logprobs"]),
+            "token_ids": choice.get("token_ids", []),
+            "finish_reason": choice["finish_reason"],
+            "stop_reason": choice["stop_reason"],
+        }
+
+
+class Trip(pydantic.BaseModel):
+    city: Literal["Rome", "Oslo"]
+    days: int = pydantic.Field(ge=1, le=9)
+
+
+def test_the_clients_own_helpers_parse_an_answer(client: openai.OpenAI) -> None:
+    arguments: dict[str, Any] = {
+        "model": "demo",
+        "messages": MESSAGES,
+        "max_tokens": 200,
+        "seed": 1,
+    }
+    answer = client.chat.completions.parse(response_format=Trip, **arguments)
+    assert isinstance(answer.choices[0].message.parsed, Trip)
+    with client.chat.completions.stream(response_format=Trip, **arguments) as stream:
+        parsed = stream.get_final_completion().choices[0].message.parsed
+    assert parsed == answer.choices[0].message.parsed
+    tool = openai.pydantic_function_tool(Trip)
+    answer = client.chat.completions.parse(tools=[tool], tool_choice="required", **arguments)
+    (call, *_) = answer.choices[0].message.tool_calls or ()
+    assert isinstance(call.function.parsed_arguments, Trip)
+
+
+def test_a_conversation_with_a_tools_answer_goes_on(client: openai.OpenAI) -> None:
+    function = {"name": "weather", "arguments": '{"city": "Rome"}'}
+    messages: list[Any] = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "The weather in Rome?"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    answer = client.chat.completions.create(model="demo", messages=messages, max_tokens=4)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 4
 
 
 def test_a_stop_string_ends_the_text_and_is_named(client: openai.OpenAI, offline: LLM) -> None:

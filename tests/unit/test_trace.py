@@ -126,7 +126,7 @@ def test_an_explanation_tells_the_life_of_a_request() -> None:
     text = trace.explain(1)
     assert text.startswith("request 1: 100 prompt tokens, 8 generated, finished: length")
     assert "waiting" in text
-    assert "all seats were taken (max_num_seqs)" in text
+    assert "all seats were taken (max_num_seqs, or fewer after a step that failed)" in text
     assert "64 tokens, 36 left for later steps" in text
     assert "a token a step" in text
     (first,) = [step for step in trace.steps_of(1) if step.num_prefill_tokens == 64]

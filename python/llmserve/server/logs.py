@@ -30,7 +30,9 @@ class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
         fields = [
-            f"{name}={_one_line(getattr(record, name))}" for name in _FIELDS if hasattr(record, name)
+            f"{name}={_one_line(getattr(record, name))}"
+            for name in _FIELDS
+            if hasattr(record, name)
         ]
         return " ".join([line, *fields])
 

@@ -30,7 +30,6 @@ _GET = {
     "/v1/models/{model}": "One of them",
     "/health": "Are the engines alive",
     "/ready": "Are new requests taken",
-    "/ready": "Are new requests taken",
     "/version": "llmserve's version",
     "/load": "What runs and waits",
     "/metrics": "Counters and distributions for Prometheus",
