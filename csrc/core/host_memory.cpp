@@ -14,6 +14,8 @@
 namespace llmserve {
 namespace {
 
+constexpr uintptr_t kLargePageBytes = 2 << 20;  // of x86-64, and of 64-bit Arm with pages of 4 KiB
+
 // Pages of a mapping that nobody has touched, in bytes.
 int64_t count_untouched(std::byte* data, int64_t num_bytes) {
   const int64_t page = sysconf(_SC_PAGESIZE);
@@ -72,6 +74,19 @@ class HostMemory final : public Memory {
     const std::lock_guard lock(mutex_);
     sizes_.erase(data);
     munmap(data, static_cast<size_t>(num_bytes));
+  }
+
+  // Up to the second boundary of large pages, since the first may follow at once. A large page is
+  // cleared whole when it is touched, and a virtual machine may have to ask its host for all of it:
+  // half a second for one in each pool of a KV cache. What stays small is too little for the TLB
+  // misses to count.
+  void begin_small(std::byte* data, int64_t num_bytes) noexcept override {
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    const uintptr_t begin = address / page * page;
+    const uintptr_t end = std::min(address + static_cast<uintptr_t>(num_bytes),
+                                   (address / kLargePageBytes + 2) * kLargePageBytes);
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_NOHUGEPAGE);
   }
 
   void copy_from_host(void* to, const void* from, int64_t num_bytes) override {

@@ -19,6 +19,9 @@ class Memory {
   // Zero-filled, aligned to 256 bytes at least; null for 0 bytes. Throws ResourceExhausted.
   virtual std::byte* allocate(int64_t num_bytes) = 0;
   virtual void release(std::byte* data, int64_t num_bytes) noexcept = 0;
+  // A hint: [data, data + num_bytes) of what was allocated is used from its beginning on, and at
+  // first hardly any of it: a first touch should not cost more than it needs.
+  virtual void begin_small(std::byte* /*data*/, int64_t /*num_bytes*/) noexcept {}
 
   // Copies from host memory to this one and back, after all ops asked for so far and complete on
   // return. Throw DeviceError.

@@ -17,7 +17,10 @@ KvStorage::KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, in
   std::byte* next = buffer_.data();
   const auto take = [&](int64_t num_heads, int64_t dim) {
     const Tensor pool = cache_part(next, dtype, num_blocks, num_heads, block_size, dim);
-    next += num_blocks * cache_block_bytes(pool);
+    const int64_t num_bytes = num_blocks * cache_block_bytes(pool);
+    // The first blocks are given out first, and a first prompt writes a few of every pool.
+    backend.memory().begin_small(next, num_bytes);
+    next += num_bytes;
     return pool;
   };
   for (const KvLayerSpec& lane : kv_lanes(layers)) {

@@ -74,6 +74,19 @@ def test_memory_goes_and_comes_back_and_the_tokens_are_the_same(
         assert memory_use(llm).kv_cache_bytes == use.kv_cache_bytes
 
 
+def test_a_first_prompt_touches_little_of_a_large_pool(wide_checkpoint: Path) -> None:
+    testing = _core.testing  # type: ignore[attr-defined]
+    with LLM(wide_checkpoint, num_threads=1, kv_cache_memory_bytes=4 * KV_BYTES) as llm:
+        generate(llm, [[5] * 16])  # touches the workspace
+        llm.sleep()
+        llm.wake_up()
+        untouched_bytes = testing.host_allocations().untouched_bytes
+        generate(llm, [[5] * 16])
+        touched_bytes = untouched_bytes - testing.host_allocations().untouched_bytes
+    # Two blocks of 128 KiB, all layers together, and not a large page of 2 MiB in each pool.
+    assert 2**17 <= touched_bytes < 2**20
+
+
 def test_nothing_of_before_is_found_in_the_prefix_cache(checkpoint: Path) -> None:
     prompt = list(range(5, 100))
     with LLM(checkpoint, num_threads=1) as llm:
