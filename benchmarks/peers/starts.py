@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import time
 from dataclasses import replace
@@ -19,7 +20,7 @@ from typing import Any
 from environments import version_of
 from llmserve import LLM, SamplingParams
 from llmserve.bench.machine import MachineProbe
-from offline import System, Worker, model_of, rotated, systems_of
+from offline import System, Worker, model_of, systems_of
 from page import heading, write_report
 from random_models import write_checkpoint
 from step_times import decode_times
@@ -29,7 +30,7 @@ _NUM_SEQUENCES, _NUM_STEPS = 32, 48
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Starts every system in turns and writes the report."""
+    """Starts every system once a round, in shuffled order, and writes the report."""
     checkpoint = options.folder / "models" / options.shape
     print(f"checkpoint: {checkpoint}", flush=True)
     write_checkpoint(checkpoint, options.shape)
@@ -41,8 +42,11 @@ def measure(options: argparse.Namespace) -> None:
     systems += kept
     seconds: dict[System, list[float]] = {system: [] for system in systems}
     peaks: dict[System, list[int]] = {system: [] for system in systems}
+    # Not in turns: who starts pays for the memory that the one before gave back, and that would
+    # always be the same one's.
+    orders = random.Random(0)
     for round_idx in range(1, options.rounds + 1):
-        for system in rotated(systems, round_idx):
+        for system in orders.sample(systems, len(systems)):
             start_s, peak_bytes = _start(system, options)
             seconds[system].append(start_s)
             peaks[system].append(peak_bytes)
