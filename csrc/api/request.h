@@ -29,9 +29,10 @@ struct Request {
   std::optional<BeamSearchParams> beam_search;  // the most likely continuations are wanted
   uint64_t seed =
       0;  // resolved: params.seed, or a hash of the engine's seed and the request's number
-  int32_t priority = 0;    // lower runs earlier, where the policy looks at it
-  std::string cache_salt;  // requests share cached blocks only within one salt
-  int64_t arrival_us = 0;  // on the engine's clock
+  int32_t priority = 0;     // lower runs earlier, where the policy looks at it
+  std::string cache_salt;   // requests share cached blocks only within one salt
+  int64_t arrival_us = 0;   // on the engine's clock
+  bool is_streamed = true;  // false: each sequence has one event, at its end, with everything in it
 };
 
 }  // namespace llmserve

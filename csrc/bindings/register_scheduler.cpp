@@ -170,7 +170,7 @@ void register_scheduler(py::module_& module) {
       .def("fail_step", &Self::fail_step, "reason"_a,
            "Instead of commit(): ends the requests of the plan with an error, and no others.")
       .def(
-          "take_events", [](Self& self) { return self.scheduler().take_events(); },
+          "take_events", [](Self& self) { return self.scheduler().take_result().events; },
           "The events of abort(), fail_step() and fail() that no commit has given out.")
       .def("reset_prefix_cache", [](Self& self) { self.scheduler().reset_prefix_cache(); })
       .def("has_unfinished", [](const Self& self) { return self.scheduler().has_unfinished(); })

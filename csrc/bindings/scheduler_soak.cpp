@@ -226,14 +226,14 @@ class Soak {
     const auto found = asked_.find(id);
     if (found != asked_.end()) found->second.is_cut_short = true;
     scheduler_.abort(id);
-    take(scheduler_.take_events());
+    take(scheduler_.take_result().events);
   }
 
   void fail() {
     for (auto& [id, asked] : asked_) asked.is_cut_short = true;
     flights_.clear();
     scheduler_.fail("asked to");
-    take(scheduler_.take_events());
+    take(scheduler_.take_result().events);
     require(!scheduler_.has_unfinished(), "a failure ends every request");
   }
 
@@ -249,7 +249,7 @@ class Soak {
       for (auto& [id, asked] : asked_) asked.is_cut_short = true;
     flights_.clear();
     scheduler_.fail_step("asked to");
-    take(scheduler_.take_events());
+    take(scheduler_.take_result().events);
     for (const RequestId id : failed)
       require(!asked_.contains(id), "a failed step ends its requests");
   }

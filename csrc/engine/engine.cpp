@@ -128,7 +128,7 @@ RequestId Engine::add_request(Request request, bool is_streamed) {
                                      : mix64(config_.seed, static_cast<uint64_t>(request.id));
   if (!request.params.logits_processors.empty())
     processors_[request.id] = request.params.logits_processors;
-  if (!is_streamed) events_.hold_until_finished(request.id);
+  request.is_streamed = is_streamed;
   intake_.requests.push_back(std::move(request));
   intake_ready_.notify_one();
   return next_id_ - 1;
@@ -379,7 +379,7 @@ void Engine::finish_step() {
   let_go(result->events);
   if (!scheduler_->has_unfinished()) executor_->check_idle();
   if (!scheduler_->has_unfinished() || record.step_id % kStepsBetweenLooks == 0) keep_memory_use();
-  keep_books(record, result->events);
+  keep_books(record, *result);
   events_.push(result->events);
   scheduler_->recycle(*result);
   // As much time as the step took: no stream falls below half its pace, and a caller whose next
@@ -418,7 +418,7 @@ void Engine::let_go(std::span<const TokenEvent> events) {
 }
 
 // Before the events go out: who sees a request's last event finds it counted.
-void Engine::keep_books(StepRecord& record, std::span<const TokenEvent> events) {
+void Engine::keep_books(StepRecord& record, const StepResult& result) {
   {
     const std::lock_guard lock(metrics_mutex_);
     scheduler_->fill_metrics(metrics_);
@@ -429,8 +429,8 @@ void Engine::keep_books(StepRecord& record, std::span<const TokenEvent> events) 
   }
   if (!record.decisions.empty()) trace_.record(record);
   const int64_t now_us = clock_.now_us();
-  trace_.update(events, now_us);
-  recorder_.update(events, now_us);
+  trace_.update(result, now_us);
+  recorder_.update(result, now_us);
   // Past the intake's lock, so that wait_for_room() does not miss it between its look and its
   // sleep.
   {
@@ -467,21 +467,21 @@ bool Engine::go_on_after(const std::exception& error) {
 void Engine::fail_batch(const std::string& reason) {
   take_aborts();
   scheduler_->fail_step(reason);
-  give_out_failures(flight(0).record, scheduler_->take_events());
+  give_out_failures(flight(0).record, scheduler_->take_result());
 }
 
 void Engine::fail_all(const std::string& reason) {
   scheduler_->fail(reason);
-  std::vector<TokenEvent> events = scheduler_->take_events();
-  fail_unseen(reason, events);
+  StepResult result = scheduler_->take_result();
+  fail_unseen(reason, result.events);
   StepRecord record;  // of a step that has none
-  give_out_failures(record, std::move(events));
+  give_out_failures(record, std::move(result));
 }
 
-void Engine::give_out_failures(StepRecord& record, std::vector<TokenEvent> events) {
-  let_go(events);
-  keep_books(record, events);
-  events_.push(events);
+void Engine::give_out_failures(StepRecord& record, StepResult result) {
+  let_go(result.events);
+  keep_books(record, result);
+  events_.push(result.events);
 }
 
 // The last events of requests that the scheduler has not seen. It is not asked to take them in now:

@@ -149,11 +149,11 @@ class Engine {
   Flight& flight(int32_t i) { return flights_[(oldest_flight_ + i) % Scheduler::kMaxInFlight]; }
   void take_aborts();
   void let_go(std::span<const TokenEvent> events);
-  void keep_books(StepRecord& record, std::span<const TokenEvent> events);
+  void keep_books(StepRecord& record, const StepResult& result);
   bool go_on_after(const std::exception& error);
   void fail_batch(const std::string& reason);
   void fail_all(const std::string& reason);
-  void give_out_failures(StepRecord& record, std::vector<TokenEvent> events);
+  void give_out_failures(StepRecord& record, StepResult result);
   void fail_unseen(const std::string& reason, std::vector<TokenEvent>& events);
 
   const EngineConfig config_;

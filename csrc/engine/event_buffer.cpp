@@ -19,20 +19,13 @@ void append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
-// The part of merge() that a later one cannot make up for: all that an event which is held back
-// takes of a token.
-void append_news(TokenEvent& earlier, const TokenEvent& later) {
+// `earlier` becomes what one event with the news of both would be; nothing of `later` is needed
+// afterwards. What grows stays where it is, since this may be done for every token.
+void merge(TokenEvent& earlier, TokenEvent& later) {
   append(earlier.token_ids, later.token_ids);
-  if (!later.text.empty()) earlier.text += later.text;
-  if (later.logprobs.empty() && later.top_logprobs.empty()) return;
+  earlier.text += later.text;
   append(earlier.logprobs, later.logprobs);
   append(earlier.top_logprobs, later.top_logprobs);
-}
-
-// `earlier` becomes what one event with the news of both would be; nothing of `later` is needed
-// afterwards. What grows stays where it is, since this is done for every token.
-void merge(TokenEvent& earlier, TokenEvent& later) {
-  append_news(earlier, later);
   later.token_ids = std::move(earlier.token_ids);
   later.text = std::move(earlier.text);
   later.logprobs = std::move(earlier.logprobs);
@@ -59,12 +52,8 @@ EventBuffer::EventBuffer() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
 
 EventBuffer::~EventBuffer() { close(); }
 
-void EventBuffer::hold_until_finished(RequestId id) {
-  const std::lock_guard lock(mutex_);
-  held_requests_.insert(id);
-}
-
 void EventBuffer::push(std::span<TokenEvent> events) {
+  if (events.empty()) return;
   const std::lock_guard lock(mutex_);
   const int64_t begin_ns = lent_.empty() ? 0 : thread_ns();
   found_.clear();
@@ -110,7 +99,7 @@ bool EventBuffer::lend(std::shared_ptr<LentConnection> connection) {
   if (is_closed_ || !connection->is_open()) return false;
   for (const auto& [key, line] : connection->lines()) {
     const auto is_its = [&](const TokenEvent& event) { return event.request_id == key.first; };
-    if (std::ranges::any_of(ready_, is_its) || std::ranges::any_of(held_, is_its)) return false;
+    if (std::ranges::any_of(ready_, is_its)) return false;
   }
   for (const auto& [key, line] : connection->lines()) lent_[key.first] = connection;
   return true;
@@ -148,25 +137,19 @@ size_t EventBuffer::find_place(const TokenEvent& event, size_t expected) {
   place = Place();
   place.request_id = event.request_id;
   place.sample_index = event.sample_index;
-  place.is_held = held_requests_.contains(event.request_id);
   return found->second;
 }
 
 void EventBuffer::add(TokenEvent& event, Place& place) {
   place.has_last = event.finish_reason != FinishReason::kNone;
-  const bool is_due = !place.is_held || place.has_last;
-  if (event.is_request_finished) held_requests_.erase(place.request_id);
-  std::list<TokenEvent>& list = place.is_held ? held_ : ready_;
   if (!place.has_event) {
-    place.event = list.insert(list.end(), std::move(event));
+    place.event = ready_.insert(ready_.end(), std::move(event));
     place.has_event = true;
-  } else if (is_due) {
-    merge(*place.event, event);
-  } else {
-    append_news(*place.event, event);
+    return;
   }
-  // To the end also where it waits already: a request's last event stays behind its others.
-  if (is_due) ready_.splice(ready_.end(), list, place.event);
+  merge(*place.event, event);
+  // To the end, so that a request's last event stays behind its others.
+  ready_.splice(ready_.end(), ready_, place.event);
 }
 
 std::vector<TokenEvent> EventBuffer::take(std::chrono::duration<double> timeout) {
@@ -195,7 +178,6 @@ void EventBuffer::close() {
   const std::lock_guard lock(mutex_);
   if (std::exchange(is_closed_, true)) return;
   ready_.clear();
-  held_.clear();
   places_.clear();
   free_places_.clear();
   place_idx_.clear();

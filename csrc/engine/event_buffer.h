@@ -2,11 +2,11 @@
 //
 // There is at most one event a sequence in it: news of a sequence whose last event has not been
 // taken yet are added to that event, so that a slow consumer costs no more memory than the tokens
-// themselves. A request that nobody streams has one event a sequence, its last, with everything in
-// it: what the consumer does per token would otherwise take the processor from the kernels.
+// themselves.
 //
-// For the same reason the lines of a connection that was lent (lent_connection.h) are written here,
-// as their events are pushed, and the consumer is not woken.
+// What the consumer does per token takes the processor from the kernels. The lines of a connection
+// that was lent (lent_connection.h) are therefore written here, as their events are pushed, and the
+// consumer is not woken.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,6 @@
 #include <mutex>
 #include <span>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -32,10 +31,6 @@ class EventBuffer {
   ~EventBuffer();
   EventBuffer(const EventBuffer&) = delete;
   EventBuffer& operator=(const EventBuffer&) = delete;
-
-  // From now on this request's events are held back until its sequences end. Before its first
-  // event.
-  void hold_until_finished(RequestId id);
 
   // Takes what is in them.
   void push(std::span<TokenEvent> events);
@@ -65,8 +60,7 @@ class EventBuffer {
   struct Place {
     RequestId request_id = -1;
     int32_t sample_index = 0;
-    bool is_held = false;
-    bool has_event = false;  // one is in held_ or ready_:
+    bool has_event = false;  // one is in ready_:
     bool has_last = false;   // and it is the last one
     std::list<TokenEvent>::iterator event;
   };
@@ -84,14 +78,12 @@ class EventBuffer {
   std::mutex mutex_;
   std::condition_variable ready_to_take_;
   std::list<TokenEvent> ready_;
-  std::list<TokenEvent> held_;  // back, until their sequences end
   // From one step to the next the same sequences come in the same order: the place behind the last
   // one is looked at first, and the index only where that is another's.
   std::vector<Place> places_;
   std::vector<size_t> free_places_;
   std::unordered_map<std::pair<RequestId, int32_t>, size_t, KeyHash> place_idx_;
   std::vector<size_t> found_;  // of the events of one push()
-  std::unordered_set<RequestId> held_requests_;
   std::unordered_map<RequestId, std::shared_ptr<LentConnection>> lent_;
   std::atomic<int64_t> num_lines_ = 0;
   std::atomic<int64_t> line_ns_ = 0;

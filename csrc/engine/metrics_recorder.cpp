@@ -1,9 +1,6 @@
 #include "engine/metrics_recorder.h"
 
 #include <algorithm>
-#include <utility>
-
-#include "core/prefetch.h"
 
 namespace llmserve {
 namespace {
@@ -64,8 +61,8 @@ void MetricsRecorder::begin(const Request& request) {
   const std::lock_guard lock(mutex_);
   LiveRequest& live = live_[request.id];
   live.arrival_us = request.arrival_us;
+  live.num_samples = request.params.n;
   live.num_prompt_tokens = static_cast<int64_t>(request.prompt_token_ids.size());
-  live.sequences.resize(static_cast<size_t>(request.params.n));
 }
 
 void MetricsRecorder::record(const StepRecord& step) {
@@ -75,47 +72,47 @@ void MetricsRecorder::record(const StepRecord& step) {
   observe(Distribution::kStepTime, seconds(0, step.schedule_us + step.execute_us + step.commit_us));
 }
 
-void MetricsRecorder::update(std::span<const TokenEvent> events, int64_t now_us) {
-  if (events.empty()) return;
+// Most tokens are neither the first nor the last of their sequence: of those the request, which is
+// somewhere in memory, is not looked at.
+void MetricsRecorder::update(const StepResult& result, int64_t now_us) {
   const std::lock_guard lock(mutex_);
-  found_.clear();
-  for (const TokenEvent& event : events) {
-    const auto found = live_.find(event.request_id);
-    found_.push_back(found == live_.end() ? nullptr : &found->second);
+  for (const TokenProgress& progress : result.progress) {
+    if (progress.previous_us == 0) {
+      begin_tokens(progress);
+      continue;
+    }
+    const double waited_s = seconds(progress.previous_us, progress.times.last_token_us);
+    observe(Distribution::kInterToken, waited_s / progress.num_tokens, progress.num_tokens);
   }
-  for (const LiveRequest* request : found_)
-    if (request != nullptr) prefetch(request->sequences.data(), sizeof(LiveSequence));
-  for (size_t i = 0; i < events.size(); ++i) {
-    const TokenEvent& event = events[i];
-    if (found_[i] == nullptr) continue;
-    LiveRequest& request = *found_[i];
-    if (request.scheduled_us == 0) request.scheduled_us = event.times.scheduled_us;
-    request.num_cached_tokens = std::max(request.num_cached_tokens, event.num_cached_tokens);
-    if (!event.token_ids.empty()) take_tokens(request, event);
+  for (const TokenEvent& event : result.events) {
+    if (event.finish_reason == FinishReason::kNone) continue;
+    const auto found = live_.find(event.request_id);
+    if (found == live_.end()) continue;
+    end_sequence(found->second, event);
     if (!event.is_request_finished) continue;
-    finish(request, event, now_us);
-    live_.erase(event.request_id);
+    finish(found->second, event, now_us);
+    live_.erase(found);
   }
 }
 
-void MetricsRecorder::take_tokens(LiveRequest& request, const TokenEvent& event) {
-  const int64_t at_us = event.times.last_token_us;
-  if (request.first_token_us == 0) {
-    request.first_token_us = event.times.first_token_us;
-    observe(Distribution::kTimeToFirstToken, seconds(request.arrival_us, request.first_token_us));
-  }
-  request.last_token_us = std::max(request.last_token_us, at_us);
-  if (static_cast<size_t>(event.sample_index) >= request.sequences.size()) return;  // of beams
-  LiveSequence& sequence = request.sequences[static_cast<size_t>(event.sample_index)];
-  const auto count = static_cast<int64_t>(event.token_ids.size());
-  if (sequence.num_tokens > 0) {
-    const double each_s = seconds(sequence.last_token_us, at_us) / static_cast<double>(count);
-    observe(Distribution::kInterToken, each_s, count);
-  } else {
-    sequence.first_token_us = at_us;
-  }
-  sequence.num_tokens += count;
-  sequence.last_token_us = at_us;
+void MetricsRecorder::begin_tokens(const TokenProgress& progress) {
+  const auto found = live_.find(progress.request_id);
+  if (found == live_.end() || found->second.first_token_us != 0) return;
+  LiveRequest& request = found->second;
+  request.first_token_us = progress.times.first_token_us;
+  observe(Distribution::kTimeToFirstToken, seconds(request.arrival_us, request.first_token_us));
+}
+
+void MetricsRecorder::end_sequence(LiveRequest& request, const TokenEvent& event) {
+  if (request.scheduled_us == 0) request.scheduled_us = event.times.scheduled_us;
+  request.num_cached_tokens = std::max(request.num_cached_tokens, event.num_cached_tokens);
+  request.last_token_us = std::max(request.last_token_us, event.times.last_token_us);
+  if (event.sample_index >= request.num_samples) return;  // of beams the best counts
+  request.num_generated += event.num_generated;
+  if (event.num_generated < 2) return;
+  observe(Distribution::kTimePerOutputToken,
+          seconds(event.times.first_token_us, event.times.last_token_us) /
+              static_cast<double>(event.num_generated - 1));
 }
 
 void MetricsRecorder::finish(const LiveRequest& request, const TokenEvent& event, int64_t now_us) {
@@ -123,15 +120,7 @@ void MetricsRecorder::finish(const LiveRequest& request, const TokenEvent& event
   all_.num_cached_prompt_tokens += request.num_cached_tokens;
   observe(Distribution::kEndToEnd, seconds(request.arrival_us, now_us));
   observe(Distribution::kPromptTokens, static_cast<double>(request.num_prompt_tokens));
-  int64_t num_tokens = 0;
-  for (const LiveSequence& sequence : request.sequences) {
-    num_tokens += sequence.num_tokens;
-    if (sequence.num_tokens < 2) continue;
-    observe(Distribution::kTimePerOutputToken,
-            seconds(sequence.first_token_us, sequence.last_token_us) /
-                static_cast<double>(sequence.num_tokens - 1));
-  }
-  observe(Distribution::kGenerationTokens, static_cast<double>(num_tokens));
+  observe(Distribution::kGenerationTokens, static_cast<double>(request.num_generated));
   if (request.scheduled_us == 0) return;  // never ran
   observe(Distribution::kQueueTime, seconds(request.arrival_us, request.scheduled_us));
   if (request.first_token_us == 0) return;

@@ -55,34 +55,31 @@ class MetricsRecorder {
   void begin(const Request& request);
   // Of a step that ran something.
   void record(const StepRecord& step);
-  void update(std::span<const TokenEvent> events, int64_t now_us);
+  void update(const StepResult& result, int64_t now_us);
 
   EngineHistograms snapshot() const;
 
  private:
-  struct LiveSequence {
-    int64_t first_token_us = 0;
-    int64_t last_token_us = 0;
-    int64_t num_tokens = 0;
-  };
+  // What its sequences have told up to now, at their first tokens and their ends.
   struct LiveRequest {
     int64_t arrival_us = 0;
+    int32_t num_samples = 1;
     int64_t num_prompt_tokens = 0;
     int64_t num_cached_tokens = 0;
+    int64_t num_generated = 0;
     int64_t scheduled_us = 0;
     int64_t first_token_us = 0;
     int64_t last_token_us = 0;
-    std::vector<LiveSequence> sequences;  // [n]
   };
 
   void observe(Distribution distribution, double value, int64_t times = 1);
-  void take_tokens(LiveRequest& request, const TokenEvent& event);
+  void begin_tokens(const TokenProgress& progress);
+  void end_sequence(LiveRequest& request, const TokenEvent& event);
   void finish(const LiveRequest& request, const TokenEvent& event, int64_t now_us);
 
   mutable std::mutex mutex_;
   EngineHistograms all_;
   std::unordered_map<RequestId, LiveRequest> live_;
-  std::vector<LiveRequest*> found_;  // of the events of one update(); null: none
 };
 
 }  // namespace llmserve

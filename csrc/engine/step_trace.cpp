@@ -3,46 +3,61 @@
 #include <algorithm>
 #include <iterator>
 
-#include "core/prefetch.h"
-
 namespace llmserve {
+namespace {
 
-void StepTrace::record(const StepRecord& step) {
+// Of a TokenProgress or a TokenEvent.
+template <class News>
+void take_news(RequestRecord& record, const News& news) {
+  if (record.scheduled_us == 0) record.scheduled_us = news.times.scheduled_us;
+  if (record.first_token_us == 0) record.first_token_us = news.times.first_token_us;
+  record.last_token_us = std::max(record.last_token_us, news.times.last_token_us);
+  record.num_preemptions = std::max(record.num_preemptions, news.num_preemptions);
+  record.num_cached_tokens = std::max(record.num_cached_tokens, news.num_cached_tokens);
+}
+
+}  // namespace
+
+void StepTrace::record(StepRecord& step) {
   if (steps_.empty()) return;
   const std::lock_guard lock(mutex_);
   for (const Decision& decision : step.decisions) {
     if (decision.kind != DecisionKind::kAdmitted) continue;
-    RequestRecord& record = requests_[static_cast<size_t>(decision.request_id) % requests_.size()];
+    RequestRecord& record = place_of(decision.request_id);
     if (record.request_id == decision.request_id && record.scheduled_us == 0)
       record.scheduled_us = step.start_us;
   }
-  steps_[num_recorded_++ % steps_.size()] = step;  // reuses the old record's memory
+  StepRecord& place = steps_[num_recorded_++ % steps_.size()];
+  std::vector<Decision> spare = std::move(place.decisions);
+  place = std::move(step);
+  step.decisions = std::move(spare);
 }
 
 void StepTrace::begin(const Request& request, int64_t now_us) {
   const std::lock_guard lock(mutex_);
-  requests_[static_cast<size_t>(request.id) % requests_.size()] = {
+  place_of(request.id) = {
       .request_id = request.id,
+      .num_samples = request.params.n,
       .arrival_us = request.arrival_us,
       .queued_us = now_us,
-      .num_samples = request.params.n,
       .num_prompt_tokens = static_cast<int64_t>(request.prompt_token_ids.size())};
 }
 
-void StepTrace::update(std::span<const TokenEvent> events, int64_t now_us) {
-  if (events.empty()) return;
+void StepTrace::update(const StepResult& result, int64_t now_us) {
   const std::lock_guard lock(mutex_);
-  for (const TokenEvent& event : events)
-    prefetch(requests_[static_cast<size_t>(event.request_id) % requests_.size()]);
-  for (const TokenEvent& event : events) {
-    RequestRecord& record = requests_[static_cast<size_t>(event.request_id) % requests_.size()];
-    if (record.request_id != event.request_id) continue;  // a later one has its place
-    if (record.scheduled_us == 0) record.scheduled_us = event.times.scheduled_us;
-    if (record.first_token_us == 0) record.first_token_us = event.times.first_token_us;
-    record.last_token_us = std::max(record.last_token_us, event.times.last_token_us);
-    record.num_preemptions = std::max(record.num_preemptions, event.num_preemptions);
-    record.num_cached_tokens = std::max(record.num_cached_tokens, event.num_cached_tokens);
-    record.num_generation_tokens += static_cast<int64_t>(event.token_ids.size());
+  for (const TokenProgress& progress : result.progress)
+    prefetch(&place_of(progress.request_id), kCacheLineBytes);
+  for (const TokenProgress& progress : result.progress) {
+    RequestRecord& record = place_of(progress.request_id);
+    if (record.request_id != progress.request_id) continue;  // a later one has its place
+    take_news(record, progress);
+    record.num_generation_tokens += progress.num_tokens;
+  }
+  for (const TokenEvent& event : result.events) {
+    RequestRecord& record = place_of(event.request_id);
+    if (event.finish_reason == FinishReason::kNone || record.request_id != event.request_id)
+      continue;
+    take_news(record, event);
     if (!event.is_request_finished) continue;
     record.finish_reason = event.finish_reason;
     record.finished_us = now_us;

@@ -11,6 +11,7 @@
 
 #include "api/request.h"
 #include "api/token_event.h"
+#include "core/prefetch.h"
 #include "scheduler/step_plan.h"
 
 namespace llmserve {
@@ -39,20 +40,22 @@ struct StepRecord {
   }
 };
 
-// Times are on the engine's clock, 0 where it has not happened.
-struct RequestRecord {
+// Times are on the engine's clock, 0 where it has not happened. What each token changes is one line
+// of the caches.
+struct alignas(kCacheLineBytes) RequestRecord {
   RequestId request_id = -1;
-  int64_t arrival_us = 0;
-  int64_t queued_us = 0;       // taken in by the engine's thread
   int64_t scheduled_us = 0;    // of all samples the first
   int64_t first_token_us = 0;  // likewise
   int64_t last_token_us = 0;   // of all samples the last
-  int64_t finished_us = 0;
-  int32_t num_samples = 1;
-  int32_t num_preemptions = 0;
-  int64_t num_prompt_tokens = 0;
   int64_t num_cached_tokens = 0;
-  int64_t num_generation_tokens = 0;                 // of all samples
+  int64_t num_generation_tokens = 0;  // of all samples
+  int32_t num_preemptions = 0;
+  int32_t num_samples = 1;
+
+  int64_t arrival_us = 0;
+  int64_t queued_us = 0;  // taken in by the engine's thread
+  int64_t finished_us = 0;
+  int64_t num_prompt_tokens = 0;
   FinishReason finish_reason = FinishReason::kNone;  // of the sample that ended last
 };
 
@@ -61,9 +64,10 @@ class StepTrace {
  public:
   StepTrace(size_t num_steps, size_t num_requests) : steps_(num_steps), requests_(num_requests) {}
 
-  void record(const StepRecord& step);
+  // Takes its decisions, and leaves the memory of a record that has gone for the next ones.
+  void record(StepRecord& step);
   void begin(const Request& request, int64_t now_us);
-  void update(std::span<const TokenEvent> events, int64_t now_us);
+  void update(const StepResult& result, int64_t now_us);
 
   // What is still there, oldest first.
   std::vector<StepRecord> steps() const;
@@ -72,6 +76,10 @@ class StepTrace {
 
  private:
   mutable std::mutex mutex_;
+  RequestRecord& place_of(RequestId id) {
+    return requests_[static_cast<size_t>(id) % requests_.size()];
+  }
+
   std::vector<StepRecord> steps_;  // record i of all time is at i % size
   size_t num_recorded_ = 0;
   std::vector<RequestRecord> requests_;  // request i is at i % size

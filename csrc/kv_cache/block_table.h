@@ -20,10 +20,21 @@ struct BlockCopy {
 inline constexpr int32_t kGone = -1;
 
 struct BlockTable {
-  RequestId owner = 0;  // named to those who wait for its blocks
   // [groups], or empty as long as there are no blocks: position p is in blocks[g][p / P]; a
   // reference each, but for those that are kGone, which come first. All of one length.
   std::vector<std::vector<int32_t>> blocks;
+
+  int32_t num_cached = 0;     // leading blocks, of each group, that entered the prefix cache
+  int32_t num_announced = 0;  // blocks [num_cached, num_announced) are this table's to compute
+  int32_t waits_for = -1;     // the block that another table was seen computing
+  bool is_cacheable = true;   // false: its blocks must not enter the prefix cache
+  bool is_private = false;    // they never may: token ids do not say what they hold
+
+  // The hash chain of the sequence's full blocks, as far as it has been needed. It depends on
+  // tokens alone, so that it outlives preemption and each block is hashed once.
+  std::vector<TokenHash> hashes;
+  TokenHash root;
+  RequestId owner = 0;  // named to those who wait for its blocks
 
   int32_t num_blocks() const {  // of each group, those that are gone included
     return blocks.empty() ? 0 : static_cast<int32_t>(blocks[0].size());
@@ -40,17 +51,6 @@ struct BlockTable {
     for_each_block([&](int32_t) { ++count; });
     return count;
   }
-
-  // The hash chain of the sequence's full blocks, as far as it has been needed. It depends on
-  // tokens alone, so that it outlives preemption and each block is hashed once.
-  TokenHash root;
-  std::vector<TokenHash> hashes;
-
-  int32_t num_cached = 0;     // leading blocks, of each group, that entered the prefix cache
-  int32_t num_announced = 0;  // blocks [num_cached, num_announced) are this table's to compute
-  int32_t waits_for = -1;     // the block that another table was seen computing
-  bool is_cacheable = true;   // false: its blocks must not enter the prefix cache
-  bool is_private = false;    // they never may: token ids do not say what they hold
 };
 
 }  // namespace llmserve

@@ -124,14 +124,24 @@ void Scheduler::add(Request request) {
 std::unique_ptr<Sequence> Scheduler::make_sequence(RequestContext& context,
                                                    int32_t sample_index) const {
   auto sequence = std::make_unique<Sequence>();
+  const Request& request = context.request;
+  const SamplingParams& params = request.params;
   sequence->context = &context;
+  sequence->request_id = request.id;
   sequence->sample_index = sample_index;
-  sequence->seed = sample_seed(context.request.seed, sample_index);
-  sequence->num_prompt_tokens = static_cast<int64_t>(context.request.prompt_token_ids.size());
-  const SamplingParams& params = context.request.params;
+  sequence->seed = sample_seed(request.seed, sample_index);
+  sequence->num_prompt_tokens = static_cast<int64_t>(request.prompt_token_ids.size());
+  sequence->max_tokens = params.max_tokens;
+  sequence->min_tokens = params.min_tokens;
+  sequence->stop_token_ids = context.stop_token_ids;
+  sequence->is_streamed = request.is_streamed || request.pooled || request.beam_search;
+  sequence->is_plain = !request.pooled && !request.beam_search && !request.prompt_embeds &&
+                       !params.has_logprobs() && !params.prompt_logprobs &&
+                       !params.repetition_detection;
   if (params.repetition_detection) sequence->repetition.emplace(*params.repetition_detection);
-  const bool makes_text = !context.request.pooled && !context.request.beam_search;
-  if (vocabulary_ && params.detokenize && makes_text) {
+  sequence->makes_text =
+      vocabulary_ && params.detokenize && !request.pooled && !request.beam_search;
+  if (sequence->makes_text) {
     sequence->text.emplace(
         *vocabulary_, context.stop_strings,
         StopChecker::Options{.skip_special_tokens = params.skip_special_tokens,
@@ -148,7 +158,9 @@ std::string Scheduler::pool_arithmetic(int64_t num_tokens) const {
                 int64_t{kv_cache_.num_blocks()} * kv_cache_.block_size(), " tokens)");
 }
 
-std::vector<TokenEvent> Scheduler::take_events() { return std::exchange(events_, {}); }
+StepResult Scheduler::take_result() {
+  return {.events = std::exchange(events_, {}), .progress = std::exchange(progress_, {})};
+}
 
 void Scheduler::reset_prefix_cache() {
   std::vector<BlockTable*> tables;

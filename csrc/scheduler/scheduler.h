@@ -91,8 +91,8 @@ class Scheduler {
   // The result has been read: the memory of its events' tokens goes to the next ones. Better at
   // once than at the next commit, when a forward has driven it from the caches.
   void recycle(StepResult& result);
-  // The events of abort(), fail_step() and fail() that no commit has given out.
-  std::vector<TokenEvent> take_events();
+  // What abort(), fail_step() and fail() have brought and no commit has given out.
+  StepResult take_result();
 
   bool has_unfinished() const { return !requests_.empty(); }
   // After an empty plan, the only one in flight: when the next one may not be, on the clock, though
@@ -181,6 +181,10 @@ class Scheduler {
   void place_forks();
   void finish_pooled(Sequence& sequence);
   void append_token(Sequence& sequence, const SampledTokens& sampled, const SampledToken& token);
+  TokenEvent& news_of(Sequence& sequence);
+  void note_progress(const Sequence& sequence, int64_t previous_us);
+  static void report_logprobs(Sequence& sequence, const SampledTokens& sampled,
+                              const SampledToken& token, TokenEvent& news);
   FinishReason check_end(Sequence& sequence, bool is_end, TokenEvent& event) const;
 
   // scheduler_beams.cpp
@@ -200,7 +204,7 @@ class Scheduler {
   void let_go(Sequence& sequence);
   void end_flights();
   bool is_in_flight(const RequestEntry& entry) const;
-  TokenEvent& add_event(const Sequence& sequence);
+  TokenEvent& add_event(Sequence& sequence);
   void drop_finished();
 
   const SchedulerConfig config_;
@@ -236,6 +240,7 @@ class Scheduler {
   std::vector<RequestEntry*> complete_beams_;  // likewise: all have their candidates
   std::vector<Sequence*> finished_;            // to be dropped
   std::vector<TokenEvent> events_;             // not given out yet
+  std::vector<TokenProgress> progress_;        // of the commit under way
   StepResult result_;
   std::vector<std::vector<int32_t>> spare_token_ids_;  // of events that have been read; empty
   EngineMetrics counters_;

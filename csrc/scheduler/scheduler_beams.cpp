@@ -80,7 +80,7 @@ std::vector<BeamExtension> rank_extensions(std::span<const std::unique_ptr<Seque
 void Scheduler::hold_candidates(Sequence& sequence, std::span<const TokenLogprob> candidates) {
   sequence.beam.candidates =
       std::make_shared<const std::vector<TokenLogprob>>(candidates.begin(), candidates.end());
-  RequestEntry& entry = requests_.at(sequence.context->request.id);
+  RequestEntry& entry = requests_.at(sequence.request_id);
   const auto is_held = [](const auto& other) { return other->is_held(); };
   if (std::ranges::all_of(entry.sequences, is_held)) complete_beams_.push_back(&entry);
 }
@@ -146,12 +146,19 @@ void Scheduler::finish_beams(RequestEntry& entry, const std::vector<BeamExtensio
     TokenEvent& event = add_event(*entry.sequences.front());
     event.sample_index = static_cast<int32_t>(i);
     event.token_ids = std::move(best[i].token_ids);
+    event.num_generated = std::ssize(event.token_ids);
     event.logprobs = std::move(best[i].beam.logprobs);
     for (const Candidates& top : best[i].beam.top_logprobs) event.top_logprobs.push_back(*top);
     event.stop_token_id = best[i].stop_token_id;
     event.finish_reason = event.stop_token_id >= 0 ? FinishReason::kStop : FinishReason::kLength;
     event.times.last_token_us = now_us_;
     event.is_request_finished = i + 1 == best.size();
+    progress_.push_back({.request_id = event.request_id,
+                         .sample_index = event.sample_index,
+                         .num_tokens = static_cast<int32_t>(event.num_generated),
+                         .num_preemptions = event.num_preemptions,
+                         .num_cached_tokens = event.num_cached_tokens,
+                         .times = event.times});
   }
   for (const auto& beam : entry.sequences) drop(*beam);
   ++counters_.num_requests_finished;

@@ -54,6 +54,8 @@ StepResult& Scheduler::commit(const SampledTokens& sampled) {
   // Swapped, so that both keep their memory from step to step.
   result_.events.clear();
   result_.events.swap(events_);
+  result_.progress.clear();
+  result_.progress.swap(progress_);
   return result_;
 }
 
@@ -70,14 +72,19 @@ void Scheduler::recycle(StepResult& result) {
 void Scheduler::prefetch_books(const Flight& flight) const {
   prefetch(flight.plan.logit_rows.data(), flight.plan.logit_rows.size() * sizeof(LogitRow));
   prefetch(flight.plan.sequences.data(), flight.plan.sequences.size() * sizeof(ScheduledSequence));
-  prefetch(events_.data(),
-           std::min(events_.capacity(), flight.sequences.size()) * sizeof(TokenEvent));
-  for (const Sequence* sequence : flight.sequences) prefetch(*sequence);
+  for (const Sequence* sequence : flight.sequences) prefetch(sequence, Sequence::kNumHotBytes);
+  size_t num_events = 0;
   for (const Sequence* sequence : flight.sequences) {
-    prefetch(*sequence->context);
     prefetch(sequence->token_ids.data() + sequence->token_ids.size(), 1);
     prefetch(sequence->table.blocks.data(), 1);
+    if (!sequence->stop_token_ids.empty()) prefetch(sequence->stop_token_ids.data(), 1);
+    if (!sequence->is_plain) prefetch(*sequence->context);
+    if (sequence->makes_text) prefetch(sequence->text);
+    if (sequence->is_streamed) ++num_events;
   }
+  prefetch(events_.data(), std::min(events_.capacity(), num_events) * sizeof(TokenEvent));
+  prefetch(progress_.data(),
+           std::min(progress_.capacity(), flight.sequences.size()) * sizeof(TokenProgress));
   for (const Sequence* sequence : flight.sequences) kv_cache_.prefetch_newest(sequence->table);
 }
 
@@ -111,12 +118,12 @@ void Scheduler::commit_sequence(Sequence& sequence, const SampledTokens& sampled
   for (; row < end_row && committed_->plan.logit_rows[row].given_token_id >= 0; ++row) {
     if (!score_prompt_token(sequence, sampled, sampled.rows[row])) return;
   }
-  if (sequence.context->request.pooled) {
+  if (!sequence.is_plain && sequence.context->request.pooled) {
     if (sequence.num_to_run() == 0) finish_pooled(sequence);
     return;
   }
   if (row == end_row) return;
-  if (sequence.context->request.beam_search) {
+  if (!sequence.is_plain && sequence.context->request.beam_search) {
     const SampledToken& token = sampled.rows[row];
     return hold_candidates(sequence,
                            token.is_valid ? sampled.top(token) : std::span<const TokenLogprob>());
@@ -147,7 +154,7 @@ bool Scheduler::score_prompt_token(Sequence& sequence, const SampledTokens& samp
 }
 
 void Scheduler::fork(Sequence& sequence, int32_t sample_index) {
-  RequestEntry& entry = requests_.at(sequence.context->request.id);
+  RequestEntry& entry = requests_.at(sequence.request_id);
   entry.sequences.push_back(make_sequence(entry.context, sample_index));
   Sequence& child = *entry.sequences.back();
   child.state = SequenceState::kRunning;
@@ -187,6 +194,22 @@ void Scheduler::finish_pooled(Sequence& sequence) {
   retire(sequence, event);
 }
 
+// Where the news of a token go.
+TokenEvent& Scheduler::news_of(Sequence& sequence) {
+  if (sequence.is_streamed) return add_event(sequence);
+  if (!sequence.withheld) sequence.withheld = std::make_unique<TokenEvent>();
+  return *sequence.withheld;
+}
+
+void Scheduler::note_progress(const Sequence& sequence, int64_t previous_us) {
+  progress_.push_back({.request_id = sequence.request_id,
+                       .sample_index = sequence.sample_index,
+                       .num_preemptions = sequence.num_preemptions,
+                       .num_cached_tokens = sequence.num_cached_tokens,
+                       .previous_us = previous_us,
+                       .times = sequence.times});
+}
+
 void Scheduler::append_token(Sequence& sequence, const SampledTokens& sampled,
                              const SampledToken& token) {
   if (!token.is_valid) {
@@ -195,41 +218,49 @@ void Scheduler::append_token(Sequence& sequence, const SampledTokens& sampled,
                                 : not_finite_error(sequence.num_tokens()));
     return;
   }
+  const bool is_first = sequence.num_generated() == 0;
+  const int64_t previous_us = is_first ? 0 : sequence.times.last_token_us;
   sequence.token_ids.push_back(token.token_id);
   sequence.times.last_token_us = now_us_;
-  if (sequence.num_generated() == 1) sequence.times.first_token_us = now_us_;
+  if (is_first) sequence.times.first_token_us = now_us_;
   ++counters_.num_generation_tokens;
-  TokenEvent& event = add_event(sequence);
+  note_progress(sequence, previous_us);
+  TokenEvent& news = news_of(sequence);
+  if (sequence.is_streamed) news.token_ids.push_back(token.token_id);
+  if (!sequence.is_plain) report_logprobs(sequence, sampled, token, news);
+  const FinishReason reason = check_end(sequence, token.is_end, news);
+  if (reason == FinishReason::kNone) return;
+  TokenEvent& last = sequence.is_streamed ? news : add_event(sequence);
+  last.finish_reason = reason;
+  retire(sequence, last);
+}
+
+void Scheduler::report_logprobs(Sequence& sequence, const SampledTokens& sampled,
+                                const SampledToken& token, TokenEvent& news) {
   if (sequence.sample_index == 0 && sequence.num_generated() == 1) {
-    event.prompt_logprobs = std::move(sequence.context->prompt_logprobs);
-    event.prompt_top_logprobs = std::move(sequence.context->prompt_top_logprobs);
+    news.prompt_logprobs = std::move(sequence.context->prompt_logprobs);
+    news.prompt_top_logprobs = std::move(sequence.context->prompt_top_logprobs);
   }
-  event.token_ids.push_back(token.token_id);
-  if (sequence.params().has_logprobs()) {
-    const auto top = sampled.top(token);
-    event.logprobs.push_back({token.token_id, token.logprob, token.rank});
-    event.top_logprobs.emplace_back(top.begin(), top.end());
-  }
-  event.finish_reason = check_end(sequence, token.is_end, event);
-  if (event.finish_reason != FinishReason::kNone) retire(sequence, event);
+  if (!sequence.params().has_logprobs()) return;
+  const auto top = sampled.top(token);
+  news.logprobs.push_back({token.token_id, token.logprob, token.rank});
+  news.top_logprobs.emplace_back(top.begin(), top.end());
 }
 
 FinishReason Scheduler::check_end(Sequence& sequence, bool is_end, TokenEvent& event) const {
-  const SamplingParams& params = sequence.params();
   const int32_t token_id = sequence.token_ids.back();
-  const bool can_stop = sequence.num_generated() >= params.min_tokens;
+  const bool can_stop = sequence.num_generated() >= sequence.min_tokens;
   const bool is_stop_token =
-      is_end ||
-      (can_stop && std::ranges::binary_search(sequence.context->stop_token_ids, token_id));
-  const bool is_full = sequence.num_generated() >= params.max_tokens ||
+      is_end || (can_stop && std::ranges::binary_search(sequence.stop_token_ids, token_id));
+  const bool is_full = sequence.num_generated() >= sequence.max_tokens ||
                        sequence.num_tokens() >= config_.max_model_len;
-  const bool is_repeating =
-      sequence.repetition && sequence.repetition->append(sequence.generated()) && can_stop;
+  const bool is_repeating = !sequence.is_plain && sequence.repetition &&
+                            sequence.repetition->append(sequence.generated()) && can_stop;
   if (is_stop_token) event.stop_token_id = token_id;
-  if (sequence.text) {
+  if (sequence.makes_text) {
     std::optional<size_t> stop;
     // The text of a stop token is not the user's, unless asked for like that of a stop string.
-    if (!is_stop_token || params.include_stop_str_in_output) {
+    if (!is_stop_token || sequence.params().include_stop_str_in_output) {
       stop = sequence.text->append(token_id, can_stop, event.text);
     }
     if (!stop && (is_stop_token || is_repeating || is_full))

@@ -154,25 +154,30 @@ void Scheduler::let_go(Sequence& sequence) {
   finished_.push_back(&sequence);
 }
 
-// Made where it stays: one is made for each token, and it is large.
-TokenEvent& Scheduler::add_event(const Sequence& sequence) {
+// Made where it stays: one is made for each token that is streamed, and it is large. Of a sequence
+// that is not it is the last, and brings what was withheld.
+TokenEvent& Scheduler::add_event(Sequence& sequence) {
   TokenEvent& event = events_.emplace_back();
-  if (!spare_token_ids_.empty()) {
+  if (sequence.withheld) event = std::move(*std::exchange(sequence.withheld, nullptr));
+  if (!sequence.is_streamed) {
+    event.token_ids.assign(sequence.generated().begin(), sequence.generated().end());
+  } else if (!spare_token_ids_.empty()) {
     event.token_ids = std::move(spare_token_ids_.back());
     spare_token_ids_.pop_back();
   }
-  event.request_id = sequence.context->request.id;
+  event.request_id = sequence.request_id;
   event.sample_index = sequence.sample_index;
   event.num_cached_tokens = sequence.num_cached_tokens;
   event.num_preemptions = sequence.num_preemptions;
   event.seed = sequence.seed;
+  event.num_generated = sequence.num_generated();
   event.times = sequence.times;
   return event;
 }
 
 void Scheduler::drop_finished() {
   for (const Sequence* sequence : finished_) {
-    const auto found = requests_.find(sequence->context->request.id);
+    const auto found = requests_.find(sequence->request_id);
     Sequences& sequences = found->second.sequences;
     std::erase_if(sequences, [&](const auto& other) { return other.get() == sequence; });
     if (sequences.empty()) requests_.erase(found);

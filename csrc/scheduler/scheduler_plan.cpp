@@ -86,8 +86,9 @@ void Scheduler::schedule_running(Budget& budget) {
 bool Scheduler::waits_for_step(const Sequence& sequence) const {
   if (sequence.is_abort_requested) return true;
   if (sequence.num_in_flight == 0) return false;
-  return sequence.num_to_run() == 0 || sequence.context->num_to_score() > 0 ||
-         sequence.context->request.pooled || outgrows_pool(sequence);
+  if (sequence.num_to_run() == 0 || outgrows_pool(sequence)) return true;
+  return !sequence.is_plain &&
+         (sequence.context->num_to_score() > 0 || sequence.context->request.pooled);
 }
 
 // Preempts from the end of running_, which the loop above has not reached yet. kLeft: the sequence
@@ -224,7 +225,7 @@ void Scheduler::put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& 
   if (is_prefill) count_prefill(sequence, num_new_tokens);
   next_->sequences.push_back(&sequence);
   next_->plan.sequences.push_back(
-      {.request_id = sequence.context->request.id,
+      {.request_id = sequence.request_id,
        .sample_index = sequence.sample_index,
        .token_ids =
            is_awaited ? std::span<const int32_t>(kAwaited)
@@ -233,19 +234,23 @@ void Scheduler::put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& 
        .start_position = start,
        .block_tables = sequence.table.blocks,
        .is_prefill = is_prefill,
-       .prompt_embeds = sequence.context->request.prompt_embeds.get()});
+       .prompt_embeds =
+           sequence.is_plain ? nullptr : sequence.context->request.prompt_embeds.get()});
   decide(sequence, DecisionKind::kScheduled, num_new_tokens);
-  add_prompt_rows(sequence);
-  if (sequence.context->request.pooled) {
+  PooledOutput* pooled = nullptr;
+  if (!sequence.is_plain) {
+    add_prompt_rows(sequence);
+    pooled = sequence.context->request.pooled.get();
+  }
+  if (pooled != nullptr) {
     next_->plan.pooled.push_back(
-        {.sequence_idx = static_cast<int32_t>(next_->plan.sequences.size() - 1),
-         .output = sequence.context->request.pooled.get()});
+        {.sequence_idx = static_cast<int32_t>(next_->plan.sequences.size() - 1), .output = pooled});
   }
   const int64_t num_left = sequence.num_to_run();
   if (num_left > 0) {
     decide(sequence, budget.is_for_pace ? DecisionKind::kChunkedForPace : DecisionKind::kChunked,
            num_left);
-  } else if (!sequence.context->request.pooled) {
+  } else if (pooled == nullptr) {
     add_logit_rows(sequence, static_cast<int32_t>(num_new_tokens - 1));
   }
 }
@@ -278,7 +283,7 @@ void Scheduler::add_prompt_rows(const Sequence& sequence) {
     next_->plan.logit_rows.push_back(
         {.sequence_idx = static_cast<int32_t>(next_->plan.sequences.size() - 1),
          .token_offset = static_cast<int32_t>(p - sequence.num_computed),
-         .request_id = sequence.context->request.id,
+         .request_id = sequence.request_id,
          .sample_index = sequence.sample_index,
          .seed = sequence.seed,
          .position = p + 1,
@@ -289,9 +294,8 @@ void Scheduler::add_prompt_rows(const Sequence& sequence) {
 }
 
 void Scheduler::add_logit_rows(Sequence& sequence, int32_t token_offset) {
-  const SamplingParams& params = sequence.params();
   const int64_t position = sequence.num_scheduled;
-  const bool may_stop = position - sequence.num_prompt_tokens >= params.min_tokens;
+  const bool may_stop = position - sequence.num_prompt_tokens >= sequence.min_tokens;
   const bool awaits = is_awaitable(sequence);
   if (awaits) {
     ++sequence.num_awaited;
@@ -302,15 +306,14 @@ void Scheduler::add_logit_rows(Sequence& sequence, int32_t token_offset) {
     next_->plan.logit_rows.push_back(
         {.sequence_idx = static_cast<int32_t>(next_->plan.sequences.size() - 1),
          .token_offset = token_offset,
-         .request_id = sequence.context->request.id,
+         .request_id = sequence.request_id,
          .sample_index = sample_index,
-         .seed = sample_seed(sequence.context->request.seed, sample_index),
+         .seed = i == 0 ? sequence.seed : sample_seed(sequence.context->request.seed, sample_index),
          .position = position,
-         .params = &params,
+         .params = &sequence.params(),
          .token_ids = sequence.token_ids,
          .num_prompt_tokens = sequence.num_prompt_tokens,
-         .banned_token_ids = may_stop ? std::span<const int32_t>()
-                                      : std::span<const int32_t>(sequence.context->stop_token_ids),
+         .banned_token_ids = may_stop ? std::span<const int32_t>() : sequence.stop_token_ids,
          .is_awaitable = awaits});
   }
 }
@@ -318,11 +321,10 @@ void Scheduler::add_logit_rows(Sequence& sequence, int32_t token_offset) {
 // Whether the step after this one may run the token that this one draws: one that is not known to
 // be the last, and whose successor can be drawn without knowing which it is.
 bool Scheduler::is_awaitable(const Sequence& sequence) const {
-  const SamplingParams& params = sequence.params();
   const int64_t num_tokens = sequence.num_scheduled + 1;  // with the one to be drawn
   const int64_t num_generated = num_tokens - sequence.num_prompt_tokens;
-  return max_in_flight_ > 1 && sequence.num_samples == 1 && !params.needs_newest_token() &&
-         num_generated < params.max_tokens && num_tokens < config_.max_model_len &&
+  return max_in_flight_ > 1 && sequence.num_samples == 1 && num_generated < sequence.max_tokens &&
+         num_tokens < config_.max_model_len && !sequence.params().needs_newest_token() &&
          !sequence.context->request.beam_search;
 }
 
@@ -355,7 +357,7 @@ QueueState Scheduler::queue_state() const {
 }
 
 void Scheduler::decide(const Sequence& sequence, DecisionKind kind, int64_t detail) {
-  next_->plan.decisions.push_back({.request_id = sequence.context->request.id,
+  next_->plan.decisions.push_back({.request_id = sequence.request_id,
                                    .sample_index = sequence.sample_index,
                                    .kind = kind,
                                    .detail = detail});

@@ -16,6 +16,7 @@
 
 #include "api/request.h"
 #include "api/token_event.h"
+#include "core/prefetch.h"
 #include "kv_cache/block_table.h"
 #include "scheduler/beam.h"
 #include "scheduler/repetition_detector.h"
@@ -49,21 +50,29 @@ struct RequestContext {
   }
 };
 
-// Written by Scheduler alone.
+// Written by Scheduler alone. What a step that decodes looks at comes first and without a look at
+// the request: between two steps none of it is in the caches, and the request is a kilobyte more.
 //
 //   0 ............ num_computed ......... num_scheduled ......... num_tokens + num_awaited
 //   in the KV pool             in steps in flight         not yet run
 //
 // A decoding sequence is one with a single token to run: the newest.
-struct Sequence {
+struct alignas(kCacheLineBytes) Sequence {
   RequestContext* context = nullptr;
+  RequestId request_id = 0;
+  uint64_t seed = 0;
   int32_t sample_index = 0;
   // Samples whose next token comes from this sequence's logits: the first sequence of a request
   // runs the prompt for all n and forks then.
   int32_t num_samples = 1;
-  uint64_t seed = 0;
   SequenceState state = SequenceState::kWaiting;
-
+  bool is_abort_requested = false;  // takes effect when no step in flight runs its request
+  bool was_admitted = false;        // has run, or was forked from one that has
+  bool is_streamed = true;          // false: one event, at the end
+  bool makes_text = false;          // `text` is there
+  // Nothing is wanted of it but tokens and their text: no beams, logprobs or pooled states, no
+  // prompt of embeddings, no look for repetitions.
+  bool is_plain = true;
   std::vector<int32_t> token_ids;  // prompt, then generated
   int64_t num_prompt_tokens = 0;
   int64_t num_computed = 0;   // committed
@@ -74,17 +83,22 @@ struct Sequence {
   int64_t num_awaited = 0;
   int32_t awaited_row = -1;   // the logit row of the newest step in flight that draws the last
   int32_t num_in_flight = 0;  // steps that run this sequence
+  int32_t max_tokens = 0;     // of the request, as the next two
+  int32_t min_tokens = 0;
+  std::span<const int32_t> stop_token_ids;
+  RequestTimes times;
+  int64_t num_cached_tokens = 0;  // of the prompt, read from the prefix cache when first admitted
+  int32_t num_preemptions = 0;
   BlockTable table;
 
   std::optional<StopChecker> text;  // absent: no text was asked for
-  Beam beam;                        // of a beam search
+  // Of a sequence that is not streamed: text and logprobs up to now; null before its first token.
+  std::unique_ptr<TokenEvent> withheld;
+  Beam beam;  // of a beam search
   std::optional<RepetitionDetector> repetition;
-  bool is_abort_requested = false;  // takes effect when no step in flight runs its request
 
-  bool was_admitted = false;      // has run, or was forked from one that has
-  int64_t num_cached_tokens = 0;  // of the prompt, read from the prefix cache when first admitted
-  int32_t num_preemptions = 0;
-  RequestTimes times;
+  // The bytes at its beginning that a step which decodes looks at, but for `text`.
+  static constexpr size_t kNumHotBytes = 4 * kCacheLineBytes;
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_generated() const { return num_tokens() - num_prompt_tokens; }
@@ -96,7 +110,7 @@ struct Sequence {
   const SamplingParams& params() const { return context->request.params; }
   bool is_decoding() const { return num_to_run() == 1; }
   // Nothing is to be run until the other beams of its request are as far.
-  bool is_held() const { return beam.candidates != nullptr; }
+  bool is_held() const { return !is_plain && beam.candidates != nullptr; }
 };
 
 // The order in which sequences are served: rank, arrival, sample. Strict and total.

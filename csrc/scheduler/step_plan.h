@@ -101,8 +101,20 @@ struct StepPlan {
   bool is_empty() const { return sequences.empty(); }
 };
 
+// That a sequence has new tokens: what the engine keeps books of, given out or not.
+struct TokenProgress {
+  RequestId request_id = 0;
+  int32_t sample_index = 0;
+  int32_t num_tokens = 1;  // a search's beams have theirs at its end
+  int32_t num_preemptions = 0;
+  int64_t num_cached_tokens = 0;
+  int64_t previous_us = 0;  // its token before; 0: these are its first
+  RequestTimes times;
+};
+
 struct StepResult {
-  std::vector<TokenEvent> events;
+  std::vector<TokenEvent> events;       // to be given out
+  std::vector<TokenProgress> progress;  // in the order in which it happened
 };
 
 }  // namespace llmserve
