@@ -19,6 +19,8 @@ constexpr size_t kNumTracedSteps = 4096;  // a minute or more of decode
 constexpr size_t kNumTracedRequests = 4096;
 constexpr int32_t kMaxFailedSteps = 3;     // in a row
 constexpr int64_t kMaxChoresUs = 500'000;  // between two steps
+// Who makes an engine mostly has a request for it, which a chore under way would keep waiting.
+constexpr std::chrono::milliseconds kIdleBeforeChores{20};
 
 // Adds the time since its construction to a duration.
 class PhaseTimer {
@@ -277,6 +279,7 @@ bool Engine::take_in() {
   std::unique_lock lock(intake_mutex_);
   const auto has_news = [&] { return !intake_.is_empty(); };
   if (!scheduler_->has_unfinished()) {
+    if (has_chores_) intake_ready_.wait_for(lock, kIdleBeforeChores, has_news);
     while (has_chores_ && !has_news()) {
       lock.unlock();
       do_chores(0);
