@@ -103,9 +103,9 @@ def body(path, idx, num_tokens, **more):
 def test_streamed_token(path, num_streams, board, repeats, monkeypatch):
     """On an engine without a model, whose steps take 5 ms and no processor time."""
 
-    def engine(config, vocabulary=None):
+    def engine(loading, vocabulary=None):
         options = _core.testing.OracleOptions(vocab_size=len(vocabulary or ()), step_us=5000)
-        return _core.testing.oracle_engine(config, options, vocabulary)
+        return _core.testing.oracle_engine(loading.config, options, vocabulary)
 
     monkeypatch.setattr(_core, "Engine", engine)
     num_tokens = 400

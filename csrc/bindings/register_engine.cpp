@@ -2,9 +2,17 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <future>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+
 #include "bindings/array.h"
 #include "bindings/field_repr.h"
 #include "bindings/register.h"
+#include "core/error.h"
+#include "core/start_thread.h"
 #include "engine/engine.h"
 #include "engine/model_executor.h"
 
@@ -199,12 +207,38 @@ void register_trace(py::module_& module) {
       });
 }
 
-std::unique_ptr<Engine> make_engine(const EngineConfig& config,
-                                    std::optional<Vocabulary> vocabulary) {
-  config.validate();
-  return std::make_unique<Engine>(config, std::move(vocabulary),
-                                  std::make_unique<ModelExecutor>(config));
-}
+// A model on its way, on a thread of its own: who wants an engine reads the tokenizer meanwhile,
+// which keeps one thread busy for as long as the look at the weights keeps all.
+class LoadingModel {
+ public:
+  explicit LoadingModel(const EngineConfig& config) : config_(config) {
+    config_.validate();
+    std::packaged_task<std::unique_ptr<Executor>()> load(
+        [config] { return std::make_unique<ModelExecutor>(config); });
+    executor_ = load.get_future();
+    thread_ = start_thread(std::move(load));
+  }
+  ~LoadingModel() { close(); }
+  LoadingModel(const LoadingModel&) = delete;
+  LoadingModel& operator=(const LoadingModel&) = delete;
+
+  // Once, not after close(). Throws what loading has thrown.
+  std::unique_ptr<Engine> make_engine(std::optional<Vocabulary> vocabulary) {
+    if (!executor_.valid()) throw InvalidArgument("the loaded model has been taken, or given up");
+    return std::make_unique<Engine>(config_, std::move(vocabulary), executor_.get());
+  }
+  const EngineConfig& config() const { return config_; }
+  // Gives up what was not taken.
+  void close() {
+    if (thread_.joinable()) thread_.join();
+    executor_ = {};
+  }
+
+ private:
+  const EngineConfig config_;
+  std::future<std::unique_ptr<Executor>> executor_;
+  std::thread thread_;
+};
 
 }  // namespace
 
@@ -215,9 +249,23 @@ void register_engine(py::module_& module) {
   register_trace(module);
   register_memory_use(module);
   using Release = py::call_guard<py::gil_scoped_release>;
+  py::class_<LoadingModel>(module, "LoadingModel")
+      .def(py::init<const EngineConfig&>(), "config"_a)
+      .def_property_readonly("config", &LoadingModel::config)
+      .def("__enter__", [](py::object self) { return self; })
+      .def(
+          "__exit__",
+          [](LoadingModel& model, const py::object&, const py::object&, const py::object&) {
+            const py::gil_scoped_release release;
+            model.close();
+          },
+          "exception_type"_a, "exception"_a, "traceback"_a);
   py::class_<Engine>(module, "Engine")
-      .def(py::init(&make_engine), "config"_a, "vocabulary"_a = py::none(), Release(),
-           "Loads the model and starts the engine's thread.")
+      .def(py::init([](LoadingModel& model, std::optional<Vocabulary> vocabulary) {
+             return model.make_engine(std::move(vocabulary));
+           }),
+           "model"_a, "vocabulary"_a = py::none(), Release(),
+           "Waits for the model and starts the engine's thread.")
       .def(
           "add_request",
           [](Engine& engine, std::vector<int32_t> prompt_token_ids, const SamplingParams& params,

@@ -103,7 +103,6 @@ class LLMBase:
         checkpoint = find_checkpoint(model, revision, download_dir)
         source = text_source(checkpoint)
         defaults = _read_generation_config(source, generation_config)
-        self._tokenizer = _read_tokenizer(source, tokenizer, chat_template)
         arguments = EngineArguments(
             device=device,
             dtype=dtype,
@@ -136,12 +135,14 @@ class LLMBase:
         if defer_packing is not None:
             self._config.defer_packing = boolean("defer_packing", defer_packing)
         vocab_size = _core.read_vocab_size(str(checkpoint))
-        if self._tokenizer is not None:
-            self._tokenizer.check_fits(vocab_size)
         takes_embeds = boolean("enable_prompt_embeds", enable_prompt_embeds)
-        thinking = read_thinking_tokens(reasoning_config, self._tokenizer)
-        vocabulary = self._tokenizer.to_core() if self._tokenizer is not None else None
-        self._engine = _core.Engine(self._config, vocabulary)
+        with _core.LoadingModel(self._config) as loading:
+            self._tokenizer = _read_tokenizer(source, tokenizer, chat_template)
+            if self._tokenizer is not None:
+                self._tokenizer.check_fits(vocab_size)
+            thinking = read_thinking_tokens(reasoning_config, self._tokenizer)
+            vocabulary = self._tokenizer.to_core() if self._tokenizer is not None else None
+            self._engine = _core.Engine(loading, vocabulary)
         if self._engine.warning:
             _log.warning("%s", self._engine.warning)
         limits = RequestLimits(

@@ -113,15 +113,14 @@ def test_in_chunks(dtype: str, alone: list[Result], budget: int) -> None:
 def test_in_chunks_as_time_allows(
     dtype: str, alone: list[Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = _core.Engine
+    real = _core.resolve_config
 
-    def engine(
-        config: _core.EngineConfig, vocabulary: _core.Vocabulary | None = None
-    ) -> _core.Engine:
+    def resolve_config(request: _core.ConfigRequest) -> _core.EngineConfig:
+        config = real(request)
         config.scheduler.max_stall_us = 1  # less than any machine needs
-        return real(config, vocabulary)
+        return config
 
-    monkeypatch.setattr(_core, "Engine", engine)
+    monkeypatch.setattr(_core, "resolve_config", resolve_config)
     with make_llm(dtype, max_num_batched_tokens=40, max_num_seqs=12) as llm:
         assert run(llm) == alone
         kinds = {d.kind for step in llm.trace() for d in step.decisions}
@@ -140,10 +139,10 @@ def test_beside_a_step_that_fails(
     blocks with those of the others."""
 
     def engine(
-        config: _core.EngineConfig, vocabulary: _core.Vocabulary | None = None
+        loading: _core.LoadingModel, vocabulary: _core.Vocabulary | None = None
     ) -> _core.Engine:
         faults = _core.testing.FaultOptions(fail_at_step=fail_at_step, fault=fault)
-        return _core.testing.faulty_engine(config, faults, vocabulary)
+        return _core.testing.faulty_engine(loading.config, faults, vocabulary)
 
     monkeypatch.setattr(_core, "Engine", engine)
     with make_llm(dtype, max_num_batched_tokens=40, max_num_seqs=5) as llm:

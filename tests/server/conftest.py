@@ -48,13 +48,13 @@ def make_oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeOracle]:
         **arguments: object,
     ) -> AsyncLLM:
         def engine(
-            config: _core.EngineConfig, vocabulary: _core.Vocabulary | None = None
+            loading: _core.LoadingModel, vocabulary: _core.Vocabulary | None = None
         ) -> _core.Engine:
             options = _core.testing.OracleOptions(vocab_size=len(vocabulary or ()), step_us=step_us)
             faults = _core.testing.FaultOptions(
                 fail_at_step=fail_at_step, num_failures=num_failures, fault=fault
             )
-            return _core.testing.oracle_engine(config, options, vocabulary, faults, gate)
+            return _core.testing.oracle_engine(loading.config, options, vocabulary, faults, gate)
 
         with monkeypatch.context() as patch:
             patch.setattr(_core, "Engine", engine)

@@ -21,10 +21,10 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines on the token oracle, whose steps take 5 ms: 200 tokens take a second or more."""
 
     def engine(
-        config: _core.EngineConfig, vocabulary: _core.Vocabulary | None = None
+        loading: _core.LoadingModel, vocabulary: _core.Vocabulary | None = None
     ) -> _core.Engine:
         options = _core.testing.OracleOptions(vocab_size=len(vocabulary or ()), step_us=5000)
-        return _core.testing.oracle_engine(config, options, vocabulary)
+        return _core.testing.oracle_engine(loading.config, options, vocabulary)
 
     monkeypatch.setattr(_core, "Engine", engine)
 
