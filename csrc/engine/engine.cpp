@@ -115,7 +115,7 @@ RequestId Engine::add_request(Request request, bool is_streamed) {
                                         hidden_size_, vocab_size_);
   }
   request.arrival_us = clock_.now_us();
-  const std::lock_guard lock(intake_mutex_);
+  std::unique_lock lock(intake_mutex_);
   check_runs();
   if (is_released_ != std::array<bool, kNumMemoryParts>{}) {
     throw InvalidArgument("the engine is asleep; call wake_up() first");
@@ -131,9 +131,11 @@ RequestId Engine::add_request(Request request, bool is_streamed) {
   if (!request.params.logits_processors.empty())
     processors_[request.id] = request.params.logits_processors;
   request.is_streamed = is_streamed;
+  const RequestId id = request.id;
   intake_.requests.push_back(std::move(request));
+  lock.unlock();  // first: who wakes takes it
   intake_ready_.notify_one();
-  return next_id_ - 1;
+  return id;
 }
 
 // The intake's lock is held, in this one and the next two.

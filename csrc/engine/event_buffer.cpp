@@ -53,7 +53,15 @@ EventBuffer::EventBuffer() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
 EventBuffer::~EventBuffer() { close(); }
 
 void EventBuffer::push(std::span<TokenEvent> events) {
-  if (events.empty()) return;
+  if (events.empty() || !add_all(events)) return;
+  // With the mutex free: who wakes takes it, and would have to wait again.
+  ready_to_take_.notify_all();
+  const uint64_t one = 1;
+  (void)!write(fd_, &one, sizeof(one));
+}
+
+// Whether any is to be taken by the consumer.
+bool EventBuffer::add_all(std::span<TokenEvent> events) {
   const std::lock_guard lock(mutex_);
   const int64_t begin_ns = lent_.empty() ? 0 : thread_ns();
   found_.clear();
@@ -67,10 +75,7 @@ void EventBuffer::push(std::span<TokenEvent> events) {
   for (size_t i = 0; i < events.size(); ++i)
     if (lent_.empty() || !write_line(events[i])) add(events[i], places_[found_[i]]);
   if (begin_ns > 0) line_ns_ += thread_ns() - begin_ns;
-  if (ready_.empty()) return;
-  ready_to_take_.notify_all();
-  const uint64_t one = 1;
-  (void)!write(fd_, &one, sizeof(one));
+  return !ready_.empty();
 }
 
 // Whether the event has been dealt with; else the connection, if it has one, has come back and the

@@ -32,14 +32,15 @@ class EventBuffer {
   EventBuffer(const EventBuffer&) = delete;
   EventBuffer& operator=(const EventBuffer&) = delete;
 
-  // Takes what is in them.
+  // Takes what is in them. One thread at a time, and not while close() runs.
   void push(std::span<TokenEvent> events);
 
   // What was pushed since the last call, in the order of each sequence's last news; waits up to
   // `timeout` for the first, not once closed.
   std::vector<TokenEvent> take(std::chrono::duration<double> timeout);
 
-  // Readable (level-triggered) while events are waiting; -1 once closed.
+  // Readable (level-triggered) while events are waiting, and now and then when they have just been
+  // taken; -1 once closed.
   int fd() const { return fd_; }
 
   // From now on the lines of its streams are written as their events come, until it comes back.
@@ -70,6 +71,7 @@ class EventBuffer {
     }
   };
 
+  bool add_all(std::span<TokenEvent> events);
   size_t find_place(const TokenEvent& event, size_t expected);
   void add(TokenEvent& event, Place& place);
   bool write_line(TokenEvent& event);

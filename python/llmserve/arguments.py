@@ -11,6 +11,7 @@ from llmserve.errors import InvalidArgument, NotSupported
 INT32_MIN = -(2**31)
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
+_REAL = (float, int, numbers.Real)  # the last, which NumPy's numbers are, takes Python to look up
 
 
 def integer(name: str, value: object, minimum: int, maximum: int = INT32_MAX) -> int:
@@ -32,7 +33,7 @@ def optional_integer(
 
 def number(name: str, value: object) -> float:
     """`value` as a finite float; bools are not numbers."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if isinstance(value, bool) or not isinstance(value, _REAL):
         raise InvalidArgument(f"{name} must be a number, got {describe(value)}")
     try:
         result = float(value)

@@ -13,7 +13,7 @@ from collections.abc import (
     Sequence,
     Sized,
 )
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -226,6 +226,11 @@ class AsyncLLM(LLMBase):
                 yield stream
         finally:
             self._end(stream)
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Within it the running loop stays ready for events while nothing runs: for servers, of
+        which not every request has to make it so."""
+        return self._waker.watch()
 
     async def _run(
         self, state: RequestState, request_id: str | None, is_streamed: bool

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from llmserve import _core
 from llmserve.arguments import (
@@ -19,8 +19,8 @@ from llmserve.beam_search_params import BeamSearchParams as BeamSearchParams  # 
 from llmserve.errors import InvalidArgument
 from llmserve.structured_outputs import StructuredOutputsParams
 
-# Fields that are accepted at their default and refused otherwise. extra_args for good: it is for
-# plugins, of which llmserve has none, and what nobody reads is better refused.
+# Fields that are accepted at their default, None, and refused otherwise. extra_args for good: it is
+# for plugins, of which llmserve has none, and what nobody reads is better refused.
 _NOT_YET_SUPPORTED = ("extra_args",)
 
 # fn(token_ids int32 [T], logits float32 [V]) -> None or an array [V]
@@ -165,9 +165,8 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        defaults = {field.name: field.default for field in fields(self)}
         for name in _NOT_YET_SUPPORTED:
-            refuse_unless_default("SamplingParams", name, getattr(self, name), defaults[name])
+            refuse_unless_default("SamplingParams", name, getattr(self, name), None)
         self._set("n", integer("n", self.n, 1, 128))
         for name in _NUMBERS:
             self._set(name, number(name, getattr(self, name)))

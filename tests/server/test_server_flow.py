@@ -31,6 +31,7 @@ from checkpoints import checkpoint
 from llmserve import LLM, AsyncLLM, SamplingParams, _core, demo_model_path
 from llmserve.cli import main
 from llmserve.server.admission import Admission
+from llmserve.server.main import listen
 from llmserve.server.settings import ServerSettings
 from offline import memory_bytes
 from serving import DEADLINE_S, RunningServer, events, running_server, tls_files
@@ -438,17 +439,12 @@ def test_a_hung_step_shows_in_health_and_new_requests_do_not_wait_for_it(
         assert server.post(COMPLETIONS, prompt=[6], max_tokens=1)[0] == 200
 
 
-def test_nagles_algorithm_is_off(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    real = socket.socket.setsockopt
-
-    def watched(self: socket.socket, *arguments: Any) -> None:
-        seen.append(arguments)
-        real(self, *arguments)
-
-    monkeypatch.setattr(socket.socket, "setsockopt", watched)
-    assert server.request("GET", "/health")[0] == 200
-    assert (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1) in seen
+def test_lines_leave_at_once_and_few_of_them_wait_in_the_kernel() -> None:
+    with listen(ServerSettings(port=0)) as sock, socket.create_connection(sock.getsockname()):
+        ours, _ = sock.accept()
+        with ours:
+            assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+            assert 2**16 <= ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2**17
 
 
 def test_a_client_that_sends_a_letter_at_a_time_is_let_go(demo: AsyncLLM) -> None:

@@ -161,8 +161,8 @@ class Run:
             self.last_sent = max(self.last_sent, self.lent.last_us / 1e6)
 
     def note_first(self) -> None:
-        """The first token was written."""
-        self.first_sent = self.last_sent
+        """Tokens were written, the first ones unless it has been told before."""
+        self.first_sent = self.first_sent or self.last_sent
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -77,7 +77,10 @@ def create_app(
         if watch is not None:
             metrics.registry.register(GpuCollector(watch))
         try:
-            yield
+            with ExitStack() as watching:
+                for model in models:
+                    watching.enter_context(model.llm.watched())
+                yield
         finally:
             activity.watchdog.close()
             if watch is not None:

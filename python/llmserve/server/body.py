@@ -3,6 +3,7 @@
 import asyncio
 import difflib
 import re
+from itertools import chain
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 # Schemas in the wild nest a dozen deep.
 _MAX_JSON_DEPTH = 64
+_NESTED = (dict, list)
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$(.*)`)?$")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
@@ -74,12 +76,13 @@ def _too_large(max_bytes: int) -> ApiError:
 def _check_depth(record: msgspec.Struct) -> None:
     """Of what has no type of its own: messages, schemas. The decoder has a bound of its own, too
     large to hand on."""
-    level: list[object] = [getattr(record, name) for name in record.__struct_fields__]
+    level: list[object] = list(msgspec.structs.astuple(record))
     for _ in range(_MAX_JSON_DEPTH):
-        lists = [list(v.values()) if isinstance(v, dict) else v for v in level]
-        level = [v for items in lists if isinstance(items, list) for v in items]
-        if not level:
+        nested = [v for v in level if isinstance(v, _NESTED)]
+        if not nested:
             return
+        inner = (items.values() if isinstance(items, dict) else items for items in nested)
+        level = list(chain.from_iterable(inner))
     raise ApiError(400, f"the body is nested deeper than {_MAX_JSON_DEPTH}")
 
 

@@ -99,25 +99,28 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send(run, send, b"")
         with self._direct_lines(run, connection) as direct:
-            await self._send_news(run, send, direct)
+            lines = await self._send_news(run, send, direct)
         if not run.is_cut:
-            last = b"".join([*self._answer.last_lines(), b"data: [DONE]\n\n"])
+            last = b"".join([lines, *self._answer.last_lines(), b"data: [DONE]\n\n"])
             await run.sending(send({"type": "http.response.body", "body": last}))
+            run.note_first()
 
-    async def _send_news(self, run: Run, send: Send, direct: DirectLines | None) -> None:
-        """Until the end, or until nobody reads."""
+    async def _send_news(self, run: Run, send: Send, direct: DirectLines | None) -> bytes:
+        """Until the end, whose lines it returns: they leave with those after them. Or until nobody
+        reads."""
         is_first = True
-        while not run.is_finished or run.has_news:
+        while True:
             await self._wait_for_group(run, is_first)
             if run.is_cut:
-                return
+                return b""
             if direct is not None:
                 direct.take_back()
             lines = b"".join(self._lines(run, direct))
+            if run.is_finished:
+                return lines
             if lines:
                 await self._send(run, send, lines)
-                if is_first:
-                    run.note_first()
+                run.note_first()
                 is_first = False
             elif run.is_comment_due:
                 await self._send(run, send, _COMMENT)

@@ -2,7 +2,6 @@
 connection."""
 
 import asyncio
-import socket
 import time
 from email.utils import formatdate
 from functools import lru_cache
@@ -16,8 +15,6 @@ from llmserve.server.errors import ApiError
 from llmserve.server.settings import ServerSettings
 
 _MAX_HEAD_BYTES = 2**15
-# Some hundred lines of a stream; the kernel takes twice as much.
-_SEND_BUFFER_BYTES = 2**16
 
 
 def http_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
@@ -50,13 +47,6 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._connection = Connection(self)
         self._expect_head()
-        # A token's line is to leave when it is written, not when the next one fills the packet.
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # What a client has not read is to wait in the engine's state, where it is counted, and
-            # not in megabytes of the kernel's.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()

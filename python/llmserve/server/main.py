@@ -20,6 +20,8 @@ from llmserve.server.tracing import Tracing
 _log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+# Some hundred lines of a stream; the kernel takes twice as much.
+_SEND_BUFFER_BYTES = 2**16
 # For the last bytes of what was ended at the drain's deadline.
 _FLUSH_S = 5
 
@@ -133,6 +135,12 @@ def listen(settings: ServerSettings) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # What follows, its connections inherit. A token's line is to leave when it is written, not
+        # when the next one fills the packet.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # What a client has not read is to wait in the engine's state, where it is counted, and not
+        # in megabytes of the kernel's.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         sock.bind((settings.host, settings.port))
         sock.listen(_BACKLOG)  # or a second server could bind it, too, and fail later
     except OSError as error:
