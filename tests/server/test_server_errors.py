@@ -70,6 +70,7 @@ BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {"messages": "hello"}, 400, "messages"),
     (CHAT, {"messages": ["hello"]}, 400, "messages"),
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, 400, "messages"),
+    (CHAT, {"messages": [{**HELLO["messages"][0], "tool_calls": 5}]}, 400, "messages"),
     (CHAT, {**HELLO, "stream": "yes"}, 400, "stream"),
     (CHAT, {**HELLO, "stop": {"a": 1}}, 400, "stop"),
     (CHAT, {**HELLO, "n": "two"}, 400, "n"),
@@ -97,6 +98,7 @@ def test_a_bad_request_is_refused_by_the_parameters_name(
 ) -> None:
     got, answer = server.post(path, **body)
     assert (got, answer["error"]["param"]) == (status, param), answer
+    assert answer["error"]["code"]
     check_error(answer)
 
 
@@ -239,11 +241,16 @@ def test_a_head_that_is_too_long_is_a_431(server: RunningServer) -> None:
     assert server.request("GET", "/health")[0] == 200
 
 
-def test_what_is_not_http_is_a_400(server: RunningServer) -> None:
+def test_what_is_not_http_is_a_400_and_in_the_log(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "llmserve.server.http_protocol")
     for garbage in (b"\x00" * 100, b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as sock:
             sock.sendall(garbage)
             assert sock.recv(100).startswith(b"HTTP/1.1 400 ")
+    told = [r for r in caplog.records if r.name == "llmserve.server.http_protocol"]
+    assert [(r.status, r.client) for r in told] == 3 * [(400, "127.0.0.1")]  # type: ignore[attr-defined]
     assert server.request("GET", "/health")[0] == 200
 
 

@@ -143,13 +143,20 @@ def test_tenants_with_salts_of_their_own_do_not_see_each_others_prefixes(
 ) -> None:
     prompt = "Once upon a time there was a little girl who liked to play in the garden. " * 4
 
-    def cached(salt: str | None) -> int:
+    def cached(salt: str | None) -> tuple[int, int]:
+        """Tokens that were found, and those that were computed: what its time depends on."""
+        before = server.llm.get_metrics().num_prefill_tokens
         body = {"prompt": prompt, "max_tokens": 1, "cache_salt": salt}
         answer = server.post(COMPLETIONS, **body)[1]
-        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        computed = server.llm.get_metrics().num_prefill_tokens - before
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"]), computed
 
-    assert [cached(salt) for salt in ("a", "b", None)] == [0, 0, 0]
-    assert min(cached(salt) for salt in ("a", "b", None)) > 0
+    num_tokens = len(server.llm.get_tokenizer().encode(prompt))
+    salts = ("a", "b", None)
+    assert [cached(salt) for salt in salts] == 3 * [(0, num_tokens)]
+    for num_cached, num_computed in map(cached, salts):
+        assert num_cached > 0
+        assert num_cached + num_computed == num_tokens
 
 
 @pytest.mark.long

@@ -51,7 +51,7 @@ class ApiError(Exception):
         self.status = status
         self.message = message
         self.param = param
-        self.code = code
+        self.code = "invalid_value" if code is None and status == 400 and param else code
         self.retry_after = retry_after
 
     def body(self) -> dict[str, object]:
@@ -115,6 +115,8 @@ def _param(message: str, fields: frozenset[str]) -> str | None:
     """The field of a body that a message is about."""
     found = _FIELD.match(message)
     name = found[1] if found else ""
+    if message.startswith("the chat template of"):  # what it fails on is in them
+        name = "messages"
     for _ in range(len(_OTHER_NAMES) + 1):
         other = _OTHER_NAMES.get(name, "")
         if name in fields and other not in fields:

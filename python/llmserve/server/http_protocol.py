@@ -2,6 +2,7 @@
 connection."""
 
 import asyncio
+import logging
 import time
 from email.utils import formatdate
 from functools import lru_cache
@@ -13,6 +14,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from llmserve.server.connection import EXTENSION, Connection
 from llmserve.server.errors import ApiError
 from llmserve.server.settings import ServerSettings
+
+_log = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES = 2**15
 
@@ -118,6 +121,8 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         self._is_refused = True
+        client = self.client[0] if self.client else ""
+        _log.info("no request", extra={"status": status, "client": client})
         if self._connection is not None:
             self._connection.claim()
         body = msgspec.json.encode(ApiError(status, message).body())
