@@ -56,6 +56,11 @@ class RunningServer:
         """Those that are open."""
         return len(self._server.server_state.connections) if self._server else 0
 
+    def stop(self) -> None:
+        """As a signal does."""
+        assert self._server is not None
+        self._server.should_exit = True
+
     def openai(self, **options: Any) -> openai.OpenAI:
         """The official client."""
         options = {"api_key": "none", "max_retries": 0, **options}

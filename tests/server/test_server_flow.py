@@ -613,6 +613,21 @@ def test_two_checkpoints_in_one_server_answer_side_by_side_and_leave_their_trace
         assert "finished" in capsys.readouterr().out
 
 
+def test_a_request_that_the_end_finds_without_a_token_is_a_503(make_oracle: MakeOracle) -> None:
+    gate = _core.testing.StepGate(1)
+    with ThreadPoolExecutor(1) as pool:
+        with running_server(make_oracle(gate=gate), drain_timeout=0.01) as server:
+            answer = pool.submit(server.request, "POST", COMPLETIONS, {"prompt": [5]})
+            gate.wait_until_held()
+            (run,) = server.activity.runs
+            server.stop()
+            server.wait_until(lambda: run.cause == "shutdown", "the drain is over")
+            gate.open()
+        status, error, headers = answer.result()
+    assert (status, error["error"]["code"]) == (503, "shutting_down")
+    assert int(headers["retry-after"]) >= 1
+
+
 def test_while_it_drains_new_requests_get_a_503(make_oracle: MakeOracle) -> None:
     with running_server(make_oracle(5000), drain_timeout=5.0) as server:
         sock = server.open_stream(COMPLETIONS, stream=True, **{**LONG, "max_tokens": 100})

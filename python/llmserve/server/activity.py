@@ -219,6 +219,11 @@ def _do_nothing() -> None:
     pass
 
 
+def shutting_down() -> ApiError:
+    """Of a request that has nothing to show for its wait, and of a new one."""
+    return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
+
+
 class Activity:
     """All runs of a server."""
 
@@ -239,7 +244,7 @@ class Activity:
         """Within it the job runs; leaving aborts what is not finished. tenant: with whose requests
         it may share a run. Raises ApiError (429, 503), InvalidArgument."""
         if self.is_draining:
-            raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
+            raise shutting_down()
         self.watchdog.check(job.model)
         with closing(Run(job, self.settings)) as run, ExitStack() as stack:
             stack.enter_context(self.admission.entered(job))

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from llmserve.outputs import CompletionOutput
 from llmserve.request_state import RequestState
-from llmserve.server.activity import TIMEOUT, Activity, Job, Run
+from llmserve.server.activity import SHUTDOWN, TIMEOUT, Activity, Job, Run, shutting_down
 from llmserve.server.connection import Connection, own_connection
 from llmserve.server.direct_lines import DirectLines
 from llmserve.server.errors import ApiError, JsonResponse
@@ -80,7 +80,10 @@ class GenerationResponse(Response):
         if run.is_cut:
             return
         states = [stream.state for stream in run.streams]
-        if run.cause == TIMEOUT and not any(state.num_generation_tokens for state in states):
+        has_any = any(state.num_generation_tokens for state in states)
+        if run.cause == SHUTDOWN and not has_any:
+            raise shutting_down()
+        if run.cause == TIMEOUT and not has_any:
             raise ApiError(
                 503,
                 f"no token came within {run.job.timeout_s:g} seconds",

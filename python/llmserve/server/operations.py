@@ -4,6 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve._version import __version__
+from llmserve.server.activity import shutting_down
 from llmserve.server.context import context
 from llmserve.server.errors import ApiError, JsonResponse
 
@@ -49,7 +50,7 @@ async def ready(request: Request) -> Response:
     """GET /ready: 200 while new requests are taken, 503 while the server shuts down or sleeps."""
     server = context(request)
     if server.activity.is_draining:
-        raise ApiError(503, "the server is shutting down", code="shutting_down")
+        raise shutting_down()
     for served in server.models:
         if await served.llm.is_sleeping():
             raise ApiError(503, f"the engine of {served.name!r} is asleep", code="asleep")
