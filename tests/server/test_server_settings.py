@@ -21,7 +21,10 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "server.yaml"
-    path.write_text("port: 1\nhost: ::1\napi-key: file\nmax_model_len: 64\nrequest_timeout: 5\n")
+    path.write_text(
+        "port: 1\nhost: ::1\napi-key: file\nmax_model_len: 64\nrequest_timeout: 5\n"
+        "served_model_name: tale\n"
+    )
     monkeypatch.setenv("LLMSERVE_API_KEY", "environment")
     found = resolve({"port": 2}, str(path))
     assert (found.server.port, found.server.host, found.server.api_key) == (2, "::1", "environment")
@@ -30,6 +33,9 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
     assert found.origins["port"] == "flag"
     assert found.origins["api_key"] == "environment"
     assert found.origins["host"] == "file"
+    lines = found.lines()
+    assert {"served_model_name=['tale'] (file)", "model=[] (default)", "port=2 (flag)"} <= {*lines}
+    assert "max_model_len=64 (file)" in lines
     assert "environment" not in found.changed().replace("(environment)", "")
 
 

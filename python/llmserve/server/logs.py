@@ -58,4 +58,4 @@ def configure_logs(log_format: str) -> None:
         logger.propagate = False
     # The server has a line for each request that says the same.
     logging.getLogger("llmserve.async_llm").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)

@@ -77,7 +77,8 @@ class Effective:
 
     def lines(self) -> list[str]:
         """A line a setting: name, value, origin. Keys are not shown."""
-        values = {**self.engine, **dataclasses.asdict(self.server)}
+        names = {"model": self.models, "served_model_name": self.served_model_names}
+        values = {**names, **self.engine, **dataclasses.asdict(self.server)}
         return [
             f"{name}={'(set)' if name in _SECRET and value else value!r} "
             f"({self.origins.get(name, 'default')})"
