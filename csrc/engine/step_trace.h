@@ -40,9 +40,9 @@ struct StepRecord {
   }
 };
 
-// Times are on the engine's clock, 0 where it has not happened. What each token changes is one line
-// of the caches.
-struct alignas(kCacheLineBytes) RequestRecord {
+// Times are on the engine's clock, 0 where it has not happened. What each token changes comes
+// first, and is one line of the caches in a StepTrace.
+struct RequestRecord {
   RequestId request_id = -1;
   int64_t scheduled_us = 0;    // of all samples the first
   int64_t first_token_us = 0;  // likewise
@@ -76,13 +76,14 @@ class StepTrace {
 
  private:
   mutable std::mutex mutex_;
+  struct alignas(kCacheLineBytes) Place : RequestRecord {};
   RequestRecord& place_of(RequestId id) {
     return requests_[static_cast<size_t>(id) % requests_.size()];
   }
 
   std::vector<StepRecord> steps_;  // record i of all time is at i % size
   size_t num_recorded_ = 0;
-  std::vector<RequestRecord> requests_;  // request i is at i % size
+  std::vector<Place> requests_;  // request i is at i % size
 };
 
 }  // namespace llmserve
