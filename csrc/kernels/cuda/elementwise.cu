@@ -2,6 +2,7 @@
 // block a row. Offsets are int64 throughout.
 #include "kernels/cuda/activate.cuh"
 #include "kernels/cuda/launch_math.h"
+#include "kernels/cuda/rotate.cuh"
 
 namespace llmserve::cuda {
 namespace {
@@ -44,17 +45,10 @@ __global__ void rotary_table_kernel(const int32_t* positions, int64_t n, const f
 // pair e % half. Each pair has one thread, so that it turns in place.
 __global__ void rotary_kernel(RotaryParams p) {
   const int64_t token = blockIdx.x;
-  const float* cosine = p.cos_sin.data + token * p.cos_sin.stride;
-  const float* sine = cosine + p.half;
+  const float* angles = p.cos_sin.data + token * p.cos_sin.stride;
   for (int64_t e = threadIdx.x; e < p.num_heads * p.half; e += blockDim.x) {
-    const int64_t i = e % p.half;
     float* x = p.heads + token * p.token_stride + (e / p.half) * p.head_stride;
-    float& a = p.interleaved ? x[2 * i] : x[i];
-    float& b = p.interleaved ? x[2 * i + 1] : x[p.half + i];
-    const float rotated_a = a * cosine[i] - b * sine[i];
-    const float rotated_b = b * cosine[i] + a * sine[i];
-    a = rotated_a;
-    b = rotated_b;
+    rotate_pair(x, angles, e % p.half, p.half, p.interleaved);
   }
 }
 

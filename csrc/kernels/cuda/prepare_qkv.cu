@@ -3,6 +3,7 @@
 // kv_cache.cu, element by element, and so their bits.
 #include "kernels/cuda/cache_rows.cuh"
 #include "kernels/cuda/rms.cuh"
+#include "kernels/cuda/rotate.cuh"
 
 namespace llmserve::cuda {
 namespace {
@@ -22,7 +23,7 @@ __device__ float head_squares(const float* x, int64_t width, int threads) {
 // Norm and rotation of the head in shared memory, in place; lane l has the elements and the pairs
 // l, l + 32, ….
 __device__ void norm_and_turn(const QkvParams& p, float* x, const float* weight,
-                              const float* cosine) {
+                              const float* angles) {
   const int lane = threadIdx.x % 32;
   const int64_t width = p.keys.width;
   if (weight) {
@@ -31,16 +32,8 @@ __device__ void norm_and_turn(const QkvParams& p, float* x, const float* weight,
       x[i] = normed(x[i], inverse, weight[i], p.weight_offset);
     __syncwarp();
   }
-  if (cosine == nullptr) return;
-  const float* sine = cosine + p.half;
-  for (int64_t i = lane; i < p.half; i += 32) {
-    float& a = p.interleaved ? x[2 * i] : x[i];
-    float& b = p.interleaved ? x[2 * i + 1] : x[p.half + i];
-    const float turned_a = a * cosine[i] - b * sine[i];
-    const float turned_b = b * cosine[i] + a * sine[i];
-    a = turned_a;
-    b = turned_b;
-  }
+  if (angles == nullptr) return;
+  for (int64_t i = lane; i < p.half; i += 32) rotate_pair(x, angles, i, p.half, p.interleaved);
   __syncwarp();
 }
 
