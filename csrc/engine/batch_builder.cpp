@@ -77,10 +77,10 @@ void BatchBuilder::fill_block_tables(const ScheduledSequence& sequence, int64_t 
     const auto row = groups_[g].block_tables.subspan(
         num_sequences_ * static_cast<size_t>(max_blocks), static_cast<size_t>(max_blocks));
     const std::span<const int32_t> blocks = sequence.block_tables[g];
-    // What has left the window is not looked at, nor what comes after the last; any block will do.
+    // What has left the window is not looked at, so that any block will do. Nor is what comes after
+    // the last: it stays as it is, since a table is as wide as the longest of the batch.
     std::ranges::transform(blocks.first(used), row.begin(),
                            [](int32_t block) { return std::max(block, 0); });
-    std::ranges::fill(row.subspan(used), 0);
   }
 }
 
@@ -115,7 +115,7 @@ void BatchBuilder::fill_up(const BatchShape& shape) {
     awaited_rows_[num_tokens_] = -1;
     for (Group& group : groups_) {
       group.slots[num_tokens_] = -1;
-      std::ranges::fill(group.block_tables.subspan(num_sequences_ * width, width), 0);
+      group.block_tables[num_sequences_ * width] = 0;  // a context of one has one block
     }
     kv_lens_[num_sequences_] = 1;
     query_starts_[++num_sequences_] = static_cast<int32_t>(++num_tokens_);
