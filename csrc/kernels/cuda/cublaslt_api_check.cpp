@@ -1,6 +1,9 @@
 // Built only where the real header is found: every number of cublaslt_api.h against it.
 #include <cublasLt.h>
 
+#include <cstddef>
+#include <type_traits>
+
 #include "kernels/cuda/cublaslt_api.h"
 
 namespace llmserve::cuda::cublaslt {
@@ -23,5 +26,28 @@ static_assert(kPrefMinAlignmentA == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);
 static_assert(kPrefMinAlignmentB == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES);
 static_assert(kPrefMinAlignmentC == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES);
 static_assert(kPrefMinAlignmentD == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
+
+// Same number and kinds of arguments: what differs is the names of pointers and enumerations.
+template <class Ours, class Theirs>
+inline constexpr bool kIsCalledAlike = false;
+template <class... Ours, class... Theirs>
+inline constexpr bool kIsCalledAlike<Status (*)(Ours...), cublasStatus_t (*)(Theirs...)> =
+    sizeof...(Ours) == sizeof...(Theirs) &&
+    ((sizeof(Ours) == sizeof(Theirs) && std::is_pointer_v<Ours> == std::is_pointer_v<Theirs>) &&
+     ...);
+static_assert(kIsCalledAlike<decltype(Functions::Create), decltype(&cublasLtCreate)>);
+static_assert(
+    kIsCalledAlike<decltype(Functions::MatmulDescCreate), decltype(&cublasLtMatmulDescCreate)>);
+static_assert(kIsCalledAlike<decltype(Functions::MatmulDescSetAttribute),
+                             decltype(&cublasLtMatmulDescSetAttribute)>);
+static_assert(
+    kIsCalledAlike<decltype(Functions::MatrixLayoutCreate), decltype(&cublasLtMatrixLayoutCreate)>);
+static_assert(kIsCalledAlike<decltype(Functions::MatmulPreferenceSetAttribute),
+                             decltype(&cublasLtMatmulPreferenceSetAttribute)>);
+static_assert(kIsCalledAlike<decltype(Functions::MatmulAlgoGetHeuristic),
+                             decltype(&cublasLtMatmulAlgoGetHeuristic)>);
+static_assert(
+    kIsCalledAlike<decltype(Functions::MatmulAlgoCheck), decltype(&cublasLtMatmulAlgoCheck)>);
+static_assert(kIsCalledAlike<decltype(Functions::Matmul), decltype(&cublasLtMatmul)>);
 
 }  // namespace llmserve::cuda::cublaslt
