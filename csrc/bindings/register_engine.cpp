@@ -162,7 +162,8 @@ void register_memory_use(py::module_& module) {
       .def_readonly("pool_used_bytes", &MemoryUse::pool_used_bytes)
       .def_readonly("pool_used_high_bytes", &MemoryUse::pool_used_high_bytes)
       .def_readonly("pool_reserved_bytes", &MemoryUse::pool_reserved_bytes)
-      .def_readonly("pool_reserved_high_bytes", &MemoryUse::pool_reserved_high_bytes);
+      .def_readonly("pool_reserved_high_bytes", &MemoryUse::pool_reserved_high_bytes)
+      .def_readonly("graph_bytes", &MemoryUse::graph_bytes);
 }
 
 void register_trace(py::module_& module) {

@@ -90,10 +90,23 @@ void register_testing_cuda(py::module_& testing) {
       [](const std::vector<std::pair<int64_t, int64_t>>& sequences, int width) {
         cuda::TiledPlan plan;
         for (const auto& [rows, kv_len] : sequences) plan.add(rows, kv_len, width);
-        const auto n = static_cast<int64_t>(sequences.size());
-        return py::make_tuple(plan.row_tiles, plan.spans, plan.split_rows, plan.num_partials(n, 1));
+        return py::make_tuple(plan.row_tiles, plan.spans, plan.split_rows, plan.num_partials(1));
       },
-      "sequences"_a, "width"_a, "(rows, KV length) -> (row tiles, spans, split rows, partials)");
+      "sequences"_a, "width"_a,
+      "(rows, KV length) -> (row tiles, spans, split rows, partials a sequence)");
+  math.attr("MAX_PARTIAL_BYTES") = cuda::kMaxPartialBytes;
+  math.def(
+      "partial_parts",
+      [](const std::vector<std::pair<int64_t, int64_t>>& sequences, int64_t kv_heads, int width) {
+        cuda::TiledPlan plan;
+        for (const auto& [rows, kv_len] : sequences) plan.add(rows, kv_len, width);
+        const int64_t n =
+            plan.sequences_at_once(static_cast<int64_t>(sequences.size()), kv_heads, width);
+        return py::make_tuple(n, n * plan.sequence_bytes(kv_heads, width));
+      },
+      "sequences"_a, "kv_heads"_a, "width"_a, "(sequences split at once, bytes that they pass on)");
+  math.def("max_partial_bytes", &cuda::max_partial_bytes, "sequences"_a, "context"_a, "kv_heads"_a,
+           "group"_a, "width"_a);
   math.def("num_recorded_rows", &num_recorded_rows, "n"_a, "max_rows"_a);
   math.def("recorded_context", &recorded_context, "num_tokens"_a, "max_model_len"_a);
   math.def("new_keys", &new_keys, "keys"_a, "max_size"_a);

@@ -24,6 +24,7 @@ struct MemoryUse {
   int64_t pool_used_high_bytes = 0;
   int64_t pool_reserved_bytes = 0;
   int64_t pool_reserved_high_bytes = 0;
+  int64_t graph_bytes = 0;  // of recorded steps, beside the pool, as far as can be told
 };
 
 // What an executor can give back while nobody needs it. The workspace goes with the weights.

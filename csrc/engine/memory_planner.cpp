@@ -253,10 +253,8 @@ MemoryPlan plan_memory(const ConfigRequest& request) {
                   .packed = &packed});
   plan.weights = std::move(sizes.weights);
   plan.workspace_bytes =
-      sizes.workspace_bytes +
-      backend->scratch_bytes(
-          step_shape(model, plan.weights, plan.config.scheduler.max_num_batched_tokens),
-          plan.config.num_threads);
+      sizes.workspace_bytes + backend->scratch_bytes(largest_step(model, plan.weights, plan.config),
+                                                     plan.config.num_threads);
   plan.kv_layers = std::move(sizes.kv_layers);
   check_kv_rows(plan.config.kv_cache_dtype, plan.kv_layers);
   plan.memory_utilization = resolve_utilization(request, backend->memory());

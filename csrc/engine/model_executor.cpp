@@ -33,6 +33,26 @@ MemoryPart parse_memory_part(std::string_view name) {
   throw InvalidArgument(concat("tags must be of 'weights' and 'kv_cache', got '", name, "'"));
 }
 
+StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
+                       const EngineConfig& config) {
+  const SchedulerConfig& scheduler = config.scheduler;
+  const int64_t block_size = config.cache.block_size;
+  const int64_t max_blocks = (scheduler.max_model_len + block_size - 1) / block_size;
+  StepShape shape = step_shape(model, weights, scheduler.max_num_batched_tokens);
+  shape.weight_dtype = config.dtype;
+  shape.cache_dtype = config.kv_cache_dtype;
+  shape.max_sequences = scheduler.max_num_seqs;
+  shape.max_context = max_blocks * block_size;
+  shape.max_logit_rows = kMaxLogitRowsAtOnce;
+  // Each token may have logits: those of prompts are asked for, too.
+  shape.block_bytes = BatchBuilder(block_size, config.cache.windows.size())
+                          .num_bytes({.num_tokens = shape.max_tokens,
+                                      .num_sequences = shape.max_sequences,
+                                      .num_rows = shape.max_tokens,
+                                      .max_blocks = max_blocks});
+  return shape;
+}
+
 std::string packed_variant(const EngineConfig& config, const Backend& backend) {
   return concat(config.quantization.empty() ? "" : config.quantization + " of ", name(config.dtype),
                 " in ", backend.packed_layout());
@@ -58,8 +78,7 @@ ModelExecutor::ModelExecutor(const EngineConfig& config)
                  "the plan's cache groups are the model's");
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
   restore(MemoryPart::kKvCache);
-  const StepShape shape =
-      step_shape(model_->config(), model_->weights(), config_.scheduler.max_num_batched_tokens);
+  const StepShape shape = largest_step(model_->config(), model_->weights(), config_);
   backend_->reserve_scratch(shape);
   scratch_bytes_ = backend_->scratch_bytes(shape, config_.num_threads);
 }
@@ -303,7 +322,8 @@ MemoryUse ModelExecutor::memory_use() const {
           .pool_used_bytes = pool.used_bytes,
           .pool_used_high_bytes = pool.used_high_bytes,
           .pool_reserved_bytes = pool.reserved_bytes,
-          .pool_reserved_high_bytes = pool.reserved_high_bytes};
+          .pool_reserved_high_bytes = pool.reserved_high_bytes,
+          .graph_bytes = steps_ != nullptr ? steps_->record_counts().kept_bytes : 0};
 }
 
 }  // namespace llmserve

@@ -25,6 +25,10 @@ namespace llmserve {
 // are 39 MB).
 inline constexpr int64_t kMaxLogitRowsAtOnce = 64;
 
+// The largest that these settings allow.
+StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
+                       const EngineConfig& config);
+
 // What packed weights depend on beside the checkpoint; PackedKey.
 std::string packed_variant(const EngineConfig& config, const Backend& backend);
 

@@ -20,12 +20,19 @@ class DeviceSteps;
 struct StepShape {
   int64_t max_tokens = 0;       // T: rows of a linear
   int64_t max_in_features = 0;  // K of a linear
+  int64_t num_kv_heads = 1;     // K
   int64_t group = 1;            // query heads a KV head
   int64_t key_dim = 0;          // D
   int64_t value_dim = 0;        // Dv
   int64_t vocab_size = 0;       // V
   // Of a row of x as integers, the most of all quantized weights (quantized_activation_bytes).
   int64_t activation_bytes = 0;
+  DType weight_dtype = DType::kF32;
+  DType cache_dtype = DType::kF32;
+  int64_t max_sequences = 1;   // B
+  int64_t max_context = 0;     // tokens of one, in whole blocks
+  int64_t max_logit_rows = 0;  // whose logits are computed together
+  int64_t block_bytes = 0;     // of all integers of a step, where they lie in one block
 };
 
 class Backend {

@@ -10,26 +10,10 @@
 #include <span>
 
 #include "core/tensor.h"
+#include "kernels/draw_records.h"
 #include "kernels/ops.h"
 
 namespace llmserve {
-
-// How a row that needs nothing of the host is drawn; as in SampleRow.
-struct DrawSettings {
-  float temperature = 0.0f;
-  float top_p = 1.0f;
-  float min_p = 0.0f;
-  int32_t top_k = 0;
-  uint64_t seed = 0;
-  int64_t position = 0;
-};
-
-// What came of it; as in SampledRow.
-struct DrawnRow {
-  int32_t token_id = 0;  // 0 unless it is valid
-  int32_t is_raw_valid = 0;
-  int32_t is_valid = 0;
-};
 
 // Tokens that the counts of rows lack, since the step before draws them.
 struct LateTokens {
@@ -57,6 +41,7 @@ struct RecordCounts {
   int64_t num_captures = 0;
   int64_t num_refusals = 0;  // of a capture
   int64_t num_replays = 0;
+  int64_t kept_bytes = 0;  // of the device, by which its free memory fell as they were recorded
 };
 
 // begin(), bring_over(), ops, draw() and sample(), end(): one step, in the order of the ops. Rows

@@ -61,6 +61,7 @@ StepShape step_shape(const ModelConfig& config, const WeightReport& weights, int
   return {.max_tokens = max_tokens,
           .max_in_features = std::max(
               {config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim}),
+          .num_kv_heads = config.num_kv_heads,
           .group = config.num_heads / config.num_kv_heads,
           .key_dim = config.head_dim,
           .value_dim = config.head_dim,

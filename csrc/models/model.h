@@ -105,7 +105,7 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfi
 // dequantizes them, other names are of quant/linear_format.h. Throws NotSupported that lists them.
 WeightFormat resolve_weight_format(DType dtype, std::string_view quantization);
 
-// For Backend::reserve_scratch, of steps of at most max_tokens.
+// For Backend::reserve_scratch, of steps of at most max_tokens: what follows from the model.
 StepShape step_shape(const ModelConfig& config, const WeightReport& weights, int64_t max_tokens);
 
 // The bytes that load_model and a step will take, exactly, from the config and the tensor list

@@ -4,8 +4,9 @@ import os
 
 import numpy as np
 import pytest
-from checkpoints import checkpoint, reference_model
+from checkpoints import FAMILIES, checkpoint, reference_model
 from llmserve import LLM, SamplingParams, _core
+from parity.op_formulas import run_attention
 
 testing = _core.testing
 REASON = testing.unavailable_reason("cuda")
@@ -28,10 +29,18 @@ def rng():
     return np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_greedy_tokens_in_f32_equal_those_of_transformers(family, gemm):
+@pytest.mark.parametrize(
+    ("family", "gemm"),
+    [
+        *((family, "plain") for family in FAMILIES),
+        *((family, "auto") for family in ("llama", "mistral", "qwen2", "qwen3")),
+        ("llama", "invariant"),
+    ],
+)
+def test_greedy_tokens_in_f32_equal_those_of_transformers(family, gemm, monkeypatch):
     import torch
 
+    monkeypatch.setenv("LLMSERVE_CUDA_GEMM", gemm)
     path = checkpoint(family)
     prompt = list(range(5, 25))
     reference = reference_model(path).generate(
@@ -84,6 +93,26 @@ def test_a_cache_beyond_2_to_the_31_elements_is_addressed_right(cuda, rng):
     ref.store_kv(keys, values, np.arange(5), *small)
     expected = ref.paged_attention(q, *small, [0, 1], [5], np.array([[0]]), dim**-0.5)
     np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_sequences_that_are_split_in_parts_have_the_bits_of_each_alone(rng):
+    """Results of spans that pass the bound of what is kept of them at a time: one long context
+    among many short ones, in the first part and in the second."""
+    cuda, launch = testing.make_backend("cuda"), testing.cuda_launch
+    kv_heads, group, dim, long = 8, 16, 64, 8192
+    lens = [3] * 140
+    lens[4] = lens[137] = long
+    at_once, _ = launch.partial_parts([(group, n) for n in lens], kv_heads, dim)
+    assert 5 < at_once < 138
+    sequences = [
+        tuple(rng.standard_normal((n, kv_heads, dim), dtype=np.float32) for _ in range(2))
+        for n in lens
+    ]
+    queries = [rng.standard_normal((1, kv_heads * group, dim), dtype=np.float32) for _ in lens]
+    got = run_attention(cuda, sequences, queries, dtype="bfloat16")
+    for b in (0, 4, 137, 139):
+        alone = run_attention(cuda, [sequences[b]], [queries[b]], dtype="bfloat16")
+        np.testing.assert_array_equal(got[[b]], alone)
 
 
 def test_many_steps_of_changing_indices_do_not_overtake_each_other(cuda, rng):

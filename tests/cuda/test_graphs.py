@@ -8,6 +8,10 @@ REASON = _core.testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
 
 
+# What log-probabilities of 128 tokens are asked for and come back in, which no graph uses.
+EDITS_BYTES = 2**17
+
+
 @pytest.fixture(scope="module", autouse=True)
 def plain_products():
     """With the same bits whatever the batch is."""
@@ -51,6 +55,42 @@ def test_graphs_change_no_token_whatever_the_batch_is():
     assert graphs == eager
     assert num_captures >= 2
     assert num_replays > num_captures
+
+
+def test_graphs_over_an_fp8_cache_change_no_token():
+    overrides = {"head_dim": 64, "num_hidden_layers": 1}
+    prompts = [list(range(5 + i, 9 + 3 * i)) for i in range(3)]
+    options = {"kv_cache_dtype": "fp8", "overrides": overrides}
+    eager, _ = generate(prompts, mixed_params(3), enforce_eager=True, **options)
+    graphs, (num_captures, num_replays) = generate(prompts, mixed_params(3), **options)
+    assert graphs == eager
+    assert num_captures >= 1
+    assert num_replays > num_captures
+
+
+def test_no_step_is_so_large_that_graphs_end():
+    """The largest step's memory is there from the start: nothing that a graph uses moves."""
+    decode = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0.0)
+    edited = SamplingParams(max_tokens=3, temperature=1.0, seed=1, logprobs=3, prompt_logprobs=2)
+    options = {"max_num_batched_tokens": 128, "max_num_seqs": 8, "block_size": 8}
+    overrides = {"head_dim": 64, "num_hidden_layers": 1, "max_position_embeddings": 1024}
+    path = checkpoint("qwen3", **overrides)
+    with LLM(path, device="cuda", dtype="bfloat16", max_model_len=400, **options) as llm:
+        loaded = llm.get_memory_use()
+        planned = loaded.weight_bytes + loaded.workspace_bytes + loaded.kv_cache_bytes
+        assert abs(loaded.pool_used_bytes - planned) < EDITS_BYTES
+        llm.generate([[5, 6, 7]], decode, use_tqdm=False)
+        use = llm.get_memory_use()
+        assert use.graph_bytes > 0
+        prompts = [list(range(3, 153)) * 2, *([i] * 20 for i in range(7))]
+        llm.generate(prompts, [decode, *[edited] * 7], use_tqdm=False)
+        before = llm.get_metrics()
+        llm.generate([[8, 9, 10]], decode, use_tqdm=False)
+        after = llm.get_metrics()
+        assert after.num_graph_captures == before.num_graph_captures
+        assert after.num_graph_replays == before.num_graph_replays + 5
+        grown = llm.get_memory_use().pool_used_bytes - use.pool_used_bytes
+    assert grown < EDITS_BYTES
 
 
 def test_rows_that_cannot_be_recorded_run_between_those_that_are():
@@ -104,11 +144,12 @@ def test_what_was_captured_is_forgotten_when_memory_is_given_back():
         before = llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids
         num_captures = llm.get_metrics().num_graph_captures
         use = llm.get_memory_use()
-        parts = use.weight_bytes + use.workspace_bytes + use.kv_cache_bytes
-        assert parts < use.pool_used_bytes <= use.pool_reserved_bytes
+        parts = use.weight_bytes + use.kv_cache_bytes
+        assert parts + use.workspace_bytes < use.pool_used_bytes <= use.pool_reserved_bytes
         llm.sleep(2)
         asleep = llm.get_memory_use()
         assert asleep.pool_used_bytes <= use.pool_used_bytes - parts
+        assert (asleep.graph_bytes, use.graph_bytes > 0) == (0, True)
         assert asleep.pool_used_high_bytes >= use.pool_used_bytes
         assert asleep.pool_reserved_bytes < use.pool_reserved_bytes
         llm.wake_up()

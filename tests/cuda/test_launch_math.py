@@ -1,5 +1,6 @@
 """The CUDA kernels' launch parameters, which need no GPU to be computed."""
 
+import numpy as np
 import pytest
 from llmserve import _core
 
@@ -111,10 +112,37 @@ def test_rows_of_every_sequence_are_covered_and_few_of_them_split_over_the_conte
     assert (row_tiles - 1) * 64 < 2000 <= row_tiles * 64
     assert (spans - 1) * launch.TILED_SPAN < 1000 <= spans * launch.TILED_SPAN
     assert split_rows == 16
-    assert partials == 5 * spans * split_rows
+    assert partials == spans * split_rows
     # One span has nothing to merge.
     assert launch.tiled_plan([(8, launch.TILED_SPAN)], 64) == (0, 1, 8, 0)
     assert launch.tiled_plan([], 64) == (0, 0, 0, 0)
+
+
+def test_what_split_rows_pass_on_is_bounded_by_the_largest_step():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        max_sequences, max_context = int(rng.integers(1, 300)), int(rng.integers(1, 140_000))
+        kv_heads, group = int(rng.integers(1, 33)), int(rng.integers(1, 17))
+        width = int(rng.choice([64, 80, 96, 128, 256]))
+        bound = launch.max_partial_bytes(max_sequences, max_context, kv_heads, group, width)
+        sequences = [
+            (group * int(rng.integers(1, 40)), int(rng.integers(1, max_context + 1)))
+            for _ in range(int(rng.integers(1, max_sequences + 1)))
+        ]
+        at_once, num_bytes = launch.partial_parts(sequences, kv_heads, width)
+        assert 1 <= at_once <= len(sequences)
+        assert num_bytes <= bound
+        assert num_bytes <= launch.MAX_PARTIAL_BYTES or at_once == 1
+
+
+def test_a_full_batch_of_4096_tokens_is_split_in_one_part():
+    at_once, num_bytes = launch.partial_parts([(4, 4096)] * 256, 8, 128)
+    assert (at_once, num_bytes) == (256, 256 * 8 * 16 * 4 * (128 + 2) * 4)
+    assert launch.partial_parts([(4, 8192)] * 256, 8, 128)[0] == 252
+
+
+def test_groups_that_no_warp_holds_pass_nothing_on():
+    assert launch.max_partial_bytes(256, 4096, 8, launch.TILED_ROWS + 1, 128) == 0
 
 
 def test_heads_that_do_not_fit_are_found_out():

@@ -18,8 +18,6 @@ using namespace cublaslt;
 
 namespace {
 
-// What NVIDIA's documentation recommends for Hopper; enough for any of its algorithms.
-constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 // That it is asked to propose; more of them were hardly ever faster in others' reports.
 constexpr int kMaxCandidates = 8;
 // Runs that are timed together, after one that is not.

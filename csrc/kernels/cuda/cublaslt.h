@@ -17,6 +17,10 @@ namespace llmserve::cuda {
 
 class CublasLt {
  public:
+  // What NVIDIA's documentation recommends for Hopper; enough for any of its algorithms. Taken for
+  // good.
+  static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+
   // Null, and the reason in `problem`, where there is no cuBLASLt. Looked for in this order: one
   // that the process has loaded already (PyTorch's), the nvidia-cublas wheel in the folder that
   // this package is installed in, the loader's own places (LD_LIBRARY_PATH).

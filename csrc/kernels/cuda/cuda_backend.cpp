@@ -15,8 +15,6 @@
 namespace llmserve::cuda {
 namespace {
 
-static_assert(kKvTile == 64, "attention.cu is written for tiles of 64");
-
 Transfers::HostCopy copy_by(Backend& host) {
   constexpr int64_t kGrain = int64_t{1} << 20;  // a thread's start is nothing beside it
   return [&host](void* to, const void* from, int64_t num_bytes) {
@@ -95,6 +93,27 @@ DeviceQueue CudaBackend::queue() {
             if (state != cudaErrorNotReady) check("cudaStreamQuery", state);
             return state == cudaSuccess;
           }};
+}
+
+int64_t CudaBackend::op_scratch_bytes(const StepShape& shape) const {
+  const bool is_rounded = shape.weight_dtype == DType::kBF16 && (uses_mma_ || cublaslt_);
+  const bool is_tiled = shape.cache_dtype != DType::kF32 && shape.key_dim == shape.value_dim &&
+                        tiled_fits(shape.key_dim, tiled_shared_bytes_);
+  return std::max(is_rounded ? shape.max_tokens * shape.max_in_features * 2 : 0,
+                  is_tiled ? max_partial_bytes(shape.max_sequences, shape.max_context,
+                                               shape.num_kv_heads, shape.group, shape.key_dim)
+                           : 0);
+}
+
+int64_t CudaBackend::scratch_bytes(const StepShape& shape, int) const {
+  return op_scratch_bytes(shape) + CudaSteps::device_bytes(shape) +
+         (cublaslt_ ? CublasLt::kWorkspaceBytes : 0);
+}
+
+void CudaBackend::reserve_scratch(const StepShape& shape) {
+  piece_ = Buffer();  // all weights are there
+  scratch(op_scratch_bytes(shape));
+  steps_.reserve(shape);
 }
 
 std::byte* CudaBackend::scratch(int64_t num_bytes) {
@@ -249,78 +268,6 @@ void CudaBackend::rotary(const RotaryArgs& args) {
                 .half = args.cos_sin.shape[1] / 2,
                 .interleaved = args.interleaved},
                stream());
-}
-
-void CudaBackend::paged_attention(const PagedAttentionArgs& args) {
-  validate(args);
-  check_layout("paged_attention", args.cache);
-  const AttentionParams params{.q = args.q.as<float>(),
-                               .q_token_stride = args.q.strides[0],
-                               .q_head_stride = args.q.strides[1],
-                               .keys = part_of(args.cache.keys),
-                               .values = part_of(args.cache.values),
-                               .storage = storage_of(args.cache.keys.dtype),
-                               .query_starts = query_starts_(args.query_starts),
-                               .kv_lens = kv_lens_(args.kv_lens),
-                               .block_tables = block_tables_(args.block_tables),
-                               .num_sequences = static_cast<int64_t>(args.kv_lens.size()),
-                               .max_blocks = args.max_blocks,
-                               .num_tokens = args.q.shape[0],
-                               .num_heads = args.q.shape[1],
-                               .scale = args.scale,
-                               .window = args.window,
-                               .soft_cap = args.soft_cap,
-                               .out = args.out.as<float>(),
-                               .out_token_stride = args.out.strides[0],
-                               .out_head_stride = args.out.strides[1]};
-  memory_.make_current();
-  if (can_tile(params)) return attend_in_tiles(args, params);
-  if (!attention_fits(params.keys.width, params.values.width, kKvTile)) {
-    throw NotSupported(concat("cuda attention: heads of ", params.keys.width, " (values ",
-                              params.values.width, ") do not fit a block's ", kMaxSharedBytes,
-                              " bytes of shared memory; use device='cpu'"));
-  }
-  check_grid("paged_attention", args.q.shape[0] * args.q.shape[1]);
-  cuda::paged_attention(params, stream());
-}
-
-bool CudaBackend::can_tile(const AttentionParams& p) const {
-  const auto is_aligned = [](const void* data) {
-    return reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  };
-  const bool is_bf16 = p.storage == Storage::kBF16;
-  const bool has_aligned_codes = p.storage == Storage::kF8 && p.keys.head_stride % 16 == 0;
-  return (is_bf16 || has_aligned_codes) && p.keys.width == p.values.width &&
-         tiled_fits(p.keys.width, tiled_shared_bytes_) && is_aligned(p.keys.data) &&
-         is_aligned(p.values.data) && p.num_heads / p.keys.num_heads <= kTiledRows &&
-         p.keys.num_heads <= kMaxGridYZ && p.num_sequences <= kMaxGridYZ;
-}
-
-void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, const AttentionParams& params) {
-  const int64_t width = params.keys.width;
-  const int64_t kv_heads = params.keys.num_heads;
-  const std::pair kernels(width, params.storage);
-  if (std::ranges::find(tiled_kernels_, kernels) == tiled_kernels_.end()) {
-    prepare_tiled_attention(width, params.storage);
-    tiled_kernels_.push_back(kernels);
-  }
-  TiledPlan plan;
-  for (size_t b = 0; b < args.kv_lens.size(); ++b) {
-    const int64_t num_tokens = args.query_starts[b + 1] - args.query_starts[b];
-    // What is recorded runs for longer contexts, too: all that the tables have room for.
-    const int64_t kv_len =
-        block_.is_recorded ? args.max_blocks * params.keys.block_size : int64_t{args.kv_lens[b]};
-    plan.add(num_tokens * (params.num_heads / kv_heads), kv_len, static_cast<int>(width));
-  }
-  const int64_t n = plan.num_partials(params.num_sequences, kv_heads);
-  float* memory = n > 0 ? reinterpret_cast<float*>(scratch(n * (width + 2) * 4)) : nullptr;
-  const TiledPartials partials{.outputs = memory,
-                               .maxima = memory + n * width,
-                               .sums = memory + n * (width + 1),
-                               .kv_heads = kv_heads,
-                               .spans = plan.spans,
-                               .rows = plan.split_rows};
-  tiled_attention(params, plan, partials, stream());
 }
 
 void CudaBackend::gated_activation(const GatedActivationArgs& args) {

@@ -46,6 +46,10 @@ class CudaBackend final : public Backend {
   int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const override;
   int64_t first_non_finite(const ConstTensor& tensor) override;
 
+  // Where a graph is kept, nothing of this may move: a larger step would end all graphs.
+  int64_t scratch_bytes(const StepShape& shape, int num_threads) const override;
+  void reserve_scratch(const StepShape& shape) override;
+
   Memory& transfer_memory() override { return transfers_.pinned(); }
   int64_t transfer_blocks(const TransferBlocksArgs& args) override {
     return transfers_.transfer_blocks(args);
@@ -92,6 +96,7 @@ class CudaBackend final : public Backend {
   bool norm_rounded(const FusedLinearArgs& args);
   // At least this many bytes of device memory for the op at hand; grows, and then stays.
   std::byte* scratch(int64_t num_bytes);
+  int64_t op_scratch_bytes(const StepShape& shape) const;
   const float* frequencies(std::span<const float> inv_freq);
   cudaStream_t stream() const { return memory_.stream(); }
   bool can_tile(const AttentionParams& params) const;

@@ -111,7 +111,7 @@ SampleCall::SampleCall(const ConstTensor& logits, std::span<const SampleRow> row
 }
 
 void SampleCall::launch(const std::byte* asked, std::byte* answers, std::byte* weights,
-                        Drawn* drawn, cudaStream_t stream) const {
+                        DrawnRow* drawn, cudaStream_t stream) const {
   draw(reinterpret_cast<const DrawRow*>(asked + rows_.begin), rows_.count, asked, vocabulary_,
        reinterpret_cast<float*>(weights), drawn, stream);
   report(reinterpret_cast<const ReportRow*>(asked + reports_.begin), reports_.count, vocabulary_,
@@ -121,7 +121,7 @@ void SampleCall::launch(const std::byte* asked, std::byte* answers, std::byte* w
        vocabulary_, reinterpret_cast<Ranked*>(answers + ranked_begin_), stream);
 }
 
-void SampleCall::read(const Drawn* drawn, const std::byte* answers,
+void SampleCall::read(const DrawnRow* drawn, const std::byte* answers,
                       std::span<SampledRow> out) const {
   const auto* report = reinterpret_cast<const Report*>(answers + reports_begin_);
   const auto* ranked = reinterpret_cast<const Ranked*>(answers + ranked_begin_);
@@ -146,17 +146,17 @@ void CudaBackend::sample(const SampleArgs& args) {
   memory_.make_current();
   const SampleCall call(args.logits, args.rows);
   Layout layout;
-  const int64_t drawn_begin = layout.add<Drawn>(std::ssize(args.rows));
+  const int64_t drawn_begin = layout.add<DrawnRow>(std::ssize(args.rows));
   const int64_t answers_begin = layout.add<std::byte>(call.answer_bytes());
   const int64_t num_bytes = layout.num_bytes();
   const int64_t weights_begin = layout.add<std::byte>(call.weight_bytes());
   std::byte* memory = scratch(layout.num_bytes());
   call.launch(sampling_(call.asked()), memory + answers_begin, memory + weights_begin,
-              reinterpret_cast<Drawn*>(memory + drawn_begin), stream());
+              reinterpret_cast<DrawnRow*>(memory + drawn_begin), stream());
 
   std::vector<std::byte> bytes(static_cast<size_t>(num_bytes));
   memory_.copy_to_host(bytes.data(), memory, num_bytes);
-  call.read(reinterpret_cast<const Drawn*>(bytes.data() + drawn_begin),
+  call.read(reinterpret_cast<const DrawnRow*>(bytes.data() + drawn_begin),
             bytes.data() + answers_begin, args.out);
 }
 

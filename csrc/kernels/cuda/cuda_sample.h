@@ -46,10 +46,10 @@ class SampleCall {
   }
 
   // `asked` is where asked() is on the device; drawn [S]. Work goes to `stream`.
-  void launch(const std::byte* asked, std::byte* answers, std::byte* weights, Drawn* drawn,
+  void launch(const std::byte* asked, std::byte* answers, std::byte* weights, DrawnRow* drawn,
               cudaStream_t stream) const;
   // Both on the host: what launch() wrote.
-  void read(const Drawn* drawn, const std::byte* answers, std::span<SampledRow> out) const;
+  void read(const DrawnRow* drawn, const std::byte* answers, std::span<SampledRow> out) const;
 
  private:
   // What a row wants to know besides its token.

@@ -12,15 +12,13 @@
 namespace llmserve::cuda {
 namespace {
 
-static_assert(sizeof(DrawnRow) == sizeof(Drawn) && sizeof(DrawSettings) == sizeof(DrawParams));
-
 // Looks at the number of a step so often between two looks at the stream, whose state costs a call
 // of the driver (about a microsecond): a step that is done is seen within nanoseconds.
 constexpr int kLooks = 200;
 
 // At least so many bytes, in place of what was there: what is in use must not be asked for more.
 // Twice what is asked for, so that it is rare; freeing waits for the device.
-void reserve(Buffer& buffer, int64_t num_bytes, Memory& memory) {
+void grow(Buffer& buffer, int64_t num_bytes, Memory& memory) {
   if (buffer.num_bytes() >= num_bytes) return;
   buffer = Buffer();
   buffer = Buffer(2 * num_bytes, memory);
@@ -31,8 +29,8 @@ void reserve(Buffer& buffer, int64_t num_bytes, Memory& memory) {
 std::span<std::byte> CudaSteps::begin(int64_t num_bytes, int64_t num_rows, int64_t max_rows) {
   memory_.make_current();
   const int64_t all_bytes = kHeaderBytes + num_bytes;
-  if (twin_.num_bytes() < all_bytes || max_rows_ < std::max(max_rows, int64_t{1}))
-    grow(all_bytes, std::max(max_rows, int64_t{1}));
+  if (twin_.num_bytes() < all_bytes) grow_block(2 * all_bytes);  // rarely, if nothing is reserved
+  if (max_rows_ < std::max(max_rows, int64_t{1})) grow_rows(std::max(2 * max_rows, int64_t{1}));
   ++step_;
   slot().brought_over.wait();
   num_bytes_ = all_bytes;
@@ -43,29 +41,50 @@ std::span<std::byte> CudaSteps::begin(int64_t num_bytes, int64_t num_rows, int64
   return {slot().data.data() + kHeaderBytes, static_cast<size_t>(num_bytes)};
 }
 
-// Twice what is asked for, so that it is rare. Nothing that is in use moves: the device is waited
-// for, and results that nobody has taken are copied.
-void CudaSteps::grow(int64_t num_bytes, int64_t num_rows) {
+int64_t CudaSteps::device_bytes(const StepShape& shape) {
+  constexpr auto kRowBytes = static_cast<int64_t>(sizeof(DrawnRow) + sizeof(DrawRow));
+  return kHeaderBytes + shape.block_bytes + shape.max_tokens * kRowBytes +
+         shape.max_logit_rows * shape.vocab_size * static_cast<int64_t>(sizeof(float));
+}
+
+void CudaSteps::reserve(const StepShape& shape) {
+  memory_.make_current();
+  if (twin_.num_bytes() < kHeaderBytes + shape.block_bytes)
+    grow_block(kHeaderBytes + shape.block_bytes);
+  if (max_rows_ < shape.max_tokens) grow_rows(shape.max_tokens);
+  const int64_t weight_bytes =
+      shape.max_logit_rows * shape.vocab_size * static_cast<int64_t>(sizeof(float));
+  if (weights_.num_bytes() >= weight_bytes) return;
+  block_.move();
+  weights_ = Buffer();
+  weights_ = Buffer(weight_bytes, memory_);
+}
+
+// Nothing that is in use moves: the device is waited for.
+void CudaSteps::grow_block(int64_t num_bytes) {
   memory_.synchronize();
   block_.move();
-  if (twin_.num_bytes() < num_bytes) {
-    for (Slot& slot : slots_) slot.data = Buffer(2 * num_bytes, pinned_);
-    twin_ = Buffer(2 * num_bytes, memory_);
-  }
-  if (max_rows_ >= num_rows) return;
-  const int64_t max_rows = 2 * num_rows;
-  const int64_t bytes = kResultHeaderBytes + max_rows * static_cast<int64_t>(sizeof(Drawn));
+  for (Slot& slot : slots_) slot.data = Buffer(num_bytes, pinned_);
+  twin_ = Buffer();
+  twin_ = Buffer(num_bytes, memory_);
+}
+
+// Likewise; results that nobody has taken are copied.
+void CudaSteps::grow_rows(int64_t max_rows) {
+  memory_.synchronize();
+  block_.move();
+  const int64_t bytes = kResultHeaderBytes + max_rows * static_cast<int64_t>(sizeof(DrawnRow));
   const int64_t result_bytes = (bytes + 63) / 64 * 64;
   Buffer results(kNumSlots * result_bytes, pinned_);
   for (int64_t i = 0; i < kNumSlots; ++i)
     std::copy_n(results_.data() + i * result_bytes_, result_bytes_,
                 results.data() + i * result_bytes);
-  Buffer drawn(max_rows * static_cast<int64_t>(sizeof(Drawn)), memory_);
+  Buffer drawn(max_rows * static_cast<int64_t>(sizeof(DrawnRow)), memory_);
   if (max_rows_ > 0) {
-    check(
-        "cudaMemcpyAsync of drawn tokens",
-        cudaMemcpyAsync(drawn.data(), drawn_.data(), static_cast<size_t>(max_rows_) * sizeof(Drawn),
-                        cudaMemcpyDeviceToDevice, memory_.stream()));
+    check("cudaMemcpyAsync of drawn tokens",
+          cudaMemcpyAsync(drawn.data(), drawn_.data(),
+                          static_cast<size_t>(max_rows_) * sizeof(DrawnRow),
+                          cudaMemcpyDeviceToDevice, memory_.stream()));
     memory_.synchronize();
   }
   results_ = std::move(results);
@@ -87,7 +106,7 @@ void CudaSteps::bring_over() {
 
 void CudaSteps::take_awaited(std::span<const int32_t> token_ids,
                              std::span<const int32_t> awaited_rows) {
-  cuda::take_awaited(reinterpret_cast<const Drawn*>(drawn_.data()),
+  cuda::take_awaited(reinterpret_cast<const DrawnRow*>(drawn_.data()),
                      block_.on_device(awaited_rows.data()), static_cast<int64_t>(token_ids.size()),
                      const_cast<int32_t*>(block_.on_device(token_ids.data())), memory_.stream());
 }
@@ -99,15 +118,15 @@ void CudaSteps::draw(const ConstTensor& logits, std::span<const DrawSettings> se
   std::byte* z = weights(num_rows * vocabulary * static_cast<int64_t>(sizeof(float)));
   auto* rows = reinterpret_cast<DrawRow*>(draw_rows_.data()) + first_row;
   make_draw_rows(reinterpret_cast<const StepHeader*>(twin_.data()), first_row,
-                 reinterpret_cast<const DrawParams*>(block_.on_device(settings.data())),
-                 {logits.as<float>(), logits.strides[0]}, num_rows, rows, memory_.stream());
+                 block_.on_device(settings.data()), {logits.as<float>(), logits.strides[0]},
+                 num_rows, rows, memory_.stream());
   cuda::draw(rows, num_rows, nullptr, vocabulary, reinterpret_cast<float*>(z),
-             reinterpret_cast<Drawn*>(drawn_.data()) + first_row, memory_.stream());
+             reinterpret_cast<DrawnRow*>(drawn_.data()) + first_row, memory_.stream());
 }
 
 std::byte* CudaSteps::weights(int64_t num_bytes) {
   if (weights_.num_bytes() < num_bytes) block_.move();
-  reserve(weights_, num_bytes, memory_);
+  grow(weights_, num_bytes, memory_);
   return weights_.data();
 }
 
@@ -126,10 +145,10 @@ void CudaSteps::sample(const SampleArgs& args, int64_t first_row, const LateToke
   sampling.first_row = first_row;
   sampling.out = args.out;
   const std::span<const std::byte> asked = sampling.call.asked();
-  reserve(sampling.asked, std::ssize(asked), pinned_);
-  reserve(sampling.answers, sampling.call.answer_bytes(), pinned_);
-  reserve(asked_, std::ssize(asked), memory_);
-  reserve(answers_, sampling.call.answer_bytes(), memory_);
+  grow(sampling.asked, std::ssize(asked), pinned_);
+  grow(sampling.answers, sampling.call.answer_bytes(), pinned_);
+  grow(asked_, std::ssize(asked), memory_);
+  grow(answers_, sampling.call.answer_bytes(), memory_);
   std::ranges::copy(asked, sampling.asked.data());
   const auto copy = [&](std::byte* to, const std::byte* from, int64_t num_bytes,
                         cudaMemcpyKind kind) {
@@ -139,13 +158,15 @@ void CudaSteps::sample(const SampleArgs& args, int64_t first_row, const LateToke
   };
   copy(asked_.data(), sampling.asked.data(), std::ssize(asked), cudaMemcpyHostToDevice);
   sampling.call.launch(asked_.data(), answers_.data(), weights(sampling.call.weight_bytes()),
-                       reinterpret_cast<Drawn*>(drawn_.data()) + first_row, memory_.stream());
+                       reinterpret_cast<DrawnRow*>(drawn_.data()) + first_row, memory_.stream());
   copy(sampling.answers.data(), answers_.data(), sampling.call.answer_bytes(),
        cudaMemcpyDeviceToHost);
   sampling.is_answered.record(memory_.stream());
 }
 
-bool CudaSteps::Graph::capture(cudaStream_t stream, const std::function<void()>& work) {
+bool CudaSteps::Graph::capture(const DeviceMemory& memory, const std::function<void()>& work) {
+  const cudaStream_t stream = memory.stream();
+  const int64_t free_bytes = memory.available_bytes();
   check("cudaStreamBeginCapture", cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   bool is_whole = true;
   try {
@@ -158,6 +179,8 @@ bool CudaSteps::Graph::capture(cudaStream_t stream, const std::function<void()>&
   is_whole = is_whole && cudaGraphInstantiate(&exec_, graph, 0) == cudaSuccess;
   if (!is_whole) exec_ = nullptr;
   if (graph != nullptr) cudaGraphDestroy(graph);
+  if (is_whole && cudaGraphUpload(exec_, stream) == cudaSuccess)  // or the first launch does it
+    num_bytes_ = std::max<int64_t>(0, free_bytes - memory.available_bytes());
   cudaGetLastError();  // a capture that failed is no error of later calls
   return is_whole;
 }
@@ -191,9 +214,15 @@ void CudaSteps::run_recorded(const RecordKey& key, const std::function<void()>& 
 void CudaSteps::capture(RecordedWork<RecordKey, Graph>::Entry& entry,
                         const std::function<void()>& work) {
   block_.is_captured = true;
-  entry.is_refused = !entry.graph.capture(memory_.stream(), work);
+  entry.is_refused = !entry.graph.capture(memory_, work);
   block_.is_captured = false;
   ++(entry.is_refused ? record_counts_.num_refusals : record_counts_.num_captures);
+}
+
+RecordCounts CudaSteps::record_counts() const {
+  RecordCounts counts = record_counts_;
+  counts.kept_bytes = recorded_.sum([](const Graph& graph) { return graph.num_bytes(); });
+  return counts;
 }
 
 void CudaSteps::forget_recorded() {
@@ -209,7 +238,7 @@ int64_t CudaSteps::end() {
 
 void CudaSteps::publish_results() {
   publish(reinterpret_cast<const StepHeader*>(twin_.data()),
-          reinterpret_cast<const Drawn*>(drawn_.data()), results_.data(), kResultHeaderBytes,
+          reinterpret_cast<const DrawnRow*>(drawn_.data()), results_.data(), kResultHeaderBytes,
           memory_.stream());
 }
 
@@ -227,14 +256,13 @@ std::span<const DrawnRow> CudaSteps::wait(int64_t step) {
     check("a step", code);
     check_internal(number.load(std::memory_order_acquire) == step, "a step gives its results");
   }
-  const auto* drawn = reinterpret_cast<const Drawn*>(result(step) + kResultHeaderBytes);
+  const auto* drawn = reinterpret_cast<const DrawnRow*>(result(step) + kResultHeaderBytes);
   for (size_t i = 0; i < samplings(step).count; ++i) {
     const Sampling& sampling = samplings(step).calls[i];
     sampling.is_answered.wait();  // it comes before the step's number
     sampling.call.read(drawn + sampling.first_row, sampling.answers.data(), sampling.out);
   }
-  return {reinterpret_cast<const DrawnRow*>(drawn),
-          static_cast<size_t>(num_rows_[static_cast<size_t>(step % kNumSlots)])};
+  return {drawn, static_cast<size_t>(num_rows_[static_cast<size_t>(step % kNumSlots)])};
 }
 
 void CudaSteps::abandon() noexcept {

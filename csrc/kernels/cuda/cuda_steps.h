@@ -9,6 +9,7 @@
 #include <span>
 
 #include "core/buffer.h"
+#include "kernels/backend.h"
 #include "kernels/cuda/cuda_event.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_sample.h"
@@ -26,6 +27,10 @@ class CudaSteps final : public DeviceSteps {
   CudaSteps(DeviceMemory& memory, PinnedMemory& pinned, StepBlock& block)
       : memory_(memory), pinned_(pinned), block_(block) {}
 
+  // Device memory that steps of at most this shape take, and reserve() takes, so that none grows.
+  static int64_t device_bytes(const StepShape& shape);
+  void reserve(const StepShape& shape);
+
   std::span<std::byte> begin(int64_t num_bytes, int64_t num_rows, int64_t max_rows) override;
   void bring_over() override;
   void take_awaited(std::span<const int32_t> token_ids,
@@ -35,7 +40,7 @@ class CudaSteps final : public DeviceSteps {
   void sample(const SampleArgs& args, int64_t first_row, const LateTokens& late) override;
   void run_recorded(const RecordKey& key, const std::function<void()>& work) override;
   void forget_recorded() override;
-  RecordCounts record_counts() const override { return record_counts_; }
+  RecordCounts record_counts() const override;
   PoolUse pool_use() const override { return memory_.pool_use(); }
   int64_t end() override;
   std::span<const DrawnRow> wait(int64_t step) override;
@@ -63,12 +68,15 @@ class CudaSteps final : public DeviceSteps {
     Graph& operator=(const Graph&) = delete;
 
     // False: the work cannot be captured, and nothing has been asked of the device.
-    bool capture(cudaStream_t stream, const std::function<void()>& work);
+    bool capture(const DeviceMemory& memory, const std::function<void()>& work);
     bool is_captured() const { return exec_ != nullptr; }
     void launch(cudaStream_t stream) const;
+    // That the device had less afterwards: others' doings of that moment included.
+    int64_t num_bytes() const { return num_bytes_; }
 
    private:
     cudaGraphExec_t exec_ = nullptr;
+    int64_t num_bytes_ = 0;
   };
   struct Slot {
     Buffer data;
@@ -94,7 +102,8 @@ class CudaSteps final : public DeviceSteps {
     return results_.data() + step % kNumSlots * result_bytes_;
   }
   Samplings& samplings(int64_t step) { return samplings_[static_cast<size_t>(step % kNumSlots)]; }
-  void grow(int64_t num_bytes, int64_t num_rows);
+  void grow_block(int64_t num_bytes);
+  void grow_rows(int64_t max_rows);
   std::byte* weights(int64_t num_bytes);
   void capture(RecordedWork<RecordKey, Graph>::Entry& entry, const std::function<void()>& work);
   void publish_results();
@@ -107,7 +116,7 @@ class CudaSteps final : public DeviceSteps {
   std::array<Slot, kNumSlots> slots_;
   std::array<int64_t, kNumSlots> num_rows_{};
   Buffer twin_;       // of the step under way
-  Buffer drawn_;      // Drawn [max rows], of the step that drew last
+  Buffer drawn_;      // DrawnRow [max rows], of the step that drew last
   Buffer draw_rows_;  // DrawRow [max rows]
   Buffer weights_;    // [S', V], working memory of the draw
   Buffer asked_;      // of the sampling under way

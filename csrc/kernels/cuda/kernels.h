@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/launch_math.h"
+#include "kernels/draw_records.h"
 
 namespace llmserve::cuda {
 
@@ -190,24 +191,6 @@ struct AttentionParams {
 };
 void paged_attention(const AttentionParams& params, cudaStream_t stream);
 
-// What the blocks of a split row's spans pass on: working memory.
-struct TiledPartials {
-  float* outputs;  // [B, K, spans, rows, D], not divided by the sums
-  float* maxima;   // [B, K, spans, rows], as powers of 2
-  float* sums;     // likewise
-  int64_t kv_heads;
-  int64_t spans;
-  int64_t rows;
-};
-// The same by tensor cores: caches in bf16 or f8 whose D = Dv has kernels (has_tiled_kernel) and
-// whose rows are aligned to 16 bytes, sm_80 and later. Queries and weights are rounded to bf16,
-// sums are float32. The plan covers every sequence of the step; it may be that of a larger one.
-void tiled_attention(const AttentionParams& params, const TiledPlan& plan,
-                     const TiledPartials& partials, cudaStream_t stream);
-// Once before the first call with heads of this width in such a cache, on the device, and not
-// within a capture.
-void prepare_tiled_attention(int64_t width, Storage storage);
-
 // A gated one takes rows of 2 * width.
 void activation(ConstRows x, int64_t num_rows, int64_t width, Nonlinearity kind, bool is_gated,
                 Rows out, cudaStream_t stream);
@@ -250,14 +233,9 @@ struct DrawRow {
   float frequency_penalty;
   float presence_penalty;
 };
-struct Drawn {
-  int32_t token_id;
-  int32_t is_raw_valid;
-  int32_t is_valid;
-};
 // rows, out [S], `data` what their lists lie in; z [S, V] is working memory.
 void draw(const DrawRow* rows, int64_t num_rows, const std::byte* data, int64_t vocabulary,
-          float* z, Drawn* out, cudaStream_t stream);
+          float* z, DrawnRow* out, cudaStream_t stream);
 
 // A row whose log-probabilities are wanted.
 struct ReportRow {
@@ -288,20 +266,11 @@ struct Ranked {
   float logit;
   int32_t rank;  // 1 + the number of larger ones
 };
-void rank(const RankQuery* queries, int64_t num_queries, const Drawn* drawn, int64_t vocabulary,
+void rank(const RankQuery* queries, int64_t num_queries, const DrawnRow* drawn, int64_t vocabulary,
           Ranked* out, cudaStream_t stream);
 
 // -- between two steps (cuda_steps.h) -----------------------------------------------------------
 
-// As DrawSettings of kernels/device_steps.h has it.
-struct DrawParams {
-  float temperature;
-  float top_p;
-  float min_p;
-  int32_t top_k;
-  uint64_t seed;
-  int64_t position;
-};
 // Of a step, read on the device.
 struct StepHeader {
   int64_t step;
@@ -309,15 +278,15 @@ struct StepHeader {
   int64_t result_begin;  // bytes
 };
 // token_ids[t] = drawn[awaited_rows[t]], where that is not -1; both [T].
-void take_awaited(const Drawn* drawn, const int32_t* awaited_rows, int64_t num_tokens,
+void take_awaited(const DrawnRow* drawn, const int32_t* awaited_rows, int64_t num_tokens,
                   int32_t* token_ids, cudaStream_t stream);
 // rows, params [S']: each draws from its row of logits, unedited. They are rows [first_row, …) of
 // the step; those beyond its num_rows draw nothing.
-void make_draw_rows(const StepHeader* header, int64_t first_row, const DrawParams* params,
+void make_draw_rows(const StepHeader* header, int64_t first_row, const DrawSettings* params,
                     ConstRows logits, int64_t num_rows, DrawRow* rows, cudaStream_t stream);
 // drawn [S] to results + result_begin + rows_begin, in mapped memory of the host, then the step's
 // number to results + result_begin, by a release store.
-void publish(const StepHeader* header, const Drawn* drawn, void* results, int64_t rows_begin,
+void publish(const StepHeader* header, const DrawnRow* drawn, void* results, int64_t rows_begin,
              cudaStream_t stream);
 
 }  // namespace llmserve::cuda

@@ -135,7 +135,7 @@ constexpr bool attention_fits(int64_t head_dim, int64_t value_dim, int64_t tile)
   return attention_shared_bytes(head_dim, value_dim, tile) + 256 <= kMaxSharedBytes;
 }
 
-// Attention by tensor cores (tiled_attention.cu). A warp has 16 rows, which an mma has, and walks
+// Attention by tensor cores (tiled_attention.cuh). A warp has 16 rows, which an mma has, and walks
 // tiles of 32 positions: two of them, keys and values, are 35 KB of shared memory at D = 128, so
 // that an SM of a data-centre GPU holds five decoding warps, each with a tile on its way. A span is
 // what one block reads in decoding; its result costs (D + 2) * 4 bytes a row to pass on, beside
@@ -167,6 +167,11 @@ constexpr bool tiled_fits(int64_t width, int64_t shared_bytes) {
   return has_tiled_kernel(width) && tiled_shared_bytes(w, tiled_warps(w), false) <= shared_bytes;
 }
 
+// What split rows pass on at a time, at most, but for one sequence whose context alone takes more:
+// 250 sequences of 8,192 tokens with 8 KV heads of 128 and 4 query heads each pass on as much. More
+// sequences than fit are split one part of them after another, which changes no bit.
+inline constexpr int64_t kMaxPartialBytes = int64_t{128} << 20;
+
 // Blocks along x: of the kernel whose blocks have a row tile each, of the one whose blocks have a
 // span each (sequences of at most 16 rows), and of the one that merges what the latter made.
 struct TiledPlan {
@@ -184,12 +189,32 @@ struct TiledPlan {
       row_tiles = std::max(row_tiles, ceil_div(rows, int64_t{kTiledRows} * tiled_warps(width)));
     }
   }
-  // Floats that split rows of so many sequences and KV heads pass on, beside `width` of output
+  // Results of spans that a sequence's split rows pass on: `width` of output, a maximum and a sum
   // each.
-  constexpr int64_t num_partials(int64_t sequences, int64_t kv_heads) const {
-    return spans > 1 ? sequences * kv_heads * spans * split_rows : 0;
+  constexpr int64_t num_partials(int64_t kv_heads) const {
+    return spans > 1 ? kv_heads * spans * split_rows : 0;
+  }
+  constexpr int64_t sequence_bytes(int64_t kv_heads, int64_t width) const {
+    return num_partials(kv_heads) * (width + 2) * 4;
+  }
+  // Of the step's, that are split together.
+  constexpr int64_t sequences_at_once(int64_t sequences, int64_t kv_heads, int64_t width) const {
+    const int64_t bytes = sequence_bytes(kv_heads, width);
+    if (sequences * bytes <= kMaxPartialBytes) return sequences;
+    return std::max<int64_t>(1, kMaxPartialBytes / bytes);
   }
 };
+
+// The bytes that sequences_at_once() of any step pass on, at most: of so many sequences, whose
+// longest context is this and whose KV heads have `group` query heads each.
+constexpr int64_t max_partial_bytes(int64_t sequences, int64_t context, int64_t kv_heads,
+                                    int64_t group, int64_t width) {
+  if (group > kTiledRows) return 0;
+  const TiledPlan plan{.spans = ceil_div(context, kTiledSpan),
+                       .split_rows = kTiledRows / group * group};
+  const int64_t one = plan.sequence_bytes(kv_heads, width);
+  return std::min(sequences * one, std::max(kMaxPartialBytes, one));
+}
 
 // The largest power of two, at most 256, that divides an address or a stride in bytes.
 constexpr uint32_t alignment_bytes(uint64_t value) {

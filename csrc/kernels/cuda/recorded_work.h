@@ -32,6 +32,13 @@ class RecordedWork {
     return entry;
   }
   void clear() { entries_.clear(); }
+  // Of what is kept.
+  template <class Value>
+  int64_t sum(const Value& value_of) const {
+    int64_t total = 0;
+    for (const auto& [key, entry] : entries_) total += value_of(entry.graph);
+    return total;
+  }
   size_t size() const { return entries_.size(); }
 
  private:

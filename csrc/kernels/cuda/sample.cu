@@ -230,8 +230,8 @@ __device__ void edit(const DrawRow& row, const std::byte* data, int64_t n, float
 }
 
 // blockIdx.x: row, in [0, S).
-__global__ void __launch_bounds__(kThreads)
-    draw_kernel(const DrawRow* rows, const std::byte* data, int64_t n, float* all_z, Drawn* out) {
+__global__ void __launch_bounds__(kThreads) draw_kernel(const DrawRow* rows, const std::byte* data,
+                                                        int64_t n, float* all_z, DrawnRow* out) {
   __shared__ Shared s;
   const DrawRow row = rows[blockIdx.x];
   if (row.raw == nullptr) return;  // the whole block
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // blockIdx.x: query.
 __global__ void __launch_bounds__(kThreads)
-    rank_kernel(const RankQuery* queries, const Drawn* drawn, int64_t n, Ranked* out) {
+    rank_kernel(const RankQuery* queries, const DrawnRow* drawn, int64_t n, Ranked* out) {
   __shared__ Shared s;
   const RankQuery query = queries[blockIdx.x];
   const int32_t id = query.token_id >= 0 ? query.token_id : drawn[query.row].token_id;
@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void draw(const DrawRow* rows, int64_t num_rows, const std::byte* data, int64_t vocabulary,
-          float* z, Drawn* out, cudaStream_t stream) {
+          float* z, DrawnRow* out, cudaStream_t stream) {
   if (num_rows == 0) return;
   launch("sample", draw_kernel, blocks(num_rows), kThreads, 0, stream, rows, data, vocabulary, z,
          out);
@@ -356,7 +356,7 @@ void report(const ReportRow* rows, int64_t num_rows, int64_t vocabulary, Report*
          top);
 }
 
-void rank(const RankQuery* queries, int64_t num_queries, const Drawn* drawn, int64_t vocabulary,
+void rank(const RankQuery* queries, int64_t num_queries, const DrawnRow* drawn, int64_t vocabulary,
           Ranked* out, cudaStream_t stream) {
   if (num_queries == 0) return;
   launch("sample", rank_kernel, blocks(num_queries), kThreads, 0, stream, queries, drawn,

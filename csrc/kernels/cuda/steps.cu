@@ -10,7 +10,7 @@ namespace {
 constexpr int kThreads = 256;
 
 // Thread t of [0, T) in steps of the grid.
-__global__ void take_awaited_kernel(const Drawn* drawn, const int32_t* awaited_rows, int64_t n,
+__global__ void take_awaited_kernel(const DrawnRow* drawn, const int32_t* awaited_rows, int64_t n,
                                     int32_t* token_ids) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t t = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; t < n; t += stride)
@@ -19,12 +19,12 @@ __global__ void take_awaited_kernel(const Drawn* drawn, const int32_t* awaited_r
 
 // Row s of [0, S') in steps of the grid.
 __global__ void make_draw_rows_kernel(const StepHeader* header, int64_t first_row,
-                                      const DrawParams* params, ConstRows logits, int64_t n,
+                                      const DrawSettings* params, ConstRows logits, int64_t n,
                                       DrawRow* rows) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t s = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; s < n;
        s += stride) {
-    const DrawParams& from = params[s];
+    const DrawSettings& from = params[s];
     DrawRow row{};
     row.raw = first_row + s < header->num_rows ? logits.data + s * logits.stride : nullptr;
     row.temperature = from.temperature;
@@ -40,10 +40,10 @@ __global__ void make_draw_rows_kernel(const StepHeader* header, int64_t first_ro
 }
 
 // One block: all rows are written before the number is, as the host sees it.
-__global__ void publish_kernel(const StepHeader* header, const Drawn* drawn, unsigned char* results,
-                               int64_t rows_begin) {
+__global__ void publish_kernel(const StepHeader* header, const DrawnRow* drawn,
+                               unsigned char* results, int64_t rows_begin) {
   unsigned char* to = results + header->result_begin;
-  Drawn* rows = reinterpret_cast<Drawn*>(to + rows_begin);
+  DrawnRow* rows = reinterpret_cast<DrawnRow*>(to + rows_begin);
   for (int64_t s = threadIdx.x; s < header->num_rows; s += blockDim.x) rows[s] = drawn[s];
   __threadfence_system();
   __syncthreads();
@@ -52,21 +52,21 @@ __global__ void publish_kernel(const StepHeader* header, const Drawn* drawn, uns
 
 }  // namespace
 
-void take_awaited(const Drawn* drawn, const int32_t* awaited_rows, int64_t num_tokens,
+void take_awaited(const DrawnRow* drawn, const int32_t* awaited_rows, int64_t num_tokens,
                   int32_t* token_ids, cudaStream_t stream) {
   if (num_tokens == 0) return;
   launch("take_awaited", take_awaited_kernel, blocks(elementwise_blocks(num_tokens, kThreads)),
          kThreads, 0, stream, drawn, awaited_rows, num_tokens, token_ids);
 }
 
-void make_draw_rows(const StepHeader* header, int64_t first_row, const DrawParams* params,
+void make_draw_rows(const StepHeader* header, int64_t first_row, const DrawSettings* params,
                     ConstRows logits, int64_t num_rows, DrawRow* rows, cudaStream_t stream) {
   if (num_rows == 0) return;
   launch("make_draw_rows", make_draw_rows_kernel, blocks(elementwise_blocks(num_rows, kThreads)),
          kThreads, 0, stream, header, first_row, params, logits, num_rows, rows);
 }
 
-void publish(const StepHeader* header, const Drawn* drawn, void* results, int64_t rows_begin,
+void publish(const StepHeader* header, const DrawnRow* drawn, void* results, int64_t rows_begin,
              cudaStream_t stream) {
   launch("publish", publish_kernel, dim3(1), kThreads, 0, stream, header, drawn,
          static_cast<unsigned char*>(results), rows_begin);

@@ -120,6 +120,8 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
         (name, "workspace"): memory.workspace_bytes,
         (name, "kv_cache"): memory.kv_cache_bytes,
     }
+    if memory.graph_bytes > 0:
+        parts[name, "graphs"] = memory.graph_bytes
     yield _gauge("memory_bytes", "memory that the engine holds", parts, "part")
     if memory.pool_reserved_bytes > 0:
         pool = {

@@ -11,6 +11,7 @@
 #include "streams.h"
 
 using llmserve::cuda::emulator::enqueue;
+using llmserve::cuda::emulator::graph_bytes;
 using llmserve::cuda::emulator::is_any_captured;
 
 namespace {
@@ -90,7 +91,7 @@ const char* cudaGetErrorString(cudaError_t) { return "of the emulated runtime"; 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   const std::lock_guard lock(mutex);
   *total_bytes = kDeviceBytes;
-  *free_bytes = kDeviceBytes - used_bytes();
+  *free_bytes = kDeviceBytes - used_bytes() - graph_bytes();
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** data, size_t num_bytes) {

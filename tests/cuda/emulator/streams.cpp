@@ -1,6 +1,7 @@
 #include "streams.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <deque>
 #include <map>
@@ -33,6 +34,7 @@ std::recursive_mutex mutex;
 // By handle: those of other libraries come without having been made here.
 std::map<cudaStream_t, Stream> streams;
 uintptr_t next_handle = 1000;
+std::atomic<size_t> num_graphs = 0;
 
 void run_until(Stream& stream, uint64_t count) {
   while (stream.num_done < count) {
@@ -61,6 +63,11 @@ void enqueue(cudaStream_t handle, Work work) {
   }
   stream.work.push_back(std::move(work));
   ++stream.num_asked;
+}
+
+size_t graph_bytes() {
+  constexpr size_t kOne = 64 << 10;
+  return num_graphs * kOne;
 }
 
 bool is_any_captured() {
@@ -163,6 +170,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   if (std::getenv("LLMSERVE_EMULATOR_NO_GRAPHS") != nullptr) return cudaErrorMemoryAllocation;
   *exec = new CUgraphExec_st{graph->work};
+  ++num_graphs;
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
@@ -170,8 +178,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
   for (const Work& work : exec->work) enqueue(handle, work);
   return cudaSuccess;
 }
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   cudaDeviceSynchronize();
+  --num_graphs;
   delete exec;
   return cudaSuccess;
 }

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <functional>
 
 namespace llmserve::cuda::emulator {
@@ -12,5 +13,7 @@ namespace llmserve::cuda::emulator {
 // To be run in the stream's order; while the stream is captured, by each launch of the graph.
 void enqueue(cudaStream_t stream, std::function<void()> work);
 bool is_any_captured();
+// That the device's graphs take.
+size_t graph_bytes();
 
 }  // namespace llmserve::cuda::emulator

@@ -9,9 +9,12 @@
 // spans are computed by one block one after another (prompts) or by a block each (decoding), nor on
 // which rows are beside it. Dao 2023 (FlashAttention-2), section 3.1; Dao et al. 2023
 // (Flash-Decoding).
+#pragma once
+
 #include "kernels/cuda/cache_rows.cuh"
 #include "kernels/cuda/launch_math.h"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/tiled_kernels.h"
 
 namespace llmserve::cuda {
 namespace {
@@ -482,54 +485,45 @@ struct Kernels {
              dim3(static_cast<unsigned>(plan.row_tiles), kv_heads, sequences), 32 * kWarps,
              static_cast<size_t>(tiled_shared_bytes(kDim, kWarps, false)), stream, p, partials);
     }
-    if (plan.spans > 0) {
-      launch("paged_attention", split, dim3(static_cast<unsigned>(plan.spans), kv_heads, sequences),
-             32, static_cast<size_t>(tiled_shared_bytes(kDim, 1, true)), stream, p, partials);
-    }
-    if (plan.spans > 1) {
+    for (int64_t begin = 0; plan.spans > 0 && begin < p.num_sequences;
+         begin += partials.sequences) {
+      AttentionParams part = p;
+      part.query_starts += begin;
+      part.kv_lens += begin;
+      part.block_tables += begin * p.max_blocks;
+      const auto count = static_cast<unsigned>(p.num_sequences - begin < partials.sequences
+                                                   ? p.num_sequences - begin
+                                                   : partials.sequences);
+      launch("paged_attention", split, dim3(static_cast<unsigned>(plan.spans), kv_heads, count), 32,
+             static_cast<size_t>(tiled_shared_bytes(kDim, 1, true)), stream, part, partials);
+      if (plan.spans == 1) continue;
       launch("paged_attention", merge_spans_kernel,
-             dim3(static_cast<unsigned>(plan.split_rows), kv_heads, sequences), row_threads(kDim),
-             0, stream, p, partials);
+             dim3(static_cast<unsigned>(plan.split_rows), kv_heads, count), row_threads(kDim), 0,
+             stream, part, partials);
     }
   }
 };
 
-// Calls act with the kernels of a width; with none if there are none.
-template <Storage kStorage, class Act>
-void with_width(int64_t width, const Act& act) {
+template <Storage kStorage>
+TiledKernels tiled_kernels_of(int64_t width) {
+  const auto of = [](auto kernels) {
+    return TiledKernels{&decltype(kernels)::prepare, &decltype(kernels)::run};
+  };
   switch (width) {
     case 64:
-      return act(Kernels<64, kStorage>());
+      return of(Kernels<64, kStorage>());
     case 80:
-      return act(Kernels<80, kStorage>());
+      return of(Kernels<80, kStorage>());
     case 96:
-      return act(Kernels<96, kStorage>());
+      return of(Kernels<96, kStorage>());
     case 128:
-      return act(Kernels<128, kStorage>());
+      return of(Kernels<128, kStorage>());
     case 256:
-      return act(Kernels<256, kStorage>());
+      return of(Kernels<256, kStorage>());
     default:
-      return;
+      return {};
   }
-}
-template <class Act>
-void with_kernels(int64_t width, Storage storage, const Act& act) {
-  if (storage == Storage::kF8)
-    with_width<Storage::kF8>(width, act);
-  else
-    with_width<Storage::kBF16>(width, act);
 }
 
 }  // namespace
-
-void prepare_tiled_attention(int64_t width, Storage storage) {
-  with_kernels(width, storage, [](auto kernels) { decltype(kernels)::prepare(); });
-}
-
-void tiled_attention(const AttentionParams& p, const TiledPlan& plan, const TiledPartials& partials,
-                     cudaStream_t stream) {
-  with_kernels(p.keys.width, p.storage,
-               [&](auto kernels) { decltype(kernels)::run(p, plan, partials, stream); });
-}
-
 }  // namespace llmserve::cuda

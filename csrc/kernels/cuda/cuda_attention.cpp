@@ -1,0 +1,89 @@
+// Attention: which kernels do it, and what they pass on in working memory.
+#include <algorithm>
+#include <utility>
+
+#include "kernels/cuda/argument_views.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/tiled_kernels.h"
+
+namespace llmserve::cuda {
+
+static_assert(kKvTile == 64, "attention.cu is written for tiles of 64");
+
+void CudaBackend::paged_attention(const PagedAttentionArgs& args) {
+  validate(args);
+  check_layout("paged_attention", args.cache);
+  const AttentionParams params{.q = args.q.as<float>(),
+                               .q_token_stride = args.q.strides[0],
+                               .q_head_stride = args.q.strides[1],
+                               .keys = part_of(args.cache.keys),
+                               .values = part_of(args.cache.values),
+                               .storage = storage_of(args.cache.keys.dtype),
+                               .query_starts = query_starts_(args.query_starts),
+                               .kv_lens = kv_lens_(args.kv_lens),
+                               .block_tables = block_tables_(args.block_tables),
+                               .num_sequences = static_cast<int64_t>(args.kv_lens.size()),
+                               .max_blocks = args.max_blocks,
+                               .num_tokens = args.q.shape[0],
+                               .num_heads = args.q.shape[1],
+                               .scale = args.scale,
+                               .window = args.window,
+                               .soft_cap = args.soft_cap,
+                               .out = args.out.as<float>(),
+                               .out_token_stride = args.out.strides[0],
+                               .out_head_stride = args.out.strides[1]};
+  memory_.make_current();
+  if (can_tile(params)) return attend_in_tiles(args, params);
+  if (!attention_fits(params.keys.width, params.values.width, kKvTile)) {
+    throw NotSupported(concat("cuda attention: heads of ", params.keys.width, " (values ",
+                              params.values.width, ") do not fit a block's ", kMaxSharedBytes,
+                              " bytes of shared memory; use device='cpu'"));
+  }
+  check_grid("paged_attention", args.q.shape[0] * args.q.shape[1]);
+  cuda::paged_attention(params, stream());
+}
+
+bool CudaBackend::can_tile(const AttentionParams& p) const {
+  const auto is_aligned = [](const void* data) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  };
+  const bool is_bf16 = p.storage == Storage::kBF16;
+  const bool has_aligned_codes = p.storage == Storage::kF8 && p.keys.head_stride % 16 == 0;
+  return (is_bf16 || has_aligned_codes) && p.keys.width == p.values.width &&
+         tiled_fits(p.keys.width, tiled_shared_bytes_) && is_aligned(p.keys.data) &&
+         is_aligned(p.values.data) && p.num_heads / p.keys.num_heads <= kTiledRows &&
+         p.keys.num_heads <= kMaxGridYZ && p.num_sequences <= kMaxGridYZ;
+}
+
+void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, const AttentionParams& params) {
+  const int64_t width = params.keys.width;
+  const int64_t kv_heads = params.keys.num_heads;
+  const TiledKernels kernels =
+      params.storage == Storage::kF8 ? tiled_kernels_f8(width) : tiled_kernels_bf16(width);
+  const std::pair prepared(width, params.storage);
+  if (std::ranges::find(tiled_kernels_, prepared) == tiled_kernels_.end()) {
+    kernels.prepare();
+    tiled_kernels_.push_back(prepared);
+  }
+  TiledPlan plan;
+  for (size_t b = 0; b < args.kv_lens.size(); ++b) {
+    const int64_t num_tokens = args.query_starts[b + 1] - args.query_starts[b];
+    // What is recorded runs for longer contexts, too: all that the tables have room for.
+    const int64_t kv_len =
+        block_.is_recorded ? args.max_blocks * params.keys.block_size : int64_t{args.kv_lens[b]};
+    plan.add(num_tokens * (params.num_heads / kv_heads), kv_len, static_cast<int>(width));
+  }
+  const int64_t at_once = plan.sequences_at_once(params.num_sequences, kv_heads, width);
+  const int64_t n = at_once * plan.num_partials(kv_heads);
+  float* memory = n > 0 ? reinterpret_cast<float*>(scratch(n * (width + 2) * 4)) : nullptr;
+  const TiledPartials partials{.outputs = memory,
+                               .maxima = memory + n * width,
+                               .sums = memory + n * (width + 1),
+                               .sequences = at_once,
+                               .kv_heads = kv_heads,
+                               .spans = plan.spans,
+                               .rows = plan.split_rows};
+  kernels.run(params, plan, partials, stream());
+}
+
+}  // namespace llmserve::cuda

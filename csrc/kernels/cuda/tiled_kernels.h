@@ -1,0 +1,33 @@
+// Paged attention by tensor cores: caches in bf16 or f8 whose D = Dv has kernels and whose rows are
+// aligned to 16 bytes, sm_80 and later. Queries and weights are rounded to bf16, sums are float32.
+// The kernels of one kind of cache are a translation unit (tiled_attention_*.cu): they are most of
+// what nvcc has to do.
+#pragma once
+
+#include "kernels/cuda/kernels.h"
+
+namespace llmserve::cuda {
+
+// What the blocks of a split row's spans pass on: working memory of B' sequences, which are split
+// together.
+struct TiledPartials {
+  float* outputs;     // [B', K, spans, rows, D], not divided by the sums
+  float* maxima;      // [B', K, spans, rows], as powers of 2
+  float* sums;        // likewise
+  int64_t sequences;  // B'
+  int64_t kv_heads;
+  int64_t spans;
+  int64_t rows;
+};
+struct TiledKernels {
+  // Once before the first run(), on the device, and not within a capture.
+  void (*prepare)();
+  // The plan covers every sequence of the step; it may be that of a larger one.
+  void (*run)(const AttentionParams& params, const TiledPlan& plan, const TiledPartials& partials,
+              cudaStream_t stream);
+};
+// Of a width that has_tiled_kernel().
+TiledKernels tiled_kernels_bf16(int64_t width);
+TiledKernels tiled_kernels_f8(int64_t width);
+
+}  // namespace llmserve::cuda
