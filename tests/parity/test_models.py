@@ -201,8 +201,15 @@ def test_logprobs_agree_with_transformers(case: str, device: str) -> None:
     assert difference < LOGPROB_TOLERANCE
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+# On the CPU test_architectures.py has every architecture in bf16.
+BF16_CASES = [
+    *((family, "cpu") for family in ("llama", "mistral", "qwen2", "qwen3")),
+    *((family, "ref") for family in ("llama", "mistral", "qwen2", "qwen3")),
+    *(pytest.param(family, "cuda", marks=DEVICES[2].marks) for family in FAMILIES),
+]
+
+
+@pytest.mark.parametrize(("family", "device"), BF16_CASES)
 def test_bf16_logprobs_agree_with_transformers(family: str, device: str) -> None:
     path = checkpoint(family, dtype="bfloat16")
     tokens = _prompt()
