@@ -71,8 +71,8 @@ sanitize() {
     limited $((limit / 2)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
       --log-file "$out/$tool.log" "$python" -m pytest -m cuda -q -x \
       tests/parity/test_{ops,fused_ops,op_invariance,sampling_op,sampling_edits}.py \
-      tests/cuda/test_two_in_flight.py tests/cuda/test_graphs.py \
-      -k "(($plain) or ($auto) or ($invariant) or in_flight or graphs) and not 193 and not 1184" 2>&1 |
+      tests/cuda/test_two_in_flight.py tests/cuda/test_{graphs,padding_rows}.py \
+      -k "(($plain) or ($auto) or ($invariant) or in_flight or graphs or (padding and auto)) and not 193 and not 1184" 2>&1 |
       tee "$out/$tool.txt" | tail -15 || status=$?
   done
   record --stage sanitize --status "$status" --seconds $((SECONDS - start))
