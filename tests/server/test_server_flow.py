@@ -619,6 +619,7 @@ def test_a_request_that_the_end_finds_without_a_token_is_a_503(make_oracle: Make
         with running_server(make_oracle(gate=gate), drain_timeout=0.01) as server:
             answer = pool.submit(server.request, "POST", COMPLETIONS, {"prompt": [5]})
             gate.wait_until_held()
+            server.wait_until(lambda: server.activity.runs, "the request is known")
             (run,) = server.activity.runs
             server.stop()
             server.wait_until(lambda: run.cause == "shutdown", "the drain is over")
