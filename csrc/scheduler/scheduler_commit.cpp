@@ -10,8 +10,8 @@
 namespace llmserve {
 namespace {
 
-// Twice as many sequences may run again after so many steps that went well: a second or so, and from
-// one to 256 in 256 steps.
+// Twice as many sequences may run again after so many steps that went well: a second or so, and
+// from one to 256 in 256 steps.
 constexpr int32_t kStepsToGrow = 32;
 
 bool belongs_to(const LogitRow& row, size_t sequence_idx) {
