@@ -11,17 +11,23 @@ Example:
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_rows import Limits, Row, bf16, measure_limits, report, seconds_of, torch_device
+from gpu_rows import (
+    Limits,
+    Row,
+    bf16,
+    measure_limits,
+    read_arguments,
+    report,
+    seconds_of,
+    torch_device,
+)
 from llmserve import _core
 
 testing = _core.testing
@@ -282,13 +288,7 @@ def all_rows(backend: Any, limits: Limits, sizes: Sizes, is_small: bool) -> Iter
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the rows here")
-    parser.add_argument("--small", action="store_true", help="so little that an emulator can do it")
-    args = parser.parse_args()
-    reason = testing.unavailable_reason("cuda")
-    if reason:
-        sys.exit(f"no CUDA here: {reason}")
+    args = read_arguments(__doc__)
     sizes = SMALL if args.small else Sizes()
     backend = testing.make_backend("cuda")
     limits = measure_limits(backend, sizes.copy_bytes, sizes.product)

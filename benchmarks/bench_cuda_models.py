@@ -11,14 +11,12 @@ Example:
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import os
 import random
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_rows import Limits, Row, measure_limits, report, torch_device
+from gpu_rows import Limits, Row, measure_limits, read_arguments, report, torch_device
 from llmserve import LLM, SamplingParams, _core
 from llmserve.bench.machine import Rates
 from peers.workloads import Workload
@@ -233,14 +231,7 @@ def all_rows(bench: Bench, is_small: bool) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", choices=SHAPES)
-    parser.add_argument("--json", type=Path, help="write the rows here")
-    parser.add_argument("--small", action="store_true", help="so little that an emulator can do it")
-    args = parser.parse_args()
-    reason = testing.unavailable_reason("cuda")
-    if reason:
-        sys.exit(f"no CUDA here: {reason}")
+    args = read_arguments(__doc__, SHAPES)
     sizes = SMALL if args.small else Sizes()
     backend = testing.make_backend("cuda")
     limits = measure_limits(backend, sizes.copy_bytes, sizes.product)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llmserve import _core
+
+testing = _core.testing
 
 
 @dataclass
@@ -38,6 +43,20 @@ class Limits:
         rates = num_bytes / seconds / 1e9, flops / seconds / 1e9
         share = max(rates[0] / self.gb_per_s, rates[1] / self.gflop_per_s)
         return Row(name, seconds * 1e6, *rates, share, tokens / seconds)
+
+
+def read_arguments(doc: str, models: Collection[str] = ()) -> argparse.Namespace:
+    """Those of the command line, a model of `models` first, if there are any. Ends the program
+    where no GPU can be had."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    if models:
+        parser.add_argument("model", choices=models)
+    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--small", action="store_true", help="so little that an emulator can do it")
+    arguments = parser.parse_args()
+    if reason := testing.unavailable_reason("cuda"):
+        sys.exit(f"no CUDA here: {reason}")
+    return arguments
 
 
 def seconds_of(backend: Any, run: Callable[[], object], target: float = 0.1) -> float:
