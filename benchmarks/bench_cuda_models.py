@@ -81,7 +81,7 @@ class Bench:
     def __init__(self, name: str, limits: Limits, sizes: Sizes) -> None:
         self.name, self.limits, self.sizes = name, limits, sizes
         self.config = SHAPES[name]
-        self.rates = Rates(limits.gb_per_s * 1e9, limits.gflop_per_s * 1e9)
+        self.rates = Rates(limits.gb_per_s * 1e9, {"bfloat16": {"torch": limits.gflop_per_s * 1e9}})
         self.nano, self.nano_prompts = nano_vllm(sizes)
         vocab = self.config["vocab_size"]
         self.nano_prompts = [[t % vocab for t in prompt] for prompt in self.nano_prompts]
@@ -101,8 +101,7 @@ class Bench:
                 Workload("prompts", work.prompt_lens, ones),
                 Workload("decoding", work.prompt_lens, work.max_tokens, is_decode=True),
             ]
-        bounds = [part.bound_s(self.config, "bfloat16", self.rates) for part in parts]
-        return sum(bound for bound in bounds if bound is not None)
+        return sum(part.bound_s(self.config, "bfloat16", self.rates) for part in parts)
 
     def decode_work(self) -> Workload:
         prompt, count = self.sizes.decode

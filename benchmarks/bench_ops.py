@@ -1,9 +1,10 @@
 """Times every op of the cpu backend and puts it next to what this machine can do.
 
 Every row gives GB/s (bytes that the op must read and write) and GFLOP/s (2 a multiply-add), and the
-larger of the two shares of the machine's read bandwidth and multiply-add rate; of an op that fills
-new memory, GB/s read and written, and the share of a plain copy of as many bytes. The rate is that
-of float32 in the same instruction set; products of integers and of bfloat16 may exceed it.
+larger of the two shares of the machine's read bandwidth and of the best rate of a large matrix
+product in the same format: llmserve's in the same instruction set, or, beside the best set,
+oneDNN's where torch is installed. Of an op that fills new memory, GB/s read and written, and the
+share of a plain copy of as many bytes.
 
 Example:
     pytest benchmarks/bench_ops.py -k quantized --threads 2 --isa all --results ops.json
@@ -11,16 +12,21 @@ Example:
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from llmserve import _core
+from llmserve.bench.machine import GEMM, MachineProbe, medians
+from torch_gemm import TorchGemm
 
 testing = _core.testing
+TURNS = 4  # of reads and runs in a repeat
 
 
 @dataclass
@@ -31,6 +37,7 @@ class Case:
     run: Callable[[], object]
     num_bytes: int
     flops: int = 0
+    form: str = "float32"  # what is multiplied
     fills_new_memory: bool = False
     check: Callable[[], bool] = lambda: True
 
@@ -83,7 +90,8 @@ def linear_cases(backend, rng) -> Iterator[Case]:
                 lambda x=x, out=out, weight=weight: backend.linear(x, weight, out=out),
                 w.nbytes + x.nbytes + out.nbytes,
                 2 * m * n * k,
-                check,
+                dtype,
+                check=check,
             )
 
 
@@ -109,7 +117,8 @@ def quantized_cases(backend, rng) -> Iterator[Case]:
                 lambda x=x, out=out, weight=weight: backend.linear(x, weight, out=out),
                 weight.num_bytes + x.nbytes + out.nbytes,
                 2 * m * n * k,
-                check,
+                name,
+                check=check,
             )
 
 
@@ -170,7 +179,8 @@ def attention_cases(backend, rng) -> Iterator[Case]:
                     run,
                     keys.nbytes + values.nbytes + q.nbytes + out.nbytes,
                     4 * dim * pairs,
-                    check,
+                    dtype,
+                    check=check,
                 )
 
 
@@ -294,7 +304,14 @@ def backend(threads, request):
 
 @pytest.fixture(scope="module")
 def probe(backend, threads):
-    return testing.MachineProbe(threads, isa_of(backend))
+    isa = isa_of(backend)
+    best = next(name for name, can_run in testing.cpu_isas() if can_run)
+    if isa != best or importlib.util.find_spec("torch") is None:
+        yield MachineProbe(threads, [], isa=isa)
+        return
+    one_dnn = TorchGemm(sys.executable, threads, GEMM)
+    yield MachineProbe(threads, [], {"oneDNN": one_dnn}, isa)
+    one_dnn.close()
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -309,31 +326,35 @@ def isa_of(backend) -> str:
     return backend.description.removeprefix("cpu/").split(",")[0]
 
 
-def time_case(case: Case, probe, repeats: int) -> dict[str, float]:
+def time_case(case: Case, probe: MachineProbe, repeats: int) -> dict[str, float]:
+    """Runs of some milliseconds and reads in turns: memory's rate changes from one to the next."""
     case.run()
     assert case.check(), f"{case.name}: the result is wrong"
     start = time.perf_counter()
     case.run()
-    loops = max(1, int(0.02 / max(1e-7, time.perf_counter() - start)))
-    seconds, reads, fmas, copies = [], [], [], []
-    for _ in range(repeats):
-        read, fma = probe.measure()
-        reads.append(read)
-        fmas.append(fma)
+    loops = max(1, int(0.005 / max(1e-7, time.perf_counter() - start)))
+    forms = [case.form] if case.flops else []
+    seconds, reads, measured, copies = [], [], [], []
+    for turn in range(TURNS * repeats):
+        if turn % TURNS == 0:
+            measured.append(probe.measure(forms))
+        reads.append(probe.read_bytes_per_s())
         if case.fills_new_memory:
-            copies.append(probe.copy_gb_per_s(case.num_bytes // 2))
+            copies.append(probe.copy_bytes_per_s(case.num_bytes // 2))
         start = time.perf_counter()
         for _ in range(loops):
             case.run()
         seconds.append((time.perf_counter() - start) / loops)
     s = statistics.median(seconds)
-    read, fma = statistics.median(reads), statistics.median(fmas)
-    gb, gflop = case.num_bytes / s * 1e-9, case.flops / s * 1e-9
+    rates = replace(medians(measured), read_bytes_per_s=statistics.median(reads))
+    bound_s = rates.bound_s(case.num_bytes, case.flops, case.form)
+    if case.fills_new_memory:
+        bound_s = case.num_bytes / statistics.median(copies)
     return {
         "us": s * 1e6,
-        "gb_per_s": gb,
-        "gflop_per_s": gflop,
-        "share": gb / statistics.median(copies) if copies else max(gb / read, gflop / fma),
-        "read_gb_per_s": read,
-        "fma_gflop_per_s": fma,
+        "gb_per_s": case.num_bytes / s * 1e-9,
+        "gflop_per_s": case.flops / s * 1e-9,
+        "share": bound_s / s,
+        "read_gb_per_s": rates.read_bytes_per_s * 1e-9,
+        "gemm_gflop_per_s": rates.best_gemm(case.form)[0] * 1e-9 if case.flops else 0.0,
     }

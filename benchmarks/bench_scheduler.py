@@ -94,17 +94,23 @@ def bench_overhead(num_seqs: int, is_streamed: bool) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def rates(threads):
-    probe = MachineProbe(threads)
+    probe = MachineProbe(threads, ["bfloat16"])
     for _ in range(5):
         probe.measure()
     return probe.rates()
+
+
+def model_bound_us(rates, num_tokens: int) -> float:
+    """Of a step of the model in bfloat16."""
+    num_ops = 2 * MODEL_PARAMETERS * num_tokens
+    return rates.bound_s(2 * MODEL_PARAMETERS, num_ops, "bfloat16") * 1e6
 
 
 @pytest.mark.parametrize("with_text", [False, True], ids=["ids", "text_and_stops"])
 @pytest.mark.parametrize("num_seqs", [32, 256])
 def test_decode(num_seqs, with_text, rates, board):
     times = bench_decode(num_seqs, NUM_STEPS, with_text)
-    step_us = rates.bound_s(2 * MODEL_PARAMETERS, 2 * MODEL_PARAMETERS * num_seqs) * 1e6
+    step_us = model_bound_us(rates, num_seqs)
     share = (times["schedule_us"] + times["commit_us"]) / step_us
     label = "text and stops" if with_text else "ids"
     board.add(
@@ -122,7 +128,7 @@ def test_overhead(is_streamed, board):
 def test_intake(rates, board):
     num_tokens = 20_000
     times = bench_intake(num_tokens)
-    step_us = rates.bound_s(2 * MODEL_PARAMETERS, 2 * MODEL_PARAMETERS * num_tokens) * 1e6
+    step_us = model_bound_us(rates, num_tokens)
     share = (times["schedule_us"] + times["commit_us"]) / step_us
     board.add(
         f"intake of {num_tokens} tokens",

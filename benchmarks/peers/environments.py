@@ -7,9 +7,13 @@ import os
 import subprocess
 import tarfile
 import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from llmserve._version import __version__
+from llmserve.bench.machine import GEMM, MachineProbe
+from torch_gemm import TorchGemm
 
 # What each environment holds, from PyPI.
 PACKAGES = {
@@ -70,6 +74,21 @@ def ready_python(folder: Path, system: str) -> Path:
     if not python.exists():
         raise SystemExit(f"{system}: no {python}; run `prepare` first")
     return python
+
+
+@contextmanager
+def machine_probe(options: argparse.Namespace, forms: Sequence[str]) -> Iterator[MachineProbe]:
+    """Of the rates that bounds in these formats need; with oneDNN's where transformers is there."""
+    python = python_of(environment_of(options.folder, "transformers"))
+    if not python.exists():
+        print(f"bounds know llmserve's own products alone: no {python}", flush=True)
+        yield MachineProbe(options.threads, forms)
+        return
+    one_dnn = TorchGemm(str(python), options.threads, GEMM)
+    try:
+        yield MachineProbe(options.threads, forms, {"oneDNN": one_dnn})
+    finally:
+        one_dnn.close()
 
 
 def llama_cpp_build(folder: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import signal
@@ -11,12 +10,12 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from environments import gguf_of, llama_cpp_build, ready_python
-from llmserve.bench.machine import MachineProbe
+from environments import gguf_of, llama_cpp_build, machine_probe, ready_python
 from page import heading, write_report
 from random_models import SHAPES, write_checkpoint
 from workloads import FORMATS, Workload, chosen
@@ -94,7 +93,7 @@ class Worker:
         return self._answer()
 
     def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it may have ended, and said why
+        with suppress(ProcessLookupError):  # it may have ended, and said why
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
@@ -111,12 +110,14 @@ def measure(options: argparse.Namespace) -> None:
     folder = options.folder / "models" / options.shape
     print(f"checkpoint: {folder}", flush=True)
     write_checkpoint(folder, options.shape)
-    probe = MachineProbe(options.threads)
-    workers = dict(start_workers(options))
     vocab_size = SHAPES[options.shape]["vocab_size"]
-    systems = {str(s): {"version": w.version, "load_s": w.load_s} for s, w in workers.items()}
     rows = []
-    try:
+    with machine_probe(options, options.formats) as probe, ExitStack() as stack:
+        workers: dict[System, Worker] = {}
+        for system, worker in start_workers(options):
+            workers[system] = worker
+            stack.callback(worker.close)
+        systems = {str(s): {"version": w.version, "load_s": w.load_s} for s, w in workers.items()}
         for workload in chosen(options.work):
             seconds: dict[System, list[float]] = {system: [] for system in workers}
             tokens: dict[System, list[list[int]]] = {}
@@ -133,9 +134,6 @@ def measure(options: argparse.Namespace) -> None:
             show(rows[-len(workers) :])
             measured = {"systems": systems, "rows": rows}  # kept even if the next is interrupted
             write_report("peers", options, options.formats, probe, measured)
-    finally:
-        for worker in workers.values():
-            worker.close()
 
 
 def start_workers(options: argparse.Namespace) -> Iterator[tuple[System, Worker]]:
@@ -170,7 +168,7 @@ def row_of(
     system: System,
     seconds: dict[System, list[float]],
     tokens: dict[System, list[list[int]]],
-    bound_s: float | None,
+    bound_s: float,
 ) -> dict[str, Any]:
     own = System("llmserve", system.form)
     ratios = [peer / mine for peer, mine in zip(seconds[system], seconds[own], strict=True)]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llmserve.bench.machine import MachineProbe, describe_machine
+from llmserve.bench.machine import MachineProbe, Rates, describe_machine
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -34,7 +34,7 @@ def write_report(
         "threads": options.threads,
         "rounds": options.rounds,
         "read_bytes_per_s": rates.read_bytes_per_s,
-        "f32_flops_per_s": rates.flops_per_s,
+        "gemm_ops_per_s": rates.gemm_ops_per_s,
         **measured,
     }
     path = options.results or RESULTS / f"{kind}-{options.shape}-{formats[0]}.json"
@@ -63,10 +63,16 @@ def heading(report: dict[str, Any]) -> list[str]:
     return [
         f"### {report['shape']}, {', '.join(report['formats'])}, {report['threads']} threads",
         "",
-        f"{machine['cpu']}, {machine['num_cpus']} cores; in the same run it reads "
-        f"{report['read_bytes_per_s'] / 1e9:.1f} GB/s and does "
-        f"{report['f32_flops_per_s'] / 1e9:.0f} GFLOP/s in f32. {report['rounds']} rounds; "
+        f"{machine['cpu']}, {machine['num_cpus']} cores; in the same run it {_rates_text(report)}. "
+        f"{report['rounds']} rounds; "
         f"commit {(machine['commit'] or 'unknown')[:10]}. "
         f"{systems}.",
         "",
     ]
+
+
+def _rates_text(report: dict[str, Any]) -> str:
+    read, f32 = report["read_bytes_per_s"], report.get("f32_flops_per_s")
+    if f32 is not None:  # measured when a bound knew the rate of f32 multiply-adds alone
+        return f"reads {read / 1e9:.1f} GB/s and does {f32 / 1e9:.0f} GFLOP/s in f32"
+    return Rates(read, report["gemm_ops_per_s"]).text(report["formats"])

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from environments import version_of
+from environments import machine_probe, version_of
 from http_server import PERCENTILES, SYSTEMS, HttpServer
-from llmserve.bench.machine import MachineProbe
 from llmserve.bench.serve import Load, Report
 from offline import System, Worker, rotated
 from page import heading, write_report
@@ -78,10 +77,9 @@ def measure(options: argparse.Namespace) -> None:
     checkpoint = options.folder / "models" / options.shape
     print(f"checkpoint: {checkpoint}", flush=True)
     write_checkpoint(checkpoint, options.shape)
-    probe = MachineProbe(options.threads)
     reports: Reports = defaultdict(list)
     pairs: Pairs = defaultdict(list)
-    with ExitStack() as stack:
+    with machine_probe(options, ["bfloat16"]) as probe, ExitStack() as stack:
         alone = EngineAlone(options, checkpoint)
         stack.callback(alone.close)
         servers: dict[str, HttpServer] = {}

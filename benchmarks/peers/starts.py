@@ -17,9 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from environments import version_of
+from environments import machine_probe, version_of
 from llmserve import LLM, SamplingParams
-from llmserve.bench.machine import MachineProbe
 from offline import System, Worker, model_of, systems_of
 from page import heading, write_report
 from random_models import write_checkpoint
@@ -34,7 +33,6 @@ def measure(options: argparse.Namespace) -> None:
     checkpoint = options.folder / "models" / options.shape
     print(f"checkpoint: {checkpoint}", flush=True)
     write_checkpoint(checkpoint, options.shape)
-    probe = MachineProbe(options.threads)
     systems = list(systems_of(options))
     kept = [replace(system, keeps_packed=True) for system in systems if system.name == "llmserve"]
     for system in kept:
@@ -45,14 +43,15 @@ def measure(options: argparse.Namespace) -> None:
     # Not in turns: who starts pays for the memory that the one before gave back, and that would
     # always be the same one's.
     orders = random.Random(0)
-    for round_idx in range(1, options.rounds + 1):
-        for system in orders.sample(systems, len(systems)):
-            start_s, peak_bytes = _start(system, options)
-            seconds[system].append(start_s)
-            peaks[system].append(peak_bytes)
-            print(f"round {round_idx}, {system}: {start_s:.2f} s, {peak_bytes / 1e9:.2f} GB",
-                  flush=True)  # fmt: skip
-            probe.measure()
+    with machine_probe(options, options.formats) as probe:
+        for round_idx in range(1, options.rounds + 1):
+            for system in orders.sample(systems, len(systems)):
+                start_s, peak_bytes = _start(system, options)
+                seconds[system].append(start_s)
+                peaks[system].append(peak_bytes)
+                print(f"round {round_idx}, {system}: {start_s:.2f} s, {peak_bytes / 1e9:.2f} GB",
+                      flush=True)  # fmt: skip
+                probe.measure()
     measured = {
         "systems": {str(system): {"version": version_of(system.name)} for system in systems},
         "rows": [_row(system, seconds, peaks, checkpoint, options.threads) for system in systems],

@@ -49,10 +49,9 @@ class Workload:
             return sum(self.prompt_lens)
         return sum(self.max_tokens) - (1 if self.is_decode else 0)
 
-    def bound_s(self, config: dict[str, Any], form: str, rates: Rates) -> float | None:
+    def bound_s(self, config: dict[str, Any], form: str, rates: Rates) -> float:
         """Seconds that no program beats: the larger of the bytes at the read rate and of the
-        operations, two a multiply-add, at the rate of f32 arithmetic. None where that is of
-        integers, whose rate is not known.
+        operations, two a multiply-add, at the best rate of a matrix product in that format.
 
         The weights are read once a step, all prompts being one step, the cache once a token that is
         generated after the first; a shared prefix is computed once.
@@ -73,13 +72,12 @@ class Workload:
         if self.is_decode:
             prompts, prefilled, heads, steps = 0, 0, heads - 1, steps - 1
         is_float = form in ("float32", "bfloat16")
-        if not is_float and not self.is_decode:
-            return None
         element = FORMATS[form] if is_float else 2
         kv_bytes = 2 * layers * config["num_key_value_heads"] * dim * element
         num_bytes = FORMATS[form] * (body + head) * steps + kv_bytes * decoded
         attention = 4 * layers * config["num_attention_heads"] * dim * (prefilled + decoded)
-        return rates.bound_s(num_bytes, 2 * (body * (prompts + tokens) + head * heads) + attention)
+        num_ops = 2 * (body * (prompts + tokens) + head * heads) + attention
+        return rates.bound_s(num_bytes, num_ops, form)
 
 
 def drawn(seed: int, count: int, low: int, high: int) -> tuple[int, ...]:

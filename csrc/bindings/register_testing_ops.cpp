@@ -502,19 +502,13 @@ void register_testing_ops(py::module_& testing) {
         return isas;
       },
       "Every instruction set of this build, best first, and whether this machine can run it.");
-  py::class_<MachineProbe>(testing, "MachineProbe", "Measures the machine's limits.")
+  py::class_<MachineProbe>(testing, "MachineProbe", "Measures what memory can do.")
       .def(py::init([](int num_threads, const std::string& isa, int64_t num_bytes) {
              return std::make_unique<MachineProbe>(select_cpu_isa(isa), num_threads, num_bytes);
            }),
            "num_threads"_a = 1, "isa"_a = "", "num_bytes"_a = int64_t{256} << 20)
-      .def(
-          "measure",
-          [](MachineProbe& self) {
-            py::gil_scoped_release release;
-            const MachineRates rates = self.measure();
-            return std::pair(rates.read_gb_per_s, rates.fma_gflop_per_s);
-          },
-          "(read GB/s, float32 GFLOP/s), measured once.")
+      .def("read_gb_per_s", &MachineProbe::read_gb_per_s, py::call_guard<py::gil_scoped_release>(),
+           "Of a streaming read, measured once.")
       .def("copy_gb_per_s", &MachineProbe::copy_gb_per_s, "num_bytes"_a,
            py::call_guard<py::gil_scoped_release>(),
            "Of a plain copy into new memory, measured once; at most the probe's own num_bytes.");

@@ -172,10 +172,8 @@ struct KernelTable {
   // The first index >= begin with x > threshold, or n.
   int64_t (*next_greater)(const float* x, int64_t begin, int64_t n, float threshold);
 
-  // The machine's limits, for benchmarks: loops that only read, or only multiply and add.
+  // The machine's limit, for benchmarks: only reads.
   uint32_t (*read_loop)(const void* data, int64_t num_bytes);
-  float (*fma_loop)(int64_t count);
-  int64_t (*fma_loop_flops)(int64_t count);
 };
 
 namespace generic {

@@ -9,9 +9,6 @@
 namespace llmserve {
 namespace {
 
-// Long enough for the clock and for a thread's start, short enough to be repeated between ops.
-constexpr int64_t kFmaCount = 5'000'000;
-
 template <class Fn>
 double seconds_of(Fn&& fn) {
   const SteadyClock clock;
@@ -24,25 +21,22 @@ double seconds_of(Fn&& fn) {
 
 MachineProbe::MachineProbe(const CpuIsa& isa, int num_threads, int64_t num_bytes)
     : kernels_(isa.kernels()), pool_(num_threads), memory_(num_bytes) {
-  std::memset(memory_.data(), 1, static_cast<size_t>(num_bytes));
+  // Pages that differ: a system may keep equal ones once, and then a cache holds them all.
+  pool_.parallel_for(num_bytes / 8, 1 << 17, [&](int64_t begin, int64_t end, int) {
+    auto* words = reinterpret_cast<uint64_t*>(memory_.data());
+    for (int64_t i = begin; i < end; ++i) words[i] = static_cast<uint64_t>(i);
+  });
 }
 
-MachineRates MachineProbe::measure() {
-  const int threads = pool_.num_threads();
-  std::vector<uint32_t> sinks(static_cast<size_t>(threads) * 16);  // a cache line a thread
+double MachineProbe::read_gb_per_s() {
+  std::vector<uint32_t> sinks(static_cast<size_t>(pool_.num_threads()) * 16);  // a line a thread
   const double read_s = seconds_of([&] {
     pool_.parallel_for(memory_.num_bytes(), 1 << 20, [&](int64_t begin, int64_t end, int thread) {
       sinks[static_cast<size_t>(thread) * 16] =
           kernels_.read_loop(memory_.data() + begin, end - begin);
     });
   });
-  const double fma_s = seconds_of([&] {
-    pool_.parallel_for(threads, 1, [&](int64_t, int64_t, int thread) {
-      sinks[static_cast<size_t>(thread) * 16] = static_cast<uint32_t>(kernels_.fma_loop(kFmaCount));
-    });
-  });
-  const double flops = static_cast<double>(kernels_.fma_loop_flops(kFmaCount)) * threads;
-  return {static_cast<double>(memory_.num_bytes()) / read_s * 1e-9, flops / fma_s * 1e-9};
+  return static_cast<double>(memory_.num_bytes()) / read_s * 1e-9;
 }
 
 double MachineProbe::copy_gb_per_s(int64_t num_bytes) {

@@ -1,4 +1,4 @@
-// What this machine can do at most, measured: the bounds that benchmarks stand next to.
+// How fast this machine reads and copies memory, measured: bounds that benchmarks stand next to.
 #pragma once
 
 #include "core/buffer.h"
@@ -7,19 +7,14 @@
 
 namespace llmserve {
 
-struct MachineRates {
-  double read_gb_per_s = 0;    // streaming read of memory that no cache holds, all threads
-  double fma_gflop_per_s = 0;  // float32 multiply-adds in registers, all threads
-};
-
 class MachineProbe {
  public:
   // `num_bytes` are read, which should be several times the last cache. Throws ResourceExhausted if
   // the system has not got them.
   MachineProbe(const CpuIsa& isa, int num_threads, int64_t num_bytes);
 
-  // One measurement, of some 50 ms.
-  MachineRates measure();
+  // GB/s of one streaming read of memory that no cache holds, by all threads.
+  double read_gb_per_s();
   // GB/s, read and written, of a plain copy of `num_bytes` by all threads into memory that the
   // system gives for it and takes back: what making something in new memory takes at least.
   double copy_gb_per_s(int64_t num_bytes);

@@ -4,52 +4,157 @@ import os
 import platform
 import statistics
 import subprocess
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from llmserve import _core
 from llmserve._version import __version__
 
+# Each one's values are values of those before it, so that their arithmetic can multiply them, too.
+ARITHMETICS = ("float32", "bfloat16", "int8")
+# Rows, outputs and inputs of the product that is measured: a chunk of a prompt, a layer of 1.1 B.
+GEMM = (512, 5632, 2048)
 # Several times the last cache of a server, so that reading it is reading memory.
 _PROBE_BYTES = 256 * 2**20
+_OWN = "llmserve"
+
+# Operations a second, two a multiply-add, of a product of such a size in an arithmetic, measured
+# once; 0 where it has none.
+Gemm = Callable[[str], float]
+
+
+def arithmetic_of(form: str) -> str:
+    """The arithmetic that weights of this format are multiplied in: integers are 8 bits."""
+    return form if form in ARITHMETICS else "int8"
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Medians over a benchmark's runs: streaming reads and float32 multiply-adds, all threads."""
+    """Medians over a benchmark's runs, of all threads: bytes of streaming reads, and operations of
+    matrix products, two a multiply-add, by arithmetic and by whose product it is."""
 
     read_bytes_per_s: float
-    flops_per_s: float
+    gemm_ops_per_s: Mapping[str, Mapping[str, float]]
 
-    def bound_s(self, num_bytes: float, num_flops: float) -> float:
-        """Seconds that no program beats here: the larger of reading and arithmetic."""
-        return max(num_bytes / self.read_bytes_per_s, num_flops / self.flops_per_s)
+    def best_gemm(self, form: str) -> tuple[float, str, str]:
+        """The highest rate for weights of this format, with its arithmetic and whose it is."""
+        wide_enough = ARITHMETICS[: ARITHMETICS.index(arithmetic_of(form)) + 1]
+        return max(
+            (rate, arithmetic, source)
+            for arithmetic in wide_enough
+            for source, rate in self.gemm_ops_per_s.get(arithmetic, {}).items()
+        )
+
+    def bound_s(self, num_bytes: float, num_ops: float, form: str) -> float:
+        """The larger of reading so many bytes and of so many operations on such weights."""
+        read_s = num_bytes / self.read_bytes_per_s
+        return max(read_s, num_ops / self.best_gemm(form)[0]) if num_ops else read_s
+
+    def text(self, forms: Iterable[str]) -> str:
+        """For people: the reads, and the best rate for each format."""
+        parts = []
+        for name in dict.fromkeys(map(arithmetic_of, forms)):
+            rate, arithmetic, source = self.best_gemm(name)
+            unit = "GOP/s" if name == "int8" else "GFLOP/s"
+            by = source if arithmetic == name else f"{arithmetic} of {source}"
+            parts.append(f"{rate / 1e9:,.0f} {unit} in {name} ({by})")
+        return f"reads {self.read_bytes_per_s / 1e9:.1f} GB/s and does {' and '.join(parts)}"
 
 
-@dataclass(slots=True)
+class OwnGemm:
+    """llmserve's linear layer, its weight packed, on the CPU."""
+
+    def __init__(self, num_threads: int, isa: str = "") -> None:
+        testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
+        self._backend = testing.make_backend("cpu", num_threads, isa)
+        rows, outputs, inputs = GEMM
+        self._x = np.random.default_rng(0).standard_normal((rows, inputs), np.float32)
+        self._out = np.empty((rows, outputs), np.float32)
+        self._packed: dict[str, Any] = {}
+
+    def __call__(self, arithmetic: str) -> float:
+        """The second of two runs: the first wakes the threads."""
+        if arithmetic not in self._packed:
+            self._packed[arithmetic] = self._pack(arithmetic)
+        for _ in range(2):
+            start = time.perf_counter()
+            self._backend.linear(self._x, self._packed[arithmetic], out=self._out)
+            elapsed_s = time.perf_counter() - start
+        return 2.0 * np.prod(GEMM) / elapsed_s
+
+    def _pack(self, arithmetic: str) -> Any:
+        weight = np.resize(self._x, GEMM[1:])
+        if arithmetic == "int8":
+            return self._backend.pack_quantized(weight, "int8")
+        if arithmetic == "bfloat16":
+            return self._backend.pack_linear(
+                [(weight.view(np.uint32) >> 16).astype(np.uint16)], arithmetic
+            )
+        return self._backend.pack_linear([weight], arithmetic)
+
+
 class MachineProbe:
-    """Measures the machine's rates whenever asked: whatever else it does slows both alike."""
+    """Measures the machine's rates whenever asked: whatever else it does slows both alike.
 
-    num_threads: int
-    _reads: list[float] = field(default_factory=list)
-    _flops: list[float] = field(default_factory=list)
-    _probe: Any = None
+    The arithmetic is that of weights in `forms`, and any wider one. `others` have products of their
+    own, by name.
+    """
 
-    def measure(self) -> None:
-        """One measurement, of some 50 ms."""
-        if self._probe is None:
-            testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
-            self._probe = testing.MachineProbe(self.num_threads, num_bytes=_PROBE_BYTES)
-        read, fma = self._probe.measure()
-        self._reads.append(read * 1e9)
-        self._flops.append(fma * 1e9)
+    def __init__(
+        self,
+        num_threads: int,
+        forms: Sequence[str],
+        others: Mapping[str, Gemm] | None = None,
+        isa: str = "",
+    ) -> None:
+        testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
+        self._memory = testing.MachineProbe(num_threads, isa, _PROBE_BYTES)
+        self._forms = forms
+        self._gemms: dict[str, Gemm] = {_OWN: OwnGemm(num_threads, isa), **(others or {})}
+        self._measured: list[Rates] = []
+
+    def measure(self, forms: Sequence[str] | None = None) -> Rates:
+        """One measurement, of some 100 ms; for other formats than the probe's if some are given."""
+        needed = map(arithmetic_of, self._forms if forms is None else forms)
+        num_needed = max((ARITHMETICS.index(name) + 1 for name in needed), default=0)
+        ops = {
+            arithmetic: {name: gemm(arithmetic) for name, gemm in self._gemms.items()}
+            for arithmetic in ARITHMETICS[:num_needed]
+        }
+        rates = Rates(self.read_bytes_per_s(), ops)
+        self._measured.append(rates)
+        return rates
+
+    def read_bytes_per_s(self) -> float:
+        """Of a streaming read, measured once."""
+        rate: float = self._memory.read_gb_per_s()
+        return rate * 1e9
+
+    def copy_bytes_per_s(self, num_bytes: int) -> float:
+        """Read and written, of a plain copy into new memory, measured once."""
+        rate: float = self._memory.copy_gb_per_s(num_bytes)
+        return rate * 1e9
 
     def rates(self) -> Rates:
         """The medians so far; measures if nothing was measured yet."""
-        if not self._reads:
-            self.measure()
-        return Rates(statistics.median(self._reads), statistics.median(self._flops))
+        return medians(self._measured or [self.measure()])
+
+
+def medians(measured: Sequence[Rates]) -> Rates:
+    """Of measurements for the same formats."""
+    ops = {
+        arithmetic: {
+            name: statistics.median(rates.gemm_ops_per_s[arithmetic][name] for rates in measured)
+            for name in by_source
+        }
+        for arithmetic, by_source in measured[0].gemm_ops_per_s.items()
+    }
+    return Rates(statistics.median(rates.read_bytes_per_s for rates in measured), ops)
 
 
 def describe_machine() -> dict[str, object]:

@@ -51,6 +51,7 @@ class Result:
     command: str
     settings: Mapping[str, object]
     machine: Mapping[str, object]
+    form: str  # of the weights that multiply, by the arithmetic that it takes
     rates: Rates
     runs_s: tuple[float, ...]
     figures: Mapping[str, float]
@@ -63,10 +64,7 @@ class Result:
         """The figures, for people."""
         for name, value in self.figures.items():
             yield f"{name:<24} {value:,.4g}"
-        yield (
-            f"machine                  reads {self.rates.read_bytes_per_s / 1e9:.1f} GB/s, "
-            f"{self.rates.flops_per_s / 1e9:.0f} GFLOP/s, measured in the same run"
-        )
+        yield f"machine                  {self.rates.text([self.form])}, measured in the same run"
 
 
 def run_latency(
@@ -123,7 +121,8 @@ def run_startup(
     """Seconds to import, to load and to the first token, beside reading the weights once."""
     imports, loads, firsts = [], [], []
     plan = LLM.plan(model, **arguments)
-    probe = MachineProbe(plan.num_threads)
+    form = _form_of(plan)
+    probe = MachineProbe(plan.num_threads, [form])
     for _ in show(range(num_iters), "starting"):
         imports.append(_import_s())
         start = time.perf_counter()
@@ -138,13 +137,14 @@ def run_startup(
         "import_s": statistics.median(imports),
         "load_s": statistics.median(loads),
         "first_token_s": statistics.median(firsts),
-        "bound_s": rates.bound_s(plan.weight_bytes, 0),
+        "bound_s": rates.bound_s(plan.weight_bytes, 0, form),
     }
     return Result(
         "startup",
         " ".join(sys.argv),
         {"model": model, **arguments},
         describe_machine(),
+        form,
         rates,
         tuple(firsts),
         figures,
@@ -170,7 +170,10 @@ class _Bench:
         self._settings = {"model": model, **asdict(workload), **arguments}
         self._workload = workload
         self._prompts = workload.prompts(_core.read_vocab_size(str(find_checkpoint(model))))
-        self._probe = MachineProbe(self._plan.num_threads)
+        self._form = _form_of(self._plan)
+        # What is read is as the plan has it; what is multiplied is as many weights in any format.
+        self._dense = LLM.plan(model, **{**arguments, "quantization": "none"})
+        self._probe = MachineProbe(self._plan.num_threads, [self._form])
         self._num_steps = 0
         self.num_output_tokens = workload.num_prompts * workload.output_len
         self.runs_s: list[float] = []
@@ -211,6 +214,7 @@ class _Bench:
             " ".join(sys.argv),
             self._settings,
             describe_machine(),
+            self._form,
             rates,
             tuple(self.runs_s),
             {**figures, "bound_s": bound_s, "share_of_bound": share},
@@ -220,16 +224,23 @@ class _Bench:
         """Reading the weights once a step and each sequence's KV cache once a token, and two
         operations a parameter and token; attention's own arithmetic is left out."""
         read = sum(g.num_bytes for g in self._plan.weights if g.name != "embedding")
-        head = sum(g.num_bytes for g in self._plan.weights if g.name == "lm_head")
-        size = 2 if self._plan.dtype == "bfloat16" else 4
+        size = 2 if self._dense.dtype == "bfloat16" else 4
+        weights = {g.name: g.num_bytes / size for g in self._dense.weights}
+        head = weights["lm_head"]
+        body = sum(weights.values()) - weights["embedding"] - head
         work = self._workload
         kv_tokens = work.output_len * (work.input_len + work.output_len / 2)
         num_bytes = self._num_steps * read + (
             work.num_prompts * kv_tokens * self._plan.kv_bytes_per_token
         )
         num_tokens = work.num_prompts * (work.input_len + work.output_len - 1)
-        flops = 2 * ((read - head) * num_tokens + head * self.num_output_tokens) / size
-        return rates.bound_s(num_bytes, flops)
+        num_ops = 2 * (body * num_tokens + head * self.num_output_tokens)
+        return rates.bound_s(num_bytes, num_ops, self._form)
+
+
+def _form_of(plan: MemoryPlan) -> str:
+    """Integers that there are take most of the arithmetic."""
+    return "int8" if plan.integers else plan.dtype
 
 
 def _import_s() -> float:

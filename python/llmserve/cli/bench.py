@@ -18,8 +18,8 @@ _EXAMPLES = """examples:
   llmserve bench startup --model ./Qwen3-0.6B
 
 bound_s is the larger of reading every weight once a step (and each KV cache once a token) at the
-machine's read rate and of all multiply-adds at its rate of arithmetic, both measured between the
-runs: no program is faster. share_of_bound is what was reached of it.
+machine's read rate and of all multiply-adds at the rate of a large matrix product of llmserve's,
+both measured between the runs. share_of_bound is what was reached of it.
 """
 
 # Arguments of LLM that a benchmark passes on: flag, type.
