@@ -60,7 +60,7 @@ def text(name: str, value: object) -> str:
 
 def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Raises InvalidArgument that names the first unknown argument and the nearest known one."""
-    names = list(known)
+    names = dict.fromkeys(known)
     for name in given:
         if name in names:
             continue

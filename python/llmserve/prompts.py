@@ -195,7 +195,7 @@ def _token_ids(label: str, value: object) -> list[int]:
         return ids
     if not _is_sequence(value):
         raise InvalidArgument(f"{label} must be a string or token ids, got {describe(value)}")
-    if all(type(token_id) is int for token_id in value):
+    if set(map(type, value)) <= {int}:
         return list(value)
     return [
         integer(f"{label}[{idx}]", token_id, -(2**63), 2**63 - 1)

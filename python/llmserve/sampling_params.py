@@ -1,8 +1,9 @@
 """How the tokens of one request are chosen and when it ends."""
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 
 from llmserve import _core
 from llmserve.arguments import (
@@ -18,10 +19,6 @@ from llmserve.arguments import (
 from llmserve.beam_search_params import BeamSearchParams as BeamSearchParams  # as vLLM has it
 from llmserve.errors import InvalidArgument
 from llmserve.structured_outputs import StructuredOutputsParams
-
-# Fields that are accepted at their default, None, and refused otherwise. extra_args for good: it is
-# for plugins, of which llmserve has none, and what nobody reads is better refused.
-_NOT_YET_SUPPORTED = ("extra_args",)
 
 # fn(token_ids int32 [T], logits float32 [V]) -> None or an array [V]
 PythonLogitsProcessor = Callable[..., object]
@@ -79,7 +76,7 @@ _SAME_IN_CORE = (
     *_NUMBERS,
     *_BOOLEANS,
     *("n", "top_k", "seed", "stop", "stop_token_ids", "min_tokens", "logprobs"),
-    "allowed_token_ids",
+    *("prompt_logprobs", "allowed_token_ids"),
 )
 
 
@@ -165,66 +162,26 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        for name in _NOT_YET_SUPPORTED:
-            refuse_unless_default("SamplingParams", name, getattr(self, name), None)
-        self._set("n", integer("n", self.n, 1, 128))
-        for name in _NUMBERS:
-            self._set(name, number(name, getattr(self, name)))
-        self._set("top_k", integer("top_k", self.top_k, -1))
-        seed = optional_integer("seed", self.seed, -1, 2**64 - 1)
-        self._set("seed", None if seed == -1 else seed)
-        self._set("stop", _strings("stop", self.stop))
-        self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
-        self._set("max_tokens", optional_integer("max_tokens", self.max_tokens, 1))
-        self._set("min_tokens", integer("min_tokens", self.min_tokens, 0))
-        logprobs = 1 if self.logprobs is True else self.logprobs  # as vLLM reads it
-        self._set("logprobs", optional_integer("logprobs", logprobs, -1))
-        prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
-        self._set("prompt_logprobs", optional_integer("prompt_logprobs", prompt_logprobs, -1))
-        for name in _BOOLEANS:
-            boolean(name, getattr(self, name))
-        self._check_draw()
-        self._check_objects()
+        for name, value in self._given(_CHECKS):
+            object.__setattr__(self, name, _CHECKS[name](name, value))
         self.to_core().validate()
-
-    def _check_draw(self) -> None:
-        """What changes the draw, or is reported of it; None stays where it asks for nothing."""
-        self._set("logit_bias", _logit_bias(self.logit_bias))
-        for name in ("allowed_token_ids", "logprob_token_ids"):
-            value = getattr(self, name)
-            self._set(name, None if value is None else _token_ids(name, value))
-        self._set("bad_words", _strings("bad_words", self.bad_words) or None)
-        if self.bad_words and not all(word.strip() for word in self.bad_words):
-            raise InvalidArgument("bad_words must not contain an empty string")
-        budget = optional_integer("thinking_token_budget", self.thinking_token_budget, -1)
-        self._set("thinking_token_budget", None if budget == -1 else budget)
-        self._set("logits_processors", _callables("logits_processors", self.logits_processors))
-
-    def _check_objects(self) -> None:
-        if self.skip_reading_prefix_cache is not None:
-            boolean("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
-        _check_kind("output_kind", self.output_kind, RequestOutputKind)
-        if self.repetition_detection is not None:
-            _check_kind(
-                "repetition_detection", self.repetition_detection, RepetitionDetectionParams
-            )
-        if self.structured_outputs is not None:
-            _check_kind("structured_outputs", self.structured_outputs, StructuredOutputsParams)
 
     def to_core(self, max_tokens: int = 2**31 - 1) -> _core.SamplingParams:
         """The engine's struct; `max_tokens` stands in where the field is None. What takes a
         tokenizer is the door's to fill in: bad_words, thinking_budget and grammar."""
         params = _core.SamplingParams()
-        for name in _SAME_IN_CORE:
-            setattr(params, name, getattr(self, name))
+        for name, value in self._given(_SAME_IN_CORE):
+            setattr(params, name, value)
         params.max_tokens = max_tokens if self.max_tokens is None else self.max_tokens
-        params.logit_bias = list((self.logit_bias or {}).items())
-        params.logprob_token_ids = list(self.logprob_token_ids or ())
-        params.skip_reading_prefix_cache = bool(self.skip_reading_prefix_cache)
+        if self.logit_bias:
+            params.logit_bias = list(self.logit_bias.items())
+        if self.logprob_token_ids:
+            params.logprob_token_ids = list(self.logprob_token_ids)
+        if self.skip_reading_prefix_cache:
+            params.skip_reading_prefix_cache = True
         detection = self.repetition_detection
         if detection is not None and detection.max_pattern_size > 0:
             params.repetition_detection = detection.to_core()
-        params.prompt_logprobs = self.prompt_logprobs
         return params
 
     @property
@@ -232,8 +189,34 @@ class SamplingParams:
         """Whether any are reported."""
         return self.logprobs is not None or bool(self.logprob_token_ids)
 
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
+    def _given(self, names: Iterable[str]) -> Iterator[tuple[str, object]]:
+        """Those of these fields, with their values, that are not as they are without an argument,
+        here and in the engine. Most fields of most requests are, and need no check."""
+        for name in names:
+            value, plain = getattr(self, name), _PLAIN[name]
+            if type(value) is not type(plain) or value != plain:
+                yield name, value
+
+
+def _seed(name: str, value: object) -> int | None:
+    seed = optional_integer(name, value, -1, 2**64 - 1)
+    return None if seed == -1 else seed
+
+
+def _num_logprobs(name: str, value: object) -> int | None:
+    return optional_integer(name, 1 if value is True else value, -1)  # as vLLM reads it
+
+
+def _bad_words(name: str, value: object) -> tuple[str, ...] | None:
+    words = _strings(name, value)
+    if not all(word.strip() for word in words):
+        raise InvalidArgument("bad_words must not contain an empty string")
+    return words or None
+
+
+def _thinking_budget(name: str, value: object) -> int | None:
+    budget = optional_integer(name, value, -1)
+    return None if budget == -1 else budget
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
@@ -254,9 +237,7 @@ def _token_ids(name: str, value: object) -> tuple[int, ...]:
     return tuple(integer(f"{name}[{idx}]", item, 0) for idx, item in enumerate(value))
 
 
-def _logit_bias(value: object) -> dict[int, float] | None:
-    if value is None:
-        return None
+def _logit_bias(_name: str, value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise InvalidArgument(f"logit_bias must map token ids to numbers, got {describe(value)}")
     # Keys of JSON are strings.
@@ -267,14 +248,13 @@ def _logit_bias(value: object) -> dict[int, float] | None:
     }
 
 
-def _check_kind(name: str, value: object, kind: type) -> None:
+def _of_kind(name: str, value: object, kind: type) -> object:
     if not isinstance(value, kind):
         raise InvalidArgument(f"{name} must be a {kind.__name__}, got {describe(value)}")
+    return value
 
 
 def _callables(name: str, value: object) -> tuple[PythonLogitsProcessor, ...] | None:
-    if value is None:
-        return None
     if not isinstance(value, Iterable) or isinstance(value, str):
         raise InvalidArgument(f"{name} must be a list of functions, got {describe(value)}")
     functions = tuple(value)
@@ -282,3 +262,42 @@ def _callables(name: str, value: object) -> tuple[PythonLogitsProcessor, ...] | 
         if not callable(function):
             raise InvalidArgument(f"{name}[{idx}] must be a function, got {describe(function)}")
     return functions or None
+
+
+def _refused(name: str, value: object) -> None:
+    """For good: extra_args is for plugins, of which llmserve has none, and what nobody reads is
+    better refused."""
+    refuse_unless_default("SamplingParams", name, value, None)
+
+
+# Every field's check, which gives the value as it is kept. Raises InvalidArgument, NotSupported.
+_CHECKS: Mapping[str, Callable[[str, object], object]] = {
+    "extra_args": _refused,
+    "n": partial(integer, minimum=1, maximum=128),
+    **dict.fromkeys(_NUMBERS, number),
+    "top_k": partial(integer, minimum=-1),
+    "seed": _seed,
+    "stop": _strings,
+    "stop_token_ids": _token_ids,
+    "max_tokens": partial(optional_integer, minimum=1),
+    "min_tokens": partial(integer, minimum=0),
+    "logprobs": _num_logprobs,
+    "prompt_logprobs": _num_logprobs,
+    **dict.fromkeys(_BOOLEANS, boolean),
+    "logit_bias": _logit_bias,
+    "allowed_token_ids": _token_ids,
+    "logprob_token_ids": _token_ids,
+    "bad_words": _bad_words,
+    "thinking_token_budget": _thinking_budget,
+    "logits_processors": _callables,
+    "skip_reading_prefix_cache": boolean,
+    "output_kind": partial(_of_kind, kind=RequestOutputKind),
+    "repetition_detection": partial(_of_kind, kind=RepetitionDetectionParams),
+    "structured_outputs": partial(_of_kind, kind=StructuredOutputsParams),
+}
+# What a field is without an argument, as its check leaves it.
+_PLAIN: Mapping[str, object] = {
+    **{field.name: field.default for field in fields(SamplingParams)},
+    "stop": (),
+    "stop_token_ids": (),
+}

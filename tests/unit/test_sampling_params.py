@@ -14,6 +14,7 @@ from llmserve import (
     RepetitionDetectionParams,
     RequestOutputKind,
     SamplingParams,
+    _core,
 )
 
 # vLLM's own, in its order (docs of vLLM 0.33).
@@ -179,6 +180,20 @@ def test_parameters_are_values() -> None:
     assert dataclasses.replace(params, n=2).n == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.n = 3  # type: ignore[misc]
+
+
+def test_a_field_that_was_not_given_is_the_engines_own() -> None:
+    ours, own = SamplingParams().to_core(), _core.SamplingParams()
+    names = [name for name, kind in vars(type(own)).items() if isinstance(kind, property)]
+    assert "temperature" in names
+    assert {n: getattr(ours, n) for n in names} == {n: getattr(own, n) for n in names}
+
+
+def test_every_field_is_checked() -> None:
+    unfit = object()
+    for field in dataclasses.fields(SamplingParams):
+        with pytest.raises((InvalidArgument, NotSupported), match=field.name):
+            SamplingParams(**{field.name: unfit})
 
 
 def test_every_field_reaches_the_engine() -> None:
