@@ -36,6 +36,8 @@ def test_bench_serve_counts_what_the_server_did(
     assert after.num_generation_tokens - before.num_generation_tokens == 30
     for metric in ("ttfb", "ttft", "tpot", "itl", "e2el"):
         figures = result["latencies_ms"][metric]
+        if metric == "itl" and not figures:
+            continue  # every answer's tokens have come together
         assert 0 <= figures["p50"] <= figures["p99"]
         assert figures["p50"] == figures["median"]
     means = [result["latencies_ms"][metric]["mean"] for metric in ("ttfb", "ttft", "e2el")]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,12 +106,15 @@ def test_prefix_cache_counters_add_up(fresh: RunningServer) -> None:
 
 
 def test_they_add_up_when_sequences_are_preempted(make_oracle: Callable[..., AsyncLLM]) -> None:
-    llm = make_oracle(0, num_gpu_blocks_override=12, max_model_len=160, max_num_seqs=8)
-    with running_server(llm) as server:
+    gate = _core.testing.StepGate(1)
+    pool: dict[str, Any] = {"num_gpu_blocks_override": 12, "max_model_len": 160, "max_num_seqs": 8}
+    with running_server(make_oracle(0, gate=gate, **pool)) as server:
         prompts = [[5] * 20 + [6 + i] * 20 for i in range(8)]
-        body = {"prompt": prompts, "max_tokens": 60, "ignore_eos": True, "n": 2}
-        assert server.post("/v1/completions", **body)[0] == 200
-        server.wait_until_idle()
+        body: dict[str, Any] = {"prompt": prompts, "max_tokens": 60, "ignore_eos": True, "n": 2}
+        with closing(server.open_stream("/v1/completions", **body)):
+            server.wait_until(lambda: len(server.activity.runs) == 1, "all prompts are queued")
+            gate.open()
+            server.wait_until_idle()
         found = samples(server)
     assert value(found, "llmserve:num_preemptions_total") > 0
     assert value(found, "llmserve:recomputed_tokens_total") > 0
