@@ -78,6 +78,12 @@ BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {**HELLO, "tools": {}}, 400, "tools"),
     (CHAT, {**HELLO, "max_completion_tokens": 1.5}, 400, "max_completion_tokens"),
     (CHAT, {**HELLO, "stream": True, "stream_options": {"usage": True}}, 400, "usage"),
+    (
+        CHAT,
+        {**HELLO, "stream": True, "stream_options": {"include_obfuscation": True}},
+        400,
+        "stream_options",
+    ),
     (CHAT, {**HELLO, "top_p": 0}, 400, "top_p"),
     (CHAT, {**HELLO, "frequency_penalty": 2.5}, 400, "frequency_penalty"),
     (CHAT, {**HELLO, "service_tier": 5}, 400, "service_tier"),
@@ -241,9 +247,10 @@ def test_a_head_that_is_too_long_is_a_431(server: RunningServer) -> None:
     assert server.request("GET", "/health")[0] == 200
 
 
-def test_what_is_not_http_is_a_400_and_in_the_log(
+def test_what_is_not_http_is_a_400_in_the_log_and_in_the_metrics(
     server: RunningServer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    num_before = _num_answers(server, 400)
     caplog.set_level(logging.INFO, "llmserve.server.http_protocol")
     for garbage in (b"\x00" * 100, b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as sock:
@@ -251,7 +258,14 @@ def test_what_is_not_http_is_a_400_and_in_the_log(
             assert sock.recv(100).startswith(b"HTTP/1.1 400 ")
     told = [r for r in caplog.records if r.name == "llmserve.server.http_protocol"]
     assert [(r.status, r.client) for r in told] == 3 * [(400, "127.0.0.1")]  # type: ignore[attr-defined]
+    assert _num_answers(server, 400) == num_before + 3
     assert server.request("GET", "/health")[0] == 200
+
+
+def _num_answers(server: RunningServer, status: int) -> float:
+    _, text, _ = server.request("GET", "/metrics")
+    found = re.search(rf'^llmserve:http_responses_total{{status="{status}"}} (.+)$', text, re.M)
+    return float(found[1]) if found else 0.0
 
 
 def test_other_routes_methods_and_types_are_refused_in_the_same_shape(

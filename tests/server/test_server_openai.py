@@ -53,7 +53,7 @@ def test_a_streamed_completion_is_the_whole_one_in_pieces(
             max_tokens=12,
             temperature=0,
             stream=True,
-            stream_options={"include_usage": True},
+            stream_options={"include_usage": True, "include_obfuscation": False},
         )
     )
     pieces = [chunk.choices[0].text for chunk in chunks if chunk.choices]
@@ -61,6 +61,7 @@ def test_a_streamed_completion_is_the_whole_one_in_pieces(
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 12
+    assert all(chunk.usage is None for chunk in chunks[:-1])
     assert len({chunk.id for chunk in chunks}) == 1
 
 
@@ -218,6 +219,7 @@ def test_a_stream_says_what_the_whole_answer_says(
     assert lines[-1] == "data: [DONE]"
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert chunks[-1]["choices"] == []
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     cached = "prompt_tokens_details"  # the second of them finds the first
     assert {**chunks[-1]["usage"], cached: 0} == {**whole["usage"], cached: 0}
     found = assembled(chunks)

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmserve.server.activity import Run
 from llmserve.server.connection import own_connection
-from llmserve.server.context import new_id
 from llmserve.server.errors import ApiError, to_api_error
+from llmserve.server.jobs import new_id
 from llmserve.server.metrics import ServerMetrics
 from llmserve.server.tracing import Tracing
 
@@ -87,7 +87,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def _count(metrics: ServerMetrics, scope: Scope, status: int) -> None:
-    metrics.answers.labels(str(status)).inc()
+    metrics.count_answer(status)
     run = scope.get("llmserve.run")
     if isinstance(run, Run) and (rate := run.tokens_per_s) is not None:
         metrics.delivery.observe(rate)
@@ -100,7 +100,7 @@ def _trace(tracing: Tracing | None, scope: Scope, status: int) -> None:
 
 
 def _write(scope: Scope, status: int, duration_s: float) -> None:
-    if scope["path"] in _QUIET and status == 200:
+    if (scope["path"] in _QUIET and status == 200) or not _log.isEnabledFor(logging.INFO):
         return
     client = scope.get("client")
     fields: dict[str, object] = {
@@ -124,4 +124,8 @@ def _write(scope: Scope, status: int, duration_s: float) -> None:
         fields["request_id"] = _request_id(scope)
     if isinstance(error := scope.get("llmserve.error"), ApiError):
         fields["error"] = error.code  # not its message, which may hold what the client sent
-    _log.info("request", extra=fields)
+    # Past Logger.info, which looks up the stack for who calls it: nobody is told.
+    record = _log.makeRecord(
+        _log.name, logging.INFO, __file__, 0, "request", (), None, extra=fields
+    )
+    _log.handle(record)

@@ -4,19 +4,18 @@ which has alarms for its time limits."""
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 from llmserve import _core
 from llmserve.async_stream import AsyncStream
-from llmserve.request_state import RequestState
 from llmserve.server.admission import Admission
 from llmserve.server.alarms import Alarms
 from llmserve.server.coalescing import Coalescer, SharedStream
 from llmserve.server.errors import ApiError
+from llmserve.server.jobs import Job
 from llmserve.server.models import ServedModel
-from llmserve.server.pacing import DEFAULT_TIER, Pacer, read_tiers
+from llmserve.server.pacing import Pacer, read_tiers
 from llmserve.server.quotas import Quotas
 from llmserve.server.settings import ServerSettings
 from llmserve.server.watchdog import Watchdog
@@ -25,28 +24,6 @@ _log = logging.getLogger(__name__)
 
 # Why requests end before their tokens do.
 TIMEOUT, CLIENT, SLOW_CLIENT, SHUTDOWN = "timeout", "client_left", "slow_client", "shutdown"
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What one HTTP request asks of the engine."""
-
-    request_id: str
-    model: ServedModel
-    states: Sequence[RequestState]  # one a prompt
-    is_streamed: bool
-    timeout_s: float  # 0: no bound
-    tier: str = DEFAULT_TIER
-
-    @property
-    def num_tokens(self) -> int:
-        """The most that it may take: prompts and new tokens."""
-        return sum(_num_tokens(state) for state in self.states)
-
-
-def _num_tokens(state: RequestState) -> int:
-    num_new = 0 if state.pooling else state.params.n * (state.params.max_tokens or 1)
-    return len(state.prompt.token_ids) + num_new
 
 
 class _News(asyncio.Event):
@@ -133,13 +110,9 @@ class Run:
         self._alarms.clear()
         self.news.noted = _do_nothing  # or it and we would hold each other
 
-    async def watch(self, receive: Callable[[], Awaitable[object]]) -> None:
-        """Ends it when its client leaves."""
-        while True:
-            message = await receive()
-            if isinstance(message, dict) and message["type"] == "http.disconnect":
-                self.end(CLIENT)
-                return
+    def leave(self) -> None:
+        """Its client has left."""
+        self.end(CLIENT)
 
     async def sending(self, sent: Awaitable[None]) -> None:
         """Awaits a write that takes as long as the client likes."""
@@ -148,7 +121,6 @@ class Run:
         await sent
         self.is_sending = False
         self._alarms.drop(self._cut)
-        self.note_sent()
 
     def note_sent(self) -> None:
         """Something was written."""
@@ -246,8 +218,9 @@ class Activity:
         if self.is_draining:
             raise shutting_down()
         self.watchdog.check(job.model)
-        with closing(Run(job, self.settings)) as run, ExitStack() as stack:
-            stack.enter_context(self.admission.entered(job))
+        with self.admission.entered(job), ExitStack() as stack:
+            run = Run(job, self.settings)
+            stack.callback(run.close)
             self.watchdog.begin()
             for idx, state in enumerate(job.states):
                 name = job.request_id if len(job.states) == 1 else f"{job.request_id}-{idx}"

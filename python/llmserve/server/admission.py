@@ -10,7 +10,7 @@ from llmserve.server.errors import ApiError
 from llmserve.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from llmserve.server.activity import Job
+    from llmserve.server.jobs import Job
 
 # What finished in this time is the rate by which a wait is estimated.
 _RATE_WINDOW_S = 30.0

@@ -26,6 +26,7 @@ from llmserve.server.metrics import metrics as get_metrics
 from llmserve.server.models import Models, ServedModel
 from llmserve.server.openapi import docs, openapi
 from llmserve.server.settings import ServerSettings
+from llmserve.server.shortcut import Shortcut
 from llmserve.server.tracing import Tracing, open_tracing
 
 ROUTES = (
@@ -60,7 +61,11 @@ def create_app(
     activity = Activity(models, settings)
     metrics = ServerMetrics(served, activity, settings.vllm_metrics)
     server = ServerContext(settings, served, activity, metrics, tracing)
-    middleware = [Middleware(Access), Middleware(Authentication, settings=settings)]
+    middleware = [
+        Middleware(Access),
+        Middleware(Authentication, settings=settings),
+        Middleware(Shortcut, routes=ROUTES),
+    ]
     if settings.origins:
         cors = Middleware(
             CORSMiddleware,

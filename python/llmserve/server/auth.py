@@ -4,10 +4,10 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmserve.server.errors import ApiError
+from llmserve.server.head import header
 from llmserve.server.settings import ServerSettings
 
 _OPEN = ("/health",)
@@ -55,8 +55,7 @@ class Authentication:
         path = scope["path"]
         if path in _OPEN:
             return None
-        key = Headers(scope=scope).get("authorization", "")
-        kind, _, key = key.partition(" ")
+        kind, _, key = header(scope, b"authorization").partition(" ")
         key = key.strip() if kind.lower() == "bearer" else ""
         if path == _ADMIN or path.startswith(_ADMIN + "/"):
             if not self._admins:

@@ -16,6 +16,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    # Refused where it is true: nothing pads the chunks
+    include_obfuscation: bool | None = None
 
 
 class RepetitionDetection(msgspec.Struct, forbid_unknown_fields=True):

@@ -7,9 +7,12 @@ from itertools import chain
 from typing import TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
+from starlette.types import Receive
 
+from llmserve.server.connection import own_connection
 from llmserve.server.errors import ApiError
+from llmserve.server.head import header
 from llmserve.server.settings import ServerSettings
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -17,6 +20,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 # Schemas in the wild nest a dozen deep.
 _MAX_JSON_DEPTH = 64
 _NESTED = (dict, list)
+_NUM_BYTES = "llmserve.num_body_bytes"  # in the scope
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$(.*)`)?$")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
@@ -25,21 +29,29 @@ _AT = re.compile(r" - at `\$\.?([^.\[`]*).*`$")
 
 async def read_json(request: Request, kind: type[_T], settings: ServerSettings) -> _T:
     """The body as a record. Raises ApiError: 400 that names the field, 408, 413, 415."""
-    request.scope["llmserve.fields"] = kind.__struct_fields__  # for the errors of what follows
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    scope = request.scope
+    scope["llmserve.fields"] = kind.__struct_fields__  # for the errors of what follows
+    media_type = header(scope, b"content-type").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise ApiError(
             415,
             f"the body must be JSON, and the Content-Type application/json, got "
             f"{media_type[:80]!r}",
         )
+    length = header(scope, b"content-length")
+    if length.isdecimal() and int(length[:20]) > settings.max_body_bytes:
+        raise _too_large(settings.max_body_bytes)
+    connection = own_connection(scope)
+    has_come = connection is not None and connection.has_whole_body
+    timeout_s = None if has_come else settings.read_timeout or None
     try:
-        reading = _read(request, settings.max_body_bytes)
-        data = await asyncio.wait_for(reading, settings.read_timeout or None)
+        reading = _read(request.receive, settings.max_body_bytes)
+        data = await asyncio.wait_for(reading, timeout_s)
     except asyncio.TimeoutError:
         raise ApiError(
             408, f"the body did not come within {settings.read_timeout:g} seconds (read_timeout)"
         ) from None
+    scope[_NUM_BYTES] = len(data)
     try:
         record = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
@@ -50,19 +62,23 @@ async def read_json(request: Request, kind: type[_T], settings: ServerSettings) 
     return record
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
-    length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:20]) > max_bytes:
-        raise _too_large(max_bytes)
+def num_body_bytes(request: Request) -> int:
+    """Of a request whose body has been read."""
+    return int(request.scope[_NUM_BYTES])
+
+
+async def _read(receive: Receive, max_bytes: int) -> bytearray:
     data = bytearray()
-    try:
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > max_bytes:
-                raise _too_large(max_bytes)
-    except ClientDisconnect:
-        raise ApiError(400, "the body ended early") from None
-    return bytes(data)
+    is_whole = False
+    while not is_whole:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ApiError(400, "the body ended early")
+        data += message.get("body", b"")
+        if len(data) > max_bytes:
+            raise _too_large(max_bytes)
+        is_whole = not message.get("more_body", False)
+    return data
 
 
 def _too_large(max_bytes: int) -> ApiError:

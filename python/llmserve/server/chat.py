@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,9 +14,8 @@ from llmserve.parsers.deltas import merged
 from llmserve.prompts import TokensPrompt
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import SamplingParams
-from llmserve.server.activity import Job
-from llmserve.server.bodies import ChatBody
-from llmserve.server.body import read_json
+from llmserve.server.bodies import ChatBody, StreamOptions
+from llmserve.server.body import num_body_bytes, read_json
 from llmserve.server.chat_parser import (
     ChatFormat,
     ChatParser,
@@ -26,16 +24,21 @@ from llmserve.server.chat_parser import (
     served_tool_style,
     streamed_calls,
 )
-from llmserve.server.constraints import named_errors, tool_names, with_calls, with_reasoning
-from llmserve.server.context import context, new_id
+from llmserve.server.constraints import tool_names, with_calls, with_reasoning
+from llmserve.server.context import context
 from llmserve.server.errors import ApiError
 from llmserve.server.generation import GenerationResponse
+from llmserve.server.jobs import Job, check_stream_options, generation_job
 from llmserve.server.logprobs import chat_logprobs
 from llmserve.server.models import ServedModel
-from llmserve.server.pacing import DEFAULT_TIER
-from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
+from llmserve.server.sampling import refuse_given, sampling_params
 from llmserve.server.settings import ServerSettings
-from llmserve.server.wire import error_event, event, finish_reason, usage
+from llmserve.server.wire import add_usage, error_event, event, finish_reason, head, usage
+
+_CHUNK = "chat.completion.chunk"
+# A conversation of so many bytes is a prompt in about a millisecond, for which other streams may
+# wait; handing it to a thread and back costs more processor time than most of them.
+_MAX_BYTES_IN_LOOP = 4096
 
 
 async def chat_completions(request: Request) -> Response:
@@ -54,7 +57,7 @@ async def chat_completions(request: Request) -> Response:
     )
     names = tool_names(body)
     params = _with_tools(body, params, model, server.settings, bool(names))
-    prompt = await _prompt(body, model)
+    prompt = await _prompt(body, model, is_short=num_body_bytes(request) <= _MAX_BYTES_IN_LOOP)
     text = prompt.get("prompt") or ""
     section = reasoning_section(model, server.settings)
     constraint, may_think = with_reasoning(
@@ -62,18 +65,9 @@ async def chat_completions(request: Request) -> Response:
     )
     if constraint is not params.structured_outputs:
         params = dataclasses.replace(params, structured_outputs=constraint)
-    with named_errors(body):
-        state = await model.llm.admit(prompt, params, priority=body.priority or 0)
     section = section if may_think else None
     form = chat_format(body, model, server.settings, names, text, section)
-    job = Job(
-        new_id("chatcmpl"),
-        model,
-        [state],
-        bool(body.stream),
-        timeout_s(body.timeout, server.settings),
-        body.service_tier or DEFAULT_TIER,
-    )
+    job = await generation_job("chatcmpl", body, model, [prompt], params, server.settings)
     return GenerationResponse(server.activity, job, _Answer(job, body, form))
 
 
@@ -88,8 +82,7 @@ def _check(body: ChatBody) -> None:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     if body.top_logprobs is not None and body.top_logprobs < 0:
         raise ApiError(400, "top_logprobs must be at least 0", param="top_logprobs")
-    if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options needs stream", param="stream_options")
+    check_stream_options(body)
     for name in ("max_tokens", "max_completion_tokens"):
         if getattr(body, name) == 0:
             raise ApiError(400, f"{name} must be at least 1", param=name)
@@ -115,8 +108,8 @@ def _with_tools(
     return params
 
 
-async def _prompt(body: ChatBody, model: ServedModel) -> TokensPrompt:
-    """By the model's template, on a thread: templates may take long."""
+async def _prompt(body: ChatBody, model: ServedModel, is_short: bool) -> TokensPrompt:
+    """By the model's template, which may take long on what is not short: there on a thread."""
     continues = bool(body.continue_final_message)
     generation_prompt = body.add_generation_prompt
     if generation_prompt is None:
@@ -129,19 +122,22 @@ async def _prompt(body: ChatBody, model: ServedModel) -> TokensPrompt:
     if not body.messages:
         raise ApiError(400, "messages is empty; give at least one", param="messages")
     tokenizer = model.tokenizer()
-    texts, _ = await asyncio.to_thread(tokenizer.render_chat, body.messages, None, request)
-    (token_ids,) = await asyncio.to_thread(tokenizer.encode_chat, texts)
-    return TokensPrompt(
-        prompt=texts[0], prompt_token_ids=token_ids, cache_salt=body.cache_salt or ""
-    )
+
+    def rendered() -> TokensPrompt:
+        (text,), _ = tokenizer.render_chat(body.messages, None, request)
+        (token_ids,) = tokenizer.encode_chat([text])
+        salt = body.cache_salt or ""
+        return TokensPrompt(prompt=text, prompt_token_ids=token_ids, cache_salt=salt)
+
+    return rendered() if is_short else await asyncio.to_thread(rendered)
 
 
 class _Answer:
     def __init__(self, job: Job, body: ChatBody, form: ChatFormat) -> None:
         self._job = job
         self._body = body
+        self._options = body.stream_options or StreamOptions()
         self._format = form
-        self._created = int(time.time())
         self._parsers: dict[int, ChatParser] = {}
         # vLLM's echo: the message that is continued stands before what continues it.
         self._before = ""
@@ -153,8 +149,7 @@ class _Answer:
     def is_plain(self) -> bool:
         """See Answer."""
         body, form = self._body, self._format
-        options = body.stream_options
-        says_more = body.return_token_ids or (options and options.continuous_usage_stats)
+        says_more = body.return_token_ids or self._options.continuous_usage_stats
         is_read = form.style is not None or form.reasoning is not None
         return not (body.logprobs or says_more or is_read)
 
@@ -165,7 +160,7 @@ class _Answer:
         (state,) = states
         choices = [self._choice(completion, cause) for completion in state.output().outputs]
         document = {
-            **self._head("chat.completion"),
+            **head("chat.completion", self._job),
             "choices": choices,
             "usage": usage(states),
         }
@@ -203,25 +198,14 @@ class _Answer:
 
     def last_lines(self) -> Iterable[bytes]:
         """See Answer."""
-        options = self._body.stream_options
-        if options and options.include_usage:
-            head = self._head("chat.completion.chunk")
-            yield event({**head, "choices": [], "usage": usage(self._job.states)})
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self._job.request_id,
-            "object": kind,
-            "created": self._created,
-            "model": self._job.model.name,
-        }
+        if self._options.include_usage:
+            start = head(_CHUNK, self._job)
+            yield event({**start, "choices": [], "usage": usage(self._job.states)})
 
     def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-        chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
-        options = self._body.stream_options
-        if options and options.continuous_usage_stats:
-            chunk["usage"] = usage(self._job.states)
+        chunk = {**head(_CHUNK, self._job), "choices": [choice]}
+        add_usage(chunk, self._options, self._job.states)
         return event(chunk)
 
     def _parser(self, index: int) -> ChatParser:

@@ -3,7 +3,7 @@ in any case are shared: greedy ones and those with a seed, of the same API key a
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from llmserve import _core
 from llmserve.async_llm import AsyncLLM
@@ -122,7 +122,6 @@ class Coalescer:
         if self._window_s:
             await asyncio.sleep(self._window_s)
 
-    @contextmanager
     def running(
         self,
         llm: AsyncLLM,
@@ -131,12 +130,22 @@ class Coalescer:
         is_streamed: bool,
         has_news: asyncio.Event,
         tenant: str,
-    ) -> Iterator[AsyncStream | SharedStream]:
+    ) -> AbstractContextManager[AsyncStream | SharedStream]:
         """As AsyncLLM.running, in a run that is under way if there is one."""
-        if not self._window_s or not _is_determined(state):
-            with llm.running(state, name, is_streamed, has_news) as stream:
-                yield stream
-            return
+        if self._window_s and _is_determined(state):
+            return self._shared(llm, state, name, is_streamed, has_news, tenant)
+        return llm.running(state, name, is_streamed, has_news)
+
+    @contextmanager
+    def _shared(
+        self,
+        llm: AsyncLLM,
+        state: RequestState,
+        name: str,
+        is_streamed: bool,
+        has_news: asyncio.Event,
+        tenant: str,
+    ) -> Iterator[SharedStream]:
         key = (id(llm), tenant, is_streamed, *_identity(state))
         run = self._runs.get(key)
         if run is None or run.is_left:

@@ -1,6 +1,5 @@
 """POST /v1/completions."""
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,21 +8,20 @@ from starlette.responses import Response
 
 from llmserve.outputs import CompletionOutput
 from llmserve.request_state import RequestState
-from llmserve.server.activity import Job
-from llmserve.server.bodies import CompletionBody
+from llmserve.server.bodies import CompletionBody, StreamOptions
 from llmserve.server.body import read_json
-from llmserve.server.constraints import named_errors
-from llmserve.server.context import context, new_id
+from llmserve.server.context import context
 from llmserve.server.errors import ApiError
 from llmserve.server.generation import GenerationResponse
+from llmserve.server.jobs import Job, check_stream_options, generation_job
 from llmserve.server.logprobs import CompletionLogprobs
 from llmserve.server.models import ServedModel
-from llmserve.server.pacing import DEFAULT_TIER
 from llmserve.server.prompts import prompts
-from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
-from llmserve.server.wire import error_event, event, finish_reason, usage
+from llmserve.server.sampling import refuse_given, sampling_params
+from llmserve.server.wire import add_usage, error_event, event, finish_reason, head, usage
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
+_KIND = "text_completion"
 
 
 async def completions(request: Request) -> Response:
@@ -53,21 +51,10 @@ async def completions(request: Request) -> Response:
         add_special_tokens=body.add_special_tokens is not False,
         cache_salt=body.cache_salt or "",
     )
-    with named_errors(body):
-        states = [
-            await model.llm.admit(prompt, params, priority=body.priority or 0) for prompt in given
-        ]
-    job = Job(
-        new_id("cmpl"),
-        model,
-        states,
-        bool(body.stream),
-        timeout_s(body.timeout, server.settings),
-        body.service_tier or DEFAULT_TIER,
-    )
+    job = await generation_job("cmpl", body, model, given, params, server.settings)
     texts = []
     if body.echo:
-        texts = [_prompt_text(s.prompt.text, s.prompt.token_ids, model) for s in states]
+        texts = [_prompt_text(s.prompt.text, s.prompt.token_ids, model) for s in job.states]
     return GenerationResponse(server.activity, job, _Answer(job, body, texts))
 
 
@@ -79,8 +66,7 @@ def _check(body: CompletionBody) -> None:
         raise ApiError(400, "max_tokens must be at least 1, or echo true", param="max_tokens")
     if body.stream and body.echo and body.logprobs is not None:
         raise ApiError(400, "echo with logprobs is not streamed; leave stream out", param="stream")
-    if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options needs stream", param="stream_options")
+    check_stream_options(body)
 
 
 def _prompt_text(text: str | None, token_ids: list[int], model: ServedModel) -> str:
@@ -93,9 +79,9 @@ class _Answer:
     def __init__(self, job: Job, body: CompletionBody, texts: list[str]) -> None:
         self._job = job
         self._body = body
+        self._options = body.stream_options or StreamOptions()
         self._texts = texts
         self._n = job.states[0].params.n
-        self._created = int(time.time())
         self._is_begun: set[int] = set()  # choices
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
@@ -103,8 +89,7 @@ class _Answer:
     def is_plain(self) -> bool:
         """See Answer."""
         body = self._body
-        options = body.stream_options
-        says_more = body.return_token_ids or (options and options.continuous_usage_stats)
+        says_more = body.return_token_ids or self._options.continuous_usage_stats
         return body.logprobs is None and body.max_tokens != 0 and not says_more
 
     words_empty_texts = True
@@ -119,7 +104,7 @@ class _Answer:
         counts = usage(states)
         if self._body.max_tokens == 0:
             counts |= {"completion_tokens": 0, "total_tokens": counts["prompt_tokens"]}
-        return {**self._head(), "choices": choices, "usage": counts}
+        return {**head(_KIND, self._job), "choices": choices, "usage": counts}
 
     def lines(
         self, prompt_idx: int, news: Sequence[CompletionOutput], cause: str
@@ -130,27 +115,16 @@ class _Answer:
                 yield error_event(completion.error)
                 continue
             chunk = {
-                **self._head(),
+                **head(_KIND, self._job),
                 "choices": [self._choice(prompt_idx, completion, cause)],
             }
-            options = self._body.stream_options
-            if options and options.continuous_usage_stats:
-                chunk["usage"] = usage(self._job.states)
+            add_usage(chunk, self._options, self._job.states)
             yield event(chunk)
 
     def last_lines(self) -> Iterable[bytes]:
         """See Answer."""
-        options = self._body.stream_options
-        if options and options.include_usage:
-            yield event({**self._head(), "choices": [], "usage": usage(self._job.states)})
-
-    def _head(self) -> dict[str, Any]:
-        return {
-            "id": self._job.request_id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._job.model.name,
-        }
+        if self._options.include_usage:
+            yield event({**head(_KIND, self._job), "choices": [], "usage": usage(self._job.states)})
 
     def _choice(self, prompt_idx: int, completion: CompletionOutput, cause: str) -> dict[str, Any]:
         state = self._job.states[prompt_idx]

@@ -1,7 +1,8 @@
-"""What an answer may do with its connection past uvicorn's `send`: write a piece of the body at
-once, lend the socket, cut it."""
+"""What an answer may do with its connection past ASGI's `send` and `receive`: write a piece of the
+body at once, lend the socket, be told when it is lost, cut it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -16,11 +17,35 @@ class Connection:
     def __init__(self, protocol: HttpToolsProtocol) -> None:
         self._protocol: HttpToolsProtocol | None = protocol
         self._take_back: Callable[[], None] | None = None  # while it is lent
+        self._left: Callable[[], None] | None = None  # whom to tell that the client has
+
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether all of a request has come, so that nobody waits for its body. One that was sent
+        ahead stands for those before it, which have come before."""
+        cycle = self._protocol.cycle if self._protocol is not None else None
+        return cycle is not None and not cycle.more_body
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a write has to wait for the client to read."""
+        return self._protocol is not None and self._protocol.flow.write_paused
+
+    @contextmanager
+    def watched(self, left: Callable[[], None]) -> Iterator[None]:
+        """Within it `left` is called once the client has gone, at once if it has already."""
+        if self._protocol is None:
+            left()
+        self._left = left
+        try:
+            yield
+        finally:
+            self._left = None
 
     def write(self, body: bytes) -> bool:
         """A piece of the answer under way, past its task; False where that has to wait for it."""
         protocol = self._protocol
-        if protocol is None or not self._is_open or protocol.flow.write_paused:
+        if protocol is None or not self._is_open or self.is_full:
             return False
         protocol.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
@@ -60,6 +85,8 @@ class Connection:
         """It has been closed."""
         self.claim()
         self._protocol = None  # or it and we would hold each other
+        if self._left is not None:
+            self._left()
 
     @property
     def _is_open(self) -> bool:

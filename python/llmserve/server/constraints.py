@@ -1,8 +1,7 @@
 """How a request's output is constrained: response_format, structured_outputs, and tool_choice where
 a tool has to be called."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -48,8 +47,10 @@ def _of_format(value: Mapping[str, Any]) -> StructuredOutputsParams | None:
     schema = inner.get("schema") if isinstance(inner, Mapping) else None
     if not isinstance(schema, Mapping):
         raise _bad("response_format", "json_schema.schema must be a JSON schema, an object")
-    with _renamed("response_format"):
+    try:
         return StructuredOutputsParams(json=schema)
+    except InvalidArgument as error:
+        raise _renamed(error, "response_format") from None
 
 
 def tool_names(body: ChatBody) -> list[str]:
@@ -131,29 +132,22 @@ def _special_token_id(tokenizer: Tokenizer, text: str) -> int | None:
     return token_id if token_id in tokenizer.special_token_ids else None
 
 
-@contextmanager
-def named_errors(body: GenerationBody) -> Iterator[None]:
-    """A grammar that is refused is named as the field of the body from which it was made."""
+def named_error(error: InvalidArgument, body: GenerationBody) -> Exception:
+    """As the client is told: a grammar that is refused is named as the field of the body from which
+    it was made."""
     param = "response_format" if body.structured_outputs is None else "structured_outputs"
     if isinstance(body, ChatBody) and _is_forced(body):
         param = "tools"
-    with _renamed(param):
-        yield
+    return _renamed(error, param)
 
 
 def _is_forced(body: ChatBody) -> bool:
     return body.tool_choice not in (None, "auto", "none")
 
 
-@contextmanager
-def _renamed(param: str) -> Iterator[None]:
-    try:
-        yield
-    except InvalidArgument as error:
-        _, found, message = str(error).partition("structured_outputs: ")
-        if not found:
-            raise
-        raise _bad(param, message) from None
+def _renamed(error: InvalidArgument, param: str) -> Exception:
+    _, found, message = str(error).partition("structured_outputs: ")
+    return _bad(param, message) if found else error
 
 
 def _bad(param: str, message: str) -> ApiError:

@@ -1,6 +1,5 @@
 """What every route of one server shares."""
 
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,8 +30,3 @@ def context(request: Request) -> ServerContext:
     server = request.app.state.server
     assert isinstance(server, ServerContext)
     return server
-
-
-def new_id(prefix: str) -> str:
-    """A request id that nobody can guess."""
-    return f"{prefix}-{uuid.uuid4().hex}"

@@ -3,7 +3,7 @@ same words: C++ makes the line, and no task is woken for it. Where nothing but s
 come, the engine's thread writes them to the socket and Python does nothing for a token."""
 
 import asyncio
-import uuid
+import os
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,9 @@ from llmserve.server.connection import Connection
 if TYPE_CHECKING:
     from llmserve.server.activity import Run
     from llmserve.server.generation import Answer
+
+# Stands for the text of a line that is a template, and in no other place of it.
+_MARKER = os.urandom(16).hex()
 
 
 class DirectLines:
@@ -75,10 +78,9 @@ class DirectLines:
         self._templates.clear()
 
     def _template(self, prompt_idx: int, sample_idx: int) -> _core.LineTemplate:
-        marker = uuid.uuid4().hex
-        news = CompletionOutput(sample_idx, marker, [], None, None)
+        news = CompletionOutput(sample_idx, _MARKER, [], None, None)
         line = b"".join(self._answer.lines(prompt_idx, [news], ""))
-        prefix, suffix = line.split(marker.encode())
+        prefix, suffix = line.split(_MARKER.encode())
         return _core.LineTemplate(prefix, suffix, not self._answer.words_empty_texts)
 
     def _take(self, prompt_idx: int, event: _core.TokenEvent) -> bool:

@@ -11,12 +11,12 @@ from llmserve.outputs import CompletionOutput
 from llmserve.pooling_params import PoolingParams
 from llmserve.pooling_state import PoolingState
 from llmserve.request_state import RequestState
-from llmserve.server.activity import Job
 from llmserve.server.bodies import EmbeddingBody
 from llmserve.server.body import read_json
-from llmserve.server.context import context, new_id
+from llmserve.server.context import context
 from llmserve.server.errors import ApiError
 from llmserve.server.generation import GenerationResponse
+from llmserve.server.jobs import Job, new_id
 from llmserve.server.prompts import prompts
 from llmserve.server.sampling import timeout_s
 

@@ -1,7 +1,7 @@
 """Answers of generation routes: one JSON document, or a stream of server-sent events."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Protocol
 
@@ -10,10 +10,11 @@ from starlette.types import Receive, Scope, Send
 
 from llmserve.outputs import CompletionOutput
 from llmserve.request_state import RequestState
-from llmserve.server.activity import SHUTDOWN, TIMEOUT, Activity, Job, Run, shutting_down
+from llmserve.server.activity import SHUTDOWN, TIMEOUT, Activity, Run, shutting_down
 from llmserve.server.connection import Connection, own_connection
 from llmserve.server.direct_lines import DirectLines
 from llmserve.server.errors import ApiError, JsonResponse
+from llmserve.server.jobs import Job
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -21,6 +22,9 @@ _STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),  # or nginx would gather it
 ]
 _COMMENT = b": keep-alive\n\n"
+
+
+Write = Callable[[bytes], Awaitable[None]]  # a piece of the body that is not the last
 
 
 class Answer(Protocol):
@@ -65,14 +69,11 @@ class GenerationResponse(Response):
             if connection is not None:
                 run.cut_connection = connection.abort
             scope["llmserve.run"] = run  # for the log
-            watcher = asyncio.create_task(run.watch(receive))
-            try:
+            with _watched(run, receive, connection):
                 if self._job.is_streamed:
                     await self._stream(run, send, connection)
                 else:
                     await self._whole(run, scope, receive, send)
-            finally:
-                watcher.cancel()
 
     async def _whole(self, run: Run, scope: Scope, receive: Receive, send: Send) -> None:
         while not run.is_finished and not run.is_cut:
@@ -100,15 +101,21 @@ class GenerationResponse(Response):
     async def _stream(self, run: Run, send: Send, connection: Connection | None) -> None:
         headers = _STREAM_HEADERS + self._own_headers
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send(run, send, b"")
+
+        async def write(body: bytes, more_body: bool = True) -> None:
+            sent = send({"type": "http.response.body", "body": body, "more_body": more_body})
+            may_wait = connection is None or connection.is_full
+            await (run.sending(sent) if may_wait else sent)
+            run.note_sent()
+
         with self._direct_lines(run, connection) as direct:
-            lines = await self._send_news(run, send, direct)
+            lines = await self._write_news(run, write, direct)
         if not run.is_cut:
             last = b"".join([lines, *self._answer.last_lines(), b"data: [DONE]\n\n"])
-            await run.sending(send({"type": "http.response.body", "body": last}))
+            await write(last, more_body=False)
             run.note_first()
 
-    async def _send_news(self, run: Run, send: Send, direct: DirectLines | None) -> bytes:
+    async def _write_news(self, run: Run, write: Write, direct: DirectLines | None) -> bytes:
         """Until the end, whose lines it returns: they leave with those after them. Or until nobody
         reads."""
         is_first = True
@@ -122,17 +129,13 @@ class GenerationResponse(Response):
             if run.is_finished:
                 return lines
             if lines:
-                await self._send(run, send, lines)
+                await write(lines)
                 run.note_first()
                 is_first = False
             elif run.is_comment_due:
-                await self._send(run, send, _COMMENT)
+                await write(_COMMENT)
             if direct is not None:
                 direct.lend_soon()
-
-    async def _send(self, run: Run, send: Send, body: bytes) -> None:
-        message = {"type": "http.response.body", "body": body, "more_body": True}
-        await run.sending(send(message))
 
     def _lines(self, run: Run, direct: DirectLines | None) -> Iterable[bytes]:
         for idx, stream in enumerate(run.streams):
@@ -178,3 +181,23 @@ class GenerationResponse(Response):
                 await asyncio.wait_for(run.wait(), left_s if num_pending else None)
             except asyncio.TimeoutError:
                 return
+
+
+@contextmanager
+def _watched(run: Run, receive: Receive, connection: Connection | None) -> Iterator[None]:
+    """Within it the run ends when its client leaves."""
+    if connection is not None:
+        with connection.watched(run.leave):
+            yield
+        return
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        run.leave()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()

@@ -4,6 +4,7 @@ connection."""
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from email.utils import formatdate
 from functools import lru_cache
 from typing import Any
@@ -20,11 +21,15 @@ _log = logging.getLogger(__name__)
 _MAX_HEAD_BYTES = 2**15
 
 
-def http_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
-    """The protocol class of a server with these bounds."""
+def http_protocol(
+    settings: ServerSettings, answered: Callable[[int], None]
+) -> type[HttpToolsProtocol]:
+    """The protocol class of a server with these bounds. answered: told the status of what gets its
+    answer here, since it is no request."""
 
     class Protocol(_BoundedProtocol):
         bounds = settings
+        count_answer = staticmethod(answered)
 
     return Protocol
 
@@ -36,6 +41,7 @@ def _date_header(now_s: int) -> list[tuple[bytes, bytes]]:
 
 class _BoundedProtocol(HttpToolsProtocol):
     bounds: ServerSettings
+    count_answer: Callable[[int], None]
     _num_head_bytes = 0
     _is_in_head = True
     _is_refused = False
@@ -123,6 +129,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._is_refused = True
         client = self.client[0] if self.client else ""
         _log.info("no request", extra={"status": status, "client": client})
+        self.count_answer(status)
         if self._connection is not None:
             self._connection.claim()
         body = msgspec.json.encode(ApiError(status, message).body())

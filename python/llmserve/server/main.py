@@ -35,7 +35,7 @@ class Server(uvicorn.Server):
             app,
             host=settings.host,
             port=settings.port,
-            http=http_protocol(settings),
+            http=http_protocol(settings, app.state.server.metrics.count_answer),
             ws="none",
             lifespan="on",
             log_config=None,

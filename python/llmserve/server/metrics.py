@@ -216,9 +216,10 @@ class ServerMetrics:
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(models, activity, has_vllm_names))
         ProcessCollector(registry=self.registry)
-        self.answers = Counter(
+        self._answers = Counter(
             PREFIX + "http_responses", "answers by status", ["status"], registry=self.registry
         )
+        self._answers_by_status: dict[int, Counter] = {}
         # People read 4 to 13 tokens a second: a stream below that keeps its reader waiting.
         self.delivery = Histogram(
             PREFIX + "stream_delivery_tokens_per_second",
@@ -226,6 +227,13 @@ class ServerMetrics:
             registry=self.registry,
             buckets=(1, 2, 4, 8, 13, 20, 40, 80, 160, 320, 640),
         )
+
+    def count_answer(self, status: int) -> None:
+        """One more answer of this status."""
+        counter = self._answers_by_status.get(status)
+        if counter is None:
+            counter = self._answers_by_status[status] = self._answers.labels(str(status))
+        counter.inc()
 
 
 async def metrics(request: Request) -> Response:

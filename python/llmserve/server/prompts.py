@@ -49,4 +49,4 @@ def prompts(
 
 
 def _is_ids(value: list[Any]) -> bool:
-    return bool(value) and all(isinstance(item, int) for item in value)
+    return set(map(type, value)) == {int}

@@ -1,6 +1,7 @@
 """From a body's fields to SamplingParams: the model's defaults, with what was given over them."""
 
 import dataclasses
+from functools import lru_cache
 from typing import Any
 
 from llmserve.errors import InvalidArgument
@@ -22,6 +23,7 @@ _SAME = (
     *("spaces_between_special_tokens", "allowed_token_ids", "bad_words", "prompt_logprobs"),
     "thinking_token_budget",
 )
+_NUMBERS = (bool, int, float)
 
 
 def sampling_params(
@@ -33,7 +35,7 @@ def sampling_params(
 ) -> SamplingParams:
     """max_tokens: None runs to the end of the context or the server's cap. more: fields that
     depend on the route. Raises ApiError, InvalidArgument."""
-    given = {name: getattr(body, name) for name in _SAME} | more
+    given: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | more
     if body.n is not None and body.n > settings.max_num_samples:
         raise ApiError(
             400, f"n must be at most {settings.max_num_samples}, got {body.n}", param="n"
@@ -45,13 +47,20 @@ def sampling_params(
         }
         given["repetition_detection"] = RepetitionDetectionParams(**values)
     cap = settings.max_output_tokens
-    return dataclasses.replace(
-        defaults,
-        max_tokens=cap if max_tokens is None else min(max_tokens, cap),
-        output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
-        structured_outputs=structured_outputs(body),
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    given["max_tokens"] = cap if max_tokens is None else min(max_tokens, cap)
+    given["structured_outputs"] = structured_outputs(body)
+    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+    changes = {name: value for name, value in given.items() if value is not None}
+    is_small = all(isinstance(value, _NUMBERS) for value in changes.values())
+    replace = _remembered if is_small else dataclasses.replace
+    return replace(defaults, output_kind=kind, **changes)
+
+
+@lru_cache(maxsize=64, typed=True)
+def _remembered(defaults: SamplingParams, **changes: Any) -> SamplingParams:
+    """A client sends the same few numbers over and over, and each time they would take longer to
+    check than its prompt."""
+    return dataclasses.replace(defaults, **changes)
 
 
 def refuse_given(body: GenerationBody, names: tuple[str, ...], why: str) -> None:

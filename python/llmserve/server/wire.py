@@ -8,6 +8,8 @@ import msgspec
 from llmserve.outputs import CompletionOutput
 from llmserve.request_state import RequestState
 from llmserve.server.activity import TIMEOUT
+from llmserve.server.bodies import StreamOptions
+from llmserve.server.jobs import Job
 
 _encode = msgspec.json.Encoder().encode
 
@@ -21,6 +23,16 @@ def error_event(message: str) -> bytes:
     """What a stream says where it cannot go on."""
     error = {"message": message, "type": "server_error", "param": None, "code": "generation_failed"}
     return event({"error": error})
+
+
+def head(kind: str, job: Job) -> dict[str, Any]:
+    """What every document and chunk of an answer begins with."""
+    return {
+        "id": job.request_id,
+        "object": kind,
+        "created": job.created,
+        "model": job.model.name,
+    }
 
 
 def finish_reason(completion: CompletionOutput, cause: str) -> str | None:
@@ -41,3 +53,14 @@ def usage(states: Sequence[RequestState]) -> dict[str, Any]:
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+
+
+def add_usage(
+    chunk: dict[str, Any], options: StreamOptions, states: Sequence[RequestState]
+) -> None:
+    """What a chunk before the last one says of token counts: nothing, null where the last one has
+    them, or those so far."""
+    if options.continuous_usage_stats:
+        chunk["usage"] = usage(states)
+    elif options.include_usage:
+        chunk["usage"] = None

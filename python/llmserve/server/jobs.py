@@ -1,0 +1,88 @@
+"""What one HTTP request asks of the engine."""
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from llmserve.errors import InvalidArgument
+from llmserve.prompts import SinglePrompt
+from llmserve.request_state import RequestState
+from llmserve.sampling_params import SamplingParams
+from llmserve.server.bodies import GenerationBody
+from llmserve.server.constraints import named_error
+from llmserve.server.errors import ApiError
+from llmserve.server.models import ServedModel
+from llmserve.server.pacing import DEFAULT_TIER
+from llmserve.server.sampling import timeout_s
+from llmserve.server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The work of a request, and what its answer says of itself."""
+
+    request_id: str
+    model: ServedModel
+    states: Sequence[RequestState]  # one a prompt
+    is_streamed: bool
+    timeout_s: float  # 0: no bound
+    tier: str = DEFAULT_TIER
+    created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
+
+    @property
+    def num_tokens(self) -> int:
+        """The most that it may take: prompts and new tokens."""
+        return sum(_num_tokens(state) for state in self.states)
+
+
+def _num_tokens(state: RequestState) -> int:
+    num_new = 0 if state.pooling else state.params.n * (state.params.max_tokens or 1)
+    return len(state.prompt.token_ids) + num_new
+
+
+def check_stream_options(body: GenerationBody) -> None:
+    """Raises ApiError."""
+    if body.stream_options is None:
+        return
+    if not body.stream:
+        raise ApiError(400, "stream_options needs stream", param="stream_options")
+    if body.stream_options.include_obfuscation:
+        raise ApiError(
+            400,
+            "stream_options.include_obfuscation is not supported: chunks are not padded; leave it "
+            "out, and where the sizes of packets must tell nothing, do not stream",
+            param="stream_options",
+            code="unsupported_parameter",
+        )
+
+
+def new_id(prefix: str) -> str:
+    """A request id that nobody can guess."""
+    return f"{prefix}-{os.urandom(16).hex()}"
+
+
+async def generation_job(
+    kind: str,
+    body: GenerationBody,
+    model: ServedModel,
+    prompts: Iterable[SinglePrompt],
+    params: SamplingParams,
+    settings: ServerSettings,
+) -> Job:
+    """The job of a body, its prompts checked and tokenized. kind: what its id begins with. Raises
+    ApiError, InvalidArgument, ResourceExhausted."""
+    try:
+        states = [
+            await model.llm.admit(prompt, params, priority=body.priority or 0) for prompt in prompts
+        ]
+    except InvalidArgument as error:
+        raise named_error(error, body) from None
+    return Job(
+        new_id(kind),
+        model,
+        states,
+        bool(body.stream),
+        timeout_s(body.timeout, settings),
+        body.service_tier or DEFAULT_TIER,
+    )
