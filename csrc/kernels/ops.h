@@ -241,7 +241,8 @@ struct TransferBlocksArgs {
 // gives a maximum m, a sum l and an unnormalised output o of its own; the tiles of a span of
 // kKvSpan positions merge in position order, then the spans. Hence the same bits for prefill, chunk
 // and decode, and whether or not the spans are shared among threads. Flash attention: Dao et al.
-// 2022, section 3.1.
+// 2022, section 3.1. Over a cache in bf16, instruction sets with products of bf16 round q and the
+// weights to bf16, and l sums what is used (docs/decisions/bf16-products-on-the-cpu.md).
 inline constexpr int64_t kKvTile = 64;
 inline constexpr int64_t kKvSpan = 512;
 struct PagedAttentionArgs {

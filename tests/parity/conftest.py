@@ -1,6 +1,9 @@
 """Backends for the op tests: every instruction set of the build, CUDA with and without cuBLAS."""
 
+import functools
+
 import numpy as np
+import op_formulas as formulas
 import pytest
 from llmserve import _core
 from llmserve.errors import NotSupported
@@ -55,6 +58,36 @@ def any_backend(request, ref):
 def ref_of_fast(fast, ref):
     """The reference that sums products of bf16 as `fast` does."""
     return testing.make_backend("ref", 1, isa_of(fast)) if fast.name == "cpu" else ref
+
+
+@pytest.fixture(scope="session")
+def attention_tolerance(fast, has_bf16_products):
+    """How near attention over a cache of a dtype is to `ref_of_fast`."""
+
+    def tolerance(dtype):
+        if dtype == "bfloat16" and "tiled attention" in fast.description:
+            return formulas.ROUNDED_ATTENTION_TOLERANCE
+        if dtype == "bfloat16" and has_bf16_products and not sums_as_the_manual_says():
+            return formulas.ROUNDED_ATTENTION_TOLERANCE  # a sum's last bit may turn a rounding
+        return formulas.SUM_TOLERANCE
+
+    return tolerance
+
+
+@pytest.fixture(scope="session")
+def has_bf16_products(fast):
+    """Whether `fast` is a CPU whose attention over caches in bf16 rounds what it multiplies."""
+    return fast.name == "cpu" and isa_of(fast) in ("avx512_bf16", "amx")
+
+
+@functools.cache
+def sums_as_the_manual_says():
+    """Whether this machine's dot products of bf16 have the bits of the instruction's manual."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal((40, 301), dtype=np.float32) for _ in range(2))
+    backends = (testing.make_backend(name, 1, "avx512_bf16") for name in ("cpu", "ref"))
+    got, expected = (b.linear(x, b.pack_linear([w], "bfloat16")) for b in backends)
+    return np.array_equal(got, expected)
 
 
 def isa_of(backend):

@@ -156,6 +156,42 @@ def test_attention_matches_the_formula(ref, rng, window, soft_cap):
         out = out[len(q) :]
 
 
+@pytest.mark.parametrize("isa", ["avx512_bf16", "amx"])
+@pytest.mark.parametrize("window", [0, 3])
+def test_attention_over_bf16_sums_as_the_instruction_sets_do(rng, isa, window):
+    """Pairs of D and of positions, the second first; probabilities are rounded, then summed."""
+    n, dim, value_dim = 7, 5, 3
+    keys, values = normal(rng, n, 1, dim), normal(rng, n, 1, value_dim)
+    q = normal(rng, n, 1, dim)
+    backend = _core.testing.make_backend("ref", 1, isa)
+    options = {"scale": 0.5, "window": window}
+    got = formulas.run_attention(backend, [(keys, values)], [q], 4, "bfloat16", **options)
+
+    def bf16(x):
+        return formulas.from_bf16(formulas.to_bf16(np.float32(x)))
+
+    def chain(a, b):
+        total = np.float32(0)
+        for i in range(0, len(a), 2):
+            for x, y in zip(a[i : i + 2][::-1], b[i : i + 2][::-1], strict=True):
+                total = np.float32(np.float64(total) + np.float64(x) * np.float64(y))
+        return total
+
+    for t in range(n):
+        begin = max(0, t + 1 - window) if window else 0
+        scores = np.array([chain(bf16(q[t, 0]), bf16(keys[j, 0])) for j in range(begin, t + 1)])
+        scores *= np.float32(0.5)
+        # In NumPy's exp, which may differ in the last bit: before the rounding, not after it.
+        p = np.zeros(t + 2, np.float32)
+        p[begin : t + 1] = bf16(np.exp(scores - scores.max()))
+        seen = np.where(p[:, None] > 0, np.append(bf16(values[: t + 1, 0]), [[0] * 3], 0), 0)
+        first = begin // 2 * 2
+        count = (t + 2 - first) // 2 * 2
+        for i in range(value_dim):
+            expected = chain(p[first : first + count], seen[first : first + count, i]) / p.sum()
+            np.testing.assert_allclose(got[t, 0, i], expected, rtol=2 * 2**-23)
+
+
 def test_store_kv_rounds_to_nearest_even_and_skips_minus_one(ref, rng):
     keys, values = normal(rng, 3, 2, 6), normal(rng, 3, 2, 4)
     caches = [np.zeros((4, 2, 5, d), np.uint16) for d in (6, 4)]

@@ -206,7 +206,6 @@ void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
                                 .q_head_stride = args.q.strides[1],
                                 .keys = keys.data,
                                 .values = values.data,
-                                .storage = storage_of(keys.dtype),
                                 .has_key_panels = has_panels,
                                 .kv_heads = keys.shape[1],
                                 .block_size = keys.shape[2],
@@ -219,12 +218,13 @@ void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
                                 .out = args.out.as<float>(),
                                 .out_token_stride = args.out.strides[0],
                                 .out_head_stride = args.out.strides[1]};
+  const auto attention = kernels_.attention[static_cast<size_t>(storage_of(keys.dtype))];
   const auto run = [&](int64_t begin, int64_t end, int thread_idx) {
     for (int64_t part = begin; part < end; ++part) {
       for (int64_t i = item_starts_[static_cast<size_t>(part)];
            i < item_starts_[static_cast<size_t>(part) + 1]; ++i) {
-        kernels_.attention(&call, &items_[static_cast<size_t>(i)],
-                           reinterpret_cast<float*>(scratch(thread_idx)));
+        attention(&call, &items_[static_cast<size_t>(i)],
+                  reinterpret_cast<float*>(scratch(thread_idx)));
       }
     }
   };

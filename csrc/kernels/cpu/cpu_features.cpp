@@ -69,6 +69,7 @@ cpu::KernelTable avx512_vnni() {
 cpu::KernelTable avx512_bf16() {
   cpu::KernelTable table = avx512_vnni();
   table.linear_bf16 = cpu::avx512_bf16::kLinear;
+  table.attention[static_cast<size_t>(cpu::CacheStorage::kBf16)] = &cpu::avx512_bf16::attention;
   return table;
 }
 cpu::KernelTable amx() {

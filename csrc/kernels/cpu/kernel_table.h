@@ -87,13 +87,13 @@ struct QuantizedPart {
 };
 
 enum class CacheStorage : uint8_t { kF32, kBf16, kFp8 };
+constexpr int kNumCacheStorages = 3;
 
 struct AttentionCall {
   const float* q;
   int64_t q_token_stride, q_head_stride;
   const void* keys;    // [N, K, P, D]; in fp8, the P rows of a block and head and then their scales
   const void* values;  // [N, K, P, Dv]; likewise
-  CacheStorage storage;
   bool has_key_panels;  // keys lie in panels of kPanelWidth tokens, and Dv is a multiple of it
   int64_t kv_heads, block_size, head_dim, value_dim;
   int64_t group;  // query heads a KV head
@@ -138,7 +138,9 @@ struct KernelTable {
 
   // Attention of one item; `rows` is the largest num_tokens * group of the items.
   int64_t (*attention_scratch_floats)(int64_t rows, int64_t head_dim, int64_t value_dim);
-  void (*attention)(const AttentionCall* call, const AttentionItem* item, float* scratch);
+  // In the order of CacheStorage.
+  void (*attention[kNumCacheStorages])(const AttentionCall* call, const AttentionItem* item,
+                                       float* scratch);
   // Writes an item's output from the partial results of its spans, which lie one after another from
   // item->partial on.
   int64_t (*attention_partial_floats)(int64_t rows, int64_t value_dim);
@@ -191,7 +193,8 @@ void quantized_linear(const QuantizedPart* part);
 }
 namespace avx512_bf16 {
 extern const LinearKernel kLinear;
-}
+void attention(const AttentionCall* call, const AttentionItem* item, float* scratch);  // over bf16
+}  // namespace avx512_bf16
 namespace amx {
 extern const LinearKernel kLinear;
 void quantized_linear(const QuantizedPart* part);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "core/float_types.h"
@@ -33,6 +34,7 @@ struct KvHead {
   const PagedAttentionArgs& args;
   const int32_t* block_table;
   int64_t head;
+  bool has_pairs;  // queries and probabilities are rounded to bf16 and multiplied in pairs
 
   // Element `idx` of a part, which is in this row.
   float at(const Tensor& part, int64_t idx, int64_t block, int64_t offset) const {
@@ -57,10 +59,23 @@ struct KvHead {
     return at(values, row + d, block, offset);
   }
 
+  float dot(const float* q, int64_t position) const {
+    const int64_t head_dim = args.q.shape[2];
+    float sum = 0;
+    if (!has_pairs) {
+      for (int64_t d = 0; d < head_dim; ++d) sum += q[d] * key(position, d);
+      return sum;
+    }
+    std::vector<uint16_t> a, b;
+    for (int64_t d = 0; d < head_dim; ++d) {
+      a.push_back(round_to_bf16(q[d]));
+      b.push_back(f32_to_bf16(key(position, d)));
+    }
+    return dot_bf16(Bf16Products::kPairs, a.data(), b.data(), head_dim);
+  }
+
   float score(const float* q, int64_t position) const {
-    float dot = 0;
-    for (int64_t d = 0; d < args.q.shape[2]; ++d) dot += q[d] * key(position, d);
-    const float score = dot * args.scale;
+    const float score = dot(q, position) * args.scale;
     return args.soft_cap > 0 ? args.soft_cap * ref::v_tanh(score / args.soft_cap) : score;
   }
 
@@ -71,11 +86,32 @@ struct KvHead {
       scores.push_back(score(q, j));
       result.m = std::max(result.m, scores.back());
     }
+    if (has_pairs) return weigh_in_pairs(scores, begin, end, std::move(result));
     for (int64_t j = begin; j < end; ++j) {
       const float p = ref::v_exp(scores[static_cast<size_t>(j - begin)] - result.m);
       result.l += p;
       for (size_t i = 0; i < result.o.size(); ++i)
         result.o[i] += p * value(j, static_cast<int64_t>(i));
+    }
+    return result;
+  }
+
+  // Pairs of positions from an even one on; the other of a pair that is not seen counts as zero.
+  Softmax weigh_in_pairs(const std::vector<float>& scores, int64_t begin, int64_t end,
+                         Softmax result) const {
+    const int64_t first = begin / 2 * 2;
+    std::vector<uint16_t> p(static_cast<size_t>((end - first + 1) / 2 * 2));
+    std::vector<uint16_t> column(p.size());
+    for (int64_t j = begin; j < end; ++j) {
+      const auto at = static_cast<size_t>(j - first);
+      p[at] = round_to_bf16(ref::v_exp(scores[static_cast<size_t>(j - begin)] - result.m));
+      result.l += bf16_to_f32(p[at]);
+    }
+    for (size_t i = 0; i < result.o.size(); ++i) {
+      for (int64_t j = begin; j < end; ++j)
+        column[static_cast<size_t>(j - first)] = f32_to_bf16(value(j, static_cast<int64_t>(i)));
+      result.o[i] =
+          dot_bf16(Bf16Products::kPairs, p.data(), column.data(), static_cast<int64_t>(p.size()));
     }
     return result;
   }
@@ -101,13 +137,15 @@ struct KvHead {
 void RefBackend::paged_attention(const PagedAttentionArgs& args) {
   validate(args);
   const int64_t group = args.q.shape[1] / args.cache.keys.shape[1];
+  const bool has_pairs = args.cache.keys.dtype == DType::kBF16 && bf16_ != Bf16Products::kNone;
   for (size_t b = 0; b < args.kv_lens.size(); ++b) {
     const int64_t first = args.query_starts[b];
     const int64_t last = args.query_starts[b + 1];
     for (int64_t t = first; t < last; ++t) {
       for (int64_t h = 0; h < args.q.shape[1]; ++h) {
-        const KvHead head{
-            args, args.block_tables.data() + static_cast<int64_t>(b) * args.max_blocks, h / group};
+        const KvHead head{args,
+                          args.block_tables.data() + static_cast<int64_t>(b) * args.max_blocks,
+                          h / group, has_pairs};
         head.row(args.q.as<float>() + t * args.q.strides[0] + h * args.q.strides[1],
                  args.kv_lens[b] - (last - t),
                  args.out.as<float>() + t * args.out.strides[0] + h * args.out.strides[1]);

@@ -1,0 +1,31 @@
+// Attention over a cache in bf16 by AVX-512 BF16: dot products of pairs, queries and probabilities
+// rounded to bf16 first.
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/cpu/kernel_table.h"
+
+namespace llmserve::cpu::avx512_bf16 {
+namespace {
+
+#include "kernels/cpu/avx512.inc"
+
+#include "core/math/exp.inc"
+#include "kernels/cpu/bf16.inc"
+#include "kernels/cpu/matmul.inc"
+
+#include "kernels/cpu/attention_tile.inc"
+
+#include "kernels/cpu/attention_bf16.inc"
+
+#include "kernels/cpu/attention.inc"
+
+}  // namespace
+
+void attention(const AttentionCall* call, const AttentionItem* item, float* scratch) {
+  attention<uint16_t, uint16_t>(call, item, scratch);
+}
+
+}  // namespace llmserve::cpu::avx512_bf16
