@@ -12,12 +12,14 @@ import json
 import os
 import statistics
 import sys
+import time
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bare_send import bare_send_us
 from environments import machine_probe, version_of
 from http_server import PERCENTILES, SYSTEMS, HttpServer
 from llmserve.bench.serve import Load, Report
@@ -29,6 +31,7 @@ __all__ = ["SYSTEMS", "measure", "table_of"]
 _METRICS = ("ttfb", "ttft", "itl")
 _MIN_REQUESTS = 3
 _NUM_TURNS = 4  # a round, of one request
+_SETTLE_S = 0.05  # for the loop to let go of connections that were just closed
 
 
 class EngineAlone:
@@ -54,18 +57,26 @@ class Cost:
 
     wall_s: float
     cpu_s: float
-    serving_s: float
+    loop_s: float
+    line_s: float
+
+    @property
+    def serving_s(self) -> float:
+        """The event loop's and the lines'."""
+        return self.loop_s + self.line_s
 
     @classmethod
     def of(cls, system: HttpServer | EngineAlone, load: Load) -> Cost:
         """Of this load, once."""
         line_s = -_line_s(system)  # first and last: asking for it is work of the loop's, too
+        time.sleep(_SETTLE_S)
         cpu_s, loop_s = -_process_cpu_s(system.pid), -_loop_s(system.pid)
         result = system.run(load)
+        time.sleep(_SETTLE_S)
         cpu_s += _process_cpu_s(system.pid)
         loop_s += _loop_s(system.pid)
         wall_s = result.duration_s if isinstance(result, Report) else result
-        return cls(wall_s, cpu_s, loop_s + line_s + _line_s(system))
+        return cls(wall_s, cpu_s, loop_s, line_s + _line_s(system))
 
 
 Reports = dict[tuple[str, int], list[Report]]  # by system and number at once; one a round
@@ -79,6 +90,7 @@ def measure(options: argparse.Namespace) -> None:
     write_checkpoint(checkpoint, options.shape)
     reports: Reports = defaultdict(list)
     pairs: Pairs = defaultdict(list)
+    sends_us: dict[int, list[float]] = defaultdict(list)  # one a round
     with machine_probe(options, ["bfloat16"]) as probe, ExitStack() as stack:
         alone = EngineAlone(options, checkpoint)
         stack.callback(alone.close)
@@ -100,6 +112,7 @@ def measure(options: argparse.Namespace) -> None:
                     load = _load(options, num, num, seed)
                     is_swapped = (round_idx + turn) % 2 == 1
                     pairs[num].append(_pair(servers["llmserve"], alone, load, is_swapped))
+                sends_us[num].append(bare_send_us(num, options.threads))
     measured = {
         "input_len": options.input_len,
         "output_len": options.output_len,
@@ -108,7 +121,7 @@ def measure(options: argparse.Namespace) -> None:
             for name, server in servers.items()
         },
         "rows": [_row(reports, n, s) for n in options.concurrency for s in options.systems],
-        "serving": [_cost_row(pairs, n, options.output_len) for n in options.concurrency],
+        "serving": [_cost_row(pairs, sends_us, n, options.output_len) for n in options.concurrency],
     }
     write_report("servers", options, ["bfloat16"], probe, measured)
 
@@ -162,14 +175,19 @@ def _row(reports: Reports, num: int, name: str) -> dict[str, Any]:
     }
 
 
-def _cost_row(pairs: Pairs, num: int, output_len: int) -> dict[str, Any]:
-    """llmserve's server beside its engine alone: medians over the pairs, and each of them."""
+def _cost_row(
+    pairs: Pairs, sends_us: dict[int, list[float]], num: int, output_len: int
+) -> dict[str, Any]:
+    """llmserve's server beside its engine alone, and its lines beside plain sends: medians, and
+    each of the pairs."""
     num_tokens = num * output_len
     return {
         "concurrency": num,
         "share_more_time": statistics.median(s.wall_s / e.wall_s - 1 for s, e in pairs[num]),
         "share_more_cpu": statistics.median(s.cpu_s / e.cpu_s - 1 for s, e in pairs[num]),
         "loop_us_a_token": statistics.median(1e6 * s.serving_s / num_tokens for s, _ in pairs[num]),
+        "line_us_a_token": statistics.median(1e6 * s.line_s / num_tokens for s, _ in pairs[num]),
+        "bare_send_us": statistics.median(sends_us[num]),
         "served": [[s.wall_s, s.cpu_s, s.serving_s] for s, _ in pairs[num]],
         "alone": [[e.wall_s, e.cpu_s] for _, e in pairs[num]],
     }
@@ -210,17 +228,22 @@ def table_of(report: dict[str, Any]) -> str:
     lines += [
         "",
         "| at once | time more than the engine alone (range over pairs) | processor time more "
-        "| event loop and lines, a token |",
-        "| --- | --- | --- | --- |",
+        "| event loop and lines, a token | of which lines | a bare send |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in report["serving"]:
         shares = [s[0] / e[0] - 1 for s, e in zip(row["served"], row["alone"], strict=True)]
         lines.append(
             f"| {row['concurrency']} | {row['share_more_time']:+.1%} "
             f"({min(shares):+.0%} to {max(shares):+.0%}) "
-            f"| {row['share_more_cpu']:+.1%} | {row['loop_us_a_token']:.0f} µs |"
+            f"| {row['share_more_cpu']:+.1%} | {row['loop_us_a_token']:.0f} µs "
+            f"| {_us(row.get('line_us_a_token'))} | {_us(row.get('bare_send_us'))} |"
         )
     return "\n".join(lines)
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f} µs"
 
 
 def _process_cpu_s(pid: int) -> float:
