@@ -7,7 +7,7 @@ FORMAT is float32, bfloat16, int8 or int4, the last two of weights alone.
 A job is {"prompts": [[token ids]], "max_tokens": [n, one a prompt]}. The answer {"elapsed_s": s,
 "first_s": s, "tokens": [[ids]]} holds greedy tokens, exactly so many a prompt, and when the first
 of all was known. The first line out tells the version and the seconds from the import to a loaded
-model. Runs in the system's own environment and imports nothing else.
+model. Runs in the system's own environment and imports nothing of another.
 """
 
 from __future__ import annotations
@@ -90,38 +90,10 @@ def transformers(model: str, form: str, num_threads: int) -> tuple[str, Generate
 
 def llama_cpp(model: str, _form: str, num_threads: int) -> tuple[str, Generate]:
     import llama_cpp
-    import numpy as np
+    from llama_batches import LlamaCpp
 
     # The file has the format.
-    llama = llama_cpp.Llama(
-        model_path=model,
-        n_ctx=4096,
-        n_batch=512,
-        n_threads=num_threads,
-        n_threads_batch=num_threads,
-        logits_all=False,
-        verbose=False,
-    )
-
-    def generate(prompts: Prompts, max_tokens: list[int]) -> tuple[list[list[int]], float]:
-        # One after another: the Python API runs one sequence.
-        first: list[float] = []
-        pairs = zip(prompts, max_tokens, strict=True)
-        return [one(prompt, n, first) for prompt, n in pairs], first[0]
-
-    def one(prompt: list[int], max_tokens: int, first: list[float]) -> list[int]:
-        llama.reset()
-        llama.eval(prompt)
-        tokens: list[int] = []
-        while True:
-            logits = llama_cpp.llama_get_logits_ith(llama.ctx, -1)
-            tokens.append(int(np.argmax(np.ctypeslib.as_array(logits, (llama.n_vocab(),)))))
-            first.append(time.perf_counter())
-            if len(tokens) == max_tokens:
-                return tokens
-            llama.eval(tokens[-1:])
-
-    return llama_cpp.__version__, generate
+    return llama_cpp.__version__, LlamaCpp(model, num_threads).generate
 
 
 def vllm_cpu(model: str, form: str, num_threads: int) -> tuple[str, Generate]:
