@@ -4,7 +4,7 @@ import asyncio
 import difflib
 import re
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -92,12 +92,12 @@ def _too_large(max_bytes: int) -> ApiError:
 def _check_depth(record: msgspec.Struct) -> None:
     """Of what has no type of its own: messages, schemas. The decoder has a bound of its own, too
     large to hand on."""
-    level: list[object] = list(msgspec.structs.astuple(record))
+    level: list[Any] = list(msgspec.structs.astuple(record))
     for _ in range(_MAX_JSON_DEPTH):
-        nested = [v for v in level if isinstance(v, _NESTED)]
+        nested = [value for value in level if type(value) in _NESTED]
         if not nested:
             return
-        inner = (items.values() if isinstance(items, dict) else items for items in nested)
+        inner = (items.values() if type(items) is dict else items for items in nested)
         level = list(chain.from_iterable(inner))
     raise ApiError(400, f"the body is nested deeper than {_MAX_JSON_DEPTH}")
 

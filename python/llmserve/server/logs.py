@@ -20,7 +20,8 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
+        given = record.__dict__
+        line |= {name: given[name] for name in _FIELDS if name in given}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
@@ -28,12 +29,8 @@ class _JsonFormatter(logging.Formatter):
 
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
-        fields = [
-            f"{name}={_one_line(getattr(record, name))}"
-            for name in _FIELDS
-            if hasattr(record, name)
-        ]
+        line, given = super().format(record), record.__dict__
+        fields = [f"{name}={_one_line(given[name])}" for name in _FIELDS if name in given]
         return " ".join([line, *fields])
 
 
