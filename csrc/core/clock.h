@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 
 namespace llmserve {
 
@@ -20,6 +21,13 @@ class SteadyClock final : public Clock {
     return duration_cast<microseconds>(steady_clock::now().time_since_epoch()).count();
   }
 };
+
+// Processor time of this thread so far.
+inline int64_t thread_cpu_ns() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+}
 
 // Stands still until it is told otherwise.
 class ManualClock final : public Clock {

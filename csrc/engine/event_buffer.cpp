@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <ctime>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/prefetch.h"
 
@@ -35,13 +35,6 @@ void merge(TokenEvent& earlier, TokenEvent& later) {
   earlier = std::move(later);
 }
 
-// Processor time of this thread.
-int64_t thread_ns() {
-  timespec now = {};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
-}
-
 }  // namespace
 
 EventBuffer::EventBuffer() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
@@ -63,7 +56,7 @@ void EventBuffer::push(std::span<TokenEvent> events) {
 // Whether any is to be taken by the consumer.
 bool EventBuffer::add_all(std::span<TokenEvent> events) {
   const std::lock_guard lock(mutex_);
-  const int64_t begin_ns = lent_.empty() ? 0 : thread_ns();
+  const int64_t begin_ns = lent_.empty() ? 0 : thread_cpu_ns();
   found_.clear();
   size_t expected = 0;
   for (const TokenEvent& event : events) {
@@ -74,7 +67,7 @@ bool EventBuffer::add_all(std::span<TokenEvent> events) {
   }
   for (size_t i = 0; i < events.size(); ++i)
     if (lent_.empty() || !write_line(events[i])) add(events[i], places_[found_[i]]);
-  if (begin_ns > 0) line_ns_ += thread_ns() - begin_ns;
+  if (begin_ns > 0) line_ns_ += thread_cpu_ns() - begin_ns;
   return !ready_.empty();
 }
 
