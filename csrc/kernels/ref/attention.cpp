@@ -104,7 +104,7 @@ struct KvHead {
     std::vector<uint16_t> column(p.size());
     for (int64_t j = begin; j < end; ++j) {
       const auto at = static_cast<size_t>(j - first);
-      p[at] = round_to_bf16(ref::v_exp(scores[static_cast<size_t>(j - begin)] - result.m));
+      p[at] = round_to_bf16(ref::v_exp_bf16(scores[static_cast<size_t>(j - begin)] - result.m));
       result.l += bf16_to_f32(p[at]);
     }
     for (size_t i = 0; i < result.o.size(); ++i) {
