@@ -13,6 +13,9 @@ inline constexpr size_t kCacheLineBytes = 64;
 inline void prefetch(const void* data, size_t num_bytes) {
   for (size_t at = 0; at < num_bytes; at += kCacheLineBytes)
     __builtin_prefetch(static_cast<const char*>(data) + at, /*rw=*/1);
+  // Else gcc takes a function that does nothing but this for one without effects, and drops its
+  // calls.
+  asm volatile("");
 }
 
 template <class T>
