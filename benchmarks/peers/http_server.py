@@ -15,7 +15,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from environments import gguf_of, llama_cpp_build, ready_python
+from environments import gguf_of, llama_cpp_build, ready_python, vllm_variables
 from llmserve.bench.http_stream import Target
 from llmserve.bench.serve import Load, Report, run_load
 
@@ -60,13 +60,10 @@ def _vllm_cpu(options: argparse.Namespace, checkpoint: Path, port: int) -> Launc
     dtype = "bfloat16" if _has_bf16_arithmetic() else "float32"
     command += ["--dtype", dtype, "--max-model-len", 2048, "--max-num-batched-tokens", 512]
     command += ["--max-num-seqs", max(options.concurrency)]
-    cores = sorted(os.sched_getaffinity(0))[: options.threads]
     variables = {
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),  # it would take all but one
+        **vllm_variables(options.folder, options.threads),
         "VLLM_CPU_KVCACHE_SPACE": str(_KV_BYTES // 2**30),
-        "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(_START_S)),
-        "HF_HUB_OFFLINE": "1",
     }
     return Launch(command, variables)
 

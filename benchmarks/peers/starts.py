@@ -63,7 +63,7 @@ def measure(options: argparse.Namespace) -> None:
 def _start(system: System, options: argparse.Namespace) -> tuple[float, int]:
     """Seconds from the process' creation to its first token, and its peak of resident memory."""
     python, model = model_of(system, options)
-    weights = [model if model.is_file() else model / "model.safetensors"]
+    weights = [model] if model.is_file() else [*model.glob("*.safetensors"), *model.glob("*.bin")]
     if system.keeps_packed:
         weights += (options.folder / "cache").rglob("*.safetensors")
     for path in weights:
