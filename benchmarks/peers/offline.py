@@ -23,9 +23,10 @@ from environments import (
     ready_python,
     vllm_variables,
 )
-from page import heading, write_report
+from llmserve.bench.machine import Rates, describe_machine, medians
+from page import RESULTS, description, heading, runs_of, write_json
 from random_models import SHAPES, write_checkpoint
-from workloads import FORMATS, Workload, chosen
+from workloads import FORMATS, WORKLOADS, Workload, chosen
 
 Item = TypeVar("Item")
 
@@ -116,33 +117,63 @@ class Worker:
 
 
 def measure(options: argparse.Namespace) -> None:
+    """Runs the work on every system and adds a run to the report; what it measures anew of a work
+    and a format takes the place of what the report had."""
+    path = options.results or RESULTS / f"peers-{options.shape}.json"
+    earlier = _earlier_runs(path, options.threads)
     folder = options.folder / "models" / options.shape
     print(f"checkpoint: {folder}", flush=True)
     write_checkpoint(folder, options.shape)
     vocab_size = SHAPES[options.shape]["vocab_size"]
-    rows = []
+    rows: list[dict[str, Any]] = []
     with machine_probe(options, options.formats) as probe, ExitStack() as stack:
         workers: dict[System, Worker] = {}
         for system, worker in start_workers(options):
             workers[system] = worker
             stack.callback(worker.close)
         systems = {str(s): {"version": w.version, "load_s": w.load_s} for s, w in workers.items()}
+        run = {**description(options, options.formats), "systems": systems, "rows": rows}
         for workload in chosen(options.work):
             seconds: dict[System, list[float]] = {system: [] for system in workers}
             tokens: dict[System, list[list[int]]] = {}
+            measured: list[Rates] = []
             for system, worker in workers.items():  # not counted: first touches, buffers
                 tokens[system] = worker.run(workload.job(vocab_size, 0))["tokens"]
             for round_idx in range(1, options.rounds + 1):
                 job = workload.job(vocab_size, round_idx)
                 for system in rotated(list(workers), round_idx):
                     seconds[system].append(workload.seconds(workers[system].run(job)))
-                    probe.measure()
+                    measured.append(probe.measure())
             for system in workers:
-                bound_s = workload.bound_s(SHAPES[options.shape], system.form, probe.rates())
-                rows.append(row_of(workload, system, seconds, tokens, bound_s))
+                demand = workload.demand(SHAPES[options.shape], system.form)
+                rows.append(row_of(workload, system, seconds, tokens, demand, medians(measured)))
             show(rows[-len(workers) :])
-            measured = {"systems": systems, "rows": rows}  # kept even if the next is interrupted
-            write_report("peers", options, options.formats, probe, measured)
+            runs = [*_without(earlier, rows), run]  # kept even if the next work is interrupted
+            write_json(path, {"shape": options.shape, "threads": options.threads, "runs": runs})
+
+
+def _earlier_runs(path: Path, num_threads: int) -> list[dict[str, Any]]:
+    """Those of a report that this one adds to, if there is one."""
+    if not path.exists():
+        return []
+    report = json.loads(path.read_text(encoding="utf-8"))
+    places = [(run["machine"]["cpu"], run["threads"]) for run in runs_of(report)]
+    here = (describe_machine()["cpu"], num_threads)
+    if any(place != here for place in places):
+        raise SystemExit(f"{path} is of {places}, this is {here}: name another with --results")
+    return runs_of(report)
+
+
+def _without(runs: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs without what these rows have measured anew, and without those that had no more."""
+    anew = {_work_of(row) for row in rows}
+    rest = [{**run, "rows": [r for r in run["rows"] if _work_of(r) not in anew]} for run in runs]
+    return [run for run in rest if run["rows"]]
+
+
+def _work_of(row: dict[str, Any]) -> tuple[str, str]:
+    """Its work and format, of which all systems are measured together."""
+    return row["workload"], row["system"].partition(", ")[2]
 
 
 def start_workers(options: argparse.Namespace) -> Iterator[tuple[System, Worker]]:
@@ -176,8 +207,10 @@ def row_of(
     system: System,
     seconds: dict[System, list[float]],
     tokens: dict[System, list[list[int]]],
-    bound_s: float,
+    demand: tuple[float, float],
+    rates: Rates,
 ) -> dict[str, Any]:
+    """What a system took, beside llmserve and the bound of what the work demands."""
     own = System("llmserve", system.form)
     ratios = [peer / mine for peer, mine in zip(seconds[system], seconds[own], strict=True)]
     pairs = list(zip(tokens[system], tokens[own], strict=True))
@@ -185,7 +218,10 @@ def row_of(
         "workload": workload.name,
         "system": str(system),
         "seconds": seconds[system],
-        "bound_s": bound_s,
+        "bound_s": rates.bound_s(*demand, system.form),
+        "limit": rates.limit(*demand, system.form),
+        "read_bytes_per_s": rates.read_bytes_per_s,
+        "gemm_ops_per_s": rates.gemm_ops_per_s,
         "tokens_per_s": workload.num_tokens / statistics.median(seconds[system]),
         "ratio": statistics.median(ratios),
         "ratio_min": min(ratios),
@@ -212,16 +248,25 @@ def table_of(report: dict[str, Any]) -> str:
         "| work | system | tokens/s | share of the bound | time / llmserve's (range over rounds) |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for row in report["rows"]:
+    works = [workload.name for workload in WORKLOADS]
+    rows = [row for run in runs_of(report) for row in run["rows"]]
+    # Within both as they were measured.
+    rows.sort(key=lambda row: (works.index(row["workload"]), list(FORMATS).index(_work_of(row)[1])))
+    for row in rows:
         is_own = row["system"].startswith("llmserve")
         ratio = f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
-        bound_s = row["bound_s"]
-        share = "-" if bound_s is None else f"{bound_s / statistics.median(row['seconds']):.0%}"
         lines.append(
             f"| {row['workload']} | {row['system']} | {row['tokens_per_s']:.1f} "
-            f"| {share} | {1 if is_own else ratio} |"
+            f"| {_share_of(row)} | {1 if is_own else ratio} |"
         )
     return "\n".join(lines)
+
+
+def _share_of(row: dict[str, Any]) -> str:
+    if row["bound_s"] is None:
+        return "-"
+    share = f"{row['bound_s'] / statistics.median(row['seconds']):.0%}"
+    return f"{share} of {row['limit']}" if "limit" in row else share
 
 
 def rotated(items: Sequence[Item], by: int) -> list[Item]:

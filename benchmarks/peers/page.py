@@ -27,17 +27,27 @@ def write_report(
     and what."""
     rates = probe.rates()
     report = {
+        **description(options, formats),
+        "read_bytes_per_s": rates.read_bytes_per_s,
+        "gemm_ops_per_s": rates.gemm_ops_per_s,
+        **measured,
+    }
+    write_json(options.results or RESULTS / f"{kind}-{options.shape}-{formats[0]}.json", report)
+
+
+def description(options: argparse.Namespace, formats: list[str]) -> dict[str, Any]:
+    """How and where something is measured."""
+    return {
         "command": " ".join(sys.argv).replace(str(options.folder), "FOLDER"),
         "machine": describe_machine(),
         "shape": options.shape,
         "formats": formats,
         "threads": options.threads,
         "rounds": options.rounds,
-        "read_bytes_per_s": rates.read_bytes_per_s,
-        "gemm_ops_per_s": rates.gemm_ops_per_s,
-        **measured,
     }
-    path = options.results or RESULTS / f"{kind}-{options.shape}-{formats[0]}.json"
+
+
+def write_json(path: Path, report: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"written: {path}")
@@ -56,19 +66,32 @@ def with_tables(page: str, kind: str, table_of: Callable[[dict[str, Any]], str])
 
 
 def heading(report: dict[str, Any]) -> list[str]:
-    """What was measured, where and on what, above a report's table."""
-    machine = report["machine"]
-    versions = {name.split(",")[0]: system["version"] for name, system in report["systems"].items()}
+    """What was measured, where and on what, above a report's table; of several runs if it has."""
+    runs = runs_of(report)
+    machine = runs[0]["machine"]
+    formats = dict.fromkeys(name for run in runs for name in run["formats"])
+    versions = {
+        name.split(",")[0]: system["version"]
+        for run in runs
+        for name, system in run["systems"].items()
+    }
     systems = "; ".join(f"{name} {version}" for name, version in versions.items())
+    rounds = " or ".join(map(str, sorted({run["rounds"] for run in runs})))
+    commits = dict.fromkeys((run["machine"]["commit"] or "unknown")[:10] for run in runs)
+    rates = f"; in the same run it {_rates_text(report)}" if "read_bytes_per_s" in report else ""
     return [
-        f"### {report['shape']}, {', '.join(report['formats'])}, {report['threads']} threads",
+        f"### {report['shape']}, {', '.join(formats)}, {report['threads']} threads",
         "",
-        f"{machine['cpu']}, {machine['num_cpus']} cores; in the same run it {_rates_text(report)}. "
-        f"{report['rounds']} rounds; "
-        f"commit {(machine['commit'] or 'unknown')[:10]}. "
-        f"{systems}.",
+        f"{machine['cpu']}, {machine['num_cpus']} cores{rates}. {rounds} rounds; "
+        f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}. {systems}.",
         "",
     ]
+
+
+def runs_of(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs that a report has gathered; one that has gathered none is a run itself."""
+    runs: list[dict[str, Any]] = report.get("runs", [report])
+    return runs
 
 
 def _rates_text(report: dict[str, Any]) -> str:

@@ -63,7 +63,7 @@ def main() -> None:
     preparing.add_argument("--systems", nargs="+", choices=peers, default=peers)
     preparing.add_argument("--jobs", type=int, default=os.cpu_count(), help="of compilers")
 
-    measuring = commands.add_parser("measure", help="run every workload on every system")
+    measuring = commands.add_parser("measure", help="run the work on every system; adds a run")
     measuring.set_defaults(run=offline.measure)
     measuring.add_argument("--formats", nargs="+", choices=FORMATS, default=["bfloat16"])
     add_systems(measuring, offline.SYSTEMS)

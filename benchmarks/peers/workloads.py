@@ -51,7 +51,11 @@ class Workload:
 
     def bound_s(self, config: dict[str, Any], form: str, rates: Rates) -> float:
         """Seconds that no program beats: the larger of the bytes at the read rate and of the
-        operations, two a multiply-add, at the best rate of a matrix product in that format.
+        operations at the best rate of a matrix product in that format."""
+        return rates.bound_s(*self.demand(config, form), form)
+
+    def demand(self, config: dict[str, Any], form: str) -> tuple[float, float]:
+        """Bytes to read and operations to do, two a multiply-add.
 
         The weights are read once a step, all prompts being one step, the cache once a token that is
         generated after the first; a shared prefix is computed once.
@@ -77,7 +81,7 @@ class Workload:
         num_bytes = FORMATS[form] * (body + head) * steps + kv_bytes * decoded
         attention = 4 * layers * config["num_attention_heads"] * dim * (prefilled + decoded)
         num_ops = 2 * (body * (prompts + tokens) + head * heads) + attention
-        return rates.bound_s(num_bytes, num_ops, form)
+        return num_bytes, num_ops
 
 
 def drawn(seed: int, count: int, low: int, high: int) -> tuple[int, ...]:

@@ -58,6 +58,12 @@ def test_the_larger_of_bytes_and_operations_bounds() -> None:
     assert FAST.bound_s(40e9, 1700e9 * 3, "int4") == 3
 
 
+def test_a_bound_names_the_rate_that_it_comes_from() -> None:
+    assert FAST.limit(40e9, 850e9 * 0.5, "bfloat16") == "40.0 GB/s"
+    assert FAST.limit(40e9, 850e9 * 3, "bfloat16") == "850 GFLOP/s in bfloat16 (oneDNN)"
+    assert FAST.limit(40e9, 1700e9 * 3, "int4") == "1,700 GOP/s in int8 (llmserve)"
+
+
 def test_rates_name_each_arithmetic_once_and_whose_product_it_was() -> None:
     assert FAST.text(["bfloat16", "int8", "int4"]) == (
         "reads 40.0 GB/s and does 850 GFLOP/s in bfloat16 (oneDNN) "

@@ -21,6 +21,8 @@ ARITHMETICS = ("float32", "bfloat16", "int8")
 GEMM = (512, 5632, 2048)
 # Several times the last cache of a server, so that reading it is reading memory.
 _PROBE_BYTES = 256 * 2**20
+# A read takes milliseconds, and a virtual machine's memory is not always equally fast.
+_NUM_READS = 5
 _OWN = "llmserve"
 
 # Operations a second, two a multiply-add, of a product of such a size in an arithmetic, measured
@@ -55,15 +57,22 @@ class Rates:
         read_s = num_bytes / self.read_bytes_per_s
         return max(read_s, num_ops / self.best_gemm(form)[0]) if num_ops else read_s
 
+    def limit(self, num_bytes: float, num_ops: float, form: str) -> str:
+        """For people: the rate that this bound comes from."""
+        if self.bound_s(num_bytes, 0, form) == self.bound_s(num_bytes, num_ops, form):
+            return f"{self.read_bytes_per_s / 1e9:.1f} GB/s"
+        return self._gemm_text(arithmetic_of(form))
+
     def text(self, forms: Iterable[str]) -> str:
         """For people: the reads, and the best rate for each format."""
-        parts = []
-        for name in dict.fromkeys(map(arithmetic_of, forms)):
-            rate, arithmetic, source = self.best_gemm(name)
-            unit = "GOP/s" if name == "int8" else "GFLOP/s"
-            by = source if arithmetic == name else f"{arithmetic} of {source}"
-            parts.append(f"{rate / 1e9:,.0f} {unit} in {name} ({by})")
+        parts = map(self._gemm_text, dict.fromkeys(map(arithmetic_of, forms)))
         return f"reads {self.read_bytes_per_s / 1e9:.1f} GB/s and does {' and '.join(parts)}"
+
+    def _gemm_text(self, name: str) -> str:
+        rate, arithmetic, source = self.best_gemm(name)
+        unit = "GOP/s" if name == "int8" else "GFLOP/s"
+        by = source if arithmetic == name else f"{arithmetic} of {source}"
+        return f"{rate / 1e9:,.0f} {unit} in {name} ({by})"
 
 
 class OwnGemm:
@@ -126,7 +135,8 @@ class MachineProbe:
             arithmetic: {name: gemm(arithmetic) for name, gemm in self._gemms.items()}
             for arithmetic in ARITHMETICS[:num_needed]
         }
-        rates = Rates(self.read_bytes_per_s(), ops)
+        reads = [self.read_bytes_per_s() for _ in range(_NUM_READS)]
+        rates = Rates(statistics.median(reads), ops)
         self._measured.append(rates)
         return rates
 
