@@ -20,20 +20,21 @@ inline void multiply_panels(const uint16_t* a, int64_t lda, const uint16_t* b, i
                             int64_t step, int64_t k, Vec (&sums)[R][C * kVecsPerPanel]) {
   for (int64_t i = 0; i < k; i += 2) {
     __m512i w[C];
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) {
+    auto load = [&]<int c>() __attribute__((always_inline)) {
       __builtin_prefetch((const char*)(b + c * stride) + kPrefetchBytes / C);
       w[c] = _mm512_loadu_si512(b + c * stride);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
+    };
+    unrolled<C>(load);
+    auto multiply = [&]<int r>() __attribute__((always_inline)) {
       int32_t pair;
       memcpy(&pair, a + r * lda + i, sizeof(pair));
       const __m512i x = _mm512_set1_epi32(pair);
-#pragma GCC unroll 4
-      for (int c = 0; c < C; ++c)
+      auto add = [&]<int c>() __attribute__((always_inline)) {
         sums[r][c] = _mm512_dpbf16_ps(sums[r][c], (__m512bh)w[c], (__m512bh)x);
-    }
+      };
+      unrolled<C>(add);
+    };
+    unrolled<R>(multiply);
     b += 2 * step;
   }
 }
