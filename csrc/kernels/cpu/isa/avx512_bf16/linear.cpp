@@ -15,15 +15,15 @@ namespace {
 #include "kernels/cpu/matmul.inc"
 
 // sums += a [R, k] x C panels, a pair of K at a time, which is a panel's row; k is even here.
-template <int R, int C>
+template <int R, int C, int P>
 inline void multiply_panels(const uint16_t* a, int64_t lda, const uint16_t* b, int64_t stride,
-                            int64_t step, int64_t k, Vec (&sums)[R][C * kVecsPerPanel]) {
+                            int64_t step, int64_t k, const uint16_t* ahead,
+                            Vec (&sums)[R][C * kVecsPerPanel]) {
   for (int64_t i = 0; i < k; i += 2) {
+    prefetch_panels<P>(ahead, stride);
     __m512i w[C];
-    auto load = [&]<int c>() __attribute__((always_inline)) {
-      __builtin_prefetch((const char*)(b + c * stride) + kPrefetchBytes / C);
-      w[c] = _mm512_loadu_si512(b + c * stride);
-    };
+    auto load = [&]<int c>()
+                    __attribute__((always_inline)) { w[c] = _mm512_loadu_si512(b + c * stride); };
     unrolled<C>(load);
     auto multiply = [&]<int r>() __attribute__((always_inline)) {
       int32_t pair;
@@ -36,6 +36,7 @@ inline void multiply_panels(const uint16_t* a, int64_t lda, const uint16_t* b, i
     };
     unrolled<R>(multiply);
     b += 2 * step;
+    ahead += 2 * step;
   }
 }
 
