@@ -49,13 +49,13 @@ int64_t CpuBackend::thread_scratch_bytes(const StepShape& shape) const {
 
 int64_t CpuBackend::scratch_bytes(const StepShape& shape, int num_threads) const {
   return num_threads * thread_scratch_bytes(shape) + attention_partial_bytes(num_threads) +
-         shape.max_tokens * shape.activation_bytes;
+         rounded_bytes(shape);
 }
 
 void CpuBackend::reserve_scratch(const StepShape& shape) {
   reserve_scratch(thread_scratch_bytes(shape));
-  const int64_t bytes = shape.max_tokens * shape.activation_bytes;
-  if (integers_.num_bytes() < bytes) integers_ = Buffer(bytes);
+  const int64_t bytes = rounded_bytes(shape);
+  if (rounded_.num_bytes() < bytes) rounded_ = Buffer(bytes);
 }
 
 void CpuBackend::reserve_scratch(int64_t bytes) {

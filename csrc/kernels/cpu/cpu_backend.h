@@ -75,6 +75,8 @@ class CpuBackend final : public Backend {
   void run_on_rows(const cpu::LinearKernel& kernel, const LinearRows& weight,
                    const cpu::LinearPart& part, std::byte* panels) const;
   void quantized_linear(const LinearArgs& args);
+  int64_t rounded_bytes(const StepShape& shape) const;
+  const void* round_rows(const cpu::LinearKernel& kernel, const ConstTensor& x);
   int64_t attention_scratch_bytes(int64_t max_item_tokens, const StepShape& shape) const;
   static int64_t attention_partial_bytes(int num_threads);
 
@@ -90,7 +92,7 @@ class CpuBackend final : public Backend {
   ThreadPool pool_;
   std::vector<Buffer> scratch_;  // one a thread
   std::vector<Buffer> panels_;   // one a thread, where weights are packed later
-  Buffer integers_;              // the rows of x as integers, of all threads
+  Buffer rounded_;               // the rows of x as integers or bf16, of all threads
   std::vector<cpu::AttentionItem> items_;
   struct SplitItem {
     cpu::AttentionItem item;  // its partial is that of its first span

@@ -42,6 +42,13 @@ constexpr int64_t kPackDepth = 256;
 // use: at K = 2048 it is 256 KiB of bf16, which stay in the L2.
 constexpr int64_t kPanelsAtOnce = 4;
 
+// Elements of x that a thread rounds to bf16 in about the time in which another is woken.
+constexpr int64_t kRoundedAtLeast = 8192;
+
+// Elements from one row of x in bf16 to the next: whole cache lines, and one more, so that rows of
+// a power of two do not fall into the same sets of the L1.
+int64_t rounded_stride(int64_t k) { return (k + 31) / 32 * 32 + 32; }
+
 // Eight columns of a panel over one chunk of K, as words: an f32 or a pair of bf16.
 class ColumnPacker {
  public:
@@ -181,6 +188,27 @@ int64_t CpuBackend::first_non_finite(const ConstTensor& tensor) {
   return first == none ? -1 : first.load();
 }
 
+int64_t CpuBackend::rounded_bytes(const StepShape& shape) const {
+  const bool is_bf16 = shape.weight_dtype == DType::kBF16 && kernels_.linear_bf16.round_row;
+  return std::max(shape.activation_bytes,
+                  is_bf16 ? rounded_stride(shape.max_in_features) * size_bytes(DType::kBF16) : 0) *
+         shape.max_tokens;
+}
+
+const void* CpuBackend::round_rows(const cpu::LinearKernel& kernel, const ConstTensor& x) {
+  const int64_t k = x.shape[1];
+  const int64_t stride = rounded_stride(k);
+  const int64_t bytes = x.shape[0] * stride * size_bytes(DType::kBF16);
+  if (rounded_.num_bytes() < bytes) rounded_ = Buffer(bytes);
+  auto* to = reinterpret_cast<uint16_t*>(rounded_.data());
+  pool_.parallel_for(x.shape[0], std::max<int64_t>(1, kRoundedAtLeast / k),
+                     [&](int64_t begin, int64_t end, int) {
+                       for (int64_t r = begin; r < end; ++r)
+                         kernel.round_row(x.as<float>() + r * x.strides[0], k, to + r * stride);
+                     });
+  return to;
+}
+
 void CpuBackend::linear(const LinearArgs& args) {
   validate(args);
   const LinearWeight& weight = *args.weight;
@@ -191,11 +219,17 @@ void CpuBackend::linear(const LinearArgs& args) {
       weight.dtype == DType::kBF16 ? kernels_.linear_bf16 : kernels_.linear_f32;
   reserve_scratch(kernel.scratch_floats(m, weight.in_features) *
                   static_cast<int64_t>(sizeof(float)));
+  const void* x = args.x.as<float>();
+  int64_t x_stride = args.x.strides[0];
+  if (kernel.round_row != nullptr) {
+    x = round_rows(kernel, args.x);
+    x_stride = rounded_stride(weight.in_features);
+  }
   const int64_t panels = num_panels(weight.out_features);
   const int64_t grain = panels >= 16 * pool_.num_threads() ? kPanelsAtOnce : 1;
   pool_.parallel_for(panels, grain, [&](int64_t begin, int64_t end, int thread_idx) {
-    const cpu::LinearPart part{.x = args.x.as<float>(),
-                               .x_stride = args.x.strides[0],
+    const cpu::LinearPart part{.x = x,
+                               .x_stride = x_stride,
                                .m = m,
                                .n = weight.out_features,
                                .k = weight.in_features,

@@ -140,8 +140,8 @@ void CpuBackend::quantized_linear(const LinearArgs& args) {
   const cpu::QuantizedLayout layout = layout_of(*weight.format, k);
   const int64_t stride = round_up(k, kCacheLine);
   const int64_t bytes = m * quantized_activation_bytes(*weight.format, k);
-  if (integers_.num_bytes() < bytes) integers_ = Buffer(bytes);
-  auto* q = reinterpret_cast<int8_t*>(integers_.data());
+  if (rounded_.num_bytes() < bytes) rounded_ = Buffer(bytes);
+  auto* q = reinterpret_cast<int8_t*>(rounded_.data());
   auto* groups = reinterpret_cast<cpu::IntegerGroup*>(q + m * stride);
   // One row is rounded sooner than a thread wakes.
   pool_.parallel_for(m, 1, [&](int64_t begin, int64_t end, int) {

@@ -28,7 +28,7 @@ constexpr int kNumActivations = 3;
 
 // One thread's share of a linear layer: panels [panel_begin, panel_end).
 struct LinearPart {
-  const float* x;  // [m, k], row stride x_stride
+  const void* x;  // [m, k] f32, or bf16 from LinearKernel::round_row; row stride x_stride
   int64_t x_stride;
   int64_t m, n, k;
   const void* weight;  // packed
@@ -43,6 +43,8 @@ struct LinearPart {
 // A linear layer over weights of one dtype: each output is one sum over k in order, in the steps of
 // the kernel's own instruction, then + bias, then + old.
 struct LinearKernel {
+  // Null, or what makes of a row of x [k] the bf16 that `run` takes; an odd k ends in a zero.
+  void (*round_row)(const float* x, int64_t k, uint16_t* to);
   int64_t (*scratch_floats)(int64_t m, int64_t k);
   void (*run)(const LinearPart* part);
 };

@@ -166,7 +166,7 @@ struct TileBlock {
 
 // x rounded, and zeros up to the tile's K.
 void copy_padded(uint16_t* to, const float* from, int64_t count) {
-  copy_row(to, from, count);
+  round_row(from, count, to);
   const int64_t written = (count + 1) / 2 * 2;
   memset(to + written, 0, (size_t)(round_up(count, kTileDepth) - written) * sizeof(uint16_t));
 }
@@ -184,7 +184,7 @@ void linear(const LinearPart* p) {
         const int64_t depth = min_of(max_depth, p->k - k);
         const int64_t rows = min_of(kRowBlock, p->m - row);
         for (int64_t r = 0; r < rows; ++r)
-          copy_padded(copy + r * lda, p->x + (row + r) * p->x_stride + k, depth);
+          copy_padded(copy + r * lda, (const float*)p->x + (row + r) * p->x_stride + k, depth);
         const int64_t padding = round_up(rows, tile_rows(p->m)) - rows;
         memset(copy + rows * lda, 0, (size_t)(padding * lda) * sizeof(uint16_t));
         written(copy);
@@ -209,6 +209,6 @@ void linear(const LinearPart* p) {
 
 }  // namespace
 
-constexpr LinearKernel kLinear = {scratch_floats, linear};
+constexpr LinearKernel kLinear = {nullptr, scratch_floats, linear};
 
 }  // namespace llmserve::cpu::amx
