@@ -44,6 +44,9 @@ inline float v_largest(Vec x) { return fold_max(x); }
 
 // 8 sums, 2 weight vectors with their magnitudes, and 4 for a broadcast, ones and products.
 constexpr int kQuantizedRows = 4;
+// Several rows of 4 bits go by one vector at a time: beside their sums in 32 bits, those in 16 bits
+// would not fit the registers.
+constexpr int quantized_vecs(int rows, bool is_4_bit, bool) { return is_4_bit && rows > 1 ? 1 : 2; }
 inline Vec v_load_f16(const uint8_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 }
@@ -68,15 +71,17 @@ inline IVec dot_signed(IVec sum, const SignedQuads& w, Quads x) {
   const Quads pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(x, w.value));
   return sum + (IVec)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
-// 8 times 2 * 15 * 127 fits 16 bits.
 struct NibbleSums {
+  IVec sums;
   Quads pairs;
 };
-inline NibbleSums dot_nibbles(NibbleSums sums, Quads w, Quads x) {
-  return {_mm256_add_epi16(sums.pairs, _mm256_maddubs_epi16(w, x))};
+constexpr int64_t kFoldDepth = 32;  // 8 times 2 * 15 * 127 fits 16 bits
+inline NibbleSums unfolded(IVec sum) { return {sum, Quads{}}; }
+inline NibbleSums dot_nibbles(NibbleSums x, Quads w, Quads y) {
+  return {x.sums, _mm256_add_epi16(x.pairs, _mm256_maddubs_epi16(w, y))};
 }
-inline IVec fold(IVec sum, NibbleSums sums) {
-  return sum + (IVec)_mm256_madd_epi16(sums.pairs, _mm256_set1_epi16(1));
+inline IVec folded(NibbleSums x) {
+  return x.sums + (IVec)_mm256_madd_epi16(x.pairs, _mm256_set1_epi16(1));
 }
 
 #include "kernels/cpu/kernels.inc"

@@ -24,15 +24,17 @@ inline IVec dot_signed(IVec sum, const SignedQuads& w, Quads x) {
   const Quads pairs = _mm512_maddubs_epi16(w.magnitude, turned);
   return sum + (IVec)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 }
-// 8 times 2 * 15 * 127 fits 16 bits.
 struct NibbleSums {
+  IVec sums;
   Quads pairs;
 };
-inline NibbleSums dot_nibbles(NibbleSums sums, Quads w, Quads x) {
-  return {_mm512_add_epi16(sums.pairs, _mm512_maddubs_epi16(w, x))};
+constexpr int64_t kFoldDepth = 32;  // 8 times 2 * 15 * 127 fits 16 bits
+inline NibbleSums unfolded(IVec sum) { return {sum, Quads{}}; }
+inline NibbleSums dot_nibbles(NibbleSums x, Quads w, Quads y) {
+  return {x.sums, _mm512_add_epi16(x.pairs, _mm512_maddubs_epi16(w, y))};
 }
-inline IVec fold(IVec sum, NibbleSums sums) {
-  return sum + (IVec)_mm512_madd_epi16(sums.pairs, _mm512_set1_epi16(1));
+inline IVec folded(NibbleSums x) {
+  return x.sums + (IVec)_mm512_madd_epi16(x.pairs, _mm512_set1_epi16(1));
 }
 
 #include "kernels/cpu/kernels.inc"

@@ -20,13 +20,13 @@ inline SignedQuads q_signed(Quads x) { return {_mm512_xor_si512(x, _mm512_set1_e
 inline IVec dot_signed(IVec sum, const SignedQuads& w, Quads x) {
   return (IVec)_mm512_dpbusd_epi32((__m512i)sum, w.shifted, x);
 }
-struct NibbleSums {
-  __m512i sums;
-};
+typedef __m512i NibbleSums;
+constexpr int64_t kFoldDepth = (int64_t)1 << 32;  // the sums have 32 bits
+inline NibbleSums unfolded(IVec sum) { return (__m512i)sum; }
 inline NibbleSums dot_nibbles(NibbleSums sums, Quads w, Quads x) {
-  return {_mm512_dpbusd_epi32(sums.sums, w, x)};
+  return _mm512_dpbusd_epi32(sums, w, x);
 }
-inline IVec fold(IVec sum, NibbleSums sums) { return sum + (IVec)sums.sums; }
+inline IVec folded(NibbleSums sums) { return (IVec)sums; }
 
 #include "kernels/cpu/matmul.inc"
 #include "kernels/cpu/quantized.inc"

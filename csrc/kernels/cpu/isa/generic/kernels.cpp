@@ -61,6 +61,7 @@ inline int64_t transpose_rows(const float* const*, int64_t, float*) { return 0; 
 inline int64_t transpose_rows(const uint16_t* const*, int64_t, float*) { return 0; }
 
 constexpr int kQuantizedRows = 2;
+constexpr int quantized_vecs(int, bool, bool) { return 1; }
 inline Vec v_load_f16(const uint8_t* p) {
   typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
   Halves halves;
@@ -102,13 +103,13 @@ inline IVec dot_signed(IVec sum, const Quads& w, const Quads& x) {
   }
   return sum;
 }
-struct NibbleSums {
-  IVec sums;
-};
+typedef IVec NibbleSums;
+constexpr int64_t kFoldDepth = (int64_t)1 << 32;  // the sums have 32 bits
+inline NibbleSums unfolded(IVec sum) { return sum; }
 inline NibbleSums dot_nibbles(NibbleSums sums, const Quads& w, const Quads& x) {
-  return {dot_signed(sums.sums, w, x)};
+  return dot_signed(sums, w, x);
 }
-inline IVec fold(IVec sum, NibbleSums sums) { return sum + sums.sums; }
+inline IVec folded(NibbleSums sums) { return sums; }
 
 #include "kernels/cpu/kernels.inc"
 
