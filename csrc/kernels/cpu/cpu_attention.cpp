@@ -15,8 +15,9 @@ namespace {
 constexpr int64_t kMaxQueryRows = 96;
 // Reading a tile costs about as much as this many query rows on it.
 constexpr int64_t kReadCostRows = 4;
-// An item of more than 1 / (kShares x threads) of the step's cost is shared span by span.
-constexpr int64_t kShares = 2;
+// An item that threads share is split into its spans if each thread gets at least so many, or else
+// into its heads first.
+constexpr int64_t kMinSpans = 4;
 // Of the partial results of spans in one step: 512 items of 8 heads of 128 elements take 2 MiB.
 constexpr int64_t kPartialBytes = 4 << 20;
 
@@ -68,6 +69,11 @@ cpu::CacheStorage storage_of(DType dtype) {
 // Tokens of an item at most.
 int64_t item_tokens(int64_t group) { return std::max<int64_t>(1, kMaxQueryRows / group); }
 
+// KV heads of an item of so many tokens: a decode step's has all, whose cache is read in order.
+int64_t item_heads(int64_t num_tokens, int64_t group, int64_t kv_heads) {
+  return std::clamp<int64_t>(kMaxQueryRows / (num_tokens * group), 1, kv_heads);
+}
+
 // The positions [first, second) that the item's tokens see.
 std::pair<int64_t, int64_t> seen_by(const cpu::AttentionItem& item, int64_t window) {
   const int64_t first = window > 0 ? std::max<int64_t>(0, item.first_position - window + 1) : 0;
@@ -78,7 +84,7 @@ std::pair<int64_t, int64_t> seen_by(const cpu::AttentionItem& item, int64_t wind
 int64_t cost_of(const cpu::AttentionItem& item, int64_t window, int64_t group) {
   const auto [begin, end] = seen_by(item, window);
   const int64_t tiles = (end + kKvTile - 1) / kKvTile - begin / kKvTile;
-  return tiles * (item.num_tokens * group + kReadCostRows);
+  return tiles * item.num_heads * (item.num_tokens * group + kReadCostRows);
 }
 
 }  // namespace
@@ -109,15 +115,19 @@ void CpuBackend::copy_blocks(const CopyBlocksArgs& args) {
 
 void CpuBackend::list_attention_items(const PagedAttentionArgs& args, int64_t group) {
   items_.clear();
-  const int64_t max_tokens = item_tokens(group);
+  const int64_t kv_heads = args.cache.keys.shape[1];
   for (size_t b = 0; b < args.kv_lens.size(); ++b) {
     const int64_t first = args.query_starts[b];
     const int64_t last = args.query_starts[b + 1];
-    for (int64_t head = 0; head < args.cache.keys.shape[1]; ++head) {
+    const int64_t max_tokens = std::min(item_tokens(group), last - first);
+    if (max_tokens == 0) continue;
+    const int64_t max_heads = item_heads(max_tokens, group, kv_heads);
+    for (int64_t head = 0; head < kv_heads; head += max_heads) {
       for (int64_t t = first; t < last; t += max_tokens) {
         items_.push_back(
             {.block_table = args.block_tables.data() + static_cast<int64_t>(b) * args.max_blocks,
              .kv_head = head,
+             .num_heads = std::min(max_heads, kv_heads - head),
              .first_token = t,
              .num_tokens = std::min(max_tokens, last - t),
              .first_position = args.kv_lens[b] - (last - t),
@@ -132,29 +142,53 @@ void CpuBackend::list_attention_items(const PagedAttentionArgs& args, int64_t gr
 void CpuBackend::split_attention_items(int64_t window, int64_t group, int64_t value_dim) {
   split_items_.clear();
   if (pool_.num_threads() == 1) return;
-  int64_t total = 0;
-  for (const cpu::AttentionItem& item : items_) total += cost_of(item, window, group);
-  const auto floats = [&](const cpu::AttentionItem& item) {
-    return kernels_.attention_partial_floats(item.num_tokens * group, value_dim);
+  const auto num_spans = [&](const cpu::AttentionItem& item) {
+    const auto [begin, end] = seen_by(item, window);
+    return (end + kKvSpan - 1) / kKvSpan - begin / kKvSpan;
   };
+  // Few spans would not share the work evenly.
+  replace_shared(window, group, [&](const cpu::AttentionItem& item) {
+    if (item.num_heads == 1 || num_spans(item) >= kMinSpans * pool_.num_threads()) return false;
+    for (int64_t head = 0; head < item.num_heads; ++head) {
+      cpu::AttentionItem& part = items_.emplace_back(item);
+      part.kv_head += head;
+      part.num_heads = 1;
+    }
+    return true;
+  });
   auto* next = reinterpret_cast<float*>(partials_.data());
   auto* const end = next + partials_.num_bytes() / static_cast<int64_t>(sizeof(float));
-  for (size_t i = 0, count = items_.size(); i < count; ++i) {
-    // By value: items_ grows.
-    const cpu::AttentionItem whole = items_[i];
-    const auto [seen_begin, seen_end] = seen_by(whole, window);
-    const int64_t first = seen_begin / kKvSpan;
-    const int64_t num_spans = (seen_end + kKvSpan - 1) / kKvSpan - first;
-    const bool is_large = cost_of(whole, window, group) * kShares * pool_.num_threads() > total;
-    if (num_spans < 2 || !is_large || num_spans * floats(whole) > end - next) continue;
-    split_items_.push_back({.item = whole, .num_spans = num_spans});
+  replace_shared(window, group, [&](const cpu::AttentionItem& item) {
+    const int64_t spans = num_spans(item);
+    const int64_t floats =
+        kernels_.attention_partial_floats(item.num_heads * item.num_tokens * group, value_dim);
+    if (spans < 2 || spans * floats > end - next) return false;
+    split_items_.push_back({.item = item, .num_spans = spans});
     split_items_.back().item.partial = next;
-    for (int64_t span = 0; span < num_spans; ++span, next += floats(whole)) {
-      cpu::AttentionItem& part = span == 0 ? items_[i] : items_.emplace_back(whole);
-      part.kv_begin = (first + span) * kKvSpan;
+    const auto [seen_begin, seen_end] = seen_by(item, window);
+    for (int64_t span = 0; span < spans; ++span, next += floats) {
+      cpu::AttentionItem& part = items_.emplace_back(item);
+      part.kv_begin = (seen_begin / kKvSpan + span) * kKvSpan;
       part.kv_end = std::min(seen_end, part.kv_begin + kKvSpan);
       part.partial = next;
     }
+    return true;
+  });
+}
+
+template <class Split>
+void CpuBackend::replace_shared(int64_t window, int64_t group, Split split) {
+  whole_items_.swap(items_);
+  items_.clear();
+  int64_t total = 0;
+  for (const cpu::AttentionItem& item : whole_items_) total += cost_of(item, window, group);
+  const auto shares_at = [&](int64_t cost) { return cost * pool_.num_threads() / total; };
+  int64_t begin = 0;
+  for (const cpu::AttentionItem& item : whole_items_) {
+    const int64_t end = begin + cost_of(item, window, group);
+    const bool is_shared = shares_at(begin) != shares_at(end - 1);
+    if (!is_shared || !split(item)) items_.push_back(item);
+    begin = end;
   }
 }
 
@@ -177,8 +211,9 @@ int64_t CpuBackend::attention_partial_bytes(int num_threads) {
   return num_threads > 1 ? kPartialBytes : 0;
 }
 
-int64_t CpuBackend::attention_scratch_bytes(int64_t max_item_tokens, const StepShape& shape) const {
-  const int64_t rows = std::min(max_item_tokens, item_tokens(shape.group)) * shape.group;
+int64_t CpuBackend::attention_scratch_bytes(int64_t max_tokens, const StepShape& shape) const {
+  const int64_t rows =
+      std::min(std::max(kMaxQueryRows, shape.group), max_tokens * shape.num_kv_heads * shape.group);
   return kernels_.attention_scratch_floats(rows, shape.key_dim, shape.value_dim) *
          static_cast<int64_t>(sizeof(float));
 }
@@ -194,11 +229,11 @@ void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
                                  values.shape[3]));
   const int64_t group = args.q.shape[1] / keys.shape[1];
   list_attention_items(args, group);
-  int64_t max_tokens = 0;
-  for (const cpu::AttentionItem& item : items_) max_tokens = std::max(max_tokens, item.num_tokens);
-  if (max_tokens == 0) return;
-  reserve_scratch(attention_scratch_bytes(
-      max_tokens, {.group = group, .key_dim = keys.shape[3], .value_dim = values.shape[3]}));
+  if (items_.empty()) return;
+  reserve_scratch(attention_scratch_bytes(args.q.shape[0], {.num_kv_heads = keys.shape[1],
+                                                            .group = group,
+                                                            .key_dim = keys.shape[3],
+                                                            .value_dim = values.shape[3]}));
   split_attention_items(args.window, group, values.shape[3]);
   deal_attention_items(args.window, group);
   const cpu::AttentionCall call{.q = args.q.as<float>(),
@@ -221,11 +256,11 @@ void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
   const auto attention = kernels_.attention[static_cast<size_t>(storage_of(keys.dtype))];
   const auto run = [&](int64_t begin, int64_t end, int thread_idx) {
     for (int64_t part = begin; part < end; ++part) {
-      for (int64_t i = item_starts_[static_cast<size_t>(part)];
-           i < item_starts_[static_cast<size_t>(part) + 1]; ++i) {
-        attention(&call, &items_[static_cast<size_t>(i)],
+      const cpu::AttentionItem* item = items_.data() + item_starts_[static_cast<size_t>(part)];
+      const cpu::AttentionItem* last = items_.data() + item_starts_[static_cast<size_t>(part) + 1];
+      for (; item < last; ++item)
+        attention(&call, item, item + 1 < last ? item + 1 : nullptr,
                   reinterpret_cast<float*>(scratch(thread_idx)));
-      }
     }
   };
   pool_.parallel_for(pool_.num_threads(), 1, run);

@@ -77,14 +77,18 @@ class CpuBackend final : public Backend {
   void quantized_linear(const LinearArgs& args);
   int64_t rounded_bytes(const StepShape& shape) const;
   const void* round_rows(const cpu::LinearKernel& kernel, const ConstTensor& x);
-  int64_t attention_scratch_bytes(int64_t max_item_tokens, const StepShape& shape) const;
+  int64_t attention_scratch_bytes(int64_t max_tokens, const StepShape& shape) const;
   static int64_t attention_partial_bytes(int num_threads);
 
-  // Cuts the step's queries into items_; the large ones into their spans, too, as far as partials_
-  // holds their results; and deals them out: thread i gets [item_starts_[i],
-  // item_starts_[i + 1]), of nearly equal cost.
+  // Cuts the step's queries into items_; those that threads share into their heads or spans, too,
+  // as far as partials_ holds the results of spans; and deals them out: thread i gets
+  // [item_starts_[i], item_starts_[i + 1]), of nearly equal cost.
   void list_attention_items(const PagedAttentionArgs& args, int64_t group);
   void split_attention_items(int64_t window, int64_t group, int64_t value_dim);
+  // split(item) appends the parts of an item of which equal shares of the cost would give parts to
+  // two threads or more, or returns false.
+  template <class Split>
+  void replace_shared(int64_t window, int64_t group, Split split);
   void deal_attention_items(int64_t window, int64_t group);
 
   const CpuIsa& isa_;
@@ -93,7 +97,7 @@ class CpuBackend final : public Backend {
   std::vector<Buffer> scratch_;  // one a thread
   std::vector<Buffer> panels_;   // one a thread, where weights are packed later
   Buffer rounded_;               // the rows of x as integers or bf16, of all threads
-  std::vector<cpu::AttentionItem> items_;
+  std::vector<cpu::AttentionItem> items_, whole_items_;
   struct SplitItem {
     cpu::AttentionItem item;  // its partial is that of its first span
     int64_t num_spans;

@@ -105,11 +105,11 @@ struct AttentionCall {
   int64_t out_token_stride, out_head_stride;
 };
 
-// Consecutive tokens of one sequence and the query heads of one KV head; all of the KV that they
-// see, or one span of it.
+// Consecutive tokens of one sequence and the query heads of consecutive KV heads; all of the KV
+// that they see, or one span of it. Rows are [num_heads, num_tokens, group].
 struct AttentionItem {
   const int32_t* block_table;
-  int64_t kv_head;
+  int64_t kv_head, num_heads;
   int64_t first_token;  // its row in q
   int64_t num_tokens;
   int64_t first_position;
@@ -138,11 +138,13 @@ struct KernelTable {
   bool (*any_non_finite_32)(const void* data, int64_t n, uint32_t exponent);
   bool (*any_non_finite_16)(const void* data, int64_t n, uint16_t exponent);
 
-  // Attention of one item; `rows` is the largest num_tokens * group of the items.
+  // Attention of one item; `rows` is the largest num_heads * num_tokens * group of the
+  // items.
   int64_t (*attention_scratch_floats)(int64_t rows, int64_t head_dim, int64_t value_dim);
-  // In the order of CacheStorage.
+  // In the order of CacheStorage. `next` is prefetched towards the end: what this thread does
+  // after, or null.
   void (*attention[kNumCacheStorages])(const AttentionCall* call, const AttentionItem* item,
-                                       float* scratch);
+                                       const AttentionItem* next, float* scratch);
   // Writes an item's output from the partial results of its spans, which lie one after another from
   // item->partial on.
   int64_t (*attention_partial_floats)(int64_t rows, int64_t value_dim);
@@ -195,7 +197,9 @@ void quantized_linear(const QuantizedPart* part);
 }
 namespace avx512_bf16 {
 extern const LinearKernel kLinear;
-void attention(const AttentionCall* call, const AttentionItem* item, float* scratch);  // over bf16
+// Over bf16.
+void attention(const AttentionCall* call, const AttentionItem* item, const AttentionItem* next,
+               float* scratch);
 }  // namespace avx512_bf16
 namespace amx {
 extern const LinearKernel kLinear;

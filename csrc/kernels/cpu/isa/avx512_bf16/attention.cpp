@@ -24,8 +24,9 @@ namespace {
 
 }  // namespace
 
-void attention(const AttentionCall* call, const AttentionItem* item, float* scratch) {
-  attention<uint16_t, uint16_t>(call, item, scratch);
+void attention(const AttentionCall* call, const AttentionItem* item, const AttentionItem* next,
+               float* scratch) {
+  attention<uint16_t, uint16_t>(call, item, next, scratch);
 }
 
 }  // namespace llmserve::cpu::avx512_bf16
