@@ -348,7 +348,7 @@ void Engine::begin_step() {
   record.num_sequences = static_cast<int32_t>(plan.sequences.size());
   record.num_tokens = plan.num_tokens;
   record.num_prefill_tokens = plan.num_prefill_tokens;
-  record.decisions = plan.decisions;
+  scheduler_->take_decisions(record.decisions);
   if (plan.is_empty()) return;
   const PhaseTimer timer(clock_, record.execute_us);
   is_executing_ = true;

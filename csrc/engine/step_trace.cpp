@@ -21,16 +21,20 @@ void take_news(RequestRecord& record, const News& news) {
 void StepTrace::record(StepRecord& step) {
   if (steps_.empty()) return;
   const std::lock_guard lock(mutex_);
+  if (step.num_prefill_tokens > 0) note_admissions(step);  // else nobody was for the first time
+  StepRecord& place = steps_[num_recorded_++ % steps_.size()];
+  std::vector<Decision> spare = std::move(place.decisions);
+  place = std::move(step);
+  step.decisions = std::move(spare);
+}
+
+void StepTrace::note_admissions(const StepRecord& step) {
   for (const Decision& decision : step.decisions) {
     if (decision.kind != DecisionKind::kAdmitted) continue;
     RequestRecord& record = place_of(decision.request_id);
     if (record.request_id == decision.request_id && record.scheduled_us == 0)
       record.scheduled_us = step.start_us;
   }
-  StepRecord& place = steps_[num_recorded_++ % steps_.size()];
-  std::vector<Decision> spare = std::move(place.decisions);
-  place = std::move(step);
-  step.decisions = std::move(spare);
 }
 
 void StepTrace::begin(const Request& request, int64_t now_us) {

@@ -75,6 +75,8 @@ class StepTrace {
   std::optional<RequestRecord> request(RequestId id) const;
 
  private:
+  void note_admissions(const StepRecord& step);
+
   mutable std::mutex mutex_;
   struct alignas(kCacheLineBytes) Place : RequestRecord {};
   RequestRecord& place_of(RequestId id) {

@@ -82,6 +82,9 @@ class Scheduler {
 
   // The next step; empty when nothing can run, or nothing before a commit. Valid until its own.
   const StepPlan& schedule();
+  // The last plan's decisions, which nothing here reads, in exchange for these, whose memory is a
+  // later plan's.
+  void take_decisions(std::vector<Decision>& decisions) { next_->plan.decisions.swap(decisions); }
   int32_t max_in_flight() const { return max_in_flight_; }
   int32_t num_in_flight() const { return num_in_flight_; }
   // Of the oldest plan in flight: one row for each of its logit rows, in order. A row that is not
