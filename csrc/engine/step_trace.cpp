@@ -25,6 +25,8 @@ void StepTrace::record(StepRecord& step) {
   StepRecord& place = steps_[num_recorded_++ % steps_.size()];
   std::vector<Decision> spare = std::move(place.decisions);
   place = std::move(step);
+  spare.reserve(place.decisions.size());
+  prefetch(spare.data(), spare.capacity() * sizeof(Decision));  // the next step writes them
   step.decisions = std::move(spare);
 }
 

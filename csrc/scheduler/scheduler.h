@@ -144,8 +144,8 @@ class Scheduler {
   std::string pool_arithmetic(int64_t num_tokens) const;
   void check_sequence(const Sequence& sequence) const;
   // In flight, the oldest first.
-  Flight& flight(int32_t i) { return flights_[(oldest_flight_ + i) % kMaxInFlight]; }
-  const Flight& flight(int32_t i) const { return flights_[(oldest_flight_ + i) % kMaxInFlight]; }
+  Flight& flight(int32_t i) { return flights_[(oldest_flight_ + i) % max_in_flight_]; }
+  const Flight& flight(int32_t i) const { return flights_[(oldest_flight_ + i) % max_in_flight_]; }
 
   // scheduler_plan.cpp
   enum class Admission : uint8_t { kAdmitted, kSkipped, kStop };

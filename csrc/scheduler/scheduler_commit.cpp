@@ -44,7 +44,7 @@ StepResult& Scheduler::commit(const SampledTokens& sampled) {
     }
   }
   for (RequestEntry* entry : std::exchange(complete_beams_, {})) advance_beams(*entry);
-  oldest_flight_ = (oldest_flight_ + 1) % kMaxInFlight;
+  oldest_flight_ = (oldest_flight_ + 1) % max_in_flight_;
   --num_in_flight_;
   if (num_in_flight_ == 0) kv_cache_.give_back_replaced();
   std::erase_if(running_, [](const Sequence* s) { return s->is_ended(); });

@@ -34,7 +34,6 @@ void Scheduler::begin_step() {
   next_->plan.logit_rows.clear();
   next_->plan.pooled.clear();
   next_->plan.decisions.clear();
-  next_->plan.decisions.reserve(running_.size());
   next_->plan.num_tokens = 0;
   next_->plan.num_prefill_tokens = next_->plan.num_recomputed_tokens = 0;
   next_->sequences.clear();
