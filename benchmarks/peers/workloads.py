@@ -29,8 +29,9 @@ class Workload:
     is_decode: bool = False
 
     def job(self, vocab_size: int, seed: int) -> str:
-        """For a worker. Each seed has other prompts, so that no system finds them cached."""
-        draw = random.Random(seed)
+        """For a worker. Each work and seed has prompts of its own, so that no system finds them
+        cached."""
+        draw = random.Random(f"{self.name}, {seed}")
         shared = [draw.randrange(vocab_size) for _ in range(self.num_shared)]
         prompts = [
             shared + [draw.randrange(vocab_size) for _ in range(n - self.num_shared)]
