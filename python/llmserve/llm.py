@@ -98,6 +98,9 @@ class LLM(LLMBase):
         one a prompt; None takes get_default_sampling_params(). priority: one a prompt, lower runs
         earlier where scheduling_policy looks at it.
 
+        Requests that may generate more are given to the engine first, those that may generate the
+        same in the prompts' order: else the last to begin could run on in a nearly empty batch.
+
         A bad prompt or parameter is refused (InvalidArgument, NotSupported) before anything runs.
         What goes wrong for one request later on concerns that request alone: its output has
         finish_reason "error" and says why in `error`, and the others are complete.
@@ -106,7 +109,7 @@ class LLM(LLMBase):
         refuse_unless_default("generate", "lora_request", lora_request, None)
         boolean("use_tqdm", use_tqdm)
         states = self._door.admit(prompts, sampling_params, priority)
-        self._run(states, use_tqdm)
+        self._run(sorted(states, key=lambda state: -state.core_params.max_tokens), use_tqdm)
         return RequestOutputs(state.output() for state in states)
 
     def embed(

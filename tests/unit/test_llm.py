@@ -38,6 +38,14 @@ def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     )
 
 
+def test_what_may_generate_most_is_given_to_the_engine_first(llm: LLM) -> None:
+    limits = [3, 8, 3, None, 8]
+    params = [SamplingParams(max_tokens=n, temperature=0.0) for n in limits]
+    outputs = generate(llm, [[7, 9, 11 + i] for i in range(5)], params)
+    by_age = sorted(range(5), key=lambda idx: int(outputs[idx].request_id))
+    assert by_age == [3, 1, 4, 0, 2]
+
+
 def test_every_form_of_a_prompt_means_the_same(llm: LLM) -> None:
     text = "the quick fox"
     ids = llm.get_tokenizer().encode(text)
