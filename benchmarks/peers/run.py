@@ -23,8 +23,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # random_models
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import environments  # all from the two folders above
-import offline
+import engines  # all from the two folders above
+import environments
 import page
 import servers
 import starts
@@ -46,7 +46,7 @@ def rendered() -> str:
     text = page.PAGE.read_text(encoding="utf-8")
     text = page.with_tables(text, "servers", servers.table_of)
     text = page.with_tables(text, "starts", starts.table_of)
-    return page.with_tables(text, "peers", offline.table_of)
+    return page.with_tables(text, "peers", engines.table_of)
 
 
 def main() -> None:
@@ -64,9 +64,9 @@ def main() -> None:
     preparing.add_argument("--jobs", type=int, default=os.cpu_count(), help="of compilers")
 
     measuring = commands.add_parser("measure", help="run the work on every system; adds a run")
-    measuring.set_defaults(run=offline.measure)
+    measuring.set_defaults(run=engines.measure)
     measuring.add_argument("--formats", nargs="+", choices=FORMATS, default=["bfloat16"])
-    add_systems(measuring, offline.SYSTEMS)
+    add_systems(measuring, engines.SYSTEMS)
     measuring.add_argument(
         "--work", nargs="+", default=[""], metavar="TEXT", help="only work whose name has it"
     )
@@ -83,14 +83,14 @@ def main() -> None:
     starting = commands.add_parser("start", help="process start to first token; peak memory")
     starting.set_defaults(run=starts.measure)
     starting.add_argument("--formats", nargs="+", choices=FORMATS, default=["bfloat16"])
-    add_systems(starting, offline.SYSTEMS)
+    add_systems(starting, engines.SYSTEMS)
     starting.add_argument("--rounds", type=int, default=5)
 
     reporting = commands.add_parser("report", help="write docs/performance.md")
     reporting.set_defaults(run=report)
     reporting.add_argument("--check", action="store_true", help="only say whether it is up to date")
     options = parser.parse_args()
-    is_measured = options.run in (offline.measure, servers.measure, starts.measure)
+    is_measured = options.run in (engines.measure, servers.measure, starts.measure)
     if is_measured and "llmserve" not in options.systems:
         parser.error("--systems: llmserve is what the others are compared with")
     options.run(options)

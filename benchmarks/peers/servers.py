@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from bare_send import bare_send_us
+from engines import System, Worker, rotated
 from environments import machine_probe, version_of
 from http_server import PERCENTILES, SYSTEMS, HttpServer
 from llmserve.bench.serve import Load, Report
-from offline import System, Worker, rotated
 from page import heading, write_report
 from random_models import write_checkpoint
 

@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from engines import System, Worker, model_of, systems_of
 from environments import machine_probe, version_of
 from llmserve import LLM, SamplingParams
-from offline import System, Worker, model_of, systems_of
 from page import heading, write_report
 from random_models import write_checkpoint
 from step_times import decode_times
