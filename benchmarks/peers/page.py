@@ -78,11 +78,12 @@ def heading(report: dict[str, Any]) -> list[str]:
     systems = "; ".join(f"{name} {version}" for name, version in versions.items())
     rounds = " or ".join(map(str, sorted({run["rounds"] for run in runs})))
     commits = dict.fromkeys((run["machine"]["commit"] or "unknown")[:10] for run in runs)
+    isa = f" with {machine['cpu_isa']}" if "cpu_isa" in machine else ""
     rates = f"; in the same run it {_rates_text(report)}" if "read_bytes_per_s" in report else ""
     return [
         f"### {report['shape']}, {', '.join(formats)}, {report['threads']} threads",
         "",
-        f"{machine['cpu']}, {machine['num_cpus']} cores{rates}. {rounds} rounds; "
+        f"{machine['cpu']}{isa}, {machine['num_cpus']} cores{rates}. {rounds} rounds; "
         f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}. {systems}.",
         "",
     ]

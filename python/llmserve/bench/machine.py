@@ -168,9 +168,12 @@ def medians(measured: Sequence[Rates]) -> Rates:
 
 
 def describe_machine() -> dict[str, object]:
-    """CPU, cores, memory, system and versions, for a result that a stranger can place."""
+    """CPU, its best instruction set, cores, system and versions, for a result that a stranger can
+    place."""
+    testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
     return {
         "cpu": _cpu_name(),
+        "cpu_isa": next(name for name, can_run in testing.cpu_isas() if can_run),
         "num_cpus": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
