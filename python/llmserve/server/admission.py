@@ -57,16 +57,21 @@ class Admission:
         finally:
             self.num_requests -= num_requests
             self.num_tokens -= num_tokens
-            self._left.append((time.monotonic(), num_tokens))
+            now = time.monotonic()
+            self._left.append((now, num_tokens))
+            self._forget_before(now - _RATE_WINDOW_S)
 
     def estimate_s(self, num_tokens: int) -> float:
         """How long the server takes to let go of so many tokens, at the rate of the last half
         minute."""
         now = time.monotonic()
-        while self._left and now - self._left[0][0] > _RATE_WINDOW_S:
-            self._left.popleft()
+        self._forget_before(now - _RATE_WINDOW_S)
         if not self._left:
             return _MIN_RETRY_S if self.num_requests == 0 else _MAX_RETRY_S / 6
         elapsed_s = max(now - self._left[0][0], 1.0)
         rate = sum(tokens for _, tokens in self._left) / elapsed_s
         return min(max(num_tokens / rate, _MIN_RETRY_S), _MAX_RETRY_S)
+
+    def _forget_before(self, moment: float) -> None:
+        while self._left and self._left[0][0] < moment:
+            self._left.popleft()
