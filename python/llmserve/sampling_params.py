@@ -7,6 +7,7 @@ from functools import partial
 
 from llmserve import _core
 from llmserve.arguments import (
+    INT32_MAX,
     boolean,
     describe,
     integer,
@@ -198,9 +199,9 @@ class SamplingParams:
                 yield name, value
 
 
-def _seed(name: str, value: object) -> int | None:
-    seed = optional_integer(name, value, -1, 2**64 - 1)
-    return None if seed == -1 else seed
+def _none_if_minus_1(name: str, value: object, maximum: int = INT32_MAX) -> int | None:
+    result = optional_integer(name, value, -1, maximum)
+    return None if result == -1 else result
 
 
 def _num_logprobs(name: str, value: object) -> int | None:
@@ -212,11 +213,6 @@ def _bad_words(name: str, value: object) -> tuple[str, ...] | None:
     if not all(word.strip() for word in words):
         raise InvalidArgument("bad_words must not contain an empty string")
     return words or None
-
-
-def _thinking_budget(name: str, value: object) -> int | None:
-    budget = optional_integer(name, value, -1)
-    return None if budget == -1 else budget
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
@@ -276,7 +272,7 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "n": partial(integer, minimum=1, maximum=128),
     **dict.fromkeys(_NUMBERS, number),
     "top_k": partial(integer, minimum=-1),
-    "seed": _seed,
+    "seed": partial(_none_if_minus_1, maximum=2**64 - 1),
     "stop": _strings,
     "stop_token_ids": _token_ids,
     "max_tokens": partial(optional_integer, minimum=1),
@@ -288,7 +284,7 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "allowed_token_ids": _token_ids,
     "logprob_token_ids": _token_ids,
     "bad_words": _bad_words,
-    "thinking_token_budget": _thinking_budget,
+    "thinking_token_budget": _none_if_minus_1,
     "logits_processors": _callables,
     "skip_reading_prefix_cache": boolean,
     "output_kind": partial(_of_kind, kind=RequestOutputKind),
