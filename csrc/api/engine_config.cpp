@@ -32,6 +32,7 @@ void SchedulerConfig::validate() const {
   require_at_least("max_num_queued_reqs", max_num_queued_reqs, 0);
   require_at_least("max_model_len", max_model_len, 2);
   require_at_least("max_stall_us", max_stall_us, 0);
+  require_at_least("min_spread_tokens", min_spread_tokens, 0);
   require_at_least("max_batch_delay_us", max_batch_delay_us, 0);
   if (max_num_batched_tokens < max_num_seqs) {
     throw InvalidArgument(concat("max_num_batched_tokens (", max_num_batched_tokens,
@@ -46,6 +47,11 @@ void SchedulerConfig::validate() const {
   if (!enable_chunked_prefill && max_stall_us > 0) {
     throw InvalidArgument(
         "without chunked prefill no step can be cut to max_stall_ms; set it to 0 or "
+        "enable_chunked_prefill=True");
+  }
+  if (!enable_chunked_prefill && min_spread_tokens > 0) {
+    throw InvalidArgument(
+        "without chunked prefill no prompt can be spread over steps; set min_spread_tokens to 0 or "
         "enable_chunked_prefill=True");
   }
 }

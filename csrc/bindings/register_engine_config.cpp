@@ -39,6 +39,7 @@ void register_scheduler_config(py::module_& module) {
       .def_readwrite("max_model_len", &SchedulerConfig::max_model_len)
       .def_readwrite("enable_chunked_prefill", &SchedulerConfig::enable_chunked_prefill)
       .def_readwrite("max_stall_us", &SchedulerConfig::max_stall_us)
+      .def_readwrite("min_spread_tokens", &SchedulerConfig::min_spread_tokens)
       .def_readwrite("max_batch_delay_us", &SchedulerConfig::max_batch_delay_us)
       .def_readwrite("eos_token_ids", &SchedulerConfig::eos_token_ids)
       .def("validate", &SchedulerConfig::validate);
@@ -65,6 +66,7 @@ void register_config_request(py::module_& module) {
       .def_readwrite("max_num_queued_reqs", &ConfigRequest::max_num_queued_reqs)
       .def_readwrite("enable_chunked_prefill", &ConfigRequest::enable_chunked_prefill)
       .def_readwrite("max_stall_ms", &ConfigRequest::max_stall_ms)
+      .def_readwrite("spreads_prompts", &ConfigRequest::spreads_prompts)
       .def_readwrite("scheduling_policy", &ConfigRequest::policy)
       .def_readwrite("num_threads", &ConfigRequest::num_threads)
       .def_readwrite("seed", &ConfigRequest::seed)

@@ -33,6 +33,7 @@ struct ConfigRequest {
   std::optional<int32_t> max_num_queued_reqs;
   bool enable_chunked_prefill = true;
   int64_t max_stall_ms = 0;
+  bool spreads_prompts = false;  // of batches that are waited for as a whole
   std::string policy = "fcfs";
   std::optional<int32_t> num_threads;
   uint64_t seed = 0;

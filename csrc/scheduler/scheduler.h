@@ -10,10 +10,10 @@
 // and decode are the same code, a sequence runs num_tokens - num_computed tokens as far as the
 // budget goes. Each running sequence with one token left is sure of its token, so that a long
 // prompt never stalls the others; and while any decode, a step takes no more than runs in
-// max_stall_us. Preemption is by recompute: the victim, the last in the policy's
-// order that is not in the step yet, gives its blocks back and waits at the front of the queue. Its
-// tokens stay, and since a token depends on seed and position alone it goes on as if nothing had
-// happened.
+// max_stall_us, nor more prompts than have to run by now for all to end together
+// (min_spread_tokens). Preemption is by recompute: the victim, the last in the policy's order that
+// is not in the step yet, gives its blocks back and waits at the front of the queue. Its tokens
+// stay, and since a token depends on seed and position alone it goes on as if nothing had happened.
 //
 // A step ahead: a sequence may be in two steps in flight, the second with the next chunk of its
 // prompt or with the token that the first one draws, named by its logit row. Ends by length are
@@ -131,11 +131,13 @@ class Scheduler {
     std::vector<Sequence*> sequences;  // [B] of plan.sequences
     int64_t start_us = 0;
   };
+  // What set a step's budget: max_num_batched_tokens, max_stall_us or min_spread_tokens.
+  enum class Bound : uint8_t { kStep, kPace, kSpread };
   // What is left of a step's budget.
   struct Budget {
     int64_t num_tokens = 0;
-    int64_t num_decodes = 0;   // running sequences with one token left that are not in the step yet
-    bool is_for_pace = false;  // max_stall_us set it, not max_num_batched_tokens
+    int64_t num_decodes = 0;  // running sequences with one token left that are not in the step yet
+    Bound bound = Bound::kStep;
   };
 
   // scheduler.cpp
@@ -152,6 +154,7 @@ class Scheduler {
   enum class Room : uint8_t { kMade, kLeft, kWaits };
   void begin_step();
   Budget step_budget() const;
+  int64_t spread_tokens(int64_t num_decodes) const;
   void schedule_running(Budget& budget);
   bool waits_for_step(const Sequence& sequence) const;
   Room make_room(Sequence& sequence, int64_t num_new_tokens, Budget& budget);

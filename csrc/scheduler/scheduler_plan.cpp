@@ -1,6 +1,7 @@
 // schedule(): what the next step runs.
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "core/error.h"
 #include "core/mix.h"
@@ -50,10 +51,48 @@ Scheduler::Budget Scheduler::step_budget() const {
     has_waiting = has_waiting || sequence->num_to_run() <= 1;
     if (sequence->is_decoding() && !waits_for_step(*sequence)) ++budget.num_decodes;
   }
-  const int64_t num_in_time = pace_.max_tokens(budget.num_decodes);
-  budget.is_for_pace = has_waiting && num_in_time < budget.num_tokens;
-  if (budget.is_for_pace) budget.num_tokens = num_in_time;
+  if (!has_waiting) return budget;
+  const auto bound_by = [&](int64_t num_tokens, Bound bound) {
+    if (num_tokens >= budget.num_tokens) return;
+    budget.num_tokens = num_tokens;
+    budget.bound = bound;
+  };
+  bound_by(pace_.max_tokens(budget.num_decodes), Bound::kPace);
+  bound_by(spread_tokens(budget.num_decodes), Bound::kSpread);
   return budget;
+}
+
+// Tokens of this step with which each prompt, in its turn, has run as many steps before the batch
+// ends as its request has tokens to generate. No bound where more requests wait than may run:
+// those behind need the seats.
+int64_t Scheduler::spread_tokens(int64_t num_decodes) const {
+  constexpr int64_t kNoBound = std::numeric_limits<int64_t>::max();
+  if (config_.min_spread_tokens == 0 ||
+      static_cast<int64_t>(running_.size() + waiting_.size()) > num_seats_)
+    return kNoBound;
+  const auto num_to_generate = [&](const Sequence& sequence) {
+    return std::min<int64_t>(sequence.max_tokens,
+                             config_.max_model_len - sequence.num_prompt_tokens) -
+           sequence.num_generated();
+  };
+  const auto for_all = [&](auto visit) {
+    for (const Sequence* sequence : running_) visit(*sequence);
+    for (const Sequence* sequence : waiting_) visit(*sequence);
+  };
+  int64_t num_steps = 0;  // that the batch takes
+  for_all([&](const Sequence& sequence) {
+    num_steps = std::max(num_steps, num_to_generate(sequence));
+  });
+  int64_t num_in_turn = 0;
+  int64_t num_due = 0;
+  for_all([&](const Sequence& sequence) {
+    if (sequence.num_to_run() <= 1) return;
+    num_in_turn += sequence.num_to_run();
+    const int64_t num_spare_steps = std::max<int64_t>(1, num_steps - num_to_generate(sequence));
+    num_due = std::max(num_due, (num_in_turn + num_spare_steps - 1) / num_spare_steps);
+  });
+  return num_due == 0 ? kNoBound
+                      : std::max<int64_t>(config_.min_spread_tokens, num_decodes + num_due);
 }
 
 void Scheduler::schedule_running(Budget& budget) {
@@ -248,8 +287,9 @@ void Scheduler::put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& 
   }
   const int64_t num_left = sequence.num_to_run();
   if (num_left > 0) {
-    decide(sequence, budget.is_for_pace ? DecisionKind::kChunkedForPace : DecisionKind::kChunked,
-           num_left);
+    static constexpr std::array kChunked{DecisionKind::kChunked, DecisionKind::kChunkedForPace,
+                                         DecisionKind::kChunkedToSpread};
+    decide(sequence, kChunked[static_cast<size_t>(budget.bound)], num_left);
   } else if (pooled == nullptr) {
     add_logit_rows(sequence, static_cast<int32_t>(num_new_tokens - 1));
   }
@@ -364,8 +404,9 @@ void Scheduler::decide(const Sequence& sequence, DecisionKind kind, int64_t deta
 }
 
 void Scheduler::decide_out_of_budget(const Sequence& sequence, const Budget& budget) {
-  decide(sequence, budget.is_for_pace ? DecisionKind::kWaitsForPace : DecisionKind::kWaitsForBudget,
-         0);
+  static constexpr std::array kWaits{DecisionKind::kWaitsForBudget, DecisionKind::kWaitsForPace,
+                                     DecisionKind::kWaitsToSpread};
+  decide(sequence, kWaits[static_cast<size_t>(budget.bound)], 0);
 }
 
 }  // namespace llmserve

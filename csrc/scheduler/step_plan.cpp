@@ -16,6 +16,10 @@ std::string_view name(DecisionKind kind) {
       return "preempted";
     case DecisionKind::kWaitsForBudget:
       return "waits_for_budget";
+    case DecisionKind::kChunkedToSpread:
+      return "chunked_to_spread";
+    case DecisionKind::kWaitsToSpread:
+      return "waits_to_spread";
     case DecisionKind::kWaitsForPace:
       return "waits_for_pace";
     case DecisionKind::kWaitsForSeqs:

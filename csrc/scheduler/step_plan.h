@@ -64,19 +64,21 @@ struct LogitRow {
 
 // Why a sequence was, or was not, in the step.
 enum class DecisionKind : uint8_t {
-  kScheduled,       // runs; detail: tokens
-  kAdmitted,        // left the queue; detail: prompt tokens found in the prefix cache
-  kChunked,         // the budget cut its prompt; detail: tokens left
-  kChunkedForPace,  // max_stall_us did, since others decode; detail: tokens left
-  kPreempted,       // gave its blocks back; detail: blocks
-  kWaitsForBudget,  // no tokens left in this step
-  kWaitsForPace,    // none of those that max_stall_us leaves while others decode
-  kWaitsForSeqs,    // max_num_seqs are running
-  kWaitsForBlocks,  // the pool is full; detail: blocks it lacks
-  kWaitsForPrefix,  // another request is computing its next blocks; detail: that request
-  kWaitsForBatch,   // the policy is filling a batch
-  kWaitsForBeams,   // has its next tokens' candidates, other beams of its request have not
-  kWaitsForStep,    // what it runs next depends on what a step in flight gives
+  kScheduled,        // runs; detail: tokens
+  kAdmitted,         // left the queue; detail: prompt tokens found in the prefix cache
+  kChunked,          // the budget cut its prompt; detail: tokens left
+  kChunkedForPace,   // max_stall_us did, since others decode; detail: tokens left
+  kChunkedToSpread,  // min_spread_tokens did, since there is time; detail: tokens left
+  kPreempted,        // gave its blocks back; detail: blocks
+  kWaitsForBudget,   // no tokens left in this step
+  kWaitsForPace,     // none of those that max_stall_us leaves while others decode
+  kWaitsToSpread,    // none of those that have to run by now
+  kWaitsForSeqs,     // max_num_seqs are running
+  kWaitsForBlocks,   // the pool is full; detail: blocks it lacks
+  kWaitsForPrefix,   // another request is computing its next blocks; detail: that request
+  kWaitsForBatch,    // the policy is filling a batch
+  kWaitsForBeams,    // has its next tokens' candidates, other beams of its request have not
+  kWaitsForStep,     // what it runs next depends on what a step in flight gives
 };
 std::string_view name(DecisionKind kind);
 

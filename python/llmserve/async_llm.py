@@ -76,6 +76,7 @@ class AsyncLLM(LLMBase):
     """
 
     _default_max_stall_ms = 1000
+    _spreads_prompts = False
 
     async def generate(
         self,

@@ -43,6 +43,7 @@ class LLMBase:
 
     _engine: _core.Engine | None = None
     _default_max_stall_ms = 0
+    _spreads_prompts = True
 
     def __init__(
         self,
@@ -127,9 +128,9 @@ class LLMBase:
             max_logprobs=max_logprobs,
             packed_cache_bytes=packed_cache_bytes,
         )
-        self._config = _core.resolve_config(
-            arguments.to_request(checkpoint, defaults.eos_token_ids)
-        )
+        request = arguments.to_request(checkpoint, defaults.eos_token_ids)
+        request.spreads_prompts = self._spreads_prompts
+        self._config = _core.resolve_config(request)
         self._config.enforce_eager = boolean("enforce_eager", enforce_eager)
         self._config.async_scheduling = boolean("async_scheduling", async_scheduling)
         if defer_packing is not None:

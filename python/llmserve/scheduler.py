@@ -25,8 +25,11 @@ class Scheduler(_core.Scheduler):
     and "dynamic" batching (which waits for others max_batch_delay_us at most, and down to a fifth
     of it as batches come out full). max_num_batched_tokens: tokens a step. max_num_seqs: sequences
     a step. max_stall_us: while sequences decode, a step takes what runs in this time at the rate of
-    the last steps with prompts; 0 is no bound. max_num_queued_reqs: 0 is no bound. max_model_len:
-    by default what the pool holds. tokenizer: with one, events have text and `stop` works.
+    the last steps with prompts; 0 is no bound. min_spread_tokens: while sequences decode, a step
+    takes more tokens than that only where a prompt has to run for its request to end with the
+    others, if each generates its max_tokens; 0: prompts run as soon as they may.
+    max_num_queued_reqs: 0 is no bound. max_model_len: by default what the pool holds. tokenizer:
+    with one, events have text and `stop` works.
 
     >>> from llmserve import SamplingParams, Scheduler
     >>> scheduler = Scheduler(num_blocks=8, block_size=4)
@@ -53,6 +56,7 @@ class Scheduler(_core.Scheduler):
         enable_chunked_prefill: bool = True,
         enable_prefix_caching: bool = True,
         max_stall_us: int = 0,
+        min_spread_tokens: int = 0,
         max_batch_delay_us: int = 10_000,
         eos_token_ids: Sequence[int] = (),
         tokenizer: Tokenizer | None = None,
@@ -72,6 +76,7 @@ class Scheduler(_core.Scheduler):
         )
         config.enable_chunked_prefill = boolean("enable_chunked_prefill", enable_chunked_prefill)
         config.max_stall_us = integer("max_stall_us", max_stall_us, 0)
+        config.min_spread_tokens = integer("min_spread_tokens", min_spread_tokens, 0)
         config.max_batch_delay_us = integer("max_batch_delay_us", max_batch_delay_us, 0)
         config.eos_token_ids = [integer("eos_token_ids", token_id, 0) for token_id in eos_token_ids]
         self._max_model_len = config.max_model_len

@@ -10,6 +10,7 @@ from llmserve import _core
 _WAITS = {
     "waits_for_budget": "the step's tokens were taken (max_num_batched_tokens)",
     "waits_for_pace": "others decoded, and the step was full (max_stall_ms)",
+    "waits_to_spread": "it had time: others generate for longer, and such prompts are spread",
     "waits_for_seqs": "all seats were taken (max_num_seqs, or fewer after a step that failed)",
     "waits_for_blocks": "the KV pool lacked {} blocks",
     "waits_for_prefix": "request {} was computing the next blocks of its prompt",
@@ -22,6 +23,7 @@ _WAITS = {
 _BLOCKING = (
     "waits_for_budget",
     "waits_for_pace",
+    "waits_to_spread",
     "waits_for_seqs",
     "waits_for_blocks",
     "waits_for_batch",
@@ -155,6 +157,8 @@ def _activity(step: _Step, request: _core.RequestRecord) -> tuple[str, str]:
         reason += f", {details['chunked']} left for later steps"
     if "chunked_for_pace" in details:
         reason += f", {details['chunked_for_pace']} left, since others decode (max_stall_ms)"
+    if "chunked_to_spread" in details:
+        reason += f", {details['chunked_to_spread']} left, since others generate for longer"
     return "prefill", reason
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from checkpoints import VOCAB_SIZE, checkpoint
@@ -125,6 +126,30 @@ def test_in_chunks_as_time_allows(
         assert run(llm) == alone
         kinds = {d.kind for step in llm.trace() for d in step.decisions}
         assert {"chunked_for_pace", "waits_for_pace"} <= kinds
+
+
+def test_spread_over_the_steps_of_the_longest(
+    dtype: str, alone: list[Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = _core.resolve_config
+
+    def resolve_config(request: _core.ConfigRequest) -> _core.EngineConfig:
+        config = real(request)
+        config.scheduler.min_spread_tokens = 7
+        return config
+
+    monkeypatch.setattr(_core, "resolve_config", resolve_config)
+    longest = len(PROMPTS) - 1
+    params = [replace(p, max_tokens=MAX_TOKENS if p is PARAMS[longest] else 2) for p in PARAMS]
+    with make_llm(dtype, max_num_batched_tokens=200) as llm:
+        outputs = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False
+        )
+        for output, one, whole in zip(outputs, params, alone, strict=True):
+            tokens, rows = whole
+            assert result(output) == (tokens[: one.max_tokens], rows[: one.max_tokens])
+        kinds = {d.kind for step in llm.trace() for d in step.decisions}
+        assert {"chunked_to_spread", "waits_to_spread"} <= kinds
 
 
 @pytest.mark.parametrize(("fail_at_step", "fault"), [(2, "memory"), (5, "memory"), (9, "device")])

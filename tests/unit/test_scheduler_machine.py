@@ -47,6 +47,7 @@ class Workload:
         windows: list[int],
         max_in_flight: int,
         max_stall_us: int = 0,
+        min_spread_tokens: int = 0,
     ) -> None:
         num_blocks = NUM_BLOCKS * len(windows)
         self.capacity = longest_sequence(num_blocks, windows, chunk)
@@ -61,6 +62,7 @@ class Workload:
             max_batch_delay_us=50,
             max_in_flight=max_in_flight,
             max_stall_us=max_stall_us,
+            min_spread_tokens=min_spread_tokens,
             us_per_token=7,
         )
         self.asked: dict[int, Asked] = {}
@@ -199,6 +201,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows=st.sampled_from([[0], [0, 3], [0, 4, 0, 1]]),
         max_in_flight=st.sampled_from([1, 2]),
         max_stall_us=st.sampled_from([0, 100]),
+        min_spread_tokens=st.sampled_from([0, 2]),
     )
     def start(self, policy: str, **config: Any) -> None:
         self.load = Workload(policy, **config)

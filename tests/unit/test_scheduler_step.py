@@ -91,6 +91,36 @@ def test_without_time_or_bound_the_step_is_full() -> None:
         Runner(num_blocks=64, max_stall_us=1, enable_chunked_prefill=False, max_model_len=64)
 
 
+def test_prompts_with_time_are_spread_so_that_all_end_together() -> None:
+    runner = Runner(num_blocks=256, max_num_batched_tokens=256, min_spread_tokens=24)
+    runner.add(1, prompt_of(16), max_tokens=41)
+    runner.step()
+    for request_id in (2, 3, 4):
+        runner.add(request_id, prompt_of(200), max_tokens=10)
+    steps = runner.run()
+    # 600 tokens in 40 - 10 steps, 20 a step, beside request 1; then more beside who decodes.
+    assert [s.num_tokens for s in steps[:9]] == [24] * 9
+    assert kinds(steps[0].decisions, 2) == ["admitted", "scheduled", "chunked_to_spread"]
+    assert kinds(steps[0].decisions, 3) == ["waits_to_spread"]
+    assert sum(s.num_tokens for s in steps) == 40 + 600 + 3 * 9
+    assert len(steps) == 40  # as if request 1 had run alone
+    assert {s[0] for s in steps[-1].sequences} >= {1}
+
+
+def test_prompts_without_time_run_at_once() -> None:
+    for waiting in ([(100, 41)], [(100, 4)] * 4):  # generates as long; more than there are seats
+        runner = Runner(
+            num_blocks=256, max_num_batched_tokens=128, max_num_seqs=4, min_spread_tokens=8
+        )
+        runner.add(1, prompt_of(8), max_tokens=41)
+        runner.step()
+        for request_id, (num_tokens, max_tokens) in enumerate(waiting, 2):
+            runner.add(request_id, prompt_of(num_tokens), max_tokens=max_tokens)
+        assert runner.step().num_tokens == min(128, 1 + 100 * len(waiting))
+    with pytest.raises(errors.InvalidArgument, match="min_spread_tokens"):
+        Runner(num_blocks=64, min_spread_tokens=8, enable_chunked_prefill=False, max_model_len=64)
+
+
 def test_an_earlier_prompt_leaves_later_decodes_their_token() -> None:
     runner = Runner(num_blocks=64, max_num_batched_tokens=8, max_num_seqs=4)
     runner.add(1, prompt_of(4), max_tokens=20)

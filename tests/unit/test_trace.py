@@ -51,9 +51,13 @@ def run(
     gate: _core.testing.StepGate | None = None,
     **params: object,
 ) -> Trace:
-    """The gate, if any, holds the first request's step until all the others have arrived."""
+    """The gate, if any, holds the first request's step until all the others have arrived; the first
+    alone generates 32 tokens if max_tokens is None."""
     fields = {"detokenize": False, "max_tokens": 8, **params}
+    is_first_longest = fields["max_tokens"] is None
     for prompt in prompts:
+        if is_first_longest:
+            fields["max_tokens"] = 32 if prompt is prompts[0] else 4
         engine.add_request(prompt, _core.SamplingParams(**fields))
         if gate is not None and prompt is prompts[0]:
             gate.wait_until_held()
@@ -81,6 +85,7 @@ WORKLOADS: dict[str, tuple[dict[str, Any], list[list[int]], dict[str, Any]]] = {
         [[9 + i] * 60 for i in range(6)],
         {"max_tokens": 40},
     ),
+    "spread": ({"min_spread_tokens": 16}, [[9] * 20, *([9 + i] * 60 for i in range(3))], {"max_tokens": None}),
     "prefix": (
         {"max_num_seqs": 8},
         [[2, 1, 2], *([*range(1, 60), 60 + i] for i in range(6))],
@@ -94,6 +99,7 @@ REASONS = {
     "samples": "all seats were taken",
     "chunks": "left for later steps",
     "pace": "left, since others decode (max_stall_ms)",
+    "spread": "left, since others generate for longer",
     "prefix": "was computing the next blocks of its prompt",
     "batch": "the policy was filling a batch",
 }
