@@ -85,7 +85,11 @@ WORKLOADS: dict[str, tuple[dict[str, Any], list[list[int]], dict[str, Any]]] = {
         [[9 + i] * 60 for i in range(6)],
         {"max_tokens": 40},
     ),
-    "spread": ({"min_spread_tokens": 16}, [[9] * 20, *([9 + i] * 60 for i in range(3))], {"max_tokens": None}),
+    "spread": (
+        {"min_spread_tokens": 16},
+        [[9] * 20, *([9 + i] * 60 for i in range(3))],
+        {"max_tokens": None},
+    ),
     "prefix": (
         {"max_num_seqs": 8},
         [[2, 1, 2], *([*range(1, 60), 60 + i] for i in range(6))],
