@@ -134,6 +134,7 @@ class SchedulerConfig:
     max_model_len: int
     enable_chunked_prefill: bool
     max_stall_us: int
+    min_spread_tokens: int
     max_batch_delay_us: int
     eos_token_ids: list[int]
     def __init__(self) -> None: ...
@@ -176,6 +177,7 @@ class ConfigRequest:
     max_num_queued_reqs: int | None
     enable_chunked_prefill: bool
     max_stall_ms: int
+    spreads_prompts: bool
     scheduling_policy: str
     num_threads: int | None
     seed: int
