@@ -46,6 +46,7 @@ Scheduler::Scheduler(const SchedulerConfig& config, const CacheConfig& cache,
       policy_(make_policy(config)),
       kv_cache_(cache, hasher, config.max_num_batched_tokens),
       pace_(config.max_stall_us),
+      spread_(config.min_spread_tokens, config.max_num_batched_tokens),
       num_seats_(config.max_num_seqs),
       max_in_flight_(max_in_flight) {
   check_internal(1 <= max_in_flight && max_in_flight <= kMaxInFlight,

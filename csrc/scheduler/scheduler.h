@@ -43,6 +43,7 @@
 #include "kv_cache/kv_cache_manager.h"
 #include "scheduler/policy.h"
 #include "scheduler/sequence.h"
+#include "scheduler/spread_size.h"
 #include "scheduler/step_pace.h"
 #include "scheduler/step_plan.h"
 #include "text/vocabulary.h"
@@ -219,6 +220,7 @@ class Scheduler {
   const std::unique_ptr<SchedulingPolicy> policy_;
   KvCacheManager kv_cache_;
   StepPace pace_;
+  SpreadSize spread_;
   // Sequences that may run: max_num_seqs or, after a step that failed, half of what it ran, until
   // enough steps have gone well.
   int64_t num_seats_;

@@ -98,7 +98,10 @@ void Scheduler::count_step(const Flight& flight) {
   (is_prefill ? counters_.prefill_us : counters_.decode_us) += elapsed_us;
   counters_.num_prefill_tokens += flight.plan.num_prefill_tokens;
   counters_.num_recomputed_tokens += flight.plan.num_recomputed_tokens;
-  if (is_prefill) pace_.note_step(flight.plan.num_tokens, elapsed_us);
+  if (is_prefill) {
+    pace_.note_step(flight.plan.num_tokens, elapsed_us);
+    spread_.note_step(flight.plan.num_tokens, elapsed_us);
+  }
   if (num_seats_ < config_.max_num_seqs) give_back_seats();
 }
 

@@ -38,6 +38,7 @@ void Scheduler::begin_step() {
   next_->plan.num_tokens = 0;
   next_->plan.num_prefill_tokens = next_->plan.num_recomputed_tokens = 0;
   next_->sequences.clear();
+  if (running_.empty()) spread_.begin_batch();
   has_preempted_ = false;
   stands_still_ = false;
   next_->start_us = clock_.now_us();
@@ -91,8 +92,7 @@ int64_t Scheduler::spread_tokens(int64_t num_decodes) const {
     const int64_t num_spare_steps = std::max<int64_t>(1, num_steps - num_to_generate(sequence));
     num_due = std::max(num_due, (num_in_turn + num_spare_steps - 1) / num_spare_steps);
   });
-  return num_due == 0 ? kNoBound
-                      : std::max<int64_t>(config_.min_spread_tokens, num_decodes + num_due);
+  return num_due == 0 ? kNoBound : std::max<int64_t>(spread_.num_tokens(), num_decodes + num_due);
 }
 
 void Scheduler::schedule_running(Budget& budget) {

@@ -107,6 +107,29 @@ def test_prompts_with_time_are_spread_so_that_all_end_together() -> None:
     assert {s[0] for s in steps[-1].sequences} >= {1}
 
 
+def test_a_spread_step_grows_where_small_steps_are_slow() -> None:
+    runner = Runner(num_blocks=1000, max_num_batched_tokens=256, min_spread_tokens=8)
+    first_id = iter(range(1, 100, 2))
+
+    def num_tokens_of_steps(step_us: int) -> list[int]:
+        first = next(first_id)
+        runner.us_per_token = 100
+        runner.add(first, prompt_of(256), max_tokens=200)
+        assert runner.step().num_tokens == 256
+        runner.add(first + 1, prompt_of(150), max_tokens=1)
+        steps: list[int] = []
+        for _ in range(8):
+            runner.us_per_token = step_us // (steps[-1] if steps else 8)
+            steps.append(runner.step().num_tokens)
+        runner.run()
+        return steps
+
+    assert num_tokens_of_steps(800) == [8] * 8  # 100 us a token, as in large steps
+    # 3,200 us a step whatever it runs, as 32 tokens take at the rate of large steps.
+    assert num_tokens_of_steps(3200) == [8] * 3 + [16] * 3 + [32] * 2
+    assert num_tokens_of_steps(800) == [8] * 8  # the next batch
+
+
 def test_prompts_without_time_run_at_once() -> None:
     for waiting in ([(100, 41)], [(100, 4)] * 4):  # generates as long; more than there are seats
         runner = Runner(
