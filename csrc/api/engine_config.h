@@ -33,9 +33,10 @@ struct SchedulerConfig {
   // While sequences decode, a step takes no more tokens than run in this time at the rate of the
   // last steps with prompts; 0: no bound but max_num_batched_tokens.
   int64_t max_stall_us = 0;
-  // While sequences decode, a step takes this many tokens and more only where a prompt has to run
-  // for its request to end, if it generates its max_tokens, no later than all others: steps stay
-  // full to the end of a batch, and with that the processor. 0: prompts run as soon as they may.
+  // While sequences decode, a step takes this many tokens (or a multiple, where so few run slowly:
+  // spread_size.h) and more only where a prompt has to run for its request to end, if it generates
+  // its max_tokens, no later than all others: steps stay full to the end of a batch. 0: prompts run
+  // as soon as they may.
   int32_t min_spread_tokens = 0;
   int64_t max_batch_delay_us = 10'000;  // policy "dynamic": waits a fifth of it up to all of it
   std::vector<int32_t> eos_token_ids;   // end a sequence unless ignore_eos

@@ -148,14 +148,17 @@ void register_scheduler(py::module_& module) {
       .def(
           "add",
           [](Self& self, RequestId request_id, Tokens prompt_token_ids,
-             const SamplingParams& params, int32_t priority, std::string cache_salt) {
+             const SamplingParams& params, int32_t priority, std::string cache_salt,
+             bool is_streamed) {
             self.add({.id = request_id,
                       .prompt_token_ids = std::move(prompt_token_ids),
                       .params = params,
                       .priority = priority,
-                      .cache_salt = std::move(cache_salt)});
+                      .cache_salt = std::move(cache_salt),
+                      .is_streamed = is_streamed});
           },
-          "request_id"_a, "prompt_token_ids"_a, "params"_a, "priority"_a = 0, "cache_salt"_a = "")
+          "request_id"_a, "prompt_token_ids"_a, "params"_a, "priority"_a = 0, "cache_salt"_a = "",
+          "is_streamed"_a = true)
       .def("schedule", &Self::schedule,
            "The next step: who runs which tokens in which blocks. Empty when nothing can run.")
       .def("commit", &Self::commit, "sampled"_a,

@@ -134,6 +134,10 @@ class Scheduler {
   };
   // What set a step's budget: max_num_batched_tokens, max_stall_us or min_spread_tokens.
   enum class Bound : uint8_t { kStep, kPace, kSpread };
+  struct BoundKinds {
+    DecisionKind chunked;
+    DecisionKind waits;
+  };
   // What is left of a step's budget.
   struct Budget {
     int64_t num_tokens = 0;
@@ -174,6 +178,7 @@ class Scheduler {
   std::string outgrown_error(int64_t num_tokens) const;
   QueueState queue_state() const;
   void decide(const Sequence& sequence, DecisionKind kind, int64_t detail);
+  static BoundKinds kinds_of(Bound bound);
   void decide_out_of_budget(const Sequence& sequence, const Budget& budget);
 
   // scheduler_commit.cpp

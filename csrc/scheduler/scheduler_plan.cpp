@@ -64,35 +64,41 @@ Scheduler::Budget Scheduler::step_budget() const {
 }
 
 // Tokens of this step with which each prompt, in its turn, has run as many steps before the batch
-// ends as its request has tokens to generate. No bound where more requests wait than may run:
-// those behind need the seats.
+// ends as its request may generate tokens; whoever streams has no time. No bound where more wait
+// than there are seats or blocks for: those behind need them.
 int64_t Scheduler::spread_tokens(int64_t num_decodes) const {
   constexpr int64_t kNoBound = std::numeric_limits<int64_t>::max();
-  if (config_.min_spread_tokens == 0 ||
-      static_cast<int64_t>(running_.size() + waiting_.size()) > num_seats_)
-    return kNoBound;
-  const auto num_to_generate = [&](const Sequence& sequence) {
-    return std::min<int64_t>(sequence.max_tokens,
-                             config_.max_model_len - sequence.num_prompt_tokens) -
-           sequence.num_generated();
+  if (config_.min_spread_tokens == 0) return kNoBound;
+  const auto num_to_generate = [](const Sequence& sequence) {
+    return sequence.max_tokens - sequence.num_generated();
   };
-  const auto for_all = [&](auto visit) {
-    for (const Sequence* sequence : running_) visit(*sequence);
-    for (const Sequence* sequence : waiting_) visit(*sequence);
-  };
+  int64_t num_samples = 0;
   int64_t num_steps = 0;  // that the batch takes
-  for_all([&](const Sequence& sequence) {
+  const auto count = [&](const Sequence& sequence) {
+    num_samples += sequence.num_samples;
     num_steps = std::max(num_steps, num_to_generate(sequence));
-  });
+    return num_samples <= num_seats_;
+  };
+  if (!std::ranges::all_of(running_, [&](const Sequence* s) { return count(*s); }) ||
+      !std::ranges::all_of(waiting_, [&](const Sequence* s) { return count(*s); }))
+    return kNoBound;
   int64_t num_in_turn = 0;
   int64_t num_due = 0;
-  for_all([&](const Sequence& sequence) {
+  const auto take_turn = [&](const Sequence& sequence) {
     if (sequence.num_to_run() <= 1) return;
     num_in_turn += sequence.num_to_run();
-    const int64_t num_spare_steps = std::max<int64_t>(1, num_steps - num_to_generate(sequence));
+    // The step that ends a prompt draws the first token, too.
+    const int64_t num_spare_steps =
+        sequence.is_streamed ? 1 : num_steps - num_to_generate(sequence) + 1;
     num_due = std::max(num_due, (num_in_turn + num_spare_steps - 1) / num_spare_steps);
-  });
-  return num_due == 0 ? kNoBound : std::max<int64_t>(spread_.num_tokens(), num_decodes + num_due);
+  };
+  for (const Sequence* sequence : running_) take_turn(*sequence);
+  const int64_t num_entered = num_in_turn;
+  for (const Sequence* sequence : waiting_) take_turn(*sequence);
+  const int64_t num_blocks_left = kv_cache_.num_blocks() - kv_cache_.num_used_blocks();
+  if (num_due == 0 || kv_cache_.num_blocks_for(num_in_turn - num_entered) > num_blocks_left)
+    return kNoBound;
+  return std::max(spread_.num_tokens(), num_decodes + num_due);
 }
 
 void Scheduler::schedule_running(Budget& budget) {
@@ -287,9 +293,7 @@ void Scheduler::put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& 
   }
   const int64_t num_left = sequence.num_to_run();
   if (num_left > 0) {
-    static constexpr std::array kChunked{DecisionKind::kChunked, DecisionKind::kChunkedForPace,
-                                         DecisionKind::kChunkedToSpread};
-    decide(sequence, kChunked[static_cast<size_t>(budget.bound)], num_left);
+    decide(sequence, kinds_of(budget.bound).chunked, num_left);
   } else if (pooled == nullptr) {
     add_logit_rows(sequence, static_cast<int32_t>(num_new_tokens - 1));
   }
@@ -403,10 +407,20 @@ void Scheduler::decide(const Sequence& sequence, DecisionKind kind, int64_t deta
                                    .detail = detail});
 }
 
+Scheduler::BoundKinds Scheduler::kinds_of(Bound bound) {
+  switch (bound) {
+    case Bound::kPace:
+      return {DecisionKind::kChunkedForPace, DecisionKind::kWaitsForPace};
+    case Bound::kSpread:
+      return {DecisionKind::kChunkedToSpread, DecisionKind::kWaitsToSpread};
+    case Bound::kStep:
+      break;
+  }
+  return {DecisionKind::kChunked, DecisionKind::kWaitsForBudget};
+}
+
 void Scheduler::decide_out_of_budget(const Sequence& sequence, const Budget& budget) {
-  static constexpr std::array kWaits{DecisionKind::kWaitsForBudget, DecisionKind::kWaitsForPace,
-                                     DecisionKind::kWaitsToSpread};
-  decide(sequence, kWaits[static_cast<size_t>(budget.bound)], 0);
+  decide(sequence, kinds_of(budget.bound).waits, 0);
 }
 
 }  // namespace llmserve

@@ -2,8 +2,10 @@
 //
 // Where a machine multiplies much faster than it reads weights, as with many cores or AMX, so many
 // tokens do not hide the reading: if steps of about this size run their tokens at a rate well below
-// that of larger ones, the next take twice as many. Each batch begins with the smallest again: what
-// was slow may have been a neighbour. Where no time passes (a test's clock) nothing changes.
+// that of larger ones, the next take twice as many, and so on. Decodes count as any token: where
+// many of them have a large vocabulary to score, steps may grow without need. Each batch begins
+// with the smallest again: what was slow may have been a neighbour. Where no time passes (a test's
+// clock) nothing changes.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +19,11 @@ class SpreadSize {
   SpreadSize(int64_t min_tokens, int64_t max_tokens)
       : min_tokens_(min_tokens), max_tokens_(max_tokens), num_tokens_(min_tokens) {}
 
-  int64_t num_tokens() const { return num_tokens_; }
+  // Twice as many once, if no step has told yet how fast larger ones are.
+  int64_t num_tokens() const {
+    const bool is_probe = small_.num_steps >= kStepsToTell && large_.num_steps == 0;
+    return is_probe ? std::min(2 * num_tokens_, max_tokens_) : num_tokens_;
+  }
 
   void begin_batch() {
     num_tokens_ = min_tokens_;

@@ -12,16 +12,16 @@ std::string_view name(DecisionKind kind) {
       return "chunked";
     case DecisionKind::kChunkedForPace:
       return "chunked_for_pace";
+    case DecisionKind::kChunkedToSpread:
+      return "chunked_to_spread";
     case DecisionKind::kPreempted:
       return "preempted";
     case DecisionKind::kWaitsForBudget:
       return "waits_for_budget";
-    case DecisionKind::kChunkedToSpread:
-      return "chunked_to_spread";
-    case DecisionKind::kWaitsToSpread:
-      return "waits_to_spread";
     case DecisionKind::kWaitsForPace:
       return "waits_for_pace";
+    case DecisionKind::kWaitsToSpread:
+      return "waits_to_spread";
     case DecisionKind::kWaitsForSeqs:
       return "waits_for_seqs";
     case DecisionKind::kWaitsForBlocks:

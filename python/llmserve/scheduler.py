@@ -26,10 +26,11 @@ class Scheduler(_core.Scheduler):
     of it as batches come out full). max_num_batched_tokens: tokens a step. max_num_seqs: sequences
     a step. max_stall_us: while sequences decode, a step takes what runs in this time at the rate of
     the last steps with prompts; 0 is no bound. min_spread_tokens: while sequences decode, a step
-    takes more tokens than that only where a prompt has to run for its request to end with the
-    others, if each generates its max_tokens; 0: prompts run as soon as they may.
-    max_num_queued_reqs: 0 is no bound. max_model_len: by default what the pool holds. tokenizer:
-    with one, events have text and `stop` works.
+    takes more tokens than that (twice that, and so on, where so few run slowly) only where a prompt
+    has to run for its request to end with the others, if each generates its max_tokens; 0: prompts
+    run as soon as they may, as those that are streamed do. max_num_queued_reqs: 0 is no bound.
+    max_model_len: by default what the pool holds. tokenizer: with one, events have text and `stop`
+    works.
 
     >>> from llmserve import SamplingParams, Scheduler
     >>> scheduler = Scheduler(num_blocks=8, block_size=4)
@@ -89,8 +90,10 @@ class Scheduler(_core.Scheduler):
         params: SamplingParams | _core.SamplingParams | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        is_streamed: bool = True,
     ) -> None:
-        """Queues a request that arrives now. A seed of None is 0.
+        """Queues a request that arrives now. A seed of None is 0. is_streamed: False for one event,
+        at the end, as a request of LLM.generate has.
 
         Raises InvalidArgument for an id in use or a prompt that can never run, ResourceExhausted
         for a full queue or a pool smaller than the prompt.
@@ -107,6 +110,7 @@ class Scheduler(_core.Scheduler):
             params,
             integer("priority", priority, -(2**31)),
             text("cache_salt", cache_salt),
+            boolean("is_streamed", is_streamed),
         )
 
     def commit(self, sampled: _core.SampledTokens | Iterable[int]) -> list[_core.TokenEvent]:

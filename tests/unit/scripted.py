@@ -65,7 +65,11 @@ def make_scheduler(
 
 def add_request(scheduler: Scheduler, request_id: int, prompt: list[int], **fields: Any) -> None:
     """`fields` are those of a request and of its sampling parameters."""
-    request = {name: fields.pop(name) for name in ("priority", "cache_salt") if name in fields}
+    request = {
+        name: fields.pop(name)
+        for name in ("priority", "cache_salt", "is_streamed")
+        if name in fields
+    }
     kind = {name: fields.pop(name) for name in ("is_pooled", "has_embeds") if name in fields}
     beams = {name: fields.pop(name) for name in ("beam_width", "length_penalty") if name in fields}
     if beams.get("beam_width"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import numpy as np
@@ -13,6 +14,7 @@ import tokenizer_files
 from llmserve import (
     LLM,
     Array,
+    AsyncLLM,
     InvalidArgument,
     NotSupported,
     RequestOutputKind,
@@ -443,3 +445,15 @@ def test_the_demo_model_writes_sentences() -> None:
     assert text.isascii()
     assert text.count(" ") > 15
     assert "." in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [(LLM, {}, 64), (LLM, {"enable_chunked_prefill": False}, 0), (AsyncLLM, {}, 0)],
+)
+def test_prompts_are_spread_where_a_batch_is_waited_for(
+    checkpoint: Path, kind: type[LLM | AsyncLLM], options: dict[str, Any], expected: int
+) -> None:
+    llm = kind(checkpoint, num_threads=1, **options)
+    assert llm._config.scheduler.min_spread_tokens == expected
+    llm.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from llmserve import errors
@@ -93,10 +94,10 @@ def test_without_time_or_bound_the_step_is_full() -> None:
 
 def test_prompts_with_time_are_spread_so_that_all_end_together() -> None:
     runner = Runner(num_blocks=256, max_num_batched_tokens=256, min_spread_tokens=24)
-    runner.add(1, prompt_of(16), max_tokens=41)
+    runner.add(1, prompt_of(16), max_tokens=41, is_streamed=False)
     runner.step()
     for request_id in (2, 3, 4):
-        runner.add(request_id, prompt_of(200), max_tokens=10)
+        runner.add(request_id, prompt_of(200), max_tokens=10, is_streamed=False)
     steps = runner.run()
     # 600 tokens in 40 - 10 steps, 20 a step, beside request 1; then more beside who decodes.
     assert [s.num_tokens for s in steps[:9]] == [24] * 9
@@ -114,9 +115,9 @@ def test_a_spread_step_grows_where_small_steps_are_slow() -> None:
     def num_tokens_of_steps(step_us: int) -> list[int]:
         first = next(first_id)
         runner.us_per_token = 100
-        runner.add(first, prompt_of(256), max_tokens=200)
+        runner.add(first, prompt_of(256), max_tokens=200, is_streamed=False)
         assert runner.step().num_tokens == 256
-        runner.add(first + 1, prompt_of(150), max_tokens=1)
+        runner.add(first + 1, prompt_of(150), max_tokens=1, is_streamed=False)
         steps: list[int] = []
         for _ in range(8):
             runner.us_per_token = step_us // (steps[-1] if steps else 8)
@@ -130,16 +131,44 @@ def test_a_spread_step_grows_where_small_steps_are_slow() -> None:
     assert num_tokens_of_steps(800) == [8] * 8  # the next batch
 
 
-def test_prompts_without_time_run_at_once() -> None:
-    for waiting in ([(100, 41)], [(100, 4)] * 4):  # generates as long; more than there are seats
-        runner = Runner(
-            num_blocks=256, max_num_batched_tokens=128, max_num_seqs=4, min_spread_tokens=8
-        )
-        runner.add(1, prompt_of(8), max_tokens=41)
-        runner.step()
-        for request_id, (num_tokens, max_tokens) in enumerate(waiting, 2):
-            runner.add(request_id, prompt_of(num_tokens), max_tokens=max_tokens)
-        assert runner.step().num_tokens == min(128, 1 + 100 * len(waiting))
+def test_a_spread_step_probes_larger_ones_once() -> None:
+    runner = Runner(num_blocks=1000, max_num_batched_tokens=256, min_spread_tokens=8)
+    runner.us_per_token = 100
+    runner.add(1, prompt_of(7), max_tokens=200, is_streamed=False)
+    runner.step()
+    runner.add(2, prompt_of(150), max_tokens=1, is_streamed=False)
+    assert [runner.step().num_tokens for _ in range(7)] == [8] * 3 + [16] + [8] * 3
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        [
+            {"num_tokens": 100, "max_tokens": 41, "is_streamed": False}
+        ],  # generates as long as request 1
+        [{"num_tokens": 60, "max_tokens": 4, "is_streamed": False}]
+        * 4,  # more than there are seats
+        [{"num_tokens": 100, "max_tokens": 4, "n": 4, "is_streamed": False}],
+        [{"num_tokens": 100, "max_tokens": 4}],
+        [{"num_tokens": 100, "max_tokens": 4, "beam_width": 2}],
+        [{"num_tokens": 100, "max_tokens": 1, "is_pooled": True}],
+        [{"num_tokens": 120, "max_tokens": 4, "is_streamed": False}]
+        * 2,  # more than there are blocks
+    ],
+)
+def test_prompts_without_time_run_at_once(waiting: list[dict[str, Any]]) -> None:
+    runner = Runner(num_blocks=60, max_num_batched_tokens=128, max_num_seqs=4, min_spread_tokens=8)
+    runner.add(1, prompt_of(8), max_tokens=41, is_streamed=False)
+    runner.step()
+    for request_id, fields in enumerate(waiting, 2):
+        options = dict(fields)
+        runner.add(request_id, prompt_of(options.pop("num_tokens")), **options)
+    step = runner.step()
+    assert "chunked_to_spread" not in {kind for _, _, kind, _ in step.decisions}
+    assert "waits_to_spread" not in {kind for _, _, kind, _ in step.decisions}
+
+
+def test_without_chunks_nothing_can_be_spread() -> None:
     with pytest.raises(errors.InvalidArgument, match="min_spread_tokens"):
         Runner(num_blocks=64, min_spread_tokens=8, enable_chunked_prefill=False, max_model_len=64)
 

@@ -51,14 +51,14 @@ def run(
     gate: _core.testing.StepGate | None = None,
     **params: object,
 ) -> Trace:
-    """The gate, if any, holds the first request's step until all the others have arrived; the first
-    alone generates 32 tokens if max_tokens is None."""
+    """The gate, if any, holds the first request's step until all the others have arrived; with
+    max_tokens=None the first alone generates 32 tokens, and none is streamed."""
     fields = {"detokenize": False, "max_tokens": 8, **params}
     is_first_longest = fields["max_tokens"] is None
     for prompt in prompts:
         if is_first_longest:
             fields["max_tokens"] = 32 if prompt is prompts[0] else 4
-        engine.add_request(prompt, _core.SamplingParams(**fields))
+        engine.add_request(prompt, _core.SamplingParams(**fields), is_streamed=not is_first_longest)
         if gate is not None and prompt is prompts[0]:
             gate.wait_until_held()
     if gate is not None:

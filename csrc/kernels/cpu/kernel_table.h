@@ -13,9 +13,10 @@ namespace llmserve::cpu {
 // with zero), and a weight is [ceil(N/16)] panels.
 constexpr int64_t kPanelWidth = 16;
 
-// Blocks of a matrix product of many rows. 512 K of a bf16 panel are 16 KiB, half of the smallest
-// L1; 96 rows (a multiple of every row tile) of 512 f32 are 192 KiB, less than half of an L2 of 512
-// KiB and more; 32 panels bound the partial sums, 96 x 512 f32, to as much.
+// Blocks of a matrix product of many rows (linear.inc has others for bf16 rows). 512 K of a bf16
+// panel are 16 KiB, half of the smallest L1; 96 rows (a multiple of every row tile) of 512 f32 are
+// 192 KiB, less than half of an L2 of 512 KiB and more; 32 panels bound the partial sums, 96 x 512
+// f32, to as much.
 constexpr int64_t kRowBlock = 96;
 constexpr int64_t kDepthBlock = 512;
 constexpr int64_t kPanelBlock = 32;
