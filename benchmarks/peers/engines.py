@@ -60,7 +60,8 @@ class System:
 
 
 class Worker:
-    """A system's process; one job at a time."""
+    """A system's process; one job at a time. Between jobs it stands still with all its processes:
+    some look for work all the time, and would take it from the system that runs."""
 
     def __init__(
         self, system: System, python: str, model: Path, options: Any, packs_at_load: bool = False
@@ -95,17 +96,24 @@ class Worker:
         self._system = system
         ready = self._answer()
         self.version, self.load_s = ready["version"], ready["load_s"]
+        self._signal(signal.SIGSTOP)
 
     def run(self, job: str) -> dict[str, Any]:
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         self._process.stdin.write(job + "\n")
         self._process.stdin.flush()
-        return self._answer()
+        answer = self._answer()
+        self._signal(signal.SIGSTOP)
+        return answer
 
     def close(self) -> None:
-        with suppress(ProcessLookupError):  # it may have ended, and said why
-            os.killpg(self.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # it may have ended, and said why
+            os.killpg(self.pid, number)
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
