@@ -213,6 +213,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         seed=st.integers(0, 3),
         priority=st.integers(0, 2),
         cache_salt=st.sampled_from(["", "x"]),
+        is_streamed=st.booleans(),
     )
     def add(self, prompt: list[int], n: int, max_tokens: int, **params: Any) -> None:
         self.load.add(prompt, n, max_tokens, **params)

@@ -140,20 +140,19 @@ def test_a_spread_step_probes_larger_ones_once() -> None:
     assert [runner.step().num_tokens for _ in range(7)] == [8] * 3 + [16] + [8] * 3
 
 
+BATCHED = {"max_tokens": 4, "is_streamed": False}
+
+
 @pytest.mark.parametrize(
     "waiting",
     [
-        [
-            {"num_tokens": 100, "max_tokens": 41, "is_streamed": False}
-        ],  # generates as long as request 1
-        [{"num_tokens": 60, "max_tokens": 4, "is_streamed": False}]
-        * 4,  # more than there are seats
-        [{"num_tokens": 100, "max_tokens": 4, "n": 4, "is_streamed": False}],
-        [{"num_tokens": 100, "max_tokens": 4}],
-        [{"num_tokens": 100, "max_tokens": 4, "beam_width": 2}],
-        [{"num_tokens": 100, "max_tokens": 1, "is_pooled": True}],
-        [{"num_tokens": 120, "max_tokens": 4, "is_streamed": False}]
-        * 2,  # more than there are blocks
+        pytest.param([BATCHED | {"num_tokens": 100, "max_tokens": 41}], id="as-long"),
+        pytest.param([BATCHED | {"num_tokens": 60}] * 4, id="seats"),
+        pytest.param([BATCHED | {"num_tokens": 100, "n": 4}], id="seats-of-samples"),
+        pytest.param([BATCHED | {"num_tokens": 120}] * 2, id="blocks"),
+        pytest.param([{"num_tokens": 100, "max_tokens": 4}], id="streamed"),
+        pytest.param([{"num_tokens": 100, "max_tokens": 4, "beam_width": 2}], id="beams"),
+        pytest.param([{"num_tokens": 100, "max_tokens": 1, "is_pooled": True}], id="pooled"),
     ],
 )
 def test_prompts_without_time_run_at_once(waiting: list[dict[str, Any]]) -> None:
