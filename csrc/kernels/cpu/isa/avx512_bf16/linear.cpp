@@ -17,7 +17,7 @@ namespace {
 // sums += a [R, k] x C panels, a pair of K at a time, which is a panel's row; k is even here.
 template <int R, int C, int P>
 inline void multiply_panels(const uint16_t* a, int64_t lda, const uint16_t* b, int64_t stride,
-                            int64_t step, int64_t k, const uint16_t* ahead,
+                            int64_t k, const uint16_t* ahead, int64_t ahead_step,
                             Vec (&sums)[R][C * kVecsPerPanel]) {
   for (int64_t i = 0; i < k; i += 2) {
     prefetch_panels<P>(ahead, stride);
@@ -35,8 +35,8 @@ inline void multiply_panels(const uint16_t* a, int64_t lda, const uint16_t* b, i
       unrolled<C>(add);
     };
     unrolled<R>(multiply);
-    b += 2 * step;
-    ahead += 2 * step;
+    b += 2 * kPanelWidth;
+    ahead += 2 * ahead_step;
   }
 }
 
