@@ -51,7 +51,7 @@ class Board:
         path = self._config.getoption("--results")
         if path and self._rows:
             report = {
-                "command": " ".join(sys.argv),
+                "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
                 "machine": describe_machine(),
                 "repeats": self._config.getoption("--repeats"),
                 "rows": self._rows,

@@ -222,7 +222,7 @@ def row_of(
     own = System("llmserve", system.form)
     ratios = [peer / mine for peer, mine in zip(seconds[system], seconds[own], strict=True)]
     pairs = list(zip(tokens[system], tokens[own], strict=True))
-    return {
+    row = {
         "workload": workload.name,
         "system": str(system),
         "seconds": seconds[system],
@@ -237,6 +237,12 @@ def row_of(
         # Systems round bf16 at different places, and random weights have close calls.
         "share_of_same_first_tokens": sum(a[0] == b[0] for a, b in pairs) / len(pairs),
     }
+    bfloat16 = System("llmserve", "bfloat16")
+    if system.name == "llmserve" and bfloat16 in seconds:
+        row["speed_beside_bfloat16"] = statistics.median(
+            wide / mine for wide, mine in zip(seconds[bfloat16], seconds[system], strict=True)
+        )
+    return row
 
 
 def show(rows: list[dict[str, Any]]) -> None:

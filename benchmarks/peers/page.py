@@ -55,14 +55,18 @@ def write_json(path: Path, report: dict[str, Any]) -> None:
 
 def with_tables(page: str, kind: str, table_of: Callable[[dict[str, Any]], str]) -> str:
     """The page with every report of this kind, of files KIND-*.json, between its two markers."""
-    begin, end = f"<!-- {kind}: begin -->", f"<!-- {kind}: end -->"
     reports = (
         json.loads(path.read_text(encoding="utf-8"))
         for path in sorted(RESULTS.glob(f"{kind}-*.json"))
     )
-    tables = "".join(f"\n{table_of(report)}\n" for report in reports)
+    return with_section(page, kind, "".join(f"\n{table_of(report)}\n" for report in reports))
+
+
+def with_section(page: str, name: str, text: str) -> str:
+    """The page with this text between the two markers of that name."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     head, _, rest = page.partition(begin)
-    return f"{head}{begin}\n{tables}{end}{rest.partition(end)[2]}"
+    return f"{head}{begin}\n{text}{end}{rest.partition(end)[2]}"
 
 
 def heading(report: dict[str, Any]) -> list[str]:

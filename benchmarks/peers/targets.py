@@ -1,0 +1,179 @@
+"""What llmserve is to reach on a CPU with AVX-512, bf16 and VNNI, and what was measured of it.
+
+A share is of the bound, a time that no program beats (workloads.py); a speed-up is over llmserve's
+own bfloat16, both measured in one run; ahead means that the median ratio to each peer is over 1.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from page import RESULTS, runs_of
+
+ISA = "avx512_bf16"
+SHAPES = ("tinyllama-1.1b", "qwen3-0.6b")
+_START_S, _START_SHAPE = 1.5, "tinyllama-1.1b"
+_BEYOND_PLAN_BYTES = 150e6
+_OVERHEAD_US = 30
+_ATTENTION_SHARE = 0.85
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Of a work in a format: a share of its bound, or a speed-up over own bfloat16."""
+
+    work: str
+    form: str
+    share: float = 0.0
+    speedup: float = 0.0
+    is_ahead: bool = True
+
+    def __str__(self) -> str:
+        least = (
+            f"{self.share:.0%} of the bound" if self.share else f"{self.speedup:g} times bfloat16"
+        )
+        return f"≥ {least}" + ", ahead" * self.is_ahead
+
+
+GOALS = (
+    Goal("prefill of 512", "bfloat16", share=0.9),
+    Goal("prefill of 512", "int8", speedup=1.7),
+    Goal("prefill of 512", "int4", speedup=1.5),
+    Goal("prefill of 2,048", "bfloat16", share=0.8),
+    Goal("decode of 128 after 512", "bfloat16", share=0.9),
+    Goal("decode of 128 after 512", "int8", speedup=1.8),
+    Goal("decode of 128 after 512", "int4", speedup=3.0),
+    Goal("32 requests, 64-256 in, 32-128 out", "bfloat16", share=0.9),
+    Goal("32 requests, 64-256 in, 32-128 out", "int8", speedup=1.6),
+    Goal("16 requests, 512 shared + 32 in, 32 out", "bfloat16", share=0.9, is_ahead=False),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One of the table: what was to be reached, and what was."""
+
+    work: str
+    goal: str
+    measured: str
+    is_held: bool
+    beside: str = "-"
+
+    def __str__(self) -> str:
+        held = "held" if self.is_held else "**missed**"
+        return f"| {self.work} | {self.goal} | {self.measured} | {self.beside} | {held} |"
+
+
+def table() -> str:
+    """Every goal of which something was measured, as Markdown."""
+    lines = [str(line) for shape in SHAPES for line in _lines_of_work(shape)]
+    lines += map(str, [*_lines_of_start(), *_lines_of_attention()])
+    head = "| work | goal | measured | nearest peer | |\n| --- | --- | --- | --- | --- |\n"
+    return head + "\n".join(lines)
+
+
+def _lines_of_work(shape: str) -> Iterator[Line]:
+    rows = _rows(RESULTS / f"peers-{shape}.json")
+    formats = _rows(RESULTS / f"formats-{shape}.json")
+    for goal in GOALS:
+        own = rows.get((goal.work, f"llmserve, {goal.form}"))
+        beside_own = formats.get((goal.work, f"llmserve, {goal.form}"), {})
+        if own is None:
+            continue
+        if goal.share:
+            value, least = own["bound_s"] / statistics.median(own["seconds"]), goal.share
+            measured = f"{value:.0%}"
+        elif "speed_beside_bfloat16" in beside_own:
+            value, least = beside_own["speed_beside_bfloat16"], goal.speedup
+            measured = f"{value:.2f} times"
+        else:
+            continue
+        peers = {
+            system.partition(",")[0]: row["ratio"]
+            for (work, system), row in rows.items()
+            if work == goal.work and system.endswith(f", {goal.form}") and row is not own
+        }
+        nearest, ratio = _nearest(peers)
+        yield Line(
+            f"{shape}, {goal.form}: {goal.work}",
+            str(goal),
+            measured,
+            value >= least and (ratio > 1 or not goal.is_ahead),
+            f"{nearest} {ratio:.2f}",
+        )
+
+
+def _nearest(ratios: dict[str, float]) -> tuple[str, float]:
+    """The fastest peer, and its time over llmserve's."""
+    return min(ratios.items(), key=lambda item: item[1], default=("none", 0.0))
+
+
+def _rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Those of runs on such a CPU, by work and system."""
+    return {
+        (row["workload"], row["system"]): row
+        for run in runs_of(_report(path))
+        if run.get("machine", {}).get("cpu_isa") == ISA
+        for row in run["rows"]
+    }
+
+
+def _report(path: Path) -> dict[str, Any]:
+    """Empty where nothing was measured."""
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return report
+
+
+def _lines_of_start() -> Iterator[Line]:
+    report = _report(RESULTS / f"starts-{_START_SHAPE}-bfloat16.json")
+    if report.get("machine", {}).get("cpu_isa") != ISA:
+        return
+    rows = {row["system"]: row for row in report["rows"]}
+    own = rows["llmserve, bfloat16"]
+    nearest, ratio = _nearest(
+        {
+            name.partition(",")[0]: row["ratio"]
+            for name, row in rows.items()
+            if not name.startswith("llmserve")
+        }
+    )
+    start_s = statistics.median(own["seconds"])
+    yield Line(
+        f"{_START_SHAPE}, bfloat16: start of the process to the first token of 16",
+        f"≤ {_START_S} s, ahead",
+        f"{start_s:.2f} s",
+        start_s <= _START_S and ratio > 1,
+        f"{nearest} {ratio:.2f}",
+    )
+    beyond = own["peak_bytes"] - own["planned_bytes"]
+    yield Line(
+        f"{_START_SHAPE}, bfloat16: most resident memory until then",
+        f"≤ the plan + {_BEYOND_PLAN_BYTES / 1e6:.0f} MB",
+        f"the plan {beyond / 1e6:+.0f} MB",
+        beyond <= _BEYOND_PLAN_BYTES,
+    )
+    overhead = report["step"]["beyond_execution_us"]
+    yield Line(
+        f"{_START_SHAPE}, bfloat16: a step of 32 sequences beyond its execution",
+        f"< {_OVERHEAD_US} µs",
+        f"{overhead:.0f} µs",
+        overhead < _OVERHEAD_US,
+    )
+
+
+def _lines_of_attention() -> Iterator[Line]:
+    report = _report(RESULTS / "ops-attention.json")
+    for row in report.get("rows", []):
+        isa, _, name = row["name"].partition(" ")
+        if isa == ISA and "decode" in name and "context=4096" in name:
+            yield Line(
+                name,
+                f"≥ {_ATTENTION_SHARE:.0%} of the read rate",
+                f"{row['share']:.0%}",
+                row["share"] >= _ATTENTION_SHARE,
+            )
