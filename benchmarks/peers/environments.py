@@ -16,7 +16,8 @@ from llmserve._version import __version__
 from llmserve.bench.machine import GEMM, MachineProbe
 from torch_gemm import TorchGemm
 
-# What each environment holds, from PyPI.
+# What each environment holds, from PyPI. nncf is what optimum-intel compresses weights with, and
+# openvino-genai reads GGUF: its environment needs neither optimum-intel nor torch.
 PACKAGES = {
     "transformers": ["transformers==5.20.2", "torch==2.13.0"],
     "llama.cpp": ["cmake==4.4.4", "ninja==1.13.2", "numpy", "gguf==0.19.0"],

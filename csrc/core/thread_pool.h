@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/prefetch.h"
+
 namespace llmserve {
 
 class ThreadPool {
@@ -50,12 +52,14 @@ class ThreadPool {
   void worker(int thread_idx);
   void stop();
 
-  const int num_threads_;
+  // What workers spin on and then read lies on one line, and what they write when they are done on
+  // another, which only the caller spins on.
+  alignas(kCacheLineBytes) const int num_threads_;
   Task task_;
   std::atomic<uint64_t> generation_{0};
-  std::atomic<int> num_running_{0};
   std::atomic<bool> stopping_{false};
-  std::atomic<int> num_parked_{0};
+  alignas(kCacheLineBytes) std::atomic<int> num_running_{0};
+  alignas(kCacheLineBytes) std::atomic<int> num_parked_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> threads_;

@@ -243,6 +243,9 @@ struct TransferBlocksArgs {
 // and decode, and whether or not the spans are shared among threads. Flash attention: Dao et al.
 // 2022, section 3.1. Over a cache in bf16, instruction sets with products of bf16 round q and the
 // weights to bf16, and l sums what is used (docs/decisions/bf16-products-on-the-cpu.md).
+// 64: four panels of 16 keys, as many as a product of few rows takes at once; the scores of a row
+// tile stay in the L1. 512: a context of 4,096 has a span for each of 8 threads, and to merge one,
+// a multiply-add an output, is a thousandth of its products.
 inline constexpr int64_t kKvTile = 64;
 inline constexpr int64_t kKvSpan = 512;
 struct PagedAttentionArgs {

@@ -16,7 +16,7 @@ constexpr int64_t kMaxQueryRows = 96;
 // Reading a tile costs about as much as this many query rows on it.
 constexpr int64_t kReadCostRows = 4;
 // An item that threads share is split into its spans if each thread gets at least so many, or else
-// into its heads first.
+// into its heads first: one span more or less is then a quarter of a share at most.
 constexpr int64_t kMinSpans = 4;
 // Of the partial results of spans in one step: 512 items of 8 heads of 128 elements take 2 MiB.
 constexpr int64_t kPartialBytes = 4 << 20;

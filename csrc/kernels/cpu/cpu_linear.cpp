@@ -106,7 +106,7 @@ void pack_panel(const cpu::KernelTable& kernels, const StackedRows& rows, int64_
 template <class Bits>
 int64_t find_non_finite(bool (*any)(const void*, int64_t, Bits), const void* data, int64_t begin,
                         int64_t end, Bits exponent) {
-  constexpr int64_t kBlock = 1 << 16;
+  constexpr int64_t kBlock = 1 << 16;  // at most so many are looked at one by one, once
   const auto* bytes = static_cast<const std::byte*>(data);
   for (int64_t at = begin; at < end; at += kBlock) {
     const int64_t count = std::min(kBlock, end - at);
