@@ -364,6 +364,7 @@ void check_linear(Checker& check) {
     }
     check_linear_case(check, dtype, 193, 513, 50, true);  // blocks of rows, of K
     check_linear_case(check, dtype, 98, 33, 530, true);   // blocks of panels
+    check_linear_case(check, dtype, 73, 2051, 17, true);  // deep blocks of K
   }
 }
 

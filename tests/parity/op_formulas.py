@@ -6,9 +6,14 @@ import math
 
 import numpy as np
 
-# Both sides sum n terms in float32, in different orders: an error of about sqrt(n) * 2^-24 of the
-# terms' magnitude each; n <= 1031 and a factor of 4 for both sides and the tail.
-SUM_TOLERANCE = 4 * 1031**0.5 * 2**-24
+
+def sum_tolerance(n: int) -> float:
+    """Both sides sum n terms in float32, in different orders: an error of about sqrt(n) * 2^-24 of
+    the terms' magnitude each; a factor of 4 for both sides and the tail."""
+    return 4 * n**0.5 * 2**-24
+
+
+SUM_TOLERANCE = sum_tolerance(1031)  # what ops beside the linear layer are held to
 
 # Attention by dot products of bf16, which round queries and probabilities: a score of magnitude 1
 # is off by 2^-9 of it, a weight by as much again, and values are up to 4; times 2 for the tail.

@@ -13,6 +13,7 @@ ACTIVATION_TOLERANCE = 8 * 90 * 2**-24
 # The cuda backend rounds x to bf16 where the weight is: 8 bits, half a unit in each term.
 BF16_OPERAND_TOLERANCE = 2**-9
 
+CPU_ISAS = [name for name, _ in _core.testing.cpu_isas()]
 ODD_SIZES = [1, 15, 17, 127, 129]
 
 
@@ -56,7 +57,18 @@ def test_norms_match_ref(fast, ref, rng, width):
     ],
 )
 def test_linear_matches_ref(fast, ref_of_fast, rng, dtype, m, n, k):
-    ref = ref_of_fast
+    check_linear(fast, ref_of_fast, rng, dtype, m, n, k)
+
+
+@pytest.mark.parametrize("fast", CPU_ISAS, indirect=True)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("m", "n", "k"), [(40, 100, 2049), (73, 40, 5632), (200, 40, 4097)])
+def test_deep_products_match_ref(fast, ref_of_fast, rng, dtype, m, n, k):
+    """Blocks of K are up to 2048 deep, and those of rows up to 72 or 96 high."""
+    check_linear(fast, ref_of_fast, rng, dtype, m, n, k)
+
+
+def check_linear(fast, ref, rng, dtype, m, n, k):
     x = normal(rng, m, k + 5)[:, :k]
     parts = [
         formulas.as_dtype(normal(rng, rows, k), dtype) for rows in (n - n // 3, n // 3) if rows
@@ -65,7 +77,7 @@ def test_linear_matches_ref(fast, ref_of_fast, rng, dtype, m, n, k):
     packed, plain = fast.pack_linear(parts, dtype), ref.pack_linear(parts, dtype)
     assert packed.num_bytes == fast.packed_bytes(n, k, dtype)
     magnitude = np.abs(x) @ np.abs(np.concatenate([formulas.as_float(p) for p in parts])).T + 8
-    tolerance = SUM_TOLERANCE
+    tolerance = formulas.sum_tolerance(k + 2)  # and the bias and what was there
     if fast.name == "cuda" and dtype == "bfloat16":
         tolerance += BF16_OPERAND_TOLERANCE
     for options in ({}, {"bias": bias}, {"bias": bias, "accumulate": True}):
