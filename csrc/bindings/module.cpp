@@ -31,5 +31,6 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_testing_scheduler(testing);
   llmserve::register_testing_memory(testing);
   llmserve::register_testing_soak(testing);
+  llmserve::register_testing_threads(testing);
   llmserve::register_testing_engine(testing);
 }

@@ -32,6 +32,7 @@ void register_testing_control(pybind11::module_& testing);
 void register_testing_scheduler(pybind11::module_& testing);
 void register_testing_memory(pybind11::module_& testing);
 void register_testing_soak(pybind11::module_& testing);
+void register_testing_threads(pybind11::module_& testing);
 void register_testing_engine(pybind11::module_& testing);
 
 }  // namespace llmserve

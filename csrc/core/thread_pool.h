@@ -24,6 +24,8 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const { return num_threads_; }
+  // Threads that sleep until there is work again.
+  int num_parked() const { return num_parked_.load(std::memory_order_relaxed); }
 
   // Calls fn(begin, end, thread_idx) once a thread for its part of [0, count), cut at multiples of
   // `grain`; returns when all are done. fn must not throw. One caller at a time; not reentrant.
