@@ -96,6 +96,43 @@ def quantized(kind: str) -> Quantize:
     return quantize
 
 
+# Of the types that the gguf package does not quantize to: where in a block its f16 scale lies, and
+# that of its minima, which is five times as large; and a scale for values around 1 over the square
+# root of a row's length.
+_SCALES: dict[str, tuple[tuple[int, ...], float]] = {
+    "Q2_K": ((80, 82), 6e-3),
+    "Q3_K": ((108,), 1e-3),
+    "Q4_K": ((0, 2), 2e-4),
+    "Q5_K": ((0, 2), 1e-4),
+    "Q6_K": ((208,), 5e-5),
+    "IQ4_NL": ((0,), 1e-3),
+}
+
+
+def random_blocks(kind: str, rows: int, width: int) -> np.ndarray:
+    """Rows of random blocks [rows, bytes] in one of those types."""
+    block_elements, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    rng = np.random.default_rng(rows)
+    blocks = rng.integers(0, 256, (rows * width // block_elements, block_bytes), np.uint8)
+    places, size = _SCALES[kind]
+    for at, scale in zip(places, (size, 5 * size), strict=False):
+        blocks[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def in_format(kind: str) -> Quantize:
+    """Matrices in the format of that name, if need be of other values than theirs."""
+    if kind not in _SCALES:
+        return quantized(kind)
+
+    def quantize(name: str, array: np.ndarray) -> tuple[np.ndarray, Any]:
+        if array.ndim == 1:
+            return array.astype(np.float32), None
+        return random_blocks(kind, *array.shape), gguf.GGMLQuantizationType[kind]
+
+    return quantize
+
+
 def write_gguf(
     path: Path,
     checkpoint: Path,

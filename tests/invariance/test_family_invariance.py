@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import FAMILIES, VOCAB_SIZE, checkpoint
@@ -40,25 +42,24 @@ def run(llm: LLM, which: list[int]) -> list[Result]:
     return [result(output) for output in outputs]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_company_changes_no_bit(family: str, dtype: str) -> None:
-    path = str(checkpoint(family))
-    defaults = {
-        "dtype": dtype,
-        "max_model_len": 112,
-        "num_threads": 1,
-        "num_gpu_blocks_override": 64,
-    }
+def assert_company_changes_no_bit(path: Path, **options: Any) -> None:
+    """Of what an LLM made of `path` and `options` answers to PROMPTS."""
+    defaults = {"max_model_len": 112, "num_threads": 1, "num_gpu_blocks_override": 64, **options}
     with LLM(path, **defaults, enable_prefix_caching=False) as llm:
         alone = [run(llm, [i])[0] for i in range(len(PROMPTS))]
     assert len({tuple(tokens) for tokens, _ in alone}) == len(PROMPTS)
     order = list(range(len(PROMPTS)))
-    for name, options in COMPANY.items():
-        with LLM(path, **{**defaults, **options}) as llm:
+    for name, company in COMPANY.items():
+        with LLM(path, **{**defaults, **company}) as llm:
             assert run(llm, order) == alone, name
             hits = llm.get_metrics().prefix_cache_hits
             assert run(llm, order[::-1]) == alone[::-1], f"{name}, with a cached prefix"
             metrics = llm.get_metrics()
             assert metrics.prefix_cache_hits > hits
             assert (metrics.num_preemptions > 0) == (name == "preempted")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_company_changes_no_bit(family: str, dtype: str) -> None:
+    assert_company_changes_no_bit(checkpoint(family), dtype=dtype)
