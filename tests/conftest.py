@@ -1,13 +1,20 @@
-"""Ctrl-C reaches the tests also where a shell has started them in the background, ignoring it."""
+"""The header of a run; and Ctrl-C reaches the tests also where a shell has started them in the
+background, ignoring it."""
 
 import gc
 import signal
 from collections.abc import Iterator
 
 import pytest
+from llmserve import _core
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header() -> str:
+    """The instruction set that models run on, which LLMSERVE_CPU_ISA caps."""
+    return f"backend: {_core.testing.make_backend('cpu').description}"
 
 
 @pytest.fixture
