@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <sstream>
+#include <utility>
 
 #include "core/error.h"
 #include "core/float_types.h"
@@ -43,52 +44,82 @@ constexpr std::array kFormats{
 constexpr int64_t kMaxGroup = 131072;
 constexpr float kMaxF16 = 65504.0f;
 
-// To the nearest integer, ties to even, for |x| < 2^22: adding 1.5 * 2^23 leaves no bits below one.
-float round_to_even(float x) { return (x + 12582912.0f) - 12582912.0f; }
+// Adding 1.5 * 2^23 leaves the integer nearest, ties to even, in the low bits of |x| < 2^22, and
+// the order of all others.
+constexpr float kShift = 12582912.0f;
 
 float reciprocal(float scale) {
   const float inverse = scale == 0 ? 0.0f : 1.0f / scale;
   return std::isfinite(inverse) ? inverse : 0.0f;
 }
 
-// Integer comparisons order magnitudes, and compilers make vectors of them.
-uint32_t largest_magnitude(const float* v, int64_t n) {
-  uint32_t most = 0;
-  for (int64_t i = 0; i < n; ++i)
-    most = std::max(most, std::bit_cast<uint32_t>(v[i]) & 0x7fffffffu);
-  return most;
+// Chains of comparisons, which compilers make vectors of: one alone would wait for itself.
+constexpr int64_t kChains = 16;
+
+// Integer comparisons order magnitudes.
+int32_t largest_magnitude(const float* v, int64_t n) {
+  const auto magnitude = [](float x) { return std::bit_cast<int32_t>(x) & 0x7fffffff; };
+  int32_t most[kChains] = {};
+  int64_t i = 0;
+  for (; i + kChains <= n; i += kChains)
+    for (int64_t j = 0; j < kChains; ++j) most[j] = std::max(most[j], magnitude(v[i + j]));
+  for (; i < n; ++i) most[0] = std::max(most[0], magnitude(v[i]));
+  return *std::max_element(most, most + kChains);
 }
 
-void round_group(const float* v, int64_t n, float added, float inverse, float offset, float lowest,
-                 float highest, int8_t* q) {
+// The smallest and the largest of n values, n a multiple of kChains.
+std::pair<float, float> range_of(const float* v, int64_t n) {
+  float low[kChains];
+  float high[kChains];
+  std::copy_n(v, kChains, low);
+  std::copy_n(v, kChains, high);
+  for (int64_t i = kChains; i < n; i += kChains) {
+    for (int64_t j = 0; j < kChains; ++j) {
+      low[j] = v[i + j] < low[j] ? v[i + j] : low[j];
+      high[j] = v[i + j] > high[j] ? v[i + j] : high[j];
+    }
+  }
+  const float lowest = *std::min_element(low, low + kChains);
+  const float highest = *std::max_element(high, high + kChains);
+  if (lowest != 0) return {lowest, highest};
+  // The first of zeros, and the last, whatever the chains: their signs stay.
+  const auto [first, last] = std::minmax_element(v, v + n);
+  return {*first, *last};
+}
+
+// Bounded as integers, since compilers make no vectors of bounds that NaN passes.
+void round_group(const float* v, int64_t n, float added, float inverse, float offset,
+                 int32_t lowest, int32_t highest, int8_t* q) {
+  constexpr auto kZero = std::bit_cast<int32_t>(kShift);
   for (int64_t i = 0; i < n; ++i) {
-    const float x = (v[i] + added) * inverse + offset;
-    const float bounded = std::min(std::max(x, lowest), highest);
-    q[i] = static_cast<int8_t>(static_cast<int32_t>(round_to_even(bounded)));
+    const float shifted = ((v[i] + added) * inverse + offset) + kShift;
+    const int32_t x = std::bit_cast<int32_t>(shifted);
+    const int32_t bounded = std::min(std::max(x, kZero + lowest), kZero + highest);
+    q[i] = static_cast<int8_t>(bounded - kZero);
   }
 }
 
 void quantize_symmetric_8(const LinearFormat& format, const float* v, int64_t n, int8_t* q,
                           float* scale) {
   *scale = stored_scale(format, std::bit_cast<float>(largest_magnitude(v, n)) / 127.0f);
-  round_group(v, n, 0.0f, reciprocal(*scale), 0.0f, -127.0f, 127.0f, q);
+  round_group(v, n, 0.0f, reciprocal(*scale), 0.0f, -127, 127, q);
 }
 
 void quantize_symmetric_4(const LinearFormat& format, const float* v, int64_t n, int8_t* q,
                           float* scale) {
-  const uint32_t most = largest_magnitude(v, n);
+  const int32_t most = largest_magnitude(v, n);
   const float* at = std::find_if(
-      v, v + n, [&](float x) { return (std::bit_cast<uint32_t>(x) & 0x7fffffffu) == most; });
+      v, v + n, [&](float x) { return (std::bit_cast<int32_t>(x) & 0x7fffffff) == most; });
   *scale = stored_scale(format, *at / -8.0f);
-  round_group(v, n, 0.0f, reciprocal(*scale), 8.0f, 0.0f, 15.0f, q);
+  round_group(v, n, 0.0f, reciprocal(*scale), 8.0f, 0, 15, q);
 }
 
 void quantize_with_min(const LinearFormat& format, const float* v, int64_t n, int8_t* q,
                        float* scale, float* min) {
-  const auto [lowest, highest] = std::minmax_element(v, v + n);
-  *scale = stored_scale(format, (*highest - *lowest) / 15.0f);
-  *min = stored_scale(format, -*lowest);
-  round_group(v, n, *min, reciprocal(*scale), 0.0f, 0.0f, 15.0f, q);
+  const auto [lowest, highest] = range_of(v, n);
+  *scale = stored_scale(format, (highest - lowest) / 15.0f);
+  *min = stored_scale(format, -lowest);
+  round_group(v, n, *min, reciprocal(*scale), 0.0f, 0, 15, q);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@ definition in kernels/ops.h and quant/linear_format.h."""
 import numpy as np
 import op_formulas as formulas
 import pytest
-from llmserve import _core
+from llmserve import _core, ops
 from llmserve.errors import NotSupported
 
 FORMATS = [name for name, _ in _core.supported_quantizations()]
@@ -17,23 +17,31 @@ def normal(rng, *shape):
     return rng.standard_normal(shape, dtype=np.float32)
 
 
+def as_halves(x: np.ndarray) -> np.ndarray:
+    return x.clip(-65504, 65504).astype(np.float16).astype(np.float32)
+
+
+def inverse(scale: np.ndarray) -> np.ndarray:
+    """[N, groups, 1]; 0 where a scale has none."""
+    with np.errstate(divide="ignore", over="ignore"):
+        result = np.float32(1) / scale
+    return np.where(np.isfinite(result), result, np.float32(0))[..., None]
+
+
 def quantize(rows: np.ndarray, name: str):
     """Integers less their zero point, scales and minima [N, groups] of rows [N, K]."""
     group = rows.shape[1] if name == "int8" else 32 if "g32" in name else 128
     v = rows.reshape(len(rows), -1, group)
     if name == "int8":
         scale = np.abs(v).max(-1) / np.float32(127)
-        return np.rint(v * (1 / scale)[..., None]).clip(-127, 127), scale, None
+        return np.rint(v * inverse(scale)).clip(-127, 127), scale, None
     if "asym" in name:
-        scale = ((v.max(-1) - v.min(-1)) / np.float32(15)).astype(np.float16).astype(np.float32)
-        low = (-v.min(-1)).astype(np.float16).astype(np.float32)
-        q = np.rint((v + low[..., None]) * (1 / scale)[..., None]).clip(0, 15)
-        return q, scale, low
+        scale = as_halves((v.max(-1) - v.min(-1)) / np.float32(15))
+        low = as_halves(-v.min(-1))
+        return np.rint((v + low[..., None]) * inverse(scale)).clip(0, 15), scale, low
     at = np.abs(v).argmax(-1)[..., None]
-    scale = (np.take_along_axis(v, at, -1)[..., 0] / np.float32(-8)).astype(np.float16)
-    scale = scale.astype(np.float32)
-    q = np.rint(v * (1 / scale)[..., None] + np.float32(8)).clip(0, 15) - 8
-    return q, scale, None
+    scale = as_halves(np.take_along_axis(v, at, -1)[..., 0] / np.float32(-8))
+    return np.rint(v * inverse(scale) + np.float32(8)).clip(0, 15) - 8, scale, None
 
 
 def twin(x: np.ndarray, rows: np.ndarray, name: str) -> np.ndarray:
@@ -51,6 +59,21 @@ def twin(x: np.ndarray, rows: np.ndarray, name: str) -> np.ndarray:
             sums = q[:, g].astype(np.int64).sum(-1).astype(np.float32)
             total = total - low[None, :, g] * (s[:, g] * sums)[:, None]
     return total
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_weights_of_any_magnitude_are_rounded_as_the_definition_says(rng, name):
+    rows = normal(rng, 200, 384) * (10.0 ** rng.uniform(-44, 37, (200, 1))).astype(np.float32)
+    rows[0] = 0
+    rows[1, ::2] = -rows[1, 1::2]  # ties of magnitude
+    rows[2] = np.arange(384) / 8 - 16  # ties of rounding
+    rows[3] = -0.0
+    got = ops.quantize(rows, name)
+    for part, expected in zip(got, quantize(rows, name), strict=True):
+        if expected is None:
+            assert part is None
+        else:
+            np.testing.assert_array_equal(part, expected.reshape(part.shape))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -30,10 +30,18 @@ cpu::QuantizedLayout layout_of(const LinearFormat& format, int64_t k) {
           .panel_bytes = round_up(integers + scales * (format.has_min ? 2 : 1), kCacheLine)};
 }
 
-uint32_t quad_at(const int8_t* row, int64_t i) {
-  uint32_t quad;
-  std::memcpy(&quad, row + i, sizeof(quad));
-  return quad;
+// Words of a panel's rows that are woven at once: their lines, 16 KiB of them, are still in the L1
+// when the second half of each is written.
+constexpr int64_t kWovenWords = 256;
+
+// Quads of integers below 16, two to a word, over the first half of their memory.
+void join_quads(int8_t* row, int64_t count) {
+  for (int64_t i = 0; i < count; i += 8) {
+    uint32_t quads[2];
+    std::memcpy(quads, row + i, sizeof(quads));
+    const uint32_t word = quads[0] | quads[1] << 4;
+    std::memcpy(row + i / 2, &word, sizeof(word));
+  }
 }
 
 // The rows of a panel before they are woven together, zero-padded to whole quads.
@@ -61,15 +69,17 @@ class PanelRows {
     std::fill_n(row(column).scales, layout_.num_groups, 0.0f);
     std::fill_n(row(column).mins, layout_.num_groups, 0.0f);
   }
-  void weave(uint8_t* panel) const {
-    const int64_t step = layout_.is_4_bit ? 8 : 4;
-    for (int64_t i = 0; i < stride_; i += step) {
-      for (int64_t c = 0; c < kPanelWidth; ++c) {
-        const int8_t* row = values_ + c * stride_;
-        uint32_t word = quad_at(row, i);
-        if (layout_.is_4_bit) word |= quad_at(row, i + 4) << 4;
-        std::memcpy(panel, &word, sizeof(word));
-        panel += sizeof(word);
+  // Once: 4-bit rows are not the same after.
+  void weave(const cpu::KernelTable& kernels, uint8_t* panel) const {
+    if (layout_.is_4_bit)
+      for (int64_t c = 0; c < kPanelWidth; ++c) join_quads(values_ + c * stride_, stride_);
+    const int64_t num_words = stride_ / (layout_.is_4_bit ? 8 : 4);
+    for (int64_t i = 0; i < num_words; i += kWovenWords) {
+      for (int64_t half = 0; half < kPanelWidth; half += 8) {
+        const void* rows[8];
+        for (int64_t r = 0; r < 8; ++r) rows[r] = values_ + (half + r) * stride_ + i * 4;
+        kernels.pack_words(rows, std::min(kWovenWords, num_words - i),
+                           reinterpret_cast<float*>(panel) + i * kPanelWidth + half);
       }
     }
   }
@@ -126,7 +136,7 @@ LinearWeight CpuBackend::pack_quantized(const LinearFormat& format, int64_t out_
           rows.clear(c);
       }
       auto* panel = reinterpret_cast<uint8_t*>(weight.data.data()) + p * layout.panel_bytes;
-      rows.weave(panel);
+      rows.weave(kernels_, panel);
       rows.store_scales(panel);
     }
   });
