@@ -19,7 +19,8 @@ namespace py = pybind11;
 
 namespace llmserve {
 
-// Their parts of this submodule: register_testing_{cuda,fused,transfers}.cpp.
+// Their parts of this submodule: register_testing_{blocks,cuda,fused,transfers}.cpp.
+void register_testing_blocks(py::module_& testing, py::class_<Backend>& backend);
 void register_testing_cuda(py::module_& testing);
 void register_testing_fused(py::class_<Backend>& backend);
 void register_testing_transfers(py::module_& testing, py::class_<Backend>& backend);
@@ -470,6 +471,7 @@ void register_testing_ops(py::module_& testing) {
       .def("sample", &sample, "logits"_a, "rows"_a);
   register_row_ops(backend);
   register_position_ops(backend);
+  register_testing_blocks(testing, backend);
   register_testing_fused(backend);
   register_testing_transfers(testing, backend);
   backend.def("to_device", &to_device, "array"_a, py::keep_alive<0, 1>())

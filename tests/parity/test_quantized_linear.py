@@ -103,6 +103,28 @@ def test_every_instruction_set_gives_the_bits_of_ref(fast, ref, rng, name, m, n,
         np.testing.assert_array_equal(got, expected)
 
 
+# Activations are rounded to 8 bits in groups of 16 or 32: half a step of 1/127 of the largest is
+# 0.5% of their deviation; times 4. K-quants' scales, rounded to f16, are 2^-11 off.
+BLOCK_ERROR = 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "elements", "num_bytes"), [row[:3] for row in _core.testing.kept_formats()]
+)
+def test_blocks_of_files_run_with_the_bits_of_ref_and_near_their_values(
+    fast, ref, rng, name, elements, num_bytes
+):
+    if fast.name == "cuda":
+        pytest.skip("the cuda backend refuses integers")
+    x, n = normal(rng, 9, 1280), 33
+    # Any two such bytes are a half in [0, 1), so that scales are.
+    blocks = rng.integers(0, 0x3C, (n, 1280 // elements * num_bytes), np.uint8)
+    got = fast.linear(x, fast.pack_blocks(blocks, name))
+    np.testing.assert_array_equal(got, ref.linear(x, ref.pack_blocks(blocks, name)))
+    expected = x @ _core.testing.dequantize(name, blocks.tobytes()).reshape(n, -1).T
+    assert (got - expected).std() < BLOCK_ERROR * expected.std()
+
+
 @pytest.mark.parametrize("k", [1, 3, 5, 31, 130, 1027])
 def test_int8_takes_rows_of_any_length(fast, ref, rng, k):
     if fast.name == "cuda":

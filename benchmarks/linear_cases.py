@@ -1,0 +1,144 @@
+"""Linear layers over every form of weight: packed, in rows, rounded, in blocks, and fused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from llmserve import _core
+from op_case import Case, as_dtype, as_float, normal
+
+testing = _core.testing
+N, K = 32_000, 2048  # TinyLlama's head: more than the last cache holds
+ROWS = (1, 4, 8, 32, 128, 512)
+FEW_ROWS = (1, 8, 32, 512)  # where a form differs from another in little
+COLUMNS = np.s_[:: N // 8]  # that are checked
+# Of the outputs' deviation. Activations are rounded to 8 bits in groups: half a step is 0.5% of
+# their deviation; 4 times that.
+BLOCK_ERROR = 0.02
+
+
+def linear_cases(backend, rng) -> Iterator[Case]:
+    for dtype in ("bfloat16", "float32"):
+        w = as_dtype(normal(rng, N, K), dtype)
+        weight = backend.pack_linear([w], dtype)
+        yield Case(
+            f"pack_linear {dtype} {N}x{K}",
+            lambda w=w, dtype=dtype: backend.pack_linear([w], dtype),
+            2 * w.nbytes,
+            fills_new_memory=True,
+        )
+        for m in ROWS:
+            x, out = normal(rng, m, K), np.empty((m, N), np.float32)
+
+            def check(x=x, out=out, w=w, dtype=dtype):
+                # Some instruction sets round x to bfloat16 beside such weights: 2^-9 a term.
+                atol = 1e-3 if dtype == "float32" else 4 * 2**-9 * K**0.5
+                return np.allclose(out[:, COLUMNS], x @ as_float(w[COLUMNS]).T, atol=atol)
+
+            yield linear_case(backend, f"linear {dtype}", x, weight, out, dtype, check, w.nbytes)
+        in_rows = backend.defer_linear([w], dtype)
+        for m in FEW_ROWS:
+            x, out = normal(rng, m, K), np.empty((m, N), np.float32)
+
+            def is_same(x=x, out=out, weight=weight):
+                return np.array_equal(out, backend.linear(x, weight))
+
+            yield linear_case(
+                backend, f"linear {dtype} in rows", x, in_rows, out, dtype, is_same, w.nbytes
+            )
+
+
+def quantized_cases(backend, rng) -> Iterator[Case]:
+    w = normal(rng, N, K)
+    for name, _ in _core.supported_quantizations():
+        weight = backend.pack_quantized(w, name)
+        yield Case(
+            f"pack_quantized {name} {N}x{K}",
+            lambda name=name: backend.pack_quantized(w, name),
+            w.nbytes + weight.num_bytes,
+        )
+        for m in ROWS:
+            x, out = normal(rng, m, K), np.empty((m, N), np.float32)
+
+            def check(x=x, out=out):  # within the rounding of 4 bits
+                return np.abs(out[:, COLUMNS] - x @ w[COLUMNS].T).std() < 0.15 * K**0.5
+
+            yield linear_case(backend, f"linear {name}", x, weight, out, name, check)
+
+
+def block_cases(backend, rng) -> Iterator[Case]:
+    """Blocks of GGUF files: packing each kind, and multiplying with each layout that they get."""
+    timed = set()
+    for name, elements, num_bytes, layout in testing.kept_formats():
+        # Any two such bytes are a half in [0, 1), so that scales are.
+        blocks = rng.integers(0, 0x3C, (N, K // elements * num_bytes), np.uint8)
+        weight = backend.pack_blocks(blocks, name)
+        w = testing.dequantize(name, blocks[COLUMNS].tobytes()).reshape(-1, K)
+
+        def is_near(x, out, w=w):
+            expected = x @ w.T
+            return (out[:, COLUMNS] - expected).std() < BLOCK_ERROR * expected.std()
+
+        x = normal(rng, 4, K)
+        yield Case(
+            f"pack_blocks {name} {N}x{K}",
+            lambda blocks=blocks, name=name: backend.pack_blocks(blocks, name),
+            blocks.nbytes + weight.num_bytes,
+            check=lambda x=x, weight=weight, is_near=is_near: is_near(x, backend.linear(x, weight)),
+        )
+        for m in FEW_ROWS if layout not in timed else ():
+            x, out = normal(rng, m, K), np.empty((m, N), np.float32)
+
+            def check(x=x, out=out, is_near=is_near):
+                return is_near(x, out)
+
+            yield linear_case(backend, f"linear {name}", x, weight, out, name, check)
+        timed.add(layout)
+
+
+def linear_case(backend, label, x, weight, out, form, check, weight_bytes=None) -> Case:
+    (m, k), n = x.shape, out.shape[1]
+    return Case(
+        f"{label} M={m} {n}x{k}",
+        lambda: backend.linear(x, weight, out=out),
+        (weight_bytes or weight.num_bytes) + x.nbytes + out.nbytes,
+        2 * m * n * k,
+        form,
+        check=check,
+    )
+
+
+def fused_cases(backend, rng) -> Iterator[Case]:
+    """Norm, gate and up projections, and activation as one op: TinyLlama's MLP."""
+    ffn = 5632
+    w, norm = normal(rng, 2 * ffn, K), normal(rng, K)
+    for form in ("bfloat16", "float32", "int8", "int4"):
+        if form.startswith("int"):
+            weight = backend.pack_quantized(w, form)
+        else:
+            weight = backend.pack_linear([as_dtype(w, form)], form)
+        for m in FEW_ROWS:
+            x, out = normal(rng, m, K), np.empty((m, ffn), np.float32)
+            work = {
+                "normed": np.empty((m, K), np.float32),
+                "gate_up": np.empty((m, 2 * ffn), np.float32),
+            }
+
+            def run(x=x, out=out, weight=weight, work=work):
+                backend.fused_linear(
+                    x, weight, norm_weight=norm, activation="silu", out=out, **work
+                )
+
+            def check(x=x, out=out, weight=weight):
+                gate_up = backend.linear(backend.rms_norm(x, norm), weight)
+                return np.array_equal(out, backend.gated_activation(gate_up, "silu"))
+
+            yield Case(
+                f"fused_linear norm silu {form} M={m} {2 * ffn}x{K}",
+                run,
+                weight.num_bytes + x.nbytes + out.nbytes,
+                2 * m * 2 * ffn * K,
+                form,
+                check=check,
+            )
