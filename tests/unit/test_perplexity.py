@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import VOCAB_SIZE, checkpoint, reference_model
 from llmserve import LLM, InvalidArgument, cli
+from llmserve.model_files import demo_model_path
 from llmserve.perplexity import measure_perplexity, windows_of
 
 TOKENS = [(7 * i * i + 3 * i) % (VOCAB_SIZE - 3) + 3 for i in range(300)]
@@ -60,19 +63,69 @@ def test_sizes_out_of_range_are_refused(
         measure_perplexity(llm, tokens, context=context, stride=stride)
 
 
-def test_the_command_prints_what_quantization_changes(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["eval", "perplexity", "--max-tokens", "1500", "--quantization", "none,int8,int4"]
-    assert cli.main([*arguments, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["quantization"] for row in rows] == ["none", "int8", "int4"]
-    assert rows[0]["change"] == 0
-    assert abs(rows[1]["change"]) < 0.01
-    assert 0 < rows[2]["change"] < 0.05
-    assert rows[0]["weight_bytes"] > rows[1]["weight_bytes"] > rows[2]["weight_bytes"]
-    assert cli.main(arguments) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["quantization", "perplexity", "change", "tokens", "weights"]
-    assert [line.split()[0] for line in lines[1:]] == ["none", "int8", "int4"]
+def rows_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert cli.main(["eval", "perplexity", "--json", *arguments]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+    return rows
+
+
+FEW = ("--max-tokens", "1500")
+
+
+def test_changes_are_against_the_model_without_quantization(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (plain,) = rows_of(capsys, *FEW)
+    assert (plain["quantization"], plain["change"]) == (None, None)
+    base, int4, int8 = rows_of(capsys, *FEW, "--quantization", "int4,int8")
+    assert [row["quantization"] for row in (base, int4, int8)] == ["none", "int4", "int8"]
+    assert base["perplexity"] == plain["perplexity"]
+    assert base["change"] == 0
+    assert int4["change"] == int4["perplexity"] / plain["perplexity"] - 1
+    assert 0 < int4["change"] < 0.05
+    assert 0 != abs(int8["change"]) < 0.01
+    assert base["weight_bytes"] > int8["weight_bytes"] > int4["weight_bytes"]
+
+
+@pytest.mark.parametrize("names", ["int8", "int8,none", "none,int8,int8"])
+def test_the_base_is_measured_once_and_comes_first(
+    names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["eval", "perplexity", "--max-tokens", "300", "--quantization", names]) == 0
+    head, base, int8, note = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head == ["quantization", "perplexity", "change", "tokens", "weights"]
+    assert (base[0], base[2]) == ("none", "base")
+    assert int8[0] == "int8"
+    assert int8[2].endswith("%")
+    assert " ".join(note) == "base: the same text with weights in bfloat16"
+
+
+def test_an_unknown_name_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[object] = []
+    monkeypatch.setattr("llmserve.cli.eval._measure", lambda *given: measured.append(given))
+    assert cli.main(["eval", "perplexity", "--quantization", "int8,int3"]) == 2
+    assert "quantization 'int3' is not supported" in capsys.readouterr().err
+    assert not measured
+
+
+def test_any_text_is_measured_as_it_is_encoded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "Once upon a time there was a café by the sea.\n\n“Zoë,” said Tim, “is it open?”\n" * 9
+    path = tmp_path / "book.txt"
+    path.write_text(text, encoding="utf-8")
+    arguments = ("--text", str(path), "--context", "64", "--stride", "48")
+    assert cli.main(["eval", "perplexity", "--json", *arguments]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["text_bytes"] == len(text.encode())
+    (row,) = result["rows"]
+    with LLM(demo_model_path()) as llm:
+        token_ids = llm.get_tokenizer().encode(text)
+        expected = measure_perplexity(llm, token_ids, context=64, stride=48)
+    assert (row["num_tokens"], row["mean_nll"]) == (len(token_ids) - 1, expected.mean_nll)
+    assert row["perplexity"] == expected.value
 
 
 @pytest.mark.parametrize(

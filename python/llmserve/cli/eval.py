@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.arguments import integer
-from llmserve.cli.options import add_engine_options, load_model
+from llmserve.cli.options import add_engine_options, engine_arguments, load_model
 from llmserve.errors import InvalidArgument
 from llmserve.llm import LLM
 from llmserve.model_files import demo_model_path, demo_text_path
@@ -16,12 +16,15 @@ from llmserve.perplexity import measure_perplexity, windows_of
 
 _EXAMPLES = """examples:
   llmserve eval perplexity
-  llmserve eval perplexity --quantization none,int8,int4,int4-g32 --text book.txt
+  llmserve eval perplexity --quantization int8
+  llmserve eval perplexity --quantization int8,int4,int4-g32 --text book.txt
   llmserve eval perplexity --model ./Qwen3-0.6B --text book.txt --max-tokens 20000 --json
 
 The text is cut into windows of --context tokens, one every --stride; each token counts once, in the
-first window that has it. The change is against the first of --quantization.
+first window that has it. With --quantization the model is measured without any as well, which is
+the base of every change; of blocks in a GGUF file that is their values in floats.
 """
+_BASE = "none"  # LLM(quantization=...)
 _CONTEXT = 1024
 
 
@@ -57,13 +60,18 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     text = _read(options)
-    names = [None] if options.quantization is None else options.quantization.split(",")
+    model = demo_model_path() if options.model is None else options.model
+    names = _names(options)
+    for name in names:  # all that can be said before the first is measured
+        options.quantization = name
+        LLM.plan(model, **engine_arguments(options))
     rows = []
     for name in names:
         options.quantization = name
-        rows.append(_measure(options, name, text))
+        rows.append(_measure(options, model, text))
     for row in rows:
-        row["change"] = row["perplexity"] / rows[0]["perplexity"] - 1
+        has_base = rows[0]["quantization"] == _BASE
+        row["change"] = row["perplexity"] / rows[0]["perplexity"] - 1 if has_base else None
     if options.json:
         print(json.dumps({"text_bytes": len(text.encode()), "rows": rows}, indent=2))
     else:
@@ -71,8 +79,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(options: argparse.Namespace, name: str | None, text: str) -> dict[str, Any]:
-    model = demo_model_path() if options.model is None else options.model
+def _names(options: argparse.Namespace) -> list[str | None]:
+    """What is measured, each once: the base and what is asked for, or the model as it is stored."""
+    if options.quantization is None:
+        return [None]
+    return list(dict.fromkeys([_BASE, *options.quantization.split(",")]))
+
+
+def _measure(options: argparse.Namespace, model: object, text: str) -> dict[str, Any]:
+    name = options.quantization
     begin = time.monotonic()
     with load_model(options, model) as llm:
         load_s = time.monotonic() - begin
@@ -88,6 +103,7 @@ def _measure(options: argparse.Namespace, name: str | None, text: str) -> dict[s
             )
         return {
             "quantization": name,
+            "dtype": llm._config.dtype,
             "kv_cache_dtype": options.kv_cache_dtype,
             "perplexity": result.value,
             "mean_nll": result.mean_nll,
@@ -148,7 +164,12 @@ class _Bar:
 def _print(rows: list[dict[str, Any]]) -> None:
     print(f"{'quantization':<14} {'perplexity':>11} {'change':>9} {'tokens':>8} {'weights':>12}")
     for row in rows:
+        change = "-" if row["change"] is None else f"{row['change']:+.2%}"
+        if row["quantization"] == _BASE:
+            change = "base"
         print(
             f"{row['quantization'] or 'as stored':<14} {row['perplexity']:>11.4f} "
-            f"{row['change']:>+9.2%} {row['num_tokens']:>8} {row['weight_bytes'] / 2**20:>8.1f} MiB"
+            f"{change:>9} {row['num_tokens']:>8} {row['weight_bytes'] / 2**20:>8.1f} MiB"
         )
+    if rows[0]["quantization"] == _BASE:
+        print(f"base: the same text with weights in {rows[0]['dtype']}")

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from typing import Any
 
 from llmserve import _core
 from llmserve.llm import LLM
@@ -56,22 +57,28 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of LLM, and of LLM.plan, that these options are."""
+    packed_cache = options.packed_cache
+    return {
+        "revision": options.revision,
+        "dtype": options.dtype,
+        "quantization": options.quantization,
+        "kv_cache_dtype": options.kv_cache_dtype,
+        "device": options.device,
+        "max_model_len": options.max_model_len,
+        "num_threads": options.threads,
+        "packed_cache_bytes": (
+            None if packed_cache is None else parse_bytes("--packed-cache", packed_cache)
+        ),
+    }
+
+
 def load_model(options: argparse.Namespace, model: object, **arguments: object) -> LLM:
     """The LLM that the options ask for."""
     return LLM(
         model,  # type: ignore[arg-type]  # LLM checks it
-        revision=options.revision,
-        dtype=options.dtype,
-        quantization=options.quantization,
-        kv_cache_dtype=options.kv_cache_dtype,
-        device=options.device,
-        max_model_len=options.max_model_len,
-        num_threads=options.threads,
-        packed_cache_bytes=(
-            None
-            if options.packed_cache is None
-            else parse_bytes("--packed-cache", options.packed_cache)
-        ),
+        **engine_arguments(options),
         **arguments,  # type: ignore[arg-type]
     )
 
