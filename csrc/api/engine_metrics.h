@@ -15,6 +15,11 @@ struct EngineMetrics {
   int64_t num_preemptions = 0;
   // Sequences that may run at once: max_num_seqs, and fewer for a while after a step that failed
   int64_t num_seats = 0;
+  // Of the last load of the weights: bringing in what the file holds and looking through it, and
+  // laying out linear layers, which rounds those that become integers and, of blocks in a file,
+  // reads them, too. What is packed later is in neither.
+  int64_t weight_read_us = 0;
+  int64_t weight_pack_us = 0;
   // Steps, by kind: a step with any prompt token counts as prefill
   int64_t num_prefill_steps = 0;
   int64_t num_decode_steps = 0;

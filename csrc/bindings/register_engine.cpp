@@ -99,6 +99,8 @@ void register_metrics(py::module_& module) {
       .def_readonly("num_requests_aborted", &EngineMetrics::num_requests_aborted)
       .def_readonly("num_preemptions", &EngineMetrics::num_preemptions)
       .def_readonly("num_seats", &EngineMetrics::num_seats)
+      .def_readonly("weight_read_us", &EngineMetrics::weight_read_us)
+      .def_readonly("weight_pack_us", &EngineMetrics::weight_pack_us)
       .def_readonly("num_prefill_steps", &EngineMetrics::num_prefill_steps)
       .def_readonly("num_decode_steps", &EngineMetrics::num_decode_steps)
       .def_readonly("prefill_us", &EngineMetrics::prefill_us)

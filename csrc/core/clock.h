@@ -22,6 +22,19 @@ class SteadyClock final : public Clock {
   }
 };
 
+// Adds the microseconds of its life to a total.
+class Stopwatch {
+ public:
+  explicit Stopwatch(int64_t& total_us) : total_us_(total_us), start_us_(SteadyClock().now_us()) {}
+  ~Stopwatch() { total_us_ += SteadyClock().now_us() - start_us_; }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  int64_t& total_us_;
+  const int64_t start_us_;
+};
+
 // Processor time of this thread so far.
 inline int64_t thread_cpu_ns() {
   timespec now = {};

@@ -57,6 +57,7 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
       std::make_unique<Scheduler>(scheduler, config_.cache, vocabulary_ ? &*vocabulary_ : nullptr,
                                   clock_, &chain_hash, executor_->max_in_flight());
   scheduler_->fill_metrics(metrics_);
+  executor_->fill_metrics(metrics_);
   thread_ = start_thread([this] { run(); });
 }
 

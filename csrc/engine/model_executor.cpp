@@ -305,6 +305,10 @@ std::string ModelExecutor::description() const {
 }
 
 void ModelExecutor::fill_metrics(EngineMetrics& metrics) const {
+  if (model_) {
+    metrics.weight_read_us = model_->weights().read_us;
+    metrics.weight_pack_us = model_->weights().pack_us;
+  }
   if (steps_ == nullptr) return;
   const RecordCounts counts = steps_->record_counts();
   metrics.num_graph_captures = counts.num_captures;

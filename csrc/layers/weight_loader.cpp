@@ -6,6 +6,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/float_types.h"
 #include "kernels/host_ops.h"
@@ -236,6 +237,7 @@ bool WeightLoader::take_packed(const std::string& name, LinearWeight& planned) {
 
 LinearWeight WeightLoader::pack_rows(const LinearWeight& planned,
                                      std::span<const ConstTensor> views) {
+  const Stopwatch packing(pack_us_);
   if (!planned.format) return backend_.pack_linear(views, planned.dtype);
   const RowStarts starts(views, [](const ConstTensor& view) { return view.shape[0]; });
   return backend_.pack_quantized(*planned.format, planned.out_features, planned.in_features,
@@ -251,6 +253,7 @@ LinearWeight WeightLoader::pack_values(const LinearWeight& planned, Parts parts,
   std::vector<ConstTensor> views;
   std::vector<Buffer> copies(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
+    const Stopwatch reading(read_us_);
     const RowRange rows = is_transposed ? RowRange{} : RowRange{parts[i].begin, parts[i].size};
     ConstTensor view =
         host_values(checkpoint_, *entries[i], format_.dtype, backend_, copies[i], rows);
@@ -285,13 +288,17 @@ LinearWeight WeightLoader::defer_rows(const LinearWeight& planned,
 LinearWeight WeightLoader::pack_blocks(const LinearWeight& planned, Parts parts, Entries entries) {
   const RowStarts starts(parts, [](const Part& part) { return part.size; });
   std::atomic<bool> is_finite{true};
-  LinearWeight weight = backend_.pack_quantized(
-      *planned.format, planned.out_features, planned.in_features,
-      [&](int64_t n, const QuantizedRow& row) {
-        const auto [part, within] = starts.find(n);
-        if (!unpack_row(checkpoint_, *entries[part], parts[part].begin + within, row))
-          is_finite = false;
-      });
+  const auto read = [&](int64_t n, const QuantizedRow& row) {
+    const auto [part, within] = starts.find(n);
+    if (!unpack_row(checkpoint_, *entries[part], parts[part].begin + within, row))
+      is_finite = false;
+  };
+  LinearWeight weight;
+  {
+    const Stopwatch packing(pack_us_);
+    weight =
+        backend_.pack_quantized(*planned.format, planned.out_features, planned.in_features, read);
+  }
   if (is_finite) return weight;
   // Some scale is not: the values say which, in the words of every other tensor.
   pack_values({.out_features = planned.out_features,
@@ -344,6 +351,7 @@ VectorWeight WeightLoader::vector(WeightGroup group, const std::vector<Part>& pa
                                                : find(part.name, {part.num_rows(), part.width});
     count(group, part.size * row * size_bytes(DType::kF32));
     if (!load_) continue;
+    const Stopwatch reading(read_us_);
     Buffer copy;
     const ConstTensor view = host_values(checkpoint_, entry, DType::kF32, backend_, copy);
     check_finite(entry, view);
@@ -366,6 +374,7 @@ TableWeight WeightLoader::table(WeightGroup group, const std::string& name, int6
   const bool is_mapped = !checkpoint_.has_tensors() || is_in_place(checkpoint_, entry);
   if (is_mapped && backend_.memory().is_host()) mapped_bytes_ += entry.num_bytes;
   if (!load_) return TableWeight();
+  const Stopwatch reading(read_us_);
   TableWeight table;
   table.view = host_values(checkpoint_, entry, format_.dtype, backend_, table.copy);
   check_finite(entry, table.view);
@@ -386,6 +395,8 @@ WeightReport WeightLoader::report() const {
   report.mapped_bytes = mapped_bytes_;
   report.integers = integers_;
   report.activation_bytes = activation_bytes_;
+  report.read_us = read_us_;
+  report.pack_us = pack_us_;
   for (const TensorEntry& entry : checkpoint_.tensors()) {
     if (!used_.contains(entry.name) && !follows_from_config(entry.name))
       report.unused_tensors.push_back(entry.name);

@@ -30,6 +30,9 @@ struct WeightReport {
   // A row of activations as integers, beside the linear layer where it takes most; 0 if none runs
   // on integers.
   int64_t activation_bytes = 0;
+  // As EngineMetrics has them; 0 when planning.
+  int64_t read_us = 0;
+  int64_t pack_us = 0;
   std::vector<std::string> unused_tensors;  // in the checkpoint, asked for by no layer; sorted
   int64_t total_bytes() const;
 };
@@ -144,6 +147,8 @@ class WeightLoader {
   int64_t mapped_bytes_ = 0;
   std::vector<const LinearFormat*> integers_;
   int64_t activation_bytes_ = 0;
+  int64_t read_us_ = 0;
+  int64_t pack_us_ = 0;
   std::unordered_set<std::string> used_;
   TensorEntry imagined_;
 };

@@ -50,8 +50,20 @@ def test_startup_times_import_load_and_first_token(tmp_path: Path, checkpoint: P
         tmp_path, "startup", "--model", str(checkpoint), "--num-iters", "1", "--disable-tqdm"
     )
     figures = result["figures"]
+    assert figures["weight_read_s"] + figures["weight_pack_s"] < figures["load_s"]
     assert figures["load_s"] < figures["first_token_s"]
     assert figures["import_s"] > 0
+    assert result["form"] == "float32"
+
+
+def test_startup_says_what_quantizing_takes(tmp_path: Path) -> None:
+    options = ("--quantization", "int4", "--num-iters", "2", "--disable-tqdm")
+    result = run(tmp_path, "startup", *options)
+    figures = result["figures"]
+    assert figures["weight_read_s"] + figures["weight_pack_s"] < figures["load_s"]
+    assert result["settings"]["quantization"] == "int4"
+    assert result["form"] == "int8"
+    assert len(result["runs_s"]) == 2
 
 
 def test_a_workload_is_the_same_every_time() -> None:

@@ -118,8 +118,9 @@ def run_startup(
     arguments: Mapping[str, Any],
     show: Callable[[range, str], Iterator[int]],
 ) -> Result:
-    """Seconds to import, to load and to the first token, beside reading the weights once."""
-    imports, loads, firsts = [], [], []
+    """Seconds to import, to load and to the first token, beside reading the weights once; and of
+    the load, how many went to reading the weights and how many to packing and rounding them."""
+    imports, loads, reads, packs, firsts = [], [], [], [], []
     plan = LLM.plan(model, **arguments)
     form = _form_of(plan)
     probe = MachineProbe(plan.num_threads, [form])
@@ -128,6 +129,9 @@ def run_startup(
         start = time.perf_counter()
         with LLM(model, **arguments) as llm:
             loads.append(time.perf_counter() - start)
+            metrics = llm.get_metrics()
+            reads.append(metrics.weight_read_us / 1e6)
+            packs.append(metrics.weight_pack_us / 1e6)
             prompt: TokensPrompt = {"prompt_token_ids": [1]}
             llm.generate(prompt, SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
             firsts.append(time.perf_counter() - start)
@@ -136,6 +140,8 @@ def run_startup(
     figures = {
         "import_s": statistics.median(imports),
         "load_s": statistics.median(loads),
+        "weight_read_s": statistics.median(reads),
+        "weight_pack_s": statistics.median(packs),
         "first_token_s": statistics.median(firsts),
         "bound_s": rates.bound_s(plan.weight_bytes, 0, form),
     }

@@ -15,8 +15,11 @@ from llmserve.model_files import demo_model_path
 _EXAMPLES = """examples:
   llmserve bench latency --model ./Qwen3-0.6B --input-len 32 --output-len 128 --batch-size 8
   llmserve bench throughput --model ./Qwen3-0.6B --num-prompts 100 --output-json run.json
-  llmserve bench startup --model ./Qwen3-0.6B
+  llmserve bench startup --model ./Qwen3-0.6B --quantization int8
 
+startup: weight_read_s and weight_pack_s are parts of load_s. Reading also looks for values that are
+not finite; packing also rounds to integers, and reads the blocks of a GGUF file. Neither has what a
+large model in floats packs after it has answered (LLM(defer_packing=True)).
 bound_s is the larger of reading every weight once a step (and each KV cache once a token) at the
 machine's read rate and of all multiply-adds at the rate of a large matrix product of llmserve's,
 both measured between the runs. share_of_bound is what was reached of it.
