@@ -2,6 +2,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <tuple>
 #include <vector>
 
 #include "bindings/register.h"
@@ -27,6 +31,31 @@ std::vector<int32_t> owners(ThreadPool& pool, int64_t count, int64_t grain) {
   return threads;
 }
 
+// Begin, end and thread of every piece, in the order in which they were done. The first piece of
+// `held_thread`, if it gets one, is not done before all others are, or 60 s have passed.
+std::vector<std::tuple<int64_t, int64_t, int>> pieces(ThreadPool& pool, int64_t count,
+                                                      int64_t grain, int64_t max_piece,
+                                                      int held_thread) {
+  const py::gil_scoped_release release;
+  std::vector<std::tuple<int64_t, int64_t, int>> done;
+  std::mutex mutex;
+  std::condition_variable changed;
+  int64_t num_done = 0;
+  bool has_held = false;
+  pool.parallel_pieces(count, grain, max_piece, [&](int64_t begin, int64_t end, int thread_idx) {
+    std::unique_lock lock(mutex);
+    if (thread_idx == held_thread && !has_held) {
+      has_held = true;
+      changed.wait_for(lock, std::chrono::seconds(60),
+                       [&] { return num_done + (end - begin) >= count; });
+    }
+    done.emplace_back(begin, end, thread_idx);
+    num_done += end - begin;
+    changed.notify_all();
+  });
+  return done;
+}
+
 }  // namespace
 
 void register_testing_threads(py::module_& testing) {
@@ -34,6 +63,10 @@ void register_testing_threads(py::module_& testing) {
       .def(py::init<int>(), py::arg("num_threads"))
       .def("owners", &owners, py::arg("count"), py::arg("grain"),
            "The thread that parallel_for gave each index to; -1: none did, -2: more than one.")
+      .def("pieces", &pieces, py::arg("count"), py::arg("grain"), py::arg("max_piece"),
+           py::arg("held_thread") = -1,
+           "(begin, end, thread) of parallel_pieces, as they were done; held_thread's first comes "
+           "last.")
       .def_property_readonly("num_parked", &ThreadPool::num_parked);
 }
 

@@ -24,7 +24,8 @@ void pause() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
+ThreadPool::ThreadPool(int num_threads)
+    : num_threads_(num_threads), parts_(static_cast<size_t>(std::max(0, num_threads))) {
   if (num_threads < 1)
     throw InvalidArgument(concat("num_threads must be at least 1, got ", num_threads));
   threads_.reserve(static_cast<size_t>(num_threads - 1));
@@ -51,11 +52,26 @@ void ThreadPool::stop() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+std::pair<int64_t, int64_t> ThreadPool::part_of(int64_t count, int64_t grain,
+                                                int64_t thread_idx) const {
+  const int64_t num_grains = (count + grain - 1) / grain;
+  return {num_grains * thread_idx / num_threads_ * grain,
+          std::min(count, num_grains * (thread_idx + 1) / num_threads_ * grain)};
+}
+
+std::pair<int64_t, int64_t> ThreadPool::Part::take(int64_t grain, int64_t max_piece) {
+  int64_t begin = next.load(std::memory_order_relaxed);
+  int64_t piece_end = begin;
+  do {
+    if (begin >= end) return {end, end};
+    const int64_t half = ((end - begin) / 2 + grain - 1) / grain * grain;
+    piece_end = std::min(end, begin + std::clamp(half, grain, max_piece));
+  } while (!next.compare_exchange_weak(begin, piece_end, std::memory_order_relaxed));
+  return {begin, piece_end};
+}
+
 void ThreadPool::run_part(int thread_idx) const {
-  const int64_t num_grains = (task_.count + task_.grain - 1) / task_.grain;
-  const int64_t begin = num_grains * thread_idx / num_threads_ * task_.grain;
-  const int64_t end =
-      std::min(task_.count, num_grains * (thread_idx + 1) / num_threads_ * task_.grain);
+  const auto [begin, end] = part_of(task_.count, task_.grain, thread_idx);
   if (begin < end) task_.call(task_.context, begin, end, thread_idx);
 }
 

@@ -43,6 +43,30 @@ def test_what_is_no_more_than_a_grain_is_the_callers() -> None:
     assert set(pool.owners(17, 16)) == {1, 2}
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 7])
+def test_pieces_cover_every_index_once(num_threads: int) -> None:
+    pool = ThreadPool(num_threads)
+    for count in (0, 1, 5, 63, 97, 1000):
+        for grain, max_piece in ((1, 1), (1, 8), (4, 32), (3, 30), (2000, 2000)):
+            pieces = sorted(pool.pieces(count, grain, max_piece))
+            assert [begin for begin, _, _ in pieces] == [0, *(end for _, end, _ in pieces)][:-1]
+            assert sum(end - begin for begin, end, _ in pieces) == count
+            if num_threads > 1 and count > grain:
+                assert all(end - begin <= max_piece for begin, end, _ in pieces)
+                assert all(begin % grain == 0 for begin, _, _ in pieces)
+
+
+def test_a_thread_that_falls_behind_keeps_one_piece() -> None:
+    pool = ThreadPool(3)
+    for held_thread in range(3):
+        for _ in range(50):
+            pieces = pool.pieces(300, 4, 32, held_thread)
+            own = [piece for piece in pieces if piece[2] == held_thread]
+            if own:  # or the others were quicker altogether
+                assert len(own) == 1
+                assert pieces[-1] == own[0]
+
+
 def test_threads_that_sleep_wake_for_their_parts() -> None:
     pool = ThreadPool(4)
     expected = [i // 25 for i in range(100)]

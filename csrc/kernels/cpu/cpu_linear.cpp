@@ -38,10 +38,6 @@ struct StackedRows {
 // are still in the L1 when the second half of each is written. Even, so that pairs stay whole.
 constexpr int64_t kPackDepth = 256;
 
-// What a single row multiplies with at once; and of a weight in rows, what is packed beside its
-// use: at K = 2048 it is 256 KiB of bf16, which stay in the L2.
-constexpr int64_t kPanelsAtOnce = 4;
-
 // Elements of x that a thread rounds to bf16 in about the time in which another is woken.
 constexpr int64_t kRoundedAtLeast = 8192;
 
@@ -225,27 +221,27 @@ void CpuBackend::linear(const LinearArgs& args) {
     x = round_rows(kernel, args.x);
     x_stride = rounded_stride(weight.in_features);
   }
-  const int64_t panels = num_panels(weight.out_features);
-  const int64_t grain = panels >= 16 * pool_.num_threads() ? kPanelsAtOnce : 1;
-  pool_.parallel_for(panels, grain, [&](int64_t begin, int64_t end, int thread_idx) {
-    const cpu::LinearPart part{.x = x,
-                               .x_stride = x_stride,
-                               .m = m,
-                               .n = weight.out_features,
-                               .k = weight.in_features,
-                               .weight = weight.bytes(),
-                               .bias = args.bias ? args.bias.as<float>() : nullptr,
-                               .out = args.out.as<float>(),
-                               .out_stride = args.out.strides[0],
-                               .accumulate = args.accumulate,
-                               .panel_begin = begin,
-                               .panel_end = end,
-                               .scratch = reinterpret_cast<float*>(scratch(thread_idx))};
-    if (!weight.rows || weight.rows->is_packed)
-      kernel.run(&part);
-    else
-      run_on_rows(kernel, *weight.rows, part, panels_[static_cast<size_t>(thread_idx)].data());
-  });
+  const int64_t piece = kernel.piece_panels == nullptr ? 0 : kernel.piece_panels(m);
+  deal_panels(
+      num_panels(weight.out_features), piece, [&](int64_t begin, int64_t end, int thread_idx) {
+        const cpu::LinearPart part{.x = x,
+                                   .x_stride = x_stride,
+                                   .m = m,
+                                   .n = weight.out_features,
+                                   .k = weight.in_features,
+                                   .weight = weight.bytes(),
+                                   .bias = args.bias ? args.bias.as<float>() : nullptr,
+                                   .out = args.out.as<float>(),
+                                   .out_stride = args.out.strides[0],
+                                   .accumulate = args.accumulate,
+                                   .panel_begin = begin,
+                                   .panel_end = end,
+                                   .scratch = reinterpret_cast<float*>(scratch(thread_idx))};
+        if (!weight.rows || weight.rows->is_packed)
+          kernel.run(&part);
+        else
+          run_on_rows(kernel, *weight.rows, part, panels_[static_cast<size_t>(thread_idx)].data());
+      });
 }
 
 // Packs a few panels, multiplies with them, and packs the next over them.

@@ -159,7 +159,7 @@ void CpuBackend::quantized_linear(const LinearArgs& args) {
       kernels_.round_row(args.x.as<float>() + r * args.x.strides[0], k, layout.group_size,
                          q + r * stride, groups + r * layout.num_groups);
   });
-  pool_.parallel_for(num_panels(weight.out_features), 1, [&](int64_t begin, int64_t end, int) {
+  deal_panels(num_panels(weight.out_features), kPanelsAtOnce, [&](int64_t begin, int64_t end, int) {
     const cpu::QuantizedPart part{.layout = layout,
                                   .x = q,
                                   .x_stride = stride,

@@ -48,6 +48,9 @@ struct LinearKernel {
   void (*round_row)(const float* x, int64_t k, uint16_t* to);
   int64_t (*scratch_floats)(int64_t m, int64_t k);
   void (*run)(const LinearPart* part);
+  // Null where a piece of a part takes more time for being by itself; or panels of the least that
+  // does not.
+  int64_t (*piece_panels)(int64_t m) = nullptr;
 };
 
 // A group of a row of x as integers.
