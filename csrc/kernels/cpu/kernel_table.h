@@ -44,7 +44,8 @@ struct LinearPart {
 // A linear layer over weights of one dtype: each output is one sum over k in order, in the steps of
 // the kernel's own instruction, then + bias, then + old.
 struct LinearKernel {
-  // Null, or what makes of a row of x [k] the bf16 that `run` takes; an odd k ends in a zero.
+  // Null, or what makes of a row of x [k] the bf16 that `run` takes: `to` has room for whole cache
+  // lines, of which it fills with zeros what `run` reads after k.
   void (*round_row)(const float* x, int64_t k, uint16_t* to);
   int64_t (*scratch_floats)(int64_t m, int64_t k);
   void (*run)(const LinearPart* part);

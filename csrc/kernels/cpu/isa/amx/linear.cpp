@@ -21,42 +21,58 @@ constexpr int64_t kPartialStride = kPanelBlock * kPanelWidth + kRowPadding;
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// K of a block: one tile's worth of rows takes all of K, since it need not hold its weights.
-int64_t depth_block(int64_t m, int64_t k) {
-  return m <= kTileRows ? round_up(k, kTileDepth) : kDepthBlock;
-}
-// bf16 from a row of a copied block to the next: whole cache lines.
-int64_t copy_stride(int64_t m, int64_t k) { return depth_block(m, k) + kTileDepth; }
-// Few rows are their own tile; more are padded to whole ones.
+// Few rows are a tile of their own.
 int64_t tile_rows(int64_t m) { return min_of(m, kTileRows); }
-int64_t padded_rows(int64_t m) { return round_up(min_of(m, kRowBlock), tile_rows(m)); }
 
-int64_t scratch_floats(int64_t m, int64_t k) {
-  return padded_rows(m) * (copy_stride(m, k) / 2 + kPartialStride);
+int64_t scratch_floats(int64_t m, int64_t) {
+  return round_up(min_of(m, kRowBlock), tile_rows(m)) * kPartialStride;
 }
 
-// One block of a LinearPart: its rows, and K [k_begin, k_begin + k_count).
+// A row as bf16, and zeros up to a whole tile's K.
+void round_padded_row(const float* x, int64_t k, uint16_t* to) {
+  round_row(x, k, to);
+  const int64_t end = (k + 1) / 2 * 2;
+  memset(to + end, 0, (size_t)(round_up(k, kTileDepth) - end) * sizeof(uint16_t));
+}
+
+// One block of a LinearPart: the rows [row, row + rows) and K [k_begin, k_begin + k_count).
 struct TileBlock {
   const LinearPart* part;
-  const uint16_t* a;  // rows padded with zeros to whole tiles, K too
-  int64_t lda;
   int64_t row, rows, tile_rows;
-  int64_t k_begin, k_count;
-  float* partial;  // [padded rows, kPartialStride]
+  int64_t k_begin, k_count;  // of the weights' K, in pairs
+  float* partial;            // [tiles * tile_rows, kPartialStride]: sums between blocks of K
   int64_t first_panel;
   bool is_first, is_last;
+
+  int64_t num_tiles() const { return (rows + tile_rows - 1) / tile_rows; }
+  // The last tile starts early enough to be whole: the rows that it has in common with the one
+  // before get the same sums again.
+  int64_t tile_start(int64_t tile) const {
+    return min_of(row + tile * tile_rows, part->m - tile_rows);
+  }
+  const uint16_t* x(int64_t tile) const {
+    return (const uint16_t*)part->x + tile_start(tile) * part->x_stride + k_begin;
+  }
+  float* sums_of(int64_t tile, int64_t panel) const {
+    return partial + tile * tile_rows * kPartialStride + (panel - first_panel) * kPanelWidth;
+  }
+  // From a panel to the next.
+  int64_t panel_elements() const { return (part->k + 1) / 2 * 2 * kPanelWidth; }
+  int64_t panel_bytes() const { return panel_elements() * (int64_t)sizeof(uint16_t); }
+  const uint16_t* weights(int64_t panel, int64_t k) const {
+    return (const uint16_t*)part->weight + panel * panel_elements() + k * kPanelWidth;
+  }
 
   // One step of R x C products: 2 x 2 where there are rows, since each tile loaded is used twice; 1
   // x 4 otherwise. Four sums hide the latency of the products.
   template <int R, int C>
-  static inline void step(const uint16_t* x, int64_t lda, int64_t tile_rows,
+  static inline void step(const uint16_t* const (&a)[R], int64_t stride,
                           const void* const (&b)[C]) {
-    const int64_t stride = lda * 2;
-    _tile_loadd(4, x, stride);
+    _tile_loadd(4, a[0], stride);
     _tile_loadd(6, b[0], kTileRowBytes);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (R == 2) {
-      _tile_loadd(5, x + tile_rows * lda, stride);
+      _tile_loadd(5, a[1], stride);
       _tile_dpbf16ps(2, 5, 6);
     }
     if constexpr (C > 1) {
@@ -107,96 +123,104 @@ struct TileBlock {
       _tile_stored(3, kept + tile_rows * kPartialStride + kPanelWidth, stride);
   }
 
-  // R tiles of rows from `tile_row` on by C panels.
+  // R tiles of rows from `tile` on by C panels, while what `ahead` says is prefetched.
   template <int R, int C>
-  inline void run_tiles(int64_t tile_row, int64_t panel) const {
-    const int64_t stride = (part->k + 1) / 2 * 2 * kPanelWidth;
-    const uint16_t* b = (const uint16_t*)part->weight + panel * stride + k_begin * kPanelWidth;
-    const uint16_t* x = a + tile_row * lda;
-    float* kept = partial + tile_row * kPartialStride + (panel - first_panel) * kPanelWidth;
+  inline void run_tiles(int64_t tile, int64_t panel, Prefetching ahead) const {
+    const uint16_t* b = weights(panel, k_begin);
+    float* kept = sums_of(tile, panel);
     load_sums<R, C>(kept);
-    const void* tiles[C];
-    int64_t k = 0;
-    for (; k + kTileDepth <= k_count; k += kTileDepth) {
-      for (int c = 0; c < C; ++c) tiles[c] = b + c * stride + k * kPanelWidth;
-      if (tile_row == 0) prefetch<C>(tiles);
-      step<R, C>(x + k, lda, tile_rows, tiles);
-    }
-    if (k < k_count) {
+    const uint16_t* a[R];
+    for (int r = 0; r < R; ++r) a[r] = x(tile + r);
+    for (int64_t k = 0; k < k_count; k += kTileDepth) {
       PaddedTile padded[C];
-      for (int c = 0; c < C; ++c)
+      const void* tiles[C];
+      for (int c = 0; c < C; ++c) {
+        const uint16_t* from = b + c * panel_elements() + k * kPanelWidth;
+        const int64_t depth = k_count - k;
         tiles[c] =
-            padded[c].fill(b + c * stride + k * kPanelWidth, (k_count - k) * kPanelWidth * 2);
-      step<R, C>(x + k, lda, tile_rows, tiles);
+            depth >= kTileDepth ? (const void*)from : padded[c].fill(from, depth * kPanelWidth * 2);
+      }
+      ahead.step<C>(panel_bytes());
+      step<R, C>(a, part->x_stride * 2, tiles);
+      for (int r = 0; r < R; ++r) a[r] += kTileDepth;
     }
     store_sums<R, C>(kept);
     if (!is_last) return;
-    for (int64_t r = 0; r < min_of(R * tile_rows, rows - tile_row); ++r)
+    for (int r = 0; r < R; ++r) finish_tile<C>(tile + r, panel);
+  }
+
+  // Writes the rows of a tile that the one before does not have.
+  template <int C>
+  void finish_tile(int64_t tile, int64_t panel) const {
+    const float* kept = sums_of(tile, panel);
+    const int64_t begin = row + tile * tile_rows;
+    for (int64_t r = begin; r < min_of(begin + tile_rows, row + rows); ++r)
       for (int c = 0; c < C; ++c)
-        finish(*part, row + tile_row + r, (panel + c) * kPanelWidth,
-               v_load(kept + r * kPartialStride + c * kPanelWidth));
+        finish(*part, r, (panel + c) * kPanelWidth,
+               v_load(kept + (r - tile_start(tile)) * kPartialStride + c * kPanelWidth));
   }
 
-  // The first rows read the panels from memory.
+  // The weights that the C panels from `panel` on are followed by: of the panels beside them, or of
+  // the next block of K.
   template <int C>
-  static inline void prefetch(const void* const (&tiles)[C]) {
-    for (int c = 0; c < C; ++c)
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < kTileBytes; i += 64)
-        __builtin_prefetch((const char*)tiles[c] + kPrefetchBytes / C + i);
+  const uint16_t* weights_after(int64_t panel, int64_t end) const {
+    if (panel + C < end) return weights(panel + C, k_begin);
+    return is_last ? weights(panel + C, 0) : weights(first_panel, k_begin + k_count);
   }
 
+  // All tiles of rows over C panels at a time, two in a pass where there are as many. A single pass
+  // reads its weights from memory and prefetches what it needs soon, of the panels that come next
+  // their heads; several share the prefetching of these panels.
   template <int C>
-  inline int64_t run_panels(int64_t panel, int64_t end) const {
+  int64_t run_panels(int64_t panel, int64_t end) const {
+    constexpr int64_t kLinesAhead = kPrefetchBytes / C / kTileRowBytes;
+    const int64_t tiles = num_tiles();
+    const int64_t passes = (tiles + 1) / 2;
+    const int64_t steps = (k_count + kTileDepth - 1) / kTileDepth;
     for (; panel + C <= end; panel += C) {
-      int64_t r = 0;
-      if constexpr (C <= 2)
-        for (; r + tile_rows < rows; r += 2 * tile_rows) run_tiles<2, C>(r, panel);
-      if (r < rows) run_tiles<1, C>(r, panel);
+      const uint16_t* next = weights_after<C>(panel, end);
+      if (passes == 1) Prefetching{(const char*)next, kLinesAhead}.step<C>(panel_bytes());
+      for (int64_t pass = 0; pass < passes; ++pass) {
+        const auto ahead =
+            passes == 1
+                ? Prefetching{(const char*)weights(panel, k_begin) + kPrefetchBytes / C, kTileRows}
+                : Prefetching::share(next, k_count * kPanelWidth * 2, steps, pass, passes);
+        if constexpr (C <= 2) {
+          if (2 * pass + 1 < tiles) {
+            run_tiles<2, C>(2 * pass, panel, ahead);
+            continue;
+          }
+        }
+        run_tiles<1, C>(2 * pass, panel, ahead);
+      }
     }
     return panel;
   }
 
   void run(int64_t panel, int64_t end) const {
-    if (rows <= tile_rows) panel = run_panels<4>(panel, end);
+    if (num_tiles() == 1) panel = run_panels<4>(panel, end);
     panel = run_panels<2>(panel, end);
     run_panels<1>(panel, end);
   }
 };
 
-// x rounded, and zeros up to the tile's K.
-void copy_padded(uint16_t* to, const float* from, int64_t count) {
-  round_row(from, count, to);
-  const int64_t written = (count + 1) / 2 * 2;
-  memset(to + written, 0, (size_t)(round_up(count, kTileDepth) - written) * sizeof(uint16_t));
-}
-
-// Blocks of panels, rows and K, as linear.inc has them.
+// Blocks of panels, rows and K: 512 K of two panels, 32 KiB, stay in the L1 (48 KiB) while 96 rows,
+// 96 KiB of the L2, pass them. One tile's worth of rows takes all of K, since it need not hold its
+// weights.
 void linear(const LinearPart* p) {
-  const int64_t max_depth = depth_block(p->m, p->k);
-  const int64_t lda = copy_stride(p->m, p->k);
-  uint16_t* copy = (uint16_t*)p->scratch;
-  float* partial = p->scratch + padded_rows(p->m) * lda / 2;
+  const int64_t max_depth = p->m <= kTileRows ? p->k : kDepthBlock;
   configure_tiles(tile_rows(p->m), kTileRowBytes);
   for (int64_t panel = p->panel_begin; panel < p->panel_end; panel += kPanelBlock) {
     for (int64_t row = 0; row < p->m; row += kRowBlock) {
       for (int64_t k = 0; k < p->k; k += max_depth) {
         const int64_t depth = min_of(max_depth, p->k - k);
-        const int64_t rows = min_of(kRowBlock, p->m - row);
-        for (int64_t r = 0; r < rows; ++r)
-          copy_padded(copy + r * lda, (const float*)p->x + (row + r) * p->x_stride + k, depth);
-        const int64_t padding = round_up(rows, tile_rows(p->m)) - rows;
-        memset(copy + rows * lda, 0, (size_t)(padding * lda) * sizeof(uint16_t));
-        written(copy);
         const TileBlock block{.part = p,
-                              .a = copy,
-                              .lda = lda,
                               .row = row,
-                              .rows = rows,
+                              .rows = min_of(kRowBlock, p->m - row),
                               .tile_rows = tile_rows(p->m),
                               .k_begin = k,
                               .k_count = (depth + 1) / 2 * 2,
-                              .partial = partial,
+                              .partial = p->scratch,
                               .first_panel = panel,
                               .is_first = k == 0,
                               .is_last = k + depth == p->k};
@@ -209,6 +233,6 @@ void linear(const LinearPart* p) {
 
 }  // namespace
 
-constexpr LinearKernel kLinear = {nullptr, scratch_floats, linear};
+constexpr LinearKernel kLinear = {round_padded_row, scratch_floats, linear};
 
 }  // namespace llmserve::cpu::amx
