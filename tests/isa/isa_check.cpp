@@ -346,7 +346,8 @@ void check_quantized(Checker& check) {
     check_quantized_case(check, format, 3, 128, 16);
     check_quantized_case(check, format, 21, 384, 50);
     check_quantized_case(check, format, 9, 1024, 33);
-    check_quantized_case(check, format, 150, 256, 17);  // blocks of rows
+    check_quantized_case(check, format, 150, 256, 17);   // blocks of rows
+    check_quantized_case(check, format, 66, 16384, 50);  // blocks of panels
     if (format.group_size > 0) continue;
     for (const int64_t k : {1, 7, 65, 1027}) check_quantized_case(check, format, 10, k, 17);
   }

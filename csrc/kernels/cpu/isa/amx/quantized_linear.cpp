@@ -17,8 +17,15 @@ namespace {
 
 // Tiles of rows whose sums are held at once: four chains hide the latency of the products.
 constexpr int64_t kTilesAtOnce = 4;
-// Rows of a block: their totals, 8 KiB, stay in the L1 while 4 bits are unpacked once for all.
-constexpr int64_t kBlockRows = 8 * kTileRows;
+constexpr int64_t kPassRows = kTilesAtOnce * kTileRows;
+// Rows of a block, at most two passes: their totals, 8 KiB, stay in the L1 while 4 bits are
+// unpacked once for all.
+constexpr int64_t kMaxPasses = 2;
+constexpr int64_t kBlockRows = kMaxPasses * kPassRows;
+// Of the L2, 2 MiB from Sapphire to Granite Rapids, half is for a block's rows: 128 up to a K of
+// 8,192, else 64. A quarter is for panels, which stay there while all blocks of rows pass them.
+constexpr int64_t kRowsInCache = 1 << 20;
+constexpr int64_t kPanelsInCache = 1 << 19;
 // Groups below this go to VNNI: a product takes as long whatever its K.
 constexpr int64_t kMinGroup = 32;
 
@@ -28,17 +35,17 @@ struct GroupSums {
 
   template <int R, bool kIsSigned>
   void multiply(const int8_t* const (&x)[kTilesAtOnce], int64_t stride, const uint8_t* w,
-                int64_t depth, int64_t step) {
+                int64_t depth, int64_t step, Prefetching& ahead) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    int64_t k = 0;
-    for (; k + step <= depth; k += step) add<R, kIsSigned>(x, stride, k, w + k * kPanelWidth);
-    if (k < depth) {
+    for (int64_t k = 0; k < depth; k += step) {
       PaddedTile padded;
-      add<R, kIsSigned>(x, stride, k,
-                        padded.fill(w + k * kPanelWidth, (depth - k + 3) / 4 * 4 * kPanelWidth));
+      const uint8_t* tile = w + k * kPanelWidth;
+      if (depth - k < step) tile = padded.fill(tile, (depth - k + 3) / 4 * 4 * kPanelWidth);
+      ahead.step<1>(0);
+      add<R, kIsSigned>(x, stride, k, tile);
     }
     _tile_stored(0, sums[0], kTileRowBytes);
     if constexpr (R > 1) _tile_stored(1, sums[1], kTileRowBytes);
@@ -99,6 +106,7 @@ inline Vec load_scale(const QuantizedLayout& layout, const uint8_t* scales, int6
 struct PanelBlock {
   const QuantizedPart* part;
   int64_t row, rows, panel;
+  int64_t next_panel;  // what is prefetched, if the part has it
 
   // The last tile starts early enough to be whole; what it has in common with the one before is
   // the same integers again.
@@ -129,7 +137,8 @@ struct PanelBlock {
   }
 
   template <bool kIsSigned>
-  void multiply_group(int64_t g, const uint8_t* w, int64_t step, float* totals) const {
+  void multiply_group(int64_t g, const uint8_t* w, int64_t step, Prefetching (&ahead)[kMaxPasses],
+                      float* totals) const {
     const int64_t depth = part->layout.group_size;
     const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
     for (int64_t tile = 0; tile < tiles; tile += kTilesAtOnce) {
@@ -138,20 +147,34 @@ struct PanelBlock {
       for (int64_t t = 0; t < kTilesAtOnce; ++t)
         x[t] = part->x + tile_start(tile + min_of(t, count - 1)) * part->x_stride + g * depth;
       GroupSums group;
+      auto multiply = [&]<int R>() {
+        group.multiply<R, kIsSigned>(x, part->x_stride, w, depth, step, ahead[tile / kTilesAtOnce]);
+      };
       if (count == 1)
-        group.multiply<1, kIsSigned>(x, part->x_stride, w, depth, step);
+        multiply.template operator()<1>();
       else if (count == 2)
-        group.multiply<2, kIsSigned>(x, part->x_stride, w, depth, step);
+        multiply.template operator()<2>();
       else if (count == 3)
-        group.multiply<3, kIsSigned>(x, part->x_stride, w, depth, step);
+        multiply.template operator()<3>();
       else
-        group.multiply<4, kIsSigned>(x, part->x_stride, w, depth, step);
+        multiply.template operator()<4>();
       add_group(group, tile, count, g, totals);
     }
   }
 
+  // A pass's share of the next panel's prefetching, which all passes over this one have.
+  Prefetching share_of(int64_t pass, int64_t step) const {
+    if (next_panel >= part->panel_end) return {};
+    const QuantizedLayout& layout = part->layout;
+    const int64_t steps = layout.num_groups * ((layout.group_size + step - 1) / step);
+    return Prefetching::share(part->weight + next_panel * layout.panel_bytes, layout.panel_bytes,
+                              steps, row / kPassRows + pass, (part->m + kPassRows - 1) / kPassRows);
+  }
+
   void run(int64_t step) const {
     const QuantizedLayout& layout = part->layout;
+    Prefetching ahead[kMaxPasses];
+    for (int64_t pass = 0; pass < kMaxPasses; ++pass) ahead[pass] = share_of(pass, step);
     const uint8_t* w = part->weight + panel * layout.panel_bytes;
     alignas(64) float totals[kBlockRows * kPanelWidth];
     memset(totals, 0, (size_t)(rows * kPanelWidth) * sizeof(float));
@@ -161,9 +184,9 @@ struct PanelBlock {
         unpack_nibbles(w, layout.group_size, bytes);
         written(bytes);
         w += layout.group_size / 2 * kPanelWidth;
-        multiply_group<false>(g, bytes, step, totals);
+        multiply_group<false>(g, bytes, step, ahead, totals);
       } else {
-        multiply_group<true>(g, w, step, totals);
+        multiply_group<true>(g, w, step, ahead, totals);
         w += (layout.group_size + 3) / 4 * 4 * kPanelWidth;
       }
     }
@@ -183,10 +206,17 @@ void quantized_linear(const QuantizedPart* part) {
   if (part->m < kTileRows || layout.group_size < kMinGroup || !has_room)
     return avx512_vnni::quantized_linear(part);
   const int64_t step = min_of(layout.group_size / 32 * 32, kTileRowBytes);
+  const int64_t max_rows = part->x_stride * kBlockRows <= kRowsInCache ? kBlockRows : kPassRows;
+  // Rows of one block need no panel again.
+  const int64_t fit = part->m <= max_rows ? 1 : kPanelsInCache / layout.panel_bytes;
+  const int64_t panels = fit > 1 ? fit : 1;
   configure_tiles(kTileRows, step);
-  for (int64_t row = 0; row < part->m; row += kBlockRows)
-    for (int64_t panel = part->panel_begin; panel < part->panel_end; ++panel)
-      PanelBlock{part, row, min_of(kBlockRows, part->m - row), panel}.run(step);
+  for (int64_t begin = part->panel_begin; begin < part->panel_end; begin += panels) {
+    const int64_t end = min_of(begin + panels, part->panel_end);
+    for (int64_t row = 0; row < part->m; row += max_rows)
+      for (int64_t panel = begin; panel < end; ++panel)
+        PanelBlock{part, row, min_of(max_rows, part->m - row), panel, panel + panels}.run(step);
+  }
   _tile_release();
 }
 
