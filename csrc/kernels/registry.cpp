@@ -17,8 +17,11 @@ constexpr std::array kRegistry{
                "NVIDIA GPUs from sm_80, where built with LLMSERVE_CUDA=ON; compiles, not run on a "
                "GPU yet",
                &make_cuda_backend},
-    BackendRow{"cpu", "vectorised and multithreaded; AVX-512, AVX2 or portable, picked at run time",
-               &make_cpu_backend},
+    BackendRow{
+        "cpu",
+        "vectorised and multithreaded; AMX (run on an emulator only), AVX-512 with bf16, with "
+        "VNNI or without, AVX2 or portable, picked at run time",
+        &make_cpu_backend},
     BackendRow{"ref", "scalar loops in float32 on one thread: the specification of every op",
                &make_ref_backend},
 };
