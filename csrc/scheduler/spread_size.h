@@ -38,23 +38,20 @@ class SpreadSize {
       return;
     }
     small_.note(num_tokens, elapsed_us);
-    if (small_.num_steps < kStepsToTell || small_.per_us() >= kEnough * large_.per_us()) return;
+    if (small_.num_steps < kStepsToTell || small_.per_us >= kEnough * large_.per_us) return;
     num_tokens_ = std::min(2 * num_tokens_, max_tokens_);
     small_ = {};
   }
 
  private:
-  // Tokens over time of the last few steps: each halves the weight of those before it.
+  // Tokens over time of the fastest step: what holds one up has nothing to do with its size.
   struct Rate {
     int num_steps = 0;
-    double num_tokens = 0;
-    double elapsed_us = 0;
+    double per_us = 0;
     void note(int64_t tokens, int64_t us) {
       ++num_steps;
-      num_tokens = num_tokens / 2 + static_cast<double>(tokens);
-      elapsed_us = elapsed_us / 2 + static_cast<double>(us);
+      per_us = std::max(per_us, static_cast<double>(tokens) / static_cast<double>(us));
     }
-    double per_us() const { return num_steps == 0 ? 0 : num_tokens / elapsed_us; }
   };
 
   static constexpr int kStepsToTell = 3;

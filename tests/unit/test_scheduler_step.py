@@ -131,6 +131,19 @@ def test_a_spread_step_grows_where_small_steps_are_slow() -> None:
     assert num_tokens_of_steps(800) == [8] * 8  # the next batch
 
 
+def test_a_spread_step_that_is_held_up_says_nothing_of_its_size() -> None:
+    runner = Runner(num_blocks=1000, max_num_batched_tokens=256, min_spread_tokens=8)
+    runner.us_per_token = 100
+    runner.add(1, prompt_of(256), max_tokens=200, is_streamed=False)
+    assert runner.step().num_tokens == 256
+    runner.add(2, prompt_of(150), max_tokens=1, is_streamed=False)
+    sizes = []
+    for us_per_token in [100, 900, 900, 900, 100, 900, 900, 900]:
+        runner.us_per_token = us_per_token
+        sizes.append(runner.step().num_tokens)
+    assert sizes == [8] * 8
+
+
 def test_a_spread_step_probes_larger_ones_once() -> None:
     runner = Runner(num_blocks=1000, max_num_batched_tokens=256, min_spread_tokens=8)
     runner.us_per_token = 100
