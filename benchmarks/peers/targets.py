@@ -170,7 +170,7 @@ def _lines_of_attention() -> Iterator[Line]:
     report = _report(RESULTS / "ops-attention.json")
     for row in report.get("rows", []):
         isa, _, name = row["name"].partition(" ")
-        if isa == ISA and "decode" in name and "context=4096" in name:
+        if isa == ISA and "decode" in name and name.endswith("context=4096"):
             yield Line(
                 name,
                 f"≥ {_ATTENTION_SHARE:.0%} of the read rate",
