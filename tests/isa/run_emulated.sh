@@ -11,9 +11,10 @@
 # (apt-get install --no-install-recommends). Debian 12 has Bochs 2.7; Debian 13's source of 3.0 builds there by
 # `./configure --with-rfb --enable-cpu-level=6 --enable-x86-64 --enable-avx --enable-evex --enable-amx --enable-pci
 # --enable-all-optimizations --disable-docbook && make`, and runs with Debian 12's BIOS. Before `make`, mend AMX's signed
-# bytes, which 3.0 takes as unsigned, in its cpu/avx/amx.cc:
+# bytes, which 3.0 takes as unsigned, and the upper half of VCVTNE2PS2BF16, which it reads from past the operand's end:
 #   sed -i -E -e '/ DPBD(SS|SU)\(/,/^}/ s/Bit32s\((xbyte...)\)/Bit32s(Bit8s(\1))/' \
 #     -e '/ DPBD(SS|US)\(/,/^}/ s/Bit32s\((ybyte...)\)/Bit32s(Bit8s(\1))/' cpu/avx/amx.cc
+#   sed -i '/::VCVTNE2PS2BF16/,/^}/ s/op1.vmm32u(n)/op1.vmm32u(n - DWORD_ELEMENTS(len))/' cpu/avx/avx512_bf16.cc
 # Variables: BOCHS (bochs), PYTHON (python3), CXX (g++), BUILD_DIR (build/emulated), TIMEOUT (3600 seconds). The exit
 # status is isa_check's, or 2 without one.
 set -eu
