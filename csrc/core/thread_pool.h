@@ -47,10 +47,7 @@ class ThreadPool {
   // each half of what is left of it, but at least `grain` long and at most `max_piece`.
   template <class Fn>
   void parallel_pieces(int64_t count, int64_t grain, int64_t max_piece, Fn&& fn) {
-    if (num_threads_ == 1 || count <= grain) {
-      if (count > 0) fn(int64_t{0}, count, 0);
-      return;
-    }
+    if (num_threads_ == 1 || count <= grain) return parallel_for(count, grain, fn);
     for (int i = 0; i < num_threads_; ++i) {
       const auto [begin, end] = part_of(count, grain, i);
       parts_[static_cast<size_t>(i)].next.store(begin, std::memory_order_relaxed);

@@ -8,6 +8,9 @@ REASON = _core.testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
 
 
+# Steps are counted when both requests are in the first one: the second may be handed over when the
+# engine has begun with the first, and then steps are others.
+NUM_TRIES = 5
 # What log-probabilities of 128 tokens are asked for and come back in, which no graph uses.
 EDITS_BYTES = 2**17
 
@@ -100,25 +103,27 @@ def test_rows_that_cannot_be_recorded_run_between_those_that_are():
         SamplingParams(max_tokens=5, ignore_eos=True, temperature=0.0, logprobs=1),
     ]
     eager, _ = generate(prompts, params, enforce_eager=True)
-    graphs, (num_captures, num_replays) = generate(prompts, params)
-    assert graphs == eager
-    # Of the nine that the first runs alone; of eight, if the second was handed over a step late.
-    assert num_captures == 1
-    assert num_replays in (7, 8)
+    for _ in range(NUM_TRIES):
+        graphs, counts = generate(prompts, params)
+        assert graphs == eager
+        if counts == (1, 8):
+            break
+    assert counts == (1, 8)  # of the nine that the first runs alone
 
 
-@pytest.mark.parametrize("beside", [[], [[7, 8, 9]]], ids=["alone", "beside another"])
-def test_a_graph_of_one_context_is_not_launched_for_a_longer_one(beside):
+def test_a_graph_of_one_context_is_not_launched_for_a_longer_one():
     # On tensor cores, whose blocks along the context are a number of the launch.
     overrides = {"head_dim": 64, "num_hidden_layers": 1, "max_position_embeddings": 512}
-    prompts = [list(range(3, 253)), *beside]
-    params = [SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0)] * len(prompts)
+    prompts = [list(range(3, 253)), [7, 8, 9]]
+    params = [SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0)] * 2
     options = {"max_model_len": 320, "max_num_batched_tokens": 256, "dtype": "bfloat16"}
     eager, _ = generate(prompts, params, overrides=overrides, enforce_eager=True, **options)
-    graphs, (num_captures, _) = generate(prompts, params, overrides=overrides, **options)
-    assert graphs == eager
-    # Up to 256 tokens, and up to 320; one row alone, too, if the other was handed over a step late.
-    assert 2 <= num_captures <= 2 + len(beside)
+    for _ in range(NUM_TRIES):
+        graphs, (num_captures, _) = generate(prompts, params, overrides=overrides, **options)
+        assert graphs == eager
+        if num_captures == 2:
+            break
+    assert num_captures == 2  # up to 256 tokens, and up to 320
 
 
 def test_two_rotary_embeddings_are_both_in_the_graph():
