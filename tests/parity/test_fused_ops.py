@@ -51,6 +51,27 @@ def test_a_fused_linear_equals_its_ops(any_backend, rng, kind, n, k):
             np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+def test_a_gate_over_many_rows_and_columns_equals_its_ops(any_backend, rng, kind):
+    # Several blocks of rows, several pieces of columns a thread, and a last one that is shorter.
+    if any_backend.name == "cuda" and kind.startswith("int"):
+        pytest.skip("the cuda backend does not run integers")
+    n, k = 2 * 16 * 37, 128
+    rows = normal(rng, n, k)
+    if kind.startswith("int"):
+        weight = any_backend.pack_quantized(rows, kind)
+    else:
+        weight = any_backend.pack_linear([formulas.as_dtype(rows, kind)], kind)
+    norm, bias = normal(rng, k), normal(rng, n)
+    for m in (16, 17, 300, 601):
+        x = normal(rng, m, k) * 3
+        expected = any_backend.gated_activation(
+            any_backend.linear(any_backend.rms_norm(x, norm, 1e-5, 1.0), weight, bias), "silu"
+        )
+        got = any_backend.fused_linear(x, weight, bias, norm, 1e-5, 1.0, "silu")
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_a_fused_rows_bits_do_not_depend_on_its_company(any_backend, rng):
     if "cuBLASLt" in any_backend.description:
         pytest.skip("cuBLASLt chooses its algorithm by M")

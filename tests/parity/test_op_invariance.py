@@ -143,6 +143,31 @@ def test_attention_over_spans_does_not_depend_on_who_computes_them(
     np.testing.assert_array_equal(chunk, alone[:-1])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("heads", "key_dim", "value_dim"), [(2, 64, 64), (1, 80, 16), (3, 1030, 48)]
+)
+def test_keys_and_values_are_stored_alike_at_once_and_one_by_one(
+    fast, ref, rng, dtype, heads, key_dim, value_dim
+):
+    # Runs that fill half a panel, that begin in one or end in one, and one with a gap.
+    slots = [*range(64, 96), *range(3, 30), *range(40, 48), -1, *range(49, 56), *range(96, 104)]
+    k, v = normal(rng, len(slots), heads, key_dim), normal(rng, len(slots), heads, value_dim)
+    k[5, 0, :6] = [np.inf, -np.inf, np.nan, -0.0, 1e-40, 3.39e38]
+    layout = fast.key_layout(32, key_dim, value_dim, dtype)
+    zeros = [np.zeros((4, heads, 32, d), np.float32) for d in (key_dim, value_dim)]
+    expected, at_once, one_by_one = (
+        [formulas.as_dtype(cache, dtype) for cache in zeros] for _ in range(3)
+    )
+    ref.store_kv(k, v, slots, *expected, layout)
+    fast.store_kv(k, v, slots, *at_once, layout)
+    for i, slot in enumerate(slots):
+        fast.store_kv(k[i : i + 1], v[i : i + 1], [slot], *one_by_one, layout)
+    for want, *got in zip(expected, at_once, one_by_one, strict=True):
+        for cache in got:
+            np.testing.assert_array_equal(cache.view(np.uint8), want.view(np.uint8))
+
+
 def test_sampled_rows_alone_equal_rows_in_a_batch(fast, fast_one_thread, rng):
     logits = normal(rng, 6, 1037) * 3
     rows = [

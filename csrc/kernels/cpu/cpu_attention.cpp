@@ -24,40 +24,110 @@ constexpr int64_t kPartialBytes = 4 << 20;
 static_assert(kKvTile == 64 && kKvSpan == 512, "attention.inc is written for these");
 static_assert(kKeyPanelTokens == cpu::kPanelWidth);
 
-// Writes a row of the cache: runs of `run` elements, `step` apart.
-void put_row(const Tensor& cache, int64_t idx, const float* x, int64_t run, int64_t step) {
-  const int64_t width = cache.shape[3];
-  for (int64_t d = 0; d < width; d += run, idx += step) {
-    if (cache.dtype == DType::kF32)
-      std::memcpy(cache.as<float>() + idx, x + d, static_cast<size_t>(run) * sizeof(float));
-    else
-      for (int64_t i = 0; i < run; ++i) cache.as<uint16_t>()[idx + i] = f32_to_bf16(x[d + i]);
-  }
-}
+// Tokens of half a panel of keys, which are packed at once.
+constexpr int64_t kPackedTokens = kKeyPanelTokens / 2;
+// Words of a key that are packed at once: 8 KiB of 8 tokens.
+constexpr int64_t kPackedWords = 256;
 
-void store_token(const StoreKvArgs& args, int64_t t) {
+// Writes tokens of a step to a cache in f32 or bf16.
+class KvWriter {
+ public:
+  KvWriter(const cpu::KernelTable& kernels, const StoreKvArgs& args)
+      : kernels_(kernels), args_(args), is_f32_(args.cache.keys.dtype == DType::kF32) {}
+
+  void store(int64_t begin, int64_t end) const {
+    for (int64_t t = begin; t < end;) {
+      const int64_t count = t + kPackedTokens <= end && are_packed(t) ? kPackedTokens : 1;
+      if (slot(t) >= 0) store_keys(t, count);
+      for (const int64_t last = t + count; t < last; ++t)
+        if (slot(t) >= 0) store_values(t);
+    }
+  }
+
+ private:
+  int64_t slot(int64_t t) const { return args_.slots[static_cast<size_t>(t)]; }
+  bool has_panels() const { return args_.cache.key_layout == KeyLayout::kPanels; }
+
+  // Whether the tokens from t on fill half of a panel.
+  bool are_packed(int64_t t) const {
+    if (!has_panels() || slot(t) < 0 || slot(t) % kPackedTokens != 0) return false;
+    for (int64_t i = 1; i < kPackedTokens; ++i)
+      if (slot(t + i) != slot(t) + i) return false;
+    return true;
+  }
+
+  void store_keys(int64_t t, int64_t count) const {
+    const Tensor& keys = args_.cache.keys;
+    const int64_t block = slot(t) / keys.shape[2];
+    const int64_t offset = slot(t) % keys.shape[2];
+    for (int64_t h = 0; h < keys.shape[1]; ++h) {
+      const float* from =
+          args_.keys.as<float>() + t * args_.keys.strides[0] + h * args_.keys.strides[1];
+      const int64_t to = args_.cache.key_index(block, h, offset, 0);
+      if (has_panels())
+        pack(from, count, to);
+      else
+        put_row(from, keys, to);
+    }
+  }
+
+  void store_values(int64_t t) const {
+    const Tensor& values = args_.cache.values;
+    const int64_t block_size = values.shape[2];
+    for (int64_t h = 0; h < values.shape[1]; ++h) {
+      const int64_t row = (slot(t) / block_size * values.shape[1] + h) * block_size;
+      put_row(args_.values.as<float>() + t * args_.values.strides[0] + h * args_.values.strides[1],
+              values, (row + slot(t) % block_size) * values.shape[3]);
+    }
+  }
+
+  void put_row(const float* from, const Tensor& to, int64_t idx) const {
+    if (is_f32_)
+      std::memcpy(to.as<float>() + idx, from, static_cast<size_t>(to.shape[3]) * sizeof(float));
+    else
+      kernels_.to_bf16(from, to.shape[3], to.as<uint16_t>() + idx);
+  }
+
+  // The keys of `count` tokens, 1 or kPackedTokens, to a panel's columns from element `idx` on.
+  void pack(const float* from, int64_t count, int64_t idx) const {
+    const int64_t per_word = is_f32_ ? 1 : 2;
+    const int64_t num_words = args_.cache.keys.shape[3] / per_word;
+    float* to = args_.cache.keys.as<float>() + idx / per_word;
+    float rounded[kPackedTokens][kPackedWords];
+    for (int64_t word = 0; word < num_words; word += kPackedWords) {
+      const int64_t words = std::min(kPackedWords, num_words - word);
+      const float* rows[kPackedTokens];
+      for (int64_t i = 0; i < count; ++i) {
+        rows[i] = from + i * args_.keys.strides[0] + word * per_word;
+        if (is_f32_) continue;
+        kernels_.to_bf16(rows[i], words * 2, reinterpret_cast<uint16_t*>(rounded[i]));
+        rows[i] = rounded[i];
+      }
+      float* panel = to + word * kKeyPanelTokens;
+      if (count == 1)
+        for (int64_t i = 0; i < words; ++i) panel[i * kKeyPanelTokens] = rows[0][i];
+      else
+        kernels_.pack_words(reinterpret_cast<const void* const*>(rows), words, panel);
+    }
+  }
+
+  const cpu::KernelTable& kernels_;
+  const StoreKvArgs& args_;
+  const bool is_f32_;
+};
+
+void store_fp8_token(const StoreKvArgs& args, int64_t t) {
   const PagedKvCache& cache = args.cache;
   const int64_t slot = args.slots[static_cast<size_t>(t)];
   if (slot < 0) return;
-  const int64_t heads = cache.keys.shape[1];
   const int64_t block = slot / cache.keys.shape[2];
   const int64_t offset = slot % cache.keys.shape[2];
-  const bool is_panel = cache.key_layout == KeyLayout::kPanels;
-  const int64_t pair = cache.keys.dtype == DType::kBF16 ? 2 : 1;
-  const int64_t key_run = is_panel ? pair : cache.keys.shape[3];
-  for (int64_t h = 0; h < heads; ++h) {
-    const float* key = args.keys.as<float>() + t * args.keys.strides[0] + h * args.keys.strides[1];
-    const float* value =
-        args.values.as<float>() + t * args.values.strides[0] + h * args.values.strides[1];
-    if (cache.keys.dtype == DType::kF8E4M3) {
-      store_fp8_row(cache.keys, block, h, offset, key);
-      store_fp8_row(cache.values, block, h, offset, value);
-      continue;
-    }
-    const int64_t row = (block * heads + h) * cache.keys.shape[2] + offset;
-    const int64_t value_dim = cache.values.shape[3];
-    put_row(cache.keys, cache.key_index(block, h, offset, 0), key, key_run, kKeyPanelTokens * pair);
-    put_row(cache.values, row * value_dim, value, value_dim, 0);
+  for (int64_t h = 0; h < cache.keys.shape[1]; ++h) {
+    store_fp8_row(cache.keys, block, h, offset,
+                  args.keys.as<float>() + t * args.keys.strides[0] + h * args.keys.strides[1]);
+    store_fp8_row(
+        cache.values, block, h, offset,
+        args.values.as<float>() + t * args.values.strides[0] + h * args.values.strides[1]);
   }
 }
 
@@ -102,9 +172,11 @@ void CpuBackend::store_kv(const StoreKvArgs& args) {
   validate(args);
   const int64_t width = args.cache.keys.shape[1] * args.cache.keys.shape[3];
   const int64_t grain = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, width));
+  const bool is_fp8 = args.cache.keys.dtype == DType::kF8E4M3;
   pool_.parallel_for(static_cast<int64_t>(args.slots.size()), grain,
                      [&](int64_t begin, int64_t end, int) {
-                       for (int64_t t = begin; t < end; ++t) store_token(args, t);
+                       if (!is_fp8) return KvWriter(kernels_, args).store(begin, end);
+                       for (int64_t t = begin; t < end; ++t) store_fp8_token(args, t);
                      });
 }
 

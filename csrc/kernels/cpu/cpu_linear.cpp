@@ -191,7 +191,8 @@ int64_t CpuBackend::rounded_bytes(const StepShape& shape) const {
          shape.max_tokens;
 }
 
-const void* CpuBackend::round_rows(const cpu::LinearKernel& kernel, const ConstTensor& x) {
+const void* CpuBackend::round_rows(const cpu::LinearKernel& kernel, const FusedLinearArgs& args) {
+  const ConstTensor& x = args.linear.x;
   const int64_t k = x.shape[1];
   const int64_t stride = rounded_stride(k);
   const int64_t bytes = x.shape[0] * stride * size_bytes(DType::kBF16);
@@ -200,48 +201,90 @@ const void* CpuBackend::round_rows(const cpu::LinearKernel& kernel, const ConstT
   pool_.parallel_for(x.shape[0], std::max<int64_t>(1, kRoundedAtLeast / k),
                      [&](int64_t begin, int64_t end, int) {
                        for (int64_t r = begin; r < end; ++r)
-                         kernel.round_row(x.as<float>() + r * x.strides[0], k, to + r * stride);
+                         kernel.round_row(normed_row(args, r), k, to + r * stride);
                      });
   return to;
 }
 
+const float* CpuBackend::normed_row(const FusedLinearArgs& args, int64_t r) const {
+  if (!args.norm) return args.linear.x.as<float>() + r * args.linear.x.strides[0];
+  const RmsNormArgs& norm = *args.norm;
+  float* row = norm.out.as<float>() + r * norm.out.strides[0];
+  kernels_.rms_norm(norm.x.as<float>() + r * norm.x.strides[0], norm.weight.as<float>(),
+                    norm.weight.shape[0], norm.eps, norm.weight_offset, row);
+  return row;
+}
+
 void CpuBackend::linear(const LinearArgs& args) {
   validate(args);
-  const LinearWeight& weight = *args.weight;
-  const int64_t m = args.x.shape[0];
+  multiply({.norm = {}, .linear = args, .gate = {}});
+}
+
+void CpuBackend::fused_linear(const FusedLinearArgs& args) {
+  validate(args);
+  multiply(args);
+}
+
+bool CpuBackend::gates_pieces(const FusedLinearArgs& args) {
+  const LinearWeight& weight = *args.linear.weight;
+  const bool is_packed = !weight.rows || weight.rows->is_packed;
+  return args.gate && is_packed && weight.out_features % (2 * cpu::kPanelWidth) == 0 &&
+         args.linear.x.shape[0] >= kGatedRows;
+}
+
+void CpuBackend::multiply(const FusedLinearArgs& args) {
+  const LinearWeight& weight = *args.linear.weight;
+  const int64_t m = args.linear.x.shape[0];
   if (m == 0) return;
-  if (weight.format) return quantized_linear(args);
+  if (weight.format) return multiply_quantized(args);
   const cpu::LinearKernel& kernel =
       weight.dtype == DType::kBF16 ? kernels_.linear_bf16 : kernels_.linear_f32;
-  reserve_scratch(kernel.scratch_floats(m, weight.in_features) *
+  const bool is_rounded = kernel.round_row != nullptr;
+  const bool is_gated = gates_pieces(args);
+  reserve_scratch((kernel.scratch_floats(m, weight.in_features) + (is_gated ? kGatedFloats : 0)) *
                   static_cast<int64_t>(sizeof(float)));
-  const void* x = args.x.as<float>();
-  int64_t x_stride = args.x.strides[0];
-  if (kernel.round_row != nullptr) {
-    x = round_rows(kernel, args.x);
-    x_stride = rounded_stride(weight.in_features);
-  }
+  if (args.norm && !is_rounded) rms_norm(*args.norm);
+  const void* x = is_rounded ? round_rows(kernel, args) : args.linear.x.as<float>();
+  const int64_t x_stride =
+      is_rounded ? rounded_stride(weight.in_features) : args.linear.x.strides[0];
+  const int64_t x_row_bytes = x_stride * size_bytes(is_rounded ? DType::kBF16 : DType::kF32);
+  const cpu::LinearPart all{.x = x,
+                            .x_stride = x_stride,
+                            .m = m,
+                            .n = weight.out_features,
+                            .k = weight.in_features,
+                            .weight = weight.bytes(),
+                            .bias = args.linear.bias ? args.linear.bias.as<float>() : nullptr,
+                            .out = args.linear.out.as<float>(),
+                            .out_stride = args.linear.out.strides[0],
+                            .accumulate = args.linear.accumulate,
+                            .panel_begin = 0,
+                            .panel_end = 0,
+                            .scratch = nullptr};
   const int64_t piece = kernel.piece_panels == nullptr ? 0 : kernel.piece_panels(m);
+  if (is_gated) {
+    const auto rows_of = [&](int64_t row, int64_t count, float* rest) {
+      cpu::LinearPart part = all;
+      part.x = static_cast<const std::byte*>(x) + row * x_row_bytes;
+      part.m = count;
+      part.scratch = rest;
+      return part;
+    };
+    return run_gated(all, *args.gate, packed_bytes(kPanelWidth, weight.in_features, weight.dtype),
+                     piece == 0 ? 2 * kPanelsAtOnce : piece, kernel.run, rows_of);
+  }
   deal_panels(
       num_panels(weight.out_features), piece, [&](int64_t begin, int64_t end, int thread_idx) {
-        const cpu::LinearPart part{.x = x,
-                                   .x_stride = x_stride,
-                                   .m = m,
-                                   .n = weight.out_features,
-                                   .k = weight.in_features,
-                                   .weight = weight.bytes(),
-                                   .bias = args.bias ? args.bias.as<float>() : nullptr,
-                                   .out = args.out.as<float>(),
-                                   .out_stride = args.out.strides[0],
-                                   .accumulate = args.accumulate,
-                                   .panel_begin = begin,
-                                   .panel_end = end,
-                                   .scratch = reinterpret_cast<float*>(scratch(thread_idx))};
+        cpu::LinearPart part = all;
+        part.panel_begin = begin;
+        part.panel_end = end;
+        part.scratch = reinterpret_cast<float*>(scratch(thread_idx));
         if (!weight.rows || weight.rows->is_packed)
           kernel.run(&part);
         else
           run_on_rows(kernel, *weight.rows, part, panels_[static_cast<size_t>(thread_idx)].data());
       });
+  if (args.gate) gated_activation(*args.gate);
 }
 
 // Packs a few panels, multiplies with them, and packs the next over them.

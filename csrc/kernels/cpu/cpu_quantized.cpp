@@ -143,9 +143,9 @@ LinearWeight CpuBackend::pack_quantized(const LinearFormat& format, int64_t out_
   return weight;
 }
 
-void CpuBackend::quantized_linear(const LinearArgs& args) {
-  const LinearWeight& weight = *args.weight;
-  const int64_t m = args.x.shape[0];
+void CpuBackend::multiply_quantized(const FusedLinearArgs& args) {
+  const LinearWeight& weight = *args.linear.weight;
+  const int64_t m = args.linear.x.shape[0];
   const int64_t k = weight.in_features;
   const cpu::QuantizedLayout layout = layout_of(*weight.format, k);
   const int64_t stride = round_up(k, kCacheLine);
@@ -156,25 +156,41 @@ void CpuBackend::quantized_linear(const LinearArgs& args) {
   // One row is rounded sooner than a thread wakes.
   pool_.parallel_for(m, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r)
-      kernels_.round_row(args.x.as<float>() + r * args.x.strides[0], k, layout.group_size,
-                         q + r * stride, groups + r * layout.num_groups);
+      kernels_.round_row(normed_row(args, r), k, layout.group_size, q + r * stride,
+                         groups + r * layout.num_groups);
   });
+  const cpu::QuantizedPart all{.layout = layout,
+                               .x = q,
+                               .x_stride = stride,
+                               .groups = groups,
+                               .m = m,
+                               .n = weight.out_features,
+                               .weight = reinterpret_cast<const uint8_t*>(weight.bytes()),
+                               .bias = args.linear.bias ? args.linear.bias.as<float>() : nullptr,
+                               .out = args.linear.out.as<float>(),
+                               .out_stride = args.linear.out.strides[0],
+                               .accumulate = args.linear.accumulate,
+                               .panel_begin = 0,
+                               .panel_end = 0};
+  if (gates_pieces(args)) {
+    reserve_scratch(kGatedFloats * static_cast<int64_t>(sizeof(float)));
+    const auto rows_of = [&](int64_t row, int64_t count, float*) {
+      cpu::QuantizedPart part = all;
+      part.x += row * stride;
+      part.groups += row * layout.num_groups;
+      part.m = count;
+      return part;
+    };
+    return run_gated(all, *args.gate, layout.panel_bytes, kPanelsAtOnce, kernels_.quantized_linear,
+                     rows_of);
+  }
   deal_panels(num_panels(weight.out_features), kPanelsAtOnce, [&](int64_t begin, int64_t end, int) {
-    const cpu::QuantizedPart part{.layout = layout,
-                                  .x = q,
-                                  .x_stride = stride,
-                                  .groups = groups,
-                                  .m = m,
-                                  .n = weight.out_features,
-                                  .weight = reinterpret_cast<const uint8_t*>(weight.bytes()),
-                                  .bias = args.bias ? args.bias.as<float>() : nullptr,
-                                  .out = args.out.as<float>(),
-                                  .out_stride = args.out.strides[0],
-                                  .accumulate = args.accumulate,
-                                  .panel_begin = begin,
-                                  .panel_end = end};
+    cpu::QuantizedPart part = all;
+    part.panel_begin = begin;
+    part.panel_end = end;
     kernels_.quantized_linear(&part);
   });
+  if (args.gate) gated_activation(*args.gate);
 }
 
 }  // namespace llmserve

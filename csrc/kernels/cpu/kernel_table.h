@@ -138,6 +138,8 @@ struct KernelTable {
   // Eight columns of a panel: to[16 * i + r] = word i of row r, for i < count. A word is an f32 or
   // a pair of bf16; rows may be unaligned.
   void (*pack_words)(const void* const rows[8], int64_t count, float* to);
+  // x as bf16, to nearest, ties to even; subnormals stay, as does NaN.
+  void (*to_bf16)(const float* x, int64_t n, uint16_t* to);
   // Whether any of n numbers has all the bits of `exponent`: NaN and infinity do. Unaligned is
   // fine.
   bool (*any_non_finite_32)(const void* data, int64_t n, uint32_t exponent);
