@@ -89,8 +89,8 @@ def attention_case(backend, rng, shape: Shape) -> Case:
         if shape.soft_cap:
             s = shape.soft_cap * np.tanh(s / shape.soft_cap)
         p = np.exp(s - s.max())
-        # Some instruction sets round queries and probabilities beside a cache of bfloat16.
-        atol = 4 * 2**-9 if shape.dtype == "bfloat16" else 1e-4
+        # Some instruction sets round queries and probabilities beside caches of bfloat16 and fp8.
+        atol = 4 * 2**-9 if shape.dtype != "float32" else 1e-4
         return np.allclose(out[last, 0], p @ v / p.sum(), atol=atol)
 
     share_read = shape.num_seen()[-1] / shape.context if shape.queries == 1 else 1.0
@@ -99,7 +99,7 @@ def attention_case(backend, rng, shape: Shape) -> Case:
         run,
         int((keys.nbytes + values.nbytes) * share_read) + q.nbytes + out.nbytes,
         4 * shape.dim * shape.heads * shape.batch * int(shape.num_seen().sum()),
-        "float32" if shape.dtype == "fp8" else shape.dtype,
+        "bfloat16" if shape.dtype == "fp8" else shape.dtype,
         check=check,
     )
 
@@ -122,7 +122,7 @@ def cache_cases(backend, rng) -> Iterator[Case]:
     pairs = [(i, blocks - 1 - i) for i in range(blocks // 2)]
     for dtype in DTYPES:
         caches = [empty_cache(blocks, heads, BLOCK, dim, dtype) for _ in range(2)]
-        for layout in ("rows", "panels") if dtype != "fp8" else ("rows",):
+        for layout in ("rows", "panels"):
 
             def check(dtype=dtype, layout=layout):
                 rows, laid_out = (

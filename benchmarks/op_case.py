@@ -65,9 +65,12 @@ def in_layout(keys: np.ndarray, layout: str) -> np.ndarray:
     if layout == "rows":
         return keys
     n, heads, block, dim = keys.shape
-    pair = 2 if keys.dtype == np.uint16 else 1
-    tiles = keys.reshape(n, heads, block // 16, 16, dim // pair, pair)
-    return np.ascontiguousarray(tiles.swapaxes(3, 4)).reshape(keys.shape)
+    dim -= SCALE_BYTES if keys.dtype == np.uint8 else 0
+    elements, scales = np.split(keys.reshape(n, heads, -1), [block * dim], axis=2)
+    run = 4 // keys.itemsize
+    tiles = elements.reshape(n, heads, block // 16, 16, dim // run, run)
+    panels = tiles.swapaxes(3, 4).reshape(elements.shape)
+    return np.concatenate([panels, scales], axis=2).reshape(keys.shape)
 
 
 def agree(op: Callable[..., Any], one: Any, other: Any, *arrays: np.ndarray) -> bool:

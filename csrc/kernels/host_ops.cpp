@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "core/error.h"
 #include "core/float_types.h"
@@ -59,13 +60,24 @@ void copy_blocks_on_host(const CopyBlocksArgs& args) {
   }
 }
 
-void store_fp8_row(const Tensor& part, int64_t block, int64_t head, int64_t offset,
-                   const float* x) {
-  auto* bytes = part.as<uint8_t>();
+void store_fp8_key(const PagedKvCache& cache, int64_t block, int64_t head, int64_t offset,
+                   const float* key) {
+  auto* bytes = cache.keys.as<uint8_t>();
+  std::vector<uint8_t> codes(static_cast<size_t>(cache.keys.shape[3]));
+  const float scale = round_row_to_fp8(key, cache.keys.shape[3], codes.data());
+  for (int64_t d = 0; d < std::ssize(codes); ++d)
+    bytes[cache.key_index(block, head, offset, d)] = codes[static_cast<size_t>(d)];
+  std::memcpy(bytes + cache_scale_offset(cache.keys, block, head, offset), &scale, sizeof(scale));
+}
+
+void store_fp8_value(const PagedKvCache& cache, int64_t block, int64_t head, int64_t offset,
+                     const float* value) {
+  const Tensor& values = cache.values;
+  auto* bytes = values.as<uint8_t>();
   uint8_t* row =
-      bytes + block * part.strides[0] + head * part.strides[1] + offset * part.strides[2];
-  const float scale = round_row_to_fp8(x, part.shape[3], row);
-  std::memcpy(bytes + cache_scale_offset(part, block, head, offset), &scale, sizeof(scale));
+      bytes + block * values.strides[0] + head * values.strides[1] + offset * values.strides[2];
+  const float scale = round_row_to_fp8(value, values.shape[3], row);
+  std::memcpy(bytes + cache_scale_offset(values, block, head, offset), &scale, sizeof(scale));
 }
 
 int64_t Backend::transfer_blocks(const TransferBlocksArgs& args) {

@@ -18,8 +18,11 @@ void copy_given_rows(const EmbeddingArgs& args);
 // copy_blocks's definition: in order, since a pair's source may be an earlier one's destination.
 void copy_blocks_on_host(const CopyBlocksArgs& args);
 
-// Writes a row of keys or values in f8 and its scale, as StoreKvArgs says.
-void store_fp8_row(const Tensor& part, int64_t block, int64_t head, int64_t offset, const float* x);
+// Write a key [D] or a value [Dv] in f8 and its scale, as StoreKvArgs says.
+void store_fp8_key(const PagedKvCache& cache, int64_t block, int64_t head, int64_t offset,
+                   const float* key);
+void store_fp8_value(const PagedKvCache& cache, int64_t block, int64_t head, int64_t offset,
+                     const float* value);
 
 // [T, H, D] or [R, D] as rows of D: how many, and row i.
 template <class Void>

@@ -151,7 +151,7 @@ struct RotaryArgs {
 enum class KeyLayout : uint8_t {
   kRows,    // [P][D]
   kPanels,  // 16 tokens to a panel, as a weight is packed: f32 [P/16][D][16], bf16
-            // [P/16][D/2][16][2]; P is a multiple of 16 and, in bf16, D even; not in f8
+            // [P/16][D/2][16][2], f8 [P/16][D/4][16][4]; P is a multiple of 16 and, in bf16, D even
 };
 inline constexpr int64_t kKeyPanelTokens = 16;
 
@@ -202,8 +202,12 @@ struct PagedKvCache {
     if (key_layout == KeyLayout::kRows) return start + offset * head_dim + d;
     const int64_t panel = start + offset / kKeyPanelTokens * kKeyPanelTokens * head_dim;
     const int64_t column = offset % kKeyPanelTokens;
-    if (keys.dtype == DType::kF32) return panel + d * kKeyPanelTokens + column;
-    return panel + (d / 2 * kKeyPanelTokens + column) * 2 + d % 2;
+    const int64_t run = key_run();
+    return panel + (d / run * kKeyPanelTokens + column) * run + d % run;
+  }
+  // Consecutive elements of a key that lie side by side: 4 bytes of a panel.
+  int64_t key_run() const {
+    return key_layout == KeyLayout::kRows ? keys.shape[3] : 4 / size_bytes(keys.dtype);
   }
 };
 
@@ -241,8 +245,11 @@ struct TransferBlocksArgs {
 // gives a maximum m, a sum l and an unnormalised output o of its own; the tiles of a span of
 // kKvSpan positions merge in position order, then the spans. Hence the same bits for prefill, chunk
 // and decode, and whether or not the spans are shared among threads. Flash attention: Dao et al.
-// 2022, section 3.1. Over a cache in bf16, instruction sets with products of bf16 round q and the
-// weights to bf16, and l sums what is used (docs/decisions/bf16-products-on-the-cpu.md).
+// 2022, section 3.1. Over a cache in bf16 or f8, instruction sets with products of bf16 round q and
+// the weights to bf16, and l sums what is used (docs/decisions/bf16-products-on-the-cpu.md). In f8,
+// host backends multiply codes: a key's scale multiplies its score, as scale * (scale of the row),
+// and a value's its weight, after l has it. Powers of two change no bit of that unless something
+// gets out of the range of normal numbers (docs/decisions/fp8-kv-cache.md).
 // 64: four panels of 16 keys, as many as a product of few rows takes at once; the scores of a row
 // tile stay in the L1. 512: a context of 4,096 has a span for each of 8 threads, and to merge one,
 // a multiply-add an output, is a thousandth of its products.

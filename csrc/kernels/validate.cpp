@@ -55,8 +55,8 @@ void check_cache(std::string_view op, const PagedKvCache& cache, int64_t kv_head
   if (!is_laid_out(cache.keys) || !is_laid_out(cache.values))
     refuse(keys, "keys and values must be contiguous");
   if (cache.keys.dtype == DType::kF8E4M3 &&
-      (cache.key_layout != KeyLayout::kRows || cache.keys.shape[3] % 4 != 0 ||
-       cache.values.shape[3] % 4 != 0 || !is_aligned(cache.keys) || !is_aligned(cache.values)))
+      (cache.keys.shape[3] % 4 != 0 || cache.values.shape[3] % 4 != 0 || !is_aligned(cache.keys) ||
+       !is_aligned(cache.values)))
     refuse(keys, concat("8-bit floats take aligned rows of a multiple of 4 elements, got ",
                         describe(cache.keys), " and ", describe(cache.values)));
   if (cache.key_layout == KeyLayout::kPanels &&

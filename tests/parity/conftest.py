@@ -57,7 +57,7 @@ def any_backend(request, ref):
 @pytest.fixture(scope="session")
 def ref_of_fast(fast, ref):
     """The reference that sums products of bf16 as `fast` does."""
-    return testing.make_backend("ref", 1, isa_of(fast)) if fast.name == "cpu" else ref
+    return testing.make_backend("ref", 1, formulas.isa_of(fast)) if fast.name == "cpu" else ref
 
 
 @pytest.fixture(scope="session")
@@ -65,9 +65,9 @@ def attention_tolerance(fast, has_bf16_products):
     """How near attention over a cache of a dtype is to `ref_of_fast`."""
 
     def tolerance(dtype):
-        if dtype == "bfloat16" and "tiled attention" in fast.description:
+        if dtype != "float32" and "tiled attention" in fast.description:
             return formulas.ROUNDED_ATTENTION_TOLERANCE
-        if dtype == "bfloat16" and has_bf16_products and not sums_as_the_manual_says():
+        if dtype != "float32" and has_bf16_products and not sums_as_the_manual_says():
             return formulas.ROUNDED_ATTENTION_TOLERANCE  # a sum's last bit may turn a rounding
         return formulas.SUM_TOLERANCE
 
@@ -76,8 +76,8 @@ def attention_tolerance(fast, has_bf16_products):
 
 @pytest.fixture(scope="session")
 def has_bf16_products(fast):
-    """Whether `fast` is a CPU whose attention over caches in bf16 rounds what it multiplies."""
-    return fast.name == "cpu" and isa_of(fast) in ("avx512_bf16", "amx")
+    """Whether `fast` is a CPU whose attention over bf16 and fp8 rounds what it multiplies."""
+    return formulas.multiplies_bf16(fast)
 
 
 @functools.cache
@@ -90,16 +90,12 @@ def sums_as_the_manual_says():
     return np.array_equal(got, expected)
 
 
-def isa_of(backend):
-    return backend.description.removeprefix("cpu/").split(",")[0]
-
-
 @pytest.fixture(scope="session")
 def fast_one_thread(fast):
     """The same on one thread; a GPU has no such thing."""
     if fast.name == "cuda":
         return fast
-    return testing.make_backend("cpu", 1, isa_of(fast))
+    return testing.make_backend("cpu", 1, formulas.isa_of(fast))
 
 
 @pytest.fixture

@@ -78,6 +78,16 @@ def to_fp8_cache(x: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, axis=2).reshape(n, heads, block_size, dim + 4)
 
 
+def isa_of(backend) -> str:
+    """The instruction set of a cpu backend."""
+    return backend.description.removeprefix("cpu/").split(",")[0]
+
+
+def multiplies_bf16(backend) -> bool:
+    """Whether it is a CPU's that rounds what it multiplies with caches in bf16 and fp8."""
+    return backend.name == "cpu" and isa_of(backend) in ("avx512_bf16", "amx")
+
+
 def as_float(x: np.ndarray) -> np.ndarray:
     return from_bf16(x) if x.dtype == np.uint16 else x.astype(np.float32)
 
@@ -229,8 +239,19 @@ def gumbel_noise(num_tokens: int, seed: int, position: int) -> np.ndarray:
 def to_panels(keys: np.ndarray) -> np.ndarray:
     """Rows [N, K, P, D] of keys in panels of 16 tokens (KeyLayout of csrc/kernels/ops.h)."""
     n, heads, block_size, dim = keys.shape
-    pair = 2 if keys.dtype == np.uint16 else 1
-    tiles = keys.reshape(n, heads, block_size // 16, 16, dim // pair, pair)
+    if keys.dtype == np.uint8:  # codes, then scales as they are
+        dim -= 4
+        flat = keys.reshape(n, heads, -1)
+        codes, scales = np.split(flat, [block_size * dim], axis=2)
+        panels = in_runs(codes.reshape(n, heads, block_size, dim), 4).reshape(codes.shape)
+        return np.concatenate([panels, scales], axis=2).reshape(keys.shape)
+    return in_runs(keys, 4 // keys.itemsize)
+
+
+def in_runs(keys: np.ndarray, run: int) -> np.ndarray:
+    """[N, K, P, D] as [N, K, P / 16, D / run, 16, run], of the shape that it had."""
+    n, heads, block_size, dim = keys.shape
+    tiles = keys.reshape(n, heads, block_size // 16, 16, dim // run, run)
     return np.ascontiguousarray(tiles.swapaxes(3, 4)).reshape(keys.shape)
 
 

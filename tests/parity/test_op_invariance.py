@@ -110,7 +110,7 @@ def test_a_token_alone_has_the_attention_that_it_has_in_a_prompt_of_many_spans(f
         np.testing.assert_array_equal(again, np.concatenate([whole[-3:], whole[begin:end]]))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
 @pytest.mark.parametrize("window", [0, 700])
 def test_attention_over_spans_does_not_depend_on_who_computes_them(
     fast, ref_of_fast, attention_tolerance, rng, dtype, window

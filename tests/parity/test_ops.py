@@ -201,7 +201,7 @@ def test_attention_matches_ref(
         np.testing.assert_allclose(got, expected, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
 def test_keys_in_panels_match_ref(fast, ref_of_fast, attention_tolerance, rng, dtype):
     """Where they are stored, and what attention makes of them."""
     if fast.key_layout(32, 24, 48, dtype) == "rows":
@@ -231,7 +231,10 @@ def test_keys_in_panels_match_ref(fast, ref_of_fast, attention_tolerance, rng, d
 
 
 def test_the_key_layout_is_rows_where_panels_do_not_fit(fast):
-    for shape in ((8, 64, 64, "float32"), (16, 33, 64, "bfloat16"), (16, 64, 20, "float32")):
+    for shape in (
+        *((8, 64, 64, "float32"), (16, 33, 64, "bfloat16"), (16, 64, 20, "float32")),
+        *((24, 64, 64, "fp8"), (16, 64, 20, "fp8")),
+    ):
         assert fast.key_layout(*shape) == "rows"
 
 

@@ -29,11 +29,11 @@ constexpr int64_t kPackedTokens = kKeyPanelTokens / 2;
 // Words of a key that are packed at once: 8 KiB of 8 tokens.
 constexpr int64_t kPackedWords = 256;
 
-// Writes tokens of a step to a cache in f32 or bf16.
+// Writes tokens of a step to a cache.
 class KvWriter {
  public:
   KvWriter(const cpu::KernelTable& kernels, const StoreKvArgs& args)
-      : kernels_(kernels), args_(args), is_f32_(args.cache.keys.dtype == DType::kF32) {}
+      : kernels_(kernels), args_(args), dtype_(args.cache.keys.dtype) {}
 
   void store(int64_t begin, int64_t end) const {
     for (int64_t t = begin; t < end;) {
@@ -64,33 +64,56 @@ class KvWriter {
       const float* from =
           args_.keys.as<float>() + t * args_.keys.strides[0] + h * args_.keys.strides[1];
       const int64_t to = args_.cache.key_index(block, h, offset, 0);
+      float scales[kPackedTokens];
+      for (int64_t i = 0; i < count; ++i)
+        scales[i] = put_scale(from + i * args_.keys.strides[0], keys, block, h, offset + i);
       if (has_panels())
-        pack(from, count, to);
+        pack(from, count, scales, to);
       else
-        put_row(from, keys, to);
+        put_row(from, scales[0], keys, to);
     }
   }
 
   void store_values(int64_t t) const {
     const Tensor& values = args_.cache.values;
-    const int64_t block_size = values.shape[2];
+    const int64_t block = slot(t) / values.shape[2];
+    const int64_t offset = slot(t) % values.shape[2];
     for (int64_t h = 0; h < values.shape[1]; ++h) {
-      const int64_t row = (slot(t) / block_size * values.shape[1] + h) * block_size;
-      put_row(args_.values.as<float>() + t * args_.values.strides[0] + h * args_.values.strides[1],
-              values, (row + slot(t) % block_size) * values.shape[3]);
+      const float* from =
+          args_.values.as<float>() + t * args_.values.strides[0] + h * args_.values.strides[1];
+      put_row(from, put_scale(from, values, block, h, offset), values,
+              block * values.strides[0] + h * values.strides[1] + offset * values.strides[2]);
     }
   }
 
-  void put_row(const float* from, const Tensor& to, int64_t idx) const {
-    if (is_f32_)
+  // Writes and returns the scale of a row in f8; others have none.
+  float put_scale(const float* from, const Tensor& to, int64_t block, int64_t head,
+                  int64_t offset) const {
+    if (dtype_ != DType::kF8E4M3) return 1.0f;
+    const float scale = kernels_.fp8_row_scale(from, to.shape[3]);
+    std::memcpy(to.as<std::byte>() + cache_scale_offset(to, block, head, offset), &scale,
+                sizeof(scale));
+    return scale;
+  }
+
+  // n elements of a row as the cache has them, which is not in f32.
+  void round(const float* from, int64_t n, float scale, void* to) const {
+    if (dtype_ == DType::kBF16)
+      kernels_.to_bf16(from, n, static_cast<uint16_t*>(to));
+    else
+      kernels_.round_to_fp8(from, n, scale, static_cast<uint8_t*>(to));
+  }
+
+  void put_row(const float* from, float scale, const Tensor& to, int64_t idx) const {
+    if (dtype_ == DType::kF32)
       std::memcpy(to.as<float>() + idx, from, static_cast<size_t>(to.shape[3]) * sizeof(float));
     else
-      kernels_.to_bf16(from, to.shape[3], to.as<uint16_t>() + idx);
+      round(from, to.shape[3], scale, to.as<std::byte>() + idx * size_bytes(dtype_));
   }
 
   // The keys of `count` tokens, 1 or kPackedTokens, to a panel's columns from element `idx` on.
-  void pack(const float* from, int64_t count, int64_t idx) const {
-    const int64_t per_word = is_f32_ ? 1 : 2;
+  void pack(const float* from, int64_t count, const float* scales, int64_t idx) const {
+    const int64_t per_word = args_.cache.key_run();
     const int64_t num_words = args_.cache.keys.shape[3] / per_word;
     float* to = args_.cache.keys.as<float>() + idx / per_word;
     float rounded[kPackedTokens][kPackedWords];
@@ -99,8 +122,8 @@ class KvWriter {
       const float* rows[kPackedTokens];
       for (int64_t i = 0; i < count; ++i) {
         rows[i] = from + i * args_.keys.strides[0] + word * per_word;
-        if (is_f32_) continue;
-        kernels_.to_bf16(rows[i], words * 2, reinterpret_cast<uint16_t*>(rounded[i]));
+        if (dtype_ == DType::kF32) continue;
+        round(rows[i], words * per_word, scales[i], rounded[i]);
         rows[i] = rounded[i];
       }
       float* panel = to + word * kKeyPanelTokens;
@@ -113,23 +136,8 @@ class KvWriter {
 
   const cpu::KernelTable& kernels_;
   const StoreKvArgs& args_;
-  const bool is_f32_;
+  const DType dtype_;
 };
-
-void store_fp8_token(const StoreKvArgs& args, int64_t t) {
-  const PagedKvCache& cache = args.cache;
-  const int64_t slot = args.slots[static_cast<size_t>(t)];
-  if (slot < 0) return;
-  const int64_t block = slot / cache.keys.shape[2];
-  const int64_t offset = slot % cache.keys.shape[2];
-  for (int64_t h = 0; h < cache.keys.shape[1]; ++h) {
-    store_fp8_row(cache.keys, block, h, offset,
-                  args.keys.as<float>() + t * args.keys.strides[0] + h * args.keys.strides[1]);
-    store_fp8_row(
-        cache.values, block, h, offset,
-        args.values.as<float>() + t * args.values.strides[0] + h * args.values.strides[1]);
-  }
-}
 
 cpu::CacheStorage storage_of(DType dtype) {
   if (dtype == DType::kF32) return cpu::CacheStorage::kF32;
@@ -163,21 +171,17 @@ KeyLayout CpuBackend::key_layout(int64_t block_size, int64_t key_dim, int64_t va
                                  DType dtype) const {
   const bool has_whole_panels =
       block_size % kKeyPanelTokens == 0 && value_dim % cpu::kPanelWidth == 0;
-  if (dtype == DType::kF8E4M3) return KeyLayout::kRows;  // converted to f32 a tile at a time
-  const bool has_pairs = dtype == DType::kF32 || key_dim % 2 == 0;
-  return has_whole_panels && has_pairs ? KeyLayout::kPanels : KeyLayout::kRows;
+  const bool has_whole_words = key_dim * size_bytes(dtype) % 4 == 0;
+  return has_whole_panels && has_whole_words ? KeyLayout::kPanels : KeyLayout::kRows;
 }
 
 void CpuBackend::store_kv(const StoreKvArgs& args) {
   validate(args);
   const int64_t width = args.cache.keys.shape[1] * args.cache.keys.shape[3];
   const int64_t grain = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, width));
-  const bool is_fp8 = args.cache.keys.dtype == DType::kF8E4M3;
-  pool_.parallel_for(static_cast<int64_t>(args.slots.size()), grain,
-                     [&](int64_t begin, int64_t end, int) {
-                       if (!is_fp8) return KvWriter(kernels_, args).store(begin, end);
-                       for (int64_t t = begin; t < end; ++t) store_fp8_token(args, t);
-                     });
+  pool_.parallel_for(
+      static_cast<int64_t>(args.slots.size()), grain,
+      [&](int64_t begin, int64_t end, int) { KvWriter(kernels_, args).store(begin, end); });
 }
 
 void CpuBackend::copy_blocks(const CopyBlocksArgs& args) {

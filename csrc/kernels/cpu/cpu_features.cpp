@@ -69,7 +69,9 @@ cpu::KernelTable avx512_vnni() {
 cpu::KernelTable avx512_bf16() {
   cpu::KernelTable table = avx512_vnni();
   table.linear_bf16 = cpu::avx512_bf16::kLinear;
-  table.attention[static_cast<size_t>(cpu::CacheStorage::kBf16)] = &cpu::avx512_bf16::attention;
+  table.attention[static_cast<size_t>(cpu::CacheStorage::kBf16)] =
+      &cpu::avx512_bf16::attention_bf16;
+  table.attention[static_cast<size_t>(cpu::CacheStorage::kFp8)] = &cpu::avx512_bf16::attention_fp8;
   return table;
 }
 cpu::KernelTable amx() {

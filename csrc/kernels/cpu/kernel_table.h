@@ -145,6 +145,11 @@ struct KernelTable {
   bool (*any_non_finite_32)(const void* data, int64_t n, uint32_t exponent);
   bool (*any_non_finite_16)(const void* data, int64_t n, uint16_t exponent);
 
+  // A row of a cache in fp8: the scale that round_row_to_fp8 (core/float_types.h) gives it, and its
+  // codes from any element on.
+  float (*fp8_row_scale)(const float* x, int64_t n);
+  void (*round_to_fp8)(const float* x, int64_t n, float scale, uint8_t* codes);
+
   // Attention of one item; `rows` is the largest num_heads * num_tokens * group of the
   // items.
   int64_t (*attention_scratch_floats)(int64_t rows, int64_t head_dim, int64_t value_dim);
@@ -204,9 +209,11 @@ void quantized_linear(const QuantizedPart* part);
 }
 namespace avx512_bf16 {
 extern const LinearKernel kLinear;
-// Over bf16.
-void attention(const AttentionCall* call, const AttentionItem* item, const AttentionItem* next,
-               float* scratch);
+// Over bf16, and over fp8.
+void attention_bf16(const AttentionCall* call, const AttentionItem* item, const AttentionItem* next,
+                    float* scratch);
+void attention_fp8(const AttentionCall* call, const AttentionItem* item, const AttentionItem* next,
+                   float* scratch);
 }  // namespace avx512_bf16
 namespace amx {
 extern const LinearKernel kLinear;

@@ -36,27 +36,34 @@ struct KvHead {
   int64_t head;
   bool has_pairs;  // queries and probabilities are rounded to bf16 and multiplied in pairs
 
-  // Element `idx` of a part, which is in this row.
-  float at(const Tensor& part, int64_t idx, int64_t block, int64_t offset) const {
+  int64_t block_of(int64_t position) const {
+    return block_table[position / args.cache.keys.shape[2]];
+  }
+  int64_t offset_of(int64_t position) const { return position % args.cache.keys.shape[2]; }
+
+  // Elements are codes in f8, whose row's scale comes in by itself.
+  static float at(const Tensor& part, int64_t idx) {
     if (part.dtype == DType::kF32) return part.as<float>()[idx];
     if (part.dtype == DType::kBF16) return bf16_to_f32(part.as<uint16_t>()[idx]);
-    float scale = 0;
-    std::memcpy(&scale, part.as<uint8_t>() + cache_scale_offset(part, block, head, offset),
-                sizeof(scale));
-    return fp8_to_f32(part.as<uint8_t>()[idx]) * scale;
+    return fp8_to_f32(part.as<uint8_t>()[idx]);
   }
   float key(int64_t position, int64_t d) const {
-    const int64_t offset = position % args.cache.keys.shape[2];
-    const int64_t block = block_table[position / args.cache.keys.shape[2]];
-    return at(args.cache.keys, args.cache.key_index(block, head, offset, d), block, offset);
+    const PagedKvCache& cache = args.cache;
+    return at(cache.keys, cache.key_index(block_of(position), head, offset_of(position), d));
   }
   float value(int64_t position, int64_t d) const {
     const Tensor& values = args.cache.values;
-    const int64_t offset = position % values.shape[2];
-    const int64_t block = block_table[position / values.shape[2]];
-    const int64_t row =
-        block * values.strides[0] + head * values.strides[1] + offset * values.strides[2];
-    return at(values, row + d, block, offset);
+    return at(values, block_of(position) * values.strides[0] + head * values.strides[1] +
+                          offset_of(position) * values.strides[2] + d);
+  }
+  float row_scale(const Tensor& part, int64_t position) const {
+    if (part.dtype != DType::kF8E4M3) return 1.0f;
+    float scale = 0;
+    std::memcpy(&scale,
+                part.as<uint8_t>() +
+                    cache_scale_offset(part, block_of(position), head, offset_of(position)),
+                sizeof(scale));
+    return scale;
   }
 
   float dot(const float* q, int64_t position) const {
@@ -75,7 +82,7 @@ struct KvHead {
   }
 
   float score(const float* q, int64_t position) const {
-    const float score = dot(q, position) * args.scale;
+    const float score = dot(q, position) * (args.scale * row_scale(args.cache.keys, position));
     return args.soft_cap > 0 ? args.soft_cap * ref::v_tanh(score / args.soft_cap) : score;
   }
 
@@ -90,8 +97,9 @@ struct KvHead {
     for (int64_t j = begin; j < end; ++j) {
       const float p = ref::v_exp(scores[static_cast<size_t>(j - begin)] - result.m);
       result.l += p;
+      const float weight = p * row_scale(args.cache.values, j);
       for (size_t i = 0; i < result.o.size(); ++i)
-        result.o[i] += p * value(j, static_cast<int64_t>(i));
+        result.o[i] += weight * value(j, static_cast<int64_t>(i));
     }
     return result;
   }
@@ -104,8 +112,9 @@ struct KvHead {
     std::vector<uint16_t> column(p.size());
     for (int64_t j = begin; j < end; ++j) {
       const auto at = static_cast<size_t>(j - first);
-      p[at] = round_to_bf16(ref::v_exp_bf16(scores[static_cast<size_t>(j - begin)] - result.m));
-      result.l += bf16_to_f32(p[at]);
+      const float weight = ref::v_exp_bf16(scores[static_cast<size_t>(j - begin)] - result.m);
+      result.l += bf16_to_f32(round_to_bf16(weight));
+      p[at] = round_to_bf16(weight * row_scale(args.cache.values, j));
     }
     for (size_t i = 0; i < result.o.size(); ++i) {
       for (int64_t j = begin; j < end; ++j)
@@ -137,7 +146,7 @@ struct KvHead {
 void RefBackend::paged_attention(const PagedAttentionArgs& args) {
   validate(args);
   const int64_t group = args.q.shape[1] / args.cache.keys.shape[1];
-  const bool has_pairs = args.cache.keys.dtype == DType::kBF16 && bf16_ != Bf16Products::kNone;
+  const bool has_pairs = args.cache.keys.dtype != DType::kF32 && bf16_ != Bf16Products::kNone;
   for (size_t b = 0; b < args.kv_lens.size(); ++b) {
     const int64_t first = args.query_starts[b];
     const int64_t last = args.query_starts[b + 1];

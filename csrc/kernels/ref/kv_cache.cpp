@@ -31,8 +31,8 @@ void RefBackend::store_kv(const StoreKvArgs& args) {
       const float* value =
           args.values.as<float>() + t * args.values.strides[0] + h * args.values.strides[1];
       if (cache.keys.dtype == DType::kF8E4M3) {
-        store_fp8_row(cache.keys, block, h, offset, key);
-        store_fp8_row(cache.values, block, h, offset, value);
+        store_fp8_key(cache, block, h, offset, key);
+        store_fp8_value(cache, block, h, offset, value);
         continue;
       }
       const int64_t row = ((block * heads + h) * block_size + offset) * value_dim;

@@ -84,6 +84,8 @@ inline IVec folded(NibbleSums x) {
   return x.sums + (IVec)_mm256_madd_epi16(x.pairs, _mm256_set1_epi16(1));
 }
 
+#include "kernels/cpu/fp8_lanes.inc"
+
 #include "kernels/cpu/kernels.inc"
 
 }  // namespace

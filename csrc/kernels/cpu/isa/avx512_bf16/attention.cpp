@@ -1,5 +1,5 @@
-// Attention over a cache in bf16 by AVX-512 BF16: dot products of pairs, queries and probabilities
-// rounded to bf16 first.
+// Attention over caches in bf16 and fp8 by AVX-512 BF16: dot products of pairs, queries and
+// probabilities rounded to bf16 first.
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,13 +20,19 @@ namespace {
 
 #include "kernels/cpu/attention_bf16.inc"
 
+#include "kernels/cpu/attention_fp8.inc"
+
 #include "kernels/cpu/attention.inc"
 
 }  // namespace
 
-void attention(const AttentionCall* call, const AttentionItem* item, const AttentionItem* next,
-               float* scratch) {
+void attention_bf16(const AttentionCall* call, const AttentionItem* item, const AttentionItem* next,
+                    float* scratch) {
   attention<uint16_t, uint16_t>(call, item, next, scratch);
+}
+void attention_fp8(const AttentionCall* call, const AttentionItem* item, const AttentionItem* next,
+                   float* scratch) {
+  attention<uint16_t, uint8_t>(call, item, next, scratch);
 }
 
 }  // namespace llmserve::cpu::avx512_bf16

@@ -111,6 +111,8 @@ inline NibbleSums dot_nibbles(NibbleSums sums, const Quads& w, const Quads& x) {
 }
 inline IVec folded(NibbleSums sums) { return sums; }
 
+#include "kernels/cpu/fp8_lanes.inc"
+
 #include "kernels/cpu/kernels.inc"
 
 }  // namespace
