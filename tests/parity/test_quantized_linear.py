@@ -108,15 +108,16 @@ def test_every_instruction_set_gives_the_bits_of_ref(fast, ref, rng, name, m, n,
 BLOCK_ERROR = 0.02
 
 
+@pytest.mark.parametrize("m", [1, 4, 9])
 @pytest.mark.parametrize(
     ("name", "elements", "num_bytes"), [row[:3] for row in _core.testing.kept_formats()]
 )
 def test_blocks_of_files_run_with_the_bits_of_ref_and_near_their_values(
-    fast, ref, rng, name, elements, num_bytes
+    fast, ref, rng, name, elements, num_bytes, m
 ):
     if fast.name == "cuda":
         pytest.skip("the cuda backend refuses integers")
-    x, n = normal(rng, 9, 1280), 33
+    x, n = normal(rng, m, 1280), 33
     # Any two such bytes are a half in [0, 1), so that scales are.
     blocks = rng.integers(0, 0x3C, (n, 1280 // elements * num_bytes), np.uint8)
     got = fast.linear(x, fast.pack_blocks(blocks, name))
@@ -125,11 +126,12 @@ def test_blocks_of_files_run_with_the_bits_of_ref_and_near_their_values(
     assert (got - expected).std() < BLOCK_ERROR * expected.std()
 
 
+@pytest.mark.parametrize("m", [1, 5])
 @pytest.mark.parametrize("k", [1, 3, 5, 31, 130, 1027])
-def test_int8_takes_rows_of_any_length(fast, ref, rng, k):
+def test_int8_takes_rows_of_any_length(fast, ref, rng, m, k):
     if fast.name == "cuda":
         pytest.skip("the cuda backend refuses integers")
-    x, rows = normal(rng, 5, k), normal(rng, 20, k)
+    x, rows = normal(rng, m, k), normal(rng, 20, k)
     got = fast.linear(x, fast.pack_quantized(rows, "int8"))
     np.testing.assert_array_equal(got, ref.linear(x, ref.pack_quantized(rows, "int8")))
 
