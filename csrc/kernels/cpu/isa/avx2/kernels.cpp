@@ -36,9 +36,6 @@ inline Vec v_load(const uint16_t* p) {
   const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
   return (Vec)_mm256_slli_epi32(words, 16);
 }
-inline IVec v_widen(const uint8_t* p) {
-  return (IVec)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
-}
 inline float v_sum(Vec x) { return fold_sum(x); }
 inline float v_largest(Vec x) { return fold_max(x); }
 
@@ -85,7 +82,46 @@ inline IVec folded(NibbleSums x) {
   return x.sums + (IVec)_mm256_madd_epi16(x.pairs, _mm256_set1_epi16(1));
 }
 
-#include "kernels/cpu/fp8_lanes.inc"
+// 32 codes of fp8 (e4m3) as bf16, whose halves are looked up by nibbles: sign and exponent / 2, the
+// bias added, and below them the other four bits. Of magnitudes without an exponent, below 8,
+// tables say which of these bits differ; other indices have a bit 7, which reads a zero.
+struct WidenedBytes {
+  __m256i low, high;
+};
+inline WidenedBytes widen_bytes(__m256i codes) {
+  const auto table = [](__m128i x) { return _mm256_broadcastsi128_si256(x); };
+  const __m256i high_of_normals = table(_mm_setr_epi8(
+      0x3c, 0x3d, 0x3e, 0x3f, 0x40, 0x41, 0x42, 0x43, -68, -67, -66, -65, -64, -63, -62, -61));
+  const __m256i high_changes =
+      table(_mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 0x3c, 7, 7, 7, 0, 0, 0, 0));
+  const __m256i low_changes = table(_mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, (char)0xa0,
+                                                  (char)0xf0, 0x40, 0x70, 0x20, 0x10));
+  const __m256i upper = _mm256_and_si256(_mm256_srli_epi16(codes, 4), _mm256_set1_epi8(15));
+  const __m256i lower = _mm256_and_si256(_mm256_slli_epi16(codes, 4), _mm256_set1_epi8(-16));
+  const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi8(0x7f));
+  const __m256i subnormal = _mm256_add_epi8(magnitude, _mm256_set1_epi8(0x78));
+  return {_mm256_xor_si256(lower, _mm256_shuffle_epi8(low_changes, subnormal)),
+          _mm256_xor_si256(_mm256_shuffle_epi8(high_of_normals, upper),
+                           _mm256_shuffle_epi8(high_changes, subnormal))};
+}
+inline void widen_quads(const uint8_t* quads, uint16_t* to) {
+  for (int64_t half = 0; half < 2; ++half, quads += 32, to += 16) {
+    const WidenedBytes x = widen_bytes(_mm256_loadu_si256((const __m256i*)quads));
+    const __m256 a = (__m256)_mm256_unpacklo_epi8(x.low, x.high);
+    const __m256 b = (__m256)_mm256_unpackhi_epi8(x.low, x.high);
+    _mm256_storeu_si256((__m256i*)to, (__m256i)_mm256_shuffle_ps(a, b, 0x88));
+    _mm256_storeu_si256((__m256i*)(to + 32), (__m256i)_mm256_shuffle_ps(a, b, 0xdd));
+  }
+}
+inline void widen_line(const uint8_t* line, uint16_t* to) {
+  for (int64_t half = 0; half < 2; ++half, line += 32, to += 32) {
+    const WidenedBytes x = widen_bytes(_mm256_loadu_si256((const __m256i*)line));
+    const __m256i a = _mm256_unpacklo_epi8(x.low, x.high);
+    const __m256i b = _mm256_unpackhi_epi8(x.low, x.high);
+    _mm256_storeu_si256((__m256i*)to, _mm256_permute2x128_si256(a, b, 0x20));
+    _mm256_storeu_si256((__m256i*)(to + 16), _mm256_permute2x128_si256(a, b, 0x31));
+  }
+}
 
 #include "kernels/cpu/kernels.inc"
 

@@ -41,11 +41,6 @@ inline Vec v_load(const uint16_t* p) {
   for (int i = 0; i < kLanes; ++i) bits[i] = (uint32_t)p[i] << 16;
   return (Vec)bits;
 }
-inline IVec v_widen(const uint8_t* p) {
-  IVec x;
-  for (int i = 0; i < kLanes; ++i) x[i] = p[i];
-  return x;
-}
 inline float v_sum(Vec x) {
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) x[i] += x[i + width];
@@ -112,7 +107,31 @@ inline NibbleSums dot_nibbles(NibbleSums sums, const Quads& w, const Quads& x) {
 }
 inline IVec folded(NibbleSums sums) { return sums; }
 
-#include "kernels/cpu/fp8_lanes.inc"
+// Of the code in this byte of each lane: its number's bf16 in the upper half, and zeros. The
+// exponent's bias is made up for by an exact product, subnormals included.
+template <int byte>
+inline IVec widened_code(IVec x) {
+  const IVec bits = ((x << (24 - 8 * byte)) >> 4) & (int32_t)0x87f00000;
+  return v_bits(v_from_bits(bits) * v_splat(0x1p120f));
+}
+
+inline void widen_quads(const uint8_t* quads, uint16_t* to) {
+  IVec x;
+  memcpy(&x, quads, sizeof(x));
+  const UVec first = ((UVec)widened_code<0>(x) >> 16) | (UVec)widened_code<1>(x);
+  const UVec second = ((UVec)widened_code<2>(x) >> 16) | (UVec)widened_code<3>(x);
+  memcpy(to, &first, sizeof(first));
+  memcpy(to + 32, &second, sizeof(second));
+}
+
+inline void widen_line(const uint8_t* line, uint16_t* to) {
+  for (int64_t i = 0; i < 64; i += kLanes) {
+    IVec codes;
+    for (int j = 0; j < kLanes; ++j) codes[j] = line[i + j];
+    const UVec bits = (UVec)widened_code<0>(codes) >> 16;
+    for (int j = 0; j < kLanes; ++j) to[i + j] = (uint16_t)bits[j];
+  }
+}
 
 #include "kernels/cpu/kernels.inc"
 
