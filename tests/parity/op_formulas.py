@@ -258,10 +258,19 @@ def in_runs(keys: np.ndarray, run: int) -> np.ndarray:
 class PagedCache:
     """A paged cache filled with the given sequences, in shuffled blocks; unused slots hold NaN.
 
-    `sequences` are pairs of keys [n, K, D] and values [n, K, Dv] in float32.
+    `sequences` are pairs of keys [n, K, D] and values [n, K, Dv] in float32. With
+    `shares_prefixes`, full blocks with the same keys before and in them are one block.
     """
 
-    def __init__(self, sequences, block_size, dtype="float32", key_layout="rows", seed=0):
+    def __init__(
+        self,
+        sequences,
+        block_size,
+        dtype="float32",
+        key_layout="rows",
+        shares_prefixes=False,
+        seed=0,
+    ):
         rng = np.random.default_rng(seed)
         blocks = [-(-len(keys) // block_size) for keys, _ in sequences]
         num_blocks = sum(blocks) + 1
@@ -270,9 +279,14 @@ class PagedCache:
         self.block_tables = np.zeros((len(sequences), max([1, *blocks])), np.int32)
         dims = [part.shape[2] for part in sequences[0]]
         parts = [np.full((num_blocks, heads, block_size, d), np.nan, np.float32) for d in dims]
+        known: dict[bytes, int] = {}
         for b, pair in enumerate(sequences):
             for i in range(blocks[b]):
-                block = order.pop()
+                end = (i + 1) * block_size
+                is_shared = shares_prefixes and end <= len(pair[0])
+                prefix = pair[0][:end].tobytes() if is_shared else bytes([b, i])
+                block = known[prefix] if prefix in known else order.pop()
+                known[prefix] = block
                 self.block_tables[b, i] = block
                 for part, source in zip(parts, pair, strict=True):
                     rows = source[i * block_size : (i + 1) * block_size].swapaxes(0, 1)
@@ -284,10 +298,17 @@ class PagedCache:
 
 
 def run_attention(
-    backend, sequences, queries, block_size=16, dtype="float32", key_layout="rows", **options
+    backend,
+    sequences,
+    queries,
+    block_size=16,
+    dtype="float32",
+    key_layout="rows",
+    shares_prefixes=False,
+    **options,
 ):
     """One call over all sequences; queries[b] [t, H, D] are the last tokens of sequence b."""
-    cache = PagedCache(sequences, block_size, dtype, key_layout)
+    cache = PagedCache(sequences, block_size, dtype, key_layout, shares_prefixes)
     starts = np.cumsum([0] + [len(q) for q in queries]).astype(np.int32)
     options.setdefault("scale", queries[0].shape[-1] ** -0.5)
     return backend.paged_attention(

@@ -143,6 +143,45 @@ def test_attention_over_spans_does_not_depend_on_who_computes_them(
     np.testing.assert_array_equal(chunk, alone[:-1])
 
 
+# Tokens of a prefix: less than two tiles, tiles and some, spans and some, whole spans.
+@pytest.mark.parametrize("num_shared", [100, 150, 512, 700, 1024])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (8, 1)])
+def test_sequences_that_share_a_prefix_have_the_attention_that_each_has_alone(
+    fast, fast_one_thread, rng, dtype, num_shared, heads, kv_heads
+):
+    """Decode steps may walk the blocks that sequences share once for all of them."""
+    dim = 32
+
+    def sequence(n, before=None):
+        own = normal(rng, n, kv_heads, dim), normal(rng, n, kv_heads, dim)
+        if before is None:
+            return own
+        return tuple(np.concatenate(parts) for parts in zip(before, own, strict=True))
+
+    prefix, other = sequence(num_shared), sequence(num_shared)
+    # Alone, five of a prefix, a chunk of the same, two of another, one that is in the middle of the
+    # prefix, more than one walk takes.
+    sequences = [sequence(70)]
+    sequences += [sequence(n, prefix) for n in (1, 64, 17, 600, 40)]
+    sequences += [sequence(3, prefix), sequence(5, other), sequence(6, other)]
+    sequences += [tuple(part[: num_shared // 2] for part in prefix)]
+    sequences += [sequence(1 + n % 4, prefix) for n in range(96 // (heads // kv_heads) + 2)]
+    queries = [normal(rng, 3 if i == 6 else 1, heads, dim) for i in range(len(sequences))]
+    for layout in ("rows", "panels"):
+        kind = 16, dtype, layout
+        together, one_thread = (
+            formulas.run_attention(backend, sequences, queries, *kind, shares_prefixes=True)
+            for backend in (fast, fast_one_thread)
+        )
+        apart = [
+            formulas.run_attention(fast, [pair], [q], *kind)
+            for pair, q in zip(sequences, queries, strict=True)
+        ]
+        np.testing.assert_array_equal(together, np.concatenate(apart))
+        np.testing.assert_array_equal(one_thread, together)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("heads", "key_dim", "value_dim"), [(2, 64, 64), (1, 80, 16), (3, 1030, 48)]

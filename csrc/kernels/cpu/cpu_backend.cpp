@@ -49,7 +49,7 @@ int64_t CpuBackend::thread_scratch_bytes(const StepShape& shape) const {
 }
 
 int64_t CpuBackend::scratch_bytes(const StepShape& shape, int num_threads) const {
-  return num_threads * thread_scratch_bytes(shape) + attention_partial_bytes(num_threads) +
+  return num_threads * thread_scratch_bytes(shape) + attention_partial_bytes() +
          rounded_bytes(shape);
 }
 
@@ -62,7 +62,7 @@ void CpuBackend::reserve_scratch(const StepShape& shape) {
 void CpuBackend::reserve_scratch(int64_t bytes) {
   for (Buffer& buffer : scratch_)
     if (buffer.num_bytes() < bytes) buffer = Buffer(bytes);
-  const int64_t partial_bytes = attention_partial_bytes(pool_.num_threads());
+  const int64_t partial_bytes = attention_partial_bytes();
   if (partials_.num_bytes() < partial_bytes) partials_ = Buffer(partial_bytes);
 }
 

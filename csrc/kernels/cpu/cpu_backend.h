@@ -114,18 +114,31 @@ class CpuBackend final : public Backend {
   // The rows of x, normed if they are to be, as the kernel takes them.
   const void* round_rows(const cpu::LinearKernel& kernel, const FusedLinearArgs& args);
   int64_t attention_scratch_bytes(int64_t max_tokens, const StepShape& shape) const;
-  static int64_t attention_partial_bytes(int num_threads);
+  static int64_t attention_partial_bytes();
 
-  // Cuts the step's queries into items_; those that threads share into their heads or spans, too,
-  // as far as partials_ holds the results of spans; and deals them out: thread i gets
-  // [item_starts_[i], item_starts_[i + 1]), of nearly equal cost.
+  // Cuts the step's queries into items_, and beginnings that sequences share into
+  // beginning_items_; items that threads share into their heads or spans, too. As far as partials_
+  // holds states and the results of spans.
   void list_attention_items(const PagedAttentionArgs& args, int64_t group);
+  // Sequences from b on, of a token each, whose KV begins in the same blocks.
+  struct SharedBeginning {
+    int64_t count = 1;  // sequences
+    int64_t end = 0;    // positions that they share: whole tiles
+  };
+  static SharedBeginning shared_beginning(const PagedAttentionArgs& args, size_t b, int64_t group);
+  // Lists the beginning and returns the state that sequences go on from: none if there is no room.
+  cpu::AttentionState list_beginning(const PagedAttentionArgs& args, size_t b, int64_t group,
+                                     const SharedBeginning& shared);
   void split_attention_items(int64_t window, int64_t group, int64_t value_dim);
   // split(item) appends the parts of an item of which equal shares of the cost would give parts to
   // two threads or more, or returns false.
   template <class Split>
   void replace_shared(int64_t window, int64_t group, Split split);
-  void deal_attention_items(int64_t window, int64_t group);
+  // Of nearly equal cost: thread i gets items[item_starts_[i]] to [item_starts_[i + 1]].
+  void deal_attention_items(const std::vector<cpu::AttentionItem>& items, int64_t window,
+                            int64_t group);
+  void run_attention_items(const cpu::AttentionCall& call, DType dtype,
+                           const std::vector<cpu::AttentionItem>& items);
 
   const CpuIsa& isa_;
   const cpu::KernelTable kernels_;
@@ -133,13 +146,14 @@ class CpuBackend final : public Backend {
   std::vector<Buffer> scratch_;  // one a thread
   std::vector<Buffer> panels_;   // one a thread, where weights are packed later
   Buffer rounded_;               // the rows of x as integers or bf16, of all threads
-  std::vector<cpu::AttentionItem> items_, whole_items_;
+  std::vector<cpu::AttentionItem> items_, whole_items_, beginning_items_;
   struct SplitItem {
     cpu::AttentionItem item;  // its partial is that of its first span
     int64_t num_spans;
   };
   std::vector<SplitItem> split_items_;
   Buffer partials_;
+  int64_t states_end_ = 0;  // floats of partials_ that states take
   std::vector<int64_t> item_costs_;
   std::vector<int64_t> item_starts_;
 };
