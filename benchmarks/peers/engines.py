@@ -9,6 +9,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ Item = TypeVar("Item")
 
 HERE = Path(__file__).resolve().parent
 _FLOATS = ("float32", "bfloat16")
+_REST_S = 0.5  # after each job
 # What each runs.
 FORMS_OF = {
     "llmserve": tuple(FORMATS),
@@ -104,6 +106,8 @@ class Worker:
         self._process.stdin.write(job + "\n")
         self._process.stdin.flush()
         answer = self._answer()
+        # What a system leaves to idle moments it does now, not in the next job.
+        time.sleep(_REST_S)
         self._signal(signal.SIGSTOP)
         return answer
 

@@ -282,10 +282,15 @@ bool Engine::take_in() {
   std::unique_lock lock(intake_mutex_);
   const auto has_news = [&] { return !intake_.is_empty(); };
   if (!scheduler_->has_unfinished()) {
-    if (has_chores_) intake_ready_.wait_for(lock, kIdleBeforeChores, has_news);
+    if (has_chores_ || has_idle_chores_) intake_ready_.wait_for(lock, kIdleBeforeChores, has_news);
     while (has_chores_ && !has_news()) {
       lock.unlock();
       do_chores(0);
+      lock.lock();
+    }
+    while (has_idle_chores_ && !has_news()) {
+      lock.unlock();
+      has_idle_chores_ = executor_->do_idle_chore();
       lock.lock();
     }
     intake_ready_.wait(lock, has_news);
@@ -337,6 +342,7 @@ void Engine::step() {
 }
 
 void Engine::begin_step() {
+  has_idle_chores_ = true;
   Flight& next = flight(scheduler_->num_in_flight());
   StepRecord& record = next.record;
   record = {.start_us = clock_.now_us(), .decisions = std::move(record.decisions)};

@@ -173,7 +173,8 @@ class Engine {
   std::array<Flight, Scheduler::kMaxInFlight> flights_;
   int32_t oldest_flight_ = 0;
   bool has_chores_ = true;  // as far as is known, the executor
-  bool is_stuck_ = false;   // the last plan was empty, with no step in flight
+  bool has_idle_chores_ = true;
+  bool is_stuck_ = false;  // the last plan was empty, with no step in flight
 
   mutable std::mutex intake_mutex_;
   std::condition_variable intake_ready_;

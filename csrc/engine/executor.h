@@ -53,6 +53,8 @@ class Executor {
   // Does a part, of some milliseconds, of what makes later steps quicker; between steps. False
   // where nothing is left to do.
   virtual bool do_chore() { return false; }
+  // Likewise, but only while nobody waits: a step would otherwise do as much when it comes to it.
+  virtual bool do_idle_chore() { return false; }
 
   // The sample has ended: whatever is kept of it from step to step may go.
   virtual void forget(RequestId /*request_id*/, int32_t /*sample_index*/) {}

@@ -1,7 +1,12 @@
 #include "engine/kv_storage.h"
 
+#include <algorithm>
+
 namespace llmserve {
 namespace {
+
+// Of memory that is had at hand at once: a large page, 5 ms where a slow host has to give it.
+constexpr int64_t kTouchedBytes = 2 << 20;
 
 int64_t pool_bytes(std::span<const KvLayerSpec> lanes, int64_t num_tokens, DType dtype) {
   int64_t bytes = 0;
@@ -18,6 +23,7 @@ KvStorage::KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, in
   const auto take = [&](int64_t num_heads, int64_t dim) {
     const Tensor pool = cache_part(next, dtype, num_blocks, num_heads, block_size, dim);
     const int64_t num_bytes = num_blocks * cache_block_bytes(pool);
+    pools_.push_back({.data = next, .block_bytes = cache_block_bytes(pool)});
     // The first blocks are given out first, and a first prompt writes a few of every pool.
     backend.memory().begin_small(next, num_bytes);
     next += num_bytes;
@@ -32,6 +38,18 @@ KvStorage::KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, in
   }
   for (const KvLayerSpec& layer : layers)
     layers_.push_back(lanes_[static_cast<size_t>(layer.lane)]);
+}
+
+bool KvStorage::touch(Memory& memory, int64_t num_blocks) {
+  for (Pool& pool : pools_) {
+    const int64_t left = num_blocks * pool.block_bytes - pool.touched_bytes;
+    if (left <= 0) continue;
+    const int64_t num_bytes = std::min(left, kTouchedBytes);
+    if (!memory.touch(pool.data + pool.touched_bytes, num_bytes)) return false;
+    pool.touched_bytes += num_bytes;
+    return true;
+  }
+  return false;
 }
 
 void KvStorage::copy_blocks(Backend& backend,

@@ -22,11 +22,24 @@ class KvStorage {
   std::span<const PagedKvCache> layers() const { return layers_; }
   int64_t num_bytes() const { return buffer_.num_bytes(); }
 
+  // Has a piece of the first num_blocks blocks at hand that was not yet, of no more than a few
+  // milliseconds; false if there is none. The system clears pages when they are first written to,
+  // and a virtual machine may have to get them from its host: a step should not wait for that.
+  bool touch(Memory& memory, int64_t num_blocks);
+
   // Copies whole blocks (source, destination) in every lane, in the given order.
   void copy_blocks(Backend& backend, std::span<const std::pair<int32_t, int32_t>> pairs) const;
 
  private:
+  // Keys or values of a lane: as many bytes of it are at hand.
+  struct Pool {
+    std::byte* data;
+    int64_t block_bytes;
+    int64_t touched_bytes = 0;
+  };
+
   Buffer buffer_;
+  std::vector<Pool> pools_;
   std::vector<PagedKvCache> lanes_;
   std::vector<PagedKvCache> layers_;  // [layers], each its lane
 };

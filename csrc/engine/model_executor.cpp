@@ -14,6 +14,9 @@ namespace {
 
 // Less than this is packed in a tenth of a second.
 constexpr int64_t kMinDeferredBytes = 512 << 20;
+// Of the KV cache, had at hand beyond what was ever used: as much again, and no more than this, a
+// few prompts of a model whose tokens take 0.1 MiB.
+constexpr int64_t kMaxReserveBytes = 256 << 20;
 
 bool packs_later(const EngineConfig& config, const Checkpoint& checkpoint) {
   int64_t num_bytes = 0;
@@ -87,6 +90,7 @@ void ModelExecutor::release(MemoryPart part) {
   if (steps_ != nullptr) steps_->forget_recorded();
   if (part == MemoryPart::kKvCache) {
     kv_storage_.reset();
+    num_used_blocks_ = 0;
   } else {
     deferred_.clear();
     model_.reset();
@@ -176,6 +180,9 @@ void ModelExecutor::launch(const StepPlan& plan) {
     flight.filings.resize(flight.num_rows);
   }
   kv_storage_->copy_blocks(*backend_, batch.copies);
+  for (const KvGroupInput& group : batch.input.kv_groups)
+    for (const int64_t slot : group.slots)
+      num_used_blocks_ = std::max(num_used_blocks_, slot / config_.cache.block_size + 1);
   if (recorded) {
     steps_->run_recorded({recorded->num_rows, recorded->max_blocks}, [&] { run_recorded(batch); });
   } else {
@@ -234,6 +241,14 @@ bool ModelExecutor::do_chore() {
   deferred_.back().pack(*backend_);
   deferred_.pop_back();
   return !deferred_.empty();
+}
+
+bool ModelExecutor::do_idle_chore() {
+  if (num_used_blocks_ == 0 || kv_storage_->num_bytes() == 0) return false;
+  const int64_t num_blocks = config_.cache.num_blocks;
+  const int64_t block_bytes = kv_storage_->num_bytes() / num_blocks;
+  const int64_t reserve = std::min(num_used_blocks_, kMaxReserveBytes / block_bytes);
+  return kv_storage_->touch(backend_->memory(), std::min(num_blocks, num_used_blocks_ + reserve));
 }
 
 void ModelExecutor::abandon() noexcept {

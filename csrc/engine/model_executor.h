@@ -45,6 +45,7 @@ class ModelExecutor final : public Executor {
   void abandon() noexcept override;
   // Packs a weight.
   bool do_chore() override;
+  bool do_idle_chore() override;
   void forget(RequestId request_id, int32_t sample_index) override {
     sampler_.forget(request_id, sample_index);
     masks_->forget(request_id, sample_index);
@@ -89,6 +90,7 @@ class ModelExecutor final : public Executor {
   std::string warning_;                    // of the last load
   std::unique_ptr<Arena> arena_;           // likewise
   std::unique_ptr<KvStorage> kv_storage_;  // null while the KV cache is
+  int64_t num_used_blocks_ = 0;            // of it: behind them none was ever written to
   // Of the model as it was first loaded.
   int64_t vocab_size_ = 0;
   int64_t hidden_size_ = 0;

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import platform
+import re
 import shutil
 import threading
 import time
@@ -85,6 +87,29 @@ def test_a_first_prompt_touches_little_of_a_large_pool(wide_checkpoint: Path) ->
         touched_bytes = untouched_bytes - testing.host_allocations().untouched_bytes
     # Two blocks of 128 KiB, all layers together, and not a large page of 2 MiB in each pool.
     assert 2**17 <= touched_bytes < 2**20
+
+
+@pytest.mark.skipif(
+    tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (5, 14),
+    reason="needs MADV_POPULATE_WRITE of Linux 5.14",
+)
+def test_an_idle_engine_has_as_much_of_the_pool_at_hand_as_was_used(wide_checkpoint: Path) -> None:
+    testing = _core.testing  # type: ignore[attr-defined]
+    # 16 blocks of 128 KiB each: of 4 pools, which end in large pages of 2 MiB.
+    prompts = [[5 + i] * 240 for i in range(4)]
+    used_bytes = len(prompts) * 16 * 2**17
+    with LLM(wide_checkpoint, num_threads=1, kv_cache_memory_bytes=4 * KV_BYTES) as llm:
+        generate(llm, prompts)  # touches the workspace
+        llm.sleep()
+        llm.wake_up()
+        untouched_bytes = testing.host_allocations().untouched_bytes
+        generate(llm, prompts)
+        deadline = time.monotonic() + DEADLINE_S
+        touched_bytes = 0
+        while touched_bytes < 2 * used_bytes and time.monotonic() < deadline:
+            time.sleep(0.01)
+            touched_bytes = untouched_bytes - testing.host_allocations().untouched_bytes
+    assert 2 * used_bytes <= touched_bytes < 2 * used_bytes + 4 * 2**21 + SLACK_BYTES
 
 
 def test_nothing_of_before_is_found_in_the_prefix_cache(checkpoint: Path) -> None:
