@@ -159,6 +159,7 @@ class FaultyExecutor final : public Executor {
     return sampled;
   }
   bool do_chore() override { return executor_->do_chore(); }
+  bool do_idle_chore() override { return executor_->do_idle_chore(); }
   void abandon() noexcept override { executor_->abandon(); }
   void forget(RequestId request_id, int32_t sample_index) override {
     executor_->forget(request_id, sample_index);

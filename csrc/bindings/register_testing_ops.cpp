@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "kernels/backend.h"
 #include "kernels/backend_choice.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/machine_probe.h"
 
@@ -447,6 +448,11 @@ void register_testing_ops(py::module_& testing) {
                               "The ops of one backend on NumPy arrays and its own DeviceArrays.");
   backend.def_property_readonly("name", &Backend::name)
       .def_property_readonly("description", &Backend::description)
+      .def_property_readonly("num_prefix_items",
+                             [](const Backend& self) {
+                               const auto* cpu = dynamic_cast<const CpuBackend*>(&self);
+                               return cpu == nullptr ? 0 : cpu->num_prefix_items();
+                             })
       .def("pack_linear", &pack_linear, "parts"_a, "dtype"_a, py::keep_alive<0, 1>())
       .def("defer_linear", &defer_linear, "parts"_a, "dtype"_a, py::keep_alive<0, 1>())
       .def("pack_rows", &pack_rows, "weight"_a)

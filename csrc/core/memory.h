@@ -22,8 +22,8 @@ class Memory {
   // A hint: [data, data + num_bytes) of what was allocated is used from its beginning on, and at
   // first hardly any of it: a first touch should not cost more than it needs.
   virtual void begin_small(std::byte* /*data*/, int64_t /*num_bytes*/) noexcept {}
-  // Has [data, data + num_bytes) of what was allocated at hand, as a first write to it would; false
-  // where that cannot be, or nothing comes at the first write.
+  // Has the system give [data, data + num_bytes) of what was allocated now, instead of when it is
+  // first written to; false where it does not.
   virtual bool touch(std::byte* /*data*/, int64_t /*num_bytes*/) noexcept { return false; }
 
   // Copies from host memory to this one and back, after all ops asked for so far and complete on

@@ -23,8 +23,9 @@ class KvStorage {
   int64_t num_bytes() const { return buffer_.num_bytes(); }
 
   // Has a piece of the first num_blocks blocks at hand that was not yet, of no more than a few
-  // milliseconds; false if there is none. The system clears pages when they are first written to,
-  // and a virtual machine may have to get them from its host: a step should not wait for that.
+  // milliseconds; false if there is none, or memory that is not given so. The system clears pages
+  // when they are first written to, and a virtual machine may have to get them from its host: a
+  // step should not wait for that.
   bool touch(Memory& memory, int64_t num_blocks);
 
   // Copies whole blocks (source, destination) in every lane, in the given order.

@@ -180,9 +180,13 @@ void ModelExecutor::launch(const StepPlan& plan) {
     flight.filings.resize(flight.num_rows);
   }
   kv_storage_->copy_blocks(*backend_, batch.copies);
-  for (const KvGroupInput& group : batch.input.kv_groups)
-    for (const int64_t slot : group.slots)
-      num_used_blocks_ = std::max(num_used_blocks_, slot / config_.cache.block_size + 1);
+  if (backend_->memory().is_host()) {
+    int64_t end = 0;
+    for (const KvGroupInput& group : batch.input.kv_groups)
+      for (const int64_t slot : group.slots) end = std::max(end, slot + 1);
+    const int64_t block_size = config_.cache.block_size;
+    num_used_blocks_ = std::max(num_used_blocks_, (end + block_size - 1) / block_size);
+  }
   if (recorded) {
     steps_->run_recorded({recorded->num_rows, recorded->max_blocks}, [&] { run_recorded(batch); });
   } else {

@@ -279,14 +279,15 @@ class PagedCache:
         self.block_tables = np.zeros((len(sequences), max([1, *blocks])), np.int32)
         dims = [part.shape[2] for part in sequences[0]]
         parts = [np.full((num_blocks, heads, block_size, d), np.nan, np.float32) for d in dims]
-        known: dict[bytes, int] = {}
+        known: dict[tuple[int, bytes], int] = {}  # by the block before and the keys
         for b, pair in enumerate(sequences):
+            block = -1
             for i in range(blocks[b]):
-                end = (i + 1) * block_size
-                is_shared = shares_prefixes and end <= len(pair[0])
-                prefix = pair[0][:end].tobytes() if is_shared else bytes([b, i])
-                block = known[prefix] if prefix in known else order.pop()
-                known[prefix] = block
+                keys = pair[0][i * block_size : (i + 1) * block_size]
+                chain = block, keys.tobytes()
+                is_known = shares_prefixes and len(keys) == block_size and chain in known
+                block = known[chain] if is_known else order.pop()
+                known[chain] = block
                 self.block_tables[b, i] = block
                 for part, source in zip(parts, pair, strict=True):
                     rows = source[i * block_size : (i + 1) * block_size].swapaxes(0, 1)

@@ -105,9 +105,12 @@ def test_an_idle_engine_has_as_much_of_the_pool_at_hand_as_was_used(wide_checkpo
         untouched_bytes = testing.host_allocations().untouched_bytes
         generate(llm, prompts)
         deadline = time.monotonic() + DEADLINE_S
-        touched_bytes = 0
-        while touched_bytes < 2 * used_bytes and time.monotonic() < deadline:
-            time.sleep(0.01)
+        touched_bytes, before = 0, -1
+        while (touched_bytes < 2 * used_bytes or touched_bytes != before) and (
+            time.monotonic() < deadline
+        ):
+            before = touched_bytes
+            time.sleep(0.3)
             touched_bytes = untouched_bytes - testing.host_allocations().untouched_bytes
     assert 2 * used_bytes <= touched_bytes < 2 * used_bytes + 4 * 2**21 + SLACK_BYTES
 

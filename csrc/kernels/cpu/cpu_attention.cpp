@@ -1,11 +1,8 @@
-// The paged cache and attention over it.
+// Attention over the paged cache: cut into items of work, which threads share.
 #include <algorithm>
-#include <cstring>
 
 #include "core/error.h"
-#include "core/float_types.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/host_ops.h"
 
 namespace llmserve {
 namespace {
@@ -18,132 +15,16 @@ constexpr int64_t kReadCostRows = 4;
 // An item that threads share is split into its spans if each thread gets at least so many, or else
 // into its heads first: one span more or less is then a quarter of a share at most.
 constexpr int64_t kMinSpans = 4;
-// Of the partial results of spans and of shared beginnings in one step: 512 items of 8 heads of 128
+// Of the partial results of spans and of shared prefixes in one step: 512 items of 8 heads of 128
 // elements take 2 MiB.
 constexpr int64_t kPartialBytes = 4 << 20;
-// A beginning that sequences share is worth items of its own from so many tiles on: what it saves
-// is that few rows do not fill a tile of rows, and reading; what it costs is to keep and take up
-// the rows' state, as much as half a tile. Two threads of a Zen 5, 16 sequences: 1.2 to 2.5 times
-// as fast with 2 rows a KV head, from 2 tiles on; with 8 rows 0.96 (2 tiles) to 1.05 times (32).
+// A prefix that sequences share is worth items of its own from so many tiles on: what it saves is
+// that few rows do not fill a tile of rows, and reading; what it costs is to keep and take up the
+// rows' state, as much as half a tile. Two threads of a Zen 5, 16 sequences: 1.2 to 2.5 times as
+// fast with 2 rows a KV head, from 2 tiles on; with 8 rows 0.96 (2 tiles) to 1.05 times (32).
 int64_t min_shared_tiles(int64_t group) { return std::max<int64_t>(2, group); }
 
 static_assert(kKvTile == 64 && kKvSpan == 512, "attention.inc is written for these");
-static_assert(kKeyPanelTokens == cpu::kPanelWidth);
-
-// Tokens of half a panel of keys, which are packed at once.
-constexpr int64_t kPackedTokens = kKeyPanelTokens / 2;
-// Words of a key that are packed at once: 8 KiB of 8 tokens.
-constexpr int64_t kPackedWords = 256;
-
-// Writes tokens of a step to a cache.
-class KvWriter {
- public:
-  KvWriter(const cpu::KernelTable& kernels, const StoreKvArgs& args)
-      : kernels_(kernels), args_(args), dtype_(args.cache.keys.dtype) {}
-
-  void store(int64_t begin, int64_t end) const {
-    for (int64_t t = begin; t < end;) {
-      const int64_t count = t + kPackedTokens <= end && are_packed(t) ? kPackedTokens : 1;
-      if (slot(t) >= 0) store_keys(t, count);
-      for (const int64_t last = t + count; t < last; ++t)
-        if (slot(t) >= 0) store_values(t);
-    }
-  }
-
- private:
-  int64_t slot(int64_t t) const { return args_.slots[static_cast<size_t>(t)]; }
-  bool has_panels() const { return args_.cache.key_layout == KeyLayout::kPanels; }
-
-  // Whether the tokens from t on fill half of a panel.
-  bool are_packed(int64_t t) const {
-    if (!has_panels() || slot(t) < 0 || slot(t) % kPackedTokens != 0) return false;
-    for (int64_t i = 1; i < kPackedTokens; ++i)
-      if (slot(t + i) != slot(t) + i) return false;
-    return true;
-  }
-
-  void store_keys(int64_t t, int64_t count) const {
-    const Tensor& keys = args_.cache.keys;
-    const int64_t block = slot(t) / keys.shape[2];
-    const int64_t offset = slot(t) % keys.shape[2];
-    for (int64_t h = 0; h < keys.shape[1]; ++h) {
-      const float* from =
-          args_.keys.as<float>() + t * args_.keys.strides[0] + h * args_.keys.strides[1];
-      const int64_t to = args_.cache.key_index(block, h, offset, 0);
-      float scales[kPackedTokens];
-      for (int64_t i = 0; i < count; ++i)
-        scales[i] = put_scale(from + i * args_.keys.strides[0], keys, block, h, offset + i);
-      if (has_panels())
-        pack(from, count, scales, to);
-      else
-        put_row(from, scales[0], keys, to);
-    }
-  }
-
-  void store_values(int64_t t) const {
-    const Tensor& values = args_.cache.values;
-    const int64_t block = slot(t) / values.shape[2];
-    const int64_t offset = slot(t) % values.shape[2];
-    for (int64_t h = 0; h < values.shape[1]; ++h) {
-      const float* from =
-          args_.values.as<float>() + t * args_.values.strides[0] + h * args_.values.strides[1];
-      put_row(from, put_scale(from, values, block, h, offset), values,
-              block * values.strides[0] + h * values.strides[1] + offset * values.strides[2]);
-    }
-  }
-
-  // Writes and returns the scale of a row in f8; others have none.
-  float put_scale(const float* from, const Tensor& to, int64_t block, int64_t head,
-                  int64_t offset) const {
-    if (dtype_ != DType::kF8E4M3) return 1.0f;
-    const float scale = kernels_.fp8_row_scale(from, to.shape[3]);
-    std::memcpy(to.as<std::byte>() + cache_scale_offset(to, block, head, offset), &scale,
-                sizeof(scale));
-    return scale;
-  }
-
-  // n elements of a row as the cache has them, which is not in f32.
-  void round(const float* from, int64_t n, float scale, void* to) const {
-    if (dtype_ == DType::kBF16)
-      kernels_.to_bf16(from, n, static_cast<uint16_t*>(to));
-    else
-      kernels_.round_to_fp8(from, n, scale, static_cast<uint8_t*>(to));
-  }
-
-  void put_row(const float* from, float scale, const Tensor& to, int64_t idx) const {
-    if (dtype_ == DType::kF32)
-      std::memcpy(to.as<float>() + idx, from, static_cast<size_t>(to.shape[3]) * sizeof(float));
-    else
-      round(from, to.shape[3], scale, to.as<std::byte>() + idx * size_bytes(dtype_));
-  }
-
-  // The keys of `count` tokens, 1 or kPackedTokens, to a panel's columns from element `idx` on.
-  void pack(const float* from, int64_t count, const float* scales, int64_t idx) const {
-    const int64_t per_word = args_.cache.key_run();
-    const int64_t num_words = args_.cache.keys.shape[3] / per_word;
-    float* to = args_.cache.keys.as<float>() + idx / per_word;
-    float rounded[kPackedTokens][kPackedWords];
-    for (int64_t word = 0; word < num_words; word += kPackedWords) {
-      const int64_t words = std::min(kPackedWords, num_words - word);
-      const float* rows[kPackedTokens];
-      for (int64_t i = 0; i < count; ++i) {
-        rows[i] = from + i * args_.keys.strides[0] + word * per_word;
-        if (dtype_ == DType::kF32) continue;
-        round(rows[i], words * per_word, scales[i], rounded[i]);
-        rows[i] = rounded[i];
-      }
-      float* panel = to + word * kKeyPanelTokens;
-      if (count == 1)
-        for (int64_t i = 0; i < words; ++i) panel[i * kKeyPanelTokens] = rows[0][i];
-      else
-        kernels_.pack_words(reinterpret_cast<const void* const*>(rows), words, panel);
-    }
-  }
-
-  const cpu::KernelTable& kernels_;
-  const StoreKvArgs& args_;
-  const DType dtype_;
-};
 
 cpu::CacheStorage storage_of(DType dtype) {
   if (dtype == DType::kF32) return cpu::CacheStorage::kF32;
@@ -173,55 +54,46 @@ int64_t cost_of(const cpu::AttentionItem& item, int64_t window, int64_t group) {
 
 }  // namespace
 
-KeyLayout CpuBackend::key_layout(int64_t block_size, int64_t key_dim, int64_t value_dim,
-                                 DType dtype) const {
-  const bool has_whole_panels =
-      block_size % kKeyPanelTokens == 0 && value_dim % cpu::kPanelWidth == 0;
-  const bool has_whole_words = key_dim * size_bytes(dtype) % 4 == 0;
-  return has_whole_panels && has_whole_words ? KeyLayout::kPanels : KeyLayout::kRows;
-}
-
-void CpuBackend::store_kv(const StoreKvArgs& args) {
-  validate(args);
-  const int64_t width = args.cache.keys.shape[1] * args.cache.keys.shape[3];
-  const int64_t grain = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, width));
-  pool_.parallel_for(
-      static_cast<int64_t>(args.slots.size()), grain,
-      [&](int64_t begin, int64_t end, int) { KvWriter(kernels_, args).store(begin, end); });
-}
-
-void CpuBackend::copy_blocks(const CopyBlocksArgs& args) {
-  validate(args);
-  copy_blocks_on_host(args);
-}
-
-CpuBackend::SharedBeginning CpuBackend::shared_beginning(const PagedAttentionArgs& args, size_t b,
-                                                         int64_t group) {
-  SharedBeginning shared;
-  if (args.window > 0) return shared;
+// Whole tiles that decode steps of sequences b and b + 1 have in common: 0 if these are not such.
+// Each has a position of its own behind them.
+int64_t CpuBackend::tiles_in_common(const PagedAttentionArgs& args, size_t b) {
+  if (b + 1 >= args.kv_lens.size()) return 0;
+  const std::span<const int32_t> starts = args.query_starts.subspan(b, 3);
+  if (starts[1] - starts[0] != 1 || starts[2] - starts[1] != 1) return 0;
   const int64_t block_size = args.cache.keys.shape[2];
-  const int32_t* own = args.block_tables.data() + static_cast<int64_t>(b) * args.max_blocks;
-  const auto has_one_token = [&](size_t idx) {
-    return args.query_starts[idx + 1] - args.query_starts[idx] == 1;
-  };
-  if (!has_one_token(b)) return shared;
-  for (size_t other = b + 1; other < args.kv_lens.size() && has_one_token(other); ++other) {
-    if ((shared.count + 1) * group > kMaxQueryRows) break;
-    // Each has a position of its own behind what is shared.
-    const int64_t most = std::min(args.kv_lens[b], args.kv_lens[other]) - 1;
-    const int32_t* table = args.block_tables.data() + static_cast<int64_t>(other) * args.max_blocks;
-    const auto [end, other_end] = std::mismatch(own, own + most / block_size, table);
-    const int64_t tiles = (end - own) * block_size / kKvTile;
-    // Not at the price of half of what those before it share.
-    if (tiles < min_shared_tiles(group) || 2 * tiles * kKvTile < shared.end) break;
-    shared.end = shared.count == 1 ? tiles * kKvTile : std::min(shared.end, tiles * kKvTile);
-    ++shared.count;
-  }
-  return shared;
+  const int64_t most = std::min(args.kv_lens[b], args.kv_lens[b + 1]) - 1;
+  const int32_t* table = args.block_tables.data() + static_cast<int64_t>(b) * args.max_blocks;
+  const auto [end, other_end] =
+      std::mismatch(table, table + most / block_size, table + args.max_blocks);
+  return (end - table) * block_size / kKvTile;
 }
 
-cpu::AttentionState CpuBackend::list_beginning(const PagedAttentionArgs& args, size_t b,
-                                               int64_t group, const SharedBeginning& shared) {
+CpuBackend::SharedPrefix CpuBackend::shared_prefix(const PagedAttentionArgs& args, size_t b,
+                                                   int64_t group) const {
+  SharedPrefix shared;
+  if (args.window > 0) return shared;
+  int64_t tiles = tiles_in_common(args, b);
+  while (tiles >= min_shared_tiles(group) && (shared.count + 1) * group <= kMaxQueryRows) {
+    // Neither at the price of half of what it shares with the next ones, nor of what those so far
+    // do.
+    const int64_t next = tiles_in_common(args, b + static_cast<size_t>(shared.count));
+    if (next >= 2 * tiles) break;
+    shared.end = tiles * kKvTile;
+    ++shared.count;
+    if (2 * next < tiles) break;
+    tiles = std::min(tiles, next);
+  }
+  // Threads take a KV head each, while the others wait.
+  const int64_t kv_heads = args.cache.keys.shape[1];
+  const int64_t threads = pool_.num_threads();
+  const int64_t together =
+      (kv_heads + threads - 1) / threads * (shared.count * group + kReadCostRows);
+  const int64_t apart = shared.count * kv_heads * (group + kReadCostRows) / threads;
+  return together < apart ? shared : SharedPrefix{};
+}
+
+cpu::AttentionState CpuBackend::list_prefix(const PagedAttentionArgs& args, size_t b, int64_t group,
+                                            const SharedPrefix& shared) {
   const int64_t kv_heads = args.cache.keys.shape[1];
   const int64_t rows = shared.count * group;
   const int64_t size = kernels_.attention_state_floats(rows, args.cache.values.shape[3]);
@@ -233,7 +105,7 @@ cpu::AttentionState CpuBackend::list_beginning(const PagedAttentionArgs& args, s
                                   .first_row = 0};
   states_end_ += kv_heads * size;
   for (int64_t head = 0; head < kv_heads; ++head) {
-    cpu::AttentionItem& item = beginning_items_.emplace_back();
+    cpu::AttentionItem& item = prefix_items_.emplace_back();
     item = {.block_table = args.block_tables.data() + static_cast<int64_t>(b) * args.max_blocks,
             .kv_head = head,
             .num_heads = 1,
@@ -252,17 +124,17 @@ cpu::AttentionState CpuBackend::list_beginning(const PagedAttentionArgs& args, s
 
 void CpuBackend::list_attention_items(const PagedAttentionArgs& args, int64_t group) {
   items_.clear();
-  beginning_items_.clear();
+  prefix_items_.clear();
   states_end_ = 0;
   const int64_t kv_heads = args.cache.keys.shape[1];
-  SharedBeginning shared;
+  SharedPrefix shared;
   cpu::AttentionState begun = {};
-  size_t shared_until = 0;  // the first sequence behind those that share one
+  size_t prefix_until = 0;  // the first sequence behind those that share one
   for (size_t b = 0; b < args.kv_lens.size(); ++b) {
-    if (b >= shared_until) {
-      shared = shared_beginning(args, b, group);
-      shared_until = b + static_cast<size_t>(shared.count);
-      begun = list_beginning(args, b, group, shared);
+    if (b >= prefix_until) {
+      shared = shared_prefix(args, b, group);
+      prefix_until = b + static_cast<size_t>(shared.count);
+      begun = list_prefix(args, b, group, shared);
     } else if (begun.at != nullptr) {
       begun.first_row += group;
     }
@@ -301,9 +173,7 @@ void CpuBackend::split_attention_items(int64_t window, int64_t group, int64_t va
   };
   // Few spans would not share the work evenly.
   replace_shared(window, group, [&](const cpu::AttentionItem& item) {
-    if (item.num_heads == 1) return false;
-    if (item.begun.at == nullptr && num_spans(item) >= kMinSpans * pool_.num_threads())
-      return false;
+    if (item.num_heads == 1 || num_spans(item) >= kMinSpans * pool_.num_threads()) return false;
     for (int64_t head = 0; head < item.num_heads; ++head) {
       cpu::AttentionItem& part = items_.emplace_back(item);
       part.kv_head += head;
@@ -315,7 +185,6 @@ void CpuBackend::split_attention_items(int64_t window, int64_t group, int64_t va
   auto* next = reinterpret_cast<float*>(partials_.data()) + states_end_;
   auto* const end = reinterpret_cast<float*>(partials_.data() + partials_.num_bytes());
   replace_shared(window, group, [&](const cpu::AttentionItem& item) {
-    if (item.begun.at != nullptr) return false;  // its spans follow what it goes on from
     const int64_t spans = num_spans(item);
     const int64_t floats =
         kernels_.attention_partial_floats(item.num_heads * item.num_tokens * group, value_dim);
@@ -325,9 +194,11 @@ void CpuBackend::split_attention_items(int64_t window, int64_t group, int64_t va
     const auto [seen_begin, seen_end] = seen_by(item, window);
     for (int64_t span = 0; span < spans; ++span, next += floats) {
       cpu::AttentionItem& part = items_.emplace_back(item);
-      part.kv_begin = (seen_begin / kKvSpan + span) * kKvSpan;
-      part.kv_end = std::min(seen_end, part.kv_begin + kKvSpan);
+      const int64_t begin = (seen_begin / kKvSpan + span) * kKvSpan;
+      part.kv_begin = std::max(item.kv_begin, begin);
+      part.kv_end = std::min(seen_end, begin + kKvSpan);
       part.partial = next;
+      if (span > 0) part.begun = {};
     }
     return true;
   });
@@ -423,7 +294,7 @@ void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
                                 .out = args.out.as<float>(),
                                 .out_token_stride = args.out.strides[0],
                                 .out_head_stride = args.out.strides[1]};
-  if (!beginning_items_.empty()) run_attention_items(call, keys.dtype, beginning_items_);
+  if (!prefix_items_.empty()) run_attention_items(call, keys.dtype, prefix_items_);
   run_attention_items(call, keys.dtype, items_);
   pool_.parallel_for(static_cast<int64_t>(split_items_.size()), 1,
                      [&](int64_t begin, int64_t end, int thread_idx) {

@@ -62,6 +62,8 @@ class CpuBackend final : public Backend {
   void store_kv(const StoreKvArgs& args) override;
   void copy_blocks(const CopyBlocksArgs& args) override;
   void paged_attention(const PagedAttentionArgs& args) override;
+  // Of the last call, items of prefixes that sequences share: for tests.
+  int64_t num_prefix_items() const { return static_cast<int64_t>(prefix_items_.size()); }
   void gated_activation(const GatedActivationArgs& args) override;
   void activation(const ActivationArgs& args) override;
   void cap_logits(const CapLogitsArgs& args) override;
@@ -116,19 +118,20 @@ class CpuBackend final : public Backend {
   int64_t attention_scratch_bytes(int64_t max_tokens, const StepShape& shape) const;
   static int64_t attention_partial_bytes();
 
-  // Cuts the step's queries into items_, and beginnings that sequences share into
-  // beginning_items_; items that threads share into their heads or spans, too. As far as partials_
-  // holds states and the results of spans.
+  // Cuts the step's queries into items_, and what sequences share of their KV into prefix_items_;
+  // items that threads share into their heads or spans, too. As far as partials_ holds states and
+  // the results of spans.
   void list_attention_items(const PagedAttentionArgs& args, int64_t group);
   // Sequences from b on, of a token each, whose KV begins in the same blocks.
-  struct SharedBeginning {
+  struct SharedPrefix {
     int64_t count = 1;  // sequences
     int64_t end = 0;    // positions that they share: whole tiles
   };
-  static SharedBeginning shared_beginning(const PagedAttentionArgs& args, size_t b, int64_t group);
-  // Lists the beginning and returns the state that sequences go on from: none if there is no room.
-  cpu::AttentionState list_beginning(const PagedAttentionArgs& args, size_t b, int64_t group,
-                                     const SharedBeginning& shared);
+  static int64_t tiles_in_common(const PagedAttentionArgs& args, size_t b);
+  SharedPrefix shared_prefix(const PagedAttentionArgs& args, size_t b, int64_t group) const;
+  // Lists the prefix and returns the state that sequences go on from: none if there is no room.
+  cpu::AttentionState list_prefix(const PagedAttentionArgs& args, size_t b, int64_t group,
+                                  const SharedPrefix& shared);
   void split_attention_items(int64_t window, int64_t group, int64_t value_dim);
   // split(item) appends the parts of an item of which equal shares of the cost would give parts to
   // two threads or more, or returns false.
@@ -146,7 +149,7 @@ class CpuBackend final : public Backend {
   std::vector<Buffer> scratch_;  // one a thread
   std::vector<Buffer> panels_;   // one a thread, where weights are packed later
   Buffer rounded_;               // the rows of x as integers or bf16, of all threads
-  std::vector<cpu::AttentionItem> items_, whole_items_, beginning_items_;
+  std::vector<cpu::AttentionItem> items_, whole_items_, prefix_items_;
   struct SplitItem {
     cpu::AttentionItem item;  // its partial is that of its first span
     int64_t num_spans;

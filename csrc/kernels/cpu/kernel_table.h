@@ -110,10 +110,11 @@ struct AttentionCall {
   int64_t out_token_stride, out_head_stride;
 };
 
-// What rows have of the KV before a position, left in the middle: attention_state_floats of each
-// head's rows, which may be more than an item's.
+// What rows have of the KV before a position that whole tiles end at: attention_state_floats of
+// each head's rows, which may be more than an item's. First what the position's span has so far,
+// if any, then what the spans before it have, if any.
 struct AttentionState {
-  float* at;
+  float* at;  // null: none
   int64_t head_stride;
   int64_t rows;       // of each head
   int64_t first_row;  // the item's
@@ -121,8 +122,8 @@ struct AttentionState {
 
 // Consecutive tokens of one sequence and the query heads of consecutive KV heads; all of the KV
 // that they see, or one span of it. Rows are [num_heads, num_tokens, group]. Or one token each of
-// consecutive sequences whose KV begins in the same blocks, and this beginning: `kept` is then what
-// they go on from, each as an item of its own, as `begun`.
+// consecutive sequences whose KV begins in the same blocks, up to where it differs: `kept` is then
+// what they go on from, each as an item of its own, as `begun`.
 struct AttentionItem {
   const int32_t* block_table;
   int64_t kv_head, num_heads;
@@ -131,7 +132,7 @@ struct AttentionItem {
   int64_t first_position;
   int64_t kv_begin, kv_end;  // limits, beside what the tokens see
   float* partial;            // null: write to out; else the span's result, attention_partial_floats
-  AttentionState kept, begun;  // of tiles up to kv_end, and before kv_begin; null if there are none
+  AttentionState kept, begun;  // of the KV up to kv_end, and before kv_begin
 };
 
 struct RowMax {
@@ -169,10 +170,10 @@ struct KernelTable {
   // after, or null.
   void (*attention[kNumCacheStorages])(const AttentionCall* call, const AttentionItem* item,
                                        const AttentionItem* next, float* scratch);
+  int64_t (*attention_state_floats)(int64_t rows, int64_t value_dim);
   // Writes an item's output from the partial results of its spans, which lie one after another from
   // item->partial on.
   int64_t (*attention_partial_floats)(int64_t rows, int64_t value_dim);
-  int64_t (*attention_state_floats)(int64_t rows, int64_t value_dim);
   void (*merge_attention)(const AttentionCall* call, const AttentionItem* item, int64_t num_spans,
                           float* scratch);
 
