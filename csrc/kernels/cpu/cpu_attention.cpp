@@ -70,8 +70,15 @@ int64_t CpuBackend::tiles_in_common(const PagedAttentionArgs& args, size_t b) {
 
 CpuBackend::SharedPrefix CpuBackend::shared_prefix(const PagedAttentionArgs& args, size_t b,
                                                    int64_t group) const {
+  // Threads take a KV head each, while the others wait.
+  const int64_t kv_heads = args.cache.keys.shape[1];
+  const int64_t threads = pool_.num_threads();
+  const auto is_less_work = [&](int64_t count) {
+    const int64_t together = (kv_heads + threads - 1) / threads * (count * group + kReadCostRows);
+    return together < count * kv_heads * (group + kReadCostRows) / threads;
+  };
   SharedPrefix shared;
-  if (args.window > 0) return shared;
+  if (args.window > 0 || !is_less_work(kMaxQueryRows / group)) return shared;
   int64_t tiles = tiles_in_common(args, b);
   while (tiles >= min_shared_tiles(group) && (shared.count + 1) * group <= kMaxQueryRows) {
     // Neither at the price of half of what it shares with the next ones, nor of what those so far
@@ -83,13 +90,7 @@ CpuBackend::SharedPrefix CpuBackend::shared_prefix(const PagedAttentionArgs& arg
     if (2 * next < tiles) break;
     tiles = std::min(tiles, next);
   }
-  // Threads take a KV head each, while the others wait.
-  const int64_t kv_heads = args.cache.keys.shape[1];
-  const int64_t threads = pool_.num_threads();
-  const int64_t together =
-      (kv_heads + threads - 1) / threads * (shared.count * group + kReadCostRows);
-  const int64_t apart = shared.count * kv_heads * (group + kReadCostRows) / threads;
-  return together < apart ? shared : SharedPrefix{};
+  return is_less_work(shared.count) ? shared : SharedPrefix{};
 }
 
 cpu::AttentionState CpuBackend::list_prefix(const PagedAttentionArgs& args, size_t b, int64_t group,
