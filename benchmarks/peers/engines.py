@@ -25,7 +25,7 @@ from environments import (
     vllm_variables,
 )
 from llmserve.bench.machine import Rates, describe_machine, medians
-from page import RESULTS, description, heading, runs_of, write_json
+from page import RESULTS, cpu_of, description, heading, runs_of, write_json
 from random_models import SHAPES, write_checkpoint
 from workloads import FORMATS, WORKLOADS, Workload, chosen
 
@@ -169,8 +169,8 @@ def _earlier_runs(path: Path, num_threads: int) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     report = json.loads(path.read_text(encoding="utf-8"))
-    places = [(run["machine"]["cpu"], run["threads"]) for run in runs_of(report)]
-    here = (describe_machine()["cpu"], num_threads)
+    places = [(*cpu_of(run), run["threads"]) for run in runs_of(report)]
+    here = (*cpu_of({"machine": describe_machine()}), num_threads)
     if any(place != here for place in places):
         raise SystemExit(f"{path} is of {places}, this is {here}: name another with --results")
     return runs_of(report)

@@ -11,6 +11,8 @@ from typing import Any
 
 from llmserve.bench.machine import MachineProbe, Rates, describe_machine
 
+Cpu = tuple[str, str | None]  # its name, and the numbers that it gives itself
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
@@ -87,7 +89,7 @@ def heading(report: dict[str, Any]) -> list[str]:
     return [
         f"### {report['shape']}, {', '.join(formats)}, {report['threads']} threads",
         "",
-        f"{machine['cpu']}{isa}, {machine['num_cpus']} cores{rates}. {rounds} rounds; "
+        f"{cpu_text(cpu_of(runs[0]))}{isa}, {machine['num_cpus']} cores{rates}. {rounds} rounds; "
         f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}. {systems}.",
         "",
     ]
@@ -97,6 +99,18 @@ def runs_of(report: dict[str, Any]) -> list[dict[str, Any]]:
     """The runs that a report has gathered; one that has gathered none is a run itself."""
     runs: list[dict[str, Any]] = report.get("runs", [report])
     return runs
+
+
+def cpu_of(run: dict[str, Any]) -> Cpu:
+    """Where a run was made: the CPU's name, and its numbers if the run has them."""
+    machine = run["machine"]
+    return machine["cpu"], machine.get("cpu_model")
+
+
+def cpu_text(cpu: Cpu) -> str:
+    """For people."""
+    name, model = cpu
+    return name if model is None else f"{name} ({model})"
 
 
 def _rates_text(report: dict[str, Any]) -> str:

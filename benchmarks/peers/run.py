@@ -45,7 +45,7 @@ def report(options: argparse.Namespace) -> None:
 def rendered() -> str:
     """docs/performance.md with every table as benchmarks/results has it."""
     text = page.PAGE.read_text(encoding="utf-8")
-    text = page.with_section(text, "targets", f"\n{targets.table()}\n\n")
+    text = page.with_section(text, "targets", f"\n{targets.tables()}\n\n")
     text = page.with_tables(text, "servers", servers.table_of)
     text = page.with_tables(text, "starts", starts.table_of)
     return page.with_tables(text, "peers", engines.table_of)

@@ -10,13 +10,13 @@ import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from page import RESULTS, runs_of
+from page import RESULTS, Cpu, cpu_of, cpu_text, runs_of
 
 ISA = "avx512_bf16"
 SHAPES = ("tinyllama-1.1b", "qwen3-0.6b")
+KINDS = ("peers", "formats", "starts", "ops")  # of reports: KIND-*.json
 _START_S, _START_SHAPE = 1.5, "tinyllama-1.1b"
 _BEYOND_PLAN_BYTES = 150e6
 _OVERHEAD_US = 30
@@ -69,17 +69,23 @@ class Line:
         return f"| {self.work} | {self.goal} | {self.measured} | {self.beside} | {held} |"
 
 
-def table() -> str:
-    """Every goal of which something was measured, as Markdown."""
-    lines = [str(line) for shape in SHAPES for line in _lines_of_work(shape)]
-    lines += map(str, [*_lines_of_start(), *_lines_of_attention()])
+def tables() -> str:
+    """For each CPU, every goal of which something was measured there, as Markdown."""
+    cpus = dict.fromkeys(cpu_of(run) for kind in KINDS for run in _runs(kind))
+    return "\n\n".join(f"{cpu_text(cpu)}:\n\n{table(cpu)}" for cpu in cpus)
+
+
+def table(cpu: Cpu) -> str:
+    """Of one CPU."""
+    lines = [str(line) for shape in SHAPES for line in _lines_of_work(cpu, shape)]
+    lines += map(str, [*_lines_of_start(cpu), *_lines_of_attention(cpu)])
     head = "| work | goal | measured | nearest peer | |\n| --- | --- | --- | --- | --- |\n"
     return head + "\n".join(lines)
 
 
-def _lines_of_work(shape: str) -> Iterator[Line]:
-    rows = _rows(RESULTS / f"peers-{shape}.json")
-    formats = _rows(RESULTS / f"formats-{shape}.json")
+def _lines_of_work(cpu: Cpu, shape: str) -> Iterator[Line]:
+    rows = _rows("peers", cpu, shape)
+    formats = _rows("formats", cpu, shape)
     for goal in GOALS:
         own = rows.get((goal.work, f"llmserve, {goal.form}"))
         beside_own = formats.get((goal.work, f"llmserve, {goal.form}"), {})
@@ -113,26 +119,33 @@ def _nearest(ratios: dict[str, float]) -> tuple[str, float]:
     return min(ratios.items(), key=lambda item: item[1], default=("none", 0.0))
 
 
-def _rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Those of runs on such a CPU, by work and system."""
+def _rows(kind: str, cpu: Cpu, shape: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """By work and system."""
     return {
         (row["workload"], row["system"]): row
-        for run in runs_of(_report(path))
-        if run.get("machine", {}).get("cpu_isa") == ISA
+        for run in _runs(kind)
+        if cpu_of(run) == cpu and run["shape"] == shape
         for row in run["rows"]
     }
 
 
-def _report(path: Path) -> dict[str, Any]:
-    """Empty where nothing was measured."""
-    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return report
+def _runs(kind: str) -> list[dict[str, Any]]:
+    """Those of reports of this kind that were made on CPUs that the goals are for."""
+    reports = (
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(RESULTS.glob(f"{kind}-*.json"))
+    )
+    runs = (run for report in reports for run in runs_of(report))
+    return [run for run in runs if run.get("machine", {}).get("cpu_isa") == ISA]
 
 
-def _lines_of_start() -> Iterator[Line]:
-    report = _report(RESULTS / f"starts-{_START_SHAPE}-bfloat16.json")
-    if report.get("machine", {}).get("cpu_isa") != ISA:
-        return
+def _lines_of_start(cpu: Cpu) -> Iterator[Line]:
+    for report in _runs("starts"):
+        if (cpu_of(report), report["shape"]) == (cpu, _START_SHAPE):
+            yield from _lines_of_one_start(report)
+
+
+def _lines_of_one_start(report: dict[str, Any]) -> Iterator[Line]:
     rows = {row["system"]: row for row in report["rows"]}
     own = rows["llmserve, bfloat16"]
     nearest, ratio = _nearest(
@@ -166,11 +179,11 @@ def _lines_of_start() -> Iterator[Line]:
     )
 
 
-def _lines_of_attention() -> Iterator[Line]:
-    report = _report(RESULTS / "ops-attention.json")
-    for row in report.get("rows", []):
+def _lines_of_attention(cpu: Cpu) -> Iterator[Line]:
+    for row in (row for run in _runs("ops") if cpu_of(run) == cpu for row in run["rows"]):
         isa, _, name = row["name"].partition(" ")
-        if isa == ISA and "decode" in name and name.endswith("context=4096"):
+        is_of_goal = name.startswith("attention ") and name.endswith("context=4096")
+        if isa == ISA and is_of_goal and "decode" in name:
             yield Line(
                 name,
                 f"≥ {_ATTENTION_SHARE:.0%} of the read rate",

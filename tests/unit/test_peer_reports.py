@@ -103,14 +103,27 @@ def test_a_report_takes_no_run_with_other_threads(engines: ModuleType, tmp_path:
         engines._earlier_runs(path, 1)
 
 
+def test_a_report_takes_no_run_of_another_cpu_with_the_same_name(
+    engines: ModuleType, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.json"
+    earlier = run(row(DECODE, "llmserve, int8", 2))
+    earlier["machine"]["cpu_model"] = "AuthenticAMD family 0 model 0"
+    path.write_text(json.dumps({"shape": "tiny", "threads": 2, "runs": [earlier]}))
+    with pytest.raises(SystemExit, match=r"family 0 model 0.*--results"):
+        engines._earlier_runs(path, 2)
+
+
 def on_target(*rows: dict[str, Any]) -> dict[str, Any]:
     report = run(*rows)
+    report["shape"] = "tinyllama-1.1b"
     report["machine"]["cpu_isa"] = "avx512_bf16"
     return {"shape": "tinyllama-1.1b", "threads": 2, "runs": [report]}
 
 
 def last_cells(targets: ModuleType) -> list[list[str]]:
-    lines = targets.table().splitlines()[2:]
+    lines = [line for line in targets.tables().splitlines() if line.startswith("| ")]
+    lines = [line for line in lines if line.split(" | ")[1] != "goal" and "---" not in line]
     return [line.strip("| ").split(" | ")[2:] for line in lines]
 
 
@@ -154,15 +167,30 @@ def test_what_another_machine_measured_reaches_no_goal(targets: ModuleType, tmp_
     assert last_cells(targets) == []
 
 
+def test_each_cpu_has_a_table_of_its_own(targets: ModuleType, tmp_path: Path) -> None:
+    for number, own_s in enumerate([1.0, 2.0]):
+        report = on_target(row(DECODE, "llmserve, bfloat16", own_s))
+        report["runs"][0]["machine"] |= {"cpu": "Brand", "cpu_model": f"family {number}"}
+        (tmp_path / f"peers-{number}.json").write_text(json.dumps(report))
+    tables = targets.tables().split("\n\n")
+    assert tables[::2] == ["Brand (family 0):", "Brand (family 1):"]
+    assert [cells[0] for cells in last_cells(targets)] == ["100%", "50%"]
+
+
 def test_starts_and_attention_have_goals_of_their_own(targets: ModuleType, tmp_path: Path) -> None:
-    machine = {"cpu_isa": "avx512_bf16"}
+    machine = {**describe_machine(), "cpu_isa": "avx512_bf16"}
 
     def start(system: str, seconds: float, ratio: float, **bytes_: float) -> dict[str, Any]:
         return {"system": system, "seconds": [seconds], "ratio": ratio, **bytes_}
 
     own = {"peak_bytes": 2.5e9, "planned_bytes": 2.3e9}
     rows = [start("llmserve, bfloat16", 1.4, 1, **own), start("llama.cpp, bfloat16", 1.2, 0.9)]
-    starts = {"machine": machine, "rows": rows, "step": {"beyond_execution_us": 29.0}}
+    starts = {
+        "machine": machine,
+        "shape": "tinyllama-1.1b",
+        "rows": rows,
+        "step": {"beyond_execution_us": 29.0},
+    }
     (tmp_path / "starts-tinyllama-1.1b-bfloat16.json").write_text(json.dumps(starts))
     name = "attention bfloat16 32/4x64 decode B={} context={}"
     ops = [
@@ -171,7 +199,7 @@ def test_starts_and_attention_have_goals_of_their_own(targets: ModuleType, tmp_p
         {"name": f"avx512_bf16 {name.format(32, 1024)}", "share": 0.5},
         {"name": f"avx2 {name.format(8, 4096)}", "share": 0.5},
     ]
-    (tmp_path / "ops-attention.json").write_text(json.dumps({"rows": ops}))
+    (tmp_path / "ops-attention.json").write_text(json.dumps({"machine": machine, "rows": ops}))
     assert last_cells(targets) == [
         ["1.40 s", "llama.cpp 0.90", "**missed**"],
         ["the plan +200 MB", "-", "**missed**"],

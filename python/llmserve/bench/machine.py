@@ -173,6 +173,7 @@ def describe_machine() -> dict[str, object]:
     testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
     return {
         "cpu": _cpu_name(),
+        "cpu_model": _cpu_model(),
         "cpu_isa": next(name for name, can_run in testing.cpu_isas() if can_run),
         "num_cpus": os.cpu_count(),
         "system": platform.platform(),
@@ -183,12 +184,25 @@ def describe_machine() -> dict[str, object]:
 
 
 def _cpu_name() -> str:
+    return _first_cpu().get("model name") or platform.processor()
+
+
+def _cpu_model() -> str | None:
+    """The numbers that the CPU gives itself; in a virtual machine its name may be a brand's."""
+    cpu = _first_cpu()
+    if {"vendor_id", "cpu family", "model"} <= cpu.keys():
+        return f"{cpu['vendor_id']} family {cpu['cpu family']} model {cpu['model']}"
+    return None
+
+
+def _first_cpu() -> dict[str, str]:
+    """What Linux says of it, by name."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+        return {}
+    pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _commit() -> str | None:
