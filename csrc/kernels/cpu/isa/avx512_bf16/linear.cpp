@@ -15,12 +15,12 @@ namespace {
 #include "kernels/cpu/matmul.inc"
 
 // sums += a [R, k] x C panels, a pair of K at a time, which is a panel's row; k is even here.
-template <int R, int C, int P, int L>
+template <int R, int C, int P>
 inline void multiply_panels(const uint16_t* a, int64_t lda, const uint16_t* b, int64_t stride,
                             int64_t k, const uint16_t* ahead, int64_t ahead_step,
                             Vec (&sums)[R][C * kVecsPerPanel]) {
   for (int64_t i = 0; i < k; i += 2) {
-    prefetch_panels<P, L>(ahead, stride);
+    prefetch_panels<P>(ahead, stride);
     __m512i w[C];
     auto load = [&]<int c>()
                     __attribute__((always_inline)) { w[c] = _mm512_loadu_si512(b + c * stride); };
