@@ -9,6 +9,7 @@ colon it may have environment variables, as LLMSERVE_CPU_ISA=avx2, and arguments
 names begin with a small letter; several are divided by commas. Each is a process of its own, which
 sleeps while another works. A round runs each of them once, in changing order; the ratio is the
 median over rounds of (the first one's seconds / this one's seconds): over 1, this one is faster.
+Where in memory a process lies can count more than what it does: several --processes show it.
 """
 
 from __future__ import annotations
@@ -62,6 +63,10 @@ class Build:
             raise SystemExit(f"{self.spec} ended with status {self._process.wait()}; see above")
         return json.loads(line)
 
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
 
 def _value(text: str) -> Any:
     try:
@@ -71,29 +76,41 @@ def _value(text: str) -> Any:
 
 
 def compare(options: argparse.Namespace) -> None:
-    command = sys.argv[1:]
-    builds = [Build(spec, command) for spec in options.builds]
+    for _ in range(options.processes):
+        builds = [Build(spec, sys.argv[1:]) for spec in options.builds]
+        for name, seconds in measured(builds, options.rounds):
+            show(name, builds, seconds)
+        for build in builds:
+            build.close()
+
+
+def measured(builds: list[Build], num_rounds: int) -> Iterator[tuple[str, list[list[float]]]]:
+    """Of every case: its name, and the seconds of each build in each round."""
     while True:
         names = {build.ask("next") for build in builds}
         if len(names) > 1:
             raise SystemExit(f"the builds differ in what they run: {sorted(map(str, names))}")
         (name,) = names
         if name is None:
-            break
-        seconds: dict[Build, list[float]] = {build: [] for build in builds}
-        for round_idx in range(options.rounds):
-            turn = round_idx % len(builds)
-            for build in builds[turn:] + builds[:turn]:
-                seconds[build].append(build.ask("run"))
-        print(name)
-        for build in builds:
-            ratios = [a / b for a, b in zip(seconds[builds[0]], seconds[build], strict=True)]
-            low, high = np.quantile(ratios, [0.25, 0.75])
-            print(
-                f"  {1e3 * statistics.median(seconds[build]):10.3f} ms  "
-                f"{statistics.median(ratios):6.3f} ({low:.3f} to {high:.3f})  {build.spec}",
-                flush=True,
-            )
+            return
+        seconds: list[list[float]] = [[] for _ in builds]
+        for round_idx in range(num_rounds):
+            for turn in range(len(builds)):
+                idx = (turn + round_idx) % len(builds)
+                seconds[idx].append(builds[idx].ask("run"))
+        yield name, seconds
+
+
+def show(name: str, builds: list[Build], seconds: list[list[float]]) -> None:
+    print(name)
+    for build, own in zip(builds, seconds, strict=True):
+        ratios = [first / mine for first, mine in zip(seconds[0], own, strict=True)]
+        low, high = np.quantile(ratios, [0.25, 0.75])
+        print(
+            f"  {1e3 * statistics.median(own):10.3f} ms  "
+            f"{statistics.median(ratios):6.3f} ({low:.3f} to {high:.3f})  {build.spec}",
+            flush=True,
+        )
 
 
 def work(options: argparse.Namespace) -> None:
@@ -193,6 +210,9 @@ def main() -> None:
     for command in (ops, engine):
         command.add_argument("builds", nargs="+", metavar="BUILD")
         command.add_argument("--rounds", type=int, default=9)
+        command.add_argument(
+            "--processes", type=int, default=1, help="of each build, one after another"
+        )
         command.add_argument("--threads", type=int, default=2)
         command.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
