@@ -116,4 +116,12 @@ const CpuIsa& select_cpu_isa(std::string_view cap) {
   return *best;
 }
 
+int64_t l1_data_bytes() {
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+  const int64_t bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+  if (bytes > 0) return bytes;
+#endif
+  return 32 * 1024;
+}
+
 }  // namespace llmserve
