@@ -206,7 +206,7 @@ struct KernelTable {
   int64_t (*next_greater)(const float* x, int64_t begin, int64_t n, float threshold);
 
   // The machine's limit, for benchmarks: only reads.
-  uint32_t (*read_loop)(const void* data, int64_t num_bytes);
+  uint32_t (*read_loop)(const void* data, int64_t num_bytes, bool is_to_l1);
 };
 
 namespace generic {

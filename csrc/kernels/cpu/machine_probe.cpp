@@ -28,12 +28,14 @@ MachineProbe::MachineProbe(const CpuIsa& isa, int num_threads, int64_t num_bytes
   });
 }
 
-double MachineProbe::read_gb_per_s() {
+double MachineProbe::read_gb_per_s() { return std::max(read_once(true), read_once(false)); }
+
+double MachineProbe::read_once(bool is_to_l1) {
   std::vector<uint32_t> sinks(static_cast<size_t>(pool_.num_threads()) * 16);  // a line a thread
   const double read_s = seconds_of([&] {
     pool_.parallel_for(memory_.num_bytes(), 1 << 20, [&](int64_t begin, int64_t end, int thread) {
       sinks[static_cast<size_t>(thread) * 16] =
-          kernels_.read_loop(memory_.data() + begin, end - begin);
+          kernels_.read_loop(memory_.data() + begin, end - begin, is_to_l1);
     });
   });
   return static_cast<double>(memory_.num_bytes()) / read_s * 1e-9;
