@@ -5,11 +5,12 @@
     python benchmarks/by_turns.py engine python python:quantization=int8 --output-len 1
 
 A build is a folder that holds the package: the `python` of a worktree, or a copy of one. Behind a
-colon it may have environment variables, as LLMSERVE_CPU_ISA=avx2, and arguments of LLM, whose
-names begin with a small letter; several are divided by commas. Each is a process of its own, which
-sleeps while another works. A round runs each of them once, in changing order; the ratio is the
-median over rounds of (the first one's seconds / this one's seconds): over 1, this one is faster.
-Where in memory a process lies can count more than what it does: several --processes show it.
+colon it may have environment variables, as LLMSERVE_CPU_ISA=avx2, and for `engine` arguments of
+LLM, whose names begin with a small letter; several are divided by commas. Each is a process of its
+own, which sleeps while another works. A round runs each of them once, in changing order; the ratio
+is the median over rounds of (the first one's seconds / this one's seconds): over 1, this one is
+faster. Where in memory a process lies can count more than what it does: several --processes show
+it.
 """
 
 from __future__ import annotations
@@ -132,8 +133,9 @@ def op_runs(options: argparse.Namespace, arguments: dict[str, Any]) -> Runs:
     import bench_ops
     from llmserve import _core
 
-    isa = arguments.get("isa", "")
-    backend = _core.testing.make_backend("cpu", options.threads, isa)
+    if arguments:
+        raise SystemExit(f"ops: expected environment variables alone, got {', '.join(arguments)}")
+    backend = _core.testing.make_backend("cpu", options.threads, "")
     for case in bench_ops.GROUPS[options.group](backend, np.random.default_rng(0)):
         if options.cases not in case.name:
             continue
