@@ -80,11 +80,12 @@ def bench_overhead(num_seqs: int, is_streamed: bool) -> dict[str, float]:
     oracle = testing.OracleOptions(vocab_size=VOCAB_SIZE, sweep_bytes=64 << 20)
     engine = testing.oracle_engine(config, oracle)
     rng = random.Random(0)
-    left = set()
+    requests = []
     for seed in range(num_seqs):
         prompt = [rng.randrange(VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
         params = _core.SamplingParams(max_tokens=NUM_STEPS, seed=seed, detokenize=False)
-        left.add(engine.add_request(prompt, params, is_streamed=is_streamed))
+        requests.append(_core.EngineRequest(prompt, params, is_streamed=is_streamed))
+    left = set(engine.add_requests(requests))
     while left:
         left -= {event.request_id for event in engine.wait_events(1.0) if event.is_request_finished}
     steps = engine.trace()

@@ -243,6 +243,27 @@ class LoadingModel {
   std::thread thread_;
 };
 
+void register_request(py::module_& module) {
+  py::class_<Request>(module, "EngineRequest")
+      .def(py::init([](std::vector<int32_t> prompt_token_ids, const SamplingParams& params,
+                       int32_t priority, std::string cache_salt, bool is_streamed,
+                       std::shared_ptr<HostArray> prompt_embeds,
+                       std::optional<PoolingParams> pooling,
+                       std::optional<BeamSearchParams> beam_search) {
+             return Request{.prompt_token_ids = std::move(prompt_token_ids),
+                            .prompt_embeds = std::move(prompt_embeds),
+                            .params = params,
+                            .pooling = pooling,
+                            .beam_search = beam_search,
+                            .priority = priority,
+                            .cache_salt = std::move(cache_salt),
+                            .is_streamed = is_streamed};
+           }),
+           "prompt_token_ids"_a, "params"_a, "priority"_a = 0, "cache_salt"_a = "",
+           "is_streamed"_a = true, "prompt_embeds"_a = py::none(), "pooling"_a = py::none(),
+           "beam_search"_a = py::none());
+}
+
 }  // namespace
 
 void register_engine(py::module_& module) {
@@ -251,6 +272,7 @@ void register_engine(py::module_& module) {
   register_histograms(module);
   register_trace(module);
   register_memory_use(module);
+  register_request(module);
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<LoadingModel>(module, "LoadingModel")
       .def(py::init<const EngineConfig&>(), "config"_a)
@@ -269,25 +291,7 @@ void register_engine(py::module_& module) {
            }),
            "model"_a, "vocabulary"_a = py::none(), Release(),
            "Waits for the model and starts the engine's thread.")
-      .def(
-          "add_request",
-          [](Engine& engine, std::vector<int32_t> prompt_token_ids, const SamplingParams& params,
-             int32_t priority, std::string cache_salt, bool is_streamed,
-             std::shared_ptr<HostArray> prompt_embeds, std::optional<PoolingParams> pooling,
-             std::optional<BeamSearchParams> beam_search) {
-            const py::gil_scoped_release release;
-            return engine.add_request({.prompt_token_ids = std::move(prompt_token_ids),
-                                       .prompt_embeds = std::move(prompt_embeds),
-                                       .params = params,
-                                       .pooling = pooling,
-                                       .beam_search = beam_search,
-                                       .priority = priority,
-                                       .cache_salt = std::move(cache_salt)},
-                                      is_streamed);
-          },
-          "prompt_token_ids"_a, "params"_a, "priority"_a = 0, "cache_salt"_a = "",
-          "is_streamed"_a = true, "prompt_embeds"_a = py::none(), "pooling"_a = py::none(),
-          "beam_search"_a = py::none())
+      .def("add_requests", &Engine::add_requests, "requests"_a, Release())
       .def("wait_for_room", &Engine::wait_for_room, "timeout_s"_a, Release())
       .def("abort", &Engine::abort, "request_id"_a, Release())
       .def("wait_events", &Engine::wait_events, "timeout_s"_a, Release())

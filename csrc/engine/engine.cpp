@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "core/error.h"
@@ -52,7 +53,8 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
       memory_use_(executor_->memory_use()) {
   config_.validate();
   SchedulerConfig scheduler = config_.scheduler;
-  scheduler.max_num_queued_reqs = 0;  // add_request() keeps the bound, where the caller can be told
+  scheduler.max_num_queued_reqs =
+      0;  // add_requests() keeps the bound, where the caller can be told
   scheduler_ =
       std::make_unique<Scheduler>(scheduler, config_.cache, vocabulary_ ? &*vocabulary_ : nullptr,
                                   clock_, &chain_hash, executor_->max_in_flight());
@@ -106,37 +108,43 @@ void Engine::take_prompt_embeds(Request& request) const {
   request.prompt_token_ids.assign(static_cast<size_t>(embeds.num_rows), kNoTokenId);
 }
 
-RequestId Engine::add_request(Request request, bool is_streamed) {
-  std::optional<int32_t>& prompt_logprobs = request.params.prompt_logprobs;
-  if (prompt_logprobs == -1) prompt_logprobs = static_cast<int32_t>(vocab_size_);
-  if (request.prompt_embeds) take_prompt_embeds(request);
-  validate(request);
-  if (request.pooling) {
-    request.pooled = make_pooled_output(*request.pooling, std::ssize(request.prompt_token_ids),
-                                        hidden_size_, vocab_size_);
+std::vector<RequestId> Engine::add_requests(std::vector<Request> requests) {
+  const int64_t arrival_us = clock_.now_us();
+  for (Request& request : requests) {
+    std::optional<int32_t>& prompt_logprobs = request.params.prompt_logprobs;
+    if (prompt_logprobs == -1) prompt_logprobs = static_cast<int32_t>(vocab_size_);
+    if (request.prompt_embeds) take_prompt_embeds(request);
+    validate(request);
+    if (request.pooling) {
+      request.pooled = make_pooled_output(*request.pooling, std::ssize(request.prompt_token_ids),
+                                          hidden_size_, vocab_size_);
+    }
+    request.arrival_us = arrival_us;
   }
-  request.arrival_us = clock_.now_us();
+  std::vector<RequestId> ids;
+  ids.reserve(requests.size());
   std::unique_lock lock(intake_mutex_);
   check_runs();
   if (is_released_ != std::array<bool, kNumMemoryParts>{}) {
     throw InvalidArgument("the engine is asleep; call wake_up() first");
   }
-  if (!has_room()) {
-    throw QueueFull(concat("the queue is full: ", num_queued(),
-                           " requests wait and max_num_queued_reqs is ",
+  if (std::ssize(requests) > room()) {
+    throw QueueFull(concat("the queue is full: ", num_queued(), " requests wait, ", requests.size(),
+                           " more were to come and max_num_queued_reqs is ",
                            config_.scheduler.max_num_queued_reqs, "; retry later or raise it"));
   }
-  request.id = next_id_++;
-  request.seed = request.params.seed ? *request.params.seed
-                                     : mix64(config_.seed, static_cast<uint64_t>(request.id));
-  if (!request.params.logits_processors.empty())
-    processors_[request.id] = request.params.logits_processors;
-  request.is_streamed = is_streamed;
-  const RequestId id = request.id;
-  intake_.requests.push_back(std::move(request));
+  for (Request& request : requests) {
+    request.id = next_id_++;
+    request.seed = request.params.seed ? *request.params.seed
+                                       : mix64(config_.seed, static_cast<uint64_t>(request.id));
+    if (!request.params.logits_processors.empty())
+      processors_[request.id] = request.params.logits_processors;
+    ids.push_back(request.id);
+    intake_.requests.push_back(std::move(request));
+  }
   lock.unlock();  // first: who wakes takes it
   intake_ready_.notify_one();
-  return id;
+  return ids;
 }
 
 // The intake's lock is held, in this one and the next two.
@@ -149,15 +157,17 @@ int64_t Engine::num_queued() const {
   return metrics().num_requests_waiting + std::ssize(intake_.requests);
 }
 
-bool Engine::has_room() const {
+// For how many requests.
+int64_t Engine::room() const {
   const int32_t limit = config_.scheduler.max_num_queued_reqs;
-  return limit == 0 || num_queued() < limit;
+  return limit == 0 ? std::numeric_limits<int64_t>::max()
+                    : std::max<int64_t>(limit - num_queued(), 0);
 }
 
-bool Engine::wait_for_room(double timeout_s) {
+int64_t Engine::wait_for_room(double timeout_s) {
   std::unique_lock lock(intake_mutex_);
-  return room_made_.wait_for(lock, std::chrono::duration<double>(timeout_s),
-                             [&] { return has_room(); });
+  room_made_.wait_for(lock, std::chrono::duration<double>(timeout_s), [&] { return room() > 0; });
+  return room();
 }
 
 void Engine::abort(RequestId id) {
@@ -304,7 +314,7 @@ bool Engine::take_in() {
   }
   if (intake_.stop) return false;
   if (intake_.is_empty()) return true;
-  // Under the lock, so that add_request() counts each request exactly once against the queue's
+  // Under the lock, so that add_requests() counts each request exactly once against the queue's
   // bound.
   Intake taken = std::exchange(intake_, {});
   taken_.assign(std::move_iterator(taken.requests.begin()),

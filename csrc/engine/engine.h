@@ -47,14 +47,14 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Checks the request, gives it its id and resolved seed, and queues it. Throws InvalidArgument,
-  // QueueFull, or the error that stopped the engine. A request that is not streamed has a single
-  // event a sequence, at its end.
-  RequestId add_request(Request request, bool is_streamed);
+  // Checks the requests, gives each its id and resolved seed, and queues all of them at once, so
+  // that the same step finds them, or none. Throws InvalidArgument, QueueFull, or the error that
+  // stopped the engine. A request that is not streamed has a single event a sequence, at its end.
+  std::vector<RequestId> add_requests(std::vector<Request> requests);
 
-  // Waits until the queue may have room for a request: false at the timeout, which is also how long
-  // the wait lasts where the engine was closed or has stopped meanwhile.
-  bool wait_for_room(double timeout_s);
+  // Waits until the queue may have room, and returns for how many requests: 0 at the timeout, which
+  // is also how long the wait lasts where the engine was closed or has stopped meanwhile.
+  int64_t wait_for_room(double timeout_s);
 
   // The request's sequences end with FinishReason::kAbort after the running step; unknown or
   // finished ids are ignored.
@@ -78,7 +78,7 @@ class Engine {
 
   // Gives memory back while nobody needs the model: that of the KV cache (level 1), and that of
   // weights and workspace as well (level 2). The prefix cache is forgotten. Only an idle engine
-  // sleeps, and add_request() refuses until it is awake. Returns when the engine's thread has done
+  // sleeps, and add_requests() refuses until it is awake. Returns when the engine's thread has done
   // it. Throws InvalidArgument for another level or with unfinished requests: nothing changed then.
   void sleep(int32_t level);
   // Takes the memory of these parts again, weights from the checkpoint as it is now; awake once all
@@ -140,7 +140,7 @@ class Engine {
   void keep_memory_use();
   void do_chores(int64_t duration_us);
   int64_t num_queued() const;
-  bool has_room() const;
+  int64_t room() const;
   void run();
   bool take_in();
   void step();

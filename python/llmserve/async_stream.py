@@ -37,7 +37,7 @@ class AsyncStream:
     def start(self, is_streamed: bool) -> None:
         """Gives the request to the engine. Raises QueueFull, InvalidArgument."""
         request = self._runner.engine_request(self.state, is_streamed)
-        self._runner.router.submit(self, self._request_ids, request)
+        self._runner.router.submit(self, self._request_ids, [request])
         self.state.request_id = self._request_ids[-1]
 
     async def wait(self) -> None:

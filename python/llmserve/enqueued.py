@@ -31,10 +31,10 @@ class EnqueuedRequests:
         """Queues all of the requests or, by whatever exception, none."""
         request_ids: list[int] = []
         try:
-            for state in states:
-                request = self._runner.engine_request(state, is_streamed=False)
-                self._runner.router.submit(self._inbox, request_ids, request)
-                state.request_id = request_ids[-1]
+            requests = [self._runner.engine_request(state, is_streamed=False) for state in states]
+            self._runner.router.submit(self._inbox, request_ids, requests)
+            for state, request_id in zip(states, request_ids, strict=True):
+                state.request_id = request_id
             self._states.update(zip(request_ids, states, strict=True))
         except BaseException:
             self._runner.abandon(SimpleQueue(), request_ids)

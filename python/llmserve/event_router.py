@@ -9,9 +9,8 @@ is lost or given twice.
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -22,20 +21,6 @@ from llmserve.errors import InvalidArgument
 # Bounds how long Ctrl-C goes unnoticed and how long a waiting thread takes to step in for one that
 # stopped asking without a word (a stream that nobody reads on).
 POLL_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
-    """The arguments of the engine's add_request, in its order."""
-
-    prompt_token_ids: list[int]
-    params: _core.SamplingParams
-    priority: int
-    cache_salt: str
-    is_streamed: bool
-    prompt_embeds: _core.PromptEmbeds | None = None
-    pooling: _core.PoolingParams | None = None
-    beam_search: _core.BeamSearchParams | None = None
 
 
 class Inbox(Protocol):
@@ -62,22 +47,16 @@ class EventRouter:
         self._waiting: set[ThreadInbox] = set()  # of threads that wait for another one to ask
         self.is_closed = False
 
-    def submit(self, inbox: Inbox, request_ids: list[int], request: EngineRequest) -> None:
-        """Adds a request whose events go to `inbox`, and its id to `request_ids`."""
+    def submit(
+        self, inbox: Inbox, request_ids: list[int], requests: Sequence[_core.EngineRequest]
+    ) -> None:
+        """Adds requests, all or none, whose events go to `inbox`, and their ids to
+        `request_ids`."""
         with self._lock:  # nothing is routed before the inbox is known
             self.check_open()
-            arguments = (
-                (request.prompt_token_ids,),
-                (request.params,),
-                (request.priority,),
-                (request.cache_salt,),
-                (request.is_streamed,),
-                (request.prompt_embeds,),
-                (request.pooling,),
-                (request.beam_search,),
-            )
-            request_ids.extend(map(self._engine.add_request, *arguments))
-            self._inboxes[request_ids[-1]] = inbox
+            num_before = len(request_ids)
+            request_ids.extend(chain.from_iterable(map(self._engine.add_requests, (requests,))))
+            self._inboxes.update(dict.fromkeys(request_ids[num_before:], inbox))
 
     def wait(
         self, inbox: ThreadInbox, events: list[_core.TokenEvent], timeout_s: float = POLL_S

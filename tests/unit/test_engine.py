@@ -10,6 +10,7 @@ import time
 
 import msgspec
 import pytest
+from engine_requests import add_request
 from llmserve import _core
 from llmserve.errors import DeviceError, InvalidArgument, ResourceExhausted
 
@@ -96,7 +97,7 @@ def test_the_line_of_a_token_is_json_whatever_its_text() -> None:
     oracle = _core.testing.OracleOptions(vocab_size=len(texts), step_us=500)
     engine = _core.testing.oracle_engine(make_config(), oracle, vocabulary)
     line = _core.LineTemplate(b'data: {"text":"', b'"}', skips_empty=True)
-    request = engine.add_request([1], _core.SamplingParams(max_tokens=250, seed=1))
+    request = add_request(engine, [1], _core.SamplingParams(max_tokens=250, seed=1))
     seen = ""  # but for the last event's
     for event in collect(engine, [request])[request]:
         rendered = line.render(event)
@@ -112,9 +113,9 @@ def test_the_line_of_a_token_is_json_whatever_its_text() -> None:
 def test_a_line_says_no_more_than_a_text() -> None:
     engine = make_engine({"step_us": 2000})
     line = _core.LineTemplate(b"<", b">", skips_empty=False)
-    request = engine.add_request([1], params(logprobs=0, max_tokens=3))
+    request = add_request(engine, [1], params(logprobs=0, max_tokens=3))
     assert {line.render(event) for event in collect(engine, [request])[request]} == {None}
-    request = engine.add_request([1], params(max_tokens=200))
+    request = add_request(engine, [1], params(max_tokens=200))
     (first, *_) = collect(engine, [request])[request]
     assert line.render(first) == b"<>"  # without text, as it asked for none
     assert _core.LineTemplate(b"<", b">", skips_empty=True).render(first) == b""
@@ -124,7 +125,7 @@ def test_a_line_says_no_more_than_a_text() -> None:
 def test_every_token_is_the_oracle_s() -> None:
     engine = make_engine()
     prompts = [list(range(1, 2 + 7 * i)) for i in range(12)]
-    ids = [engine.add_request(p, params(seed=100 + i)) for i, p in enumerate(prompts)]
+    ids = [add_request(engine, p, params(seed=100 + i)) for i, p in enumerate(prompts)]
     events = collect(engine, ids)
     for i, prompt in enumerate(prompts):
         assert tokens(events[ids[i]]) == oracle(100 + i, len(prompt), 8)
@@ -134,7 +135,7 @@ def test_every_token_is_the_oracle_s() -> None:
 
 def test_samples_of_one_request_have_seeds_of_their_own() -> None:
     engine = make_engine()
-    request = engine.add_request([1, 2, 3], params(seed=5, n=4))
+    request = add_request(engine, [1, 2, 3], params(seed=5, n=4))
     events = collect(engine, [request])[request]
     for i in range(4):
         assert tokens(events, i) == oracle(_core.testing.sample_seed(5, i), 3, 8)
@@ -143,8 +144,8 @@ def test_samples_of_one_request_have_seeds_of_their_own() -> None:
 
 def test_a_request_that_is_not_streamed_has_one_event_a_sample() -> None:
     engine = make_engine()
-    request = engine.add_request([1, 2, 3], params(seed=5, n=3), is_streamed=False)
-    streamed = engine.add_request([1, 2, 3], params(seed=5, n=3))
+    request = add_request(engine, [1, 2, 3], params(seed=5, n=3), is_streamed=False)
+    streamed = add_request(engine, [1, 2, 3], params(seed=5, n=3))
     events = collect(engine, [request, streamed])
     assert len(events[request]) == 3
     for i in range(3):
@@ -156,7 +157,7 @@ def test_a_request_that_is_not_streamed_has_one_event_a_sample() -> None:
 
 def test_events_that_nobody_takes_become_one_a_sample() -> None:
     engine = make_engine()
-    ids = [engine.add_request([1, 2, 3 + i], params(seed=i, n=2)) for i in range(10)]
+    ids = [add_request(engine, [1, 2, 3 + i], params(seed=i, n=2)) for i in range(10)]
     while engine.metrics().num_requests_finished < len(ids):
         time.sleep(0.001)
     events = engine.wait_events(0.0)
@@ -175,9 +176,9 @@ def test_waiting_for_room_ends_when_a_request_is_admitted() -> None:
     gate = _core.testing.StepGate(2)
     engine = make_engine(gate=gate, max_num_queued_reqs=1, max_num_seqs=1)
     assert engine.wait_for_room(0.0)
-    engine.add_request([1, 2], params(max_tokens=4))
+    add_request(engine, [1, 2], params(max_tokens=4))
     gate.wait_until_held()  # the first has its seat
-    engine.add_request([1, 2], params(max_tokens=4))
+    add_request(engine, [1, 2], params(max_tokens=4))
     assert not engine.wait_for_room(0.0)
     gate.open()
     assert engine.wait_for_room(DEADLINE_S)
@@ -187,7 +188,7 @@ def test_waiting_for_room_ends_when_a_request_is_admitted() -> None:
 def test_waiting_for_a_device_is_told_from_the_hosts_own_time() -> None:
     gate = _core.testing.StepGate(2)
     engine = make_engine(gate=gate)
-    request = engine.add_request([1, 2, 3], params(max_tokens=4))
+    request = add_request(engine, [1, 2, 3], params(max_tokens=4))
     gate.wait_until_held()  # in the second step's wait
     held_since = time.monotonic()
     while time.monotonic() < held_since + 0.005:
@@ -203,7 +204,7 @@ def test_waiting_for_a_device_is_told_from_the_hosts_own_time() -> None:
 def test_an_aborted_request_that_is_not_streamed_gives_what_it_has() -> None:
     gate = _core.testing.StepGate(6)
     engine = make_engine(gate=gate)
-    request = engine.add_request([1, 2, 3], params(seed=5, max_tokens=200), is_streamed=False)
+    request = add_request(engine, [1, 2, 3], params(seed=5, max_tokens=200), is_streamed=False)
     gate.wait_until_held()
     engine.abort(request)
     gate.open()
@@ -216,7 +217,7 @@ def test_an_aborted_request_that_is_not_streamed_gives_what_it_has() -> None:
 
 def test_a_request_without_a_seed_reports_the_one_it_got() -> None:
     engine = make_engine()
-    request = engine.add_request([1, 2, 3], params())
+    request = add_request(engine, [1, 2, 3], params())
     events = collect(engine, [request])[request]
     assert tokens(events) == oracle(events[0].seed, 3, 8)
     engine.close()
@@ -224,7 +225,7 @@ def test_a_request_without_a_seed_reports_the_one_it_got() -> None:
 
 def test_a_row_that_is_not_finite_fails_its_request_alone() -> None:
     engine = make_engine({"invalid_request_id": 1})
-    ids = [engine.add_request([1, 2, 3], params(seed=i)) for i in range(3)]
+    ids = [add_request(engine, [1, 2, 3], params(seed=i)) for i in range(3)]
     events = collect(engine, ids)
     assert events[1][-1].finish_reason == "error"
     assert "not finite" in events[1][-1].error
@@ -236,13 +237,13 @@ def test_a_row_that_is_not_finite_fails_its_request_alone() -> None:
 def test_a_failed_step_ends_its_requests_and_the_engine_lives_on() -> None:
     gate = _core.testing.StepGate(1)
     engine = make_engine(faults={"fail_at_step": 3}, gate=gate)
-    ids = [engine.add_request([1, 2, 3], params(max_tokens=100)) for _ in range(3)]
+    ids = [add_request(engine, [1, 2, 3], params(max_tokens=100)) for _ in range(3)]
     gate.open()
     for events in collect(engine, ids).values():
         assert events[-1].finish_reason == "error"
         assert "told to fail" in events[-1].error
     assert engine.failure == ""
-    later = [engine.add_request([i, 2, 3], params(max_tokens=8, seed=i)) for i in range(3)]
+    later = [add_request(engine, [i, 2, 3], params(max_tokens=8, seed=i)) for i in range(3)]
     for i, events in enumerate(collect(engine, later).values()):
         assert tokens(events) == oracle(i, 3, 8)
     metrics = engine.metrics()
@@ -253,7 +254,7 @@ def test_a_failed_step_ends_its_requests_and_the_engine_lives_on() -> None:
 def test_a_failed_step_ends_its_own_requests_and_no_others() -> None:
     gate = _core.testing.StepGate(1)
     engine = make_engine(faults={"fail_at_step": 4}, gate=gate, max_num_seqs=3)
-    ids = [engine.add_request([i, 2, 3], params(max_tokens=20, seed=i)) for i in range(9)]
+    ids = [add_request(engine, [i, 2, 3], params(max_tokens=20, seed=i)) for i in range(9)]
     gate.open()
     events = collect(engine, ids)
     failed = [i for i in ids if events[i][-1].finish_reason == "error"]
@@ -270,7 +271,7 @@ def test_a_failed_step_ends_its_own_requests_and_no_others() -> None:
 def test_a_request_that_was_aborted_in_a_step_that_fails_ends_as_aborted() -> None:
     gate = _core.testing.StepGate(1)
     engine = make_engine(faults={"fail_at_step": 1, "num_failures": 2}, gate=gate)
-    ids = [engine.add_request([1, 2, 3], params(n=2)) for _ in range(2)]
+    ids = [add_request(engine, [1, 2, 3], params(n=2)) for _ in range(2)]
     gate.wait_until_held()
     engine.abort(ids[0])
     gate.open()
@@ -284,10 +285,10 @@ def test_a_request_that_was_aborted_in_a_step_that_fails_ends_as_aborted() -> No
 def test_batches_that_fail_of_themselves_never_stop_the_engine(fault: str) -> None:
     engine = make_engine(faults={"fail_at_step": 0, "num_failures": 8, "fault": fault})
     for _ in range(7):
-        request = engine.add_request([1, 2, 3], params())
+        request = add_request(engine, [1, 2, 3], params())
         assert collect(engine, [request])[request][-1].finish_reason == "error"
     assert engine.failure == ""
-    request = engine.add_request([1, 2, 3], params(seed=5))
+    request = add_request(engine, [1, 2, 3], params(seed=5))
     assert tokens(collect(engine, [request])[request]) == oracle(5, 3, 8)
     engine.close()
 
@@ -295,12 +296,12 @@ def test_batches_that_fail_of_themselves_never_stop_the_engine(fault: str) -> No
 def test_an_engine_whose_device_fails_again_and_again_stops() -> None:
     engine = make_engine(faults={"fail_at_step": 0, "num_failures": 1000})
     for _ in range(3):
-        request = engine.add_request([1, 2, 3], params())
+        request = add_request(engine, [1, 2, 3], params())
         assert collect(engine, [request])[request][-1].finish_reason == "error"
     while not engine.failure:
         time.sleep(0.001)
     with pytest.raises(DeviceError, match="told to fail"):
-        engine.add_request([1], params())
+        add_request(engine, [1], params())
     engine.close()
 
 
@@ -308,11 +309,11 @@ def test_a_request_that_no_step_has_seen_ends_with_the_failure_too() -> None:
     gate = _core.testing.StepGate(3)
     engine = make_engine(faults={"fail_at_step": 0, "num_failures": 1000}, gate=gate)
     for _ in range(2):
-        request = engine.add_request([1, 2, 3], params())
+        request = add_request(engine, [1, 2, 3], params())
         collect(engine, [request])
-    first = engine.add_request([1, 2, 3], params())
+    first = add_request(engine, [1, 2, 3], params())
     gate.wait_until_held()
-    unseen = [engine.add_request([4, 5], params(n=n, seed=n)) for n in (1, 3)]
+    unseen = [add_request(engine, [4, 5], params(n=n, seed=n)) for n in (1, 3)]
     gate.open()
     for request, events in collect(engine, [first, *unseen]).items():
         assert len(events) == (3 if request == unseen[1] else 1)
@@ -324,7 +325,7 @@ def test_a_request_that_no_step_has_seen_ends_with_the_failure_too() -> None:
 def test_abort_frees_all_blocks_and_gives_one_last_event() -> None:
     gate = _core.testing.StepGate(3)
     engine = make_engine(gate=gate)
-    request = engine.add_request([1, 2, 3], params(max_tokens=200, n=3))
+    request = add_request(engine, [1, 2, 3], params(max_tokens=200, n=3))
     gate.wait_until_held()
     while not engine.wait_events(0.1):
         pass
@@ -340,7 +341,7 @@ def test_abort_frees_all_blocks_and_gives_one_last_event() -> None:
 def test_abort_of_an_unknown_request_is_ignored() -> None:
     engine = make_engine()
     engine.abort(999)
-    request = engine.add_request([1], params(seed=1))
+    request = add_request(engine, [1], params(seed=1))
     assert tokens(collect(engine, [request])[request]) == oracle(1, 1, 8)
     engine.close()
 
@@ -348,13 +349,37 @@ def test_abort_of_an_unknown_request_is_ignored() -> None:
 def test_a_full_queue_is_refused_at_the_door_with_its_numbers() -> None:
     gate = _core.testing.StepGate(2)
     engine = make_engine(gate=gate, max_num_queued_reqs=4, max_num_seqs=1)
-    accepted = [engine.add_request([1, 2], params(max_tokens=4))]
+    accepted = [add_request(engine, [1, 2], params(max_tokens=4))]
     gate.wait_until_held()  # the first has its seat
-    accepted += [engine.add_request([1, 2], params(max_tokens=2)) for _ in range(4)]
+    accepted += [add_request(engine, [1, 2], params(max_tokens=2)) for _ in range(4)]
     with pytest.raises(ResourceExhausted, match="max_num_queued_reqs is 4"):
-        engine.add_request([1, 2], params(max_tokens=2))
+        add_request(engine, [1, 2], params(max_tokens=2))
     gate.open()
     collect(engine, accepted)
+    engine.close()
+
+
+def test_requests_of_one_call_are_in_one_step() -> None:
+    for _ in range(20):
+        engine = make_engine()
+        requests = [_core.EngineRequest([1, 2, 3 + i], params(seed=i)) for i in range(10)]
+        ids = engine.add_requests(requests)
+        assert ids == list(range(ids[0], ids[0] + 10))
+        assert collect(engine, ids)[ids[3]][0].token_ids[:1] == oracle(3, 3, 1)
+        assert engine.trace()[0].num_sequences == 10
+        engine.close()
+
+
+def test_a_call_with_more_requests_than_there_is_room_for_queues_none() -> None:
+    engine = make_engine(max_num_queued_reqs=4)
+    requests = [_core.EngineRequest([1, 2, 3], params(seed=i)) for i in range(5)]
+    with pytest.raises(ResourceExhausted, match="0 requests wait, 5 more were to come"):
+        engine.add_requests(requests)
+    with pytest.raises(InvalidArgument, match="prompt"):
+        engine.add_requests([*requests[:2], _core.EngineRequest([], params())])
+    assert engine.wait_for_room(0.0) == 4
+    ids = engine.add_requests(requests[:4])
+    assert tokens(collect(engine, ids)[ids[1]]) == oracle(1, 3, 8)
     engine.close()
 
 
@@ -385,20 +410,20 @@ def test_a_bad_request_is_refused_at_the_door(
 ) -> None:
     engine = make_engine()
     with pytest.raises(InvalidArgument, match=message):
-        engine.add_request(prompt, params(**fields))
-    request = engine.add_request([1], params(seed=1))
+        add_request(engine, prompt, params(**fields))
+    request = add_request(engine, [1], params(seed=1))
     assert tokens(collect(engine, [request])[request]) == oracle(1, 1, 8)
     engine.close()
 
 
 def test_close_in_mid_flight_returns_soon_and_may_be_repeated() -> None:
     engine = make_engine({"step_us": 1000})
-    engine.add_request([1], params(max_tokens=200))
+    add_request(engine, [1], params(max_tokens=200))
     engine.close()
     engine.close()
     assert engine.wait_events(0.0) == []
     with pytest.raises(InvalidArgument, match="closed"):
-        engine.add_request([1], params())
+        add_request(engine, [1], params())
 
 
 def test_close_wakes_a_waiting_thread() -> None:
@@ -415,7 +440,7 @@ def test_close_wakes_a_waiting_thread() -> None:
 def test_the_file_descriptor_is_readable_while_events_wait() -> None:
     engine = make_engine()
     assert select.select([engine.event_fd], [], [], 0)[0] == []
-    request = engine.add_request([1], params(max_tokens=1))
+    request = add_request(engine, [1], params(max_tokens=1))
     assert select.select([engine.event_fd], [], [], DEADLINE_S)[0] == [engine.event_fd]
     collect(engine, [request])
     assert select.select([engine.event_fd], [], [], 0)[0] == []
@@ -429,7 +454,7 @@ def test_requests_from_many_threads_all_end() -> None:
 
     def submit(start: int) -> None:
         for i in range(50):
-            request = engine.add_request([1 + i % 7] * (1 + i % 20), params(seed=start + i))
+            request = add_request(engine, [1 + i % 7] * (1 + i % 20), params(seed=start + i))
             with lock:
                 ids.append(request)
 
@@ -446,7 +471,7 @@ def test_requests_from_many_threads_all_end() -> None:
 
 def test_the_trace_names_the_phases_and_counts_their_tokens() -> None:
     engine = make_engine()
-    request = engine.add_request(list(range(1, 101)), params(seed=1))  # two chunks: 64 and 36
+    request = add_request(engine, list(range(1, 101)), params(seed=1))  # two chunks: 64 and 36
     collect(engine, [request])
     steps = engine.trace()
     assert [s.phase for s in steps] == ["prefill"] * 2 + ["decode"] * 7
@@ -461,7 +486,7 @@ def test_the_trace_names_the_phases_and_counts_their_tokens() -> None:
 def test_requests_do_not_wait_for_the_end_of_the_chores() -> None:
     engine = make_engine({"num_chores": 10**12})  # days of them
     for _ in range(3):
-        request = engine.add_request([1, 2, 3], params())
+        request = add_request(engine, [1, 2, 3], params())
         events = collect(engine, [request])[request]
         assert sum(len(event.token_ids) for event in events) == 8
     left = engine.memory_use.mapped_bytes
@@ -482,7 +507,7 @@ def test_counters_of_the_prefix_cache_add_up() -> None:
     engine = make_engine()
     prompt = list(range(1, 42))
     for _ in range(3):
-        collect(engine, [engine.add_request(prompt, params(seed=1))])
+        collect(engine, [add_request(engine, prompt, params(seed=1))])
     metrics = wait_idle(engine)
     assert metrics.prefix_cache_queries == 3 * 41
     assert metrics.prefix_cache_hits == 2 * 40
@@ -492,6 +517,6 @@ def test_counters_of_the_prefix_cache_add_up() -> None:
         == metrics.num_blocks_total
     )
     engine.reset_prefix_cache()
-    collect(engine, [engine.add_request(prompt, params(seed=1))])
+    collect(engine, [add_request(engine, prompt, params(seed=1))])
     assert wait_idle(engine).prefix_cache_hits == 2 * 40
     engine.close()

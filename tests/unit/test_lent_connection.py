@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import msgspec
 import pytest
+from engine_requests import add_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llmserve import _core
@@ -43,7 +44,7 @@ class Lending:
         self.reader.settimeout(DEADLINE_S)
         self.fields = {"max_tokens": NUM_TOKENS, **fields}
         self.ids = [
-            self.engine.add_request([1], _core.SamplingParams(**self.fields, seed=seed))
+            add_request(self.engine, [1], _core.SamplingParams(**self.fields, seed=seed))
             for seed in seeds or (1,)
         ]
         self.events: list[_core.TokenEvent] = []
@@ -79,7 +80,7 @@ class Lending:
     def alone(self, seed: int) -> _core.TokenEvent:
         """What a request that nobody streams gets, as one event."""
         params = _core.SamplingParams(**self.fields, seed=seed)
-        request = self.engine.add_request([1], params, is_streamed=False)
+        request = add_request(self.engine, [1], params, is_streamed=False)
         events = []
         while not events:
             events = self.engine.wait_events(DEADLINE_S)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from engine_requests import add_request
 from llmserve import LLM, AsyncLLM, _core
 from offline import DEADLINE_S, LONG, generate, tokens
 
@@ -27,7 +28,7 @@ def slow_engine() -> _core.Engine:
 
 def add_long_requests(engine: _core.Engine) -> list[int]:
     params = _core.SamplingParams(detokenize=False, max_tokens=2000)
-    ids = [engine.add_request([1, 2, 3 + i], params) for i in range(4)]
+    ids = [add_request(engine, [1, 2, 3 + i], params) for i in range(4)]
     while engine.metrics().num_generation_tokens == 0:
         time.sleep(0.001)
     return ids

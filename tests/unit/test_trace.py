@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_requests import add_request
 from llmserve import (
     LLM,
     AsyncLLM,
@@ -58,7 +59,9 @@ def run(
     for prompt in prompts:
         if is_first_longest:
             fields["max_tokens"] = 32 if prompt is prompts[0] else 4
-        engine.add_request(prompt, _core.SamplingParams(**fields), is_streamed=not is_first_longest)
+        add_request(
+            engine, prompt, _core.SamplingParams(**fields), is_streamed=not is_first_longest
+        )
         if gate is not None and prompt is prompts[0]:
             gate.wait_until_held()
     if gate is not None:
@@ -147,7 +150,7 @@ def test_an_explanation_tells_the_life_of_a_request() -> None:
 def test_a_request_that_still_runs_is_explained_up_to_now() -> None:
     gate = _core.testing.StepGate(6)
     engine = make_engine(gate=gate)
-    request = engine.add_request([1, 2, 3], _core.SamplingParams(detokenize=False, max_tokens=200))
+    request = add_request(engine, [1, 2, 3], _core.SamplingParams(detokenize=False, max_tokens=200))
     gate.wait_until_held()
     text = trace_of(engine).explain(request)
     gate.open()
@@ -176,7 +179,7 @@ def test_records_of_requests_count_what_happened() -> None:
     engine = make_engine()
     prompt = list(range(1, 42))
     run(engine, [prompt])
-    engine.add_request(prompt, _core.SamplingParams(detokenize=False, max_tokens=5, n=2))
+    add_request(engine, prompt, _core.SamplingParams(detokenize=False, max_tokens=5, n=2))
     while engine.metrics().num_requests_finished < 2:
         time.sleep(0.001)
     _, record = trace_of(engine).requests
