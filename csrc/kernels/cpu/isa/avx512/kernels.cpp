@@ -29,7 +29,6 @@ struct NibbleSums {
   Quads pairs;
 };
 constexpr int64_t kFoldDepth = 32;  // 8 times 2 * 15 * 127 fits 16 bits
-constexpr int kDotChains = 1;       // sums wait for additions alone
 inline NibbleSums unfolded(IVec sum) { return {sum, Quads{}}; }
 inline NibbleSums dot_nibbles(NibbleSums x, Quads w, Quads y) {
   return {x.sums, _mm512_add_epi16(x.pairs, _mm512_maddubs_epi16(w, y))};

@@ -22,7 +22,6 @@ inline IVec dot_signed(IVec sum, const SignedQuads& w, Quads x) {
 }
 typedef __m512i NibbleSums;
 constexpr int64_t kFoldDepth = 0;  // the sums have 32 bits
-constexpr int kDotChains = 4;      // a product waits 4 cycles and more for its sum
 inline NibbleSums unfolded(IVec sum) { return (__m512i)sum; }
 inline NibbleSums dot_nibbles(NibbleSums sums, Quads w, Quads x) {
   return _mm512_dpbusd_epi32(sums, w, x);

@@ -100,7 +100,6 @@ inline IVec dot_signed(IVec sum, const Quads& w, const Quads& x) {
 }
 typedef IVec NibbleSums;
 constexpr int64_t kFoldDepth = 0;  // the sums have 32 bits
-constexpr int kDotChains = 1;
 inline NibbleSums unfolded(IVec sum) { return sum; }
 inline NibbleSums dot_nibbles(NibbleSums sums, const Quads& w, const Quads& x) {
   return dot_signed(sums, w, x);
