@@ -53,8 +53,7 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
       memory_use_(executor_->memory_use()) {
   config_.validate();
   SchedulerConfig scheduler = config_.scheduler;
-  scheduler.max_num_queued_reqs =
-      0;  // add_requests() keeps the bound, where the caller can be told
+  scheduler.max_num_queued_reqs = 0;  // add_requests() keeps the bound and tells the caller
   scheduler_ =
       std::make_unique<Scheduler>(scheduler, config_.cache, vocabulary_ ? &*vocabulary_ : nullptr,
                                   clock_, &chain_hash, executor_->max_in_flight());
