@@ -25,14 +25,15 @@ constexpr int64_t kPartialBytes = 4 << 20;
 // fast with 2 rows a KV head, from 2 tiles on; with 8 rows 0.96 (2 tiles) to 1.05 times (32).
 int64_t min_shared_tiles(int64_t group) { return std::max<int64_t>(2, group); }
 
-// Whether a tile of a head does, beside the one in use and what there is besides. The next one of
-// 32 KiB takes 0.93 to 0.98 of the time where it is prefetched into an L1 of 48 instead of the L2
-// (Zen 5), and 1.2 to 1.3 times with an L1 of 32 (Zen 4).
+// Whether the next tile of a head is prefetched into the L1, beside the one in use and what there
+// is besides, and not into the L2. With an L1 of 48 KiB (Zen 5) one of 32 takes 0.93 to 0.98 of the
+// time so. With 32 KiB (Zen 4), and few lines on their way to it at once, one of 32 takes 1.2
+// to 1.3 times, one of 16 up to 1.17; one of 8, of fp8, 0.75 to 0.85.
 bool fits_l1(const Tensor& keys, const Tensor& values) {
   static const int64_t l1_bytes = l1_data_bytes();
   const int64_t row_bytes =
       cache_row_bytes(keys.dtype, keys.shape[3]) + cache_row_bytes(keys.dtype, values.shape[3]);
-  return 3 * kKvTile * row_bytes <= 2 * l1_bytes;
+  return kKvTile * row_bytes * 3 <= (l1_bytes > 32 * 1024 ? 2 : 1) * l1_bytes;
 }
 
 static_assert(kKvTile == 64 && kKvSpan == 512, "attention.inc is written for these");
