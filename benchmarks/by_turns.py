@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from line_process import LineProcess
 
 HERE = Path(__file__).resolve().parent
 _BURST_S = 0.02  # of one op, so that its threads are awake
@@ -35,38 +34,21 @@ _BURST_S = 0.02  # of one op, so that its threads are awake
 Runs = Iterator[tuple[str, Callable[[], float]]]  # names, and what takes so many seconds
 
 
-class Build:
+class Build(LineProcess):
     """A build's process: a line asks it for its next case, or to run the one it has."""
 
     def __init__(self, spec: str, command: list[str]) -> None:
-        self.spec = spec
         folder, _, settings = spec.partition(":")
         if not (Path(folder) / "llmserve").is_dir():
             raise SystemExit(f"{folder}: expected a folder that holds the package llmserve")
         pairs = dict(item.split("=", 1) for item in filter(None, settings.split(",")))
         arguments = {key: _value(text) for key, text in pairs.items() if key[0].islower()}
         variables = {key: text for key, text in pairs.items() if not key[0].islower()}
-        self._process = subprocess.Popen(
+        super().__init__(
+            spec,
             [sys.executable, __file__, *command, "--worker", json.dumps(arguments)],
-            env={**os.environ, **variables, "PYTHONPATH": str(Path(folder).resolve())},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            {**variables, "PYTHONPATH": str(Path(folder).resolve())},
         )
-
-    def ask(self, what: str) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(what + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.spec} ended with status {self._process.wait()}; see above")
-        return json.loads(line)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
 
 
 def _value(text: str) -> Any:
@@ -109,7 +91,7 @@ def show(name: str, builds: list[Build], seconds: list[list[float]]) -> None:
         low, high = np.quantile(ratios, [0.25, 0.75])
         print(
             f"  {1e3 * statistics.median(own):10.3f} ms  "
-            f"{statistics.median(ratios):6.3f} ({low:.3f} to {high:.3f})  {build.spec}",
+            f"{statistics.median(ratios):6.3f} ({low:.3f} to {high:.3f})  {build.name}",
             flush=True,
         )
 

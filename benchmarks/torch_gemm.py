@@ -1,6 +1,6 @@
 """The matrix products of oneDNN through torch, which a bound knows beside llmserve's own.
 
-A process of an interpreter that has torch, and imports nothing else:
+A process of an interpreter that has torch, and imports no other package:
 
     python torch_gemm.py NUM_THREADS ROWS OUTPUTS INPUTS
 
@@ -11,37 +11,26 @@ none. Weights are packed beforehand, as an engine's would be.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from line_process import LineProcess
 
-class TorchGemm:
+
+class TorchGemm(LineProcess):
     """That process; call it with the name of an arithmetic."""
 
     def __init__(self, python: str, num_threads: int, gemm: tuple[int, int, int]) -> None:
-        self._process = subprocess.Popen(
+        super().__init__(
+            __file__,
             [python, __file__, *map(str, (num_threads, *gemm))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(num_threads)},
+            {"OMP_NUM_THREADS": str(num_threads)},
         )
 
     def __call__(self, arithmetic: str) -> float:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(arithmetic + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"{__file__} ended with status {self._process.wait()}; see above")
-        return float(answer)
-
-    def close(self) -> None:
-        self._process.communicate()  # the end of its input is its end
+        return float(self.ask(arithmetic))
 
 
 def product_of(arithmetic: str, rows: int, outputs: int, inputs: int) -> Callable[[], Any] | None:

