@@ -95,8 +95,11 @@ class Worker(LineProcess):
         self.version, self.load_s = ready["version"], ready["load_s"]
         self._signal(signal.SIGSTOP)
 
-    def run(self, job: str) -> dict[str, Any]:
+    def wake(self) -> None:
         self._signal(signal.SIGCONT)
+
+    def run(self, job: str) -> dict[str, Any]:
+        self.wake()
         answer: dict[str, Any] = self.ask(job)
         # What a system leaves to idle moments it does now, not in the next job.
         time.sleep(_REST_S)

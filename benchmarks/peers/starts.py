@@ -73,7 +73,8 @@ def _start(system: System, options: argparse.Namespace) -> tuple[float, int]:
     began = time.perf_counter()
     worker = Worker(system, python, model, options)
     try:
-        worker.run(_JOB)
+        worker.wake()
+        worker.ask(_JOB)  # without the rest that follows a run
         return time.perf_counter() - began, _peak_bytes(worker.pid)
     finally:
         worker.close()
