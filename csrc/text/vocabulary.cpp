@@ -22,4 +22,11 @@ Vocabulary::Vocabulary(const std::vector<std::string>& bytes_by_id,
   }
 }
 
+std::vector<int32_t> Vocabulary::special_token_ids() const {
+  std::vector<int32_t> ids;
+  for (int32_t id = 0; id < size(); ++id)
+    if (is_special_[id]) ids.push_back(id);
+  return ids;
+}
+
 }  // namespace llmserve

@@ -23,6 +23,7 @@ class Vocabulary {
     return {bytes_.data() + begins_[id], begins_[id + 1] - begins_[id]};
   }
   bool is_special(int32_t id) const { return id >= 0 && id < size() && is_special_[id]; }
+  std::vector<int32_t> special_token_ids() const;  // increasing
   int32_t size() const { return static_cast<int32_t>(is_special_.size()); }
 
  private:

@@ -12,8 +12,15 @@ import pytest
 import tokenizer_files
 import tokenizers
 from llmserve import CorruptFile, InvalidArgument, NotSupported, Tokenizer, demo_model_path
-from llmserve._core import testing
-from llmserve.tokenization.vocabulary import build_vocabulary_table
+from llmserve._core import (
+    ByteFallbackStep,
+    ByteLevelStep,
+    ReplaceStep,
+    StripStep,
+    Vocabulary,
+    testing,
+)
+from llmserve.tokenization.vocabulary import byte_level_text, decoder_steps
 
 KINDS = [
     tokenizer_files.byte_level,
@@ -39,8 +46,7 @@ def streamed_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
     """What the engine makes of ids one by one (csrc/text); what is given out is whole characters
     and stays."""
     special = set(tokenizer.special_token_ids) if skip else set()
-    table = tokenizer._table.token_bytes
-    pieces = [table[i] for i in ids if i not in special]
+    pieces = [tokenizer.token_bytes(i) for i in ids if i not in special]
     checker = testing.StopChecker(pieces)
     deltas = [checker.append(idx, True)[0] for idx in range(len(pieces))]
     return "".join(delta.decode("utf-8") for delta in [*deltas, checker.flush()[0]])
@@ -251,9 +257,47 @@ def test_a_decoder_that_is_not_supported_is_named(
 
 def test_strip_before_fuse_applies_to_every_token() -> None:
     strip = {"type": "Strip", "content": "_", "start": 1, "stop": 2}
-    parsed = {"decoder": {"type": "Sequence", "decoders": [strip, {"type": "Fuse"}]}}
-    table = build_vocabulary_table(parsed, {"__a___": 0, "_": 1}, Path("tokenizer.json"))
-    assert table.token_bytes == [b"_a_", b""]
+    decoder = {"type": "Sequence", "decoders": [strip, {"type": "Fuse"}]}
+    steps = decoder_steps(decoder, Path("tokenizer.json"))
+    vocabulary = Vocabulary.decode({"__a___": 0, "_": 1}, steps, [])
+    assert [vocabulary.bytes(i) for i in range(2)] == [b"_a_", b""]
+
+
+def test_every_byte_has_a_character_and_other_characters_are_themselves() -> None:
+    texts = [byte_level_text(bytes([byte])) for byte in range(256)]
+    assert len(set(texts)) == 256
+    literal = ["\u0144", "a b", "caf\u00e9\u2581", "\U0001f600", "\u00ad"]
+    tokens = {text: idx for idx, text in enumerate([*texts, *literal])}
+    vocabulary = Vocabulary.decode(tokens, [ByteLevelStep()], [])
+    expected = [*(bytes([byte]) for byte in range(256)), *(text.encode() for text in literal)]
+    assert [vocabulary.bytes(i) for i in range(len(vocabulary))] == expected
+
+
+def test_a_byte_of_a_fallback_is_written_with_two_digits() -> None:
+    literal = ["<0x0>", "<0xGG>", "<0x+1>", "<0x0A>>", "<0x0A", "x<0x0A>"]
+    tokens = {text: idx for idx, text in enumerate(["<0x0A>", "<0xfF>", *literal])}
+    steps = [ByteFallbackStep(), ReplaceStep("<", "_")]
+    vocabulary = Vocabulary.decode(tokens, steps, [])
+    expected = [b"\n", b"\xff", *(text.replace("<", "_").encode() for text in literal)]
+    assert [vocabulary.bytes(i) for i in range(len(vocabulary))] == expected
+
+
+def test_an_id_that_no_vocabulary_reaches_takes_no_memory() -> None:
+    with pytest.raises(CorruptFile, match='the id 4294967295 of the token "a" is outside 0 to'):
+        Vocabulary.decode({"a": 2**32 - 1}, [], [])
+
+
+def test_ids_without_a_token_are_empty() -> None:
+    vocabulary = Vocabulary.decode({"a": 5, "b": 2}, [], [5])
+    assert [vocabulary.bytes(i) for i in range(-1, 7)] == [b"", b"", b"", b"b", b"", b"", b"a", b""]
+    assert vocabulary.special_token_ids == [5]
+
+
+def test_a_step_that_would_not_end_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="old_text: must not be empty"):
+        ReplaceStep("", "a")
+    with pytest.raises(InvalidArgument, match="character: must not be empty"):
+        StripStep("", 1, 1)
 
 
 def test_the_demo_tokenizer_gives_its_text_back() -> None:

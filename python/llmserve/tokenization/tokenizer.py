@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from llmserve import _core
 from llmserve.chat.chat_template import ChatRequest, ChatTemplates, chat_request
 from llmserve.chat.tool_schema import Tool
-from llmserve.errors import CorruptFile, InvalidArgument
-from llmserve.model_files import JsonObject, is_gguf
+from llmserve.errors import InvalidArgument
+from llmserve.model_files import is_gguf
 from llmserve.tokenization.gguf_tokenizer import GgufVocabulary, gguf_document
-from llmserve.tokenization.tokenizer_files import find_tokenizer, read_tokenizer
-from llmserve.tokenization.vocabulary import VocabularyTable, build_vocabulary_table
+from llmserve.tokenization.tokenizer_files import find_tokenizer, make_tokenizer, read_tokenizer
+from llmserve.tokenization.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
@@ -31,12 +31,12 @@ class Tokenizer:
     def __init__(
         self,
         tokenizer: "tokenizers.Tokenizer",
-        table: VocabularyTable,
+        vocabulary: _core.Vocabulary,
         chat_templates: ChatTemplates,
         path: Path,
     ) -> None:
         self._tokenizer = tokenizer
-        self._table = table
+        self._vocabulary = vocabulary
         self._chat_templates = chat_templates
         self._path = path
 
@@ -62,41 +62,32 @@ class Tokenizer:
 
     @classmethod
     def _from_file(cls, path: Path, chat_template: object) -> "Tokenizer":
-        parsed, text = read_tokenizer(path)
+        tokenizer = read_tokenizer(path)
         templates = ChatTemplates.from_directory(path.parent, chat_template)
-        return cls._from_document(parsed, text or json.dumps(parsed), path, templates)
+        return cls._from_library(tokenizer, path, templates)
 
     @classmethod
     def _from_gguf(cls, path: Path, chat_template: object) -> "Tokenizer | None":
         vocabulary = GgufVocabulary(path)
         if not vocabulary.exists:
             return None
-        parsed = gguf_document(vocabulary)
+        tokenizer = make_tokenizer(gguf_document(vocabulary), path)
         templates = ChatTemplates.from_named(
             vocabulary.chat_templates,
             vocabulary.special_tokens(),
             f"the chat template of {path}",
             chat_template,
         )
-        return cls._from_document(parsed, json.dumps(parsed), path, templates)
+        return cls._from_library(tokenizer, path, templates)
 
     @classmethod
-    def _from_document(
-        cls, parsed: JsonObject, text: str, path: Path, chat_templates: ChatTemplates
+    def _from_library(
+        cls, tokenizer: "tokenizers.Tokenizer", path: Path, chat_templates: ChatTemplates
     ) -> "Tokenizer":
-        """Of a tokenizer.json, parsed and as its text."""
-        import tokenizers  # here, so that importing llmserve stays quick
-
-        try:
-            tokenizer = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises nothing narrower
-            raise CorruptFile(f"{path}: not a tokenizer: {error}") from error
         # As transformers does: what the file says about batches of a training run is not wanted.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        tokens = tokenizer.get_vocab(with_added_tokens=True)
-        table = build_vocabulary_table(parsed, tokens, path)
-        return cls(tokenizer, table, chat_templates, path)
+        return cls(tokenizer, read_vocabulary(tokenizer, path), chat_templates, path)
 
     @property
     def kind(self) -> str:
@@ -107,12 +98,12 @@ class Tokenizer:
     @property
     def num_tokens(self) -> int:
         """One more than the largest token id."""
-        return len(self._table.token_bytes)
+        return len(self._vocabulary)
 
     @property
     def special_token_ids(self) -> list[int]:
         """Ids that decode() leaves out, increasing."""
-        return list(self._table.special_token_ids)
+        return self._vocabulary.special_token_ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text, with what the model wants at its ends (usually a
@@ -188,13 +179,11 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for; none for an id that only pads the model's vocabulary."""
-        return self._table.token_bytes[token_id] if 0 <= token_id < self.num_tokens else b""
+        return self._vocabulary.bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
         """The text of one token alone; bytes that are not a whole character are shown as U+FFFD."""
-        if not 0 <= token_id < self.num_tokens:  # models pad their vocabulary
-            return ""
-        return self._table.token_bytes[token_id].decode("utf-8", errors="replace")
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its name in the vocabulary, None if there is none."""
@@ -211,7 +200,7 @@ class Tokenizer:
 
     def to_core(self) -> _core.Vocabulary:
         """The engine's decoder table."""
-        return _core.Vocabulary(self._table.token_bytes, self._table.special_token_ids)
+        return self._vocabulary
 
     def __repr__(self) -> str:
         return f"Tokenizer({json.dumps(str(self._path))}, num_tokens={self.num_tokens})"

@@ -1,7 +1,9 @@
-"""The tokenizer of a folder, whatever file it is in, as a tokenizer.json document."""
+"""The tokenizer of a folder, whatever file it is in, as the tokenizers library has it."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmserve.errors import CorruptFile, InvalidArgument
 from llmserve.model_files import (
@@ -22,6 +24,9 @@ from llmserve.tokenization.tekken_tokenizer import is_tekken, tekken_document
 from llmserve.tokenization.tiktoken_tokenizer import is_tiktoken, tiktoken_document
 from llmserve.tokenization.tokenizer_document import AddedToken, Document, Ends
 
+if TYPE_CHECKING:
+    import tokenizers
+
 # In the order in which a folder is searched; *.tiktoken comes last.
 _NAMES = (
     *("tokenizer.json", "tekken.json"),
@@ -37,23 +42,40 @@ def find_tokenizer(directory: Path) -> Path | None:
     return next(iter(sorted(directory.glob("*.tiktoken"))), None)
 
 
-def read_tokenizer(path: Path) -> tuple[JsonObject, str | None]:
-    """The tokenizer.json of a file, and its text where it is one. The special tokens of other
-    formats come from tokenizer_config.json beside it. Raises CorruptFile, NotSupported, and
-    InvalidArgument for a file that is no tokenizer's."""
+def read_tokenizer(path: Path) -> "tokenizers.Tokenizer":
+    """The library's tokenizer of a file. The special tokens of formats other than tokenizer.json
+    come from tokenizer_config.json beside it. Raises CorruptFile, NotSupported, and InvalidArgument
+    for a file that is no tokenizer's."""
     data = read_bytes(path.parent, path.name, MAX_TOKENIZER_BYTES)
     if data is None:
         raise InvalidArgument(f"tokenizer: there is nothing at {str(path)!r}")
     if path.suffix == ".json":
-        parsed = parse_json_object(data, path)
-        if is_tekken(parsed):
-            return tekken_document(parsed, path), None
-        return parsed, data.decode("utf-8")
+        return _from_json(data, path)
     config = read_json_object(path.parent, "tokenizer_config.json") or {}
     added = list(_added_tokens(config, path.parent / "tokenizer_config.json"))
     if is_tiktoken(data):
-        return tiktoken_document(data, path, added, _tiktoken_ends(config, added)), None
-    return _sentencepiece(parse_sentencepiece(data, path), config, added, path), None
+        document = tiktoken_document(data, path, added, _tiktoken_ends(config, added))
+    else:
+        document = _sentencepiece(parse_sentencepiece(data, path), config, added, path)
+    return make_tokenizer(document, path)
+
+
+def make_tokenizer(document: Document, path: Path) -> "tokenizers.Tokenizer":
+    """The library's tokenizer of a tokenizer.json that was made of `path`. Raises CorruptFile."""
+    return _from_json(json.dumps(document).encode(), path)
+
+
+def _from_json(data: bytes, path: Path) -> "tokenizers.Tokenizer":
+    import tokenizers  # here, so that importing llmserve stays quick
+
+    try:
+        return tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # the library raises nothing narrower
+        # What else it is, or where it breaks, is looked for now: parsing takes long.
+        parsed = parse_json_object(data, path)
+        if is_tekken(parsed):
+            return make_tokenizer(tekken_document(parsed, path), path)
+        raise CorruptFile(f"{path}: not a tokenizer: {error}") from error
 
 
 def _sentencepiece(

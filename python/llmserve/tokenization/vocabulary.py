@@ -1,4 +1,4 @@
-"""From tokenizer.json's decoder to a table id -> bytes, which is all that the engine needs to turn
+"""From a tokenizer's decoder to a table id -> bytes, which is all that the engine needs to turn
 tokens into text.
 
 A token's bytes do not depend on its neighbours, so that text can be streamed and never taken back;
@@ -7,71 +7,60 @@ the continuation of a prompt. Where bytes of a fallback are no UTF-8 the library
 each byte of their run, and a stream for what is broken alone. Semantics: tokenizers 0.23.
 """
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from llmserve._core import (
+    ByteFallbackStep,
+    ByteLevelStep,
+    ReplaceStep,
+    StripStep,
+    Vocabulary,
+    WordStep,
+)
 from llmserve.arguments import describe
 from llmserve.errors import CorruptFile, NotSupported
 from llmserve.model_files import JsonObject
 
-# A decoder's element turns a token's text into another, or into bytes, which ends the chain.
-Step = Callable[[str], str | bytes]
+if TYPE_CHECKING:
+    import tokenizers
+
+# What an element of a decoder does to one token alone. Bytes end the chain.
+Step = ReplaceStep | StripStep | WordStep | ByteFallbackStep | ByteLevelStep
 
 
-@dataclass(frozen=True, slots=True)
-class VocabularyTable:
-    """What every token id stands for."""
-
-    token_bytes: list[bytes]  # by id; empty where there is no token
-    special_token_ids: list[int]  # increasing
-
-
-def build_vocabulary_table(
-    tokenizer: JsonObject, tokens: Mapping[str, int], path: Path
-) -> VocabularyTable:
-    """The table of a parsed tokenizer.json whose vocabulary, added tokens included, is `tokens`.
+def read_vocabulary(tokenizer: "tokenizers.Tokenizer", path: Path) -> Vocabulary:
+    """What every id of the library's tokenizer, made of `path`, stands for.
 
     Raises NotSupported that names a decoder whose output depends on neighbours, and CorruptFile
     for one that is not as the format says.
     """
-    steps = list(_steps(tokenizer.get("decoder"), path))
-    special = _special_tokens(tokenizer, path)
-    token_bytes = [b""] * (max(tokens.values(), default=-1) + 1)
-    # A vocabulary has up to 256 thousand tokens, which pass before the weights are read.
-    decode = _byte_level if steps == [_byte_level] else lambda token: _decode(token, steps)
-    for token, token_id in tokens.items():
-        token_bytes[token_id] = decode(token)
-    return VocabularyTable(token_bytes, sorted(tokens[t] for t in special if t in tokens))
+    # What the library would pickle is the decoder's part of a tokenizer.json. The whole document
+    # has ten times as many strings as the vocabulary has tokens.
+    decoder = tokenizer.decoder
+    steps = decoder_steps(decoder and json.loads(decoder.__getstate__()), path)
+    added = tokenizer.get_added_tokens_decoder()
+    special = sorted(token_id for token_id, token in added.items() if token.special)
+    try:
+        return Vocabulary.decode(tokenizer.get_vocab(with_added_tokens=True), steps, special)
+    except CorruptFile as error:
+        raise CorruptFile(f"{path}: {error}") from error
 
 
-def _decode(token: str, steps: Iterable[Step]) -> bytes:
-    text = token
-    for step in steps:
-        result = step(text)
-        if isinstance(result, bytes):
-            return result
-        text = result
-    return text.encode("utf-8", errors="replace")
-
-
-def _special_tokens(tokenizer: JsonObject, path: Path) -> list[str]:
-    added = tokenizer.get("added_tokens") or []
-    if not isinstance(added, list):
-        raise CorruptFile(f"{path}: added_tokens must be a list, got {describe(added)}")
-    return [token["content"] for token in added if token.get("special")]
+def decoder_steps(decoder: object, path: Path) -> list[Step]:
+    """The chain of a tokenizer.json's decoder, each step of one token alone."""
+    return list(_steps(decoder, path))
 
 
 def _steps(decoder: object, path: Path) -> Iterator[Step]:
-    """The chain of one decoder, each step of one token alone.
-
-    `Fuse` joins tokens: what comes after it would see the whole text. There only what gives the
+    """`Fuse` joins tokens: what comes after it would see the whole text. There only what gives the
     same on its pieces is taken; a Strip of the text's start has nothing to do in a continuation.
     Bytes are not text yet: after ByteLevel and ByteFallback no step may look at it.
     """
     if decoder is None:  # the library joins tokens with spaces
-        yield lambda text: " " + text
+        yield WordStep(None)
     is_fused = False
     bytes_of = ""
     for element in _elements(decoder, path):
@@ -82,14 +71,14 @@ def _steps(decoder: object, path: Path) -> Iterator[Step]:
         elif kind == "Strip" and is_fused:
             _check_strip_of_text(element, path)
         elif kind == "Replace" and is_fused and not bytes_of:
-            yield _replace(_character(element, path), _field(element, "content", path))
+            yield ReplaceStep(_character(element, path), _field(element, "content", path))
         elif kind not in _STEPS:
             raise _not_supported(path, f"decoder {kind}")
         elif after:
             raise _not_supported(path, f"decoder {kind} after {after}")
         else:
             bytes_of = str(kind) if kind in ("ByteLevel", "ByteFallback") else ""
-            yield _STEPS[kind](element, path)
+            yield from _STEPS[kind](element, path)
 
 
 def _elements(decoder: object, path: Path) -> list[JsonObject]:
@@ -133,30 +122,16 @@ def _character(element: JsonObject, path: Path) -> str:
     return text
 
 
-def _replace(old: str, new: str) -> Step:
-    return lambda text: text.replace(old, new)
-
-
 def _check_strip_of_text(element: JsonObject, path: Path) -> None:
     if element.get("stop"):
         raise _not_supported(path, "decoder Strip of the text's end")
 
 
-def _strip(element: JsonObject, path: Path) -> Step:
-    content = _field(element, "content", path)
+def _strip(element: JsonObject, path: Path) -> StripStep:
     start, stop = element.get("start"), element.get("stop")
     if not isinstance(start, int) or not isinstance(stop, int):
         raise CorruptFile(f"{path}: decoder Strip needs integers start and stop")
-
-    def strip(text: str) -> str:
-        begin, end = 0, len(text)
-        while begin < min(start, end) and text[begin] == content:
-            begin += 1
-        while end > max(begin, len(text) - stop) and text[end - 1] == content:
-            end -= 1
-        return text[begin:end]
-
-    return strip
+    return StripStep(_field(element, "content", path), start, stop)
 
 
 # What WordPiece's cleanup replaces in a token with its space, in this order.
@@ -175,36 +150,24 @@ _CLEANUP = (
 )
 
 
-def _word_piece(element: JsonObject, path: Path) -> Step:
+def _word_piece(element: JsonObject, path: Path) -> list[Step]:
     """A token goes on with the word before it, or begins one and has a space before it."""
-    prefix = _field(element, "prefix", path)
     cleanup = _CLEANUP if element.get("cleanup") else ()
-
-    def decode(text: str) -> str:
-        text = text.removeprefix(prefix) if text.startswith(prefix) else " " + text
-        for old, new in cleanup:
-            text = text.replace(old, new)
-        return text
-
-    return decode
+    word = WordStep(_field(element, "prefix", path))
+    return [word, *(ReplaceStep(old, new) for old, new in cleanup)]
 
 
-def _byte_level_table() -> dict[str, int]:
-    """GPT-2's map of bytes to printable characters: Radford et al. 2019, encoder.py,
+def _characters_of_bytes() -> dict[int, str]:
+    """GPT-2's printable characters for bytes: Radford et al. 2019, encoder.py,
     bytes_to_unicode."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    table.update({chr(0x100 + idx): byte for idx, byte in enumerate(others)})
+    table = {byte: chr(byte) for byte in printable}
+    table.update({byte: chr(0x100 + idx) for idx, byte in enumerate(others)})
     return table
 
 
-_BYTE_OF_CHARACTER = _byte_level_table()
-_CHARACTER_OF_BYTE = {byte: character for character, byte in _BYTE_OF_CHARACTER.items()}
-# For str.translate: to the character of the byte's number, and what is outside the map to one that
-# no byte has.
-_LATIN_1 = {code: "\u0100" for code in range(0x100)}
-_LATIN_1 |= {ord(character): chr(byte) for character, byte in _BYTE_OF_CHARACTER.items()}
+_CHARACTER_OF_BYTE = _characters_of_bytes()
 
 
 def byte_level_text(token: bytes) -> str:
@@ -216,29 +179,13 @@ def byte_level_text(token: bytes) -> str:
     return "".join(_CHARACTER_OF_BYTE[byte] for byte in token)
 
 
-def _byte_level(text: str) -> bytes:
-    """Tokens with a character outside the map are literal: added tokens."""
-    try:
-        return text.translate(_LATIN_1).encode("latin-1")
-    except UnicodeEncodeError:
-        return text.encode("utf-8", errors="replace")
-
-
-_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
-
-
-def _byte_fallback(text: str) -> str | bytes:
-    """`<0x0A>` is the byte 10; anything else is itself."""
-    return bytes.fromhex(text[3:5]) if _BYTE_TOKEN.fullmatch(text) else text
-
-
-_STEPS: dict[object, Callable[[JsonObject, Path], Step]] = {
-    "ByteLevel": lambda element, path: _byte_level,
-    "ByteFallback": lambda element, path: _byte_fallback,
-    "Metaspace": lambda element, path: _replace(_field(element, "replacement", path), " "),
-    "Replace": lambda element, path: _replace(
-        _pattern(element, path), _field(element, "content", path)
-    ),
-    "Strip": _strip,
+_STEPS: dict[object, Callable[[JsonObject, Path], list[Step]]] = {
+    "ByteLevel": lambda element, path: [ByteLevelStep()],
+    "ByteFallback": lambda element, path: [ByteFallbackStep()],
+    "Metaspace": lambda element, path: [ReplaceStep(_field(element, "replacement", path), " ")],
+    "Replace": lambda element, path: [
+        ReplaceStep(_pattern(element, path), _field(element, "content", path))
+    ],
+    "Strip": lambda element, path: [_strip(element, path)],
     "WordPiece": _word_piece,
 }
