@@ -227,16 +227,16 @@ def test_sampled_rows_alone_equal_rows_in_a_batch(fast, fast_one_thread, rng):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
-@pytest.mark.parametrize("k", [64, 301])
-def test_a_weight_has_the_same_bits_in_rows_and_packed(fast, rng, dtype, stored, k):
-    parts = [formulas.as_dtype(normal(rng, n, k), stored) for n in (70, 33, 300)]
+@pytest.mark.parametrize(("k", "sizes"), [(64, (70, 33, 300)), (302, (16, 1024)), (301, (70, 9))])
+def test_a_weight_has_the_same_bits_in_rows_and_packed(fast, rng, dtype, stored, k, sizes):
+    parts = [formulas.as_dtype(normal(rng, n, k), stored) for n in sizes]
     n = sum(len(part) for part in parts)
     packed = fast.pack_linear(parts, dtype)
     deferred = fast.defer_linear(parts, dtype)
     x, bias = normal(rng, 130, k), normal(rng, n)
 
     def check():
-        for m in (1, 2, 7, 130):
+        for m in (1, 2, 7, 16, 17, 40, 64, 65, 130):
             old = normal(rng, m, n)
             expected = fast.linear(x[:m], packed, bias, old.copy(), True)
             result = fast.linear(x[:m], deferred, bias, old.copy(), True)

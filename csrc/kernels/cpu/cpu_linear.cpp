@@ -41,6 +41,11 @@ constexpr int64_t kPackDepth = 256;
 // Elements of x that a thread rounds to bf16 in about the time in which another is woken.
 constexpr int64_t kRoundedAtLeast = 8192;
 
+// Rows of x that are packed in place of a weight that lies in rows: with fewer, packing the weight
+// takes as long, and more are more panels than a thread has room for.
+constexpr int64_t kTurnedAtLeast = 7;
+constexpr int64_t kTurnedAtMost = 64;
+
 // Elements from one row of x in bf16 to the next: whole cache lines, and one more, so that rows of
 // a power of two do not fall into the same sets of the L1.
 int64_t rounded_stride(int64_t k) { return (k + 31) / 32 * 32 + 32; }
@@ -48,8 +53,13 @@ int64_t rounded_stride(int64_t k) { return (k + 31) / 32 * 32 + 32; }
 // Eight columns of a panel over one chunk of K, as words: an f32 or a pair of bf16.
 class ColumnPacker {
  public:
-  ColumnPacker(const cpu::KernelTable& kernels, DType dtype)
-      : kernels_(kernels), dtype_(dtype), per_word_(dtype == DType::kBF16 ? 2 : 1) {}
+  // Where another panel follows its rows are prefetched: a processor follows sixteen rows at once
+  // badly by itself.
+  ColumnPacker(const cpu::KernelTable& kernels, DType dtype, bool has_next)
+      : kernels_(kernels),
+        dtype_(dtype),
+        per_word_(dtype == DType::kBF16 ? 2 : 1),
+        has_next_(has_next) {}
 
   void pack(const ConstTensor rows[8], int64_t k_begin, int64_t count, float* to) {
     const void* sources[8];
@@ -57,11 +67,21 @@ class ColumnPacker {
       const bool is_direct = rows[r] && rows[r].dtype == dtype_ && count % per_word_ == 0;
       sources[r] = is_direct ? rows[r].as<std::byte>() + k_begin * size_bytes(dtype_)
                              : converted(rows[r], k_begin, count, r);
+      if (is_direct && has_next_) prefetch_next(rows[r], k_begin, count);
     }
     kernels_.pack_words(sources, (count + per_word_ - 1) / per_word_, to);
   }
 
  private:
+  // Of the row that has this one's place in the next panel, into the L2.
+  void prefetch_next(const ConstTensor& row, int64_t k_begin, int64_t count) const {
+    const int64_t element_bytes = size_bytes(dtype_);
+    const std::byte* begin =
+        row.as<std::byte>() + (kPanelWidth * row.strides[0] + k_begin) * element_bytes;
+    for (int64_t at = 0; at < count * element_bytes; at += 64)
+      __builtin_prefetch(begin + at, /*rw=*/0, /*locality=*/2);
+  }
+
   // In the weight's dtype, ended by a zero; all zero where there is no row.
   const void* converted(const ConstTensor& row, int64_t k_begin, int64_t count, int r) {
     float* words = buffer_[r];
@@ -80,6 +100,7 @@ class ColumnPacker {
   const cpu::KernelTable& kernels_;
   const DType dtype_;
   const int64_t per_word_;
+  const bool has_next_;
   float buffer_[8][kPackDepth];
 };
 
@@ -87,7 +108,7 @@ void pack_panel(const cpu::KernelTable& kernels, const StackedRows& rows, int64_
                 int64_t k, DType dtype, float* panel) {
   ConstTensor columns[kPanelWidth];
   for (int64_t i = 0; i < kPanelWidth; ++i) columns[i] = rows.row(panel_idx * kPanelWidth + i);
-  ColumnPacker packer(kernels, dtype);
+  ColumnPacker packer(kernels, dtype, (panel_idx + 1) * kPanelWidth < rows.starts.back());
   const int64_t per_word = dtype == DType::kBF16 ? 2 : 1;
   for (int64_t depth = 0; depth < k; depth += kPackDepth) {
     for (int64_t half = 0; half < kPanelWidth; half += 8) {
@@ -261,6 +282,11 @@ void CpuBackend::multiply(const FusedLinearArgs& args) {
                             .panel_begin = 0,
                             .panel_end = 0,
                             .scratch = nullptr};
+  if (turns(kernel, weight, m)) {
+    run_turned(kernel, *weight.rows, all);
+    if (args.gate) gated_activation(*args.gate);
+    return;
+  }
   const int64_t piece = kernel.piece_panels == nullptr ? 0 : kernel.piece_panels(m);
   if (is_gated) {
     const auto rows_of = [&](int64_t row, int64_t count, float* rest) {
@@ -285,6 +311,45 @@ void CpuBackend::multiply(const FusedLinearArgs& args) {
           run_on_rows(kernel, *weight.rows, part, panels_[static_cast<size_t>(thread_idx)].data());
       });
   if (args.gate) gated_activation(*args.gate);
+}
+
+bool CpuBackend::turns(const cpu::LinearKernel& kernel, const LinearWeight& weight, int64_t m) {
+  return kernel.run_turned != nullptr && weight.rows && !weight.rows->is_packed &&
+         m >= kTurnedAtLeast && m <= kTurnedAtMost && weight.in_features % 2 == 0 &&
+         std::ranges::all_of(weight.rows->parts, [&](const ConstTensor& part) {
+           return part.dtype == weight.dtype && part.shape[0] >= kPanelWidth &&
+                  part.is_contiguous();
+         });
+}
+
+// Packs the rows of x as those of a weight, and multiplies the rows of the weight with them.
+void CpuBackend::run_turned(const cpu::LinearKernel& kernel, const LinearRows& weight,
+                            const cpu::LinearPart& all) {
+  ConstTensor x(all.x, weight.dtype, {all.m, all.k});
+  x.strides[0] = all.x_stride;
+  std::byte* panels = panels_[0].data();
+  pack_all(std::span(&x, 1), weight.dtype, panels);
+  const StackedRows rows(weight.parts);
+  deal_panels(num_panels(all.n), kPanelsAtOnce, [&](int64_t begin, int64_t end, int) {
+    for (size_t i = 0; i < weight.parts.size(); ++i) {
+      const int64_t first = std::max(begin * kPanelWidth, rows.starts[i]);
+      const int64_t last = std::min(end * kPanelWidth, rows.starts[i + 1]);
+      if (first >= last) continue;
+      const int64_t column = rows.starts[i];
+      const cpu::TurnedPart part{.rows = weight.parts[i].data,
+                                 .n = weight.parts[i].shape[0],
+                                 .k = all.k,
+                                 .row_begin = first - column,
+                                 .row_end = last - column,
+                                 .x = panels,
+                                 .m = all.m,
+                                 .bias = all.bias ? all.bias + column : nullptr,
+                                 .out = all.out + column,
+                                 .out_stride = all.out_stride,
+                                 .accumulate = all.accumulate};
+      kernel.run_turned(&part);
+    }
+  });
 }
 
 // Packs a few panels, multiplies with them, and packs the next over them.

@@ -41,6 +41,19 @@ struct LinearPart {
   float* scratch;  // LinearKernel::scratch_floats
 };
 
+// The other way round: rows of weights as they lie in a file, and x packed in their place.
+struct TurnedPart {
+  const void* rows;  // [n, k], n >= kPanelWidth and an even k
+  int64_t n, k;
+  int64_t row_begin, row_end;  // of the n: whose outputs are written
+  const void* x;               // [m, k] in panels, in the dtype of the rows
+  int64_t m;
+  const float* bias;  // [n] or null
+  float* out;         // [m, n], row stride out_stride
+  int64_t out_stride;
+  bool accumulate;
+};
+
 // A linear layer over weights of one dtype: each output is one sum over k in order, in the steps of
 // the kernel's own instruction, then + bias, then + old.
 struct LinearKernel {
@@ -52,6 +65,8 @@ struct LinearKernel {
   // Null where a piece of a part takes more time for being by itself; or panels of the least that
   // does not.
   int64_t (*piece_panels)(int64_t m) = nullptr;
+  // Null where it takes x of another dtype than weights, or would sum otherwise than `run`.
+  void (*run_turned)(const TurnedPart* part) = nullptr;
 };
 
 // A group of a row of x as integers.
