@@ -89,11 +89,11 @@ struct alignas(kCacheLineBytes) Sequence {
   RequestTimes times;
   int64_t num_cached_tokens = 0;  // of the prompt, read from the prefix cache when first admitted
   int32_t num_preemptions = 0;
+  // Of a sequence that is not streamed: text and logprobs up to now; null before its first token.
+  std::unique_ptr<TokenEvent> withheld;
   BlockTable table;
 
   std::optional<StopChecker> text;  // absent: no text was asked for
-  // Of a sequence that is not streamed: text and logprobs up to now; null before its first token.
-  std::unique_ptr<TokenEvent> withheld;
   Beam beam;  // of a beam search
   std::optional<RepetitionDetector> repetition;
 
