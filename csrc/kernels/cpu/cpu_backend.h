@@ -88,9 +88,9 @@ class CpuBackend final : public Backend {
   void reserve_scratch(int64_t bytes);
   int64_t thread_scratch_bytes(const StepShape& shape) const;
   void pack_all(std::span<const ConstTensor> parts, DType dtype, std::byte* to);
-  static bool turns(const cpu::LinearKernel& kernel, const LinearWeight& weight, int64_t m);
+  bool turns(const cpu::LinearKernel& kernel, const LinearArgs& args, DType x_dtype) const;
   void run_turned(const cpu::LinearKernel& kernel, const LinearRows& weight,
-                  const cpu::LinearPart& all);
+                  const cpu::LinearPart& all, DType x_dtype);
   void run_on_rows(const cpu::LinearKernel& kernel, const LinearRows& weight,
                    const cpu::LinearPart& part, std::byte* panels) const;
   void multiply(const FusedLinearArgs& args);

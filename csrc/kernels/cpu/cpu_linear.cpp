@@ -41,11 +41,6 @@ constexpr int64_t kPackDepth = 256;
 // Elements of x that a thread rounds to bf16 in about the time in which another is woken.
 constexpr int64_t kRoundedAtLeast = 8192;
 
-// Rows of x that are packed in place of a weight that lies in rows: with fewer, packing the weight
-// takes as long, and more are more panels than a thread has room for.
-constexpr int64_t kTurnedAtLeast = 7;
-constexpr int64_t kTurnedAtMost = 64;
-
 // Elements from one row of x in bf16 to the next: whole cache lines, and one more, so that rows of
 // a power of two do not fall into the same sets of the L1.
 int64_t rounded_stride(int64_t k) { return (k + 31) / 32 * 32 + 32; }
@@ -282,8 +277,9 @@ void CpuBackend::multiply(const FusedLinearArgs& args) {
                             .panel_begin = 0,
                             .panel_end = 0,
                             .scratch = nullptr};
-  if (turns(kernel, weight, m)) {
-    run_turned(kernel, *weight.rows, all);
+  const DType x_dtype = is_rounded ? DType::kBF16 : DType::kF32;
+  if (turns(kernel, args.linear, x_dtype)) {
+    run_turned(kernel, *weight.rows, all, x_dtype);
     if (args.gate) gated_activation(*args.gate);
     return;
   }
@@ -313,9 +309,14 @@ void CpuBackend::multiply(const FusedLinearArgs& args) {
   if (args.gate) gated_activation(*args.gate);
 }
 
-bool CpuBackend::turns(const cpu::LinearKernel& kernel, const LinearWeight& weight, int64_t m) {
-  return kernel.run_turned != nullptr && weight.rows && !weight.rows->is_packed &&
-         m >= kTurnedAtLeast && m <= kTurnedAtMost && weight.in_features % 2 == 0 &&
+bool CpuBackend::turns(const cpu::LinearKernel& kernel, const LinearArgs& args,
+                       DType x_dtype) const {
+  const LinearWeight& weight = *args.weight;
+  if (!kernel.run_turned || !weight.rows || weight.rows->is_packed) return false;
+  const int64_t m = args.x.shape[0];
+  const int64_t k = weight.in_features;
+  return m >= kernel.turned_at_least && k % 2 == 0 &&
+         packed_bytes(m, k, x_dtype) <= panels_[0].num_bytes() &&
          std::ranges::all_of(weight.rows->parts, [&](const ConstTensor& part) {
            return part.dtype == weight.dtype && part.shape[0] >= kPanelWidth &&
                   part.is_contiguous();
@@ -324,11 +325,11 @@ bool CpuBackend::turns(const cpu::LinearKernel& kernel, const LinearWeight& weig
 
 // Packs the rows of x as those of a weight, and multiplies the rows of the weight with them.
 void CpuBackend::run_turned(const cpu::LinearKernel& kernel, const LinearRows& weight,
-                            const cpu::LinearPart& all) {
-  ConstTensor x(all.x, weight.dtype, {all.m, all.k});
+                            const cpu::LinearPart& all, DType x_dtype) {
+  ConstTensor x(all.x, x_dtype, {all.m, all.k});
   x.strides[0] = all.x_stride;
   std::byte* panels = panels_[0].data();
-  pack_all(std::span(&x, 1), weight.dtype, panels);
+  pack_all(std::span(&x, 1), x_dtype, panels);
   const StackedRows rows(weight.parts);
   deal_panels(num_panels(all.n), kPanelsAtOnce, [&](int64_t begin, int64_t end, int) {
     for (size_t i = 0; i < weight.parts.size(); ++i) {

@@ -46,7 +46,7 @@ struct TurnedPart {
   const void* rows;  // [n, k], n >= kPanelWidth and an even k
   int64_t n, k;
   int64_t row_begin, row_end;  // of the n: whose outputs are written
-  const void* x;               // [m, k] in panels, in the dtype of the rows
+  const void* x;               // [m, k] in panels, of f32 or what round_row makes of it
   int64_t m;
   const float* bias;  // [n] or null
   float* out;         // [m, n], row stride out_stride
@@ -65,8 +65,10 @@ struct LinearKernel {
   // Null where a piece of a part takes more time for being by itself; or panels of the least that
   // does not.
   int64_t (*piece_panels)(int64_t m) = nullptr;
-  // Null where it takes x of another dtype than weights, or would sum otherwise than `run`.
+  // Null where sums would be others than those of `run`, or it has not been measured.
   void (*run_turned)(const TurnedPart* part) = nullptr;
+  // With fewer rows of x, packing the weight takes as long.
+  int64_t turned_at_least = 0;
 };
 
 // A group of a row of x as integers.

@@ -45,8 +45,8 @@ inline void multiply_panels(const uint16_t* a, int64_t lda, const uint16_t* b, i
 
 }  // namespace
 
-constexpr LinearKernel kLinear = {round_row, linear_scratch_floats<uint16_t>,
-                                  linear<uint16_t, uint16_t>, piece_panels,
-                                  turned_linear<uint16_t>};
+constexpr LinearKernel kLinear = {
+    round_row,    linear_scratch_floats<uint16_t>,   linear<uint16_t, uint16_t>,
+    piece_panels, turned_linear<uint16_t, uint16_t>, kTurnedAtLeast};
 
 }  // namespace llmserve::cpu::avx512_bf16
