@@ -41,12 +41,19 @@ void update(Sha256& hash, uint64_t number) {
 uint64_t sum_chunk(std::span<const std::byte> bytes) {
   constexpr size_t kLanes = 8;
   uint64_t sums[kLanes] = {}, totals[kLanes] = {}, words[kLanes] = {};
-  for (size_t at = 0; at < bytes.size(); at += sizeof(words)) {
-    const size_t size = std::min(sizeof(words), bytes.size() - at);
-    if (size < sizeof(words)) std::fill_n(words, kLanes, 0);
-    std::memcpy(words, bytes.data() + at, size);
+  const auto add = [&] {
     for (size_t i = 0; i < kLanes; ++i) sums[i] += words[i];
     for (size_t i = 0; i < kLanes; ++i) totals[i] += sums[i];
+  };
+  size_t at = 0;
+  for (; at + sizeof(words) <= bytes.size(); at += sizeof(words)) {
+    std::memcpy(words, bytes.data() + at, sizeof(words));
+    add();
+  }
+  if (at < bytes.size()) {
+    std::fill_n(words, kLanes, 0);
+    std::memcpy(words, bytes.data() + at, bytes.size() - at);
+    add();
   }
   uint64_t all = bytes.size();
   for (size_t i = 0; i < kLanes; ++i) all = mix64(mix64(all, sums[i]), totals[i]);

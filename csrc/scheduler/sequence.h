@@ -94,7 +94,7 @@ struct alignas(kCacheLineBytes) Sequence {
   BlockTable table;
 
   std::optional<StopChecker> text;  // absent: no text was asked for
-  Beam beam;  // of a beam search
+  Beam beam;                        // of a beam search
   std::optional<RepetitionDetector> repetition;
 
   // The bytes at its beginning that a step which decodes looks at, but for `text`.

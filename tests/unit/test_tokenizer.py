@@ -143,6 +143,13 @@ def test_decode_refuses_ids_outside_the_vocabulary(tmp_path: Path) -> None:
             tokenizer.decode([bad])
 
 
+def test_an_id_outside_the_vocabulary_stands_for_nothing(tmp_path: Path) -> None:
+    tokenizer = load(tokenizer_files.save(tokenizer_files.byte_level(), tmp_path))
+    for outside in (-1, tokenizer.num_tokens, 2**80):
+        assert tokenizer.token_bytes(outside) == b""
+        assert tokenizer.token_text(outside) == ""
+
+
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     tokenizer = load(tokenizer_files.save(tokenizer_files.byte_level(), tmp_path))
     tokenizer.check_fits(tokenizer.num_tokens)

@@ -179,7 +179,7 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for; none for an id that only pads the model's vocabulary."""
-        return self._vocabulary.bytes(token_id)
+        return self._vocabulary.bytes(token_id) if 0 <= token_id < self.num_tokens else b""
 
     def token_text(self, token_id: int) -> str:
         """The text of one token alone; bytes that are not a whole character are shown as U+FFFD."""
