@@ -236,7 +236,7 @@ def test_a_weight_has_the_same_bits_in_rows_and_packed(fast, rng, dtype, stored,
     x, bias = normal(rng, 130, k), normal(rng, n)
 
     def check():
-        for m in (1, 2, 7, 16, 17, 40, 64, 65, 130):
+        for m in (1, 2, 7, 12, 16, 17, 24, 40, 64, 65, 130):
             old = normal(rng, m, n)
             expected = fast.linear(x[:m], packed, bias, old.copy(), True)
             result = fast.linear(x[:m], deferred, bias, old.copy(), True)

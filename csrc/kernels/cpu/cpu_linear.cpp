@@ -315,8 +315,8 @@ bool CpuBackend::turns(const cpu::LinearKernel& kernel, const LinearArgs& args,
   if (!kernel.run_turned || !weight.rows || weight.rows->is_packed) return false;
   const int64_t m = args.x.shape[0];
   const int64_t k = weight.in_features;
-  return m >= kernel.turned_at_least && m <= kPanelsAtOnce * kPanelWidth && k % 2 == 0 &&
-         packed_bytes(m, k, x_dtype) <= panels_[0].num_bytes() &&
+  return m >= kernel.turned_at_least * num_panels(m) && m <= kPanelsAtOnce * kPanelWidth &&
+         k % 2 == 0 && packed_bytes(m, k, x_dtype) <= panels_[0].num_bytes() &&
          std::ranges::all_of(weight.rows->parts, [&](const ConstTensor& part) {
            return part.dtype == weight.dtype && part.shape[0] >= kPanelWidth &&
                   part.is_contiguous();

@@ -67,7 +67,7 @@ struct LinearKernel {
   int64_t (*piece_panels)(int64_t m) = nullptr;
   // Null where sums would be others than those of `run`, or it has not been measured.
   void (*run_turned)(const TurnedPart* part) = nullptr;
-  // With fewer rows of x, packing the weight takes as long.
+  // Rows of x a panel of them; with fewer, packing the weight takes as long.
   int64_t turned_at_least = 0;
 };
 
