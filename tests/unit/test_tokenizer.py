@@ -114,6 +114,15 @@ def test_encode_adds_what_the_model_wants_unless_told_otherwise(tmp_path: Path) 
     ]
 
 
+def test_what_is_special_is_told_of_one_id_and_of_all(tmp_path: Path) -> None:
+    tokenizer = load(tokenizer_files.save(tokenizer_files.sentence_piece(), tmp_path))
+    special = [i for i in range(tokenizer.num_tokens) if tokenizer.is_special(i)]
+    assert special == tokenizer.special_token_ids
+    assert tokenizer.token_id("<s>") in special
+    assert len(special) < tokenizer.num_tokens
+    assert not any(tokenizer.is_special(i) for i in (-1, tokenizer.num_tokens, 2**40))
+
+
 def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path: Path) -> None:
     library = tokenizer_files.byte_level()
     library.enable_truncation(2)

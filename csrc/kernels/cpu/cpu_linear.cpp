@@ -256,6 +256,7 @@ void CpuBackend::multiply(const FusedLinearArgs& args) {
   const cpu::LinearKernel& kernel =
       weight.dtype == DType::kBF16 ? kernels_.linear_bf16 : kernels_.linear_f32;
   const bool is_rounded = kernel.round_row != nullptr;
+  const DType x_dtype = is_rounded ? DType::kBF16 : DType::kF32;
   const bool is_gated = gates_pieces(args);
   reserve_scratch((kernel.scratch_floats(m, weight.in_features) + (is_gated ? kGatedFloats : 0)) *
                   static_cast<int64_t>(sizeof(float)));
@@ -263,7 +264,7 @@ void CpuBackend::multiply(const FusedLinearArgs& args) {
   const void* x = is_rounded ? round_rows(kernel, args) : args.linear.x.as<float>();
   const int64_t x_stride =
       is_rounded ? rounded_stride(weight.in_features) : args.linear.x.strides[0];
-  const int64_t x_row_bytes = x_stride * size_bytes(is_rounded ? DType::kBF16 : DType::kF32);
+  const int64_t x_row_bytes = x_stride * size_bytes(x_dtype);
   const cpu::LinearPart all{.x = x,
                             .x_stride = x_stride,
                             .m = m,
@@ -277,12 +278,6 @@ void CpuBackend::multiply(const FusedLinearArgs& args) {
                             .panel_begin = 0,
                             .panel_end = 0,
                             .scratch = nullptr};
-  const DType x_dtype = is_rounded ? DType::kBF16 : DType::kF32;
-  if (turns(kernel, args.linear, x_dtype)) {
-    run_turned(kernel, *weight.rows, all, x_dtype);
-    if (args.gate) gated_activation(*args.gate);
-    return;
-  }
   const int64_t piece = kernel.piece_panels == nullptr ? 0 : kernel.piece_panels(m);
   if (is_gated) {
     const auto rows_of = [&](int64_t row, int64_t count, float* rest) {
@@ -295,17 +290,22 @@ void CpuBackend::multiply(const FusedLinearArgs& args) {
     return run_gated(all, *args.gate, packed_bytes(kPanelWidth, weight.in_features, weight.dtype),
                      piece == 0 ? 2 * kPanelsAtOnce : piece, kernel.run, rows_of);
   }
-  deal_panels(
-      num_panels(weight.out_features), piece, [&](int64_t begin, int64_t end, int thread_idx) {
-        cpu::LinearPart part = all;
-        part.panel_begin = begin;
-        part.panel_end = end;
-        part.scratch = reinterpret_cast<float*>(scratch(thread_idx));
-        if (!weight.rows || weight.rows->is_packed)
-          kernel.run(&part);
-        else
-          run_on_rows(kernel, *weight.rows, part, panels_[static_cast<size_t>(thread_idx)].data());
-      });
+  if (turns(kernel, args.linear, x_dtype)) {
+    run_turned(kernel, *weight.rows, all, x_dtype);
+  } else {
+    deal_panels(num_panels(weight.out_features), piece,
+                [&](int64_t begin, int64_t end, int thread_idx) {
+                  cpu::LinearPart part = all;
+                  part.panel_begin = begin;
+                  part.panel_end = end;
+                  part.scratch = reinterpret_cast<float*>(scratch(thread_idx));
+                  if (!weight.rows || weight.rows->is_packed)
+                    kernel.run(&part);
+                  else
+                    run_on_rows(kernel, *weight.rows, part,
+                                panels_[static_cast<size_t>(thread_idx)].data());
+                });
+  }
   if (args.gate) gated_activation(*args.gate);
 }
 

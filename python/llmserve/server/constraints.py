@@ -129,7 +129,7 @@ def with_reasoning(
 
 def _special_token_id(tokenizer: Tokenizer, text: str) -> int | None:
     token_id = tokenizer.token_id(text)
-    return token_id if token_id in tokenizer.special_token_ids else None
+    return token_id if token_id is not None and tokenizer.is_special(token_id) else None
 
 
 def named_error(error: InvalidArgument, body: GenerationBody) -> Exception:

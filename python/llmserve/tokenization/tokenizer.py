@@ -105,6 +105,10 @@ class Tokenizer:
         """Ids that decode() leaves out, increasing."""
         return self._vocabulary.special_token_ids
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether decode() leaves a token out; False for an id outside the vocabulary."""
+        return 0 <= token_id < self.num_tokens and self._vocabulary.is_special(token_id)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text, with what the model wants at its ends (usually a
         begin-of-sequence id) unless told otherwise. Raises InvalidArgument for lone surrogates."""
