@@ -193,6 +193,23 @@ def test_codes_give_the_bits_of_their_numbers_in_a_wider_cache(fast, rng, heads,
         np.testing.assert_array_equal(in_rows, wide)
 
 
+@pytest.mark.parametrize("dim", [16, 48, 64, 144])
+def test_any_number_of_query_heads_takes_codes_to_the_bits_of_a_wider_cache(fast, rng, dim):
+    """Few rows may take codes as they are, more a tile that is widened first; columns of values in
+    runs of 16, 32 and 64."""
+    lengths = [150, 64, 33]
+    sequences = [tuple(formulas.through_fp8(normal(rng, n, 1, dim)) for _ in "kv") for n in lengths]
+    layout = fast.key_layout(16, dim, dim, "fp8")
+    for heads in range(1, 14):
+        queries = [normal(rng, 1, heads, dim) for _ in lengths]
+        for options in ({}, {"window": 70, "soft_cap": 5.0}):
+            narrow, wide = (
+                formulas.run_attention(fast, sequences, queries, 16, *kind, **options)
+                for kind in (("fp8", layout), ("bfloat16",))
+            )
+            np.testing.assert_array_equal(narrow, wide)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 64), (3, 3, 36)])
 @pytest.mark.parametrize("options", [{}, {"window": 70, "soft_cap": 5.0}], ids=["plain", "window"])
 def test_chunks_and_batches_over_codes_equal_the_whole(

@@ -34,7 +34,11 @@ bool can_run_avx512() {
          __builtin_cpu_supports("avx512dq");
 }
 bool can_run_avx512_vnni() { return can_run_avx512() && __builtin_cpu_supports("avx512vnni"); }
-bool can_run_avx512_bf16() { return can_run_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+// Every CPU with BF16 has VBMI, too, but Cooper Lake.
+bool can_run_avx512_bf16() {
+  return can_run_avx512_vnni() && __builtin_cpu_supports("avx512bf16") &&
+         __builtin_cpu_supports("avx512vbmi");
+}
 
 // Clang's builtin does not know them before version 15.
 bool has_amx() {

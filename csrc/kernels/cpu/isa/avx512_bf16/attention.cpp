@@ -18,6 +18,8 @@ namespace {
 
 #include "kernels/cpu/attention_tile.inc"
 
+#include "kernels/cpu/attention_codes.inc"
+
 #include "kernels/cpu/attention_bf16.inc"
 
 #include "kernels/cpu/attention_fp8.inc"
