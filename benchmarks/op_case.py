@@ -28,8 +28,8 @@ class Case:
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that begins with a cache line, as the engine's tensors do. NumPy's large arrays begin 16
-    bytes behind one, so that every vector of 64 bytes lies in two."""
+    """A copy that begins with a cache line, as the engine's tensors do. NumPy's large arrays begin
+    16 bytes behind one, so that every vector of 64 bytes lies in two."""
     memory = np.empty(array.nbytes + 64, np.uint8)
     begin = -memory.ctypes.data % 64
     copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
