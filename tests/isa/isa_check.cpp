@@ -510,6 +510,7 @@ void check_attention(Checker& check) {
   check_attention_case(check, {2, 1, 64, 64, DType::kF8E4M3, 0, 3.0f}, 16);
   check_attention_case(check, {2, 2, 80, 80, DType::kF8E4M3, 0, 0.0f}, 32);
   check_attention_case(check, {2, 1, 128, 128, DType::kF8E4M3, 0, 0.0f}, 128);
+  check_attention_case(check, {8, 1, 80, 80, DType::kF8E4M3, 69, 0.0f}, 16);
 }
 
 void check_sampling_case(Checker& check, int64_t vocabulary, bool has_ties) {

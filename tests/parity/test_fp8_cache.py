@@ -202,7 +202,7 @@ def test_any_number_of_query_heads_takes_codes_to_the_bits_of_a_wider_cache(fast
     layout = fast.key_layout(16, dim, dim, "fp8")
     for heads in range(1, 14):
         queries = [normal(rng, 1, heads, dim) for _ in lengths]
-        for options in ({}, {"window": 70, "soft_cap": 5.0}):
+        for options in ({}, {"window": 70, "soft_cap": 5.0}, {"window": 69}):
             narrow, wide = (
                 formulas.run_attention(fast, sequences, queries, 16, *kind, **options)
                 for kind in (("fp8", layout), ("bfloat16",))
@@ -255,6 +255,12 @@ def test_a_row_of_nan_is_seen_by_those_that_see_it_alone(fast, rng, part):
         sees[position : position + 40, :2] = True
     assert np.isnan(got[sees]).all()
     np.testing.assert_array_equal(got[~sees], clean[~sees])
+    for row in (68, 69, 70, 109, 110, 129):  # alone
+        seen = tuple(x[: row + 1] for x in pair)
+        alone = formulas.run_attention(
+            fast, [seen], [q[row : row + 1]], 16, "fp8", layout, window=40
+        )
+        np.testing.assert_array_equal(alone[0], got[row])
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 128), (2, 1, 256)])

@@ -25,19 +25,23 @@ constexpr int64_t kPartialBytes = 4 << 20;
 // fast with 2 rows a KV head, from 2 tiles on; with 8 rows 0.96 (2 tiles) to 1.05 times (32).
 int64_t min_shared_tiles(int64_t group) { return std::max<int64_t>(2, group); }
 
-// Whether the next tile of a head is prefetched into the L1, beside the one in use and what there
-// is besides, and not into the L2. With an L1 of 48 KiB (Zen 5) one of 32 takes 0.93 to 0.98 of the
-// time so. With 32 KiB (Zen 4), and few lines on their way to it at once, one of 32 takes 1.2
-// to 1.3 times, one of 16 up to 1.17; one of 8, of fp8, 0.75 to 0.85.
+// Whether tiles are prefetched into the L1, beside the one in use and what there is besides, and
+// not into the L2. With an L1 of 48 KiB (Zen 5) one of 32 takes 0.93 to 0.98 of the time so. With
+// 32 KiB (Zen 4), and few lines on their way to it at once, one of 32 takes 1.2 to 1.3 times, one
+// of 16 up to 1.17; one of 8, of fp8, 0.93 where codes are multiplied and 0.75 to 0.85 where they
+// are widened.
 bool fits_l1(int64_t tile_bytes) {
   static const int64_t l1_bytes = l1_data_bytes();
   return tile_bytes * 3 <= (l1_bytes > 32 * 1024 ? 2 : 1) * l1_bytes;
 }
 
-// Bytes that are prefetched into the L2 before they are used: with more than one tile on its way,
-// memory has work while a softmax asks for nothing. Two threads of a Zen 4 whose memory gave 35
-// GB/s, beside one tile ahead, times as fast: 16 KiB tiles (heads of 64 in bf16) 1.04, of 16 (of
-// 128 in fp8) 1.07, of 32 1.01; with 32 KiB 1.04, 1.01, 1.0, with 128 KiB 1.03, 1.05, 0.98.
+// Bytes that are prefetched into the L2 before they are used, up to a tile of all heads of an item:
+// with more than the next head's under way, memory has work while a softmax asks for nothing. Two
+// threads of a Zen 4 whose memory gave 35 GB/s, times as fast as with the next head's alone:
+//   tiles of                             32 KiB   64 KiB   128 KiB ahead
+//   16 KiB (heads of 64 in bf16)           1.04     1.04      1.03
+//   16 KiB (heads of 128 in fp8)           1.01     1.07      1.05
+//   32 KiB (heads of 128 in bf16)          1.00     1.01      0.98
 constexpr int64_t kAheadBytes = 64 << 10;
 
 int64_t heads_ahead(int64_t tile_bytes) {

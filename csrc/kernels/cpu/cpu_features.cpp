@@ -34,7 +34,7 @@ bool can_run_avx512() {
          __builtin_cpu_supports("avx512dq");
 }
 bool can_run_avx512_vnni() { return can_run_avx512() && __builtin_cpu_supports("avx512vnni"); }
-// Every CPU with BF16 has VBMI, too, but Cooper Lake.
+// Every CPU with BF16 has VBMI, too, but Cooper Lake, and virtual machines that hide it.
 bool can_run_avx512_bf16() {
   return can_run_avx512_vnni() && __builtin_cpu_supports("avx512bf16") &&
          __builtin_cpu_supports("avx512vbmi");

@@ -119,8 +119,8 @@ struct AttentionCall {
   const void* keys;    // [N, K, P, D]; in fp8, the P rows of a block and head and then their scales
   const void* values;  // [N, K, P, Dv]; likewise
   bool has_key_panels;  // keys lie in panels of kPanelWidth tokens, and Dv is a multiple of it
-  bool fits_l1;         // a tile of a head, beside the one in use: where another is prefetched
-  int64_t heads_ahead;  // how many heads before it is used
+  bool fits_l1;  // whether the tiles that are prefetched go to the L1, too, or to the L2 alone
+  int64_t heads_ahead;  // how many heads later they are used; at most an item's
   int64_t kv_heads, block_size, head_dim, value_dim;
   int64_t group;  // query heads a KV head
   float scale, soft_cap;
