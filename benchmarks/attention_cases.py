@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from op_case import Case, aligned, as_dtype, as_float, empty_cache, in_layout, normal
+from op_case import Case, aligned, as_dtype, as_float, empty, empty_cache, in_layout, normal
 
 BLOCK = 16
 DTYPES = ("bfloat16", "float32", "fp8")
@@ -67,7 +67,7 @@ def attention_case(backend, rng, shape: Shape) -> Case:
     cache = aligned(in_layout(keys, layout)), aligned(values)
     tables = np.arange(shape.batch * blocks, dtype=np.int32).reshape(shape.batch, blocks)
     q = normal(rng, shape.batch * shape.queries, shape.heads, shape.dim)
-    out = aligned(np.empty_like(q))
+    out = empty(*q.shape)
     starts = np.arange(shape.batch + 1, dtype=np.int32) * shape.queries
     lens = np.full(shape.batch, shape.context, np.int32)
     scale = shape.dim**-0.5

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from llmserve import _core
-from op_case import Case, as_dtype, as_float, normal
+from op_case import Case, as_dtype, as_float, empty, normal
 
 testing = _core.testing
 N, K = 32_000, 2048  # TinyLlama's head: more than the last cache holds
@@ -29,7 +29,7 @@ def linear_cases(backend, rng) -> Iterator[Case]:
             fills_new_memory=True,
         )
         for m in ROWS:
-            x, out = normal(rng, m, K), np.empty((m, N), np.float32)
+            x, out = normal(rng, m, K), empty(m, N)
 
             def check(x=x, out=out, w=w, dtype=dtype):
                 # Some instruction sets round x to bfloat16 beside such weights: 2^-9 a term.
@@ -39,7 +39,7 @@ def linear_cases(backend, rng) -> Iterator[Case]:
             yield linear_case(backend, f"linear {dtype}", x, weight, out, dtype, check, w.nbytes)
         in_rows = backend.defer_linear([w], dtype)
         for m in FEW_ROWS:
-            x, out = normal(rng, m, K), np.empty((m, N), np.float32)
+            x, out = normal(rng, m, K), empty(m, N)
 
             def is_same(x=x, out=out, weight=weight):
                 return np.array_equal(out, backend.linear(x, weight))
@@ -59,7 +59,7 @@ def quantized_cases(backend, rng) -> Iterator[Case]:
             w.nbytes + weight.num_bytes,
         )
         for m in ROWS:
-            x, out = normal(rng, m, K), np.empty((m, N), np.float32)
+            x, out = normal(rng, m, K), empty(m, N)
 
             def check(x=x, out=out):  # within the rounding of 4 bits
                 return np.abs(out[:, COLUMNS] - x @ w[COLUMNS].T).std() < 0.15 * K**0.5
@@ -88,7 +88,7 @@ def block_cases(backend, rng) -> Iterator[Case]:
             check=lambda x=x, weight=weight, is_near=is_near: is_near(x, backend.linear(x, weight)),
         )
         for m in FEW_ROWS if layout not in timed else ():
-            x, out = normal(rng, m, K), np.empty((m, N), np.float32)
+            x, out = normal(rng, m, K), empty(m, N)
 
             def check(x=x, out=out, is_near=is_near):
                 return is_near(x, out)
@@ -119,10 +119,10 @@ def fused_cases(backend, rng) -> Iterator[Case]:
         else:
             weight = backend.pack_linear([as_dtype(w, form)], form)
         for m in FEW_ROWS:
-            x, out = normal(rng, m, K), np.empty((m, ffn), np.float32)
+            x, out = normal(rng, m, K), empty(m, ffn)
             work = {
-                "normed": np.empty((m, K), np.float32),
-                "gate_up": np.empty((m, 2 * ffn), np.float32),
+                "normed": empty(m, K),
+                "gate_up": empty(m, 2 * ffn),
             }
 
             def run(x=x, out=out, weight=weight, work=work):

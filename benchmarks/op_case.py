@@ -41,9 +41,14 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return aligned(rng.standard_normal(shape, dtype=np.float32))
 
 
+def empty(*shape: int) -> np.ndarray:
+    """For an op's float32 results."""
+    return aligned(np.empty(shape, np.float32))
+
+
 def as_dtype(x: np.ndarray, dtype: str) -> np.ndarray:
     """float32, or the upper half of it: bfloat16 by truncation, as uint16."""
-    return x if dtype == "float32" else (x.view(np.uint32) >> 16).astype(np.uint16)
+    return x if dtype == "float32" else aligned((x.view(np.uint32) >> 16).astype(np.uint16))
 
 
 def as_float(x: np.ndarray) -> np.ndarray:

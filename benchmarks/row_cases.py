@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from llmserve import _core
-from op_case import Case, agree, as_dtype, normal
+from op_case import Case, agree, aligned, as_dtype, empty, normal
 
 testing = _core.testing
 
@@ -24,7 +24,7 @@ def row_cases(backend, rng) -> Iterator[Case]:
         )
 
     x, weight = normal(rng, tokens, width), normal(rng, width)
-    out, residual = np.empty_like(x), np.zeros_like(x)
+    out, residual = empty(*x.shape), aligned(np.zeros_like(x))
     rows = rng.permutation(tokens)
     for name, op, copies, arrays in (
         ("rms_norm", lambda b, x, w, out: b.rms_norm(x, w, out=out), 2, (x, weight, out)),
@@ -49,7 +49,7 @@ def row_cases(backend, rng) -> Iterator[Case]:
             tokens * width * (table.itemsize + 4),
             *(table, ids, out),
         )
-    gate_up, activated = normal(rng, tokens, 2 * ffn), np.empty((tokens, ffn), np.float32)
+    gate_up, activated = normal(rng, tokens, 2 * ffn), empty(tokens, ffn)
     for activation in ("silu", "gelu_tanh", "gelu"):
         yield case(
             f"gated_activation {activation} {tokens}x{ffn}",
@@ -102,7 +102,7 @@ def finds_the_last(backend, big: np.ndarray) -> bool:
 
 def sample_cases(backend, rng) -> Iterator[Case]:
     for rows, vocabulary in ((1, 151_936), (32, 32_000)):
-        logits = normal(rng, rows, vocabulary) * 3
+        logits = aligned(normal(rng, rows, vocabulary) * 3)
         generated = rng.choice(vocabulary, 1000, replace=False)
         for label, params in (
             ("greedy", {"temperature": 0.0}),
