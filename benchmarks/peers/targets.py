@@ -1,4 +1,5 @@
-"""What llmserve is to reach on a CPU with AVX-512, bf16 and VNNI, and what was measured of it.
+"""What llmserve is to reach on a CPU with AVX-512, bf16 and VNNI, or with AVX2 alone, and what was
+measured of it.
 
 A share is of the bound, a time that no program beats (workloads.py); a speed-up is over llmserve's
 own bfloat16, both measured in one run; ahead means that the median ratio to each peer is over 1.
@@ -12,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from page import RESULTS, Cpu, cpu_of, cpu_text, runs_of
+from page import RESULTS, Cpu, cpu_of, cpu_text, isa_of, runs_of
 
 ISA = "avx512_bf16"
+AVX2 = "avx2"
 SHAPES = ("tinyllama-1.1b", "qwen3-0.6b")
 KINDS = ("peers", "formats", "starts", "ops")  # of reports: KIND-*.json
 _START_S, _START_SHAPE = 1.5, "tinyllama-1.1b"
@@ -72,15 +74,22 @@ class Line:
 def tables() -> str:
     """For each CPU, every goal of which something was measured there, as Markdown."""
     cpus = dict.fromkeys(cpu_of(run) for kind in KINDS for run in _runs(kind))
-    return "\n\n".join(f"{cpu_text(cpu)}:\n\n{table(cpu)}" for cpu in cpus)
+    parts = [f"{cpu_text(cpu)}:\n\n{table(cpu)}" for cpu in cpus]
+    for cpu in dict.fromkeys(map(cpu_of, _runs("peers", AVX2))):
+        if lines := [*_lines_with_avx2(cpu)]:
+            parts.append(f"{cpu_text(cpu)}, with AVX2 alone:\n\n{_as_table(lines)}")
+    return "\n\n".join(parts)
 
 
 def table(cpu: Cpu) -> str:
-    """Of one CPU."""
-    lines = [str(line) for shape in SHAPES for line in _lines_of_work(cpu, shape)]
-    lines += map(str, [*_lines_of_start(cpu), *_lines_of_attention(cpu)])
+    """Of one CPU with AVX-512, bf16 and VNNI."""
+    lines = [line for shape in SHAPES for line in _lines_of_work(cpu, shape)]
+    return _as_table([*lines, *_lines_of_start(cpu), *_lines_of_attention(cpu)])
+
+
+def _as_table(lines: list[Line]) -> str:
     head = "| work | goal | measured | nearest peer | |\n| --- | --- | --- | --- | --- |\n"
-    return head + "\n".join(lines)
+    return head + "\n".join(map(str, lines))
 
 
 def _lines_of_work(cpu: Cpu, shape: str) -> Iterator[Line]:
@@ -114,29 +123,48 @@ def _lines_of_work(cpu: Cpu, shape: str) -> Iterator[Line]:
         )
 
 
+def _lines_with_avx2(cpu: Cpu) -> Iterator[Line]:
+    for shape in SHAPES:
+        rows = _rows("peers", cpu, shape, AVX2)
+        for (work, system), own in rows.items():
+            name, _, form = system.partition(", ")
+            peer = rows.get((work, f"llama.cpp, {form}"))
+            if name == "llmserve" and peer is not None:
+                share = own["bound_s"] / statistics.median(own["seconds"])
+                yield Line(
+                    f"{shape}, {form}: {work}",
+                    "ahead of llama.cpp",
+                    f"{share:.0%} of the bound",
+                    peer["ratio"] > 1,
+                    f"llama.cpp {peer['ratio']:.2f}",
+                )
+
+
 def _nearest(ratios: dict[str, float]) -> tuple[str, float]:
     """The fastest peer, and its time over llmserve's."""
     return min(ratios.items(), key=lambda item: item[1], default=("none", 0.0))
 
 
-def _rows(kind: str, cpu: Cpu, shape: str) -> dict[tuple[str, str], dict[str, Any]]:
+def _rows(
+    kind: str, cpu: Cpu, shape: str, isa: str = ISA
+) -> dict[tuple[str, str], dict[str, Any]]:
     """By work and system."""
     return {
         (row["workload"], row["system"]): row
-        for run in _runs(kind)
+        for run in _runs(kind, isa)
         if cpu_of(run) == cpu and run["shape"] == shape
         for row in run["rows"]
     }
 
 
-def _runs(kind: str) -> list[dict[str, Any]]:
-    """Those of reports of this kind that were made on CPUs that the goals are for."""
+def _runs(kind: str, isa: str = ISA) -> list[dict[str, Any]]:
+    """Those of reports of this kind that were made with this instruction set."""
     reports = (
         json.loads(path.read_text(encoding="utf-8"))
         for path in sorted(RESULTS.glob(f"{kind}-*.json"))
     )
     runs = (run for report in reports for run in runs_of(report))
-    return [run for run in runs if run.get("machine", {}).get("cpu_isa") == ISA]
+    return [run for run in runs if isa_of(run) == isa]
 
 
 def _lines_of_start(cpu: Cpu) -> Iterator[Line]:

@@ -114,6 +114,18 @@ def test_a_report_takes_no_run_of_another_cpu_with_the_same_name(
         engines._earlier_runs(path, 2)
 
 
+def test_a_report_takes_no_run_with_other_instructions(
+    engines: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.json"
+    runs = [run(row(DECODE, "llmserve, int8", 2))]
+    path.write_text(json.dumps({"shape": "tiny", "threads": 2, "runs": runs}))
+    monkeypatch.setenv("LLMSERVE_CPU_ISA", "generic")
+    assert describe_machine()["cpu_isa"] == "generic"
+    with pytest.raises(SystemExit, match=r"generic.*--results"):
+        engines._earlier_runs(path, 2)
+
+
 def on_target(*rows: dict[str, Any]) -> dict[str, Any]:
     report = run(*rows)
     report["shape"] = "tinyllama-1.1b"
@@ -165,6 +177,22 @@ def test_what_another_machine_measured_reaches_no_goal(targets: ModuleType, tmp_
     report["runs"][0]["machine"]["cpu_isa"] = "avx2"
     (tmp_path / "peers-tinyllama-1.1b.json").write_text(json.dumps(report))
     assert last_cells(targets) == []
+
+
+def test_with_avx2_alone_the_goal_is_to_be_ahead_of_llama_cpp(
+    targets: ModuleType, tmp_path: Path
+) -> None:
+    rows = [row(work, "llmserve, int8", 2.0) for work in (DECODE, PREFILL)]
+    peers = [row(DECODE, "llama.cpp, int8", 3.0), row(PREFILL, "llama.cpp, int8", 1.9)]
+    alone = row(DECODE, "llmserve, int4", 2.0)
+    report = on_target(*rows, *peers, alone, row(DECODE, "openvino, int8", 1.0))
+    report["runs"][0]["machine"] |= {"cpu": "Brand", "cpu_model": "family 0", "cpu_isa": "avx2"}
+    (tmp_path / "peers-tinyllama-1.1b-avx2.json").write_text(json.dumps(report))
+    assert targets.tables().splitlines()[0] == "Brand (family 0), with AVX2 alone:"
+    assert last_cells(targets) == [
+        ["50% of the bound", "llama.cpp 1.50", "held"],
+        ["50% of the bound", "llama.cpp 0.95", "**missed**"],
+    ]
 
 
 def test_each_cpu_has_a_table_of_its_own(targets: ModuleType, tmp_path: Path) -> None:

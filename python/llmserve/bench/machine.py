@@ -1,5 +1,6 @@
 """What the machine can do, measured between the runs of a benchmark, and what it is."""
 
+import itertools
 import os
 import platform
 import statistics
@@ -168,19 +169,27 @@ def medians(measured: Sequence[Rates]) -> Rates:
 
 
 def describe_machine() -> dict[str, object]:
-    """CPU, its best instruction set, cores, system and versions, for a result that a stranger can
-    place."""
-    testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
+    """CPU, the instruction set that the kernels take, cores, system and versions, for a result that
+    a stranger can place."""
     return {
         "cpu": _cpu_name(),
         "cpu_model": _cpu_model(),
-        "cpu_isa": next(name for name, can_run in testing.cpu_isas() if can_run),
+        "cpu_isa": _cpu_isa(),
         "num_cpus": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "llmserve": __version__,
         "commit": _commit(),
     }
+
+
+def _cpu_isa() -> str:
+    """The best one that the CPU has, or LLMSERVE_CPU_ISA leaves."""
+    testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
+    isas: list[tuple[str, bool]] = testing.cpu_isas()
+    cap = os.environ.get("LLMSERVE_CPU_ISA") or isas[0][0]
+    allowed = itertools.dropwhile(lambda isa: isa[0] != cap, isas)
+    return next(name for name, can_run in allowed if can_run)
 
 
 def _cpu_name() -> str:
