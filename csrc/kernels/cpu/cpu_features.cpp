@@ -28,6 +28,13 @@ bool has_f16c() {
 bool can_run_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
+// Clang's builtin does not know it before version 16.
+bool can_run_avx_vnni() {
+  constexpr unsigned kAvxVnni = 1u << 4;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return can_run_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 &&
+         (eax & kAvxVnni) != 0;
+}
 bool can_run_avx512() {
   return can_run_avx2() && __builtin_cpu_supports("avx512f") &&
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
@@ -64,6 +71,11 @@ bool can_run_amx() { return can_run_avx512_bf16() && has_amx() && may_use_tiles(
 cpu::KernelTable generic() { return cpu::generic::kTable; }
 #ifdef LLMSERVE_X86
 cpu::KernelTable avx2() { return cpu::avx2::kTable; }
+cpu::KernelTable avx_vnni() {
+  cpu::KernelTable table = avx2();
+  table.quantized_linear = &cpu::avx_vnni::quantized_linear;
+  return table;
+}
 cpu::KernelTable avx512() { return cpu::avx512::kTable; }
 cpu::KernelTable avx512_vnni() {
   cpu::KernelTable table = avx512();
@@ -92,6 +104,7 @@ constexpr CpuIsa kRegistry[] = {
     {"avx512_bf16", &can_run_avx512_bf16, &avx512_bf16},
     {"avx512_vnni", &can_run_avx512_vnni, &avx512_vnni},
     {"avx512", &can_run_avx512, &avx512},
+    {"avx_vnni", &can_run_avx_vnni, &avx_vnni},
     {"avx2", &can_run_avx2, &avx2},
 #endif
     {"generic", &can_always_run, &generic},

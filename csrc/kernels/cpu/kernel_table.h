@@ -236,7 +236,10 @@ extern const KernelTable kTable;
 namespace avx512 {
 extern const KernelTable kTable;
 }
-// Sets that add products to avx512's vectors.
+// Sets that add products to avx2's vectors, or to avx512's.
+namespace avx_vnni {
+void quantized_linear(const QuantizedPart* part);
+}
 namespace avx512_vnni {
 void quantized_linear(const QuantizedPart* part);
 }
