@@ -27,7 +27,7 @@ from line_process import LineProcess
 from llmserve.bench.machine import Rates, describe_machine, medians
 from page import RESULTS, cpu_of, description, heading, isa_of, runs_of, write_json
 from random_models import SHAPES, write_checkpoint
-from workloads import FORMATS, WORKLOADS, Workload, chosen
+from workloads import FORMATS, GGUF_FORMATS, WORKLOADS, Workload, chosen
 
 Item = TypeVar("Item")
 
@@ -58,6 +58,8 @@ class System:
         """LLM's, as worker.py gives them."""
         if self.form in _FLOATS:
             return {"dtype": self.form}
+        if self.form in GGUF_FORMATS:  # the file has it
+            return {"dtype": "bfloat16"}
         return {"dtype": "bfloat16", "quantization": self.form}
 
 
@@ -193,7 +195,10 @@ def systems_of(options: argparse.Namespace) -> Iterator[System]:
 def model_of(system: System, options: argparse.Namespace) -> tuple[str, Path]:
     """The interpreter that runs the system, and what it loads."""
     if system.name == "llmserve":
-        return sys.executable, options.folder / "models" / options.shape
+        model = options.folder / "models" / options.shape
+        if system.form in GGUF_FORMATS:
+            model = gguf_of(options.folder, options.shape, system.form)
+        return sys.executable, model
     python = str(ready_python(options.folder, system.name))
     if system.name == "llama.cpp":
         return python, gguf_of(options.folder, options.shape, system.form)

@@ -121,13 +121,21 @@ def llama_cpp_build(folder: Path, isa: str = "") -> Path:
 
 def gguf_of(folder: Path, shape: str, form: str) -> Path:
     """The checkpoint as a GGUF file of this format; written when it is first asked for."""
+    form = {"Q8_0": "int8", "Q4_0": "int4"}.get(form, form)
     checkpoint = folder / "models" / shape
     path = checkpoint / f"model-{form}.gguf"
     if not path.exists():
-        print(f"writing {path}", flush=True)
+        python = ready_python(folder, "llama.cpp")
         unfinished = path.with_suffix(".part")
-        script = str(Path(__file__).resolve().parents[1] / "random_models.py")
-        _run(ready_python(folder, "llama.cpp"), script, checkpoint, unfinished, form)
+        if form == "Q4_K_M":  # a mix of types, which llama.cpp knows
+            source = gguf_of(folder, shape, "bfloat16")
+            script = Path(__file__).resolve().parent / "llama_quantize.py"
+            variables = {"LLAMA_CPP_LIB_PATH": str(llama_cpp_build(folder))}
+        else:
+            source, variables = checkpoint, {}
+            script = Path(__file__).resolve().parents[1] / "random_models.py"
+        print(f"writing {path}", flush=True)
+        _run(python, script, source, unfinished, form, **variables)
         unfinished.rename(path)
     return path
 

@@ -10,7 +10,8 @@ Each system is a process that loads one checkpoint of random weights. A round ru
 once on every system, one after another, and measures the machine's rates of reading and arithmetic
 in between, so that whatever else the machine does hits all alike. A ratio is the median over rounds
 of (peer's seconds / llmserve's seconds in the same format) of the same round: over 1, llmserve is
-faster. Weights of 8 and 4 bits are llmserve's int8 and int4 and llama.cpp's Q8_0 and Q4_0.
+faster. Weights of 8 and 4 bits are llmserve's int8 and int4 and llama.cpp's Q8_0 and Q4_0; formats
+that are named like GGUF's are of one file, which both read.
 """
 
 from __future__ import annotations

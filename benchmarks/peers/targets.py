@@ -145,9 +145,7 @@ def _nearest(ratios: dict[str, float]) -> tuple[str, float]:
     return min(ratios.items(), key=lambda item: item[1], default=("none", 0.0))
 
 
-def _rows(
-    kind: str, cpu: Cpu, shape: str, isa: str = ISA
-) -> dict[tuple[str, str], dict[str, Any]]:
+def _rows(kind: str, cpu: Cpu, shape: str, isa: str = ISA) -> dict[tuple[str, str], dict[str, Any]]:
     """By work and system."""
     return {
         (row["workload"], row["system"]): row

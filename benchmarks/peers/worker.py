@@ -2,7 +2,7 @@
 
     python worker.py SYSTEM MODEL FORMAT NUM_THREADS
 
-FORMAT is float32, bfloat16, int8 or int4, the last two of weights alone.
+FORMAT is float32, bfloat16, int8 or int4, the last two of weights alone, or that of a GGUF file.
 
 A job is {"prompts": [[token ids]], "max_tokens": [n, one a prompt]}. The answer {"elapsed_s": s,
 "first_s": s, "tokens": [[ids]]} holds greedy tokens, exactly so many a prompt, and when the first
@@ -28,11 +28,10 @@ def llmserve(model: str, form: str, num_threads: int) -> tuple[str, Generate]:
     import llmserve
     from llmserve import LLM, SamplingParams
 
-    is_float = form in ("float32", "bfloat16")
     llm = LLM(
         model,
-        dtype=form if is_float else "bfloat16",
-        quantization=None if is_float else form,
+        dtype=form if form == "float32" else "bfloat16",
+        quantization=form if form in ("int8", "int4") else None,
         num_threads=num_threads,
         packed_cache_bytes=2**40 if "KEEPS_PACKED" in os.environ else None,
         defer_packing="PACKS_AT_LOAD" not in os.environ,

@@ -11,8 +11,11 @@ import numpy as np
 from llmserve.bench.machine import Rates
 from random_models import tensors_of
 
-# Bytes a weight; int4 has a float16 scale for 128 of them.
-FORMATS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 128}
+# Those of GGUF files that llmserve and llama.cpp both read, in blocks of 32 or 256 weights.
+GGUF_FORMATS = {"Q8_0": 34 / 32, "Q4_0": 18 / 32, "Q4_K_M": 144 / 256}
+# Bytes a weight, at least: int4 has a float16 scale for 128 of them, and some tensors of Q4_K_M are
+# in Q6_K.
+FORMATS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 128, **GGUF_FORMATS}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from types import ModuleType
@@ -124,6 +125,21 @@ def test_a_report_takes_no_run_with_other_instructions(
     assert describe_machine()["cpu_isa"] == "generic"
     with pytest.raises(SystemExit, match=r"generic.*--results"):
         engines._earlier_runs(path, 2)
+
+
+@pytest.mark.parametrize(("form", "name"), [("Q8_0", "int8"), ("Q4_K_M", "Q4_K_M")])
+def test_systems_read_one_file_in_a_format_of_gguf(
+    engines: ModuleType, tmp_path: Path, form: str, name: str
+) -> None:
+    python = tmp_path / "environments" / "llama.cpp" / "bin" / "python"
+    path = tmp_path / "models" / "tiny" / f"model-{name}.gguf"
+    for file in (python, path):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    options = argparse.Namespace(folder=tmp_path, shape="tiny")
+    own, peer = (engines.System(system, form) for system in ("llmserve", "llama.cpp"))
+    assert engines.model_of(own, options)[1] == engines.model_of(peer, options)[1] == path
+    assert own.arguments() == {"dtype": "bfloat16"}
 
 
 def on_target(*rows: dict[str, Any]) -> dict[str, Any]:
