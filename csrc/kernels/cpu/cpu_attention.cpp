@@ -48,6 +48,10 @@ int64_t heads_ahead(int64_t tile_bytes) {
   return fits_l1(tile_bytes) ? 1 : std::max<int64_t>(1, kAheadBytes / tile_bytes);
 }
 
+// Of what a thread attends to after what sequences share, prefetched while it walks that: what its
+// L2 has no room for waits in the last cache, which is nearer than memory.
+constexpr int64_t kLaterBytes = 4 << 20;
+
 static_assert(kKvTile == 64 && kKvSpan == 512, "attention.inc is written for these");
 
 cpu::CacheStorage storage_of(DType dtype) {
@@ -141,7 +145,8 @@ cpu::AttentionState CpuBackend::list_prefix(const PagedAttentionArgs& args, size
             .kv_end = shared.end,
             .partial = nullptr,
             .kept = state,
-            .begun = {}};
+            .begun = {},
+            .later = nullptr};
     item.kept.at += head * size;
   }
   return state;
@@ -181,7 +186,8 @@ void CpuBackend::list_attention_items(const PagedAttentionArgs& args, int64_t gr
              .kv_end = args.kv_lens[b],
              .partial = nullptr,
              .kept = {},
-             .begun = begun});
+             .begun = begun,
+             .later = nullptr});
         items_.back().begun.at =
             begun.at == nullptr ? nullptr : begun.at + head * begun.head_stride;
       }
@@ -246,18 +252,18 @@ void CpuBackend::replace_shared(int64_t window, int64_t group, Split split) {
 }
 
 void CpuBackend::deal_attention_items(const std::vector<cpu::AttentionItem>& items, int64_t window,
-                                      int64_t group) {
+                                      int64_t group, std::vector<int64_t>& starts) {
   item_costs_.clear();
   int64_t total = 0;
   for (const cpu::AttentionItem& item : items)
     item_costs_.push_back(total += cost_of(item, window, group));
-  item_starts_.assign(1, 0);
+  starts.assign(1, 0);
   for (int64_t i = 1; i <= pool_.num_threads(); ++i) {
     const auto cut =
         std::lower_bound(item_costs_.begin(), item_costs_.end(), total * i / pool_.num_threads());
     const int64_t end =
         std::min<int64_t>(cut - item_costs_.begin() + 1, static_cast<int64_t>(items.size()));
-    item_starts_.push_back(std::max(item_starts_.back(), end));
+    starts.push_back(std::max(starts.back(), end));
   }
 }
 
@@ -270,14 +276,41 @@ int64_t CpuBackend::attention_scratch_bytes(int64_t max_tokens, const StepShape&
          static_cast<int64_t>(sizeof(float));
 }
 
+void CpuBackend::prefetch_own_later(int64_t window, int64_t tile_bytes) {
+  const auto num_tiles = [&](const cpu::AttentionItem& item) {
+    const auto [begin, end] = seen_by(item, window);
+    return ((end + kKvTile - 1) / kKvTile - begin / kKvTile) * item.num_heads;
+  };
+  laters_.clear();
+  for (size_t thread = 0; thread + 1 < item_starts_.size(); ++thread) {
+    const cpu::AttentionItem* own = items_.data();
+    cpu::AttentionLater& later = laters_.emplace_back();
+    later = {.item = own + item_starts_[thread],
+             .end = own + item_starts_[thread + 1],
+             .head = 0,
+             .position = 0,
+             .tiles_before = 0};
+    int64_t own_tiles = 0;
+    for (const cpu::AttentionItem* item = later.item; item < later.end; ++item)
+      own_tiles += num_tiles(*item);
+    own_tiles = std::min(own_tiles, kLaterBytes / tile_bytes);
+    for (int64_t i = prefix_starts_[thread]; i < prefix_starts_[thread + 1]; ++i)
+      later.tiles_before += num_tiles(prefix_items_[static_cast<size_t>(i)]);
+    later.tiles_before = std::max<int64_t>(0, later.tiles_before - (own_tiles + 1) / 2);
+  }
+  for (size_t thread = 0; thread + 1 < prefix_starts_.size(); ++thread)
+    for (int64_t i = prefix_starts_[thread]; i < prefix_starts_[thread + 1]; ++i)
+      prefix_items_[static_cast<size_t>(i)].later = &laters_[thread];
+}
+
 void CpuBackend::run_attention_items(const cpu::AttentionCall& call, DType dtype,
-                                     const std::vector<cpu::AttentionItem>& items) {
-  deal_attention_items(items, call.window, call.group);
+                                     const std::vector<cpu::AttentionItem>& items,
+                                     const std::vector<int64_t>& starts) {
   const auto attention = kernels_.attention[static_cast<size_t>(storage_of(dtype))];
   pool_.parallel_for(pool_.num_threads(), 1, [&](int64_t begin, int64_t end, int thread_idx) {
     for (int64_t part = begin; part < end; ++part) {
-      const cpu::AttentionItem* item = items.data() + item_starts_[static_cast<size_t>(part)];
-      const cpu::AttentionItem* last = items.data() + item_starts_[static_cast<size_t>(part) + 1];
+      const cpu::AttentionItem* item = items.data() + starts[static_cast<size_t>(part)];
+      const cpu::AttentionItem* last = items.data() + starts[static_cast<size_t>(part) + 1];
       for (; item < last; ++item)
         attention(&call, item, item + 1 < last ? item + 1 : nullptr,
                   reinterpret_cast<float*>(scratch(thread_idx)));
@@ -323,8 +356,13 @@ void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
                                 .out = args.out.as<float>(),
                                 .out_token_stride = args.out.strides[0],
                                 .out_head_stride = args.out.strides[1]};
-  if (!prefix_items_.empty()) run_attention_items(call, keys.dtype, prefix_items_);
-  run_attention_items(call, keys.dtype, items_);
+  deal_attention_items(items_, args.window, group, item_starts_);
+  if (!prefix_items_.empty()) {
+    deal_attention_items(prefix_items_, args.window, group, prefix_starts_);
+    prefetch_own_later(args.window, tile_bytes);
+    run_attention_items(call, keys.dtype, prefix_items_, prefix_starts_);
+  }
+  run_attention_items(call, keys.dtype, items_, item_starts_);
   pool_.parallel_for(static_cast<int64_t>(split_items_.size()), 1,
                      [&](int64_t begin, int64_t end, int thread_idx) {
                        for (int64_t i = begin; i < end; ++i) {

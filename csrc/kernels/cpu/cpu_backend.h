@@ -140,11 +140,14 @@ class CpuBackend final : public Backend {
   // two threads or more, or returns false.
   template <class Split>
   void replace_shared(int64_t window, int64_t group, Split split);
-  // Of nearly equal cost: thread i gets items[item_starts_[i]] to [item_starts_[i + 1]].
+  // Of nearly equal cost: thread i gets items[starts[i]] to [starts[i + 1]].
   void deal_attention_items(const std::vector<cpu::AttentionItem>& items, int64_t window,
-                            int64_t group);
+                            int64_t group, std::vector<int64_t>& starts);
+  // Has each thread prefetch its items_ while it runs its prefix_items_.
+  void prefetch_own_later(int64_t window, int64_t tile_bytes);
   void run_attention_items(const cpu::AttentionCall& call, DType dtype,
-                           const std::vector<cpu::AttentionItem>& items);
+                           const std::vector<cpu::AttentionItem>& items,
+                           const std::vector<int64_t>& starts);
 
   const CpuIsa& isa_;
   const cpu::KernelTable kernels_;
@@ -161,7 +164,8 @@ class CpuBackend final : public Backend {
   Buffer partials_;
   int64_t states_end_ = 0;  // floats of partials_ that states take
   std::vector<int64_t> item_costs_;
-  std::vector<int64_t> item_starts_;
+  std::vector<int64_t> item_starts_, prefix_starts_;
+  std::vector<cpu::AttentionLater> laters_;  // one a thread
 };
 
 template <class Part, class RowsOf>

@@ -139,6 +139,16 @@ struct AttentionState {
   int64_t first_row;  // the item's
 };
 
+struct AttentionItem;
+// What a thread attends to when it is done with what sequences share. It is prefetched while the
+// last tiles of that are walked, whose many rows leave memory idle; the kernels move on.
+struct alignas(64) AttentionLater {  // one a thread
+  const AttentionItem* item;         // the next one to prefetch
+  const AttentionItem* end;
+  int64_t head, position;  // of its next tile, or before the first one that it sees
+  int64_t tiles_before;    // of what is shared, to be walked first
+};
+
 // Consecutive tokens of one sequence and the query heads of consecutive KV heads; all of the KV
 // that they see, or one span of it. Rows are [num_heads, num_tokens, group]. Or one token each of
 // consecutive sequences whose KV begins in the same blocks, up to where it differs: `kept` is then
@@ -152,6 +162,7 @@ struct AttentionItem {
   int64_t kv_begin, kv_end;  // limits, beside what the tokens see
   float* partial;            // null: write to out; else the span's result, attention_partial_floats
   AttentionState kept, begun;  // of the KV up to kv_end, and before kv_begin
+  AttentionLater* later;       // null: nothing
 };
 
 struct RowMax {
