@@ -120,7 +120,8 @@ class Worker(LineProcess):
 def measure(options: argparse.Namespace) -> None:
     """Runs the work on every system and adds a run to the report; what it measures anew of a work
     and a format takes the place of what the report had."""
-    path = options.results or RESULTS / f"peers-{options.shape}.json"
+    held_to = f"-{options.isa}" if options.isa else ""
+    path = options.results or RESULTS / f"peers-{options.shape}{held_to}.json"
     earlier = _earlier_runs(path, options.threads)
     folder = options.folder / "models" / options.shape
     print(f"checkpoint: {folder}", flush=True)

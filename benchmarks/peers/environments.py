@@ -37,9 +37,9 @@ _LLAMA_OPTIONS = [
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 ]
-# Of a build that has no more than these instructions: llama.cpp's own choice for unknown machines,
-# AVX2, FMA, F16C and BMI2.
-_LLAMA_OPTIONS_OF = {"avx2": ["-DGGML_NATIVE=OFF"]}
+# Of a build that has no more than these instructions.
+_WITH_AVX2 = [f"-DGGML_{name}=ON" for name in ("AVX", "AVX2", "FMA", "F16C", "BMI2")]
+_LLAMA_OPTIONS_OF = {"avx2": ["-DGGML_NATIVE=OFF", *_WITH_AVX2]}
 ISAS = tuple(_LLAMA_OPTIONS_OF)
 # The systems that are known to keep to them.
 CAPPED_SYSTEMS = ("llmserve", "llama.cpp")
@@ -130,7 +130,9 @@ def gguf_of(folder: Path, shape: str, form: str) -> Path:
         if form == "Q4_K_M":  # a mix of types, which llama.cpp knows
             source = gguf_of(folder, shape, "bfloat16")
             script = Path(__file__).resolve().parent / "llama_quantize.py"
-            variables = {"LLAMA_CPP_LIB_PATH": str(llama_cpp_build(folder))}
+            builds = (llama_cpp_build(folder, isa) for isa in ("", *ISAS))
+            libraries = next((build for build in builds if build.exists()), llama_cpp_build(folder))
+            variables = {"LLAMA_CPP_LIB_PATH": str(libraries)}
         else:
             source, variables = checkpoint, {}
             script = Path(__file__).resolve().parents[1] / "random_models.py"

@@ -31,7 +31,7 @@ import servers
 import starts
 import targets
 from random_models import SHAPES
-from workloads import FORMATS
+from workloads import FORMATS, GGUF_FORMATS
 
 
 def report(options: argparse.Namespace) -> None:
@@ -88,7 +88,8 @@ def main() -> None:
 
     starting = commands.add_parser("start", help="process start to first token; peak memory")
     starting.set_defaults(run=starts.measure)
-    starting.add_argument("--formats", nargs="+", choices=FORMATS, default=["bfloat16"])
+    checkpoint_formats = [form for form in FORMATS if form not in GGUF_FORMATS]
+    starting.add_argument("--formats", nargs="+", choices=checkpoint_formats, default=["bfloat16"])
     add_systems(starting, engines.SYSTEMS)
     starting.add_argument("--rounds", type=int, default=5)
 
@@ -99,6 +100,8 @@ def main() -> None:
     is_measured = options.run in (engines.measure, servers.measure, starts.measure)
     if is_measured and "llmserve" not in options.systems:
         parser.error("--systems: llmserve is what the others are compared with")
+    if is_measured and os.environ.get("LLMSERVE_CPU_ISA", options.isa) != options.isa:
+        parser.error("LLMSERVE_CPU_ISA holds llmserve alone: use `measure --isa`")
     if is_measured and options.isa:
         if not set(options.systems) <= set(environments.CAPPED_SYSTEMS):
             parser.error(f"--isa: for --systems {' '.join(environments.CAPPED_SYSTEMS)} alone")

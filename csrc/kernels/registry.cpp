@@ -20,7 +20,8 @@ constexpr std::array kRegistry{
     BackendRow{
         "cpu",
         "vectorised and multithreaded; AMX (run on an emulator only), AVX-512 with bf16, with "
-        "VNNI or without, AVX2 or portable, picked at run time",
+        "VNNI or without, AVX2 with VNNI (run on an emulator only) or without, or portable, picked "
+        "at run time",
         &make_cpu_backend},
     BackendRow{"ref", "scalar loops in float32 on one thread: the specification of every op",
                &make_ref_backend},

@@ -4,8 +4,8 @@
 #   tests/isa/run_emulated.sh [CPU model [isa_check's arguments …]]
 #
 # The model is one of `bochs --help cpu`: the default, corei7_skylake_x, has AVX-512 F, BW, VL and DQ; corei7_icelake_u
-# has VNNI, too; sapphire_rapids, from Bochs 3.0 on, BF16 and AMX as well. The boot takes some 2 seconds of CPU time;
-# isa_check runs some hundred times slower than on the machine itself.
+# has VNNI, too; from Bochs 3.0 on, sapphire_rapids has BF16 and AMX as well, and arrow_lake AVX-VNNI without AVX-512.
+# The boot takes some 2 seconds of CPU time; isa_check runs some hundred times slower than on the machine itself.
 #
 # Needs, besides what a build needs, the Debian packages bochs, bochsbios, vgabios, isolinux, syslinux-common and xorriso
 # (apt-get install --no-install-recommends). Debian 12 has Bochs 2.7; Debian 13's source of 3.0 builds there by

@@ -189,7 +189,7 @@ def _cpu_isa() -> str:
     isas: list[tuple[str, bool]] = testing.cpu_isas()
     cap = os.environ.get("LLMSERVE_CPU_ISA") or isas[0][0]
     allowed = itertools.dropwhile(lambda isa: isa[0] != cap, isas)
-    return next(name for name, can_run in allowed if can_run)
+    return next((name for name, can_run in allowed if can_run), cap)
 
 
 def _cpu_name() -> str:
