@@ -1,6 +1,5 @@
 """What the machine can do, measured between the runs of a benchmark, and what it is."""
 
-import itertools
 import os
 import platform
 import statistics
@@ -184,12 +183,10 @@ def describe_machine() -> dict[str, object]:
 
 
 def _cpu_isa() -> str:
-    """The best one that the CPU has, or LLMSERVE_CPU_ISA leaves."""
+    """The one that backends take: the CPU's best, or what LLMSERVE_CPU_ISA leaves."""
     testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
-    isas: list[tuple[str, bool]] = testing.cpu_isas()
-    cap = os.environ.get("LLMSERVE_CPU_ISA") or isas[0][0]
-    allowed = itertools.dropwhile(lambda isa: isa[0] != cap, isas)
-    return next((name for name, can_run in allowed if can_run), cap)
+    description: str = testing.make_backend("cpu", 1, "").description
+    return description.removeprefix("cpu/").partition(",")[0]
 
 
 def _cpu_name() -> str:

@@ -17,22 +17,9 @@ namespace {
 constexpr int kQuantizedRows = 6;
 constexpr int quantized_vecs(int, bool, bool) { return 2; }
 
-// Signed bytes plus 128 are unsigned.
-struct SignedQuads {
-  Quads shifted;
-};
-constexpr int32_t kSignedOffset = 128;
-inline SignedQuads q_signed(Quads x) { return {_mm256_xor_si256(x, _mm256_set1_epi8((char)0x80))}; }
-inline IVec dot_signed(IVec sum, const SignedQuads& w, Quads x) {
-  return (IVec)_mm256_dpbusd_avx_epi32((__m256i)sum, w.shifted, x);
-}
-typedef __m256i NibbleSums;
-constexpr int64_t kFoldDepth = 0;  // the sums have 32 bits
-inline NibbleSums unfolded(IVec sum) { return (__m256i)sum; }
-inline NibbleSums dot_nibbles(NibbleSums sums, Quads w, Quads x) {
-  return _mm256_dpbusd_avx_epi32(sums, w, x);
-}
-inline IVec folded(NibbleSums sums) { return (IVec)sums; }
+inline Quads q_dot(Quads sum, Quads w, Quads x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
+
+#include "kernels/cpu/vnni.inc"
 
 #include "kernels/cpu/matmul.inc"
 #include "kernels/cpu/quantized.inc"
