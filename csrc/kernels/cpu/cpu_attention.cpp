@@ -74,10 +74,14 @@ std::pair<int64_t, int64_t> seen_by(const cpu::AttentionItem& item, int64_t wind
           std::min(item.first_position + item.num_tokens, item.kv_end)};
 }
 
-int64_t cost_of(const cpu::AttentionItem& item, int64_t window, int64_t group) {
+// That the item walks, of all its heads.
+int64_t tiles_of(const cpu::AttentionItem& item, int64_t window) {
   const auto [begin, end] = seen_by(item, window);
-  const int64_t tiles = (end + kKvTile - 1) / kKvTile - begin / kKvTile;
-  return tiles * item.num_heads * (item.num_tokens * group + kReadCostRows);
+  return ((end + kKvTile - 1) / kKvTile - begin / kKvTile) * item.num_heads;
+}
+
+int64_t cost_of(const cpu::AttentionItem& item, int64_t window, int64_t group) {
+  return tiles_of(item, window) * (item.num_tokens * group + kReadCostRows);
 }
 
 }  // namespace
@@ -277,30 +281,25 @@ int64_t CpuBackend::attention_scratch_bytes(int64_t max_tokens, const StepShape&
 }
 
 void CpuBackend::prefetch_own_later(int64_t window, int64_t tile_bytes) {
-  const auto num_tiles = [&](const cpu::AttentionItem& item) {
-    const auto [begin, end] = seen_by(item, window);
-    return ((end + kKvTile - 1) / kKvTile - begin / kKvTile) * item.num_heads;
-  };
-  laters_.clear();
-  for (size_t thread = 0; thread + 1 < item_starts_.size(); ++thread) {
-    const cpu::AttentionItem* own = items_.data();
-    cpu::AttentionLater& later = laters_.emplace_back();
-    later = {.item = own + item_starts_[thread],
-             .end = own + item_starts_[thread + 1],
+  laters_.resize(static_cast<size_t>(pool_.num_threads()));
+  for (size_t thread = 0; thread < laters_.size(); ++thread) {
+    cpu::AttentionLater& later = laters_[thread];
+    later = {.item = items_.data() + item_starts_[thread],
+             .end = items_.data() + item_starts_[thread + 1],
              .head = 0,
              .position = 0,
              .tiles_before = 0};
     int64_t own_tiles = 0;
     for (const cpu::AttentionItem* item = later.item; item < later.end; ++item)
-      own_tiles += num_tiles(*item);
+      own_tiles += tiles_of(*item, window);
     own_tiles = std::min(own_tiles, kLaterBytes / tile_bytes);
-    for (int64_t i = prefix_starts_[thread]; i < prefix_starts_[thread + 1]; ++i)
-      later.tiles_before += num_tiles(prefix_items_[static_cast<size_t>(i)]);
+    for (int64_t i = prefix_starts_[thread]; i < prefix_starts_[thread + 1]; ++i) {
+      cpu::AttentionItem& prefix = prefix_items_[static_cast<size_t>(i)];
+      prefix.later = &later;
+      later.tiles_before += tiles_of(prefix, window);
+    }
     later.tiles_before = std::max<int64_t>(0, later.tiles_before - (own_tiles + 1) / 2);
   }
-  for (size_t thread = 0; thread + 1 < prefix_starts_.size(); ++thread)
-    for (int64_t i = prefix_starts_[thread]; i < prefix_starts_[thread + 1]; ++i)
-      prefix_items_[static_cast<size_t>(i)].later = &laters_[thread];
 }
 
 void CpuBackend::run_attention_items(const cpu::AttentionCall& call, DType dtype,
