@@ -22,10 +22,11 @@ from llmserve.errors import InvalidArgument
 from llmserve.generation_config import GenerationConfig, read_generation_config
 from llmserve.grammars import Grammars
 from llmserve.html_table import html_table
-from llmserve.model_files import config_file, find_checkpoint, text_source
+from llmserve.model_files import config_file, find_checkpoint, is_gguf, text_source
 from llmserve.request_door import RequestDoor, RequestLimits
 from llmserve.request_runner import RequestRunner
 from llmserve.sampling_params import SamplingParams
+from llmserve.tokenization.special_tokens import read_eos_token_id
 from llmserve.tokenization.tokenizer import Tokenizer
 from llmserve.trace import Trace
 from llmserve.word_tokens import read_thinking_tokens
@@ -136,9 +137,12 @@ class LLMBase:
         if defer_packing is not None:
             self._config.defer_packing = boolean("defer_packing", defer_packing)
         vocab_size = _core.read_vocab_size(str(checkpoint))
+        text_path = source if tokenizer is None else _tokenizer_path(tokenizer)
+        if tokenizer is not None or not is_gguf(source):  # whose end is among `defaults`
+            _add_end(self._config.scheduler, read_eos_token_id(text_path), vocab_size)
         takes_embeds = boolean("enable_prompt_embeds", enable_prompt_embeds)
         with _core.LoadingModel(self._config) as loading:
-            self._tokenizer = _read_tokenizer(source, tokenizer, chat_template)
+            self._tokenizer = _read_tokenizer(text_path, tokenizer, chat_template)
             if self._tokenizer is not None:
                 self._tokenizer.check_fits(vocab_size)
             thinking = read_thinking_tokens(reasoning_config, self._tokenizer)
@@ -360,15 +364,24 @@ def _read_generation_config(source: Path, argument: object) -> GenerationConfig:
     return read_generation_config(Path(os.fsdecode(argument)))
 
 
-def _read_tokenizer(source: Path, argument: object, chat_template: object) -> Tokenizer | None:
-    if argument is None:
-        return Tokenizer.from_path(source, chat_template)
+def _tokenizer_path(argument: object) -> Path:
     if not isinstance(argument, str | os.PathLike) or not os.path.exists(argument):
         raise InvalidArgument(
             f"tokenizer must be a folder with a tokenizer, or the file of one (tokenizer.json, "
             f"tekken.json, tokenizer.model, *.tiktoken, *.gguf), got {describe(argument)}"
         )
-    tokenizer = Tokenizer.from_path(Path(os.fsdecode(argument)), chat_template)
-    if tokenizer is None:
-        raise InvalidArgument(f"tokenizer: {os.fsdecode(argument)} has no tokenizer")
+    return Path(os.fsdecode(argument))
+
+
+def _read_tokenizer(path: Path, argument: object, chat_template: object) -> Tokenizer | None:
+    tokenizer = Tokenizer.from_path(path, chat_template)
+    if tokenizer is None and argument is not None:
+        raise InvalidArgument(f"tokenizer: {path} has no tokenizer")
     return tokenizer
+
+
+def _add_end(config: _core.SchedulerConfig, token_id: int | None, vocab_size: int) -> None:
+    """The tokenizer's end beside those of generation_config.json or config.json."""
+    ends = config.eos_token_ids
+    if token_id is not None and 0 <= token_id < vocab_size and token_id not in ends:
+        config.eos_token_ids = [*ends, token_id]

@@ -96,7 +96,8 @@ class SamplingParams:
     one after another.
     seed: the same seed gives the same tokens whatever else runs; None takes one from the LLM's.
     stop: a string or several that end the text, left out of it unless include_stop_str_in_output.
-    stop_token_ids: ids that end it besides the model's own; ignore_eos: the model's own do not.
+    stop_token_ids: ids that end it besides the model's own, which are those of its configs and the
+    tokenizer's eos_token; ignore_eos: the model's own do not.
     max_tokens: None runs to the end of the context. min_tokens: nothing ends before.
     repetition_detection: RepetitionDetectionParams. thinking_token_budget: once a section of
     thinking is open, in the prompt or the output, so many tokens are drawn in it at most and then

@@ -208,11 +208,13 @@ def test_inspect_shows_what_concerns_text(call: Run, model: str, tmp_path: Path)
     text = json.loads(call("inspect", "--json", demo).stdout)["text"]
     assert text["tokenizer"].startswith("BPE, decoder ByteLevel, ")
     assert text["chat_templates"] == ["default"]
-    assert "<|im_end|>" in text["eos_tokens"]
+    assert text["eos_tokens"] == ["<|endoftext|>", "<|im_end|>"]
     shown = call("inspect", demo).stdout
     assert "chat template  default" in shown
     assert "temperature=" in shown
     folder = checkpoints.copy_checkpoint(Path(model), tmp_path)
+    (folder / "generation_config.json").unlink()
+    assert "ends at        '</s>'" in call("inspect", str(folder)).stdout
     (folder / "tokenizer.json").write_text("{}")
     assert "tokenizer      unusable: " in call("inspect", str(folder)).stdout
     (folder / "tokenizer.json").unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from llmserve import (
     LLM,
     Array,
     AsyncLLM,
+    BeamSearchParams,
     InvalidArgument,
     NotSupported,
     RequestOutputKind,
     SamplingParams,
+    StructuredOutputsParams,
     demo_model_path,
 )
 from llmserve.errors import CorruptFile, ResourceExhausted
@@ -445,6 +448,32 @@ def test_the_demo_model_writes_sentences() -> None:
     assert text.isascii()
     assert text.count(" ") > 15
     assert "." in text
+
+
+def test_the_tokenizers_end_ends_a_text_where_the_configs_have_none(tmp_path: Path) -> None:
+    model = checkpoints.copy_checkpoint(demo_model_path(), tmp_path)
+    for name in ("config.json", "generation_config.json"):
+        fields = json.loads((model / name).read_text())
+        del fields["eos_token_id"]
+        (model / name).write_text(json.dumps(fields))
+    results = []
+    for path in (demo_model_path(), model):
+        with LLM(path, num_threads=1) as llm:
+            prompt = llm.get_tokenizer().apply_chat_template(
+                [{"role": "user", "content": "Hello"}], add_generation_prompt=True
+            )
+            greedy = SamplingParams(max_tokens=24, temperature=0.0)
+            guided = SamplingParams(
+                max_tokens=24, structured_outputs=StructuredOutputsParams(regex="Hello.*"), seed=1
+            )
+            completions = [generate(llm, [prompt], p)[0].outputs[0] for p in (greedy, guided)]
+            assert [c.finish_reason for c in completions] == ["stop", "stop"]
+            assert completions[0].stop_reason is None
+            assert len(tokens(generate(llm, [prompt], replace(greedy, ignore_eos=True)))[0]) == 24
+            (beams,) = llm.beam_search([prompt], BeamSearchParams(2, max_tokens=24))
+            assert beams.sequences[0].finish_reason == "stop"
+            results.append(([c.token_ids for c in completions], beams))
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from llmserve._core import (
     Vocabulary,
     testing,
 )
+from llmserve.tokenization.special_tokens import read_eos_token_id
 from llmserve.tokenization.vocabulary import byte_level_text, decoder_steps
 
 KINDS = [
@@ -121,6 +122,35 @@ def test_what_is_special_is_told_of_one_id_and_of_all(tmp_path: Path) -> None:
     assert tokenizer.token_id("<s>") in special
     assert len(special) < tokenizer.num_tokens
     assert not any(tokenizer.is_special(i) for i in (-1, tokenizer.num_tokens, 2**40))
+
+
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("end", ["<|end|>", {"content": "<|end|>", "special": True}])
+def test_the_end_is_found_before_the_tokenizer_is_read(
+    place: str, end: object, tmp_path: Path
+) -> None:
+    tokenizer_files.save(tokenizer_files.byte_level(), tmp_path)
+    assert read_eos_token_id(tmp_path) is None
+    (tmp_path / place).write_text(json.dumps({"eos_token": end}))
+    tokenizer = load(tmp_path)
+    assert tokenizer.eos_token == "<|end|>"
+    assert tokenizer.eos_token_id == read_eos_token_id(tmp_path) == tokenizer.token_id("<|end|>")
+
+
+def test_an_end_that_is_no_added_token_is_looked_up_in_the_vocabulary(tmp_path: Path) -> None:
+    tokenizer_files.save(tokenizer_files.byte_level(), tmp_path)
+    for end in ("hello", "nowhere"):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+        assert load(tmp_path).eos_token_id == read_eos_token_id(tmp_path)
+        assert (read_eos_token_id(tmp_path) is None) == (end == "nowhere")
+
+
+def test_added_tokens_that_are_none_are_the_librarys_to_refuse(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    for added in ('[{"id": "x", "content": "</s>"}]', "[3]", "[", '{"</s>": 2}'):
+        (tmp_path / "tokenizer.json").write_text(f'{{"added_tokens": {added}}}')
+        with pytest.raises(CorruptFile, match=r"tokenizer\.json: not"):
+            read_eos_token_id(tmp_path)
 
 
 def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llmserve import LLM, SamplingParams
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
+from llmserve.tokenization.special_tokens import read_eos_token_id
 from llmserve.tokenization.tokenizer import Tokenizer
 from llmserve.tokenization.vocabulary import byte_level_text
 from tokenizer_files import TEXTS, byte_level
@@ -205,10 +206,14 @@ def test_llama3_file_begins_with_bos_and_knows_its_special_tokens(tmp_path: Path
     bos = len(vocab)
     (tmp_path / "tokenizer.model").write_bytes(tiktoken_lines(vocab))
     added = {str(bos): {"content": "<|begin_of_text|>", "special": True}}
-    config = {"bos_token": "<|begin_of_text|>", "added_tokens_decoder": added}
+    config = {
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": "<|begin_of_text|>",
+        "added_tokens_decoder": added,
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     ours = tokenizer_of(tmp_path)
-    assert ours.encode("hello")[0] == bos
+    assert ours.encode("hello")[0] == ours.eos_token_id == read_eos_token_id(tmp_path) == bos
     assert ours.special_token_ids == [bos]
 
 

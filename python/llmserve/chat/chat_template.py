@@ -19,22 +19,14 @@ from llmserve.chat.chat_messages import parse_conversations, plain_data
 from llmserve.chat.tool_schema import tool_schema
 from llmserve.errors import CorruptFile, InvalidArgument
 from llmserve.model_files import JsonObject, read_bytes, read_json_object
+from llmserve.tokenization.special_tokens import SPECIAL_TOKENS, read_special_tokens
 
 if TYPE_CHECKING:
     import jinja2
 
 _MAX_FILE_BYTES = 2**22
-_SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
 _RESERVED = (
-    *_SPECIAL_TOKENS,
+    *SPECIAL_TOKENS,
     "messages",
     "tools",
     "add_generation_prompt",
@@ -119,10 +111,7 @@ class ChatTemplates:
         """What a tokenizer's folder holds, or `chat_template`, a template or the path of one, in
         its place. Raises InvalidArgument, CorruptFile."""
         config = read_json_object(directory, "tokenizer_config.json") or {}
-        legacy = read_json_object(directory, "special_tokens_map.json") or {}
-        special = _special_tokens(config)
-        if "added_tokens_decoder" not in config:  # as transformers reads older checkpoints
-            special |= _special_tokens(legacy)
+        special = read_special_tokens(directory)
         published = _published(directory, config) if chat_template is None else {}
         label = f"the chat template of {directory}"
         return cls.from_named(published, special, label, chat_template)
@@ -147,6 +136,11 @@ class ChatTemplates:
     def source(self) -> str:
         """The text of all of them: what it shows is what the model was taught."""
         return "\n".join(self._named.values())
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """As templates call them: "bos_token" …"""
+        return dict(self._special_tokens)
 
     @property
     def names(self) -> list[str]:
@@ -242,16 +236,6 @@ def _configured(path: Path, value: object) -> dict[str, str]:
             )
         named[name] = template
     return named
-
-
-def _special_tokens(config: JsonObject) -> dict[str, str]:
-    tokens = {}
-    for name in _SPECIAL_TOKENS:
-        value = config.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str):
-            tokens[name] = content
-    return tokens
 
 
 @functools.lru_cache(maxsize=32)

@@ -43,4 +43,8 @@ def _changed(params: SamplingParams) -> dict[str, object]:
 def _eos_tokens(generation: GenerationConfig, tokenizer: Tokenizer | None) -> list[object]:
     """As text where there is a tokenizer, else the ids."""
     ids = generation.eos_token_ids
-    return list(ids) if tokenizer is None else [tokenizer.token_text(i) for i in ids]
+    if tokenizer is None:
+        return list(ids)
+    own = tokenizer.eos_token_id
+    ends = ids if own is None or own in ids else (*ids, own)
+    return [tokenizer.token_text(i) for i in ends]

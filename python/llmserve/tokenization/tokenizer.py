@@ -105,6 +105,16 @@ class Tokenizer:
         """Ids that decode() leaves out, increasing."""
         return self._vocabulary.special_token_ids
 
+    @property
+    def eos_token(self) -> str | None:
+        """What the tokenizer's makers end a text with."""
+        return self._chat_templates.special_tokens.get("eos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Its id, which ends a generation beside those of the model's configs."""
+        return None if self.eos_token is None else self.token_id(self.eos_token)
+
     def is_special(self, token_id: int) -> bool:
         """Whether decode() leaves a token out; False for an id outside the vocabulary."""
         return 0 <= token_id < self.num_tokens and self._vocabulary.is_special(token_id)

@@ -52,7 +52,7 @@ def read_tokenizer(path: Path) -> "tokenizers.Tokenizer":
     if path.suffix == ".json":
         return _from_json(data, path)
     config = read_json_object(path.parent, "tokenizer_config.json") or {}
-    added = list(_added_tokens(config, path.parent / "tokenizer_config.json"))
+    added = list(configured_tokens(config, path.parent / "tokenizer_config.json"))
     if is_tiktoken(data):
         document = tiktoken_document(data, path, added, _tiktoken_ends(config, added))
     else:
@@ -110,7 +110,8 @@ def _tiktoken_ends(config: JsonObject, added: list[AddedToken]) -> Ends:
     return Ends(before=((content, ids[content]),))
 
 
-def _added_tokens(config: JsonObject, path: Path) -> Iterator[AddedToken]:
+def configured_tokens(config: JsonObject, path: Path) -> Iterator[AddedToken]:
+    """The added tokens of `path`, a tokenizer_config.json. Raises CorruptFile."""
     decoder = config.get("added_tokens_decoder") or {}
     if not isinstance(decoder, dict):
         raise CorruptFile(f"{path}: added_tokens_decoder must be an object")

@@ -1,0 +1,81 @@
+"""The special tokens that a tokenizer's folder names, and the id of the one that ends a text."""
+
+import json
+import re
+from pathlib import Path
+
+from llmserve.model_files import (
+    MAX_TOKENIZER_BYTES,
+    JsonObject,
+    is_gguf,
+    read_bytes,
+    read_json_object,
+)
+from llmserve.tokenization.gguf_tokenizer import GgufVocabulary
+from llmserve.tokenization.tokenizer_files import configured_tokens, find_tokenizer, read_tokenizer
+
+SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
+
+
+def read_special_tokens(directory: Path) -> dict[str, str]:
+    """By name, those of tokenizer_config.json and special_tokens_map.json. Raises CorruptFile."""
+    config = read_json_object(directory, "tokenizer_config.json") or {}
+    legacy = read_json_object(directory, "special_tokens_map.json") or {}
+    special = _special_tokens(config)
+    if "added_tokens_decoder" not in config:  # as transformers reads older checkpoints
+        special |= _special_tokens(legacy)
+    return special
+
+
+def read_eos_token_id(source: Path) -> int | None:
+    """The id of a tokenizer's eos_token, None if it names none. source: as Tokenizer.from_path.
+
+    The engine's ends are set before the weights load, and the tokenizer, which takes long, is read
+    meanwhile: so this id is looked for by itself. Raises what Tokenizer.from_path raises.
+    """
+    if is_gguf(source):
+        vocabulary = GgufVocabulary(source)
+        return vocabulary.special_id("eos") if vocabulary.exists else None
+    path = find_tokenizer(source) if source.is_dir() else source
+    eos_token = None if path is None else read_special_tokens(path.parent).get("eos_token")
+    if path is None or eos_token is None:
+        return None
+    token_id = _added_token_ids(path).get(eos_token)
+    return read_tokenizer(path).token_to_id(eos_token) if token_id is None else token_id
+
+
+def _special_tokens(config: JsonObject) -> dict[str, str]:
+    tokens = {}
+    for name in SPECIAL_TOKENS:
+        value = config.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _added_token_ids(path: Path) -> dict[str, int]:
+    """By their text, as far as they are quickly found: of a tokenizer.json no more is parsed, and
+    for other files they are in tokenizer_config.json."""
+    text = ""
+    if path.suffix == ".json":
+        data = read_bytes(path.parent, path.name, MAX_TOKENIZER_BYTES) or b""
+        text = data.decode(errors="replace")
+    if (found := _ADDED_TOKENS.search(text)) is None:
+        config_path = path.parent / "tokenizer_config.json"
+        config = read_json_object(config_path.parent, config_path.name) or {}
+        return {token.content: token.token_id for token in configured_tokens(config, config_path)}
+    try:
+        tokens, _ = json.JSONDecoder().raw_decode(text, found.end())
+        return {token["content"]: int(token["id"]) for token in tokens}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}  # the library says what is wrong
