@@ -1,7 +1,7 @@
 """Recipes for a server that is not well: symptom, cause, action, from its live metrics."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmserve.gpu_telemetry import THROTTLE_REASONS
 from llmserve.live_metrics import LiveMetrics
@@ -10,7 +10,8 @@ from llmserve.live_metrics import LiveMetrics
 _MAX_TTFT_S = 1.0
 _MAX_ITL_S = 0.2
 _MIN_HIT_SHARE = 0.6
-_MIN_TOKENS_FOR_HITS = 1000
+# Of the requests: beyond it the p99 of every latency is that of one which was computed again.
+_MAX_PREEMPTED = 0.01
 _MAX_KV_USAGE = 0.95
 _MAX_MEMORY, _CRITICAL_MEMORY = 0.80, 0.95
 _MIN_GPU_USE = 0.5
@@ -43,14 +44,32 @@ def examine(metrics: LiveMetrics, earlier: LiveMetrics | None = None) -> list[Fi
     >>> examine(LiveMetrics.parse("llmserve:engine_up 1"))
     []
     """
+    models = metrics.by_model
     return [
-        *_engine(metrics),
+        *(
+            replace(finding, symptom=f"{name}: {finding.symptom}") if len(models) > 1 else finding
+            for name, of_model in models.items()
+            for finding in _model(of_model)
+        ),
         *_gpu(metrics),
         *_memory(metrics),
         *_growth(metrics, earlier),
-        *_latency(metrics),
         *_requests(metrics),
     ]
+
+
+def _model(metrics: LiveMetrics) -> Iterator[Finding]:
+    """Of one model's metrics."""
+    yield from _engine(metrics)
+    yield from _kv_cache(metrics)
+    yield from _latency(metrics)
+    if (failed := metrics.value("request_success_total", finished_reason="error")) > 0:
+        yield Finding(
+            f"{failed:.0f} requests failed in the engine",
+            "a step failed, perhaps for lack of memory, or their logits were not finite",
+            "read the server's log. Out of memory: lower --gpu-memory-utilization, "
+            "--kv-cache-dtype fp8, fewer --max-num-seqs. Not finite: a dtype of small range",
+        )
 
 
 def _engine(metrics: LiveMetrics) -> Iterator[Finding]:
@@ -122,11 +141,13 @@ def _gpu(metrics: LiveMetrics) -> Iterator[Finding]:
         )
 
 
-def _memory(metrics: LiveMetrics) -> Iterator[Finding]:
+def _kv_cache(metrics: LiveMetrics) -> Iterator[Finding]:
     preemptions = metrics.value("num_preemptions_total")
-    if preemptions > 0:
+    requests = metrics.value("request_success_total") + metrics.value("num_requests_running")
+    if preemptions > _MAX_PREEMPTED * requests:
         yield Finding(
-            f"{preemptions:.0f} preemptions: sequences gave their KV blocks back",
+            f"{preemptions:.0f} preemptions in {requests:.0f} requests: sequences gave their KV "
+            f"blocks back",
             "the KV cache is smaller than what runs at once needs",
             "more KV memory (--kv-cache-memory-bytes), half of it a token (--kv-cache-dtype "
             "fp8), smaller --max-num-batched-tokens or --max-model-len, fewer --max-num-seqs",
@@ -137,6 +158,9 @@ def _memory(metrics: LiveMetrics) -> Iterator[Finding]:
             "what runs at once nearly fills it; preemptions come next",
             "more KV memory (--kv-cache-memory-bytes) or fewer --max-num-seqs",
         )
+
+
+def _memory(metrics: LiveMetrics) -> Iterator[Finding]:
     if (share := metrics.value("machine_memory_usage_perc")) > _MAX_MEMORY:
         what = "nearly full" if share > _CRITICAL_MEMORY else "high"
         yield Finding(
@@ -171,6 +195,7 @@ def _latency(metrics: LiveMetrics) -> Iterator[Finding]:
             cause = "most of it is prefill: long prompts"
             action = "share prefixes, larger --max-num-batched-tokens, more threads"
         yield Finding(f"time to first token: p95 {ttft:.2f} s", cause, action)
+        yield from _prefix_cache(metrics)
     itl = metrics.quantile("inter_token_latency_seconds", 0.95)
     if itl is not None and itl > _MAX_ITL_S:
         yield Finding(
@@ -179,9 +204,14 @@ def _latency(metrics: LiveMetrics) -> Iterator[Finding]:
             "smaller --max-num-batched-tokens or --max-stall-ms, fewer --max-num-seqs; send long "
             "prompts to a replica of their own",
         )
+
+
+def _prefix_cache(metrics: LiveMetrics) -> Iterator[Finding]:
+    """Where first tokens are late: prompts that have nothing in common are well without hits, as
+    long as they are computed in time."""
     queries = metrics.value("prefix_cache_queries_total")
     hits = metrics.value("prefix_cache_hits_total")
-    if queries > _MIN_TOKENS_FOR_HITS and hits < _MIN_HIT_SHARE * queries:
+    if hits < _MIN_HIT_SHARE * queries:
         yield Finding(
             f"the prefix cache finds {hits / queries:.0%} of the prompt tokens",
             "prompts differ early: another template, tokenizer or a date at their start; or the "
@@ -197,13 +227,6 @@ def _requests(metrics: LiveMetrics) -> Iterator[Finding]:
             f"{refused:.0f} requests were refused",
             "more came than runs and may wait, or too many failed",
             "another replica, or more --max-waiting-requests if they may wait longer",
-        )
-    if (failed := metrics.value("request_success_total", finished_reason="error")) > 0:
-        yield Finding(
-            f"{failed:.0f} requests failed in the engine",
-            "a step failed, perhaps for lack of memory, or their logits were not finite",
-            "read the server's log. Out of memory: lower --gpu-memory-utilization, "
-            "--kv-cache-dtype fp8, fewer --max-num-seqs. Not finite: a dtype of small range",
         )
     if (timeouts := metrics.value("requests_ended_early_total", cause="timeout")) > 0:
         yield Finding(

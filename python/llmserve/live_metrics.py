@@ -16,7 +16,7 @@ _MAX_BYTES = 2**24
 
 @dataclass(frozen=True, slots=True)
 class LiveMetrics:
-    """One reading. Names are without their `llmserve:`; models are summed over."""
+    """One reading. Names are without their `llmserve:`."""
 
     samples: Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -27,11 +27,8 @@ class LiveMetrics:
         for line in text.splitlines():
             if (found := _SAMPLE.match(line)) is None:
                 continue
-            labels = frozenset(
-                (k, v) for k, v in _LABEL.findall(found[2] or "") if k != "model_name"
-            )
-            key = found[1].removeprefix("llmserve:"), labels
-            samples[key] = samples.get(key, 0.0) + float(found[3])
+            labels = frozenset(_LABEL.findall(found[2] or ""))
+            samples[found[1].removeprefix("llmserve:"), labels] = float(found[3])
         return cls(samples)
 
     @classmethod
@@ -50,9 +47,18 @@ class LiveMetrics:
             raise InvalidArgument(f"{address} says {error.code}{hint}") from None
         except (OSError, ValueError) as error:
             raise InvalidArgument(f"{address} cannot be read: {error}") from None
-        if ("num_requests_running", frozenset()) not in metrics.samples:
+        if not any(name == "num_requests_running" for name, _ in metrics.samples):
             raise InvalidArgument(f"{address} has no metrics of llmserve")
         return metrics
+
+    @property
+    def by_model(self) -> dict[str, "LiveMetrics"]:
+        """What is of one model, by its name; all, without one, where no sample names a model."""
+        found: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]] = {}
+        for (name, labels), value in self.samples.items():
+            if model := dict(labels).get("model_name"):
+                found.setdefault(model, {})[name, labels] = value
+        return {model: LiveMetrics(samples) for model, samples in found.items()} or {"": self}
 
     def value(self, name: str, **labels: str) -> float:
         """A sample, summed over the labels that are not given; 0 if there is none."""
@@ -71,11 +77,12 @@ class LiveMetrics:
 
     def quantile(self, name: str, share: float) -> float | None:
         """Of a histogram, by linear interpolation in its bucket; None without values."""
-        bounds = sorted(
-            (float(dict(labels)["le"]), count)
-            for (n, labels), count in self.samples.items()
-            if n == name + "_bucket"
-        )
+        counts: dict[float, float] = {}
+        for (n, labels), count in self.samples.items():
+            if n == name + "_bucket":
+                bound = float(dict(labels)["le"])
+                counts[bound] = counts.get(bound, 0.0) + count
+        bounds = sorted(counts.items())
         if not bounds or bounds[-1][1] <= 0:
             return None
         rank = share * bounds[-1][1]

@@ -106,7 +106,8 @@ def test_doctor_examines_a_real_server(
 SICK = {
     "llmserve:engine_up 0": "stopped",
     "llmserve:engine_hung 1": "hangs",
-    "llmserve:num_preemptions_total 7": "7 preemptions",
+    'llmserve:request_success_total{finished_reason="stop"} 600\n'
+    "llmserve:num_preemptions_total 7": "7 preemptions in 600 requests",
     'llmserve:gpu_utilization_perc{gpu="G"} 0.4\nllmserve:num_requests_running 3': (
         "40% of the time"
     ),
@@ -124,7 +125,6 @@ SICK = {
     'llmserve:time_to_first_token_seconds_bucket{le="2.0"} 0\n'
     'llmserve:time_to_first_token_seconds_bucket{le="4.0"} 9\n'
     'llmserve:time_to_first_token_seconds_bucket{le="+Inf"} 9': "time to first token",
-    "llmserve:prefix_cache_queries_total 9000\nllmserve:prefix_cache_hits_total 90": "finds 1%",
     'llmserve:requests_refused_total{reason="queue_full"} 3': "3 requests were refused",
     'llmserve:request_success_total{finished_reason="error"} 2': "2 requests failed",
     'llmserve:requests_ended_early_total{cause="timeout"} 4': "ran out of time",
@@ -140,6 +140,56 @@ def test_each_recipe_finds_its_symptom_and_no_other(text: str, symptom: str) -> 
     assert symptom in finding.symptom
     assert finding.cause
     assert finding.action
+
+
+def test_prompts_without_hits_are_told_of_where_first_tokens_are_late() -> None:
+    cache = "llmserve:prefix_cache_queries_total 9000\nllmserve:prefix_cache_hits_total 90\n"
+    assert examine(LiveMetrics.parse(cache)) == []
+    late = (
+        'llmserve:time_to_first_token_seconds_bucket{le="2.0"} 0\n'
+        'llmserve:time_to_first_token_seconds_bucket{le="+Inf"} 9\n'
+    )
+    _, hits = examine(LiveMetrics.parse(cache + late))
+    assert "finds 1%" in hits.symptom
+
+
+def test_few_preemptions_among_many_requests_are_well() -> None:
+    text = "llmserve:num_preemptions_total 5\nllmserve:num_requests_running 20\n"
+    text += 'llmserve:request_success_total{finished_reason="stop"} 480'
+    assert examine(LiveMetrics.parse(text)) == []
+
+
+def test_each_of_several_models_is_examined_by_itself() -> None:
+    text = 'llmserve:engine_up{model_name="a"} 1\nllmserve:engine_up{model_name="b"} 0\n'
+    text += "".join(f'llmserve:kv_cache_usage_perc{{model_name="{m}"}} 0.5\n' for m in "ab")
+    (finding,) = examine(LiveMetrics.parse(text))
+    assert finding.symptom == "b: an engine has stopped"
+
+
+def test_quantiles_of_several_models_are_of_all_their_values() -> None:
+    text = "".join(
+        f'h_bucket{{model_name="{model}",le="1.0"}} {low}\n'
+        f'h_bucket{{model_name="{model}",le="2.0"}} 10\n'
+        f'h_bucket{{model_name="{model}",le="+Inf"}} 10\n'
+        for model, low in (("a", 10), ("b", 0))
+    )
+    metrics = LiveMetrics.parse(text)
+    assert metrics.quantile("h", 0.75) == pytest.approx(1.5)
+    assert metrics.by_model["b"].quantile("h", 0.75) == pytest.approx(1.75)
+
+
+def test_top_shows_each_model_by_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "".join(
+        f'llmserve:num_requests_running{{model_name="{model}"}} {count}\n'
+        for model, count in (("a", 1), ("b", 2))
+    )
+    monkeypatch.setattr(LiveMetrics, "fetch", lambda url, key: LiveMetrics.parse(text))
+    assert main(["top", "--count", "1", "--interval", "0.01"]) == 0
+    of_a, of_b = capsys.readouterr().out.split("model          ")[1:]
+    assert "1 running" in of_a
+    assert "2 running" in of_b
 
 
 def test_memory_that_climbs_between_two_looks_is_told() -> None:

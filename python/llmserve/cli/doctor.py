@@ -75,8 +75,26 @@ def _fetch(options: argparse.Namespace) -> LiveMetrics:
 
 
 def _view(now: LiveMetrics, recent: LiveMetrics, interval_s: float) -> list[str]:
-    def rate(name: str, **labels: str) -> float:
-        return recent.value(name, **labels) / interval_s
+    def rate(name: str) -> float:
+        return recent.value(name) / interval_s
+
+    models, recent_models = now.by_model, recent.by_model
+    lines = []
+    for name, of_model in models.items():
+        lines += [f"model          {name}"] if len(models) > 1 else []
+        lines += _model_view(of_model, recent_models[name], interval_s)
+    return [
+        *lines,
+        f"requests/s     {rate('request_success_total'):.1f} finished, "
+        f"{rate('requests_refused_total'):.1f} refused, "
+        f"{rate('requests_ended_early_total'):.1f} ended early",
+        f"memory         {now.value('process_resident_memory_bytes') / 2**20:.0f} MiB",
+    ]
+
+
+def _model_view(now: LiveMetrics, recent: LiveMetrics, interval_s: float) -> list[str]:
+    def rate(name: str) -> float:
+        return recent.value(name) / interval_s
 
     def quantiles(name: str) -> str:
         values = [recent.quantile(name, share) for share in (0.5, 0.95, 0.99)]
@@ -89,13 +107,9 @@ def _view(now: LiveMetrics, recent: LiveMetrics, interval_s: float) -> list[str]
         f"{now.value('num_requests_waiting'):.0f} waiting",
         f"tokens/s       {rate('generation_tokens_total'):.1f} generated, "
         f"{rate('prefill_tokens_total'):.1f} of prompts",
-        f"requests/s     {rate('request_success_total'):.1f} finished, "
-        f"{rate('requests_refused_total'):.1f} refused, "
-        f"{rate('requests_ended_early_total'):.1f} ended early",
         f"KV cache       {now.value('kv_cache_usage_perc'):.1%} in use, prefix hits {hits}, "
         f"{rate('num_preemptions_total'):.1f} preemptions/s",
         f"first token    {quantiles('time_to_first_token_seconds')} ms (p50 / p95 / p99)",
         f"next token     {quantiles('inter_token_latency_seconds')} ms",
         f"request        {quantiles('e2e_request_latency_seconds')} ms",
-        f"memory         {now.value('process_resident_memory_bytes') / 2**20:.0f} MiB",
     ]
