@@ -69,16 +69,23 @@ def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> Non
         raise InvalidArgument(f"{what} has no argument {name!r}; {hint}")
 
 
-def refuse_unless_default(what: str, name: str, value: object, default: object) -> None:
-    """Raises NotSupported if an argument whose feature is not there yet is set to anything else."""
-    is_empty = default is None and isinstance(value, Sized) and len(value) == 0
-    is_number = isinstance(value, float | int) and not isinstance(value, bool)
-    is_same = value is default or (is_number and value == default)
-    if is_empty or is_same:
+def refuse_unless_default(
+    what: str, name: str, value: object, *defaults: object, reason: str = ""
+) -> None:
+    """Raises NotSupported, with the reason, if an argument whose feature is not there is set to
+    anything else. Without a reason it is not there yet."""
+    if any(_is_default(value, default) for default in defaults):
         return
+    why = f": {reason}" if reason else " yet"
     raise NotSupported(
-        f"{what}: {name}={describe(value)} is not supported yet; leave it at {default!r}"
+        f"{what}: {name}={describe(value)} is not supported{why}; leave it at {defaults[0]!r}"
     )
+
+
+def _is_default(value: object, default: object) -> bool:
+    is_empty = default is None and isinstance(value, Sized) and len(value) == 0
+    is_plain = isinstance(value, float | int | str) and not isinstance(value, bool)
+    return value is default or is_empty or (is_plain and value == default)
 
 
 def describe(value: object) -> str:

@@ -1,7 +1,7 @@
 """The arguments of `LLM` that the engine's config is made from, checked."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from llmserve import _core
@@ -11,27 +11,10 @@ from llmserve.arguments import (
     integer,
     number,
     optional_integer,
-    refuse_unless_default,
     text,
 )
+from llmserve.errors import NotSupported
 from llmserve.packed_cache import packed_cache_folder
-
-# Arguments of features that are not there yet, and what they may be.
-_NOT_THERE_YET: Mapping[str, object] = {
-    "tensor_parallel_size": 1,
-    "pipeline_parallel_size": 1,
-    "hf_overrides": None,
-    "trust_remote_code": False,
-    "speculative_config": None,
-    "structured_outputs_config": None,
-    "enable_lora": False,
-}
-
-
-def refuse_what_is_not_there(what: str, given: Mapping[str, object]) -> None:
-    """Raises NotSupported if an argument of a feature that is not there is set."""
-    for name, default in _NOT_THERE_YET.items():
-        refuse_unless_default(what, name, given.get(name, default), default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,21 +26,27 @@ class EngineArguments:
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
-    seed: int = 0
+    seed: int | None = 0
     gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
-    block_size: int = 16
-    enable_prefix_caching: bool = True
+    block_size: int | None = 16
+    enable_prefix_caching: bool | None = True
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     max_num_queued_reqs: int | None = None
-    enable_chunked_prefill: bool = True
+    enable_chunked_prefill: bool | None = True
     max_stall_ms: int | None = None
     scheduling_policy: str = "fcfs"
     num_threads: int | None = None
     max_logprobs: int = 20
     packed_cache_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        # None, which vLLM has where it decides for itself, is the default here.
+        for field in fields(self):
+            if getattr(self, field.name) is None:
+                object.__setattr__(self, field.name, field.default)
 
     @staticmethod
     def names() -> list[str]:
@@ -77,7 +66,7 @@ class EngineArguments:
         return _core.ConfigRequest(
             model=str(model),
             device=text("device", self.device),
-            dtype=text("dtype", self.dtype),
+            dtype=_dtype(self.dtype),
             quantization=(
                 "" if self.quantization is None else text("quantization", self.quantization)
             ),
@@ -112,3 +101,14 @@ class EngineArguments:
             packed_cache_bytes=cache_bytes or 0,
             eos_token_ids=eos_token_ids,
         )
+
+
+def _dtype(value: object) -> str:
+    name = text("dtype", value)
+    if name in ("half", "float16"):
+        raise NotSupported(
+            f"dtype={name!r} is not supported: nothing is computed in float16, whose range is "
+            f"small; use 'bfloat16', as many bytes, or 'float32', which 'auto' takes for a "
+            f"checkpoint in float16"
+        )
+    return "float32" if name == "float" else name  # as vLLM names it, too

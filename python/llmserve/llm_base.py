@@ -14,10 +14,9 @@ from llmserve.arguments import (
     describe,
     integer,
     optional_integer,
-    refuse_unknown,
     text,
 )
-from llmserve.engine_arguments import EngineArguments, refuse_what_is_not_there
+from llmserve.engine_arguments import EngineArguments
 from llmserve.errors import InvalidArgument
 from llmserve.generation_config import GenerationConfig, read_generation_config
 from llmserve.grammars import Grammars
@@ -29,6 +28,7 @@ from llmserve.sampling_params import SamplingParams
 from llmserve.tokenization.special_tokens import read_eos_token_id
 from llmserve.tokenization.tokenizer import Tokenizer
 from llmserve.trace import Trace
+from llmserve.vllm_arguments import check_names
 from llmserve.word_tokens import read_thinking_tokens
 
 if TYPE_CHECKING:
@@ -55,15 +55,15 @@ class LLMBase:
         quantization: str | None = None,
         device: str = "auto",
         max_model_len: int | None = None,
-        seed: int = 0,
+        seed: int | None = 0,
         gpu_memory_utilization: float | None = None,
         kv_cache_memory_bytes: int | None = None,
         kv_cache_dtype: str = "auto",
-        block_size: int = 16,
-        enable_prefix_caching: bool = True,
+        block_size: int | None = 16,
+        enable_prefix_caching: bool | None = True,
         max_num_batched_tokens: int | None = None,
         max_num_seqs: int | None = None,
-        enable_chunked_prefill: bool = True,
+        enable_chunked_prefill: bool | None = True,
         max_stall_ms: int | None = None,
         scheduling_policy: str = "fcfs",
         max_num_queued_reqs: int | None = None,
@@ -72,7 +72,7 @@ class LLMBase:
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         enforce_eager: bool = False,
-        async_scheduling: bool = True,
+        async_scheduling: bool | None = True,
         hf_overrides: None = None,
         chat_template: str | os.PathLike[str] | None = None,
         trust_remote_code: bool = False,
@@ -89,10 +89,10 @@ class LLMBase:
         defer_packing: bool | None = None,
         **unknown: object,
     ) -> None:
-        refuse_unknown(type(self).__name__, unknown, _argument_names())
-        refuse_what_is_not_there(
+        check_names(
             type(self).__name__,
             {
+                **unknown,
                 "tensor_parallel_size": tensor_parallel_size,
                 "pipeline_parallel_size": pipeline_parallel_size,
                 "hf_overrides": hf_overrides,
@@ -101,6 +101,7 @@ class LLMBase:
                 "structured_outputs_config": structured_outputs_config,
                 "enable_lora": enable_lora,
             },
+            _argument_names(),
         )
         checkpoint = find_checkpoint(model, revision, download_dir)
         source = text_source(checkpoint)
@@ -122,7 +123,7 @@ class LLMBase:
             max_num_queued_reqs=max_num_queued_reqs,
             enable_chunked_prefill=enable_chunked_prefill,
             max_stall_ms=self._default_max_stall_ms
-            if max_stall_ms is None and enable_chunked_prefill
+            if max_stall_ms is None and enable_chunked_prefill is not False
             else max_stall_ms,
             scheduling_policy=scheduling_policy,
             num_threads=num_threads,
@@ -133,7 +134,8 @@ class LLMBase:
         request.spreads_prompts = self._spreads_prompts
         self._config = _core.resolve_config(request)
         self._config.enforce_eager = boolean("enforce_eager", enforce_eager)
-        self._config.async_scheduling = boolean("async_scheduling", async_scheduling)
+        if async_scheduling is not None:
+            self._config.async_scheduling = boolean("async_scheduling", async_scheduling)
         if defer_packing is not None:
             self._config.defer_packing = boolean("defer_packing", defer_packing)
         vocab_size = _core.read_vocab_size(str(checkpoint))
@@ -202,8 +204,7 @@ class LLMBase:
         from llmserve.plan.memory_plan import plan_memory  # loading a model needs none of it
 
         what = f"{cls.__name__}.plan"
-        refuse_unknown(what, arguments, _argument_names())
-        refuse_what_is_not_there(what, arguments)
+        check_names(what, arguments, _argument_names())
         engine_names = EngineArguments.names()
         path = config_file(model) or find_checkpoint(
             model, arguments.get("revision"), arguments.get("download_dir")

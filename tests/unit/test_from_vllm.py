@@ -48,6 +48,29 @@ outputs = llm.generate([{"prompt": "a"}, {"prompt_token_ids": ids}], each)
 assert len(outputs[1].outputs[0].token_ids) == 3
 assert llm.reset_prefix_cache()
 """,
+    "arguments": """
+from vllm import LLM
+
+# Every argument at a default of vLLM's, which scripts write out.
+llm = LLM(
+    model=MODEL, task="generate", runner="auto", convert="auto", tokenizer_mode="auto",
+    skip_tokenizer_init=False, trust_remote_code=False, allowed_local_media_path="",
+    tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1,
+    enable_expert_parallel=False, distributed_executor_backend=None, worker_cls="auto",
+    dtype="float", quantization=None, revision=None, tokenizer_revision=None, seed=None,
+    swap_space=4, cpu_offload_gb=0, enforce_eager=False, max_seq_len_to_capture=8192,
+    disable_custom_all_reduce=False, disable_async_output_proc=False, hf_token=None,
+    hf_overrides={}, mm_processor_kwargs=None, limit_mm_per_prompt={}, override_pooler_config=None,
+    compilation_config=None, load_format="auto", config_format="auto", model_impl="auto",
+    model_loader_extra_config={}, disable_log_stats=True, block_size=None,
+    enable_prefix_caching=None, enable_chunked_prefill=None, async_scheduling=None,
+    max_num_partial_prefills=1, long_prefill_token_threshold=0, enable_lora=False, max_loras=1,
+    max_lora_rank=16, kv_transfer_config=None, logprobs_mode="raw_logprobs", logits_processors=None,
+    disable_sliding_window=False, generation_config="auto", override_generation_config={},
+    scheduling_policy="fcfs", max_model_len=None, num_gpu_blocks_override=None,
+)
+assert llm.max_model_len == 2048
+""",
     "chat": """
 from vllm import LLM, SamplingParams
 

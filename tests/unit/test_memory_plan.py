@@ -316,7 +316,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         InvalidArgument,
         r"LLM\.plan has no argument 'max_modellen'; did you mean",
     ),
-    ({"enable_lora": True}, NotSupported, r"LLM\.plan: enable_lora=True is not supported yet"),
+    ({"enable_lora": True}, NotSupported, r"LLM\.plan: enable_lora=True is not supported: ad"),
     ({"gpu_memory_utilization": 1.5}, InvalidArgument, r"must be in \(0, 1\], got 1\.5"),
     ({"contexts": [257]}, InvalidArgument, "contexts must be between 1 and 256, got 257"),
     ({"available_memory_bytes": -1}, InvalidArgument, "available_memory_bytes must be between 0"),

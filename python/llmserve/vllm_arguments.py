@@ -1,0 +1,173 @@
+"""vLLM's arguments of features that are not here: what each may be, and why nothing else.
+
+Scripts give them at their defaults, which are those of vLLM's EngineArgs: where its versions have
+different ones, each is taken.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from llmserve.arguments import refuse_unknown, refuse_unless_default
+
+_AUTO, _NONE, _OFF, _ONE = ("auto",), (None,), (False, None), (1,)
+
+# By reason: the values that arguments may have, the first being the one to leave it at.
+_NOT_HERE: Mapping[str, Mapping[str, Sequence[object]]] = {
+    "": {
+        **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), _ONE),
+        **dict.fromkeys(("speculative_config", "structured_outputs_config"), _NONE),
+    },
+    "nothing of a checkpoint is ever executed": {
+        "trust_remote_code": (False,),
+        "code_revision": _NONE,
+    },
+    "an LLM is one process on one device; run several behind a load balancer": {
+        **dict.fromkeys(
+            ("decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"), _ONE
+        ),
+        "data_parallel_size": _ONE,
+        "data_parallel_size_local": _NONE,
+        "data_parallel_rank": _NONE,
+        "data_parallel_start_rank": _NONE,
+        "data_parallel_address": _NONE,
+        "data_parallel_rpc_port": _NONE,
+        "data_parallel_backend": ("mp",),
+        "data_parallel_hybrid_lb": _OFF,
+        "data_parallel_external_lb": _OFF,
+        "node_rank": (0,),
+        "enable_expert_parallel": _OFF,
+        "enable_eplb": _OFF,
+        "enable_dbo": _OFF,
+        "expert_placement_strategy": ("linear",),
+        "all2all_backend": _NONE,
+        "distributed_executor_backend": (None, "uni"),
+        "disable_custom_all_reduce": _OFF,
+        "max_parallel_loading_workers": _NONE,
+        "ray_workers_use_nsight": _OFF,
+        "worker_use_ray": _OFF,
+        "worker_cls": _AUTO,
+        "worker_extension_cls": ("",),
+    },
+    "weights and KV cache stay in one memory; quantization and kv_cache_dtype make them smaller": {
+        "cpu_offload_gb": (0,),
+        "swap_space": (4, 0),
+        "kv_offloading_size": _NONE,
+        "kv_transfer_config": _NONE,
+        "kv_events_config": _NONE,
+    },
+    "nothing is compiled, and CUDA graphs are recorded as they come up": {
+        "compilation_config": (None, 0),
+        "cuda_graph_sizes": _NONE,
+        "cudagraph_capture_sizes": _NONE,
+        "max_cudagraph_capture_size": _NONE,
+        "max_seq_len_to_capture": (8192,),
+    },
+    "max_stall_ms bounds what prompts take of a step": {
+        "max_num_partial_prefills": _ONE,
+        "max_long_partial_prefills": _ONE,
+        "long_prefill_token_threshold": (0,),
+    },
+    "there is one way to load, whatever the checkpoint": {
+        "load_format": _AUTO,
+        "config_format": _AUTO,
+        "model_impl": _AUTO,
+        "model_loader_extra_config": _NONE,
+        "ignore_patterns": _NONE,
+        "safetensors_load_strategy": (None, "lazy"),
+        "pt_load_map_location": ("cpu",),
+        "use_tqdm_on_load": (True, False),
+    },
+    "the tokenizers library reads every tokenizer; tokenizer= takes a folder or a file": {
+        "tokenizer_mode": _AUTO,
+        "tokenizer_revision": _NONE,
+        "skip_tokenizer_init": _OFF,
+        "tokenizer_pool_size": (0,),
+    },
+    "the cache of the Hugging Face Hub has its token: set HF_TOKEN": {"hf_token": _NONE},
+    "the checkpoint's files say it; change it in a copy": {
+        **dict.fromkeys(("hf_overrides", "hf_config_path", "rope_scaling", "rope_theta"), _NONE),
+        "override_generation_config": _NONE,
+        "disable_sliding_window": _OFF,
+    },
+    "models take text alone": {
+        "limit_mm_per_prompt": _NONE,
+        "mm_processor_kwargs": _NONE,
+        "mm_processor_cache_gb": (4,),
+        "media_io_kwargs": _NONE,
+        "interleave_mm_strings": _OFF,
+        "skip_mm_profiling": _OFF,
+        "disable_chunked_mm_input": _OFF,
+        "disable_mm_preprocessor_cache": _OFF,
+        "allowed_local_media_path": ("",),
+        "allowed_media_domains": _NONE,
+    },
+    "adapters are not applied; merge them into the checkpoint": {
+        "enable_lora": (False,),
+        "enable_lora_bias": _OFF,
+        "max_loras": _ONE,
+        "max_lora_rank": (16,),
+        "max_cpu_loras": _NONE,
+        "lora_dtype": _AUTO,
+        "lora_extra_vocab_size": (256,),
+        "fully_sharded_loras": _OFF,
+        "default_mm_loras": _NONE,
+    },
+    "an LLM generates and embeds": {
+        "task": (None, "auto", "generate", "embed"),
+        "runner": ("auto", "generate", "pooling"),
+        "convert": ("auto", "none", "embed"),
+        "pooler_config": _NONE,
+        "override_pooler_config": _NONE,
+    },
+    "llguidance makes the masks, with its defaults": {
+        "guided_decoding_backend": _AUTO,
+        "guided_decoding_disable_fallback": _OFF,
+        "guided_decoding_disable_any_whitespace": _OFF,
+        "guided_decoding_disable_additional_properties": _OFF,
+    },
+    "SamplingParams(logits_processors=[fn]) takes functions": {
+        "logits_processors": _NONE,
+        "logits_processor_pattern": _NONE,
+    },
+    "log-probabilities are of the raw distribution": {"logprobs_mode": ("raw_logprobs",)},
+    "the prefix cache has one hash, of 256 bits": {
+        "prefix_caching_hash_algo": ("sha256", "builtin")
+    },
+    "an fp8 cache sets a scale a row, as it is written": {"calculate_kv_scales": _OFF},
+    "the attention kernel is the device's": {
+        "attention_backend": _NONE,
+        "disable_cascade_attn": (False, True),
+        "kv_sharing_fast_prefill": _OFF,
+        "disable_hybrid_kv_cache_manager": _OFF,
+    },
+    "counters are always kept and nothing is logged; see get_metrics()": {
+        "disable_log_stats": (True, False),
+        "show_hidden_metrics_for_version": _NONE,
+        "collect_detailed_traces": _NONE,
+    },
+    "llmserve serve has it": {
+        "served_model_name": _NONE,
+        "reasoning_parser": ("", None),
+        "otlp_traces_endpoint": _NONE,
+    },
+    "sleep() is there without it": {"enable_sleep_mode": (False, True)},
+    "stream() gives what there is as it comes": {"stream_interval": _ONE},
+    "there is nothing of the kind to set": {
+        "additional_config": _NONE,
+        "scheduler_cls": _NONE,
+        "num_lookahead_slots": (0,),
+        "disable_async_output_proc": _OFF,
+        "use_v2_block_manager": (True, False),
+        "optimization_level": _NONE,
+        "io_processor_plugin": _NONE,
+    },
+}
+
+
+def check_names(what: str, given: Mapping[str, object], known: Iterable[str]) -> None:
+    """Raises InvalidArgument for the name of no argument, and NotSupported for one of vLLM's whose
+    feature is not here, unless it is as vLLM has it by default."""
+    not_here = {name for arguments in _NOT_HERE.values() for name in arguments}
+    refuse_unknown(what, [name for name in given if name not in not_here], known)
+    for reason, arguments in _NOT_HERE.items():
+        for name in arguments.keys() & given.keys():
+            refuse_unless_default(what, name, given[name], *arguments[name], reason=reason)
