@@ -202,7 +202,7 @@ class RequestState:
 
     def to_logprob(self, token: _core.TokenLogprob) -> Logprob:
         """The record that users see."""
-        text = self._tokenizer.token_text(token.token_id) if self._tokenizer else None
+        text = None if self._tokenizer is None else self._tokenizer.token_text(token.token_id)
         return Logprob(token.logprob, token.rank, text)
 
     def _metrics(self) -> RequestMetrics:

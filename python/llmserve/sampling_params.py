@@ -2,8 +2,9 @@
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Any
 
 from llmserve import _core
 from llmserve.arguments import (
@@ -167,6 +168,14 @@ class SamplingParams:
         for name, value in self._given(_CHECKS):
             object.__setattr__(self, name, _CHECKS[name](name, value))
         self.to_core().validate()
+
+    def clone(self, **changes: Any) -> "SamplingParams":
+        """Parameters like these but for what is given: they are values, which are not changed.
+
+        >>> SamplingParams(temperature=0.8).clone(max_tokens=100).max_tokens
+        100
+        """
+        return replace(self, **changes)
 
     def to_core(self, max_tokens: int = 2**31 - 1) -> _core.SamplingParams:
         """The engine's struct; `max_tokens` stands in where the field is None. What takes a

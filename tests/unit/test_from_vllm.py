@@ -48,6 +48,21 @@ outputs = llm.generate([{"prompt": "a"}, {"prompt_token_ids": ids}], each)
 assert len(outputs[1].outputs[0].token_ids) == 3
 assert llm.reset_prefix_cache()
 """,
+    "tokenizer": """
+from vllm import LLM, SamplingParams
+
+llm = LLM(model=MODEL, max_model_len=256)
+tokenizer = llm.get_tokenizer()
+messages = [{"role": "user", "content": "Hello"}]
+prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+params = SamplingParams(max_tokens=8, stop_token_ids=[tokenizer.eos_token_id]).clone()
+(output,) = llm.generate(prompt, params, use_tqdm=False)
+ids = output.outputs[0].token_ids
+assert tokenizer.decode(ids, skip_special_tokens=True).startswith(output.outputs[0].text)
+assert tokenizer(prompt).input_ids == output.prompt_token_ids
+assert len(tokenizer.convert_ids_to_tokens(ids)) == len(ids) and max(ids) < len(tokenizer)
+assert tokenizer.vocab_size and tokenizer.eos_token_id in tokenizer.all_special_ids
+""",
     "arguments": """
 from vllm import LLM
 

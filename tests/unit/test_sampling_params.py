@@ -178,6 +178,12 @@ def test_parameters_are_values() -> None:
     assert hash(params) == hash(copy.deepcopy(params))
     assert pickle.loads(pickle.dumps(params)) == params
     assert dataclasses.replace(params, n=2).n == 2
+    assert params.clone() == params
+    assert params.clone(n=2, max_tokens=9) == dataclasses.replace(params, n=2, max_tokens=9)
+    with pytest.raises(InvalidArgument, match="no argument 'max_token'; did you mean 'max_tokens'"):
+        params.clone(max_token=9)
+    with pytest.raises(InvalidArgument, match="max_tokens must be between 1"):
+        params.clone(max_tokens=0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.n = 3  # type: ignore[misc]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tokenizer_files
 import tokenizers
+import transformers
 from llmserve import CorruptFile, InvalidArgument, NotSupported, Tokenizer, demo_model_path
 from llmserve._core import (
     ByteFallbackStep,
@@ -151,6 +152,31 @@ def test_added_tokens_that_are_none_are_the_librarys_to_refuse(tmp_path: Path) -
         (tmp_path / "tokenizer.json").write_text(f'{{"added_tokens": {added}}}')
         with pytest.raises(CorruptFile, match=r"tokenizer\.json: not"):
             read_eos_token_id(tmp_path)
+
+
+def test_names_of_transformers_mean_what_they_mean_there() -> None:
+    ours = load(demo_model_path())
+    theirs = transformers.AutoTokenizer.from_pretrained(demo_model_path())
+    names = [f"{kind}_token{end}" for kind in ("bos", "eos", "pad", "unk") for end in ("", "_id")]
+    for name in (*names, "vocab_size"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert set(theirs.all_special_ids) <= set(ours.all_special_ids)
+    assert len(ours) == len(theirs)
+    assert ours.get_vocab() == theirs.get_vocab()
+    texts = ["Hello you", "Once<|im_end|>"]
+    for text in (texts[0], texts):
+        assert ours(text).input_ids == ours(text)["input_ids"] == theirs(text).input_ids
+    ids = ours(texts).input_ids
+    assert ours.convert_ids_to_tokens(ids[0]) == theirs.convert_ids_to_tokens(ids[0])
+    assert ours.convert_ids_to_tokens(2) == theirs.convert_ids_to_tokens(2) == "<|im_end|>"
+    for tokens in ("<|im_end|>", "nowhere", ["<|im_end|>", "nowhere"]):
+        assert ours.convert_tokens_to_ids(tokens) == theirs.convert_tokens_to_ids(tokens)
+    for skip in (True, False):
+        expected = theirs.batch_decode(ids, skip_special_tokens=skip)
+        assert ours.batch_decode(ids, skip_special_tokens=skip) == expected
+    assert ours.decode(ids[0][0]) == theirs.decode(ids[0][0])
+    with pytest.raises(KeyError, match="there is 'input_ids' alone"):
+        ours("a")["attention_mask"]
 
 
 def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ from llmserve.errors import InvalidArgument
 from llmserve.model_files import is_gguf
 from llmserve.tokenization.gguf_tokenizer import GgufVocabulary, gguf_document
 from llmserve.tokenization.tokenizer_files import find_tokenizer, make_tokenizer, read_tokenizer
+from llmserve.tokenization.transformers_names import TokenizedText, TransformersNames
 from llmserve.tokenization.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
 
-class Tokenizer:
+class Tokenizer(TransformersNames):
     """The tokenizer of a checkpoint directory.
 
     >>> from llmserve import demo_model_path
@@ -35,7 +36,7 @@ class Tokenizer:
         chat_templates: ChatTemplates,
         path: Path,
     ) -> None:
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer, chat_templates.special_tokens)
         self._vocabulary = vocabulary
         self._chat_templates = chat_templates
         self._path = path
@@ -100,24 +101,33 @@ class Tokenizer:
         """One more than the largest token id."""
         return len(self._vocabulary)
 
+    def __len__(self) -> int:
+        return self.num_tokens
+
     @property
     def special_token_ids(self) -> list[int]:
         """Ids that decode() leaves out, increasing."""
         return self._vocabulary.special_token_ids
 
-    @property
-    def eos_token(self) -> str | None:
-        """What the tokenizer's makers end a text with."""
-        return self._chat_templates.special_tokens.get("eos_token")
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """Its id, which ends a generation beside those of the model's configs."""
-        return None if self.eos_token is None else self.token_id(self.eos_token)
-
     def is_special(self, token_id: int) -> bool:
         """Whether decode() leaves a token out; False for an id outside the vocabulary."""
         return 0 <= token_id < self.num_tokens and self._vocabulary.is_special(token_id)
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """`special_token_ids`, as transformers calls them."""
+        return self.special_token_ids
+
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> TokenizedText:
+        """As `encode` or `encode_batch`, in the form that transformers gives.
+
+        >>> from llmserve import demo_model_path
+        >>> len(Tokenizer.from_directory(demo_model_path())("Once upon a time").input_ids)
+        4
+        """
+        if isinstance(text, str):
+            return TokenizedText(self.encode(text, add_special_tokens))
+        return TokenizedText(self.encode_batch(text, add_special_tokens))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text, with what the model wants at its ends (usually a
@@ -137,11 +147,18 @@ class Tokenizer:
         )
         return [encoding.ids for encoding in encodings]
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids, as the tokenizers library gives it."""
-        for token_id in token_ids:
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids, or of one, as the tokenizers library gives it."""
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        for token_id in ids:
             self._check_id(token_id)
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def batch_decode(
+        self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True
+    ) -> list[str]:
+        """As `decode`, for several sequences."""
+        return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
     @property
     def chat_template_source(self) -> str:
