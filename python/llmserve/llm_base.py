@@ -146,7 +146,7 @@ class LLMBase:
         with _core.LoadingModel(self._config) as loading:
             self._tokenizer = _read_tokenizer(text_path, tokenizer, chat_template)
             if self._tokenizer is not None:
-                self._tokenizer.check_fits(vocab_size)
+                _warn_of_tokens(self._tokenizer.check_fits(vocab_size), vocab_size)
             thinking = read_thinking_tokens(reasoning_config, self._tokenizer)
             vocabulary = self._tokenizer.to_core() if self._tokenizer is not None else None
             self._engine = _core.Engine(loading, vocabulary)
@@ -160,7 +160,8 @@ class LLMBase:
         )
         grammars = None
         if vocabulary is not None:
-            end_token_ids = self._config.scheduler.eos_token_ids
+            ends = self._config.scheduler.eos_token_ids
+            end_token_ids = [token_id for token_id in ends if token_id < vocab_size]
             grammars = Grammars(vocabulary, self._engine.vocab_size, end_token_ids)
         self._door = RequestDoor(
             self._tokenizer, limits, defaults.default_params, thinking, grammars
@@ -379,6 +380,16 @@ def _read_tokenizer(path: Path, argument: object, chat_template: object) -> Toke
     if tokenizer is None and argument is not None:
         raise InvalidArgument(f"tokenizer: {path} has no tokenizer")
     return tokenizer
+
+
+def _warn_of_tokens(beyond: list[str], vocab_size: int) -> None:
+    if beyond:
+        _log.warning(
+            "the tokenizer adds %s beyond the %d tokens that the model has embeddings for: prompts "
+            "with them are refused, and nothing generates them",
+            describe(beyond),
+            vocab_size,
+        )
 
 
 def _add_end(config: _core.SchedulerConfig, token_id: int | None, vocab_size: int) -> None:

@@ -92,7 +92,7 @@ def parse_prompts(
         if draft.embeds is not None:
             embeds = _take_embeds(label, draft.embeds, limits)
         else:
-            _check_token_ids(label, token_ids, limits)
+            _check_token_ids(label, token_ids, limits, tokenizer)
         result.append(Prompt(draft.text, token_ids, draft.cache_salt, embeds))
     return result
 
@@ -246,12 +246,17 @@ def _check_length(label: str, num_tokens: int, limits: PromptLimits) -> None:
         )
 
 
-def _check_token_ids(label: str, token_ids: list[int], limits: PromptLimits) -> None:
+def _check_token_ids(
+    label: str, token_ids: list[int], limits: PromptLimits, tokenizer: Tokenizer | None
+) -> None:
     _check_length(label, len(token_ids), limits)
     low, high = min(token_ids), max(token_ids)
     if low < 0 or high >= limits.vocab_size:
         bad = low if low < 0 else high
+        name = ""
+        if tokenizer is not None and 0 <= bad < tokenizer.num_tokens:
+            name = f" ({tokenizer.convert_ids_to_tokens(bad)!r})"
         raise InvalidArgument(
-            f"{label}[{token_ids.index(bad)}] is token id {bad}, outside the model's vocabulary "
-            f"(0 to {limits.vocab_size - 1})"
+            f"{label}[{token_ids.index(bad)}] is token id {bad}{name}, outside the model's "
+            f"vocabulary (0 to {limits.vocab_size - 1})"
         )

@@ -12,6 +12,7 @@ import checkpoints
 import numpy as np
 import pytest
 import tokenizer_files
+import tokenizers
 from llmserve import (
     LLM,
     Array,
@@ -391,6 +392,31 @@ def test_a_tokenizer_that_does_not_fit_is_refused(checkpoint: Path, tmp_path: Pa
     tokenizer_files.save(tokenizer_files.byte_level(), model)
     with pytest.raises(InvalidArgument, match=r"does not fit the model: .*vocab_size=320"):
         LLM(model)
+
+
+def test_a_token_that_was_added_beyond_the_embedding_is_refused_where_a_prompt_has_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = checkpoints.copy_checkpoint(demo_model_path(), tmp_path)
+    tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.add_special_tokens(["[PAD]"])
+    tokenizer.save(str(model / "tokenizer.json"))
+    config = json.loads((model / "generation_config.json").read_text())
+    config["eos_token_id"] = [2048, *config["eos_token_id"]]
+    (model / "generation_config.json").write_text(json.dumps(config))
+    guided = SamplingParams(
+        max_tokens=24, structured_outputs=StructuredOutputsParams(regex="[a-z]+"), seed=1
+    )
+    results = []
+    for path in (demo_model_path(), model):
+        with LLM(path, num_threads=1) as llm:
+            results.append([generate(llm, "Once", p)[0].outputs for p in (GREEDY, guided)])
+            if path == model:
+                assert "adds ['[PAD]'] beyond the 2048 tokens" in caplog.text
+                for prompt in ("a[PAD]", [69, 2048]):
+                    with pytest.raises(InvalidArgument, match=r"token id 2048 \('\[PAD\]'\), outs"):
+                        generate(llm, prompt)
+    assert results[0] == results[1]
 
 
 def test_a_model_without_a_tokenizer_takes_token_ids_only(checkpoint: Path, tmp_path: Path) -> None:

@@ -217,7 +217,8 @@ def test_an_id_outside_the_vocabulary_stands_for_nothing(tmp_path: Path) -> None
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     tokenizer = load(tokenizer_files.save(tokenizer_files.byte_level(), tmp_path))
-    tokenizer.check_fits(tokenizer.num_tokens)
+    assert tokenizer.check_fits(tokenizer.num_tokens) == []
+    assert tokenizer.check_fits(tokenizer.vocab_size) == ["ab cd", "éx", "日本", "<|é|>"]
     with pytest.raises(InvalidArgument, match=r"largest token id is \d+, .*vocab_size=300"):
         tokenizer.check_fits(300)
 

@@ -220,14 +220,20 @@ class Tokenizer(TransformersNames):
         """The id of a token by its name in the vocabulary, None if there is none."""
         return self._tokenizer.token_to_id(token)
 
-    def check_fits(self, vocab_size: int) -> None:
-        """Raises InvalidArgument if an id lies beyond the model's vocabulary."""
-        if self.num_tokens > vocab_size:
+    def check_fits(self, vocab_size: int) -> list[str]:
+        """The added tokens beyond the model's vocabulary, which no prompt may have: fine-tunes add
+        a padding token and no row for it. Raises InvalidArgument if others lie there."""
+        if self.num_tokens <= vocab_size:
+            return []
+        largest = max(self._tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
+        if largest >= vocab_size:
             raise InvalidArgument(
-                f"{self._path}: does not fit the model: its largest token id is "
-                f"{self.num_tokens - 1}, but config.json says vocab_size={vocab_size}; use the "
-                f"tokenizer that the model was trained with"
+                f"{self._path}: does not fit the model: its largest token id is {largest}, but "
+                f"config.json says vocab_size={vocab_size}; use the tokenizer that the model was "
+                f"trained with"
             )
+        added = sorted(self._tokenizer.get_added_tokens_decoder().items())
+        return [token.content for token_id, token in added if token_id >= vocab_size]
 
     def to_core(self) -> _core.Vocabulary:
         """The engine's decoder table."""
