@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmserve.arguments import INT32_MAX, describe, integer, text
-from llmserve.errors import CorruptFile, InvalidArgument
+from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
 from llmserve.hub import download_model, is_hub_id
 
 # Published files: config.json under 100 KB, tokenizer.json up to 35 MB (262,144 tokens).
@@ -57,17 +57,20 @@ def find_checkpoint(model: object, revision: object = None, download_dir: object
     if "\0" in str(path):
         raise InvalidArgument(f"model must be a path, got {describe(model)}")
     if isinstance(model, str) and is_hub_id(model) and not os.path.lexists(path):
-        return download_model(
+        path = download_model(
             model,
             None if revision is None else text("revision", revision),
             None if download_dir is None else _directory("download_dir", download_dir),
         )
-    if revision is not None:
+    elif revision is not None:
         raise InvalidArgument(
             f"revision is for models of the Hugging Face Hub, and {str(path)!r} is a path"
         )
-    path = _only_gguf(path) or path
-    _check_checkpoint(path)
+    else:
+        path = _only_gguf(path) or path
+        _check_checkpoint(path)
+    if not is_gguf(path):
+        _refuse_quantized(text_source(path))
     return path
 
 
@@ -112,6 +115,24 @@ def _check_checkpoint(path: Path) -> None:
             f"{directory} has no config.json; a checkpoint directory holds config.json, "
             f"*.safetensors and tokenizer.json"
         )
+
+
+def _refuse_quantized(directory: Path) -> None:
+    """By the name of the method. What else is wrong with a config.json is the core's to say."""
+    try:
+        fields = read_json_object(directory, "config.json") or {}
+    except CorruptFile:
+        return
+    quantization = fields.get("quantization_config")
+    if not isinstance(quantization, dict):
+        return
+    method = quantization.get("quant_method")
+    how = f"by {describe(method)}" if isinstance(method, str) else "already"
+    raise NotSupported(
+        f"{directory / 'config.json'}: quantization_config: checkpoints that are quantized {how} "
+        f"are not supported; use a GGUF file of the model, or its original checkpoint with "
+        f"quantization='int8' or 'int4'"
+    )
 
 
 def _directory(name: str, value: object) -> Path:

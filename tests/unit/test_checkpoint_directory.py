@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from checkpoints import checkpoint, copy_checkpoint, edit_config
-from llmserve import _core
+from llmserve import LLM, _core
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
 
 
@@ -93,6 +93,25 @@ def test_directory_without_weights_says_what_was_found(tmp_path: Path) -> None:
     message = refusal(tmp_path, NotSupported)
     assert "expected model.safetensors or model.safetensors.index.json" in message
     assert "found config.json" in message
+
+
+@pytest.mark.parametrize(
+    ("quantization", "how"),
+    [
+        *(({"quant_method": m}, f"by '{m}'") for m in ("gptq", "awq", "fp8", "aqlm", "quip")),
+        ({"quant_method": "compressed-tensors", "bits": 4}, "by 'compressed-tensors'"),
+        ({"quant_method": 8}, "already"),
+        ({}, "already"),
+    ],
+)
+def test_a_quantized_checkpoint_is_refused_by_its_method_with_what_to_use(
+    quantization: dict[str, object], how: str, tmp_path: Path
+) -> None:
+    directory = copy_checkpoint(checkpoint("llama"), tmp_path / "model")
+    edit_config(directory, quantization_config=quantization)
+    for make in (LLM, LLM.plan):
+        with pytest.raises(NotSupported, match=f"quantized {how} are not .* GGUF file .*'int8' or"):
+            make(directory)
 
 
 class _Payload:
