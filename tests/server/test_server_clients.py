@@ -46,6 +46,21 @@ def test_bench_serve_counts_what_the_server_did(
     assert "6 requests in" in capsys.readouterr().out
 
 
+def test_a_result_without_a_name_is_saved_under_the_date(
+    server: RunningServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = f"http://127.0.0.1:{server.port}"
+    command = f"bench serve --save-result --base-url {url} --num-prompts 1 --output-len 2"
+    assert main([*command.split(), "--disable-tqdm"]) == 0
+    (path,) = tmp_path.glob("bench-serve-????????-??????.json")
+    assert json.loads(path.read_text("utf-8"))["completed"] == 1
+    assert f"saved in {path.name}" in capsys.readouterr().out
+
+
 def test_arrivals_have_their_rate_and_burstiness() -> None:
     poisson = Load(1, 1, 20_000, request_rate=50.0).delays_s()
     even = Load(1, 1, 20_000, request_rate=50.0, burstiness=100.0).delays_s()

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,10 @@ def add_parser(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument(
         "--goodput", nargs="+", default=[], metavar="METRIC:MS", help="limits of a good request"
     )
-    parser.add_argument("--save-result", metavar="FILE", help="write everything as JSON")
+    parser.add_argument(
+        "--save-result", nargs="?", const="", metavar="FILE",
+        help="write everything as JSON; default: bench-serve-DATE-TIME.json in this folder",
+    )  # fmt: skip
     parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
 
@@ -84,12 +88,12 @@ def run(options: argparse.Namespace) -> int:
     for line in report.lines(metrics):
         print(line)
     if options.save_result is not None:
+        path = options.save_result or time.strftime("bench-serve-%Y%m%d-%H%M%S.json")
         try:
-            Path(options.save_result).write_text(report.to_json() + "\n", encoding="utf-8")
+            Path(path).write_text(report.to_json() + "\n", encoding="utf-8")
         except OSError as error:
-            raise InvalidArgument(
-                f"--save-result {options.save_result}: {error.strerror}"
-            ) from error
+            raise InvalidArgument(f"--save-result {path}: {error.strerror}") from error
+        print(f"saved in {path}")
     return 0 if report.completed else 1
 
 
