@@ -114,9 +114,14 @@ LlGuidance::LlGuidance(const std::string& library_path, const Vocabulary& vocabu
                        int64_t vocab_size, std::span<const int32_t> end_token_ids) {
   if (end_token_ids.empty()) {
     throw InvalidArgument(
-        "structured outputs need a token that ends a text, and the model's config.json and "
-        "generation_config.json name no eos_token_id");
+        "structured outputs need a token that ends a text, and neither the model's config.json and "
+        "generation_config.json nor its tokenizer name one");
   }
+  for (const int32_t id : end_token_ids)
+    if (id < 0 || id >= vocab_size)
+      throw InvalidArgument(concat("structured outputs: the end token id ", id,
+                                   " is outside the model's vocabulary (0 to ", vocab_size - 1,
+                                   ")"));
   auto state = std::make_shared<State>();
   state->functions = llg::load_functions(library_path);
   state->end_token_ids.assign(end_token_ids.begin(), end_token_ids.end());

@@ -312,6 +312,10 @@ def test_a_model_without_an_end_token_is_refused() -> None:
     grammars = Grammars(VOCABULARY, VOCAB_SIZE, [])
     with pytest.raises(InvalidArgument, match="need a token that ends a text"):
         compile_one(grammars, "regex", "a")
+    for beyond in (-1, VOCAB_SIZE):
+        grammars = Grammars(VOCABULARY, VOCAB_SIZE, [END, beyond])
+        with pytest.raises(InvalidArgument, match=f"the end token id {beyond} is outside"):
+            compile_one(grammars, "regex", "a")
 
 
 def test_a_library_that_is_not_llguidance_is_refused(tmp_path: Path) -> None:
