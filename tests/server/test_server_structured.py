@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -200,14 +201,7 @@ def test_an_answer_may_be_thought_about_and_matches_from_there_on(
         "extra_body": {"thinking_token_budget": 12},
         "stream": is_streamed,
     }
-    answer = ask(server.openai(), **given)
-    if is_streamed:
-        deltas = [chunk.choices[0].delta for chunk in answer]
-        content = "".join(delta.content or "" for delta in deltas)
-        reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
-    else:
-        message = answer.choices[0].message
-        content, reasoning = message.content, getattr(message, "reasoning_content", None) or ""
+    reasoning, content = told(ask(server.openai(), **given), is_streamed)
     jsonschema.validate(json.loads(content), CITY)
     assert bool(reasoning) == (kind == "open")
     assert "think>" not in content + reasoning
@@ -247,6 +241,56 @@ def test_a_choice_a_pattern_and_a_grammar_of_ones_own(thinker: tuple[str, Runnin
         assert re.fullmatch(expected, message.content), message
         thinks = kind == "open" and "grammar" not in constraint
         assert hasattr(message, "reasoning_content") == thinks
+
+
+def told(answer: Any, is_streamed: bool) -> tuple[str, str]:
+    """(reasoning, content) of an answer of one choice."""
+    if not is_streamed:
+        message = answer.choices[0].message
+        return getattr(message, "reasoning_content", None) or "", message.content
+    deltas = [chunk.choices[0].delta for chunk in answer]
+    reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    return reasoning, "".join(delta.content or "" for delta in deltas)
+
+
+@pytest.fixture(scope="module")
+def special_thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """A model with special tokens to think between, whose template opens them if it is told to."""
+    model = shutil.copytree(demo_model_path(), tmp_path_factory.mktemp("special") / "model")
+    path = model / "tokenizer.json"
+    document = json.loads(path.read_text().replace("tool_call>", "think>"))
+    for token in document["added_tokens"]:
+        token["special"] = True
+    path.write_text(json.dumps(document))
+    template = (
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if opens %}<think>\n{% endif %}"
+        "{# </think> #}"
+    )
+    llm = AsyncLLM(model, chat_template=template, num_threads=1, kv_cache_memory_bytes=2**23)
+    with running_server(llm, ["demo"]) as server:
+        yield server.openai()
+    llm.close()
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("opens", "is_constrained"), [(True, False), (True, True), (False, True)]
+)  # where the template does not open them, a bias has the model do it
+def test_thoughts_are_told_from_the_answer_by_special_tokens_too(
+    special_thinker: openai.OpenAI, opens: bool, is_constrained: bool, is_streamed: bool
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+    given: dict[str, Any] = {"response_format": form} if is_constrained else {"max_tokens": 20}
+    extra = {"thinking_token_budget": 5, "chat_template_kwargs": {"opens": opens}, "min_tokens": 9}
+    if not opens:
+        given["logit_bias"] = {"3": 100}
+    answer = ask(special_thinker, stream=is_streamed, extra_body=extra, **given)
+    reasoning, content = told(answer, is_streamed)
+    assert reasoning
+    assert content
+    assert not {"<", "|"} & {*reasoning, *content}
+    if is_constrained:
+        jsonschema.validate(json.loads(content), CITY)
 
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strin"}}}

@@ -24,7 +24,12 @@ from llmserve.server.chat_parser import (
     served_tool_style,
     streamed_calls,
 )
-from llmserve.server.constraints import tool_names, with_calls, with_reasoning
+from llmserve.server.constraints import (
+    special_token_id,
+    tool_names,
+    with_calls,
+    with_reasoning,
+)
 from llmserve.server.context import context
 from llmserve.server.errors import ApiError
 from llmserve.server.generation import GenerationResponse
@@ -59,13 +64,7 @@ async def chat_completions(request: Request) -> Response:
     params = _with_tools(body, params, model, server.settings, bool(names))
     prompt = await _prompt(body, model, is_short=num_body_bytes(request) <= _MAX_BYTES_IN_LOOP)
     text = prompt.get("prompt") or ""
-    section = reasoning_section(model, server.settings)
-    constraint, may_think = with_reasoning(
-        body, params.structured_outputs, section, text, model.tokenizer()
-    )
-    if constraint is not params.structured_outputs:
-        params = dataclasses.replace(params, structured_outputs=constraint)
-    section = section if may_think else None
+    params, section = _with_reasoning(body, params, model, server.settings, text)
     form = chat_format(body, model, server.settings, names, text, section)
     job = await generation_job("chatcmpl", body, model, [prompt], params, server.settings)
     return GenerationResponse(server.activity, job, _Answer(job, body, form))
@@ -103,9 +102,35 @@ def _with_tools(
     constraint = with_calls(body, given, style, model.tokenizer())
     if constraint is not given:
         params = dataclasses.replace(params, structured_outputs=constraint)
-    if style.special_tokens and body.skip_special_tokens is None:
-        params = dataclasses.replace(params, skip_special_tokens=False)
-    return params
+    return _showing_special_tokens(body, params) if style.special_tokens else params
+
+
+def _with_reasoning(
+    body: ChatBody,
+    params: SamplingParams,
+    model: ServedModel,
+    settings: ServerSettings,
+    prompt: str,
+) -> tuple[SamplingParams, tuple[str, str] | None]:
+    """What the model may think first is held to nothing, and what parts it from the answer has to
+    be in the text; with what opens and ends it, None where none is to be looked for."""
+    section = reasoning_section(model, settings)
+    given, tokenizer = params.structured_outputs, model.tokenizer()
+    constraint, may_think = with_reasoning(body, given, section, prompt, tokenizer)
+    if constraint is not given:
+        params = dataclasses.replace(params, structured_outputs=constraint)
+    if section is None or not may_think:
+        return params, None
+    if any(special_token_id(tokenizer, sign) is not None for sign in section):
+        params = _showing_special_tokens(body, params)
+    return params, section
+
+
+def _showing_special_tokens(body: ChatBody, params: SamplingParams) -> SamplingParams:
+    """Parts of the answer are told by them; a body that says otherwise is obeyed."""
+    if body.skip_special_tokens is not None:
+        return params
+    return dataclasses.replace(params, skip_special_tokens=False)
 
 
 async def _prompt(body: ChatBody, model: ServedModel, is_short: bool) -> TokensPrompt:

@@ -95,7 +95,7 @@ def with_calls(
     functions = [tool_function("tools", tool) for tool in body.tools or []]
     is_parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, dict)
     chosen = [function for function in functions if function[0] in names]
-    calls = call_grammar(style, chosen, is_parallel, partial(_special_token_id, tokenizer))
+    calls = call_grammar(style, chosen, is_parallel, partial(special_token_id, tokenizer))
     if given is not None and not _is_forced(body):
         answer = f"start: calls | answer\nanswer: %json {given.source().text}\n"
         calls = answer + calls.replace("start:", "calls:", 1)
@@ -122,12 +122,13 @@ def with_reasoning(
     if prompt.endswith(section[1]):
         return given, False
     is_open = prompt.endswith(section[0])
-    special_token_id = partial(_special_token_id, tokenizer)
-    grammar = thinking_first(given.source(), section, is_open, special_token_id)
+    token_id = partial(special_token_id, tokenizer)
+    grammar = thinking_first(given.source(), section, is_open, token_id)
     return StructuredOutputsParams(grammar=grammar), True
 
 
-def _special_token_id(tokenizer: Tokenizer, text: str) -> int | None:
+def special_token_id(tokenizer: Tokenizer, text: str) -> int | None:
+    """The id of a token that is no text; None for what is text."""
     token_id = tokenizer.token_id(text)
     return token_id if token_id is not None and tokenizer.is_special(token_id) else None
 
