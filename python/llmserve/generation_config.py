@@ -35,6 +35,11 @@ def read_generation_config(source: Path) -> GenerationConfig:
     return _from_fields(path, read_json_object(source, path.name) or {})
 
 
+def own_max_tokens(defaults: SamplingParams) -> int | None:
+    """What generation_config.json says; None where it is SamplingParams' own default."""
+    return None if defaults.max_tokens == SamplingParams().max_tokens else defaults.max_tokens
+
+
 def _from_fields(path: Path, fields: JsonObject) -> GenerationConfig:
     max_new_tokens = checked_field(
         path, fields, "max_new_tokens", lambda name, value: integer(name, value, 1)

@@ -264,6 +264,20 @@ def test_no_output_is_longer_than_the_servers_cap(
         assert answer["choices"][0]["finish_reason"] == "length"
 
 
+def test_an_output_is_as_long_as_the_model_says_where_the_request_does_not(
+    make_oracle: MakeOracle, tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 5}')
+    message = {"role": "user", "content": "Hi"}
+    for config, num_of_chat, num_of_completion in ((str(tmp_path), 5, 5), ("vllm", 24, 16)):
+        llm = make_oracle(0, generation_config=config)
+        with running_server(llm, max_output_tokens=24) as server:
+            chat = server.post("/v1/chat/completions", messages=[message], ignore_eos=True)[1]
+            assert chat["usage"]["completion_tokens"] == num_of_chat
+            completion = server.post(COMPLETIONS, prompt=[5], ignore_eos=True)[1]
+            assert completion["usage"]["completion_tokens"] == num_of_completion
+
+
 def test_comments_keep_a_quiet_stream_alive(make_oracle: MakeOracle) -> None:
     with running_server(make_oracle(400_000), stream_keep_alive=0.1) as server:
         sock = server.open_stream(COMPLETIONS, stream=True, prompt=[5], max_tokens=2)

@@ -13,10 +13,10 @@ from llmserve.cli.options import (
     add_sampling_options,
     figures,
     load_model,
-    own_max_tokens,
     sampling_params,
 )
 from llmserve.errors import InvalidArgument, LLMServeError
+from llmserve.generation_config import own_max_tokens
 from llmserve.model_files import demo_model_path
 
 _EXAMPLES = """examples:

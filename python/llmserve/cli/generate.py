@@ -11,10 +11,10 @@ from llmserve.cli.options import (
     add_sampling_options,
     figures,
     load_model,
-    own_max_tokens,
     sampling_params,
 )
 from llmserve.errors import InvalidArgument
+from llmserve.generation_config import own_max_tokens
 from llmserve.llm import LLM
 from llmserve.model_files import demo_model_path
 from llmserve.outputs import CompletionOutput, RequestOutput

@@ -97,11 +97,6 @@ def sampling_params(
     )
 
 
-def own_max_tokens(defaults: SamplingParams) -> int | None:
-    """What generation_config.json says; None where it is SamplingParams' own default."""
-    return None if defaults.max_tokens == SamplingParams().max_tokens else defaults.max_tokens
-
-
 def figures(output: RequestOutput) -> str:
     """'[5 prompt tokens, 9 new tokens in 0.10 s (90.0 tok/s), ...]'."""
     metrics = output.metrics

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.chat.chat_template import chat_request
+from llmserve.generation_config import own_max_tokens
 from llmserve.outputs import CompletionOutput
 from llmserve.parsers.deltas import merged
 from llmserve.prompts import TokensPrompt
@@ -53,11 +54,12 @@ async def chat_completions(request: Request) -> Response:
     model = server.models.get(body.model)
     _check(body)
     defaults = model.llm.get_default_sampling_params()
+    given = (body.max_completion_tokens, body.max_tokens, own_max_tokens(defaults))
     params = sampling_params(
         body,
         defaults,
         server.settings,
-        body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        next((limit for limit in given if limit is not None), None),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     names = tool_names(body)
