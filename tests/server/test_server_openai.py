@@ -109,6 +109,15 @@ def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, offline: LL
     assert answer.usage.completion_tokens == 0
 
 
+def test_an_echo_without_logprobs_leaves_those_of_the_prompt(server: RunningServer) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 1, "prompt_logprobs": 1}
+    plain, echoed = (
+        server.post("/v1/completions", **asked, echo=echo)[1]["choices"][0]["prompt_logprobs"]
+        for echo in (False, True)
+    )
+    assert echoed == plain is not None
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_chat_gives_what_the_offline_engine_gives(
     client: openai.OpenAI, offline: LLM, is_streamed: bool
@@ -179,6 +188,13 @@ def assembled(chunks: list[Any]) -> dict[int, dict[str, Any]]:
     return choices
 
 
+def of_prompts(documents: list[dict[str, Any]]) -> list[str]:
+    """What documents and their choices say of prompts, in any order."""
+    names = ("prompt_token_ids", "prompt_logprobs")
+    places = [place for document in documents for place in (document, *document["choices"])]
+    return sorted(json.dumps([n, place[n]]) for n in names for place in places if n in place)
+
+
 def rows_of(logprobs: dict[str, Any] | None) -> list[Any]:
     if logprobs is None:
         return []
@@ -199,6 +215,7 @@ def rows_of(logprobs: dict[str, Any] | None) -> list[Any]:
         {"n": 2, "return_token_ids": True, "min_tokens": 5},
         {"structured_outputs": {"regex": "[ab]{3}é?[ab]{9}"}, "logprobs": 1},
         {"max_tokens": 1},
+        {"n": 2, "return_token_ids": True, "prompt_logprobs": 1},
     ],
     ids=str,
 )
@@ -222,6 +239,8 @@ def test_a_stream_says_what_the_whole_answer_says(
     assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     cached = "prompt_tokens_details"  # the second of them finds the first
     assert {**chunks[-1]["usage"], cached: 0} == {**whole["usage"], cached: 0}
+    assert of_prompts(chunks) == of_prompts([whole])
+    assert bool(of_prompts(chunks[:1])) == bool(of_prompts(chunks))
     found = assembled(chunks)
     assert len(found) == len(whole["choices"])
     for choice in whole["choices"]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -186,16 +186,12 @@ class _Answer:
         """See Answer."""
         (state,) = states
         choices = [self._choice(completion, cause) for completion in state.output().outputs]
-        document = {
+        return {
             **head("chat.completion", self._job),
             "choices": choices,
             "usage": usage(states),
+            **self._of_prompt(),
         }
-        if self._body.prompt_logprobs is not None:
-            document["prompt_logprobs"] = state.prompt_logprobs
-        if self._body.return_token_ids:
-            document["prompt_token_ids"] = state.prompt.token_ids
-        return document
 
     def lines(
         self, prompt_idx: int, news: Sequence[CompletionOutput], cause: str
@@ -203,7 +199,8 @@ class _Answer:
         """See Answer."""
         for completion in news:
             if completion.index not in self._parsers:
-                yield self._chunk(completion.index, {"role": "assistant", "content": ""})
+                prompt = None if self._parsers else self._of_prompt()  # in the first chunk alone
+                yield self._chunk(completion.index, {"role": "assistant", "content": ""}, prompt)
                 if self._before:
                     yield self._chunk(completion.index, {"content": self._before})
             if completion.error is not None:
@@ -229,9 +226,26 @@ class _Answer:
             start = head(_CHUNK, self._job)
             yield event({**start, "choices": [], "usage": usage(self._job.states)})
 
-    def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> bytes:
+    def _of_prompt(self) -> dict[str, Any]:
+        """What the body asks to be told of the prompt."""
+        (state,) = self._job.states
+        fields: dict[str, Any] = {}
+        if self._body.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = state.prompt_logprobs
+        if self._body.return_token_ids:
+            fields["prompt_token_ids"] = state.prompt.token_ids
+        return fields
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        prompt: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> bytes:
+        """more: of the choice."""
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-        chunk = {**head(_CHUNK, self._job), "choices": [choice]}
+        chunk = {**head(_CHUNK, self._job), "choices": [choice], **(prompt or {})}
         add_usage(chunk, self._options, self._job.states)
         return event(chunk)
 

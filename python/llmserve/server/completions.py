@@ -34,13 +34,14 @@ async def completions(request: Request) -> Response:
     if max_tokens is None:
         own = model.llm.get_default_sampling_params().max_tokens
         max_tokens = _DEFAULT_MAX_TOKENS if own is None else own
+    echoed = body.logprobs if body.echo else None
     params = sampling_params(
         body,
         model.llm.get_default_sampling_params(),
         server.settings,
         max(max_tokens, 1),
         logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else body.prompt_logprobs,
+        prompt_logprobs=body.prompt_logprobs if echoed is None else echoed,
     )
     max_num = max(server.settings.max_num_samples // params.n, 1)
     given = prompts(
