@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any, Literal
 
 import openai
 import pydantic
 import pytest
-from llmserve import LLM, SamplingParams
+from llmserve import LLM, AsyncLLM, SamplingParams
 from llmserve.server.app import ROUTES
-from serving import RunningServer, events
+from serving import RunningServer, events, running_server
 
+MakeOracle = Callable[..., AsyncLLM]
+CHAT = "/v1/chat/completions"
 PROMPT = "Once upon a time"
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me a story."}]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -349,6 +352,44 @@ def test_tokenize_and_detokenize_are_each_others_inverse(server: RunningServer) 
     assert status == 200
     text = server.post("/detokenize", tokens=chat["tokens"])[1]["prompt"]
     assert text.startswith("<|im_start|>user\nTell me a story.")
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}\n{% endfor %}{{ tools | tojson if tools }}"
+    "{{ effort }}{{ reasoning_effort }}{{ 'answer:' if add_generation_prompt }}"
+)
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def test_tokenize_gives_the_tokens_of_a_chat(make_oracle: MakeOracle) -> None:
+    prompts = set()
+    with running_server(make_oracle(0, chat_template=TEMPLATE)) as server:
+        for fields in (
+            {},
+            {"reasoning_effort": "high"},
+            {"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "low"}},
+            {"chat_template_kwargs": {"effort": "some"}},
+            {"tools": [TOOL]},
+            {"tools": [TOOL], "tool_choice": "none", "add_generation_prompt": False},
+            {"continue_final_message": True},
+        ):
+            body = {"messages": MESSAGES, **fields}
+            status, answer = server.post("/tokenize", **body)
+            assert status == 200, answer
+            chat = server.post(CHAT, **body, max_tokens=1, return_token_ids=True)[1]
+            assert answer["tokens"] == chat["prompt_token_ids"], fields
+            prompts.add(tuple(answer["tokens"]))
+        assert len(prompts) == 7, "each field changes the prompt"
+        for name, value in (("documents", [{}]), ("chat_template", "{{ x }}")):
+            for route in ("/tokenize", CHAT):
+                status, answer = server.post(route, messages=MESSAGES, **{name: value})
+                assert (status, answer["error"]["param"]) == (400, name)
+
+
+def test_an_effort_that_a_template_does_not_know_changes_nothing(server: RunningServer) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 4, "temperature": 0, "return_token_ids": True}
+    answers = [server.post(CHAT, **body, reasoning_effort=effort)[1] for effort in (None, "high")]
+    assert answers[0]["prompt_token_ids"] == answers[1]["prompt_token_ids"]
 
 
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])

@@ -8,7 +8,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmserve.chat.chat_template import chat_request
 from llmserve.generation_config import own_max_tokens
 from llmserve.outputs import CompletionOutput
 from llmserve.parsers.deltas import merged
@@ -37,6 +36,7 @@ from llmserve.server.generation import GenerationResponse
 from llmserve.server.jobs import Job, check_stream_options, generation_job
 from llmserve.server.logprobs import chat_logprobs
 from llmserve.server.models import ServedModel
+from llmserve.server.prompts import chat_prompt
 from llmserve.server.sampling import refuse_given, sampling_params
 from llmserve.server.settings import ServerSettings
 from llmserve.server.wire import add_usage, error_event, event, finish_reason, head, usage
@@ -73,8 +73,6 @@ async def chat_completions(request: Request) -> Response:
 
 
 def _check(body: ChatBody) -> None:
-    refuse_given(body, ("chat_template",), "the server's own template is used")
-    refuse_given(body, ("documents",), "pass them in chat_template_kwargs or in the messages")
     refuse_given(body, ("functions", "function_call"), "use tools and tool_choice")
     refuse_given(body, ("audio", "web_search_options"), "the model reads and writes text")
     if body.modalities not in (None, ["text"]):
@@ -137,26 +135,12 @@ def _showing_special_tokens(body: ChatBody, params: SamplingParams) -> SamplingP
 
 async def _prompt(body: ChatBody, model: ServedModel, is_short: bool) -> TokensPrompt:
     """By the model's template, which may take long on what is not short: there on a thread."""
-    continues = bool(body.continue_final_message)
-    generation_prompt = body.add_generation_prompt
-    if generation_prompt is None:
-        generation_prompt = not continues
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-    tools = body.tools if body.tool_choice != "none" else None
-    request = chat_request(generation_prompt, continues, tools, variables)
-    if not body.messages:
-        raise ApiError(400, "messages is empty; give at least one", param="messages")
     tokenizer = model.tokenizer()
-
-    def rendered() -> TokensPrompt:
-        (text,), _ = tokenizer.render_chat(body.messages, None, request)
-        (token_ids,) = tokenizer.encode_chat([text])
-        salt = body.cache_salt or ""
-        return TokensPrompt(prompt=text, prompt_token_ids=token_ids, cache_salt=salt)
-
-    return rendered() if is_short else await asyncio.to_thread(rendered)
+    if is_short:
+        text, token_ids = chat_prompt(body, tokenizer)
+    else:
+        text, token_ids = await asyncio.to_thread(chat_prompt, body, tokenizer)
+    return TokensPrompt(prompt=text, prompt_token_ids=token_ids, cache_salt=body.cache_salt or "")
 
 
 class _Answer:

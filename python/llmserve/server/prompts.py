@@ -2,9 +2,13 @@
 
 from typing import Any
 
+from llmserve.chat.chat_template import chat_request
 from llmserve.prompts import SinglePrompt, TextPrompt, TokensPrompt
+from llmserve.server.bodies import ChatBody, TokenizeBody
 from llmserve.server.errors import ApiError
 from llmserve.server.models import ServedModel
+from llmserve.server.sampling import refuse_given
+from llmserve.tokenization.tokenizer import Tokenizer
 
 
 def prompts(
@@ -46,6 +50,27 @@ def prompts(
                 param=name,
             )
     return result
+
+
+def chat_prompt(body: ChatBody | TokenizeBody, tokenizer: Tokenizer) -> tuple[str, list[int]]:
+    """A conversation as the model's template writes it, and its token ids [T]. Raises ApiError,
+    InvalidArgument."""
+    refuse_given(body, ("chat_template",), "the server's own template is used")
+    refuse_given(body, ("documents",), "pass them in chat_template_kwargs or in the messages")
+    if not body.messages:
+        raise ApiError(400, "messages is empty; give at least one", param="messages")
+    continues = bool(body.continue_final_message)
+    generation_prompt = body.add_generation_prompt
+    if generation_prompt is None:
+        generation_prompt = not continues
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    tools = body.tools if body.tool_choice != "none" else None
+    request = chat_request(generation_prompt, continues, tools, variables)
+    (text,), _ = tokenizer.render_chat(body.messages, None, request)
+    (token_ids,) = tokenizer.encode_chat([text])
+    return text, token_ids
 
 
 def _is_ids(value: list[Any]) -> bool:

@@ -4,6 +4,8 @@ import dataclasses
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from llmserve.errors import InvalidArgument
 from llmserve.sampling_params import (
     RepetitionDetectionParams,
@@ -63,7 +65,7 @@ def _remembered(defaults: SamplingParams, **changes: Any) -> SamplingParams:
     return dataclasses.replace(defaults, **changes)
 
 
-def refuse_given(body: GenerationBody, names: tuple[str, ...], why: str) -> None:
+def refuse_given(body: msgspec.Struct, names: tuple[str, ...], why: str) -> None:
     """Raises ApiError for the first of these fields that has a value."""
     for name in names:
         if getattr(body, name) is not None:

@@ -5,11 +5,11 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmserve.chat.chat_template import chat_request
 from llmserve.server.bodies import DetokenizeBody, TokenizeBody
 from llmserve.server.body import read_json
 from llmserve.server.context import context
 from llmserve.server.errors import ApiError, JsonResponse
+from llmserve.server.prompts import chat_prompt
 from llmserve.tokenization.tokenizer import Tokenizer
 
 
@@ -30,18 +30,7 @@ async def tokenize(request: Request) -> Response:
 def _token_ids(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
     if body.prompt is not None:
         return tokenizer.encode(body.prompt, body.add_special_tokens is not False)
-    if not body.messages:
-        raise ApiError(400, "messages is empty; give at least one", param="messages")
-    continues = bool(body.continue_final_message)
-    generation_prompt = body.add_generation_prompt
-    request = chat_request(
-        not continues if generation_prompt is None else generation_prompt,
-        continues,
-        body.tools,
-        body.chat_template_kwargs,
-    )
-    texts, _ = tokenizer.render_chat(body.messages, None, request)
-    return tokenizer.encode_chat(texts)[0]
+    return chat_prompt(body, tokenizer)[1]
 
 
 async def detokenize(request: Request) -> Response:
