@@ -158,6 +158,44 @@ def test_the_model_may_choose_and_what_it_calls_is_found(client: openai.OpenAI) 
                 assert (answer.message.content, answer.finish_reason) == ("Well.", "tool_calls")
 
 
+def strict(tool: Any) -> Any:
+    return {**tool, "function": {**tool["function"], "strict": True}}
+
+
+@pytest.mark.parametrize("is_parallel", [False, True])
+def test_a_strict_tools_arguments_match_where_the_model_may_choose(
+    client: openai.OpenAI, is_parallel: bool
+) -> None:
+    """A bias has the model begin calls, again and again."""
+    given: dict[str, Any] = {
+        "tools": [strict(TOOLS[0]), TOOLS[1]],
+        "parallel_tool_calls": is_parallel,
+        "max_tokens": 120,
+        "n": 4,
+    }
+    for choice in ask(client, **given, logit_bias={"3": 100}).choices:
+        calls = choice.message.tool_calls
+        if is_parallel:  # max_tokens cuts the last one off
+            assert len(calls) > 1
+            calls = calls[:-1]
+        else:
+            assert (choice.finish_reason, len(calls)) == ("tool_calls", 1)
+        for call in calls:
+            arguments = json.loads(call.function.arguments)
+            if call.function.name == "weather":
+                jsonschema.validate(arguments, CITY)
+    for choice in ask(client, **given, logit_bias={"3": -100}).choices:
+        assert (bool(choice.message.content), choice.message.tool_calls) == (True, None)
+
+
+def test_a_strict_tools_schema_is_refused_by_its_name(server: RunningServer) -> None:
+    tool = {"function": {"name": "f", "parameters": {"type": "x"}}}
+    asked = {"messages": ASK, "max_tokens": 4}
+    assert server.post(CHAT, **asked, tools=[tool])[0] == 200
+    status, answer = server.post(CHAT, **asked, tools=[strict(tool)])
+    assert (status, answer["error"]["param"]) == (400, "tools"), answer
+
+
 @pytest.fixture(scope="module")
 def thinking(demo: AsyncLLM) -> Iterator[RunningServer]:
     with running_server(demo, ["demo"], reasoning_parser="think") as server:
@@ -214,6 +252,22 @@ def test_a_call_may_be_thought_about_too(thinker: tuple[str, RunningServer]) -> 
     assert answer.finish_reason == "tool_calls"
     for call in answer.message.tool_calls:
         jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+    assert hasattr(answer.message, "reasoning_content") == (kind == "open")
+
+
+def test_a_strict_tool_may_be_thought_about(thinker: tuple[str, RunningServer]) -> None:
+    kind, of_json = thinker
+    styles = {"reasoning_parser": "think", "tool_call_parser": "hermes"}
+    with running_server(of_json.llm, ["demo"], **styles) as server:
+        answer = ask(
+            server.openai(),
+            tools=[strict(TOOLS[0])],
+            logit_bias={"3": 100},
+            parallel_tool_calls=False,
+            extra_body={"thinking_token_budget": 6},
+        ).choices[0]
+    (call,) = answer.message.tool_calls
+    jsonschema.validate(json.loads(call.function.arguments), CITY)
     assert hasattr(answer.message, "reasoning_content") == (kind == "open")
 
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterable
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ from llmserve.parsers.registry import (
     tool_style,
 )
 from llmserve.parsers.think import ThinkParser
-from llmserve.parsers.tool_grammar import call_grammar, tool_function
+from llmserve.parsers.tool_grammar import call_grammar, text_with_calls, tool_function
 from llmserve.server.chat_parser import ChatFormat
 
 NAMES = ["weather", "add", "now"]
@@ -331,9 +332,44 @@ def test_a_forced_call_is_found_by_its_own_parser(style: str, is_parallel: bool)
             jsonschema.validate(json.loads(arguments), schema)
 
 
+@pytest.mark.parametrize("is_parallel", [False, True])
+@pytest.mark.parametrize("style", ["hermes", "mistral"])
+def test_a_call_within_a_text_is_found_by_its_own_parser(style: str, is_parallel: bool) -> None:
+    functions = [tool_function(f"tools[{i}]", tool) for i, tool in enumerate(TOOLS)]
+    lark = text_with_calls(tool_style(style), functions, is_parallel, lambda token: None)
+    with LLM(demo_model_path(), num_threads=1, num_gpu_blocks_override=256) as llm:
+        tokenizer = llm.get_tokenizer()
+        said = tokenizer.encode("Well, I ask. " + tool_style(style).begin)
+        prompt = tokenizer.encode("What is the weather in Rome?")
+
+        def says(token_ids: np.ndarray, logits: np.ndarray) -> None:
+            num_new = len(token_ids) - len(prompt)
+            if num_new < len(said):
+                logits[said[num_new]] = 1e4
+
+        params = SamplingParams(
+            structured_outputs=StructuredOutputsParams(grammar=lark),
+            logits_processors=[says],
+            max_tokens=200,
+            n=4,
+            seed=3,
+        )
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
+    for sample in output.outputs:
+        content, calls = parsed(style, sample.text)
+        assert content.startswith("Well, I ask.")
+        if sample.finish_reason == "stop":
+            assert calls
+        for name, arguments in calls if sample.finish_reason == "stop" else calls[:-1]:
+            jsonschema.validate(json.loads(arguments), dict(functions)[name])
+
+
 def test_a_grammar_of_calls_names_special_tokens_by_their_id() -> None:
-    lark = call_grammar(tool_style("mistral"), [("now", {})], True, {"[TOOL_CALLS]": 7}.get)
+    ids = {"[TOOL_CALLS]": 7}.get
+    lark = call_grammar(tool_style("mistral"), [("now", {})], True, ids)
     assert lark.startswith('start: <[7]> "["')
+    lark = text_with_calls(tool_style("mistral"), [("now", {})], True, ids)
+    assert "before: TEXT <[7]>" in lark
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,15 @@
-"""The grammar of calls, for requests that have to call a tool: the model writes them in its own
-style, with arguments that match the tool's schema."""
+"""The grammars of calls, for requests that have to call a tool and for text in which calls may
+stand: the model writes them in its own style, with arguments that match the tool's schema."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from llmserve.arguments import describe
 from llmserve.errors import InvalidArgument
 from llmserve.parsers.call_parser import ToolStyle
 
-_ANY_ARGUMENTS: Mapping[str, object] = {"type": "object"}
+ANY_ARGUMENTS: Mapping[str, object] = {"type": "object"}
 
 
 def tool_function(label: str, tool: object) -> tuple[str, Mapping[str, object]]:
@@ -22,12 +23,18 @@ def tool_function(label: str, tool: object) -> tuple[str, Mapping[str, object]]:
         )
     parameters = function.get("parameters")
     if parameters is None:
-        parameters = _ANY_ARGUMENTS
+        parameters = ANY_ARGUMENTS
     if not isinstance(parameters, Mapping):
         raise InvalidArgument(
             f"{label}: parameters must be a JSON schema, got {describe(parameters)}"
         )
     return name, parameters
+
+
+def is_strict(tool: Mapping[str, object]) -> bool:
+    """Whether a tool asks that its arguments match its schema."""
+    function = tool.get("function")
+    return isinstance(function, Mapping) and function.get("strict") is True
 
 
 def call_grammar(
@@ -44,25 +51,65 @@ def call_grammar(
     >>> lark.splitlines()[0]
     'start: call'
     """
-
-    def literal(text: str) -> str:
-        token_id = special_token_id(text)
-        return json.dumps(text, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
-
-    begin = "" if style.is_bare else literal(style.begin) + " "
+    begin = "" if style.is_bare else _literal(style.begin, special_token_id) + " "
     if style.end:
-        rules = [
-            r'start: call ("\n" call)*' if is_parallel else "start: call",
-            rf'call: {begin}"\n" object "\n" {literal(style.end)}',
-        ]
+        start = r'start: call ("\n" call)*' if is_parallel else "start: call"
+        rules = [start, f"call: {begin}{_after_begin(style, is_parallel, special_token_id)}"]
     elif is_parallel or not style.is_bare:
-        more = ' (", " object)*' if is_parallel else ""
-        rules = [f'start: {begin}"[" object{more} "]"']
+        rules = [f"start: {begin}{_after_begin(style, is_parallel, special_token_id)}"]
     else:
         rules = ["start: object"]
-    rules.append("object: " + " | ".join(f"tool_{idx}" for idx in range(len(tools))))
+    return "\n".join([*rules, *_objects(style, tools)]) + "\n"
+
+
+def text_with_calls(
+    style: ToolStyle,
+    tools: Sequence[tuple[str, Mapping[str, object]]],
+    is_parallel: bool,
+    special_token_id: Callable[[str], int | None],
+) -> str:
+    """Lark for a text in which any number of calls may stand or, unless is_parallel, that may end
+    in one. What begins a call begins nothing else: not for styles that are bare.
+
+    >>> from llmserve.parsers.hermes import STYLE
+    >>> lark = text_with_calls(STYLE, [("now", {"type": "object"})], True, lambda token: None)
+    >>> print("\\n".join(lark.splitlines()[:4]))
+    start: (before call)* TEXT
+    before[suffix="<tool_call>"]: /(.|\\n)*/
+    TEXT: /(.|\\n)*/ & ~/(.|\\n)*<tool_call>(.|\\n)*/
+    call: "\\n" object "\\n" "</tool_call>"
+    """
+    begin_id = special_token_id(style.begin)
+    if begin_id is None:
+        sign = re.escape(style.begin)
+        before = rf"before[suffix={json.dumps(style.begin)}]: /(.|\n)*/"
+        text = rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{sign}(.|\n)*/"
+    else:
+        before, text = f"before: TEXT <[{begin_id}]>", r"TEXT: /(.|\n)*/"
+    start = "start: (before call)* TEXT" if is_parallel else "start: before call | TEXT"
+    call = f"call: {_after_begin(style, is_parallel, special_token_id)}"
+    return "\n".join([start, before, text, call, *_objects(style, tools)]) + "\n"
+
+
+def _literal(text: str, special_token_id: Callable[[str], int | None]) -> str:
+    token_id = special_token_id(text)
+    return json.dumps(text, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
+
+
+def _after_begin(
+    style: ToolStyle, is_parallel: bool, special_token_id: Callable[[str], int | None]
+) -> str:
+    if style.end:
+        return rf'"\n" object "\n" {_literal(style.end, special_token_id)}'
+    more = ' (", " object)*' if is_parallel else ""
+    return f'"[" object{more} "]"'
+
+
+def _objects(style: ToolStyle, tools: Sequence[tuple[str, Mapping[str, object]]]) -> list[str]:
+    """The rule `object`, a call of one of the tools, and what it is made of."""
+    rules = ["object: " + " | ".join(f"tool_{idx}" for idx in range(len(tools)))]
     for idx, (name, parameters) in enumerate(tools):
         head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{style.argument_key}": '
         schema = json.dumps({**parameters, "x-guidance": {"whitespace_flexible": False}})
         rules.append(f'tool_{idx}: {json.dumps(head, ensure_ascii=False)} %json {schema} "}}"')
-    return "\n".join(rules) + "\n"
+    return rules

@@ -9,7 +9,13 @@ from llmserve.arguments import describe
 from llmserve.errors import InvalidArgument
 from llmserve.parsers.call_parser import ToolStyle
 from llmserve.parsers.think_grammar import thinking_first
-from llmserve.parsers.tool_grammar import call_grammar, tool_function
+from llmserve.parsers.tool_grammar import (
+    ANY_ARGUMENTS,
+    call_grammar,
+    is_strict,
+    text_with_calls,
+    tool_function,
+)
 from llmserve.server.bodies import ChatBody, GenerationBody
 from llmserve.server.errors import ApiError
 from llmserve.structured_outputs import StructuredOutputsParams
@@ -86,17 +92,28 @@ def with_calls(
     tokenizer: Tokenizer,
 ) -> StructuredOutputsParams | None:
     """What the text must match where there are tools: a call that tool_choice asks for, a call or
-    what response_format says, or else what was `given`."""
-    if not _is_forced(body) and (given is None or body.structured_outputs is not None):
-        return given
+    what response_format says, strict tools' schemas where they are called, or else what was
+    `given`."""
+    is_forced, tools = _is_forced(body), body.tools or []
     if body.structured_outputs is not None:
-        raise _bad("structured_outputs", "tool_choice says what the text must be; give one")
+        if is_forced:
+            raise _bad("structured_outputs", "tool_choice says what the text must be; give one")
+        return given
+    is_text = not is_forced and given is None
+    if is_text and (style.is_bare or not any(map(is_strict, tools))):
+        return None
     names = tool_names(body)
-    functions = [tool_function("tools", tool) for tool in body.tools or []]
+    functions = [tool_function("tools", tool) for tool in tools]
+    if is_text:  # what is not strict takes any object
+        functions = [
+            (name, schema if is_strict(tool) else ANY_ARGUMENTS)
+            for tool, (name, schema) in zip(tools, functions, strict=True)
+        ]
     is_parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, dict)
     chosen = [function for function in functions if function[0] in names]
-    calls = call_grammar(style, chosen, is_parallel, partial(special_token_id, tokenizer))
-    if given is not None and not _is_forced(body):
+    grammar = text_with_calls if is_text else call_grammar
+    calls = grammar(style, chosen, is_parallel, partial(special_token_id, tokenizer))
+    if given is not None and not is_forced:
         answer = f"start: calls | answer\nanswer: %json {given.source().text}\n"
         calls = answer + calls.replace("start:", "calls:", 1)
     return StructuredOutputsParams(grammar=calls)
@@ -137,7 +154,7 @@ def named_error(error: InvalidArgument, body: GenerationBody) -> Exception:
     """As the client is told: a grammar that is refused is named as the field of the body from which
     it was made."""
     param = "response_format" if body.structured_outputs is None else "structured_outputs"
-    if isinstance(body, ChatBody) and _is_forced(body):
+    if isinstance(body, ChatBody) and (_is_forced(body) or structured_outputs(body) is None):
         param = "tools"
     return _renamed(error, param)
 
