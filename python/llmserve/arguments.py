@@ -31,6 +31,14 @@ def optional_integer(
     return None if value is None else integer(name, value, minimum, maximum)
 
 
+def truncation(name: str, value: object) -> int | None:
+    """`value` as a number of tokens that a prompt keeps: None all, -1 what fits."""
+    result = optional_integer(name, value, -1)
+    if result == 0:
+        raise InvalidArgument(f"{name} must be at least 1, or -1 for what fits, got 0")
+    return result
+
+
 def number(name: str, value: object) -> float:
     """`value` as a finite float; bools are not numbers."""
     if isinstance(value, bool) or not isinstance(value, _REAL):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmserve import _core
-from llmserve.arguments import describe, optional_integer, refuse_unknown, refuse_unless_default
+from llmserve.arguments import describe, optional_integer, refuse_unknown, truncation
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
 from llmserve.model_files import MAX_CONFIG_BYTES, parse_json_object, read_bytes
 
@@ -24,6 +24,8 @@ class PoolingParams:
     use_activation: bring embeddings to an L2 norm of 1; None does for "embed", as far as the
     checkpoint's sentence-transformers files do not say otherwise, and not for "token_embed".
     normalize: the same by its older name.
+    truncate_prompt_tokens: so many of the prompt's last tokens alone; -1 as many as the model can
+    take.
 
     Raises InvalidArgument that names the field and the value, or NotSupported.
 
@@ -44,9 +46,7 @@ class PoolingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        refuse_unless_default(
-            "PoolingParams", "truncate_prompt_tokens", self.truncate_prompt_tokens, None
-        )
+        truncation("truncate_prompt_tokens", self.truncate_prompt_tokens)
         optional_integer("dimensions", self.dimensions, 1)
         for name in ("use_activation", "normalize", "skip_reading_prefix_cache"):
             if getattr(self, name) not in (None, True, False):

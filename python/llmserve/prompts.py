@@ -75,19 +75,25 @@ class PromptLimits:
 
 
 def parse_prompts(
-    prompts: object, tokenizer: Tokenizer | None, limits: PromptLimits
+    items: Sequence[object],
+    tokenizer: Tokenizer | None,
+    limits: PromptLimits,
+    truncations: Sequence[int | None] | None = None,
 ) -> list[Prompt]:
-    """Every prompt tokenized and checked.
+    """Every prompt tokenized and checked. truncations: how many of its last tokens each keeps;
+    None: all, -1: what fits.
 
     Raises InvalidArgument that names the prompt by its index.
     """
-    items = _split(prompts)
+    kept = truncations or [None] * len(items)
     drafts = [_draft(_label(items, idx), item) for idx, item in enumerate(items)]
     encoded = iter(_encode([d.text for d in drafts if d.token_ids is None], tokenizer))
     result = []
-    for idx, draft in enumerate(drafts):
+    for idx, (draft, num_kept) in enumerate(zip(drafts, kept, strict=True)):
         label = _label(items, idx)
         token_ids = next(encoded) if draft.token_ids is None else draft.token_ids
+        if num_kept is not None:
+            token_ids = _last(label, draft, token_ids, num_kept, limits)
         embeds = None
         if draft.embeds is not None:
             embeds = _take_embeds(label, draft.embeds, limits)
@@ -120,7 +126,7 @@ def _label(items: Sequence[object], idx: int) -> str:
     return f"prompts[{idx}]" if len(items) > 1 else "prompt"
 
 
-def _split(prompts: object) -> Sequence[object]:
+def split_prompts(prompts: object) -> Sequence[object]:
     """One entry a prompt: a flat list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
@@ -135,6 +141,18 @@ def _split(prompts: object) -> Sequence[object]:
     if not prompts:
         raise InvalidArgument("prompts is empty; give at least one prompt of at least one token")
     return [prompts] if _is_integer(prompts[0]) else prompts
+
+
+def _last(
+    label: str, draft: _Draft, token_ids: list[int], num_kept: int, limits: PromptLimits
+) -> list[int]:
+    if draft.embeds is not None:
+        raise InvalidArgument(
+            f"{label}: truncate_prompt_tokens is for token ids, and prompt_embeds have none"
+        )
+    if num_kept == -1:
+        num_kept = limits.max_model_len - limits.num_new_tokens
+    return token_ids[-num_kept:]
 
 
 def _is_integer(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from llmserve import _core
 from llmserve.arguments import INT32_MIN, describe, integer
@@ -11,7 +12,7 @@ from llmserve.errors import InvalidArgument, ResourceExhausted
 from llmserve.grammars import Grammars
 from llmserve.pooling_params import PoolingConfig, PoolingParams
 from llmserve.pooling_state import PoolingState
-from llmserve.prompts import PromptLimits, parse_prompts
+from llmserve.prompts import PromptLimits, parse_prompts, split_prompts
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import SamplingParams
 from llmserve.tokenization.tokenizer import Tokenizer
@@ -46,8 +47,11 @@ class RequestDoor:
     def admit(self, prompts: object, params: object, priority: object) -> list[RequestState]:
         """One request a prompt, in their order; `params` and `priority` are one for all or one a
         prompt, None takes the defaults."""
-        parsed = parse_prompts(prompts, self.tokenizer, self.limits.prompt_limits())
-        all_params = self._one_a_prompt(params, len(parsed))
+        items = split_prompts(prompts)
+        all_params = self._one_a_prompt(params, len(items))
+        truncations = [one.truncate_prompt_tokens for one in all_params]
+        limits = self.limits.prompt_limits()
+        parsed = parse_prompts(items, self.tokenizer, limits, truncations)
         priorities = _priorities(priority, len(parsed))
         for idx, (prompt, one) in enumerate(zip(parsed, all_params, strict=True)):
             if prompt.embeds is not None and one.prompt_logprobs is not None:
@@ -65,24 +69,29 @@ class RequestDoor:
         self, prompts: object, params: object, task: str, config: PoolingConfig
     ) -> list[PoolingState]:
         """One pooling request a prompt; `params` is one for all or one a prompt, or None."""
-        parsed = parse_prompts(prompts, self.tokenizer, self.limits.prompt_limits(0))
+        items = split_prompts(prompts)
         one = PoolingParams() if params is None else params
-        all_params = one if isinstance(one, Sequence) else [one] * len(parsed)
-        if len(all_params) != len(parsed):
+        all_params: Sequence[Any] = one if isinstance(one, Sequence) else [one] * len(items)
+        if len(all_params) != len(items):
             raise InvalidArgument(
-                f"{len(parsed)} prompts need one PoolingParams or {len(parsed)}, "
+                f"{len(items)} prompts need one PoolingParams or {len(items)}, "
                 f"got {len(all_params)}"
             )
-        return [
-            PoolingState(prompt, _to_core(f"pooling_params[{idx}]", params, task, config))
-            for idx, (prompt, params) in enumerate(zip(parsed, all_params, strict=True))
+        core_params = [
+            _to_core(f"pooling_params[{idx}]", params, task, config)
+            for idx, params in enumerate(all_params)
         ]
+        truncations = [params.truncate_prompt_tokens for params in all_params]
+        limits = self.limits.prompt_limits(0)
+        parsed = parse_prompts(items, self.tokenizer, limits, truncations)
+        return list(map(PoolingState, parsed, core_params))
 
     def admit_beam_search(self, prompts: object, params: object) -> list[BeamSearchState]:
         """One beam search a prompt, with the same parameters."""
         if not isinstance(params, BeamSearchParams):
             raise InvalidArgument(f"params must be BeamSearchParams, got {describe(params)}")
-        parsed = parse_prompts(prompts, self.tokenizer, self.limits.prompt_limits())
+        items = split_prompts(prompts)
+        parsed = parse_prompts(items, self.tokenizer, self.limits.prompt_limits())
         return [BeamSearchState(prompt, params, self.tokenizer) for prompt in parsed]
 
     def _one_a_prompt(self, params: object, num_prompts: int) -> Sequence[SamplingParams]:

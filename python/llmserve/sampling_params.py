@@ -17,6 +17,7 @@ from llmserve.arguments import (
     refuse_unknown,
     refuse_unless_default,
     text,
+    truncation,
 )
 from llmserve.beam_search_params import BeamSearchParams as BeamSearchParams  # as vLLM has it
 from llmserve.errors import InvalidArgument
@@ -109,7 +110,8 @@ class SamplingParams:
     logprob_token_ids: report those of these tokens, too; at most 128.
     detokenize=False leaves the text empty; skip_special_tokens leaves special tokens out of it;
     spaces_between_special_tokens=False drops the space before one that follows another, where the
-    tokenizer has any. skip_reading_prefix_cache computes the whole prompt.
+    tokenizer has any. skip_reading_prefix_cache computes the whole prompt. truncate_prompt_tokens:
+    so many of the prompt's last tokens alone; -1 as many as fit beside one new token.
     logits_processors, slow: for every token each is called with the tokens so far (int32 [T],
     prompt and output) and the logits (float32 [V]), NumPy arrays that torch.from_dlpack takes
     without a copy, before biases, masks and penalties; it changes the logits in place or returns
@@ -158,6 +160,7 @@ class SamplingParams:
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
     logits_processors: Sequence[PythonLogitsProcessor] | None = None
+    truncate_prompt_tokens: int | None = None
 
     def __new__(cls, *args: object, **kwargs: object) -> "SamplingParams":
         """Refuses unknown names with a hint before the generated __init__ sees them."""
@@ -296,6 +299,7 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "bad_words": _bad_words,
     "thinking_token_budget": _none_if_minus_1,
     "logits_processors": _callables,
+    "truncate_prompt_tokens": truncation,
     "skip_reading_prefix_cache": boolean,
     "output_kind": partial(_of_kind, kind=RequestOutputKind),
     "repetition_detection": partial(_of_kind, kind=RepetitionDetectionParams),

@@ -202,6 +202,19 @@ def test_a_prompt_may_fill_the_context() -> None:
             llm.encode({"prompt_token_ids": [*prompt, 5]}, use_tqdm=False)
 
 
+def test_a_truncated_prompt_is_pooled_as_its_last_tokens() -> None:
+    with make_llm() as llm:
+        long = [5 + idx % 100 for idx in range(300)]
+        for keep, wanted in ((7, long[-7:]), (-1, long[-llm.max_model_len :])):
+            params = PoolingParams(truncate_prompt_tokens=keep)
+            (cut,), (whole,) = (
+                llm.embed([long], params, use_tqdm=False),
+                llm.embed([wanted], use_tqdm=False),
+            )
+            assert cut.prompt_token_ids == wanted
+            assert cut.outputs.embedding == whole.outputs.embedding
+
+
 def test_no_request_takes_memory_that_was_not_planned() -> None:
     """Prompt logprobs, logits and states of long prompts run in the workspace of the plan: past it
     the engine would fail."""
@@ -285,8 +298,8 @@ def test_bad_pooling_arguments_are_refused_with_the_field_and_the_value() -> Non
         PoolingParams(task="embedding")
     with pytest.raises(InvalidArgument, match="did you mean 'dimensions'"):
         PoolingParams(dimension=3)  # type: ignore[call-arg]
-    with pytest.raises(NotSupported, match="truncate_prompt_tokens"):
-        PoolingParams(truncate_prompt_tokens=5)
+    with pytest.raises(InvalidArgument, match="truncate_prompt_tokens must be at least 1"):
+        PoolingParams(truncate_prompt_tokens=0)
     with make_llm() as llm:
         with pytest.raises(NotSupported, match="classify is not supported yet"):
             llm.encode("a", pooling_task="classify", use_tqdm=False)

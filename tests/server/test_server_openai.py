@@ -386,6 +386,27 @@ def test_tokenize_gives_the_tokens_of_a_chat(make_oracle: MakeOracle) -> None:
                 assert (status, answer["error"]["param"]) == (400, name)
 
 
+def test_a_truncated_prompt_is_its_last_tokens_on_every_route(server: RunningServer) -> None:
+    whole = server.post("/tokenize", prompt=PROMPT * 1000)[1]["tokens"]
+    asked = {"max_tokens": 1, "return_token_ids": True, "truncate_prompt_tokens": 9}
+    answer = server.post("/v1/completions", prompt=PROMPT * 1000, echo=True, **asked)[1]
+    (choice,) = answer["choices"]
+    assert choice["prompt_token_ids"] == whole[-9:]
+    text = server.post("/detokenize", tokens=whole[-9:])[1]["prompt"]
+    assert choice["text"].startswith(text)
+    assert answer["usage"]["prompt_tokens"] == 9
+    chat = server.post(CHAT, messages=MESSAGES, **asked)[1]
+    assert chat["prompt_token_ids"] == server.post("/tokenize", messages=MESSAGES)[1]["tokens"][-9:]
+    vectors = [
+        server.post("/v1/embeddings", input=given, truncate_prompt_tokens=keep)[1]
+        for given, keep in ((PROMPT * 1000, 9), (whole[-9:], None))
+    ]
+    assert vectors[0] == vectors[1]
+    for route, field in (("/v1/completions", {"prompt": "x"}), (CHAT, {"messages": MESSAGES})):
+        status, answer = server.post(route, **field, truncate_prompt_tokens=0)
+        assert (status, answer["error"]["param"]) == (400, "truncate_prompt_tokens")
+
+
 def test_an_effort_that_a_template_does_not_know_changes_nothing(server: RunningServer) -> None:
     body = {"messages": MESSAGES, "max_tokens": 4, "temperature": 0, "return_token_ids": True}
     answers = [server.post(CHAT, **body, reasoning_effort=effort)[1] for effort in (None, "high")]

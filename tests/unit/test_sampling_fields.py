@@ -242,6 +242,16 @@ def test_thinking_tokens_are_the_tokenizers_own_or_refused(
             LLM(checkpoint, reasoning_config=config)  # type: ignore[arg-type]
 
 
+def test_a_truncated_prompt_keeps_its_last_tokens(llm: LLM) -> None:
+    long = [5 + idx % 300 for idx in range(2 * llm.max_model_len)]
+    keeps = [3, len(long), -1, None]
+    prompts = [PROMPT, PROMPT, long, PROMPT]
+    params = [SamplingParams(max_tokens=1, truncate_prompt_tokens=keep) for keep in keeps]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    wanted = [PROMPT[-3:], PROMPT, long[-(llm.max_model_len - 1) :], PROMPT]
+    assert [output.prompt_token_ids for output in outputs] == wanted
+
+
 @pytest.mark.parametrize(
     ("pattern", "detection", "length"),
     [

@@ -51,7 +51,7 @@ DEFAULTS = {
     "repetition_detection": None,
 }
 # llmserve's own, after them.
-OWN = {"logits_processors": None}
+OWN = {"logits_processors": None, "truncate_prompt_tokens": None}
 
 
 def test_names_order_and_defaults_are_those_of_the_field() -> None:
@@ -63,6 +63,8 @@ REFUSED = [
     ({"n": 0}, "n must be between 1 and 128, got 0"),
     ({"n": 10**18}, "n must be between 1 and 128, got 1000000000000000000"),
     ({"n": True}, "n must be an integer, got True"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens must be at least 1, or -1"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens must be between -1 and"),
     ({"n": 1.0}, "n must be an integer, got 1.0"),
     ({"temperature": -0.5}, "temperature must be finite and at least 0, got -0.5"),
     ({"temperature": float("nan")}, "temperature must be finite, got nan"),

@@ -58,6 +58,7 @@ class GenerationBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     allowed_token_ids: TokenIds | None = None
     bad_words: Strings | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetection | None = None
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
@@ -150,5 +151,6 @@ class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     encoding_format: str | None = None
     dimensions: int | None = None
+    truncate_prompt_tokens: int | None = None
     user: str | None = None
     timeout: float | None = None

@@ -55,7 +55,11 @@ async def completions(request: Request) -> Response:
     job = await generation_job("cmpl", body, model, given, params, server.settings)
     texts = []
     if body.echo:
-        texts = [_prompt_text(s.prompt.text, s.prompt.token_ids, model) for s in job.states]
+        is_whole = body.truncate_prompt_tokens is None
+        texts = [
+            _prompt_text(s.prompt.text if is_whole else None, s.prompt.token_ids, model)
+            for s in job.states
+        ]
     return GenerationResponse(server.activity, job, _Answer(job, body, texts))
 
 

@@ -36,7 +36,11 @@ async def embeddings(request: Request) -> Response:
             param="encoding_format",
         )
     given = prompts("input", body.input, model, _MAX_NUM_INPUTS)
-    params = PoolingParams(task="embed", dimensions=body.dimensions)
+    params = PoolingParams(
+        task="embed",
+        dimensions=body.dimensions,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+    )
     states = [await model.llm.admit_pooling(prompt, params, "embed") for prompt in given]
     job = Job(new_id("embd"), model, states, False, timeout_s(body.timeout, server.settings))
     return GenerationResponse(server.activity, job, _Answer(job, body.encoding_format == "base64"))
