@@ -101,7 +101,7 @@ class LLMBase:
                 "structured_outputs_config": structured_outputs_config,
                 "enable_lora": enable_lora,
             },
-            _argument_names(),
+            argument_names(),
         )
         checkpoint = find_checkpoint(model, revision, download_dir)
         source = text_source(checkpoint)
@@ -205,7 +205,7 @@ class LLMBase:
         from llmserve.plan.memory_plan import plan_memory  # loading a model needs none of it
 
         what = f"{cls.__name__}.plan"
-        check_names(what, arguments, _argument_names())
+        check_names(what, arguments, argument_names())
         engine_names = EngineArguments.names()
         path = config_file(model) or find_checkpoint(
             model, arguments.get("revision"), arguments.get("download_dir")
@@ -349,7 +349,8 @@ class LLMBase:
         return self._engine
 
 
-def _argument_names() -> list[str]:
+def argument_names() -> list[str]:
+    """Of LLM and AsyncLLM."""
     parameters = inspect.signature(LLMBase.__init__).parameters
     return [name for name in parameters if name not in ("self", "unknown")]
 

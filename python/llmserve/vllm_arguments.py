@@ -11,7 +11,7 @@ from llmserve.arguments import refuse_unknown, refuse_unless_default
 _AUTO, _NONE, _OFF, _ONE = ("auto",), (None,), (False, None), (1,)
 
 # By reason: the values that arguments may have, the first being the one to leave it at.
-_NOT_HERE: Mapping[str, Mapping[str, Sequence[object]]] = {
+_BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
     "": {
         **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), _ONE),
         **dict.fromkeys(("speculative_config", "structured_outputs_config"), _NONE),
@@ -163,11 +163,23 @@ _NOT_HERE: Mapping[str, Mapping[str, Sequence[object]]] = {
 }
 
 
+# Of each argument: the values that it may have, and the reason.
+NOT_HERE: Mapping[str, tuple[Sequence[object], str]] = {
+    name: (values, reason)
+    for reason, arguments in _BY_REASON.items()
+    for name, values in arguments.items()
+}
+
+
 def check_names(what: str, given: Mapping[str, object], known: Iterable[str]) -> None:
     """Raises InvalidArgument for the name of no argument, and NotSupported for one of vLLM's whose
     feature is not here, unless it is as vLLM has it by default."""
-    not_here = {name for arguments in _NOT_HERE.values() for name in arguments}
-    refuse_unknown(what, [name for name in given if name not in not_here], known)
-    for reason, arguments in _NOT_HERE.items():
-        for name in arguments.keys() & given.keys():
-            refuse_unless_default(what, name, given[name], *arguments[name], reason=reason)
+    refuse_unknown(what, [name for name in given if name not in NOT_HERE], known)
+    for name in NOT_HERE.keys() & given.keys():
+        refuse_what_is_not_here(what, name, given[name])
+
+
+def refuse_what_is_not_here(what: str, name: str, value: object) -> None:
+    """Raises NotSupported for an argument of NOT_HERE, unless it is as vLLM has it by default."""
+    values, reason = NOT_HERE[name]
+    refuse_unless_default(what, name, value, *values, reason=reason)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from llmserve import AsyncLLM, InvalidArgument
+from llmserve import AsyncLLM, InvalidArgument, NotSupported
 from llmserve.cli import main
 from llmserve.server.errors import ApiError
 from llmserve.server.main import listen
@@ -23,7 +23,7 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
     path = tmp_path / "server.yaml"
     path.write_text(
         "port: 1\nhost: ::1\napi-key: file\nmax_model_len: 64\nrequest_timeout: 5\n"
-        "served_model_name: tale\n"
+        "served_model_name: tale\nenable_lora: false\n"
     )
     monkeypatch.setenv("LLMSERVE_API_KEY", "environment")
     found = resolve({"port": 2}, str(path))
@@ -43,6 +43,7 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
     ("text", "message"),
     [
         ("prot: 1", "did you mean 'port'"),
+        ("tensor_parallel_size: 2", "tensor_parallel_size=2 is not supported yet"),
         ("port: x", "port must be an integer"),
         ("port: 70000", "65535"),
         ("- a", "must be a mapping"),
@@ -59,7 +60,7 @@ def test_a_bad_file_is_refused_by_the_settings_name(
 ) -> None:
     path = tmp_path / "server.yaml"
     path.write_text(text)
-    with pytest.raises(InvalidArgument, match=message):
+    with pytest.raises((InvalidArgument, NotSupported), match=message):
         resolve({}, str(path))
 
 

@@ -140,6 +140,57 @@ def test_bad_usage_shows_the_usage(call: Run) -> None:
         assert "usage: llmserve" in done.stderr
 
 
+LATER = [
+    ("--tensor-parallel-size", "2", "tensor_parallel_size=2 is not supported yet; leave it at 1"),
+    ("--hf-overrides", '{"a": 1}', "hf_overrides={'a': 1} is not supported: the checkpoint's files"),
+    ("--trust-remote-code", None, "trust_remote_code=True is not supported: nothing of a check"),
+]
+COMMANDS = [
+    ("serve",),
+    ("generate", "x"),
+    ("chat",),
+    ("plan", "x"),
+    ("bench", "latency"),
+    ("eval", "perplexity"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_an_argument_whose_feature_is_not_there_is_refused_by_its_name(
+    call: Run, command: tuple[str, ...]
+) -> None:
+    for flag, value, message in LATER:
+        done = call(*command, flag, *([] if value is None else [value]))
+        assert (done.returncode, done.stdout) == (2, "")
+        name = " ".join(command).removesuffix(" x")
+        assert done.stderr.startswith(f"llmserve: {name}: {message}")
+
+
+def test_an_argument_whose_feature_is_not_there_is_taken_at_its_default(
+    call: Run, model: str
+) -> None:
+    flags = ("--pipeline-parallel-size", "1", "--no-enable-lora", "--speculative-config", "{}")
+    assert call("generate", "--model", model, *flags, "--quiet", "hello").returncode == 0
+
+
+UNKNOWN = [
+    (("serve", "--prot=3"), "llmserve serve: error: there is no --prot; did you mean --port?"),
+    (("bench", "latency", "--nmu-iters", "3"), "did you mean --num-iters?"),
+    (("serve", "--tensor-paralel-size", "2"), "did you mean --tensor-parallel-size?"),
+    (("generate", "--block-size", "8", "x"), "there is no --block-size; in Python LLM takes block"),
+    (("eval", "perplexity", "--xyzzy"), "llmserve eval perplexity --help lists what there is"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), UNKNOWN)
+def test_an_unknown_option_is_answered_with_what_to_do(
+    call: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    done = call(*arguments)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert message in done.stderr
+
+
 def test_help_has_examples(call: Run) -> None:
     for arguments in (
         ("--help",),

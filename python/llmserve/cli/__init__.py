@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from llmserve._version import __version__
 from llmserve.cli import bench, cache, chat, doctor, eval, explain, generate, inspect, plan, serve
+from llmserve.cli.command_parser import CommandParser
 from llmserve.errors import DeviceError, InternalError, LLMServeError
 
 _EXAMPLES = """examples:
@@ -31,7 +32,7 @@ _BROKEN_PIPE = 141
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code; argparse exits itself on bad usage (2)."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = CommandParser(
         prog="llmserve",
         description="An LLM serving engine: runs Hugging Face checkpoints on the CPU.",
         epilog=_EXAMPLES,
@@ -49,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bench.add_parser(commands)
     eval.add_parser(commands)
     doctor.add_parsers(commands)
-    options = parser.parse_args(arguments)
     try:
+        options = parser.parse_args(arguments)
         exit_code: int = options.run(options)
         sys.stdout.flush()
         return exit_code

@@ -9,6 +9,7 @@ from typing import Any
 from llmserve.arguments import integer
 from llmserve.bench.run import Result, Workload, run_latency, run_startup, run_throughput
 from llmserve.cli import bench_serve
+from llmserve.cli.command_parser import take_llm_arguments
 from llmserve.errors import InvalidArgument
 from llmserve.model_files import demo_model_path
 
@@ -61,6 +62,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         benchmark.add_argument("--input-len", type=int, default=32, metavar="N", help="default 32")
         benchmark.add_argument("--output-len", type=int, default=64, metavar="N", help="default 64")
     for benchmark in (startup, latency, throughput):
+        take_llm_arguments(benchmark)
         group = benchmark.add_argument_group("arguments of LLM")
         for name, kind in _ENGINE_OPTIONS:
             metavar = "N" if kind is int else "X"

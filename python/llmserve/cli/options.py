@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any
 
 from llmserve import _core
+from llmserve.cli.command_parser import take_llm_arguments
 from llmserve.llm import LLM
 from llmserve.outputs import RequestOutput
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
@@ -22,6 +23,7 @@ _SAMPLING_OPTIONS = (
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """How the model is loaded."""
+    take_llm_arguments(parser)
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the Hub")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
     add_quantization(parser)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from llmserve.cli.command_parser import take_llm_arguments
 from llmserve.errors import InvalidArgument
 from llmserve.llm import LLM
 from llmserve.plan.capacity import Capacity, ModelShape, plan_capacity
@@ -88,6 +89,7 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         flag = "--" + name.replace("_", "-")
         metavar = "SIZE" if kind == "size" else "N" if kind is int else "X"
         group.add_argument(flag, type=str if kind == "size" else kind, metavar=metavar, help=text)
+    take_llm_arguments(parser)
     group.add_argument("--memory", metavar="SIZE", help="plan for so much available memory")
 
 

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from llmserve.cli.command_parser import take_llm_arguments
 from llmserve.errors import InvalidArgument
 from llmserve.model_files import demo_model_path
 from llmserve.server import check_extra
@@ -44,6 +45,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--served-model-name", nargs="+", metavar="NAME", help="what clients call the model"
     )
+    take_llm_arguments(parser)
     for title, options in (("server", SERVER_OPTIONS), ("arguments of LLM", ENGINE_OPTIONS)):
         group = parser.add_argument_group(title)
         for option in options:
@@ -72,13 +74,13 @@ def run(options: argparse.Namespace) -> int:
     from llmserve.server.logs import configure_logs
     from llmserve.server.main import listen, serve
     from llmserve.server.models import ServedModel
-    from llmserve.server.options import resolve
+    from llmserve.server.options import SETTINGS, resolve
     from llmserve.server.tracing import open_tracing
 
     flags: dict[str, Any] = {
         name: value
         for name, value in vars(options).items()
-        if name not in ("run", "config", "show_config") and value not in (None, [])
+        if name in SETTINGS and value not in (None, [])
     }
     effective = resolve(flags, options.config)
     if options.show_config:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmserve.arguments import describe, refuse_unknown
+from llmserve.arguments import describe
 from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.server.settings import ServerSettings
+from llmserve.vllm_arguments import check_names
 
 _MAX_FILE_BYTES = 2**20
 _SECRET = ("api_key", "admin_key")
@@ -58,7 +59,10 @@ SERVER_OPTIONS = tuple(
     Option(item.name, type(item.default), item.metadata["help"])
     for item in dataclasses.fields(ServerSettings)
 )
-_OTHER = ("model", "served_model_name")
+SETTINGS = (
+    *("model", "served_model_name"),
+    *(option.name for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +92,7 @@ class Effective:
 
 def resolve(flags: Mapping[str, Any], path: str | None) -> Effective:
     """flags: those that were given, by name. Raises InvalidArgument that names the setting."""
-    known = [*_OTHER, *(option.name for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS))]
-    file = {} if path is None else _read(path, known)
+    file = {} if path is None else _read(path)
     environment = {
         name: os.environ[variable]
         for name, variable in _ENVIRONMENT.items()
@@ -120,7 +123,7 @@ def _names(name: str, value: object) -> list[str]:
     return names
 
 
-def _read(path: str, known: list[str]) -> dict[str, Any]:
+def _read(path: str) -> dict[str, Any]:
     try:
         import yaml
     except ImportError as error:
@@ -139,7 +142,9 @@ def _read(path: str, known: list[str]) -> dict[str, Any]:
             f"--config: {path} must be a mapping of settings, got {describe(document)}"
         )
     settings = {str(name).replace("-", "_"): value for name, value in document.items()}
-    refuse_unknown(f"--config {path}", settings, known)
+    not_ours = {name: value for name, value in settings.items() if name not in SETTINGS}
+    check_names(f"--config {path}", not_ours, SETTINGS)
+    settings = {name: value for name, value in settings.items() if name in SETTINGS}
     kinds = {option.name: option.kind for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS)}
     for name, value in settings.items():
         # In YAML `5` is an integer where a time may be given.

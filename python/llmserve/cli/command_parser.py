@@ -1,0 +1,80 @@
+"""The parser of the command line: an option that it does not know is answered with what to do."""
+
+import argparse
+import difflib
+import json
+from typing import Any
+
+from llmserve.llm_base import argument_names
+from llmserve.vllm_arguments import NOT_HERE, refuse_what_is_not_here
+
+_USAGE_ERROR = 2  # argparse's own exit code
+
+
+class CommandParser(argparse.ArgumentParser):
+    """As argparse's; the parsers of its subcommands are of this kind, too."""
+
+    takes_llm_arguments = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Ends the program where an option is unknown. Raises NotSupported for an argument of LLM
+        whose feature is not here."""
+        if self.takes_llm_arguments:
+            self._add_what_is_not_here()
+        found, rest = super().parse_known_args(args, namespace)
+        unknown = next((word for word in rest if word.startswith("--")), None)
+        if unknown is not None:
+            flag = unknown.partition("=")[0]
+            self.exit(_USAGE_ERROR, f"{self.prog}: error: there is no {flag}; {self._hint(flag)}\n")
+        return found, rest
+
+    def _add_what_is_not_here(self) -> None:
+        """But what the command has."""
+        for name, (values, _) in NOT_HERE.items():
+            flag = "--" + name.replace("_", "-")
+            if flag in self._option_string_actions:
+                continue
+            hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            if isinstance(values[0], bool):
+                self.add_argument(flag, action=_RefusedSwitch, **hidden)
+            else:
+                self.add_argument(flag, action=_Refused, type=_value, **hidden)
+
+    def _hint(self, flag: str) -> str:
+        name = flag.removeprefix("--").replace("-", "_")
+        if name in argument_names():
+            return f"in Python LLM takes {name}"
+        near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
+        return f"did you mean {near[0]}?" if near else f"{self.prog} --help lists what there is"
+
+
+def take_llm_arguments(parser: argparse.ArgumentParser) -> None:
+    """Has a command answer vLLM's arguments of features that are not here as LLM does: at their
+    defaults they change nothing, and otherwise they are refused by their names."""
+    assert isinstance(parser, CommandParser)
+    parser.takes_llm_arguments = True
+
+
+class _Refused(argparse.Action):
+    """Leaves nothing in the namespace."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        refuse_what_is_not_here(_command(parser), self.dest, values)
+
+
+class _RefusedSwitch(argparse.BooleanOptionalAction):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        is_on = not option_string.startswith("--no-")
+        refuse_what_is_not_here(_command(parser), self.dest, is_on)
+
+
+def _command(parser: argparse.ArgumentParser) -> str:
+    return parser.prog.removeprefix("llmserve ")
+
+
+def _value(text: str) -> object:
+    """JSON, or a text by itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
