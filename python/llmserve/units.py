@@ -1,5 +1,6 @@
 """Sizes and rates as people write them: "1.5 MiB", "4x80GiB", "3.35TB/s"."""
 
+import argparse
 import re
 
 from llmserve.errors import InvalidArgument
@@ -28,6 +29,18 @@ def parse_bytes(name: str, text: str) -> int:
     if value is None:
         raise InvalidArgument(f"{name} must be a size such as 140GB or 4x80GiB, got {text!r}")
     return round(value)
+
+
+def size(text: str) -> int:
+    """As `parse_bytes`, for argparse, whose error it raises; 0 is a size, too.
+
+    >>> size("2KiB"), size("0")
+    (2048, 0)
+    """
+    try:
+        return 0 if text == "0" else parse_bytes("it", text)
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse_bandwidth(name: str, text: str) -> float:

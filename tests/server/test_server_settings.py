@@ -23,12 +23,12 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
     path = tmp_path / "server.yaml"
     path.write_text(
         "port: 1\nhost: ::1\napi-key: file\nmax_model_len: 64\nrequest_timeout: 5\n"
-        "served_model_name: tale\nenable_lora: false\n"
+        "packed_cache_bytes: 2KiB\nserved_model_name: tale\nenable_lora: false\n"
     )
     monkeypatch.setenv("LLMSERVE_API_KEY", "environment")
     found = resolve({"port": 2}, str(path))
     assert (found.server.port, found.server.host, found.server.api_key) == (2, "::1", "environment")
-    assert found.engine == {"max_model_len": 64}
+    assert found.engine == {"max_model_len": 64, "packed_cache_bytes": 2048}
     assert found.server.request_timeout == 5.0
     assert found.origins["port"] == "flag"
     assert found.origins["api_key"] == "environment"

@@ -142,7 +142,7 @@ def test_bad_usage_shows_the_usage(call: Run) -> None:
 
 LATER = [
     ("--tensor-parallel-size", "2", "tensor_parallel_size=2 is not supported yet; leave it at 1"),
-    ("--hf-overrides", '{"a": 1}', "hf_overrides={'a': 1} is not supported: the checkpoint's files"),
+    ("--hf-overrides", '{"a": 1}', "hf_overrides={'a': 1} is not supported: the checkpoint's"),
     ("--trust-remote-code", None, "trust_remote_code=True is not supported: nothing of a check"),
 ]
 COMMANDS = [
@@ -171,6 +171,24 @@ def test_an_argument_whose_feature_is_not_there_is_taken_at_its_default(
 ) -> None:
     flags = ("--pipeline-parallel-size", "1", "--no-enable-lora", "--speculative-config", "{}")
     assert call("generate", "--model", model, *flags, "--quiet", "hello").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "flags", ["--num-threads --packed-cache-bytes", "--threads --packed-cache"]
+)
+def test_threads_and_the_packed_cache_have_the_same_names_everywhere(call: Run, flags: str) -> None:
+    threads, packed = flags.split()
+    given = (threads, "2000", packed, "2KiB")
+    for command in (("generate", "x"), ("chat",), ("eval", "perplexity")):
+        done = call(*command, *given)
+        assert (done.returncode, "num_threads must be between 1 and 1024" in done.stderr) == (
+            2,
+            True,
+        )
+    lines = call("serve", *given, "--show-config").stdout.splitlines()
+    assert {"num_threads=2000 (flag)", "packed_cache_bytes=2048 (flag)"} <= {*lines}
+    done = call("serve", packed, "much")
+    assert "must be a size such as 140GB or 4x80GiB, got 'much'" in done.stderr
 
 
 UNKNOWN = [

@@ -100,7 +100,7 @@ class Terminal:
 @contextmanager
 def terminal(*arguments: str, code: str | None = None) -> Iterator[Terminal]:
     start = ["-c", f"{code}sys.exit(main())"] if code else ["-m", "llmserve"]
-    process = Terminal([sys.executable, *start, "chat", "--threads", "1", *arguments])
+    process = Terminal([sys.executable, *start, "chat", "--num-threads", "1", *arguments])
     try:
         yield process
     finally:

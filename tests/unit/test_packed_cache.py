@@ -311,7 +311,7 @@ def test_the_command_lists_what_is_kept(
 ) -> None:
     assert cli.main(["cache", "list"]) == 0
     assert "in 0 files of " in capsys.readouterr().out
-    assert cli.main(["generate", "--model", str(model), "--packed-cache", "1GiB", "a"]) == 0
+    assert cli.main(["generate", "--model", str(model), "--packed-cache-bytes", "1GiB", "a"]) == 0
     capsys.readouterr()
     assert cli.main(["cache", "list"]) == 0
     assert f"{model}  float32 in cpu panels" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from llmserve.packed_cache import packed_cache_folder
 from llmserve.units import human_bytes
 
 _EXAMPLES = """examples:
-  llmserve generate --packed-cache 20GiB --model ./Qwen3-0.6B "Hello"   # keeps them
+  llmserve generate --packed-cache-bytes 20GiB --model ./Qwen3-0.6B "Hello"   # keeps them
   llmserve cache list
   llmserve cache clear
 """
@@ -21,7 +21,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "cache",
         help="list or clear packed weights",
         description="Packed weights make a start quicker. They are kept where "
-        "LLM(packed_cache_bytes=...) or --packed-cache asks for it, in llmserve/packed of "
+        "LLM(packed_cache_bytes=...) or --packed-cache-bytes asks for it, in llmserve/packed of "
         "XDG_CACHE_HOME or ~/.cache; those not used for longest go when the room is used up.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -9,7 +9,7 @@ from llmserve.cli.command_parser import take_llm_arguments
 from llmserve.llm import LLM
 from llmserve.outputs import RequestOutput
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
-from llmserve.units import parse_bytes
+from llmserve.units import size
 
 # The options that are sampling parameters: name, type, help.
 _SAMPLING_OPTIONS = (
@@ -32,9 +32,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="auto", help="auto, cuda, cpu or ref (slow reference)")
     parser.add_argument("--max-model-len", type=int, metavar="N", help="prompt and output together")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
     parser.add_argument(
+        "--num-threads", "--threads", type=int, metavar="N", help="default: all cores"
+    )
+    parser.add_argument(
+        "--packed-cache-bytes",
         "--packed-cache",
+        type=size,
         metavar="SIZE",
         help="keep packed weights for a quicker next start, e.g. 20GiB for all models; "
         "see llmserve cache",
@@ -61,7 +65,6 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments of LLM, and of LLM.plan, that these options are."""
-    packed_cache = options.packed_cache
     return {
         "revision": options.revision,
         "dtype": options.dtype,
@@ -69,10 +72,8 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
         "kv_cache_dtype": options.kv_cache_dtype,
         "device": options.device,
         "max_model_len": options.max_model_len,
-        "num_threads": options.threads,
-        "packed_cache_bytes": (
-            None if packed_cache is None else parse_bytes("--packed-cache", packed_cache)
-        ),
+        "num_threads": options.num_threads,
+        "packed_cache_bytes": options.packed_cache_bytes,
     }
 
 

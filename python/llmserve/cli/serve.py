@@ -10,6 +10,7 @@ from llmserve.cli.command_parser import take_llm_arguments
 from llmserve.errors import InvalidArgument
 from llmserve.model_files import demo_model_path
 from llmserve.server import check_extra
+from llmserve.units import size
 
 _EXAMPLES = """examples:
   llmserve serve
@@ -52,16 +53,16 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
             # What is not given is not in the namespace, so that a file may say it.
             if option.kind is bool:
                 group.add_argument(
-                    option.flag,
+                    *option.flags,
                     action=argparse.BooleanOptionalAction,
                     default=argparse.SUPPRESS,
                     help=option.help,
                 )
                 continue
             group.add_argument(
-                option.flag,
+                *option.flags,
                 type=option.kind,
-                metavar="X" if option.kind is str else "N",
+                metavar={str: "X", size: "SIZE"}.get(option.kind, "N"),
                 default=argparse.SUPPRESS,
                 help=option.help,
             )

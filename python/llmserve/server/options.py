@@ -2,13 +2,14 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from llmserve.arguments import describe
 from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.server.settings import ServerSettings
+from llmserve.units import parse_bytes, size
 from llmserve.vllm_arguments import check_names
 
 _MAX_FILE_BYTES = 2**20
@@ -21,13 +22,14 @@ class Option:
     """A setting by its name, from which its flag is made."""
 
     name: str
-    kind: type
+    kind: Callable[[str], Any]  # a type, or `size`
     help: str
+    alias: str = ""  # another flag
 
     @property
-    def flag(self) -> str:
-        """`--max-model-len`."""
-        return "--" + self.name.replace("_", "-")
+    def flags(self) -> list[str]:
+        """`--max-model-len`, and the alias if there is one."""
+        return ["--" + self.name.replace("_", "-"), *([self.alias] if self.alias else [])]
 
 
 # Arguments of LLM; without a value they are LLM's defaults.
@@ -38,9 +40,9 @@ ENGINE_OPTIONS = (
     Option("quantization", str, "int8, int4 …: round weights while they are loaded"),
     Option("device", str, "auto, cpu, cuda or ref (slow reference)"),
     Option("max_model_len", int, "prompt and output together, in tokens"),
-    Option("num_threads", int, "default: all cores"),
+    Option("num_threads", int, "default: all cores", alias="--threads"),
     Option("seed", int, "what requests without a seed draw theirs from"),
-    Option("kv_cache_memory_bytes", int, "memory of the KV cache"),
+    Option("kv_cache_memory_bytes", size, "memory of the KV cache, e.g. 4GiB"),
     Option("num_gpu_blocks_override", int, "blocks of the KV cache instead"),
     Option("kv_cache_dtype", str, "what the KV cache keeps: auto, float32, bfloat16 or fp8"),
     Option("gpu_memory_utilization", float, "share of the memory at hand to use"),
@@ -50,7 +52,12 @@ ENGINE_OPTIONS = (
     Option("max_num_batched_tokens", int, "tokens a step"),
     Option("max_num_seqs", int, "sequences a step"),
     Option("scheduling_policy", str, "who runs first"),
-    Option("packed_cache_bytes", int, "disk for packed weights of all models: quicker starts"),
+    Option(
+        "packed_cache_bytes",
+        size,
+        "disk for packed weights of all models, e.g. 20GiB: quicker starts",
+        alias="--packed-cache",
+    ),
     Option("max_logprobs", int, "most log-probabilities a token; -1: no bound"),
     Option("generation_config", str, "auto, vllm (none), or a folder"),
     Option("chat_template", str, "a Jinja template or its path"),
@@ -150,4 +157,6 @@ def _read(path: str) -> dict[str, Any]:
         # In YAML `5` is an integer where a time may be given.
         if kinds.get(name) is float and type(value) is int:
             settings[name] = float(value)
+        elif kinds.get(name) is size and isinstance(value, str):
+            settings[name] = parse_bytes(name, value)
     return settings
