@@ -11,7 +11,7 @@ from llmserve import AsyncLLM, InvalidArgument, NotSupported
 from llmserve.cli import main
 from llmserve.server.errors import ApiError
 from llmserve.server.main import listen
-from llmserve.server.options import ENGINE_OPTIONS, SERVER_OPTIONS, resolve
+from llmserve.server.options import ENGINE_OPTIONS, SERVER_OPTIONS, SETTINGS, resolve
 from llmserve.server.quotas import Quotas
 from llmserve.server.settings import ServerSettings
 from serving import running_server
@@ -35,7 +35,12 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
     assert found.origins["host"] == "file"
     lines = found.lines()
     assert {"served_model_name=['tale'] (file)", "model=[] (default)", "port=2 (flag)"} <= {*lines}
-    assert "max_model_len=64 (file)" in lines
+    assert {"max_model_len=64 (file)", "block_size=16 (default)", "dtype='auto' (default)"} <= {
+        *lines
+    }
+    assert "max_stall_ms=1000 (default)" in lines
+    settings = [line.partition("=")[0] for line in lines]
+    assert sorted(settings) == sorted(SETTINGS), "each once, given or not"
     assert "environment" not in found.changed().replace("(environment)", "")
 
 

@@ -1,6 +1,7 @@
 """Where settings come from: flags, then the environment (keys only), then a file, then defaults."""
 
 import dataclasses
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -74,9 +75,9 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """Every setting that has a value, and where it comes from."""
+    """Every setting, and where it comes from."""
 
-    engine: Mapping[str, Any]
+    engine: Mapping[str, Any]  # those that are given
     server: ServerSettings
     models: list[str]
     served_model_names: list[str]
@@ -89,12 +90,22 @@ class Effective:
     def lines(self) -> list[str]:
         """A line a setting: name, value, origin. Keys are not shown."""
         names = {"model": self.models, "served_model_name": self.served_model_names}
-        values = {**names, **self.engine, **dataclasses.asdict(self.server)}
+        engine = {**engine_defaults(), **self.engine}
+        values = {**names, **engine, **dataclasses.asdict(self.server)}
         return [
             f"{name}={'(set)' if name in _SECRET and value else value!r} "
             f"({self.origins.get(name, 'default')})"
             for name, value in values.items()
         ]
+
+
+def engine_defaults() -> dict[str, Any]:
+    """What AsyncLLM takes for each of ENGINE_OPTIONS that is not given."""
+    from llmserve.async_llm import AsyncLLM  # needed here alone
+
+    parameters = inspect.signature(AsyncLLM.__init__).parameters
+    defaults = {option.name: parameters[option.name].default for option in ENGINE_OPTIONS}
+    return {**defaults, "max_stall_ms": AsyncLLM._default_max_stall_ms}
 
 
 def resolve(flags: Mapping[str, Any], path: str | None) -> Effective:
