@@ -38,7 +38,8 @@ from serving import DEADLINE_S, RunningServer, events, running_server, tls_files
 
 MakeOracle = Callable[..., AsyncLLM]
 
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
 LONG: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 2000, "ignore_eos": True, "timeout": 600}
 
 
@@ -442,6 +443,47 @@ def test_a_spike_of_errors_sheds_load_for_a_while(
         body = {"prompt": [5], "max_tokens": 2}
         server.wait_until(lambda: server.post(COMPLETIONS, **body)[0] == 200, "it takes new ones")
         assert "error_spike" in server.request("GET", "/metrics")[1]
+
+
+# Compiles, and has more items after the x than llguidance follows.
+_CROWDED = 'start: "x" y\ny: ' + " | ".join(f"r{i}" for i in range(300)) + "\n"
+_CROWDED += "".join(
+    f'r{i}: r{i} "a" | r{i} "b" | r{i} "c" | "a" r{i} | "b" r{i} | "c" r{i} | "{i}"\n'
+    for i in range(300)
+)
+YES = {"structured_outputs": {"choice": ["yes"]}}
+FORMAT = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "names"),
+    [
+        (
+            COMPLETIONS,
+            {**YES, "allowed_token_ids": [5]},
+            "structured_outputs and allowed_token_ids",
+        ),
+        (COMPLETIONS, {**YES, "bad_words": ["y", "ye", "yes"]}, "structured_outputs and bad_words"),
+        (COMPLETIONS, {"structured_outputs": {"grammar": _CROWDED}}, "structured_outputs"),
+        (COMPLETIONS, {"repetition_penalty": 1e-45}, "repetition_penalty"),
+        (CHAT, {**FORMAT, "allowed_token_ids": [5]}, "response_format and allowed_token_ids"),
+    ],
+)
+def test_what_a_request_rules_out_itself_is_a_400_and_sheds_no_load(
+    demo: AsyncLLM, path: str, fields: dict[str, Any], names: str
+) -> None:
+    given = {"prompt": "The fox"} if path == COMPLETIONS else {"messages": HELLO}
+    with running_server(demo) as server:
+        for _ in range(12):
+            status, answer = server.post(path, max_tokens=8, **given, **fields)
+            error = answer["error"]
+            assert (status, error["code"]) == (400, "invalid_value"), answer
+            assert error["message"].startswith(f"{names}: ")
+            assert error["param"] == names.split()[0]
+        sock = server.open_stream(path, stream=True, max_tokens=8, **given, **fields)
+        assert data_of(list(events(sock)))[-1] == answer
+        assert server.post(COMPLETIONS, prompt="The fox", max_tokens=2)[0] == 200
+        server.wait_until_idle()
 
 
 def test_a_hung_step_shows_in_health_and_new_requests_do_not_wait_for_it(

@@ -13,6 +13,7 @@ from llmserve.server.admission import Admission
 from llmserve.server.alarms import Alarms
 from llmserve.server.coalescing import Coalescer, SharedStream
 from llmserve.server.errors import ApiError
+from llmserve.server.failures import generation_error
 from llmserve.server.jobs import Job
 from llmserve.server.models import ServedModel
 from llmserve.server.pacing import Pacer, read_tiers
@@ -73,8 +74,9 @@ class Run:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the engine gave up on any of it."""
-        return not self.cause and any(stream.state.error for stream in self.streams)
+        """Whether the engine gave up on any of it, for no fault of its own."""
+        errors = [stream.state.error for stream in self.streams if stream.state.error]
+        return not self.cause and any(generation_error(e, self.job).status >= 500 for e in errors)
 
     @property
     def has_news(self) -> bool:

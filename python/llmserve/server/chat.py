@@ -189,7 +189,7 @@ class _Answer:
                     yield self._chunk(completion.index, {"content": self._before})
             if completion.error is not None:
                 self._parser(completion.index)
-                yield error_event(completion.error)
+                yield error_event(completion.error, self._job)
                 continue
             delta = self._fields(completion)
             if "tool_calls" in delta:

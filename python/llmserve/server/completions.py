@@ -117,7 +117,7 @@ class _Answer:
         """See Answer."""
         for completion in news:
             if completion.error is not None:
-                yield error_event(completion.error)
+                yield error_event(completion.error, self._job)
                 continue
             chunk = {
                 **head(_KIND, self._job),

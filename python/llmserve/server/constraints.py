@@ -151,12 +151,18 @@ def special_token_id(tokenizer: Tokenizer, text: str) -> int | None:
 
 
 def named_error(error: InvalidArgument, body: GenerationBody) -> Exception:
-    """As the client is told: a grammar that is refused is named as the field of the body from which
-    it was made."""
-    param = "response_format" if body.structured_outputs is None else "structured_outputs"
-    if isinstance(body, ChatBody) and (_is_forced(body) or structured_outputs(body) is None):
-        param = "tools"
-    return _renamed(error, param)
+    """As the client is told: a grammar that is refused is named as `constraint_name` says."""
+    return _renamed(error, constraint_name(body))
+
+
+def constraint_name(body: GenerationBody) -> str:
+    """The field of the body from which the grammar was made."""
+    if isinstance(body, ChatBody) and _is_forced(body):
+        return "tools"
+    if body.structured_outputs is not None:
+        return "structured_outputs"
+    is_formatted = body.response_format and body.response_format.get("type") != "text"
+    return "response_format" if is_formatted else "tools"
 
 
 def _is_forced(body: ChatBody) -> bool:

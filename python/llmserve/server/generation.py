@@ -14,6 +14,7 @@ from llmserve.server.activity import SHUTDOWN, TIMEOUT, Activity, Run, shutting_
 from llmserve.server.connection import Connection, own_connection
 from llmserve.server.direct_lines import DirectLines
 from llmserve.server.errors import ApiError, JsonResponse
+from llmserve.server.failures import generation_error
 from llmserve.server.jobs import Job
 
 _STREAM_HEADERS = [
@@ -93,7 +94,7 @@ class GenerationResponse(Response):
             )
         errors = [state.error for state in states if state.error is not None]
         if errors:
-            raise ApiError(500, errors[0], code="generation_failed")
+            raise generation_error(errors[0], self._job)
         headers = {name.decode(): value.decode() for name, value in self._own_headers}
         response = JsonResponse(self._answer.document(states, run.cause), headers=headers)
         await response(scope, receive, send)

@@ -10,7 +10,7 @@ from llmserve.prompts import SinglePrompt
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import SamplingParams
 from llmserve.server.bodies import GenerationBody
-from llmserve.server.constraints import named_error
+from llmserve.server.constraints import constraint_name, named_error
 from llmserve.server.errors import ApiError
 from llmserve.server.models import ServedModel
 from llmserve.server.pacing import DEFAULT_TIER
@@ -28,6 +28,7 @@ class Job:
     is_streamed: bool
     timeout_s: float  # 0: no bound
     tier: str = DEFAULT_TIER
+    constraint: str = ""  # the body's field that says what the text must match, if one does
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
 
     @property
@@ -85,4 +86,5 @@ async def generation_job(
         bool(body.stream),
         timeout_s(body.timeout, settings),
         body.service_tier or DEFAULT_TIER,
+        constraint_name(body),
     )

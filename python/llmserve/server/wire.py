@@ -9,6 +9,7 @@ from llmserve.outputs import CompletionOutput
 from llmserve.request_state import RequestState
 from llmserve.server.activity import TIMEOUT
 from llmserve.server.bodies import StreamOptions
+from llmserve.server.failures import generation_error
 from llmserve.server.jobs import Job
 
 _encode = msgspec.json.Encoder().encode
@@ -19,10 +20,9 @@ def event(data: object) -> bytes:
     return b"data: " + _encode(data) + b"\n\n"
 
 
-def error_event(message: str) -> bytes:
+def error_event(message: str, job: Job) -> bytes:
     """What a stream says where it cannot go on."""
-    error = {"message": message, "type": "server_error", "param": None, "code": "generation_failed"}
-    return event({"error": error})
+    return event(generation_error(message, job).body())
 
 
 def head(kind: str, job: Job) -> dict[str, Any]:

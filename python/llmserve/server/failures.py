@@ -1,0 +1,36 @@
+"""Why the engine gave up on a request: for what the request itself asks, or for something that is
+wrong with the engine, from which others suffer, too."""
+
+from llmserve.sampling_params import SamplingParams
+from llmserve.server.errors import ApiError
+from llmserve.server.jobs import Job
+
+# Beginnings of the engine's messages (csrc/sampling/sampler.cpp, csrc/text/llguidance.cpp) that no
+# other request can have a part in. All others count as failures of the engine.
+_NO_TOKEN = "no token is left to draw"
+_NO_MASK = "the grammar cannot be followed"
+# What rules out tokens, alone or together.
+_RULES = (
+    *("structured_outputs", "allowed_token_ids", "bad_words", "min_tokens"),
+    *("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+_PLAIN = SamplingParams()
+
+
+def generation_error(message: str, job: Job) -> ApiError:
+    """What a client is told of an engine's error: 400 that names the parameters that brought it
+    about, or 500."""
+    names = [job.constraint] if message.startswith(_NO_MASK) else []
+    if message.startswith(_NO_TOKEN):
+        names = _rules(job)
+        message = f"{message.partition(':')[0]}; allow more"
+    if not names:
+        return ApiError(500, message, code="generation_failed")
+    return ApiError(400, f"{' and '.join(names)}: {message}", param=names[0])
+
+
+def _rules(job: Job) -> list[str]:
+    """Those that this job has, by the names that its body gives them."""
+    params = job.states[0].params
+    names = [name for name in _RULES if getattr(params, name) != getattr(_PLAIN, name)]
+    return [job.constraint if name == "structured_outputs" else name for name in names]
