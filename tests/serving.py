@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,8 +115,8 @@ class RunningServer:
         def is_idle() -> bool:
             metrics = self.llm.get_metrics()
             unfinished = metrics.num_requests_running + metrics.num_requests_waiting
-            admission = self.activity.admission
-            is_empty = (admission.num_requests, admission.num_tokens) == (0, 0)
+            admissions = self.activity.admissions.values()
+            is_empty = not any(a.num_requests or a.num_tokens for a in admissions)
             return is_empty and not self.activity.runs and unfinished + metrics.num_blocks_used == 0
 
         self.wait_until(is_idle, "idle with a full pool")
@@ -124,12 +124,16 @@ class RunningServer:
 
 @contextmanager
 def running_server(
-    llm: AsyncLLM, names: list[str] | None = None, loop: str = "auto", **settings: Any
+    llm: AsyncLLM,
+    names: list[str] | None = None,
+    loop: str = "auto",
+    others: Sequence[ServedModel] = (),
+    **settings: Any,
 ) -> Iterator[Any]:
-    """A server in a thread, of this model. loop: uvicorn's name of it."""
+    """A server in a thread, of this model and others. loop: uvicorn's name of it."""
     record = ServerSettings(port=0, **settings)
     sock = listen(record)
-    app = create_app([ServedModel(names or ["demo"], llm)], record)
+    app = create_app([ServedModel(names or ["demo"], llm), *others], record)
     server = Server(app, record)
     server.config.loop = loop
     port = sock.getsockname()[1]

@@ -32,6 +32,7 @@ from llmserve import LLM, AsyncLLM, SamplingParams, _core, demo_model_path
 from llmserve.cli import main
 from llmserve.server.admission import Admission
 from llmserve.server.main import listen
+from llmserve.server.models import ServedModel
 from llmserve.server.settings import ServerSettings
 from offline import memory_bytes
 from serving import DEADLINE_S, RunningServer, events, running_server, tls_files
@@ -394,6 +395,19 @@ def test_admission_counts_tokens_too(make_oracle: MakeOracle) -> None:
         assert server.post(COMPLETIONS, prompt=[5], max_tokens=500)[0] == 429
         assert server.post(COMPLETIONS, prompt=[5], max_tokens=5)[0] == 200
         sock.close()
+
+
+def test_a_model_that_is_full_leaves_others_open(make_oracle: MakeOracle) -> None:
+    full, idle = make_oracle(20_000, max_num_seqs=1), make_oracle(0, max_num_seqs=1)
+    other = ServedModel(["idle"], idle)
+    with running_server(full, others=[other], max_waiting_requests=1) as server:
+        socks = [server.open_stream(COMPLETIONS, stream=True, **LONG) for _ in range(2)]
+        server.wait_until(lambda: len(server.activity.runs) == 2, "both are admitted")
+        assert server.post(COMPLETIONS, prompt=[5], max_tokens=2)[0] == 429
+        assert server.post(COMPLETIONS, model="idle", prompt=[5], max_tokens=2)[0] == 200
+        assert server.request("GET", "/load")[1]["num_sequences"] == 2
+        for sock in socks:
+            sock.close()
 
 
 def test_a_step_that_fails_ends_its_requests_and_the_server_lives_on(

@@ -4,7 +4,7 @@ which has alarms for its time limits."""
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from llmserve import _core
@@ -201,10 +201,10 @@ def shutting_down() -> ApiError:
 class Activity:
     """All runs of a server."""
 
-    def __init__(self, models: Iterable[ServedModel], settings: ServerSettings) -> None:
+    def __init__(self, models: Sequence[ServedModel], settings: ServerSettings) -> None:
         self.settings = settings
         self.runs: set[Run] = set()
-        self.admission = Admission(settings)
+        self.admissions = {model: Admission(settings) for model in models}
         self.ended: Counter[str] = Counter()  # early, by cause
         self.is_draining = False
         self.watchdog = Watchdog(models, settings)
@@ -220,7 +220,7 @@ class Activity:
         if self.is_draining:
             raise shutting_down()
         self.watchdog.check(job.model)
-        with self.admission.entered(job), ExitStack() as stack:
+        with self.admissions[job.model].entered(job), ExitStack() as stack:
             run = Run(job, self.settings)
             stack.callback(run.close)
             self.watchdog.begin()

@@ -1,4 +1,5 @@
-"""Who is let in: a bound on what waits, by requests and by tokens, and when to come again."""
+"""Who is let in to a model: a bound on what waits, by requests and by tokens, and when to come
+again."""
 
 import time
 from collections import deque
@@ -20,7 +21,7 @@ _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 
 
 class Admission:
-    """Counts what is in the engine. Used on the loop's thread."""
+    """Counts what is in one engine. Used on the loop's thread."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -45,7 +46,7 @@ class Admission:
             excess = max(self.num_tokens + num_tokens - max_tokens, num_tokens)
             raise ApiError(
                 429,
-                f"the server is busy: {self.num_requests} sequences of {self.num_tokens} tokens "
+                f"the model is busy: {self.num_requests} sequences of {self.num_tokens} tokens "
                 f"run or wait, and it takes {max_requests} of {max_tokens}; try again later",
                 code="queue_full",
                 retry_after=self.estimate_s(excess),
@@ -62,7 +63,7 @@ class Admission:
             self._forget_before(now - _RATE_WINDOW_S)
 
     def estimate_s(self, num_tokens: int) -> float:
-        """How long the server takes to let go of so many tokens, at the rate of the last half
+        """How long the engine takes to let go of so many tokens, at the rate of the last half
         minute."""
         now = time.monotonic()
         self._forget_before(now - _RATE_WINDOW_S)

@@ -86,11 +86,12 @@ class GenerationResponse(Response):
         if run.cause == SHUTDOWN and not has_any:
             raise shutting_down()
         if run.cause == TIMEOUT and not has_any:
+            admission = self._activity.admissions[run.job.model]
             raise ApiError(
                 503,
                 f"no token came within {run.job.timeout_s:g} seconds",
                 code="timeout",
-                retry_after=self._activity.admission.estimate_s(run.job.num_tokens),
+                retry_after=admission.estimate_s(run.job.num_tokens),
             )
         errors = [state.error for state in states if state.error is not None]
         if errors:

@@ -178,7 +178,7 @@ def _of_server(activity: Activity) -> Iterator[Metric]:
     refused = CounterMetricFamily(
         PREFIX + "requests_refused", "requests that were not let in", labels=["reason"]
     )
-    refused.add_metric(["queue_full"], activity.admission.num_refused)
+    refused.add_metric(["queue_full"], sum(a.num_refused for a in activity.admissions.values()))
     refused.add_metric(["quota"], activity.quotas.num_refused)
     for reason, count in activity.watchdog.num_refused.items():
         refused.add_metric([reason], count)

@@ -73,12 +73,12 @@ async def load(request: Request) -> Response:
             "num_waiting": metrics.num_requests_waiting,
             "kv_cache_usage": metrics.num_blocks_used / max(metrics.num_blocks_total, 1),
         }
-    admission = server.activity.admission
+    admissions = server.activity.admissions.values()
     return JsonResponse(
         {
             "server_load": len(server.activity.runs),
-            "num_sequences": admission.num_requests,
-            "num_tokens": admission.num_tokens,
+            "num_sequences": sum(admission.num_requests for admission in admissions),
+            "num_tokens": sum(admission.num_tokens for admission in admissions),
             "models": by_model,
         }
     )
