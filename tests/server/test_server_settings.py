@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from llmserve import AsyncLLM, InvalidArgument, NotSupported
+from llmserve import AsyncLLM, InvalidArgument, NotSupported, _core
 from llmserve.cli import main
 from llmserve.server.errors import ApiError
 from llmserve.server.main import listen
 from llmserve.server.options import ENGINE_OPTIONS, SERVER_OPTIONS, SETTINGS, resolve
 from llmserve.server.quotas import Quotas
 from llmserve.server.settings import ServerSettings
-from serving import running_server
+from serving import RunningServer, running_server
+
+MakeOracle = Callable[..., AsyncLLM]
+
+QUOTA = 500  # tokens a minute
 
 
 def test_a_flag_goes_before_the_environment_and_that_before_the_file(
@@ -114,23 +120,32 @@ def test_a_quota_fills_steadily_and_is_each_keys_own() -> None:
     clock = _Clock()
     settings = ServerSettings(key_requests_per_minute=6, key_tokens_per_minute=1000)
     quotas = Quotas(settings, clock)
+
+    def ask(key: str, num_tokens: int) -> None:
+        quotas.check(key, num_tokens)
+        quotas.take(key, num_tokens)
+
     for _ in range(6):
-        quotas.take("a", 10)
+        ask("a", 10)
     with pytest.raises(ApiError, match="6 requests a minute") as refused:
-        quotas.take("a", 10)
+        ask("a", 10)
     assert (refused.value.status, refused.value.retry_after) == (429, pytest.approx(10))
-    quotas.take("b", 10)
+    ask("b", 10)
     clock.now = 10.0
-    quotas.take("a", 10)
+    ask("a", 10)
     with pytest.raises(ApiError):
-        quotas.take("a", 10)
+        ask("a", 10)
     clock.now = 600.0
-    quotas.take("a", 5000)  # more than a minute's: let in when the bucket is full
+    ask("a", 5000)  # more than a minute's: let in when the bucket is full
     clock.now += 60
     with pytest.raises(ApiError, match="1000 tokens") as refused:
-        quotas.take("a", 1)
+        ask("a", 1)
     assert refused.value.retry_after == pytest.approx(180, abs=1)
     assert quotas.num_refused == 3
+    quotas.give_back("a", 9000)  # no more than a full bucket
+    ask("a", 1000)
+    with pytest.raises(ApiError, match="1000 tokens"):
+        ask("a", 1)
 
 
 def test_a_key_past_its_quota_gets_a_429_and_others_do_not(demo: AsyncLLM) -> None:
@@ -145,6 +160,55 @@ def test_a_key_past_its_quota_gets_a_429_and_others_do_not(demo: AsyncLLM) -> No
 
         assert [status("one") for _ in range(3)] == [200, 200, 429]
         assert status("two") == 200
+
+
+def _num_left(server: RunningServer) -> int:
+    """Tokens that a client without a key may still ask for."""
+
+    def is_there(num_tokens: int) -> bool:
+        with suppress(ApiError):
+            server.activity.quotas.check("", num_tokens)
+            return True
+        return False
+
+    return next(n for n in range(QUOTA, -1, -1) if is_there(n))
+
+
+def test_a_quota_counts_what_a_request_took_and_not_what_it_might_have(
+    make_oracle: MakeOracle,
+) -> None:
+    gate = _core.testing.StepGate(3)
+    llm = make_oracle(0, gate=gate, max_num_seqs=1, max_model_len=64)
+    with running_server(llm, key_tokens_per_minute=QUOTA, max_waiting_requests=1) as server:
+        server.activity.quotas._clock = lambda: 0.0  # nothing comes back with time
+        message = {"role": "user", "content": "hello"}
+        body = {"messages": [message], "ignore_eos": True, "stream": True}
+        socks = [server.open_stream("/v1/chat/completions", **body) for _ in range(2)]
+        gate.wait_until_held()
+        server.wait_until(lambda: len(server.activity.runs) == 2, "one runs and one waits")
+        assert _num_left(server) == QUOTA - 2 * 64  # no more than the context
+        status, answer = server.post("/v1/completions", prompt=[5], max_tokens=9)
+        assert (status, answer["error"]["code"]) == (429, "queue_full")
+        assert _num_left(server) == QUOTA - 2 * 64
+        for sock in socks:
+            sock.close()
+        server.wait_until(lambda: not server.activity.runs, "both have left")
+        num_prompt = len(server.post("/tokenize", messages=[message])[1]["tokens"])
+        assert QUOTA - _num_left(server) in (num_prompt + 2, num_prompt + 3)  # of the one that ran
+        gate.open()
+
+
+def test_a_client_that_leaves_pays_for_what_it_did_not_read(make_oracle: MakeOracle) -> None:
+    gate = _core.testing.StepGate(10)
+    with running_server(make_oracle(0, gate=gate), key_tokens_per_minute=QUOTA) as server:
+        server.activity.quotas._clock = lambda: 0.0
+        sock = server.open_stream("/v1/completions", prompt=[5], max_tokens=90, ignore_eos=True)
+        gate.wait_until_held()
+        server.wait_until(lambda: server.activity.runs, "it is known")
+        sock.close()
+        server.wait_until(lambda: not server.activity.runs, "it has left")
+        assert QUOTA - _num_left(server) in (10, 11)
+        gate.open()
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_is_loaded() -> None:

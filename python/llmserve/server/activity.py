@@ -139,6 +139,11 @@ class Run:
         self.first_sent = self.first_sent or self.last_sent
 
     @property
+    def num_used_tokens(self) -> int:
+        """Of the job's num_tokens, those that the engine has run or made so far."""
+        return sum(map(_num_used_tokens, self.streams))
+
+    @property
     def tokens_per_s(self) -> float | None:
         """What a stream delivered after its first token; None for others."""
         num_tokens = sum(s.state.num_generation_tokens for s in self.streams)
@@ -189,6 +194,15 @@ class Run:
         return all(record is not None and getattr(record, time) == 0 for record in records)
 
 
+def _num_used_tokens(stream: AsyncStream | SharedStream) -> int:
+    """By the engine's record, which has what nobody read, too; there is none before the engine has
+    taken a request in, and of one that thousands have followed."""
+    state, record = stream.state, stream.record()
+    num_new = record.num_generation_tokens if record else state.num_generation_tokens
+    has_run = record.scheduled_us if record else num_new
+    return num_new + (len(state.prompt.token_ids) if has_run else 0)
+
+
 def _do_nothing() -> None:
     pass
 
@@ -215,11 +229,12 @@ class Activity:
 
     @contextmanager
     def running(self, job: Job, tenant: str = "") -> Iterator[Run]:
-        """Within it the job runs; leaving aborts what is not finished. tenant: with whose requests
-        it may share a run. Raises ApiError (429, 503), InvalidArgument."""
+        """Within it the job runs; leaving aborts what is not finished. tenant: whose quotas count,
+        and with whose requests it may share a run. Raises ApiError (429, 503), InvalidArgument."""
         if self.is_draining:
             raise shutting_down()
         self.watchdog.check(job.model)
+        self.quotas.check(tenant, job.num_tokens)
         with self.admissions[job.model].entered(job), ExitStack() as stack:
             run = Run(job, self.settings)
             stack.callback(run.close)
@@ -231,6 +246,7 @@ class Activity:
                 )
                 run.streams.append(stack.enter_context(stream))
             self._pace(run)
+            self.quotas.take(tenant, job.num_tokens)
             self.runs.add(run)
             try:
                 yield run
@@ -239,6 +255,7 @@ class Activity:
                 raise
             finally:
                 self.runs.discard(run)
+                self.quotas.give_back(tenant, job.num_tokens - run.num_used_tokens)
                 for pacer in run.pacers:
                     pacer.release()
                 if not self.runs:

@@ -63,7 +63,6 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError before anything was sent."""
         tenant = scope.get("llmserve.key", "")
-        self._activity.quotas.take(tenant, self._job.num_tokens)
         await self._activity.coalescer.wait()
         with self._activity.running(self._job, tenant) as run:
             connection = own_connection(scope)

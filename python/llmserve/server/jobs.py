@@ -33,13 +33,15 @@ class Job:
 
     @property
     def num_tokens(self) -> int:
-        """The most that it may take: prompts and new tokens."""
-        return sum(_num_tokens(state) for state in self.states)
+        """The most that it may take: prompts, and the new tokens that the context has room for."""
+        return sum(map(self._num_tokens, self.states))
 
-
-def _num_tokens(state: RequestState) -> int:
-    num_new = 0 if state.pooling else state.params.n * (state.params.max_tokens or 1)
-    return len(state.prompt.token_ids) + num_new
+    def _num_tokens(self, state: RequestState) -> int:
+        num_prompt = len(state.prompt.token_ids)
+        if state.pooling:
+            return num_prompt
+        room = self.model.llm.max_model_len - num_prompt
+        return num_prompt + state.params.n * min(state.core_params.max_tokens, room)
 
 
 def check_stream_options(body: GenerationBody) -> None:

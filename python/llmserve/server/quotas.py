@@ -1,7 +1,7 @@
 """What one key may ask for in a minute: requests and tokens, each a bucket that fills steadily."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from llmserve.server.errors import ApiError
 from llmserve.server.settings import ServerSettings
@@ -26,7 +26,8 @@ class _Bucket:
         return max(missing, 0.0) * _MINUTE_S / self._size
 
     def take(self, amount: int) -> None:
-        """Below zero for what is larger than the bucket: the next one waits longer."""
+        """Below zero for what is larger than the bucket: the next one waits longer. A negative
+        amount comes back."""
         self._left -= amount
 
 
@@ -44,19 +45,12 @@ class Quotas:
         self._buckets: dict[tuple[str, str], _Bucket] = {}
         self.num_refused = 0
 
-    def take(self, key_name: str, num_tokens: int) -> None:
-        """Counts a request of this key. Raises ApiError (429) that says when to come again; then
-        nothing was counted."""
-        if not self._limits:
-            return
+    def check(self, key_name: str, num_tokens: int) -> None:
+        """Raises ApiError (429) that says when to come again, where this key has less left than a
+        request of so many tokens takes. Counts nothing."""
         now = self._clock()
-        amounts = {"requests": 1, "tokens": num_tokens}
-        buckets = {
-            what: self._buckets.setdefault((key_name, what), _Bucket(limit, now))
-            for what, limit in self._limits.items()
-        }
-        for what, bucket in buckets.items():
-            if (wait_s := bucket.wait_s(amounts[what], now)) > 0:
+        for what, amount, bucket in self._amounts(key_name, num_tokens):
+            if (wait_s := bucket.wait_s(amount, now)) > 0:
                 self.num_refused += 1
                 raise ApiError(
                     429,
@@ -64,5 +58,19 @@ class Quotas:
                     code="rate_limit_exceeded",
                     retry_after=wait_s,
                 )
-        for what, bucket in buckets.items():
-            bucket.take(amounts[what])
+
+    def take(self, key_name: str, num_tokens: int) -> None:
+        """Counts a request that passed `check`, once nothing refuses it any more."""
+        for _, amount, bucket in self._amounts(key_name, num_tokens):
+            bucket.take(amount)
+
+    def give_back(self, key_name: str, num_tokens: int) -> None:
+        """Of those that a request took, what it has not used."""
+        if bucket := self._buckets.get((key_name, "tokens")):
+            bucket.take(-num_tokens)
+
+    def _amounts(self, key_name: str, num_tokens: int) -> Iterator[tuple[str, int, _Bucket]]:
+        """What a request takes of which bucket."""
+        for what, limit in self._limits.items():
+            bucket = self._buckets.setdefault((key_name, what), _Bucket(limit, self._clock()))
+            yield what, num_tokens if what == "tokens" else 1, bucket
