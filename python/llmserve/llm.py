@@ -97,7 +97,7 @@ class LLM(LLMBase):
         prompts: a text, a list of token ids or integer array [T], a dict with "prompt" or
         "prompt_token_ids" (and "cache_salt"), or a list of them. sampling_params: one for all or
         one a prompt; None takes get_default_sampling_params(). priority: one a prompt, lower runs
-        earlier where scheduling_policy looks at it.
+        earlier under scheduling_policy="priority"; under others it must be 0.
 
         Requests that may generate more are given to the engine first, those that may generate the
         same in the prompts' order: else the last to begin could run on in a nearly empty batch.

@@ -156,6 +156,7 @@ class LLMBase:
             vocab_size,
             self._config.scheduler.max_model_len,
             self._config.max_logprobs,
+            self._config.scheduler.policy,
             self._engine.hidden_size if takes_embeds else None,
         )
         grammars = None

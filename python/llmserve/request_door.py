@@ -26,6 +26,7 @@ class RequestLimits:
     vocab_size: int  # V
     max_model_len: int
     max_logprobs: int  # -1: no bound
+    scheduling_policy: str
     hidden_size: int | None = None  # E, None: prompts of embeddings are not taken
 
     def prompt_limits(self, num_new_tokens: int = 1) -> PromptLimits:
@@ -53,6 +54,7 @@ class RequestDoor:
         limits = self.limits.prompt_limits()
         parsed = parse_prompts(items, self.tokenizer, limits, truncations)
         priorities = _priorities(priority, len(parsed))
+        self._check_priorities(priorities)
         for idx, (prompt, one) in enumerate(zip(parsed, all_params, strict=True)):
             if prompt.embeds is not None and one.prompt_logprobs is not None:
                 raise InvalidArgument(
@@ -136,6 +138,16 @@ class RequestDoor:
                 raise type(error)(f"sampling_params[{idx}]: {error}") from None
             result.append(core)
         return result
+
+    def _check_priorities(self, priorities: Sequence[int]) -> None:
+        policy = self.limits.scheduling_policy
+        ignored = next(filter(None, priorities), 0)
+        if ignored and policy != "priority":
+            raise InvalidArgument(
+                f"priority={ignored} has no effect under scheduling_policy={policy!r}; leave it at "
+                f"0, or start with scheduling_policy='priority' (llmserve serve "
+                f"--scheduling-policy priority)"
+            )
 
     def _check_params(self, label: str, params: object) -> None:
         if not isinstance(params, SamplingParams):

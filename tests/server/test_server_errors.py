@@ -51,6 +51,7 @@ BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
     (COMPLETIONS, {"prompt": "x", "seed": 2**70}, 400, "seed"),
     (COMPLETIONS, {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),
     (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 101}}, 400, "logit_bias"),
+    (COMPLETIONS, {"prompt": "x", "priority": 3}, 400, "priority"),
     (COMPLETIONS, {"prompt": "x", "stop": [""]}, 400, "stop"),
     (COMPLETIONS, {"prompt": "x", "stop": ["a"] * 65}, 400, "stop"),
     (COMPLETIONS, {"prompt": "x", "timeout": 0}, 400, "timeout"),

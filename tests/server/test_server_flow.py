@@ -397,6 +397,14 @@ def test_admission_counts_tokens_too(make_oracle: MakeOracle) -> None:
         sock.close()
 
 
+def test_a_priority_is_taken_where_the_policy_looks_at_it(make_oracle: MakeOracle) -> None:
+    body = {"prompt": [5], "max_tokens": 2}
+    for policy, wanted in (("priority", {-2: 200, 0: 200, 3: 200}), ("fcfs", {-2: 400, 0: 200})):
+        with running_server(make_oracle(0, scheduling_policy=policy)) as server:
+            got = {p: server.post(COMPLETIONS, priority=p, **body)[0] for p in wanted}
+            assert got == wanted
+
+
 def test_a_model_that_is_full_leaves_others_open(make_oracle: MakeOracle) -> None:
     full, idle = make_oracle(20_000, max_num_seqs=1), make_oracle(0, max_num_seqs=1)
     other = ServedModel(["idle"], idle)

@@ -295,6 +295,7 @@ BAD_CALLS = [
     ),
     ({"priority": [1]}, "priority must be a list with one integer for each of the 2 prompts"),
     ({"priority": [1, "x"]}, r"priority\[1\] must be an integer"),
+    ({"priority": [0, 3]}, "priority=3 has no effect under scheduling_policy='fcfs'; .*'priority'"),
     ({"use_tqdm": 3}, "use_tqdm must be True or False"),
 ]
 
