@@ -10,7 +10,7 @@ from typing import Any, Literal
 import openai
 import pydantic
 import pytest
-from llmserve import LLM, AsyncLLM, SamplingParams
+from llmserve import LLM, AsyncLLM, RequestOutput, SamplingParams
 from llmserve.server.app import ROUTES
 from serving import RunningServer, events, running_server
 
@@ -121,6 +121,44 @@ def test_an_echo_without_logprobs_leaves_those_of_the_prompt(server: RunningServ
     assert echoed == plain is not None
 
 
+def test_tokens_that_are_named_have_their_logprobs_too(server: RunningServer, offline: LLM) -> None:
+    named = [5, 6]
+    params = SamplingParams(temperature=0.0, max_tokens=3, logprobs=1, logprob_token_ids=named)
+    texts = [offline.get_tokenizer().token_text(token_id) for token_id in named]
+    body = {"max_tokens": 3, "temperature": 0, "logprob_token_ids": named}
+
+    def wanted(output: RequestOutput) -> list[dict[str, float]]:
+        rows = output.outputs[0].logprobs
+        assert rows is not None
+        return [{str(t.decoded_token): t.logprob for t in row.values()} for row in rows]
+
+    (output,) = offline.generate(PROMPT, params, use_tqdm=False)
+    answer = server.post("/v1/completions", prompt=PROMPT, logprobs=1, **body)[1]
+    assert answer["choices"][0]["logprobs"]["top_logprobs"] == wanted(output)
+    (output,) = offline.chat(MESSAGES, params, use_tqdm=False)
+    for num_top in (0, 1):
+        fields = {"logprobs": True, "top_logprobs": num_top, **body}
+        answer = server.post("/v1/chat/completions", messages=MESSAGES, **fields)[1]
+        rows = [
+            {top["token"]: top["logprob"] for top in entry["top_logprobs"]}
+            for entry in answer["choices"][0]["logprobs"]["content"]
+        ]
+        if num_top:
+            assert rows == wanted(output)
+        assert all(row.keys() >= set(texts) for row in rows)
+        assert {len(row) for row in rows} == {num_top + 2}
+
+
+def test_a_request_may_leave_the_prefix_cache_unread(server: RunningServer) -> None:
+    def num_cached(**fields: Any) -> int:
+        answer = server.post("/v1/completions", prompt=[9] * 64, max_tokens=1, **fields)[1]
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    num_cached()
+    assert num_cached() > 0
+    assert num_cached(skip_reading_prefix_cache=True) == 0
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_chat_gives_what_the_offline_engine_gives(
     client: openai.OpenAI, offline: LLM, is_streamed: bool
@@ -169,6 +207,14 @@ def test_a_message_can_be_continued(client: openai.OpenAI, offline: LLM) -> None
         extra_body={"continue_final_message": True, "echo": True},
     )
     assert answer.choices[0].message.content == "There was" + output.outputs[0].text
+    parts = [{"type": "text", "text": "There"}, {"type": "text", "text": "was"}]
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=[*MESSAGES, {"role": "assistant", "content": parts}],
+        max_tokens=1,
+        extra_body={"continue_final_message": True, "echo": True},
+    )
+    assert (answer.choices[0].message.content or "").startswith("There\nwas")
 
 
 PLAIN: dict[str, Any] = {"max_tokens": 20, "seed": 3, "temperature": 1.0}

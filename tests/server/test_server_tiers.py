@@ -52,6 +52,16 @@ def test_a_tier_has_its_pace_and_others_have_none(make_oracle: MakeOracle) -> No
         server.wait_until_idle()
 
 
+def test_a_tier_that_has_no_pace_is_no_way_around_the_defaults(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(15_000), pace="default=2,free=1") as server:
+        status, answer = server.post(COMPLETIONS, service_tier="gold", **BODY)
+        assert (status, answer["error"]["param"]) == (400, "service_tier")
+        assert "one of default, free, auto, got 'gold'" in answer["error"]["message"]
+        for tier in ("auto", "default", None):
+            _, times = stream(server, service_tier=tier, **{**BODY, "max_tokens": 3})
+            assert times[-1] >= 2 / 2 * 0.7
+
+
 def test_a_paced_stream_ends_at_once_when_it_has_to(make_oracle: MakeOracle) -> None:
     with running_server(make_oracle(500), pace="free=2") as server:
         began = time.monotonic()
@@ -157,6 +167,6 @@ def test_when_all_have_left_the_run_ends(make_oracle: MakeOracle) -> None:
 def test_both_are_off_by_default(make_oracle: MakeOracle) -> None:
     with running_server(make_oracle(1000)) as server:
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda _: stream(server, service_tier="free"), range(4)))
+            list(pool.map(lambda _: stream(server), range(4)))
         assert num_generated(server) == 4 * 30
         assert server.activity.coalescer.num_coalesced == 0

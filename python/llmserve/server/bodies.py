@@ -59,6 +59,8 @@ class GenerationBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     bad_words: Strings | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
+    logprob_token_ids: TokenIds | None = None
+    skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetection | None = None
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None

@@ -81,6 +81,15 @@ def _check(body: ChatBody) -> None:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     if body.top_logprobs is not None and body.top_logprobs < 0:
         raise ApiError(400, "top_logprobs must be at least 0", param="top_logprobs")
+    if body.logprob_token_ids and not body.logprobs:
+        raise ApiError(400, "logprob_token_ids needs logprobs: true", param="logprob_token_ids")
+    if body.echo and not body.continue_final_message:
+        raise ApiError(
+            400,
+            "echo gives back the message that is continued; set continue_final_message, or leave "
+            "echo out",
+            param="echo",
+        )
     check_stream_options(body)
     for name in ("max_tokens", "max_completion_tokens"):
         if getattr(body, name) == 0:
@@ -143,6 +152,12 @@ async def _prompt(body: ChatBody, model: ServedModel, is_short: bool) -> TokensP
     return TokensPrompt(prompt=text, prompt_token_ids=token_ids, cache_salt=body.cache_salt or "")
 
 
+def _text(content: str | list[Any]) -> str:
+    """Of a message that a template has written: parts are lines, as they are to most templates."""
+    parts = [content] if isinstance(content, str) else content
+    return "\n".join(part if isinstance(part, str) else part["text"] for part in parts)
+
+
 class _Answer:
     def __init__(self, job: Job, body: ChatBody, form: ChatFormat) -> None:
         self._job = job
@@ -151,10 +166,7 @@ class _Answer:
         self._format = form
         self._parsers: dict[int, ChatParser] = {}
         # vLLM's echo: the message that is continued stands before what continues it.
-        self._before = ""
-        if body.echo and body.continue_final_message:
-            content = body.messages[-1].get("content")
-            self._before = content if isinstance(content, str) else ""
+        self._before = _text(body.messages[-1]["content"]) if body.echo else ""
 
     @property
     def is_plain(self) -> bool:
@@ -275,4 +287,5 @@ class _Answer:
         if not self._body.logprobs or completion.logprobs is None:
             return None
         tokenizer = self._job.model.tokenizer()
-        return chat_logprobs(completion.logprobs, self._body.top_logprobs or 0, tokenizer)
+        num_top, named = self._body.top_logprobs or 0, self._body.logprob_token_ids or ()
+        return chat_logprobs(completion.logprobs, num_top, named, tokenizer)

@@ -71,6 +71,12 @@ def _check(body: CompletionBody) -> None:
         raise ApiError(400, "max_tokens must be at least 1, or echo true", param="max_tokens")
     if body.stream and body.echo and body.logprobs is not None:
         raise ApiError(400, "echo with logprobs is not streamed; leave stream out", param="stream")
+    if body.logprob_token_ids and (body.logprobs is None or body.max_tokens == 0):
+        raise ApiError(
+            400,
+            "logprob_token_ids needs logprobs, and a max_tokens of at least 1",
+            param="logprob_token_ids",
+        )
     check_stream_options(body)
 
 
@@ -160,7 +166,8 @@ class _Answer:
     ) -> dict[str, Any] | None:
         if self._body.logprobs is None or completion.logprobs is None:
             return None
-        own = self._logprobs.setdefault(index, CompletionLogprobs(self._body.logprobs))
+        num_top, named = self._body.logprobs, self._body.logprob_token_ids or ()
+        own = self._logprobs.setdefault(index, CompletionLogprobs(num_top, named))
         rows: list[Any] = list(completion.logprobs) if has_output else []
         first_text = ""
         if self._body.echo and state.prompt_logprobs is not None:

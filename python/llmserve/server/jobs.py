@@ -13,7 +13,7 @@ from llmserve.server.bodies import GenerationBody
 from llmserve.server.constraints import constraint_name, named_error
 from llmserve.server.errors import ApiError
 from llmserve.server.models import ServedModel
-from llmserve.server.pacing import DEFAULT_TIER
+from llmserve.server.pacing import DEFAULT_TIER, read_tier, read_tiers
 from llmserve.server.sampling import timeout_s
 from llmserve.server.settings import ServerSettings
 
@@ -75,6 +75,7 @@ async def generation_job(
 ) -> Job:
     """The job of a body, its prompts checked and tokenized. kind: what its id begins with. Raises
     ApiError, InvalidArgument, ResourceExhausted."""
+    tier = read_tier(body.service_tier, read_tiers(settings.pace))
     try:
         states = [
             await model.llm.admit(prompt, params, priority=body.priority or 0) for prompt in prompts
@@ -87,6 +88,6 @@ async def generation_job(
         states,
         bool(body.stream),
         timeout_s(body.timeout, settings),
-        body.service_tier or DEFAULT_TIER,
+        tier,
         constraint_name(body),
     )

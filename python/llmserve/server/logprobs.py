@@ -21,15 +21,17 @@ def _text(token_id: int, logprob: Logprob) -> str:
     return f"token_id:{token_id}" if logprob.decoded_token is None else logprob.decoded_token
 
 
-def _top(row: TokenLogprobs, num_top: int) -> list[tuple[int, Logprob]]:
+def _top(row: TokenLogprobs, num_top: int, named: Sequence[int]) -> list[tuple[int, Logprob]]:
     ranked = [item for item in row.items() if item[1].rank is not None]
-    return sorted(ranked, key=lambda item: (item[1].rank, item[0]))[:num_top]
+    ranked.sort(key=lambda item: (item[1].rank, item[0]))
+    return ranked[:num_top] + [item for item in ranked[num_top:] if item[0] in named]
 
 
 def chat_logprobs(
-    rows: Sequence[TokenLogprobs], num_top: int, tokenizer: Tokenizer
+    rows: Sequence[TokenLogprobs], num_top: int, named: Sequence[int], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}, an entry a token."""
+    """{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}, an entry a token. Its
+    top_logprobs are the num_top most likely tokens and those of `named`."""
 
     def entry(token_id: int, logprob: Logprob) -> dict[str, Any]:
         return {
@@ -41,7 +43,7 @@ def chat_logprobs(
     content = []
     for row in rows:
         token_id, logprob = next(iter(row.items()))
-        top = [entry(*item) for item in _top(row, num_top)]
+        top = [entry(*item) for item in _top(row, num_top, named)]
         content.append({**entry(token_id, logprob), "top_logprobs": top})
     return {"content": content}
 
@@ -49,8 +51,10 @@ def chat_logprobs(
 class CompletionLogprobs:
     """{"tokens", "token_logprobs", "top_logprobs", "text_offset"} of one text, piece by piece."""
 
-    def __init__(self, num_top: int) -> None:
+    def __init__(self, num_top: int, named: Sequence[int]) -> None:
+        """top_logprobs has the num_top most likely tokens and those of `named`."""
         self._num_top = num_top
+        self._named = named
         self._offset = 0
 
     def rows(self, rows: Iterable[TokenLogprobs | None], first_text: str = "") -> dict[str, Any]:
@@ -65,7 +69,8 @@ class CompletionLogprobs:
             else:
                 token_id, own = next(iter(row.items()))
                 text, logprob = _text(token_id, own), _finite(own.logprob)
-                top = {_text(i, p): _finite(p.logprob) for i, p in _top(row, self._num_top)}
+                tops_of_row = _top(row, self._num_top, self._named)
+                top = {_text(i, p): _finite(p.logprob) for i, p in tops_of_row}
                 top.setdefault(text, logprob)  # the sampled token is always among them
             tokens.append(text)
             logprobs.append(logprob)

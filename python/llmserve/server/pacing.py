@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from llmserve import _core
+from llmserve.arguments import describe
 from llmserve.errors import InvalidArgument
 from llmserve.request_state import RequestState
 
@@ -27,6 +28,20 @@ def read_tiers(setting: str) -> Mapping[str, float]:
                 f"pace must be TIER=TOKENS_PER_SECOND, several with commas between, got {item!r}"
             )
     return tiers
+
+
+def read_tier(name: str | None, tiers: Mapping[str, float]) -> str:
+    """The tier of a request by its service_tier: one that has a pace, or the default, which clients
+    of OpenAI's also call auto. Raises InvalidArgument."""
+    if name is not None and name in tiers:
+        return name
+    if name in (None, DEFAULT_TIER, "auto"):
+        return DEFAULT_TIER
+    known = ", ".join({**tiers, DEFAULT_TIER: 0.0, "auto": 0.0})
+    raise InvalidArgument(
+        f"service_tier must be one of {known}, got {describe(name)}; others are named by the "
+        f"server's setting pace"
+    )
 
 
 class PacedStream(Protocol):

@@ -23,7 +23,8 @@ _SAME = (
     *("logit_bias", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "min_tokens"),
     *("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"),
     *("spaces_between_special_tokens", "allowed_token_ids", "bad_words", "prompt_logprobs"),
-    *("thinking_token_budget", "truncate_prompt_tokens"),
+    *("logprob_token_ids", "skip_reading_prefix_cache", "thinking_token_budget"),
+    "truncate_prompt_tokens",
 )
 _NUMBERS = (bool, int, float)
 
