@@ -38,11 +38,11 @@ from llmserve.pooling_params import (
     read_pooling_config,
 )
 from llmserve.pooling_state import PoolingState
-from llmserve.prompts import SinglePrompt, chat_prompts
+from llmserve.prompts import Prompts, SinglePrompt, chat_prompts
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
 
-# Prompts of more characters (or token ids) are tokenized and checked on a thread: the tokenizers
+# Requests of more characters (or token ids) are tokenized and checked on a thread: the tokenizers
 # library takes about a microsecond a character, and an event loop should not stand still for more
 # than a few milliseconds.
 _MAX_SIZE_IN_LOOP = 4096
@@ -96,7 +96,8 @@ class AsyncLLM(LLMBase):
         """
         self._open_engine()
         refuse_unless_default("generate", "lora_request", lora_request, None)
-        state = await self.admit(prompt, sampling_params, priority=priority)
+        admitted = await self.admit(prompt, sampling_params, priority=priority)
+        state = _only("generate", admitted)
         kind = state.params.output_kind
         is_streamed = kind is not RequestOutputKind.FINAL_ONLY
         async with aclosing(self._run(state, request_id, is_streamed)) as news:
@@ -172,25 +173,27 @@ class AsyncLLM(LLMBase):
         """The most likely continuations of a prompt, as `LLM.beam_search` finds them."""
         self._open_engine()
         admit = partial(self._door.admit_beam_search, prompt, params)
-        state = await self._admit_one("beam_search", prompt, admit)
+        state = _only("beam_search", await _admitted(admit, _size(prompt)))
         await self._finish(state, request_id)
         return state.beam_output()
 
     async def _pool(
         self, prompt: object, params: object, task: str, request_id: str | None
     ) -> PoolingState:
-        state = await self.admit_pooling(prompt, params, task)
+        state = _only(task, await self.admit_pooling(prompt, params, task))
         await self._finish(state, request_id)
         return state
 
-    async def admit_pooling(self, prompt: object, params: object, task: str) -> PoolingState:
-        """As `admit`, of a request for hidden states: task is one of `encode`."""
+    async def admit_pooling(
+        self, prompts: object, params: object, task: str
+    ) -> Sequence[PoolingState]:
+        """As `admit`, of requests for hidden states: task is one of `encode`."""
         self._open_engine()
         config = PoolingConfig()
         if task == "embed":
             config = read_pooling_config(Path(self._config.model_path))
-        admit = partial(self._door.admit_pooling, prompt, params, task, config)
-        return await self._admit_one(task, prompt, admit)
+        admit = partial(self._door.admit_pooling, prompts, params, task, config)
+        return await _admitted(admit, _size(prompts))
 
     async def _finish(self, state: RequestState, request_id: str | None) -> None:
         async with aclosing(self._run(state, request_id, is_streamed=False)) as news:
@@ -199,15 +202,17 @@ class AsyncLLM(LLMBase):
 
     async def admit(
         self,
-        prompt: SinglePrompt,
+        prompts: Prompts,
         sampling_params: SamplingParams | None = None,
         *,
         priority: int = 0,
-    ) -> RequestState:
-        """The first half of `generate`, for servers: checks a request and tokenizes it, queues
-        nothing. `running` is the second half."""
-        admit = partial(self._door.admit, prompt, sampling_params, priority)
-        return await self._admit_one("generate", prompt, admit, _has_grammar(sampling_params))
+    ) -> Sequence[RequestState]:
+        """The first half of `generate`, for servers: checks requests, one a prompt, and tokenizes
+        them, queues nothing. `running` is the second half."""
+        admit = partial(self._door.admit, prompts, sampling_params, priority)
+        return await _admitted(
+            admit, _size(prompts) + _params_size(sampling_params), _has_grammar(sampling_params)
+        )
 
     @contextmanager
     def running(
@@ -292,19 +297,6 @@ class AsyncLLM(LLMBase):
         self._running: dict[str, RequestState] = {}  # by the name that their users know
         self._naming = threading.Lock()
 
-    async def _admit_one(
-        self,
-        call: str,
-        prompt: object,
-        admit: Callable[[], list[_State]],
-        has_grammar: bool = False,
-    ) -> _State:
-        takes_long = has_grammar or _size(prompt) > _MAX_SIZE_IN_LOOP
-        states = await asyncio.to_thread(admit) if takes_long else admit()
-        if len(states) != 1:
-            raise InvalidArgument(f"{call} takes one prompt, got {len(states)}; call it for each")
-        return states[0]
-
     def _start(self, stream: AsyncStream, request_id: str | None, is_streamed: bool) -> None:
         """Queues the request and gives it its name."""
         if request_id is not None and not text("request_id", request_id):
@@ -337,12 +329,35 @@ class AsyncLLM(LLMBase):
             del self._running[state.name]
 
 
+async def _admitted(
+    admit: Callable[[], list[_State]], size: int, has_grammar: bool = False
+) -> list[_State]:
+    takes_long = has_grammar or size > _MAX_SIZE_IN_LOOP
+    return await asyncio.to_thread(admit) if takes_long else admit()
+
+
+def _only(call: str, states: Sequence[_State]) -> _State:
+    if len(states) != 1:
+        raise InvalidArgument(f"{call} takes one prompt, got {len(states)}; call it for each")
+    return states[0]
+
+
 def _has_grammar(params: object) -> bool:
     return isinstance(params, SamplingParams) and params.structured_outputs is not None
 
 
-def _size(prompt: object) -> int:
-    """Characters or token ids."""
-    if isinstance(prompt, Mapping):
-        return max(map(_size, prompt.values()), default=0)
-    return len(prompt) if isinstance(prompt, Sized) else 0
+def _params_size(params: object) -> int:
+    """Of what is tokenized and checked beside the prompts."""
+    if not isinstance(params, SamplingParams):
+        return 0
+    lists = (params.bad_words, params.stop_token_ids, params.allowed_token_ids)
+    return sum(_size(list(items)) for items in lists if items)
+
+
+def _size(prompts: object) -> int:
+    """Characters or token ids, of all prompts together."""
+    if isinstance(prompts, Mapping):
+        return max(map(_size, prompts.values()), default=0)
+    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
+        return sum(map(_size, prompts))
+    return len(prompts) if isinstance(prompts, Sized) else 0

@@ -34,6 +34,7 @@ from llmserve.server.admission import Admission
 from llmserve.server.main import listen
 from llmserve.server.models import ServedModel
 from llmserve.server.settings import ServerSettings
+from llmserve.tokenization.tokenizer import Tokenizer
 from offline import memory_bytes
 from serving import DEADLINE_S, RunningServer, events, running_server, tls_files
 
@@ -416,6 +417,43 @@ def test_a_model_that_is_full_leaves_others_open(make_oracle: MakeOracle) -> Non
         assert server.request("GET", "/load")[1]["num_sequences"] == 2
         for sock in socks:
             sock.close()
+
+
+# Hardly repeats itself, since the tokenizers library remembers words.
+_RNG = random.Random(3)
+LONG_TEXT = " ".join("".join(_RNG.choices("abcdefgh", k=6)) for _ in range(14_000))
+LONG_WORDS = [LONG_TEXT[idx * 1500 : (idx + 1) * 1500] for idx in range(64)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": LONG_TEXT}),
+        (COMPLETIONS, {"prompt": LONG_TEXT, "add_special_tokens": False}),
+        (COMPLETIONS, {"prompt": ["x"] * 32, "max_tokens": 1, "bad_words": LONG_WORDS}),
+        (CHAT, {"messages": [{"role": "user", "content": LONG_TEXT}]}),
+        ("/v1/embeddings", {"input": [LONG_TEXT[idx:][:1000] for idx in range(20)]}),
+        ("/tokenize", {"prompt": LONG_TEXT, "return_token_strs": True}),
+    ],
+    ids=["text", "bare text", "bad_words", "chat", "embeddings", "tokenize"],
+)
+def test_nobody_waits_while_a_long_text_is_tokenized(
+    demo: AsyncLLM, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    threads: list[int] = []  # on which much was tokenized
+    encode_batch = Tokenizer.encode_batch
+
+    def watched(self: Tokenizer, texts: list[str], add_special_tokens: bool = True) -> Any:
+        if sum(map(len, texts)) > 10_000:
+            threads.append(threading.get_ident())
+        return encode_batch(self, texts, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", watched)
+    with running_server(demo) as server:
+        (loop,) = (t for t in threading.enumerate() if t.name == f"server-{server.port}")
+        assert server.post(path, **body)[0] in (200, 400)
+        assert len(threads) == 1  # once for all prompts
+        assert loop.ident not in threads
 
 
 def test_a_step_that_fails_ends_its_requests_and_the_server_lives_on(

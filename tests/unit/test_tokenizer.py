@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -193,6 +195,25 @@ def test_encode_takes_odd_text(tmp_path: Path) -> None:
     tokenizer = load(tokenizer_files.save(tokenizer_files.byte_level(), tmp_path))
     for text in ("\0", "😀 \u200d", "<|end|>", "a" * 100_000, "\r\n\t"):
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+
+
+def test_a_long_text_leaves_other_threads_their_turns() -> None:
+    tokenizer = Tokenizer.from_directory(demo_model_path())
+    rng = random.Random(3)
+    text = " ".join("".join(rng.choices("abcdefgh", k=6)) for _ in range(100_000))
+    with ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        encoding = pool.submit(tokenizer.encode, text)
+        num_turns = 0
+        while not encoding.done():
+            time.sleep(0.001)
+            num_turns += 1
+        duration_s = time.monotonic() - began
+    assert len(encoding.result()) > 100_000
+    # A turn takes a few milliseconds at most. With the lock held there were two.
+    assert num_turns > duration_s / 0.1
+    short = text[:1000]
+    assert tokenizer.encode(text)[:100] == tokenizer.encode(short)[:100]
 
 
 def test_a_lone_surrogate_is_refused(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ async def completions(request: Request) -> Response:
         prompt_logprobs=body.prompt_logprobs if echoed is None else echoed,
     )
     max_num = max(server.settings.max_num_samples // params.n, 1)
-    given = prompts(
+    given = await prompts(
         "prompt",
         body.prompt,
         model,

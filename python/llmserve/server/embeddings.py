@@ -35,13 +35,13 @@ async def embeddings(request: Request) -> Response:
             f"encoding_format must be 'float' or 'base64', got {body.encoding_format[:80]!r}",
             param="encoding_format",
         )
-    given = prompts("input", body.input, model, _MAX_NUM_INPUTS)
+    given = await prompts("input", body.input, model, _MAX_NUM_INPUTS)
     params = PoolingParams(
         task="embed",
         dimensions=body.dimensions,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
     )
-    states = [await model.llm.admit_pooling(prompt, params, "embed") for prompt in given]
+    states = await model.llm.admit_pooling(given, params, "embed")
     job = Job(new_id("embd"), model, states, False, timeout_s(body.timeout, server.settings))
     return GenerationResponse(server.activity, job, _Answer(job, body.encoding_format == "base64"))
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from llmserve.errors import InvalidArgument
@@ -69,7 +69,7 @@ async def generation_job(
     kind: str,
     body: GenerationBody,
     model: ServedModel,
-    prompts: Iterable[SinglePrompt],
+    prompts: list[SinglePrompt],
     params: SamplingParams,
     settings: ServerSettings,
 ) -> Job:
@@ -77,9 +77,7 @@ async def generation_job(
     ApiError, InvalidArgument, ResourceExhausted."""
     tier = read_tier(body.service_tier, read_tiers(settings.pace))
     try:
-        states = [
-            await model.llm.admit(prompt, params, priority=body.priority or 0) for prompt in prompts
-        ]
+        states = await model.llm.admit(prompts, params, priority=body.priority or 0)
     except InvalidArgument as error:
         raise named_error(error, body) from None
     return Job(

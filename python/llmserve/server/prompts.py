@@ -1,5 +1,6 @@
 """Prompts of request bodies, brought to what AsyncLLM takes."""
 
+import asyncio
 from typing import Any
 
 from llmserve.chat.chat_template import chat_request
@@ -11,7 +12,7 @@ from llmserve.server.sampling import refuse_given
 from llmserve.tokenization.tokenizer import Tokenizer
 
 
-def prompts(
+async def prompts(
     name: str,
     value: str | list[Any],
     model: ServedModel,
@@ -36,7 +37,7 @@ def prompts(
             if add_special_tokens:
                 result.append(TextPrompt(prompt=item, cache_salt=cache_salt))
             else:
-                ids = tokenizer.encode(item, add_special_tokens=False)
+                ids = await asyncio.to_thread(tokenizer.encode, item, add_special_tokens=False)
                 result.append(
                     TokensPrompt(prompt=item, prompt_token_ids=ids, cache_salt=cache_salt)
                 )

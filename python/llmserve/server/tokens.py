@@ -9,6 +9,7 @@ from llmserve.server.bodies import DetokenizeBody, TokenizeBody
 from llmserve.server.body import read_json
 from llmserve.server.context import context
 from llmserve.server.errors import ApiError, JsonResponse
+from llmserve.server.models import ServedModel
 from llmserve.server.prompts import chat_prompt
 from llmserve.tokenization.tokenizer import Tokenizer
 
@@ -20,11 +21,21 @@ async def tokenize(request: Request) -> Response:
     model = server.models.get(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt or messages, one of them", param="prompt")
-    tokens = await asyncio.to_thread(_token_ids, body, model.tokenizer())
-    document = {"count": len(tokens), "max_model_len": model.llm.max_model_len, "tokens": tokens}
+    return JsonResponse(await asyncio.to_thread(_document, body, model))
+
+
+def _document(body: TokenizeBody, model: ServedModel) -> dict[str, object]:
+    """On a thread: a long text takes seconds."""
+    tokenizer = model.tokenizer()
+    tokens = _token_ids(body, tokenizer)
+    document: dict[str, object] = {
+        "count": len(tokens),
+        "max_model_len": model.llm.max_model_len,
+        "tokens": tokens,
+    }
     if body.return_token_strs:
-        document["token_strs"] = [model.tokenizer().token_text(token) for token in tokens]
-    return JsonResponse(document)
+        document["token_strs"] = list(map(tokenizer.token_text, tokens))
+    return document
 
 
 def _token_ids(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:

@@ -19,6 +19,10 @@ from llmserve.tokenization.vocabulary import read_vocabulary
 if TYPE_CHECKING:
     import tokenizers
 
+# The library's `encode` takes less time for a short text, and holds the GIL: a longer one would
+# stop every other thread, a microsecond a character.
+_MAX_HELD_CHARACTERS = 4096
+
 
 class Tokenizer(TransformersNames):
     """The tokenizer of a checkpoint directory.
@@ -140,7 +144,7 @@ class Tokenizer(TransformersNames):
         """As `encode`, for several texts at once."""
         for text in texts:
             _check_unicode(text)
-        if len(texts) == 1:
+        if len(texts) == 1 and len(texts[0]) <= _MAX_HELD_CHARACTERS:
             return [self._tokenizer.encode(texts[0], add_special_tokens=add_special_tokens).ids]
         encodings = self._tokenizer.encode_batch_fast(
             list(texts), add_special_tokens=add_special_tokens
