@@ -11,7 +11,9 @@ import openai
 import pydantic
 import pytest
 from llmserve import LLM, AsyncLLM, RequestOutput, SamplingParams
+from llmserve.outputs import Logprob
 from llmserve.server.app import ROUTES
+from llmserve.server.logprobs import CompletionLogprobs
 from serving import RunningServer, events, running_server
 
 MakeOracle = Callable[..., AsyncLLM]
@@ -147,6 +149,12 @@ def test_tokens_that_are_named_have_their_logprobs_too(server: RunningServer, of
             assert rows == wanted(output)
         assert all(row.keys() >= set(texts) for row in rows)
         assert {len(row) for row in rows} == {num_top + 2}
+
+
+def test_minus_one_gives_the_logprobs_of_all_tokens() -> None:
+    row = {token_id: Logprob(-token_id, 4 - token_id, f"<{token_id}>") for token_id in (2, 3, 1)}
+    (top,) = CompletionLogprobs(-1, ()).rows([row])["top_logprobs"]
+    assert top == {"<3>": -3, "<2>": -2, "<1>": -1}
 
 
 def test_a_request_may_leave_the_prefix_cache_unread(server: RunningServer) -> None:

@@ -24,6 +24,8 @@ def _text(token_id: int, logprob: Logprob) -> str:
 def _top(row: TokenLogprobs, num_top: int, named: Sequence[int]) -> list[tuple[int, Logprob]]:
     ranked = [item for item in row.items() if item[1].rank is not None]
     ranked.sort(key=lambda item: (item[1].rank, item[0]))
+    if num_top == -1:  # all there are
+        return ranked
     return ranked[:num_top] + [item for item in ranked[num_top:] if item[0] in named]
 
 
