@@ -43,13 +43,14 @@ class ThreadPool {
   }
 
   // Likewise, for parts that take long enough for one thread to fall behind: fn is called once a
-  // piece, and who is done with a part takes pieces of the others. A part's pieces come in order,
-  // each half of what is left of it, but at least `grain` long and at most `max_piece`.
+  // piece, and who is done with a part takes pieces of the others. Parts are cut anywhere. A part's
+  // pieces come in order, each half of what is left of it, but at least `grain` long and at most
+  // `max_piece`.
   template <class Fn>
   void parallel_pieces(int64_t count, int64_t grain, int64_t max_piece, Fn&& fn) {
     if (num_threads_ == 1 || count <= grain) return parallel_for(count, grain, fn);
     for (int i = 0; i < num_threads_; ++i) {
-      const auto [begin, end] = part_of(count, grain, i);
+      const auto [begin, end] = part_of(count, 1, i);
       parts_[static_cast<size_t>(i)].next.store(begin, std::memory_order_relaxed);
       parts_[static_cast<size_t>(i)].end = end;
     }

@@ -14,7 +14,7 @@ def normal(rng, *shape):
 @pytest.mark.parametrize(("n", "k"), [(600, 1029), (40, 2049), (40, 4096), (100, 5632)])
 def test_linear_rows_alone_equal_rows_in_any_batch(fast, fast_one_thread, rng, n, k, dtype):
     """The cpu backend's blocks are up to 2048 of K deep, and 72 or 96 rows high."""
-    sizes = (2, 3, 4, 5, 6, 7, 8, 13, 36, 40, 73, 96, 97, 200)
+    sizes = (2, 3, 4, 5, 6, 7, 8, 13, 16, 17, 23, 24, 36, 40, 73, 96, 97, 200)
     if "cuBLASLt" in fast.description and "gemv" not in fast.description:
         pytest.skip("cuBLASLt chooses its algorithm by M")
     if fast.name != "cpu" and k > 1029:

@@ -53,7 +53,8 @@ def test_pieces_cover_every_index_once(num_threads: int) -> None:
             assert sum(end - begin for begin, end, _ in pieces) == count
             if num_threads > 1 and count > grain:
                 assert all(end - begin <= max_piece for begin, end, _ in pieces)
-                assert all(begin % grain == 0 for begin, _, _ in pieces)
+                short = [piece for piece in pieces if piece[1] - piece[0] < grain]
+                assert len(short) <= num_threads, "one at the end of a part"
 
 
 def test_a_thread_that_falls_behind_keeps_one_piece() -> None:
