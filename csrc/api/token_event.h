@@ -1,6 +1,7 @@
 // What leaves the engine: news of one sequence of a request, in the order in which it happened.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,7 +12,10 @@
 
 namespace llmserve {
 
-enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError };
+// kInvalid is an error, too, of what the request itself asks: its rules leave no token to draw, its
+// grammar cannot be followed, its logits processor fails. Others have no part in it.
+enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError, kInvalid };
+inline constexpr size_t kNumFinishReasons = 6;
 
 // In place of a stop string where a repetition ended the sequence.
 inline constexpr const char* kRepetitionDetected = "repetition_detected";
@@ -39,7 +43,7 @@ struct TokenEvent {
   FinishReason finish_reason = FinishReason::kNone;
   int32_t stop_token_id = -1;     // the id that ended it, if one did
   std::string stop_string;        // the string that ended it, if one did, or kRepetitionDetected
-  std::string error;              // for kError: what happened and what to do
+  std::string error;              // for kError and kInvalid: what happened and what to do
   int64_t num_cached_tokens = 0;  // prompt tokens that were read from the prefix cache
   int32_t num_preemptions = 0;
   uint64_t seed = 0;          // the sequence's own

@@ -33,6 +33,7 @@ py::object finish_reason_name(FinishReason reason) {
     case FinishReason::kAbort:
       return py::str("abort");
     case FinishReason::kError:
+    case FinishReason::kInvalid:
       return py::str("error");
   }
   return py::none();
@@ -149,6 +150,7 @@ void register_histograms(py::module_& module) {
             for (const FinishReason reason : {FinishReason::kStop, FinishReason::kLength,
                                               FinishReason::kAbort, FinishReason::kError})
               result[finish_reason_name(reason)] = all.num_finished[static_cast<size_t>(reason)];
+            result["invalid"] = all.num_finished[static_cast<size_t>(FinishReason::kInvalid)];
             return result;
           })
       .def_readonly("num_cached_prompt_tokens", &EngineHistograms::num_cached_prompt_tokens);

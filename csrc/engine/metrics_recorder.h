@@ -43,9 +43,9 @@ struct Histogram {
 };
 
 struct EngineHistograms {
-  std::array<Histogram, kNumDistributions> histograms;  // by Distribution
-  std::array<int64_t, 5> num_finished{};                // requests, by FinishReason
-  int64_t num_cached_prompt_tokens = 0;                 // of the finished ones
+  std::array<Histogram, kNumDistributions> histograms;    // by Distribution
+  std::array<int64_t, kNumFinishReasons> num_finished{};  // requests, by FinishReason
+  int64_t num_cached_prompt_tokens = 0;                   // of the finished ones
 };
 
 class MetricsRecorder {

@@ -216,9 +216,11 @@ void Scheduler::note_progress(const Sequence& sequence, int64_t previous_us) {
 void Scheduler::append_token(Sequence& sequence, const SampledTokens& sampled,
                              const SampledToken& token) {
   if (!token.is_valid) {
-    finish(sequence, FinishReason::kError,
-           token.error_idx >= 0 ? sampled.errors[static_cast<size_t>(token.error_idx)]
-                                : not_finite_error(sequence.num_tokens()));
+    if (token.error_idx >= 0)
+      finish(sequence, FinishReason::kInvalid,
+             sampled.errors[static_cast<size_t>(token.error_idx)]);
+    else
+      finish(sequence, FinishReason::kError, not_finite_error(sequence.num_tokens()));
     return;
   }
   const bool is_first = sequence.num_generated() == 0;

@@ -544,6 +544,9 @@ def test_what_a_request_rules_out_itself_is_a_400_and_sheds_no_load(
         assert data_of(list(events(sock)))[-1] == answer
         assert server.post(COMPLETIONS, prompt="The fox", max_tokens=2)[0] == 200
         server.wait_until_idle()
+        metrics = str(server.request("GET", "/metrics")[1])
+        assert not re.search(r'request_success_total{finished_reason="error".*} [1-9]', metrics)
+        assert re.search(r'request_success_total{finished_reason="invalid".*} [1-9]', metrics)
 
 
 def test_a_hung_step_shows_in_health_and_new_requests_do_not_wait_for_it(
