@@ -115,7 +115,7 @@ LlGuidance::LlGuidance(const std::string& library_path, const Vocabulary& vocabu
   if (end_token_ids.empty()) {
     throw InvalidArgument(
         "structured outputs need a token that ends a text, and neither the model's config.json and "
-        "generation_config.json nor its tokenizer name one");
+        "generation_config.json nor its tokenizer name one of its vocabulary");
   }
   for (const int32_t id : end_token_ids)
     if (id < 0 || id >= vocab_size)

@@ -92,7 +92,7 @@ def refuse_unless_default(
 
 def _is_default(value: object, default: object) -> bool:
     is_empty = default is None and isinstance(value, Sized) and len(value) == 0
-    is_plain = isinstance(value, float | int | str) and not isinstance(value, bool)
+    is_plain = isinstance(value, float | int | str | list) and not isinstance(value, bool)
     return value is default or is_empty or (is_plain and value == default)
 
 

@@ -1,7 +1,6 @@
 """vLLM's arguments of features that are not here: what each may be, and why nothing else.
 
-Scripts give them at their defaults, which are those of vLLM's EngineArgs: where its versions have
-different ones, each is taken.
+Those that scripts give, at their defaults: where versions of vLLM differ, each is taken.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
     "": {
         **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), _ONE),
         **dict.fromkeys(("speculative_config", "structured_outputs_config"), _NONE),
+        **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), _NONE),
     },
     "nothing of a checkpoint is ever executed": {
         "trust_remote_code": (False,),
@@ -38,7 +38,12 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "enable_eplb": _OFF,
         "enable_dbo": _OFF,
         "expert_placement_strategy": ("linear",),
-        "all2all_backend": _NONE,
+        "all2all_backend": (None, "allgather_reducescatter"),
+        "moe_backend": _AUTO,
+        "master_addr": ("127.0.0.1",),
+        "master_port": (29501, 29500),
+        "distributed_timeout_seconds": _NONE,
+        "device_ids": _NONE,
         "distributed_executor_backend": (None, "uni"),
         "disable_custom_all_reduce": _OFF,
         "max_parallel_loading_workers": _NONE,
@@ -51,6 +56,8 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "cpu_offload_gb": (0,),
         "swap_space": (4, 0),
         "kv_offloading_size": _NONE,
+        "kv_offloading_backend": ("native", None),
+        "offload_backend": _AUTO,
         "kv_transfer_config": _NONE,
         "kv_events_config": _NONE,
     },
@@ -60,18 +67,25 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "cudagraph_capture_sizes": _NONE,
         "max_cudagraph_capture_size": _NONE,
         "max_seq_len_to_capture": (8192,),
+        "optimization_level": (None, 2),
+        "kernel_config": _NONE,
+        "performance_mode": ("balanced",),
     },
     "max_stall_ms bounds what prompts take of a step": {
         "max_num_partial_prefills": _ONE,
         "max_long_partial_prefills": _ONE,
         "long_prefill_token_threshold": (0,),
+        "max_num_scheduled_tokens": _NONE,
+        "scheduler_reserve_full_isl": (True,),
     },
     "there is one way to load, whatever the checkpoint": {
         "load_format": _AUTO,
         "config_format": _AUTO,
         "model_impl": _AUTO,
         "model_loader_extra_config": _NONE,
-        "ignore_patterns": _NONE,
+        "ignore_patterns": (None, ["original/**/*"]),
+        "quantization_config": _NONE,
+        "weight_transfer_config": _NONE,
         "safetensors_load_strategy": (None, "lazy"),
         "pt_load_map_location": ("cpu",),
         "use_tqdm_on_load": (True, False),
@@ -95,6 +109,14 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "media_io_kwargs": _NONE,
         "interleave_mm_strings": _OFF,
         "skip_mm_profiling": _OFF,
+        "mm_processor_cache_type": ("lru",),
+        "mm_shm_cache_max_object_size_mb": (128,),
+        "mm_encoder_tp_mode": ("weights",),
+        "mm_encoder_only": _OFF,
+        "mm_encoder_attn_backend": _NONE,
+        "enable_mm_embeds": _OFF,
+        "language_model_only": (False, True),
+        "video_pruning_rate": _NONE,
         "disable_chunked_mm_input": _OFF,
         "disable_mm_preprocessor_cache": _OFF,
         "allowed_local_media_path": ("",),
@@ -135,7 +157,8 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
     "an fp8 cache sets a scale a row, as it is written": {"calculate_kv_scales": _OFF},
     "the attention kernel is the device's": {
         "attention_backend": _NONE,
-        "disable_cascade_attn": (False, True),
+        "attention_config": _NONE,
+        "disable_cascade_attn": (False, True, None),
         "kv_sharing_fast_prefill": _OFF,
         "disable_hybrid_kv_cache_manager": _OFF,
     },
@@ -143,21 +166,35 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "disable_log_stats": (True, False),
         "show_hidden_metrics_for_version": _NONE,
         "collect_detailed_traces": _NONE,
+        "enable_log_requests": _OFF,
+        "disable_log_requests": (True, False),
+        "kv_cache_metrics": _OFF,
+        "cudagraph_metrics": _OFF,
+        "enable_mfu_metrics": _OFF,
+        "enable_logging_iteration_details": _OFF,
+        "enable_layerwise_nvtx_tracing": _OFF,
+        "profiler_config": _NONE,
     },
     "llmserve serve has it": {
         "served_model_name": _NONE,
         "reasoning_parser": ("", None),
+        "reasoning_parser_plugin": ("", None),
         "otlp_traces_endpoint": _NONE,
     },
     "sleep() is there without it": {"enable_sleep_mode": (False, True)},
     "stream() gives what there is as it comes": {"stream_interval": _ONE},
+    "models of attention alone run": {
+        "mamba_cache_dtype": _AUTO,
+        "mamba_ssm_cache_dtype": _AUTO,
+        "mamba_block_size": _NONE,
+        "mamba_cache_mode": ("none",),
+    },
     "there is nothing of the kind to set": {
         "additional_config": _NONE,
         "scheduler_cls": _NONE,
         "num_lookahead_slots": (0,),
         "disable_async_output_proc": _OFF,
         "use_v2_block_manager": (True, False),
-        "optimization_level": _NONE,
         "io_processor_plugin": _NONE,
     },
 }
@@ -175,8 +212,9 @@ def check_names(what: str, given: Mapping[str, object], known: Iterable[str]) ->
     """Raises InvalidArgument for the name of no argument, and NotSupported for one of vLLM's whose
     feature is not here, unless it is as vLLM has it by default."""
     refuse_unknown(what, [name for name in given if name not in NOT_HERE], known)
-    for name in NOT_HERE.keys() & given.keys():
-        refuse_what_is_not_here(what, name, given[name])
+    for name, value in given.items():
+        if name in NOT_HERE:
+            refuse_what_is_not_here(what, name, value)
 
 
 def refuse_what_is_not_here(what: str, name: str, value: object) -> None:

@@ -196,6 +196,7 @@ UNKNOWN = [
     (("bench", "latency", "--nmu-iters", "3"), "did you mean --num-iters?"),
     (("serve", "--tensor-paralel-size", "2"), "did you mean --tensor-parallel-size?"),
     (("generate", "--block-size", "8", "x"), "there is no --block-size; in Python LLM takes block"),
+    (("generate", "--logprobs", "2", "x"), "there is no --logprobs; "),
     (("eval", "perplexity", "--xyzzy"), "llmserve eval perplexity --help lists what there is"),
 ]
 

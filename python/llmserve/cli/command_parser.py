@@ -40,11 +40,19 @@ class CommandParser(argparse.ArgumentParser):
             else:
                 self.add_argument(flag, action=_Refused, type=_value, **hidden)
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """What an abbreviation may stand for: nothing hidden."""
+        found = super()._get_option_tuples(option_string)
+        return [option for option in found if option[0].help is not argparse.SUPPRESS]
+
     def _hint(self, flag: str) -> str:
         name = flag.removeprefix("--").replace("-", "_")
         if name in argument_names():
             return f"in Python LLM takes {name}"
-        near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
+        flags = self._option_string_actions
+        shown = [flag for flag in flags if flags[flag].help is not argparse.SUPPRESS]
+        near = difflib.get_close_matches(flag, shown, n=1)
+        near = difflib.get_close_matches(flag, flags, n=1, cutoff=0.9) or near
         return f"did you mean {near[0]}?" if near else f"{self.prog} --help lists what there is"
 
 

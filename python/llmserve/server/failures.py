@@ -1,7 +1,6 @@
 """Why the engine gave up on a request: for what the request itself asks, or for something that is
 wrong with the engine, from which others suffer, too."""
 
-from llmserve.sampling_params import SamplingParams
 from llmserve.server.errors import ApiError
 from llmserve.server.jobs import Job
 
@@ -14,7 +13,6 @@ _RULES = (
     *("structured_outputs", "allowed_token_ids", "bad_words", "min_tokens"),
     *("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
-_PLAIN = SamplingParams()
 
 
 def generation_error(message: str, job: Job) -> ApiError:
@@ -30,7 +28,7 @@ def generation_error(message: str, job: Job) -> ApiError:
 
 
 def _rules(job: Job) -> list[str]:
-    """Those that this job has, by the names that its body gives them."""
-    params = job.states[0].params
-    names = [name for name in _RULES if getattr(params, name) != getattr(_PLAIN, name)]
+    """Those that the request sets, by the names that its body gives them; not the model's own."""
+    params, own = job.states[0].params, job.model.llm.get_default_sampling_params()
+    names = [name for name in _RULES if getattr(params, name) != getattr(own, name)]
     return [job.constraint if name == "structured_outputs" else name for name in names]
