@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Protocol
 
 from llmserve import _core
@@ -14,6 +15,7 @@ from llmserve.request_state import RequestState
 DEFAULT_TIER = "default"
 
 
+@lru_cache(maxsize=8)  # every request asks
 def read_tiers(setting: str) -> Mapping[str, float]:
     """Tokens a second by tier, from `free=8,plus=20`. Raises InvalidArgument."""
     tiers = {}
