@@ -185,7 +185,14 @@ def test_a_speedup_is_of_one_run_in_both_formats(
     rows = [engines.row_of(work, system, seconds, tokens, (1e9, 1e9), rates) for system in seconds]
     assert rows[1]["speed_beside_bfloat16"] == pytest.approx(4 / 2.2)
     (tmp_path / "formats-tinyllama-1.1b.json").write_text(json.dumps(on_target(*rows)))
-    assert last_cells(targets) == [["1.82 times", "openvino 1.50", "held"]]
+    assert last_cells(targets) == [["1.82 times at 1.0 GB/s", "openvino 1.50", "held"]]
+    slower = json.loads(json.dumps(on_target(*rows)))
+    slower["runs"][0]["rows"][1]["speed_beside_bfloat16"] = 1.7
+    (tmp_path / "formats-tinyllama-1.1b-later.json").write_text(json.dumps(slower))
+    assert [cells[0] for cells in last_cells(targets)] == [
+        "1.70 times at 1.0 GB/s",
+        "1.82 times at 1.0 GB/s",
+    ]
 
 
 def test_what_another_machine_measured_reaches_no_goal(targets: ModuleType, tmp_path: Path) -> None:
