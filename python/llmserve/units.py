@@ -31,14 +31,23 @@ def parse_bytes(name: str, text: str) -> int:
     return round(value)
 
 
-def size(text: str) -> int:
-    """As `parse_bytes`, for argparse, whose error it raises; 0 is a size, too.
+def parse_size(name: str, text: str) -> int:
+    """As `parse_bytes`; 0 is a size, too.
 
-    >>> size("2KiB"), size("0")
+    >>> parse_size("cache", "2KiB"), parse_size("cache", "0")
     (2048, 0)
     """
+    return 0 if text == "0" else parse_bytes(name, text)
+
+
+def size(text: str) -> int:
+    """As `parse_size`, for argparse, whose error it raises.
+
+    >>> size("2KiB")
+    2048
+    """
     try:
-        return 0 if text == "0" else parse_bytes("it", text)
+        return parse_size("it", text)
     except InvalidArgument as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

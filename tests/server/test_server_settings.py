@@ -50,6 +50,15 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
     assert "environment" not in found.changed().replace("(environment)", "")
 
 
+@pytest.mark.parametrize("text", ["0", '"0"'])
+def test_a_size_of_0_turns_off_what_has_it_in_a_file_as_on_the_command_line(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(f"packed_cache_bytes: {text}\n")
+    assert resolve({}, str(path)).engine == {"packed_cache_bytes": 0}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

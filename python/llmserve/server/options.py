@@ -10,7 +10,7 @@ from typing import Any
 from llmserve.arguments import describe
 from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.server.settings import ServerSettings
-from llmserve.units import parse_bytes, size
+from llmserve.units import parse_size, size
 from llmserve.vllm_arguments import check_names
 
 _MAX_FILE_BYTES = 2**20
@@ -169,5 +169,5 @@ def _read(path: str) -> dict[str, Any]:
         if kinds.get(name) is float and type(value) is int:
             settings[name] = float(value)
         elif kinds.get(name) is size and isinstance(value, str):
-            settings[name] = parse_bytes(name, value)
+            settings[name] = parse_size(name, value)
     return settings
