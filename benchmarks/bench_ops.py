@@ -20,7 +20,7 @@ import time
 import numpy as np
 import pytest
 from attention_cases import attention_cases, cache_cases, prepare_cases
-from linear_cases import block_cases, fused_cases, linear_cases, quantized_cases
+from linear_cases import block_cases, fused_cases, layer_cases, linear_cases, quantized_cases
 from llmserve import _core
 from llmserve.bench.machine import GEMM, MachineProbe, Rates, arithmetic_of, medians
 from op_case import Case
@@ -37,6 +37,7 @@ GROUPS = {
     "quantized": quantized_cases,
     "blocks": block_cases,
     "fused": fused_cases,
+    "layers": layer_cases,
     "attention": attention_cases,
     "cache": cache_cases,
     "prepare": prepare_cases,

@@ -10,18 +10,21 @@ LLM, whose names begin with a small letter; several are divided by commas. Each 
 own, which sleeps while another works. A round runs each of them once, in changing order; the ratio
 is the median over rounds of (the first one's seconds / this one's seconds): over 1, this one is
 faster. Where in memory a process lies can count more than what it does: several --processes show
-it.
+it. What memory reads before and after a round changes with the machine's other tenants: --reading
+counts only the rounds in which it is such.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,10 @@ from line_process import LineProcess
 
 HERE = Path(__file__).resolve().parent
 _BURST_S = 0.02  # of one op, so that its threads are awake
+# How long memory may read at another rate than is asked for, and how often that is looked at.
+_PATIENCE_S = 120.0
+_PAUSE_S = 1.0
+_NUM_READS = 3
 
 Runs = Iterator[tuple[str, Callable[[], float]]]  # names, and what takes so many seconds
 
@@ -58,17 +65,25 @@ def _value(text: str) -> Any:
         return text
 
 
+@dataclass
+class Rounds:
+    """Of a case: the seconds of each build, and bytes that memory read a second meanwhile."""
+
+    seconds: list[list[float]]  # [builds][rounds]
+    reads: list[float]
+
+
 def compare(options: argparse.Namespace) -> None:
     for _ in range(options.processes):
         builds = [Build(spec, sys.argv[1:]) for spec in options.builds]
-        for name, seconds in measured(builds, options.rounds):
-            show(name, builds, seconds)
+        for name in case_names(builds):
+            show(name, builds, run_rounds(builds, options))
         for build in builds:
             build.close()
 
 
-def measured(builds: list[Build], num_rounds: int) -> Iterator[tuple[str, list[list[float]]]]:
-    """Of every case: its name, and the seconds of each build in each round."""
+def case_names(builds: list[Build]) -> Iterator[str]:
+    """Of one case after another, for which all builds are ready."""
     while True:
         names = {build.ask("next") for build in builds}
         if len(names) > 1:
@@ -76,18 +91,40 @@ def measured(builds: list[Build], num_rounds: int) -> Iterator[tuple[str, list[l
         (name,) = names
         if name is None:
             return
-        seconds: list[list[float]] = [[] for _ in builds]
-        for round_idx in range(num_rounds):
-            for turn in range(len(builds)):
-                idx = (turn + round_idx) % len(builds)
-                seconds[idx].append(builds[idx].ask("run"))
-        yield name, seconds
+        yield name
 
 
-def show(name: str, builds: list[Build], seconds: list[list[float]]) -> None:
-    print(name)
-    for build, own in zip(builds, seconds, strict=True):
-        ratios = [first / mine for first, mine in zip(seconds[0], own, strict=True)]
+def run_rounds(builds: list[Build], options: argparse.Namespace) -> Rounds:
+    lowest, highest = (rate * 1e9 for rate in options.reading)
+    rounds = Rounds([[] for _ in builds], [])
+    patient_until = time.monotonic() + _PATIENCE_S
+    read = builds[0].ask("read")
+    while len(rounds.reads) < options.rounds and time.monotonic() < patient_until:
+        if not lowest <= read <= highest:
+            time.sleep(_PAUSE_S)
+            read = builds[0].ask("read")
+            continue
+        seconds = {}
+        for turn in range(len(builds)):
+            idx = (turn + len(rounds.reads)) % len(builds)
+            seconds[idx] = builds[idx].ask("run")
+        before, read = read, builds[0].ask("read")
+        if lowest <= read <= highest:
+            rounds.reads.append((before + read) / 2)
+            for idx, own in enumerate(rounds.seconds):
+                own.append(seconds[idx])
+            patient_until = time.monotonic() + _PATIENCE_S
+    return rounds
+
+
+def show(name: str, builds: list[Build], rounds: Rounds) -> None:
+    if not rounds.reads:
+        print(f"{name}: memory did not read at such a rate within {_PATIENCE_S:.0f} s", flush=True)
+        return
+    low, mid, high = np.quantile(rounds.reads, [0.25, 0.5, 0.75]) / 1e9
+    print(f"{name}: {len(rounds.reads)} rounds, memory at {mid:.1f} GB/s ({low:.1f} to {high:.1f})")
+    for build, own in zip(builds, rounds.seconds, strict=True):
+        ratios = [first / mine for first, mine in zip(rounds.seconds[0], own, strict=True)]
         low, high = np.quantile(ratios, [0.25, 0.75])
         print(
             f"  {1e3 * statistics.median(own):10.3f} ms  "
@@ -98,13 +135,20 @@ def show(name: str, builds: list[Build], seconds: list[list[float]]) -> None:
 
 def work(options: argparse.Namespace) -> None:
     """Answers the questions of a Build."""
+    from llmserve.bench.machine import MachineProbe
+
     runs = options.runs(options, json.loads(options.worker))
     run: Callable[[], float] | None = None
+    probe = None
     for line in sys.stdin:
-        if line.strip() == "next":
+        question = line.strip()
+        if question == "next":
             run = None  # its memory goes before the next one's comes
             name, run = next(runs, (None, None))
             answer: Any = name
+        elif question == "read":
+            probe = probe or MachineProbe(options.threads, [])
+            answer = statistics.median(probe.read_bytes_per_s() for _ in range(_NUM_READS))
         else:
             assert run is not None
             answer = run()
@@ -194,6 +238,14 @@ def main() -> None:
     for command in (ops, engine):
         command.add_argument("builds", nargs="+", metavar="BUILD")
         command.add_argument("--rounds", type=int, default=9)
+        command.add_argument(
+            "--reading",
+            type=float,
+            nargs=2,
+            default=(0.0, math.inf),
+            metavar=("LOWEST", "HIGHEST"),
+            help="GB/s of memory in the rounds that count",
+        )
         command.add_argument(
             "--processes", type=int, default=1, help="of each build, one after another"
         )

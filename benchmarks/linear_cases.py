@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 from llmserve import _core
 from op_case import Case, as_dtype, as_float, empty, normal
+from random_models import SHAPES
 
 testing = _core.testing
 N, K = 32_000, 2048  # TinyLlama's head: more than the last cache holds
 ROWS = (1, 4, 8, 32, 128, 512)
 FEW_ROWS = (1, 8, 32, 512)  # where a form differs from another in little
+STEP_ROWS = (1, 2, 4, 8, 16)  # of steps that decode
 COLUMNS = np.s_[:: N // 8]  # that are checked
 # Of the outputs' deviation. Activations are rounded to 8 bits in groups: half a step is 0.5% of
 # their deviation; 4 times that.
@@ -109,15 +111,50 @@ def linear_case(backend, label, x, weight, out, form, check, weight_bytes=None) 
     )
 
 
+def layer_cases(backend, rng) -> Iterator[Case]:
+    """The products of all of a model's layers, one after another, as a step that decodes runs them:
+    Qwen3-0.6B's, each of which is over soon after memory got going."""
+    name = "qwen3-0.6b"
+    shape = SHAPES[name]
+    hidden, ffn, head_dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
+    queries = shape["num_attention_heads"] * head_dim
+    keys = shape["num_key_value_heads"] * head_dim
+    sizes = [(queries + 2 * keys, hidden), (hidden, queries), (2 * ffn, hidden), (hidden, ffn)]
+    num_layers = shape["num_hidden_layers"]
+    w = {size: normal(rng, *size) for size in sizes}
+    for form in ("bfloat16", "int8", "int4"):
+        layers = [pack(backend, w[size], form) for size in sizes * num_layers]
+        num_bytes = sum(weight.num_bytes for weight in layers)
+        flops = 2 * num_layers * sum(n * k for n, k in sizes)
+        for m in STEP_ROWS:
+            x = {k: normal(rng, m, k) for _, k in sizes}
+            out = {n: empty(m, n) for n, _ in sizes}
+
+            def run(layers=layers, x=x, out=out):
+                for (n, k), weight in zip(sizes * num_layers, layers, strict=True):
+                    backend.linear(x[k], weight, out=out[n])
+
+            def check(x=x, out=out):  # the last one, within the rounding of 4 bits
+                n, k = sizes[-1]
+                return np.abs(out[n] - x[k] @ w[n, k].T).std() < 0.15 * k**0.5
+
+            yield Case(
+                f"layers {form} M={m} of {name}", run, num_bytes, m * flops, form, check=check
+            )
+
+
+def pack(backend, w: np.ndarray, form: str):
+    if form.startswith("int"):
+        return backend.pack_quantized(w, form)
+    return backend.pack_linear([as_dtype(w, form)], form)
+
+
 def fused_cases(backend, rng) -> Iterator[Case]:
     """Norm, gate and up projections, and activation as one op: TinyLlama's MLP."""
     ffn = 5632
     w, norm = normal(rng, 2 * ffn, K), normal(rng, K)
     for form in ("bfloat16", "float32", "int8", "int4"):
-        if form.startswith("int"):
-            weight = backend.pack_quantized(w, form)
-        else:
-            weight = backend.pack_linear([as_dtype(w, form)], form)
+        weight = pack(backend, w, form)
         for m in FEW_ROWS:
             x, out = normal(rng, m, K), empty(m, ffn)
             work = {
