@@ -11,9 +11,11 @@ import llmserve
 import pytest
 from llmserve import LLM, _core, demo_model_path
 from llmserve.errors import NotSupported
+from package_files import packaged_files, wheel_bytes
 
 PACKAGE = Path(llmserve.__file__).parent
 PLUGIN = Path("lib/libllmserve_cuda.so")
+MAX_WHEEL_BYTES = 150e6
 REASON = _core.testing.unavailable_reason("cuda")
 without_gpu = pytest.mark.skipif(not REASON, reason="there is a GPU here")
 
@@ -47,6 +49,12 @@ def test_the_cuda_backend_needs_neither_driver_nor_cuda_libraries():
     ).stdout
     ours = [line.split()[-1] for line in symbols.splitlines() if "llmserve" in line]
     assert ours == ["llmserve_cuda_plugin"]
+
+
+def test_a_wheel_with_the_backend_stays_small():
+    if not (PACKAGE / PLUGIN).exists():
+        pytest.skip("built without LLMSERVE_CUDA")
+    assert wheel_bytes(packaged_files()) < MAX_WHEEL_BYTES
 
 
 @without_gpu
