@@ -55,8 +55,8 @@ class RequestOutput:
     """A prompt and its continuations."""
 
     request_id: str
-    prompt: str | None  # None where the prompt came as token ids
-    prompt_token_ids: list[int]
+    prompt: str | None  # whole, also where it was truncated; None where it came as token ids
+    prompt_token_ids: list[int]  # what the model read
     # Where asked for, and from the moment the prompt has run: None for the first token, which has
     # nothing before it, then a dict a token: the prompt's, then the top.
     prompt_logprobs: list[dict[int, Logprob] | None] | None
