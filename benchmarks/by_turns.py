@@ -36,7 +36,6 @@ _BURST_S = 0.02  # of one op, so that its threads are awake
 # How long memory may read at another rate than is asked for, and how often that is looked at.
 _PATIENCE_S = 120.0
 _PAUSE_S = 1.0
-_NUM_READS = 3
 
 Runs = Iterator[tuple[str, Callable[[], float]]]  # names, and what takes so many seconds
 
@@ -148,7 +147,7 @@ def work(options: argparse.Namespace) -> None:
             answer: Any = name
         elif question == "read":
             probe = probe or MachineProbe(options.threads, [])
-            answer = statistics.median(probe.read_bytes_per_s() for _ in range(_NUM_READS))
+            answer = probe.measure().read_bytes_per_s
         else:
             assert run is not None
             answer = run()

@@ -113,7 +113,7 @@ def linear_case(backend, label, x, weight, out, form, check, weight_bytes=None) 
 
 def layer_cases(backend, rng) -> Iterator[Case]:
     """The products of all of a model's layers, one after another, as a step that decodes runs them:
-    Qwen3-0.6B's, each of which is over soon after memory got going."""
+    Qwen3-0.6B's, whose weights are of 1 to 13 MB each."""
     name = "qwen3-0.6b"
     shape = SHAPES[name]
     hidden, ffn, head_dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]

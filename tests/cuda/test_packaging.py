@@ -5,16 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-import llmserve
 import pytest
 from llmserve import LLM, _core, demo_model_path
 from llmserve.errors import NotSupported
-from package_files import packaged_files, wheel_bytes
+from package_files import CUDA_LIBRARY, PACKAGE, packaged_files, wheel_bytes
 
-PACKAGE = Path(llmserve.__file__).parent
-PLUGIN = Path("lib/libllmserve_cuda.so")
+PLUGIN = CUDA_LIBRARY.relative_to(PACKAGE)
 MAX_WHEEL_BYTES = 150e6
 REASON = _core.testing.unavailable_reason("cuda")
 without_gpu = pytest.mark.skipif(not REASON, reason="there is a GPU here")
@@ -40,19 +37,18 @@ def test_the_module_needs_nothing_of_cuda():
 
 
 def test_the_cuda_backend_needs_neither_driver_nor_cuda_libraries():
-    plugin = PACKAGE / PLUGIN
-    if not plugin.exists():
+    if not CUDA_LIBRARY.exists():
         pytest.skip("built without LLMSERVE_CUDA")
-    assert not [name for name in needed(plugin) if is_cuda(name)]
+    assert not [name for name in needed(CUDA_LIBRARY) if is_cuda(name)]
     symbols = subprocess.run(
-        ["readelf", "--dyn-syms", "-W", plugin], check=True, capture_output=True, text=True
+        ["readelf", "--dyn-syms", "-W", CUDA_LIBRARY], check=True, capture_output=True, text=True
     ).stdout
     ours = [line.split()[-1] for line in symbols.splitlines() if "llmserve" in line]
     assert ours == ["llmserve_cuda_plugin"]
 
 
 def test_a_wheel_with_the_backend_stays_small():
-    if not (PACKAGE / PLUGIN).exists():
+    if not CUDA_LIBRARY.exists():
         pytest.skip("built without LLMSERVE_CUDA")
     assert wheel_bytes(packaged_files()) < MAX_WHEEL_BYTES
 
