@@ -38,7 +38,7 @@ py::object fused_linear(Backend& backend, const py::object& x, const LinearWeigh
                         const py::object& bias, const py::object& norm_weight, float eps,
                         float weight_offset, const py::object& activation, const py::object& given,
                         bool accumulate, const py::object& given_normed,
-                        const py::object& given_gate_up) {
+                        const py::object& given_gate_up, const LinearWeight* down) {
   Staging staging(backend);
   std::vector<py::object> kept;
   const ConstTensor rows = staging.in(x);
@@ -59,9 +59,21 @@ py::object fused_linear(Backend& backend, const py::object& x, const LinearWeigh
     args.linear.out = staging.make_out(given, {m, n});
   } else {
     args.linear.out = make_work(staging, kept, given_gate_up, m, n);
-    args.gate = GatedActivationArgs{.gate_up = args.linear.out,
-                                    .out = staging.make_out(given, {m, n / 2}),
-                                    .activation = activation_named(activation.cast<std::string>())};
+    args.gate =
+        GatedActivationArgs{.gate_up = args.linear.out,
+                            .out = down == nullptr ? staging.make_out(given, {m, n / 2})
+                                                   : make_work(staging, kept, py::none(), m, n / 2),
+                            .activation = activation_named(activation.cast<std::string>())};
+  }
+  if (down != nullptr) {
+    FusedMlpArgs both{.up = args, .down = {.weight = down, .accumulate = accumulate}};
+    both.up.linear.accumulate = false;
+    if (args.gate) both.down.x = args.gate->out;
+    both.down.out = staging.make_out(given, {m, down->out_features});
+    py::gil_scoped_release release;
+    backend.fused_mlp(both);
+    staging.finish();
+    return staging.result();
   }
   py::gil_scoped_release release;
   backend.fused_linear(args);
@@ -127,7 +139,8 @@ void register_testing_fused(py::class_<Backend>& backend) {
   backend.def("fused_linear", &fused_linear, "x"_a, "weight"_a, "bias"_a = py::none(),
               "norm_weight"_a = py::none(), "eps"_a = 1e-6f, "weight_offset"_a = 0.0f,
               "activation"_a = py::none(), "out"_a = py::none(), "accumulate"_a = false,
-              "normed"_a = py::none(), "gate_up"_a = py::none());
+              "normed"_a = py::none(), "gate_up"_a = py::none(), "down"_a = py::none(),
+              "With `down`, the weight of the layer that reads the gate's output: fused_mlp.");
   backend.def(
       "prepare_qkv",
       [](Backend& self, const py::object& qkv, int64_t num_heads, const py::object& key_cache,

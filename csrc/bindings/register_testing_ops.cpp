@@ -4,6 +4,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -142,24 +144,41 @@ py::object paged_attention(Backend& backend, const py::object& q, const py::obje
                            const py::object& values, const Array<int32_t>& query_starts,
                            const Array<int32_t>& kv_lens, const Array<int32_t>& block_tables,
                            float scale, int32_t window, float soft_cap, const py::object& given,
-                           const std::string& key_layout) {
+                           const std::string& key_layout, const LinearWeight* output) {
   Staging staging(backend);
   const ConstTensor queries = staging.in(q);
   const PagedKvCache cache{staging.cache(keys), staging.cache(values),
                            parse_key_layout(key_layout)};
-  const PagedAttentionArgs args{
-      .q = queries,
-      .cache = cache,
-      .query_starts = span_of(query_starts),
-      .kv_lens = span_of(kv_lens),
-      .block_tables = span_of(block_tables),
-      .max_blocks = block_tables.ndim() == 2 ? block_tables.shape(1) : 0,
-      .scale = scale,
-      .window = window,
-      .soft_cap = soft_cap,
-      .out = staging.make_out(given, {queries.shape[0], queries.shape[1], cache.values.shape[3]})};
+  const int64_t width = queries.shape[1] * cache.values.shape[3];
+  // Where a linear layer reads it, so that nobody takes it for zeros.
+  py::array_t<float> attended({output != nullptr ? queries.shape[0] : 0, width});
+  std::fill_n(attended.mutable_data(), attended.size(), std::numeric_limits<float>::quiet_NaN());
+  PagedAttentionArgs args{.q = queries,
+                          .cache = cache,
+                          .query_starts = span_of(query_starts),
+                          .kv_lens = span_of(kv_lens),
+                          .block_tables = span_of(block_tables),
+                          .max_blocks = block_tables.ndim() == 2 ? block_tables.shape(1) : 0,
+                          .scale = scale,
+                          .window = window,
+                          .soft_cap = soft_cap};
+  if (output == nullptr) {
+    args.out = staging.make_out(given, {queries.shape[0], queries.shape[1], cache.values.shape[3]});
+    py::gil_scoped_release release;
+    backend.paged_attention(args);
+    staging.finish();
+    return staging.result();
+  }
+  const Tensor rows = staging.out(attended);
+  args.out = rows;
+  args.out.rank = 3;
+  args.out.shape = {queries.shape[0], queries.shape[1], cache.values.shape[3]};
+  args.out.strides = {width, cache.values.shape[3], 1};
+  const LinearArgs linear{.x = rows,
+                          .weight = output,
+                          .out = staging.make_out(given, {rows.shape[0], output->out_features})};
   py::gil_scoped_release release;
-  backend.paged_attention(args);
+  backend.fused_attention({.attention = args, .output = linear});
   staging.finish();
   return staging.result();
 }
@@ -473,7 +492,8 @@ void register_testing_ops(py::module_& testing) {
            "accumulate"_a = false)
       .def("paged_attention", &paged_attention, "q"_a, "key_cache"_a, "value_cache"_a,
            "query_starts"_a, "kv_lens"_a, "block_tables"_a, "scale"_a, "window"_a = 0,
-           "soft_cap"_a = 0.0f, "out"_a = py::none(), "key_layout"_a = "rows")
+           "soft_cap"_a = 0.0f, "out"_a = py::none(), "key_layout"_a = "rows",
+           "output"_a = py::none(), "With `output`, a weight: fused_attention.")
       .def("sample", &sample, "logits"_a, "rows"_a);
   register_row_ops(backend);
   register_position_ops(backend);

@@ -1,5 +1,5 @@
-// What a device must do to run every model: about a dozen LLM-level ops (ops.h), two that stand for
-// several of them, and the packing of weights.
+// What a device must do to run every model: about a dozen LLM-level ops (ops.h), four that stand
+// for several of them, and the packing of weights.
 #pragma once
 
 #include <functional>
@@ -136,6 +136,8 @@ class Backend {
   // Fused ops, here as the ops that they stand for (composed.cpp). A backend overrides what it does
   // better, and may still call these where it does not.
   virtual void fused_linear(const FusedLinearArgs& args);
+  virtual void fused_mlp(const FusedMlpArgs& args);
+  virtual void fused_attention(const FusedAttentionArgs& args);
   virtual void prepare_qkv(const PrepareQkvArgs& args);
 };
 

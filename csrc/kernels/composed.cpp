@@ -44,6 +44,22 @@ void check_links(const FusedLinearArgs& args) {
     throw InvalidArgument("fused_linear.linear.accumulate: expected none beside a gate");
 }
 
+void check_links(const FusedMlpArgs& args) {
+  check_links(args.up);
+  if (!args.up.gate) throw InvalidArgument("fused_mlp.up.gate: expected a gate");
+  if (!is_same(args.up.gate->out, args.down.x))
+    throw InvalidArgument("fused_mlp.down.x: expected the gate's out");
+}
+
+void check_links(const FusedAttentionArgs& args) {
+  const Tensor& attended = args.attention.out;
+  const ConstTensor& x = args.output.x;
+  if (!attended.is_contiguous() || !x.is_contiguous() || x.data != attended.data || x.rank != 2 ||
+      x.shape[0] != attended.shape[0] || x.num_elements() != attended.num_elements())
+    throw InvalidArgument(concat("fused_attention.output.x: expected the contiguous out ",
+                                 describe(attended), " of attention as rows, got ", describe(x)));
+}
+
 void check_links(const PrepareQkvArgs& args) {
   if (args.q.rank != 3 || args.q.shape[0] != args.k.shape[0] || args.q.shape[2] != args.k.shape[2])
     throw InvalidArgument(concat("prepare_qkv.q: expected [T=", args.k.shape[0], ", H, D=",
@@ -57,6 +73,18 @@ void validate(const FusedLinearArgs& args) {
   if (args.norm) validate(*args.norm);
   validate(args.linear);
   if (args.gate) validate(*args.gate);
+}
+
+void validate(const FusedMlpArgs& args) {
+  check_links(args);
+  validate(args.up);
+  validate(args.down);
+}
+
+void validate(const FusedAttentionArgs& args) {
+  validate(args.attention);
+  check_links(args);
+  validate(args.output);
 }
 
 void validate(const PrepareQkvArgs& args) {
@@ -73,6 +101,18 @@ void Backend::fused_linear(const FusedLinearArgs& args) {
   if (args.norm) rms_norm(*args.norm);
   linear(args.linear);
   if (args.gate) gated_activation(*args.gate);
+}
+
+void Backend::fused_mlp(const FusedMlpArgs& args) {
+  check_links(args);
+  fused_linear(args.up);
+  linear(args.down);
+}
+
+void Backend::fused_attention(const FusedAttentionArgs& args) {
+  check_links(args);
+  paged_attention(args.attention);
+  linear(args.output);
 }
 
 void Backend::prepare_qkv(const PrepareQkvArgs& args) {

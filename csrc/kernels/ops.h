@@ -291,6 +291,20 @@ struct FusedLinearArgs {
   std::optional<GatedActivationArgs> gate;  // its gate_up is linear.out
 };
 
+// A gated feed-forward layer: a linear layer with a gate, and the one that reads what that writes.
+// The bits are those of the two ops; up's gate->out is working memory, too.
+struct FusedMlpArgs {
+  FusedLinearArgs up;  // with a gate
+  LinearArgs down;     // its x is up.gate->out
+};
+
+// Attention and the linear layer that reads its output, all heads of a token side by side. The bits
+// are those of the two ops; attention.out is working memory that holds anything afterwards.
+struct FusedAttentionArgs {
+  PagedAttentionArgs attention;  // its out is contiguous
+  LinearArgs output;             // its x [T, H * Dv] is attention.out
+};
+
 // What stands between a step's queries, keys and values and attention: rms_norm of every head of q
 // and k, where there are weights, then rotary, where there are angles, both in place, then
 // store_kv. The bits are those of these ops; k holds anything afterwards.
@@ -421,6 +435,8 @@ void validate(const TransferBlocksArgs& args);
 void validate(const PagedAttentionArgs& args);
 void validate(const GatedActivationArgs& args);
 void validate(const FusedLinearArgs& args);
+void validate(const FusedMlpArgs& args);
+void validate(const FusedAttentionArgs& args);
 void validate(const PrepareQkvArgs& args);
 void validate(const ActivationArgs& args);
 void validate(const CapLogitsArgs& args);

@@ -68,16 +68,19 @@ void Attention::forward(const ForwardContext& context, const LinearInput& x,
   const KvGroupInput& group = input.kv_groups[static_cast<size_t>(spec_.kv_group)];
   const Tensor attended =
       context.arena.allocate(DType::kF32, {num_tokens, spec_.num_heads * spec_.head_dim});
-  context.backend.paged_attention({.q = head_view(qkv, 0, spec_.num_heads, spec_.head_dim),
-                                   .cache = cache,
-                                   .query_starts = input.query_starts,
-                                   .kv_lens = input.kv_lens,
-                                   .block_tables = group.block_tables,
-                                   .max_blocks = input.max_blocks,
-                                   .scale = spec_.scale,
-                                   .window = spec_.window,
-                                   .soft_cap = spec_.soft_cap,
-                                   .out = head_view(attended, 0, spec_.num_heads, spec_.head_dim)});
+  const PagedAttentionArgs args{.q = head_view(qkv, 0, spec_.num_heads, spec_.head_dim),
+                                .cache = cache,
+                                .query_starts = input.query_starts,
+                                .kv_lens = input.kv_lens,
+                                .block_tables = group.block_tables,
+                                .max_blocks = input.max_blocks,
+                                .scale = spec_.scale,
+                                .window = spec_.window,
+                                .soft_cap = spec_.soft_cap,
+                                .out = head_view(attended, 0, spec_.num_heads, spec_.head_dim)};
+  if (const auto output = output_.as_one(attended, to.out, to.accumulate))
+    return context.backend.fused_attention({.attention = args, .output = *output});
+  context.backend.paged_attention(args);
   output_.forward(context, {attended}, to.out, to.accumulate);
 }
 

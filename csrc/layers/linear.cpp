@@ -43,6 +43,12 @@ void Linear::forward_gated(const ForwardContext& context, const LinearInput& x,
       GatedActivationArgs{.gate_up = gate_up, .out = out, .activation = activation});
 }
 
+std::optional<LinearArgs> Linear::as_one(const ConstTensor& x, const Tensor& out,
+                                         bool accumulate) const {
+  if (weights_.size() != 1) return std::nullopt;
+  return part(0, 0, x, out, accumulate);
+}
+
 LinearArgs Linear::part(size_t i, int64_t begin, const ConstTensor& x, const Tensor& out,
                         bool accumulate) const {
   const int64_t n = weights_[i].out_features;
@@ -57,11 +63,8 @@ LinearArgs Linear::part(size_t i, int64_t begin, const ConstTensor& x, const Ten
 void Linear::run(const ForwardContext& context, const LinearInput& x, const Tensor& out,
                  bool accumulate, const std::optional<GatedActivationArgs>& gate) const {
   Backend& backend = context.backend;
-  if (weights_.size() == 1) {
-    backend.fused_linear(
-        {.norm = x.norm, .linear = part(0, 0, x.x, out, accumulate), .gate = gate});
-    return;
-  }
+  if (const auto whole = as_one(x.x, out, accumulate))
+    return backend.fused_linear({.norm = x.norm, .linear = *whole, .gate = gate});
   if (x.norm) backend.rms_norm(*x.norm);
   int64_t begin = 0;
   for (size_t i = 0; i < weights_.size(); ++i) {

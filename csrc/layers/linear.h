@@ -36,6 +36,9 @@ class Linear {
   // out [M, N] = x [M, K] W^T + b, added to what `out` holds if `accumulate`.
   void forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
                bool accumulate = false) const;
+  // The op of forward() without a norm, where it is one op: none if weights are of several kinds.
+  std::optional<LinearArgs> as_one(const ConstTensor& x, const Tensor& out,
+                                   bool accumulate = false) const;
   // out [M, N / 2] = activation of the first half of x W^T + b, times the second half. gate_up
   // [M, N] is working memory.
   void forward_gated(const ForwardContext& context, const LinearInput& x, const Tensor& gate_up,

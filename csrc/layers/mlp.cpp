@@ -34,17 +34,33 @@ void Mlp::forward(const ForwardContext& context, const LinearInput& x, const Ten
   for (int64_t begin = 0; begin < x.num_rows(); begin += kRows) {
     const Arena::Scope scope(context.arena);
     const int64_t count = std::min(kRows, x.num_rows() - begin);
+    const LinearInput rows = x.rows(begin, count);
+    const Tensor out_rows = out.slice(0, begin, count);
     const Tensor up = context.arena.allocate(DType::kF32, {count, up_.out_features()});
-    Tensor activated = up;
     if (is_gated_) {
-      activated = context.arena.allocate(DType::kF32, {count, spec_.intermediate_size});
-      up_.forward_gated(context, x.rows(begin, count), up, activated, spec_.activation);
+      forward_gated(context, rows, up, out_rows, accumulate);
     } else {
-      up_.forward(context, x.rows(begin, count), up);
+      up_.forward(context, rows, up);
       context.backend.activation({.x = up, .out = up, .activation = spec_.activation});
+      down_.forward(context, {up}, out_rows, accumulate);
     }
-    down_.forward(context, {activated}, out.slice(0, begin, count), accumulate);
   }
+}
+
+void Mlp::forward_gated(const ForwardContext& context, const LinearInput& x, const Tensor& gate_up,
+                        const Tensor& out, bool accumulate) const {
+  const Tensor activated =
+      context.arena.allocate(DType::kF32, {x.num_rows(), spec_.intermediate_size});
+  const auto up = up_.as_one(x.x, gate_up);
+  const auto down = down_.as_one(activated, out, accumulate);
+  if (up && down) {
+    const GatedActivationArgs gate{
+        .gate_up = gate_up, .out = activated, .activation = spec_.activation};
+    return context.backend.fused_mlp(
+        {.up = {.norm = x.norm, .linear = *up, .gate = gate}, .down = *down});
+  }
+  up_.forward_gated(context, x, gate_up, activated, spec_.activation);
+  down_.forward(context, {activated}, out, accumulate);
 }
 
 int64_t Mlp::workspace_bytes(int64_t num_tokens) const {

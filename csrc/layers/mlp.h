@@ -32,6 +32,10 @@ class Mlp {
   int64_t workspace_bytes(int64_t num_tokens) const;
 
  private:
+  // gate_up [T, 2 F] is working memory.
+  void forward_gated(const ForwardContext& context, const LinearInput& x, const Tensor& gate_up,
+                     const Tensor& out, bool accumulate) const;
+
   MlpSpec spec_;
   bool is_gated_;
   Linear up_;  // gate and up side by side, if gated

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <exception>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -513,6 +514,125 @@ void check_attention(Checker& check) {
   check_attention_case(check, {8, 1, 80, 80, DType::kF8E4M3, 69, 0.0f}, 16);
 }
 
+// fused_mlp over rows of K = 48 and a middle of `width`, bit for bit what its ops give.
+void check_fused_mlp(Checker& check, DType dtype, int64_t rows, int64_t width) {
+  const int64_t k = 48, n = 20;
+  const Floats x = normal(rows * k, 21), norm = normal(k, 22);
+  const Floats up = normal(2 * width * k, 23), down = normal(n * width, 24);
+  for (const Isa& isa : check.isas) {
+    Backend& backend = *isa.backend;
+    const ConstTensor up_rows = matrix(up, 2 * width, k, k);
+    const ConstTensor down_rows = matrix(down, n, width, width);
+    const LinearWeight up_weight = backend.pack_linear({&up_rows, 1}, dtype);
+    const LinearWeight down_weight = backend.pack_linear({&down_rows, 1}, dtype);
+    const auto run = [&](bool is_fused) {
+      const Floats normed(rows * k), gate_up(rows * 2 * width), gated(rows * width);
+      const Floats out = normal(rows * n, 25);
+      const FusedMlpArgs args{
+          .up = {.norm = RmsNormArgs{.x = matrix(x, rows, k, k),
+                                     .weight = vector(norm),
+                                     .out = matrix(normed, rows, k, k)},
+                 .linear = {.x = matrix(normed, rows, k, k),
+                            .weight = &up_weight,
+                            .out = matrix(gate_up, rows, 2 * width, 2 * width)},
+                 .gate = GatedActivationArgs{.gate_up = matrix(gate_up, rows, 2 * width, 2 * width),
+                                             .out = matrix(gated, rows, width, width)}},
+          .down = {.x = matrix(gated, rows, width, width),
+                   .weight = &down_weight,
+                   .out = matrix(out, rows, n, n),
+                   .accumulate = true}};
+      if (is_fused) {
+        backend.fused_mlp(args);
+      } else {
+        backend.rms_norm(*args.up.norm);
+        backend.linear(args.up.linear);
+        backend.gated_activation(*args.up.gate);
+        backend.linear(args.down);
+      }
+      return out;
+    };
+    check.equal(concat(isa.name, " fused_mlp ", name(dtype), " M ", rows, " F ", width), run(true),
+                run(false));
+  }
+}
+
+// fused_attention, and prepare_qkv before it, of the last `num_queries` of 700 tokens: likewise.
+void check_fused_attention(Checker& check, DType dtype, int64_t num_queries) {
+  const int64_t heads = 2, dim = 32, block_size = 16, length = 700, n = 20;
+  const int64_t num_blocks = (length + block_size - 1) / block_size;
+  const int64_t width = (heads + 2) * dim;
+  const Floats first = normal(length * width, 26), output = normal(n * heads * dim, 27);
+  const Floats norms = normal(dim, 28), angles = normal(length * dim, 29);
+  std::vector<int32_t> table(static_cast<size_t>(num_blocks));
+  std::vector<int64_t> slots(static_cast<size_t>(length));
+  std::iota(table.begin(), table.end(), 0);
+  std::iota(slots.begin(), slots.end(), 0);
+  const std::vector<int32_t> starts{0, static_cast<int32_t>(num_queries)};
+  const std::vector<int32_t> lens{static_cast<int32_t>(length)};
+  for (const Isa& isa : check.isas) {
+    Backend& backend = *isa.backend;
+    const ConstTensor output_rows = matrix(output, n, heads * dim, heads * dim);
+    const LinearWeight weight = backend.pack_linear({&output_rows, 1}, DType::kBF16);
+    const auto run = [&](bool is_fused) {
+      const Floats qkv = first;
+      const Array<std::byte> cache(2 * num_blocks * block_size * cache_row_bytes(dtype, dim));
+      const auto part = [&](std::byte* data) {
+        return cache_part(data, dtype, num_blocks, 1, block_size, dim);
+      };
+      const PagedKvCache kv{.keys = part(cache.begin()),
+                            .values = part(cache.begin() + cache.size() / 2),
+                            .key_layout = backend.key_layout(block_size, dim, dim, dtype)};
+      const auto view = [&](int64_t begin, int64_t count) {
+        Tensor part(qkv.begin() + begin * dim, DType::kF32, {length, count, dim});
+        part.strides[0] = width;
+        return part;
+      };
+      const Tensor cos_sin = matrix(angles, length, dim, dim);
+      const PrepareQkvArgs prepare{.q = view(0, heads),
+                                   .k = view(heads, 1),
+                                   .v = view(heads + 1, 1),
+                                   .q_norm = vector(norms),
+                                   .k_norm = vector(norms),
+                                   .q_cos_sin = cos_sin,
+                                   .k_cos_sin = cos_sin,
+                                   .slots = slots,
+                                   .cache = kv};
+      const Floats attended(num_queries * heads * dim), out(num_queries * n);
+      const FusedAttentionArgs args{
+          .attention = {.q = prepare.q.slice(0, length - num_queries, num_queries),
+                        .cache = kv,
+                        .query_starts = starts,
+                        .kv_lens = lens,
+                        .block_tables = table,
+                        .max_blocks = num_blocks,
+                        .scale = 0.2f,
+                        .out = Tensor(attended.begin(), DType::kF32, {num_queries, heads, dim})},
+          .output = {.x = matrix(attended, num_queries, heads * dim, heads * dim),
+                     .weight = &weight,
+                     .out = matrix(out, num_queries, n, n)}};
+      if (is_fused) {
+        backend.prepare_qkv(prepare);
+        backend.fused_attention(args);
+      } else {
+        backend.Backend::prepare_qkv(prepare);
+        backend.paged_attention(args.attention);
+        backend.linear(args.output);
+      }
+      return out;
+    };
+    check.equal(concat(isa.name, " fused_attention ", name(dtype), " M ", num_queries), run(true),
+                run(false));
+  }
+}
+
+void check_fused(Checker& check) {
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    for (const int64_t rows : {1, 5, 20})
+      for (const int64_t width : {32, 96, 112}) check_fused_mlp(check, dtype, rows, width);
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF8E4M3})
+    for (const int64_t num_queries : {1, 30}) check_fused_attention(check, dtype, num_queries);
+}
+
 void check_sampling_case(Checker& check, int64_t vocabulary, bool has_ties) {
   const std::vector<int32_t> banned{0, static_cast<int32_t>(vocabulary / 2), -3, 1 << 30};
   const std::vector<TokenBias> biases{{0, 3.5f}, {static_cast<int32_t>(vocabulary - 1), -2.0f}};
@@ -606,6 +726,7 @@ constexpr struct {
     {"pack_linear, linear", &check_linear},
     {"pack_quantized, linear", &check_quantized},
     {"paged_attention", &check_attention},
+    {"fused_mlp, prepare_qkv, fused_attention", &check_fused},
     {"sample", &check_sampling},
 };
 

@@ -72,6 +72,61 @@ def test_a_gate_over_many_rows_and_columns_equals_its_ops(any_backend, rng, kind
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("kinds", [("bfloat16",) * 2, ("float32",) * 2, ("int8", "bfloat16")])
+@pytest.mark.parametrize(("width", "k"), [(16 * 6, 128), (16 * 37, 64), (66, 34)])
+def test_a_fused_mlp_equals_its_ops(any_backend, rng, kinds, width, k):
+    # A middle that is whole tiles of 32, one that ends in half a tile, one that ends in none.
+    if any_backend.name == "cuda" and kinds[0] == "int8":
+        pytest.skip("the cuda backend does not run integers")
+    up_kind, down_kind = kinds
+    up_rows = normal(rng, 2 * width, k)
+    if up_kind == "int8":
+        up = any_backend.pack_quantized(up_rows, up_kind)
+    else:
+        up = any_backend.pack_linear([formulas.as_dtype(up_rows, up_kind)], up_kind)
+    down = any_backend.pack_linear(
+        [formulas.as_dtype(normal(rng, 48, width), down_kind)], down_kind
+    )
+    norm, bias = normal(rng, k), normal(rng, 2 * width)
+    for m in (*ROWS, 17, 130):
+        x, old = normal(rng, m, k) * 3, normal(rng, m, 48)
+        gated = any_backend.fused_linear(x, up, bias, norm, 1e-5, 1.0, "silu")
+        for accumulate in (False, True):
+            expected = any_backend.linear(gated, down, None, old.copy(), accumulate)
+            got = any_backend.fused_linear(
+                *(x, up, bias, norm, 1e-5, 1.0, "silu", old.copy(), accumulate), down=down
+            )
+            np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 32), (4, 1, 16), (2, 1, 20)])
+def test_a_fused_attention_equals_its_ops(any_backend, rng, dtype, kind, heads, kv_heads, dim):
+    # A prompt, what threads share by spans, what sequences share, steps alone.
+    def sequence(n, before=None):
+        before = before or [np.empty((0, kv_heads, dim), np.float32)] * 2
+        return tuple(np.concatenate([part, normal(rng, n, kv_heads, dim)]) for part in before)
+
+    prefix = sequence(320)
+    batches = (
+        [(sequence(100), 100)],
+        [(sequence(4200), 1)],
+        [(sequence(n, prefix), 1) for n in (1, 7, 30)] + [(sequence(9), 1), (sequence(80), 30)],
+    )
+    weight = any_backend.pack_linear([formulas.as_dtype(normal(rng, 35, heads * dim), kind)], kind)
+    layouts = ("rows",) if dim % 16 else ("rows", "panels")
+    for batch in batches:
+        sequences = [pair for pair, _ in batch]
+        queries = [normal(rng, count, heads, dim) for _, count in batch]
+        for layout in layouts:
+            case = sequences, queries, 16, dtype, layout, True
+            attended = formulas.run_attention(any_backend, *case)
+            got = formulas.run_attention(any_backend, *case, output=weight)
+            expected = any_backend.linear(attended.reshape(len(attended), -1), weight)
+            np.testing.assert_array_equal(got, expected)
+
+
 def test_a_fused_rows_bits_do_not_depend_on_its_company(any_backend, rng):
     if "cuBLASLt" in any_backend.description:
         pytest.skip("cuBLASLt chooses its algorithm by M")
@@ -151,6 +206,13 @@ def test_bad_arguments_of_fused_ops_are_named(any_backend, rng):
     even = any_backend.pack_linear([normal(rng, 6, 8)], "float32")
     with pytest.raises(InvalidArgument, match=r"accumulate: expected none beside a gate"):
         any_backend.fused_linear(x, even, activation="silu", accumulate=True)
+    with pytest.raises(InvalidArgument, match=r"fused_mlp\.up\.gate: expected a gate"):
+        any_backend.fused_linear(x, even, down=weight)
+    with pytest.raises(InvalidArgument, match=r"linear\.x: expected float32 \[M, K=8\]"):
+        any_backend.fused_linear(x, even, activation="silu", down=weight)
+    pair, queries = (normal(rng, 5, 1, 16),) * 2, [normal(rng, 2, 3, 16)]
+    with pytest.raises(InvalidArgument, match=r"linear\.x: expected float32 \[M, K=8\]"):
+        formulas.run_attention(any_backend, [pair], queries, output=weight)
     qkv, caches, slots = qkv_case(rng, 2, 2, 1, 16, "float32")
     angles = normal(rng, 2, 18)
     with pytest.raises(InvalidArgument, match=r"rotary\.cos_sin: .* at most D=16, got 18"):

@@ -319,6 +319,24 @@ void CpuBackend::run_attention_items(const cpu::AttentionCall& call, DType dtype
 
 void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
   validate(args);
+  attend(args, {});
+}
+
+void CpuBackend::fused_attention(const FusedAttentionArgs& args) {
+  validate(args);
+  const Tensor& values = args.attention.cache.values;
+  const bool is_rounded = values.dtype != DType::kF32 && values.shape[3] % cpu::kPanelWidth == 0;
+  Tensor rows = args.attention.out;
+  rows.rank = 2;
+  rows.shape = {rows.shape[0], args.output.x.shape[1]};
+  rows.strides = {args.output.x.shape[1], 1};
+  const RoundedRows between = is_rounded ? rounded_in(rows, *args.output.weight) : RoundedRows{};
+  attend(args.attention, between);
+  multiply_written(args.output, between);
+}
+
+// Outputs go to `rounded`, a token's heads side by side, if that has rows.
+void CpuBackend::attend(const PagedAttentionArgs& args, const RoundedRows& rounded) {
   const Tensor& keys = args.cache.keys;
   const Tensor& values = args.cache.values;
   const bool has_panels = args.cache.key_layout == KeyLayout::kPanels;
@@ -336,25 +354,28 @@ void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
   split_attention_items(args.window, group, values.shape[3]);
   const int64_t tile_bytes = kKvTile * (cache_row_bytes(keys.dtype, keys.shape[3]) +
                                         cache_row_bytes(keys.dtype, values.shape[3]));
-  const cpu::AttentionCall call{.q = args.q.as<float>(),
-                                .q_token_stride = args.q.strides[0],
-                                .q_head_stride = args.q.strides[1],
-                                .keys = keys.data,
-                                .values = values.data,
-                                .has_key_panels = has_panels,
-                                .fits_l1 = fits_l1(tile_bytes),
-                                .heads_ahead = heads_ahead(tile_bytes),
-                                .kv_heads = keys.shape[1],
-                                .block_size = keys.shape[2],
-                                .head_dim = keys.shape[3],
-                                .value_dim = values.shape[3],
-                                .group = group,
-                                .scale = args.scale,
-                                .soft_cap = args.soft_cap,
-                                .window = args.window,
-                                .out = args.out.as<float>(),
-                                .out_token_stride = args.out.strides[0],
-                                .out_head_stride = args.out.strides[1]};
+  const bool is_rounded = rounded.data != nullptr;
+  const cpu::AttentionCall call{
+      .q = args.q.as<float>(),
+      .q_token_stride = args.q.strides[0],
+      .q_head_stride = args.q.strides[1],
+      .keys = keys.data,
+      .values = values.data,
+      .has_key_panels = has_panels,
+      .fits_l1 = fits_l1(tile_bytes),
+      .heads_ahead = heads_ahead(tile_bytes),
+      .kv_heads = keys.shape[1],
+      .block_size = keys.shape[2],
+      .head_dim = keys.shape[3],
+      .value_dim = values.shape[3],
+      .group = group,
+      .scale = args.scale,
+      .soft_cap = args.soft_cap,
+      .window = args.window,
+      .out = args.out.data,
+      .is_out_rounded = is_rounded,
+      .out_token_stride = is_rounded ? rounded.stride : args.out.strides[0],
+      .out_head_stride = args.out.strides[1]};
   deal_attention_items(items_, args.window, group, item_starts_);
   if (!prefix_items_.empty()) {
     deal_attention_items(prefix_items_, args.window, group, prefix_starts_);

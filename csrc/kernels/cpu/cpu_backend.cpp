@@ -38,7 +38,8 @@ std::string CpuBackend::description() const {
 }
 
 int64_t CpuBackend::thread_scratch_bytes(const StepShape& shape) const {
-  int64_t floats = 3 * shape.vocab_size;  // of sample()
+  // Of sample(), and of a row that is normed.
+  int64_t floats = std::max(3 * shape.vocab_size, shape.max_in_features);
   // A few rows may take more than many, see linear.inc.
   for (int64_t m = 1; m <= shape.max_tokens; ++m)
     for (const cpu::LinearKernel& linear : {kernels_.linear_f32, kernels_.linear_bf16})

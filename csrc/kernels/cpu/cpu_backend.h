@@ -57,6 +57,9 @@ class CpuBackend final : public Backend {
   void add(const AddArgs& args) override;
   void linear(const LinearArgs& args) override;
   void fused_linear(const FusedLinearArgs& args) override;
+  void fused_mlp(const FusedMlpArgs& args) override;
+  void fused_attention(const FusedAttentionArgs& args) override;
+  void prepare_qkv(const PrepareQkvArgs& args) override;
   void rotary_table(const RotaryTableArgs& args) override;
   void rotary(const RotaryArgs& args) override;
   void store_kv(const StoreKvArgs& args) override;
@@ -93,8 +96,30 @@ class CpuBackend final : public Backend {
                   const cpu::LinearPart& all, DType x_dtype);
   void run_on_rows(const cpu::LinearKernel& kernel, const LinearRows& weight,
                    const cpu::LinearPart& part, std::byte* panels) const;
-  void multiply(const FusedLinearArgs& args);
-  void multiply_quantized(const FusedLinearArgs& args);
+  // Rows in bf16 as the products of bf16 take them.
+  struct RoundedRows {
+    uint16_t* data = nullptr;  // null: none
+    int64_t stride = 0;        // elements
+
+    uint16_t* row(int64_t i) const { return data + i * stride; }
+  };
+  // What multiplies a weight of floats.
+  const cpu::LinearKernel& float_kernel(const LinearWeight& weight) const {
+    return weight.dtype == DType::kBF16 ? kernels_.linear_bf16 : kernels_.linear_f32;
+  }
+  // Whoever writes the working memory x [M, K], which the weight is multiplied with, writes these
+  // rows in its place; none where the product takes others.
+  RoundedRows rounded_in(const Tensor& x, const LinearWeight& weight) const;
+  // With a gate, its output goes to `gated`, if that has rows.
+  void multiply(const FusedLinearArgs& args, const RoundedRows& gated);
+  void multiply_quantized(const FusedLinearArgs& args, const RoundedRows& gated);
+  // The product of rows x as the kernel takes them, from row to row `x_stride` elements, instead of
+  // args.linear.x.
+  void multiply_rows(const FusedLinearArgs& args, const void* x, int64_t x_stride,
+                     const RoundedRows& gated);
+  // The product of rounded_in()'s rows, or of args.x where it has none.
+  void multiply_written(const LinearArgs& args, const RoundedRows& x);
+  void activate_gate(const FusedLinearArgs& args, const RoundedRows& gated);
   // Each thread's part of a product's panels, whole, or, unless there are few, in pieces of `piece`
   // panels and more: calls fn(begin, end, thread_idx).
   template <class Fn>
@@ -111,13 +136,14 @@ class CpuBackend final : public Backend {
   // with, and the activation follows while both are in the L2. `all` is the whole product, of
   // panels of `panel_bytes`; rows_of(row, count, scratch) is that of some of its rows.
   template <class Part, class RowsOf>
-  void run_gated(const Part& all, const GatedActivationArgs& gate, int64_t panel_bytes,
-                 int64_t piece, void (*run)(const Part*), RowsOf rows_of);
+  void run_gated(const Part& all, const GatedActivationArgs& gate, const RoundedRows& gated,
+                 int64_t panel_bytes, int64_t piece, void (*run)(const Part*), RowsOf rows_of);
   int64_t rounded_bytes(const StepShape& shape) const;
-  // Row r of x, normed first if it is to be.
-  const float* normed_row(const FusedLinearArgs& args, int64_t r) const;
-  // The rows of x, normed if they are to be, as the kernel takes them.
-  const void* round_rows(const cpu::LinearKernel& kernel, const FusedLinearArgs& args);
+  // Row r of x, normed first if it is to be, in `room` for K floats.
+  const float* normed_row(const FusedLinearArgs& args, int64_t r, float* room) const;
+  // The rows of x, normed if they are to be, as products of bf16 take them.
+  RoundedRows round_rows(const FusedLinearArgs& args);
+  void attend(const PagedAttentionArgs& args, const RoundedRows& rounded);
   int64_t attention_scratch_bytes(int64_t max_tokens, const StepShape& shape) const;
   static int64_t attention_partial_bytes();
 
@@ -169,8 +195,9 @@ class CpuBackend final : public Backend {
 };
 
 template <class Part, class RowsOf>
-void CpuBackend::run_gated(const Part& all, const GatedActivationArgs& gate, int64_t panel_bytes,
-                           int64_t piece, void (*run)(const Part*), RowsOf rows_of) {
+void CpuBackend::run_gated(const Part& all, const GatedActivationArgs& gate,
+                           const RoundedRows& gated, int64_t panel_bytes, int64_t piece,
+                           void (*run)(const Part*), RowsOf rows_of) {
   const int64_t half = all.n / 2;
   const int64_t num_panels = half / cpu::kPanelWidth;
   const int64_t most_rows = kGatedFloats / (2 * piece * cpu::kPanelWidth) / kRowTiles * kRowTiles;
@@ -194,9 +221,14 @@ void CpuBackend::run_gated(const Part& all, const GatedActivationArgs& gate, int
         part.weight = reinterpret_cast<const uint8_t*>(all.weight) + num_panels * panel_bytes;
         if (part.bias != nullptr) part.bias += half;
         run(&part);
-        for (int64_t r = 0; r < rows; ++r)
-          activate(sums + r * 2 * width, sums + r * 2 * width + width, width,
-                   gate.out.as<float>() + (row + r) * gate.out.strides[0] + column);
+        for (int64_t r = 0; r < rows; ++r) {
+          float* both = sums + r * 2 * width;
+          const bool is_rounded = gated.data != nullptr;
+          activate(
+              both, both + width, width,
+              is_rounded ? both : gate.out.as<float>() + (row + r) * gate.out.strides[0] + column);
+          if (is_rounded) kernels_.linear_bf16.round_row(both, width, gated.row(row + r) + column);
+        }
       }
     }
   };

@@ -88,6 +88,7 @@ cpu::KernelTable avx512_bf16() {
   table.attention[static_cast<size_t>(cpu::CacheStorage::kBf16)] =
       &cpu::avx512_bf16::attention_bf16;
   table.attention[static_cast<size_t>(cpu::CacheStorage::kFp8)] = &cpu::avx512_bf16::attention_fp8;
+  table.merge_attention = &cpu::avx512_bf16::merge_attention_rounded;
   return table;
 }
 cpu::KernelTable amx() {

@@ -22,6 +22,11 @@ class KvWriter {
   KvWriter(const cpu::KernelTable& kernels, const StoreKvArgs& args)
       : kernels_(kernels), args_(args), dtype_(args.cache.keys.dtype) {}
 
+  // Tokens from t on that are best stored together: up to the end of half a panel.
+  static int64_t tokens_at_once(std::span<const int64_t> slots, int64_t t) {
+    return kPackedTokens - std::max<int64_t>(0, slots[static_cast<size_t>(t)]) % kPackedTokens;
+  }
+
   void store(int64_t begin, int64_t end) const {
     for (int64_t t = begin; t < end;) {
       const int64_t count = t + kPackedTokens <= end && are_packed(t) ? kPackedTokens : 1;
@@ -126,6 +131,21 @@ class KvWriter {
   const DType dtype_;
 };
 
+// Norms and turns the heads of token t in place.
+void prepare_heads(const cpu::KernelTable& kernels, const PrepareQkvArgs& args, const Tensor& heads,
+                   const ConstTensor& norm, const ConstTensor& cos_sin, int64_t t) {
+  float* const first = heads.as<float>() + t * heads.strides[0];
+  for (int64_t h = 0; h < heads.shape[1]; ++h) {
+    float* head = first + h * heads.strides[1];
+    if (norm)
+      kernels.rms_norm(head, norm.as<float>(), heads.shape[2], args.eps, args.weight_offset, head);
+    if (!cos_sin) continue;
+    const float* cos = cos_sin.as<float>() + t * cos_sin.strides[0];
+    const int64_t half = cos_sin.shape[1] / 2;
+    kernels.rotary(head, cos, cos + half, half, args.interleaved);
+  }
+}
+
 }  // namespace
 
 KeyLayout CpuBackend::key_layout(int64_t block_size, int64_t key_dim, int64_t value_dim,
@@ -143,6 +163,27 @@ void CpuBackend::store_kv(const StoreKvArgs& args) {
   pool_.parallel_for(
       static_cast<int64_t>(args.slots.size()), grain,
       [&](int64_t begin, int64_t end, int) { KvWriter(kernels_, args).store(begin, end); });
+}
+
+// All of a token while it is in the L1.
+void CpuBackend::prepare_qkv(const PrepareQkvArgs& args) {
+  validate(args);
+  const StoreKvArgs store{
+      .keys = args.k, .values = args.v, .slots = args.slots, .cache = args.cache};
+  const KvWriter writer(kernels_, store);
+  const int64_t width = args.q.shape[1] * args.q.shape[2];
+  const int64_t grain = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, width));
+  pool_.parallel_for(args.q.shape[0], grain, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end;) {
+      const int64_t last = std::min(end, t + KvWriter::tokens_at_once(args.slots, t));
+      const int64_t first = t;
+      for (; t < last; ++t) {
+        prepare_heads(kernels_, args, args.q, args.q_norm, args.q_cos_sin, t);
+        prepare_heads(kernels_, args, args.k, args.k_norm, args.k_cos_sin, t);
+      }
+      writer.store(first, last);
+    }
+  });
 }
 
 void CpuBackend::copy_blocks(const CopyBlocksArgs& args) {

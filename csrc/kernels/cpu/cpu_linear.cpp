@@ -41,9 +41,12 @@ constexpr int64_t kPackDepth = 256;
 // Elements of x that a thread rounds to bf16 in about the time in which another is woken.
 constexpr int64_t kRoundedAtLeast = 8192;
 
+// K of rows in bf16 as tiles of AMX take it: what follows the row's own is zero.
+int64_t padded_to_tiles(int64_t k) { return (k + 31) / 32 * 32; }
+
 // Elements from one row of x in bf16 to the next: whole cache lines, and one more, so that rows of
 // a power of two do not fall into the same sets of the L1.
-int64_t rounded_stride(int64_t k) { return (k + 31) / 32 * 32 + 32; }
+int64_t rounded_stride(int64_t k) { return padded_to_tiles(k) + 32; }
 
 // Eight columns of a panel over one chunk of K, as words: an f32 or a pair of bf16.
 class ColumnPacker {
@@ -207,38 +210,62 @@ int64_t CpuBackend::rounded_bytes(const StepShape& shape) const {
          shape.max_tokens;
 }
 
-const void* CpuBackend::round_rows(const cpu::LinearKernel& kernel, const FusedLinearArgs& args) {
+CpuBackend::RoundedRows CpuBackend::round_rows(const FusedLinearArgs& args) {
   const ConstTensor& x = args.linear.x;
   const int64_t k = x.shape[1];
+  const int64_t even_k = (k + 1) / 2 * 2;
   const int64_t stride = rounded_stride(k);
   const int64_t bytes = x.shape[0] * stride * size_bytes(DType::kBF16);
   if (rounded_.num_bytes() < bytes) rounded_ = Buffer(bytes);
-  auto* to = reinterpret_cast<uint16_t*>(rounded_.data());
+  const RoundedRows rows{reinterpret_cast<uint16_t*>(rounded_.data()), stride};
   pool_.parallel_for(x.shape[0], std::max<int64_t>(1, kRoundedAtLeast / k),
-                     [&](int64_t begin, int64_t end, int) {
-                       for (int64_t r = begin; r < end; ++r)
-                         kernel.round_row(normed_row(args, r), k, to + r * stride);
+                     [&](int64_t begin, int64_t end, int thread_idx) {
+                       auto* room = reinterpret_cast<float*>(scratch(thread_idx));
+                       for (int64_t r = begin; r < end; ++r) {
+                         kernels_.linear_bf16.round_row(normed_row(args, r, room), k, rows.row(r));
+                         std::fill(rows.row(r) + even_k, rows.row(r) + padded_to_tiles(k), 0);
+                       }
                      });
-  return to;
+  return rows;
 }
 
-const float* CpuBackend::normed_row(const FusedLinearArgs& args, int64_t r) const {
+CpuBackend::RoundedRows CpuBackend::rounded_in(const Tensor& x, const LinearWeight& weight) const {
+  const int64_t k = weight.in_features;
+  const int64_t stride = rounded_stride(k);
+  const bool has_room = x.is_contiguous() && stride * size_bytes(DType::kBF16) <= k * 4;
+  if (weight.format || !float_kernel(weight).round_row || k != padded_to_tiles(k) || !has_room)
+    return {};
+  return {reinterpret_cast<uint16_t*>(x.data), stride};
+}
+
+const float* CpuBackend::normed_row(const FusedLinearArgs& args, int64_t r, float* room) const {
   if (!args.norm) return args.linear.x.as<float>() + r * args.linear.x.strides[0];
   const RmsNormArgs& norm = *args.norm;
-  float* row = norm.out.as<float>() + r * norm.out.strides[0];
   kernels_.rms_norm(norm.x.as<float>() + r * norm.x.strides[0], norm.weight.as<float>(),
-                    norm.weight.shape[0], norm.eps, norm.weight_offset, row);
-  return row;
+                    norm.weight.shape[0], norm.eps, norm.weight_offset, room);
+  return room;
 }
 
 void CpuBackend::linear(const LinearArgs& args) {
   validate(args);
-  multiply({.norm = {}, .linear = args, .gate = {}});
+  multiply({.norm = {}, .linear = args, .gate = {}}, {});
 }
 
 void CpuBackend::fused_linear(const FusedLinearArgs& args) {
   validate(args);
-  multiply(args);
+  multiply(args, {});
+}
+
+void CpuBackend::fused_mlp(const FusedMlpArgs& args) {
+  validate(args);
+  const RoundedRows between = rounded_in(args.up.gate->out, *args.down.weight);
+  multiply(args.up, between);
+  multiply_written(args.down, between);
+}
+
+void CpuBackend::multiply_written(const LinearArgs& args, const RoundedRows& x) {
+  const FusedLinearArgs alone{.norm = {}, .linear = args, .gate = {}};
+  x.data == nullptr ? multiply(alone, {}) : multiply_rows(alone, x.data, x.stride, {});
 }
 
 bool CpuBackend::gates_pieces(const FusedLinearArgs& args) {
@@ -248,22 +275,29 @@ bool CpuBackend::gates_pieces(const FusedLinearArgs& args) {
          args.linear.x.shape[0] >= kGatedRows;
 }
 
-void CpuBackend::multiply(const FusedLinearArgs& args) {
+void CpuBackend::multiply(const FusedLinearArgs& args, const RoundedRows& gated) {
+  const LinearWeight& weight = *args.linear.weight;
+  if (args.linear.x.shape[0] == 0) return;
+  if (weight.format) return multiply_quantized(args, gated);
+  if (float_kernel(weight).round_row) {
+    reserve_scratch(weight.in_features * static_cast<int64_t>(sizeof(float)));
+    const RoundedRows x = round_rows(args);
+    return multiply_rows(args, x.data, x.stride, gated);
+  }
+  if (args.norm) rms_norm(*args.norm);
+  multiply_rows(args, args.linear.x.data, args.linear.x.strides[0], gated);
+}
+
+void CpuBackend::multiply_rows(const FusedLinearArgs& args, const void* x, int64_t x_stride,
+                               const RoundedRows& gated) {
   const LinearWeight& weight = *args.linear.weight;
   const int64_t m = args.linear.x.shape[0];
   if (m == 0) return;
-  if (weight.format) return multiply_quantized(args);
-  const cpu::LinearKernel& kernel =
-      weight.dtype == DType::kBF16 ? kernels_.linear_bf16 : kernels_.linear_f32;
-  const bool is_rounded = kernel.round_row != nullptr;
-  const DType x_dtype = is_rounded ? DType::kBF16 : DType::kF32;
+  const cpu::LinearKernel& kernel = float_kernel(weight);
+  const DType x_dtype = kernel.round_row ? DType::kBF16 : DType::kF32;
   const bool is_gated = gates_pieces(args);
   reserve_scratch((kernel.scratch_floats(m, weight.in_features) + (is_gated ? kGatedFloats : 0)) *
                   static_cast<int64_t>(sizeof(float)));
-  if (args.norm && !is_rounded) rms_norm(*args.norm);
-  const void* x = is_rounded ? round_rows(kernel, args) : args.linear.x.as<float>();
-  const int64_t x_stride =
-      is_rounded ? rounded_stride(weight.in_features) : args.linear.x.strides[0];
   const int64_t x_row_bytes = x_stride * size_bytes(x_dtype);
   const cpu::LinearPart all{.x = x,
                             .x_stride = x_stride,
@@ -287,7 +321,8 @@ void CpuBackend::multiply(const FusedLinearArgs& args) {
       part.scratch = rest;
       return part;
     };
-    return run_gated(all, *args.gate, packed_bytes(kPanelWidth, weight.in_features, weight.dtype),
+    return run_gated(all, *args.gate, gated,
+                     packed_bytes(kPanelWidth, weight.in_features, weight.dtype),
                      piece == 0 ? 2 * kPanelsAtOnce : piece, kernel.run, rows_of);
   }
   if (turns(kernel, args.linear, x_dtype)) {
@@ -306,7 +341,23 @@ void CpuBackend::multiply(const FusedLinearArgs& args) {
                                 panels_[static_cast<size_t>(thread_idx)].data());
                 });
   }
-  if (args.gate) gated_activation(*args.gate);
+  if (args.gate) activate_gate(args, gated);
+}
+
+// In place of the gate first, if it is to be rounded.
+void CpuBackend::activate_gate(const FusedLinearArgs& args, const RoundedRows& gated) {
+  if (gated.data == nullptr) return gated_activation(*args.gate);
+  const Tensor& gate_up = args.linear.out;
+  const int64_t width = gate_up.shape[1] / 2;
+  const auto activate = kernels_.gated[static_cast<size_t>(args.gate->activation)];
+  pool_.parallel_for(gate_up.shape[0], std::max<int64_t>(1, kRoundedAtLeast / (2 * width)),
+                     [&](int64_t begin, int64_t end, int) {
+                       for (int64_t r = begin; r < end; ++r) {
+                         float* gate = gate_up.as<float>() + r * gate_up.strides[0];
+                         activate(gate, gate + width, width, gate);
+                         kernels_.linear_bf16.round_row(gate, width, gated.row(r));
+                       }
+                     });
 }
 
 bool CpuBackend::turns(const cpu::LinearKernel& kernel, const LinearArgs& args,

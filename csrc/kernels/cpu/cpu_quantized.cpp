@@ -143,7 +143,7 @@ LinearWeight CpuBackend::pack_quantized(const LinearFormat& format, int64_t out_
   return weight;
 }
 
-void CpuBackend::multiply_quantized(const FusedLinearArgs& args) {
+void CpuBackend::multiply_quantized(const FusedLinearArgs& args, const RoundedRows& gated) {
   const LinearWeight& weight = *args.linear.weight;
   const int64_t m = args.linear.x.shape[0];
   const int64_t k = weight.in_features;
@@ -153,10 +153,12 @@ void CpuBackend::multiply_quantized(const FusedLinearArgs& args) {
   if (rounded_.num_bytes() < bytes) rounded_ = Buffer(bytes);
   auto* q = reinterpret_cast<int8_t*>(rounded_.data());
   auto* groups = reinterpret_cast<cpu::IntegerGroup*>(q + m * stride);
+  reserve_scratch(k * static_cast<int64_t>(sizeof(float)));
   // One row is rounded sooner than a thread wakes.
-  pool_.parallel_for(m, 1, [&](int64_t begin, int64_t end, int) {
+  pool_.parallel_for(m, 1, [&](int64_t begin, int64_t end, int thread_idx) {
+    auto* room = reinterpret_cast<float*>(scratch(thread_idx));
     for (int64_t r = begin; r < end; ++r)
-      kernels_.round_row(normed_row(args, r), k, layout.group_size, q + r * stride,
+      kernels_.round_row(normed_row(args, r, room), k, layout.group_size, q + r * stride,
                          groups + r * layout.num_groups);
   });
   const cpu::QuantizedPart all{.layout = layout,
@@ -181,8 +183,8 @@ void CpuBackend::multiply_quantized(const FusedLinearArgs& args) {
       part.m = count;
       return part;
     };
-    return run_gated(all, *args.gate, layout.panel_bytes, kPanelsAtOnce, kernels_.quantized_linear,
-                     rows_of);
+    return run_gated(all, *args.gate, gated, layout.panel_bytes, kPanelsAtOnce,
+                     kernels_.quantized_linear, rows_of);
   }
   deal_panels(num_panels(weight.out_features), kPanelsAtOnce, [&](int64_t begin, int64_t end, int) {
     cpu::QuantizedPart part = all;
@@ -190,7 +192,7 @@ void CpuBackend::multiply_quantized(const FusedLinearArgs& args) {
     part.panel_end = end;
     kernels_.quantized_linear(&part);
   });
-  if (args.gate) gated_activation(*args.gate);
+  if (args.gate) activate_gate(args, gated);
 }
 
 }  // namespace llmserve

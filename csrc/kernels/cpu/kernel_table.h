@@ -57,8 +57,8 @@ struct TurnedPart {
 // A linear layer over weights of one dtype: each output is one sum over k in order, in the steps of
 // the kernel's own instruction, then + bias, then + old.
 struct LinearKernel {
-  // Null, or what makes of a row of x [k] the bf16 that `run` takes: `to` has room for whole cache
-  // lines, of which it fills with zeros what `run` reads after k.
+  // Null, or what makes of a row of x [k], or of some columns of it, the bf16 that `run` takes; an
+  // odd k is followed by a zero. What else is left of k's last cache line is to be zero, too.
   void (*round_row)(const float* x, int64_t k, uint16_t* to);
   int64_t (*scratch_floats)(int64_t m, int64_t k);
   void (*run)(const LinearPart* part);
@@ -125,7 +125,8 @@ struct AttentionCall {
   int64_t group;  // query heads a KV head
   float scale, soft_cap;
   int64_t window;
-  float* out;
+  void* out;  // f32 or, where queries are rounded to bf16 and Dv is whole vectors, bf16
+  bool is_out_rounded;
   int64_t out_token_stride, out_head_stride;
 };
 
@@ -261,6 +262,8 @@ void attention_bf16(const AttentionCall* call, const AttentionItem* item, const 
                     float* scratch);
 void attention_fp8(const AttentionCall* call, const AttentionItem* item, const AttentionItem* next,
                    float* scratch);
+void merge_attention_rounded(const AttentionCall* call, const AttentionItem* item,
+                             int64_t num_spans, float* scratch);
 }  // namespace avx512_bf16
 namespace amx {
 extern const LinearKernel kLinear;

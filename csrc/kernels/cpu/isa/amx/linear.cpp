@@ -28,13 +28,6 @@ int64_t scratch_floats(int64_t m, int64_t) {
   return round_up(min_of(m, kRowBlock), tile_rows(m)) * kPartialStride;
 }
 
-// A row as bf16, and zeros up to a whole tile's K.
-void round_padded_row(const float* x, int64_t k, uint16_t* to) {
-  round_row(x, k, to);
-  const int64_t end = (k + 1) / 2 * 2;
-  memset(to + end, 0, (size_t)(round_up(k, kTileDepth) - end) * sizeof(uint16_t));
-}
-
 // One block of a LinearPart: the rows [row, row + rows) and K [k_begin, k_begin + k_count).
 struct TileBlock {
   const LinearPart* part;
@@ -233,6 +226,6 @@ void linear(const LinearPart* p) {
 
 }  // namespace
 
-constexpr LinearKernel kLinear = {round_padded_row, scratch_floats, linear};
+constexpr LinearKernel kLinear = {round_row, scratch_floats, linear};
 
 }  // namespace llmserve::cpu::amx

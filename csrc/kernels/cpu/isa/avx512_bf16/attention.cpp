@@ -36,5 +36,9 @@ void attention_fp8(const AttentionCall* call, const AttentionItem* item, const A
                    float* scratch) {
   attention<uint16_t, uint8_t>(call, item, next, scratch);
 }
+void merge_attention_rounded(const AttentionCall* call, const AttentionItem* item,
+                             int64_t num_spans, float* scratch) {
+  merge_attention<uint16_t>(call, item, num_spans, scratch);
+}
 
 }  // namespace llmserve::cpu::avx512_bf16
