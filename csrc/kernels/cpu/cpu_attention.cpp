@@ -325,12 +325,9 @@ void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
 void CpuBackend::fused_attention(const FusedAttentionArgs& args) {
   validate(args);
   const Tensor& values = args.attention.cache.values;
-  const bool is_rounded = values.dtype != DType::kF32 && values.shape[3] % cpu::kPanelWidth == 0;
-  Tensor rows = args.attention.out;
-  rows.rank = 2;
-  rows.shape = {rows.shape[0], args.output.x.shape[1]};
-  rows.strides = {args.output.x.shape[1], 1};
-  const RoundedRows between = is_rounded ? rounded_in(rows, *args.output.weight) : RoundedRows{};
+  RoundedRows between;
+  if (values.dtype != DType::kF32 && values.shape[3] % cpu::kPanelWidth == 0)
+    between = rounded_in(args.attention.out.data, args.output);
   attend(args.attention, between);
   multiply_written(args.output, between);
 }

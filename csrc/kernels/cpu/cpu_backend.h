@@ -107,9 +107,9 @@ class CpuBackend final : public Backend {
   const cpu::LinearKernel& float_kernel(const LinearWeight& weight) const {
     return weight.dtype == DType::kBF16 ? kernels_.linear_bf16 : kernels_.linear_f32;
   }
-  // Whoever writes the working memory x [M, K], which the weight is multiplied with, writes these
-  // rows in its place; none where the product takes others.
-  RoundedRows rounded_in(const Tensor& x, const LinearWeight& weight) const;
+  // What to write to the working memory of the layer's x, so that nobody has to round it; none
+  // where the layer's product takes others.
+  RoundedRows rounded_in(void* memory, const LinearArgs& args) const;
   // With a gate, its output goes to `gated`, if that has rows.
   void multiply(const FusedLinearArgs& args, const RoundedRows& gated);
   void multiply_quantized(const FusedLinearArgs& args, const RoundedRows& gated);

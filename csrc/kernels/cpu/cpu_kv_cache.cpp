@@ -131,6 +131,11 @@ class KvWriter {
   const DType dtype_;
 };
 
+// Tokens of heads [T, H, D] that are worth a thread.
+int64_t token_grain(const ConstTensor& heads) {
+  return std::max<int64_t>(1, 4096 / std::max<int64_t>(1, heads.shape[1] * heads.shape[2]));
+}
+
 // Norms and turns the heads of token t in place.
 void prepare_heads(const cpu::KernelTable& kernels, const PrepareQkvArgs& args, const Tensor& heads,
                    const ConstTensor& norm, const ConstTensor& cos_sin, int64_t t) {
@@ -158,10 +163,8 @@ KeyLayout CpuBackend::key_layout(int64_t block_size, int64_t key_dim, int64_t va
 
 void CpuBackend::store_kv(const StoreKvArgs& args) {
   validate(args);
-  const int64_t width = args.cache.keys.shape[1] * args.cache.keys.shape[3];
-  const int64_t grain = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, width));
   pool_.parallel_for(
-      static_cast<int64_t>(args.slots.size()), grain,
+      static_cast<int64_t>(args.slots.size()), token_grain(args.keys),
       [&](int64_t begin, int64_t end, int) { KvWriter(kernels_, args).store(begin, end); });
 }
 
@@ -171,9 +174,7 @@ void CpuBackend::prepare_qkv(const PrepareQkvArgs& args) {
   const StoreKvArgs store{
       .keys = args.k, .values = args.v, .slots = args.slots, .cache = args.cache};
   const KvWriter writer(kernels_, store);
-  const int64_t width = args.q.shape[1] * args.q.shape[2];
-  const int64_t grain = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, width));
-  pool_.parallel_for(args.q.shape[0], grain, [&](int64_t begin, int64_t end, int) {
+  pool_.parallel_for(args.q.shape[0], token_grain(args.q), [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end;) {
       const int64_t last = std::min(end, t + KvWriter::tokens_at_once(args.slots, t));
       const int64_t first = t;

@@ -229,13 +229,15 @@ CpuBackend::RoundedRows CpuBackend::round_rows(const FusedLinearArgs& args) {
   return rows;
 }
 
-CpuBackend::RoundedRows CpuBackend::rounded_in(const Tensor& x, const LinearWeight& weight) const {
+CpuBackend::RoundedRows CpuBackend::rounded_in(void* memory, const LinearArgs& args) const {
+  const LinearWeight& weight = *args.weight;
   const int64_t k = weight.in_features;
   const int64_t stride = rounded_stride(k);
-  const bool has_room = x.is_contiguous() && stride * size_bytes(DType::kBF16) <= k * 4;
-  if (weight.format || !float_kernel(weight).round_row || k != padded_to_tiles(k) || !has_room)
-    return {};
-  return {reinterpret_cast<uint16_t*>(x.data), stride};
+  const bool is_rounded = !weight.format && float_kernel(weight).round_row;
+  const bool has_room =
+      args.x.is_contiguous() && stride * size_bytes(DType::kBF16) <= k * size_bytes(DType::kF32);
+  if (!is_rounded || !has_room || k != padded_to_tiles(k)) return {};
+  return {static_cast<uint16_t*>(memory), stride};
 }
 
 const float* CpuBackend::normed_row(const FusedLinearArgs& args, int64_t r, float* room) const {
@@ -258,7 +260,7 @@ void CpuBackend::fused_linear(const FusedLinearArgs& args) {
 
 void CpuBackend::fused_mlp(const FusedMlpArgs& args) {
   validate(args);
-  const RoundedRows between = rounded_in(args.up.gate->out, *args.down.weight);
+  const RoundedRows between = rounded_in(args.up.gate->out.data, args.down);
   multiply(args.up, between);
   multiply_written(args.down, between);
 }
