@@ -52,6 +52,16 @@ bool KvStorage::touch(Memory& memory, int64_t num_blocks) {
   return false;
 }
 
+void KvStorage::touch_all(Backend& backend, int64_t num_blocks) {
+  backend.run_on_host_threads(std::ssize(pools_), 1, [&](int64_t begin, int64_t end) {
+    for (Pool& pool : std::span(pools_).subspan(begin, end - begin)) {
+      const int64_t left = num_blocks * pool.block_bytes - pool.touched_bytes;
+      if (left <= 0 || !backend.memory().touch(pool.data + pool.touched_bytes, left)) continue;
+      pool.touched_bytes += left;
+    }
+  });
+}
+
 void KvStorage::copy_blocks(Backend& backend,
                             std::span<const std::pair<int32_t, int32_t>> pairs) const {
   if (pairs.empty()) return;

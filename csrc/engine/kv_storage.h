@@ -27,6 +27,9 @@ class KvStorage {
   // when they are first written to, and a virtual machine may have to get them from its host: a
   // step should not wait for that.
   bool touch(Memory& memory, int64_t num_blocks);
+  // Has all of them at hand, on all threads of the backend: for a step that is about to write to
+  // them. In its ops one thread would wait while another has a large page cleared.
+  void touch_all(Backend& backend, int64_t num_blocks);
 
   // Copies whole blocks (source, destination) in every lane, in the given order.
   void copy_blocks(Backend& backend, std::span<const std::pair<int32_t, int32_t>> pairs) const;
