@@ -120,6 +120,10 @@ class CpuBackend final : public Backend {
   // The product of rounded_in()'s rows, or of args.x where it has none.
   void multiply_written(const LinearArgs& args, const RoundedRows& x);
   void activate_gate(const FusedLinearArgs& args, const RoundedRows& gated);
+  // `width` columns of a row of the gate's output, from `column` on: `both` are these columns of
+  // the gate and then of what it is multiplied with, which may be written over.
+  void write_gated(const GatedActivationArgs& gate, const RoundedRows& gated, float* both,
+                   int64_t width, int64_t row, int64_t column) const;
   // Each thread's part of a product's panels, whole, or, unless there are few, in pieces of `piece`
   // panels and more: calls fn(begin, end, thread_idx).
   template <class Fn>
@@ -201,7 +205,6 @@ void CpuBackend::run_gated(const Part& all, const GatedActivationArgs& gate,
   const int64_t half = all.n / 2;
   const int64_t num_panels = half / cpu::kPanelWidth;
   const int64_t most_rows = kGatedFloats / (2 * piece * cpu::kPanelWidth) / kRowTiles * kRowTiles;
-  const auto activate = kernels_.gated[static_cast<size_t>(gate.activation)];
   const auto run_piece = [&](int64_t begin, int64_t end, int thread_idx) {
     auto* sums = reinterpret_cast<float*>(scratch(thread_idx));
     for (int64_t panel = begin; panel < end; panel += piece) {
@@ -221,14 +224,8 @@ void CpuBackend::run_gated(const Part& all, const GatedActivationArgs& gate,
         part.weight = reinterpret_cast<const uint8_t*>(all.weight) + num_panels * panel_bytes;
         if (part.bias != nullptr) part.bias += half;
         run(&part);
-        for (int64_t r = 0; r < rows; ++r) {
-          float* both = sums + r * 2 * width;
-          const bool is_rounded = gated.data != nullptr;
-          activate(
-              both, both + width, width,
-              is_rounded ? both : gate.out.as<float>() + (row + r) * gate.out.strides[0] + column);
-          if (is_rounded) kernels_.linear_bf16.round_row(both, width, gated.row(row + r) + column);
-        }
+        for (int64_t r = 0; r < rows; ++r)
+          write_gated(gate, gated, sums + r * 2 * width, width, row + r, column);
       }
     }
   };

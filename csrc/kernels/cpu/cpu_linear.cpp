@@ -346,20 +346,25 @@ void CpuBackend::multiply_rows(const FusedLinearArgs& args, const void* x, int64
   if (args.gate) activate_gate(args, gated);
 }
 
-// In place of the gate first, if it is to be rounded.
 void CpuBackend::activate_gate(const FusedLinearArgs& args, const RoundedRows& gated) {
-  if (gated.data == nullptr) return gated_activation(*args.gate);
   const Tensor& gate_up = args.linear.out;
   const int64_t width = gate_up.shape[1] / 2;
-  const auto activate = kernels_.gated[static_cast<size_t>(args.gate->activation)];
   pool_.parallel_for(gate_up.shape[0], std::max<int64_t>(1, kRoundedAtLeast / (2 * width)),
                      [&](int64_t begin, int64_t end, int) {
-                       for (int64_t r = begin; r < end; ++r) {
-                         float* gate = gate_up.as<float>() + r * gate_up.strides[0];
-                         activate(gate, gate + width, width, gate);
-                         kernels_.linear_bf16.round_row(gate, width, gated.row(r));
-                       }
+                       for (int64_t r = begin; r < end; ++r)
+                         write_gated(*args.gate, gated,
+                                     gate_up.as<float>() + r * gate_up.strides[0], width, r, 0);
                      });
+}
+
+void CpuBackend::write_gated(const GatedActivationArgs& gate, const RoundedRows& gated, float* both,
+                             int64_t width, int64_t row, int64_t column) const {
+  const auto activate = kernels_.gated[static_cast<size_t>(gate.activation)];
+  if (gated.data == nullptr)
+    return activate(both, both + width, width,
+                    gate.out.as<float>() + row * gate.out.strides[0] + column);
+  activate(both, both + width, width, both);
+  kernels_.linear_bf16.round_row(both, width, gated.row(row) + column);
 }
 
 bool CpuBackend::turns(const cpu::LinearKernel& kernel, const LinearArgs& args,
