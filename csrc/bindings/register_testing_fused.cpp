@@ -3,10 +3,8 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "bindings/staging.h"
 #include "core/error.h"
@@ -24,30 +22,19 @@ Activation activation_named(const std::string& text) {
   return static_cast<Activation>(found - kActivationNames.begin());
 }
 
-// Working memory of the op: as given, or filled with NaN so that nobody takes it for zeros.
-Tensor make_work(Staging& staging, std::vector<py::object>& kept, const py::object& given,
-                 int64_t rows, int64_t columns) {
-  if (!given.is_none()) return staging.out(given);
-  py::array_t<float> array({rows, columns});
-  std::fill_n(array.mutable_data(), array.size(), std::numeric_limits<float>::quiet_NaN());
-  kept.push_back(array);
-  return staging.out(array);
-}
-
 py::object fused_linear(Backend& backend, const py::object& x, const LinearWeight& weight,
                         const py::object& bias, const py::object& norm_weight, float eps,
                         float weight_offset, const py::object& activation, const py::object& given,
                         bool accumulate, const py::object& given_normed,
                         const py::object& given_gate_up, const LinearWeight* down) {
   Staging staging(backend);
-  std::vector<py::object> kept;
   const ConstTensor rows = staging.in(x);
   const int64_t m = rows.shape[0];
   const int64_t n = weight.out_features;
   FusedLinearArgs args{
       .linear = {.x = rows, .weight = &weight, .bias = staging.in(bias), .accumulate = accumulate}};
   if (!norm_weight.is_none()) {
-    const Tensor normed = make_work(staging, kept, given_normed, m, rows.shape[1]);
+    const Tensor normed = staging.make_work(given_normed, m, rows.shape[1]);
     args.norm = RmsNormArgs{.x = rows,
                             .weight = staging.in(norm_weight),
                             .out = normed,
@@ -58,11 +45,11 @@ py::object fused_linear(Backend& backend, const py::object& x, const LinearWeigh
   if (activation.is_none()) {
     args.linear.out = staging.make_out(given, {m, n});
   } else {
-    args.linear.out = make_work(staging, kept, given_gate_up, m, n);
+    args.linear.out = staging.make_work(given_gate_up, m, n);
     args.gate =
         GatedActivationArgs{.gate_up = args.linear.out,
                             .out = down == nullptr ? staging.make_out(given, {m, n / 2})
-                                                   : make_work(staging, kept, py::none(), m, n / 2),
+                                                   : staging.make_work(py::none(), m, n / 2),
                             .activation = activation_named(activation.cast<std::string>())};
   }
   if (down != nullptr) {

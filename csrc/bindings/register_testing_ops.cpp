@@ -4,8 +4,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <limits>
 #include <optional>
 #include <utility>
 
@@ -149,10 +147,6 @@ py::object paged_attention(Backend& backend, const py::object& q, const py::obje
   const ConstTensor queries = staging.in(q);
   const PagedKvCache cache{staging.cache(keys), staging.cache(values),
                            parse_key_layout(key_layout)};
-  const int64_t width = queries.shape[1] * cache.values.shape[3];
-  // Where a linear layer reads it, so that nobody takes it for zeros.
-  py::array_t<float> attended({output != nullptr ? queries.shape[0] : 0, width});
-  std::fill_n(attended.mutable_data(), attended.size(), std::numeric_limits<float>::quiet_NaN());
   PagedAttentionArgs args{.q = queries,
                           .cache = cache,
                           .query_starts = span_of(query_starts),
@@ -169,7 +163,8 @@ py::object paged_attention(Backend& backend, const py::object& q, const py::obje
     staging.finish();
     return staging.result();
   }
-  const Tensor rows = staging.out(attended);
+  const int64_t width = queries.shape[1] * cache.values.shape[3];
+  const Tensor rows = staging.make_work(py::none(), queries.shape[0], width);
   args.out = rows;
   args.out.rank = 3;
   args.out.shape = {queries.shape[0], queries.shape[1], cache.values.shape[3]};

@@ -1,5 +1,8 @@
 #include "bindings/staging.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "core/error.h"
 
 namespace py = pybind11;
@@ -75,6 +78,14 @@ Tensor Staging::out(const py::handle& operand) {
   if (py::isinstance<DeviceArray>(operand)) return operand.cast<DeviceArray&>().view;
   auto array = operand.cast<py::array>();
   return stage(host_view(array), true);
+}
+
+Tensor Staging::make_work(const py::object& given, int64_t rows, int64_t columns) {
+  if (!given.is_none()) return out(given);
+  py::array_t<float> array({rows, columns});
+  std::fill_n(array.mutable_data(), array.size(), std::numeric_limits<float>::quiet_NaN());
+  work_.push_back(array);
+  return out(array);
 }
 
 Tensor Staging::make_out(const py::object& given, std::vector<py::ssize_t> shape) {

@@ -42,6 +42,10 @@ class Staging {
   Tensor make_out(const pybind11::object& given, std::vector<pybind11::ssize_t> shape);
   const pybind11::object& result() const { return result_; }
 
+  // Working memory of the op: as given, or [rows, columns] of NaN, so that nobody takes it for
+  // zeros.
+  Tensor make_work(const pybind11::object& given, int64_t rows, int64_t columns);
+
   // Copies every output back to its array; call it with the GIL released or not.
   void finish();
 
@@ -56,6 +60,7 @@ class Staging {
   Memory& memory_;
   std::list<Buffer> inputs_;
   std::list<Copy> outputs_;
+  std::vector<pybind11::object> work_;
   pybind11::object result_;
 };
 

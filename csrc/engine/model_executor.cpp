@@ -186,8 +186,10 @@ void ModelExecutor::launch(const StepPlan& plan) {
       for (const int64_t slot : group.slots) end = std::max(end, slot + 1);
     const int64_t block_size = config_.cache.block_size;
     const int64_t num_blocks = (end + block_size - 1) / block_size;
-    if (num_blocks > num_used_blocks_) kv_storage_->touch_all(*backend_, num_blocks);
-    num_used_blocks_ = std::max(num_used_blocks_, num_blocks);
+    if (num_blocks > num_used_blocks_) {
+      kv_storage_->touch_all(*backend_, num_blocks);
+      num_used_blocks_ = num_blocks;
+    }
   }
   if (recorded) {
     steps_->run_recorded({recorded->num_rows, recorded->max_blocks}, [&] { run_recorded(batch); });

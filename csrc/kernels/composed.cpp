@@ -45,7 +45,6 @@ void check_links(const FusedLinearArgs& args) {
 }
 
 void check_links(const FusedMlpArgs& args) {
-  check_links(args.up);
   if (!args.up.gate) throw InvalidArgument("fused_mlp.up.gate: expected a gate");
   if (!is_same(args.up.gate->out, args.down.x))
     throw InvalidArgument("fused_mlp.down.x: expected the gate's out");

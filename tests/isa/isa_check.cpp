@@ -583,9 +583,9 @@ void check_fused_attention(Checker& check, DType dtype, int64_t num_queries) {
                             .values = part(cache.begin() + cache.size() / 2),
                             .key_layout = backend.key_layout(block_size, dim, dim, dtype)};
       const auto view = [&](int64_t begin, int64_t count) {
-        Tensor part(qkv.begin() + begin * dim, DType::kF32, {length, count, dim});
-        part.strides[0] = width;
-        return part;
+        Tensor heads_of(qkv.begin() + begin * dim, DType::kF32, {length, count, dim});
+        heads_of.strides[0] = width;
+        return heads_of;
       };
       const Tensor cos_sin = matrix(angles, length, dim, dim);
       const PrepareQkvArgs prepare{.q = view(0, heads),
