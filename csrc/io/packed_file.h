@@ -31,7 +31,7 @@ struct PackedTensor {
 struct PackedKey {
   std::string model;    // path of the checkpoint
   std::string files;    // names of those of its weights; a folder may hold several checkpoints
-  std::string variant;  // "bfloat16 in cpu panels 1"
+  std::string variant;  // "bfloat16 in cpu panels 2"
   std::string content;  // hexadecimal
 };
 

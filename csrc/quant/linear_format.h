@@ -11,7 +11,7 @@
 namespace llmserve {
 
 // A row's weights go in groups along K, each with a scale: weight = scale * (q - zero_point), or,
-// with minima, scale * q - min. 8 bits: q in [-128, 127]; 4 bits: q in [0, 15].
+// with minima, scale * q - min. 8 bits: q in [-128, 127]; 4, 5 or 6 bits: q in [0, 2^bits).
 struct LinearFormat {
   std::string_view name;  // LLM(quantization=...)
   std::string_view summary;
@@ -21,7 +21,7 @@ struct LinearFormat {
   // 16 bits a scale (and minimum) instead of 32.
   bool has_f16_scales = false;
 
-  int zero_point() const { return bits == 4 && !has_min ? 8 : 0; }
+  int zero_point() const { return bits < 8 && !has_min ? 1 << (bits - 1) : 0; }
   int64_t num_groups(int64_t k) const { return group_size == 0 ? 1 : k / group_size; }
   int64_t group_elements(int64_t k) const { return group_size == 0 ? k : group_size; }
 };

@@ -19,15 +19,19 @@ void dequantize_blocks(const std::byte* blocks, int64_t num_blocks, float* out) 
   for (int64_t i = 0; i < num_blocks; ++i) dequantize(from[i], out + i * kElements);
 }
 
-// Groups of 32, and of 16 in Q6_K. Scales that are products of an f16 and 6 or 8 bits are rounded
-// to f16, by 2^-11 of themselves.
+// Groups of 32, or of 16. Scales that are products of an f16 and 4, 6 or 8 bits are rounded to f16,
+// by 2^-11 of themselves. 2 and 3 bits are kept as 4, values of a table as 8.
 constexpr LinearFormat kQ8_0{.name = "Q8_0", .bits = 8, .group_size = 32, .has_f16_scales = true};
 constexpr LinearFormat kQ4_0{.name = "Q4_0", .bits = 4, .group_size = 32, .has_f16_scales = true};
 constexpr LinearFormat kQ4Min{
     .name = "Q4_1", .bits = 4, .group_size = 32, .has_min = true, .has_f16_scales = true};
+constexpr LinearFormat kQ5_0{.name = "Q5_0", .bits = 5, .group_size = 32, .has_f16_scales = true};
 constexpr LinearFormat kQ5Min{
-    .name = "Q5_1", .bits = 8, .group_size = 32, .has_min = true, .has_f16_scales = true};
-constexpr LinearFormat kQ6_K{.name = "Q6_K", .bits = 8, .group_size = 16, .has_f16_scales = true};
+    .name = "Q5_1", .bits = 5, .group_size = 32, .has_min = true, .has_f16_scales = true};
+constexpr LinearFormat kQ2_K{
+    .name = "Q2_K", .bits = 4, .group_size = 16, .has_min = true, .has_f16_scales = true};
+constexpr LinearFormat kQ3_K{.name = "Q3_K", .bits = 4, .group_size = 16, .has_f16_scales = true};
+constexpr LinearFormat kQ6_K{.name = "Q6_K", .bits = 6, .group_size = 16, .has_f16_scales = true};
 
 template <class Block, int kElements, const LinearFormat& kFormat>
 bool unpack_blocks(const std::byte* blocks, int64_t num_blocks, const QuantizedRow& row) {
@@ -79,19 +83,22 @@ constexpr std::array kFormats{
         row<BlockQ4_0, 32>("Q4_0", "32 values of 4 bits and a scale", 2)),
     integers<BlockQ4_1, 32, kQ4Min>(
         row<BlockQ4_1, 32>("Q4_1", "32 values of 4 bits, a scale and a minimum", 3)),
-    integers<BlockQ5_0, 32, kQ8_0>(
+    integers<BlockQ5_0, 32, kQ5_0>(
         row<BlockQ5_0, 32>("Q5_0", "32 values of 5 bits and a scale", 6)),
     integers<BlockQ5_1, 32, kQ5Min>(
         row<BlockQ5_1, 32>("Q5_1", "32 values of 5 bits, a scale and a minimum", 7)),
-    row<BlockQ2_K, 256>("Q2_K", "16 groups of 16 values of 2 bits, scales and minima", 10),
-    row<BlockQ3_K, 256>("Q3_K", "16 groups of 16 values of 3 bits, scales", 11),
+    integers<BlockQ2_K, 256, kQ2_K>(
+        row<BlockQ2_K, 256>("Q2_K", "16 groups of 16 values of 2 bits, scales and minima", 10)),
+    integers<BlockQ3_K, 256, kQ3_K>(
+        row<BlockQ3_K, 256>("Q3_K", "16 groups of 16 values of 3 bits, scales", 11)),
     integers<BlockQ4_K, 256, kQ4Min>(
         row<BlockQ4_K, 256>("Q4_K", "8 groups of 32 values of 4 bits, scales and minima", 12)),
     integers<BlockQ5_K, 256, kQ5Min>(
         row<BlockQ5_K, 256>("Q5_K", "8 groups of 32 values of 5 bits, scales and minima", 13)),
     integers<BlockQ6_K, 256, kQ6_K>(
         row<BlockQ6_K, 256>("Q6_K", "16 groups of 16 values of 6 bits, scales", 14)),
-    row<BlockIQ4_NL, 32>("IQ4_NL", "32 values of a table of 16 and a scale", 20),
+    integers<BlockIQ4_NL, 32, kQ8_0>(
+        row<BlockIQ4_NL, 32>("IQ4_NL", "32 values of a table of 16 and a scale", 20)),
     row<BlockMXFP4, 32>("MXFP4", "32 values of E2M1 and a power of two", 39),
 };
 

@@ -17,6 +17,7 @@
 #include "checker.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/host_ops.h"
+#include "quant/quant_format.h"
 
 namespace llmserve::isa_check {
 namespace {
@@ -308,9 +309,23 @@ void check_linear_case(Checker& check, DType dtype, int64_t rows, int64_t k, int
   }
 }
 
+// A row of integers that files have: all that the format can hold, the extremes side by side.
+void fill_row(const LinearFormat& format, int64_t i, int64_t k, const QuantizedRow& row) {
+  const int64_t count = int64_t{1} << format.bits;
+  for (int64_t j = 0; j < k; ++j) {
+    const int64_t q = i == 0 ? count - 1 : (i * 131 + j * 29 + j * j / 7) % count;
+    row.values[j] = static_cast<int8_t>(format.bits == 8 ? q - count / 2 : q);
+  }
+  for (int64_t g = 0; g < format.num_groups(k); ++g) {
+    row.scales[g] = static_cast<float>((i + g) % 13 - 6) * 0x1p-5f;
+    row.mins[g] = format.has_min ? static_cast<float>((i + 2 * g) % 11 - 5) * 0x1p-4f : 0.0f;
+  }
+}
+
 // Over integers, the bits of ref; rows whose values are extreme, tiny, zero or bad among others.
+// Weights are rounded, or as fill_row has them.
 void check_quantized_case(Checker& check, const LinearFormat& format, int64_t rows, int64_t k,
-                          int64_t n) {
+                          int64_t n, bool is_of_file = false) {
   const Floats w = normal(n * k, 14);
   for (int64_t i = 0; i < k; ++i) {
     w[i] = i % 3 == 0 ? -1.0f : 1.0f;
@@ -326,9 +341,10 @@ void check_quantized_case(Checker& check, const LinearFormat& format, int64_t ro
     std::fill_n(x.begin() + 4 * x_stride, k, 1e-35f);
   }
   const auto run = [&](Backend& backend, int64_t row, int64_t count) {
-    const LinearWeight weight = backend.pack_quantized(
-        format, n, k,
-        [&](int64_t i, const QuantizedRow& to) { quantize_row(format, w.begin() + i * k, k, to); });
+    const LinearWeight weight =
+        backend.pack_quantized(format, n, k, [&](int64_t i, const QuantizedRow& to) {
+          is_of_file ? fill_row(format, i, k, to) : quantize_row(format, w.begin() + i * k, k, to);
+        });
     Floats out(count * (n + 5) - 5, 7.0f);
     backend.linear({.x = matrix(x, rows, k, x_stride).slice(0, row, count),
                     .weight = &weight,
@@ -351,6 +367,11 @@ void check_quantized(Checker& check) {
     check_quantized_case(check, format, 66, 16384, 50);  // blocks of panels
     if (format.group_size > 0) continue;
     for (const int64_t k : {1, 7, 65, 1027}) check_quantized_case(check, format, 10, k, 17);
+  }
+  for (const QuantFormat& format : quant_format_registry()) {
+    if (!format.integers) continue;
+    check_quantized_case(check, *format.integers, 9, 1280, 33, true);
+    check_quantized_case(check, *format.integers, 70, 512, 50, true);
   }
 }
 

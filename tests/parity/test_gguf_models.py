@@ -153,7 +153,19 @@ def test_k_quants_give_what_their_dequantized_weights_give(kind: str, tmp_path: 
 # largest: 0.29 of a step is 0.2% of the largest and below 1% of a typical activation. A layer and
 # the head carry it to the logits, of which the worst of 40 * 320 is five deviations.
 BLOCKS_TOLERANCE = 0.15
-ON_INTEGERS = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+ON_INTEGERS = [
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+]
 
 
 def blocks_file(kind: str, path: Path) -> Path:
@@ -175,7 +187,7 @@ def test_blocks_run_as_they_are_close_to_their_values(kind: str, tmp_path: Path)
     assert not np.array_equal(got[0], values)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_0", "Q3_K", "Q4_K", "Q6_K"])
 def test_plan_of_blocks_that_run_as_they_are_is_exact_and_small(kind: str, tmp_path: Path) -> None:
     path = blocks_file(kind, tmp_path / "model.gguf")
     arguments: dict[str, Any] = {"num_gpu_blocks_override": 32, "max_model_len": 64}
@@ -196,7 +208,7 @@ def test_mixed_blocks_run_side_by_side(tmp_path: Path) -> None:
         return in_format(kind)(name, array)
 
     path = write_gguf(tmp_path / "model.gguf", checkpoint("qwen2", **WIDE), quantize)
-    assert LLM.plan(path).integers == ("Q4_1", "Q6_K", "Q8_0")
+    assert LLM.plan(path).integers == ("Q4_1", "Q6_K", "Q8_0", "Q2_K")
     tokens = list(range(5, 45))
     values, got = (
         PagedRunner(path, device="cpu", dtype="float32", quantization=name).run(tokens)

@@ -108,6 +108,22 @@ def test_every_instruction_set_gives_the_bits_of_ref(fast, ref, rng, name, m, n,
 BLOCK_ERROR = 0.02
 
 
+# Where a block has its f16 scale, and its minimum.
+HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
+HALVES |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
+
+
+def random_blocks(rng, name: str, rows: int, count: int, num_bytes: int, fill: int | None = None):
+    """[rows, count * num_bytes]: random bits, or as `fill` has them, and scales in [0, 1)."""
+    blocks = rng.integers(0, 256, (rows, count, num_bytes), np.uint8)
+    if fill is not None:
+        blocks[:] = fill
+    for at in HALVES.get(name, (0,)):
+        halves = rng.random((rows, count, 1)).astype(np.float16)
+        blocks[..., at : at + 2] = halves.view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
 @pytest.mark.parametrize("m", [1, 4, 9])
 @pytest.mark.parametrize(
     ("name", "elements", "num_bytes"), [row[:3] for row in _core.testing.kept_formats()]
@@ -118,12 +134,43 @@ def test_blocks_of_files_run_with_the_bits_of_ref_and_near_their_values(
     if fast.name == "cuda":
         pytest.skip("the cuda backend refuses integers")
     x, n = normal(rng, m, 1280), 33
-    # Any two such bytes are a half in [0, 1), so that scales are.
-    blocks = rng.integers(0, 0x3C, (n, 1280 // elements * num_bytes), np.uint8)
+    blocks = random_blocks(rng, name, n, 1280 // elements, num_bytes)
     got = fast.linear(x, fast.pack_blocks(blocks, name))
     np.testing.assert_array_equal(got, ref.linear(x, ref.pack_blocks(blocks, name)))
     expected = x @ _core.testing.dequantize(name, blocks.tobytes()).reshape(n, -1).T
     assert (got - expected).std() < BLOCK_ERROR * expected.std()
+
+
+@pytest.mark.parametrize(
+    ("name", "elements", "num_bytes"), [row[:3] for row in _core.testing.kept_formats()]
+)
+def test_blocks_of_extreme_values_are_exact(fast, ref, rng, name, elements, num_bytes):
+    """All bits of a block's integers are set, and all activations at their largest: sums of few
+    bits must not saturate."""
+    if fast.name == "cuda":
+        pytest.skip("the cuda backend refuses integers")
+    x = np.array([1, -1, 1], np.float32)[:, None] * np.ones((1, 512), np.float32)
+    x[2, ::3] = -1
+    blocks = random_blocks(rng, name, 20, 512 // elements, num_bytes, fill=0xFF)
+    blocks[10:] = random_blocks(rng, name, 10, 512 // elements, num_bytes, fill=0)
+    got = fast.linear(x, fast.pack_blocks(blocks, name))
+    np.testing.assert_array_equal(got, ref.linear(x, ref.pack_blocks(blocks, name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "elements", "num_bytes"), [row[:3] for row in _core.testing.kept_formats()]
+)
+def test_rows_of_blocks_alone_equal_rows_in_any_batch(
+    fast, fast_one_thread, rng, name, elements, num_bytes
+):
+    if fast.name == "cuda":
+        pytest.skip("the cuda backend refuses integers")
+    x, n = normal(rng, 40, 2560), 140
+    weight = fast.pack_blocks(random_blocks(rng, name, n, 2560 // elements, num_bytes), name)
+    alone = np.concatenate([fast.linear(x[i : i + 1], weight) for i in range(40)])
+    for m in (2, 3, 5, 8, 13, 24, 40):
+        np.testing.assert_array_equal(fast.linear(x[:m], weight), alone[:m])
+        np.testing.assert_array_equal(fast_one_thread.linear(x[40 - m :], weight), alone[40 - m :])
 
 
 @pytest.mark.parametrize("m", [1, 5])

@@ -19,7 +19,7 @@ cpu::QuantizedLayout layout_of(const LinearFormat& format, int64_t k) {
   const int64_t groups = format.num_groups(k);
   const int64_t integers = round_up(k, 4) * kPanelWidth * format.bits / 8;
   const int64_t scales = groups * kPanelWidth * (format.has_f16_scales ? 2 : 4);
-  return {.is_4_bit = format.bits == 4,
+  return {.bits = format.bits,
           .has_f16_scales = format.has_f16_scales,
           .has_min = format.has_min,
           .zero_point = format.zero_point(),
@@ -34,13 +34,25 @@ cpu::QuantizedLayout layout_of(const LinearFormat& format, int64_t k) {
 // when the second half of each is written.
 constexpr int64_t kWovenWords = 256;
 
-// Quads of integers below 16, two to a word, over the first half of their memory.
-void join_quads(int8_t* row, int64_t count) {
-  for (int64_t i = 0; i < count; i += 8) {
-    uint32_t quads[2];
-    std::memcpy(quads, row + i, sizeof(quads));
-    const uint32_t word = quads[0] | quads[1] << 4;
-    std::memcpy(row + i / 2, &word, sizeof(word));
+// Quads of integers of less than 8 bits as QuantizedLayout has them, over the first part of their
+// memory.
+void join_quads(int8_t* row, int64_t count, int bits) {
+  const int high_bits = bits - 4;
+  const int64_t num_quads = high_bits == 0 ? 2 : 8 / high_bits;
+  const uint32_t high_mask = 0x01010101u * ((1u << high_bits) - 1);
+  int8_t* to = row;
+  const auto write = [&](uint32_t word) {
+    std::memcpy(to, &word, sizeof(word));
+    to += sizeof(word);
+  };
+  for (int64_t i = 0; i < count; i += 4 * num_quads) {
+    uint32_t quads[8];
+    std::memcpy(quads, row + i, static_cast<size_t>(4 * num_quads));
+    uint32_t high = 0;
+    for (int q = 0; q < num_quads; ++q) high |= (quads[q] >> 4 & high_mask) << q * high_bits;
+    if (high_bits > 0) write(high);
+    for (int q = 0; q < num_quads; q += 2)
+      write((quads[q] & 0x0f0f0f0fu) | (quads[q + 1] & 0x0f0f0f0fu) << 4);
   }
 }
 
@@ -69,11 +81,12 @@ class PanelRows {
     std::fill_n(row(column).scales, layout_.num_groups, 0.0f);
     std::fill_n(row(column).mins, layout_.num_groups, 0.0f);
   }
-  // Once: 4-bit rows are not the same after.
+  // Once: rows of less than 8 bits are not the same after.
   void weave(const cpu::KernelTable& kernels, uint8_t* panel) const {
-    if (layout_.is_4_bit)
-      for (int64_t c = 0; c < kPanelWidth; ++c) join_quads(values_ + c * stride_, stride_);
-    const int64_t num_words = stride_ / (layout_.is_4_bit ? 8 : 4);
+    if (layout_.bits < 8)
+      for (int64_t c = 0; c < kPanelWidth; ++c)
+        join_quads(values_ + c * stride_, stride_, layout_.bits);
+    const int64_t num_words = stride_ * layout_.bits / 32;
     for (int64_t i = 0; i < num_words; i += kWovenWords) {
       for (int64_t half = 0; half < kPanelWidth; half += 8) {
         const void* rows[8];

@@ -82,14 +82,15 @@ struct IntegerGroup {
 // its scales [groups][16] and minima [groups][16], each f32 or f16, padded to whole cache lines.
 // Integers of 8 bits lie as [ceil(K / 4)][16][4], K in quads as the dot products of bytes take
 // them; those of 4 bits as [K / 8][16][4], a byte's low half of one quad and the high half of the
-// next.
+// next. Of 5 or 6 bits, each 8 or 4 quads are [1][16][4] of their upper bits, a byte's lowest ones
+// those of the first quad, and then the lower 4 bits of all, as above.
 struct QuantizedLayout {
-  bool is_4_bit;
+  int bits;
   bool has_f16_scales;
   bool has_min;
   int32_t zero_point;
   int64_t num_groups;
-  int64_t group_size;    // the whole K where there is one group; a multiple of 32 if 4 bits
+  int64_t group_size;    // the whole K where there is one group; below 8 bits, whole bytes of all
   int64_t scales_begin;  // bytes from the panel's begin
   int64_t mins_begin;
   int64_t panel_bytes;

@@ -18,8 +18,8 @@ namespace {
 // Tiles of rows whose sums are held at once: four chains hide the latency of the products.
 constexpr int64_t kTilesAtOnce = 4;
 constexpr int64_t kPassRows = kTilesAtOnce * kTileRows;
-// Rows of a block, at most two passes: their totals, 8 KiB, stay in the L1 while 4 bits are
-// unpacked once for all.
+// Rows of a block, at most two passes: their totals, 8 KiB, stay in the L1 while integers of less
+// than 8 bits are unpacked once for all.
 constexpr int64_t kMaxPasses = 2;
 constexpr int64_t kBlockRows = kMaxPasses * kPassRows;
 // Of the L2, 2 MiB from Sapphire to Granite Rapids, half is for a block's rows: 128 up to a K of
@@ -97,6 +97,36 @@ void unpack_nibbles(const uint8_t* from, int64_t depth, uint8_t* to) {
   }
 }
 
+// 5 or 6 bits likewise.
+template <int kBits>
+void unpack_joined(const uint8_t* from, int64_t depth, uint8_t* to) {
+  constexpr int kHighBits = kBits - 4;
+  constexpr int kQuads = 8 / kHighBits;
+  constexpr int kMask = ((1 << kHighBits) - 1) << 4;
+  for (int64_t k = 0; k < depth; k += 4 * kQuads) {
+    const Quads upper = q_load(from);
+    from += kTileRowBytes;
+    auto unpack = [&]<int pair>() __attribute__((always_inline)) {
+      constexpr int q = 2 * pair;
+      const Quads both = q_load(from);
+      _mm512_storeu_si512(to, q_with(q_low(both), q_moved<4 - q * kHighBits>(upper), kMask));
+      _mm512_storeu_si512(to + kTileRowBytes,
+                          q_with(q_high(both), q_moved<4 - (q + 1) * kHighBits>(upper), kMask));
+      from += kTileRowBytes, to += 2 * kTileRowBytes;
+    };
+    unrolled<kQuads / 2>(unpack);
+  }
+}
+
+void unpack(int bits, const uint8_t* from, int64_t depth, uint8_t* to) {
+  if (bits == 4)
+    unpack_nibbles(from, depth, to);
+  else if (bits == 5)
+    unpack_joined<5>(from, depth, to);
+  else
+    unpack_joined<6>(from, depth, to);
+}
+
 inline Vec load_scale(const QuantizedLayout& layout, const uint8_t* scales, int64_t g) {
   return layout.has_f16_scales ? v_load_f16(scales + g * kPanelWidth * 2)
                                : v_load((const float*)(scales + g * kPanelWidth * 4));
@@ -121,7 +151,7 @@ struct PanelBlock {
     const uint8_t* base = part->weight + panel * layout.panel_bytes;
     const Vec scale = load_scale(layout, base + layout.scales_begin, g);
     const Vec min = layout.has_min ? load_scale(layout, base + layout.mins_begin, g) : Vec{};
-    const int32_t offset = layout.is_4_bit ? layout.zero_point : 0;
+    const int32_t offset = layout.zero_point;
     const int64_t end = min_of(rows, (tile + num_tiles) * kTileRows);
     for (int64_t r = tile * kTileRows; r < end; ++r) {
       const int64_t t = r / kTileRows;
@@ -179,11 +209,11 @@ struct PanelBlock {
     alignas(64) float totals[kBlockRows * kPanelWidth];
     memset(totals, 0, (size_t)(rows * kPanelWidth) * sizeof(float));
     for (int64_t g = 0; g < layout.num_groups; ++g) {
-      if (layout.is_4_bit) {
+      if (layout.bits < 8) {
         alignas(64) uint8_t bytes[kMaxGroup * kPanelWidth];
-        unpack_nibbles(w, layout.group_size, bytes);
+        unpack(layout.bits, w, layout.group_size, bytes);
         written(bytes);
-        w += layout.group_size / 2 * kPanelWidth;
+        w += layout.group_size * layout.bits / 8 * kPanelWidth;
         multiply_group<false>(g, bytes, step, ahead, totals);
       } else {
         multiply_group<true>(g, w, step, ahead, totals);
@@ -194,7 +224,7 @@ struct PanelBlock {
       finish(*part, row + r, panel * kPanelWidth, v_load(totals + r * kPanelWidth));
   }
 
-  // Of a group of 4 bits, unpacked on the stack.
+  // Of a group of less than 8 bits, unpacked on the stack.
   static constexpr int64_t kMaxGroup = 256;
 };
 
@@ -202,7 +232,7 @@ struct PanelBlock {
 
 void quantized_linear(const QuantizedPart* part) {
   const QuantizedLayout& layout = part->layout;
-  const bool has_room = !layout.is_4_bit || layout.group_size <= PanelBlock::kMaxGroup;
+  const bool has_room = layout.bits == 8 || layout.group_size <= PanelBlock::kMaxGroup;
   if (part->m < kTileRows || layout.group_size < kMinGroup || !has_room)
     return avx512_vnni::quantized_linear(part);
   const int64_t step = min_of(layout.group_size / 32 * 32, kTileRowBytes);

@@ -28,6 +28,9 @@ inline IVec dot_signed(IVec sum, const SignedQuads& w, Quads x) {
   const Quads pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(x, w.value));
   return sum + (IVec)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
+inline IVec dot_unsigned(IVec sum, Quads w, Quads x) {
+  return sum + (IVec)_mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
+}
 struct NibbleSums {
   IVec sums;
   Quads pairs;

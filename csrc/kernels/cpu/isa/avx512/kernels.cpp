@@ -24,6 +24,9 @@ inline IVec dot_signed(IVec sum, const SignedQuads& w, Quads x) {
   const Quads pairs = _mm512_maddubs_epi16(w.magnitude, turned);
   return sum + (IVec)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 }
+inline IVec dot_unsigned(IVec sum, Quads w, Quads x) {
+  return sum + (IVec)_mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1));
+}
 struct NibbleSums {
   IVec sums;
   Quads pairs;

@@ -87,6 +87,17 @@ inline Quads q_high(Quads x) {
   for (int i = 0; i < 4 * kLanes; ++i) x.bytes[i] = (int8_t)((uint8_t)x.bytes[i] >> 4);
   return x;
 }
+template <int n>
+inline Quads q_moved(Quads x) {
+  for (int i = 0; i < 4 * kLanes; ++i)
+    x.bytes[i] = (int8_t)(n < 0 ? (uint8_t)x.bytes[i] >> -n : (uint8_t)x.bytes[i] << n);
+  return x;
+}
+inline Quads q_with(Quads low, Quads bits, int mask) {
+  for (int i = 0; i < 4 * kLanes; ++i)
+    low.bytes[i] = (int8_t)(low.bytes[i] | (bits.bytes[i] & mask));
+  return low;
+}
 typedef Quads SignedQuads;
 constexpr int32_t kSignedOffset = 0;
 inline SignedQuads q_signed(Quads x) { return x; }
@@ -98,6 +109,7 @@ inline IVec dot_signed(IVec sum, const Quads& w, const Quads& x) {
   }
   return sum;
 }
+inline IVec dot_unsigned(IVec sum, const Quads& w, const Quads& x) { return dot_signed(sum, w, x); }
 typedef IVec NibbleSums;
 constexpr int64_t kFoldDepth = 0;  // the sums have 32 bits
 inline NibbleSums unfolded(IVec sum) { return sum; }
