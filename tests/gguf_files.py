@@ -96,16 +96,30 @@ def quantized(kind: str) -> Quantize:
     return quantize
 
 
-# Of the types that the gguf package does not quantize to: where in a block its f16 scale lies, and
-# that of its minima, which is five times as large; and a scale for values around 1 over the square
-# root of a row's length.
-_SCALES: dict[str, tuple[tuple[int, ...], float]] = {
-    "Q2_K": ((80, 82), 6e-3),
-    "Q3_K": ((108,), 1e-3),
-    "Q4_K": ((0, 2), 2e-4),
-    "Q5_K": ((0, 2), 1e-4),
-    "Q6_K": ((208,), 5e-5),
-    "IQ4_NL": ((0,), 1e-3),
+# Where in a block its f16 scale lies, and that of its minima or its minimum.
+SCALE_PLACES: dict[str, tuple[int, ...]] = {
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+}
+
+# Of the types that the gguf package does not quantize to: a scale for values around 1 over the
+# square root of a row's length. That of minima is five times as large.
+_SCALES: dict[str, float] = {
+    "Q2_K": 6e-3,
+    "Q3_K": 1e-3,
+    "Q4_K": 2e-4,
+    "Q5_K": 1e-4,
+    "Q6_K": 5e-5,
+    "IQ4_NL": 1e-3,
 }
 
 
@@ -114,8 +128,8 @@ def random_blocks(kind: str, rows: int, width: int) -> np.ndarray:
     block_elements, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     rng = np.random.default_rng(rows)
     blocks = rng.integers(0, 256, (rows * width // block_elements, block_bytes), np.uint8)
-    places, size = _SCALES[kind]
-    for at, scale in zip(places, (size, 5 * size), strict=False):
+    size = _SCALES[kind]
+    for at, scale in zip(SCALE_PLACES[kind], (size, 5 * size), strict=False):
         blocks[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
     return blocks.reshape(rows, -1)
 

@@ -4,6 +4,7 @@ definition in kernels/ops.h and quant/linear_format.h."""
 import numpy as np
 import op_formulas as formulas
 import pytest
+from gguf_files import SCALE_PLACES
 from llmserve import _core, ops
 from llmserve.errors import NotSupported
 
@@ -108,17 +109,12 @@ def test_every_instruction_set_gives_the_bits_of_ref(fast, ref, rng, name, m, n,
 BLOCK_ERROR = 0.02
 
 
-# Where a block has its f16 scale, and its minimum.
-HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
-HALVES |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
-
-
 def random_blocks(rng, name: str, rows: int, count: int, num_bytes: int, fill: int | None = None):
     """[rows, count * num_bytes]: random bits, or as `fill` has them, and scales in [0, 1)."""
     blocks = rng.integers(0, 256, (rows, count, num_bytes), np.uint8)
     if fill is not None:
         blocks[:] = fill
-    for at in HALVES.get(name, (0,)):
+    for at in SCALE_PLACES[name]:
         halves = rng.random((rows, count, 1)).astype(np.float16)
         blocks[..., at : at + 2] = halves.view(np.uint8)
     return blocks.reshape(rows, -1)

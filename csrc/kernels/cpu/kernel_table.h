@@ -90,7 +90,7 @@ struct QuantizedLayout {
   bool has_min;
   int32_t zero_point;
   int64_t num_groups;
-  int64_t group_size;    // the whole K where there is one group; below 8 bits, whole bytes of all
+  int64_t group_size;    // the whole K if one group; a multiple of 16 below 8 bits, of 32 if 5
   int64_t scales_begin;  // bytes from the panel's begin
   int64_t mins_begin;
   int64_t panel_bytes;
