@@ -40,6 +40,18 @@ void compute_rotary_table(const RotaryTableArgs& args) {
   }
 }
 
+void read_table_row(const EmbeddingArgs& args, int64_t id, float* out) {
+  const int64_t at = id * args.table.strides[0];
+  const int64_t width = args.out.shape[1];
+  if (args.blocks)
+    args.blocks->dequantize(args.table.as<std::byte>() + at, width / args.blocks->block_elements,
+                            out);
+  else
+    convert_to_f32(args.table, at, width, out);
+  if (args.scale == 1.0f) return;
+  for (int64_t i = 0; i < width; ++i) out[i] *= args.scale;
+}
+
 void copy_given_rows(const EmbeddingArgs& args) {
   const int64_t width = args.out.shape[1];
   for (const GivenRows& given : args.given) {

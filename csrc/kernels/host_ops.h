@@ -12,6 +12,8 @@ namespace llmserve {
 // cosine and sine are taken in double and rounded to f32.
 void compute_rotary_table(const RotaryTableArgs& args);
 
+// Row `id` of an embedding's table, scaled, to out [E].
+void read_table_row(const EmbeddingArgs& args, int64_t id, float* out);
 // The given rows of an embedding, over what the table gave.
 void copy_given_rows(const EmbeddingArgs& args);
 

@@ -20,7 +20,7 @@
 
 #include "core/buffer.h"
 #include "core/tensor.h"
-#include "quant/linear_format.h"
+#include "quant/quant_format.h"
 
 namespace llmserve {
 
@@ -33,11 +33,14 @@ struct GivenRows {
 
 // out[t] = table[token_ids[t]] * scale, or the given row.
 struct EmbeddingArgs {
-  ConstTensor table;                   // [V, E] f32, bf16 or f16
+  ConstTensor table;                   // [V, E] f32, bf16 or f16; u8 [V, bytes of a row] of blocks
   std::span<const int32_t> token_ids;  // [T], each in [0, V)
   Tensor out;                          // [T, E]
   float scale = 1.0f;
   std::span<const GivenRows> given;  // of some tokens, whose ids do not matter then
+  // What the table is in, as its file has it: on host backends, whose rows are dequantized as they
+  // are asked for.
+  const QuantFormat* blocks = nullptr;
 };
 
 // out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * (weight + weight_offset). Zhang & Sennrich 2019,

@@ -108,10 +108,15 @@ void check_sample_row(const SampleRow& row, int64_t vocabulary) {
 
 void validate(const EmbeddingArgs& args) {
   const int64_t num_tokens = static_cast<int64_t>(args.token_ids.size());
-  check_tensor("embedding.table", args.table, {{"V"}, {"E"}},
-               {DType::kF32, DType::kBF16, DType::kF16});
-  check_tensor("embedding.out", args.out, {{"T", num_tokens}, {"E", args.table.shape[1]}},
-               {DType::kF32});
+  if (args.blocks)
+    check_tensor("embedding.table", args.table, {{"V"}, {"bytes of a row"}}, {DType::kU8});
+  else
+    check_tensor("embedding.table", args.table, {{"V"}, {"E"}},
+                 {DType::kF32, DType::kBF16, DType::kF16});
+  const int64_t width = args.table.shape[1];
+  const int64_t num_elements =
+      args.blocks ? width / args.blocks->block_bytes * args.blocks->block_elements : width;
+  check_tensor("embedding.out", args.out, {{"T", num_tokens}, {"E", num_elements}}, {DType::kF32});
   check_indices("embedding.token_ids", args.token_ids, 0, args.table.shape[0]);
   for (const GivenRows& given : args.given) {
     if (given.begin < 0 || given.count < 0 || given.begin + given.count > num_tokens) {

@@ -20,7 +20,8 @@ class Embedding {
                                .token_ids = context.input.token_ids,
                                .out = out,
                                .scale = scale_,
-                               .given = context.input.given_embeddings});
+                               .given = context.input.given_embeddings,
+                               .blocks = table_.blocks});
   }
 
  private:
@@ -41,8 +42,11 @@ class PositionEmbedding {
   void add_to(const ForwardContext& context, const Tensor& hidden) const {
     const Arena::Scope scope(context.arena);
     const Tensor rows = context.arena.allocate(DType::kF32, {hidden.shape[0], hidden.shape[1]});
-    context.backend.embedding(
-        {.table = table_.view, .token_ids = context.input.positions, .out = rows});
+    context.backend.embedding({.table = table_.view,
+                               .token_ids = context.input.positions,
+                               .out = rows,
+                               .given = {},
+                               .blocks = table_.blocks});
     context.backend.add({.out = hidden, .x = rows});
   }
   int64_t workspace_bytes(int64_t num_tokens, int64_t hidden_size) const {

@@ -1,6 +1,8 @@
 #include "layers/stored_tensor.h"
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -104,6 +106,14 @@ class Converter {
   std::byte* to_;
 };
 
+bool all_finite(const float* values, int64_t count) {
+  constexpr uint32_t kExponent = 0x7f800000;
+  uint32_t num_bad = 0;
+  for (int64_t i = 0; i < count; ++i)
+    num_bad += (std::bit_cast<uint32_t>(values[i]) & kExponent) == kExponent;
+  return num_bad == 0;
+}
+
 ConstTensor in_shape(const TensorEntry& entry, int64_t rows, const void* data, DType dtype) {
   ConstTensor out(data, dtype, {});
   out.rank = static_cast<int>(entry.shape.size());
@@ -130,6 +140,42 @@ int64_t value_bytes(const Checkpoint& checkpoint, const TensorEntry& entry, DTyp
   if (is_stored_as_is(entry)) return entry.num_bytes;
   const Matrix matrix = matrix_of(checkpoint.storage(entry), entry);
   return matrix.rows * matrix.width * size_bytes(dtype);
+}
+
+ConstTensor block_rows(const Checkpoint& checkpoint, const TensorEntry& entry) {
+  const TensorStorage& storage = checkpoint.storage(entry);
+  check_internal(storage.blocks && storage.paired_heads == 0 && storage.added == 0.0f,
+                 "a table's blocks are as the model has them");
+  return {checkpoint.file(entry)->bytes().data() + entry.offset,
+          DType::kU8,
+          {entry.shape[0], entry.num_bytes / entry.shape[0]}};
+}
+
+int64_t first_non_finite_row(const Checkpoint& checkpoint, const TensorEntry& entry,
+                             Backend& backend) {
+  const ConstTensor blocks = block_rows(checkpoint, entry);
+  const QuantFormat& format = *checkpoint.storage(entry).blocks;
+  const int64_t width = entry.shape[1];
+  const auto is_finite = [&](int64_t row) {
+    const std::byte* from = blocks.as<std::byte>() + row * blocks.strides[0];
+    float values[kChunk];
+    for (int64_t at = 0; at < width; at += kChunk) {
+      const int64_t count = std::min(kChunk, width - at);
+      format.dequantize(from + format.num_bytes(at), count / format.block_elements, values);
+      if (!all_finite(values, count)) return false;
+    }
+    return true;
+  };
+  std::atomic<int64_t> first{blocks.shape[0]};
+  backend.run_on_host_threads(
+      blocks.shape[0], std::max<int64_t>(1, kChunk / width), [&](int64_t begin, int64_t end) {
+        int64_t row = begin;
+        while (row < end && is_finite(row)) ++row;
+        int64_t known = first;
+        while (row < end && row < known && !first.compare_exchange_weak(known, row)) {
+        }
+      });
+  return first == blocks.shape[0] ? -1 : first.load();
 }
 
 bool unpack_row(const Checkpoint& checkpoint, const TensorEntry& entry, int64_t row,

@@ -15,6 +15,13 @@ bool is_in_place(const Checkpoint& checkpoint, const TensorEntry& entry);
 // Bytes of its values as `dtype` (kF32 or kBF16), or in place as they are stored.
 int64_t value_bytes(const Checkpoint& checkpoint, const TensorEntry& entry, DType dtype);
 
+// A matrix in blocks, in the mapping: u8 [rows, bytes of a row].
+ConstTensor block_rows(const Checkpoint& checkpoint, const TensorEntry& entry);
+// The first row of such a matrix with a value that is not finite, or -1. Runs on the backend's
+// threads.
+int64_t first_non_finite_row(const Checkpoint& checkpoint, const TensorEntry& entry,
+                             Backend& backend);
+
 // The model's row `row` of a matrix in blocks that a linear layer runs on (QuantFormat::unpack).
 bool unpack_row(const Checkpoint& checkpoint, const TensorEntry& entry, int64_t row,
                 const QuantizedRow& to);

@@ -187,6 +187,14 @@ void WeightLoader::check_finite(const TensorEntry& entry, const ConstTensor& ten
                            "; weights must be finite"));
 }
 
+void WeightLoader::check_finite_blocks(const TensorEntry& entry) {
+  const int64_t row = first_non_finite_row(checkpoint_, entry, backend_);
+  if (row < 0) return;
+  Buffer values;
+  check_finite(entry, host_values(checkpoint_, entry, DType::kF32, backend_, values, {row, 1}),
+               row * entry.shape[1]);
+}
+
 void WeightLoader::count(WeightGroup group, int64_t num_bytes) {
   group_bytes_[static_cast<size_t>(group)] += num_bytes;
 }
@@ -370,14 +378,21 @@ VectorWeight WeightLoader::vector(WeightGroup group, const std::vector<Part>& pa
 TableWeight WeightLoader::table(WeightGroup group, const std::string& name, int64_t rows,
                                 int64_t columns) {
   const TensorEntry& entry = find(name, {rows, columns});
-  count(group, value_bytes(checkpoint_, entry, format_.dtype));
-  const bool is_mapped = !checkpoint_.has_tensors() || is_in_place(checkpoint_, entry);
-  if (is_mapped && backend_.memory().is_host()) mapped_bytes_ += entry.num_bytes;
-  if (!load_) return TableWeight();
-  const Stopwatch reading(read_us_);
   TableWeight table;
-  table.view = host_values(checkpoint_, entry, format_.dtype, backend_, table.copy);
-  check_finite(entry, table.view);
+  if (backend_.memory().is_host()) table.blocks = checkpoint_.storage(entry).blocks;
+  count(group, table.blocks ? entry.num_bytes : value_bytes(checkpoint_, entry, format_.dtype));
+  const bool is_mapped =
+      table.blocks || !checkpoint_.has_tensors() || is_in_place(checkpoint_, entry);
+  if (is_mapped && backend_.memory().is_host()) mapped_bytes_ += entry.num_bytes;
+  if (!load_) return table;
+  const Stopwatch reading(read_us_);
+  if (table.blocks) {
+    table.view = block_rows(checkpoint_, entry);
+    check_finite_blocks(entry);
+  } else {
+    table.view = host_values(checkpoint_, entry, format_.dtype, backend_, table.copy);
+    check_finite(entry, table.view);
+  }
   if (!backend_.memory().is_host()) {
     Buffer on_device;
     table.view = copy_into(on_device, table.view, backend_.memory());

@@ -39,7 +39,8 @@ struct WeightReport {
 
 // A table that is read in place where it can be: a view and what keeps it alive.
 struct TableWeight {
-  ConstTensor view;
+  ConstTensor view;                     // [rows, columns], or u8 [rows, bytes of a row] of blocks
+  const QuantFormat* blocks = nullptr;  // the file's, whose rows are dequantized as they are read
   std::shared_ptr<const MappedFile> file;
   Buffer copy;  // instead of the file: on a device, or where the file's bytes are not aligned
 };
@@ -104,7 +105,7 @@ class WeightLoader {
   VectorWeight vector(WeightGroup group, const std::string& name, int64_t size) {
     return vector(group, {Part{name, size}});
   }
-  // [rows, columns] in the file's own dtype, row-major.
+  // [rows, columns] as the file has it, row-major; on a device, blocks are expanded.
   TableWeight table(WeightGroup group, const std::string& name, int64_t rows, int64_t columns);
 
   // A tensor that may be in the file and is not needed.
@@ -120,6 +121,7 @@ class WeightLoader {
   const TensorEntry& imagine(std::initializer_list<int64_t> shape);
   // `first` is the place of the tensor's first element in the entry.
   void check_finite(const TensorEntry& entry, const ConstTensor& tensor, int64_t first = 0);
+  void check_finite_blocks(const TensorEntry& entry);
   void count(WeightGroup group, int64_t num_bytes);
   using Parts = std::span<const Part>;
   using Entries = std::span<const TensorEntry* const>;  // of Parts

@@ -230,6 +230,36 @@ def test_blocks_with_a_scale_that_is_not_finite_are_refused(tmp_path: Path) -> N
         LLM(path, num_gpu_blocks_override=32)
 
 
+@pytest.mark.parametrize("kind", ["Q6_K", "MXFP4"])
+def test_the_embedding_of_blocks_stays_in_the_file(kind: str, tmp_path: Path) -> None:
+    source = checkpoint("llama", **WIDE)
+    path = write_gguf(tmp_path / "model.gguf", source, in_format(kind))
+    (num_bytes,) = (
+        tensor["num_bytes"]
+        for tensor in _core.inspect_checkpoint(str(path))["tensors"]
+        if tensor["name"] == "model.embed_tokens.weight"
+    )
+    for quantization in ("", "none", "int8"):
+        plan = LLM.plan(path, num_gpu_blocks_override=32, quantization=quantization or None)
+        assert plan.weights[0].name == "embedding"
+        assert plan.weights[0].num_bytes == plan.mapped_bytes == num_bytes
+        assert plan.weights[1].num_bytes > 0
+
+
+def test_an_embedding_with_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    def quantize(name: str, array: np.ndarray) -> tuple[np.ndarray, Any]:
+        data, qtype = quantized("Q8_0")(name, array)
+        if "embed_tokens" in name:
+            data = data.copy()
+            for row, half in ((310, np.inf), (7, np.nan), (300, np.inf)):
+                data[row, 34:36] = np.frombuffer(np.float16(half).tobytes(), np.uint8)
+        return data, qtype
+
+    path = write_gguf(tmp_path / "model.gguf", checkpoint("llama", **WIDE), quantize)
+    with pytest.raises(CorruptFile, match=r"embed_tokens.weight\": element 1824 of .* is NaN"):
+        LLM(path, num_gpu_blocks_override=32, num_threads=2)
+
+
 def test_threads_and_device_do_not_change_what_is_loaded(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", checkpoint("llama", **WIDE), quantized("Q8_0"))
     assert answers(path, num_threads=1) == answers(path, num_threads=3)

@@ -3,6 +3,7 @@
 import numpy as np
 import op_formulas as formulas
 import pytest
+from gguf_files import in_format
 from llmserve import _core
 from llmserve.errors import InvalidArgument, NotSupported
 from op_formulas import SUM_TOLERANCE
@@ -14,6 +15,7 @@ ACTIVATION_TOLERANCE = 8 * 90 * 2**-24
 BF16_OPERAND_TOLERANCE = 2**-9
 
 CPU_ISAS = [name for name, _ in _core.testing.cpu_isas()]
+BLOCK_FORMATS = [*(name for name, *_ in _core.testing.kept_formats()), "MXFP4"]
 ODD_SIZES = [1, 15, 17, 127, 129]
 
 
@@ -28,6 +30,18 @@ def test_embedding_equals_ref(fast, ref, rng, dtype):
     for scale in (1.0, 3.3):
         out = fast.embedding(table, ids, scale)
         np.testing.assert_array_equal(out, ref.embedding(table, ids, scale))
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
+def test_embedding_of_blocks_is_their_values(fast, ref, rng, format):
+    table, _ = in_format(format)("embedding", normal(rng, 50, 512))
+    ids = rng.integers(0, 50, 400)
+    values = _core.testing.dequantize(format, table.tobytes()).reshape(50, 512)
+    assert np.isfinite(values).all()
+    for scale in (1.0, 3.3):
+        expected = values[ids] * np.float32(scale)
+        np.testing.assert_array_equal(fast.embedding_of_blocks(table, format, ids, scale), expected)
+        np.testing.assert_array_equal(ref.embedding_of_blocks(table, format, ids, scale), expected)
 
 
 @pytest.mark.parametrize("width", [*ODD_SIZES, 2048])

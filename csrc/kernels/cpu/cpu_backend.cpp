@@ -69,16 +69,11 @@ void CpuBackend::reserve_scratch(int64_t bytes) {
 
 void CpuBackend::embedding(const EmbeddingArgs& args) {
   validate(args);
-  const int64_t width = args.table.shape[1];
-  pool_.parallel_for(static_cast<int64_t>(args.token_ids.size()), row_grain(width),
+  pool_.parallel_for(static_cast<int64_t>(args.token_ids.size()), row_grain(args.out.shape[1]),
                      [&](int64_t begin, int64_t end, int) {
-                       for (int64_t t = begin; t < end; ++t) {
-                         float* out = row(args.out, t);
-                         const int64_t id = args.token_ids[static_cast<size_t>(t)];
-                         convert_to_f32(args.table, id * args.table.strides[0], width, out);
-                         if (args.scale == 1.0f) continue;
-                         for (int64_t i = 0; i < width; ++i) out[i] *= args.scale;
-                       }
+                       for (int64_t t = begin; t < end; ++t)
+                         read_table_row(args, args.token_ids[static_cast<size_t>(t)],
+                                        row(args.out, t));
                      });
   copy_given_rows(args);
 }

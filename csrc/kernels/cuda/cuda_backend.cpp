@@ -165,6 +165,7 @@ int64_t CudaBackend::first_non_finite(const ConstTensor& tensor) {
 
 void CudaBackend::embedding(const EmbeddingArgs& args) {
   validate(args);
+  check_internal(!args.blocks, "tables are in floats on a device");
   const auto num_tokens = static_cast<int64_t>(args.token_ids.size());
   check_grid("embedding", num_tokens);
   memory_.make_current();

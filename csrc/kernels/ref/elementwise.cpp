@@ -51,12 +51,8 @@ float activate(Activation activation, float x) {
 
 void RefBackend::embedding(const EmbeddingArgs& args) {
   validate(args);
-  const int64_t width = args.table.shape[1];
-  for (size_t t = 0; t < args.token_ids.size(); ++t) {
-    float* out = row(args.out, static_cast<int64_t>(t));
-    convert_to_f32(args.table, args.token_ids[t] * args.table.strides[0], width, out);
-    for (int64_t i = 0; i < width; ++i) out[i] *= args.scale;
-  }
+  for (size_t t = 0; t < args.token_ids.size(); ++t)
+    read_table_row(args, args.token_ids[t], row(args.out, static_cast<int64_t>(t)));
   copy_given_rows(args);
 }
 
