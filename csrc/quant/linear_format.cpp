@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/float_types.h"
 
 namespace llmserve {
 namespace {
@@ -42,7 +41,6 @@ constexpr std::array kFormats{
 
 // Products of two magnitudes up to 128 * 127 that a 32-bit sum holds.
 constexpr int64_t kMaxGroup = 131072;
-constexpr float kMaxF16 = 65504.0f;
 
 // Adding 1.5 * 2^23 leaves the integer nearest, ties to even, in the low bits of |x| < 2^22, and
 // the order of all others.
@@ -123,11 +121,6 @@ void quantize_with_min(const LinearFormat& format, const float* v, int64_t n, in
 }
 
 }  // namespace
-
-float stored_scale(const LinearFormat& format, float x) {
-  if (!format.has_f16_scales) return x;
-  return f16_to_f32(f32_to_f16(std::clamp(x, -kMaxF16, kMaxF16)));
-}
 
 std::span<const LinearFormat> linear_format_registry() { return kFormats; }
 

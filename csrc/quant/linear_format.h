@@ -2,11 +2,14 @@
 // `quantization` can be, and how floats become such integers.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
 #include <string_view>
+
+#include "core/float_types.h"
 
 namespace llmserve {
 
@@ -57,7 +60,10 @@ void quantize_row(const LinearFormat& format, const float* values, int64_t k,
                   const QuantizedRow& row);
 
 // A scale or minimum as the format stores it: rounded to float16 within +-65504, or as it is.
-float stored_scale(const LinearFormat& format, float x);
+inline float stored_scale(const LinearFormat& format, float x) {
+  constexpr float kMaxF16 = 65504.0f;
+  return format.has_f16_scales ? f16_to_f32(f32_to_f16(std::clamp(x, -kMaxF16, kMaxF16))) : x;
+}
 
 // Bytes that a row of activations takes as integers beside a weight of this format: bytes in whole
 // cache lines, and three words a group.

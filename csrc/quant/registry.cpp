@@ -4,7 +4,9 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
+#include "core/float_types.h"
 #include "quant/quant_format.h"
 
 namespace llmserve {
@@ -33,23 +35,32 @@ constexpr LinearFormat kQ2_K{
 constexpr LinearFormat kQ3_K{.name = "Q3_K", .bits = 4, .group_size = 16, .has_f16_scales = true};
 constexpr LinearFormat kQ6_K{.name = "Q6_K", .bits = 6, .group_size = 16, .has_f16_scales = true};
 
+// As the format stores them. Returns how many are not finite; without branches, for vectors of
+// them.
+template <const LinearFormat& kFormat>
+int store_scales(float* scales, int64_t count) {
+  int num_bad = 0;
+  for (int64_t g = 0; g < count; ++g) {
+    num_bad += !(std::fabs(scales[g]) <= std::numeric_limits<float>::max());
+    scales[g] = stored_scale(kFormat, scales[g]);
+  }
+  return num_bad;
+}
+
 template <class Block, int kElements, const LinearFormat& kFormat>
 bool unpack_blocks(const std::byte* blocks, int64_t num_blocks, const QuantizedRow& row) {
   constexpr int64_t kGroups = kElements / kFormat.group_size;
   const auto* from = reinterpret_cast<const Block*>(blocks);
-  bool is_finite = true;
+  int64_t num_bad = 0;
   for (int64_t i = 0; i < num_blocks; ++i) {
     const QuantizedRow to{row.values + i * kElements, row.scales + i * kGroups,
                           row.mins + i * kGroups};
     std::fill_n(to.mins, kGroups, 0.0f);
     unpack(from[i], to);
-    for (int64_t g = 0; g < kGroups; ++g) {
-      is_finite = is_finite && std::isfinite(to.scales[g]) && std::isfinite(to.mins[g]);
-      to.scales[g] = stored_scale(kFormat, to.scales[g]);
-      to.mins[g] = stored_scale(kFormat, to.mins[g]);
-    }
+    num_bad += store_scales<kFormat>(to.scales, kGroups);
+    if (kFormat.has_min) num_bad += store_scales<kFormat>(to.mins, kGroups);
   }
-  return is_finite;
+  return num_bad == 0;
 }
 
 template <class Block, int kElements, const LinearFormat& kFormat>

@@ -36,24 +36,30 @@ constexpr int64_t kWovenWords = 256;
 
 // Quads of integers of less than 8 bits as QuantizedLayout has them, over the first part of their
 // memory.
-void join_quads(int8_t* row, int64_t count, int bits) {
-  const int high_bits = bits - 4;
-  const int64_t num_quads = high_bits == 0 ? 2 : 8 / high_bits;
-  const uint32_t high_mask = 0x01010101u * ((1u << high_bits) - 1);
+template <int kBits>
+void join_quads(int8_t* row, int64_t count) {
+  constexpr int kHighBits = kBits - 4;
+  constexpr int64_t kQuads = kHighBits == 0 ? 2 : 8 / kHighBits;
+  constexpr uint32_t kHighMask = 0x01010101u * ((1u << kHighBits) - 1);
   int8_t* to = row;
   const auto write = [&](uint32_t word) {
     std::memcpy(to, &word, sizeof(word));
     to += sizeof(word);
   };
-  for (int64_t i = 0; i < count; i += 4 * num_quads) {
-    uint32_t quads[8];
-    std::memcpy(quads, row + i, static_cast<size_t>(4 * num_quads));
+  for (int64_t i = 0; i < count; i += 4 * kQuads) {
+    uint32_t quads[kQuads];
+    std::memcpy(quads, row + i, sizeof(quads));
     uint32_t high = 0;
-    for (int q = 0; q < num_quads; ++q) high |= (quads[q] >> 4 & high_mask) << q * high_bits;
-    if (high_bits > 0) write(high);
-    for (int q = 0; q < num_quads; q += 2)
+    for (int q = 0; q < kQuads; ++q) high |= (quads[q] >> 4 & kHighMask) << q * kHighBits;
+    if (kHighBits > 0) write(high);
+    for (int q = 0; q < kQuads; q += 2)
       write((quads[q] & 0x0f0f0f0fu) | (quads[q + 1] & 0x0f0f0f0fu) << 4);
   }
+}
+
+void join_quads(int8_t* row, int64_t count, int bits) {
+  if (bits == 4) return join_quads<4>(row, count);
+  return bits == 5 ? join_quads<5>(row, count) : join_quads<6>(row, count);
 }
 
 // The rows of a panel before they are woven together, zero-padded to whole quads.
