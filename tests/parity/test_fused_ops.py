@@ -3,6 +3,7 @@
 import numpy as np
 import op_formulas as formulas
 import pytest
+from gguf_files import in_format
 from llmserve.errors import InvalidArgument
 
 ROWS = (1, 2, 3, 5, 8, 9, 40)  # below and above where kernels for few rows end
@@ -51,14 +52,16 @@ def test_a_fused_linear_equals_its_ops(any_backend, rng, kind, n, k):
             np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4", "Q5_0"])
 def test_a_gate_over_many_rows_and_columns_equals_its_ops(any_backend, rng, kind):
     # Several blocks of rows, several pieces of columns a thread, and a last one that is shorter.
-    if any_backend.name == "cuda" and kind.startswith("int"):
+    if any_backend.name == "cuda" and kind.startswith(("int", "Q")):
         pytest.skip("the cuda backend does not run integers")
     n, k = 2 * 16 * 37, 128
     rows = normal(rng, n, k)
-    if kind.startswith("int"):
+    if kind == "Q5_0":
+        weight = any_backend.pack_blocks(in_format(kind)("rows", rows)[0], kind)
+    elif kind.startswith("int"):
         weight = any_backend.pack_quantized(rows, kind)
     else:
         weight = any_backend.pack_linear([formulas.as_dtype(rows, kind)], kind)

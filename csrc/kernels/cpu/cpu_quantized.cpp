@@ -172,7 +172,8 @@ void CpuBackend::multiply_quantized(const FusedLinearArgs& args, const RoundedRo
   if (rounded_.num_bytes() < bytes) rounded_ = Buffer(bytes);
   auto* q = reinterpret_cast<int8_t*>(rounded_.data());
   auto* groups = reinterpret_cast<cpu::IntegerGroup*>(q + m * stride);
-  reserve_scratch(k * static_cast<int64_t>(sizeof(float)));
+  const int64_t widened_bytes = layout.bits == 5 || layout.bits == 6 ? cpu::kWidenedBytes : 0;
+  reserve_scratch(std::max(k * static_cast<int64_t>(sizeof(float)), widened_bytes));
   // One row is rounded sooner than a thread wakes.
   pool_.parallel_for(m, 1, [&](int64_t begin, int64_t end, int thread_idx) {
     auto* room = reinterpret_cast<float*>(scratch(thread_idx));
@@ -192,25 +193,29 @@ void CpuBackend::multiply_quantized(const FusedLinearArgs& args, const RoundedRo
                                .out_stride = args.linear.out.strides[0],
                                .accumulate = args.linear.accumulate,
                                .panel_begin = 0,
-                               .panel_end = 0};
+                               .panel_end = 0,
+                               .room = nullptr};
   if (gates_pieces(args)) {
-    reserve_scratch(kGatedFloats * static_cast<int64_t>(sizeof(float)));
-    const auto rows_of = [&](int64_t row, int64_t count, float*) {
+    reserve_scratch(kGatedFloats * static_cast<int64_t>(sizeof(float)) + widened_bytes);
+    const auto rows_of = [&](int64_t row, int64_t count, float* rest) {
       cpu::QuantizedPart part = all;
       part.x += row * stride;
       part.groups += row * layout.num_groups;
       part.m = count;
+      if (widened_bytes > 0) part.room = reinterpret_cast<uint8_t*>(rest);
       return part;
     };
     return run_gated(all, *args.gate, gated, layout.panel_bytes, kPanelsAtOnce,
                      kernels_.quantized_linear, rows_of);
   }
-  deal_panels(num_panels(weight.out_features), kPanelsAtOnce, [&](int64_t begin, int64_t end, int) {
-    cpu::QuantizedPart part = all;
-    part.panel_begin = begin;
-    part.panel_end = end;
-    kernels_.quantized_linear(&part);
-  });
+  deal_panels(num_panels(weight.out_features), kPanelsAtOnce,
+              [&](int64_t begin, int64_t end, int thread) {
+                cpu::QuantizedPart part = all;
+                part.panel_begin = begin;
+                part.panel_end = end;
+                if (widened_bytes > 0) part.room = reinterpret_cast<uint8_t*>(scratch(thread));
+                kernels_.quantized_linear(&part);
+              });
   if (args.gate) activate_gate(args, gated);
 }
 

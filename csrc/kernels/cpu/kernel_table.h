@@ -96,6 +96,9 @@ struct QuantizedLayout {
   int64_t panel_bytes;
 };
 
+// Working memory for panels of 5 and 6 bits that are widened to bytes: what fits an L2.
+constexpr int64_t kWidenedBytes = 262144;
+
 // One thread's share of a linear layer over integers.
 struct QuantizedPart {
   QuantizedLayout layout;
@@ -109,6 +112,7 @@ struct QuantizedPart {
   int64_t out_stride;
   bool accumulate;
   int64_t panel_begin, panel_end;
+  uint8_t* room;  // kWidenedBytes, or null where no weights are widened
 };
 
 enum class CacheStorage : uint8_t { kF32, kBf16, kFp8 };

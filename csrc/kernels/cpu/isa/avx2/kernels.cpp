@@ -13,6 +13,8 @@ namespace {
 
 // 8 sums, 2 weight vectors with their magnitudes, and 4 for a broadcast, ones and products.
 constexpr int kQuantizedRows = 4;
+// 13 rows take 0.85 to 0.89 of the time so, 512 rows 0.74 to 0.83 (a Zen 4).
+constexpr int64_t kWidenedTiles = 4;
 // Several rows of 4 bits go by one vector at a time: beside their sums in 32 bits, those in 16 bits
 // would not fit the registers.
 constexpr int quantized_vecs(int rows, bool is_4_bit, bool) { return is_4_bit && rows > 1 ? 1 : 2; }

@@ -11,6 +11,8 @@ namespace {
 
 #include "kernels/cpu/avx512.inc"
 
+// 512 rows take 0.69 to 0.77 of the time so (a Zen 4).
+constexpr int64_t kWidenedTiles = 4;
 // Products of bytes are summed in pairs of 16 bits with saturation: 2 * 128 * 127 is below it, so
 // that magnitudes times x with the weight's sign are exact.
 struct SignedQuads {

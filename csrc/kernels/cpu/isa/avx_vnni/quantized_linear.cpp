@@ -15,6 +15,7 @@ namespace {
 // totals, where there are groups, they do not fit 16 registers; 4 rows, which do, take 1.1 to 1.2
 // times as long, 6 by one vector 1.4 times (a Zen 4, by the same products of AVX-512).
 constexpr int kQuantizedRows = 6;
+constexpr int64_t kWidenedTiles = 11;  // as AVX-512 VNNI: not measured
 constexpr int quantized_vecs(int, bool, bool) { return 2; }
 
 inline Quads q_dot(Quads sum, Quads w, Quads x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }

@@ -56,6 +56,7 @@ inline int64_t transpose_rows(const float* const*, int64_t, float*) { return 0; 
 inline int64_t transpose_rows(const uint16_t* const*, int64_t, float*) { return 0; }
 
 constexpr int kQuantizedRows = 2;
+constexpr int64_t kWidenedTiles = 4;
 constexpr int quantized_vecs(int, bool, bool) { return 1; }
 inline Vec v_load_f16(const uint8_t* p) {
   typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
