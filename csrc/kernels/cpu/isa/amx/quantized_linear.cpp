@@ -15,6 +15,8 @@ namespace {
 #include "kernels/cpu/matmul.inc"
 #include "kernels/cpu/tiles.inc"
 
+#include "kernels/cpu/joined_bits.inc"
+
 // Tiles of rows whose sums are held at once: four chains hide the latency of the products.
 constexpr int64_t kTilesAtOnce = 4;
 constexpr int64_t kPassRows = kTilesAtOnce * kTileRows;
@@ -94,27 +96,6 @@ void unpack_nibbles(const uint8_t* from, int64_t depth, uint8_t* to) {
     const Quads both = q_load(from);
     _mm512_storeu_si512(to, q_low(both));
     _mm512_storeu_si512(to + kTileRowBytes, q_high(both));
-  }
-}
-
-// 5 or 6 bits likewise.
-template <int kBits>
-void unpack_joined(const uint8_t* from, int64_t depth, uint8_t* to) {
-  constexpr int kHighBits = kBits - 4;
-  constexpr int kQuads = 8 / kHighBits;
-  constexpr int kMask = ((1 << kHighBits) - 1) << 4;
-  for (int64_t k = 0; k < depth; k += 4 * kQuads) {
-    const Quads upper = q_load(from);
-    from += kTileRowBytes;
-    auto unpack = [&]<int pair>() __attribute__((always_inline)) {
-      constexpr int q = 2 * pair;
-      const Quads both = q_load(from);
-      _mm512_storeu_si512(to, q_with(q_low(both), q_moved<4 - q * kHighBits>(upper), kMask));
-      _mm512_storeu_si512(to + kTileRowBytes,
-                          q_with(q_high(both), q_moved<4 - (q + 1) * kHighBits>(upper), kMask));
-      from += kTileRowBytes, to += 2 * kTileRowBytes;
-    };
-    unrolled<kQuads / 2>(unpack);
   }
 }
 
