@@ -61,12 +61,8 @@ py::array_t<float> embedding_of_blocks(Backend& backend, const py::array& table,
   const int64_t num_tokens = std::ssize(token_ids);
   py::array_t<float> out({num_tokens, width});
   const Tensor rows(out.mutable_data(), DType::kF32, {num_tokens, width});
-  backend.embedding({.table = view,
-                     .token_ids = token_ids,
-                     .out = rows,
-                     .scale = scale,
-                     .given = {},
-                     .blocks = &format});
+  backend.embedding(
+      {.table = view, .token_ids = token_ids, .out = rows, .scale = scale, .blocks = &format});
   return out;
 }
 

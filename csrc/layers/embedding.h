@@ -45,7 +45,6 @@ class PositionEmbedding {
     context.backend.embedding({.table = table_.view,
                                .token_ids = context.input.positions,
                                .out = rows,
-                               .given = {},
                                .blocks = table_.blocks});
     context.backend.add({.out = hidden, .x = rows});
   }
