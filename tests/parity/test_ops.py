@@ -34,6 +34,8 @@ def test_embedding_equals_ref(fast, ref, rng, dtype):
 
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
 def test_embedding_of_blocks_is_their_values(fast, ref, rng, format):
+    if fast.name == "cuda":
+        pytest.skip("tables are in floats on a device")
     table, _ = in_format(format)("embedding", normal(rng, 50, 512))
     ids = rng.integers(0, 50, 400)
     values = _core.testing.dequantize(format, table.tobytes()).reshape(50, 512)
