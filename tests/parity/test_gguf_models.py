@@ -239,8 +239,8 @@ def test_the_embedding_of_blocks_stays_in_the_file(kind: str, tmp_path: Path) ->
         for tensor in _core.inspect_checkpoint(str(path))["tensors"]
         if tensor["name"] == "model.embed_tokens.weight"
     )
-    for quantization in ("", "none", "int8"):
-        plan = LLM.plan(path, num_gpu_blocks_override=32, quantization=quantization or None)
+    for quantization in (None, "none", "int8"):
+        plan = LLM.plan(path, num_gpu_blocks_override=32, quantization=quantization)
         assert plan.weights[0].name == "embedding"
         assert plan.weights[0].num_bytes == plan.mapped_bytes == num_bytes
         assert plan.weights[1].num_bytes > 0
