@@ -23,10 +23,16 @@ struct LinearFormat {
   bool has_min = false;
   // 16 bits a scale (and minimum) instead of 32.
   bool has_f16_scales = false;
+  // 2^scale_shift groups share a scale (and a minimum). If they are several, each group has a code
+  // of 8 bits, signed, that the shared one is multiplied by.
+  int scale_shift = 0;
 
   int zero_point() const { return bits < 8 && !has_min ? 1 << (bits - 1) : 0; }
-  int64_t num_groups(int64_t k) const { return group_size == 0 ? 1 : k / group_size; }
+  constexpr int64_t num_groups(int64_t k) const { return group_size == 0 ? 1 : k / group_size; }
   int64_t group_elements(int64_t k) const { return group_size == 0 ? k : group_size; }
+  constexpr bool has_scale_codes() const { return scale_shift > 0; }
+  constexpr int64_t num_scales(int64_t k) const { return num_groups(k) >> scale_shift; }
+  constexpr int64_t num_codes(int64_t k) const { return has_scale_codes() ? num_groups(k) : 0; }
 };
 std::span<const LinearFormat> linear_format_registry();
 
@@ -40,16 +46,20 @@ void check_fits(const LinearFormat& format, const std::string& tensor, int64_t k
 // One row of a matrix as integers.
 struct QuantizedRow {
   int8_t* values = nullptr;  // [K]
-  float* scales = nullptr;   // [groups]
-  float* mins = nullptr;     // [groups]; zero where the format has none
+  float* scales = nullptr;   // [LinearFormat::num_scales]
+  float* mins = nullptr;     // as many; zero where the format has none
+  // [LinearFormat::num_codes]; of minima, zero where the format has none.
+  int8_t* scale_codes = nullptr;
+  int8_t* min_codes = nullptr;
 };
 
 // Writes row `i` of a matrix. Called from several threads at once; does not throw.
 using QuantizedRowReader = std::function<void(int64_t i, const QuantizedRow& row)>;
 
-// Rounds finite values [K] to the format, each operation rounded to f32 and q to the nearest
-// integer, ties to even. With h(x) the nearest scale that can be stored (float16 within +-65504, or
-// float32 itself), v a group's values and m the one of largest magnitude, the first of equals:
+// Rounds finite values [K] to a format without codes, each operation rounded to f32 and q to the
+// nearest integer, ties to even. With h(x) the nearest scale that can be stored (float16 within
+// +-65504, or float32 itself), v a group's values and m the one of largest magnitude, the first of
+// equals:
 //   8 bits           scale = h(|m| / 127)              q = v / scale, at most 127 of magnitude
 //   4 bits           scale = h(m / -8)                 q = v / scale + 8, within [0, 15]
 //   4 bits, minima   scale = h((max v - min v) / 15)   q = (v + min) / scale, within [0, 15]

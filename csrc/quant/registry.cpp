@@ -21,19 +21,30 @@ void dequantize_blocks(const std::byte* blocks, int64_t num_blocks, float* out) 
   for (int64_t i = 0; i < num_blocks; ++i) dequantize(from[i], out + i * kElements);
 }
 
-// Groups of 32, or of 16. Scales that are products of an f16 and 4, 6 or 8 bits are rounded to f16,
-// by 2^-11 of themselves. 2 and 3 bits are kept as 4, values of a table as 8.
+// Groups of 32, or of 16. Scales that are products of an f16 and 4, 6 or 8 bits stay such products,
+// with 8 bits. 2 and 3 bits are kept as 4, values of a table as 8.
 constexpr LinearFormat kQ8_0{.name = "Q8_0", .bits = 8, .group_size = 32, .has_f16_scales = true};
 constexpr LinearFormat kQ4_0{.name = "Q4_0", .bits = 4, .group_size = 32, .has_f16_scales = true};
-constexpr LinearFormat kQ4Min{
+constexpr LinearFormat kQ4_1{
     .name = "Q4_1", .bits = 4, .group_size = 32, .has_min = true, .has_f16_scales = true};
 constexpr LinearFormat kQ5_0{.name = "Q5_0", .bits = 5, .group_size = 32, .has_f16_scales = true};
-constexpr LinearFormat kQ5Min{
+constexpr LinearFormat kQ5_1{
     .name = "Q5_1", .bits = 5, .group_size = 32, .has_min = true, .has_f16_scales = true};
-constexpr LinearFormat kQ2_K{
-    .name = "Q2_K", .bits = 4, .group_size = 16, .has_min = true, .has_f16_scales = true};
-constexpr LinearFormat kQ3_K{.name = "Q3_K", .bits = 4, .group_size = 16, .has_f16_scales = true};
-constexpr LinearFormat kQ6_K{.name = "Q6_K", .bits = 6, .group_size = 16, .has_f16_scales = true};
+
+// A block of 256 has a scale (and a minimum), each of its groups a code.
+constexpr LinearFormat k_quant(std::string_view name, int bits, int64_t group_size, bool has_min) {
+  return {.name = name,
+          .bits = bits,
+          .group_size = group_size,
+          .has_min = has_min,
+          .has_f16_scales = true,
+          .scale_shift = group_size == 16 ? 4 : 3};
+}
+constexpr LinearFormat kQ2_K = k_quant("Q2_K", 4, 16, true);
+constexpr LinearFormat kQ3_K = k_quant("Q3_K", 4, 16, false);
+constexpr LinearFormat kQ4_K = k_quant("Q4_K", 4, 32, true);
+constexpr LinearFormat kQ5_K = k_quant("Q5_K", 5, 32, true);
+constexpr LinearFormat kQ6_K = k_quant("Q6_K", 6, 16, false);
 
 // As the format stores them. Returns how many are not finite; without branches, for vectors of
 // them.
@@ -49,16 +60,21 @@ int store_scales(float* scales, int64_t count) {
 
 template <class Block, int kElements, const LinearFormat& kFormat>
 bool unpack_blocks(const std::byte* blocks, int64_t num_blocks, const QuantizedRow& row) {
-  constexpr int64_t kGroups = kElements / kFormat.group_size;
+  constexpr int64_t kScales = kFormat.num_scales(kElements);
+  constexpr int64_t kCodes = kFormat.num_codes(kElements);
   const auto* from = reinterpret_cast<const Block*>(blocks);
   int64_t num_bad = 0;
   for (int64_t i = 0; i < num_blocks; ++i) {
-    const QuantizedRow to{row.values + i * kElements, row.scales + i * kGroups,
-                          row.mins + i * kGroups};
-    std::fill_n(to.mins, kGroups, 0.0f);
+    const QuantizedRow to{.values = row.values + i * kElements,
+                          .scales = row.scales + i * kScales,
+                          .mins = row.mins + i * kScales,
+                          .scale_codes = row.scale_codes + i * kCodes,
+                          .min_codes = row.min_codes + i * kCodes};
+    std::fill_n(to.mins, kScales, 0.0f);
+    std::fill_n(to.min_codes, kCodes, int8_t{0});
     unpack(from[i], to);
-    num_bad += store_scales<kFormat>(to.scales, kGroups);
-    if (kFormat.has_min) num_bad += store_scales<kFormat>(to.mins, kGroups);
+    num_bad += store_scales<kFormat>(to.scales, kScales);
+    if (kFormat.has_min) num_bad += store_scales<kFormat>(to.mins, kScales);
   }
   return num_bad == 0;
 }
@@ -92,19 +108,19 @@ constexpr std::array kFormats{
     integers<BlockQ8_0, 32, kQ8_0>(row<BlockQ8_0, 32>("Q8_0", "32 signed bytes and a scale", 8)),
     integers<BlockQ4_0, 32, kQ4_0>(
         row<BlockQ4_0, 32>("Q4_0", "32 values of 4 bits and a scale", 2)),
-    integers<BlockQ4_1, 32, kQ4Min>(
+    integers<BlockQ4_1, 32, kQ4_1>(
         row<BlockQ4_1, 32>("Q4_1", "32 values of 4 bits, a scale and a minimum", 3)),
     integers<BlockQ5_0, 32, kQ5_0>(
         row<BlockQ5_0, 32>("Q5_0", "32 values of 5 bits and a scale", 6)),
-    integers<BlockQ5_1, 32, kQ5Min>(
+    integers<BlockQ5_1, 32, kQ5_1>(
         row<BlockQ5_1, 32>("Q5_1", "32 values of 5 bits, a scale and a minimum", 7)),
     integers<BlockQ2_K, 256, kQ2_K>(
         row<BlockQ2_K, 256>("Q2_K", "16 groups of 16 values of 2 bits, scales and minima", 10)),
     integers<BlockQ3_K, 256, kQ3_K>(
         row<BlockQ3_K, 256>("Q3_K", "16 groups of 16 values of 3 bits, scales", 11)),
-    integers<BlockQ4_K, 256, kQ4Min>(
+    integers<BlockQ4_K, 256, kQ4_K>(
         row<BlockQ4_K, 256>("Q4_K", "8 groups of 32 values of 4 bits, scales and minima", 12)),
-    integers<BlockQ5_K, 256, kQ5Min>(
+    integers<BlockQ5_K, 256, kQ5_K>(
         row<BlockQ5_K, 256>("Q5_K", "8 groups of 32 values of 5 bits, scales and minima", 13)),
     integers<BlockQ6_K, 256, kQ6_K>(
         row<BlockQ6_K, 256>("Q6_K", "16 groups of 16 values of 6 bits, scales", 14)),

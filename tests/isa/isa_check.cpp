@@ -316,9 +316,14 @@ void fill_row(const LinearFormat& format, int64_t i, int64_t k, const QuantizedR
     const int64_t q = i == 0 ? count - 1 : (i * 131 + j * 29 + j * j / 7) % count;
     row.values[j] = static_cast<int8_t>(format.bits == 8 ? q - count / 2 : q);
   }
-  for (int64_t g = 0; g < format.num_groups(k); ++g) {
+  for (int64_t g = 0; g < format.num_scales(k); ++g) {
     row.scales[g] = static_cast<float>((i + g) % 13 - 6) * 0x1p-5f;
     row.mins[g] = format.has_min ? static_cast<float>((i + 2 * g) % 11 - 5) * 0x1p-4f : 0.0f;
+  }
+  for (int64_t g = 0; g < format.num_codes(k); ++g) {
+    row.scale_codes[g] = static_cast<int8_t>((i * 37 + g * 53) % 256 - 128);
+    row.min_codes[g] =
+        format.has_min ? static_cast<int8_t>((i * 29 + g * 71) % 256 - 128) : int8_t{0};
   }
 }
 

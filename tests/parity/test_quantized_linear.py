@@ -105,7 +105,7 @@ def test_every_instruction_set_gives_the_bits_of_ref(fast, ref, rng, name, m, n,
 
 
 # Activations are rounded to 8 bits in groups of 16 or 32: half a step of 1/127 of the largest is
-# 0.5% of their deviation; times 4. K-quants' scales, rounded to f16, are 2^-11 off.
+# 0.5% of their deviation; times 4.
 BLOCK_ERROR = 0.02
 
 
@@ -135,6 +135,33 @@ def test_blocks_of_files_run_with_the_bits_of_ref_and_near_their_values(
     np.testing.assert_array_equal(got, ref.linear(x, ref.pack_blocks(blocks, name)))
     expected = x @ _core.testing.dequantize(name, blocks.tobytes()).reshape(n, -1).T
     assert (got - expected).std() < BLOCK_ERROR * expected.std()
+
+
+@pytest.mark.parametrize(
+    ("name", "elements", "num_bytes"), [row[:3] for row in _core.testing.kept_formats()]
+)
+def test_blocks_weigh_what_their_file_says(fast, rng, name, elements, num_bytes):
+    """Each activation is alone in its group, and so exact: what is left are the weights."""
+    if fast.name == "cuda":
+        pytest.skip("the cuda backend refuses integers")
+    blocks = random_blocks(rng, name, 33, 512 // elements, num_bytes)
+    got = fast.linear(np.eye(512, dtype=np.float32), fast.pack_blocks(blocks, name))
+    expected = _core.testing.dequantize(name, blocks.tobytes()).reshape(33, -1).T
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
+# K-quants keep a byte for a group's scale, and one for its minimum, where files have 4 to 8 bits.
+BITS_IN_MEMORY = {"Q4_0": 4.5, "Q8_0": 8.5, "Q2_K": 5.125, "Q3_K": 4.5625}
+BITS_IN_MEMORY |= {"Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625}
+
+
+@pytest.mark.parametrize("name", BITS_IN_MEMORY)
+def test_blocks_take_few_more_bits_than_in_files(fast, rng, name):
+    if fast.name == "cuda":
+        pytest.skip("the cuda backend refuses integers")
+    _, elements, num_bytes, _ = next(f for f in _core.testing.kept_formats() if f[0] == name)
+    weight = fast.pack_blocks(random_blocks(rng, name, 32, 2048 // elements, num_bytes), name)
+    assert weight.num_bytes == 32 * 2048 * BITS_IN_MEMORY[name] / 8
 
 
 @pytest.mark.parametrize(

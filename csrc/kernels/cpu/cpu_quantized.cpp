@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/error.h"
 #include "core/float_types.h"
 #include "kernels/cpu/cpu_backend.h"
 
@@ -17,17 +18,20 @@ int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 cpu::QuantizedLayout layout_of(const LinearFormat& format, int64_t k) {
   const int64_t groups = format.num_groups(k);
+  check_internal(groups == 1 || format.has_f16_scales, "scales of several groups are f16");
   const int64_t integers = round_up(k, 4) * kPanelWidth * format.bits / 8;
-  const int64_t scales = groups * kPanelWidth * (format.has_f16_scales ? 2 : 4);
+  const int64_t each = kPanelWidth * (format.has_min ? 2 : 1);
+  const int64_t scales = format.num_scales(k) * each * (format.has_f16_scales ? 2 : 4);
+  const int64_t codes = format.num_codes(k) * each;
   return {.bits = format.bits,
           .has_f16_scales = format.has_f16_scales,
           .has_min = format.has_min,
           .zero_point = format.zero_point(),
           .num_groups = groups,
           .group_size = format.group_elements(k),
+          .scale_shift = format.scale_shift,
           .scales_begin = integers,
-          .mins_begin = integers + scales,
-          .panel_bytes = round_up(integers + scales * (format.has_min ? 2 : 1), kCacheLine)};
+          .panel_bytes = round_up(integers + scales + codes, kCacheLine)};
 }
 
 // Words of a panel's rows that are woven at once: their lines, 16 KiB of them, are still in the L1
@@ -67,7 +71,7 @@ class PanelRows {
  public:
   // Bytes of memory that it works in, all zero at first.
   static int64_t num_bytes(const cpu::QuantizedLayout& layout, int64_t k) {
-    return kPanelWidth * (round_up(k, 4) + 2 * layout.num_groups * 4);
+    return kPanelWidth * (round_up(k, 4) + 2 * num_scales(layout) * 4 + 2 * layout.num_groups);
   }
 
   PanelRows(const cpu::QuantizedLayout& layout, int64_t k, std::byte* memory)
@@ -75,17 +79,24 @@ class PanelRows {
         stride_(round_up(k, 4)),
         values_(reinterpret_cast<int8_t*>(memory)),
         scales_(reinterpret_cast<float*>(memory + kPanelWidth * stride_)),
-        mins_(scales_ + kPanelWidth * layout.num_groups) {}
+        mins_(scales_ + kPanelWidth * num_scales(layout)),
+        scale_codes_(reinterpret_cast<int8_t*>(mins_ + kPanelWidth * num_scales(layout))),
+        min_codes_(scale_codes_ + kPanelWidth * layout.num_groups) {}
 
   QuantizedRow row(int64_t column) const {
     return {.values = values_ + column * stride_,
-            .scales = scales_ + column * layout_.num_groups,
-            .mins = mins_ + column * layout_.num_groups};
+            .scales = scales_ + column * num_scales(layout_),
+            .mins = mins_ + column * num_scales(layout_),
+            .scale_codes = scale_codes_ + column * layout_.num_groups,
+            .min_codes = min_codes_ + column * layout_.num_groups};
   }
   void clear(int64_t column) const {
-    std::memset(row(column).values, 0, static_cast<size_t>(stride_));
-    std::fill_n(row(column).scales, layout_.num_groups, 0.0f);
-    std::fill_n(row(column).mins, layout_.num_groups, 0.0f);
+    const QuantizedRow of = row(column);
+    std::memset(of.values, 0, static_cast<size_t>(stride_));
+    std::fill_n(of.scales, num_scales(layout_), 0.0f);
+    std::fill_n(of.mins, num_scales(layout_), 0.0f);
+    std::fill_n(of.scale_codes, layout_.num_groups, int8_t{0});
+    std::fill_n(of.min_codes, layout_.num_groups, int8_t{0});
   }
   // Once: rows of less than 8 bits are not the same after.
   void weave(const cpu::KernelTable& kernels, uint8_t* panel) const {
@@ -103,30 +114,48 @@ class PanelRows {
     }
   }
   void store_scales(uint8_t* panel) const {
-    store(scales_, panel + layout_.scales_begin);
-    if (layout_.has_min) store(mins_, panel + layout_.mins_begin);
+    uint8_t* to = panel + layout_.scales_begin;
+    const int64_t count = num_scales(layout_);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto as_is = [](auto value) { return value; };
+      if (layout_.has_f16_scales)
+        to = store(scales_ + i, mins_ + i, count, to, f32_to_f16);
+      else
+        to = store(scales_ + i, mins_ + i, count, to, as_is);
+      if (layout_.scale_shift == 0) continue;
+      for (int64_t g = i << layout_.scale_shift; g < (i + 1) << layout_.scale_shift; ++g)
+        to = store(scale_codes_ + g, min_codes_ + g, layout_.num_groups, to, as_is);
+    }
   }
 
  private:
-  void store(const float* from, uint8_t* to) const {
-    for (int64_t g = 0; g < layout_.num_groups; ++g) {
+  static int64_t num_scales(const cpu::QuantizedLayout& layout) {
+    return layout.num_groups >> layout.scale_shift;
+  }
+
+  // to [1 or 2][16] = what `stored` makes of a scale, and a minimum, of each row. Returns what
+  // comes after it.
+  template <class T, class Stored>
+  uint8_t* store(const T* scales, const T* mins, int64_t stride, uint8_t* to, Stored stored) const {
+    const auto write = [&](const T* values) {
       for (int64_t c = 0; c < kPanelWidth; ++c) {
-        const float value = from[c * layout_.num_groups + g];
-        if (layout_.has_f16_scales) {
-          const uint16_t half = f32_to_f16(value);
-          std::memcpy(to + (g * kPanelWidth + c) * 2, &half, sizeof(half));
-        } else {
-          std::memcpy(to + (g * kPanelWidth + c) * 4, &value, sizeof(value));
-        }
+        const auto x = stored(values[c * stride]);
+        std::memcpy(to, &x, sizeof(x));
+        to += sizeof(x);
       }
-    }
+    };
+    write(scales);
+    if (layout_.has_min) write(mins);
+    return to;
   }
 
   const cpu::QuantizedLayout& layout_;
   const int64_t stride_;
   int8_t* values_;  // [16, stride]
-  float* scales_;   // [16, groups]
+  float* scales_;   // [16, num_scales]
   float* mins_;
+  int8_t* scale_codes_;  // [16, groups]
+  int8_t* min_codes_;
 };
 
 }  // namespace
@@ -172,13 +201,13 @@ void CpuBackend::multiply_quantized(const FusedLinearArgs& args, const RoundedRo
   if (rounded_.num_bytes() < bytes) rounded_ = Buffer(bytes);
   auto* q = reinterpret_cast<int8_t*>(rounded_.data());
   auto* groups = reinterpret_cast<cpu::IntegerGroup*>(q + m * stride);
-  const int64_t widened_bytes = layout.bits == 5 || layout.bits == 6 ? cpu::kWidenedBytes : 0;
-  reserve_scratch(std::max(k * static_cast<int64_t>(sizeof(float)), widened_bytes));
+  const int64_t room = layout.bits < 8 ? cpu::kRoomBytes : 0;
+  reserve_scratch(std::max(k * static_cast<int64_t>(sizeof(float)), room));
   // One row is rounded sooner than a thread wakes.
   pool_.parallel_for(m, 1, [&](int64_t begin, int64_t end, int thread_idx) {
-    auto* room = reinterpret_cast<float*>(scratch(thread_idx));
+    auto* normed = reinterpret_cast<float*>(scratch(thread_idx));
     for (int64_t r = begin; r < end; ++r)
-      kernels_.round_row(normed_row(args, r, room), k, layout.group_size, q + r * stride,
+      kernels_.round_row(normed_row(args, r, normed), k, layout.group_size, q + r * stride,
                          groups + r * layout.num_groups);
   });
   const cpu::QuantizedPart all{.layout = layout,
@@ -196,13 +225,13 @@ void CpuBackend::multiply_quantized(const FusedLinearArgs& args, const RoundedRo
                                .panel_end = 0,
                                .room = nullptr};
   if (gates_pieces(args)) {
-    reserve_scratch(kGatedFloats * static_cast<int64_t>(sizeof(float)) + widened_bytes);
+    reserve_scratch(kGatedFloats * static_cast<int64_t>(sizeof(float)) + room);
     const auto rows_of = [&](int64_t row, int64_t count, float* rest) {
       cpu::QuantizedPart part = all;
       part.x += row * stride;
       part.groups += row * layout.num_groups;
       part.m = count;
-      if (widened_bytes > 0) part.room = reinterpret_cast<uint8_t*>(rest);
+      part.room = reinterpret_cast<uint8_t*>(rest);
       return part;
     };
     return run_gated(all, *args.gate, gated, layout.panel_bytes, kPanelsAtOnce,
@@ -213,7 +242,7 @@ void CpuBackend::multiply_quantized(const FusedLinearArgs& args, const RoundedRo
                 cpu::QuantizedPart part = all;
                 part.panel_begin = begin;
                 part.panel_end = end;
-                if (widened_bytes > 0) part.room = reinterpret_cast<uint8_t*>(scratch(thread));
+                part.room = reinterpret_cast<uint8_t*>(scratch(thread));
                 kernels_.quantized_linear(&part);
               });
   if (args.gate) activate_gate(args, gated);

@@ -79,7 +79,9 @@ struct IntegerGroup {
 };
 
 // The layout of a quantized weight: panels of kPanelWidth columns. A panel is its integers, then
-// its scales [groups][16] and minima [groups][16], each f32 or f16, padded to whole cache lines.
+// scales (or scales and minima) [groups >> scale_shift][1 or 2][16], f32 or f16; where groups share
+// them, each with its groups' codes behind it, [1 << scale_shift][1 or 2][16] signed bytes. It is
+// padded to whole cache lines. Scales of several groups are f16.
 // Integers of 8 bits lie as [ceil(K / 4)][16][4], K in quads as the dot products of bytes take
 // them; those of 4 bits as [K / 8][16][4], a byte's low half of one quad and the high half of the
 // next. Of 5 or 6 bits, each 8 or 4 quads are [1][16][4] of their upper bits, a byte's lowest ones
@@ -91,14 +93,15 @@ struct QuantizedLayout {
   int32_t zero_point;
   int64_t num_groups;
   int64_t group_size;    // the whole K if one group; a multiple of 16 below 8 bits, of 32 if 5
+  int scale_shift;       // above 0 where there are codes
   int64_t scales_begin;  // bytes from the panel's begin
-  int64_t mins_begin;
   int64_t panel_bytes;
 };
 
-// Working memory for panels of 5 and 6 bits that are widened to bytes: a quarter of the L2 of a
-// Zen 4, half of that of older CPUs with AVX2.
-constexpr int64_t kWidenedBytes = 262144;
+// Working memory for what is made of panels of less than 8 bits that many rows pass: scales as
+// floats, 5 and 6 bits as bytes. A quarter of the L2 of a Zen 4, half of that of older CPUs with
+// AVX2.
+constexpr int64_t kRoomBytes = 262144;
 
 // One thread's share of a linear layer over integers.
 struct QuantizedPart {
@@ -113,7 +116,7 @@ struct QuantizedPart {
   int64_t out_stride;
   bool accumulate;
   int64_t panel_begin, panel_end;
-  uint8_t* room;  // kWidenedBytes, or null where no weights are widened
+  uint8_t* room;  // kRoomBytes where there are less than 8 bits
 };
 
 enum class CacheStorage : uint8_t { kF32, kBf16, kFp8 };

@@ -34,26 +34,53 @@ IntegerGroup round_group(const float* x, int64_t n, int8_t* q) {
   return group;
 }
 
-struct RefWeight {
-  const int8_t* values;  // [N, K]
-  const float* scales;   // [N, groups]
-  const float* mins;     // [N, groups]
+// The rows of a weight: all scales and minima [N, scales], values [N, K] and codes [N, groups].
+class RefRows {
+ public:
+  static int64_t num_bytes(const LinearFormat& format, int64_t n, int64_t k) {
+    const int64_t scale_bytes = format.num_scales(k) * static_cast<int64_t>(sizeof(float));
+    return n * (2 * scale_bytes + k + 2 * format.num_codes(k));
+  }
+
+  RefRows(const LinearFormat& format, int64_t n, int64_t k, std::byte* data)
+      : format_(format),
+        k_(k),
+        scales_(reinterpret_cast<float*>(data)),
+        mins_(scales_ + n * format.num_scales(k)),
+        values_(reinterpret_cast<int8_t*>(mins_ + n * format.num_scales(k))),
+        scale_codes_(values_ + n * k),
+        min_codes_(scale_codes_ + n * format.num_codes(k)) {}
+
+  QuantizedRow row(int64_t n) const {
+    return {.values = values_ + n * k_,
+            .scales = scales_ + n * format_.num_scales(k_),
+            .mins = mins_ + n * format_.num_scales(k_),
+            .scale_codes = scale_codes_ + n * format_.num_codes(k_),
+            .min_codes = min_codes_ + n * format_.num_codes(k_)};
+  }
+
+ private:
+  const LinearFormat& format_;
+  const int64_t k_;
+  float* scales_;
+  float* mins_;
+  int8_t* values_;
+  int8_t* scale_codes_;
+  int8_t* min_codes_;
 };
 
-RefWeight parts_of(const LinearWeight& weight) {
-  const int64_t elements = weight.out_features * weight.in_features;
-  const int64_t groups = weight.out_features * weight.format->num_groups(weight.in_features);
-  const std::byte* data = weight.data.data();
-  const auto* scales = reinterpret_cast<const float*>(data + (elements + 3) / 4 * 4);
-  return {reinterpret_cast<const int8_t*>(data), scales, scales + groups};
+// Of a group, its scale or minimum.
+float group_scale(const LinearFormat& format, const float* scales, const int8_t* codes,
+                  int64_t group) {
+  const float shared = scales[group >> format.scale_shift];
+  return format.has_scale_codes() ? shared * static_cast<float>(codes[group]) : shared;
 }
 
 }  // namespace
 
 int64_t RefBackend::packed_bytes(int64_t out_features, int64_t in_features,
                                  const LinearFormat& format) const {
-  const int64_t elements = (out_features * in_features + 3) / 4 * 4;
-  return elements + 2 * out_features * format.num_groups(in_features) * 4;
+  return RefRows::num_bytes(format, out_features, in_features);
 }
 
 LinearWeight RefBackend::pack_quantized(const LinearFormat& format, int64_t out_features,
@@ -62,20 +89,16 @@ LinearWeight RefBackend::pack_quantized(const LinearFormat& format, int64_t out_
                       .in_features = in_features,
                       .format = &format,
                       .data = Buffer(packed_bytes(out_features, in_features, format))};
-  const RefWeight to = parts_of(weight);
-  const int64_t groups = format.num_groups(in_features);
-  for (int64_t n = 0; n < out_features; ++n)
-    read(n, {.values = const_cast<int8_t*>(to.values) + n * in_features,
-             .scales = const_cast<float*>(to.scales) + n * groups,
-             .mins = const_cast<float*>(to.mins) + n * groups});
+  const RefRows rows(format, out_features, in_features, weight.data.data());
+  for (int64_t n = 0; n < out_features; ++n) read(n, rows.row(n));
   return weight;
 }
 
 void RefBackend::quantized_linear(const LinearArgs& args) {
   const LinearWeight& weight = *args.weight;
   const LinearFormat& format = *weight.format;
-  const RefWeight w = parts_of(weight);
   const int64_t k = weight.in_features;
+  const RefRows rows(format, weight.out_features, k, const_cast<std::byte*>(weight.data.data()));
   const int64_t num_groups = format.num_groups(k);
   const int64_t size = format.group_elements(k);
   std::vector<int8_t> q(static_cast<size_t>(k));
@@ -86,15 +109,17 @@ void RefBackend::quantized_linear(const LinearArgs& args) {
     for (int64_t g = 0; g < num_groups; ++g)
       groups[static_cast<size_t>(g)] = round_group(x + g * size, size, q.data() + g * size);
     for (int64_t n = 0; n < weight.out_features; ++n) {
+      const QuantizedRow w = rows.row(n);
       float sum = 0;
       for (int64_t g = 0; g < num_groups; ++g) {
         const IntegerGroup& group = groups[static_cast<size_t>(g)];
         int32_t dot = 0;
         for (int64_t i = g * size; i < (g + 1) * size; ++i)
-          dot += q[static_cast<size_t>(i)] * (w.values[n * k + i] - format.zero_point());
-        const int64_t at = n * num_groups + g;
-        sum = sum + (w.scales[at] * group.scale) * static_cast<float>(dot);
-        if (format.has_min) sum = sum - w.mins[at] * (group.scale * static_cast<float>(group.sum));
+          dot += q[static_cast<size_t>(i)] * (w.values[i] - format.zero_point());
+        const float scale = group_scale(format, w.scales, w.scale_codes, g);
+        const float min = group_scale(format, w.mins, w.min_codes, g);
+        sum = sum + (scale * group.scale) * static_cast<float>(dot);
+        if (format.has_min) sum = sum - min * (group.scale * static_cast<float>(group.sum));
       }
       if (args.bias) sum += args.bias.as<float>()[n];
       out[n] = args.accumulate ? sum + out[n] : sum;

@@ -15,6 +15,7 @@ namespace {
 #include "kernels/cpu/matmul.inc"
 #include "kernels/cpu/tiles.inc"
 
+#include "kernels/cpu/group_scales.inc"
 #include "kernels/cpu/joined_bits.inc"
 
 // Tiles of rows whose sums are held at once: four chains hide the latency of the products.
@@ -108,11 +109,6 @@ void unpack(int bits, const uint8_t* from, int64_t depth, uint8_t* to) {
     unpack_joined<6>(from, depth, to);
 }
 
-inline Vec load_scale(const QuantizedLayout& layout, const uint8_t* scales, int64_t g) {
-  return layout.has_f16_scales ? v_load_f16(scales + g * kPanelWidth * 2)
-                               : v_load((const float*)(scales + g * kPanelWidth * 4));
-}
-
 // One panel by the rows [row, row + rows) of a part, of which the part has at least 16.
 struct PanelBlock {
   const QuantizedPart* part;
@@ -130,8 +126,8 @@ struct PanelBlock {
                  float* totals) const {
     const QuantizedLayout& layout = part->layout;
     const uint8_t* base = part->weight + panel * layout.panel_bytes;
-    const Vec scale = load_scale(layout, base + layout.scales_begin, g);
-    const Vec min = layout.has_min ? load_scale(layout, base + layout.mins_begin, g) : Vec{};
+    const Vec scale = load_group_scale(layout, base, g, kScale, 0);
+    const Vec min = layout.has_min ? load_group_scale(layout, base, g, kMin, 0) : Vec{};
     const int32_t offset = layout.zero_point;
     const int64_t end = min_of(rows, (tile + num_tiles) * kTileRows);
     for (int64_t r = tile * kTileRows; r < end; ++r) {

@@ -67,6 +67,12 @@ inline Vec v_load_f16(const uint8_t* p) {
   const Vec magnitude = (Vec)((bits & 0x7fffu) << 13) * 0x1p112f;
   return (Vec)((UVec)magnitude | (bits & 0x8000u) << 16);
 }
+inline Vec v_load_i8(const uint8_t* p) {
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  Bytes bytes;
+  memcpy(&bytes, p, sizeof(bytes));
+  return __builtin_convertvector(bytes, Vec);
+}
 struct Quads {
   int8_t bytes[4 * kLanes];
 };
