@@ -1,11 +1,15 @@
 #include "engine/kv_storage.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 
 namespace llmserve {
 namespace {
 
-// Of memory that is had at hand at once: a large page, 5 ms where a slow host has to give it.
+// What is had at hand at once: of so many pools a large page, 5 ms where a slow host has to give
+// it.
+constexpr int64_t kPoolsAtOnce = 4;
 constexpr int64_t kTouchedBytes = 2 << 20;
 
 int64_t pool_bytes(std::span<const KvLayerSpec> lanes, int64_t num_tokens, DType dtype) {
@@ -40,25 +44,32 @@ KvStorage::KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, in
     layers_.push_back(lanes_[static_cast<size_t>(layer.lane)]);
 }
 
-bool KvStorage::touch(Memory& memory, int64_t num_blocks) {
-  for (Pool& pool : pools_) {
-    const int64_t left = num_blocks * pool.block_bytes - pool.touched_bytes;
-    if (left <= 0) continue;
-    const int64_t num_bytes = std::min(left, kTouchedBytes);
-    if (!memory.touch(pool.data + pool.touched_bytes, num_bytes)) return false;
-    pool.touched_bytes += num_bytes;
-    return true;
-  }
-  return false;
+bool KvStorage::touch(Memory& memory, Pool& pool, int64_t num_blocks, int64_t num_bytes) {
+  num_bytes = std::min(num_bytes, num_blocks * pool.block_bytes - pool.touched_bytes);
+  if (num_bytes <= 0 || !memory.touch(pool.data + pool.touched_bytes, num_bytes)) return false;
+  pool.touched_bytes += num_bytes;
+  return true;
+}
+
+bool KvStorage::touch(Backend& backend, int64_t num_blocks) {
+  std::array<Pool*, kPoolsAtOnce> pools;
+  int64_t count = 0;
+  for (Pool& pool : pools_)
+    if (count < kPoolsAtOnce && pool.touched_bytes < num_blocks * pool.block_bytes)
+      pools[static_cast<size_t>(count++)] = &pool;
+  std::atomic<bool> is_given{false};
+  backend.run_on_host_threads(count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      if (touch(backend.memory(), *pools[static_cast<size_t>(i)], num_blocks, kTouchedBytes))
+        is_given = true;
+  });
+  return is_given;
 }
 
 void KvStorage::touch_all(Backend& backend, int64_t num_blocks) {
   backend.run_on_host_threads(std::ssize(pools_), 1, [&](int64_t begin, int64_t end) {
-    for (Pool& pool : std::span(pools_).subspan(begin, end - begin)) {
-      const int64_t left = num_blocks * pool.block_bytes - pool.touched_bytes;
-      if (left <= 0 || !backend.memory().touch(pool.data + pool.touched_bytes, left)) continue;
-      pool.touched_bytes += left;
-    }
+    for (Pool& pool : std::span(pools_).subspan(begin, end - begin))
+      touch(backend.memory(), pool, num_blocks, num_blocks * pool.block_bytes);
   });
 }
 

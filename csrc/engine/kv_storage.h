@@ -22,13 +22,13 @@ class KvStorage {
   std::span<const PagedKvCache> layers() const { return layers_; }
   int64_t num_bytes() const { return buffer_.num_bytes(); }
 
-  // Has a piece of the first num_blocks blocks at hand that was not yet, of no more than a few
-  // milliseconds; false if there is none, or memory that is not given so. The system clears pages
-  // when they are first written to, and a virtual machine may have to get them from its host: a
-  // step should not wait for that.
-  bool touch(Memory& memory, int64_t num_blocks);
-  // Has all of them at hand, on all threads of the backend: for a step that is about to write to
-  // them. In its ops one thread would wait while another has a large page cleared.
+  // Has some of the first num_blocks blocks at hand that were not yet, on all threads of the
+  // backend and within ten milliseconds; false if there are none, or memory that is not given so.
+  // The system clears pages when they are first written to, and a virtual machine may have to get
+  // them from its host: a step should not wait for that.
+  bool touch(Backend& backend, int64_t num_blocks);
+  // Has all of them at hand: for a step that is about to write to them. In its ops one thread would
+  // wait while another has a large page cleared.
   void touch_all(Backend& backend, int64_t num_blocks);
 
   // Copies whole blocks (source, destination) in every lane, in the given order.
@@ -41,6 +41,9 @@ class KvStorage {
     int64_t block_bytes;
     int64_t touched_bytes = 0;
   };
+  // Up to num_bytes more of a pool's first num_blocks blocks; false if there are no more, or it
+  // fails.
+  static bool touch(Memory& memory, Pool& pool, int64_t num_blocks, int64_t num_bytes);
 
   Buffer buffer_;
   std::vector<Pool> pools_;

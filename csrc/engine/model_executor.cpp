@@ -14,9 +14,9 @@ namespace {
 
 // Less than this is packed in a tenth of a second.
 constexpr int64_t kMinDeferredBytes = 512 << 20;
-// Of the KV cache, had at hand beyond what was ever used: as much again, and no more than this, a
-// few prompts of a model whose tokens take 0.1 MiB.
-constexpr int64_t kMaxReserveBytes = 256 << 20;
+// Of the KV cache, had at hand beyond what was ever used: as much again, and no more than this, ten
+// prompts of a model whose tokens take 0.1 MiB.
+constexpr int64_t kMaxReserveBytes = 512 << 20;
 
 bool packs_later(const EngineConfig& config, const Checkpoint& checkpoint) {
   int64_t num_bytes = 0;
@@ -256,7 +256,7 @@ bool ModelExecutor::do_idle_chore() {
   const int64_t num_blocks = config_.cache.num_blocks;
   const int64_t block_bytes = kv_storage_->num_bytes() / num_blocks;
   const int64_t reserve = std::min(num_used_blocks_, kMaxReserveBytes / block_bytes);
-  return kv_storage_->touch(backend_->memory(), std::min(num_blocks, num_used_blocks_ + reserve));
+  return kv_storage_->touch(*backend_, std::min(num_blocks, num_used_blocks_ + reserve));
 }
 
 void ModelExecutor::abandon() noexcept {
