@@ -51,6 +51,16 @@ inline float v_largest(Vec x) {
     for (int i = 0; i < width; ++i) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
   return x[0];
 }
+inline int32_t v_sum(IVec x) {
+  int32_t sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += x[i];
+  return sum;
+}
+inline int32_t v_largest(IVec x) {
+  int32_t most = x[0];
+  for (int i = 1; i < kLanes; ++i) most = x[i] > most ? x[i] : most;
+  return most;
+}
 // Nothing is done here: the caller's scalar loop does all.
 inline int64_t transpose_rows(const float* const*, int64_t, float*) { return 0; }
 inline int64_t transpose_rows(const uint16_t* const*, int64_t, float*) { return 0; }
