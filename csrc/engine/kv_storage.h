@@ -22,10 +22,10 @@ class KvStorage {
   std::span<const PagedKvCache> layers() const { return layers_; }
   int64_t num_bytes() const { return buffer_.num_bytes(); }
 
-  // Has some of the first num_blocks blocks at hand that were not yet, on all threads of the
-  // backend and within ten milliseconds; false if there are none, or memory that is not given so.
-  // The system clears pages when they are first written to, and a virtual machine may have to get
-  // them from its host: a step should not wait for that.
+  // Has some of the first num_blocks blocks at hand that were not yet, a few large pages of them,
+  // on the threads of the backend; false if there are none, or memory that is not given so. The
+  // system clears pages when they are first written to, and a virtual machine may have to get them
+  // from its host: a step should not wait for that.
   bool touch(Backend& backend, int64_t num_blocks);
   // Has all of them at hand: for a step that is about to write to them. In its ops one thread would
   // wait while another has a large page cleared.

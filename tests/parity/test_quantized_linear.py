@@ -196,13 +196,14 @@ def test_rows_of_blocks_alone_equal_rows_in_any_batch(
         np.testing.assert_array_equal(fast_one_thread.linear(x[73 - m :], weight), alone[73 - m :])
 
 
-@pytest.mark.parametrize("name", ["Q5_0", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q2_K", "Q5_0", "Q5_K", "Q6_K"])
 def test_deep_rows_of_blocks_alone_equal_rows_in_a_batch(fast, rng, name):
-    """Widened panels of which two, or one, do not fit where many rows would pass them."""
+    """Widened panels, or scales as floats, of which two, or one, do not fit where many rows would
+    pass them."""
     if fast.name == "cuda":
         pytest.skip("the cuda backend refuses integers")
     _, elements, num_bytes, _ = next(f for f in _core.testing.kept_formats() if f[0] == name)
-    for k in (8192, 16384):
+    for k in (8192, 16384, 33024):
         x = normal(rng, 66, k)
         weight = fast.pack_blocks(random_blocks(rng, name, 50, k // elements, num_bytes), name)
         alone = np.concatenate([fast.linear(x[i : i + 1], weight) for i in (0, 31, 65)])

@@ -44,6 +44,7 @@ int64_t CpuBackend::thread_scratch_bytes(const StepShape& shape) const {
   for (int64_t m = 1; m <= shape.max_tokens; ++m)
     for (const cpu::LinearKernel& linear : {kernels_.linear_f32, kernels_.linear_bf16})
       floats = std::max(floats, linear.scratch_floats(m, shape.max_in_features));
+  // Of weights in less than 8 bits.
   if (shape.activation_bytes > 0)
     floats = std::max(floats, cpu::kRoomBytes / static_cast<int64_t>(sizeof(float)));
   if (shape.max_tokens >= kGatedRows) floats += kGatedFloats;
