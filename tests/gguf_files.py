@@ -109,6 +109,7 @@ SCALE_PLACES: dict[str, tuple[int, ...]] = {
     "Q5_K": (0, 2),
     "Q6_K": (208,),
     "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
 }
 
 # Of the types that the gguf package does not quantize to: a scale for values around 1 over the
@@ -120,6 +121,7 @@ _SCALES: dict[str, float] = {
     "Q5_K": 1e-4,
     "Q6_K": 5e-5,
     "IQ4_NL": 1e-3,
+    "IQ4_XS": 5e-5,
 }
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from llmserve._version import __version__
 from llmserve.bench.machine import GEMM, MachineProbe
 from torch_gemm import TorchGemm
+from workloads import GGUF_MIXES
 
 # What each environment holds, from PyPI. nncf is what optimum-intel compresses weights with, and
 # openvino-genai reads GGUF: its environment needs neither optimum-intel nor torch.
@@ -127,7 +128,7 @@ def gguf_of(folder: Path, shape: str, form: str) -> Path:
     if not path.exists():
         python = ready_python(folder, "llama.cpp")
         unfinished = path.with_suffix(".part")
-        if form == "Q4_K_M":  # a mix of types, which llama.cpp knows
+        if form in GGUF_MIXES:
             source = gguf_of(folder, shape, "bfloat16")
             script = Path(__file__).resolve().parent / "llama_quantize.py"
             builds = (llama_cpp_build(folder, isa) for isa in ("", *ISAS))

@@ -12,9 +12,10 @@ from llmserve.bench.machine import Rates
 from random_models import tensors_of
 
 # Those of GGUF files that llmserve and llama.cpp both read, in blocks of 32 or 256 weights.
-GGUF_FORMATS = {"Q8_0": 34 / 32, "Q4_0": 18 / 32, "Q4_K_M": 144 / 256}
-# Bytes a weight, at least: int4 has a float16 scale for 128 of them, and some tensors of Q4_K_M are
-# in Q6_K.
+# Of mixes, some tensors take more: Q5_K or Q6_K.
+GGUF_MIXES = {"Q4_K_M": 144 / 256, "IQ4_XS": 136 / 256}  # which llama.cpp knows how to mix
+GGUF_FORMATS = {"Q8_0": 34 / 32, "Q4_0": 18 / 32, **GGUF_MIXES}
+# Bytes a weight, at least: int4 has a float16 scale for 128 of them.
 FORMATS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 128, **GGUF_FORMATS}
 
 

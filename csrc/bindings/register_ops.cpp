@@ -243,7 +243,7 @@ py::tuple quantize(const py::object& weight, const std::string& quantization) {
       read_quantized(
           format, rows.view(), i,
           {q, scales.tensor().as<float>() + i * groups, mins.tensor().as<float>() + i * groups});
-      for (int64_t j = 0; j < k; ++j) q[j] = static_cast<int8_t>(q[j] - format.zero_point());
+      for (int64_t j = 0; j < k; ++j) q[j] = static_cast<int8_t>(format.integer(q[j]));
     }
   }
   return py::make_tuple(values.result(weight), scales.result(weight),

@@ -14,7 +14,8 @@
 namespace llmserve {
 
 // A row's weights go in groups along K, each with a scale: weight = scale * (q - zero_point), or,
-// with minima, scale * q - min. 8 bits: q in [-128, 127]; 4, 5 or 6 bits: q in [0, 2^bits).
+// with minima, scale * q - min, or, with a table, scale * table[q]. 8 bits: q in [-128, 127]; 4, 5
+// or 6 bits: q in [0, 2^bits).
 struct LinearFormat {
   std::string_view name;  // LLM(quantization=...)
   std::string_view summary;
@@ -26,8 +27,11 @@ struct LinearFormat {
   // 2^scale_shift groups share a scale (and a minimum). If they are several, each group has a code
   // of 8 bits, signed, that the shared one is multiplied by.
   int scale_shift = 0;
+  const int8_t* table = nullptr;  // [16], of 4 bits
 
-  int zero_point() const { return bits < 8 && !has_min ? 1 << (bits - 1) : 0; }
+  int zero_point() const { return bits < 8 && !has_min && !table ? 1 << (bits - 1) : 0; }
+  // What the scale is multiplied by.
+  int integer(int8_t q) const { return table ? table[q] : q - zero_point(); }
   constexpr int64_t num_groups(int64_t k) const { return group_size == 0 ? 1 : k / group_size; }
   int64_t group_elements(int64_t k) const { return group_size == 0 ? k : group_size; }
   constexpr bool has_scale_codes() const { return scale_shift > 0; }

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from llmserve import _core
 
@@ -69,8 +70,10 @@ def _lines(ticks: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield 'is loaded; `dtype="auto"` makes float16 float32, blocks bfloat16. KV cache: float32,'
     yield 'bfloat16, `kv_cache_dtype="fp8"` (e4m3; heads of a multiple of 4 elements), on every'
     yield "device."
-    yield "Linear layers and the head also run on 8-bit and 4-bit integers, on `cpu` and `ref`:"
-    yield "those of `quantization`, and of files Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.\n"
+    testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
+    kept = ", ".join(name for name, *_ in testing.kept_formats())
+    yield "Linear layers and the head also run on integers of 4 to 8 bits, on `cpu` and `ref`: those"
+    yield f"of `quantization`, and of files {kept}.\n"
     yield _POSITIONS
     yield _TEXT
 

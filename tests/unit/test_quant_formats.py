@@ -36,7 +36,7 @@ def reference(name: str, blocks: np.ndarray) -> np.ndarray:
 
 
 def test_formats_are_those_of_the_issue() -> None:
-    wanted = {"F32", "F16", "BF16", "Q8_0", "IQ4_NL", "MXFP4"}
+    wanted = {"F32", "F16", "BF16", "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4"}
     wanted |= {"Q4_0", "Q4_1", "Q5_0", "Q5_1", *(f"Q{bits}_K" for bits in range(2, 7))}
     assert wanted <= set(IN_GGUF)
 

@@ -31,7 +31,7 @@ class CpuBackend final : public Backend {
   LinearWeight defer_linear(std::span<const ConstTensor> parts, DType dtype) override;
   void pack_rows(LinearRows& rows) override;
   int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const override;
-  std::string_view packed_layout() const override { return "cpu panels 3"; }
+  std::string_view packed_layout() const override { return "cpu panels 4"; }
   // Panels of integers, as in kernel_table.h.
   bool can_run(const LinearFormat&) const override { return true; }
   LinearWeight pack_quantized(const LinearFormat& format, int64_t out_features, int64_t in_features,

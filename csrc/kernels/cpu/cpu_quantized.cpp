@@ -27,6 +27,7 @@ cpu::QuantizedLayout layout_of(const LinearFormat& format, int64_t k) {
           .has_f16_scales = format.has_f16_scales,
           .has_min = format.has_min,
           .zero_point = format.zero_point(),
+          .table = format.table,
           .num_groups = groups,
           .group_size = format.group_elements(k),
           .scale_shift = format.scale_shift,

@@ -91,6 +91,7 @@ struct QuantizedLayout {
   bool has_f16_scales;
   bool has_min;
   int32_t zero_point;
+  const int8_t* table;  // [16] that 4 bits index; null: they are the integers
   int64_t num_groups;
   int64_t group_size;    // the whole K if one group; a multiple of 16 below 8 bits, of 32 if 5
   int scale_shift;       // above 0 where there are codes

@@ -115,7 +115,7 @@ void RefBackend::quantized_linear(const LinearArgs& args) {
         const IntegerGroup& group = groups[static_cast<size_t>(g)];
         int32_t dot = 0;
         for (int64_t i = g * size; i < (g + 1) * size; ++i)
-          dot += q[static_cast<size_t>(i)] * (w.values[i] - format.zero_point());
+          dot += q[static_cast<size_t>(i)] * format.integer(w.values[i]);
         const float scale = group_scale(format, w.scales, w.scale_codes, g);
         const float min = group_scale(format, w.mins, w.min_codes, g);
         sum = sum + (scale * group.scale) * static_cast<float>(dot);

@@ -15,8 +15,8 @@ namespace {
 #include "kernels/cpu/matmul.inc"
 #include "kernels/cpu/tiles.inc"
 
+#include "kernels/cpu/bits_to_bytes.inc"
 #include "kernels/cpu/group_scales.inc"
-#include "kernels/cpu/joined_bits.inc"
 
 // Tiles of rows whose sums are held at once: four chains hide the latency of the products.
 constexpr int64_t kTilesAtOnce = 4;
@@ -100,10 +100,12 @@ void unpack_nibbles(const uint8_t* from, int64_t depth, uint8_t* to) {
   }
 }
 
-void unpack(int bits, const uint8_t* from, int64_t depth, uint8_t* to) {
-  if (bits == 4)
+void unpack(const QuantizedLayout& layout, const uint8_t* from, int64_t depth, uint8_t* to) {
+  if (layout.table != nullptr)
+    look_up_all(layout.table, from, depth, to);
+  else if (layout.bits == 4)
     unpack_nibbles(from, depth, to);
-  else if (bits == 5)
+  else if (layout.bits == 5)
     unpack_joined<5>(from, depth, to);
   else
     unpack_joined<6>(from, depth, to);
@@ -188,10 +190,13 @@ struct PanelBlock {
     for (int64_t g = 0; g < layout.num_groups; ++g) {
       if (layout.bits < 8) {
         alignas(64) uint8_t bytes[kMaxGroup * kPanelWidth];
-        unpack(layout.bits, w, layout.group_size, bytes);
+        unpack(layout, w, layout.group_size, bytes);
         written(bytes);
         w += layout.group_size * layout.bits / 8 * kPanelWidth;
-        multiply_group<false>(g, bytes, step, ahead, totals);
+        if (layout.table != nullptr)
+          multiply_group<true>(g, bytes, step, ahead, totals);
+        else
+          multiply_group<false>(g, bytes, step, ahead, totals);
       } else {
         multiply_group<true>(g, w, step, ahead, totals);
         w += (layout.group_size + 3) / 4 * 4 * kPanelWidth;

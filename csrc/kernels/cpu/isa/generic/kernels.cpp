@@ -115,6 +115,15 @@ inline Quads q_with(Quads low, Quads bits, int mask) {
     low.bytes[i] = (int8_t)(low.bytes[i] | (bits.bytes[i] & mask));
   return low;
 }
+inline Quads q_table(const int8_t* table) {
+  Quads x;
+  for (int i = 0; i < 4 * kLanes; ++i) x.bytes[i] = table[i % 16];
+  return x;
+}
+inline Quads q_look_up(const Quads& table, Quads x) {
+  for (int i = 0; i < 4 * kLanes; ++i) x.bytes[i] = table.bytes[x.bytes[i]];
+  return x;
+}
 typedef Quads SignedQuads;
 constexpr int32_t kSignedOffset = 0;
 inline SignedQuads q_signed(Quads x) { return x; }
