@@ -252,6 +252,7 @@ MemoryPlan plan_memory(const ConfigRequest& request) {
                   .max_logit_rows = kMaxLogitRowsAtOnce,
                   .packed = &packed});
   plan.weights = std::move(sizes.weights);
+  check_all_used(checkpoint, plan.weights);
   plan.workspace_bytes =
       sizes.workspace_bytes + backend->scratch_bytes(largest_step(model, plan.weights, plan.config),
                                                      plan.config.num_threads);

@@ -34,6 +34,8 @@ class GgufConfig {
   int64_t integer(std::string_view field) const;
 
   const GgufFile& file() const { return file_; }
+  // The architecture's: "llama.".
+  const std::string& prefix() const { return prefix_; }
   JsonDocument finish() &&;
 
  private:

@@ -1,6 +1,7 @@
 // From a GGUF file's metadata to the fields of Hugging Face's config.json.
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 
 #include "core/error.h"
 #include "io/gguf_architecture.h"
@@ -12,12 +13,36 @@ constexpr int64_t kMaxSmallTensor = 4096;  // factors of rotary frequencies: hal
 
 JsonValue text(std::string_view value) { return {std::string(value)}; }
 
+[[noreturn]] void refuse(const GgufConfig& config, const GgufValue& value,
+                         std::string_view reason) {
+  throw NotSupported(
+      concat(config.file().file()->path().string(), ": metadata ", value.key, ": ", reason));
+}
+
+// What would change every token, and no layer here knows.
+void refuse_unknown_layers(const GgufConfig& config) {
+  const GgufValue* experts = config.find("expert_count");
+  if (experts && config.file().integer(*experts) > 0)
+    refuse(config, *experts, "mixtures of experts are not supported");
+  const GgufValue* causal = config.find("attention.causal");
+  if (causal && !config.file().boolean(*causal))
+    refuse(config, *causal, "attention to later tokens is not supported");
+}
+
+// Nobody would notice a default in their place.
+void check_given(const GgufConfig& config, std::initializer_list<std::string_view> any_of) {
+  const auto is_given = [&](std::string_view key) { return config.find(key) != nullptr; };
+  if (std::ranges::none_of(any_of, is_given))
+    config.file().fail(concat(config.prefix(), *any_of.begin()), "is absent");
+}
+
 void add_dims(GgufConfig& config) {
   const GgufTensor* table = config.file().find_tensor("token_embd.weight");
   if (!table || table->rank != 2)
     throw CorruptFile(concat(config.file().file()->path().string(),
                              ": expected a tensor \"token_embd.weight\" of 2 dimensions, got ",
                              table ? "another number of them" : "none"));
+  refuse_unknown_layers(config);
   config.set("vocab_size", {table->shape[0]});
   config.set("tie_word_embeddings", {!config.has_tensor("output.weight")});
   config.copy_integer("embedding_length", "hidden_size");
@@ -32,6 +57,8 @@ void add_dims(GgufConfig& config) {
   // Families spell it differently.
   for (const char* field : {"layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"})
     config.copy_number("attention.layer_norm_epsilon", field);
+  check_given(config, {"context_length"});
+  check_given(config, {"attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"});
 }
 
 void add_head_dim(GgufConfig& config) {
@@ -74,14 +101,23 @@ void add_number(const GgufConfig& config, std::string_view key, std::string_view
 JsonValue::Object rope_by_type(const GgufConfig& config) {
   JsonValue::Object rope;
   const GgufValue* type = config.find("rope.scaling.type");
-  const std::string_view name = type ? config.file().string(*type) : std::string_view("none");
+  const GgufValue* factor = config.find("rope.scaling.factor");
+  if (!factor) factor = config.find("rope.scale_linear");  // before there were types
+  const bool is_scaled = factor && config.file().number(*factor) != 0;
+  const std::string_view name = type        ? config.file().string(*type)
+                                : is_scaled ? std::string_view("linear")
+                                            : std::string_view("none");
   if (config.has_tensor("rope_factors_long.weight"))
     return rope_of_factors(config, "rope_factors_short.weight", "rope_factors_long.weight");
-  if (config.has_tensor("rope_freqs.weight"))
+  if (config.has_tensor("rope_freqs.weight")) {
+    if (is_scaled && name != "none" && config.file().number(*factor) != 1)
+      refuse(config, *factor, "a factor beside the tensor \"rope_freqs.weight\" is not supported");
     return rope_of_factors(config, "rope_freqs.weight", "rope_freqs.weight");
+  }
   if (name == "linear" || name == "yarn") {
+    if (!is_scaled && name == "linear") return rope;
     rope.push_back({"rope_type", text(name)});
-    add_number(config, "rope.scaling.factor", "factor", rope);
+    if (is_scaled) rope.push_back({"factor", {config.file().number(*factor)}});
   } else if (name != "none") {
     config.file().fail(type->key, concat("expected none, linear, yarn or longrope with its "
                                          "tensors, got \"",
@@ -136,6 +172,10 @@ int64_t GgufConfig::uniform_integer(const GgufValue& value) const {
                                 ": layers that differ (", first, " and ", file_.integer(value, i),
                                 ") are not supported"));
   }
+  const GgufValue* layers = find("block_count");
+  if (value.is_array && layers && value.count != file_.integer(*layers))
+    file_.fail(value.key, concat("expected an entry for each of ", file_.integer(*layers),
+                                 " layers, got ", value.count));
   return first;
 }
 

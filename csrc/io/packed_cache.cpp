@@ -115,6 +115,7 @@ std::unique_ptr<PackedFile> PackedCache::find(const PackedKey& key, const RunOnT
     if (!run) return file;
     file->check(run);
     utimensat(AT_FDCWD, path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);  // used now; or as it was
+    make_room(0);  // the quota may be smaller than it was
     return file;
   } catch (const Error& reason) {
     warning = concat("packed weights are made anew: ", reason.what());
@@ -131,6 +132,7 @@ void PackedCache::store(const PackedKey& key, std::span<const PackedTensor> tens
   if (num_bytes > quota_bytes_) {
     warning = concat("packed weights are not kept: they take ", num_bytes,
                      " bytes, and packed_cache_bytes is ", quota_bytes_);
+    make_room(0);
     return;
   }
   std::error_code error;

@@ -140,11 +140,11 @@ const TensorEntry& WeightLoader::find(const std::string& name,
   if (!checkpoint_.has_tensors()) return imagine(shape);
   const TensorEntry* entry = look_up(name);
   if (!entry)
-    throw CorruptFile(concat(checkpoint_.path(), ": the tensor \"", name, "\" ", shape_text(shape),
-                             " is absent from the checkpoint, which has ",
-                             checkpoint_.tensors().size(),
-                             " tensors; config.json and weights may "
-                             "belong to different models"));
+    throw CorruptFile(concat(
+        checkpoint_.path(), ": the tensor \"", name, "\" ", shape_text(shape),
+        " is absent from the checkpoint, which has ", checkpoint_.tensors().size(), " tensors; ",
+        checkpoint_.format() == "gguf" ? "the file may be of an architecture that is not supported"
+                                       : "config.json and weights may belong to different models"));
   if (!has_float_values(checkpoint_, *entry) ||
       !std::equal(shape.begin(), shape.end(), entry->shape.begin(), entry->shape.end()))
     throw CorruptFile(concat(checkpoint_.file(*entry)->path().string(), ": tensor \"", name,

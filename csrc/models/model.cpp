@@ -48,7 +48,21 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfi
                                   Backend& backend, const WeightFormat& format,
                                   PackedWeights* packed, std::vector<DeferredWeight>* deferred) {
   WeightLoader weights(checkpoint, backend, format, /*load=*/true, packed, deferred);
-  return find_architecture(config.architecture, "ModelConfig").build(config, weights);
+  std::unique_ptr<Model> model =
+      find_architecture(config.architecture, "ModelConfig").build(config, weights);
+  check_all_used(checkpoint, model->weights());
+  return model;
+}
+
+void check_all_used(const Checkpoint& checkpoint, const WeightReport& weights) {
+  if (checkpoint.format() != "gguf") return;
+  for (const std::string& name : weights.unused_tensors) {
+    // Of rotary frequencies, which config() has or which follow from it.
+    if (name.starts_with("rope_f") || name.ends_with(".attn_rot_embd.weight")) continue;
+    throw NotSupported(concat(checkpoint.path(), ": tensor \"", name,
+                              "\": no layer of this architecture uses it, so that the model would "
+                              "be another one than the file's"));
+  }
 }
 
 WeightFormat resolve_weight_format(DType dtype, std::string_view quantization) {

@@ -93,13 +93,17 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint);
 
 // Reads and packs all weights in the given format. The model keeps what it needs of the
 // mapping; the checkpoint may go. Throws CorruptFile (absent, mis-shaped or non-finite tensors:
-// file, tensor, expected, got), ResourceExhausted.
+// file, tensor, expected, got), ResourceExhausted, and what check_all_used() throws.
 // `packed`: where linear weights come from as far as it has them, and are noted in any case.
 // `deferred`: takes those that are to be packed later, which run already.
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
                                   Backend& backend, const WeightFormat& format,
                                   PackedWeights* packed = nullptr,
                                   std::vector<DeferredWeight>* deferred = nullptr);
+
+// Throws NotSupported for a tensor of a GGUF file, which is of one model alone, that nothing uses.
+// Other checkpoints may hold what only others use.
+void check_all_used(const Checkpoint& checkpoint, const WeightReport& weights);
 
 // What `dtype` and LLM(quantization=...) ask for: "" keeps blocks that the backend runs on, "none"
 // dequantizes them, other names are of quant/linear_format.h. Throws NotSupported that lists them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from checkpoints import checkpoint, copy_checkpoint, tokenizer
 from gguf_files import ARCHITECTURES, OVERRIDES, Quantize, add_bpe, in_format, quantized, write_gguf
-from llmserve import LLM, CorruptFile, SamplingParams, _core, cli
+from llmserve import LLM, CorruptFile, NotSupported, SamplingParams, _core, cli
 from model_runner import PagedRunner
 from safetensors.numpy import load_file, save_file
 from ticks import tick, ticks
@@ -131,6 +132,103 @@ def test_llama3_frequencies_come_from_their_tensor(tmp_path: Path) -> None:
             assert step == pytest.approx(expected_step, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        {"rope.scaling.factor": 4.0},  # linear, as llama.cpp takes it
+        {"rope.scale_linear": 4.0},  # of old files
+    ],
+)
+def test_linear_scaling_is_found_however_it_is_written(
+    metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    rope = dict(rope_type="linear", rope_theta=10000.0, factor=4.0)
+    source = checkpoint("llama", rope_parameters=rope)
+    path = write_gguf(tmp_path / "model.gguf", source, extra=with_metadata(metadata))
+    assert answers(path) == answers(source)
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"rope.scaling.factor": 0.0}, {"rope.scaling.type": "none"}, {}]
+)
+def test_no_scaling_is_none(metadata: dict[str, Any], tmp_path: Path) -> None:
+    source = checkpoint("llama")
+    path = write_gguf(tmp_path / "model.gguf", source, extra=with_metadata(metadata))
+    assert answers(path) == answers(source)
+
+
+def with_metadata(metadata: dict[str, Any]) -> Callable[[gguf.GGUFWriter], None]:
+    """Adds metadata of llama's, or takes it out where the value is None."""
+
+    def extra(writer: gguf.GGUFWriter) -> None:
+        for name, value in metadata.items():
+            key = f"llama.{name}"
+            writer.kv_data[0].pop(key, None)
+            if isinstance(value, bool):
+                writer.add_bool(key, value)
+            elif isinstance(value, int):
+                writer.add_uint32(key, value)
+            elif isinstance(value, float):
+                writer.add_float32(key, value)
+            elif isinstance(value, str):
+                writer.add_string(key, value)
+            elif value is not None:
+                writer.add_array(key, value)
+
+    return extra
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error", "message"),
+    [
+        ({"expert_count": 8}, NotSupported, "llama.expert_count: mixtures of experts"),
+        ({"attention.causal": False}, NotSupported, "llama.attention.causal: attention to later"),
+        ({"context_length": None}, CorruptFile, "llama.context_length: is absent"),
+        (
+            {"attention.layer_norm_rms_epsilon": None},
+            CorruptFile,
+            "llama.attention.layer_norm_rms_epsilon: is absent",
+        ),
+        (
+            {"attention.head_count": [4]},
+            CorruptFile,
+            "llama.attention.head_count: expected an entry for each of 2 layers, got 1",
+        ),
+        ({"block_count": 1}, NotSupported, r'tensor "model.layers.1.+": no layer .* uses it'),
+    ],
+)
+def test_metadata_of_another_model_is_refused(
+    metadata: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "model.gguf", checkpoint("llama"), extra=with_metadata(metadata))
+    with pytest.raises(error, match=message):
+        LLM.plan(path)
+    with pytest.raises(error, match=message):
+        LLM(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["blk.1.attn_q.bias", "blk.0.attn_q_norm.weight", "output.bias", "foo.bar"]
+)
+def test_a_tensor_that_nothing_uses_is_refused(name: str, tmp_path: Path) -> None:
+    extra = {name: np.ones(64, np.float32)}
+    path = write_gguf(tmp_path / "model.gguf", checkpoint("llama"), tensors=extra)
+    with pytest.raises(NotSupported, match="no layer of this architecture uses it"):
+        LLM(path)
+
+
+def test_rotary_factors_beside_a_scale_are_refused(tmp_path: Path) -> None:
+    path = write_gguf(
+        tmp_path / "model.gguf",
+        checkpoint("llama"),
+        extra=with_metadata({"rope.scaling.factor": 4.0}),
+        tensors={"rope_freqs.weight": np.ones(8, np.float32)},
+    )
+    with pytest.raises(NotSupported, match=r"rope.scaling.factor: a factor beside the tensor"):
+        LLM(path)
+
+
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"])
 def test_quantized_file_gives_what_its_dequantized_weights_give(kind: str, tmp_path: Path) -> None:
     source = checkpoint("llama", **WIDE)
@@ -140,7 +238,7 @@ def test_quantized_file_gives_what_its_dequantized_weights_give(kind: str, tmp_p
     assert got == answers(expected, dtype="float32")
 
 
-@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"])
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
 def test_k_quants_give_what_their_dequantized_weights_give(kind: str, tmp_path: Path) -> None:
     source = checkpoint("qwen2", **WIDE)
     path = write_gguf(tmp_path / "model.gguf", source, in_format(kind))
@@ -165,6 +263,7 @@ ON_INTEGERS = [
     "Q5_K",
     "Q6_K",
     "IQ4_NL",
+    "IQ4_XS",
 ]
 
 
@@ -187,7 +286,7 @@ def test_blocks_run_as_they_are_close_to_their_values(kind: str, tmp_path: Path)
     assert not np.array_equal(got[0], values)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_0", "Q3_K", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_0", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS"])
 def test_plan_of_blocks_that_run_as_they_are_is_exact_and_small(kind: str, tmp_path: Path) -> None:
     path = blocks_file(kind, tmp_path / "model.gguf")
     arguments: dict[str, Any] = {"num_gpu_blocks_override": 32, "max_model_len": 64}

@@ -170,8 +170,8 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
         'tensor "t": rows of 48 elements are no whole blocks of Q8_0',
     ),
     "unknown tensor type": (
-        with_tensor(raw_tensor(b"t", [32], 4, 384)),
-        'tensor "t": unknown type 4',
+        with_tensor(raw_tensor(b"t", [32], 99, 384)),
+        'tensor "t": unknown type 99',
     ),
     "offset not aligned": (
         with_tensor(raw_tensor(b"t", [1], 0, 390)),
@@ -214,7 +214,8 @@ def test_refuses_file_that_was_cut(cut: int, tmp_path: Path) -> None:
         (raw_file(SHAPE, [], b"", version=1), "is GGUF version 1"),
         (raw_file(SHAPE, [], b"", version=3 << 24), "of a big-endian machine"),
         (with_tensor(raw_tensor(b"t", [256], 16, 384)), '"t" is of type IQ2_XXS, which is not'),
-        (with_tensor(raw_tensor(b"t", [256], 23, 384)), '"t" is of type IQ4_XS'),
+        (with_tensor(raw_tensor(b"t", [256], 21, 384)), '"t" is of type IQ3_S'),
+        (with_tensor(raw_tensor(b"t", [256], 31, 384)), '"t" is of type Q4_0_4_4'),
         (
             raw_file([raw_value(b"general.architecture", STRING, b"rwkv6")], TENSORS, DATA),
             'architecture "rwkv6" is not supported in GGUF files; supported are llama',
