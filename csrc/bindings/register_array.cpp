@@ -163,7 +163,13 @@ array([1., 1.], dtype=float32)
            [](const Array&) { return std::pair<int32_t, int32_t>(dlpack::kCpu, 0); })
       .def("__dlpack__", &to_dlpack, py::kw_only(), "stream"_a = py::none(),
            "max_version"_a = py::none(), "dl_device"_a = py::none(), "copy"_a = py::none())
-      .def("__array__", &to_numpy_as, "dtype"_a = py::none(), "copy"_a = py::none());
+      .def("__array__", &to_numpy_as, "dtype"_a = py::none(), "copy"_a = py::none())
+      // For copy and pickle.
+      .def("__reduce__", [](const py::object& self) {
+        const DType dtype = self.cast<const Array&>().tensor().dtype;
+        const py::object as = dtype == DType::kBF16 ? py::cast(name(dtype)) : py::none();
+        return py::make_tuple(py::type::of(self), py::make_tuple(to_numpy(self, {}), as));
+      });
 }
 
 void register_testing_array(py::module_& testing) {

@@ -245,6 +245,14 @@ class LoadingModel {
   std::thread thread_;
 };
 
+// A forked child leaves its parent's engine where it is.
+struct DeleteInOwnProcess {
+  void operator()(Engine* engine) const {
+    if (engine->is_of_this_process()) delete engine;
+  }
+};
+using EngineHolder = std::unique_ptr<Engine, DeleteInOwnProcess>;
+
 void register_request(py::module_& module) {
   py::class_<Request>(module, "EngineRequest")
       .def(py::init([](std::vector<int32_t> prompt_token_ids, const SamplingParams& params,
@@ -287,9 +295,9 @@ void register_engine(py::module_& module) {
             model.close();
           },
           "exception_type"_a, "exception"_a, "traceback"_a);
-  py::class_<Engine>(module, "Engine")
+  py::class_<Engine, EngineHolder>(module, "Engine")
       .def(py::init([](LoadingModel& model, std::optional<Vocabulary> vocabulary) {
-             return model.make_engine(std::move(vocabulary));
+             return EngineHolder(model.make_engine(std::move(vocabulary)).release());
            }),
            "model"_a, "vocabulary"_a = py::none(), Release(),
            "Waits for the model and starts the engine's thread.")
@@ -324,6 +332,7 @@ void register_engine(py::module_& module) {
       .def_property_readonly("vocab_size", &Engine::vocab_size)
       .def_property_readonly("hidden_size", &Engine::hidden_size)
       .def_property_readonly("config", &Engine::config)
+      .def_property_readonly("is_of_this_process", &Engine::is_of_this_process)
       .def("close", &Engine::close, Release());
 }
 

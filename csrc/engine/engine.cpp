@@ -1,5 +1,7 @@
 #include "engine/engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <iterator>
@@ -50,7 +52,8 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
       description_(executor_->description()),
       warning_(executor_->warning()),
       trace_(kNumTracedSteps, kNumTracedRequests),
-      memory_use_(executor_->memory_use()) {
+      memory_use_(executor_->memory_use()),
+      process_id_(getpid()) {
   config_.validate();
   SchedulerConfig scheduler = config_.scheduler;
   scheduler.max_num_queued_reqs = 0;  // add_requests() keeps the bound and tells the caller
@@ -63,6 +66,8 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
 }
 
 Engine::~Engine() { close(); }
+
+bool Engine::is_of_this_process() const { return process_id_ == getpid(); }
 
 void Engine::validate(const Request& request) const {
   request.params.validate();

@@ -44,6 +44,8 @@ class Engine {
   Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
          std::unique_ptr<Executor> executor);
   ~Engine();  // close()
+  // Not so in a child that was forked: it has no thread of the engine's, and locks may be held.
+  bool is_of_this_process() const;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -195,6 +197,7 @@ class Engine {
 
   EventBuffer events_;
 
+  const int process_id_;
   std::mutex close_mutex_;
   std::thread thread_;
 };

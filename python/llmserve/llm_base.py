@@ -1,8 +1,10 @@
 """What `LLM` and `AsyncLLM` have in common: a model, loaded, with an engine, and what it tells."""
 
+import atexit
 import inspect
 import logging
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,6 +170,7 @@ class LLMBase:
             self._tokenizer, limits, defaults.default_params, thinking, grammars
         )
         self._runner = RequestRunner(self._engine)
+        _OPEN.add(self)
         self._begin()
 
     def _request_names(self) -> Mapping[str, int]:
@@ -294,9 +297,10 @@ class LLMBase:
 
     def close(self) -> None:
         """Ends the engine and gives all its memory back. Calls that are waiting in other threads
-        raise InvalidArgument. May be called twice."""
+        raise InvalidArgument. May be called twice. In a forked child it does nothing: the engine is
+        the parent's."""
         engine, self._engine = self._engine, None
-        if engine is not None:
+        if engine is not None and engine.is_of_this_process:
             self._runner.close()
 
     def __del__(self) -> None:
@@ -347,7 +351,23 @@ class LLMBase:
     def _open_engine(self) -> _core.Engine:
         if self._engine is None:
             raise InvalidArgument("this LLM is closed; make a new one")
+        if not self._engine.is_of_this_process:
+            raise InvalidArgument(
+                "this LLM belongs to the process that this one was forked from; make a new one "
+                "here, or start processes by multiprocessing's 'spawn'"
+            )
         return self._engine
+
+
+_OPEN: weakref.WeakSet[LLMBase] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Lets daemon threads out of the engine while there is still an interpreter to come back to:
+    later they would abort the process."""
+    for llm in list(_OPEN):
+        llm.close()
 
 
 def argument_names() -> list[str]:

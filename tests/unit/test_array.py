@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import sys
 from typing import Any
 
@@ -189,3 +191,16 @@ def test_torch_reads_and_lends_every_dtype_in_place() -> None:
         assert testing.use_count(array) == 1
     with pytest.raises(InvalidArgument, match=r"refused: .*detach"):
         Array(torch.zeros(2, requires_grad=True))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
+def test_arrays_are_copied_and_pickled(dtype: str) -> None:
+    values = np.array([[1.5, -2.0, 3.0], [0.0, 1.0, 0.25]])
+    if dtype == "bfloat16":
+        array = Array(values.astype(np.float32), dtype)
+    else:
+        array = Array(values.astype(dtype))
+    for other in (pickle.loads(pickle.dumps(array)), copy.deepcopy(array)):
+        assert (other.dtype, other.shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(np.asarray(other), np.asarray(array))
+        assert not np.shares_memory(np.asarray(other), np.asarray(array))

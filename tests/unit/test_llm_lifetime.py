@@ -204,3 +204,65 @@ def test_the_progress_bar_counts_requests_and_shows_the_rate(
     assert "3/3" in shown.err
     assert "tok/s" in shown.err
     assert shown.out == ""
+
+
+# What is done with the parent's LLM in a child, which then exits as a program does.
+_IN_CHILDREN = {
+    "nothing": "pass",
+    "close": "llm.close()",
+    "drop": "del llm",
+    "generate": """
+try:
+    llm.generate("a", use_tqdm=False)
+except InvalidArgument as error:
+    assert "forked" in str(error)
+else:
+    raise AssertionError
+""",
+    "a new one": """
+with LLM(path) as own:
+    own.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)
+""",
+}
+
+
+@pytest.mark.parametrize("what", _IN_CHILDREN)
+def test_a_forked_child_leaves_the_engine_to_its_parent(what: str, checkpoint: Path) -> None:
+    code = f"""
+import os, signal, sys
+from llmserve import LLM, InvalidArgument, SamplingParams
+path = {str(checkpoint)!r}
+llm = LLM(path)
+params = SamplingParams(temperature=0, max_tokens=2)
+expected = llm.generate([[5, 6]], params, use_tqdm=False)[0].outputs[0].token_ids
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    {{in_child}}
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert llm.generate([[5, 6]], params, use_tqdm=False)[0].outputs[0].token_ids == expected
+"""
+    indented = _IN_CHILDREN[what].strip().replace("\n", "\n    ")
+    done = subprocess.run(
+        [sys.executable, "-c", code.format(in_child=indented)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_program_ends_while_a_daemon_thread_generates(checkpoint: Path) -> None:
+    code = f"""
+import threading, time
+from llmserve import LLM, SamplingParams
+llm = LLM({str(checkpoint)!r})
+params = SamplingParams(max_tokens=None, ignore_eos=True)
+run = lambda: llm.generate([[5, 6]] * 20, params, use_tqdm=False)
+threading.Thread(target=run, daemon=True).start()
+time.sleep(0.2)
+"""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
