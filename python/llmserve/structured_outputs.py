@@ -2,6 +2,7 @@
 strings, or a grammar."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -90,9 +91,8 @@ class StructuredOutputsParams:
         if self.regex is not None:
             return GrammarSource("regex", "regex", self.regex)
         if self.choice is not None:
-            return GrammarSource(
-                "choice", "lark", "start: " + " | ".join(map(_quoted, self.choice))
-            )
+            # One terminal: as alternatives of a rule, a few thousand are too many for its parser.
+            return GrammarSource("choice", "regex", "|".join(map(_literal, self.choice)))
         return GrammarSource("grammar", "lark", self.grammar or "")
 
     def _json_text(self, schema: object) -> str:
@@ -102,7 +102,8 @@ class StructuredOutputsParams:
                 schema = _closed(schema)
             except RecursionError:
                 raise InvalidArgument("structured_outputs: json is nested too deeply") from None
-        options: dict[str, object] = {"whitespace_pattern": self.whitespace_pattern or _WHITESPACE}
+        pattern = _WHITESPACE if self.whitespace_pattern is None else self.whitespace_pattern
+        options: dict[str, object] = {"whitespace_pattern": pattern}
         if self.disable_any_whitespace:
             options = {"whitespace_flexible": False}
         if not isinstance(schema, Mapping):  # true, anything; false, nothing
@@ -148,9 +149,9 @@ def _choices(value: object) -> tuple[str, ...]:
     return choices
 
 
-def _quoted(literal: str) -> str:
-    """A string of Lark: the escapes are JSON's."""
-    return json.dumps(literal, ensure_ascii=False)
+def _literal(words: str) -> str:
+    """A regular expression of Rust's that matches these words alone."""
+    return re.sub(r"[\\.+*?()|\[\]{}^$#&\-~]", r"\\\g<0>", words)
 
 
 def _closed(schema: object) -> object:

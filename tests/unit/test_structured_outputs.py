@@ -77,7 +77,19 @@ def test_a_regular_expression_matches_the_whole_text(llm: LLM) -> None:
         assert output.finish_reason == "length" or re.fullmatch(pattern, output.text)
 
 
-@pytest.mark.parametrize("choice", [["yes"], ["yes", "yes, please", "no"], ['"/\n', "é😀", "\\d+"]])
+META = "a.b*c+?(d)[e]{f}^$|#&-~ \\ \t"
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        ["yes"],
+        ["yes", "yes, please", "no"],
+        ['"/\n', "é😀", "\\d+", META],
+        [META],
+        [f"word {idx}" for idx in range(5000)],
+    ],
+)
 def test_the_text_is_one_of_the_choices(llm: LLM, choice: list[str]) -> None:
     for output in samples(llm, {"choice": choice}, n=4):
         assert (output.finish_reason, output.text in choice) == ("stop", True)
@@ -100,6 +112,8 @@ def test_whitespace_is_bounded_or_left_out(llm: LLM) -> None:
     assert output.text == json.dumps(json.loads(output.text), separators=(",", ":")) or (
         " " in json.loads(output.text)["name"]
     )
+    (output,) = samples(llm, {"json": PERSON, "whitespace_pattern": ""})
+    assert not re.search(r"\s", re.sub(r'"(\\.|[^"\\])*"', "", output.text))
     (output,) = samples(llm, {"json": PERSON, "whitespace_pattern": "~"})
     jsonschema.validate(json.loads(output.text.replace("~", "")), PERSON)
 
@@ -216,7 +230,7 @@ BAD = [
     ({"grammar": "start: a"}, "grammar: "),
     ({"grammar": 'root ::= "a"'}, "grammar: "),
     ({"grammar": "start: /a\0/"}, "grammar: .*NUL"),
-    ({"choice": ["x" * 300_000]}, "choice must be at most 262144 bytes, got 300009"),
+    ({"choice": ["x" * 300_000]}, "choice must be at most 262144 bytes, got 300000"),
 ]
 
 
