@@ -42,7 +42,7 @@ class StructuredOutputsParams:
     Raises InvalidArgument or NotSupported; what is no grammar is refused when the request comes in.
 
     >>> StructuredOutputsParams(choice=["yes", "no"]).source().kind
-    'lark'
+    'regex'
     """
 
     json: str | Mapping[str, object] | None = field(default=None, hash=False)
