@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from llmserve.arguments import boolean, refuse_unless_default, text
+from llmserve.arguments import boolean, describe, text
 from llmserve.beam_search import BeamSearchOutput
 from llmserve.beam_search_params import BeamSearchParams
 from llmserve.chat.chat_messages import Conversation
@@ -28,6 +28,7 @@ from llmserve.progress import Progress
 from llmserve.prompts import Prompts, SinglePrompt, chat_prompts
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
+from llmserve.vllm_arguments import check_method_arguments
 
 _MAX_ID_DIGITS = 18  # of what fits in the engine's 64 bits
 
@@ -89,8 +90,8 @@ class LLM(LLMBase):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        lora_request: None = None,
         priority: Sequence[int] | None = None,
+        **unknown: object,
     ) -> list[RequestOutput]:
         """Continues every prompt and returns the outputs in the prompts' order.
 
@@ -107,7 +108,7 @@ class LLM(LLMBase):
         finish_reason "error" and says why in `error`, and the others are complete.
         """
         self._open_engine()
-        refuse_unless_default("generate", "lora_request", lora_request, None)
+        check_method_arguments("generate", unknown)
         boolean("use_tqdm", use_tqdm)
         states = self._door.admit(prompts, sampling_params, priority)
         self._run(sorted(states, key=lambda state: -state.core_params.max_tokens), use_tqdm)
@@ -119,6 +120,7 @@ class LLM(LLMBase):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        **unknown: object,
     ) -> list[EmbeddingRequestOutput]:
         """One vector a prompt, in their order: the final-normed hidden state of the last token, or
         the mean or the first one where the checkpoint's sentence-transformers files say so, brought
@@ -131,6 +133,7 @@ class LLM(LLMBase):
         1.0
         """
         self._open_engine()
+        check_method_arguments("embed", unknown)
         boolean("use_tqdm", use_tqdm)
         config = read_pooling_config(Path(self._config.model_path))
         states = self._door.admit_pooling(prompts, pooling_params, "embed", config)
@@ -144,6 +147,7 @@ class LLM(LLMBase):
         *,
         use_tqdm: bool = True,
         pooling_task: str | None = None,
+        **unknown: object,
     ) -> list[PoolingRequestOutput]:
         """What the model makes of each prompt, in float32: the last hidden states [T, E] by
         default, or what pooling_task (or PoolingParams.task) says. An answer of more than 1 GiB is
@@ -156,6 +160,7 @@ class LLM(LLMBase):
         3
         """
         self._open_engine()
+        check_method_arguments("encode", unknown)
         boolean("use_tqdm", use_tqdm)
         task = pooling_task
         if task is None and isinstance(pooling_params, PoolingParams):
@@ -177,7 +182,12 @@ class LLM(LLMBase):
         raise task_not_supported("score")
 
     def beam_search(
-        self, prompts: Prompts, params: BeamSearchParams, *, use_tqdm: bool = False
+        self,
+        prompts: Prompts,
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        **unknown: object,
     ) -> list[BeamSearchOutput]:
         """The most likely continuations of each prompt that a search of beam_width finds, best
         first.
@@ -194,6 +204,7 @@ class LLM(LLMBase):
         3
         """
         self._open_engine()
+        check_method_arguments("beam_search", unknown)
         boolean("use_tqdm", use_tqdm)
         states = self._door.admit_beam_search(prompts, params)
         self._run(states, use_tqdm)
@@ -220,6 +231,7 @@ class LLM(LLMBase):
         continue_final_message: bool = False,
         tools: Sequence[Tool] | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        **unknown: object,
     ) -> list[RequestOutput]:
         """Answers a conversation, or a list of them, as `generate` continues prompts.
 
@@ -240,6 +252,7 @@ class LLM(LLMBase):
         >>> output.prompt
         '<|im_start|>user\\nTell me a story.<|im_end|>\\n<|im_start|>assistant\\n'
         """
+        check_method_arguments("chat", unknown)
         request = chat_request(
             add_generation_prompt, continue_final_message, tools, chat_template_kwargs
         )
@@ -282,8 +295,8 @@ class LLM(LLMBase):
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        lora_request: None = None,
         priority: Sequence[int] | None = None,
+        **unknown: object,
     ) -> list[str]:
         """Queues every prompt without waiting, and returns their request ids in the prompts' order.
 
@@ -298,7 +311,7 @@ class LLM(LLMBase):
         True
         """
         self._open_engine()
-        refuse_unless_default("enqueue", "lora_request", lora_request, None)
+        check_method_arguments("enqueue", unknown)
         states = self._door.admit(prompts, sampling_params, priority)
         self._enqueued.add(states)
         return [str(state.request_id) for state in states]
@@ -320,6 +333,8 @@ class LLM(LLMBase):
         """Ends requests, enqueued or of other threads: their outputs have finish_reason "abort" and
         what they had so far. Ids of requests that have finished, or never were, are ignored."""
         engine = self._open_engine()
+        if not isinstance(request_id, Iterable):
+            raise InvalidArgument(f"request_id must be a string, got {describe(request_id)}")
         for name in [request_id] if isinstance(request_id, str) else request_id:
             if text("request_id", name).isdecimal() and len(name) <= _MAX_ID_DIGITS:
                 engine.abort(int(name))

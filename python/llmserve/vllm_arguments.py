@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from llmserve.arguments import refuse_unknown, refuse_unless_default
 
 _AUTO, _NONE, _OFF, _ONE = ("auto",), (None,), (False, None), (1,)
+_NO_ADAPTERS = "adapters are not applied; merge them into the checkpoint"
 
 # By reason: the values that arguments may have, the first being the one to leave it at.
 _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
@@ -122,7 +123,7 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "allowed_local_media_path": ("",),
         "allowed_media_domains": _NONE,
     },
-    "adapters are not applied; merge them into the checkpoint": {
+    _NO_ADAPTERS: {
         "enable_lora": (False,),
         "enable_lora_bias": _OFF,
         "max_loras": _ONE,
@@ -221,3 +222,23 @@ def refuse_what_is_not_here(what: str, name: str, value: object) -> None:
     """Raises NotSupported for an argument of NOT_HERE, unless it is as vLLM has it by default."""
     values, reason = NOT_HERE[name]
     refuse_unless_default(what, name, value, *values, reason=reason)
+
+
+# The same of the arguments that vLLM's methods have.
+_OF_METHODS: Mapping[str, tuple[Sequence[object], str]] = {
+    "lora_request": (_NONE, _NO_ADAPTERS),
+    "tokenization_kwargs": (_NONE, "prompts are tokenized as the model's files say"),
+    "mm_processor_kwargs": (_NONE, "models take text alone"),
+    "chat_template_content_format": (_AUTO, "the template takes texts and parts alike"),
+    "concurrency_limit": (_NONE, "the engine runs as many as it has room for"),
+}
+
+
+def check_method_arguments(method: str, given: Mapping[str, object]) -> None:
+    """Raises TypeError, as Python does, for the name of no argument, and NotSupported for one of
+    vLLM's method, unless it is as vLLM has it by default."""
+    for name, value in given.items():
+        if name not in _OF_METHODS:
+            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
+        values, reason = _OF_METHODS[name]
+        refuse_unless_default(method, name, value, *values, reason=reason)

@@ -137,6 +137,30 @@ llm.sleep(level=1)
 llm.wake_up()
 assert llm.generate("The fox", params)[0].outputs[0].token_ids == before
 """,
+    "methods": """
+from vllm import LLM, SamplingParams, BeamSearchParams
+
+llm = LLM(model=MODEL, max_model_len=256)
+params = SamplingParams(max_tokens=2)
+messages = [{"role": "user", "content": "Hello"}]
+llm.generate("a", params, lora_request=None, tokenization_kwargs=None, use_tqdm=False)
+llm.chat(messages, params, use_tqdm=False, lora_request=None, chat_template_content_format="auto",
+         mm_processor_kwargs=None, tokenization_kwargs=None)
+llm.embed("a", lora_request=None, tokenization_kwargs=None, use_tqdm=False)
+llm.encode("a", lora_request=None, use_tqdm=False)
+llm.beam_search("a", BeamSearchParams(2, 2), lora_request=None, concurrency_limit=None)
+llm.enqueue("a", params, lora_request=None)
+for call, error in (
+    (lambda: llm.chat(messages, params, lora_request="x"), "NotSupported: chat: lora_request='x'"),
+    (lambda: llm.embed("a", nonsense=1), "TypeError: embed() got an unexpected keyword argument"),
+):
+    try:
+        call()
+    except Exception as caught:
+        assert f"{type(caught).__name__}: {caught}".startswith(error), caught
+    else:
+        raise AssertionError(error)
+""",
     "async": """
 import asyncio
 from vllm import SamplingParams
