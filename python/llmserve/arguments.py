@@ -66,6 +66,16 @@ def text(name: str, value: object) -> str:
     return value
 
 
+def unicode_text(name: str, value: object) -> str:
+    """Likewise, of characters that UTF-8 has."""
+    result = text(name, value)
+    try:
+        result.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{name} has a lone surrogate, which is not Unicode") from None
+    return result
+
+
 def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Raises InvalidArgument that names the first unknown argument and the nearest known one."""
     names = dict.fromkeys(known)

@@ -20,6 +20,7 @@ from llmserve.hub import download_model, is_hub_id
 MAX_CONFIG_BYTES = 16 * 2**20
 MAX_TOKENIZER_BYTES = 256 * 2**20
 
+_FILE_SUFFIXES = (".gguf", ".json", ".safetensors")
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 JsonObject = Mapping[str, object]
@@ -44,19 +45,13 @@ def demo_text_path() -> Path:
 def find_checkpoint(model: object, revision: object = None, download_dir: object = None) -> Path:
     """The checkpoint that `model` names: a folder with a config.json, a .safetensors file beside
     one, or a .gguf file, alone or the only one of a folder. What is no path is an id on the Hugging
-    Face Hub, "organisation/name", and is downloaded.
+    Face Hub, "organisation/name", and is downloaded; what only a path can be named is not asked
+    of the Hub.
 
     Raises InvalidArgument, NotSupported, HubError.
     """
-    if not isinstance(model, str | os.PathLike):
-        raise InvalidArgument(
-            f"model must be the path of a checkpoint directory or the id of a model on the Hugging "
-            f"Face Hub, got {describe(model)}"
-        )
-    path = Path(os.fsdecode(os.fspath(model)))
-    if "\0" in str(path):
-        raise InvalidArgument(f"model must be a path, got {describe(model)}")
-    if isinstance(model, str) and is_hub_id(model) and not os.path.lexists(path):
+    path = _model_path(model)
+    if isinstance(model, str) and is_hub_id(model) and not _is_meant_as_path(path):
         path = download_model(
             model,
             None if revision is None else text("revision", revision),
@@ -67,7 +62,8 @@ def find_checkpoint(model: object, revision: object = None, download_dir: object
             f"revision is for models of the Hugging Face Hub, and {str(path)!r} is a path"
         )
     else:
-        path = _only_gguf(path) or path
+        check_access(path)
+        path = only_gguf(path) or path
         _check_checkpoint(path)
     if not is_gguf(path):
         _refuse_quantized(text_source(path))
@@ -84,9 +80,45 @@ def text_source(checkpoint: Path) -> Path:
     return checkpoint if checkpoint.is_dir() or is_gguf(checkpoint) else checkpoint.parent
 
 
-def _only_gguf(path: Path) -> Path | None:
+def _model_path(model: object) -> Path:
+    if not isinstance(model, str | os.PathLike):
+        raise InvalidArgument(
+            f"model must be the path of a checkpoint directory or the id of a model on the Hugging "
+            f"Face Hub, got {describe(model)}"
+        )
+    path = Path(os.fsdecode(os.fspath(model)))
+    if "\0" in str(path):
+        raise InvalidArgument(f"model must be a path, got {describe(model)}")
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"model must be a path in UTF-8, got {describe(model)}; rename it, or pass a link to it"
+        ) from error
+    return path
+
+
+def _is_meant_as_path(path: Path) -> bool:
+    """Of what has the form of an id: whether it is there or, mistyped, was to be: nobody's paths
+    are sent to the Hub."""
+    return os.path.lexists(path) or path.suffix in _FILE_SUFFIXES
+
+
+def check_access(path: Path) -> None:
+    """Of what may not be looked at, `exists` and its like say only that it is not there.
+    Raises InvalidArgument."""
+    try:
+        if stat.S_ISDIR(path.stat().st_mode):
+            os.stat(os.path.join(path, os.curdir))  # takes the right to open what is in it
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise InvalidArgument(f"model: {path} cannot be read: {error.strerror}") from error
+
+
+def only_gguf(path: Path) -> Path | None:
     """The GGUF file of a folder without other weights, the first of its parts if it is split."""
-    if not path.is_dir() or (path / "config.json").exists():
+    if not path.is_dir() or os.path.lexists(path / "config.json"):
         return None
     files = [file for file in sorted(path.glob("*.gguf")) if not _LATER_PART.search(file.name)]
     if len(files) > 1:
@@ -109,8 +141,8 @@ def _check_checkpoint(path: Path) -> None:
             f"such as Qwen/Qwen3-0.6B; there is {found} at {str(path)!r}"
         )
     directory = path.parent if is_weights else path
-    is_mistral = (directory / "params.json").exists() and path.is_dir()
-    if not (directory / "config.json").exists() and not is_mistral:
+    is_mistral = os.path.lexists(directory / "params.json") and path.is_dir()
+    if not os.path.lexists(directory / "config.json") and not is_mistral:
         raise InvalidArgument(
             f"{directory} has no config.json; a checkpoint directory holds config.json, "
             f"*.safetensors and tokenizer.json"
@@ -142,11 +174,9 @@ def _directory(name: str, value: object) -> Path:
 
 
 def config_file(model: object) -> Path | None:
-    """`model` as a config.json by itself, None if it is something else."""
-    if not isinstance(model, str | os.PathLike):
-        return None
-    path = Path(os.fsdecode(os.fspath(model)))
-    return path if path.suffix == ".json" and path.is_file() else None
+    """`model` as a config.json by itself, None if it is something else. Raises InvalidArgument."""
+    path = _model_path(model)
+    return path if path.suffix == ".json" and os.path.isfile(path) else None
 
 
 def read_bytes(directory: Path, name: str, max_bytes: int) -> bytes | None:

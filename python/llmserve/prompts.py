@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeGuard, Union
 
 from llmserve import _core
-from llmserve.arguments import describe, integer, refuse_unknown, text
+from llmserve.arguments import describe, integer, refuse_unknown, text, unicode_text
 from llmserve.chat.chat_template import ChatRequest
 from llmserve.errors import InvalidArgument, LLMServeError, PromptTooLong
 from llmserve.tokenization.tokenizer import Tokenizer
@@ -197,7 +197,7 @@ def _draft_of_mapping(label: str, item: Mapping[object, object]) -> _Draft:
     return _Draft(
         None if prompt is None else text(f"{label}['prompt']", prompt),
         None if token_ids is None else _token_ids(f"{label}['prompt_token_ids']", token_ids),
-        "" if salt is None else text(f"{label}['cache_salt']", salt),
+        "" if salt is None else unicode_text(f"{label}['cache_salt']", salt),
     )
 
 

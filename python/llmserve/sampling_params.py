@@ -16,8 +16,8 @@ from llmserve.arguments import (
     optional_integer,
     refuse_unknown,
     refuse_unless_default,
-    text,
     truncation,
+    unicode_text,
 )
 from llmserve.beam_search_params import BeamSearchParams as BeamSearchParams  # as vLLM has it
 from llmserve.errors import InvalidArgument
@@ -232,10 +232,10 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, str):
-        return (value,)
+        return (unicode_text(name, value),)
     if not isinstance(value, Iterable):
         raise InvalidArgument(f"{name} must be a string or a list of them, got {describe(value)}")
-    return tuple(text(f"{name}[{idx}]", item) for idx, item in enumerate(value))
+    return tuple(unicode_text(f"{name}[{idx}]", item) for idx, item in enumerate(value))
 
 
 def _token_ids(name: str, value: object) -> tuple[int, ...]:

@@ -6,7 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from llmserve.arguments import boolean, describe, refuse_unknown, refuse_unless_default, text
+from llmserve.arguments import (
+    boolean,
+    describe,
+    refuse_unknown,
+    refuse_unless_default,
+    unicode_text,
+)
 from llmserve.errors import InvalidArgument
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
@@ -72,7 +78,7 @@ class StructuredOutputsParams:
             )
         for name in ("regex", "grammar", "whitespace_pattern"):
             if getattr(self, name) is not None:
-                _unicode(f"structured_outputs: {name}", getattr(self, name))
+                unicode_text(f"structured_outputs: {name}", getattr(self, name))
         for name in ("disable_fallback", "disable_any_whitespace", "disable_additional_properties"):
             boolean(f"structured_outputs: {name}", getattr(self, name))
         if self.json_object is not None:
@@ -114,15 +120,6 @@ class StructuredOutputsParams:
         return json.dumps({**schema, "x-guidance": options}, separators=(",", ":"))
 
 
-def _unicode(name: str, value: object) -> str:
-    result = text(name, value)
-    try:
-        result.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InvalidArgument(f"{name} has a lone surrogate, which is not Unicode") from None
-    return result
-
-
 def _schema(value: object) -> object:
     """A schema as an object, whatever it came as."""
     name = "structured_outputs: json"
@@ -143,7 +140,7 @@ def _choices(value: object) -> tuple[str, ...]:
     name = "structured_outputs: choice"
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise InvalidArgument(f"{name} must be a list of strings, got {describe(value)}")
-    choices = tuple(_unicode(f"{name}[{idx}]", item) for idx, item in enumerate(value))
+    choices = tuple(unicode_text(f"{name}[{idx}]", item) for idx, item in enumerate(value))
     if not choices:
         raise InvalidArgument(f"{name} must name at least one string")
     return choices

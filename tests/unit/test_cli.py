@@ -117,7 +117,11 @@ USER_ERRORS = [
     (("generate", "--n", "1000", "x"), "n must be between 1 and 128, got 1000"),
     (("generate", "--dtype", "float8", "x"), "float8"),
     (("generate", ""), "prompt is empty"),
+    (("generate", "--stop", "\udcff", "x"), "stop[0] has a lone surrogate"),
+    (("generate", "--model", "m\udcff", "x"), r"path in UTF-8, got 'm\udcff'; rename it"),
+    (("generate", "--tokenizer", "/nowhere", "x"), "tokenizer must be a folder with a tokenizer"),
     (("inspect", "/nowhere"), "model must be a checkpoint directory"),
+    (("inspect", "m" * 300), "cannot be read: File name too long"),
 ]
 
 
@@ -243,6 +247,59 @@ def test_ctrl_c_stops_cleanly() -> None:
     assert process.returncode == 130
     assert stderr.strip().splitlines() == ["llmserve: interrupted"]
     assert time.monotonic() - start < DEADLINE_S / 4
+
+
+def test_ctrl_c_while_the_commands_are_imported_stops_cleanly() -> None:
+    interrupted = (
+        "import importlib.abc, sys\n"
+        "class Finder(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'llmserve.cli.plan': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from llmserve.cli import main\n"
+        "sys.exit(main(['cache', 'list']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", interrupted],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "llmserve: interrupted\n")
+
+
+@pytest.mark.parametrize("streams", [">/dev/full", ">&-"])
+@pytest.mark.parametrize("command", ["plan --shape 1x1x8", "generate --max-tokens 2 --quiet a"])
+def test_output_that_cannot_be_written_is_one_line_and_exits_1(command: str, streams: str) -> None:
+    done = shell(f"{command} {streams}")
+    assert done.returncode == 1
+    assert done.stderr.startswith("llmserve: [Errno ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_streams_that_are_closed_and_not_needed_are_no_error() -> None:
+    assert shell("generate --max-tokens 2 a <&- 2>&-").returncode == 0
+    assert shell("generate --max-tokens 2 <&-").stderr.startswith("llmserve: prompt is empty")
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m llmserve {command}"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def test_a_tokenizer_may_be_given_beside_the_model(call: Run, model: str, tmp_path: Path) -> None:
+    folder = checkpoints.copy_checkpoint(Path(model), tmp_path)
+    (folder / "tokenizer.json").unlink()
+    arguments = ("--max-tokens", "4", "--seed", "1", "--quiet", "hello")
+    expected = call("generate", "--model", model, *arguments)
+    assert call("generate", "--model", str(folder), *arguments).returncode == 2
+    assert call("generate", "--model", str(folder), "--tokenizer", model, *arguments) == expected
 
 
 def test_a_reader_that_leaves_is_no_error(model: str) -> None:

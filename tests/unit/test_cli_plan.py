@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from gguf_files import write_gguf
 from llmserve import LLM, cli
 
 LLAMA = ("--shape", "80x8x128", "--weights", "140GB")
@@ -73,6 +74,40 @@ def test_a_config_alone_is_enough(capsys: pytest.CaptureFixture[str], checkpoint
     assert shown["capacity"]["weight_bytes"] == LLM.plan(checkpoint).weight_bytes
 
 
+def test_users_on_a_card_of_any_form_of_a_checkpoint(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    file = write_gguf(tmp_path / "model.gguf", checkpoint)
+    flags = ("--gpu-memory", "1GiB", "--weights", "1MB", "--json")
+    expected = run(capsys, str(checkpoint), *flags)
+    for model in (file, tmp_path, checkpoint / "model.safetensors"):
+        assert run(capsys, str(model), *flags) == expected
+    shown = json.loads(run(capsys, str(file), "--gpu-memory", "1GiB", "--json"))
+    assert shown["capacity"]["weight_bytes"] == LLM.plan(file).weight_bytes
+
+
+def test_the_largest_shape_has_exact_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--gpu-memory", "4x1000PB", "--contexts", "4096,2147483647", "--json")
+    shown = json.loads(run(capsys, "--shape", "4096x65536x65536", *flags))
+    assert shown["kv_bytes_per_token"] == 2 * 4096 * 65536 * 65536 * 2
+    for row in shown["capacity"]["rows"]:
+        block_bytes = row["bytes_per_token"] * 16
+        assert row["num_blocks"] == shown["capacity"]["kv_cache_bytes"] // block_bytes
+
+
+def test_a_file_that_cannot_be_written_is_a_users_error(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    for flag, file, message in (
+        ("--html", tmp_path / "no" / "p.html", "No such file or directory"),
+        ("--plot", tmp_path / "no" / "p.png", "No such file or directory"),
+        ("--plot", tmp_path / "p.xyz", "Format 'xyz' is not supported"),
+    ):
+        assert cli.main(["plan", str(checkpoint), flag, str(file)]) == 2
+        assert f"llmserve: {flag} {file}: {message}" in capsys.readouterr().err
+
+
 def test_tables_and_plots_go_to_files(
     capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -95,6 +130,11 @@ ERRORS = [
     (("m", "--price", "3"), "--price goes with --gpu-memory or --shape"),
     (("m", "--contexts", "a"), "--contexts must be numbers of tokens"),
     (("/nowhere",), "model must be a checkpoint directory"),
+    (("--shape", "1x99999999x8"), "num_kv_heads must be between 1 and 65536, got 99999999"),
+    (("--shape", "1x1x65537"), "head_dim must be between 1 and 65536, got 65537"),
+    (("--shape", "1x1x8", "--rate", "9"), "users for a rate need a bandwidth (--bandwidth)"),
+    (("--shape", "1x1x8", "--price", "3"), "a price of tokens needs how many come a second"),
+    (("--shape", "1x1x8", "--flops", "1TFLOP/s"), "a crossover with arithmetic needs a bandwidth"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -158,6 +159,46 @@ def test_what_has_not_the_form_of_an_id_is_a_path(
     with pytest.raises(InvalidArgument, match="model must be a checkpoint directory"):
         find_checkpoint(model, None, cache)
     assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    "model", ["models/typo.gguf", "models/config.json", "models/model.safetensors"]
+)
+def test_a_mistyped_path_is_not_sent_to_the_hub(
+    model: str, hub: hub_server.HubServer, cache: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"there is nothing at '{model}'"):
+        find_checkpoint(model, None, cache)
+    assert hub.requests == []
+
+
+def test_what_may_not_be_read_says_so(checkpoint: Path, tmp_path: Path) -> None:
+    folder = checkpoints.copy_checkpoint(checkpoint, tmp_path / "locked")
+    folder.chmod(0)
+    command = [sys.executable, "-m", "llmserve", "plan"]
+    if os.geteuid() == 0:  # without the rights that root has over files
+        if shutil.which("setpriv") is None:
+            pytest.skip("root reads everything, and there is no setpriv")
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
+    try:
+        for arguments in (
+            [folder],
+            [folder / "config.json"],
+            [folder / "model.safetensors"],
+            [folder / "model.gguf"],
+            [folder, "--gpu-memory", "1GiB", "--weights", "1MB"],
+        ):
+            done = subprocess.run(
+                [*command, *arguments],
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE_S,
+                check=False,
+            )
+            message = f"llmserve: model: {arguments[0]} cannot be read: Permission denied\n"
+            assert (done.returncode, done.stderr) == (2, message)
+    finally:
+        folder.chmod(0o755)
 
 
 def test_without_huggingface_hub_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,6 +306,18 @@ def test_an_engine_keeps_a_file_that_is_cleared(
         assert answer(llm) == expected
 
 
+def test_what_cannot_be_cleared_is_an_error(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(model)
+    # What a folder without the right to write does; to root there is none.
+    monkeypatch.setattr(_core, "clear_packed_cache", lambda _: 0)
+    assert cli.main(["cache", "clear"]) == 2
+    (file,) = folder.iterdir()
+    message = f"1 of 1 files cannot be removed, the first of them {file}; do you have the right"
+    assert message in capsys.readouterr().err
+
+
 def test_the_command_lists_what_is_kept(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,6 +136,7 @@ def test_any_text_is_measured_as_it_is_encoded(
         (["--model", "x"], "--model needs a text of its own: pass --text FILE"),
         (["--context", "1"], "--context must be between 2 and"),
         (["--context", "64", "--stride", "64"], "--stride must be between 1 and 63"),
+        (["--max-model-len", "2"], "max_model_len is 2; pass --max-model-len 3 or more"),
     ],
 )
 def test_bad_options_say_what_to_do(

@@ -78,6 +78,8 @@ REFUSED = [
     ({"seed": 2**64}, "seed must be between -1 and 18446744073709551615, got 1844"),
     ({"stop": ["a", 3]}, r"stop\[1\] must be a string, got 3"),
     ({"stop": [""]}, "stop must not contain an empty string"),
+    ({"stop": "\ud800"}, "stop has a lone surrogate, which is not Unicode"),
+    ({"stop": ["a", "\udcff"]}, r"stop\[1\] has a lone surrogate, which is not Unicode"),
     ({"stop": 3}, "stop must be a string or a list of them, got 3"),
     ({"stop_token_ids": [1, -1]}, r"stop_token_ids\[1\] must be between 0 and 2147483647, got -1"),
     ({"stop_token_ids": "12"}, "stop_token_ids must be a list of token ids, got '12'"),
@@ -101,6 +103,7 @@ REFUSED = [
         "allowed_token_ids holds nothing but stop_token_ids, which min_tokens=1 rules out",
     ),
     ({"bad_words": [" "]}, "bad_words must not contain an empty string"),
+    ({"bad_words": ["\ud800"]}, r"bad_words\[0\] has a lone surrogate, which is not Unicode"),
     ({"bad_words": [3]}, r"bad_words\[0\] must be a string, got 3"),
     (
         {"logprob_token_ids": list(range(129))},

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 
 from llmserve._version import __version__
-from llmserve.cli import bench, cache, chat, doctor, eval, explain, generate, inspect, plan, serve
-from llmserve.cli.command_parser import CommandParser
 from llmserve.errors import DeviceError, InternalError, LLMServeError
 
 _EXAMPLES = """examples:
@@ -32,6 +30,50 @@ _BROKEN_PIPE = 141
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code; argparse exits itself on bad usage (2)."""
+    try:
+        _open_closed_streams()
+        options = _parse(arguments)
+        exit_code: int = options.run(options)
+        sys.stdout.flush()
+        return exit_code
+    except KeyboardInterrupt:
+        print("llmserve: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:  # the reader has gone, as with `| head`
+        _drop_output()
+        return _BROKEN_PIPE
+    except LLMServeError as error:
+        print(f"llmserve: {error}", file=sys.stderr)
+        return 1 if isinstance(error, DeviceError | InternalError) else _USER_ERROR
+    except OSError as error:  # of what nobody has expected to fail, such as writing to stdout
+        print(f"llmserve: {error}", file=sys.stderr)
+        _drop_output()
+        return 1
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    try:
+        return _parser().parse_args(arguments)
+    finally:
+        sys.stdout.flush()  # --help and --version write to it and end the program
+
+
+def _parser() -> argparse.ArgumentParser:
+    # The commands are imported here, where a Ctrl-C is caught, since that takes a while.
+    from llmserve.cli import (
+        bench,
+        cache,
+        chat,
+        doctor,
+        eval,
+        explain,
+        generate,
+        inspect,
+        plan,
+        serve,
+    )
+    from llmserve.cli.command_parser import CommandParser
+
     parser: argparse.ArgumentParser = CommandParser(
         prog="llmserve",
         description="An LLM serving engine: runs Hugging Face checkpoints on the CPU.",
@@ -50,17 +92,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bench.add_parser(commands)
     eval.add_parser(commands)
     doctor.add_parsers(commands)
-    try:
-        options = parser.parse_args(arguments)
-        exit_code: int = options.run(options)
-        sys.stdout.flush()
-        return exit_code
-    except KeyboardInterrupt:
-        print("llmserve: interrupted", file=sys.stderr)
-        return _INTERRUPTED
-    except BrokenPipeError:  # the reader has gone, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
-    except LLMServeError as error:
-        print(f"llmserve: {error}", file=sys.stderr)
-        return 1 if isinstance(error, DeviceError | InternalError) else _USER_ERROR
+    return parser
+
+
+def _open_closed_streams() -> None:
+    """Python has None for a stream that the caller has closed (`>&-`). One in its place reads as
+    empty, and fails to write what is written to stdout; what goes to stderr is lost."""
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
+def _drop_output() -> None:
+    """What stdout still holds would be written once more at the end of the program."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,6 +5,7 @@ import json
 from datetime import datetime
 
 from llmserve import _core
+from llmserve.errors import LLMServeError
 from llmserve.packed_cache import packed_cache_folder
 from llmserve.units import human_bytes
 
@@ -53,5 +54,13 @@ def run_list(options: argparse.Namespace) -> int:
 
 def run_clear(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    print(f"removed {human_bytes(_core.clear_packed_cache(str(packed_cache_folder())))}")
+    folder = packed_cache_folder()
+    before = {entry.path for entry in _core.list_packed_cache(str(folder))}
+    print(f"removed {human_bytes(_core.clear_packed_cache(str(folder)))}")
+    kept = [e.path for e in _core.list_packed_cache(str(folder)) if e.path in before]
+    if kept:
+        raise LLMServeError(
+            f"{len(kept)} of {len(before)} files cannot be removed, the first of them {kept[0]}; "
+            f"do you have the right to write in {folder}?"
+        )
     return 0

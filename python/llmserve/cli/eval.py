@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     names = _names(options)
     for name in names:  # all that can be said before the first is measured
         options.quantization = name
-        LLM.plan(model, **engine_arguments(options))
+        _sizes(options, LLM.plan(model, **engine_arguments(options)).max_model_len)
     rows = []
     for name in names:
         options.quantization = name
@@ -94,7 +94,7 @@ def _measure(options: argparse.Namespace, model: object, text: str) -> dict[str,
         token_ids = llm.get_tokenizer().encode(text)
         if options.max_tokens is not None:
             token_ids = token_ids[: integer("--max-tokens", options.max_tokens, 2)]
-        context, stride = _sizes(options, llm)
+        context, stride = _sizes(options, llm.max_model_len)
         with _Bar(
             name or "perplexity", windows_of(len(token_ids), context, stride), options
         ) as bar:
@@ -117,8 +117,13 @@ def _measure(options: argparse.Namespace, model: object, text: str) -> dict[str,
         }
 
 
-def _sizes(options: argparse.Namespace, llm: LLM) -> tuple[int, int]:
-    longest = llm.max_model_len - 1  # a request also makes a token
+def _sizes(options: argparse.Namespace, max_model_len: int) -> tuple[int, int]:
+    longest = max_model_len - 1  # a request also makes a token
+    if longest < 2:
+        raise InvalidArgument(
+            f"a window takes 2 tokens and the one that a request makes, and max_model_len is "
+            f"{max_model_len}; pass --max-model-len 3 or more"
+        )
     context = min(_CONTEXT, longest)
     if options.context is not None:
         context = integer("--context", options.context, 2, longest)

@@ -25,6 +25,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """How the model is loaded."""
     take_llm_arguments(parser)
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the Hub")
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help="another folder with a tokenizer, or the file of one"
+    )
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
     add_quantization(parser)
     parser.add_argument(
@@ -67,6 +70,7 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments of LLM, and of LLM.plan, that these options are."""
     return {
         "revision": options.revision,
+        "tokenizer": options.tokenizer,
         "dtype": options.dtype,
         "quantization": options.quantization,
         "kv_cache_dtype": options.kv_cache_dtype,

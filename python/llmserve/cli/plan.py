@@ -4,6 +4,8 @@ import argparse
 import dataclasses
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,9 @@ _EXAMPLES = """examples:
 
 # Arguments of LLM that change a plan: flag, type, help.
 _ENGINE_OPTIONS = (
-    ("dtype", str, "auto, float32, bfloat16 or fp8"),
+    ("dtype", str, "auto, float32 or bfloat16"),
     ("quantization", str, "int8, int4 …: round weights while they are loaded"),
-    ("kv_cache_dtype", str, "auto, float32 or bfloat16"),
+    ("kv_cache_dtype", str, "auto, float32, bfloat16 or fp8"),
     ("device", str, "auto, cuda, cpu or ref"),
     ("max_model_len", int, "prompt and output together (default: the model's)"),
     ("block_size", int, "tokens a block (default 16)"),
@@ -176,7 +178,8 @@ def _shape(options: argparse.Namespace) -> ModelShape:
     if options.model is None:
         raise InvalidArgument("--gpu-memory needs a MODEL or --shape LxKxD")
     if weights is None:  # then the architecture must be one that llmserve knows
-        weights = LLM.plan(options.model, dtype=options.dtype or "auto").weight_bytes
+        plan = LLM.plan(options.model, dtype=options.dtype or "auto")
+        return ModelShape.from_config(plan.model, weight_bytes=plan.weight_bytes)
     return ModelShape.from_config(options.model, weight_bytes=weights)
 
 
@@ -218,13 +221,19 @@ def _write_files(options: argparse.Namespace, plan: MemoryPlan | Capacity | None
         return
     if options.html is not None:
         page = f"<!doctype html><meta charset='utf-8'>{plan._repr_html_()}\n"
-        _write(options.html, page)
+        with _writing(f"--html {options.html}"):
+            Path(options.html).write_text(page, encoding="utf-8")
     if options.plot is not None:
-        plot_users(plan).figure.savefig(options.plot)
+        figure = plot_users(plan).figure
+        with _writing(f"--plot {options.plot}"):
+            figure.savefig(options.plot)
 
 
-def _write(file: str, text: str) -> None:
+@contextmanager
+def _writing(what: str) -> Iterator[None]:
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        yield
     except OSError as error:
-        raise InvalidArgument(f"--html {file}: {error.strerror}") from error
+        raise InvalidArgument(f"{what}: {error.strerror or error}") from error
+    except ValueError as error:  # matplotlib's, of a kind of file that it does not write
+        raise InvalidArgument(f"{what}: {error}") from error

@@ -11,7 +11,10 @@ from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.model_files import (
     MAX_CONFIG_BYTES,
     JsonObject,
+    check_access,
     checked_field,
+    is_gguf,
+    only_gguf,
     parse_json_object,
     read_bytes,
 )
@@ -20,6 +23,7 @@ from llmserve.plan.table import html_page, text_table
 from llmserve.units import human_bytes
 
 _MAX_LAYERS = 4096
+_MAX_WIDTH = 2**16  # KV heads, elements of one: the bytes of a block of all layers stay below 2^63
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +53,24 @@ class ModelShape:
         True
         """
         count = integer("num_layers", num_layers, 1, _MAX_LAYERS)
-        keys = integer("head_dim", head_dim, 1)
-        values = keys if value_dim is None else integer("value_dim", value_dim, 0)
-        layer = _core.KvLayerSpec(integer("num_kv_heads", num_kv_heads, 1), keys, values)
+        heads = integer("num_kv_heads", num_kv_heads, 1, _MAX_WIDTH)
+        keys = integer("head_dim", head_dim, 1, _MAX_WIDTH)
+        values = keys if value_dim is None else integer("value_dim", value_dim, 0, _MAX_WIDTH)
+        layer = _core.KvLayerSpec(heads, keys, values)
         return ModelShape((layer,) * count, integer("weight_bytes", weight_bytes, 0, 2**63 - 1))
 
     @staticmethod
     def from_config(path: str | os.PathLike[str], *, weight_bytes: int = 0) -> "ModelShape":
-        """Of a Hugging Face config.json (or the folder that holds one), whether llmserve runs the
-        architecture or not. Raises CorruptFile, InvalidArgument."""
+        """Of a Hugging Face config.json (or the folder that holds one, or the .safetensors file
+        beside one), whether llmserve runs the architecture or not; or of a GGUF file, alone or the
+        only one of a folder, if it does. Raises CorruptFile, InvalidArgument, NotSupported."""
         file = Path(os.fsdecode(os.fspath(path)))
+        check_access(file)
+        file = only_gguf(file) or file
+        if is_gguf(file):
+            plan = _core.plan_memory(_core.ConfigRequest(model=str(file)))
+            return ModelShape(tuple(plan.kv_layers), weight_bytes)
+        file = file.parent if file.suffix == ".safetensors" else file
         file = file / "config.json" if file.is_dir() else file
         data = read_bytes(file.parent, file.name, MAX_CONFIG_BYTES)
         if data is None:

@@ -42,7 +42,8 @@ class Device:
 def figures(
     shape: ModelShape, device: Device, contexts: tuple[int, ...], capacity: Capacity | None
 ) -> tuple[Figure, ...]:
-    """Every bound that what is known allows, the KV cache in two bytes an element.
+    """Every bound that what is known allows, the KV cache in two bytes an element. Raises
+    InvalidArgument where something is known that allows none by itself.
 
     >>> shape = ModelShape.of(80, 8, 128, weight_bytes=140 * 10**9)
     >>> for figure in figures(shape, Device(bandwidth=3.35e12, rate=1000), (4096,), None):
@@ -54,6 +55,12 @@ def figures(
     """
     if device.bandwidth is not None and shape.weight_bytes == 0:
         raise InvalidArgument("a decode bound needs the weights: pass their bytes (--weights)")
+    if device.price is not None and device.rate is None:
+        raise InvalidArgument("a price of tokens needs how many come a second (--rate)")
+    if device.bandwidth is None and device.rate is not None and device.price is None:
+        raise InvalidArgument("users for a rate need a bandwidth (--bandwidth), its cost a --price")
+    if device.bandwidth is None and device.flops is not None:
+        raise InvalidArgument("a crossover with arithmetic needs a bandwidth (--bandwidth)")
     return (
         *_decode(shape, device, contexts),
         *_batches(shape, device, contexts, capacity),
