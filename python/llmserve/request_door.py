@@ -155,7 +155,7 @@ class RequestDoor:
         num_logprobs = self.limits.vocab_size if params.logprobs == -1 else params.logprobs or 0
         if 0 <= self.limits.max_logprobs < num_logprobs:
             raise InvalidArgument(
-                f"{label}: logprobs={params.logprobs} is more than "
+                f"{label}: logprobs={params.logprobs} asks for {num_logprobs} a token, more than "
                 f"max_logprobs={self.limits.max_logprobs}; raise it with LLM(max_logprobs=...), "
                 f"-1 for no bound"
             )

@@ -1,8 +1,10 @@
 """What a request did at every moment of its life, and why: read from the engine's trace."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import MappingProxyType
 
 from llmserve import _core
 
@@ -59,31 +61,44 @@ class _Decision:
 class _Step:
     """A record with its decisions sorted out, once for all requests."""
 
-    def __init__(self, record: _core.StepRecord) -> None:
+    def __init__(self, record: _core.StepRecord, names: Mapping[int, str]) -> None:
         self.step_id = record.step_id
         self.start_us = record.start_us
         self.end_us = record.start_us + record.schedule_us + record.execute_us + record.commit_us
+        self.num_prefill_tokens = record.num_prefill_tokens
         self.by_request: dict[int, list[_Decision]] = {}
         # Why those waited of whom nothing was said: they stood behind somebody.
         self.queue_reason = "nothing was said of it"
         for item in record.decisions:
             decision = _Decision(item.request_id, item.kind, item.detail)
             self.by_request.setdefault(decision.request_id, []).append(decision)
+            name = names.get(decision.request_id, decision.request_id)
             if decision.kind == "preempted":
                 self.queue_reason = (
-                    f"request {decision.request_id} was preempted, and in such a step nobody is "
-                    f"admitted"
+                    f"request {name} was preempted, and in such a step nobody is admitted"
                 )
             elif decision.kind in _BLOCKING:
-                why = _WAITS[decision.kind].format(decision.detail)
-                self.queue_reason = f"behind request {decision.request_id} in the queue: {why}"
+                why = _reason(decision, names)
+                self.queue_reason = f"behind request {name} in the queue: {why}"
+
+
+def _reason(decision: _Decision, names: Mapping[int, str]) -> str:
+    """Of a wait."""
+    detail: int | str = decision.detail
+    if decision.kind == "waits_for_prefix":  # the detail is a request
+        detail = names.get(decision.detail, detail)
+    return _WAITS[decision.kind].format(detail)
 
 
 class Timelines:
     """The lives of the requests of a trace."""
 
-    def __init__(self, steps: Sequence[_core.StepRecord]) -> None:
-        self._steps = [_Step(step) for step in steps]
+    def __init__(
+        self, steps: Sequence[_core.StepRecord], names: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
+        """names: of requests, for the reasons of others; those without are named by their id."""
+        self._names = names
+        self._steps = [_Step(step, names) for step in steps]
         self._starts = [step.start_us for step in self._steps]
         self._decided: dict[int, list[int]] = {}  # by request: the steps that decided on it
         for idx, step in enumerate(self._steps):
@@ -105,7 +120,20 @@ class Timelines:
                 span = replace(span, start_us=spans[-1].start_us, steps=(steps[0], steps[-1]))
                 spans.pop()
             spans.append(span)
-        return spans
+        return [self._with_step_times(span) for span in spans]
+
+    def _with_step_times(self, span: Span) -> Span:
+        """Of what is decoded: how long its steps took, from one's start to the next one's, and
+        whether the longest ran others' prompts, which may be why."""
+        begin, end = (bisect_left(self._starts, us) for us in (span.start_us, span.end_us))
+        if span.activity != "decode" or end - begin < 2:
+            return span
+        starts = [*self._starts[begin:end], span.end_us]
+        by_time = sorted((b - a, begin + idx) for idx, (a, b) in enumerate(pairwise(starts)))
+        (median_us, _), (longest_us, idx) = by_time[len(by_time) // 2], by_time[-1]
+        longest = self._steps[idx]
+        times = f"median {_ms(median_us)}, longest {_ms(longest_us)} (step {longest.step_id}"
+        return replace(span, reason=f"{span.reason}; {times}{_prompts_run(longest)})")
 
     def _pieces(self, request: _core.RequestRecord) -> Iterator[Span]:
         """What was before the first step of its lifetime; then a step that decided on it, or
@@ -122,7 +150,7 @@ class Timelines:
             next_decided = decided[bisect_left(decided, idx)]
             if next_decided == idx:
                 until = idx + 1
-                activity, reason = _activity(self._steps[idx], request)
+                activity, reason = _activity(self._steps[idx], request, self._names)
             else:
                 until = min(next_decided, self._next_reason[idx])
                 activity, reason = "waiting", self._steps[idx].queue_reason
@@ -139,13 +167,25 @@ class Timelines:
         return "on its way to the engine's thread"
 
 
-def _activity(step: _Step, request: _core.RequestRecord) -> tuple[str, str]:
+def _prompts_run(step: _Step) -> str:
+    """The prompt tokens of a step, and whose they were, to be told to one that decoded in it."""
+    if not step.num_prefill_tokens:
+        return ""
+    num_requests = sum(
+        any(decision.kind == "scheduled" and decision.detail > 1 for decision in decisions)
+        for decisions in step.by_request.values()
+    )
+    whose = f"{num_requests} others" if num_requests > 1 else "another"
+    return f", with {step.num_prefill_tokens} prompt tokens of {whose}"
+
+
+def _activity(
+    step: _Step, request: _core.RequestRecord, names: Mapping[int, str]
+) -> tuple[str, str]:
     decisions = step.by_request[request.request_id]
     details = {decision.kind: decision.detail for decision in decisions}
     if "scheduled" not in details:
-        reasons = [
-            _WAITS[kind].format(detail) for kind, detail in details.items() if kind in _WAITS
-        ]
+        reasons = [_reason(decision, names) for decision in decisions if decision.kind in _WAITS]
         return "waiting", reasons[0] if reasons else step.queue_reason
     num_tokens = [decision.detail for decision in decisions if decision.kind == "scheduled"]
     if 0 < request.first_token_us <= step.start_us and max(num_tokens) == 1:

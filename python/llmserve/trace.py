@@ -153,7 +153,7 @@ class Trace(Sequence[_core.StepRecord]):
 
     @cached_property
     def _timelines(self) -> Timelines:
-        return Timelines(self._steps)
+        return Timelines(self._steps, self._names)
 
     def _name(self, record: _core.RequestRecord) -> str:
         return self._names.get(record.request_id, str(record.request_id))

@@ -6,7 +6,8 @@ import json
 import logging
 import re
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -281,6 +282,107 @@ def test_what_is_not_http_is_a_400_in_the_log_and_in_the_metrics(
     assert server.request("GET", "/health")[0] == 200
 
 
+JSON_BODY = b'{"prompt": "x", "max_tokens": 1}'
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+
+
+def _post(body: bytes, framing: bytes = b"", more: bytes = UPGRADE) -> bytes:
+    framing = framing or b"Content-Length: %d" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return head + more + framing + b"\r\n\r\n" + body
+
+
+def _statuses(server: RunningServer, pieces: Sequence[bytes], num_expected: int) -> list[int]:
+    """Of the answers on one connection, which takes one more request after those expected."""
+    last = b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    answers = b""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces:
+            sock.sendall(piece)
+            time.sleep(0.001)
+        while answers.count(b"HTTP/1.1 ") < num_expected and (data := sock.recv(65536)):
+            answers += data
+        with suppress(OSError):  # it closed
+            sock.sendall(last)
+            while data := sock.recv(65536):
+                answers += data
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", answers)]
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        _post(JSON_BODY),
+        _post(b"20\r\n" + JSON_BODY + b"\r\n0\r\n\r\n", b"Transfer-Encoding: chunked"),
+    ],
+    ids=["length", "chunked"],
+)
+@pytest.mark.parametrize("piece", [1, 100, 10_000])
+def test_a_request_that_offers_http_2_is_answered_by_http_1(
+    server: RunningServer, request_bytes: bytes, piece: int
+) -> None:
+    pieces = [request_bytes[at : at + piece] for at in range(0, len(request_bytes), piece)]
+    assert _statuses(server, pieces, 1) == [200, 200]
+    head, _, body = request_bytes.partition(b"\r\n\r\n")
+    assert _statuses(server, [head + b"\r\n\r\n", body], 1) == [200, 200]
+    assert _statuses(server, [2 * request_bytes], 2) == [200, 200, 200]
+
+
+def test_the_body_of_a_request_that_offers_http_2_is_no_request(server: RunningServer) -> None:
+    hidden = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    assert _statuses(server, [_post(hidden)], 1) == [400, 200]
+    # Before it, behind it and between two of them others are read as they are.
+    plain = _post(JSON_BODY, more=b"")
+    assert _statuses(server, [plain + _post(hidden) + plain], 3) == [200, 400, 200, 200]
+
+
+def test_a_request_that_offers_another_protocol_is_bounded_like_others(
+    server: RunningServer,
+) -> None:
+    assert _statuses(server, [_post(b"{}", more=UPGRADE + b"X: " + b"a" * 2**16)], 1) == [431]
+    assert _statuses(server, [_post(b"x" * 2**20 + b"yz")], 1)[0] == 413
+    closes = UPGRADE.replace(b"Upgrade, ", b"Upgrade, close, ")
+    assert _statuses(server, [_post(JSON_BODY, more=closes)], 1) == [200]
+    websocket = (
+        b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    assert _statuses(server, [websocket], 1) == [200, 200]
+
+
+def _answer(server: RunningServer, data: bytes) -> tuple[bytes, bytes]:
+    """(head, body) of what is sent until the connection is closed."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as sock:
+        sock.sendall(data)
+        head, _, body = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")
+    return head, body
+
+
+def test_what_asks_for_a_proxy_is_refused(server: RunningServer) -> None:
+    for more in (b"", b"CONNECT b.example:443 HTTP/1.1\r\nHost: b\r\n\r\n"):
+        data = b"CONNECT a.example:443 HTTP/1.1\r\nHost: a.example\r\n\r\n" + more
+        head, body = _answer(server, data)
+        assert head.startswith(b"HTTP/1.1 400 ")
+        check_error(json.loads(body))
+        assert b"CONNECT is for proxies" in body
+
+
+def test_a_client_of_http_1_0_gets_a_stream_without_chunks(server: RunningServer) -> None:
+    body = b'{"prompt": "x", "max_tokens": 4, "stream": true, "ignore_eos": true}'
+    data = _post(body, more=b"Connection: close\r\n")
+    assert b"transfer-encoding: chunked" in _answer(server, data)[0]
+    head, stream = _answer(server, data.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    lines = stream.decode().split("\n\n")
+    assert all(line.startswith("data: ") for line in lines[:-1])
+    assert lines[-2:] == ["data: [DONE]", ""]
+    # An answer of known length says it.
+    head, text = _answer(server, b"GET /version HTTP/1.0\r\n\r\n")
+    assert b"content-length: %d" % len(text) in head
+
+
 def _num_answers(server: RunningServer, status: int) -> float:
     _, text, _ = server.request("GET", "/metrics")
     found = re.search(rf'^llmserve:http_responses_total{{status="{status}"}} (.+)$', text, re.M)
@@ -403,12 +505,15 @@ def test_a_page_of_an_origin_that_was_named_is_let_in_and_needs_a_key(demo: Asyn
     with running_server(demo, allowed_origins=f"{named}, https://b.example", api_key="k") as server:
         asks = {
             "Access-Control-Request-Method": "POST",
-            "Access-Control-Request-Headers": "authorization",
+            # OpenAI's client for browsers sends a dozen like the last.
+            "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
         }
         for origin, allowed in ((named, named), ("https://evil.example", None)):
-            _, _, received = server.request("OPTIONS", CHAT, headers={"Origin": origin, **asks})
+            got, _, received = server.request("OPTIONS", CHAT, headers={"Origin": origin, **asks})
+            assert got == (200 if allowed else 400)
             assert received.get("access-control-allow-origin") == allowed
         for key, status in (("k", 200), ("no", 401)):
             headers = {"Origin": named, "Authorization": f"Bearer {key}"}
             got, _, received = server.request("GET", "/v1/models", headers=headers)
             assert (got, received["access-control-allow-origin"]) == (status, named)
+            assert received["access-control-expose-headers"] == "x-request-id, retry-after"

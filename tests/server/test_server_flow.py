@@ -161,6 +161,23 @@ def test_a_client_that_leaves_frees_its_blocks_within_a_step(
         assert server.activity.ended == {"client_left": 1}
 
 
+def test_a_client_that_leaves_before_its_answer_is_counted_as_a_499(
+    make_oracle: MakeOracle, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = _core.testing.StepGate(1)
+    caplog.set_level(logging.INFO, "llmserve.server.access")
+    with running_server(make_oracle(gate=gate)) as server:
+        sock = server.open_stream(COMPLETIONS, **LONG)
+        gate.wait_until_held()
+        sock.close()
+        server.wait_until(lambda: server.activity.ended["client_left"] == 1, "it has left")
+        gate.open()
+        counted = str(server.request("GET", "/metrics")[1])
+    assert 'http_responses_total{status="499"} 1.0' in counted
+    (line,) = [r for r in caplog.records if getattr(r, "finish", "") == "client_left"]
+    assert line.status == 499  # type: ignore[attr-defined]
+
+
 def test_a_client_that_does_not_read_is_cut_and_holds_nobody_up(make_oracle: MakeOracle) -> None:
     llm = make_oracle(200, max_model_len=2048)
     settings: dict[str, Any] = {"stream_buffer_tokens": 50, "stream_grace": 0.5}
@@ -646,6 +663,16 @@ def test_bad_tls_files_are_refused_before_a_model_is_loaded(
     assert "ssl_keyfile" in capsys.readouterr().err
 
 
+def test_a_trace_that_cannot_be_written_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, reason in ((tmp_path / "no" / "t.json", "No such file"), (tmp_path, "directory")):
+        assert main(["serve", "/nowhere", "--port", "0", "--trace", str(path)]) == 2
+        error = capsys.readouterr().err
+        assert f"trace '{path}' cannot be written" in error
+        assert reason in error
+
+
 def _start(*arguments: str) -> tuple[subprocess.Popen[str], int]:
     process = subprocess.Popen(
         [
@@ -696,6 +723,32 @@ def test_sigterm_in_mid_stream_ends_it_in_order(drain_s: str) -> None:
         assert reasons == 2 * ["abort" if drain_s == "0.3" else "length"]
         assert status == 200
         assert answer["choices"][0]["text"]  # what it had
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        process.kill()
+
+
+def test_a_second_ctrl_c_ends_the_drain_and_every_request_in_order() -> None:
+    process, port = _start("--drain-timeout", "600", "--max-num-seqs", "1")
+    try:
+        server = RunningServer(None, None, port)  # type: ignore[arg-type]
+        with ThreadPoolExecutor(1) as pool:
+            # One sample after the other: seconds.
+            sock = server.open_stream(COMPLETIONS, stream=True, n=8, **LONG)
+            lines = events(sock)
+            first = next(lines)
+            waits = pool.submit(server.request, "POST", COMPLETIONS, LONG)
+            server.wait_until(
+                lambda: server.request("GET", "/load")[1]["server_load"] == 2, "one waits"
+            )
+            process.send_signal(signal.SIGINT)
+            server.wait_until(lambda: server.request("GET", "/ready")[0] == 503, "it drains")
+            process.send_signal(signal.SIGINT)
+            rest = list(lines)
+            status, answer, _ = waits.result()
+        assert rest[-1] == "data: [DONE]"
+        assert data_of([first, *rest])[-1]["choices"][0]["finish_reason"] == "abort"
+        assert (status, answer["error"]["code"]) == (503, "shutting_down")
         assert process.wait(DEADLINE_S) == 0
     finally:
         process.kill()

@@ -230,6 +230,20 @@ def test_a_requests_life_is_told_to_admins(fresh: RunningServer) -> None:
     assert fresh.request("GET", path)[0] == 401
 
 
+def test_the_lives_of_several_prompts_are_told_by_the_id_of_their_answer(
+    fresh: RunningServer,
+) -> None:
+    asked = {"prompt": [[9, 8, 7], [6, 5]], "max_tokens": 3, "ignore_eos": True}
+    name = fresh.post("/v1/completions", **asked)[1]["id"]
+    headers = {"Authorization": "Bearer root"}
+    status, life, _ = fresh.request("GET", f"/debug/requests/{name}", headers=headers)
+    assert (status, life["id"]) == (200, name)
+    told = [prompt["explanation"][0] for prompt in life["prompts"]]
+    assert ["3 prompt tokens" in told[0], "2 prompt tokens" in told[1]] == [True, True]
+    alone = fresh.request("GET", f"/debug/requests/{name}-1", headers=headers)[1]
+    assert alone == life["prompts"][1]
+
+
 def test_a_line_of_the_log_tells_of_each_request(fresh: RunningServer, caplog: Any) -> None:
     with caplog.at_level("INFO", "llmserve.server.access"):
         answer = fresh.post("/v1/completions", prompt=[9], max_tokens=3, ignore_eos=True)[1]

@@ -35,7 +35,8 @@ def text_of(offline: LLM, prompt: object, params: SamplingParams = GREEDY) -> li
 
 def test_models_are_listed_under_all_their_names(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["demo", "alias"]
-    assert client.models.retrieve("alias").id == "alias"
+    assert client.models.retrieve("alias") == list(client.models.list())[1]
+    assert client.models.retrieve("alias").max_model_len == 2048  # type: ignore[attr-defined]
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-5")
 

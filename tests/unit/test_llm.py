@@ -287,7 +287,7 @@ BAD_CALLS = [
     ({"sampling_params": [GREEDY, None]}, r"sampling_params\[1\] must be SamplingParams, got None"),
     (
         {"sampling_params": SamplingParams(logprobs=21)},
-        r"sampling_params\[0\]: logprobs=21 is more than max_logprobs=20",
+        r"sampling_params\[0\]: logprobs=21 asks for 21 a token, more than max_logprobs=20",
     ),
     (
         {"sampling_params": SamplingParams(stop_token_ids=[600])},

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import time
 from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from llmserve import (
     _core,
     cli,
 )
+from llmserve.timeline import Timelines
 from offline import DEADLINE_S, LONG, generate
 
 VOCAB = 256
@@ -145,6 +148,57 @@ def test_an_explanation_tells_the_life_of_a_request() -> None:
     (first,) = [step for step in trace.steps_of(1) if step.num_prefill_tokens == 64]
     assert f"step {first.step_id}:" in text
     engine.close()
+
+
+def test_others_are_called_by_the_names_that_their_users_know() -> None:
+    for workload, wanted in (("seats", "behind request req-"), ("prefix", "request req-")):
+        options, prompts, params = WORKLOADS[workload]
+        gate = _core.testing.StepGate(1)
+        engine = make_engine(gate=gate, **options)
+        trace = run(engine, prompts, gate, **params)
+        names = {record.request_id: f"req-{record.request_id}" for record in trace.requests}
+        timelines = Timelines(list(trace), names)
+        reasons = [span.reason for record in trace.requests for span in timelines.of(record)]
+        assert any(reason.startswith(wanted) for reason in reasons)
+        assert not any(re.search(r"request \d", reason) for reason in reasons)
+        engine.close()
+
+
+def step(step_id: int, start_us: int, num_prefill_tokens: int, **scheduled: int) -> Any:
+    """A record of a step that took a millisecond; scheduled: tokens by request, as `r0=1`."""
+    decisions = [
+        SimpleNamespace(request_id=int(name[1:]), kind="scheduled", detail=num_tokens)
+        for name, num_tokens in scheduled.items()
+    ]
+    return SimpleNamespace(
+        step_id=step_id, start_us=start_us, schedule_us=0, execute_us=1000, commit_us=0,
+        num_prefill_tokens=num_prefill_tokens, decisions=decisions,
+    )  # fmt: skip
+
+
+def test_a_decode_tells_its_steps_times_and_whose_prompts_made_the_longest_one_long() -> None:
+    steps = [
+        step(4, 1000, 2, r0=2),
+        step(5, 2000, 0, r0=1),
+        step(6, 3000, 300, r0=1, r1=100, r2=200, r3=1),
+        step(7, 9000, 9, r0=1, r2=9),
+        step(8, 11_000, 0, r0=1),
+    ]
+    request: Any = SimpleNamespace(
+        request_id=0, arrival_us=0, queued_us=0, first_token_us=2000, finished_us=12_000
+    )
+
+    def told(steps: list[Any]) -> str:
+        *_, decode = Timelines(steps).of(request)
+        assert decode.activity == "decode"
+        return decode.reason
+
+    assert told(steps) == (
+        "a token a step; median 2.000 ms, longest 6.000 ms (step 6, with 300 prompt tokens of 2 "
+        "others)"
+    )
+    assert told([steps[1], steps[4]]).endswith("longest 9.000 ms (step 5)")
+    assert told(steps[:2]) == "a token a step"
 
 
 def test_a_request_that_still_runs_is_explained_up_to_now() -> None:

@@ -94,6 +94,7 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         sock = listen(effective.server)
         stack.callback(sock.close)
+        traces = _trace_files(effective.server.trace, [names[0] for names, _ in named])
         models = []
         for names, path in named:
             llm = AsyncLLM(path, **effective.engine)
@@ -101,13 +102,29 @@ def run(options: argparse.Namespace) -> int:
             _log.info("loaded %r", llm)
             models.append(ServedModel(names, llm))
         serve(models, effective.server, sock, tracing)
-        for served in models if effective.server.trace else ():
-            file = Path(effective.server.trace)
-            if len(models) > 1:
-                file = file.with_stem(f"{file.stem}-{served.name}")
+        for served, file in zip(models, traces, strict=False):
             served.llm.trace().to_perfetto(file)
             _log.info("wrote %s", file)
     return 0
+
+
+def _trace_files(trace: str, names: list[str]) -> list[Path]:
+    """One a model, none without a trace; they are written at the end, which is late to find out
+    that they cannot be. Raises InvalidArgument."""
+    if not trace:
+        return []
+    files = [Path(trace)]
+    if len(names) > 1:
+        stems = (f"{files[0].stem}-{name.replace('/', '-')}" for name in names)
+        files = [files[0].with_stem(stem) for stem in stems]
+    for file in files:
+        try:
+            file.open("ab").close()
+        except OSError as error:
+            raise InvalidArgument(
+                f"trace {str(file)!r} cannot be written: {error.strerror}"
+            ) from None
+    return files
 
 
 def _named_models(models: list[str], names: list[str]) -> list[tuple[list[str], str]]:

@@ -19,6 +19,8 @@ from llmserve.server.tracing import Tracing
 _log = logging.getLogger(__name__)
 
 _QUIET = ("/health", "/ready", "/metrics")
+# Of a client that left before its answer's head; nginx calls it so.
+_CLIENT_LEFT = 499
 
 
 def answer_error(request: Request, error: Exception) -> Response:
@@ -70,6 +72,7 @@ class Access:
                 if (connection := own_connection(scope)) is not None:
                     connection.abort()
         finally:
+            status = status or _CLIENT_LEFT
             _write(scope, status, time.monotonic() - began)
             if "app" in scope:
                 _count(scope["app"].state.server.metrics, scope, status)

@@ -283,5 +283,9 @@ class Activity:
                 await asyncio.wait_for(self._has_nothing.wait(), deadline_s)
         if self.runs:
             _log.warning("%d requests end at the drain's deadline", len(self.runs))
+        self.end_all()
+
+    def end_all(self) -> None:
+        """All that runs, with what it has."""
         for run in list(self.runs):
             run.end(SHUTDOWN)

@@ -71,7 +71,8 @@ def create_app(
             CORSMiddleware,
             allow_origins=settings.origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["*"],  # OpenAI's client for browsers has a dozen of its own
+            expose_headers=["x-request-id", "retry-after"],
         )
         middleware.insert(0, cors)
 

@@ -1,6 +1,7 @@
 """GET /debug/requests/{id}, for admins: what a request did at every moment, and why it waited."""
 
 import asyncio
+from itertools import count, takewhile
 from typing import Any
 
 from starlette.requests import Request
@@ -10,19 +11,29 @@ from llmserve.errors import InvalidArgument
 from llmserve.server.context import context
 from llmserve.server.errors import ApiError, JsonResponse
 from llmserve.server.models import ServedModel
+from llmserve.trace import Trace
 
 
 async def debug_request(request: Request) -> Response:
-    """The life of one of the last few thousand requests, by the id that its answer has."""
+    """The life of one of the last few thousand requests, by the id that its answer has; of several
+    prompts, whose ids are that and a number, the life of each."""
     request_id = request.path_params["request_id"]
     for model in context(request).models:
-        if life := await asyncio.to_thread(_life, model, request_id):
-            return JsonResponse(life)
+        if lives := await asyncio.to_thread(_lives, model, request_id):
+            return JsonResponse(lives)
     raise ApiError(404, f"no trace has a request {request_id[:80]!r}", code="request_not_found")
 
 
-def _life(model: ServedModel, request_id: str) -> dict[str, Any] | None:
+def _lives(model: ServedModel, request_id: str) -> dict[str, Any] | None:
     trace = model.llm.trace()
+    if life := _life(model, trace, request_id):
+        return life
+    each = (_life(model, trace, f"{request_id}-{idx}") for idx in count())
+    prompts = list(takewhile(bool, each))
+    return {"id": request_id, "model": model.name, "prompts": prompts} if prompts else None
+
+
+def _life(model: ServedModel, trace: Trace, request_id: str) -> dict[str, Any] | None:
     try:
         spans = trace.timeline(request_id)
     except InvalidArgument:

@@ -1,5 +1,5 @@
-"""uvicorn's HTTP protocol, with a bound on the request's head, errors in JSON, and a way to cut a
-connection."""
+"""uvicorn's HTTP protocol, with a bound on the request's head, errors in JSON, a way to cut a
+connection, and no other protocol that a connection could be upgraded to."""
 
 import asyncio
 import logging
@@ -9,8 +9,14 @@ from email.utils import formatdate
 from functools import lru_cache
 from typing import Any
 
+import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from llmserve.server.connection import EXTENSION, Connection
 from llmserve.server.errors import ApiError
@@ -37,6 +43,28 @@ def http_protocol(
 @lru_cache(maxsize=1)
 def _date_header(now_s: int) -> list[tuple[bytes, bytes]]:
     return [(b"date", formatdate(now_s, usegmt=True).encode())]
+
+
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """For a client of HTTP/1.0, which knows no chunks (RFC 9112, 6.1): an answer of unknown length
+    ends with the connection, which uvicorn closes after it in any case."""
+    send = cycle.send
+
+    async def send_plain(message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plain  # type: ignore[method-assign]
+
+
+def _new_parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
+    parser = httptools.HttpRequestParser(protocol)
+    # As uvicorn's: what follows a request that closes the connection is no error.
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
 
 
 class _BoundedProtocol(HttpToolsProtocol):
@@ -74,7 +102,34 @@ class _BoundedProtocol(HttpToolsProtocol):
             if self._num_head_bytes - len(data) > _MAX_HEAD_BYTES:
                 self._refuse_head()
                 return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        rest = memoryview(data)
+        try:
+            while rest and not self._is_refused:
+                rest = self._feed(rest)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _feed(self, data: memoryview) -> memoryview:
+        """Returns what follows a head that asks for an upgrade, where there is one: its body, if it
+        has one, and else the next request. uvicorn drops it."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            head = self._head_without_upgrade()
+            self.parser = _new_parser(self)
+            if not self._is_refused:
+                self.parser.feed_data(head)
+            return data[upgrade.args[0] :]
+        return data[:0]
+
+    def _head_without_upgrade(self) -> bytes:
+        """The head that was read last, for a parser that has not seen it: with the field, which
+        RFC 9110, 7.8, lets a server ignore, it would read no body."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -92,14 +147,20 @@ class _BoundedProtocol(HttpToolsProtocol):
         if size > _MAX_HEAD_BYTES:
             self._refuse_head()
             return
-        super().on_headers_complete()
+        if self.parser.get_method() == b"CONNECT":
+            self._refuse(400, "CONNECT is for proxies, and this is none")
+            return
+        if not self.parser.should_upgrade():  # or it comes again, without
+            super().on_headers_complete()
+            if self.scope["http_version"] == "1.0":
+                _send_without_chunks(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         if not self._is_refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._is_refused:
+        if not self._is_refused and not self.parser.should_upgrade():
             super().on_message_complete()
         self._is_in_head = True
 

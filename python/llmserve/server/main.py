@@ -28,7 +28,8 @@ _FLUSH_S = 5
 
 class Server(uvicorn.Server):
     """uvicorn's server, which drains before it closes: after SIGTERM or Ctrl-C what runs may
-    finish, new requests get 503, and at the deadline the rest ends with what it has."""
+    finish, new requests get 503, and at the deadline, or a second Ctrl-C, the rest ends with what
+    it has."""
 
     def __init__(self, app: Starlette, settings: ServerSettings) -> None:
         config = uvicorn.Config(
@@ -88,6 +89,10 @@ class Server(uvicorn.Server):
         while not drain.done() and not self.force_exit:
             await asyncio.wait([drain], timeout=0.1)
         drain.cancel()
+        if self.force_exit:
+            # By a second Ctrl-C. What it ends is to leave all the same, unless there is a third.
+            self.force_exit = False
+            server.activity.end_all()
         await super().shutdown(sockets)
         self._captured_signals.clear()  # or uvicorn would raise them anew
 

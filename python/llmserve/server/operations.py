@@ -7,33 +7,32 @@ from llmserve._version import __version__
 from llmserve.server.activity import shutting_down
 from llmserve.server.context import context
 from llmserve.server.errors import ApiError, JsonResponse
+from llmserve.server.models import ServedModel
 
 
 async def models(request: Request) -> Response:
     """GET /v1/models."""
     served = context(request).models
-    data = [
-        {
-            "id": name,
-            "object": "model",
-            "created": model.created,
-            "owned_by": "llmserve",
-            "root": model.name,
-            "parent": None,
-            "max_model_len": model.llm.max_model_len,
-        }
-        for name, model in served.by_name.items()
-    ]
+    data = [_described(name, model) for name, model in served.by_name.items()]
     return JsonResponse({"object": "list", "data": data})
 
 
 async def model(request: Request) -> Response:
     """GET /v1/models/{model}."""
     name = request.path_params["model"]
-    served = context(request).models.get(name)
-    return JsonResponse(
-        {"id": name, "object": "model", "created": served.created, "owned_by": "llmserve"}
-    )
+    return JsonResponse(_described(name, context(request).models.get(name)))
+
+
+def _described(name: str, model: ServedModel) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "llmserve",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.llm.max_model_len,
+    }
 
 
 async def health(request: Request) -> Response:
