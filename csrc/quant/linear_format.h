@@ -14,8 +14,8 @@
 namespace llmserve {
 
 // A row's weights go in groups along K, each with a scale: weight = scale * (q - zero_point), or,
-// with minima, scale * q - min, or, with a table, scale * table[q]. 8 bits: q in [-128, 127]; 4, 5
-// or 6 bits: q in [0, 2^bits).
+// with minima, scale * q - min, or, with a table, scale * table[q]. 8 bits: q in [-128, 127]; 2
+// to 6 bits: q in [0, 2^bits).
 struct LinearFormat {
   std::string_view name;  // LLM(quantization=...)
   std::string_view summary;

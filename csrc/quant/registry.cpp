@@ -22,7 +22,7 @@ void dequantize_blocks(const std::byte* blocks, int64_t num_blocks, float* out) 
 }
 
 // Groups of 32, or of 16. Scales that are products of an f16 and 4, 6 or 8 bits stay such products,
-// with 8 bits. 2 and 3 bits are kept as 4.
+// with 8 bits.
 constexpr LinearFormat kQ8_0{.name = "Q8_0", .bits = 8, .group_size = 32, .has_f16_scales = true};
 constexpr LinearFormat kQ4_0{.name = "Q4_0", .bits = 4, .group_size = 32, .has_f16_scales = true};
 constexpr LinearFormat kQ4_1{
@@ -49,8 +49,8 @@ constexpr LinearFormat kIQ4_XS{.name = "IQ4_XS",
                                .has_f16_scales = true,
                                .scale_shift = 3,
                                .table = kValuesIQ4_NL};
-constexpr LinearFormat kQ2_K = k_quant("Q2_K", 4, 16, true);
-constexpr LinearFormat kQ3_K = k_quant("Q3_K", 4, 16, false);
+constexpr LinearFormat kQ2_K = k_quant("Q2_K", 2, 16, true);
+constexpr LinearFormat kQ3_K = k_quant("Q3_K", 3, 16, false);
 constexpr LinearFormat kQ4_K = k_quant("Q4_K", 4, 32, true);
 constexpr LinearFormat kQ5_K = k_quant("Q5_K", 5, 32, true);
 constexpr LinearFormat kQ6_K = k_quant("Q6_K", 6, 16, false);

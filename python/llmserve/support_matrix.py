@@ -72,7 +72,7 @@ def _lines(ticks: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield "device."
     testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
     kept = ", ".join(name for name, *_ in testing.kept_formats())
-    yield "Linear layers and the head also run on integers of 4 to 8 bits, on `cpu` and `ref`:"
+    yield "Linear layers and the head also run on integers of 2 to 8 bits, on `cpu` and `ref`:"
     yield f"those of `quantization`, and of files {kept}.\n"
     yield _POSITIONS
     yield _TEXT

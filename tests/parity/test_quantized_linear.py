@@ -151,7 +151,7 @@ def test_blocks_weigh_what_their_file_says(fast, rng, name, elements, num_bytes)
 
 
 # K-quants keep a byte for a group's scale, and one for its minimum, where files have 4 to 8 bits.
-BITS_IN_MEMORY = {"Q4_0": 4.5, "Q8_0": 8.5, "Q2_K": 5.125, "Q3_K": 4.5625}
+BITS_IN_MEMORY = {"Q4_0": 4.5, "Q8_0": 8.5, "Q2_K": 3.125, "Q3_K": 3.5625}
 BITS_IN_MEMORY |= {"Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125}
 
 
@@ -196,7 +196,7 @@ def test_rows_of_blocks_alone_equal_rows_in_any_batch(
         np.testing.assert_array_equal(fast_one_thread.linear(x[73 - m :], weight), alone[73 - m :])
 
 
-@pytest.mark.parametrize("name", ["Q2_K", "Q5_0", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q5_0", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
 def test_deep_rows_of_blocks_alone_equal_rows_in_a_batch(fast, rng, name):
     """Widened panels, or scales as floats, of which two, or one, do not fit where many rows would
     pass them."""

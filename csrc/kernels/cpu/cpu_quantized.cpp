@@ -62,7 +62,31 @@ void join_quads(int8_t* row, int64_t count) {
   }
 }
 
+// The same of 2 or 3 bits.
+template <int kBits>
+void join_quarters(int8_t* row, int64_t count) {
+  int8_t* to = row;
+  for (int64_t i = 0; i < count; i += 16) {
+    uint32_t quads[4];
+    std::memcpy(quads, row + i, sizeof(quads));
+    uint32_t lower = 0;
+    uint32_t upper = 0;
+    for (int q = 0; q < 4; ++q) {
+      lower |= (quads[q] & 0x03030303u) << 2 * q;
+      upper |= (quads[q] >> 2 & 0x01010101u) << q;
+    }
+    std::memcpy(to, &lower, sizeof(lower));
+    to += sizeof(lower);
+    if (kBits == 2) continue;
+    upper |= upper >> 4;  // two places in a byte, of the first and the third
+    *to++ = static_cast<int8_t>(upper);
+    *to++ = static_cast<int8_t>(upper >> 16);
+  }
+}
+
 void join_quads(int8_t* row, int64_t count, int bits) {
+  if (bits == 2) return join_quarters<2>(row, count);
+  if (bits == 3) return join_quarters<3>(row, count);
   if (bits == 4) return join_quads<4>(row, count);
   return bits == 5 ? join_quads<5>(row, count) : join_quads<6>(row, count);
 }
@@ -104,6 +128,7 @@ class PanelRows {
     if (layout_.bits < 8)
       for (int64_t c = 0; c < kPanelWidth; ++c)
         join_quads(values_ + c * stride_, stride_, layout_.bits);
+    if (layout_.bits == 3) return weave_quarters(panel);
     const int64_t num_words = stride_ * layout_.bits / 32;
     for (int64_t i = 0; i < num_words; i += kWovenWords) {
       for (int64_t half = 0; half < kPanelWidth; half += 8) {
@@ -132,6 +157,17 @@ class PanelRows {
  private:
   static int64_t num_scales(const cpu::QuantizedLayout& layout) {
     return layout.num_groups >> layout.scale_shift;
+  }
+
+  // Words that half words follow.
+  void weave_quarters(uint8_t* panel) const {
+    for (int64_t i = 0; i < stride_ * 3 / 8; i += 6) {
+      for (int64_t c = 0; c < kPanelWidth; ++c) {
+        std::memcpy(panel + c * 4, values_ + c * stride_ + i, 4);
+        std::memcpy(panel + kPanelWidth * 4 + c * 2, values_ + c * stride_ + i + 4, 2);
+      }
+      panel += kPanelWidth * 6;
+    }
   }
 
   // to [1 or 2][16] = what `stored` makes of a scale, and a minimum, of each row. Returns what

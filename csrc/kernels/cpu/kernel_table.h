@@ -85,7 +85,9 @@ struct IntegerGroup {
 // Integers of 8 bits lie as [ceil(K / 4)][16][4], K in quads as the dot products of bytes take
 // them; those of 4 bits as [K / 8][16][4], a byte's low half of one quad and the high half of the
 // next. Of 5 or 6 bits, each 8 or 4 quads are [1][16][4] of their upper bits, a byte's lowest ones
-// those of the first quad, and then the lower 4 bits of all, as above.
+// those of the first quad, and then the lower 4 bits of all, as above. Of 2 or 3 bits, each 4 quads
+// are [1][16][4] of their lower 2, the first quad's lowest, and of 3 then [16][2] of their third
+// bits, 4 for each of the 64 places, the first place's and the first quad's lowest.
 struct QuantizedLayout {
   int bits;
   bool has_f16_scales;
@@ -100,8 +102,8 @@ struct QuantizedLayout {
 };
 
 // Working memory for what is made of panels of less than 8 bits that many rows pass: scales as
-// floats, 5 and 6 bits as bytes. A quarter of the L2 of a Zen 4, half of that of older CPUs with
-// AVX2.
+// floats, weights of other than 4 bits as bytes. A quarter of the L2 of a Zen 4, half of that of
+// older CPUs with AVX2.
 constexpr int64_t kRoomBytes = 262144;
 
 // One thread's share of a linear layer over integers.

@@ -29,8 +29,10 @@ constexpr int64_t kBlockRows = kMaxPasses * kPassRows;
 // 8,192, else 64. A quarter is for panels, which stay there while all blocks of rows pass them.
 constexpr int64_t kRowsInCache = 1 << 20;
 constexpr int64_t kPanelsInCache = 1 << 19;
-// Groups below this go to VNNI: a product takes as long whatever its K.
+// Groups below this go to VNNI: a product takes as long whatever its K. So do fewer bits than 4,
+// whose groups are such.
 constexpr int64_t kMinGroup = 32;
+constexpr int kMinBits = 4;
 
 // Sums of a panel's group over up to four tiles of rows, each of 16 rows from starts[t] on.
 struct GroupSums {
@@ -215,8 +217,8 @@ struct PanelBlock {
 void quantized_linear(const QuantizedPart* part) {
   const QuantizedLayout& layout = part->layout;
   const bool has_room = layout.bits == 8 || layout.group_size <= PanelBlock::kMaxGroup;
-  if (part->m < kTileRows || layout.group_size < kMinGroup || !has_room)
-    return avx512_vnni::quantized_linear(part);
+  const bool has_tiles = layout.group_size >= kMinGroup && layout.bits >= kMinBits;
+  if (part->m < kTileRows || !has_tiles || !has_room) return avx512_vnni::quantized_linear(part);
   const int64_t step = min_of(layout.group_size / 32 * 32, kTileRowBytes);
   const int64_t max_rows = part->x_stride * kBlockRows <= kRowsInCache ? kBlockRows : kPassRows;
   // Rows of one block need no panel again.

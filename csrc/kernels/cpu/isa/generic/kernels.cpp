@@ -96,10 +96,11 @@ inline Quads q_splat(const int8_t* p) {
   for (int i = 0; i < 4 * kLanes; ++i) x.bytes[i] = p[i % 4];
   return x;
 }
-inline Quads q_low(Quads x) {
-  for (int i = 0; i < 4 * kLanes; ++i) x.bytes[i] &= 15;
+inline Quads q_masked(Quads x, int mask) {
+  for (int i = 0; i < 4 * kLanes; ++i) x.bytes[i] = (int8_t)(x.bytes[i] & mask);
   return x;
 }
+inline Quads q_low(Quads x) { return q_masked(x, 15); }
 inline Quads q_high(Quads x) {
   for (int i = 0; i < 4 * kLanes; ++i) x.bytes[i] = (int8_t)((uint8_t)x.bytes[i] >> 4);
   return x;
@@ -114,6 +115,11 @@ inline Quads q_with(Quads low, Quads bits, int mask) {
   for (int i = 0; i < 4 * kLanes; ++i)
     low.bytes[i] = (int8_t)(low.bytes[i] | (bits.bytes[i] & mask));
   return low;
+}
+inline Quads q_load_nibbles(const uint8_t* p) {
+  Quads x;
+  for (int i = 0; i < 4 * kLanes; ++i) x.bytes[i] = (int8_t)(p[i / 2] >> i % 2 * 4);
+  return x;
 }
 inline Quads q_table(const int8_t* table) {
   Quads x;
