@@ -9,7 +9,15 @@ from typing import Any
 
 import chat_templates
 import pytest
-from llmserve import LLM, CorruptFile, InvalidArgument, SamplingParams, Tokenizer, demo_model_path
+from llmserve import (
+    LLM,
+    CorruptFile,
+    InvalidArgument,
+    NotSupported,
+    SamplingParams,
+    Tokenizer,
+    demo_model_path,
+)
 from offline import GREEDY, tokens
 
 USER = {"role": "user", "content": "the fox"}
@@ -33,6 +41,18 @@ def tokenizer_with(tmp_path: Path, template: object, **config: object) -> Tokeni
 def render(tokenizer: Tokenizer, **options: Any) -> str:
     options.setdefault("messages", [USER])
     return str(tokenizer.apply_chat_template(**options, tokenize=False))
+
+
+def test_options_of_transformers_are_refused_unless_they_ask_for_nothing() -> None:
+    tokenizer = Tokenizer.from_directory(demo_model_path())
+    assert tokenizer is not None
+    ids = tokenizer.apply_chat_template([USER])
+    assert ids == tokenizer.apply_chat_template(
+        [USER], return_tensors=None, return_dict=False, padding=False, max_length=None
+    )
+    for name, value in (("return_tensors", "pt"), ("return_dict", True), ("max_length", 3)):
+        with pytest.raises(NotSupported, match=f"apply_chat_template: {name}={value!r} is not"):
+            tokenizer.apply_chat_template([USER], **{name: value})
 
 
 def test_chat_continues_the_prompt_that_the_template_makes(llm: LLM) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmserve import _core
+from llmserve.arguments import refuse_unless_default
 from llmserve.chat.chat_template import ChatRequest, ChatTemplates, chat_request
 from llmserve.chat.tool_schema import Tool
 from llmserve.errors import InvalidArgument
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 # The library's `encode` takes less time for a short text, and holds the GIL: a longer one would
 # stop every other thread, a microsecond a character.
 _MAX_HELD_CHARACTERS = 4096
+
+# Of transformers' apply_chat_template, what is no variable of a template: what may be said of it.
+_TEMPLATE_OPTIONS: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(("padding", "truncation", "return_dict"), (False, None)),
+    **dict.fromkeys(("return_assistant_tokens_mask", "return_assistant_mask"), (False, None)),
+    **dict.fromkeys(("max_length", "return_tensors", "tokenizer_kwargs"), (None,)),
+}
 
 
 class Tokenizer(TransformersNames):
@@ -193,6 +201,14 @@ class Tokenizer(TransformersNames):
         >>> tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
         '<|im_start|>user\\nHello<|im_end|>\\n'
         """
+        for name in _TEMPLATE_OPTIONS.keys() & chat_template_kwargs:
+            refuse_unless_default(
+                "apply_chat_template",
+                name,
+                chat_template_kwargs.pop(name),
+                *_TEMPLATE_OPTIONS[name],
+                reason="it gives a text or ids",
+            )
         if documents is not None:
             chat_template_kwargs["documents"] = documents
         request = chat_request(
