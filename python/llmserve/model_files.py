@@ -86,9 +86,10 @@ def _model_path(model: object) -> Path:
             f"model must be the path of a checkpoint directory or the id of a model on the Hugging "
             f"Face Hub, got {describe(model)}"
         )
-    path = Path(os.fsdecode(os.fspath(model)))
-    if "\0" in str(path):
+    name = os.fsdecode(os.fspath(model))
+    if not name or "\0" in name:
         raise InvalidArgument(f"model must be a path, got {describe(model)}")
+    path = Path(name)
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError as error:

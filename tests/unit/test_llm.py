@@ -384,6 +384,9 @@ def test_a_model_that_is_not_there_is_refused_with_advice(tmp_path: Path) -> Non
         LLM(tmp_path / "file")
     with pytest.raises(InvalidArgument, match=r"has no config\.json"):
         LLM(tmp_path)
+    for name in ("", "a\0b"):
+        with pytest.raises(InvalidArgument, match="model must be a path, got "):
+            LLM(name)
     with pytest.raises(InvalidArgument, match="model must be the path"):
         LLM(3)  # type: ignore[arg-type]
 
