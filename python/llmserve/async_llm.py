@@ -13,6 +13,7 @@ from collections.abc import (
     Sequence,
     Sized,
 )
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -47,10 +48,19 @@ from llmserve.sampling_params import RequestOutputKind, SamplingParams
 # than a few milliseconds.
 _MAX_SIZE_IN_LOOP = 4096
 
+# Larger ones, which take some 60 ms and more, have threads of their own, so that short texts never
+# wait for them. All these threads together are as many as there are cores, where there are two.
+_MAX_SHORT_SIZE = 2**16
+_NUM_CORES = os.cpu_count() or 1
+_NUM_LONG = max(_NUM_CORES // 4, 1)
+_LONG_TEXTS = ThreadPoolExecutor(_NUM_LONG, "llmserve-long-texts")
+_SHORT_TEXTS = ThreadPoolExecutor(max(_NUM_CORES - _NUM_LONG, 1), "llmserve-texts")
+
 # Requests whose names `trace` knows: as many as the engine's trace holds.
 _MAX_NUM_NAMES = 4096
 
 _State = TypeVar("_State", bound=RequestState)
+_Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +145,8 @@ class AsyncLLM(LLMBase):
             add_generation_prompt, continue_final_message, tools, chat_template_kwargs
         )
         tokenizer = self.get_tokenizer()
-        prompts = await asyncio.to_thread(chat_prompts, messages, chat_template, request, tokenizer)
+        rendered = partial(chat_prompts, messages, chat_template, request, tokenizer)
+        prompts = await on_text_thread(_size(messages), rendered)
         if len(prompts) != 1:
             raise InvalidArgument(f"chat takes one conversation, got {len(prompts)}")
         outputs = self.generate(prompts[0], sampling_params, request_id, priority=priority)
@@ -329,11 +340,22 @@ class AsyncLLM(LLMBase):
             del self._running[state.name]
 
 
+async def on_text_thread(size: int, call: Callable[[], _Result]) -> _Result:
+    """What `call` returns, which takes the time of a text of `size` characters, tokens or bytes. It
+    runs on one of the few threads for such texts, and is dropped where the task is cancelled before
+    its turn."""
+    pool = _LONG_TEXTS if size > _MAX_SHORT_SIZE else _SHORT_TEXTS
+    return await asyncio.get_running_loop().run_in_executor(pool, call)
+
+
 async def _admitted(
     admit: Callable[[], list[_State]], size: int, has_grammar: bool = False
 ) -> list[_State]:
+    if has_grammar and size <= _MAX_SHORT_SIZE:
+        # Waits for the compiler, at times for seconds, in which other texts are to get on.
+        return await asyncio.to_thread(admit)
     takes_long = has_grammar or size > _MAX_SIZE_IN_LOOP
-    return await asyncio.to_thread(admit) if takes_long else admit()
+    return await on_text_thread(size, admit) if takes_long else admit()
 
 
 def _only(call: str, states: Sequence[_State]) -> _State:
@@ -357,7 +379,9 @@ def _params_size(params: object) -> int:
 def _size(prompts: object) -> int:
     """Characters or token ids, of all prompts together."""
     if isinstance(prompts, Mapping):
-        return max(map(_size, prompts.values()), default=0)
+        token_ids = prompts.get("prompt_token_ids")  # a text beside them is only handed through
+        parts = prompts.values() if token_ids is None else (token_ids,)
+        return max(map(_size, parts), default=0)
     if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
         return sum(map(_size, prompts))
     return len(prompts) if isinstance(prompts, Sized) else 0

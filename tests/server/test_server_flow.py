@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +30,9 @@ import pytest
 from checkpoints import checkpoint
 from llmserve import LLM, AsyncLLM, SamplingParams, _core, demo_model_path
 from llmserve.cli import main
+from llmserve.server import generation
 from llmserve.server.admission import Admission
+from llmserve.server.errors import JsonResponse, LargeJsonResponse
 from llmserve.server.main import listen
 from llmserve.server.models import ServedModel
 from llmserve.server.settings import ServerSettings
@@ -209,6 +211,37 @@ def test_a_client_that_does_not_read_the_end_is_cut_too(make_oracle: MakeOracle)
         assert server.activity.ended == {"slow_client": 1}
         server.wait_until_idle()
         lazy.close()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("num_requests", [1, 2])
+def test_a_client_that_does_not_read_a_whole_answer_is_cut(
+    demo: AsyncLLM, loop: str, num_requests: int
+) -> None:
+    with running_server(demo, loop=loop, stream_grace=0.3) as server:
+        lazy = server.open_stream("/tokenize", prompt="word " * 150_000, return_token_strs=True)
+        if num_requests == 2:  # the next one, whose answer waits for the first to be read
+            lazy.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        lazy.recv(1)
+        server.wait_until(lambda: server.num_connections == 0, "the connection is cut")
+        lazy.close()
+
+
+def test_a_client_that_reads_a_whole_answer_slowly_gets_all_of_it(demo: AsyncLLM) -> None:
+    with running_server(demo, stream_grace=1.0) as server:
+        text = "word " * 150_000
+        whole = server.post("/tokenize", prompt=text, return_token_strs=True)[1]
+        sock = server.open_stream("/tokenize", prompt=text, return_token_strs=True)
+        data = b""
+        for _ in range(30):  # three times the grace
+            data += sock.recv(2**14)
+            time.sleep(0.1)
+        head, _, data = data.partition(b"\r\n\r\n")
+        (length,) = re.findall(rb"content-length: (\d+)", head)
+        while len(data) < int(length):
+            data += sock.recv(2**20)
+        assert json.loads(data) == whole
+        sock.close()
 
 
 def test_a_slow_client_within_its_bounds_gets_every_token(make_oracle: MakeOracle) -> None:
@@ -471,6 +504,142 @@ def test_nobody_waits_while_a_long_text_is_tokenized(
         assert server.post(path, **body)[0] in (200, 400)
         assert len(threads) == 1  # once for all prompts
         assert loop.ident not in threads
+
+
+def test_an_answer_that_takes_long_to_word_is_no_timeout(
+    demo: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render = LargeJsonResponse.render
+
+    def slow(self: LargeJsonResponse, content: object) -> bytes | memoryview:
+        time.sleep(1.2)
+        return render(self, content)
+
+    monkeypatch.setattr(LargeJsonResponse, "render", slow)
+    with running_server(demo) as server:
+        body = {"prompt": "a " * 100, "max_tokens": 1, "prompt_logprobs": 1, "timeout": 1.0}
+        assert server.post(COMPLETIONS, **body)[0] == 200
+        server.wait_until_idle()
+        assert not server.activity.ended
+
+
+ASK_ROWS = {"max_tokens": 3, "temperature": 0, "return_token_ids": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": ["a b c " * 40, "d"], "prompt_logprobs": 5, **ASK_ROWS}),
+        (COMPLETIONS, {"prompt": "a b c " * 40, "echo": True, "logprobs": 2, **ASK_ROWS}),
+        (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 3, "prompt_logprobs": 1}),
+        ("/v1/embeddings", {"input": ["a", "b c"]}),
+    ],
+    ids=["prompt_logprobs", "echo", "chat", "embeddings"],
+)
+def test_a_large_answer_is_worded_on_a_thread_and_says_the_same(
+    demo: AsyncLLM, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    threads: list[int] = []
+    render = JsonResponse.render
+    render_large = LargeJsonResponse.render
+
+    def watched(self: LargeJsonResponse, content: object) -> bytes | memoryview:
+        threads.append(threading.get_ident())
+        large = render_large(self, content)
+        assert bytes(large) == render(self, content)
+        return large
+
+    monkeypatch.setattr(LargeJsonResponse, "render", watched)
+    monkeypatch.setattr(generation, "_MAX_ROWS_IN_LOOP", 1)
+    with running_server(demo) as server:
+        (loop,) = (t for t in threading.enumerate() if t.name == f"server-{server.port}")
+        assert server.post(path, **body)[0] == 200
+        assert len(threads) == 1
+        assert loop.ident not in threads
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Texts as long as LONG_TEXT are tokenized only once it is set."""
+    is_open = threading.Event()
+    encode_batch = Tokenizer.encode_batch
+
+    def encode(self: Tokenizer, texts: list[str], add_special_tokens: bool = True) -> Any:
+        if sum(map(len, texts)) >= len(LONG_TEXT):
+            assert is_open.wait(DEADLINE_S)
+        return encode_batch(self, texts, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", encode)
+    yield is_open
+    is_open.set()
+
+
+def test_nobody_waits_behind_long_texts(demo: AsyncLLM, held: threading.Event) -> None:
+    num_texts = (os.cpu_count() or 1) + 5  # more than asyncio has threads
+    short = {"max_tokens": 2, "timeout": 50}
+    with running_server(demo, admin_key="sesame") as server:
+        socks = [server.open_stream("/tokenize", prompt=LONG_TEXT) for _ in range(num_texts)]
+        for path in ("/health", "/metrics", "/debug/requests/none"):
+            headers = {"Authorization": "Bearer sesame"}
+            assert server.request("GET", path, headers=headers)[0] in (200, 404)
+        for messages in (HELLO, [{"role": "user", "content": LONG_TEXT[:5000]}]):
+            json_object = {"type": "json_object"}
+            for more in ({}, {"response_format": json_object}):
+                assert server.post(CHAT, messages=messages, **short, **more)[0] in (200, 400)
+        assert server.post(COMPLETIONS, prompt="x", bad_words=LONG_WORDS[:4], **short)[0] == 200
+        assert not held.is_set()
+        held.set()
+        for sock in socks:
+            assert sock.recv(15) == b"HTTP/1.1 200 OK"
+            sock.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": LONG_TEXT}),
+        (COMPLETIONS, {"prompt": LONG_TEXT, "stream": True}),
+        (COMPLETIONS, {"prompt": LONG_TEXT, "add_special_tokens": False}),
+        (CHAT, {"messages": [{"role": "user", "content": LONG_TEXT}]}),
+        ("/v1/embeddings", {"input": LONG_TEXT}),
+    ],
+    ids=["text", "stream", "bare text", "chat", "embeddings"],
+)
+def test_a_text_that_takes_longer_than_its_request_may_is_a_503(
+    demo: AsyncLLM, held: threading.Event, path: str, body: dict[str, Any]
+) -> None:
+    with running_server(demo) as server:
+        status, answer, headers = server.request("POST", path, {**body, "timeout": 0.3})
+        assert (status, answer["error"]["code"]) == (503, "timeout")
+        assert int(headers["retry-after"]) >= 1
+        assert server.activity.ended == {"timeout": 1}
+
+
+@pytest.mark.parametrize("setting", ["request_timeout", "queue_timeout", "first_token_timeout"])
+def test_every_time_limit_begins_when_the_request_comes(
+    make_oracle: MakeOracle, held: threading.Event, setting: str
+) -> None:
+    limits = {"request_timeout": 0.0, setting: 0.3}
+    with running_server(make_oracle(0), **limits) as server:
+        assert server.post(COMPLETIONS, prompt=LONG_TEXT)[0] == 503
+        assert server.activity.ended == {"timeout": 1}
+
+
+def test_the_time_of_a_text_counts_to_the_requests(
+    make_oracle: MakeOracle, held: threading.Event
+) -> None:
+    gate = _core.testing.StepGate(1)
+    body = {"prompt": LONG_TEXT, "truncate_prompt_tokens": 8, "max_tokens": 1, "timeout": 600}
+    with running_server(make_oracle(gate=gate)) as server:
+        sock = server.open_stream(COMPLETIONS, **body)
+        time.sleep(0.5)
+        came_before = time.monotonic()
+        held.set()
+        server.wait_until(lambda: server.activity.runs, "it is known")
+        (run,) = server.activity.runs
+        assert run.arrived < came_before
+        sock.close()
+        gate.open()
 
 
 def test_a_step_that_fails_ends_its_requests_and_the_server_lives_on(

@@ -171,6 +171,19 @@ def test_a_key_past_its_quota_gets_a_429_and_others_do_not(demo: AsyncLLM) -> No
         assert status("two") == 200
 
 
+def test_texts_that_are_only_tokenized_count_for_the_quota_of_requests(demo: AsyncLLM) -> None:
+    limits = {"key_requests_per_minute": 3, "key_tokens_per_minute": 1}
+    with running_server(demo, **limits) as server:
+        server.activity.quotas._clock = lambda: 0.0  # nothing comes back with time
+        assert server.post("/v1/completions", prompt="a b c", max_tokens=1)[0] == 200
+        # Tokens are owed now, and these run none.
+        assert server.post("/tokenize", prompt="x")[0] == 200
+        assert server.post("/detokenize", tokens=[5])[0] == 200
+        for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})):
+            status, answer = server.post(path, **body)
+            assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
 def _num_left(server: RunningServer) -> int:
     """Tokens that a client without a key may still ask for."""
 

@@ -12,6 +12,7 @@ from llmserve.async_stream import AsyncStream
 from llmserve.server.admission import Admission
 from llmserve.server.alarms import Alarms
 from llmserve.server.coalescing import Coalescer, SharedStream
+from llmserve.server.deadline import Deadline
 from llmserve.server.errors import ApiError
 from llmserve.server.failures import generation_error
 from llmserve.server.jobs import Job
@@ -42,7 +43,8 @@ class _News(asyncio.Event):
 class Run:
     """A job in the engine. Used on the loop's thread."""
 
-    def __init__(self, job: Job, settings: ServerSettings) -> None:
+    def __init__(self, job: Job, settings: ServerSettings, arrived: float) -> None:
+        """arrived: when its request had come, by the loop's clock."""
         self.job = job
         self.streams: list[AsyncStream | SharedStream] = []
         self.pacers: list[Pacer] = []
@@ -56,14 +58,17 @@ class Run:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._alarms = Alarms()
-        now = self._loop.time()
-        self.began = now
-        self.last_sent = now
+        self.arrived = arrived
+        self.last_sent = self._loop.time()
         self.first_sent = 0.0  # none yet
         self.cut_connection: Callable[[], None] = _do_nothing
-        self._set_alarm(self._end_in_time, job.timeout_s)
-        self._set_alarm(self._end_unless_scheduled, settings.queue_timeout)
-        self._set_alarm(self._end_unless_first_token, settings.first_token_timeout)
+        for end, limit_s in (
+            (self._end_in_time, job.timeout_s),
+            (self._end_unless_scheduled, settings.queue_timeout),
+            (self._end_unless_first_token, settings.first_token_timeout),
+        ):
+            if limit_s:
+                self._alarms.set(end, arrived + limit_s)
         if job.is_streamed:
             self._set_alarm(self._keep_alive, settings.stream_keep_alive)
 
@@ -212,6 +217,16 @@ def shutting_down() -> ApiError:
     return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
 
 
+def timed_out(timeout_s: float, retry_after: float) -> ApiError:
+    """Of a request that has nothing to show when its time is over."""
+    return ApiError(
+        503,
+        f"no token came within {timeout_s:g} seconds",
+        code="timeout",
+        retry_after=retry_after,
+    )
+
+
 class Activity:
     """All runs of a server."""
 
@@ -228,15 +243,33 @@ class Activity:
         self._has_nothing = asyncio.Event()  # to do, while it drains
 
     @contextmanager
-    def running(self, job: Job, tenant: str = "") -> Iterator[Run]:
-        """Within it the job runs; leaving aborts what is not finished. tenant: whose quotas count,
-        and with whose requests it may share a run. Raises ApiError (429, 503), InvalidArgument."""
+    def in_time(self, model: ServedModel, arrived: float, timeout_s: float) -> Iterator[None]:
+        """Within it what a request asks for is made ready for the engine, which counts to the time
+        that it has: its own, and until it runs. arrived: as in `running`. Raises ApiError (503)
+        once that is over."""
+        settings = self.settings
+        limits = (timeout_s, settings.queue_timeout, settings.first_token_timeout)
+        limit_s = min(filter(None, limits), default=0.0)
+        if not limit_s:
+            yield
+            return
+        with Deadline(arrived + limit_s) as deadline:
+            yield
+        if deadline.has_passed:
+            self.ended[TIMEOUT] += 1
+            raise timed_out(limit_s, self.admissions[model].estimate_s(0))
+
+    @contextmanager
+    def running(self, job: Job, arrived: float, tenant: str = "") -> Iterator[Run]:
+        """Within it the job runs; leaving aborts what is not finished. arrived: when its request
+        had come, by the loop's clock. tenant: whose quotas count, and with whose requests it may
+        share a run. Raises ApiError (429, 503), InvalidArgument."""
         if self.is_draining:
             raise shutting_down()
         self.watchdog.check(job.model)
         self.quotas.check(tenant, job.num_tokens)
         with self.admissions[job.model].entered(job), ExitStack() as stack:
-            run = Run(job, self.settings)
+            run = Run(job, self.settings, arrived)
             stack.callback(run.close)
             self.watchdog.begin()
             for idx, state in enumerate(job.states):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from llmserve.server.connection import own_connection
 from llmserve.server.errors import ApiError
@@ -20,7 +20,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 # Schemas in the wild nest a dozen deep.
 _MAX_JSON_DEPTH = 64
 _NESTED = (dict, list)
-_NUM_BYTES = "llmserve.num_body_bytes"  # in the scope
+_NUM_BYTES, _ARRIVED = "llmserve.num_body_bytes", "llmserve.arrived"  # in the scope
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$(.*)`)?$")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
@@ -52,6 +52,7 @@ async def read_json(request: Request, kind: type[_T], settings: ServerSettings) 
             408, f"the body did not come within {settings.read_timeout:g} seconds (read_timeout)"
         ) from None
     scope[_NUM_BYTES] = len(data)
+    scope[_ARRIVED] = asyncio.get_running_loop().time()
     try:
         record = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
@@ -65,6 +66,11 @@ async def read_json(request: Request, kind: type[_T], settings: ServerSettings) 
 def num_body_bytes(request: Request) -> int:
     """Of a request whose body has been read."""
     return int(request.scope[_NUM_BYTES])
+
+
+def arrived_at(scope: Scope) -> float:
+    """When the last of a body came that has been read, by the loop's clock."""
+    return float(scope[_ARRIVED])
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytearray:

@@ -1,13 +1,14 @@
 """POST /v1/chat/completions."""
 
-import asyncio
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmserve.async_llm import on_text_thread
 from llmserve.generation_config import own_max_tokens
 from llmserve.outputs import CompletionOutput
 from llmserve.parsers.deltas import merged
@@ -15,7 +16,7 @@ from llmserve.prompts import TokensPrompt
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import SamplingParams
 from llmserve.server.bodies import ChatBody, StreamOptions
-from llmserve.server.body import num_body_bytes, read_json
+from llmserve.server.body import arrived_at, num_body_bytes, read_json
 from llmserve.server.chat_parser import (
     ChatFormat,
     ChatParser,
@@ -37,7 +38,7 @@ from llmserve.server.jobs import Job, check_stream_options, generation_job
 from llmserve.server.logprobs import chat_logprobs
 from llmserve.server.models import ServedModel
 from llmserve.server.prompts import chat_prompt
-from llmserve.server.sampling import refuse_given, sampling_params
+from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
 from llmserve.server.settings import ServerSettings
 from llmserve.server.wire import add_usage, error_event, event, finish_reason, head, usage
 
@@ -64,11 +65,13 @@ async def chat_completions(request: Request) -> Response:
     )
     names = tool_names(body)
     params = _with_tools(body, params, model, server.settings, bool(names))
-    prompt = await _prompt(body, model, is_short=num_body_bytes(request) <= _MAX_BYTES_IN_LOOP)
-    text = prompt.get("prompt") or ""
-    params, section = _with_reasoning(body, params, model, server.settings, text)
-    form = chat_format(body, model, server.settings, names, text, section)
-    job = await generation_job("chatcmpl", body, model, [prompt], params, server.settings)
+    limit_s = timeout_s(body.timeout, server.settings)
+    with server.activity.in_time(model, arrived_at(request.scope), limit_s):
+        prompt = await _prompt(body, model, num_body_bytes(request))
+        text = prompt.get("prompt") or ""
+        params, section = _with_reasoning(body, params, model, server.settings, text)
+        form = chat_format(body, model, server.settings, names, text, section)
+        job = await generation_job("chatcmpl", body, model, [prompt], params, server.settings)
     return GenerationResponse(server.activity, job, _Answer(job, body, form))
 
 
@@ -142,13 +145,14 @@ def _showing_special_tokens(body: ChatBody, params: SamplingParams) -> SamplingP
     return dataclasses.replace(params, skip_special_tokens=False)
 
 
-async def _prompt(body: ChatBody, model: ServedModel, is_short: bool) -> TokensPrompt:
-    """By the model's template, which may take long on what is not short: there on a thread."""
+async def _prompt(body: ChatBody, model: ServedModel, num_bytes: int) -> TokensPrompt:
+    """By the model's template, which may take long on what is not short: there on a thread.
+    num_bytes: of the body as it came."""
     tokenizer = model.tokenizer()
-    if is_short:
+    if num_bytes <= _MAX_BYTES_IN_LOOP:
         text, token_ids = chat_prompt(body, tokenizer)
     else:
-        text, token_ids = await asyncio.to_thread(chat_prompt, body, tokenizer)
+        text, token_ids = await on_text_thread(num_bytes, partial(chat_prompt, body, tokenizer))
     return TokensPrompt(prompt=text, prompt_token_ids=token_ids, cache_salt=body.cache_salt or "")
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from llmserve.outputs import CompletionOutput
 from llmserve.request_state import RequestState
 from llmserve.server.bodies import CompletionBody, StreamOptions
-from llmserve.server.body import read_json
+from llmserve.server.body import arrived_at, read_json
 from llmserve.server.context import context
 from llmserve.server.errors import ApiError
 from llmserve.server.generation import GenerationResponse
@@ -17,7 +17,7 @@ from llmserve.server.jobs import Job, check_stream_options, generation_job
 from llmserve.server.logprobs import CompletionLogprobs
 from llmserve.server.models import ServedModel
 from llmserve.server.prompts import prompts
-from llmserve.server.sampling import refuse_given, sampling_params
+from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
 from llmserve.server.wire import add_usage, error_event, event, finish_reason, head, usage
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -44,15 +44,17 @@ async def completions(request: Request) -> Response:
         prompt_logprobs=body.prompt_logprobs if echoed is None else echoed,
     )
     max_num = max(server.settings.max_num_samples // params.n, 1)
-    given = await prompts(
-        "prompt",
-        body.prompt,
-        model,
-        max_num,
-        add_special_tokens=body.add_special_tokens is not False,
-        cache_salt=body.cache_salt or "",
-    )
-    job = await generation_job("cmpl", body, model, given, params, server.settings)
+    limit_s = timeout_s(body.timeout, server.settings)
+    with server.activity.in_time(model, arrived_at(request.scope), limit_s):
+        given = await prompts(
+            "prompt",
+            body.prompt,
+            model,
+            max_num,
+            add_special_tokens=body.add_special_tokens is not False,
+            cache_salt=body.cache_salt or "",
+        )
+        job = await generation_job("cmpl", body, model, given, params, server.settings)
     texts = []
     if body.echo:
         is_whole = body.truncate_prompt_tokens is None

@@ -1,6 +1,6 @@
 """GET /debug/requests/{id}, for admins: what a request did at every moment, and why it waited."""
 
-import asyncio
+from functools import partial
 from itertools import count, takewhile
 from typing import Any
 
@@ -11,6 +11,7 @@ from llmserve.errors import InvalidArgument
 from llmserve.server.context import context
 from llmserve.server.errors import ApiError, JsonResponse
 from llmserve.server.models import ServedModel
+from llmserve.server.threads import on_operators_thread
 from llmserve.trace import Trace
 
 
@@ -19,7 +20,7 @@ async def debug_request(request: Request) -> Response:
     prompts, whose ids are that and a number, the life of each."""
     request_id = request.path_params["request_id"]
     for model in context(request).models:
-        if lives := await asyncio.to_thread(_lives, model, request_id):
+        if lives := await on_operators_thread(partial(_lives, model, request_id)):
             return JsonResponse(lives)
     raise ApiError(404, f"no trace has a request {request_id[:80]!r}", code="request_not_found")
 

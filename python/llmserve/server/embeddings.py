@@ -12,7 +12,7 @@ from llmserve.pooling_params import PoolingParams
 from llmserve.pooling_state import PoolingState
 from llmserve.request_state import RequestState
 from llmserve.server.bodies import EmbeddingBody
-from llmserve.server.body import read_json
+from llmserve.server.body import arrived_at, read_json
 from llmserve.server.context import context
 from llmserve.server.errors import ApiError
 from llmserve.server.generation import GenerationResponse
@@ -35,14 +35,16 @@ async def embeddings(request: Request) -> Response:
             f"encoding_format must be 'float' or 'base64', got {body.encoding_format[:80]!r}",
             param="encoding_format",
         )
-    given = await prompts("input", body.input, model, _MAX_NUM_INPUTS)
     params = PoolingParams(
         task="embed",
         dimensions=body.dimensions,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
     )
-    states = await model.llm.admit_pooling(given, params, "embed")
-    job = Job(new_id("embd"), model, states, False, timeout_s(body.timeout, server.settings))
+    limit_s = timeout_s(body.timeout, server.settings)
+    with server.activity.in_time(model, arrived_at(request.scope), limit_s):
+        given = await prompts("input", body.input, model, _MAX_NUM_INPUTS)
+        states = await model.llm.admit_pooling(given, params, "embed")
+    job = Job(new_id("embd"), model, states, False, limit_s)
     return GenerationResponse(server.activity, job, _Answer(job, body.encoding_format == "base64"))
 
 

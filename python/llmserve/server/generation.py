@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Protocol
 
 from starlette.responses import Response
@@ -10,10 +11,11 @@ from starlette.types import Receive, Scope, Send
 
 from llmserve.outputs import CompletionOutput
 from llmserve.request_state import RequestState
-from llmserve.server.activity import SHUTDOWN, TIMEOUT, Activity, Run, shutting_down
+from llmserve.server.activity import SHUTDOWN, TIMEOUT, Activity, Run, shutting_down, timed_out
+from llmserve.server.body import arrived_at
 from llmserve.server.connection import Connection, own_connection
 from llmserve.server.direct_lines import DirectLines
-from llmserve.server.errors import ApiError, JsonResponse
+from llmserve.server.errors import JsonResponse, LargeJsonResponse
 from llmserve.server.failures import generation_error
 from llmserve.server.jobs import Job
 
@@ -23,7 +25,8 @@ _STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),  # or nginx would gather it
 ]
 _COMMENT = b": keep-alive\n\n"
-
+# Log-probabilities of so many tokens, or so many vectors, take a few milliseconds to word.
+_MAX_ROWS_IN_LOOP = 64
 
 Write = Callable[[bytes], Awaitable[None]]  # a piece of the body that is not the last
 
@@ -64,7 +67,7 @@ class GenerationResponse(Response):
         """Raises ApiError before anything was sent."""
         tenant = scope.get("llmserve.key", "")
         await self._activity.coalescer.wait()
-        with self._activity.running(self._job, tenant) as run:
+        with self._activity.running(self._job, arrived_at(scope), tenant) as run:
             connection = own_connection(scope)
             if connection is not None:
                 run.cut_connection = connection.abort
@@ -80,24 +83,29 @@ class GenerationResponse(Response):
             await run.wait()
         if run.is_cut:
             return
+        run.close()  # wording it takes a while, which is no time that it lacks
         states = [stream.state for stream in run.streams]
         has_any = any(state.num_generation_tokens for state in states)
         if run.cause == SHUTDOWN and not has_any:
             raise shutting_down()
         if run.cause == TIMEOUT and not has_any:
             admission = self._activity.admissions[run.job.model]
-            raise ApiError(
-                503,
-                f"no token came within {run.job.timeout_s:g} seconds",
-                code="timeout",
-                retry_after=admission.estimate_s(run.job.num_tokens),
-            )
+            raise timed_out(run.job.timeout_s, admission.estimate_s(run.job.num_tokens))
         errors = [state.error for state in states if state.error is not None]
         if errors:
             raise generation_error(errors[0], self._job)
-        headers = {name.decode(): value.decode() for name, value in self._own_headers}
-        response = JsonResponse(self._answer.document(states, run.cause), headers=headers)
+        word = partial(self._worded, states, run.cause)
+        if sum(map(_num_rows, states)) > _MAX_ROWS_IN_LOOP:
+            response = await asyncio.to_thread(word, LargeJsonResponse)
+        else:
+            response = word(JsonResponse)
         await response(scope, receive, send)
+
+    def _worded(
+        self, states: Sequence[RequestState], cause: str, kind: type[JsonResponse]
+    ) -> JsonResponse:
+        headers = {name.decode(): value.decode() for name, value in self._own_headers}
+        return kind(self._answer.document(states, cause), headers=headers)
 
     async def _stream(self, run: Run, send: Send, connection: Connection | None) -> None:
         headers = _STREAM_HEADERS + self._own_headers
@@ -182,6 +190,15 @@ class GenerationResponse(Response):
                 await asyncio.wait_for(run.wait(), left_s if num_pending else None)
             except asyncio.TimeoutError:
                 return
+
+
+def _num_rows(state: RequestState) -> int:
+    """What makes an answer large: tokens that have log-probabilities, and vectors."""
+    if state.pooling is not None:
+        return 1
+    num_new = state.num_generation_tokens if state.params.has_logprobs else 0
+    has_prompt = state.params.prompt_logprobs is not None
+    return num_new + (len(state.prompt.token_ids) if has_prompt else 0)
 
 
 @contextmanager

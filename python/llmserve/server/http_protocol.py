@@ -74,6 +74,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     _is_in_head = True
     _is_refused = False
     _head_timer: asyncio.TimerHandle | None = None
+    _reader_timer: asyncio.TimerHandle | None = None
     _connection: Connection | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -87,6 +88,8 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
         if self._connection is not None:
             self._connection.lose()
         if self.transport is not None:
@@ -164,6 +167,13 @@ class _BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
         self._is_in_head = True
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # TLS does not tell what waits below it, and gives up by itself 30 s after it is closed.
+        is_watched = self.bounds.stream_grace and self.scheme != "https"
+        if is_watched and self._reader_timer is None:
+            self.loop.call_soon(self._expect_reader)  # once what the loop can write is written
+
     def send_400_response(self, msg: str) -> None:
         if not self._is_refused:
             self._refuse(400, "this is not HTTP/1.1")
@@ -185,6 +195,24 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._head_timer = None
         if not self._is_refused and not self.transport.is_closing():
             self._refuse(408, "no request came within read_timeout")
+
+    def _expect_reader(self) -> None:
+        """The last of an answer waits in the transport, whoever made it: a client that takes
+        nothing of it is cut as one that lags behind a stream is."""
+        num_bytes = self.transport.get_write_buffer_size()
+        if num_bytes and self._reader_timer is None:
+            grace_s = self.bounds.stream_grace
+            self._reader_timer = self.loop.call_later(grace_s, self._check_reader, num_bytes)
+
+    def _check_reader(self, num_bytes_before: int) -> None:
+        self._reader_timer = None
+        # More than before: the next answer has begun, and has as long.
+        if self.transport.get_write_buffer_size() != num_bytes_before:
+            self._expect_reader()
+            return
+        client = self.client[0] if self.client else ""
+        _log.info("an answer was not read within stream_grace", extra={"client": client})
+        self.transport.abort()
 
     def _refuse(self, status: int, message: str) -> None:
         self._is_refused = True

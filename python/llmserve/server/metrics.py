@@ -1,8 +1,8 @@
 """GET /metrics: what the engine counts, in Prometheus' format. Read when asked for: no request pays
 for it but with a count of its answer."""
 
-import asyncio
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -20,6 +20,7 @@ from llmserve import _core
 from llmserve.server.activity import Activity
 from llmserve.server.context import context
 from llmserve.server.models import Models, ServedModel
+from llmserve.server.threads import on_operators_thread
 
 PREFIX = "llmserve:"
 # Names that vLLM has, too, with the same meaning.
@@ -239,5 +240,5 @@ class ServerMetrics:
 async def metrics(request: Request) -> Response:
     """GET /metrics."""
     registry = context(request).metrics.registry
-    text = await asyncio.to_thread(generate_latest, registry)
+    text = await on_operators_thread(partial(generate_latest, registry))
     return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})

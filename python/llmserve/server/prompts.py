@@ -1,8 +1,9 @@
 """Prompts of request bodies, brought to what AsyncLLM takes."""
 
-import asyncio
+from functools import partial
 from typing import Any
 
+from llmserve.async_llm import on_text_thread
 from llmserve.chat.chat_template import chat_request
 from llmserve.prompts import SinglePrompt, TextPrompt, TokensPrompt
 from llmserve.server.bodies import ChatBody, TokenizeBody
@@ -37,7 +38,8 @@ async def prompts(
             if add_special_tokens:
                 result.append(TextPrompt(prompt=item, cache_salt=cache_salt))
             else:
-                ids = await asyncio.to_thread(tokenizer.encode, item, add_special_tokens=False)
+                encode = partial(tokenizer.encode, item, add_special_tokens=False)
+                ids = await on_text_thread(len(item), encode)
                 result.append(
                     TokensPrompt(prompt=item, prompt_token_ids=ids, cache_salt=cache_salt)
                 )

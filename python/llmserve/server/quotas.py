@@ -72,5 +72,7 @@ class Quotas:
     def _amounts(self, key_name: str, num_tokens: int) -> Iterator[tuple[str, int, _Bucket]]:
         """What a request takes of which bucket."""
         for what, limit in self._limits.items():
-            bucket = self._buckets.setdefault((key_name, what), _Bucket(limit, self._clock()))
-            yield what, num_tokens if what == "tokens" else 1, bucket
+            amount = num_tokens if what == "tokens" else 1
+            if amount:  # what runs nothing is no matter of the tokens that are owed
+                bucket = self._buckets.setdefault((key_name, what), _Bucket(limit, self._clock()))
+                yield what, amount, bucket

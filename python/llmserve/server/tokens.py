@@ -1,17 +1,22 @@
 """POST /tokenize and /detokenize."""
 
-import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmserve.async_llm import on_text_thread
 from llmserve.server.bodies import DetokenizeBody, TokenizeBody
-from llmserve.server.body import read_json
+from llmserve.server.body import arrived_at, num_body_bytes, read_json
 from llmserve.server.context import context
 from llmserve.server.errors import ApiError, JsonResponse
 from llmserve.server.models import ServedModel
 from llmserve.server.prompts import chat_prompt
 from llmserve.tokenization.tokenizer import Tokenizer
+
+_Result = TypeVar("_Result")
 
 
 async def tokenize(request: Request) -> Response:
@@ -21,7 +26,19 @@ async def tokenize(request: Request) -> Response:
     model = server.models.get(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt or messages, one of them", param="prompt")
-    return JsonResponse(await asyncio.to_thread(_document, body, model))
+    document = await _on_thread(request, model, partial(_document, body, model))
+    return JsonResponse(document)
+
+
+async def _on_thread(request: Request, model: ServedModel, call: Callable[[], _Result]) -> _Result:
+    """Like any other request it counts for the key's quota, and has its time."""
+    server = context(request)
+    tenant = request.scope.get("llmserve.key", "")
+    server.activity.quotas.check(tenant, 0)
+    server.activity.quotas.take(tenant, 0)
+    limit_s = server.settings.request_timeout
+    with server.activity.in_time(model, arrived_at(request.scope), limit_s):
+        return await on_text_thread(num_body_bytes(request), call)
 
 
 def _document(body: TokenizeBody, model: ServedModel) -> dict[str, object]:
@@ -50,9 +67,8 @@ async def detokenize(request: Request) -> Response:
     body = await read_json(request, DetokenizeBody, server.settings)
     model = server.models.get(body.model)
     try:
-        text = await asyncio.to_thread(
-            model.tokenizer().decode, body.tokens, skip_special_tokens=False
-        )
+        decode = partial(model.tokenizer().decode, body.tokens, skip_special_tokens=False)
+        text = await _on_thread(request, model, decode)
     except ValueError as error:
         raise ApiError(400, f"tokens: {error}", param="tokens") from None
     return JsonResponse({"prompt": text})

@@ -62,7 +62,7 @@ class Tracing:
             f"{scope['method']} {scope['path']}",
             context=self._propagator.extract(headers),
             kind=SpanKind.SERVER,
-            start_time=clock.from_seconds(run.began),
+            start_time=clock.from_seconds(run.arrived),
             attributes=_attributes(run, status),
         )
         for idx, stream in enumerate(run.streams):
