@@ -343,5 +343,10 @@ def test_a_dead_end_on_the_way_ends_its_request_with_the_reason(llm: LLM) -> Non
 
 def test_the_default_bound_on_logprobs_refuses_the_whole_vocabulary(checkpoint: Path) -> None:
     llm = LLM(checkpoint, num_threads=1, kv_cache_memory_bytes=2**22)
-    with llm, pytest.raises(InvalidArgument, match=r"logprobs=-1 asks for \d+ a token, more than max_logprobs=20"):
+    with (
+        llm,
+        pytest.raises(
+            InvalidArgument, match=r"logprobs=-1 asks for \d+ a token, more than max_logprobs=20"
+        ),
+    ):
         generate(llm, [PROMPT], SamplingParams(logprobs=-1))
