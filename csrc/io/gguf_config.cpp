@@ -168,9 +168,9 @@ int64_t GgufConfig::uniform_integer(const GgufValue& value) const {
   const int64_t first = file_.integer(value);
   for (int64_t i = 1; i < value.count; ++i) {
     if (file_.integer(value, i) != first)
-      throw NotSupported(concat(file_.file()->path().string(), ": metadata ", value.key,
-                                ": layers that differ (", first, " and ", file_.integer(value, i),
-                                ") are not supported"));
+      refuse(*this, value,
+             concat("layers that differ (", first, " and ", file_.integer(value, i),
+                    ") are not supported"));
   }
   const GgufValue* layers = find("block_count");
   if (value.is_array && layers && value.count != file_.integer(*layers))
