@@ -1,7 +1,9 @@
-"""Writes down what a stage of run_on_gpu.sh did, and merges the stages.
+"""Writes down what a stage of run_on_gpu.sh did, merges the stages, and makes tables of them.
 
 Example:
     python benchmarks/gpu_stages.py record --out build/gpu --stage build --status 0 --seconds 90
+    cp build/gpu/results.json benchmarks/results/gpu-h200.json
+    python benchmarks/gpu_stages.py report    # puts the results into docs/performance.md
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import argparse
 import json
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -59,17 +62,7 @@ def merge(out: Path) -> None:
     (out / "results.json").write_text(json.dumps(stages, indent=1) + "\n")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    record = commands.add_parser("record")
-    record.add_argument("--out", type=Path, required=True)
-    record.add_argument("--stage", choices=STAGES, required=True)
-    record.add_argument("--status", type=int, required=True)
-    record.add_argument("--seconds", type=int, required=True)
-    record.add_argument("--junit", type=Path)
-    record.add_argument("--rows", type=Path)
-    args = parser.parse_args()
+def record(args: argparse.Namespace) -> None:
     entry: dict[str, Any] = {"status": args.status, "seconds": args.seconds, **machine()}
     if args.junit and args.junit.exists():
         entry["tests"] = read_junit(args.junit)
@@ -78,6 +71,38 @@ def main() -> None:
     (args.out / f"{args.stage}.json").write_text(json.dumps(entry, indent=1) + "\n")
     merge(args.out)
     print(f"{args.stage}: {'ok' if args.status == 0 else 'FAILED'} in {args.seconds} s")
+
+
+def report(args: argparse.Namespace) -> None:
+    import gpu_page  # which needs llmserve: a build that failed is recorded, too
+    from peers.page import PAGE
+
+    text = PAGE.read_text(encoding="utf-8")
+    rendered = gpu_page.rendered(text)
+    if args.check:
+        if text != rendered:
+            sys.exit(f"{PAGE} is not what the results say: run this without --check")
+        return
+    PAGE.write_text(rendered, encoding="utf-8")
+    print(f"written: {PAGE}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record", help="write STAGE.json and results.json")
+    recording.set_defaults(run=record)
+    recording.add_argument("--out", type=Path, required=True)
+    recording.add_argument("--stage", choices=STAGES, required=True)
+    recording.add_argument("--status", type=int, required=True)
+    recording.add_argument("--seconds", type=int, required=True)
+    recording.add_argument("--junit", type=Path)
+    recording.add_argument("--rows", type=Path)
+    reporting = commands.add_parser("report", help="write docs/performance.md")
+    reporting.set_defaults(run=report)
+    reporting.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    args = parser.parse_args()
+    args.run(args)
 
 
 if __name__ == "__main__":

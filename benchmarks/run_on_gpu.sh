@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in stages of less than nine minutes each, with no network:
 #
 #   benchmarks/run_on_gpu.sh build      the extension module and the CUDA backend, in place
-#   benchmarks/run_on_gpu.sh test       pytest -m cuda
+#   benchmarks/run_on_gpu.sh test       pytest -m cuda over the folders that have such tests
 #   benchmarks/run_on_gpu.sh sanitize   memcheck and racecheck of compute-sanitizer over the op tests, steps ahead
 #                                       and graphs
 #   benchmarks/run_on_gpu.sh bench      ops and models against what the GPU was measured to do and PyTorch, in parts
@@ -11,10 +11,12 @@
 #
 # Each stage writes <stage>.json to the folder OUT (build/gpu unless set), and results.json there merges all that are
 # there. Needs nvcc 13, a C++20 compiler, CMake, ninja and Python >= 3.10 (PYTHON) with pybind11, numpy, tokenizers,
-# jinja2, tqdm and pytest; torch and transformers for the tests that compare with them. What the Python there lacks comes
-# from a folder of wheels, filled beforehand where there is a network, for that Python's version and platform:
+# jinja2, tqdm and pytest; hypothesis, safetensors, gguf, torch and transformers for the tests, which run side by side if
+# there is pytest-xdist. What the Python there lacks comes from a folder of wheels, filled beforehand where there is a
+# network, for that Python's version and platform:
 #
-#   pip download --only-binary=:all: --no-deps -d wheels 'pybind11>=3' pytest tokenizers
+#   pip download --only-binary=:all: --no-deps -d wheels 'pybind11>=3' pytest pytest-xdist execnet hypothesis \
+#     sortedcontainers tokenizers
 #   LLMSERVE_WHEELS=wheels benchmarks/run_on_gpu.sh build
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -53,9 +55,11 @@ build() {
 }
 
 run_tests() {
-  local start=$SECONDS status=0
-  limited "$limit" "$python" -m pytest -m cuda -q -rs --durations=5 --junitxml="$out/test.xml" tests 2>&1 |
-    tee "$out/test.log" | tail -60 || status=$?
+  local start=$SECONDS status=0 workers=()
+  # A process each for half of the cores: what runs on the host beside the GPU has threads of its own.
+  if "$python" -c "import xdist" 2>/dev/null; then workers=(-n $((($(nproc) + 1) / 2))); fi
+  limited "$limit" "$python" -m pytest -m cuda -q -rs --durations=5 ${workers[@]+"${workers[@]}"} \
+    --junitxml="$out/test.xml" tests/cuda tests/parity 2>&1 | tee "$out/test.log" | tail -60 || status=$?
   record --stage test --status "$status" --seconds $((SECONDS - start)) --junit "$out/test.xml"
   return "$status"
 }

@@ -65,6 +65,9 @@ void register_testing_cuda(py::module_& testing) {
   math.attr("GEMV_MAX_ROWS") = cuda::kGemvMaxRows;
   math.attr("GEMV_WARPS") = cuda::kGemvWarps;
   math.def("gemv_rows", &cuda::gemv_rows, "rows"_a);
+  math.attr("MMA_GEMV_MAX_ROWS") = cuda::kMmaGemvMaxRows;
+  math.def("mma_gemv_warps", &cuda::mma_gemv_warps, "columns"_a, "is_gated"_a);
+  math.def("mma_gemv_shared_bytes", &cuda::mma_gemv_shared_bytes, "warps"_a, "slots"_a);
   math.def(
       "gemv",
       [](int64_t columns) {
@@ -83,7 +86,10 @@ void register_testing_cuda(py::module_& testing) {
   math.attr("TILED_ROWS") = cuda::kTiledRows;
   math.attr("TILED_SPAN") = cuda::kTiledSpan;
   math.def("tiled_warps", &cuda::tiled_warps, "width"_a);
-  math.def("tiled_shared_bytes", &cuda::tiled_shared_bytes, "width"_a, "warps"_a, "is_split"_a);
+  math.attr("TILED_UNIT") = cuda::kTiledUnit;
+  math.def("tiled_split_bytes", &cuda::tiled_split_bytes, "width"_a, "warps"_a, "is_f8"_a);
+  math.def("tiled_rows_bytes", &cuda::tiled_rows_bytes, "width"_a, "is_f8"_a);
+  math.def("has_wide_kernel", &cuda::has_wide_kernel, "width"_a);
   math.def("tiled_fits", &cuda::tiled_fits, "width"_a, "shared_bytes"_a);
   math.def(
       "tiled_plan",

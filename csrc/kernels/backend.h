@@ -110,6 +110,11 @@ class Backend {
   // A device's way to have steps in flight; null where ops are done when they return.
   virtual DeviceSteps* steps() { return nullptr; }
 
+  // Rows that a feed-forward layer takes at a time: 3 F floats a row are the largest activations of
+  // a step, and this bounds them whatever T is. 512 rows use a weight 512 times a read, many times
+  // what keeps a CPU busy.
+  virtual int64_t mlp_rows() const { return 512; }
+
   // The layout of keys that paged_attention reads fastest from blocks of this shape.
   virtual KeyLayout key_layout(int64_t /*block_size*/, int64_t /*key_dim*/, int64_t /*value_dim*/,
                                DType) const {

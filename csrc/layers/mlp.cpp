@@ -5,11 +5,6 @@
 namespace llmserve {
 namespace {
 
-// Rows at a time: 3 F floats a row are the largest activations of a step. 512 rows use a weight
-// 512 times a read, many times what keeps a CPU busy, and bound the workspace whatever T is. Rows
-// do not affect each other, so that the cut does not change a bit.
-constexpr int64_t kRows = 512;
-
 std::vector<WeightLoader::Part> up_parts(const TensorNames& names, const std::string& prefix,
                                          int64_t width) {
   if (!names.gate_up.empty()) return {{prefix + names.gate_up, 2 * width}};
@@ -22,6 +17,7 @@ std::vector<WeightLoader::Part> up_parts(const TensorNames& names, const std::st
 Mlp::Mlp(WeightLoader& weights, const TensorNames& names, const std::string& prefix,
          const MlpSpec& spec)
     : spec_(spec),
+      max_rows_(weights.backend().mlp_rows()),
       is_gated_(!names.gate_up.empty() || !names.gate.empty()),
       up_(weights, WeightGroup::kMlp, up_parts(names, prefix, spec.intermediate_size),
           spec.hidden_size, {.has_bias = spec.has_bias, .is_transposed = spec.is_transposed}),
@@ -31,9 +27,9 @@ Mlp::Mlp(WeightLoader& weights, const TensorNames& names, const std::string& pre
 
 void Mlp::forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
                   bool accumulate) const {
-  for (int64_t begin = 0; begin < x.num_rows(); begin += kRows) {
+  for (int64_t begin = 0; begin < x.num_rows(); begin += max_rows_) {
     const Arena::Scope scope(context.arena);
-    const int64_t count = std::min(kRows, x.num_rows() - begin);
+    const int64_t count = std::min(max_rows_, x.num_rows() - begin);
     const LinearInput rows = x.rows(begin, count);
     const Tensor out_rows = out.slice(0, begin, count);
     const Tensor up = context.arena.allocate(DType::kF32, {count, up_.out_features()});
@@ -64,7 +60,7 @@ void Mlp::forward_gated(const ForwardContext& context, const LinearInput& x, con
 }
 
 int64_t Mlp::workspace_bytes(int64_t num_tokens) const {
-  const int64_t rows = std::min(kRows, num_tokens);
+  const int64_t rows = std::min(max_rows_, num_tokens);
   int64_t bytes = Arena::footprint_bytes(DType::kF32, {rows, up_.out_features()});
   if (is_gated_) bytes += Arena::footprint_bytes(DType::kF32, {rows, spec_.intermediate_size});
   return bytes;

@@ -37,6 +37,7 @@ class Mlp {
                      const Tensor& out, bool accumulate) const;
 
   MlpSpec spec_;
+  int64_t max_rows_;  // at a time; rows do not affect each other, so that the cut changes no bit
   bool is_gated_;
   Linear up_;  // gate and up side by side, if gated
   Linear down_;

@@ -108,6 +108,9 @@ class WeightLoader {
   // [rows, columns] as the file has it, row-major; on a device, blocks are expanded.
   TableWeight table(WeightGroup group, const std::string& name, int64_t rows, int64_t columns);
 
+  // Where the weights are, and what they will run on.
+  const Backend& backend() const { return backend_; }
+
   // A tensor that may be in the file and is not needed.
   void ignore(const std::string& name) { used_.insert(name); }
 

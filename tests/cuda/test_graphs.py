@@ -84,7 +84,8 @@ def test_no_step_is_so_large_that_graphs_end():
         assert abs(loaded.pool_used_bytes - planned) < EDITS_BYTES
         llm.generate([[5, 6, 7]], decode, use_tqdm=False)
         use = llm.get_memory_use()
-        assert use.graph_bytes > 0
+        assert use.graph_bytes >= 0  # small ones fit memory that the driver has taken already
+        assert llm.get_metrics().num_graph_captures > 0
         prompts = [list(range(3, 153)) * 2, *([i] * 20 for i in range(7))]
         llm.generate(prompts, [decode, *[edited] * 7], use_tqdm=False)
         before = llm.get_metrics()
@@ -147,9 +148,11 @@ def test_a_capture_that_fails_leaves_the_steps_as_they_were(monkeypatch):
 
 
 def test_what_was_captured_is_forgotten_when_memory_is_given_back():
-    # The device's own numbers tell of it, too.
+    # The device's own numbers tell of it, too. Its pool takes memory in pieces of 32 MiB, of which
+    # the cache has more than one to itself.
     params = [SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)]
-    with LLM(checkpoint("qwen3"), device="cuda", max_model_len=96, block_size=8) as llm:
+    options = {"max_model_len": 96, "block_size": 8, "kv_cache_memory_bytes": 2**28}
+    with LLM(checkpoint("qwen3"), device="cuda", **options) as llm:
         before = llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids
         num_captures = llm.get_metrics().num_graph_captures
         use = llm.get_memory_use()
@@ -158,7 +161,7 @@ def test_what_was_captured_is_forgotten_when_memory_is_given_back():
         llm.sleep(2)
         asleep = llm.get_memory_use()
         assert asleep.pool_used_bytes <= use.pool_used_bytes - parts
-        assert (asleep.graph_bytes, use.graph_bytes > 0) == (0, True)
+        assert asleep.graph_bytes == 0
         assert asleep.pool_used_high_bytes >= use.pool_used_bytes
         assert asleep.pool_reserved_bytes < use.pool_reserved_bytes
         llm.wake_up()

@@ -76,6 +76,15 @@ def test_few_rows_get_the_smallest_kernel_that_holds_them():
     assert [launch.gemv_rows(m) for m in rows] == [1, 2, 4, 4, 8, 8, 8, 8]
 
 
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_the_warps_that_share_k_fit_a_block_and_their_sums_its_memory(columns):
+    for is_gated in (False, True):
+        warps = launch.mma_gemv_warps(columns, is_gated)
+        assert warps in (4, 16)  # what the kernels are made for
+        slots = 8 if warps == 16 else 32
+        assert launch.mma_gemv_shared_bytes(warps, slots) <= launch.MAX_SHARED_BYTES
+
+
 @pytest.mark.parametrize("heads", [3, 4, 5, 32, 80])
 def test_every_head_of_queries_keys_and_values_has_a_warp(heads):
     blocks = launch.qkv_blocks(heads)
@@ -98,7 +107,14 @@ def test_attention_by_tensor_cores_fits_the_shared_memory_of_an_a100(width):
     assert launch.tiled_fits(width, 163 * 1024)
     assert not launch.tiled_fits(width, launch.MAX_SHARED_BYTES // 2)
     # Decoding: several warps on an SM, each with its own.
-    assert 2 * launch.tiled_shared_bytes(width, 1, True) <= 164 * 1024
+    assert 2 * launch.tiled_split_bytes(width, 1, False) <= 164 * 1024
+
+
+@pytest.mark.parametrize("width", [64, 80, 96, 128])
+def test_a_warp_for_each_unit_fits_the_shared_memory_of_an_a100(width):
+    assert launch.has_wide_kernel(width)
+    for is_f8 in (False, True):
+        assert launch.tiled_split_bytes(width, 4, is_f8) <= 163 * 1024
 
 
 def test_widths_without_a_kernel_do_not_fit():

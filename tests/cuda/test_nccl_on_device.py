@@ -48,9 +48,10 @@ def test_an_aborted_communicator_leaves_the_device_usable(backend):
         ranks = testing.nccl_communicator(backend)
     except NotSupported as error:
         pytest.skip(str(error))
-    data = backend.to_device(np.ones(1024, np.float32))
+    ones = np.ones((4, 256), np.float32)
+    data = backend.to_device(ones)
     ranks.all_reduce(data)
     ranks.wait()
     ranks.abort()
-    backend.add(data, backend.to_device(np.ones(1024, np.float32)), 1.0)
-    np.testing.assert_array_equal(backend.to_numpy(data), np.full(1024, 2, np.float32))
+    backend.add(data, backend.to_device(ones), 1.0)
+    np.testing.assert_array_equal(backend.to_numpy(data), ones + ones)

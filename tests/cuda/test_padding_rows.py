@@ -37,13 +37,14 @@ def tables_of(contexts):
     return tables
 
 
-def decode(path, num_rows, is_poisoned, options):
+def poison(model):
+    """Fills the first block's first slot with NaN."""
+    _, logits = model.forward([NAN_TOKEN], [0], [0], [0, 1], [1], np.zeros((1, 1), "i4"), [0])
+    assert np.isnan(logits).all()
+
+
+def decode(model, num_rows):
     """Logits of the last token of each context, and of as many rows beside them as there are."""
-    sizes = {"block_size": BLOCK, "num_blocks": 16}
-    model = _core.testing.Model(str(path), device="cuda", **sizes, **options)
-    if is_poisoned:
-        _, logits = model.forward([NAN_TOKEN], [0], [0], [0, 1], [1], np.zeros((1, 1), "i4"), [0])
-        assert np.isnan(logits).all()
     tables = tables_of(CONTEXTS)
     for context, table in zip(CONTEXTS, tables, strict=True):
         n = context - 1
@@ -78,11 +79,15 @@ def decode(path, num_rows, is_poisoned, options):
 )
 def test_rows_beside_rows_of_nan_keep_their_bits(path, options, gemm, num_rows, monkeypatch):
     monkeypatch.setenv("LLMSERVE_CUDA_GEMM", gemm)
+    sizes = {"block_size": BLOCK, "num_blocks": 16}
     try:
-        clean = decode(path, num_rows, False, options)
+        model = _core.testing.Model(str(path), device="cuda", **sizes, **options)
     except NotImplementedError as error:
         pytest.skip(str(error))
-    beside_nan = decode(path, num_rows, True, options)
+    # One model, since another one may choose other algorithms of cuBLASLt.
+    clean = decode(model, num_rows)
+    poison(model)
+    beside_nan = decode(model, num_rows)
     real = slice(len(CONTEXTS))
     assert np.isfinite(clean).all()
     assert np.isnan(beside_nan[len(CONTEXTS) :]).all()  # they did see it

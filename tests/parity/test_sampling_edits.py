@@ -101,9 +101,10 @@ def test_a_row_with_edits_agrees_with_ref_and_leaves_its_neighbours_alone(
     assert batch[1] == alone
     assert [batch[0], batch[2]] == fast.sample(logits[[0, 2]], [plain, plain])
     (expected,) = ref.sample(logits[1:2], [{**row, **reported}])
-    assert [alone[key] for key in ("token_id", "is_valid", "rank")] == [
-        expected[key] for key in ("token_id", "is_valid", "rank")
+    assert [alone[key] for key in ("is_valid", "rank")] == [
+        expected[key] for key in ("is_valid", "rank")
     ]
+    assert not expected["is_valid"] or alone["token_id"] == expected["token_id"]
     for key in ("top", "reported"):
         assert [(i, rank) for i, _, rank in alone[key]] == [(i, r) for i, _, r in expected[key]]
 

@@ -52,7 +52,8 @@ bool CudaBackend::can_tile(const AttentionParams& p) const {
   return (is_bf16 || has_aligned_codes) && p.keys.width == p.values.width &&
          tiled_fits(p.keys.width, tiled_shared_bytes_) && is_aligned(p.keys.data) &&
          is_aligned(p.values.data) && p.num_heads / p.keys.num_heads <= kTiledRows &&
-         p.keys.num_heads <= kMaxGridYZ && p.num_sequences <= kMaxGridYZ;
+         p.keys.num_heads <= kMaxGridYZ && p.num_sequences <= kMaxGridYZ &&
+         p.num_tokens * (p.num_heads / p.keys.num_heads) <= kMaxGridYZ * kTiledRows;
 }
 
 void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, const AttentionParams& params) {
@@ -62,7 +63,7 @@ void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, const Attentio
       params.storage == Storage::kF8 ? tiled_kernels_f8(width) : tiled_kernels_bf16(width);
   const std::pair prepared(width, params.storage);
   if (std::ranges::find(tiled_kernels_, prepared) == tiled_kernels_.end()) {
-    kernels.prepare();
+    kernels.prepare(tiled_shared_bytes_);
     tiled_kernels_.push_back(prepared);
   }
   TiledPlan plan;
@@ -82,7 +83,8 @@ void CudaBackend::attend_in_tiles(const PagedAttentionArgs& args, const Attentio
                                .sequences = at_once,
                                .kv_heads = kv_heads,
                                .spans = plan.spans,
-                               .rows = plan.split_rows};
+                               .rows = plan.split_rows,
+                               .shared_bytes = tiled_shared_bytes_};
   kernels.run(params, plan, partials, stream());
 }
 

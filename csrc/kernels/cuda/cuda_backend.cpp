@@ -71,10 +71,13 @@ CudaBackend::CudaBackend(const BackendOptions& options)
     throw NotSupported(concat("LLMSERVE_CUDA_GEMM=invariant: expected compute capability 8.0 or ",
                               "later, got ", device_name_, "; use plain"));
   uses_gemv_ = choice == "auto";
+  uses_mma_gemv_ = uses_gemv_ && properties.major >= 8;
   uses_mma_ = choice == "invariant";
   if (uses_mma_) prepare_mma_linear();
   if (chosen("LLMSERVE_CUDA_ATTENTION", {"auto", "plain"}) == "auto" && properties.major >= 8)
     tiled_shared_bytes_ = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
+  starts_early =
+      properties.major >= 9 && chosen("LLMSERVE_CUDA_LAUNCH", {"early", "plain"}) == "early";
   gemm_description_ =
       concat(uses_gemv_ ? "gemv and " : "", uses_mma_ ? "mma of one order and " : "",
              cublaslt_ ? cublaslt_->description() : concat("plain matrix products, ", problem));
@@ -234,6 +237,7 @@ void CudaBackend::layer_norm(const LayerNormArgs& args) {
 
 void CudaBackend::add(const AddArgs& args) {
   validate(args);
+  check_grid("add", args.out.shape[0]);
   memory_.make_current();
   cuda::add(rows_of(args.out), rows_of(args.x), args.out.shape[0], args.out.shape[1], args.scale,
             stream());
@@ -250,6 +254,7 @@ const float* CudaBackend::frequencies(std::span<const float> inv_freq) {
 
 void CudaBackend::rotary_table(const RotaryTableArgs& args) {
   validate(args);
+  check_grid("rotary_table", static_cast<int64_t>(args.positions.size()));
   memory_.make_current();
   cuda::rotary_table(positions_(args.positions), static_cast<int64_t>(args.positions.size()),
                      frequencies(args.inv_freq), static_cast<int64_t>(args.inv_freq.size()),
@@ -273,6 +278,7 @@ void CudaBackend::rotary(const RotaryArgs& args) {
 
 void CudaBackend::gated_activation(const GatedActivationArgs& args) {
   validate(args);
+  check_grid("gated_activation", args.out.shape[0]);
   memory_.make_current();
   cuda::activation(rows_of(args.gate_up), args.out.shape[0], args.out.shape[1],
                    kind_of(args.activation), /*is_gated=*/true, rows_of(args.out), stream());
@@ -280,6 +286,7 @@ void CudaBackend::gated_activation(const GatedActivationArgs& args) {
 
 void CudaBackend::activation(const ActivationArgs& args) {
   validate(args);
+  check_grid("activation", args.out.shape[0]);
   memory_.make_current();
   cuda::activation(rows_of(args.x), args.x.shape[0], args.x.shape[1], kind_of(args.activation),
                    /*is_gated=*/false, rows_of(args.out), stream());
@@ -287,6 +294,7 @@ void CudaBackend::activation(const ActivationArgs& args) {
 
 void CudaBackend::cap_logits(const CapLogitsArgs& args) {
   validate(args);
+  check_grid("cap_logits", args.logits.shape[0]);
   memory_.make_current();
   cuda::cap_logits(rows_of(args.logits), args.logits.shape[0], args.logits.shape[1], args.scale,
                    args.soft_cap, stream());

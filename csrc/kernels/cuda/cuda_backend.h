@@ -57,6 +57,7 @@ class CudaBackend final : public Backend {
   bool is_transferred(int64_t id) override { return transfers_.is_transferred(id); }
   void await_transfer(int64_t id) override { transfers_.await_transfer(id); }
   DeviceSteps* steps() override { return &steps_; }
+  int64_t mlp_rows() const override { return kMlpRows; }
 
   void embedding(const EmbeddingArgs& args) override;
   void rms_norm(const RmsNormArgs& args) override;
@@ -81,6 +82,9 @@ class CudaBackend final : public Backend {
 
  private:
   bool uses_gemv(int64_t num_rows) const { return uses_gemv_ && num_rows <= kGemvMaxRows; }
+  bool uses_mma_gemv(const LinearParams& params, const LinearFusion& fusion) const {
+    return uses_mma_gemv_ && can_mma_gemv(params, fusion);
+  }
   bool uses_cublaslt(const LinearParams& params) const {
     return cublaslt_ && params.in_features > 0;
   }
@@ -92,6 +96,8 @@ class CudaBackend final : public Backend {
   uint16_t* rounded_rows(const LinearParams& params);
   // By tensor cores or cuBLASLt, of x as bf16 or, if null, as it is; false if neither does this.
   bool multiply(const LinearParams& params, const uint16_t* rounded);
+  static LinearFusion fusion_of(const FusedLinearArgs& args);
+  bool fuse_in_mma_gemv(const FusedLinearArgs& args);
   void fuse_in_gemv(const FusedLinearArgs& args);
   bool norm_rounded(const FusedLinearArgs& args);
   // At least this many bytes of device memory for the op at hand; grows, and then stays.
@@ -114,6 +120,7 @@ class CudaBackend final : public Backend {
   std::string device_name_;
   std::string gemm_description_;
   bool uses_gemv_ = false;
+  bool uses_mma_gemv_ = false;
   bool uses_mma_ = false;
   int64_t tiled_shared_bytes_ = 0;  // that a block may ask for; 0: no attention by tensor cores
   std::vector<std::pair<int64_t, Storage>> tiled_kernels_;  // widths and caches that are prepared

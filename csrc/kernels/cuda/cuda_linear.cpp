@@ -26,6 +26,7 @@ void CudaBackend::linear(const LinearArgs& args) {
   check_grid("linear", params.num_rows);
   memory_.make_current();
   if (params.num_rows == 0 || params.out_features == 0) return;
+  if (uses_mma_gemv(params, {})) return mma_gemv(params, {}, stream());
   if (uses_gemv(params.num_rows)) return gemv(params, {}, stream());
   uint16_t* rounded = nullptr;
   if (takes_rounded(params)) {
@@ -60,30 +61,52 @@ void CudaBackend::fused_linear(const FusedLinearArgs& args) {
   const int64_t num_rows = args.linear.x.shape[0];
   if (is_plain || num_rows == 0 || args.linear.x.shape[1] == 0 || args.linear.out.shape[1] == 0)
     return Backend::fused_linear(args);
+  if (fuse_in_mma_gemv(args)) return;
   if (uses_gemv(num_rows)) return fuse_in_gemv(args);
   if (args.norm && norm_rounded(args)) return;
   Backend::fused_linear(args);
+}
+
+LinearFusion CudaBackend::fusion_of(const FusedLinearArgs& args) {
+  LinearFusion fusion;
+  if (args.norm) {
+    fusion.norm_weight = args.norm->weight.as<float>();
+    fusion.eps = args.norm->eps;
+    fusion.weight_offset = args.norm->weight_offset;
+    fusion.norm_threads = rms_threads(args.linear.weight->in_features);
+  }
+  if (args.gate) {
+    fusion.is_gated = true;
+    fusion.kind = kind_of(args.gate->activation);
+  }
+  return fusion;
+}
+
+// False if the kernel cannot, and then nothing has been written.
+bool CudaBackend::fuse_in_mma_gemv(const FusedLinearArgs& args) {
+  LinearParams params = params_of(args.linear);
+  const LinearFusion fusion = fusion_of(args);
+  if (args.norm) params.x = rows_of(args.norm->x);
+  if (args.gate) params.out = rows_of(args.gate->out);
+  if (!uses_mma_gemv(params, fusion)) return false;
+  validate(args);
+  memory_.make_current();
+  mma_gemv(params, fusion, stream());
+  return true;
 }
 
 void CudaBackend::fuse_in_gemv(const FusedLinearArgs& args) {
   validate(args);
   memory_.make_current();
   LinearParams params = params_of(args.linear);
-  LinearFusion fusion;
+  LinearFusion fusion = fusion_of(args);
   if (args.norm && params.num_rows <= kGemvNormMaxRows) {
     params.x = rows_of(args.norm->x);
-    fusion.norm_weight = args.norm->weight.as<float>();
-    fusion.eps = args.norm->eps;
-    fusion.weight_offset = args.norm->weight_offset;
-    fusion.norm_threads = rms_threads(params.in_features);
   } else if (args.norm) {
+    fusion.norm_weight = nullptr;
     rms_norm(*args.norm);
   }
-  if (args.gate) {
-    params.out = rows_of(args.gate->out);
-    fusion.is_gated = true;
-    fusion.kind = kind_of(args.gate->activation);
-  }
+  if (args.gate) params.out = rows_of(args.gate->out);
   gemv(params, fusion, stream());
 }
 

@@ -105,10 +105,16 @@ std::byte* DeviceMemory::allocate(int64_t num_bytes) {
 
 void DeviceMemory::release(std::byte* data, int64_t) noexcept {
   cudaSetDevice(device_);
-  // Of a pool, cudaFree() does not wait by itself.
-  cudaDeviceSynchronize();
-  cudaFree(data);
-  if (pool_ != nullptr) cudaMemPoolTrimTo(pool_, 0);
+  cudaDeviceSynchronize();  // whatever stream uses it
+  if (pool_ == nullptr) {
+    cudaFree(data);
+    return;
+  }
+  // A pool goes on counting as used what cudaFree() is given, and what is freed in the order of a
+  // stream until the host has seen the stream get there.
+  cudaFreeAsync(data, own_stream_);
+  cudaStreamSynchronize(own_stream_);
+  cudaMemPoolTrimTo(pool_, 0);
 }
 
 PoolUse DeviceMemory::pool_use() const {

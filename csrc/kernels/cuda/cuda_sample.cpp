@@ -97,10 +97,11 @@ SampleCall::SampleCall(const ConstTensor& logits, std::span<const SampleRow> row
     if (row.num_top < 0) continue;
     const auto top = static_cast<int32_t>(std::min<int64_t>(row.num_top, vocabulary_));
     wanted_[i] = {top, {row.reported_token_ids.begin(), row.reported_token_ids.end()}};
-    reports.push_back({raw, num_top, top});
+    reports.push_back({.raw = raw, .top_begin = num_top, .num_top = top, .row = idx});
     num_top += top;
-    queries.push_back({raw, -1, idx});
-    for (const int32_t id : row.reported_token_ids) queries.push_back({raw, id, idx});
+    queries.push_back({.raw = raw, .token_id = -1, .row = idx});
+    for (const int32_t id : row.reported_token_ids)
+      queries.push_back({.raw = raw, .token_id = id, .row = idx});
   }
   rows_ = add(std::span<const DrawRow>(draw_rows));
   reports_ = add(std::span<const ReportRow>(reports));
@@ -110,15 +111,15 @@ SampleCall::SampleCall(const ConstTensor& logits, std::span<const SampleRow> row
   top_begin_ = answers_.add<TopEntry>(num_top);
 }
 
-void SampleCall::launch(const std::byte* asked, std::byte* answers, std::byte* weights,
-                        DrawnRow* drawn, cudaStream_t stream) const {
-  draw(reinterpret_cast<const DrawRow*>(asked + rows_.begin), rows_.count, asked, vocabulary_,
-       reinterpret_cast<float*>(weights), drawn, stream);
-  report(reinterpret_cast<const ReportRow*>(asked + reports_.begin), reports_.count, vocabulary_,
-         reinterpret_cast<Report*>(answers + reports_begin_),
+void SampleCall::launch(std::byte* asked, std::byte* answers, std::byte* weights, DrawnRow* drawn,
+                        cudaStream_t stream) const {
+  auto* rows = reinterpret_cast<DrawRow*>(asked + rows_.begin);
+  draw(rows, rows_.count, asked, vocabulary_, reinterpret_cast<float*>(weights), drawn, stream);
+  report(reinterpret_cast<ReportRow*>(asked + reports_.begin), reports_.count, rows, drawn,
+         vocabulary_, reinterpret_cast<Report*>(answers + reports_begin_),
          reinterpret_cast<TopEntry*>(answers + top_begin_), stream);
-  rank(reinterpret_cast<const RankQuery*>(asked + queries_.begin), queries_.count, drawn,
-       vocabulary_, reinterpret_cast<Ranked*>(answers + ranked_begin_), stream);
+  rank(reinterpret_cast<RankQuery*>(asked + queries_.begin), queries_.count, drawn, vocabulary_,
+       reinterpret_cast<Ranked*>(answers + ranked_begin_), stream);
 }
 
 void SampleCall::read(const DrawnRow* drawn, const std::byte* answers,
@@ -151,8 +152,9 @@ void CudaBackend::sample(const SampleArgs& args) {
   const int64_t num_bytes = layout.num_bytes();
   const int64_t weights_begin = layout.add<std::byte>(call.weight_bytes());
   std::byte* memory = scratch(layout.num_bytes());
-  call.launch(sampling_(call.asked()), memory + answers_begin, memory + weights_begin,
-              reinterpret_cast<DrawnRow*>(memory + drawn_begin), stream());
+  // The kernels leave what they write there as they found it.
+  call.launch(const_cast<std::byte*>(sampling_(call.asked())), memory + answers_begin,
+              memory + weights_begin, reinterpret_cast<DrawnRow*>(memory + drawn_begin), stream());
 
   std::vector<std::byte> bytes(static_cast<size_t>(num_bytes));
   memory_.copy_to_host(bytes.data(), memory, num_bytes);

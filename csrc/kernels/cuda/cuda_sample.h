@@ -45,8 +45,9 @@ class SampleCall {
     return rows_.count * vocabulary_ * static_cast<int64_t>(sizeof(float));
   }
 
-  // `asked` is where asked() is on the device; drawn [S]. Work goes to `stream`.
-  void launch(const std::byte* asked, std::byte* answers, std::byte* weights, DrawnRow* drawn,
+  // `asked` is where asked() is on the device, written to meanwhile; drawn [S]. Work goes to
+  // `stream`.
+  void launch(std::byte* asked, std::byte* answers, std::byte* weights, DrawnRow* drawn,
               cudaStream_t stream) const;
   // Both on the host: what launch() wrote.
   void read(const DrawnRow* drawn, const std::byte* answers, std::span<SampledRow> out) const;

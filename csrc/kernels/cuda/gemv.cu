@@ -188,15 +188,19 @@ __global__ void __launch_bounds__(kGemvThreads) gemv_kernel(LinearParams p, Line
 
 template <Storage kStorage, int kRows>
 void launch_rows(const LinearParams& p, const LinearFusion& f, cudaStream_t stream) {
-  const int columns = gemv_columns(p.out_features);
-  const bool is_aligned =
-      p.in_features % kChunk == 0 && reinterpret_cast<uintptr_t>(p.weight) % 16 == 0;
-  // Few shapes are not aligned, and none that is fast: one kernel for all of them.
-  const auto kernel = !is_aligned    ? gemv_kernel<kStorage, kRows, 2, false>
-                      : columns == 2 ? gemv_kernel<kStorage, kRows, 2, true>
-                                     : gemv_kernel<kStorage, kRows, 4, true>;
-  launch("linear", kernel, blocks(gemv_blocks(p.out_features, is_aligned ? columns : 2)),
-         kGemvThreads, 0, stream, p, f);
+  // Few shapes are not aligned, and none that is fast: one kernel for all of them. Aligned bf16 is
+  // left to it, too, where mma_gemv.cu cannot do it.
+  auto kernel = gemv_kernel<kStorage, kRows, 2, false>;
+  int columns = 2;
+  if constexpr (kStorage == Storage::kF32) {
+    if (p.in_features % kChunk == 0 && reinterpret_cast<uintptr_t>(p.weight) % 16 == 0) {
+      columns = gemv_columns(p.out_features);
+      kernel = columns == 2 ? gemv_kernel<kStorage, kRows, 2, true>
+                            : gemv_kernel<kStorage, kRows, 4, true>;
+    }
+  }
+  launch("linear", kernel, blocks(gemv_blocks(p.out_features, columns)), kGemvThreads, 0, stream, p,
+         f);
 }
 
 template <Storage kStorage>

@@ -61,6 +61,10 @@ void layer_norm(const LayerNormParams& params, cudaStream_t stream);
 // out += x * scale.
 void add(Rows out, ConstRows x, int64_t num_rows, int64_t width, float scale, cudaStream_t stream);
 
+// Whether kernels may start before the one ahead of them on the stream has ended (programmatic
+// dependent launch, compute capability 9.0 and later): set once, by the backend.
+inline bool starts_early = false;
+
 struct LinearParams {
   ConstRows x;
   const void* weight;  // row-major [N, K] f32 or bf16
@@ -97,6 +101,10 @@ struct LinearFusion {
 // For at most kGemvMaxRows rows: limited by the reading of the weight. Each output is 32 chains
 // over K, the same for every M. x is rounded as above.
 void gemv(const LinearParams& params, const LinearFusion& fusion, cudaStream_t stream);
+// For at most kMmaGemvMaxRows rows and a bf16 weight, where can_mma_gemv(), on compute capability
+// 8.0 and later. A norm's bits are its own: its factor comes after the product.
+void mma_gemv(const LinearParams& params, const LinearFusion& fusion, cudaStream_t stream);
+bool can_mma_gemv(const LinearParams& params, const LinearFusion& fusion);
 // to [num_rows, width] bf16, contiguous: x rounded to nearest even.
 void round_to_bf16(ConstRows x, int64_t num_rows, int64_t width, uint16_t* to, cudaStream_t stream);
 // Weights at load: contiguous f32, bf16 or f16 to f32 or bf16.
@@ -212,6 +220,16 @@ struct DrawCount {
   int32_t token_id;
   int32_t num_generated;
 };
+// What the blocks of a row tell each other: zero before a draw and after it, but for raw_max. A
+// place is a value and its token, ordered (row_passes.cuh).
+struct DrawState {
+  unsigned long long raw_best;    // place of the largest of the raw logits
+  unsigned long long best;        // of those to draw from; then 0 unless something is to be drawn
+  unsigned long long best_score;  // of z + noise
+  uint32_t num_scanned;           // blocks that have done their part of the first pass
+  uint32_t num_drawn;             // of the second
+  float raw_max;
+};
 // One row of logits to draw from, as in SampleRow.
 struct DrawRow {
   const float* raw;  // [V] the logits; null: nothing is drawn
@@ -232,16 +250,20 @@ struct DrawRow {
   float repetition_penalty;
   float frequency_penalty;
   float presence_penalty;
+  DrawState state;
 };
 // rows, out [S], `data` what their lists lie in; z [S, V] is working memory.
-void draw(const DrawRow* rows, int64_t num_rows, const std::byte* data, int64_t vocabulary,
-          float* z, DrawnRow* out, cudaStream_t stream);
+void draw(DrawRow* rows, int64_t num_rows, const std::byte* data, int64_t vocabulary, float* z,
+          DrawnRow* out, cudaStream_t stream);
 
 // A row whose log-probabilities are wanted.
 struct ReportRow {
-  const float* raw;   // [V]
-  int64_t top_begin;  // of its best tokens in `top`
-  int32_t num_top;    // at most V
+  const float* raw;        // [V]
+  int64_t top_begin;       // of its best tokens in `top`
+  int32_t num_top;         // at most V
+  int32_t row;             // of what was drawn
+  unsigned long long sum;  // zero before a report and after it
+  uint32_t num_added;      // likewise: blocks that have added theirs
 };
 struct Report {
   float max;
@@ -251,22 +273,24 @@ struct TopEntry {
   int32_t token_id;
   float logit;
 };
-// out [rows]. Each row's num_top largest, in no order; ties to the lowest id. Rows that are not
-// valid have no numbers in either.
-void report(const ReportRow* rows, int64_t num_rows, int64_t vocabulary, Report* out, TopEntry* top,
-            cudaStream_t stream);
+// After draw() of `draw_rows`, of which `drawn` came. out [rows]. Each row's num_top largest, in no
+// order; ties to the lowest id. Rows that are not valid have no numbers in either.
+void report(ReportRow* rows, int64_t num_rows, const DrawRow* draw_rows, const DrawnRow* drawn,
+            int64_t vocabulary, Report* out, TopEntry* top, cudaStream_t stream);
 
 // A token whose rank in a row is wanted: `token_id`, or if negative what `drawn` is for the row.
 struct RankQuery {
   const float* raw;  // [V]
   int32_t token_id;
   int32_t row;
+  uint32_t num_larger;   // zero before and after
+  uint32_t num_counted;  // likewise: blocks that have added theirs
 };
 struct Ranked {
   float logit;
   int32_t rank;  // 1 + the number of larger ones
 };
-void rank(const RankQuery* queries, int64_t num_queries, const DrawnRow* drawn, int64_t vocabulary,
+void rank(RankQuery* queries, int64_t num_queries, const DrawnRow* drawn, int64_t vocabulary,
           Ranked* out, cudaStream_t stream);
 
 // -- between two steps (cuda_steps.h) -----------------------------------------------------------

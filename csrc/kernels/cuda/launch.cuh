@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/kernels.h"
 
 #ifdef __CUDACC__
 // Aligned for vectors and copies of 16 bytes.
@@ -28,6 +29,45 @@ void launch(const char* name, void (*kernel)(Params...), dim3 grid, int threads,
 #endif
   check(name, cudaGetLastError());
 }
+
+// The same of a kernel all of whose threads call wait_for_previous() before they touch what others
+// write or return.
+template <class... Params, class... Args>
+void launch_early(const char* name, void (*kernel)(Params...), dim3 grid, int threads,
+                  size_t shared_bytes, cudaStream_t stream, const Args&... args) {
+#ifdef __CUDACC__
+  if (starts_early) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, args...);
+    if (error != cudaSuccess) cudaGetLastError();  // or the next launch would be blamed for it
+    check(name, error);
+    return;
+  }
+#endif
+  launch(name, kernel, grid, threads, shared_bytes, stream, args...);
+}
+
+// Returns when all that earlier kernels of the stream wrote is there; from then on the next kernel
+// may start, which waits here, in its turn, for this one to end.
+#ifdef __CUDACC__
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+#else
+inline void wait_for_previous() {}
+#endif
 
 #ifdef __CUDACC__
 // Seen by the host after all that this thread, and those it has met at a barrier after their

@@ -22,8 +22,18 @@ constexpr int row_threads(int64_t width, int64_t max_threads = 256) {
   return static_cast<int>(std::min(warps * kWarpSize, max_threads));
 }
 
+// Of a row whose threads take fours of neighbours (fours.cuh).
+inline constexpr int kFourThreads = 256;
+constexpr int four_threads(int64_t width) { return row_threads(ceil_div(width, 4), kFourThreads); }
+// Fours that each of these threads then keeps in registers: 1, 2, 4 or 8, which are 32 floats; 0 if
+// it would be more.
+constexpr int held_fours(int64_t width) {
+  const int64_t each = ceil_div(width, int64_t{4} * four_threads(width));
+  return each > 8 ? 0 : each > 4 ? 8 : each > 2 ? 4 : static_cast<int>(each);
+}
+
 // Of a row whose squares are summed, by whichever kernel: the order of the sum follows from it.
-constexpr int rms_threads(int64_t width) { return row_threads(width, kMaxThreads); }
+constexpr int rms_threads(int64_t width) { return four_threads(width); }
 
 // Blocks for n independent elements of a grid-stride loop: enough to fill any GPU, and no more.
 constexpr int elementwise_blocks(int64_t n, int64_t threads) {
@@ -88,12 +98,40 @@ constexpr int mma_tile(int64_t rows, int64_t columns) {
   return mma_blocks(rows, columns, kLargeMma) >= 132 ? 2 : 1;
 }
 
+// Rows of a feed-forward layer at a time. The narrowest product of a small model, 1,024 columns, is
+// 256 tiles of 128 x 128 then, two for each SM of a large GPU (132 of them); 512 rows would leave
+// three quarters of it idle. The rows take 12 F bytes each: 0.7 GB at F = 14,336, of a model whose
+// weights take 16 GB.
+inline constexpr int64_t kMlpRows = 4096;
+
 // What the algorithms of a library's products are chosen for: powers of two, since neighbouring M
 // want the same one. The largest is beyond where it matters.
 constexpr int64_t gemm_bucket(int64_t rows) {
   int64_t bucket = 16;
   while (bucket < rows && bucket < 8192) bucket *= 2;
   return bucket;
+}
+
+// The product of a few rows by tensor cores (mma_gemv.cu): a block has 16 rows of the weight, or 8
+// of a narrow one, and its warps share K. A narrow weight needs many warps for few rows so that
+// each SM of a large GPU (132 of them) has 30 KB and more on their way; of others, blocks of four
+// warps are enough of them, and one wave for up to 6,336 rows. What is summed in which order
+// follows from the weight alone.
+inline constexpr int kMmaGemvMaxRows = 8;  // the columns of an mma
+inline constexpr int kMmaGemvStep = 32;    // of K, a warp: 64 bytes of each row
+constexpr bool mma_gemv_is_narrow(int64_t columns, bool is_gated) {
+  return columns <= 2048 && !is_gated;
+}
+constexpr int mma_gemv_warps(int64_t columns, bool is_gated) {
+  return mma_gemv_is_narrow(columns, is_gated) ? 16 : 4;
+}
+// Of 16 rows of the weight, a block: two where there are enough of them, so that the rows of x are
+// read half as often. It changes no bit.
+constexpr int mma_gemv_row_tiles(int64_t rows, int64_t columns) {
+  return rows > 2 && columns >= 16384 ? 2 : 1;
+}
+constexpr int64_t mma_gemv_shared_bytes(int warps, int slots) {
+  return int64_t{warps} * (slots + 1) * kMmaGemvMaxRows * static_cast<int64_t>(sizeof(float));
 }
 
 // The product of a few rows: blocks of four warps, each warp a few columns for all rows. Wide
@@ -114,7 +152,8 @@ inline constexpr int kGemvNormMaxRows = 2;
 // The rows that a kernel is made for: the least power of two.
 constexpr int gemv_rows(int64_t rows) { return rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8; }
 
-// Norm, rotation and cache: a warp a head, which lies in shared memory meanwhile; blocks of four.
+// Norm, rotation and cache of heads that registers do not hold (prepare_qkv.cu): a warp a head,
+// which lies in shared memory meanwhile; blocks of four.
 inline constexpr int kQkvWarps = 4;
 constexpr int64_t qkv_blocks(int64_t heads) { return ceil_div(heads, kQkvWarps); }  // a token
 constexpr int64_t qkv_shared_bytes(int64_t head_dim) {
@@ -136,36 +175,67 @@ constexpr bool attention_fits(int64_t head_dim, int64_t value_dim, int64_t tile)
 }
 
 // Attention by tensor cores (tiled_attention.cuh). A warp has 16 rows, which an mma has, and walks
-// tiles of 32 positions: two of them, keys and values, are 35 KB of shared memory at D = 128, so
-// that an SM of a data-centre GPU holds five decoding warps, each with a tile on its way. A span is
-// what one block reads in decoding; its result costs (D + 2) * 4 bytes a row to pass on, beside
-// 4 * 256 * D bytes that it read.
+// units of 64 positions, whose 8 fragments of scores fit a lane's registers. A span is what one
+// block reads in decoding; its result costs (D + 2) * 4 bytes a row to pass on, beside 4 * 256 * D
+// bytes that it read.
 inline constexpr int kTiledRows = 16;
-inline constexpr int kTiledTile = 32;
+inline constexpr int kTiledUnit = 64;
 inline constexpr int kTiledSpan = 256;
-static_assert(kTiledSpan % kTiledTile == 0);
+static_assert(kTiledSpan % kTiledUnit == 0);
 
 // Elements from row to row in shared memory: 16 bytes more than a row, which makes it an odd number
 // of them, so that eight rows' pieces of 16 bytes lie in different banks.
 constexpr int tiled_stride(int width) { return width + 8; }
-// Queries stay in registers where those of the output (width / 2 a lane) leave room.
+// What stays in registers where those of the output (width / 2 a lane) leave room: decoding, the
+// queries (width / 4); prompts, what was merged of the spans (width / 2), and the queries.
 constexpr bool tiled_holds_query(int width) { return width <= 128; }
+constexpr bool tiled_rows_hold_merged(int width) { return width <= 128; }
+constexpr bool tiled_rows_hold_query(int width) { return width <= 80; }
 // Warps of a block that works on prompts.
 constexpr int tiled_warps(int width) { return width <= 128 ? 4 : 2; }
-constexpr int64_t tiled_shared_bytes(int width, int warps, bool is_split) {
-  const int64_t tiles = int64_t{2} * 2 * kTiledTile * tiled_stride(width) * 2;
-  const int64_t query = int64_t{kTiledRows} * warps * tiled_stride(width) * 2;
-  const int64_t merged = is_split ? 0 : int64_t{kTiledRows} * warps * width * 4;
-  return tiles + (tiled_holds_query(width) ? std::max(query, merged) : query + merged);
+// Units of keys and values that such a block has: with two, one is on its way while the other is
+// worked on; two blocks of 87 KB an SM at D = 128.
+constexpr int tiled_stages(int width) { return width <= 128 ? 2 : 1; }
+
+// A unit of keys and one of values: in bf16, and as codes.
+constexpr int64_t tiled_unit_bytes(int width) {
+  return int64_t{2} * kTiledUnit * tiled_stride(width) * 2;
+}
+constexpr int64_t tiled_code_bytes(int width) { return int64_t{2} * kTiledUnit * width; }
+
+// Shared memory of a warp that works on a span, and of a block of them: 35 KB at D = 128, so that
+// six decoding warps fit an SM of a data-centre GPU, each with three quarters of it on their way.
+constexpr int64_t tiled_split_warp_bytes(int width, bool is_f8) {
+  return is_f8 ? tiled_unit_bytes(width) / 2 + tiled_code_bytes(width) : tiled_unit_bytes(width);
+}
+constexpr int64_t tiled_split_bytes(int width, int warps, bool is_f8) {
+  const int64_t query = int64_t{kTiledRows} * tiled_stride(width) * 2;
+  return warps * tiled_split_warp_bytes(width, is_f8) + (tiled_holds_query(width) ? 0 : query);
+}
+// The same of a block that works on prompts.
+constexpr int64_t tiled_rows_bytes(int width, bool is_f8) {
+  const int64_t rows = int64_t{kTiledRows} * tiled_warps(width);
+  const int64_t stages = tiled_stages(width);
+  const int64_t tiles = is_f8 ? tiled_unit_bytes(width) + stages * tiled_code_bytes(width)
+                              : stages * tiled_unit_bytes(width);
+  const int64_t query = tiled_rows_hold_query(width) ? 0 : rows * tiled_stride(width) * 2;
+  return tiles + query + (tiled_rows_hold_merged(width) ? 0 : rows * width * 4);
 }
 constexpr bool has_tiled_kernel(int64_t width) {
   return width == 64 || width == 80 || width == 96 || width == 128 || width == 256;
 }
-// Whether a GPU whose blocks may have `shared_bytes` can run all kernels of a width.
+// Whether a GPU whose blocks may have `shared_bytes` can run the kernels of a width that it cannot
+// do without, of every kind of cache.
 constexpr bool tiled_fits(int64_t width, int64_t shared_bytes) {
+  if (!has_tiled_kernel(width)) return false;
   const int w = static_cast<int>(width);
-  return has_tiled_kernel(width) && tiled_shared_bytes(w, tiled_warps(w), false) <= shared_bytes;
+  return std::max({tiled_split_bytes(w, 1, false), tiled_split_bytes(w, 1, true),
+                   tiled_rows_bytes(w, false), tiled_rows_bytes(w, true)}) <= shared_bytes;
 }
+// Decoding has a warp for each unit, not one for a span, where so few blocks would leave a large
+// GPU (132 SMs, a block of 139 KB each at D = 128) waiting for single warps. It changes no bit.
+constexpr bool tiled_is_wide(int64_t blocks) { return blocks <= 2 * 132; }
+constexpr bool has_wide_kernel(int width) { return width <= 128; }
 
 // What split rows pass on at a time, at most, but for one sequence whose context alone takes more:
 // 250 sequences of 8,192 tokens with 8 KV heads of 128 and 4 query heads each pass on as much. More
@@ -214,6 +284,22 @@ constexpr int64_t max_partial_bytes(int64_t sequences, int64_t context, int64_t 
                        .split_rows = kTiledRows / group * group};
   const int64_t one = plan.sequence_bytes(kv_heads, width);
   return std::min(sequences * one, std::max(kMaxPartialBytes, one));
+}
+
+// Sampling: blocks of so many threads. As many share a row as make four for each SM of a large GPU
+// (132 of them), but none has less than two loads of 16 bytes a thread. What they find is merged by
+// maxima and sums of integers, so that no bit depends on their number.
+inline constexpr int kSampleThreads = 512;
+struct RowPieces {
+  int32_t count;
+  int32_t size;  // elements, whole lines of 128 bytes
+};
+constexpr RowPieces row_pieces(int64_t rows, int64_t vocabulary) {
+  constexpr int64_t kLeast = int64_t{8} * kSampleThreads;
+  const int64_t count =
+      std::clamp<int64_t>(ceil_div(int64_t{4} * 132, rows), 1, ceil_div(vocabulary, kLeast));
+  const int64_t size = ceil_div(ceil_div(vocabulary, count), 32) * 32;
+  return {static_cast<int32_t>(count), static_cast<int32_t>(size)};
 }
 
 // The largest power of two, at most 256, that divides an address or a stride in bytes.

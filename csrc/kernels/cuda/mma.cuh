@@ -106,7 +106,7 @@ inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
 #endif
 
 // Two e4m3 codes, in bits 8 to 15 and 24 to 31, as bf16 times those of `scale`: powers of two, so
-// that no bit is lost. Codes of NaN are not among a cache's.
+// that no bit is lost of what is 2^-130 or more. Codes of NaN are not among a cache's.
 __device__ __forceinline__ uint32_t widen_codes(uint32_t codes, uint32_t scale) {
   const uint32_t magnitude = (codes & 0x7f007f00u) >> 4;
   // The exponent's bias is made up for by 2^120, subnormals included.

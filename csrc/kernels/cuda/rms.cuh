@@ -2,8 +2,7 @@
 // do on the way has the same bits.
 #pragma once
 
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/launch_math.h"
+#include "kernels/cuda/fours.cuh"
 
 namespace llmserve::cuda {
 
@@ -15,14 +14,28 @@ __device__ __forceinline__ float inverse_rms(float sum_of_squares, int64_t width
 __device__ __forceinline__ float normed(float x, float inverse, float weight, float offset) {
   return x * inverse * (weight + offset);
 }
+__device__ __forceinline__ Four normed(const Four& x, float inverse, const Four& weight,
+                                       float offset) {
+  Four out;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) out.at[j] = normed(x.at[j], inverse, weight.at[j], offset);
+  return out;
+}
 
-// What one warp of the norm's block (rms_threads(width) threads, thread i with the elements i, i +
-// threads, ...) adds up; for every lane.
+// Zeros change nothing: fours may reach beyond the row's end.
+__device__ __forceinline__ float add_squares(const Four& x, float sum) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) sum = v_fma(x.at[j], x.at[j], sum);
+  return sum;
+}
+
+// What one warp of the norm's block (rms_threads(width) threads, thread t with the fours t, t +
+// threads, …) adds up; for every lane.
 __device__ __forceinline__ float warp_squares(const float* x, int64_t width, int threads,
                                               int warp) {
   float sum = 0;
-  for (int64_t i = warp * 32 + threadIdx.x % 32; i < width; i += threads)
-    sum = v_fma(x[i], x[i], sum);
+  for (int64_t i = 4 * (warp * 32 + threadIdx.x % 32); i < width; i += 4 * threads)
+    sum = add_squares(load_four<false>(x, i, width), sum);
   return warp_sum(sum);
 }
 

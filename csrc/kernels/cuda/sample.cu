@@ -1,189 +1,41 @@
-// Drawing tokens and reporting their log-probabilities: one block a row, no sort. The same choice
-// as on the CPU from the same logits: edits and the rest are arithmetic of one token at a time, the
-// filters are comparisons, counts and integer sums, whose order does not matter.
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/launch_math.h"
+// Drawing tokens: the same choice as on the CPU from the same logits. Edits and the rest are
+// arithmetic of one token at a time, and nothing else depends on an order. Two launches, in each of
+// which several blocks share a row (row_pieces): the first edits and finds the largest logit, the
+// second draws. Whoever is last of a row's blocks puts together what they found; none waits.
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/row_passes.cuh"
 
 namespace llmserve::cuda {
 namespace {
 
-constexpr int kThreads = 1024;
-constexpr int kBuckets = 2 * kThreads;  // of a digit: two a thread
+constexpr int kThreads = kSampleThreads;
 constexpr float kGreedyTemperature = 1e-5f;
 
-// What the block shares: 24.1 KiB.
-struct Shared {
-  unsigned long long mass[kBuckets];
-  unsigned long long suffix[kThreads];
-  float best[32];
-  int32_t best_idx[32];
-  unsigned long long sum[32];
-  unsigned long long above;  // mass above the bucket chosen
-  uint32_t bucket;
-};
+// -- the first launch ---------------------------------------------------------------------------
 
-struct Best {
-  float value;
-  int32_t idx;
-};
-__device__ __forceinline__ Best better(Best a, Best b) {
-  return b.value > a.value || (b.value == a.value && b.idx < a.idx) ? b : a;
-}
+constexpr Place kNoNumber = ~Place{0};  // of a row with a NaN or +inf
 
-// The largest value of the block and the lowest index that has it, for every thread.
-__device__ Best block_best(Best mine, Shared& s) {
-  for (int offset = 16; offset > 0; offset /= 2) {
-    mine = better(mine, {__shfl_xor_sync(kAllLanes, mine.value, offset),
-                         __shfl_xor_sync(kAllLanes, mine.idx, offset)});
-  }
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) {
-    s.best[threadIdx.x / 32] = mine.value;
-    s.best_idx[threadIdx.x / 32] = mine.idx;
-  }
-  __syncthreads();
-  Best result{s.best[0], s.best_idx[0]};
-  for (int warp = 1; warp < kThreads / 32; ++warp)
-    result = better(result, {s.best[warp], s.best_idx[warp]});
-  return result;
-}
-
-__device__ unsigned long long block_total(unsigned long long mine, Shared& s) {
-  for (int offset = 16; offset > 0; offset /= 2) mine += __shfl_xor_sync(kAllLanes, mine, offset);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) s.sum[threadIdx.x / 32] = mine;
-  __syncthreads();
-  unsigned long long total = 0;
-  for (int warp = 0; warp < kThreads / 32; ++warp) total += s.sum[warp];
-  return total;
-}
-
-// Integers of the same order as the floats; kernels/cpu/threshold.h.
-__device__ __forceinline__ uint32_t ordered_key(float value) {
-  const uint32_t bits = __float_as_uint(value);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-__device__ __forceinline__ float from_ordered_key(uint32_t key) {
-  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-}
-// A token's weight in the sum of top-p.
-__device__ __forceinline__ uint32_t weight(float z) {
-  return static_cast<uint32_t>(v_exp(z) * 0x1p30f);
-}
-
-// A token's key: its weight, which is its mass too, or the order of its logit, whose mass is 1.
-template <bool kIsWeighted>
-__device__ __forceinline__ uint32_t key_of(float z) {
-  return kIsWeighted ? weight(z) : ordered_key(z);
-}
-
-// The highest bucket at which the mass from the top reaches `target`, or 0 if none does; its place
-// in s.bucket, the mass above it in s.above. Thread t owns the buckets 2t and 2t + 1.
-__device__ void choose_bucket(unsigned long long target, Shared& s) {
-  const int t = threadIdx.x;
-  const unsigned long long low = s.mass[2 * t];
-  const unsigned long long high = s.mass[2 * t + 1];
-  s.suffix[t] = low + high;
-  __syncthreads();
-  for (int step = 1; step < kThreads; step *= 2) {  // suffix[t]: the mass of buckets >= 2t
-    const unsigned long long more = t + step < kThreads ? s.suffix[t + step] : 0;
-    __syncthreads();
-    s.suffix[t] += more;
-    __syncthreads();
-  }
-  if (t == 0) {  // unless another thread's buckets reach the target
-    s.bucket = 0;
-    s.above = s.suffix[0] - low;
-  }
-  __syncthreads();
-  const unsigned long long above = t + 1 < kThreads ? s.suffix[t + 1] : 0;
-  if (above < target && above + high >= target) {
-    s.bucket = static_cast<uint32_t>(2 * t + 1);
-    s.above = above;
-  } else if (above < target && above + high + low >= target) {
-    s.bucket = static_cast<uint32_t>(2 * t);
-    s.above = above + high;
-  }
-  __syncthreads();
-}
-
-// The largest key t for which the mass of the keys >= t reaches `target` (at least 1), or 0 if none
-// does: radix select by digits of 11, 11 and 10 bits.
-template <bool kIsWeighted>
-__device__ uint32_t select_threshold(const float* z, int64_t n, unsigned long long target,
-                                     Shared& s) {
-  uint32_t threshold = 0;
-  uint32_t decided = 0;  // the bits of the threshold that are known
-  for (int digit = 0; digit < 3; ++digit) {
-    const int shift = digit == 0 ? 21 : (digit == 1 ? 10 : 0);
-    const uint32_t mask = digit == 2 ? 0x3ffu : 0x7ffu;
-    for (int i = threadIdx.x; i < kBuckets; i += kThreads) s.mass[i] = 0;
-    __syncthreads();
-    for (int64_t i = threadIdx.x; i < n; i += kThreads) {
-      const uint32_t key = key_of<kIsWeighted>(z[i]);
-      if ((key & decided) == threshold)
-        atomicAdd(&s.mass[(key >> shift) & mask], kIsWeighted ? key : 1ull);
-    }
-    __syncthreads();
-    choose_bucket(target, s);
-    threshold |= s.bucket << shift;
-    decided |= mask << shift;
-    target -= target > s.above ? s.above : 0;
-    __syncthreads();  // before the next digit clears what was just read
-  }
-  return threshold;
-}
-
-// Filters set z to -inf. Each thread reads and writes the elements threadIdx.x + i * kThreads.
-__device__ void filter(const DrawRow& row, float* z, int64_t n, Shared& s) {
-  if (row.top_k > 0 && row.top_k < n) {
-    const float threshold = from_ordered_key(
-        select_threshold<false>(z, n, static_cast<unsigned long long>(row.top_k), s));
-    for (int64_t i = threadIdx.x; i < n; i += kThreads)
-      if (z[i] < threshold) z[i] = -INFINITY;
-    __syncthreads();
-  }
-  if (row.top_p < 1.0f) {
-    unsigned long long mine = 0;
-    for (int64_t i = threadIdx.x; i < n; i += kThreads) mine += weight(z[i]);
-    const unsigned long long total = block_total(mine, s);
-    const double mass = ceil(static_cast<double>(row.top_p) * static_cast<double>(total));
-    const unsigned long long target = mass > 1.0 ? static_cast<unsigned long long>(mass) : 1ull;
-    const uint32_t threshold = select_threshold<true>(z, n, target, s);
-    for (int64_t i = threadIdx.x; i < n; i += kThreads)
-      if (weight(z[i]) < threshold) z[i] = -INFINITY;
-    __syncthreads();
-  }
-}
-
-// argmax of z_i + g_i. Thread t takes the quads t, t + kThreads, … of four tokens, which share one
-// call of the noise.
-__device__ int32_t gumbel_argmax(const DrawRow& row, const float* z, int64_t n, Shared& s) {
-  Best mine{-INFINITY, INT32_MAX};
-  for (int64_t quad = threadIdx.x; 4 * quad < n; quad += kThreads) {
-    UVec bits[4];
-    u_token_bits(static_cast<uint32_t>(quad), row.position, row.seed, bits);
+// The largest of a stretch.
+__device__ Place largest_place(const float* x, Stretch stretch, Together& together) {
+  float largest = -INFINITY;
+  int32_t token_id = 0;
+  bool is_bad = false;
+  for_fours<2>(x, stretch, [&](int32_t i, const Logits4& four) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int64_t i = 4 * quad + j;
-      if (i < n) mine = better(mine, {z[i] + v_gumbel(bits[j]), static_cast<int32_t>(i)});
+      is_bad |= !(four.at[j] < INFINITY);
+      if (four.at[j] > largest) {  // a thread's ids ascend: the first of equals stays
+        largest = four.at[j];
+        token_id = i + j;
+      }
     }
-  }
-  return block_best(mine, s).idx;
+  });
+  return block_best(is_bad ? kNoNumber : place_of(largest, token_id), together);
 }
 
-// The largest of a row; is_valid: no NaN, no +inf, something finite.
-__device__ Best row_best(const float* x, int64_t n, bool& is_valid, Shared& s) {
-  Best mine{-INFINITY, INT32_MAX};
-  int is_bad = 0;
-  for (int64_t i = threadIdx.x; i < n; i += kThreads) {
-    const float value = x[i];
-    is_bad |= isnan(value) || value == INFINITY ? 1 : 0;
-    mine = better(mine, {value, static_cast<int32_t>(i)});
-  }
-  const Best best = block_best(mine, s);
-  is_valid = __syncthreads_or(is_bad) == 0 && best.value != -INFINITY;
-  return best;
+// Of a whole row's largest: no NaN, no +inf, something finite.
+__device__ __forceinline__ bool is_number(Place place) {
+  return place != kNoNumber && value_at(place) != -INFINITY;
 }
 
 template <class T>
@@ -197,170 +49,385 @@ __device__ __forceinline__ float penalized(float value, int32_t num_generated, c
   return num_generated > 0 ? value - row.presence_penalty : value;
 }
 
-// z = the row's edited copy. A list names a token once, so that each has one thread at a time.
-__device__ void edit(const DrawRow& row, const std::byte* data, int64_t n, float* z) {
+// z = the row's edited copy, of a stretch. A list names a token once, so that each has one thread
+// at a time.
+__device__ void edit(const DrawRow& row, const std::byte* data, Stretch stretch, float* z) {
+  const auto is_here = [&](int32_t id) { return id >= stretch.begin && id < stretch.end; };
+  const auto thread = static_cast<int32_t>(threadIdx.x);
   const float* start = row.logits.count > 0 ? entries<float>(data, row.logits) : row.raw;
-  for (int64_t i = threadIdx.x; i < n; i += kThreads) z[i] = start[i];
+  for (int32_t i = stretch.begin + thread; i < stretch.end; i += kThreads) z[i] = start[i];
   __syncthreads();
   const auto* biases = entries<DrawBias>(data, row.biases);
-  for (int64_t i = threadIdx.x; i < row.biases.count; i += kThreads)
-    z[biases[i].token_id] += biases[i].bias;
+  for (int64_t i = thread; i < row.biases.count; i += kThreads)
+    if (is_here(biases[i].token_id)) z[biases[i].token_id] += biases[i].bias;
   __syncthreads();
   const auto* allowed = entries<uint32_t>(data, row.allowed);
   if (row.allowed.count > 0) {
-    for (int64_t i = threadIdx.x; i < n; i += kThreads)
+    for (int32_t i = stretch.begin + thread; i < stretch.end; i += kThreads)
       if ((allowed[i / 32] >> (i % 32) & 1u) == 0) z[i] = -INFINITY;
   }
   const auto* banned = entries<int32_t>(data, row.banned);
-  for (int64_t i = threadIdx.x; i < row.banned.count; i += kThreads)
-    if (banned[i] >= 0 && banned[i] < n) z[banned[i]] = -INFINITY;
+  for (int64_t i = thread; i < row.banned.count; i += kThreads)
+    if (is_here(banned[i])) z[banned[i]] = -INFINITY;
   __syncthreads();
   const auto* counts = entries<DrawCount>(data, row.counts);
   const int32_t late = row.late_token != nullptr ? *row.late_token : -1;
   int is_counted = 0;
-  for (int64_t i = threadIdx.x; i < row.counts.count; i += kThreads) {
-    float& value = z[counts[i].token_id];
-    const int is_late = counts[i].token_id == late ? 1 : 0;
-    value = penalized(value, counts[i].num_generated + is_late, row);
+  for (int64_t i = thread; i < row.counts.count; i += kThreads) {
+    const DrawCount count = counts[i];
+    if (!is_here(count.token_id)) continue;
+    const int is_late = count.token_id == late ? 1 : 0;
+    z[count.token_id] = penalized(z[count.token_id], count.num_generated + is_late, row);
     is_counted |= is_late;
   }
   is_counted = __syncthreads_or(is_counted);
-  if (late >= 0 && is_counted == 0 && threadIdx.x == 0) z[late] = penalized(z[late], 1, row);
+  if (is_here(late) && is_counted == 0 && thread == 0) z[late] = penalized(z[late], 1, row);
   __syncthreads();
 }
 
-// blockIdx.x: row, in [0, S).
-__global__ void __launch_bounds__(kThreads) draw_kernel(const DrawRow* rows, const std::byte* data,
-                                                        int64_t n, float* all_z, DrawnRow* out) {
-  __shared__ Shared s;
-  const DrawRow row = rows[blockIdx.x];
+// What is known of a row when all its blocks have been through it: rows that need no noise are
+// done, state.best of the others is the largest of the logits to draw from.
+__device__ void finish_scan(DrawRow& row, DrawnRow& out) {
+  DrawState& state = row.state;
+  const Place raw_best = atomicMax(&state.raw_best, 0ull);
+  const Place best =
+      row.is_edited && row.forced_token_id < 0 ? atomicMax(&state.best, 0ull) : raw_best;
+  const bool is_raw_valid = is_number(raw_best);
+  const bool is_valid = is_raw_valid && is_number(best);
+  const bool is_forced = row.forced_token_id >= 0;
+  const bool is_greedy = row.temperature < kGreedyTemperature;
+  state.raw_max = value_at(raw_best);
+  state.raw_best = 0;
+  state.num_scanned = 0;
+  state.best = is_valid && !is_forced && !is_greedy ? best : 0;
+  if (state.best != 0) return;
+  const int32_t token = is_forced ? row.forced_token_id : token_at(best);
+  out = {is_valid ? token : 0, is_raw_valid, is_valid};
+}
+
+// blockIdx.x: pieces of the rows [0, S), row by row.
+__global__ void __launch_bounds__(kThreads, 2)
+    scan_kernel(DrawRow* rows, const std::byte* data, int32_t n, RowPieces pieces, float* all_z,
+                DrawnRow* out) {
+  __shared__ Together together;
+  wait_for_previous();
+  const auto r = static_cast<int64_t>(blockIdx.x) / pieces.count;
+  DrawRow& row = rows[r];
   if (row.raw == nullptr) return;  // the whole block
-  float* z = all_z + static_cast<int64_t>(blockIdx.x) * n;
-  bool is_raw_valid = false;
-  Best best = row_best(row.raw, n, is_raw_valid, s);
-  bool is_valid = is_raw_valid;
-  const float* x = row.raw;
-  if (row.is_edited && is_valid && row.forced_token_id < 0) {
-    edit(row, data, n, z);
-    x = z;
-    best = row_best(x, n, is_valid, s);
+  const Stretch stretch = stretch_of(static_cast<int32_t>(blockIdx.x) % pieces.count, pieces, n);
+  const Place raw_best = largest_place(row.raw, stretch, together);
+  const bool is_edited = row.is_edited && row.forced_token_id < 0;
+  Place best = 0;
+  if (is_edited) {
+    float* z = all_z + r * n;
+    edit(row, data, stretch, z);
+    best = largest_place(z, stretch, together);
   }
-  int32_t token = best.idx;
-  if (row.forced_token_id >= 0) {
-    token = row.forced_token_id;
-  } else if (is_valid && row.temperature >= kGreedyTemperature) {
-    for (int64_t i = threadIdx.x; i < n; i += kThreads) {
-      const float value = (x[i] - best.value) / row.temperature;
-      z[i] = row.min_p > 0 && !(v_exp(value) >= row.min_p) ? -INFINITY : value;
+  if (threadIdx.x != 0) return;
+  atomicMax(&row.state.raw_best, raw_best);
+  if (is_edited) atomicMax(&row.state.best, best);
+  __threadfence();
+  const uint32_t num_before = atomicAdd(&row.state.num_scanned, 1u);
+  if (num_before + 1 == static_cast<uint32_t>(pieces.count)) finish_scan(row, out[r]);
+}
+
+// -- the second launch --------------------------------------------------------------------------
+
+constexpr float kMargin = 0.01f;  // more than what exp and log are off, in a logarithm
+
+// What z is of a row's logits: (x - max) / temperature, or -inf for what the filters take out, as
+// far as they are known; and a token's weight in the sum of top-p.
+struct Filtered {
+  float max;
+  float temperature;
+  float min_p;
+  float least;            // less is out
+  uint32_t least_weight;  // likewise
+
+  __device__ Filtered(const DrawRow& row)
+      : max(value_at(row.state.best)),
+        temperature(row.temperature),
+        min_p(row.min_p),
+        least(row.min_p >= 1e-30f ? v_log(row.min_p) - kMargin : -INFINITY),
+        least_weight(0) {}
+  __device__ __forceinline__ void raise_least(float z) { least = v_max(least, z); }
+  __device__ __forceinline__ void set_least_weight(uint32_t w) {
+    least_weight = w;
+    raise_least(v_log(static_cast<float>(w) * 0x1p-30f) - kMargin);
+  }
+  __device__ __forceinline__ float scaled(float x) const {
+    const float z = x - max;
+    return temperature == 1.0f ? z : z / temperature;
+  }
+  __device__ __forceinline__ float operator()(float x) const {
+    const float z = scaled(x);
+    if (z < least) return -INFINITY;
+    if (min_p == 0 && least_weight == 0) return z;
+    const float p = v_exp(z);
+    return p >= min_p && static_cast<uint32_t>(p * 0x1p30f) >= least_weight ? z : -INFINITY;
+  }
+  __device__ __forceinline__ uint32_t weight(float x) const {
+    const float z = scaled(x);
+    if (z < least || z < -21.0f) return 0;  // which it is of so small a z
+    const float p = v_exp(z);
+    return p >= min_p ? static_cast<uint32_t>(p * 0x1p30f) : 0;
+  }
+};
+
+// Buckets of weights: 64 to an octave, of which there are 31.
+constexpr int kBuckets = 2048;
+constexpr int kOwnBuckets = kBuckets / kThreads;  // of a thread
+
+__device__ __forceinline__ int bucket_of(uint32_t w) {  // w > 0
+  const int zeros = __clz(static_cast<int>(w));
+  return (31 - zeros) * 64 + static_cast<int>((w << zeros) >> 25 & 63u);
+}
+// What no weight of an earlier bucket reaches.
+__device__ __forceinline__ uint32_t bucket_begin(int bucket) {
+  return static_cast<uint32_t>((static_cast<uint64_t>(64 + bucket % 64) << (bucket / 64)) >> 6);
+}
+
+// 32.3 KiB.
+struct Shared {
+  union {
+    Listed listed;
+    struct {
+      uint32_t low[kBuckets];  // of a mass of 64 bits: shared memory adds 32 at a time
+      uint32_t high[kBuckets];
+    } mass;
+  };
+  Together together;
+  unsigned long long above;  // mass above the bucket chosen
+  int bucket;
+};
+
+// The mass that top-p keeps at least.
+__device__ __forceinline__ unsigned long long kept_mass(float top_p, unsigned long long total) {
+  const double mass = ceil(static_cast<double>(top_p) * static_cast<double>(total));
+  return mass > 1.0 ? static_cast<unsigned long long>(mass) : 1ull;
+}
+
+__device__ __forceinline__ unsigned long long listed_mass(uint32_t tried, uint32_t num_listed,
+                                                          const Listed& listed) {
+  unsigned long long mass = 0;
+  for (uint32_t at = threadIdx.x; at < num_listed; at += kThreads)
+    mass += listed.keys[at] >= tried ? listed.keys[at] : 0;
+  return mass;
+}
+
+// The least weight that top-p keeps of a row all of whose kept tokens are listed. Keys become
+// weights.
+__device__ uint32_t least_listed_weight(const float* x, float top_p, const Filtered& filtered,
+                                        uint32_t num_listed, Shared& s) {
+  unsigned long long mine = 0;
+  for (uint32_t at = threadIdx.x; at < num_listed; at += kThreads)
+    mine += s.listed.keys[at] = filtered.weight(x[s.listed.token_ids[at]]);
+  const unsigned long long total = block_total(mine, s.together);
+  return largest_threshold(
+      kept_mass(top_p, total), 0,
+      [&](uint32_t tried) { return listed_mass(tried, num_listed, s.listed); }, s.together);
+}
+
+// The bucket in which the mass from the top reaches what top-p keeps, and the mass above it, to
+// `s`. Returns the mass that is kept.
+__device__ unsigned long long choose_bucket(const float* x, int32_t n, float top_p,
+                                            const Filtered& filtered, Shared& s) {
+  for (int b = threadIdx.x; b < kBuckets; b += kThreads) s.mass.low[b] = s.mass.high[b] = 0;
+  __syncthreads();
+  for_fours<1>(x, {0, n}, [&](int32_t, const Logits4& four) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t w = filtered.weight(four.at[j]);
+      if (w == 0) continue;
+      const int b = bucket_of(w);
+      const uint32_t before = atomicAdd(&s.mass.low[b], w);
+      if (before + w < before) atomicAdd(&s.mass.high[b], 1u);
     }
+  });
+  __syncthreads();
+  const int first = kOwnBuckets * static_cast<int>(threadIdx.x);
+  const auto mass = [&](int b) {
+    return static_cast<unsigned long long>(s.mass.high[b]) << 32 | s.mass.low[b];
+  };
+  unsigned long long mine = 0;
+  for (int b = first; b < first + kOwnBuckets; ++b) mine += mass(b);
+  const unsigned long long total = block_total(mine, s.together);
+  const unsigned long long target = kept_mass(top_p, total);
+  unsigned long long above = total - sum_before(mine, s.together) - mine;
+  for (int b = first + kOwnBuckets - 1; b >= first; --b) {
+    if (above < target && above + mass(b) >= target) {  // one bucket of all
+      s.bucket = b;
+      s.above = above;
+    }
+    above += mass(b);
+  }
+  __syncthreads();
+  return target;
+}
+
+// The least weight that top-p keeps of a row: of a bucket's tokens, or where these are too many to
+// be listed, of the half, the quarter and so on in which it is.
+__device__ uint32_t least_weight(const float* x, int32_t n, float top_p, const Filtered& filtered,
+                                 Shared& s) {
+  const unsigned long long target = choose_bucket(x, n, top_p, filtered, s);
+  unsigned long long above = s.above;
+  uint32_t begin = bucket_begin(s.bucket);
+  uint32_t end = bucket_begin(s.bucket + 1);
+  while (begin + 1 < end) {
+    if (threadIdx.x == 0) s.together.num_listed = 0;
     __syncthreads();
-    filter(row, z, n, s);
-    token = gumbel_argmax(row, z, n, s);
-  }
-  if (threadIdx.x == 0) out[blockIdx.x] = {is_valid ? token : 0, is_raw_valid, is_valid};
-}
-
-// The sum over the block, whose order depends on nothing, for every thread.
-__device__ double block_double(double mine, Shared& s) {
-  for (int offset = 16; offset > 0; offset /= 2) mine += __shfl_xor_sync(kAllLanes, mine, offset);
-  auto* sums = reinterpret_cast<double*>(s.sum);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = mine;
-  __syncthreads();
-  double total = 0;
-  for (int warp = 0; warp < kThreads / 32; ++warp) total += sums[warp];
-  return total;
-}
-
-// The sum of the threads before this one.
-__device__ unsigned long long sum_before(unsigned long long mine, Shared& s) {
-  const int t = threadIdx.x;
-  __syncthreads();
-  s.suffix[t] = mine;
-  __syncthreads();
-  for (int step = 1; step < kThreads; step *= 2) {
-    const unsigned long long more = t >= step ? s.suffix[t - step] : 0;
+    const uint32_t middle = begin + (end - begin) / 2;
+    unsigned long long upper = 0;
+    for_fours<1>(x, {0, n}, [&](int32_t, const Logits4& four) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t w = filtered.weight(four.at[j]);
+        if (w < begin || w >= end) continue;
+        upper += w >= middle ? w : 0;
+        const uint32_t at = atomicAdd(&s.together.num_listed, 1u);
+        if (at < kMaxListed) s.listed.keys[at] = w;
+      }
+    });
     __syncthreads();
-    s.suffix[t] += more;
-    __syncthreads();
+    const uint32_t num_listed = s.together.num_listed;
+    upper = block_total(upper, s.together);
+    if (num_listed <= kMaxListed) {
+      return largest_threshold(
+          target - above, 0,
+          [&](uint32_t tried) { return listed_mass(tried, num_listed, s.listed); }, s.together);
+    }
+    if (above + upper >= target) {
+      begin = middle;
+    } else {
+      end = middle;
+      above += upper;
+    }
   }
-  return s.suffix[t] - mine;
+  return begin;
 }
 
-// The k largest of x to `top`, 0 < k <= n: all above the k-th largest, then the first of those that
-// equal it. Thread t has a stretch of ids, so that the threads' order is that of the ids.
-__device__ void gather_top(const float* x, int64_t n, int32_t k, TopEntry* top, Shared& s) {
-  const float threshold =
-      from_ordered_key(select_threshold<false>(x, n, static_cast<unsigned long long>(k), s));
-  const int64_t stretch = (n + kThreads - 1) / kThreads;
-  const int64_t begin = threadIdx.x * stretch;
-  const int64_t end = begin + stretch < n ? begin + stretch : n;
-  unsigned long long above = 0;
-  unsigned long long equal = 0;
-  for (int64_t i = begin; i < end; ++i) {
-    above += x[i] > threshold ? 1 : 0;
-    equal += x[i] == threshold ? 1 : 0;
+// The argmax of z + noise, of what one thread has seen.
+struct Winner {
+  static constexpr float kMaxNoise = 17.0f;  // v_gumbel's bound, rounded up
+
+  int64_t position;
+  uint64_t seed;
+  float score = -INFINITY;
+  int32_t token_id = INT32_MAX;
+  float bound = -INFINITY;  // the best score of the warp's lanes
+
+  __device__ __forceinline__ void take(float z, uint32_t bits, int32_t id) {
+    const float candidate = z + v_gumbel(bits);
+    if (candidate < score || (candidate == score && id > token_id)) return;
+    score = candidate;
+    token_id = id;
   }
-  unsigned long long next_above = sum_before(above, s);
-  unsigned long long next_equal = block_total(above, s) + sum_before(equal, s);
-  for (int64_t i = begin; i < end; ++i) {
-    const bool is_above = x[i] > threshold;
-    if (!is_above && x[i] != threshold) continue;
-    const unsigned long long at = is_above ? next_above++ : next_equal++;
-    if (at < static_cast<unsigned long long>(k)) top[at] = {static_cast<int32_t>(i), x[i]};
+  // Tokens i … i + 3, which share one call of the noise. Few of a row can win, and noise is two
+  // logarithms a token: with u = 1 - (m - 1/2) / 2^23 it is at most -log(m / 2^24), which is at
+  // most log(2) times 24 less the whole part of log2(m). The warp's lanes call this together.
+  template <class Value>
+  __device__ __forceinline__ void take_four(int32_t i, const Logits4& four, const Value& value) {
+    float z[4];
+    float largest = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      z[j] = value(four.at[j]);
+      largest = v_max(largest, z[j]);
+    }
+    UVec bits[4];
+    bool is_contender = largest + kMaxNoise > bound;
+    if (is_contender) {
+      u_token_bits(static_cast<uint32_t>(i) / 4, position, seed, bits);
+      uint32_t most = bits[0];
+#pragma unroll
+      for (int j = 1; j < 4; ++j) most = bits[j] > most ? bits[j] : most;
+      const int m = (1 << 23) - static_cast<int>(most >> 9);
+      const float most_noise = static_cast<float>(__clz(m) - 7) * 0.69314718f + kMargin;
+      is_contender = largest + most_noise >= bound;
+    }
+    if (__any_sync(kAllLanes, is_contender) == 0) return;
+    if (is_contender) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) take(z[j], bits[j], i + j);
+    }
+    bound = warp_max(score);
   }
+  __device__ __forceinline__ void take_one(int32_t id, float z) {
+    UVec bits[4];
+    u_token_bits(static_cast<uint32_t>(id) / 4, position, seed, bits);
+    const int j = id % 4;
+    take(z, j == 0 ? bits[0] : j == 1 ? bits[1] : j == 2 ? bits[2] : bits[3], id);
+  }
+  __device__ __forceinline__ Place place() const { return place_of(score, token_id); }
+};
+
+// What top-k and top-p take out, by one block. Returns how many tokens are listed, all that are
+// left among them; if more than kMaxListed, the list is of no use.
+__device__ uint32_t filter(const DrawRow& row, const float* x, int32_t n, Filtered& filtered,
+                           Shared& s) {
+  uint32_t num_listed = kMaxListed + 1;
+  if (row.top_k > 0 && row.top_k < n) {
+    num_listed = list_largest(x, n, row.top_k, filtered, s.listed, s.together);
+    filtered.raise_least(kth_largest(x, n, row.top_k, filtered, s.listed, num_listed, s.together));
+  }
+  if (row.top_p < 1.0f) {
+    filtered.set_least_weight(num_listed <= kMaxListed
+                                  ? least_listed_weight(x, row.top_p, filtered, num_listed, s)
+                                  : least_weight(x, n, row.top_p, filtered, s));
+  }
+  return num_listed;
 }
 
-// blockIdx.x: reporting row.
-__global__ void __launch_bounds__(kThreads)
-    report_kernel(const ReportRow* rows, int64_t n, Report* out, TopEntry* top) {
+// blockIdx.x: as in scan_kernel. The first block of a row that is filtered has all of it.
+__global__ void __launch_bounds__(kThreads, 2)
+    draw_kernel(DrawRow* rows, int32_t n, RowPieces pieces, const float* all_z, DrawnRow* out) {
   __shared__ Shared s;
-  const ReportRow row = rows[blockIdx.x];
-  bool is_valid = false;
-  const float max = row_best(row.raw, n, is_valid, s).value;
-  if (!is_valid) return;  // the whole block
-  double sum = 0;
-  for (int64_t i = threadIdx.x; i < n; i += kThreads)
-    sum += static_cast<double>(v_exp(row.raw[i] - max));
-  sum = block_double(sum, s);
-  if (threadIdx.x == 0) out[blockIdx.x] = {max, v_log(static_cast<float>(sum))};
-  if (row.num_top > 0) gather_top(row.raw, n, row.num_top, top + row.top_begin, s);
-}
-
-// blockIdx.x: query.
-__global__ void __launch_bounds__(kThreads)
-    rank_kernel(const RankQuery* queries, const DrawnRow* drawn, int64_t n, Ranked* out) {
-  __shared__ Shared s;
-  const RankQuery query = queries[blockIdx.x];
-  const int32_t id = query.token_id >= 0 ? query.token_id : drawn[query.row].token_id;
-  const float logit = query.raw[id];
-  unsigned long long larger = 0;
-  for (int64_t i = threadIdx.x; i < n; i += kThreads) larger += query.raw[i] > logit ? 1 : 0;
-  const unsigned long long total = block_total(larger, s);
-  if (threadIdx.x == 0) out[blockIdx.x] = {logit, 1 + static_cast<int32_t>(total)};
+  wait_for_previous();
+  const auto r = static_cast<int64_t>(blockIdx.x) / pieces.count;
+  const auto piece = static_cast<int32_t>(blockIdx.x) % pieces.count;
+  DrawRow& row = rows[r];
+  const bool is_filtered = (row.top_k > 0 && row.top_k < n) || row.top_p < 1.0f;
+  if (is_filtered && piece != 0) return;                  // the whole block
+  if (row.raw == nullptr || row.state.best == 0) return;  // likewise
+  const float* x = row.is_edited ? all_z + r * n : row.raw;
+  Filtered filtered(row);
+  const uint32_t num_listed =
+      is_filtered ? filter(row, x, n, filtered, s) : static_cast<uint32_t>(kMaxListed + 1);
+  Winner winner{.position = row.position, .seed = row.seed};
+  if (num_listed <= kMaxListed) {
+    for (uint32_t at = threadIdx.x; at < num_listed; at += kThreads) {
+      const int32_t id = s.listed.token_ids[at];
+      winner.take_one(id, filtered(x[id]));
+    }
+  } else {
+    for_fours<1>(x, is_filtered ? Stretch{0, n} : stretch_of(piece, pieces, n),
+                 [&](int32_t i, const Logits4& four) { winner.take_four(i, four, filtered); });
+  }
+  Place best = block_best(winner.place(), s.together);
+  if (threadIdx.x != 0) return;
+  DrawState& state = row.state;
+  if (!is_filtered) {
+    atomicMax(&state.best_score, best);
+    __threadfence();
+    const uint32_t num_before = atomicAdd(&state.num_drawn, 1u);
+    if (num_before + 1 != static_cast<uint32_t>(pieces.count)) return;
+    best = atomicMax(&state.best_score, 0ull);
+  }
+  state.best = state.best_score = 0;
+  state.num_drawn = 0;
+  out[r] = {token_at(best), 1, 1};
 }
 
 }  // namespace
 
-void draw(const DrawRow* rows, int64_t num_rows, const std::byte* data, int64_t vocabulary,
-          float* z, DrawnRow* out, cudaStream_t stream) {
+void draw(DrawRow* rows, int64_t num_rows, const std::byte* data, int64_t vocabulary, float* z,
+          DrawnRow* out, cudaStream_t stream) {
   if (num_rows == 0) return;
-  launch("sample", draw_kernel, blocks(num_rows), kThreads, 0, stream, rows, data, vocabulary, z,
-         out);
-}
-
-void report(const ReportRow* rows, int64_t num_rows, int64_t vocabulary, Report* out, TopEntry* top,
-            cudaStream_t stream) {
-  if (num_rows == 0) return;
-  launch("sample", report_kernel, blocks(num_rows), kThreads, 0, stream, rows, vocabulary, out,
-         top);
-}
-
-void rank(const RankQuery* queries, int64_t num_queries, const DrawnRow* drawn, int64_t vocabulary,
-          Ranked* out, cudaStream_t stream) {
-  if (num_queries == 0) return;
-  launch("sample", rank_kernel, blocks(num_queries), kThreads, 0, stream, queries, drawn,
-         vocabulary, out);
+  const RowPieces pieces = row_pieces(num_rows, vocabulary);
+  const dim3 grid = blocks(num_rows * pieces.count);
+  const auto n = static_cast<int32_t>(vocabulary);
+  launch_early("sample", scan_kernel, grid, kThreads, 0, stream, rows, data, n, pieces, z, out);
+  launch_early("sample", draw_kernel, grid, kThreads, 0, stream, rows, n, pieces, z, out);
 }
 
 }  // namespace llmserve::cuda

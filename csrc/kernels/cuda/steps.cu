@@ -21,6 +21,7 @@ __global__ void take_awaited_kernel(const DrawnRow* drawn, const int32_t* awaite
 __global__ void make_draw_rows_kernel(const StepHeader* header, int64_t first_row,
                                       const DrawSettings* params, ConstRows logits, int64_t n,
                                       DrawRow* rows) {
+  wait_for_previous();
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t s = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; s < n;
        s += stride) {
@@ -42,6 +43,7 @@ __global__ void make_draw_rows_kernel(const StepHeader* header, int64_t first_ro
 // One block: all rows are written before the number is, as the host sees it.
 __global__ void publish_kernel(const StepHeader* header, const DrawnRow* drawn,
                                unsigned char* results, int64_t rows_begin) {
+  wait_for_previous();
   unsigned char* to = results + header->result_begin;
   DrawnRow* rows = reinterpret_cast<DrawnRow*>(to + rows_begin);
   for (int64_t s = threadIdx.x; s < header->num_rows; s += blockDim.x) rows[s] = drawn[s];
@@ -62,14 +64,15 @@ void take_awaited(const DrawnRow* drawn, const int32_t* awaited_rows, int64_t nu
 void make_draw_rows(const StepHeader* header, int64_t first_row, const DrawSettings* params,
                     ConstRows logits, int64_t num_rows, DrawRow* rows, cudaStream_t stream) {
   if (num_rows == 0) return;
-  launch("make_draw_rows", make_draw_rows_kernel, blocks(elementwise_blocks(num_rows, kThreads)),
-         kThreads, 0, stream, header, first_row, params, logits, num_rows, rows);
+  launch_early("make_draw_rows", make_draw_rows_kernel,
+               blocks(elementwise_blocks(num_rows, kThreads)), kThreads, 0, stream, header,
+               first_row, params, logits, num_rows, rows);
 }
 
 void publish(const StepHeader* header, const DrawnRow* drawn, void* results, int64_t rows_begin,
              cudaStream_t stream) {
-  launch("publish", publish_kernel, dim3(1), kThreads, 0, stream, header, drawn,
-         static_cast<unsigned char*>(results), rows_begin);
+  launch_early("publish", publish_kernel, dim3(1), kThreads, 0, stream, header, drawn,
+               static_cast<unsigned char*>(results), rows_begin);
 }
 
 }  // namespace llmserve::cuda

@@ -1,13 +1,14 @@
-// Paged attention by tensor cores, over caches in bf16 or, widened to it in shared memory, f8. One
-// program for decoding and for prompts: the rows of a tile are query heads of tokens that read the
-// same KV head, 16 to a warp, whatever tokens they belong to.
+// Paged attention by tensor cores, over caches in bf16 or, widened to it in shared memory, f8.
+// Three kernels for decoding, small and large, and prompts: the rows of a tile are query heads of
+// tokens that read the same KV head, 16 to a warp, whatever tokens they belong to.
 //
-// A row walks the KV in tiles of kTiledTile positions and spans of kTiledSpan, both anchored at
-// position 0. Within a span its running maximum, sum and output are rescaled from tile to tile;
-// spans start afresh and are merged in position order. A tile or span of which a row sees nothing
-// leaves it as it is, bit by bit. So a row's bits depend on its own tokens alone: not on whether
-// spans are computed by one block one after another (prompts) or by a block each (decoding), nor on
-// which rows are beside it. Dao 2023 (FlashAttention-2), section 3.1; Dao et al. 2023
+// A row walks the KV in units of kTiledUnit positions and spans of kTiledSpan, both anchored at
+// position 0. A unit's weights are relative to the largest score of the span so far, and its sums
+// start at zero: what came before is rescaled to that maximum, then the unit's sums are added.
+// Spans start afresh and are merged in position order. A unit or span of which a row sees nothing
+// leaves it as it is. So a row's bits depend on its own tokens alone: not on whether units and
+// spans are computed one after another (prompts), by a block a span or by a warp a unit (decoding),
+// nor on which rows are beside it. Dao 2023 (FlashAttention-2), section 3.1; Dao et al. 2023
 // (Flash-Decoding).
 #pragma once
 
@@ -20,13 +21,23 @@ namespace llmserve::cuda {
 namespace {
 
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kTile = kTiledTile;
-static_assert(kTile == 32, "a lane finds the row of one position of a tile");
+constexpr int kUnit = kTiledUnit;
+constexpr int kHalf = 32;  // positions of which a lane has one each
+static_assert(kUnit == 2 * kHalf);
 // Host functions' values, which device code may use.
 template <int kDim>
 constexpr int kStrideOf = tiled_stride(kDim);
 template <int kDim>
 constexpr bool kHoldsQueryOf = tiled_holds_query(kDim);
+template <int kDim>
+constexpr bool kRowsHoldQueryOf = tiled_rows_hold_query(kDim);
+template <int kDim>
+constexpr bool kRowsHoldMergedOf = tiled_rows_hold_merged(kDim);
+template <int kDim>
+constexpr int kStagesOf = tiled_stages(kDim);
+template <int kDim, Storage kStorage>
+constexpr int kSplitWarpElements =
+    static_cast<int>(tiled_split_warp_bytes(kDim, kStorage == Storage::kF8)) / 2;
 
 // What a block works on: rows [first_row, first_row + kRows) of a sequence and KV head, row r being
 // query head kv_head * group + r % group of token r / group.
@@ -42,6 +53,10 @@ struct RowTile {
 
   __device__ __forceinline__ int position(int64_t row) const {
     return first_position + static_cast<int>(row) / group;
+  }
+  // Whether some row of the tile sees each position of the unit that begins here.
+  __device__ __forceinline__ bool sees_unit(int begin) const {
+    return begin >= first_seen && begin + kUnit - 1 <= last_seen;
   }
 };
 
@@ -65,106 +80,149 @@ __device__ __forceinline__ RowTile find_rows(const AttentionParams& p, int64_t s
   return tile;
 }
 
-// The 32 positions from `begin` of keys and values to shared memory; zeros for those that no row of
-// the tile sees, so that what lies there (NaN, say) cannot matter, and their blocks are not looked
-// up. A lane finds where one position's row begins, and tells the others.
-template <int kDim, int kWarps>
-__device__ __forceinline__ void load_tile(const AttentionParams& p, const RowTile& rows, int begin,
-                                          uint16_t* keys, uint16_t* values) {
-  constexpr int kChunks = kDim / 8;  // of 16 bytes, a row
-  constexpr int kStride = kStrideOf<kDim>;
-  const int lane = threadIdx.x % 32;
-  const int mine = begin + lane;
-  const bool is_seen = mine >= rows.first_seen && mine <= rows.last_seen;
-  const int32_t* table = p.block_tables + rows.sequence * p.max_blocks;
-  const int64_t offset = is_seen ? row_offset(p.keys, table, rows.kv_head, mine) : -1;
-  for (int e = threadIdx.x; e < kTile * kChunks; e += 32 * kWarps) {  // whole warps
-    const int row = e / kChunks;
-    const int column = e % kChunks * 8;
-    const int64_t from = __shfl_sync(kAllLanes, offset, row);
-    const int64_t source = from < 0 ? 0 : from + column;
-    const int to = row * kStride + column;
-    copy_async(keys + to, static_cast<const uint16_t*>(p.keys.data) + source, from >= 0);
-    copy_async(values + to, static_cast<const uint16_t*>(p.values.data) + source, from >= 0);
-  }
+// The block of the cache that has a lane's position; -1 if no row of the tile sees it. Zeros take
+// its place then, so that what lies there (NaN, say) cannot matter.
+__device__ __forceinline__ int32_t find_block(const AttentionParams& p, const RowTile& rows,
+                                              int position) {
+  if (position < rows.first_seen || position > rows.last_seen) return -1;
+  const auto block_size = static_cast<int>(p.keys.block_size);
+  return p.block_tables[rows.sequence * p.max_blocks + position / block_size];
 }
 
-// The scales of the position that a lane has.
-struct LaneScales {
-  float key = 0.0f;
-  float value = 0.0f;
-};
-
-// The same of a cache in f8: codes as they are, rows of kDim bytes, and the lane's scales.
-template <int kDim, int kWarps>
-__device__ __forceinline__ LaneScales load_codes(const AttentionParams& p, const RowTile& rows,
-                                                 int begin, uint8_t* keys, uint8_t* values) {
-  constexpr int kChunks = kDim / 16;  // of 16 bytes, a row
-  const int mine = begin + static_cast<int>(threadIdx.x % 32);
-  const bool is_seen = mine >= rows.first_seen && mine <= rows.last_seen;
-  const int32_t* table = p.block_tables + rows.sequence * p.max_blocks;
-  const int64_t offset = is_seen ? row_offset(p.keys, table, rows.kv_head, mine) : -1;
-  LaneScales scales;
-  if (is_seen) {
-    scales.key = row_scale(p.keys, table, rows.kv_head, mine);
-    scales.value = row_scale(p.values, table, rows.kv_head, mine);
-  }
-  for (int e = threadIdx.x; e < kTile * kChunks; e += 32 * kWarps) {  // whole warps
-    const int row = e / kChunks;
-    const int64_t from = __shfl_sync(kAllLanes, offset, row);
-    const int64_t source = from < 0 ? 0 : from + e % kChunks * 16;
-    copy_async(keys + e * 16, static_cast<const uint8_t*>(p.keys.data) + source, from >= 0);
-    copy_async(values + e * 16, static_cast<const uint8_t*>(p.values.data) + source, from >= 0);
-  }
-  return scales;
+// Where a position lies in its block of keys and of values alike, in elements; -1 without a block.
+__device__ __forceinline__ int64_t find_position(const AttentionParams& p, const RowTile& rows,
+                                                 int32_t block, int position) {
+  if (block < 0) return -1;
+  const auto block_size = static_cast<int>(p.keys.block_size);
+  return head_offset(p.keys, block, rows.kv_head) + position % block_size * p.keys.width;
 }
 
-// A tile of codes as bf16, each row times the scale of the lane that has its position.
-template <int kDim, int kWarps>
-__device__ __forceinline__ void widen_tile(const uint8_t* codes, float scale, uint16_t* tile) {
-  constexpr int kWords = kDim / 4;                                   // of 4 codes, a row
-  for (int e = threadIdx.x; e < kTile * kWords; e += 32 * kWarps) {  // whole warps
+// The scale of a position in f8; 0 without a block.
+template <Storage kStorage>
+__device__ __forceinline__ float find_scale(const AttentionParams& p, const CachePart& part,
+                                            const RowTile& rows, int32_t block, int position) {
+  if constexpr (kStorage != Storage::kF8) return 0.0f;
+  if (block < 0) return 0.0f;
+  const auto block_size = static_cast<int>(p.keys.block_size);
+  return head_scales(part, block, rows.kv_head)[position % block_size];
+}
+
+// From row to row of what is copied from the cache, in bytes: codes lie as they are.
+template <int kDim, Storage kStorage>
+constexpr int kRowBytes = kStorage == Storage::kF8 ? kDim : kStrideOf<kDim> * 2;
+
+// kHalf rows of keys, of values or, where both are given, of both, to shared memory, by kThreads
+// threads; row i begins where lane i of each warp says. If `is_whole`, each of them does.
+template <int kDim, int kThreads, Storage kStorage>
+__device__ __forceinline__ void load_half(const void* first, const void* second, int64_t offset,
+                                          bool is_whole, std::byte* to, std::byte* second_to) {
+  constexpr int kSize = kStorage == Storage::kF8 ? 1 : 2;
+  constexpr int kChunks = kDim * kSize / 16;  // a row
+  const auto copy = [&](bool skips) {
+#pragma unroll
+    for (int e = threadIdx.x % kThreads; e < kHalf * kChunks; e += kThreads) {  // whole warps
+      const int row = e / kChunks;
+      const int at = e % kChunks * 16;
+      const int64_t begin = __shfl_sync(kAllLanes, offset, row);
+      const bool is_there = !skips || begin >= 0;
+      const int64_t from = is_there ? begin * kSize + at : 0;
+      const int target = row * kRowBytes<kDim, kStorage> + at;
+      copy_async(to + target, static_cast<const std::byte*>(first) + from, is_there);
+      if (second)
+        copy_async(second_to + target, static_cast<const std::byte*>(second) + from, is_there);
+    }
+  };
+  if (is_whole)
+    copy(false);
+  else
+    copy(true);
+}
+
+// kHalf rows of codes as bf16, each times the scale of the lane that has its position.
+template <int kDim, int kThreads>
+__device__ __forceinline__ void widen_half(const std::byte* codes, float scale, uint16_t* to) {
+  constexpr int kWords = kDim / 4;  // of 4 codes, a row
+#pragma unroll
+  for (int e = threadIdx.x % kThreads; e < kHalf * kWords; e += kThreads) {  // whole warps
     const int row = e / kWords;
     const float factor = __shfl_sync(kAllLanes, scale, row);
     const uint32_t factors = pack_bf16(factor, factor);
     const uint32_t word = reinterpret_cast<const uint32_t*>(codes)[e];
-    auto* to = reinterpret_cast<uint32_t*>(tile + row * kStrideOf<kDim> + e % kWords * 4);
-    to[0] = widen_codes((word & 0xffu) << 8 | (word & 0xff00u) << 16, factors);
-    to[1] = widen_codes((word >> 8 & 0xff00u) | (word & 0xff000000u), factors);
+    auto* at = reinterpret_cast<uint32_t*>(to + row * kStrideOf<kDim> + e % kWords * 4);
+    at[0] = widen_codes((word & 0xffu) << 8 | (word & 0xff00u) << 16, factors);
+    at[1] = widen_codes((word >> 8 & 0xff00u) | (word & 0xff000000u), factors);
   }
 }
 
-// A lane's share of 16 rows: row g of its two (0: g, 1: g + 8) has maximum m[g], in powers of 2.
-template <int kDim>
-struct Running {
-  float m[2];
-  float sum[4];  // of the weights, as a fragment of C whose columns are all alike
-  float o[kDim / 8][4];
-
-  __device__ __forceinline__ void clear() {
-    m[0] = m[1] = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] = 0.0f;
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) o[n][i] = 0.0f;
+// The queries of rows [first_row, first_row + kRows) as bf16, by the whole block; zeros beyond the
+// last row.
+template <int kDim, int kRows, int kThreads>
+__device__ __forceinline__ void load_queries(const AttentionParams& p, const RowTile& rows,
+                                             uint16_t* to) {
+  const int64_t first_token = p.query_starts[rows.sequence];
+#pragma unroll 4
+  for (int e = threadIdx.x; e < kRows * kDim / 2; e += kThreads) {
+    const int row = e / (kDim / 2);
+    const int column = e % (kDim / 2) * 2;
+    uint32_t pair = 0;
+    const int r = static_cast<int>(rows.first_row) + row;
+    if (r < rows.num_rows) {
+      const int64_t head = rows.kv_head * rows.group + r % rows.group;
+      const float* from =
+          p.q + (first_token + r / rows.group) * p.q_token_stride + head * p.q_head_stride + column;
+      pair = pack_bf16(from[0], from[1]);
     }
+    *reinterpret_cast<uint32_t*>(to + row * kStrideOf<kDim> + column) = pair;
   }
+}
+
+// A warp's 16 queries as fragments of A.
+template <int kDim>
+__device__ __forceinline__ void hold_queries(uint32_t (&held)[kDim / 16][4],
+                                             const uint16_t* queries) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+    load_matrices(held[step], queries + (lane / 8 % 2 * 8 + lane % 8) * kStrideOf<kDim> +
+                                  step * 16 + lane / 16 * 8);
+  }
+}
+
+// What a lane's two rows of 16 (0: lane / 4, 1: 8 more) see. Rows beyond the last one see what the
+// warp's first row does: nobody asks what they come to.
+struct Sight {
+  int first[2];
+  int last[2];
+  int warp_first;  // of any row of the warp
+  int warp_last;
+  int all_first;  // of every row of the warp
+  int all_last;
 };
+__device__ __forceinline__ Sight find_sight(const RowTile& rows, int64_t warp_row, int window) {
+  Sight sight{};
+#pragma unroll
+  for (int g = 0; g < 2; ++g) {
+    const int64_t row = warp_row + threadIdx.x % 32 / 4 + g * 8;
+    sight.last[g] = rows.position(row < rows.num_rows ? row : warp_row);
+    sight.first[g] = first_seen_from(sight.last[g], window);
+  }
+  const int64_t end = warp_row + kTiledRows < rows.num_rows ? warp_row + kTiledRows : rows.num_rows;
+  sight.warp_last = rows.position(end - 1);
+  sight.warp_first = first_seen_from(rows.position(warp_row), window);
+  sight.all_last = rows.position(warp_row);
+  sight.all_first = first_seen_from(sight.warp_last, window);
+  return sight;
+}
 
-// A maximum to subtract: -inf, of a row that has seen nothing yet, would give NaN.
-__device__ __forceinline__ float finite_or_zero(float m) { return m == -INFINITY ? 0.0f : m; }
-
-// s = q k^T for a tile: 4 fragments of C, of 8 positions each.
-template <int kDim, bool kHoldsQuery>
-__device__ __forceinline__ void scores(float (&s)[4][4], const uint32_t (&held)[kDim / 16][4],
+// s = q k^T of kPairs * 16 positions: fragments of C, of 8 positions each.
+template <int kDim, bool kHoldsQuery, int kPairs>
+__device__ __forceinline__ void scores(float (*s)[4], const uint32_t (&held)[kDim / 16][4],
                                        const uint16_t* query, const uint16_t* keys) {
   constexpr int kStride = kStrideOf<kDim>;
   const int lane = threadIdx.x % 32;
   const int matrix = lane / 8;
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 2 * kPairs; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
   }
@@ -178,7 +236,7 @@ __device__ __forceinline__ void scores(float (&s)[4][4], const uint32_t (&held)[
       load_matrices(a, query + (matrix % 2 * 8 + lane % 8) * kStride + step * 16 + matrix / 2 * 8);
     }
 #pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {  // 16 positions: two fragments of B
+    for (int pair = 0; pair < kPairs; ++pair) {  // 16 positions: two fragments of B
       uint32_t b[4];
       load_matrices(
           b, keys + (pair * 16 + matrix / 2 * 8 + lane % 8) * kStride + step * 16 + matrix % 2 * 8);
@@ -188,74 +246,141 @@ __device__ __forceinline__ void scores(float (&s)[4][4], const uint32_t (&held)[
   }
 }
 
-// Scores to powers of 2, -inf where the row does not see the position.
-__device__ __forceinline__ void scale_and_mask(float (&s)[4][4], const AttentionParams& p,
-                                               const int (&first)[2], const int (&last)[2],
-                                               int begin) {
-  const int lane = threadIdx.x % 32;
+// A unit's scores to powers of 2, -inf where the row does not see the position.
+__device__ __forceinline__ void scale_and_mask(float (&s)[8][4], const AttentionParams& p,
+                                               const Sight& sight, int begin) {
+  const float scale = p.soft_cap > 0 ? p.scale : p.scale * kLog2E;
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[n][i] *= scale;
+  }
+  if (p.soft_cap > 0) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] = p.soft_cap * v_tanh(s[n][i] / p.soft_cap) * kLog2E;
+    }
+  }
+  if (begin >= sight.all_first && begin + kUnit - 1 <= sight.all_last) return;  // the whole warp
+  const int position = begin + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int position = begin + n * 8 + lane % 4 * 2 + i % 2;
-      float x = s[n][i] * p.scale;
-      if (p.soft_cap > 0) x = p.soft_cap * v_tanh(x / p.soft_cap);
-      const bool is_seen = position >= first[i / 2] && position <= last[i / 2];
-      s[n][i] = is_seen ? x * kLog2E : -INFINITY;
+      const int at = position + n * 8 + i % 2;
+      if (at < sight.first[i / 2] || at > sight.last[i / 2]) s[n][i] = -INFINITY;
     }
   }
 }
 
-// Takes a tile's scores and values into what the rows have so far. Weights are rounded to bf16, and
-// so summed, by a product with ones.
-template <int kDim>
-__device__ __forceinline__ void take_in(Running<kDim>& run, float (&s)[4][4],
-                                        const uint16_t* values) {
-  constexpr int kStride = kStrideOf<kDim>;
-  const int lane = threadIdx.x % 32;
-  float scale[2];
+// The largest of a unit's scores, of a lane's two rows. NaN is passed over: the row's weights have
+// it all the same.
+__device__ __forceinline__ void largest_scores(const float (&s)[8][4], float (&m)[2]) {
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
-    float m = run.m[g];
+    m[g] = fmaxf(s[0][2 * g], s[0][2 * g + 1]);
 #pragma unroll
-    for (int n = 0; n < 4; ++n) m = v_max(m, v_max(s[n][2 * g], s[n][2 * g + 1]));
-    m = v_max(m, __shfl_xor_sync(kAllLanes, m, 1));
-    m = v_max(m, __shfl_xor_sync(kAllLanes, m, 2));
-    const float base = finite_or_zero(m);
-    scale[g] = fast_exp2(run.m[g] - base);
-    run.m[g] = m;
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      s[n][2 * g] = fast_exp2(s[n][2 * g] - base);
-      s[n][2 * g + 1] = fast_exp2(s[n][2 * g + 1] - base);
-    }
+    for (int n = 1; n < 8; ++n) m[g] = fmaxf(m[g], fmaxf(s[n][2 * g], s[n][2 * g + 1]));
+    m[g] = fmaxf(m[g], __shfl_xor_sync(kAllLanes, m[g], 1));
+    m[g] = fmaxf(m[g], __shfl_xor_sync(kAllLanes, m[g], 2));
   }
+}
+
+// A maximum to subtract: -inf, of a row that has seen nothing yet, would give NaN.
+__device__ __forceinline__ float finite_or_zero(float m) { return m == -INFINITY ? 0.0f : m; }
+
+// A unit's weights relative to the rows' maxima, as fragments of A of 16 positions each.
+__device__ __forceinline__ void weigh(const float (&s)[8][4], const float (&m)[2],
+                                      uint32_t (&weights)[4][4]) {
+  const float base[2] = {finite_or_zero(m[0]), finite_or_zero(m[1])};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) run.sum[i] *= scale[i / 2];
+  for (int n = 0; n < 8; ++n) {
 #pragma unroll
-  for (int n = 0; n < kDim / 8; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) run.o[n][i] *= scale[i / 2];
-  }
-  constexpr uint32_t kOnes = 0x3f803f80u;
-  const int matrix = lane / 8;
-#pragma unroll
-  for (int step = 0; step < 2; ++step) {  // 16 positions
-    const float (&left)[4] = s[2 * step];
-    const float (&right)[4] = s[2 * step + 1];
-    const uint32_t a[4] = {pack_bf16(left[0], left[1]), pack_bf16(left[2], left[3]),
-                           pack_bf16(right[0], right[1]), pack_bf16(right[2], right[3])};
-    multiply_add(run.sum, a, kOnes, kOnes);
-#pragma unroll
-    for (int n = 0; n < kDim / 16; ++n) {
-      uint32_t b[4];
-      load_transposed(
-          b, values + (step * 16 + matrix % 2 * 8 + lane % 8) * kStride + n * 16 + matrix / 2 * 8);
-      multiply_add(run.o[2 * n], a, b[0], b[1]);
-      multiply_add(run.o[2 * n + 1], a, b[2], b[3]);
+    for (int g = 0; g < 2; ++g) {
+      weights[n / 2][n % 2 * 2 + g] =
+          pack_bf16(fast_exp2(s[n][2 * g] - base[g]), fast_exp2(s[n][2 * g + 1] - base[g]));
     }
   }
 }
+
+// The sum of a unit's weights, by a product with ones: a fragment of C whose columns are alike.
+__device__ __forceinline__ void sum_weights(const uint32_t (&weights)[4][4], float (&sum)[4]) {
+  constexpr uint32_t kOnes = 0x3f803f80u;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sum[i] = 0.0f;
+#pragma unroll
+  for (int step = 0; step < 4; ++step) multiply_add(sum, weights[step], kOnes, kOnes);
+}
+
+// A unit's weights times the columns [16 n, 16 n + 16) of its values: two fragments of C.
+template <int kDim>
+__device__ __forceinline__ void weigh_values(const uint32_t (&weights)[4][4],
+                                             const uint16_t* values, int n, float (&left)[4],
+                                             float (&right)[4]) {
+  const int lane = threadIdx.x % 32;
+  const int matrix = lane / 8;
+  const uint16_t* from =
+      values + (matrix % 2 * 8 + lane % 8) * kStrideOf<kDim> + n * 16 + matrix / 2 * 8;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) left[i] = right[i] = 0.0f;
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    uint32_t b[4];
+    load_transposed(b, from + step * 16 * kStrideOf<kDim>);
+    multiply_add(left, weights[step], b[0], b[1]);
+    multiply_add(right, weights[step], b[2], b[3]);
+  }
+}
+
+// A lane's share of 16 rows of a span so far: of its two rows the maximum, as a power of 2, and the
+// sum of the weights, and fragments of C of the output.
+template <int kDim>
+struct Running {
+  float m[2];
+  float sum[2];
+  float o[kDim / 8][4];
+
+  __device__ __forceinline__ void clear() {
+    m[0] = m[1] = -INFINITY;
+    sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[n][i] = 0.0f;
+    }
+  }
+
+  // Takes a unit's scores and values in.
+  __device__ __forceinline__ void add(const float (&s)[8][4], const uint16_t* values) {
+    float largest[2];
+    largest_scores(s, largest);
+    float scale[2];
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      largest[g] = fmaxf(m[g], largest[g]);
+      scale[g] = fast_exp2(m[g] - finite_or_zero(largest[g]));
+      m[g] = largest[g];
+    }
+    uint32_t weights[4][4];
+    weigh(s, m, weights);
+    float sums[4];
+    sum_weights(weights, sums);
+#pragma unroll
+    for (int g = 0; g < 2; ++g) sum[g] = v_fma(sum[g], scale[g], sums[2 * g]);
+#pragma unroll
+    for (int n = 0; n < kDim / 16; ++n) {
+      float left[4];
+      float right[4];
+      weigh_values<kDim>(weights, values, n, left, right);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        o[2 * n][i] = v_fma(o[2 * n][i], scale[i / 2], left[i]);
+        o[2 * n + 1][i] = v_fma(o[2 * n + 1][i], scale[i / 2], right[i]);
+      }
+    }
+  }
+};
 
 // How much of what was merged so far and of the next span goes into both.
 struct Merge {
@@ -264,9 +389,12 @@ struct Merge {
   float scale_new;
 };
 __device__ __forceinline__ Merge merge(float old_m, float new_m) {
-  const float m = v_max(old_m, new_m);
+  const float m = fmaxf(old_m, new_m);
   const float base = finite_or_zero(m);
   return {m, fast_exp2(old_m - base), fast_exp2(new_m - base)};
+}
+__device__ __forceinline__ float merged(const Merge& both, float old_value, float new_value) {
+  return v_fma(new_value, both.scale_new, old_value * both.scale_old);
 }
 
 // Where the result of a split row's span is kept.
@@ -275,174 +403,390 @@ __device__ __forceinline__ int64_t partial_index(const TiledPartials& partials, 
   return ((sequence * partials.kv_heads + kv_head) * partials.spans + span) * partials.rows + row;
 }
 
-// blockIdx: (row tile from the last to the first, KV head, sequence), or (span, KV head, sequence)
-// if kIsSplit. Sequences whose rows fit 16 are the split kernel's, all others the other's. Shared
-// memory, in this order: two tiles of keys and values, or one and two tiles of codes, which are
-// smaller; the queries; what is merged, element i of thread t at [i * threads + t], in the queries'
-// place if they are held in registers.
-template <int kDim, int kWarps, bool kIsSplit, Storage kStorage>
+// Where a row's output goes.
+__device__ __forceinline__ float* output_of(const AttentionParams& p, const RowTile& rows,
+                                            int64_t row) {
+  const int64_t token = p.query_starts[rows.sequence] + row / rows.group;
+  const int64_t head = rows.kv_head * rows.group + row % rows.group;
+  return p.out + token * p.out_token_stride + head * p.out_head_stride;
+}
+
+// A span of a sequence whose rows fit 16: blockIdx (span, KV head, sequence). One warp takes the
+// span's units one after another, half a unit's keys ahead; or there is a warp for each unit, which
+// learns from the others the maximum of the units before its own, and the units' sums are put
+// together in shared memory. Shared memory of a warp: a unit's keys and values in bf16; or one
+// unit, in bf16, of what was widened last, and the codes of keys and values. Then the queries,
+// unless registers hold them.
+template <int kDim, int kWarps, Storage kStorage>
 __global__ void __launch_bounds__(32 * kWarps)
-    tiled_kernel(AttentionParams p, TiledPartials partials) {
+    split_kernel(AttentionParams p, TiledPartials partials) {
+  constexpr bool kIsWide = kWarps > 1;
+  static_assert(!kIsWide || kWarps * kUnit == kTiledSpan);
+  constexpr bool kIsF8 = kStorage == Storage::kF8;
+  constexpr int kStride = kStrideOf<kDim>;
+  constexpr bool kHoldsQuery = kHoldsQueryOf<kDim>;
+  constexpr int kHalfBytes = kHalf * kRowBytes<kDim, kStorage>;
+  constexpr int kWarpElements = kSplitWarpElements<kDim, kStorage>;
+  LLMSERVE_DYNAMIC_SHARED(uint16_t, shared);
+  __shared__ float unit_m[kIsWide ? kWarps : 1][kTiledRows];
+  __shared__ float unit_sum[kIsWide ? kWarps : 1][kTiledRows];
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  uint16_t* tile = shared + warp * kWarpElements;
+  auto* copied = reinterpret_cast<std::byte*>(kIsF8 ? tile + kUnit * kStride : tile);
+  const auto copied_half = [&](int half) { return copied + half * kHalfBytes; };  // K, K, V, V
+  // The queries wait where the first values, or what is widened first, will be.
+  uint16_t* query = !kHoldsQuery ? shared + kWarps * kWarpElements
+                    : kIsF8      ? shared
+                                 : shared + kUnit * kStride;
+
+  const RowTile rows = find_rows(p, blockIdx.z, blockIdx.y, 0, kTiledRows);
+  const int span_begin = static_cast<int>(blockIdx.x) * kTiledSpan;
+  if (rows.num_rows <= 0 || rows.num_rows > kTiledRows ||
+      span_begin + kTiledSpan <= rows.first_seen || span_begin > rows.last_seen) {
+    wait_for_previous();
+    return;
+  }
+  const int begin_seen = rows.first_seen / kUnit * kUnit;
+  const int end =
+      span_begin + kTiledSpan < rows.last_seen + 1 ? span_begin + kTiledSpan : rows.last_seen + 1;
+  int unit = kIsWide                   ? span_begin + warp * kUnit
+             : begin_seen > span_begin ? begin_seen
+                                       : span_begin;
+  const bool has_unit = unit < end && unit >= begin_seen;
+
+  // Of the lane's positions in both halves of a unit: the blocks, of the unit that is to be loaded
+  // next, so that nobody waits for them then, and where they lie, of the unit loaded last.
+  int32_t blocks[2] = {find_block(p, rows, unit + lane), find_block(p, rows, unit + kHalf + lane)};
+  int64_t offsets[2];
+  float key_scales[2];
+  float value_scales_ahead[2] = {};
+  float value_scales[2];
+  const auto load_keys = [&](int half, int from) {
+    const int position = from + half * kHalf + lane;
+    offsets[half] = find_position(p, rows, blocks[half], position);
+    key_scales[half] = find_scale<kStorage>(p, p.keys, rows, blocks[half], position);
+    value_scales_ahead[half] = find_scale<kStorage>(p, p.values, rows, blocks[half], position);
+    load_half<kDim, 32, kStorage>(p.keys.data, nullptr, offsets[half], rows.sees_unit(from),
+                                  copied_half(half), nullptr);
+    if constexpr (!kIsWide) blocks[half] = find_block(p, rows, position + kUnit);
+  };
+  const auto load_values = [&](int from) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      value_scales[half] = value_scales_ahead[half];
+      load_half<kDim, 32, kStorage>(p.values.data, nullptr, offsets[half], rows.sees_unit(from),
+                                    copied_half(2 + half), nullptr);
+    }
+  };
+  const auto load_first_keys = [&] {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (has_unit) load_keys(half, unit);
+      commit_copies();
+    }
+  };
+  // What earlier steps wrote need not be waited for.
+  const bool is_old = unit + kUnit <= rows.first_position;
+  if (is_old) load_first_keys();
+  wait_for_previous();
+  if (!is_old) load_first_keys();
+  load_queries<kDim, kTiledRows, 32 * kWarps>(p, rows, query);
+  __syncthreads();
+  uint32_t held[kDim / 16][4] = {};
+  if constexpr (kHoldsQuery) {
+    hold_queries<kDim>(held, query);
+    __syncthreads();
+  }
+  if (has_unit) load_values(unit);
+  commit_copies();
+
+  const Sight sight = find_sight(rows, 0, p.window);
+  Running<kIsWide ? 8 : kDim> run;
+  run.clear();
+  float s[8][4];
+  const auto find_scores = [&](int next, bool has_next) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      wait_for_all_but<2>();
+      __syncwarp();  // the keys are there
+      uint16_t* keys = tile + half * kHalf * kStride;
+      if constexpr (kIsF8) {
+        widen_half<kDim, 32>(copied_half(half), key_scales[half], keys);
+        __syncwarp();
+      }
+      scores<kDim, kHoldsQuery, 2>(s + 4 * half, held, query, keys);
+      __syncwarp();  // and have been read
+      if (has_next) load_keys(half, next);
+      commit_copies();
+    }
+    scale_and_mask(s, p, sight, unit);
+    wait_for_all_but<2>();
+    __syncwarp();  // the values are there
+    if constexpr (kIsF8) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        widen_half<kDim, 32>(copied_half(2 + half), value_scales[half],
+                             tile + half * kHalf * kStride);
+      }
+      __syncwarp();
+    }
+  };
+  const uint16_t* values = kIsF8 ? tile : tile + kUnit * kStride;
+  // A sequence that has one span is done with it: merging it alone would change nothing.
+  const bool is_partial = rows.first_seen / kTiledSpan != rows.last_seen / kTiledSpan;
+
+  if constexpr (!kIsWide) {
+    for (bool has_next = true; has_next; unit += kUnit) {
+      has_next = unit + kUnit < end;
+      find_scores(unit + kUnit, has_next);
+      run.add(s, values);
+      __syncwarp();
+      if (has_next) load_values(unit + kUnit);
+      commit_copies();
+    }
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      const int row = lane / 4 + g * 8;
+      if (row >= rows.num_rows) continue;
+      float* to = output_of(p, rows, row);
+      if (is_partial) {
+        const int64_t at = partial_index(partials, rows.sequence, rows.kv_head, blockIdx.x, row);
+        to = partials.outputs + at * kDim;
+        if (lane % 4 == 0) {
+          partials.maxima[at] = run.m[g];
+          partials.sums[at] = run.sum[g];
+        }
+      }
+      const float divisor = is_partial ? 1.0f : run.sum[g];
+#pragma unroll
+      for (int e = 0; e < kDim / 4; ++e)  // two of each fragment
+        to[e / 2 * 8 + lane % 4 * 2 + e % 2] = run.o[e / 2][2 * g + e % 2] / divisor;
+    }
+  } else {
+    float largest[2] = {-INFINITY, -INFINITY};
+    if (has_unit) {
+      find_scores(0, false);
+      largest_scores(s, largest);
+    }
+    if (lane % 4 == 0) {
+      unit_m[warp][lane / 4] = largest[0];
+      unit_m[warp][lane / 4 + 8] = largest[1];
+    }
+    __syncthreads();
+    // The units' sums lie where their keys did, [16, kDim].
+    const auto sums_of = [&](int w) {
+      return reinterpret_cast<float*>(shared + w * kWarpElements + (kIsF8 ? kUnit * kStride : 0));
+    };
+    if (has_unit) {
+      for (int w = 0; w < warp; ++w) {
+        largest[0] = fmaxf(largest[0], unit_m[w][lane / 4]);
+        largest[1] = fmaxf(largest[1], unit_m[w][lane / 4 + 8]);
+      }
+      uint32_t weights[4][4];
+      weigh(s, largest, weights);
+      float sums[4];
+      sum_weights(weights, sums);
+      if (lane % 4 == 0) {
+        unit_sum[warp][lane / 4] = sums[0];
+        unit_sum[warp][lane / 4 + 8] = sums[2];
+      }
+      float* to = sums_of(warp) + lane / 4 * kDim + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kDim / 16; ++n) {
+        float left[4];
+        float right[4];
+        weigh_values<kDim>(weights, values, n, left, right);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (lane / 4 + i / 2 * 8 >= rows.num_rows) continue;
+          to[i / 2 * 8 * kDim + n * 16 + i % 2] = left[i];
+          to[i / 2 * 8 * kDim + n * 16 + 8 + i % 2] = right[i];
+        }
+      }
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < rows.num_rows * kDim; e += 32 * kWarps) {
+      const int row = e / kDim;
+      float m = -INFINITY;
+      float sum = 0.0f;
+      float value = 0.0f;
+      for (int w = 0; w < kWarps; ++w) {  // as Running::add does it
+        const int begin = span_begin + w * kUnit;
+        if (begin < begin_seen || begin >= end) continue;
+        const float new_m = fmaxf(m, unit_m[w][row]);
+        const float scale = fast_exp2(m - finite_or_zero(new_m));
+        m = new_m;
+        sum = v_fma(sum, scale, unit_sum[w][row]);
+        value = v_fma(value, scale, sums_of(w)[e]);
+      }
+      if (!is_partial) {
+        output_of(p, rows, row)[e % kDim] = value / sum;
+        continue;
+      }
+      const int64_t at = partial_index(partials, rows.sequence, rows.kv_head, blockIdx.x, row);
+      partials.outputs[at * kDim + e % kDim] = value;
+      if (e % kDim == 0) {
+        partials.maxima[at] = m;
+        partials.sums[at] = sum;
+      }
+    }
+  }
+}
+
+// Prompts: blockIdx (KV head, sequence, row tile from the last to the first: the longest work
+// begins first), for sequences of more than 16 rows. The warps share a unit's keys and values.
+// Shared memory: kStages times a unit of both; or one unit of both, in bf16, of what was widened
+// last, and kStages times their codes; then, unless registers hold them, the queries and what was
+// merged of the spans, element i of thread t at [i * threads + t].
+template <int kDim, int kWarps, Storage kStorage>
+__global__ void __launch_bounds__(32 * kWarps, kDim <= 128 ? 2 : 1) rows_kernel(AttentionParams p) {
   constexpr int kThreads = 32 * kWarps;
   constexpr int kRows = kTiledRows * kWarps;
   constexpr int kStride = kStrideOf<kDim>;
-  constexpr bool kHoldsQuery = kHoldsQueryOf<kDim>;
+  constexpr bool kIsF8 = kStorage == Storage::kF8;
+  constexpr bool kHoldsQuery = kRowsHoldQueryOf<kDim>;
+  constexpr bool kHoldsMerged = kRowsHoldMergedOf<kDim>;
+  constexpr int kStages = kStagesOf<kDim>;
+  constexpr int kUnitBytes = kUnit * kRowBytes<kDim, kStorage>;
+  static_assert(kRows <= 2 * kUnit);
   LLMSERVE_DYNAMIC_SHARED(uint16_t, shared);
-  uint16_t* tiles = shared;
-  auto* codes = reinterpret_cast<uint8_t*>(tiles + 2 * kTile * kStride);
-  uint16_t* query = tiles + 4 * kTile * kStride;
-  auto* merged = reinterpret_cast<float*>(kHoldsQuery ? query : query + kRows * kStride);
+  auto* copied = reinterpret_cast<std::byte*>(kIsF8 ? shared + 2 * kUnit * kStride : shared);
+  uint16_t* past_tiles = reinterpret_cast<uint16_t*>(copied + 2 * kStages * kUnitBytes);
+  uint16_t* query = kHoldsQuery ? shared : past_tiles;
+  auto* merged_outputs = reinterpret_cast<float*>(past_tiles + kRows * kStride);
 
-  const int64_t first_row =
-      kIsSplit ? 0 : (static_cast<int64_t>(gridDim.x) - 1 - blockIdx.x) * kRows;
-  const int64_t sequence = blockIdx.z;
-  const RowTile rows = find_rows(p, sequence, blockIdx.y, first_row, kRows);
-  if (first_row >= rows.num_rows || kIsSplit != (rows.num_rows <= kTiledRows)) return;
-  const int first_span = kIsSplit ? static_cast<int>(blockIdx.x) : rows.first_seen / kTiledSpan;
-  const int last_span = kIsSplit ? static_cast<int>(blockIdx.x) : rows.last_seen / kTiledSpan;
-  if ((first_span + 1) * kTiledSpan <= rows.first_seen || first_span * kTiledSpan > rows.last_seen)
-    return;
+  const int64_t first_row = (static_cast<int64_t>(gridDim.z) - 1 - blockIdx.z) * kRows;
+  wait_for_previous();
+  const RowTile rows = find_rows(p, blockIdx.y, blockIdx.x, first_row, kRows);
+  if (first_row >= rows.num_rows || rows.num_rows <= kTiledRows) return;
 
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int64_t warp_row = first_row + warp * kTiledRows;
-  for (int e = threadIdx.x; e < kRows * kDim; e += kThreads) {
-    const int64_t row = first_row + e / kDim;
-    float value = 0.0f;
-    if (row < rows.num_rows) {
-      const int64_t token = p.query_starts[sequence] + row / rows.group;
-      const int64_t head = rows.kv_head * rows.group + row % rows.group;
-      value = p.q[token * p.q_token_stride + head * p.q_head_stride + e % kDim];
-    }
-    query[e / kDim * kStride + e % kDim] = float_to_bf16(value);
-  }
+  const bool has_rows = warp_row < rows.num_rows;
+  load_queries<kDim, kRows, kThreads>(p, rows, query);
   __syncthreads();
-  uint16_t* warp_query = query + warp * kTiledRows * kStride;
+  const uint16_t* warp_query = query + warp * kTiledRows * kStride;
   uint32_t held[kDim / 16][4] = {};
   if constexpr (kHoldsQuery) {
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      load_matrices(held[step], warp_query + (lane / 8 % 2 * 8 + lane % 8) * kStride + step * 16 +
-                                    lane / 16 * 8);
-    }
+    hold_queries<kDim>(held, warp_query);
     __syncthreads();
   }
 
-  int first[2];  // the positions that this lane's rows see; rows beyond the end see none
-  int last[2];
-#pragma unroll
-  for (int g = 0; g < 2; ++g) {
-    const int64_t row = warp_row + lane / 4 + g * 8;
-    last[g] = row < rows.num_rows ? rows.position(row) : -1;
-    first[g] = row < rows.num_rows ? first_seen_from(last[g], p.window) : 0;
-  }
-  const bool warp_has_rows = warp_row < rows.num_rows;
-  const int64_t warp_end =
-      warp_row + kTiledRows < rows.num_rows ? warp_row + kTiledRows : rows.num_rows;
-  const int warp_first = warp_has_rows ? first_seen_from(rows.position(warp_row), p.window) : 0;
-  const int warp_last = warp_has_rows ? rows.position(warp_end - 1) : -1;
-
+  Sight sight{};
+  if (has_rows) sight = find_sight(rows, warp_row, p.window);
   Running<kDim> run;
-  float merged_m[2] = {-INFINITY, -INFINITY};
-  float merged_sum[2] = {0.0f, 0.0f};
-  if constexpr (!kIsSplit) {
+  // Of all spans so far; its outputs may be in `merged_outputs`.
+  Running<kHoldsMerged ? kDim : 8> whole;
+  whole.clear();
+  if constexpr (!kHoldsMerged) {
 #pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) merged[i * kThreads + threadIdx.x] = 0.0f;
+    for (int i = 0; i < kDim / 2; ++i) merged_outputs[i * kThreads + threadIdx.x] = 0.0f;
   }
 
-  const int begin_seen = rows.first_seen / kTile * kTile;
-  int begin = first_span * kTiledSpan > begin_seen ? first_span * kTiledSpan : begin_seen;
-  int stage = 0;
-  LaneScales scales;  // of the tile that is on its way
-  const auto load = [&](int from) {
-    if constexpr (kStorage == Storage::kF8) {
-      uint8_t* to = codes + stage * 2 * kTile * kDim;
-      scales = load_codes<kDim, kWarps>(p, rows, from, to, to + kTile * kDim);
-    } else {
-      uint16_t* to = tiles + stage * 2 * kTile * kStride;
-      load_tile<kDim, kWarps>(p, rows, from, to, to + kTile * kStride);
+  int begin = rows.first_seen / kUnit * kUnit;
+  // Of the unit that is to be loaded next, so that nobody waits for them then.
+  int32_t blocks[2] = {find_block(p, rows, begin + lane),
+                       find_block(p, rows, begin + kHalf + lane)};
+  float key_scales[2];
+  float value_scales[2];
+  const auto load_unit = [&](int from, int stage) {
+    std::byte* to = copied + stage * 2 * kUnitBytes;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int position = from + half * kHalf + lane;
+      const int64_t offset = find_position(p, rows, blocks[half], position);
+      key_scales[half] = find_scale<kStorage>(p, p.keys, rows, blocks[half], position);
+      value_scales[half] = find_scale<kStorage>(p, p.values, rows, blocks[half], position);
+      load_half<kDim, kThreads, kStorage>(p.keys.data, p.values.data, offset, rows.sees_unit(from),
+                                          to + half * (kUnitBytes / 2),
+                                          to + kUnitBytes + half * (kUnitBytes / 2));
+      blocks[half] = find_block(p, rows, position + kUnit);
     }
   };
-  load(begin);
-  for (int span = first_span; span <= last_span; ++span) {
+  const auto widen_unit = [&](int stage) {
+#pragma unroll
+    for (int half = 0; half < 4; ++half) {  // of keys, then of values
+      widen_half<kDim, kThreads>(copied + stage * 2 * kUnitBytes + half * (kUnitBytes / 2),
+                                 half < 2 ? key_scales[half] : value_scales[half - 2],
+                                 shared + half * kHalf * kStride);
+    }
+  };
+  int stage = 0;
+  load_unit(begin, stage);
+  for (int span = begin / kTiledSpan; span <= rows.last_seen / kTiledSpan; ++span) {
     run.clear();
     const int span_end = (span + 1) * kTiledSpan;
-    for (; begin < span_end && begin <= rows.last_seen; begin += kTile) {
+    for (; begin < span_end && begin <= rows.last_seen; begin += kUnit) {
       wait_for_copies();
-      __syncthreads();  // the tile is there, and nobody reads the other one any more
-      uint16_t* keys = kStorage == Storage::kF8 ? tiles : tiles + stage * 2 * kTile * kStride;
-      const uint8_t* arrived = codes + stage * 2 * kTile * kDim;
-      const LaneScales of_arrived = scales;
-      stage ^= 1;
-      const int next = begin + kTile;
-      if (next <= rows.last_seen && (!kIsSplit || next < span_end)) load(next);
-      if constexpr (kStorage == Storage::kF8) {
-        widen_tile<kDim, kWarps>(arrived, of_arrived.key, keys);
-        widen_tile<kDim, kWarps>(arrived + kTile * kDim, of_arrived.value, keys + kTile * kStride);
-        __syncthreads();  // all of it is widened
+      __syncthreads();  // the unit is there, and nobody reads the one before any more
+      const bool has_next = begin + kUnit <= rows.last_seen;
+      const uint16_t* tile = kIsF8 ? shared : shared + stage * kUnitBytes;  // two units of 2 bytes
+      if constexpr (kIsF8) {
+        widen_unit(stage);
+        __syncthreads();
       }
-      if (begin > warp_last || begin + kTile <= warp_first) continue;  // the whole warp
-      float s[4][4];
-      scores<kDim, kHoldsQuery>(s, held, warp_query, keys);
-      scale_and_mask(s, p, first, last, begin);
-      take_in<kDim>(run, s, keys + kTile * kStride);
+      if constexpr (kStages == 2) {
+        stage ^= 1;
+        if (has_next) load_unit(begin + kUnit, stage);
+      }
+      if (has_rows && begin <= sight.warp_last && begin + kUnit > sight.warp_first) {
+        float s[8][4];
+        scores<kDim, kHoldsQuery, 4>(s, held, warp_query, tile);
+        scale_and_mask(s, p, sight, begin);
+        run.add(s, tile + kUnit * kStride);
+      }
+      if constexpr (kStages == 1) {
+        __syncthreads();
+        if (has_next) load_unit(begin + kUnit, stage);
+      }
     }
-    if constexpr (!kIsSplit) {
 #pragma unroll
-      for (int g = 0; g < 2; ++g) {
-        const Merge both = merge(merged_m[g], run.m[g]);
-        merged_m[g] = both.m;
-        merged_sum[g] = merged_sum[g] * both.scale_old + run.sum[2 * g] * both.scale_new;
+    for (int g = 0; g < 2; ++g) {
+      const Merge both = merge(whole.m[g], run.m[g]);
+      whole.m[g] = both.m;
+      whole.sum[g] = merged(both, whole.sum[g], run.sum[g]);
 #pragma unroll
-        for (int e = 0; e < kDim / 4; ++e) {  // two of each fragment
-          float& to = merged[(g * (kDim / 4) + e) * kThreads + threadIdx.x];
-          to = to * both.scale_old + run.o[e / 2][2 * g + e % 2] * both.scale_new;
+      for (int e = 0; e < kDim / 4; ++e) {  // two of each fragment
+        const float value = run.o[e / 2][2 * g + e % 2];
+        if constexpr (kHoldsMerged) {
+          float& to = whole.o[e / 2][2 * g + e % 2];
+          to = merged(both, to, value);
+        } else {
+          float& to = merged_outputs[(g * (kDim / 4) + e) * kThreads + threadIdx.x];
+          to = merged(both, to, value);
         }
       }
     }
   }
-
-  // A split row whose sequence has one span is done, too: merging it alone would change nothing.
-  const bool is_partial = kIsSplit && rows.first_seen / kTiledSpan != rows.last_seen / kTiledSpan;
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
     const int64_t row = warp_row + lane / 4 + g * 8;
     if (row >= rows.num_rows) continue;
-    float* to;
-    float divisor = 1.0f;
-    if (is_partial) {
-      const int64_t at = partial_index(partials, sequence, rows.kv_head, first_span, row);
-      to = partials.outputs + at * kDim;
-      if (lane % 4 == 0) {
-        partials.maxima[at] = run.m[g];
-        partials.sums[at] = run.sum[2 * g];
-      }
-    } else {
-      const int64_t token = p.query_starts[sequence] + row / rows.group;
-      const int64_t head = rows.kv_head * rows.group + row % rows.group;
-      to = p.out + token * p.out_token_stride + head * p.out_head_stride;
-      divisor = kIsSplit ? run.sum[2 * g] : merged_sum[g];
-    }
+    float* to = output_of(p, rows, row);
 #pragma unroll
     for (int e = 0; e < kDim / 4; ++e) {
-      const float value = kIsSplit ? run.o[e / 2][2 * g + e % 2]
-                                   : merged[(g * (kDim / 4) + e) * kThreads + threadIdx.x];
-      to[e / 2 * 8 + lane % 4 * 2 + e % 2] = value / divisor;
+      float value;
+      if constexpr (kHoldsMerged)
+        value = whole.o[e / 2][2 * g + e % 2];
+      else
+        value = merged_outputs[(g * (kDim / 4) + e) * kThreads + threadIdx.x];
+      to[e / 2 * 8 + lane % 4 * 2 + e % 2] = value / whole.sum[g];
     }
   }
 }
 
 // blockIdx: (row, KV head, sequence); threads stride over the dims. Spans in position order, as in
-// tiled_kernel.
+// rows_kernel.
 __global__ void merge_spans_kernel(AttentionParams p, TiledPartials partials) {
+  wait_for_previous();
   const int64_t row = blockIdx.x;
   const RowTile rows = find_rows(p, blockIdx.z, blockIdx.y, 0, kTiledRows);
   const int first_span = rows.first_seen / kTiledSpan;
   const int last_span = rows.last_seen / kTiledSpan;
   if (row >= rows.num_rows || rows.num_rows > kTiledRows || first_span == last_span) return;
-  const int64_t token = p.query_starts[rows.sequence] + row / rows.group;
-  const int64_t head = rows.kv_head * rows.group + row % rows.group;
-  float* out = p.out + token * p.out_token_stride + head * p.out_head_stride;
+  float* out = output_of(p, rows, row);
   const int64_t width = p.values.width;
   for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
     float m = -INFINITY;
@@ -452,8 +796,8 @@ __global__ void merge_spans_kernel(AttentionParams p, TiledPartials partials) {
       const int64_t at = partial_index(partials, rows.sequence, rows.kv_head, span, row);
       const Merge both = merge(m, partials.maxima[at]);
       m = both.m;
-      sum = sum * both.scale_old + partials.sums[at] * both.scale_new;
-      value = value * both.scale_old + partials.outputs[at * width + i] * both.scale_new;
+      sum = merged(both, sum, partials.sums[at]);
+      value = merged(both, value, partials.outputs[at * width + i]);
     }
     out[i] = value / sum;
   }
@@ -461,19 +805,30 @@ __global__ void merge_spans_kernel(AttentionParams p, TiledPartials partials) {
 
 template <int kDim, Storage kStorage>
 struct Kernels {
+  static constexpr bool kIsF8 = kStorage == Storage::kF8;
   static constexpr int kWarps = tiled_warps(kDim);
-  static constexpr auto split = tiled_kernel<kDim, 1, true, kStorage>;
-  static constexpr auto rows = tiled_kernel<kDim, kWarps, false, kStorage>;
+  static constexpr int kWideWarps = has_wide_kernel(kDim) ? kTiledSpan / kUnit : 1;
+  static constexpr auto narrow = split_kernel<kDim, 1, kStorage>;
+  static constexpr auto wide = split_kernel<kDim, kWideWarps, kStorage>;
+  static constexpr auto rows = rows_kernel<kDim, kWarps, kStorage>;
+  static constexpr int64_t kNarrowBytes = tiled_split_bytes(kDim, 1, kIsF8);
+  static constexpr int64_t kWideBytes = tiled_split_bytes(kDim, kWideWarps, kIsF8);
+  static constexpr int64_t kRowsBytes = tiled_rows_bytes(kDim, kIsF8);
 
-  static void prepare() {
-    const auto allow = [](auto kernel, int warps, bool is_split) {
+  static bool may_be_wide(int64_t shared_bytes) {
+    return has_wide_kernel(kDim) && kWideBytes <= shared_bytes;
+  }
+
+  static void prepare(int64_t shared_bytes) {
+    const auto allow = [](auto kernel, int64_t num_bytes) {
       check("cudaFuncSetAttribute of attention",
             cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(tiled_shared_bytes(kDim, warps, is_split))));
+                                 static_cast<int>(num_bytes)));
     };
-    allow(split, 1, true);
-    allow(rows, kWarps, false);
+    allow(narrow, kNarrowBytes);
+    if (may_be_wide(shared_bytes)) allow(wide, kWideBytes);
+    allow(rows, kRowsBytes);
   }
 
   static void run(const AttentionParams& p, const TiledPlan& plan, const TiledPartials& partials,
@@ -481,9 +836,9 @@ struct Kernels {
     const auto kv_heads = static_cast<unsigned>(p.keys.num_heads);
     const auto sequences = static_cast<unsigned>(p.num_sequences);
     if (plan.row_tiles > 0) {
-      launch("paged_attention", rows,
-             dim3(static_cast<unsigned>(plan.row_tiles), kv_heads, sequences), 32 * kWarps,
-             static_cast<size_t>(tiled_shared_bytes(kDim, kWarps, false)), stream, p, partials);
+      launch_early("paged_attention", rows,
+                   dim3(kv_heads, sequences, static_cast<unsigned>(plan.row_tiles)), 32 * kWarps,
+                   static_cast<size_t>(kRowsBytes), stream, p);
     }
     for (int64_t begin = 0; plan.spans > 0 && begin < p.num_sequences;
          begin += partials.sequences) {
@@ -494,12 +849,19 @@ struct Kernels {
       const auto count = static_cast<unsigned>(p.num_sequences - begin < partials.sequences
                                                    ? p.num_sequences - begin
                                                    : partials.sequences);
-      launch("paged_attention", split, dim3(static_cast<unsigned>(plan.spans), kv_heads, count), 32,
-             static_cast<size_t>(tiled_shared_bytes(kDim, 1, true)), stream, part, partials);
+      const dim3 spans(static_cast<unsigned>(plan.spans), kv_heads, count);
+      if (may_be_wide(partials.shared_bytes) &&
+          tiled_is_wide(plan.spans * p.keys.num_heads * count)) {
+        launch_early("paged_attention", wide, spans, 32 * kWideWarps,
+                     static_cast<size_t>(kWideBytes), stream, part, partials);
+      } else {
+        launch_early("paged_attention", narrow, spans, 32, static_cast<size_t>(kNarrowBytes),
+                     stream, part, partials);
+      }
       if (plan.spans == 1) continue;
-      launch("paged_attention", merge_spans_kernel,
-             dim3(static_cast<unsigned>(plan.split_rows), kv_heads, count), row_threads(kDim), 0,
-             stream, part, partials);
+      launch_early("paged_attention", merge_spans_kernel,
+                   dim3(static_cast<unsigned>(plan.split_rows), kv_heads, count), row_threads(kDim),
+                   0, stream, part, partials);
     }
   }
 };

@@ -18,10 +18,12 @@ struct TiledPartials {
   int64_t kv_heads;
   int64_t spans;
   int64_t rows;
+  int64_t shared_bytes;  // that a block may ask for
 };
 struct TiledKernels {
-  // Once before the first run(), on the device, and not within a capture.
-  void (*prepare)();
+  // Once before the first run(), on the device, whose blocks may ask for so much shared memory, and
+  // not within a capture.
+  void (*prepare)(int64_t shared_bytes);
   // The plan covers every sequence of the step; it may be that of a larger one.
   void (*run)(const AttentionParams& params, const TiledPlan& plan, const TiledPartials& partials,
               cudaStream_t stream);

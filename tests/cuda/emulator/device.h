@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -72,6 +73,12 @@ T __shfl_sync(unsigned, T value, int from) {
 }
 
 inline void __syncwarp() { llmserve::cuda::emulator::shuffle_xor(0, 0); }
+inline int __any_sync(unsigned, int value) {
+  uint64_t any = value != 0 ? 1 : 0;
+  for (int mask = 16; mask > 0; mask /= 2) any |= llmserve::cuda::emulator::shuffle_xor(any, mask);
+  return any != 0 ? 1 : 0;
+}
+inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void store_release(int64_t* to, int64_t value) {
   std::atomic_ref<int64_t>(*to).store(value, std::memory_order_release);
@@ -82,6 +89,12 @@ template <class T>
 T atomicAdd(T* to, T value) {
   const T old = *to;
   *to += value;
+  return old;
+}
+template <class T>
+T atomicMax(T* to, T value) {
+  const T old = *to;
+  if (value > old) *to = value;
   return old;
 }
 
@@ -96,6 +109,7 @@ inline int32_t __float_as_int(float x) { return __builtin_bit_cast(int32_t, x); 
 inline float __int_as_float(int32_t x) { return __builtin_bit_cast(float, x); }
 inline uint32_t __float_as_uint(float x) { return __builtin_bit_cast(uint32_t, x); }
 inline float __uint_as_float(uint32_t x) { return __builtin_bit_cast(float, x); }
+inline int __clz(int x) { return std::countl_zero(static_cast<uint32_t>(x)); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(static_cast<uint64_t>(a) * b >> 32);
 }

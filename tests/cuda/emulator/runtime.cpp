@@ -122,6 +122,11 @@ cudaError_t cudaFree(void* data) {
   if (const cudaError_t code = cudaDeviceSynchronize(); code != cudaSuccess) return code;
   return release(device_memory, data);
 }
+cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
+  if (is_captured(stream)) return cudaErrorInvalidValue;  // it is none of the graph's own
+  enqueue(stream, [data] { release(device_memory, data); });
+  return cudaSuccess;
+}
 cudaError_t cudaHostAlloc(void** data, size_t num_bytes, unsigned) {
   return allocate(pinned_memory, data, num_bytes);
 }
