@@ -280,11 +280,12 @@ def torch_rows(limits: Limits, sizes: Sizes, device: str) -> Iterator[Row]:
 
 def all_rows(backend: Any, limits: Limits, sizes: Sizes, is_small: bool) -> Iterator[Row]:
     rng = np.random.default_rng(0)
-    for make in (attention_rows, transfer_rows, row_op_rows, fused_rows, linear_rows, plain_rows):
+    for make in (attention_rows, transfer_rows, row_op_rows, fused_rows, linear_rows):
         yield from make(backend, limits, rng, sizes)
     device = torch_device(is_small)
     if device:
         yield from torch_rows(limits, sizes, device)
+    yield from plain_rows(backend, limits, rng, sizes)  # the slowest
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ namespace {
 // In the order in which "auto" tries them.
 constexpr std::array kRegistry{
     BackendRow{"cuda",
-               "NVIDIA GPUs from sm_80, where built with LLMSERVE_CUDA=ON; compiles, not run on a "
-               "GPU yet",
+               "NVIDIA GPUs from sm_80, where built with LLMSERVE_CUDA=ON; run on sm_90, compiles "
+               "for sm_80",
                &make_cuda_backend},
     BackendRow{
         "cpu",

@@ -31,8 +31,8 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
-# Sixteen warps on narrow weights, four on others, two tiles of rows from 16384 on; a last block that
-# is cut off, steps of K that not every warp has, and an end of K within a step.
+# Sixteen warps on narrow weights, four on others, two tiles of rows from 16384 on; a last block
+# that is cut off, steps of K that not every warp has, and an end of K within a step.
 SHAPES = [(24, 64), (1000, 1032), (2072, 136), (4096, 1024), (16_408, 40)]
 
 

@@ -199,6 +199,7 @@ void CudaSteps::run_recorded(const RecordKey& key, const std::function<void()>& 
     publish_results();
   };
   block_.is_recorded = true;
+  starts_early = allows_early_starts_ && key.num_rows <= kMmaGemvMaxRows;
   if (entry.has_run && !entry.graph.is_captured() && !entry.is_refused) capture(entry, run);
   if (entry.graph.is_captured()) {
     entry.graph.launch(memory_.stream());
@@ -208,6 +209,7 @@ void CudaSteps::run_recorded(const RecordKey& key, const std::function<void()>& 
     entry.has_run = true;
   }
   block_.is_recorded = false;
+  starts_early = false;
   is_published_ = true;
 }
 

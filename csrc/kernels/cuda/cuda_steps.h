@@ -30,6 +30,10 @@ class CudaSteps final : public DeviceSteps {
   // Device memory that steps of at most this shape take, and reserve() takes, so that none grows.
   static int64_t device_bytes(const StepShape& shape);
   void reserve(const StepShape& shape);
+  // Whether recorded steps of so few rows that all their kernels are the backend's own may have
+  // them start early. Among a library's, which do not wait for the one before by themselves, that
+  // cost more than it saved: 2.4 ms instead of 2.1 ms for 32 rows of Qwen3-0.6B on an H200.
+  void allow_early_starts(bool is_allowed) { allows_early_starts_ = is_allowed; }
 
   std::span<std::byte> begin(int64_t num_bytes, int64_t num_rows, int64_t max_rows) override;
   void bring_over() override;
@@ -128,6 +132,7 @@ class CudaSteps final : public DeviceSteps {
   RecordCounts record_counts_;
   int64_t num_moves_seen_ = 0;  // of block_, by what is recorded
   bool is_published_ = false;   // the step under way
+  bool allows_early_starts_ = false;
   int64_t max_rows_ = 0;
 };
 

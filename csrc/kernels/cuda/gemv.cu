@@ -120,6 +120,7 @@ __global__ void __launch_bounds__(kGemvThreads) gemv_kernel(LinearParams p, Line
   for (int c = 0; c < kColumns; ++c) row_starts[c] = column_of(p, f, first, c) * p.in_features;
   float sums[kRows][kColumns] = {};
 
+  wait_for_previous();
   for (int64_t k0 = 0; k0 < p.in_features; k0 += kN) {
     Chunk<kStorage> w[kChunksEach<kStorage>][kColumns];  // asked for before the barrier
 #pragma unroll
@@ -199,8 +200,8 @@ void launch_rows(const LinearParams& p, const LinearFusion& f, cudaStream_t stre
                             : gemv_kernel<kStorage, kRows, 4, true>;
     }
   }
-  launch("linear", kernel, blocks(gemv_blocks(p.out_features, columns)), kGemvThreads, 0, stream, p,
-         f);
+  launch_early("linear", kernel, blocks(gemv_blocks(p.out_features, columns)), kGemvThreads, 0,
+               stream, p, f);
 }
 
 template <Storage kStorage>

@@ -61,9 +61,9 @@ void layer_norm(const LayerNormParams& params, cudaStream_t stream);
 // out += x * scale.
 void add(Rows out, ConstRows x, int64_t num_rows, int64_t width, float scale, cudaStream_t stream);
 
-// Whether kernels may start before the one ahead of them on the stream has ended (programmatic
-// dependent launch, compute capability 9.0 and later): set once, by the backend.
-inline bool starts_early = false;
+// Whether kernels that this thread launches may start before the one ahead of them on the stream
+// has ended (programmatic dependent launch, compute capability 9.0 and later).
+inline thread_local bool starts_early = false;
 
 struct LinearParams {
   ConstRows x;

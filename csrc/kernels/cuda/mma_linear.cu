@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(Tile<kTile>::kThreads)
     mma_kernel(const uint16_t* x, LinearParams p) {
   using T = Tile<kTile>;
   LLMSERVE_DYNAMIC_SHARED(uint16_t, shared);
+  wait_for_previous();
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * T::kRows;
@@ -127,8 +128,8 @@ void launch_tile(const uint16_t* x, const LinearParams& p, cudaStream_t stream) 
   using T = Tile<kTile>;
   const dim3 grid(static_cast<unsigned>(ceil_div(p.out_features, T::kColumns)),
                   static_cast<unsigned>(ceil_div(p.num_rows, T::kRows)));
-  launch("linear", mma_kernel<kTile>, grid, T::kThreads, static_cast<size_t>(T::kSharedBytes),
-         stream, x, p);
+  launch_early("linear", mma_kernel<kTile>, grid, T::kThreads, static_cast<size_t>(T::kSharedBytes),
+               stream, x, p);
 }
 
 }  // namespace
