@@ -35,6 +35,9 @@ if [ -n "${LLMSERVE_WHEELS:-}" ]; then
 fi
 export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$PWD/python
 export PYTHONUNBUFFERED=1
+# cuBLASLt of the nvidia-cublas wheel, which is looked for beside an installed package and not beside this tree.
+libraries=$("$python" -c 'import nvidia; print(*(f"{path}/cu13/lib" for path in nvidia.__path__), sep=":")' 2>/dev/null || true)
+[ -z "$libraries" ] || export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$libraries
 
 # What takes too long is interrupted, so that pytest still writes down what it has.
 limited() { timeout -s INT -k 15 "$@"; }
