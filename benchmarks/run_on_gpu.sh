@@ -74,12 +74,13 @@ sanitize() {
   local plain="cuda-plain and not any_combination and not agrees_with_ref and not follow and not finite and not 70001"
   local auto="cuda-auto and (linear_ or attention_ or prepared)"
   local invariant="cuda-invariant and (linear_ or every_tile)"
+  local decoding="few_rows and (1000 or 2-2-80 or 8-1-128) or sampling_shapes and 4100 or row_kernels and not 8196"
   for tool in memcheck racecheck; do
     limited $((limit / 2)) compute-sanitizer --tool "$tool" --error-exitcode 9 \
       --log-file "$out/$tool.log" "$python" -m pytest -m cuda -q -x \
       tests/parity/test_{ops,fused_ops,op_invariance,sampling_op,sampling_edits}.py \
-      tests/cuda/test_two_in_flight.py tests/cuda/test_{graphs,padding_rows}.py \
-      -k "(($plain) or ($auto) or ($invariant) or in_flight or graphs or (padding and auto)) and not 193 and not 1184" 2>&1 |
+      tests/cuda/test_two_in_flight.py tests/cuda/test_{graphs,padding_rows,few_rows,sampling_shapes,row_kernels}.py \
+      -k "(($plain) or ($auto) or ($invariant) or ($decoding) or in_flight or graphs or (padding and auto)) and not 193 and not 1184" 2>&1 |
       tee "$out/$tool.txt" | tail -15 || status=$?
   done
   record --stage sanitize --status "$status" --seconds $((SECONDS - start))

@@ -71,6 +71,25 @@ def test_graphs_over_an_fp8_cache_change_no_token():
     assert num_replays > num_captures
 
 
+@pytest.mark.parametrize("count", [1, 8])
+def test_kernels_that_start_early_change_no_token(monkeypatch, count):
+    """Prompts of eight tokens and batches of eight: no product is a library's, and a chain of the
+    backend's own kernels is a step. Contexts grow beyond a unit of attention and a span."""
+    monkeypatch.setenv("LLMSERVE_CUDA_GEMM", "auto")
+    overrides = {"head_dim": 64, "num_hidden_layers": 3, "max_position_embeddings": 1024}
+    options = {"max_model_len": 400, "max_num_batched_tokens": 8, "max_num_seqs": 8}
+    num_tokens = 270 if count == 1 else 70
+    params = [SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0.0)] * count
+    prompts = [[3 + i, 5, 7, 11, 13, 17, 19, 23][: 8 - i] for i in range(count)]
+    got = {}
+    for launch in ("plain", "early"):
+        monkeypatch.setenv("LLMSERVE_CUDA_LAUNCH", launch)
+        got[launch] = generate(prompts, params, overrides=overrides, dtype="bfloat16", **options)
+    assert got["early"][0] == got["plain"][0]
+    num_captures, num_replays = got["early"][1]
+    assert num_replays > num_captures > 0
+
+
 def test_no_step_is_so_large_that_graphs_end():
     """The largest step's memory is there from the start: nothing that a graph uses moves."""
     decode = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0.0)

@@ -76,8 +76,8 @@ CudaBackend::CudaBackend(const BackendOptions& options)
   if (uses_mma_) prepare_mma_linear();
   if (chosen("LLMSERVE_CUDA_ATTENTION", {"auto", "plain"}) == "auto" && properties.major >= 8)
     tiled_shared_bytes_ = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
-  steps_.allow_early_starts(properties.major >= 9 &&
-                            chosen("LLMSERVE_CUDA_LAUNCH", {"early", "plain"}) == "early");
+  steps_.allow_early_starts(chosen("LLMSERVE_CUDA_LAUNCH", {"early", "plain"}) == "early" &&
+                            properties.major >= 9 && kernels_wait());
   gemm_description_ =
       concat(uses_gemv_ ? "gemv and " : "", uses_mma_ ? "mma of one order and " : "",
              cublaslt_ ? cublaslt_->description() : concat("plain matrix products, ", problem));

@@ -23,12 +23,14 @@ namespace llmserve::cuda {
 
 class CudaBackend final : public Backend {
  public:
-  // The first visible device. Products, by LLMSERVE_CUDA_GEMM: auto or nothing is gemv for few rows
-  // and cuBLASLt, where it is found, for more; invariant is mma_linear for bf16 weights and
-  // plain_linear for others, with the same bits whatever M is; plain is plain_linear for all, with
-  // that promise, too; cublaslt is cuBLASLt for all, and insists on it. Throws InvalidArgument,
-  // NotSupported, DeviceError. Attention over caches in bf16 and f8 is tiled_attention where that
-  // can run, and paged_attention otherwise or with LLMSERVE_CUDA_ATTENTION=plain.
+  // The first visible device. Products, by LLMSERVE_CUDA_GEMM: auto or nothing is mma_gemv or gemv
+  // for few rows and cuBLASLt, where it is found, for more; invariant is mma_linear for bf16
+  // weights and plain_linear for others, with the same bits whatever M is; plain is plain_linear
+  // for all, with that promise, too; cublaslt is cuBLASLt for all, and insists on it. Throws
+  // InvalidArgument, NotSupported, DeviceError. Attention over caches in bf16 and f8 is
+  // tiled_attention where that can run, and paged_attention otherwise or with
+  // LLMSERVE_CUDA_ATTENTION=plain. Kernels of recorded steps of few rows start early where the
+  // device can do that, but with LLMSERVE_CUDA_LAUNCH=plain.
   explicit CudaBackend(const BackendOptions& options);
 
   std::string_view name() const override { return "cuda"; }

@@ -272,7 +272,7 @@ void CudaSteps::abandon() noexcept {
   cudaStreamSynchronize(memory_.stream());
   cudaGetLastError();
   block_.num_bytes = 0;
-  block_.is_recorded = is_published_ = false;
+  block_.is_recorded = is_published_ = starts_early = false;
 }
 
 }  // namespace llmserve::cuda

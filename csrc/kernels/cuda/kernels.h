@@ -64,6 +64,9 @@ void add(Rows out, ConstRows x, int64_t num_rows, int64_t width, float scale, cu
 // Whether kernels that this thread launches may start before the one ahead of them on the stream
 // has ended (programmatic dependent launch, compute capability 9.0 and later).
 inline thread_local bool starts_early = false;
+// Whether the kernels that run on this device wait for the one ahead of them by themselves: those
+// compiled for a GPU before that do not, also where a later one has made its own of their PTX.
+bool kernels_wait();
 
 struct LinearParams {
   ConstRows x;
@@ -88,7 +91,7 @@ void prepare_mma_linear();
 // In the order of Activation (kernels/ops.h).
 enum class Nonlinearity : uint8_t { kSilu, kGeluTanh, kGelu };
 
-// What a product does to x before and to its outputs after, with the bits of rms_norm and
+// What a product does to x before and to its outputs after; by gemv with the bits of rms_norm and
 // activation.
 struct LinearFusion {
   const float* norm_weight = nullptr;  // [K], or no norm

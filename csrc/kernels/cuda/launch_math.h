@@ -145,8 +145,8 @@ constexpr int gemv_columns(int64_t columns) { return columns >= 4 * kGemvWarps *
 constexpr int64_t gemv_blocks(int64_t columns, int columns_each) {
   return ceil_div(columns, int64_t{kGemvWarps} * columns_each);
 }
-// Up to so many rows, each block norms x for itself: the norm's own reading of x, from the L2, is a
-// quarter of what a block with four columns a warp reads of a bf16 weight. More rows get a launch
+// Up to so many rows, each block norms x for itself: the norm's own reading of x, from the L2, is
+// an eighth of what a block with four columns a warp reads of an f32 weight. More rows get a launch
 // of their own.
 inline constexpr int kGemvNormMaxRows = 2;
 // The rows that a kernel is made for: the least power of two.
@@ -159,9 +159,9 @@ constexpr int64_t qkv_blocks(int64_t heads) { return ceil_div(heads, kQkvWarps);
 constexpr int64_t qkv_shared_bytes(int64_t head_dim) {
   return kQkvWarps * head_dim * static_cast<int64_t>(sizeof(float));
 }
-// Heads whose norm is that of a block of one thread an element.
+// Wider heads take the ops one after another.
 inline constexpr int64_t kQkvMaxWidth = 768;
-static_assert(kQkvMaxWidth <= kMaxThreads && qkv_shared_bytes(kQkvMaxWidth) <= kMaxSharedBytes);
+static_assert(qkv_shared_bytes(kQkvMaxWidth) <= kMaxSharedBytes);
 
 // Attention: one block a query head of a token; the query, the output and a tile's scores are in
 // shared memory.
@@ -212,6 +212,8 @@ constexpr int64_t tiled_split_bytes(int width, int warps, bool is_f8) {
   const int64_t query = int64_t{kTiledRows} * tiled_stride(width) * 2;
   return warps * tiled_split_warp_bytes(width, is_f8) + (tiled_holds_query(width) ? 0 : query);
 }
+// What the kernel has beside it, a maximum and a sum of each row and unit, at most.
+inline constexpr int64_t kTiledStaticBytes = int64_t{2} * kTiledSpan / kTiledUnit * kTiledRows * 4;
 // The same of a block that works on prompts.
 constexpr int64_t tiled_rows_bytes(int width, bool is_f8) {
   const int64_t rows = int64_t{kTiledRows} * tiled_warps(width);
@@ -230,7 +232,9 @@ constexpr bool tiled_fits(int64_t width, int64_t shared_bytes) {
   if (!has_tiled_kernel(width)) return false;
   const int w = static_cast<int>(width);
   return std::max({tiled_split_bytes(w, 1, false), tiled_split_bytes(w, 1, true),
-                   tiled_rows_bytes(w, false), tiled_rows_bytes(w, true)}) <= shared_bytes;
+                   tiled_rows_bytes(w, false), tiled_rows_bytes(w, true)}) +
+             kTiledStaticBytes <=
+         shared_bytes;
 }
 // Decoding has a warp for each unit, not one for a span, where so few blocks would leave a large
 // GPU (132 SMs, a block of 139 KB each at D = 128) waiting for single warps. It changes no bit.
@@ -287,8 +291,8 @@ constexpr int64_t max_partial_bytes(int64_t sequences, int64_t context, int64_t 
 }
 
 // Sampling: blocks of so many threads. As many share a row as make four for each SM of a large GPU
-// (132 of them), but none has less than two loads of 16 bytes a thread. What they find is merged by
-// maxima and sums of integers, so that no bit depends on their number.
+// (132 of them), but not so many that they would have less than some 4,096 elements each. What they
+// find is merged by maxima and sums of integers, so that no bit depends on their number.
 inline constexpr int kSampleThreads = 512;
 struct RowPieces {
   int32_t count;

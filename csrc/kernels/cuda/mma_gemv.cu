@@ -28,7 +28,7 @@ __device__ __forceinline__ int64_t row_of(const LinearParams& p, const LinearFus
 // rows g and g + 8 of the A's and of rows g of x. An output is the sum of W chains of mma, in
 // order: neither M nor kRowTiles changes a bit. A norm's factor of a row comes after the product,
 // which has x times the norm's weight: all that a warp needs is its own part of x. Shared memory:
-// sums [W, kSlots, M'], squares [W, M'], M' = kColumnTiles * 8.
+// sums [W, kSlots, kM], squares [W, kM], kM = kMmaGemvMaxRows.
 template <int kRowTiles, bool kIsNarrow, bool kNorms>
 __global__ void __launch_bounds__(kIsNarrow ? 512 : 128, kIsNarrow ? 1
                                                          : kNorms  ? 3
@@ -198,12 +198,9 @@ void launch_tiles(const LinearParams& p, const LinearFusion& f, cudaStream_t str
 }  // namespace
 
 bool can_mma_gemv(const LinearParams& p, const LinearFusion& f) {
-  const auto is_aligned = [](const void* data) {
-    return reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  };
   return p.storage == Storage::kBF16 && p.num_rows <= kMmaGemvMaxRows && p.in_features > 0 &&
-         p.in_features % 8 == 0 && is_aligned(p.weight) && is_aligned(p.x.data) &&
-         (p.x.stride % 4 == 0 || p.num_rows == 1) && is_aligned(f.norm_weight);
+         p.in_features % 8 == 0 && is_aligned(p.weight, 0) && is_aligned(p.x) &&
+         is_aligned(f.norm_weight, 0);
 }
 
 void mma_gemv(const LinearParams& params, const LinearFusion& fusion, cudaStream_t stream) {

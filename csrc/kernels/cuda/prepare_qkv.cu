@@ -18,8 +18,8 @@ constexpr int kHeldWarps = 8;
 // and angles less often.
 constexpr int64_t kFewHeads = 16 * 132;
 
-// The sum of squares of a head in shared memory, as a block of one thread an element has it; the
-// whole warp's.
+// The sum of squares of a head in shared memory, as the norm's own block of so many threads has it;
+// the whole warp's.
 __device__ float head_squares(const float* x, int64_t width, int threads) {
   const int num_warps = threads / 32;
   float mine = 0;

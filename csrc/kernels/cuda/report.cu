@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   const float max = draw_rows[row.row].state.raw_max;
   unsigned long long sum = 0;
-  for_fours<2>(row.raw, stretch_of(piece, pieces, n), [&](int32_t, const Logits4& four) {
+  for_fours<2>(row.raw, stretch_of(piece, pieces, n), [&](int32_t, const Four& four) {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       sum += static_cast<unsigned long long>(v_exp(four.at[j] - max) * kOne);
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads) rank_kernel(RankQuery* queries, cons
   const int32_t id = query.token_id >= 0 ? query.token_id : drawn[query.row].token_id;
   const float logit = query.raw[id];
   uint32_t larger = 0;
-  for_fours<2>(query.raw, stretch_of(piece, pieces, n), [&](int32_t, const Logits4& four) {
+  for_fours<2>(query.raw, stretch_of(piece, pieces, n), [&](int32_t, const Four& four) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) larger += four.at[j] > logit ? 1 : 0;
   });

@@ -2,8 +2,7 @@
 // comparisons, maxima and sums of integers, whose order does not matter.
 #pragma once
 
-#include "kernels/cuda/device_math.cuh"
-#include "kernels/cuda/launch_math.h"
+#include "kernels/cuda/fours.cuh"
 
 namespace llmserve::cuda {
 
@@ -19,16 +18,12 @@ __device__ __forceinline__ Stretch stretch_of(int32_t piece, RowPieces pieces, i
   return {static_cast<int32_t>(begin < n ? begin : n), static_cast<int32_t>(end < n ? end : n)};
 }
 
-struct Logits4 {
-  float at[4];
-};
-
 constexpr int32_t kSampleRound = 4 * kSampleThreads;  // elements that a block takes at a time
 
 // A thread's fours of the rounds from `base` on, -inf beyond the stretch.
 template <int kRounds>
 __device__ __forceinline__ void load_fours(const float* x, Stretch stretch, int32_t base,
-                                           Logits4 (&fours)[kRounds]) {
+                                           Four (&fours)[kRounds]) {
   const bool is_aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0 && stretch.end % 4 == 0;
   const int32_t first = base + 4 * static_cast<int32_t>(threadIdx.x);
   if (is_aligned) {
@@ -57,11 +52,11 @@ __device__ __forceinline__ void load_fours(const float* x, Stretch stretch, int3
 // equally often, so that they may meet in it.
 template <int kRounds, class Take>
 __device__ __forceinline__ void for_fours(const float* x, Stretch stretch, const Take& take) {
-  Logits4 next[kRounds];
+  Four next[kRounds];
   load_fours(x, stretch, stretch.begin, next);
 #pragma unroll 1
   for (int32_t base = stretch.begin; base < stretch.end; base += kRounds * kSampleRound) {
-    Logits4 fours[kRounds];
+    Four fours[kRounds];
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) fours[r] = next[r];
     if (base + kRounds * kSampleRound < stretch.end)
@@ -179,7 +174,7 @@ __device__ __forceinline__ uint32_t list_largest(const float* x, int32_t n, int3
   // a few more, since most groups have none or one of them. 16 bits of it will do.
   if (k > 4 * kSampleThreads && n > kMaxListed) return kMaxListed + 1;
   float best[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-  for_fours<2>(x, {0, n}, [&](int32_t, const Logits4& four) {
+  for_fours<2>(x, {0, n}, [&](int32_t, const Four& four) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) best[j] = v_max(best[j], value(four.at[j]));
   });
@@ -196,7 +191,7 @@ __device__ __forceinline__ uint32_t list_largest(const float* x, int32_t n, int3
   const float least = from_ordered_key(bound > kLeastFinite ? bound : kLeastFinite);
   if (threadIdx.x == 0) together.num_listed = 0;
   __syncthreads();
-  for_fours<2>(x, {0, n}, [&](int32_t i, const Logits4& four) {
+  for_fours<2>(x, {0, n}, [&](int32_t i, const Four& four) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float candidate = value(four.at[j]);
@@ -227,7 +222,7 @@ __device__ __forceinline__ float kth_largest(const float* x, int32_t n, int32_t 
   };
   const auto count_all = [&](uint32_t tried) {
     uint32_t count = 0;
-    for_fours<1>(x, {0, n}, [&](int32_t i, const Logits4& four) {
+    for_fours<1>(x, {0, n}, [&](int32_t i, const Four& four) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) count += i + j < n && ordered_key(value(four.at[j])) >= tried;
     });

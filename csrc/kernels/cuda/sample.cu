@@ -20,7 +20,7 @@ __device__ Place largest_place(const float* x, Stretch stretch, Together& togeth
   float largest = -INFINITY;
   int32_t token_id = 0;
   bool is_bad = false;
-  for_fours<2>(x, stretch, [&](int32_t i, const Logits4& four) {
+  for_fours<2>(x, stretch, [&](int32_t i, const Four& four) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       is_bad |= !(four.at[j] < INFINITY);
@@ -234,7 +234,7 @@ __device__ unsigned long long choose_bucket(const float* x, int32_t n, float top
                                             const Filtered& filtered, Shared& s) {
   for (int b = threadIdx.x; b < kBuckets; b += kThreads) s.mass.low[b] = s.mass.high[b] = 0;
   __syncthreads();
-  for_fours<1>(x, {0, n}, [&](int32_t, const Logits4& four) {
+  for_fours<1>(x, {0, n}, [&](int32_t, const Four& four) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const uint32_t w = filtered.weight(four.at[j]);
@@ -278,7 +278,7 @@ __device__ uint32_t least_weight(const float* x, int32_t n, float top_p, const F
     __syncthreads();
     const uint32_t middle = begin + (end - begin) / 2;
     unsigned long long upper = 0;
-    for_fours<1>(x, {0, n}, [&](int32_t, const Logits4& four) {
+    for_fours<1>(x, {0, n}, [&](int32_t, const Four& four) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const uint32_t w = filtered.weight(four.at[j]);
@@ -326,7 +326,7 @@ struct Winner {
   // logarithms a token: with u = 1 - (m - 1/2) / 2^23 it is at most -log(m / 2^24), which is at
   // most log(2) times 24 less the whole part of log2(m). The warp's lanes call this together.
   template <class Value>
-  __device__ __forceinline__ void take_four(int32_t i, const Logits4& four, const Value& value) {
+  __device__ __forceinline__ void take_four(int32_t i, const Four& four, const Value& value) {
     float z[4];
     float largest = -INFINITY;
 #pragma unroll
@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
   } else {
     for_fours<1>(x, is_filtered ? Stretch{0, n} : stretch_of(piece, pieces, n),
-                 [&](int32_t i, const Logits4& four) { winner.take_four(i, four, filtered); });
+                 [&](int32_t i, const Four& four) { winner.take_four(i, four, filtered); });
   }
   Place best = block_best(winner.place(), s.together);
   if (threadIdx.x != 0) return;

@@ -54,6 +54,13 @@ __global__ void publish_kernel(const StepHeader* header, const DrawnRow* drawn,
 
 }  // namespace
 
+bool kernels_wait() {
+  cudaFuncAttributes attributes{};
+  check("cudaFuncGetAttributes",
+        cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(publish_kernel)));
+  return attributes.ptxVersion >= 90;
+}
+
 void take_awaited(const DrawnRow* drawn, const int32_t* awaited_rows, int64_t num_tokens,
                   int32_t* token_ids, cudaStream_t stream) {
   if (num_tokens == 0) return;

@@ -486,7 +486,8 @@ __global__ void __launch_bounds__(32 * kWarps)
       commit_copies();
     }
   };
-  // What earlier steps wrote need not be waited for.
+  // What earlier steps wrote need not be waited for; no sequence reads what another one of the same
+  // step writes, since prefixes are shared when they are committed.
   const bool is_old = unit + kUnit <= rows.first_position;
   if (is_old) load_first_keys();
   wait_for_previous();
@@ -816,7 +817,7 @@ struct Kernels {
   static constexpr int64_t kRowsBytes = tiled_rows_bytes(kDim, kIsF8);
 
   static bool may_be_wide(int64_t shared_bytes) {
-    return has_wide_kernel(kDim) && kWideBytes <= shared_bytes;
+    return has_wide_kernel(kDim) && kWideBytes + kTiledStaticBytes <= shared_bytes;
   }
 
   static void prepare(int64_t shared_bytes) {

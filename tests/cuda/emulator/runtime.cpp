@@ -85,6 +85,10 @@ cudaError_t cudaGetDevice(int* device) {
 }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {};  // compiled for no GPU: none starts early
+  return cudaSuccess;
+}
 const char* cudaGetErrorName(cudaError_t) { return "error"; }
 const char* cudaGetErrorString(cudaError_t) { return "of the emulated runtime"; }
 
