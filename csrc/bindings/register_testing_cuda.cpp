@@ -86,9 +86,7 @@ void register_testing_cuda(py::module_& testing) {
   math.attr("TILED_ROWS") = cuda::kTiledRows;
   math.attr("TILED_SPAN") = cuda::kTiledSpan;
   math.def("tiled_warps", &cuda::tiled_warps, "width"_a);
-  math.attr("TILED_UNIT") = cuda::kTiledUnit;
   math.def("tiled_split_bytes", &cuda::tiled_split_bytes, "width"_a, "warps"_a, "is_f8"_a);
-  math.def("tiled_rows_bytes", &cuda::tiled_rows_bytes, "width"_a, "is_f8"_a);
   math.def("has_wide_kernel", &cuda::has_wide_kernel, "width"_a);
   math.def("tiled_fits", &cuda::tiled_fits, "width"_a, "shared_bytes"_a);
   math.def(

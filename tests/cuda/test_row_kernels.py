@@ -143,19 +143,6 @@ def test_rows_that_begin_at_any_float(monkeypatch, normal, begin):
         assert_close((a if is_emulated else a.cpu()).numpy(), b, 132)
 
 
-def one_by_one(backend, qkv, sizes, caches, slots, norms, angles, interleaved):
-    heads, kv_heads, dim = sizes
-    parts = np.split(qkv, [heads * dim, (heads + kv_heads) * dim], axis=1)
-    q, k, v = (part.reshape(len(qkv), -1, dim).copy() for part in parts)
-    if norms is not None:
-        q, k = (backend.rms_norm(x, w, 1e-5, 1.0) for x, w in zip((q, k), norms, strict=True))
-    if angles is not None:
-        for x, table in zip((q, k), angles, strict=True):
-            backend.rotary(x, table, interleaved)
-    backend.store_kv(k, v, slots, *caches)
-    return q
-
-
 HEADS = [
     (14, 2, 64, 64),  # half a warp a head
     (3, 1, 48, 16),
@@ -176,7 +163,9 @@ def check_prepared(backend, qkv, shape, dtype, slots, norms, angles, interleaved
     rows = apart(qkv, row_gap(qkv))
     got, expected = ([formulas.as_dtype(empty, dtype) for _ in range(2)] for _ in range(2))
     backend.prepare_qkv(rows, heads, *got, slots, norms, angles, 1e-5, 1.0, interleaved)
-    q = one_by_one(backend, qkv, shape, expected, slots, norms, angles, interleaved)
+    q = formulas.prepare_one_by_one(
+        backend, qkv, heads, expected, slots, norms, angles, interleaved
+    )
     np.testing.assert_array_equal(rows[:, : heads * dim].reshape(q.shape), q)
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_array_equal(a, b)

@@ -322,3 +322,20 @@ def run_attention(
         key_layout=key_layout,
         **options,
     )
+
+
+def prepare_one_by_one(
+    backend, qkv, heads, caches, slots, norms, angles, interleaved, layout="rows"
+):
+    """What `prepare_qkv` does, by the ops that it stands for; the queries."""
+    kv_heads = caches[0].shape[1]
+    dim = qkv.shape[1] // (heads + 2 * kv_heads)
+    parts = np.split(qkv, [heads * dim, (heads + kv_heads) * dim], axis=1)
+    q, k, v = (part.reshape(len(qkv), -1, dim).copy() for part in parts)
+    if norms is not None:
+        q, k = (backend.rms_norm(x, w, 1e-5, 1.0) for x, w in zip((q, k), norms, strict=True))
+    if angles is not None:
+        for x, table in zip((q, k), angles, strict=True):
+            backend.rotary(x, table, interleaved)
+    backend.store_kv(k, v, slots, *caches, layout)
+    return q

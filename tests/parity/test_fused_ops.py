@@ -169,19 +169,6 @@ def qkv_case(rng, num_tokens, heads, kv_heads, dim, dtype):
     return qkv, caches, slots
 
 
-def qkv_one_by_one(backend, qkv, heads, caches, slots, norms, angles, interleaved, layout):
-    kv_heads, dim = caches[0].shape[1], caches[0].shape[3]
-    parts = np.split(qkv, [heads * dim, (heads + kv_heads) * dim], axis=1)
-    q, k, v = (part.reshape(len(qkv), -1, dim).copy() for part in parts)
-    if norms is not None:
-        q, k = (backend.rms_norm(x, w, 1e-5, 1.0) for x, w in zip((q, k), norms, strict=True))
-    if angles is not None:
-        for x, table in zip((q, k), angles, strict=True):
-            backend.rotary(x, table, interleaved)
-    backend.store_kv(k, v, slots, *caches, layout)
-    return q
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(
@@ -206,7 +193,7 @@ def test_prepared_queries_keys_and_values_equal_those_of_the_ops(
                 any_backend.prepare_qkv(
                     *(rows, heads, *got, slots, norms, angles, 1e-5, 1.0, interleaved, layout)
                 )
-                q = qkv_one_by_one(
+                q = formulas.prepare_one_by_one(
                     any_backend, qkv, heads, expected, slots, norms, angles, interleaved, layout
                 )
                 np.testing.assert_array_equal(rows[:, : heads * dim].reshape(q.shape), q)

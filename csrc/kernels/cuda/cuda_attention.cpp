@@ -44,9 +44,6 @@ void CudaBackend::paged_attention(const PagedAttentionArgs& args) {
 }
 
 bool CudaBackend::can_tile(const AttentionParams& p) const {
-  const auto is_aligned = [](const void* data) {
-    return reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  };
   const bool is_bf16 = p.storage == Storage::kBF16;
   const bool has_aligned_codes = p.storage == Storage::kF8 && p.keys.head_stride % 16 == 0;
   return (is_bf16 || has_aligned_codes) && p.keys.width == p.values.width &&

@@ -29,10 +29,7 @@ void store_whole(T* to, const T& x) {
 }
 #endif
 
-// Whether rows of whole fours that begin there, so many floats apart, are read as such.
-inline bool is_aligned(const void* data, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 4 == 0;
-}
+// The same of rows.
 inline bool is_aligned(const Rows& rows) { return is_aligned(rows.data, rows.stride); }
 inline bool is_aligned(const ConstRows& rows) { return is_aligned(rows.data, rows.stride); }
 

@@ -47,12 +47,12 @@ __device__ __forceinline__ Chunk<kStorage> load_chunk(const LinearParams& p, int
                                                       int64_t k) {
   Chunk<kStorage> chunk{};
   if constexpr (kIsAligned) {  // K is a multiple of 8: a chunk is whole or beyond the end
+    static_assert(kStorage == Storage::kF32, "aligned bf16 is mma_gemv's");
     if (k < p.in_features) {
-      constexpr int kBytes = kStorage == Storage::kF32 ? 4 : 2;
-      const auto* from = static_cast<const char*>(p.weight) + (row + k) * kBytes;
-#pragma unroll
-      for (int i = 0; i < kBytes / 2; ++i)
-        chunk.bits[i] = __ldcs(reinterpret_cast<const uint4*>(from) + i);  // read once
+      const auto* from =
+          reinterpret_cast<const uint4*>(static_cast<const float*>(p.weight) + row + k);
+      chunk.bits[0] = __ldcs(from);  // read once
+      chunk.bits[1] = __ldcs(from + 1);
     }
   } else {
     uint32_t words[kStorage == Storage::kF32 ? 8 : 4] = {};
@@ -194,7 +194,7 @@ void launch_rows(const LinearParams& p, const LinearFusion& f, cudaStream_t stre
   auto kernel = gemv_kernel<kStorage, kRows, 2, false>;
   int columns = 2;
   if constexpr (kStorage == Storage::kF32) {
-    if (p.in_features % kChunk == 0 && reinterpret_cast<uintptr_t>(p.weight) % 16 == 0) {
+    if (p.in_features % kChunk == 0 && is_aligned(p.weight)) {
       columns = gemv_columns(p.out_features);
       kernel = columns == 2 ? gemv_kernel<kStorage, kRows, 2, true>
                             : gemv_kernel<kStorage, kRows, 4, true>;

@@ -306,6 +306,11 @@ constexpr RowPieces row_pieces(int64_t rows, int64_t vocabulary) {
   return {static_cast<int32_t>(count), static_cast<int32_t>(size)};
 }
 
+// Whether what begins there, and again so many floats further on, can be read by 16 bytes.
+inline bool is_aligned(const void* data, int64_t stride = 0) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 4 == 0;
+}
+
 // The largest power of two, at most 256, that divides an address or a stride in bytes.
 constexpr uint32_t alignment_bytes(uint64_t value) {
   uint32_t alignment = 256;

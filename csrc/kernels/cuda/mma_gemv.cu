@@ -199,8 +199,8 @@ void launch_tiles(const LinearParams& p, const LinearFusion& f, cudaStream_t str
 
 bool can_mma_gemv(const LinearParams& p, const LinearFusion& f) {
   return p.storage == Storage::kBF16 && p.num_rows <= kMmaGemvMaxRows && p.in_features > 0 &&
-         p.in_features % 8 == 0 && is_aligned(p.weight, 0) && is_aligned(p.x) &&
-         is_aligned(f.norm_weight, 0);
+         p.in_features % 8 == 0 && is_aligned(p.weight) && is_aligned(p.x) &&
+         is_aligned(f.norm_weight);
 }
 
 void mma_gemv(const LinearParams& params, const LinearFusion& fusion, cudaStream_t stream) {
