@@ -110,6 +110,7 @@ SCALE_PLACES: dict[str, tuple[int, ...]] = {
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "MXFP4": (),  # a byte, an exponent
 }
 
 # Of the types that the gguf package does not quantize to: a scale for values around 1 over the

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -13,6 +14,14 @@
 
 namespace llmserve {
 
+// How the scales (and minima) of groups are kept: as powers of two their exponents alone are, 0 for
+// what is below the least normal float.
+enum class ScaleType : uint8_t { kF32, kF16, kPowerOfTwo };
+constexpr int64_t scale_bytes(ScaleType type) {
+  constexpr int64_t kBytes[] = {4, 2, 1};
+  return kBytes[static_cast<int>(type)];
+}
+
 // A row's weights go in groups along K, each with a scale: weight = scale * (q - zero_point), or,
 // with minima, scale * q - min, or, with a table, scale * table[q]. 8 bits: q in [-128, 127]; 2
 // to 6 bits: q in [0, 2^bits).
@@ -22,8 +31,7 @@ struct LinearFormat {
   int bits = 8;
   int64_t group_size = 0;  // elements of K; 0: the whole row
   bool has_min = false;
-  // 16 bits a scale (and minimum) instead of 32.
-  bool has_f16_scales = false;
+  ScaleType scale_type = ScaleType::kF32;
   // 2^scale_shift groups share a scale (and a minimum). If they are several, each group has a code
   // of 8 bits, signed, that the shared one is multiplied by.
   int scale_shift = 0;
@@ -73,10 +81,14 @@ using QuantizedRowReader = std::function<void(int64_t i, const QuantizedRow& row
 void quantize_row(const LinearFormat& format, const float* values, int64_t k,
                   const QuantizedRow& row);
 
-// A scale or minimum as the format stores it: rounded to float16 within +-65504, or as it is.
+// A scale or minimum as the format stores it: as it is, rounded to float16 within +-65504, or, of a
+// positive one, the power of two at or below it.
 inline float stored_scale(const LinearFormat& format, float x) {
   constexpr float kMaxF16 = 65504.0f;
-  return format.has_f16_scales ? f16_to_f32(f32_to_f16(std::clamp(x, -kMaxF16, kMaxF16))) : x;
+  if (format.scale_type == ScaleType::kF32) return x;
+  if (format.scale_type == ScaleType::kPowerOfTwo)
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7f800000u);
+  return f16_to_f32(f32_to_f16(std::clamp(x, -kMaxF16, kMaxF16)));
 }
 
 // Bytes that a row of activations takes as integers beside a weight of this format: bytes in whole

@@ -23,16 +23,22 @@ void dequantize_blocks(const std::byte* blocks, int64_t num_blocks, float* out) 
 
 // Groups of 32, or of 16. Scales that are products of an f16 and 4, 6 or 8 bits stay such products,
 // with 8 bits.
-constexpr LinearFormat kQ8_0{.name = "Q8_0", .bits = 8, .group_size = 32, .has_f16_scales = true};
-constexpr LinearFormat kQ4_0{.name = "Q4_0", .bits = 4, .group_size = 32, .has_f16_scales = true};
+constexpr LinearFormat kQ8_0{
+    .name = "Q8_0", .bits = 8, .group_size = 32, .scale_type = ScaleType::kF16};
+constexpr LinearFormat kQ4_0{
+    .name = "Q4_0", .bits = 4, .group_size = 32, .scale_type = ScaleType::kF16};
 constexpr LinearFormat kQ4_1{
-    .name = "Q4_1", .bits = 4, .group_size = 32, .has_min = true, .has_f16_scales = true};
-constexpr LinearFormat kQ5_0{.name = "Q5_0", .bits = 5, .group_size = 32, .has_f16_scales = true};
+    .name = "Q4_1", .bits = 4, .group_size = 32, .has_min = true, .scale_type = ScaleType::kF16};
+constexpr LinearFormat kQ5_0{
+    .name = "Q5_0", .bits = 5, .group_size = 32, .scale_type = ScaleType::kF16};
 constexpr LinearFormat kQ5_1{
-    .name = "Q5_1", .bits = 5, .group_size = 32, .has_min = true, .has_f16_scales = true};
+    .name = "Q5_1", .bits = 5, .group_size = 32, .has_min = true, .scale_type = ScaleType::kF16};
 
-constexpr LinearFormat kIQ4_NL{
-    .name = "IQ4_NL", .bits = 4, .group_size = 32, .has_f16_scales = true, .table = kValuesIQ4_NL};
+constexpr LinearFormat kIQ4_NL{.name = "IQ4_NL",
+                               .bits = 4,
+                               .group_size = 32,
+                               .scale_type = ScaleType::kF16,
+                               .table = kValuesIQ4_NL};
 
 // A block of 256 has a scale (and a minimum), each of its groups a code.
 constexpr LinearFormat k_quant(std::string_view name, int bits, int64_t group_size, bool has_min) {
@@ -40,15 +46,20 @@ constexpr LinearFormat k_quant(std::string_view name, int bits, int64_t group_si
           .bits = bits,
           .group_size = group_size,
           .has_min = has_min,
-          .has_f16_scales = true,
+          .scale_type = ScaleType::kF16,
           .scale_shift = group_size == 16 ? 4 : 3};
 }
 constexpr LinearFormat kIQ4_XS{.name = "IQ4_XS",
                                .bits = 4,
                                .group_size = 32,
-                               .has_f16_scales = true,
+                               .scale_type = ScaleType::kF16,
                                .scale_shift = 3,
                                .table = kValuesIQ4_NL};
+constexpr LinearFormat kMXFP4{.name = "MXFP4",
+                              .bits = 4,
+                              .group_size = 32,
+                              .scale_type = ScaleType::kPowerOfTwo,
+                              .table = kValuesMXFP4};
 constexpr LinearFormat kQ2_K = k_quant("Q2_K", 2, 16, true);
 constexpr LinearFormat kQ3_K = k_quant("Q3_K", 3, 16, false);
 constexpr LinearFormat kQ4_K = k_quant("Q4_K", 4, 32, true);
@@ -137,7 +148,8 @@ constexpr std::array kFormats{
         row<BlockIQ4_NL, 32>("IQ4_NL", "32 values of a table of 16 and a scale", 20)),
     integers<BlockIQ4_XS, 256, kIQ4_XS>(
         row<BlockIQ4_XS, 256>("IQ4_XS", "8 groups of 32 values of that table, scales", 23)),
-    row<BlockMXFP4, 32>("MXFP4", "32 values of E2M1 and a power of two", 39),
+    integers<BlockMXFP4, 32, kMXFP4>(
+        row<BlockMXFP4, 32>("MXFP4", "32 values of E2M1 and a power of two", 39)),
 };
 
 template <class Predicate>

@@ -317,7 +317,7 @@ void fill_row(const LinearFormat& format, int64_t i, int64_t k, const QuantizedR
     row.values[j] = static_cast<int8_t>(format.bits == 8 ? q - count / 2 : q);
   }
   for (int64_t g = 0; g < format.num_scales(k); ++g) {
-    row.scales[g] = static_cast<float>((i + g) % 13 - 6) * 0x1p-5f;
+    row.scales[g] = stored_scale(format, static_cast<float>((i + g) % 13 - 6) * 0x1p-5f);
     row.mins[g] = format.has_min ? static_cast<float>((i + 2 * g) % 11 - 5) * 0x1p-4f : 0.0f;
   }
   for (int64_t g = 0; g < format.num_codes(k); ++g) {

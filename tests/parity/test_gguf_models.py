@@ -264,6 +264,7 @@ ON_INTEGERS = [
     "Q6_K",
     "IQ4_NL",
     "IQ4_XS",
+    "MXFP4",
 ]
 
 
@@ -286,7 +287,7 @@ def test_blocks_run_as_they_are_close_to_their_values(kind: str, tmp_path: Path)
     assert not np.array_equal(got[0], values)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_0", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4"])
 def test_plan_of_blocks_that_run_as_they_are_is_exact_and_small(kind: str, tmp_path: Path) -> None:
     path = blocks_file(kind, tmp_path / "model.gguf")
     arguments: dict[str, Any] = {"num_gpu_blocks_override": 32, "max_model_len": 64}
@@ -343,6 +344,20 @@ def test_the_embedding_of_blocks_stays_in_the_file(kind: str, tmp_path: Path) ->
         assert plan.weights[0].name == "embedding"
         assert plan.weights[0].num_bytes == plan.mapped_bytes == num_bytes
         assert plan.weights[1].num_bytes > 0
+
+
+def test_powers_of_two_that_make_values_infinite_are_refused(tmp_path: Path) -> None:
+    def quantize(name: str, array: np.ndarray) -> tuple[np.ndarray, Any]:
+        data, qtype = quantized("MXFP4")(name, array)
+        if "down_proj" in name:
+            data = data.copy()
+            data[5, :17] = [253, *[0x11] * 16]  # values of 0.5 and 2^126
+            data[7, :17] = [253, 0x11, 0x71, *[0x11] * 14]  # and one of 6
+        return data, qtype
+
+    path = write_gguf(tmp_path / "model.gguf", checkpoint("llama", **WIDE), quantize)
+    with pytest.raises(CorruptFile, match=r"down_proj.weight\": element 1809 of .* is "):
+        LLM(path, num_gpu_blocks_override=32)
 
 
 def test_an_embedding_with_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:

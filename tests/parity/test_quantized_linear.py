@@ -114,6 +114,8 @@ def random_blocks(rng, name: str, rows: int, count: int, num_bytes: int, fill: i
     blocks = rng.integers(0, 256, (rows, count, num_bytes), np.uint8)
     if fill is not None:
         blocks[:] = fill
+    if name == "MXFP4":
+        blocks[..., 0] = rng.integers(117, 127, (rows, count))
     for at in SCALE_PLACES[name]:
         halves = rng.random((rows, count, 1)).astype(np.float16)
         blocks[..., at : at + 2] = halves.view(np.uint8)
@@ -153,6 +155,7 @@ def test_blocks_weigh_what_their_file_says(fast, rng, name, elements, num_bytes)
 # K-quants keep a byte for a group's scale, and one for its minimum, where files have 4 to 8 bits.
 BITS_IN_MEMORY = {"Q4_0": 4.5, "Q8_0": 8.5, "Q2_K": 3.125, "Q3_K": 3.5625}
 BITS_IN_MEMORY |= {"Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125}
+BITS_IN_MEMORY |= {"MXFP4": 4.25}
 
 
 @pytest.mark.parametrize("name", BITS_IN_MEMORY)
@@ -196,7 +199,9 @@ def test_rows_of_blocks_alone_equal_rows_in_any_batch(
         np.testing.assert_array_equal(fast_one_thread.linear(x[73 - m :], weight), alone[73 - m :])
 
 
-@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q5_0", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
+@pytest.mark.parametrize(
+    "name", ["Q2_K", "Q3_K", "Q5_0", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
+)
 def test_deep_rows_of_blocks_alone_equal_rows_in_a_batch(fast, rng, name):
     """Widened panels, or scales as floats, of which two, or one, do not fit where many rows would
     pass them."""
@@ -208,6 +213,25 @@ def test_deep_rows_of_blocks_alone_equal_rows_in_a_batch(fast, rng, name):
         weight = fast.pack_blocks(random_blocks(rng, name, 50, k // elements, num_bytes), name)
         alone = np.concatenate([fast.linear(x[i : i + 1], weight) for i in (0, 31, 65)])
         np.testing.assert_array_equal(fast.linear(x, weight)[[0, 31, 65]], alone)
+
+
+@pytest.mark.parametrize("m", [1, 9, 70])
+def test_powers_of_two_of_any_size_are_scales(fast, ref, rng, m):
+    """The two least are below the least normal float with most of their values, and count as 0."""
+    if fast.name == "cuda":
+        pytest.skip("the cuda backend refuses integers")
+    blocks = random_blocks(rng, "MXFP4", 256, 16, 17).reshape(256, 16, 17)
+    blocks[..., 0] = np.minimum(np.arange(256), 252)[:, None]
+    blocks = blocks.reshape(256, -1)
+    weight = fast.pack_blocks(blocks, "MXFP4")
+    x = np.zeros((m, 512), np.float32)
+    x[np.arange(m), np.arange(m) * 7] = 1
+    got = fast.linear(x, weight)
+    np.testing.assert_array_equal(got, ref.linear(x, ref.pack_blocks(blocks, "MXFP4")))
+    values = _core.testing.dequantize("MXFP4", blocks.tobytes()).reshape(256, -1)
+    values[:2] = 0
+    expected = values[:, np.arange(m) * 7].T
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=2.0**-125)
 
 
 @pytest.mark.parametrize("m", [1, 5])

@@ -1,5 +1,6 @@
 // Packing of integer weights, and the linear layer over them.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "core/error.h"
@@ -18,13 +19,16 @@ int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 cpu::QuantizedLayout layout_of(const LinearFormat& format, int64_t k) {
   const int64_t groups = format.num_groups(k);
-  check_internal(groups == 1 || format.has_f16_scales, "scales of several groups are f16");
+  check_internal(groups == 1 || format.scale_type != ScaleType::kF32,
+                 "scales of several groups are not floats");
+  check_internal(format.scale_type != ScaleType::kPowerOfTwo || format.table,
+                 "exponents go with a table");
   const int64_t integers = round_up(k, 4) * kPanelWidth * format.bits / 8;
   const int64_t each = kPanelWidth * (format.has_min ? 2 : 1);
-  const int64_t scales = format.num_scales(k) * each * (format.has_f16_scales ? 2 : 4);
+  const int64_t scales = format.num_scales(k) * each * scale_bytes(format.scale_type);
   const int64_t codes = format.num_codes(k) * each;
   return {.bits = format.bits,
-          .has_f16_scales = format.has_f16_scales,
+          .scale_bytes = static_cast<int>(scale_bytes(format.scale_type)),
           .has_min = format.has_min,
           .zero_point = format.zero_point(),
           .table = format.table,
@@ -144,7 +148,12 @@ class PanelRows {
     const int64_t count = num_scales(layout_);
     for (int64_t i = 0; i < count; ++i) {
       const auto as_is = [](auto value) { return value; };
-      if (layout_.has_f16_scales)
+      const auto exponent = [](float scale) {
+        return static_cast<uint8_t>(std::bit_cast<uint32_t>(scale) >> 23);
+      };
+      if (layout_.scale_bytes == 1)
+        to = store(scales_ + i, mins_ + i, count, to, exponent);
+      else if (layout_.scale_bytes == 2)
         to = store(scales_ + i, mins_ + i, count, to, f32_to_f16);
       else
         to = store(scales_ + i, mins_ + i, count, to, as_is);

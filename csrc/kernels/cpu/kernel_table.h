@@ -79,18 +79,19 @@ struct IntegerGroup {
 };
 
 // The layout of a quantized weight: panels of kPanelWidth columns. A panel is its integers, then
-// scales (or scales and minima) [groups >> scale_shift][1 or 2][16], f32 or f16; where groups share
-// them, each with its groups' codes behind it, [1 << scale_shift][1 or 2][16] signed bytes. It is
-// padded to whole cache lines. Scales of several groups are f16.
-// Integers of 8 bits lie as [ceil(K / 4)][16][4], K in quads as the dot products of bytes take
-// them; those of 4 bits as [K / 8][16][4], a byte's low half of one quad and the high half of the
-// next. Of 5 or 6 bits, each 8 or 4 quads are [1][16][4] of their upper bits, a byte's lowest ones
-// those of the first quad, and then the lower 4 bits of all, as above. Of 2 or 3 bits, each 4 quads
-// are [1][16][4] of their lower 2, the first quad's lowest, and of 3 then [16][2] of their third
-// bits, 4 for each of the 64 places, the first place's and the first quad's lowest.
+// scales (or scales and minima) [groups >> scale_shift][1 or 2][16] of scale_bytes; where groups
+// share them, each with its groups' codes behind it, [1 << scale_shift][1 or 2][16] signed bytes.
+// It is padded to whole cache lines. Scales of several groups are not floats; exponents go with a
+// table.
+// Integers of 8 bits lie as [ceil(K / 4)][16][4], K in quads as the dot products of bytes
+// take them; those of 4 bits as [K / 8][16][4], a byte's low half of one quad and the high half of
+// the next. Of 5 or 6 bits, each 8 or 4 quads are [1][16][4] of their upper bits, a byte's lowest
+// ones those of the first quad, and then the lower 4 bits of all, as above. Of 2 or 3 bits, each 4
+// quads are [1][16][4] of their lower 2, the first quad's lowest, and of 3 then [16][2] of their
+// third bits, 4 for each of the 64 places, the first place's and the first quad's lowest.
 struct QuantizedLayout {
   int bits;
-  bool has_f16_scales;
+  int scale_bytes;  // 4: floats; 2: float16; 1: exponents of powers of two, as floats have them
   bool has_min;
   int32_t zero_point;
   const int8_t* table;  // [16] that 4 bits index; null: they are the integers

@@ -83,6 +83,12 @@ inline Vec v_load_i8(const uint8_t* p) {
   memcpy(&bytes, p, sizeof(bytes));
   return __builtin_convertvector(bytes, Vec);
 }
+inline Vec v_load_exponents(const uint8_t* p) {
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+  Bytes bytes;
+  memcpy(&bytes, p, sizeof(bytes));
+  return (Vec)(__builtin_convertvector(bytes, UVec) << 23);
+}
 struct Quads {
   int8_t bytes[4 * kLanes];
 };
