@@ -40,6 +40,10 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "ernie4_5": {"head_dim": 16, "use_bias": True},
+    "exaone4": {
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "falcon": {"bias": True},
     "gemma": {"head_dim": 16},
     "gemma2": {

@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "cohere": "command-r",
     "cohere2": "cohere2",
     "ernie4_5": "ernie4_5",
+    "exaone4": "exaone4",
     "falcon": "falcon",
     "gemma": "gemma",
     "gemma2": "gemma2",
@@ -52,6 +53,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "cohere2": {
         "tie_word_embeddings": True,
         "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    },
+    # llama.cpp knows the windows of 64 layers alone.
+    "exaone4": {
+        "num_hidden_layers": 64,
         "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
     },
     "gemma": {"tie_word_embeddings": True},
@@ -219,9 +225,11 @@ def _add_hyper_parameters(writer: gguf.GGUFWriter, config: dict[str, Any], arch:
     _add_rope_scaling(writer, rope, arch)
     if "use_parallel_residual" in config:
         writer.add_parallel_residual(config["use_parallel_residual"])
-    if config["model_type"] in ("cohere2", "gemma2", "gemma3_text", "olmo3", "phi3"):
-        writer.add_sliding_window(config.get("sliding_window") or 0)
-    if config["model_type"] in ("gemma3_text", "olmo3"):
+    family, window = config["model_type"], config.get("sliding_window")
+    has_pattern = family in ("gemma3_text", "olmo3") or (family == "exaone4" and window)
+    if has_pattern or family in ("cohere2", "gemma2", "phi3"):
+        writer.add_sliding_window(window or 0)
+    if has_pattern:
         is_sliding = [t == "sliding_attention" for t in config["layer_types"]]
         writer.add_sliding_window_pattern(is_sliding)
     writer.add_key_length(head_dim)

@@ -150,6 +150,12 @@ void configure_olmo2(GgufConfig& config) {
   config.copy_number("rope.freq_base_swa", "rope_local_base_freq");
 }
 
+// Where there is no key there is no window; where config.json has no field there is one.
+void configure_exaone4(GgufConfig& config) {
+  config.set("sliding_window", {});
+  copy_windows(config);
+}
+
 // Phi-4 says 0 for no window.
 void configure_phi3(GgufConfig& config) {
   const GgufValue* window = config.find("attention.sliding_window");
@@ -258,6 +264,10 @@ constexpr std::array kArchitectures{
                      .model_class = "Olmo2ForCausalLM",
                      .names = kOlmo2Names,
                      .configure = &configure_olmo2},
+    GgufArchitecture{.name = "exaone4",
+                     .model_class = "Exaone4ForCausalLM",
+                     .names = kOlmo2Names,
+                     .configure = &configure_exaone4},
     GgufArchitecture{
         .name = "mistral3", .model_class = "Ministral3ForCausalLM", .has_paired_rows = true},
     GgufArchitecture{

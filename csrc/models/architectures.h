@@ -10,6 +10,7 @@ namespace llmserve {
 void configure_cohere(const JsonNode& json, ModelConfig& config);
 void configure_cohere2(const JsonNode& json, ModelConfig& config);
 void configure_ernie4_5(const JsonNode& json, ModelConfig& config);
+void configure_exaone4(const JsonNode& json, ModelConfig& config);
 void configure_falcon(const JsonNode& json, ModelConfig& config);
 void configure_gemma(const JsonNode& json, ModelConfig& config);
 void configure_gemma2(const JsonNode& json, ModelConfig& config);

@@ -14,6 +14,8 @@ constexpr ArchitectureRow kArchitectures[] = {
     {"Cohere2ForCausalLM", "cohere2", "Command R7B and kin, with sliding windows",
      &configure_cohere2, &build_decoder},
     {"Ernie4_5ForCausalLM", "ernie4_5", "ERNIE 4.5, dense", &configure_ernie4_5, &build_decoder},
+    {"Exaone4ForCausalLM", "exaone4", "EXAONE 4.0, with windows or without", &configure_exaone4,
+     &build_decoder},
     {"FalconForCausalLM", "falcon", "Falcon 7B, 40B, 180B and 11B; ALiBi (Falcon-RW) is refused",
      &configure_falcon, &build_decoder},
     {"GPT2LMHeadModel", "gpt2", "GPT-2 and models of the same layout", &configure_gpt2,

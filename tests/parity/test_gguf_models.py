@@ -20,6 +20,11 @@ from ticks import tick, ticks
 READ_AS = {"mistral": "LlamaForCausalLM"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, OVERRIDES.get(family, {})) for family in ARCHITECTURES},
+    "exaone4-no-window": (
+        "exaone4",
+        {"sliding_window": None, "num_hidden_layers": 4, "layer_types": ["full_attention"]},
+    ),
+    "exaone4-pattern": ("exaone4", {"layer_types": ["full_attention", "sliding_attention"]}),
     "falcon-new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "gemma3_text-pattern": (
         "gemma3_text",

@@ -173,6 +173,18 @@ def test_windows_follow_the_family() -> None:
     assert parse(BASE, sliding_window=7)["windows"] == [0] * 3
 
 
+def test_full_layers_of_exaone4_are_rotated_where_no_layer_has_a_window() -> None:
+    exaone4 = family("Exaone4ForCausalLM", "exaone4", sliding_window=7)
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    mixed = parse(exaone4, layer_types=types, sliding_window_pattern="LLLG")
+    assert (mixed["windows"], mixed["rope_of_layer"]) == ([7, 0, 7], [0, -1, 0])
+    assert parse(exaone4, sliding_window_pattern=2) == mixed
+    full = parse(exaone4, layer_types=["full_attention"] * 3)
+    assert (full["windows"], full["rope_of_layer"]) == ([0] * 3, [-1] * 3)
+    plain = parse(exaone4, sliding_window=None, sliding_window_pattern=None)
+    assert (plain["windows"], plain["rope_of_layer"]) == ([0] * 3, [0] * 3)
+
+
 @pytest.mark.parametrize("model_type", checkpoints.FAMILIES)
 def test_family_defaults_are_those_of_transformers(model_type: str) -> None:
     import transformers
@@ -296,6 +308,14 @@ CORRUPT: list[tuple[dict[str, Any], str]] = [
         "rope_parameters.high_freq_factor: expected more than low_freq_factor 1, got 1",
     ),
     (rope(**{**YARN, "original_max_position_embeddings": 0}), "original_max_position_embeddings"),
+    (
+        {"architectures": ["Exaone4ForCausalLM"], "sliding_window_pattern": "LLLG"},
+        'sliding_window_pattern: expected an integer from 1 to 2147483647, got "LLLG"',
+    ),
+    (
+        {"architectures": ["Exaone4ForCausalLM"], "sliding_window_pattern": None},
+        "sliding_window_pattern: expected an integer from 1 to 2147483647, got null",
+    ),
 ]
 
 
