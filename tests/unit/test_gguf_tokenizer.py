@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,24 @@ def test_llama3_begins_with_bos_and_takes_whole_words_first(tmp_path: Path) -> N
         ours.encode("hello", add_special_tokens=False)
         == source.encode("hello", add_special_tokens=False).ids
     )
+
+
+@pytest.mark.parametrize("odd", ["  a", "#version a", " # b"])
+def test_merges_that_the_library_would_cut_otherwise_are_cut_here(odd: str, tmp_path: Path) -> None:
+    """A file's text is cut at its first space that does not begin it."""
+    left, right = odd[: odd.find(" ", 1)], odd[odd.find(" ", 1) + 1 :]
+    tokens = list(dict.fromkeys([*byte_level(0).get_vocab(), left, right, left + right, "ab"]))
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(tokens)
+        writer.add_token_merges([odd, "a b"])
+
+    ours = load(tmp_path / "v.gguf", add)
+    merges = json.loads(ours._tokenizer.to_str())["model"]["merges"]
+    assert merges == [[left, right], ["a", "b"]]
+    assert ours.encode("ab") == [tokens.index("ab")]
 
 
 # SentencePiece

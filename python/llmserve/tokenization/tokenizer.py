@@ -12,8 +12,8 @@ from llmserve.chat.chat_template import ChatRequest, ChatTemplates, chat_request
 from llmserve.chat.tool_schema import Tool
 from llmserve.errors import InvalidArgument
 from llmserve.model_files import is_gguf
-from llmserve.tokenization.gguf_tokenizer import GgufVocabulary, gguf_document
-from llmserve.tokenization.tokenizer_files import find_tokenizer, make_tokenizer, read_tokenizer
+from llmserve.tokenization.gguf_tokenizer import GgufVocabulary, gguf_tokenizer
+from llmserve.tokenization.tokenizer_files import find_tokenizer, read_tokenizer
 from llmserve.tokenization.transformers_names import TokenizedText, TransformersNames
 from llmserve.tokenization.vocabulary import read_vocabulary
 
@@ -84,7 +84,7 @@ class Tokenizer(TransformersNames):
         vocabulary = GgufVocabulary(path)
         if not vocabulary.exists:
             return None
-        tokenizer = make_tokenizer(gguf_document(vocabulary), path)
+        tokenizer = gguf_tokenizer(vocabulary)
         templates = ChatTemplates.from_named(
             vocabulary.chat_templates,
             vocabulary.special_tokens(),

@@ -11,6 +11,8 @@ from typing import Any
 from llmserve.tokenization.pre_tokenizers import PreTokenizer
 
 Document = dict[str, Any]
+# Pairs, or texts with one space between two tokens.
+Merges = Sequence[tuple[str, str]] | Sequence[str]
 SPACE = "\u2581"
 
 
@@ -55,7 +57,7 @@ def document(
 
 def byte_level_bpe(
     vocab: Mapping[str, int],
-    merges: Sequence[tuple[str, str]],
+    merges: Merges,
     pre: PreTokenizer,
     added: Iterable[AddedToken],
     ends: Ends,
@@ -88,7 +90,7 @@ def byte_level_bpe(
 
 def bpe_model(
     vocab: Mapping[str, int],
-    merges: Sequence[tuple[str, str]],
+    merges: Merges,
     *,
     byte_fallback: bool,
     ignore_merges: bool = False,
@@ -105,7 +107,7 @@ def bpe_model(
         "byte_fallback": byte_fallback,
         "ignore_merges": ignore_merges,
         "vocab": dict(vocab),
-        "merges": [list(merge) for merge in merges],
+        "merges": merges,
     }
 
 
