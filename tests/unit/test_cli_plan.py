@@ -125,6 +125,8 @@ ERRORS = [
     (("--shape", "1x1x8", "--gpu-memory", "much"), "--gpu-memory must be a size such as"),
     (("--shape", "1x1x8", "--bandwidth", "1GB/s"), "pass their bytes (--weights)"),
     (("--shape", "1x1x8", "--block-size", "8"), "--block-size plans for this machine"),
+    (("--shape", "1x1x8", "--dtype", "float32"), "--dtype plans for this machine"),
+    (("m", "--gpu-memory", "1GiB", "--weights", "1GB", "--dtype", "float32"), "--dtype plans for"),
     (("--shape", "1x1x8", "m"), "plan takes a MODEL or --shape, not both"),
     (("--shape", "1x1x8", "--html", "x"), "--html and --plot need a MODEL or --gpu-memory"),
     (("m", "--price", "3"), "--price goes with --gpu-memory or --shape"),

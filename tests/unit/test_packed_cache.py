@@ -337,6 +337,16 @@ def test_the_command_lists_what_is_kept(
     assert "(unreadable)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("action", ["list", "clear"])
+def test_a_folder_that_cannot_be_read_is_an_error(
+    action: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.parent.mkdir(parents=True)
+    folder.write_bytes(b"")  # as one without the right to read, which root always has
+    assert cli.main(["cache", action]) == 2
+    assert f"{folder} cannot be read: Not a directory" in capsys.readouterr().err
+
+
 def test_a_path_that_is_no_utf8_is_kept_too(tmp_path: Path, folder: Path) -> None:
     odd = Path(os.fsdecode(bytes(tmp_path) + b'/m"\xff\\'))
     copy_checkpoint(checkpoint("llama"), odd)

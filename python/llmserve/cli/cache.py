@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import os
 from datetime import datetime
+from pathlib import Path
 
 from llmserve import _core
 from llmserve.errors import LLMServeError
@@ -35,10 +37,20 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     clearing.set_defaults(run=run_clear)
 
 
+def _entries(folder: Path) -> list[_core.PackedCacheEntry]:
+    try:
+        os.scandir(folder).close()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise LLMServeError(f"{folder} cannot be read: {error.strerror or error}") from error
+    return _core.list_packed_cache(str(folder))
+
+
 def run_list(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     folder = packed_cache_folder()
-    entries = _core.list_packed_cache(str(folder))
+    entries = _entries(folder)
     if options.json:
         names = ("path", "model", "variant", "num_bytes", "last_used_ns")
         print(json.dumps([{name: getattr(e, name) for name in names} for e in entries], indent=2))
@@ -55,7 +67,7 @@ def run_list(options: argparse.Namespace) -> int:
 def run_clear(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     folder = packed_cache_folder()
-    before = {entry.path for entry in _core.list_packed_cache(str(folder))}
+    before = {entry.path for entry in _entries(folder)}
     print(f"removed {human_bytes(_core.clear_packed_cache(str(folder)))}")
     kept = [e.path for e in _core.list_packed_cache(str(folder)) if e.path in before]
     if kept:

@@ -208,7 +208,10 @@ def _contexts(options: argparse.Namespace) -> tuple[int, ...] | None:
 
 
 def _refuse_engine_options(options: argparse.Namespace) -> None:
-    for name in [*(name for name, _, _ in _ENGINE_OPTIONS if name != "dtype"), "memory"]:
+    # Where weights are to be counted, their type matters on any hardware.
+    counts_weights = options.shape is None and options.weights is None
+    names = [name for name, _, _ in _ENGINE_OPTIONS if not (counts_weights and name == "dtype")]
+    for name in [*names, "memory"]:
         if getattr(options, name) is not None:
             flag = "--" + name.replace("_", "-")
             raise InvalidArgument(f"{flag} plans for this machine; leave --gpu-memory, --shape out")
