@@ -4,6 +4,7 @@ import difflib
 import math
 import numbers
 import operator
+import sys
 from collections.abc import Iterable, Sized
 
 from llmserve.errors import InvalidArgument, NotSupported
@@ -53,10 +54,13 @@ def number(name: str, value: object) -> float:
 
 
 def boolean(name: str, value: object) -> bool:
-    """`value`, which must be True or False."""
-    if not isinstance(value, bool):
-        raise InvalidArgument(f"{name} must be True or False, got {describe(value)}")
-    return value
+    """`value`, which must be True or False; NumPy's are, too."""
+    if isinstance(value, bool):
+        return value
+    numpy = sys.modules.get("numpy")  # not imported yet: then it is none of its
+    if numpy is not None and isinstance(value, numpy.bool_):
+        return bool(value)
+    raise InvalidArgument(f"{name} must be True or False, got {describe(value)}")
 
 
 def text(name: str, value: object) -> str:

@@ -36,8 +36,8 @@ class BeamSearchParams:
     def __post_init__(self) -> None:
         integer("beam_width", self.beam_width, 1)
         integer("max_tokens", self.max_tokens, 1)
-        boolean("ignore_eos", self.ignore_eos)
-        boolean("include_stop_str_in_output", self.include_stop_str_in_output)
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            object.__setattr__(self, name, boolean(name, getattr(self, name)))
         if number("temperature", self.temperature) != 0:
             raise NotSupported(
                 f"BeamSearchParams: temperature={describe(self.temperature)} is not supported: "

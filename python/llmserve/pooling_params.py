@@ -49,10 +49,10 @@ class PoolingParams:
         truncation("truncate_prompt_tokens", self.truncate_prompt_tokens)
         optional_integer("dimensions", self.dimensions, 1)
         for name in ("use_activation", "normalize", "skip_reading_prefix_cache"):
-            if getattr(self, name) not in (None, True, False):
-                raise InvalidArgument(
-                    f"{name} must be True, False or None, got {describe(getattr(self, name))}"
-                )
+            value = getattr(self, name)
+            if value not in (None, True, False):
+                raise InvalidArgument(f"{name} must be True, False or None, got {describe(value)}")
+            object.__setattr__(self, name, None if value is None else bool(value))  # NumPy's
         if self.skip_reading_prefix_cache is False:
             raise NotSupported(
                 "skip_reading_prefix_cache=False: the cache holds no hidden states, so that "

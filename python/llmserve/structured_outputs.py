@@ -16,6 +16,7 @@ from llmserve.arguments import (
 from llmserve.errors import InvalidArgument
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_BOOLEANS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 # Between two tokens of JSON. Without a bound a model that likes spaces never comes to an end.
 _WHITESPACE = r"[ \n\r\t]{1,64}"
 # Schemas under these keys are by name, under the others one or a list of them.
@@ -79,10 +80,9 @@ class StructuredOutputsParams:
         for name in ("regex", "grammar", "whitespace_pattern"):
             if getattr(self, name) is not None:
                 unicode_text(f"structured_outputs: {name}", getattr(self, name))
-        for name in ("disable_fallback", "disable_any_whitespace", "disable_additional_properties"):
-            boolean(f"structured_outputs: {name}", getattr(self, name))
-        if self.json_object is not None:
-            boolean("structured_outputs: json_object", self.json_object)
+        for name in _BOOLEANS if self.json_object is None else (*_BOOLEANS, "json_object"):
+            value = boolean(f"structured_outputs: {name}", getattr(self, name))
+            object.__setattr__(self, name, value)
         if self.json is not None:
             _schema(self.json)
         if self.choice is not None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
 from llmserve import (
+    BeamSearchParams,
     InvalidArgument,
     NotSupported,
+    PoolingParams,
     RepetitionDetectionParams,
     RequestOutputKind,
     SamplingParams,
+    StructuredOutputsParams,
     _core,
 )
 
@@ -175,6 +179,24 @@ def test_values_are_brought_to_one_form() -> None:
     assert SamplingParams(logit_bias={"7": 1}).logit_bias == {7: 1.0}
     assert SamplingParams(thinking_token_budget=-1).thinking_token_budget is None
     assert SamplingParams(bad_words=[], logits_processors=[]) == SamplingParams()
+
+
+BOOLEANS: list[tuple[type[Any], str, dict[str, Any]]] = [
+    *((SamplingParams, name, {}) for name in ("ignore_eos", "detokenize", "skip_special_tokens")),
+    (SamplingParams, "include_stop_str_in_output", {}),
+    (SamplingParams, "skip_reading_prefix_cache", {}),
+    (BeamSearchParams, "ignore_eos", {"beam_width": 2, "max_tokens": 3}),
+    (StructuredOutputsParams, "disable_any_whitespace", {"json": "{}"}),
+    (StructuredOutputsParams, "json_object", {}),
+    (PoolingParams, "normalize", {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "others"), BOOLEANS)
+def test_a_boolean_of_numpy_is_one(kind: type[Any], name: str, others: dict[str, Any]) -> None:
+    params = kind(**{name: np.bool_(True)}, **others)
+    assert getattr(params, name) is True
+    assert params == kind(**{name: True}, **others)
 
 
 def test_parameters_are_values() -> None:
