@@ -13,7 +13,6 @@ from collections.abc import (
     Sequence,
     Sized,
 )
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -42,25 +41,17 @@ from llmserve.pooling_state import PoolingState
 from llmserve.prompts import Prompts, SinglePrompt, chat_prompts
 from llmserve.request_state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
+from llmserve.text_threads import MAX_SHORT_SIZE, on_text_thread
 
 # Requests of more characters (or token ids) are tokenized and checked on a thread: the tokenizers
 # library takes about a microsecond a character, and an event loop should not stand still for more
 # than a few milliseconds.
 _MAX_SIZE_IN_LOOP = 4096
 
-# Larger ones, which take some 60 ms and more, have threads of their own, so that short texts never
-# wait for them. All these threads together are as many as there are cores, where there are two.
-_MAX_SHORT_SIZE = 2**16
-_NUM_CORES = os.cpu_count() or 1
-_NUM_LONG = max(_NUM_CORES // 4, 1)
-_LONG_TEXTS = ThreadPoolExecutor(_NUM_LONG, "llmserve-long-texts")
-_SHORT_TEXTS = ThreadPoolExecutor(max(_NUM_CORES - _NUM_LONG, 1), "llmserve-texts")
-
 # Requests whose names `trace` knows: as many as the engine's trace holds.
 _MAX_NUM_NAMES = 4096
 
 _State = TypeVar("_State", bound=RequestState)
-_Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
 
@@ -340,18 +331,10 @@ class AsyncLLM(LLMBase):
             del self._running[state.name]
 
 
-async def on_text_thread(size: int, call: Callable[[], _Result]) -> _Result:
-    """What `call` returns, which takes the time of a text of `size` characters, tokens or bytes. It
-    runs on one of the few threads for such texts, and is dropped where the task is cancelled before
-    its turn."""
-    pool = _LONG_TEXTS if size > _MAX_SHORT_SIZE else _SHORT_TEXTS
-    return await asyncio.get_running_loop().run_in_executor(pool, call)
-
-
 async def _admitted(
     admit: Callable[[], list[_State]], size: int, has_grammar: bool = False
 ) -> list[_State]:
-    if has_grammar and size <= _MAX_SHORT_SIZE:
+    if has_grammar and size <= MAX_SHORT_SIZE:
         # Waits for the compiler, at times for seconds, in which other texts are to get on.
         return await asyncio.to_thread(admit)
     takes_long = has_grammar or size > _MAX_SIZE_IN_LOOP

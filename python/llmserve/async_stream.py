@@ -8,6 +8,7 @@ from collections.abc import Callable
 from llmserve import _core
 from llmserve.request_runner import RequestRunner
 from llmserve.request_state import RequestState
+from llmserve.text_threads import MAX_ROWS_IN_LOOP, on_answer_thread
 
 
 class AsyncStream:
@@ -36,14 +37,18 @@ class AsyncStream:
 
     def start(self, is_streamed: bool) -> None:
         """Gives the request to the engine. Raises QueueFull, InvalidArgument."""
+        self._runner.check_may_wait()
         request = self._runner.engine_request(self.state, is_streamed)
         self._runner.router.submit(self, self._request_ids, [request])
         self.state.request_id = self._request_ids[-1]
 
     async def wait(self) -> None:
-        """Until the state has changed. Raises InvalidArgument once the engine is closed."""
+        """Until the state has changed, and has the rows of what has come, if those are many. Raises
+        InvalidArgument once the engine is closed."""
         await self._has_news.wait()
-        self._has_news.clear()
+        if (num_rows := self.state.num_unmade_rows) > MAX_ROWS_IN_LOOP:
+            await on_answer_thread(num_rows, self.state.make_rows)
+        self._has_news.clear()  # here: the reader finds what came meanwhile, too
         self.check_open()
 
     def check_open(self) -> None:

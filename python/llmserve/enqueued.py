@@ -43,6 +43,7 @@ class EnqueuedRequests:
 
     def wait(self, on_finished: Callable[[RequestState], None]) -> list[RequestState]:
         """Waits for all that have been added, and lets go of them."""
+        self._runner.check_may_wait()
         with self._waiting:
             states = {request_id: state.renewed() for request_id, state in self._states.items()}
             num_unfinished, num_applied = len(states), 0
@@ -53,6 +54,7 @@ class EnqueuedRequests:
                     if state is None:  # added since
                         continue
                     state.apply(event)
+                    state.make_rows()  # while the engine runs the others
                     num_unfinished -= state.is_finished
                     if state.is_finished:
                         on_finished(state)

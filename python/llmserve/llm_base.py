@@ -23,7 +23,9 @@ from llmserve.errors import InvalidArgument
 from llmserve.generation_config import GenerationConfig, read_generation_config
 from llmserve.grammars import Grammars
 from llmserve.html_table import html_table
+from llmserve.length_bound import LengthBound
 from llmserve.model_files import config_file, find_checkpoint, is_gguf, text_source
+from llmserve.prompts import check_text
 from llmserve.request_door import RequestDoor, RequestLimits
 from llmserve.request_runner import RequestRunner
 from llmserve.sampling_params import SamplingParams
@@ -160,6 +162,7 @@ class LLMBase:
             self._config.max_logprobs,
             self._config.scheduler.policy,
             self._engine.hidden_size if takes_embeds else None,
+            None if self._tokenizer is None else LengthBound(self._tokenizer),
         )
         grammars = None
         if vocabulary is not None:
@@ -230,6 +233,11 @@ class LLMBase:
             raise InvalidArgument(f"{self._config.model_path} has no tokenizer")
         return self._tokenizer
 
+    def check_text(self, prompt: str) -> None:
+        """For who tokenizes a prompt and hands in its token ids: raises PromptTooLong if there will
+        be too many of them however it is tokenized, which takes a microsecond a character."""
+        check_text("prompt", prompt, self._door.limits.prompt_limits())
+
     @property
     def failure(self) -> str | None:
         """Why the engine stopped and takes no more requests; None while it runs."""
@@ -285,10 +293,13 @@ class LLMBase:
         return Trace(steps, requests, self._config.cache.num_blocks, self._request_names())
 
     def _sleep(self, level: object) -> None:
-        self._open_engine().sleep(integer("level", level, 1, 2))
+        engine = self._open_engine()
+        self._runner.check_may_wait()
+        engine.sleep(integer("level", level, 1, 2))
 
     def _wake_up(self, tags: object) -> None:
         engine = self._open_engine()
+        self._runner.check_may_wait()
         if tags is None:
             tags = MEMORY_TAGS
         if isinstance(tags, str) or not isinstance(tags, Sequence):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmserve import _core
+from llmserve.errors import InvalidArgument
 from llmserve.sampling_params import PythonLogitsProcessor
 
 if TYPE_CHECKING:
@@ -35,6 +36,15 @@ class LogitsProcessorRunner:
         """What stands for the functions in one request; they are let go of with it."""
         return self._workers.attach(tuple(functions))
 
+    def check_may_wait(self) -> None:
+        """Raises InvalidArgument in a function that has been called here: the engine waits for it,
+        and neither would ever go on."""
+        if threading.get_ident() in self._workers.in_functions:
+            raise InvalidArgument(
+                "a logits processor cannot wait for its own LLM, whose engine waits for it; "
+                "generate before, or with another LLM"
+            )
+
     def close(self) -> None:
         """Ends the workers; rows that wait fail."""
         self._finalizer()
@@ -47,6 +57,7 @@ class _Workers:
         self._keys = itertools.count()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()  # guards _threads
+        self.in_functions: set[int] = set()  # the threads that are
 
     def attach(self, functions: tuple[PythonLogitsProcessor, ...]) -> _core.LogitsProcessor:
         key = next(self._keys)
@@ -80,7 +91,10 @@ class _Workers:
                 self._functions.pop(job.key, None)
                 continue
             self._see_to_worker()
-            if not self._queue.finish(job, _process(job, self._functions.get(job.key, ()))):
+            self.in_functions.add(threading.get_ident())
+            error = _process(job, self._functions.get(job.key, ()))
+            self.in_functions.discard(threading.get_ident())
+            if not self._queue.finish(job, error):
                 break  # nobody waited any more, and another has taken this one's place
 
 

@@ -8,6 +8,7 @@ from llmserve import _core
 from llmserve.arguments import describe, integer, refuse_unknown, text, unicode_text
 from llmserve.chat.chat_template import ChatRequest
 from llmserve.errors import InvalidArgument, LLMServeError, PromptTooLong
+from llmserve.length_bound import LengthBound
 from llmserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # NumPy's import takes longer than the rest of the package
@@ -51,6 +52,10 @@ class EmbedsPrompt(TypedDict, total=False):
 SinglePrompt = str | TokenIds | TextPrompt | TokensPrompt | EmbedsPrompt
 Prompts = SinglePrompt | Sequence[SinglePrompt]
 
+# The longest token of any vocabulary in use has more: a text of fewer may well fit, and what
+# min_num_tokens says of it is not worth its time.
+_MIN_CHARACTERS_A_TOKEN = 16
+
 _KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
 
 
@@ -72,6 +77,7 @@ class PromptLimits:
     max_model_len: int
     hidden_size: int | None  # E, None: embeddings are not taken
     num_new_tokens: int = 1  # that max_model_len has to hold besides the prompt
+    length_bound: LengthBound | None = None  # of texts; None: without a tokenizer
 
 
 def parse_prompts(
@@ -87,6 +93,9 @@ def parse_prompts(
     """
     kept = truncations or [None] * len(items)
     drafts = [_draft(_label(items, idx), item) for idx, item in enumerate(items)]
+    for idx, (draft, num_kept) in enumerate(zip(drafts, kept, strict=True)):
+        if draft.token_ids is None and num_kept is None:
+            check_text(_label(items, idx), draft.text or "", limits)
     encoded = iter(_encode([d.text for d in drafts if d.token_ids is None], tokenizer))
     result = []
     for idx, (draft, num_kept) in enumerate(zip(drafts, kept, strict=True)):
@@ -253,15 +262,29 @@ def _take_embeds(label: str, array: object, limits: PromptLimits) -> _core.Promp
     return embeds
 
 
+def check_text(label: str, text: str, limits: PromptLimits) -> None:
+    """Before the text is tokenized: raises PromptTooLong if it cannot fit however that ends."""
+    bound = limits.length_bound
+    if bound is None or len(text) <= _MIN_CHARACTERS_A_TOKEN * limits.max_model_len:
+        return
+    num_tokens = bound.min_num_tokens(text)
+    if num_tokens + limits.num_new_tokens > limits.max_model_len:
+        raise _too_long(label, f"at least {num_tokens}", limits)
+
+
 def _check_length(label: str, num_tokens: int, limits: PromptLimits) -> None:
     if num_tokens == 0:
         raise InvalidArgument(f"{label} is empty; a prompt has at least one token")
     if num_tokens + limits.num_new_tokens > limits.max_model_len:
-        new_token = " and at least one new token" if limits.num_new_tokens else ""
-        raise PromptTooLong(
-            f"{label} has {num_tokens} tokens, but max_model_len={limits.max_model_len} has to "
-            f"hold the prompt{new_token}; shorten it or raise max_model_len"
-        )
+        raise _too_long(label, str(num_tokens), limits)
+
+
+def _too_long(label: str, num_tokens: str, limits: PromptLimits) -> PromptTooLong:
+    new_token = " and at least one new token" if limits.num_new_tokens else ""
+    return PromptTooLong(
+        f"{label} has {num_tokens} tokens, but max_model_len={limits.max_model_len} has to hold "
+        f"the prompt{new_token}; shorten it or raise max_model_len"
+    )
 
 
 def _check_token_ids(

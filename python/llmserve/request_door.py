@@ -10,6 +10,7 @@ from llmserve.beam_search import BeamSearchState
 from llmserve.beam_search_params import BeamSearchParams
 from llmserve.errors import InvalidArgument, ResourceExhausted
 from llmserve.grammars import Grammars
+from llmserve.length_bound import LengthBound
 from llmserve.pooling_params import PoolingConfig, PoolingParams
 from llmserve.pooling_state import PoolingState
 from llmserve.prompts import PromptLimits, parse_prompts, split_prompts
@@ -28,10 +29,17 @@ class RequestLimits:
     max_logprobs: int  # -1: no bound
     scheduling_policy: str
     hidden_size: int | None = None  # E, None: prompts of embeddings are not taken
+    length_bound: LengthBound | None = None  # of texts; None: without a tokenizer
 
     def prompt_limits(self, num_new_tokens: int = 1) -> PromptLimits:
         """Of a prompt that is to be followed by so many tokens at least."""
-        return PromptLimits(self.vocab_size, self.max_model_len, self.hidden_size, num_new_tokens)
+        return PromptLimits(
+            self.vocab_size,
+            self.max_model_len,
+            self.hidden_size,
+            num_new_tokens,
+            self.length_bound,
+        )
 
 
 @dataclass(frozen=True, slots=True)

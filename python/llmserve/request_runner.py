@@ -40,6 +40,7 @@ class RequestRunner:
         num_unfinished = len(states)
         try:
             while num_unfinished > 0:
+                self.check_may_wait()
                 if outside:
                     room = self.engine.wait_for_room(POLL_S)
                     batch = list(islice(outside, min(room, _MAX_AT_ONCE)))
@@ -55,12 +56,17 @@ class RequestRunner:
                 for event in events:
                     state = by_id[event.request_id]
                     state.apply(event)
+                    state.make_rows()  # while the engine runs the others
                     num_unfinished -= state.is_finished
                     yield state
         finally:
             finished = {state.request_id for state in states if state.is_finished}
             self.abandon(inbox, set(request_ids) - finished)
             self.router.leave(request_ids)
+
+    def check_may_wait(self) -> None:
+        """Raises InvalidArgument in one of the engine's own logits processors."""
+        self._processors.check_may_wait()
 
     def engine_request(self, state: RequestState, is_streamed: bool) -> _core.EngineRequest:
         """What the engine takes for it."""

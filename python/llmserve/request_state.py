@@ -1,13 +1,19 @@
 """A request on its way: the events of the engine gathered into outputs."""
 
+import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 from llmserve import _core
 from llmserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from llmserve.prompts import Prompt
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
 from llmserve.tokenization.tokenizer import Tokenizer
+
+# A dict a token, the prompt's own token first; None for the first of all.
+PromptLogprobs = Iterable[dict[int, Logprob] | None]
 
 # The epoch on the engine's clock, which is that of time.monotonic.
 _EPOCH_US = time.monotonic_ns() // 1000 - time.time_ns() // 1000
@@ -20,6 +26,9 @@ class SampleState:
     index: int
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    # What logprobs are to be made of, when an output is or by make_rows(): they take several times
+    # the memory, and longer than an event loop that applies events may stand still.
+    unmade: list[_core.TokenEvent] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     last: _core.TokenEvent | None = None
@@ -54,7 +63,9 @@ class RequestState:
         self._tokenizer = tokenizer
         self._arrival_us = time.monotonic_ns() // 1000
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._prompt_event: _core.TokenEvent | None = None  # which has what they are made of
         self._samples = [SampleState(index) for index in range(params.n)]
+        self._making = threading.Lock()  # held while rows are made, in the order of their events
         self._last: _core.TokenEvent | None = None
         self._num_cached_tokens = 0
         self._num_preemptions = 0
@@ -102,13 +113,12 @@ class RequestState:
         sample = self._samples[event.sample_index]
         if event.text:
             sample.texts.append(event.text)
-        sample.token_ids += event.token_ids
+        token_ids = event.token_ids
+        sample.token_ids += token_ids
         if self.params.has_logprobs:
-            for sampled, top in zip(event.logprobs, event.top_logprobs, strict=True):
-                sample.cumulative_logprob += sampled.logprob
-                sample.logprobs.append(self._logprob_dict(sampled, top))
-        if self.params.prompt_logprobs is not None and self._prompt_logprobs is None:
-            self._take_prompt_logprobs(event)
+            sample.unmade.append(event)
+        if self.params.prompt_logprobs is not None and not self.has_prompt_rows:
+            self._note_prompt_rows(event, token_ids)
         sample.last = self._last = event
         sample.has_news = True
         self.is_finished = event.is_request_finished
@@ -132,13 +142,12 @@ class RequestState:
         """Everything so far or, for DELTA, what is new since the last call, of those of the n
         that have something new."""
         is_delta = kind is RequestOutputKind.DELTA
-        samples = [sample for sample in self._samples if sample.has_news or not is_delta]
         return RequestOutput(
             request_id=self.name or str(self.request_id),
             prompt=self.prompt.text,
             prompt_token_ids=self.prompt.token_ids,
-            prompt_logprobs=self._prompt_logprobs,
-            outputs=[self._completion(sample, is_delta) for sample in samples],
+            prompt_logprobs=self.prompt_logprobs,
+            outputs=self.take_news() if is_delta else self.completions(),
             finished=self.is_finished,
             metrics=self._metrics(),
             num_cached_tokens=self._num_cached_tokens,
@@ -149,21 +158,67 @@ class RequestState:
         line of for every token."""
         return [self._completion(sample, True) for sample in self._samples if sample.has_news]
 
+    def completions(self) -> list[CompletionOutput]:
+        """Likewise, of a CUMULATIVE output."""
+        return [self._completion(sample, False) for sample in self._samples]
+
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that were read from the prefix cache."""
         return self._num_cached_tokens
 
     @property
+    def num_unmade_rows(self) -> int:
+        """Tokens whose log-probabilities are still to be made, at 2 us each of these."""
+        num_rows = 0
+        if self._prompt_event is not None and self._prompt_logprobs is None:
+            num_rows += len(self.prompt.token_ids)
+        if self.params.has_logprobs:
+            num_rows += sum(len(s.token_ids) - len(s.logprobs) for s in self._samples)
+        return num_rows
+
+    def make_rows(self) -> None:
+        """Makes the log-probabilities that have come. On any thread, also while events are applied;
+        an output that is made meanwhile waits."""
+        for sample in self._samples:
+            self._make_logprobs(sample)
+        _ = self.prompt_logprobs
+
+    @property
     def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
         """As RequestOutput has them."""
+        if self._prompt_logprobs is None and (rows := self.prompt_rows()) is not None:
+            self._prompt_logprobs = list(rows)
+            self._prompt_event = None
         return self._prompt_logprobs
 
-    def _take_prompt_logprobs(self, event: _core.TokenEvent) -> None:
+    @property
+    def has_prompt_rows(self) -> bool:
+        """Whether the prompt's log-probabilities were asked for and have come."""
+        return self._prompt_event is not None or self._prompt_logprobs is not None
+
+    def prompt_rows(self) -> PromptLogprobs | None:
+        """`prompt_logprobs`, of which nothing is kept: each row is made when it is read."""
+        event = self._prompt_event
+        if event is None:
+            return self._prompt_logprobs
         rows = event.prompt_logprobs
-        if len(rows) + 1 == len(self.prompt.token_ids) and event.token_ids:
-            tops = event.prompt_top_logprobs
-            self._prompt_logprobs = [None, *map(self._logprob_dict, rows, tops)]
+        if len(rows) + 1 != len(self.prompt.token_ids):
+            return None
+        return chain((None,), map(self._logprob_dict, rows, event.prompt_top_logprobs))
+
+    def _note_prompt_rows(self, event: _core.TokenEvent, token_ids: list[int]) -> None:
+        """They come with the first token of the first sample."""
+        if event.sample_index == 0 and token_ids:
+            self._prompt_event = event
+
+    def _make_logprobs(self, sample: SampleState) -> None:
+        with self._making:
+            while sample.unmade:
+                event = sample.unmade.pop(0)  # at once, whatever another thread adds
+                for sampled, top in zip(event.logprobs, event.top_logprobs, strict=True):
+                    sample.cumulative_logprob += sampled.logprob
+                    sample.logprobs.append(self._logprob_dict(sampled, top))
 
     def _completion(self, sample: SampleState, is_delta: bool) -> CompletionOutput:
         first_text = sample.num_given_texts if is_delta else 0
@@ -172,6 +227,8 @@ class RequestState:
         sample.num_given_tokens = len(sample.token_ids)
         sample.has_news = False
         has_logprobs = self.params.has_logprobs
+        if has_logprobs:
+            self._make_logprobs(sample)
         last = sample.last
         finish_reason = last.finish_reason if last else None
         if finish_reason is None and self._is_cut_short:

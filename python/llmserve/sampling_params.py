@@ -115,8 +115,8 @@ class SamplingParams:
     logits_processors, slow: for every token each is called with the tokens so far (int32 [T],
     prompt and output) and the logits (float32 [V]), NumPy arrays that torch.from_dlpack takes
     without a copy, before biases, masks and penalties; it changes the logits in place or returns
-    others. It runs in a Python thread that the engine waits for; what it raises ends the request
-    with finish_reason "error".
+    others. It runs in a Python thread that the engine waits for, so that it cannot generate with
+    its own LLM; what it raises ends the request with finish_reason "error".
 
     structured_outputs: StructuredOutputsParams, what the text must match. Its end is the grammar's:
     min_tokens and ignore_eos do not lengthen a text that is complete, and max_tokens, stop strings

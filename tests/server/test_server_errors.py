@@ -16,6 +16,7 @@ import pytest
 from llmserve import AsyncLLM
 from llmserve.server.app import ROUTES
 from llmserve.server.auth import Keys
+from llmserve.tokenization.tokenizer import Tokenizer
 from serving import DEADLINE_S, RunningServer, running_server
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -155,6 +156,37 @@ def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(
     assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
     assert error["type"] == "invalid_request_error"
     assert "max_model_len=" in error["message"]
+
+
+TOO_LONG = "a" * 100_000  # of the demo's longest tokens, 13 characters, 7,693
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {"prompt": ["a", TOO_LONG]}, "prompt"),
+        (COMPLETIONS, {"prompt": TOO_LONG, "add_special_tokens": False}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": TOO_LONG}]}, "messages"),
+        ("/v1/embeddings", {"input": TOO_LONG}, "input"),
+    ],
+)
+def test_a_text_that_cannot_fit_is_not_tokenized(
+    server: RunningServer,
+    path: str,
+    body: dict[str, Any],
+    param: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert server.post(path, **body, truncate_prompt_tokens=3)[0] == 200
+
+    def refuse(self: Tokenizer, texts: list[str], add_special_tokens: bool = True) -> Any:
+        raise AssertionError("it is tokenized")
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", refuse)
+    status, answer = server.post(path, **body)
+    error = answer["error"]
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert re.search(r"has at least 769\d tokens, but max_model_len=2048", error["message"])
 
 
 def test_the_official_client_raises_its_own_errors(

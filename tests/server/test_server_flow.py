@@ -25,11 +25,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from checkpoints import checkpoint
 from llmserve import LLM, AsyncLLM, SamplingParams, _core, demo_model_path
 from llmserve.cli import main
+from llmserve.outputs import Logprob
+from llmserve.request_state import RequestState
 from llmserve.server import generation
 from llmserve.server.admission import Admission
 from llmserve.server.errors import JsonResponse, LargeJsonResponse
@@ -472,16 +475,17 @@ def test_a_model_that_is_full_leaves_others_open(make_oracle: MakeOracle) -> Non
 # Hardly repeats itself, since the tokenizers library remembers words.
 _RNG = random.Random(3)
 LONG_TEXT = " ".join("".join(_RNG.choices("abcdefgh", k=6)) for _ in range(14_000))
+TRUNCATED = {"truncate_prompt_tokens": 8}  # or its length alone would tell that it cannot fit
 LONG_WORDS = [LONG_TEXT[idx * 1500 : (idx + 1) * 1500] for idx in range(64)]
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (COMPLETIONS, {"prompt": LONG_TEXT}),
-        (COMPLETIONS, {"prompt": LONG_TEXT, "add_special_tokens": False}),
+        (COMPLETIONS, {"prompt": LONG_TEXT, **TRUNCATED}),
+        (COMPLETIONS, {"prompt": LONG_TEXT, "add_special_tokens": False, **TRUNCATED}),
         (COMPLETIONS, {"prompt": ["x"] * 32, "max_tokens": 1, "bad_words": LONG_WORDS}),
-        (CHAT, {"messages": [{"role": "user", "content": LONG_TEXT}]}),
+        (CHAT, {"messages": [{"role": "user", "content": LONG_TEXT}], **TRUNCATED}),
         ("/v1/embeddings", {"input": [LONG_TEXT[idx:][:1000] for idx in range(20)]}),
         ("/tokenize", {"prompt": LONG_TEXT, "return_token_strs": True}),
     ],
@@ -550,12 +554,75 @@ def test_a_large_answer_is_worded_on_a_thread_and_says_the_same(
         return large
 
     monkeypatch.setattr(LargeJsonResponse, "render", watched)
-    monkeypatch.setattr(generation, "_MAX_ROWS_IN_LOOP", 1)
+    monkeypatch.setattr(generation, "MAX_ROWS_IN_LOOP", 1)
     with running_server(demo) as server:
         (loop,) = (t for t in threading.enumerate() if t.name == f"server-{server.port}")
         assert server.post(path, **body)[0] == 200
         assert len(threads) == 1
         assert loop.ident not in threads
+
+
+LONG_PROMPT = {"prompt": [[5 + i % 90 for i in range(300)], [6] * 200], "n": 2, **ASK_ROWS}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt_logprobs": 2, **LONG_PROMPT}),
+        (COMPLETIONS, {"prompt_logprobs": 2, "stream": True, **LONG_PROMPT}),
+        (COMPLETIONS, {"echo": True, "logprobs": 2, **LONG_PROMPT}),
+        (COMPLETIONS, {**LONG_PROMPT, "prompt": [5], "logprobs": 2, "max_tokens": 100}),
+        (CHAT, {"messages": HELLO * 40, "prompt_logprobs": 2, **ASK_ROWS}),
+        (CHAT, {"messages": HELLO * 40, "prompt_logprobs": 2, "stream": True, **ASK_ROWS}),
+    ],
+    ids=["prompts", "stream", "echo", "tokens", "chat", "chat stream"],
+)
+def test_no_row_of_many_log_probabilities_is_made_on_the_loop(
+    demo: AsyncLLM, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    threads: list[int] = []  # a call each
+    to_logprob = RequestState.to_logprob
+
+    def watched(self: RequestState, token: _core.TokenLogprob) -> Logprob:
+        threads.append(threading.get_ident())
+        return to_logprob(self, token)
+
+    monkeypatch.setattr(RequestState, "to_logprob", watched)
+    with running_server(demo) as server:
+        (loop,) = (t for t in threading.enumerate() if t.name == f"server-{server.port}")
+        assert server.post(path, **body)[0] == 200
+        assert len(threads) > 2 * 100
+        assert threads.count(loop.ident or 0) == 0
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_stream_says_of_a_long_prompt_what_the_whole_answer_and_the_library_say(
+    server: RunningServer, offline: LLM, path: str
+) -> None:
+    body = {"prompt_logprobs": 2, **LONG_PROMPT}
+    prompts: Any = LONG_PROMPT["prompt"]
+    if path == CHAT:
+        body = {"messages": HELLO * 40, **body}
+        del body["prompt"]
+        prompts = offline.get_tokenizer().apply_chat_template(
+            body["messages"], add_generation_prompt=True
+        )
+    params = SamplingParams(max_tokens=1, prompt_logprobs=2)
+    outputs = offline.generate(prompts, params, use_tqdm=False)
+    wanted = [json.loads(msgspec.json.encode(output.prompt_logprobs)) for output in outputs]
+
+    def said(documents: list[Any]) -> list[tuple[int, Any]]:
+        """By prompt: a chat says it once, and completions with each choice of a prompt."""
+        places = documents if path == CHAT else [c for d in documents for c in d["choices"]]
+        found = [place for place in places if "prompt_logprobs" in place]
+        return [(place.get("index", 0) // 2, place["prompt_logprobs"]) for place in found]
+
+    whole = said([server.post(path, **body)[1]])
+    with server.open_stream(path, stream=True, **body) as sock:
+        streamed = said(data_of(list(events(sock))))
+    assert whole == [(idx, wanted[idx]) for idx, _ in whole]
+    assert {idx for idx, _ in whole} == set(range(len(wanted)))
+    assert sorted(streamed, key=lambda pair: pair[0]) == whole
 
 
 @pytest.fixture
@@ -609,7 +676,9 @@ def test_a_text_that_takes_longer_than_its_request_may_is_a_503(
     demo: AsyncLLM, held: threading.Event, path: str, body: dict[str, Any]
 ) -> None:
     with running_server(demo) as server:
-        status, answer, headers = server.request("POST", path, {**body, "timeout": 0.3})
+        status, answer, headers = server.request(
+            "POST", path, {**body, **TRUNCATED, "timeout": 0.3}
+        )
         assert (status, answer["error"]["code"]) == (503, "timeout")
         assert int(headers["retry-after"]) >= 1
         assert server.activity.ended == {"timeout": 1}
@@ -621,7 +690,7 @@ def test_every_time_limit_begins_when_the_request_comes(
 ) -> None:
     limits = {"request_timeout": 0.0, setting: 0.3}
     with running_server(make_oracle(0), **limits) as server:
-        assert server.post(COMPLETIONS, prompt=LONG_TEXT)[0] == 503
+        assert server.post(COMPLETIONS, prompt=LONG_TEXT, **TRUNCATED)[0] == 503
         assert server.activity.ended == {"timeout": 1}
 
 

@@ -22,9 +22,12 @@ from llmserve import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    _core,
     demo_model_path,
 )
 from llmserve.async_stream import AsyncStream
+from llmserve.outputs import Logprob
+from llmserve.request_state import RequestState
 from llmserve.tokenization.tokenizer import Tokenizer
 from offline import DEADLINE_S, GREEDY, LONG, generate, tokens
 
@@ -105,6 +108,46 @@ def test_outputs_are_of_the_kind_that_was_asked_for(
         else:
             assert (given[-1].token_ids, given[-1].text) == (sample.token_ids, sample.text)
     assert kind is not RequestOutputKind.FINAL_ONLY or len(outputs) == 1
+
+
+@pytest.mark.parametrize("kind", list(RequestOutputKind))
+def test_rows_of_a_long_prompt_are_made_on_a_thread_while_tokens_come(
+    slow_llm: AsyncLLM, kind: RequestOutputKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [5 + i % 90 for i in range(100)]
+    params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True, prompt_logprobs=2)
+    threads: set[int] = set()
+    make_rows, to_logprob = RequestState.make_rows, RequestState.to_logprob
+
+    def slow(self: RequestState) -> None:
+        """More tokens come meanwhile."""
+        until = time.monotonic() + DEADLINE_S
+        while self.num_generation_tokens < 3 and time.monotonic() < until:
+            time.sleep(0.001)
+        make_rows(self)
+
+    def watched(self: RequestState, token: _core.TokenLogprob) -> Logprob:
+        threads.add(threading.get_ident())
+        return to_logprob(self, token)
+
+    async def main() -> list[RequestOutput]:
+        stream = slow_llm.generate(prompt, params.clone(output_kind=kind))
+        return [output async for output in stream]
+
+    whole = run(last(slow_llm, prompt, params))
+    monkeypatch.setattr(RequestState, "make_rows", slow)
+    monkeypatch.setattr(RequestState, "to_logprob", watched)
+    outputs = run(main())
+    assert threads
+    assert threading.get_ident() not in threads
+    assert whole.prompt_logprobs is not None
+    assert all(output.prompt_logprobs == whole.prompt_logprobs for output in outputs)
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    given = [output.outputs[0].token_ids for output in outputs]
+    if kind is RequestOutputKind.DELTA:
+        assert all(given)
+        given = [[token_id for ids in given for token_id in ids]]
+    assert given[-1] == tokens([whole])[0]
 
 
 async def leave_by_cancelling(llm: AsyncLLM) -> None:

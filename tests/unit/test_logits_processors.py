@@ -11,19 +11,21 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import checkpoints
 import numpy as np
 import pytest
 import torch
-from llmserve import LLM, AsyncLLM, SamplingParams
+from llmserve import LLM, AsyncLLM, BeamSearchParams, RequestOutput, SamplingParams
 from offline import DEADLINE_S, GREEDY, generate, tokens
 
 V = checkpoints.VOCAB_SIZE
 PROMPT = [5, 6, 7]
 PROMPT_DEADLINE_S = 10.0  # an abort takes milliseconds; requests that never answer, 5 s
+T = TypeVar("T")
 THREAD_NAME = "llmserve-logits-processors"
 
 
@@ -32,7 +34,7 @@ def with_processors(*functions: object, **fields: object) -> SamplingParams:
     return SamplingParams(logits_processors=functions, **{**defaults, **fields})  # type: ignore[arg-type]
 
 
-def only(token_id: int) -> object:
+def only(token_id: int) -> Callable[[np.ndarray, np.ndarray], None]:
     def force(token_ids: np.ndarray, logits: np.ndarray) -> None:
         logits[np.arange(V) != token_id] = -np.inf
 
@@ -142,6 +144,73 @@ def test_what_it_raises_ends_its_request_alone(
         raise AssertionError(failed.outputs[0].error)
     assert tokens([plain]) == expected
     assert tokens(generate(llm, [PROMPT])) == expected
+
+
+WAITING: dict[str, Callable[[LLM], object]] = {
+    "generate": lambda llm: generate(llm, [PROMPT]),
+    "chat": lambda llm: llm.chat([{"role": "user", "content": "a"}], GREEDY, use_tqdm=False),
+    "stream": lambda llm: list(llm.stream(PROMPT, GREEDY)),
+    "embed": lambda llm: llm.embed([PROMPT], use_tqdm=False),
+    "encode": lambda llm: llm.encode([PROMPT], use_tqdm=False),
+    "beam_search": lambda llm: llm.beam_search([PROMPT], BeamSearchParams(2, 3)),
+    "wait": lambda llm: (llm.enqueue([PROMPT], GREEDY), llm.wait_for_completion(use_tqdm=False)),
+    "sleep": LLM.sleep,
+    "wake_up": LLM.wake_up,
+}
+
+
+def in_time(call: Callable[[], T]) -> T:
+    """What it returns, on a thread that may hang."""
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    thread.join(PROMPT_DEADLINE_S)
+    assert found, "it hangs"
+    return found[0]
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_a_processor_that_waits_for_its_own_llm_is_refused(checkpoint: Path, name: str) -> None:
+    with LLM(checkpoint, num_threads=1, kv_cache_memory_bytes=2**22) as llm:
+
+        def waits(token_ids: np.ndarray, logits: np.ndarray) -> None:
+            WAITING[name](llm)
+
+        failed, plain = in_time(
+            lambda: generate(llm, [PROMPT] * 2, [with_processors(waits), GREEDY])
+        )
+        assert failed.outputs[0].finish_reason == "error"
+        error = failed.outputs[0].error or ""
+        assert "(waits) raised InvalidArgument: a logits processor cannot wait for its own" in error
+        assert tokens([plain]) == tokens(generate(llm, [PROMPT]))
+
+
+def test_a_processor_that_waits_for_its_own_async_llm_is_refused(checkpoint: Path) -> None:
+    async def last(llm: AsyncLLM, params: SamplingParams) -> RequestOutput:
+        return [output async for output in llm.generate(PROMPT, params)][-1]
+
+    llm = AsyncLLM(checkpoint, num_threads=1, kv_cache_memory_bytes=2**22)
+    try:
+
+        def waits(token_ids: np.ndarray, logits: np.ndarray) -> None:
+            asyncio.run(last(llm, GREEDY))
+
+        output = in_time(lambda: asyncio.run(last(llm, with_processors(waits))))
+        assert "cannot wait for its own LLM" in (output.outputs[0].error or "")
+    finally:
+        llm.close()
+
+
+def test_a_processor_may_ask_its_own_llm_and_wait_for_another(llm: LLM, checkpoint: Path) -> None:
+    with LLM(checkpoint, num_threads=1, kv_cache_memory_bytes=2**22) as other:
+
+        def asks(token_ids: np.ndarray, logits: np.ndarray) -> None:
+            llm.get_metrics()
+            llm.reset_prefix_cache()
+            only(tokens(generate(other, [PROMPT]))[0][0])(token_ids, logits)
+
+        (output,) = in_time(lambda: generate(llm, [PROMPT], with_processors(asks)))
+        assert output.outputs[0].token_ids == tokens(generate(llm, [PROMPT]))[0][:1] * 6
 
 
 class Stuck:

@@ -8,7 +8,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmserve.async_llm import on_text_thread
 from llmserve.generation_config import own_max_tokens
 from llmserve.outputs import CompletionOutput
 from llmserve.parsers.deltas import merged
@@ -35,12 +34,13 @@ from llmserve.server.context import context
 from llmserve.server.errors import ApiError
 from llmserve.server.generation import GenerationResponse
 from llmserve.server.jobs import Job, check_stream_options, generation_job
-from llmserve.server.logprobs import chat_logprobs
+from llmserve.server.logprobs import PromptRows, chat_logprobs
 from llmserve.server.models import ServedModel
 from llmserve.server.prompts import chat_prompt
 from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
 from llmserve.server.settings import ServerSettings
 from llmserve.server.wire import add_usage, error_event, event, finish_reason, head, usage
+from llmserve.text_threads import on_text_thread
 
 _CHUNK = "chat.completion.chunk"
 # A conversation of so many bytes is a prompt in about a millisecond, for which other streams may
@@ -67,7 +67,7 @@ async def chat_completions(request: Request) -> Response:
     params = _with_tools(body, params, model, server.settings, bool(names))
     limit_s = timeout_s(body.timeout, server.settings)
     with server.activity.in_time(model, arrived_at(request.scope), limit_s):
-        prompt = await _prompt(body, model, num_body_bytes(request))
+        prompt = await _prompt(body, params, model, num_body_bytes(request))
         text = prompt.get("prompt") or ""
         params, section = _with_reasoning(body, params, model, server.settings, text)
         form = chat_format(body, model, server.settings, names, text, section)
@@ -145,14 +145,17 @@ def _showing_special_tokens(body: ChatBody, params: SamplingParams) -> SamplingP
     return dataclasses.replace(params, skip_special_tokens=False)
 
 
-async def _prompt(body: ChatBody, model: ServedModel, num_bytes: int) -> TokensPrompt:
+async def _prompt(
+    body: ChatBody, params: SamplingParams, model: ServedModel, num_bytes: int
+) -> TokensPrompt:
     """By the model's template, which may take long on what is not short: there on a thread.
     num_bytes: of the body as it came."""
-    tokenizer = model.tokenizer()
+    check_text = model.llm.check_text if params.truncate_prompt_tokens is None else None
+    make = partial(chat_prompt, body, model.tokenizer(), check_text)
     if num_bytes <= _MAX_BYTES_IN_LOOP:
-        text, token_ids = chat_prompt(body, tokenizer)
+        text, token_ids = make()
     else:
-        text, token_ids = await on_text_thread(num_bytes, partial(chat_prompt, body, tokenizer))
+        text, token_ids = await on_text_thread(num_bytes, make)
     return TokensPrompt(prompt=text, prompt_token_ids=token_ids, cache_salt=body.cache_salt or "")
 
 
@@ -169,6 +172,7 @@ class _Answer:
         self._options = body.stream_options or StreamOptions()
         self._format = form
         self._parsers: dict[int, ChatParser] = {}
+        self._prompt_rows = PromptRows(job.states)
         # vLLM's echo: the message that is continued stands before what continues it.
         self._before = _text(body.messages[-1]["content"]) if body.echo else ""
 
@@ -182,10 +186,14 @@ class _Answer:
 
     words_empty_texts = False
 
+    def prepare(self, prompt_idx: int) -> None:
+        """See Answer."""
+        self._prompt_rows.of(prompt_idx)
+
     def document(self, states: Sequence[RequestState], cause: str) -> object:
         """See Answer."""
         (state,) = states
-        choices = [self._choice(completion, cause) for completion in state.output().outputs]
+        choices = [self._choice(completion, cause) for completion in state.completions()]
         return {
             **head("chat.completion", self._job),
             "choices": choices,
@@ -231,7 +239,7 @@ class _Answer:
         (state,) = self._job.states
         fields: dict[str, Any] = {}
         if self._body.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = state.prompt_logprobs
+            fields["prompt_logprobs"] = self._prompt_rows.of(0)
         if self._body.return_token_ids:
             fields["prompt_token_ids"] = state.prompt.token_ids
         return fields

@@ -1,20 +1,21 @@
 """POST /v1/completions."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.outputs import CompletionOutput
-from llmserve.request_state import RequestState
+from llmserve.request_state import PromptLogprobs, RequestState
 from llmserve.server.bodies import CompletionBody, StreamOptions
 from llmserve.server.body import arrived_at, read_json
 from llmserve.server.context import context
 from llmserve.server.errors import ApiError
 from llmserve.server.generation import GenerationResponse
 from llmserve.server.jobs import Job, check_stream_options, generation_job
-from llmserve.server.logprobs import CompletionLogprobs
+from llmserve.server.logprobs import CompletionLogprobs, PromptRows
 from llmserve.server.models import ServedModel
 from llmserve.server.prompts import prompts
 from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
@@ -53,6 +54,7 @@ async def completions(request: Request) -> Response:
             max_num,
             add_special_tokens=body.add_special_tokens is not False,
             cache_salt=body.cache_salt or "",
+            is_truncated=params.truncate_prompt_tokens is not None,
         )
         job = await generation_job("cmpl", body, model, given, params, server.settings)
     texts = []
@@ -96,6 +98,7 @@ class _Answer:
         self._texts = texts
         self._n = job.states[0].params.n
         self._is_begun: set[int] = set()  # choices
+        self._prompt_rows = PromptRows(job.states)
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
     @property
@@ -107,12 +110,17 @@ class _Answer:
 
     words_empty_texts = True
 
+    def prepare(self, prompt_idx: int) -> None:
+        """See Answer."""
+        if self._body.prompt_logprobs is not None:
+            self._prompt_rows.of(prompt_idx)
+
     def document(self, states: Sequence[RequestState], cause: str) -> object:
         """See Answer."""
         choices = [
             self._choice(idx, completion, cause)
             for idx, state in enumerate(states)
-            for completion in state.output().outputs
+            for completion in state.completions()
         ]
         counts = usage(states)
         if self._body.max_tokens == 0:
@@ -160,7 +168,7 @@ class _Answer:
             if is_first:
                 choice["prompt_token_ids"] = state.prompt.token_ids
         if self._body.prompt_logprobs is not None and is_first:
-            choice["prompt_logprobs"] = state.prompt_logprobs
+            choice["prompt_logprobs"] = self._prompt_rows.of(prompt_idx)
         return choice
 
     def _choice_logprobs(
@@ -170,10 +178,10 @@ class _Answer:
             return None
         num_top, named = self._body.logprobs, self._body.logprob_token_ids or ()
         own = self._logprobs.setdefault(index, CompletionLogprobs(num_top, named))
-        rows: list[Any] = list(completion.logprobs) if has_output else []
+        rows: PromptLogprobs = completion.logprobs if has_output else ()
         first_text = ""
-        if self._body.echo and state.prompt_logprobs is not None:
-            rows = [*state.prompt_logprobs, *rows]
+        if self._body.echo and (of_prompt := state.prompt_rows()) is not None:
+            rows = chain(of_prompt, rows)
             first = state.prompt.token_ids[0]
             tokenizer = self._job.model.llm.get_tokenizer() if self._has_tokenizer() else None
             first_text = tokenizer.token_text(first) if tokenizer else f"token_id:{first}"

@@ -56,6 +56,9 @@ class _Answer:
         self._job = job
         self._is_base64 = is_base64
 
+    def prepare(self, prompt_idx: int) -> None:
+        """See Answer: nothing is."""
+
     def document(self, states: Sequence[RequestState], cause: str) -> object:
         """See Answer."""
         data = [

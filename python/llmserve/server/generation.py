@@ -18,6 +18,7 @@ from llmserve.server.direct_lines import DirectLines
 from llmserve.server.errors import JsonResponse, LargeJsonResponse
 from llmserve.server.failures import generation_error
 from llmserve.server.jobs import Job
+from llmserve.text_threads import MAX_ROWS_IN_LOOP, on_answer_thread
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -25,9 +26,6 @@ _STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),  # or nginx would gather it
 ]
 _COMMENT = b": keep-alive\n\n"
-# Log-probabilities of so many tokens, or so many vectors, take a few milliseconds to word.
-_MAX_ROWS_IN_LOOP = 64
-
 Write = Callable[[bytes], Awaitable[None]]  # a piece of the body that is not the last
 
 
@@ -41,6 +39,10 @@ class Answer(Protocol):
     @property
     def words_empty_texts(self) -> bool:
         """Whether an event without text has a line."""
+
+    def prepare(self, prompt_idx: int) -> None:
+        """Words the log-probabilities of a prompt, which have come, ahead of `document` or the
+        first `lines` that say them. On any thread."""
 
     def document(self, states: Sequence[RequestState], cause: str) -> object:
         """The whole answer, a state a prompt. cause: why it was ended early, or empty."""
@@ -62,6 +64,7 @@ class GenerationResponse(Response):
         self._job = job
         self._answer = answer
         self._own_headers = [(b"x-request-id", job.request_id.encode())]
+        self._prepared: set[int] = set()  # prompts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError before anything was sent."""
@@ -94,12 +97,32 @@ class GenerationResponse(Response):
         errors = [state.error for state in states if state.error is not None]
         if errors:
             raise generation_error(errors[0], self._job)
+        await self._prepare(run)
+        if run.is_cut:
+            return
         word = partial(self._worded, states, run.cause)
-        if sum(map(_num_rows, states)) > _MAX_ROWS_IN_LOOP:
-            response = await asyncio.to_thread(word, LargeJsonResponse)
+        num_rows = sum(map(_num_rows, states))
+        if num_rows > MAX_ROWS_IN_LOOP:
+            response = await on_answer_thread(num_rows, partial(word, LargeJsonResponse))
         else:
             response = word(JsonResponse)
         await response(scope, receive, send)
+
+    async def _prepare(self, run: Run) -> None:
+        """Has the long prompts' log-probabilities that have come worded, prompt by prompt so that
+        other answers get their turns on the thread."""
+        while not run.is_cut:
+            due = (idx for idx, stream in enumerate(run.streams) if self._is_due(idx, stream.state))
+            idx = next(due, None)
+            if idx is None:
+                return
+            self._prepared.add(idx)
+            num_rows = len(run.streams[idx].state.prompt.token_ids)
+            await on_answer_thread(num_rows, partial(self._answer.prepare, idx))
+
+    def _is_due(self, prompt_idx: int, state: RequestState) -> bool:
+        is_long = len(state.prompt.token_ids) > MAX_ROWS_IN_LOOP
+        return state.has_prompt_rows and is_long and prompt_idx not in self._prepared
 
     def _worded(
         self, states: Sequence[RequestState], cause: str, kind: type[JsonResponse]
@@ -130,6 +153,7 @@ class GenerationResponse(Response):
         is_first = True
         while True:
             await self._wait_for_group(run, is_first)
+            await self._prepare(run)
             if run.is_cut:
                 return b""
             if direct is not None:

@@ -4,7 +4,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from llmserve.outputs import Logprob
+from llmserve.request_state import RequestState
 from llmserve.tokenization.tokenizer import Tokenizer
 
 # JSON has no infinities; OpenAI's servers give this for what is next to impossible.
@@ -48,6 +51,26 @@ def chat_logprobs(
         top = [entry(*item) for item in _top(row, num_top, named)]
         content.append({**entry(token_id, logprob), "top_logprobs": top})
     return {"content": content}
+
+
+class PromptRows:
+    """prompt_logprobs of an answer's prompts, a dict a token, as JSON. It is made once for all
+    choices of a prompt, row by row: millions of dicts would stop every thread whenever the garbage
+    collector looks at them."""
+
+    def __init__(self, states: Sequence[RequestState]) -> None:
+        self._states = states
+        self._json: dict[int, msgspec.Raw] = {}
+
+    def of(self, prompt_idx: int) -> msgspec.Raw:
+        """null if they have not come."""
+        if prompt_idx not in self._json:
+            rows = self._states[prompt_idx].prompt_rows()
+            if rows is None:
+                return msgspec.Raw(b"null")
+            json = b"[%b]" % b",".join(map(msgspec.json.encode, rows))
+            self._json[prompt_idx] = msgspec.Raw(json)
+        return self._json[prompt_idx]
 
 
 class CompletionLogprobs:

@@ -1,16 +1,20 @@
 """Prompts of request bodies, brought to what AsyncLLM takes."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from llmserve.async_llm import on_text_thread
 from llmserve.chat.chat_template import chat_request
 from llmserve.prompts import SinglePrompt, TextPrompt, TokensPrompt
 from llmserve.server.bodies import ChatBody, TokenizeBody
 from llmserve.server.errors import ApiError
 from llmserve.server.models import ServedModel
 from llmserve.server.sampling import refuse_given
+from llmserve.text_threads import on_text_thread
 from llmserve.tokenization.tokenizer import Tokenizer
+
+# Raises PromptTooLong if a text cannot fit, before it is tokenized.
+CheckText = Callable[[str], None]
 
 
 async def prompts(
@@ -21,9 +25,10 @@ async def prompts(
     *,
     add_special_tokens: bool = True,
     cache_salt: str = "",
+    is_truncated: bool = False,
 ) -> list[SinglePrompt]:
     """One entry a prompt: `value` is a text, token ids, or a list of either. They share cached
-    blocks within cache_salt. Raises ApiError."""
+    blocks within cache_salt. is_truncated: any length fits. Raises ApiError, InvalidArgument."""
     items = [value] if isinstance(value, str) or _is_ids(value) else value
     if not items:
         raise ApiError(400, f"{name} is empty; give at least one", param=name)
@@ -38,7 +43,8 @@ async def prompts(
             if add_special_tokens:
                 result.append(TextPrompt(prompt=item, cache_salt=cache_salt))
             else:
-                encode = partial(tokenizer.encode, item, add_special_tokens=False)
+                check_text = None if is_truncated else model.llm.check_text
+                encode = partial(_bare_token_ids, item, tokenizer, check_text)
                 ids = await on_text_thread(len(item), encode)
                 result.append(
                     TokensPrompt(prompt=item, prompt_token_ids=ids, cache_salt=cache_salt)
@@ -55,9 +61,18 @@ async def prompts(
     return result
 
 
-def chat_prompt(body: ChatBody | TokenizeBody, tokenizer: Tokenizer) -> tuple[str, list[int]]:
-    """A conversation as the model's template writes it, and its token ids [T]. Raises ApiError,
-    InvalidArgument."""
+def _bare_token_ids(text: str, tokenizer: Tokenizer, check_text: CheckText | None) -> list[int]:
+    if check_text is not None:
+        check_text(text)
+    (token_ids,) = tokenizer.encode_chat([text])
+    return token_ids
+
+
+def chat_prompt(
+    body: ChatBody | TokenizeBody, tokenizer: Tokenizer, check_text: CheckText | None = None
+) -> tuple[str, list[int]]:
+    """A conversation as the model's template writes it, and its token ids [T]. check_text: None
+    where any length fits. Raises ApiError, InvalidArgument."""
     refuse_given(body, ("chat_template",), "the server's own template is used")
     refuse_given(body, ("documents",), "pass them in chat_template_kwargs or in the messages")
     if not body.messages:
@@ -72,8 +87,7 @@ def chat_prompt(body: ChatBody | TokenizeBody, tokenizer: Tokenizer) -> tuple[st
     tools = body.tools if body.tool_choice != "none" else None
     request = chat_request(generation_prompt, continues, tools, variables)
     (text,), _ = tokenizer.render_chat(body.messages, None, request)
-    (token_ids,) = tokenizer.encode_chat([text])
-    return text, token_ids
+    return text, _bare_token_ids(text, tokenizer, check_text)
 
 
 def _is_ids(value: list[Any]) -> bool:
