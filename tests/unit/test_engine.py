@@ -158,9 +158,13 @@ def test_a_request_that_is_not_streamed_has_one_event_a_sample() -> None:
 def test_events_that_nobody_takes_become_one_a_sample() -> None:
     engine = make_engine()
     ids = [add_request(engine, [1, 2, 3 + i], params(seed=i, n=2)) for i in range(10)]
-    while engine.metrics().num_requests_finished < len(ids):
-        time.sleep(0.001)
-    events = engine.wait_events(0.0)
+    # A step's events come after its figures, and before those of the next step.
+    for num_finished in (len(ids), len(ids) + 1):
+        while engine.metrics().num_requests_finished < num_finished:
+            time.sleep(0.001)
+        if num_finished == len(ids):
+            add_request(engine, [1], params(seed=1))
+    events = [event for event in engine.wait_events(0.0) if event.request_id in ids]
     assert sorted((e.request_id, e.sample_index) for e in events) == [
         (request_id, sample) for request_id in ids for sample in range(2)
     ]
