@@ -40,7 +40,8 @@ class LLM(LLMBase):
     .safetensors file in one, a .gguf file with all that there is to a model, or the id of a model
     on the Hugging Face Hub (`pip install 'llmserve[hub]'`), of which revision is a branch, tag or
     commit and download_dir the cache. tokenizer: another folder with a tokenizer, or its file
-    (tokenizer.json, tekken.json, tokenizer.model, *.tiktoken, *.gguf). What ends a text is told by
+    (tokenizer.json, tekken.json, tokenizer.model, *.tiktoken, *.gguf); skip_tokenizer_init reads
+    none: prompts are token ids, and outputs have no text. What ends a text is told by
     generation_config.json, or else config.json, and by the tokenizer's eos_token. dtype: "auto" (as
     the checkpoint), "float32" or "bfloat16". quantization: what linear layers and the head are
     rounded to while they are loaded: "int8" (a scale an output channel), "int4" (groups of 128) or

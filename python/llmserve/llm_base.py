@@ -91,6 +91,7 @@ class LLMBase:
         enable_prompt_embeds: bool = False,
         packed_cache_bytes: int | None = None,
         defer_packing: bool | None = None,
+        skip_tokenizer_init: bool = False,
         **unknown: object,
     ) -> None:
         check_names(
@@ -148,7 +149,11 @@ class LLMBase:
             _add_end(self._config.scheduler, read_eos_token_id(text_path), vocab_size)
         takes_embeds = boolean("enable_prompt_embeds", enable_prompt_embeds)
         with _core.LoadingModel(self._config) as loading:
-            self._tokenizer = _read_tokenizer(text_path, tokenizer, chat_template)
+            self._tokenizer = (
+                None
+                if boolean("skip_tokenizer_init", skip_tokenizer_init)
+                else _read_tokenizer(text_path, tokenizer, chat_template)
+            )
             if self._tokenizer is not None:
                 _warn_of_tokens(self._tokenizer.check_fits(vocab_size), vocab_size)
             thinking = read_thinking_tokens(reasoning_config, self._tokenizer)
@@ -230,7 +235,10 @@ class LLMBase:
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises InvalidArgument if the model has none."""
         if self._tokenizer is None:
-            raise InvalidArgument(f"{self._config.model_path} has no tokenizer")
+            raise InvalidArgument(
+                f"{self._config.model_path} has no tokenizer, or none was read "
+                f"(skip_tokenizer_init=True)"
+            )
         return self._tokenizer
 
     def check_text(self, prompt: str) -> None:

@@ -240,8 +240,8 @@ def _encode(texts: list[str | None], tokenizer: Tokenizer | None) -> list[list[i
         return []
     if tokenizer is None:
         raise InvalidArgument(
-            "the model has no tokenizer, so that prompts must be token ids; "
-            "pass LLM(..., tokenizer=<folder with tokenizer.json>) for text"
+            "the model has no tokenizer, so that prompts must be token ids; for text pass "
+            "LLM(..., tokenizer=<folder with tokenizer.json>), without skip_tokenizer_init"
         )
     return tokenizer.encode_batch(given)
 

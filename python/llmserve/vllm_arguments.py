@@ -94,7 +94,6 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
     "the tokenizers library reads every tokenizer; tokenizer= takes a folder or a file": {
         "tokenizer_mode": _AUTO,
         "tokenizer_revision": _NONE,
-        "skip_tokenizer_init": _OFF,
         "tokenizer_pool_size": (0,),
     },
     "the cache of the Hugging Face Hub has its token: set HF_TOKEN": {"hf_token": _NONE},

@@ -423,10 +423,14 @@ def test_a_token_that_was_added_beyond_the_embedding_is_refused_where_a_prompt_h
     assert results[0] == results[1]
 
 
-def test_a_model_without_a_tokenizer_takes_token_ids_only(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_skipped", [False, True])
+def test_a_model_without_a_tokenizer_takes_token_ids_only(
+    is_skipped: bool, checkpoint: Path, tmp_path: Path
+) -> None:
     model = checkpoints.copy_checkpoint(checkpoint, tmp_path)
-    (model / "tokenizer.json").unlink()
-    with LLM(model, num_threads=1) as llm:
+    if not is_skipped:
+        (model / "tokenizer.json").unlink()
+    with LLM(model, num_threads=1, skip_tokenizer_init=is_skipped) as llm:
         completion = generate(llm, [[1, 2, 3]])[0].outputs[0]
         assert len(completion.token_ids) == 8
         assert completion.text == ""
