@@ -297,9 +297,11 @@ void register_engine(py::module_& module) {
           "exception_type"_a, "exception"_a, "traceback"_a);
   py::class_<Engine, EngineHolder>(module, "Engine")
       .def(py::init([](LoadingModel& model, std::optional<Vocabulary> vocabulary) {
+             // Not Release(), under which pybind11 would register the instance without the GIL.
+             const py::gil_scoped_release release;
              return EngineHolder(model.make_engine(std::move(vocabulary)).release());
            }),
-           "model"_a, "vocabulary"_a = py::none(), Release(),
+           "model"_a, "vocabulary"_a = py::none(),
            "Waits for the model and starts the engine's thread.")
       .def("add_requests", &Engine::add_requests, "requests"_a, Release())
       .def("wait_for_room", &Engine::wait_for_room, "timeout_s"_a, Release())
