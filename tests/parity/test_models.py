@@ -26,9 +26,11 @@ LOGPROB_TOLERANCE = 2e-4
 # kernel multiplies in bf16, are rounded by 2^-9 relative. Logits near 10 carry 10 x 2^-9 for each
 # rounding, a handful in a row.
 BF16_LOGPROB_TOLERANCE = 0.1
-# Rounded keys and values alone move those of exaone4 and gemma3_text, which norm queries and keys
-# and what comes out of every branch, twice as far as others' (0.06 and 0.05, by ref).
-SENSITIVE_TO_ROUNDING = {"exaone4": 2.0, "gemma3_text": 2.0}
+# Rounded keys and values alone move those of exaone4, gemma3_text and olmo3, which norm queries and
+# keys and what comes out of every branch, twice as far as others' (0.06, 0.05 and 0.07, by ref).
+# Rounded activations move them once more as far (0.10, 0.15 and 0.13, by AVX-512 with bf16). Where
+# neither is rounded, the same checkpoints are within 2e-5.
+SENSITIVE_TO_ROUNDING = {"exaone4": 2.0, "gemma3_text": 2.0, "olmo3": 2.0}
 # Keys and values are off by up to 2^-4 of themselves, and logits near 10 by as much of theirs: the
 # errors of a row's elements are independent, so that a layer adds less than one of them.
 FP8_LOGPROB_TOLERANCE = 10 * 2**-4
@@ -210,15 +212,8 @@ def test_logprobs_agree_with_transformers(case: str, device: str) -> None:
     assert difference < LOGPROB_TOLERANCE
 
 
-# On the CPU test_architectures.py has every architecture in bf16.
-BF16_CASES = [
-    *((family, "cpu") for family in ("llama", "mistral", "qwen2", "qwen3")),
-    *((family, "ref") for family in ("llama", "mistral", "qwen2", "qwen3")),
-    *(pytest.param(family, "cuda", marks=DEVICES[2].marks) for family in FAMILIES),
-]
-
-
-@pytest.mark.parametrize(("family", "device"), BF16_CASES)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_bf16_logprobs_agree_with_transformers(family: str, device: str) -> None:
     path = checkpoint(family, dtype="bfloat16")
     tokens = _prompt()
