@@ -3,9 +3,8 @@
 namespace llmserve {
 namespace {
 
-std::vector<WeightLoader::Part> weight_parts(const std::string& name, int64_t num_heads,
+std::vector<WeightLoader::Part> vector_parts(const std::string& full, int64_t num_heads,
                                              int64_t head_dim, QkNorm kind) {
-  const std::string full = name + ".weight";
   if (kind == QkNorm::kHead) return {{full, head_dim}};
   if (kind == QkNorm::kProjection) return {{full, num_heads * head_dim}};
   const size_t place = full.find("{}");
@@ -31,22 +30,31 @@ HeadNorm::HeadNorm(WeightLoader& weights, const std::string& name, int64_t num_h
                    int64_t head_dim, QkNorm kind, const NormSpec& spec)
     : kind_(kind),
       spec_(spec),
-      weight_(weights.vector(WeightGroup::kNorm, weight_parts(name, num_heads, head_dim, kind))) {}
+      weight_(weights.vector(WeightGroup::kNorm,
+                             vector_parts(name + ".weight", num_heads, head_dim, kind))) {
+  if (spec.kind == NormKind::kLayer && spec.has_bias)
+    bias_ =
+        weights.vector(WeightGroup::kNorm, vector_parts(name + ".bias", num_heads, head_dim, kind));
+}
 
 void HeadNorm::forward(const ForwardContext& context, const Tensor& heads) const {
   const int64_t num_heads = heads.shape[1];
   const int64_t head_dim = heads.shape[2];
   const ConstTensor weight = weight_.view();
-  if (kind_ == QkNorm::kHead) {
-    normalise(context, spec_, heads, weight, {}, heads);
-  } else if (kind_ == QkNorm::kProjection) {
+  const ConstTensor bias = bias_.view();
+  if (kind_ == QkNorm::kHead && spec_.kind == NormKind::kRms)
+    return normalise(context, spec_, heads, weight, {}, heads);
+  if (kind_ == QkNorm::kProjection) {
     const Tensor rows = columns(heads, 0, num_heads * head_dim);
-    normalise(context, spec_, rows, weight, {}, rows);
-  } else {
-    for (int64_t h = 0; h < num_heads; ++h) {
-      const Tensor rows = columns(heads, h, head_dim);
-      normalise(context, spec_, rows, weight.slice(0, h * head_dim, head_dim), {}, rows);
-    }
+    return normalise(context, spec_, rows, weight, bias, rows);
+  }
+  for (int64_t h = 0; h < num_heads; ++h) {
+    const Tensor rows = columns(heads, h, head_dim);
+    const int64_t begin = kind_ == QkNorm::kHead ? 0 : h * head_dim;
+    const auto of_head = [&](const ConstTensor& all) {
+      return all ? all.slice(0, begin, head_dim) : all;
+    };
+    normalise(context, spec_, rows, of_head(weight), of_head(bias), rows);
   }
 }
 

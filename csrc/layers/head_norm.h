@@ -16,8 +16,8 @@ enum class QkNorm : uint8_t {
 
 class HeadNorm {
  public:
-  // Weights "<name>.weight". With kEachHead, a "{}" in the name stands for the number of a head,
-  // and without one the tensor has them all.
+  // Weights "<name>.weight" and, if the spec has it, "<name>.bias". With kEachHead, a "{}" in the
+  // name stands for the number of a head, and without one the tensor has them all.
   HeadNorm(WeightLoader& weights, const std::string& name, int64_t num_heads, int64_t head_dim,
            QkNorm kind, const NormSpec& spec);
 
@@ -30,6 +30,7 @@ class HeadNorm {
   QkNorm kind_;
   NormSpec spec_;
   VectorWeight weight_;  // [D] or [H * D]
+  VectorWeight bias_;    // as many, or empty
 };
 
 }  // namespace llmserve

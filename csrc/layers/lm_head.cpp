@@ -9,10 +9,10 @@ Tensor LmHead::forward(const ForwardContext& context, const ConstTensor& hidden,
   const Arena::Scope scope(context.arena);
   const Tensor gathered = context.arena.allocate(DType::kF32, {num_rows, weight_.in_features});
   context.backend.gather_rows({.x = hidden, .rows = rows, .out = gathered});
-  context.backend.linear({.x = gathered, .weight = &weight_, .bias = {}, .out = logits});
-  if (scaling_.scale != 1.0f || scaling_.soft_cap > 0) {
+  context.backend.linear({.x = gathered, .weight = &weight_, .bias = bias_.view(), .out = logits});
+  if (spec_.scale != 1.0f || spec_.soft_cap > 0) {
     context.backend.cap_logits(
-        {.logits = logits, .scale = scaling_.scale, .soft_cap = scaling_.soft_cap});
+        {.logits = logits, .scale = spec_.scale, .soft_cap = spec_.soft_cap});
   }
   return logits;
 }

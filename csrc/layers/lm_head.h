@@ -10,20 +10,26 @@
 
 namespace llmserve {
 
+struct LmHeadSpec {
+  int64_t vocab_size = 0;   // V
+  int64_t hidden_size = 0;  // E
+  std::string bias;         // the tensor [V] that is added to the logits; empty: none
+  // What becomes of the logits: cap_logits of kernels/ops.h.
+  float scale = 1.0f;
+  float soft_cap = 0.0f;  // 0: none
+};
+
 class LmHead {
  public:
-  // What becomes of the logits: cap_logits of kernels/ops.h.
-  struct Scaling {
-    float scale = 1.0f;
-    float soft_cap = 0.0f;  // 0: none
-  };
   // "<name>.weight" is the matrix [V, E]: a tied head names the embedding and packs a copy of its
   // own.
-  LmHead(WeightLoader& weights, const std::string& name, int64_t vocab_size, int64_t hidden_size,
-         const Scaling& scaling)
-      : weight_(std::move(weights.linear(WeightGroup::kLmHead, {{name + ".weight", vocab_size}},
-                                         hidden_size)[0])),
-        scaling_(scaling) {}
+  LmHead(WeightLoader& weights, const std::string& name, const LmHeadSpec& spec)
+      : spec_(spec),
+        weight_(std::move(weights.linear(
+            WeightGroup::kLmHead, {{name + ".weight", spec.vocab_size}}, spec.hidden_size)[0])) {
+    if (!spec.bias.empty())
+      bias_ = weights.vector(WeightGroup::kLmHead, spec.bias, spec.vocab_size);
+  }
 
   // logits [rows.size(), V] of rows of hidden [T, E], in the arena scope of the caller.
   Tensor forward(const ForwardContext& context, const ConstTensor& hidden,
@@ -31,8 +37,9 @@ class LmHead {
   int64_t workspace_bytes(int64_t num_rows) const;
 
  private:
+  LmHeadSpec spec_;
   LinearWeight weight_;
-  Scaling scaling_;
+  VectorWeight bias_;  // [V] or empty
 };
 
 }  // namespace llmserve

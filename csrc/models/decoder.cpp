@@ -9,6 +9,13 @@
 namespace llmserve {
 namespace {
 
+// The norms of queries and keys are of the model's kind.
+NormSpec qk_norm_spec(const ModelConfig& config) {
+  NormSpec spec = config.norm;
+  spec.has_bias = config.qk_norm_bias;
+  return spec;
+}
+
 AttentionSpec attention_spec(const ModelConfig& config, const LayerTraits& layer) {
   return {.hidden_size = config.hidden_size,
           .num_heads = config.num_heads,
@@ -19,7 +26,7 @@ AttentionSpec attention_spec(const ModelConfig& config, const LayerTraits& layer
           .is_transposed = config.has_transposed_weights,
           .is_qkv_by_group = config.is_qkv_by_group,
           .qk_norm = config.qk_norm,
-          .norm = config.norm,
+          .norm = qk_norm_spec(config),
           .is_interleaved = config.is_rope_interleaved,
           .scale = config.attention_scale.value_or(1.0f /
                                                    std::sqrt(static_cast<float>(config.head_dim))),
@@ -52,6 +59,14 @@ const std::string& head_name(WeightLoader& weights, const ModelConfig& config) {
   if (!config.tie_word_embeddings) return config.names.lm_head;
   weights.ignore(config.names.lm_head + ".weight");
   return config.names.embedding;
+}
+
+LmHeadSpec lm_head_spec(const ModelConfig& config) {
+  return {.vocab_size = config.vocab_size,
+          .hidden_size = config.hidden_size,
+          .bias = config.lm_head_bias ? config.names.lm_head + ".bias" : "",
+          .scale = config.logit_scale,
+          .soft_cap = config.logit_soft_cap};
 }
 
 std::optional<PositionEmbedding> position_embedding(WeightLoader& weights,
@@ -140,8 +155,7 @@ Decoder::Decoder(const ModelConfig& config, WeightLoader& weights)
       positions_(position_embedding(weights, config)),
       layers_(make_layers(weights, config)),
       final_norm_(weights, config.names.final_norm, config.hidden_size, config.norm),
-      lm_head_(weights, head_name(weights, config), config.vocab_size, config.hidden_size,
-               {.scale = config.logit_scale, .soft_cap = config.logit_soft_cap}) {
+      lm_head_(weights, head_name(weights, config), lm_head_spec(config)) {
   check_internal(config.ropes.size() <= kMaxRopes, "too many rotary embeddings");
   for (const RopeParameters& rope : config.ropes) {
     RopeFrequencies frequencies =

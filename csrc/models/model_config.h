@@ -57,9 +57,11 @@ struct ModelConfig {
   NormSpec norm;
   bool is_parallel = false;  // attention and MLP of a layer read the same hidden states
   QkNorm qk_norm = QkNorm::kNone;
+  bool qk_norm_bias = false;    // of norms of queries and keys, where norm is of kind kLayer
   bool attention_bias = false;  // of q, k, v
   bool output_bias = false;     // of the projection after attention
   bool mlp_bias = false;
+  bool lm_head_bias = false;
   bool is_qkv_by_group = false;         // a fused qkv has each KV head's queries, key and value
   bool has_transposed_weights = false;  // linear weights are stored [in, out]
   bool is_rope_interleaved = false;     // neighbours turn, not halves
