@@ -108,6 +108,14 @@ _FAMILY: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
     },
+    "phi": {
+        **_LAYER_NORM,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
     "phi3": {},
     "qwen2": {},
     "qwen3": {"head_dim": 16},

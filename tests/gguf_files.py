@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "mistral": "llama",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
+    "phi": "phi2",
     "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",

@@ -229,6 +229,12 @@ constexpr RenamingRow kOlmo2Names[] = {
     {"blk.{}.post_attention_norm", "model.layers.{}.post_attention_layernorm"},
     {"blk.{}.post_ffw_norm", "model.layers.{}.post_feedforward_layernorm"},
 };
+constexpr RenamingRow kPhi2Names[] = {
+    {"output_norm", "model.final_layernorm"},
+    {"blk.{}.attn_output", "model.layers.{}.self_attn.dense"},
+    {"blk.{}.ffn_up", "model.layers.{}.mlp.fc1"},
+    {"blk.{}.ffn_down", "model.layers.{}.mlp.fc2"},
+};
 constexpr RenamingRow kPhi3Names[] = {
     {"blk.{}.attn_qkv", "model.layers.{}.self_attn.qkv_proj"},
     {"blk.{}.ffn_up", "model.layers.{}.mlp.gate_up_proj"},
@@ -284,6 +290,7 @@ constexpr std::array kArchitectures{
                      .model_class = "Starcoder2ForCausalLM",
                      .names = kStarcoder2Names,
                      .configure = &set_use_bias},
+    GgufArchitecture{.name = "phi2", .model_class = "PhiForCausalLM", .names = kPhi2Names},
     GgufArchitecture{.name = "phi3",
                      .model_class = "Phi3ForCausalLM",
                      .names = kPhi3Names,

@@ -123,6 +123,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
     "ministral3-window": ("ministral3", {"sliding_window": 20}),
     "olmo2-biases": ("olmo2", {"attention_bias": True}),
+    "phi-qk-norm": ("phi", {"qk_layernorm": True, "hidden_act": "gelu"}),
+    "phi-tied": ("phi", {"tie_word_embeddings": True}),
     "phi3-partial": ("phi3", _rope(rope_type="default", partial_rotary_factor=0.5)),
     "phi3-longrope-short": ("phi3", _longrope(256)),
     "phi3-longrope-long": ("phi3", _longrope(64)),
