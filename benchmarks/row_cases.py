@@ -50,7 +50,7 @@ def row_cases(backend, rng) -> Iterator[Case]:
             *(table, ids, out),
         )
     gate_up, activated = normal(rng, tokens, 2 * ffn), empty(tokens, ffn)
-    for activation in ("silu", "gelu_tanh", "gelu"):
+    for activation in ("silu", "gelu_tanh", "gelu", "relu2"):
         yield case(
             f"gated_activation {activation} {tokens}x{ffn}",
             lambda b, x, out, activation=activation: b.gated_activation(x, activation, out=out),

@@ -272,9 +272,11 @@ struct PagedAttentionArgs {
 };
 
 // x * sigmoid(x); x * Phi(x) with the tanh approximation of Phi, and with Phi itself (the normal
-// distribution function). Hendrycks & Gimpel 2016, section 2.
-enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu };
-inline constexpr std::array<std::string_view, 3> kActivationNames{"silu", "gelu_tanh", "gelu"};
+// distribution function): Hendrycks & Gimpel 2016, section 2. max(x, 0), and its square: So et al.
+// 2021 (Primer), section 4.
+enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu, kRelu2 };
+inline constexpr std::array<std::string_view, 5> kActivationNames{"silu", "gelu_tanh", "gelu",
+                                                                  "relu", "relu2"};
 
 // out[t] = activation(gate_up[t, :F]) * gate_up[t, F:]. Shazeer 2020, eq. 5.
 struct GatedActivationArgs {

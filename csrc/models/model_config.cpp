@@ -145,13 +145,15 @@ Activation read_activation(const JsonNode& node, Activation fallback) {
                                     {"gelu_python_tanh", Activation::kGeluTanh},
                                     {"gelu_tanh", Activation::kGeluTanh},
                                     {"gelu_fast", Activation::kGeluTanh},
-                                    {"gelu_new", Activation::kGeluTanh}};
+                                    {"gelu_new", Activation::kGeluTanh},
+                                    {"relu", Activation::kRelu},
+                                    {"relu2", Activation::kRelu2}};
   if (node.is_null()) return fallback;
   const std::string& wanted = node.as_string();
   for (const Name& row : kNames)
     if (row.name == wanted) return row.activation;
   throw NotSupported(concat(node.where(), ": activation ", node.describe(),
-                            " is not supported (silu, gelu, gelu_pytorch_tanh)"));
+                            " is not supported (silu, gelu, gelu_pytorch_tanh, relu, relu2)"));
 }
 
 void require(const JsonNode& node, bool supported) {

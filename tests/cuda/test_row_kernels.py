@@ -93,7 +93,7 @@ def gated_activation(backend, name, x):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_elementwise_ops_of_rows_of_any_width(backend, normal, width):
     x, gate_up = normal(2, width), normal(2, 2 * width)
-    for name in ("silu", "gelu_tanh", "gelu"):
+    for name in ("silu", "gelu_tanh", "gelu", "relu", "relu2"):
         gated = laid_out(partial(gated_activation, backend, name), gate_up)
         assert_close(gated, formulas.gated_activation(gate_up, name), 1)
         alone = laid_out(partial(activation, backend, name), x)

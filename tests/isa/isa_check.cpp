@@ -96,8 +96,8 @@ void check_norms(Checker& check) {
 
 void check_activations(Checker& check) {
   for (const int64_t width : kWidths) {
-    for (const Activation activation :
-         {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu}) {
+    for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu,
+                                        Activation::kRelu, Activation::kRelu2}) {
       Floats gate_up = normal(3 * 2 * width, 5);
       for (float& value : gate_up) value *= 9;
       const float special[] = {0.0f, -0.0f, -120.0f, 120.0f, kNan, -88.5f, 1e-40f};

@@ -122,6 +122,10 @@ def activation(x, name):
     x = x.astype(np.float64)
     if name == "silu":
         return x / (1 + np.exp(-x))
+    if name == "relu":
+        return np.maximum(x, 0)
+    if name == "relu2":
+        return np.maximum(x, 0) ** 2
     if name == "gelu":
         return x / 2 * np.vectorize(math.erfc)(-x / np.sqrt(2))
     inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)

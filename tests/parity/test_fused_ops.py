@@ -58,6 +58,8 @@ def test_a_fused_linear_equals_its_ops(any_backend, rng, kind, n, k):
             (bias, norm, "silu", old, False),
             (None, None, "gelu_tanh", old, False),
             (None, norm, "gelu", old, False),
+            (bias, norm, "relu", old, False),
+            (None, norm, "relu2", old, False),
             (bias, None, None, old, True),
         ):
             got, expected = (run(backend, x, weight, *case) for run in (fused, one_by_one))

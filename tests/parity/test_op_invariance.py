@@ -56,6 +56,7 @@ def test_row_ops_alone_equal_rows_in_a_batch(fast, fast_one_thread, rng):
         lambda backend, rows: backend.gated_activation(x[rows], "gelu_tanh"),
         lambda backend, rows: backend.gated_activation(x[rows], "gelu"),
         lambda backend, rows: backend.activation(x[rows], "gelu"),
+        lambda backend, rows: backend.activation(x[rows], "relu2"),
         lambda backend, rows: backend.layer_norm(x[rows], weight, weight),
     ):
         whole = run(fast, slice(None))

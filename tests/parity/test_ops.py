@@ -150,7 +150,7 @@ def test_layer_norm_add_and_cap_logits_match_ref(fast, ref, rng, width):
         np.testing.assert_allclose(*logits, atol=cap * 2**-21, rtol=0)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "relu", "relu2"])
 @pytest.mark.parametrize("width", ODD_SIZES)
 def test_gated_activation_matches_ref(fast, ref, rng, activation, width):
     gate_up = normal(rng, 50, 2 * width) * 10

@@ -101,7 +101,7 @@ def test_rotary_table_grows_with_the_logarithm_of_whole_periods(ref):
         ref.rotary_table(positions, inv_freq, period=0)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "relu", "relu2"])
 def test_gated_activation_matches_the_formula(ref, activation):
     gate = np.concatenate([np.linspace(-20, 20, 999), [0, -120, 120]]).astype(np.float32)
     gate_up = np.concatenate([gate, np.ones_like(gate)])[None]

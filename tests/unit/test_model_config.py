@@ -355,9 +355,9 @@ def test_layer_types_must_fit() -> None:
             "supported are " + ", ".join(name for name, _ in _core.supported_architectures()),
         ),
         (
-            {"hidden_act": "relu"},
-            'config.json: hidden_act: activation "relu" is not supported (silu, gelu, '
-            "gelu_pytorch_tanh)",
+            {"hidden_act": "mish"},
+            'config.json: hidden_act: activation "mish" is not supported (silu, gelu, '
+            "gelu_pytorch_tanh, relu, relu2)",
         ),
         (
             rope(rope_type="ntk", factor=2.0),

@@ -25,7 +25,7 @@ constexpr int64_t kFewRowsFloats = 4096;
 // Keeps the rows of a copied block from falling into the same sets of the L1.
 constexpr int64_t kRowPadding = 16;
 
-constexpr int kNumActivations = 3;
+constexpr int kNumActivations = 5;
 
 // One thread's share of a linear layer: panels [panel_begin, panel_end).
 struct LinearPart {

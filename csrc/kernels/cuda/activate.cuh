@@ -7,7 +7,9 @@ namespace llmserve::cuda {
 
 __device__ __forceinline__ float activate(Nonlinearity kind, float x) {
   if (kind == Nonlinearity::kSilu) return v_silu(x);
-  return kind == Nonlinearity::kGeluTanh ? v_gelu_tanh(x) : v_gelu(x);
+  if (kind == Nonlinearity::kGeluTanh) return v_gelu_tanh(x);
+  if (kind == Nonlinearity::kGelu) return v_gelu(x);
+  return kind == Nonlinearity::kRelu ? v_relu(x) : v_relu2(x);
 }
 
 }  // namespace llmserve::cuda

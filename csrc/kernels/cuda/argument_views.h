@@ -21,7 +21,7 @@ inline Storage storage_of(DType dtype) {
 }
 
 inline Nonlinearity kind_of(Activation activation) {
-  static_assert(kActivationNames.size() == 3, "every activation has its Nonlinearity");
+  static_assert(kActivationNames.size() == 5, "every activation has its Nonlinearity");
   return static_cast<Nonlinearity>(activation);
 }
 

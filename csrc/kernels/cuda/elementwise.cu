@@ -158,6 +158,21 @@ auto activation_of(bool is_gated, bool is_aligned) {
                     : activation_kernel<kKind, false, false>;
 }
 
+auto activation_of(Nonlinearity kind, bool is_gated, bool is_aligned) {
+  switch (kind) {
+    case Nonlinearity::kGeluTanh:
+      return activation_of<Nonlinearity::kGeluTanh>(is_gated, is_aligned);
+    case Nonlinearity::kGelu:
+      return activation_of<Nonlinearity::kGelu>(is_gated, is_aligned);
+    case Nonlinearity::kRelu:
+      return activation_of<Nonlinearity::kRelu>(is_gated, is_aligned);
+    case Nonlinearity::kRelu2:
+      return activation_of<Nonlinearity::kRelu2>(is_gated, is_aligned);
+    default:
+      return activation_of<Nonlinearity::kSilu>(is_gated, is_aligned);
+  }
+}
+
 // blockIdx.x: row of out.
 template <bool kIsAligned>
 __global__ void __launch_bounds__(kPartThreads)
@@ -226,12 +241,8 @@ void activation(ConstRows x, int64_t num_rows, int64_t width, Nonlinearity kind,
                 Rows out, cudaStream_t stream) {
   if (num_rows == 0 || width == 0) return;
   const bool aligned = width % 4 == 0 && is_aligned(x) && is_aligned(out);
-  const auto kernel =
-      kind == Nonlinearity::kSilu       ? activation_of<Nonlinearity::kSilu>(is_gated, aligned)
-      : kind == Nonlinearity::kGeluTanh ? activation_of<Nonlinearity::kGeluTanh>(is_gated, aligned)
-                                        : activation_of<Nonlinearity::kGelu>(is_gated, aligned);
-  launch_early("activation", kernel, parts_of(num_rows, width), kPartThreads, 0, stream, x, width,
-               out);
+  launch_early("activation", activation_of(kind, is_gated, aligned), parts_of(num_rows, width),
+               kPartThreads, 0, stream, x, width, out);
 }
 
 void add(Rows out, ConstRows x, int64_t num_rows, int64_t width, float scale, cudaStream_t stream) {

@@ -89,7 +89,7 @@ void mma_linear(const uint16_t* x, const LinearParams& params, cudaStream_t stre
 void prepare_mma_linear();
 
 // In the order of Activation (kernels/ops.h).
-enum class Nonlinearity : uint8_t { kSilu, kGeluTanh, kGelu };
+enum class Nonlinearity : uint8_t { kSilu, kGeluTanh, kGelu, kRelu, kRelu2 };
 
 // What a product does to x before and to its outputs after; by gemv with the bits of rms_norm and
 // activation.

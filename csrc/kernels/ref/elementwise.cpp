@@ -43,6 +43,10 @@ float activate(Activation activation, float x) {
       return ref::v_gelu_tanh(x);
     case Activation::kGelu:
       return ref::v_gelu(x);
+    case Activation::kRelu:
+      return ref::v_relu(x);
+    case Activation::kRelu2:
+      return ref::v_relu2(x);
   }
   return x;
 }
