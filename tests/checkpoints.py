@@ -32,6 +32,7 @@ _COMMON: dict[str, Any] = dict(
 )
 _LAYER_NORM: dict[str, Any] = {"layer_norm_eps": 1e-4}
 _FAMILY: dict[str, dict[str, Any]] = {
+    "arcee": {},
     "cohere": {**_LAYER_NORM, "logit_scale": 0.3},
     "cohere2": {
         **_LAYER_NORM,

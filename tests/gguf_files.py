@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 Quantize = Callable[[str, np.ndarray], tuple[np.ndarray, gguf.GGMLQuantizationType | None]]
 
 ARCHITECTURES = {
+    "arcee": "arcee",
     "cohere": "command-r",
     "cohere2": "cohere2",
     "ernie4_5": "ernie4_5",
@@ -71,7 +72,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
 }
 _HEADS = ("num_attention_heads", "n_head")
-_PAIRED = ("llama", "granite", "mistral3", "smollm3")
+_PAIRED = ("arcee", "llama", "granite", "mistral3", "smollm3")
 # What the converter writes of config.json beside what it writes for all.
 _NUMBERS = {
     "attention_multiplier": "attention.scale",

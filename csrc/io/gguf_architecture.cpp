@@ -245,6 +245,10 @@ constexpr std::array kArchitectures{
                      .model_class = "LlamaForCausalLM",
                      .has_paired_rows = true,
                      .configure = &configure_llama},
+    GgufArchitecture{.name = "arcee",
+                     .model_class = "ArceeForCausalLM",
+                     .has_paired_rows = true,
+                     .configure = &configure_llama},
     GgufArchitecture{.name = "qwen2", .model_class = "Qwen2ForCausalLM"},
     GgufArchitecture{
         .name = "qwen3", .model_class = "Qwen3ForCausalLM", .configure = &set_attention_bias},

@@ -7,6 +7,7 @@
 
 namespace llmserve {
 
+void configure_arcee(const JsonNode& json, ModelConfig& config);
 void configure_cohere(const JsonNode& json, ModelConfig& config);
 void configure_cohere2(const JsonNode& json, ModelConfig& config);
 void configure_ernie4_5(const JsonNode& json, ModelConfig& config);

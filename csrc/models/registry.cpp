@@ -10,6 +10,7 @@ namespace llmserve {
 namespace {
 
 constexpr ArchitectureRow kArchitectures[] = {
+    {"ArceeForCausalLM", "arcee", "AFM 4.5B", &configure_arcee, &build_decoder},
     {"CohereForCausalLM", "cohere", "Command R and R+", &configure_cohere, &build_decoder},
     {"Cohere2ForCausalLM", "cohere2", "Command R7B and kin, with sliding windows",
      &configure_cohere2, &build_decoder},

@@ -82,6 +82,7 @@ def _longrope(original: int) -> dict[str, Any]:
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in FAMILIES},
+    "arcee-biases": ("arcee", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "cohere-biases": ("cohere", {"attention_bias": True}),
     "cohere-qk-norm": ("cohere", {"use_qk_norm": True}),
     "ernie4_5-untied": ("ernie4_5", {"use_bias": False, "tie_word_embeddings": False}),
