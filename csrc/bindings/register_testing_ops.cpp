@@ -343,16 +343,17 @@ void register_row_ops(py::class_<Backend>& backend) {
   backend.def(
       "layer_norm",
       [](Backend& self, const py::object& x, const py::object& weight, const py::object& bias,
-         float eps, const py::object& given) {
+         float eps, float weight_offset, const py::object& given) {
         Staging staging(self);
         const ConstTensor rows = staging.in(x);
-        self.layer_norm({rows, staging.in(weight),
-                         bias.is_none() ? ConstTensor{} : staging.in(bias),
-                         staging.make_out(given, {rows.shape[0], rows.shape[1]}), eps});
+        self.layer_norm(
+            {rows, staging.in(weight), bias.is_none() ? ConstTensor{} : staging.in(bias),
+             staging.make_out(given, {rows.shape[0], rows.shape[1]}), eps, weight_offset});
         staging.finish();
         return staging.result();
       },
-      "x"_a, "weight"_a, "bias"_a = py::none(), "eps"_a = 1e-5f, "out"_a = py::none());
+      "x"_a, "weight"_a, "bias"_a = py::none(), "eps"_a = 1e-5f, "weight_offset"_a = 0.0f,
+      "out"_a = py::none());
   backend.def(
       "add",
       [](Backend& self, const py::object& sum, const py::object& x, float scale) {

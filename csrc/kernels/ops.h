@@ -63,14 +63,16 @@ struct AddRmsNormArgs {
   float weight_offset = 0.0f;
 };
 
-// out[r] = (x[r] - mean(x[r])) / sqrt(var(x[r]) + eps) * weight (+ bias), var the mean of the
-// squared deviations. Ba et al. 2016, eq. 4. Works on heads too: rows of [R, D] with a row stride.
+// out[r] = (x[r] - mean(x[r])) / sqrt(var(x[r]) + eps) * (weight + weight_offset) (+ bias), var the
+// mean of the squared deviations. Ba et al. 2016, eq. 4. Works on heads too: rows of [R, D] with a
+// row stride.
 struct LayerNormArgs {
   ConstTensor x;       // [R, D]; rows may be strided
   ConstTensor weight;  // [D] f32
   ConstTensor bias;    // [D] f32, or none
   Tensor out;          // [R, D]; may be x itself
   float eps = 1e-5f;
+  float weight_offset = 0.0f;  // 1 where the weight is stored minus one
 };
 
 // out[r] += x[r] * scale, the product rounded to f32.

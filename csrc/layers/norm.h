@@ -15,7 +15,7 @@ enum class NormKind : uint8_t { kRms, kLayer };
 struct NormSpec {
   NormKind kind = NormKind::kRms;
   float eps = 1e-6f;
-  float weight_offset = 0.0f;  // kRms: 1 for families that store the weight minus one
+  float weight_offset = 0.0f;  // 1 for families that store the weight minus one
   bool has_bias = false;       // kLayer
 
   bool operator==(const NormSpec&) const = default;
@@ -32,8 +32,12 @@ inline void normalise(const ForwardContext& context, const NormSpec& spec, const
                               .eps = spec.eps,
                               .weight_offset = spec.weight_offset});
   } else {
-    context.backend.layer_norm(
-        {.x = x, .weight = weight, .bias = bias, .out = out, .eps = spec.eps});
+    context.backend.layer_norm({.x = x,
+                                .weight = weight,
+                                .bias = bias,
+                                .out = out,
+                                .eps = spec.eps,
+                                .weight_offset = spec.weight_offset});
   }
 }
 

@@ -68,7 +68,7 @@ def test_norms_of_rows_of_any_width(backend, normal, width):
         return backend.rms_norm(x, weight, 1e-6, 1.0)
 
     def layer_norm(x):
-        return backend.layer_norm(x, weight, bias, 1e-5)
+        return backend.layer_norm(x, weight, bias, 1e-5, 1.0)
 
     def add_rms_norm(x, residual):
         total = apart(residual, row_gap(residual))
@@ -76,7 +76,9 @@ def test_norms_of_rows_of_any_width(backend, normal, width):
 
     assert_close(laid_out(rms_norm, x), formulas.rms_norm(x, weight, 1e-6, 1.0), width)
     if width > 3:  # a mean of few is near any of them: small differences, which are scaled up
-        assert_close(laid_out(layer_norm, x), formulas.layer_norm(x, weight, bias, 1e-5), width)
+        assert_close(
+            laid_out(layer_norm, x), formulas.layer_norm(x, weight, bias, 1e-5, 1.0), width
+        )
     normed, total = laid_out(add_rms_norm, x, residual)
     np.testing.assert_array_equal(total, x + residual)
     np.testing.assert_array_equal(normed, rms_norm(total))

@@ -70,7 +70,8 @@ void check_norms(Checker& check) {
           backend.layer_norm({.x = matrix(x, rows, width, stride),
                               .weight = vector(weight),
                               .bias = vector(weight),
-                              .out = matrix(out, rows, width, width)});
+                              .out = matrix(out, rows, width, width),
+                              .weight_offset = 0.5f});
           return out;
         },
         // The mean is taken off terms of up to 8, and the bias may cancel.

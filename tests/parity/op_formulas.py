@@ -111,10 +111,11 @@ def rotary(heads, positions, inv_freq, interleaved=False, scale=1.0):
     return out
 
 
-def layer_norm(x, weight, bias=None, eps=1e-5):
+def layer_norm(x, weight, bias=None, eps=1e-5, weight_offset=0.0):
     x = x.astype(np.float64)
     x = x - x.mean(-1, keepdims=True)
-    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight.astype(np.float64)
+    factor = weight.astype(np.float64) + weight_offset
+    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * factor
     return x if bias is None else x + bias.astype(np.float64)
 
 

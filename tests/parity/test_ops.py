@@ -133,8 +133,8 @@ def test_layer_norm_add_and_cap_logits_match_ref(fast, ref, rng, width):
     weight, bias = normal(rng, width), normal(rng, width)
     for offset in (None, bias):
         np.testing.assert_allclose(
-            fast.layer_norm(x, weight, offset),
-            ref.layer_norm(x, weight, offset),
+            fast.layer_norm(x, weight, offset, weight_offset=0.5),
+            ref.layer_norm(x, weight, offset, weight_offset=0.5),
             rtol=SUM_TOLERANCE,
             atol=8 * SUM_TOLERANCE,  # of terms up to 8 that cancel
         )

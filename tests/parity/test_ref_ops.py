@@ -128,6 +128,9 @@ def test_layer_norm_matches_the_formula(ref, rng, width):
     np.testing.assert_allclose(ref.layer_norm(x, weight, bias), expected, **options)
     expected = formulas.layer_norm(x, weight, eps=0.5)
     np.testing.assert_allclose(ref.layer_norm(x, weight, eps=0.5), expected, **options)
+    expected = formulas.layer_norm(x, weight, bias, weight_offset=1.0)
+    got = ref.layer_norm(x, weight, bias, weight_offset=1.0)
+    np.testing.assert_allclose(got, expected, **options)
 
 
 def test_add_and_cap_logits_match_the_formula(ref, rng):

@@ -110,7 +110,7 @@ void CpuBackend::layer_norm(const LayerNormArgs& args) {
   pool_.parallel_for(args.x.shape[0], row_grain(width), [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
       kernels_.layer_norm(row(args.x, r), args.weight.as<float>(), args.bias.as<float>(), width,
-                          args.eps, row(args.out, r));
+                          args.eps, args.weight_offset, row(args.out, r));
     }
   });
 }

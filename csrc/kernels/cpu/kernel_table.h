@@ -225,8 +225,8 @@ struct KernelTable {
   void (*rms_norm)(const float* x, const float* weight, int64_t width, float eps,
                    float weight_offset, float* out);
   void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t width,
-                     float eps, float* out);                      // bias or null
-  void (*add)(float* x, const float* y, float scale, int64_t n);  // x += y * scale
+                     float eps, float weight_offset, float* out);  // bias or null
+  void (*add)(float* x, const float* y, float scale, int64_t n);   // x += y * scale
   // In the order of Activation (kernels/ops.h).
   void (*gated[kNumActivations])(const float* gate, const float* up, int64_t n, float* out);
   void (*activate[kNumActivations])(const float* x, int64_t n, float* out);

@@ -231,7 +231,8 @@ void CudaBackend::layer_norm(const LayerNormArgs& args) {
                     .out = rows_of(args.out),
                     .num_rows = args.x.shape[0],
                     .width = args.x.shape[1],
-                    .eps = args.eps},
+                    .eps = args.eps,
+                    .weight_offset = args.weight_offset},
                    stream());
 }
 

@@ -55,6 +55,7 @@ struct LayerNormParams {
   int64_t num_rows;
   int64_t width;
   float eps;
+  float weight_offset;
 };
 void layer_norm(const LayerNormParams& params, cudaStream_t stream);
 

@@ -20,13 +20,13 @@ __device__ __forceinline__ float add_squared_deviations(const Four& x, int64_t i
   return sum;
 }
 
-__device__ __forceinline__ Four normed(const Four& x, float mean, float inverse, const Four& weight,
-                                       const Four& bias, bool has_bias) {
+__device__ __forceinline__ Four normed(const LayerNormParams& p, const Four& x, float mean,
+                                       float inverse, const Four& weight, const Four& bias) {
   Four out;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    out.at[j] = (x.at[j] - mean) * inverse * weight.at[j];
-    if (has_bias) out.at[j] += bias.at[j];
+    out.at[j] = (x.at[j] - mean) * inverse * (weight.at[j] + p.weight_offset);
+    if (p.bias) out.at[j] += bias.at[j];
   }
   return out;
 }
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kFourThreads) layer_norm_held_kernel(LayerNorm
 #pragma unroll
   for (int h = 0; h < kHeld; ++h)
     store_four<true>(out, begin + h * step, p.width,
-                     normed(x[h], mean, inverse, weight[h], bias[h], p.bias != nullptr));
+                     normed(p, x[h], mean, inverse, weight[h], bias[h]));
 }
 
 // Rows that are too wide for that, or not aligned, in the same order. The thread that reads an
@@ -90,8 +90,7 @@ __global__ void __launch_bounds__(kFourThreads) layer_norm_kernel(LayerNormParam
     const Four x = load_four<kIsAligned>(from, i, p.width);
     const Four weight = load_four<kIsAligned>(p.weight, i, p.width);
     const Four bias = p.bias ? load_four<kIsAligned>(p.bias, i, p.width) : Four{};
-    store_four<kIsAligned>(out, i, p.width,
-                           normed(x, mean, inverse, weight, bias, p.bias != nullptr));
+    store_four<kIsAligned>(out, i, p.width, normed(p, x, mean, inverse, weight, bias));
   }
 }
 

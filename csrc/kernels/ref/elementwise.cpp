@@ -24,7 +24,7 @@ void rms_norm_row(const float* x, const float* weight, int64_t width, float eps,
 }
 
 void layer_norm_row(const float* x, const float* weight, const float* bias, int64_t width,
-                    float eps, float* out) {
+                    float eps, float weight_offset, float* out) {
   float sum = 0;
   for (int64_t i = 0; i < width; ++i) sum += x[i];
   const float mean = sum / static_cast<float>(width);
@@ -32,7 +32,7 @@ void layer_norm_row(const float* x, const float* weight, const float* bias, int6
   for (int64_t i = 0; i < width; ++i) squares += (x[i] - mean) * (x[i] - mean);
   const float inverse = 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
   for (int64_t i = 0; i < width; ++i)
-    out[i] = (x[i] - mean) * inverse * weight[i] + (bias ? bias[i] : 0.0f);
+    out[i] = (x[i] - mean) * inverse * (weight[i] + weight_offset) + (bias ? bias[i] : 0.0f);
 }
 
 float activate(Activation activation, float x) {
@@ -84,7 +84,7 @@ void RefBackend::layer_norm(const LayerNormArgs& args) {
   validate(args);
   for (int64_t r = 0; r < args.x.shape[0]; ++r) {
     layer_norm_row(row(args.x, r), args.weight.as<float>(), args.bias.as<float>(), args.x.shape[1],
-                   args.eps, row(args.out, r));
+                   args.eps, args.weight_offset, row(args.out, r));
   }
 }
 
