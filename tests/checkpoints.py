@@ -95,6 +95,14 @@ _FAMILY: dict[str, dict[str, Any]] = {
         },
     },
     "mistral": {"sliding_window": None},
+    "nemotron": {
+        "norm_eps": 1e-4,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
     "olmo2": {},
     "olmo3": {
         "sliding_window": 20,
@@ -217,7 +225,8 @@ def _scaled(model: Any, name: str, noise: Any) -> Any:
     if name.endswith("bias"):
         return 0.3 * noise
     if noise.ndim == 1 or "norm" in name:
-        return (0 if family.startswith("gemma") else 1) + 0.2 * noise
+        is_minus_one = family.startswith(("gemma", "nemotron"))
+        return (0 if is_minus_one else 1) + 0.2 * noise
     if any(part in name for part in ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")):
         # Gemma multiplies by the square root of the width.
         return noise / (noise.shape[1] ** 0.5 if family.startswith("gemma") else 1)

@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "llama": "llama",
     "ministral3": "mistral3",
     "mistral": "llama",
+    "nemotron": "nemotron",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
     "phi": "phi2",
@@ -84,6 +85,7 @@ _NUMBERS = {
     "final_logit_softcapping": "final_logit_softcapping",
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "norm_epsilon": "attention.layer_norm_epsilon",
+    "norm_eps": "attention.layer_norm_epsilon",
     "layer_norm_epsilon": "attention.layer_norm_epsilon",
 }
 
@@ -264,13 +266,13 @@ def _stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _converted(name: str, array: np.ndarray, config: dict[str, Any], arch: str) -> np.ndarray:
     """The rows of a head of q and k go from halves to rotary pairs where llama.cpp wants that,
-    Gemma's norms multiply by what is stored, not by one more, linear weights are [out, in], and a
-    fused qkv has all queries, then all keys, then all values."""
+    the norms of Gemma and Nemotron multiply by what is stored, not by one more, linear weights are
+    [out, in], and a fused qkv has all queries, then all keys, then all values."""
     if arch == "gpt2" and array.ndim == 2 and ".h." in name:
         return np.ascontiguousarray(array.T)
     if ".query_key_value." in name:
         return _ungrouped(array, _field(config, *_HEADS), _num_kv_heads(config))
-    if arch.startswith("gemma") and name.endswith("norm.weight"):
+    if arch.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
         return array + np.float32(1)
     if arch not in _PAIRED:
         return array

@@ -55,7 +55,7 @@ void add_dims(GgufConfig& config) {
   config.copy_integer("context_length", "max_position_embeddings");
   config.copy_number("attention.layer_norm_rms_epsilon", "rms_norm_eps");
   // Families spell it differently.
-  for (const char* field : {"layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"})
+  for (const char* field : {"layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"})
     config.copy_number("attention.layer_norm_epsilon", field);
   check_given(config, {"context_length"});
   check_given(config, {"attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"});

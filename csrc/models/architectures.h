@@ -24,6 +24,7 @@ void configure_llama(const JsonNode& json, ModelConfig& config);
 void configure_ministral(const JsonNode& json, ModelConfig& config);
 void configure_ministral3(const JsonNode& json, ModelConfig& config);
 void configure_mistral(const JsonNode& json, ModelConfig& config);
+void configure_nemotron(const JsonNode& json, ModelConfig& config);
 void configure_olmo2(const JsonNode& json, ModelConfig& config);
 void configure_olmo3(const JsonNode& json, ModelConfig& config);
 void configure_phi(const JsonNode& json, ModelConfig& config);

@@ -36,6 +36,8 @@ constexpr ArchitectureRow kArchitectures[] = {
      &build_decoder},
     {"MistralForCausalLM", "mistral", "Mistral 7B and kin, with sliding window", &configure_mistral,
      &build_decoder},
+    {"NemotronForCausalLM", "nemotron", "Nemotron 3 and 4, Minitron", &configure_nemotron,
+     &build_decoder},
     {"Olmo2ForCausalLM", "olmo2", "OLMo 2", &configure_olmo2, &build_decoder},
     {"Olmo3ForCausalLM", "olmo3", "OLMo 3, windowed and full layers", &configure_olmo3,
      &build_decoder},

@@ -123,6 +123,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
     "ministral3-window": ("ministral3", {"sliding_window": 20}),
+    "nemotron-biases": ("nemotron", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "olmo2-biases": ("olmo2", {"attention_bias": True}),
     "phi-qk-norm": ("phi", {"qk_layernorm": True, "hidden_act": "gelu"}),
     "phi-tied": ("phi", {"tie_word_embeddings": True}),

@@ -116,7 +116,7 @@ def test_null_and_absent_scaling_are_the_default_rope() -> None:
     assert parse(BASE)["ropes"][0]["theta"] == 10000.0
 
 
-EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 
 FAMILIES = {
