@@ -76,6 +76,15 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.4,
         "logits_scaling": 1.5,
     },
+    "hunyuan_v1_dense": {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "dynamic",
+            "rope_theta": 10000.0,
+            "alpha": 50.0,
+            "factor": 1.0,
+        },
+    },
     "llama": {},
     "ministral": {
         "head_dim": 12,

@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "gpt2": "gpt2",
     "gpt_neox": "gptneox",
     "granite": "granite",
+    "hunyuan_v1_dense": "hunyuan-dense",
     "llama": "llama",
     "ministral3": "mistral3",
     "mistral": "llama",
@@ -222,7 +223,8 @@ def _add_hyper_parameters(writer: gguf.GGUFWriter, config: dict[str, Any], arch:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config.get("rope_parameters", {"rope_theta": 10000.0})
     rope = rope.get("full_attention", rope)
-    writer.add_rope_freq_base(rope["rope_theta"])
+    stretch = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))  # Hunyuan's
+    writer.add_rope_freq_base(rope["rope_theta"] * stretch)
     for field, key in _NUMBERS.items():
         if config.get(field) is not None:
             writer.add_float32(f"{arch}.{key}", config[field])

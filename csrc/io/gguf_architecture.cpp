@@ -187,6 +187,10 @@ constexpr RenamingRow kGlm4Names[] = {
     {"blk.{}.post_ffw_norm", "model.layers.{}.post_mlp_layernorm"},
     {"blk.{}.ffn_up", "model.layers.{}.mlp.gate_up_proj"},
 };
+constexpr RenamingRow kHunyuanNames[] = {
+    {"blk.{}.attn_q_norm", "model.layers.{}.self_attn.query_layernorm"},
+    {"blk.{}.attn_k_norm", "model.layers.{}.self_attn.key_layernorm"},
+};
 constexpr RenamingRow kSeedOssNames[] = {
     {"blk.{}.post_attention_norm", "model.layers.{}.post_attention_layernorm"},
 };
@@ -289,6 +293,10 @@ constexpr std::array kArchitectures{
     GgufArchitecture{.name = "glm4",
                      .model_class = "Glm4ForCausalLM",
                      .names = kGlm4Names,
+                     .configure = &set_attention_bias},
+    GgufArchitecture{.name = "hunyuan-dense",
+                     .model_class = "HunYuanDenseV1ForCausalLM",
+                     .names = kHunyuanNames,
                      .configure = &set_attention_bias},
     GgufArchitecture{.name = "seed_oss",
                      .model_class = "SeedOssForCausalLM",

@@ -96,6 +96,7 @@ void Attention::prepare(const ForwardContext& context, const Tensor& qkv,
                       .interleaved = spec_.is_interleaved,
                       .slots = context.input.kv_groups[static_cast<size_t>(spec_.kv_group)].slots,
                       .cache = cache};
+  if (spec_.has_norm_after_rope) rotate(context, args);
   if (q_norm_ && spec_.qk_norm == QkNorm::kHead && spec_.norm.kind == NormKind::kRms) {
     args.q_norm = q_norm_->weight();
     args.k_norm = k_norm_->weight();
@@ -106,6 +107,15 @@ void Attention::prepare(const ForwardContext& context, const Tensor& qkv,
     k_norm_->forward(context, args.k);
   }
   context.backend.prepare_qkv(args);
+}
+
+void Attention::rotate(const ForwardContext& context, PrepareQkvArgs& args) const {
+  if (!args.q_cos_sin) return;
+  context.backend.rotary(
+      {.heads = args.q, .cos_sin = args.q_cos_sin, .interleaved = args.interleaved});
+  context.backend.rotary(
+      {.heads = args.k, .cos_sin = args.k_cos_sin, .interleaved = args.interleaved});
+  args.q_cos_sin = args.k_cos_sin = {};
 }
 
 int64_t Attention::workspace_bytes(int64_t num_tokens) const {

@@ -23,12 +23,13 @@ struct AttentionSpec {
   bool is_transposed = false;    // weights are stored [in, out]
   bool is_qkv_by_group = false;  // a fused qkv has, for each KV head, its queries, key and value
   QkNorm qk_norm = QkNorm::kNone;
-  NormSpec norm;                // of queries and keys
-  bool is_interleaved = false;  // the rotation turns neighbours, not halves
-  float scale = 1.0f;           // of the scores
-  float soft_cap = 0.0f;        // of the scores; 0: none
-  int32_t window = 0;           // 0: unlimited
-  int32_t kv_group = 0;         // the cache group whose blocks have the layer's keys and values
+  NormSpec norm;                     // of queries and keys
+  bool has_norm_after_rope = false;  // instead of before
+  bool is_interleaved = false;       // the rotation turns neighbours, not halves
+  float scale = 1.0f;                // of the scores
+  float soft_cap = 0.0f;             // of the scores; 0: none
+  int32_t window = 0;                // 0: unlimited
+  int32_t kv_group = 0;  // the cache group whose blocks have the layer's keys and values
 };
 
 class Attention {
@@ -51,6 +52,8 @@ class Attention {
   // Queries and keys of qkv [T, W] normed and rotated in place; keys and values to the cache.
   void prepare(const ForwardContext& context, const Tensor& qkv, const RotaryTables& angles,
                const PagedKvCache& cache) const;
+  // The rotation by itself, which is then no more to be done.
+  void rotate(const ForwardContext& context, PrepareQkvArgs& args) const;
 
   AttentionSpec spec_;
   Linear qkv_;

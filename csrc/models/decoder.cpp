@@ -27,6 +27,7 @@ AttentionSpec attention_spec(const ModelConfig& config, const LayerTraits& layer
           .is_qkv_by_group = config.is_qkv_by_group,
           .qk_norm = config.qk_norm,
           .norm = qk_norm_spec(config),
+          .has_norm_after_rope = config.has_qk_norm_after_rope,
           .is_interleaved = config.is_rope_interleaved,
           .scale = config.attention_scale.value_or(1.0f /
                                                    std::sqrt(static_cast<float>(config.head_dim))),

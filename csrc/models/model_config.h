@@ -36,7 +36,8 @@ struct RopeDefaults {
   std::optional<double> sliding_theta;  // layers with a window have a rotary embedding of their own
   bool can_be_partial = false;          // the family rotates a part of each head
   double partial_factor = 1.0;
-  bool scales_queries = false;  // by their positions
+  bool scales_queries = false;    // by their positions
+  bool can_be_stretched = false;  // type dynamic with an alpha: a larger base, whatever the length
   bool operator==(const RopeDefaults&) const = default;
 };
 
@@ -57,9 +58,10 @@ struct ModelConfig {
   NormSpec norm;
   bool is_parallel = false;  // attention and MLP of a layer read the same hidden states
   QkNorm qk_norm = QkNorm::kNone;
-  bool qk_norm_bias = false;    // of norms of queries and keys, where norm is of kind kLayer
-  bool attention_bias = false;  // of q, k, v
-  bool output_bias = false;     // of the projection after attention
+  bool qk_norm_bias = false;  // of norms of queries and keys, where norm is of kind kLayer
+  bool has_qk_norm_after_rope = false;  // instead of before
+  bool attention_bias = false;          // of q, k, v
+  bool output_bias = false;             // of the projection after attention
   bool mlp_bias = false;
   bool lm_head_bias = false;
   bool is_qkv_by_group = false;         // a fused qkv has each KV head's queries, key and value

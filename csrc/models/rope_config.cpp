@@ -1,5 +1,6 @@
 #include "models/rope_config.h"
 
+#include <cmath>
 #include <limits>
 #include <sstream>
 
@@ -78,8 +79,21 @@ bool needs_original_length(RopeType type) {
   return type == RopeType::kYarn || type == RopeType::kLlama3 || type == RopeType::kLongrope;
 }
 
+// A base that is larger by a fixed amount, under the name of the scaling that makes it grow with
+// the length ("NTK-aware").
+bool read_stretch(const JsonNode& rope, const ModelConfig& config, RopeParameters& out) {
+  if (!config.rope_defaults.can_be_stretched || out.type != RopeType::kDynamic) return false;
+  const double alpha = rope["alpha"].as_number_or(0.0, 0.0, 1e9);
+  if (alpha == 0.0 || out.rotary_dim <= 2) return false;
+  const double dim = static_cast<double>(out.rotary_dim);
+  out.type = RopeType::kDefault;
+  out.theta *= std::pow(alpha, dim / (dim - 2.0));
+  return true;
+}
+
 void read_scaling(const JsonNode& json, const JsonNode& rope, const ModelConfig& config,
                   RopeParameters& out) {
+  if (read_stretch(rope, config, out)) return;
   if (needs_original_length(out.type)) {
     const JsonNode original = json["original_max_position_embeddings"].is_null()
                                   ? rope["original_max_position_embeddings"]

@@ -418,6 +418,12 @@ def test_what_is_not_supported_is_named(fields: dict[str, Any], message: str) ->
         (rope(**{**YARN, "factor": 8.0}), 512, "what its yarn RoPE reaches"),
         (rope(**YARN), 256, "what its yarn RoPE reaches"),
         (rope(**LLAMA3), 256, "what its llama3 RoPE reaches"),
+        (
+            rope(rope_type="dynamic", alpha=50.0, factor=2.0)
+            | {"architectures": ["HunYuanDenseV1ForCausalLM"]},
+            256,
+            "max_position_embeddings",
+        ),
     ],
 )
 def test_max_model_len_reaches_as_far_as_the_rope(
