@@ -76,6 +76,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.4,
         "logits_scaling": 1.5,
     },
+    "helium": {"head_dim": 12},
     "hunyuan_v1_dense": {
         "head_dim": 16,
         "rope_parameters": {

@@ -20,6 +20,7 @@ void configure_glm4(const JsonNode& json, ModelConfig& config);
 void configure_gpt2(const JsonNode& json, ModelConfig& config);
 void configure_gpt_neox(const JsonNode& json, ModelConfig& config);
 void configure_granite(const JsonNode& json, ModelConfig& config);
+void configure_helium(const JsonNode& json, ModelConfig& config);
 void configure_hunyuan_v1_dense(const JsonNode& json, ModelConfig& config);
 void configure_llama(const JsonNode& json, ModelConfig& config);
 void configure_ministral(const JsonNode& json, ModelConfig& config);

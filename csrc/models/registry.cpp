@@ -28,6 +28,7 @@ constexpr ArchitectureRow kArchitectures[] = {
     {"Gemma3ForCausalLM", "gemma3_text", "Gemma 3, text", &configure_gemma3, &build_decoder},
     {"Glm4ForCausalLM", "glm4", "GLM-4 0414, dense", &configure_glm4, &build_decoder},
     {"GraniteForCausalLM", "granite", "Granite 3, dense", &configure_granite, &build_decoder},
+    {"HeliumForCausalLM", "helium", "Helium 1", &configure_helium, &build_decoder},
     {"HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", "Hunyuan 0.5B to 7B, dense",
      &configure_hunyuan_v1_dense, &build_decoder},
     {"LlamaForCausalLM", "llama", "Llama 1, 2, 3.x and models of the same layout", &configure_llama,

@@ -122,6 +122,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast"},
     ),
     "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
+    "helium-biases": ("helium", {"attention_bias": True, "mlp_bias": True}),
     "hunyuan_v1_dense-biases": ("hunyuan_v1_dense", {"attention_bias": True}),
     "hunyuan_v1_dense-rope-default": ("hunyuan_v1_dense", _rope(rope_type="default")),
     "hunyuan_v1_dense-rope-dynamic": ("hunyuan_v1_dense", _rope(rope_type="dynamic", factor=2.0)),

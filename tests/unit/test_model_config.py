@@ -191,7 +191,8 @@ def test_family_defaults_are_those_of_transformers(model_type: str) -> None:
 
     # Alibi apart, what a bare config of the family means; sizes that the others must fit. As many
     # heads as no family has by default: absent KV heads must not be as many by chance.
-    sizes = {"hidden_size": 4096, "num_attention_heads": 64, "num_hidden_layers": 12}
+    heads = {"helium": 40}.get(model_type, 64)
+    sizes = {"hidden_size": 4096, "num_attention_heads": heads, "num_hidden_layers": 12}
     theirs = transformers.AutoConfig.for_model(model_type, **sizes)
     written = {"model_type": model_type, "vocab_size": 320, **sizes}
     if getattr(theirs, "intermediate_size", None) and model_type != "gpt_neox":
@@ -199,9 +200,9 @@ def test_family_defaults_are_those_of_transformers(model_type: str) -> None:
     if model_type == "ministral3":  # whose queries grow by what stands there
         written["rope_parameters"] = theirs.rope_parameters
     ours = parse(written)
-    kv_heads = getattr(theirs, "num_key_value_heads", None) or 64
+    kv_heads = getattr(theirs, "num_key_value_heads", None) or heads
     assert ours["num_kv_heads"] == (1 if model_type == "falcon" else kv_heads)
-    assert ours["head_dim"] == (getattr(theirs, "head_dim", None) or 64)
+    assert ours["head_dim"] == (getattr(theirs, "head_dim", None) or 4096 // heads)
     widths = ("intermediate_size", "ffn_hidden_size", "n_inner")
     width = next((getattr(theirs, key) for key in widths if getattr(theirs, key, None)), 4 * 4096)
     assert ours["intermediate_size"] == width
