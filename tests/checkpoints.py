@@ -62,6 +62,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
     },
     "glm4": {"head_dim": 16},
     "gpt2": {},
+    "gpt_bigcode": {},
     "gpt_neox": {
         **_LAYER_NORM,
         "rope_parameters": {
@@ -156,6 +157,7 @@ FAMILIES = tuple(_FAMILY)
 _SPELLINGS = {
     "falcon": {"intermediate_size": "ffn_hidden_size"},
     "gpt2": {"intermediate_size": "n_inner"},
+    "gpt_bigcode": {"intermediate_size": "n_inner"},
 }
 
 _TRAINING_TEXT = [

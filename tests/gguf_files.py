@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "glm4": "glm4",
     "gpt2": "gpt2",
+    "gpt_bigcode": "starcoder",
     "gpt_neox": "gptneox",
     "granite": "granite",
     "hunyuan_v1_dense": "hunyuan-dense",
@@ -204,6 +205,8 @@ def _num_kv_heads(config: Mapping[str, Any]) -> int:
     family, heads = config["model_type"], _field(config, *_HEADS)
     if family in ("gpt2", "gpt_neox"):
         return heads
+    if family == "gpt_bigcode":
+        return 1
     if family == "falcon" and not config["new_decoder_architecture"]:
         return 1 if config["multi_query"] else heads
     return _field(config, "num_key_value_heads", "num_kv_heads")

@@ -329,6 +329,8 @@ constexpr std::array kArchitectures{
                      .names = kFalconNames,
                      .configure = &configure_falcon},
     GgufArchitecture{.name = "gpt2", .model_class = "GPT2LMHeadModel", .names = kGpt2Names},
+    GgufArchitecture{
+        .name = "starcoder", .model_class = "GPTBigCodeForCausalLM", .names = kGpt2Names},
     GgufArchitecture{.name = "gptneox",
                      .model_class = "GPTNeoXForCausalLM",
                      .names = kGptNeoxNames,

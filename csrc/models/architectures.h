@@ -18,6 +18,7 @@ void configure_gemma2(const JsonNode& json, ModelConfig& config);
 void configure_gemma3(const JsonNode& json, ModelConfig& config);
 void configure_glm4(const JsonNode& json, ModelConfig& config);
 void configure_gpt2(const JsonNode& json, ModelConfig& config);
+void configure_gpt_bigcode(const JsonNode& json, ModelConfig& config);
 void configure_gpt_neox(const JsonNode& json, ModelConfig& config);
 void configure_granite(const JsonNode& json, ModelConfig& config);
 void configure_helium(const JsonNode& json, ModelConfig& config);

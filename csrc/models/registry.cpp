@@ -21,6 +21,8 @@ constexpr ArchitectureRow kArchitectures[] = {
      &configure_falcon, &build_decoder},
     {"GPT2LMHeadModel", "gpt2", "GPT-2 and models of the same layout", &configure_gpt2,
      &build_decoder},
+    {"GPTBigCodeForCausalLM", "gpt_bigcode", "StarCoder and SantaCoder", &configure_gpt_bigcode,
+     &build_decoder},
     {"GPTNeoXForCausalLM", "gpt_neox", "GPT-NeoX, Pythia and kin", &configure_gpt_neox,
      &build_decoder},
     {"GemmaForCausalLM", "gemma", "Gemma 1", &configure_gemma, &build_decoder},

@@ -30,6 +30,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         {"query_pre_attn_scalar": 16, "layer_types": ["full_attention", "sliding_attention"]},
     ),
+    "gpt_bigcode-untied": ("gpt_bigcode", {"tie_word_embeddings": False}),
     "gpt2-untied": ("gpt2", {"tie_word_embeddings": False}),
     "gpt_neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
     "stablelm-qk-norm": ("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
@@ -57,8 +58,9 @@ def dequantized_copy(source: Path, to: Path, quantize: Quantize) -> Path:
     """The checkpoint with the values that the gguf package reads back."""
     copy_checkpoint(source, to)
     tensors = {}
+    is_gpt2 = architecture(source) == "GPT2LMHeadModel"
     for name, array in load_file(source / "model.safetensors").items():
-        is_turned = name.startswith("transformer.h.") and ".c_" in name and array.ndim == 2  # GPT-2
+        is_turned = is_gpt2 and ".h." in name and array.ndim == 2
         data, qtype = quantize(name, array.T if is_turned else array)
         values = data if qtype is None else gguf.quants.dequantize(data, qtype)
         tensors[name] = np.ascontiguousarray(values.T) if is_turned else values

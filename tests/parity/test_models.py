@@ -117,6 +117,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-no-biases": ("glm4", {"attention_bias": False, "hidden_act": "gelu_pytorch_tanh"}),
     "gpt2-gelu": ("gpt2", {"activation_function": "gelu", "scale_attn_weights": False}),
     "gpt2-untied": ("gpt2", {"tie_word_embeddings": False}),
+    "gpt_bigcode-mha": (
+        "gpt_bigcode",
+        {"multi_query": False, "activation_function": "gelu", "scale_attn_weights": False},
+    ),
+    "gpt_bigcode-tied": ("gpt_bigcode", {"tie_word_embeddings": True}),
     "gpt_neox-sequential": (
         "gpt_neox",
         {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast"},

@@ -201,7 +201,7 @@ def test_family_defaults_are_those_of_transformers(model_type: str) -> None:
         written["rope_parameters"] = theirs.rope_parameters
     ours = parse(written)
     kv_heads = getattr(theirs, "num_key_value_heads", None) or heads
-    assert ours["num_kv_heads"] == (1 if model_type == "falcon" else kv_heads)
+    assert ours["num_kv_heads"] == (1 if model_type in ("falcon", "gpt_bigcode") else kv_heads)
     assert ours["head_dim"] == (getattr(theirs, "head_dim", None) or 4096 // heads)
     widths = ("intermediate_size", "ffn_hidden_size", "n_inner")
     width = next((getattr(theirs, key) for key in widths if getattr(theirs, key, None)), 4 * 4096)
@@ -389,6 +389,10 @@ def test_layer_types_must_fit() -> None:
         (
             {"model_type": "gpt2", "architectures": None, "scale_attn_by_inverse_layer_idx": True},
             "config.json: scale_attn_by_inverse_layer_idx: true is not supported, only false",
+        ),
+        (
+            {"model_type": "gpt_bigcode", "architectures": None, "add_cross_attention": True},
+            "config.json: add_cross_attention: true is not supported, only false",
         ),
         (
             {"model_type": "phi3", "architectures": None, "rope_scaling": YARN},
