@@ -128,6 +128,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
     },
+    "opt": {},
     "phi": {
         **_LAYER_NORM,
         "rope_parameters": {
@@ -157,6 +158,7 @@ FAMILIES = tuple(_FAMILY)
 _SPELLINGS = {
     "falcon": {"intermediate_size": "ffn_hidden_size"},
     "gpt2": {"intermediate_size": "n_inner"},
+    "opt": {"intermediate_size": "ffn_dim"},
     "gpt_bigcode": {"intermediate_size": "n_inner"},
 }
 
@@ -239,7 +241,8 @@ def _scaled(model: Any, name: str, noise: Any) -> Any:
     if noise.ndim == 1 or "norm" in name:
         is_minus_one = family.startswith(("gemma", "nemotron"))
         return (0 if is_minus_one else 1) + 0.2 * noise
-    if any(part in name for part in ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")):
+    tables = ("embed_tokens", "embed_in", "embed_positions", "word_embeddings", "wte", "wpe")
+    if any(part in name for part in tables):
         # Gemma multiplies by the square root of the width.
         return noise / (noise.shape[1] ** 0.5 if family.startswith("gemma") else 1)
     gain = 3.0 if name.startswith(("lm_head", "embed_out")) else 1.0

@@ -32,11 +32,13 @@ class Embedding {
 // Learned position embeddings. Radford et al. 2019.
 class PositionEmbedding {
  public:
-  // "<name>.weight" is the matrix [max_positions, E].
-  PositionEmbedding(WeightLoader& weights, const std::string& name, int64_t max_positions,
-                    int64_t hidden_size)
-      : table_(
-            weights.table(WeightGroup::kEmbedding, name + ".weight", max_positions, hidden_size)) {}
+  // "<name>.weight" is the matrix [offset + max_positions, E], whose first rows nothing reads.
+  PositionEmbedding(WeightLoader& weights, const std::string& name, int64_t offset,
+                    int64_t max_positions, int64_t hidden_size)
+      : table_(weights.table(WeightGroup::kEmbedding, name + ".weight", offset + max_positions,
+                             hidden_size)) {
+    if (table_.view) table_.view = table_.view.slice(0, offset, max_positions);
+  }
 
   // hidden [T, E] += table[positions].
   void add_to(const ForwardContext& context, const Tensor& hidden) const {
@@ -53,7 +55,7 @@ class PositionEmbedding {
   }
 
  private:
-  TableWeight table_;  // [max_positions, E], read in place
+  TableWeight table_;  // [max_positions, E], read in place, from position 0 on
 };
 
 }  // namespace llmserve

@@ -73,8 +73,8 @@ LmHeadSpec lm_head_spec(const ModelConfig& config) {
 std::optional<PositionEmbedding> position_embedding(WeightLoader& weights,
                                                     const ModelConfig& config) {
   if (config.names.positions.empty()) return std::nullopt;
-  return PositionEmbedding(weights, config.names.positions, config.max_position_embeddings,
-                           config.hidden_size);
+  return PositionEmbedding(weights, config.names.positions, config.position_offset,
+                           config.max_position_embeddings, config.hidden_size);
 }
 
 std::vector<DecoderLayer> make_layers(WeightLoader& weights, const ModelConfig& config) {

@@ -48,7 +48,8 @@ void read_dims(const JsonNode& json, ModelConfig& config) {
   config.vocab_size = json["vocab_size"].as_int(1, kMaxTokens);
   config.hidden_size = first_of(json, {"hidden_size", "n_embd", "n_embed"}).as_int(1, kMaxDim);
   config.intermediate_size =
-      first_of(json, {"intermediate_size", "n_inner", "ffn_hidden_size"}).as_int_or(0, 1, kMaxDim);
+      first_of(json, {"intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim"})
+          .as_int_or(0, 1, kMaxDim);
   config.num_layers = first_of(json, {"num_hidden_layers", "n_layer"}).as_int(1, kMaxLayers);
   config.num_heads = first_of(json, {"num_attention_heads", "n_head"}).as_int(1, kMaxDim);
   config.num_kv_heads =

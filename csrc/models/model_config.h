@@ -77,6 +77,7 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   std::vector<LayerTraits> layers;  // [num_layers]
 
+  int64_t position_offset = 0;  // the row of names.positions that is position 0's
   bool has_rope = true;
   RopeDefaults rope_defaults;
   std::vector<RopeParameters> ropes;  // at most kMaxRopes

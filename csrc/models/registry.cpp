@@ -46,6 +46,8 @@ constexpr ArchitectureRow kArchitectures[] = {
     {"Olmo2ForCausalLM", "olmo2", "OLMo 2", &configure_olmo2, &build_decoder},
     {"Olmo3ForCausalLM", "olmo3", "OLMo 3, windowed and full layers", &configure_olmo3,
      &build_decoder},
+    {"OPTForCausalLM", "opt", "OPT; 350M, which projects embeddings, is refused", &configure_opt,
+     &build_decoder},
     {"PhiForCausalLM", "phi", "Phi-1, Phi-1.5 and Phi-2", &configure_phi, &build_decoder},
     {"Phi3ForCausalLM", "phi3", "Phi-3, Phi-3.5 and Phi-4, dense, with longrope", &configure_phi3,
      &build_decoder},

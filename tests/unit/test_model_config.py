@@ -203,11 +203,11 @@ def test_family_defaults_are_those_of_transformers(model_type: str) -> None:
     kv_heads = getattr(theirs, "num_key_value_heads", None) or heads
     assert ours["num_kv_heads"] == (1 if model_type in ("falcon", "gpt_bigcode") else kv_heads)
     assert ours["head_dim"] == (getattr(theirs, "head_dim", None) or 4096 // heads)
-    widths = ("intermediate_size", "ffn_hidden_size", "n_inner")
+    widths = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
     width = next((getattr(theirs, key) for key in widths if getattr(theirs, key, None)), 4 * 4096)
     assert ours["intermediate_size"] == width
     assert ours["max_position_embeddings"] == theirs.max_position_embeddings
-    eps = next(getattr(theirs, key) for key in EPSILONS if hasattr(theirs, key))
+    eps = next((getattr(theirs, key) for key in EPSILONS if hasattr(theirs, key)), 1e-5)
     assert ours["norm_eps"] == pytest.approx(eps)
     assert ours["tie_word_embeddings"] == theirs.tie_word_embeddings
     activation = next(getattr(theirs, key) for key in ACTIVATIONS if hasattr(theirs, key))
@@ -393,6 +393,22 @@ def test_layer_types_must_fit() -> None:
         (
             {"model_type": "gpt_bigcode", "architectures": None, "add_cross_attention": True},
             "config.json: add_cross_attention: true is not supported, only false",
+        ),
+        (
+            {"model_type": "opt", "architectures": None, "word_embed_proj_dim": 32},
+            "config.json: word_embed_proj_dim: embeddings of another width (32) than hidden_size",
+        ),
+        (
+            {"model_type": "opt", "architectures": None, "do_layer_norm_before": False},
+            "config.json: do_layer_norm_before: false is not supported, only true",
+        ),
+        (
+            {"model_type": "opt", "architectures": None, "_remove_final_layer_norm": True},
+            "config.json: _remove_final_layer_norm: true is not supported, only false",
+        ),
+        (
+            {"model_type": "opt", "architectures": None, "layer_norm_elementwise_affine": False},
+            "config.json: layer_norm_elementwise_affine: false is not supported, only true",
         ),
         (
             {"model_type": "phi3", "architectures": None, "rope_scaling": YARN},
