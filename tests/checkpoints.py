@@ -60,6 +60,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 20,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "glm": {"head_dim": 16, "hidden_size": 64},
     "glm4": {"head_dim": 16},
     "gpt2": {},
     "gpt_bigcode": {},

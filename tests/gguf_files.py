@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "glm": "chatglm",
     "glm4": "glm4",
     "gpt2": "gpt2",
     "gpt_bigcode": "starcoder",

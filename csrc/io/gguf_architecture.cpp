@@ -182,6 +182,9 @@ constexpr RenamingRow kFalconOfTwoNormsNames[] = {
     {"blk.{}.ffn_up", "transformer.h.{}.mlp.dense_h_to_4h"},
     {"blk.{}.ffn_down", "transformer.h.{}.mlp.dense_4h_to_h"},
 };
+constexpr RenamingRow kGlmNames[] = {
+    {"blk.{}.ffn_up", "model.layers.{}.mlp.gate_up_proj"},
+};
 constexpr RenamingRow kGlm4Names[] = {
     {"blk.{}.post_attention_norm", "model.layers.{}.post_self_attn_layernorm"},
     {"blk.{}.post_ffw_norm", "model.layers.{}.post_mlp_layernorm"},
@@ -290,6 +293,10 @@ constexpr std::array kArchitectures{
         .name = "mistral3", .model_class = "Ministral3ForCausalLM", .has_paired_rows = true},
     GgufArchitecture{
         .name = "ernie4_5", .model_class = "Ernie4_5ForCausalLM", .configure = &set_use_bias},
+    GgufArchitecture{.name = "chatglm",
+                     .model_class = "GlmForCausalLM",
+                     .names = kGlmNames,
+                     .configure = &set_attention_bias},
     GgufArchitecture{.name = "glm4",
                      .model_class = "Glm4ForCausalLM",
                      .names = kGlm4Names,

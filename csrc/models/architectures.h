@@ -16,6 +16,7 @@ void configure_falcon(const JsonNode& json, ModelConfig& config);
 void configure_gemma(const JsonNode& json, ModelConfig& config);
 void configure_gemma2(const JsonNode& json, ModelConfig& config);
 void configure_gemma3(const JsonNode& json, ModelConfig& config);
+void configure_glm(const JsonNode& json, ModelConfig& config);
 void configure_glm4(const JsonNode& json, ModelConfig& config);
 void configure_gpt2(const JsonNode& json, ModelConfig& config);
 void configure_gpt_bigcode(const JsonNode& json, ModelConfig& config);

@@ -28,6 +28,7 @@ constexpr ArchitectureRow kArchitectures[] = {
     {"GemmaForCausalLM", "gemma", "Gemma 1", &configure_gemma, &build_decoder},
     {"Gemma2ForCausalLM", "gemma2", "Gemma 2", &configure_gemma2, &build_decoder},
     {"Gemma3ForCausalLM", "gemma3_text", "Gemma 3, text", &configure_gemma3, &build_decoder},
+    {"GlmForCausalLM", "glm", "GLM-4 9B and GLM-Edge", &configure_glm, &build_decoder},
     {"Glm4ForCausalLM", "glm4", "GLM-4 0414, dense", &configure_glm4, &build_decoder},
     {"GraniteForCausalLM", "granite", "Granite 3, dense", &configure_granite, &build_decoder},
     {"HeliumForCausalLM", "helium", "Helium 1", &configure_helium, &build_decoder},

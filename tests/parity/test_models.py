@@ -114,6 +114,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 2.0,
         },
     ),
+    "glm-no-biases": ("glm", {"attention_bias": False, "head_dim": 12}),
     "glm4-no-biases": ("glm4", {"attention_bias": False, "hidden_act": "gelu_pytorch_tanh"}),
     "gpt2-gelu": ("gpt2", {"activation_function": "gelu", "scale_attn_weights": False}),
     "gpt2-untied": ("gpt2", {"tie_word_embeddings": False}),
