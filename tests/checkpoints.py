@@ -64,6 +64,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "glm4": {"head_dim": 16},
     "gpt2": {},
     "gpt_bigcode": {},
+    "gptj": {"rotary_dim": 6},
     "gpt_neox": {
         **_LAYER_NORM,
         "rope_parameters": {
@@ -159,6 +160,7 @@ FAMILIES = tuple(_FAMILY)
 _SPELLINGS = {
     "falcon": {"intermediate_size": "ffn_hidden_size"},
     "gpt2": {"intermediate_size": "n_inner"},
+    "gptj": {"intermediate_size": "n_inner"},
     "opt": {"intermediate_size": "ffn_dim"},
     "gpt_bigcode": {"intermediate_size": "n_inner"},
 }

@@ -20,6 +20,7 @@ void configure_glm(const JsonNode& json, ModelConfig& config);
 void configure_glm4(const JsonNode& json, ModelConfig& config);
 void configure_gpt2(const JsonNode& json, ModelConfig& config);
 void configure_gpt_bigcode(const JsonNode& json, ModelConfig& config);
+void configure_gptj(const JsonNode& json, ModelConfig& config);
 void configure_gpt_neox(const JsonNode& json, ModelConfig& config);
 void configure_granite(const JsonNode& json, ModelConfig& config);
 void configure_helium(const JsonNode& json, ModelConfig& config);

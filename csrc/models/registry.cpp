@@ -23,6 +23,7 @@ constexpr ArchitectureRow kArchitectures[] = {
      &build_decoder},
     {"GPTBigCodeForCausalLM", "gpt_bigcode", "StarCoder and SantaCoder", &configure_gpt_bigcode,
      &build_decoder},
+    {"GPTJForCausalLM", "gptj", "GPT-J", &configure_gptj, &build_decoder},
     {"GPTNeoXForCausalLM", "gpt_neox", "GPT-NeoX, Pythia and kin", &configure_gpt_neox,
      &build_decoder},
     {"GemmaForCausalLM", "gemma", "Gemma 1", &configure_gemma, &build_decoder},

@@ -123,6 +123,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"multi_query": False, "activation_function": "gelu", "scale_attn_weights": False},
     ),
     "gpt_bigcode-tied": ("gpt_bigcode", {"tie_word_embeddings": True}),
+    "gptj-whole-heads": ("gptj", {"rotary_dim": 12, "activation_function": "gelu"}),
     "gpt_neox-sequential": (
         "gpt_neox",
         {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast"},

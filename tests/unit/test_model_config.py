@@ -191,7 +191,7 @@ def test_family_defaults_are_those_of_transformers(model_type: str) -> None:
 
     # Alibi apart, what a bare config of the family means; sizes that the others must fit. As many
     # heads as no family has by default: absent KV heads must not be as many by chance.
-    heads = {"helium": 40}.get(model_type, 64)
+    heads = {"helium": 40, "gptj": 32}.get(model_type, 64)
     sizes = {"hidden_size": 4096, "num_attention_heads": heads, "num_hidden_layers": 12}
     theirs = transformers.AutoConfig.for_model(model_type, **sizes)
     written = {"model_type": model_type, "vocab_size": 320, **sizes}
@@ -218,6 +218,9 @@ def test_family_defaults_are_those_of_transformers(model_type: str) -> None:
         sliding = [theirs.sliding_window if t == "sliding_attention" else 0 for t in types]
         assert ours["windows"] == sliding
     ropes = getattr(theirs, "rope_parameters", None) or {}
+    if model_type == "gptj":
+        part = theirs.rotary_dim / ours["head_dim"]
+        ropes = {"rope_theta": 10000.0, "partial_rotary_factor": part}
     if ropes:
         by_type = [ropes[k] for k in ("full_attention", "sliding_attention") if k in ropes]
         for rope, expected in zip(ours["ropes"], by_type or [ropes], strict=True):
