@@ -131,6 +131,14 @@ _FAMILY: dict[str, dict[str, Any]] = {
         },
     },
     "opt": {},
+    "persimmon": {
+        **_LAYER_NORM,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
     "phi": {
         **_LAYER_NORM,
         "rope_parameters": {

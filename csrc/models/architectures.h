@@ -33,6 +33,7 @@ void configure_nemotron(const JsonNode& json, ModelConfig& config);
 void configure_olmo2(const JsonNode& json, ModelConfig& config);
 void configure_olmo3(const JsonNode& json, ModelConfig& config);
 void configure_opt(const JsonNode& json, ModelConfig& config);
+void configure_persimmon(const JsonNode& json, ModelConfig& config);
 void configure_phi(const JsonNode& json, ModelConfig& config);
 void configure_phi3(const JsonNode& json, ModelConfig& config);
 void configure_qwen2(const JsonNode& json, ModelConfig& config);

@@ -50,6 +50,7 @@ constexpr ArchitectureRow kArchitectures[] = {
      &build_decoder},
     {"OPTForCausalLM", "opt", "OPT; 350M, which projects embeddings, is refused", &configure_opt,
      &build_decoder},
+    {"PersimmonForCausalLM", "persimmon", "Persimmon 8B", &configure_persimmon, &build_decoder},
     {"PhiForCausalLM", "phi", "Phi-1, Phi-1.5 and Phi-2", &configure_phi, &build_decoder},
     {"Phi3ForCausalLM", "phi3", "Phi-3, Phi-3.5 and Phi-4, dense, with longrope", &configure_phi3,
      &build_decoder},

@@ -138,6 +138,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2-biases": ("olmo2", {"attention_bias": True}),
     "opt-no-biases": ("opt", {"enable_bias": False, "activation_function": "gelu"}),
     "opt-tied": ("opt", {"tie_word_embeddings": True}),
+    "persimmon-no-qk-norm": ("persimmon", {"qk_layernorm": False, "tie_word_embeddings": True}),
     "phi-qk-norm": ("phi", {"qk_layernorm": True, "hidden_act": "gelu"}),
     "phi-tied": ("phi", {"tie_word_embeddings": True}),
     "phi3-partial": ("phi3", _rope(rope_type="default", partial_rotary_factor=0.5)),
