@@ -164,6 +164,45 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "starcoder2": {"norm_epsilon": 1e-4},
 }
 FAMILIES = tuple(_FAMILY)
+# Text models that are only found within others: the first by head_dim 12, of 6 frequencies.
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_TEXT_FAMILY: dict[str, dict[str, Any]] = {
+    "glm4v_text": {
+        "rope_parameters": {**_MROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1]}
+    },
+    "qwen2_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [2, 2, 2]}},
+    "qwen2_5_vl_text": {"rope_parameters": {**_MROPE, "mrope_section": [1, 2, 3]}},
+    "qwen3_vl_text": {
+        "head_dim": 16,
+        "rope_parameters": {**_MROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+    },
+}
+# "wrapper:text model", by their model_type.
+WRAPPED = (
+    "aya_vision:cohere2",
+    "cohere2_vision:cohere2",
+    "exaone4_5:exaone4",
+    "gemma3:gemma3_text",
+    "glm4v:glm4v_text",
+    "idefics3:llama",
+    "internvl:qwen3",
+    "llava:llama",
+    "llava_next:granite",
+    "llava_onevision:qwen2",
+    "mistral3:ministral3",
+    "mistral3:mistral",
+    "qwen2_5_vl:qwen2_5_vl_text",
+    "qwen2_vl:qwen2_vl_text",
+    "qwen3_vl:qwen3_vl_text",
+    "smolvlm:llama",
+)
+# In the spellings of all vision towers; what one does not know is ignored.
+_VISION: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "embed_dim", "intermediate_size", "out_hidden_size"), 8),
+    **dict.fromkeys(("num_attention_heads", "num_heads"), 2),
+    **dict.fromkeys(("num_hidden_layers", "depth"), 1),
+    **{"image_size": 8, "patch_size": 4},
+}
 # Where a family has another name for a field of _COMMON, and transformers does not translate it.
 _SPELLINGS = {
     "falcon": {"intermediate_size": "ffn_hidden_size"},
@@ -222,15 +261,22 @@ def make_checkpoint(
     import torch
     import transformers
 
-    fields = {**_COMMON, **_FAMILY[family], **overrides}
+    wrapper, _, text = family.rpartition(":")
+    fields = {**_COMMON, **(_FAMILY | _TEXT_FAMILY)[text], **overrides}
     for key, spelling in _SPELLINGS.get(family, {}).items():
         fields[spelling] = fields.pop(key)
     for key in ("layer_types", "no_rope_layers"):  # a pattern, over as many layers as there are
         if key in fields:
             num_layers = fields["num_hidden_layers"]
             fields[key] = (fields[key] * num_layers)[:num_layers]
-    config = transformers.AutoConfig.for_model(family, **fields)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    if wrapper:
+        fields = {
+            "text_config": {"model_type": text, **fields},
+            "vision_config": _VISION,
+            "tie_word_embeddings": fields["tie_word_embeddings"],
+        }
+    config = transformers.AutoConfig.for_model(wrapper or text, **fields)
+    model = _auto_class(config).from_config(config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -293,10 +339,27 @@ def reference_model(directory: Path) -> Any:
     import torch
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    config = transformers.AutoConfig.from_pretrained(directory)
+    model = _auto_class(config).from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
     )
+    text = config.get_text_config()
+    if text is not config:
+        # Wrappers leave out by what the text model's own class scales logits.
+        scale = getattr(text, "logit_scale", 1 / getattr(text, "logits_scaling", 1))
+        model.lm_head.register_forward_hook(lambda _module, _inputs, logits: scale * logits)
     return model.eval()
+
+
+def _auto_class(config: Any) -> Any:
+    import transformers
+
+    is_wrapper = hasattr(config, "text_config")
+    return (
+        transformers.AutoModelForImageTextToText
+        if is_wrapper
+        else transformers.AutoModelForCausalLM
+    )
 
 
 def copy_checkpoint(source: Path, destination: Path) -> Path:

@@ -33,6 +33,7 @@ py::dict to_dict(const RopeParameters& rope) {
 py::dict to_dict(const ModelConfig& config) {
   py::dict out;
   out["architecture"] = config.architecture;
+  out["text_part_of"] = config.text_part_of;
   out["stored_dtype"] = config.stored_dtype;
   out["vocab_size"] = config.vocab_size;
   out["hidden_size"] = config.hidden_size;

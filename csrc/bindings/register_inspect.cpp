@@ -8,6 +8,7 @@
 #include "bindings/register.h"
 #include "core/error.h"
 #include "io/packed_cache.h"
+#include "io/text_part.h"
 #include "models/model.h"
 #include "quant/quant_format.h"
 #include "scheduler/policy.h"
@@ -126,6 +127,9 @@ void register_inspect(py::module_& module) {
   module.def(
       "supported_architectures", [] { return rows_of(architecture_registry()); },
       "(name, summary) of every model architecture, as in config.json.");
+  module.def(
+      "supported_wrappers", [] { return rows_of(wrapper_registry()); },
+      "(name, summary) of every architecture whose text part runs, as in config.json.");
   module.def(
       "supported_checkpoint_formats", [] { return rows_of(checkpoint_format_registry()); },
       "(name, summary) of every checkpoint format.");

@@ -6,6 +6,7 @@
 #include "bindings/model_records.h"
 #include "bindings/register.h"
 #include "core/error.h"
+#include "io/text_part.h"
 #include "models/model.h"
 #include "quant/quant_format.h"
 
@@ -13,6 +14,12 @@ namespace py = pybind11;
 
 namespace llmserve {
 namespace {
+
+JsonDocument parse_config(const std::string& text) {
+  return take_text_part(
+             Checkpoint("config", "config.json", JsonDocument::parse("config.json", text), {}, {}))
+      .config();
+}
 
 py::object to_python(const JsonValue& value) {
   struct Visitor {
@@ -64,14 +71,13 @@ void register_testing_io(py::module_& testing) {
   testing.def(
       "parse_model_config",
       [](const std::string& text, int64_t max_model_len) {
-        return to_dict(read_model_config(JsonDocument::parse("config.json", text), max_model_len));
+        return to_dict(read_model_config(parse_config(text), max_model_len));
       },
       py::arg("text"), py::arg("max_model_len") = 0);
   testing.def(
       "rope_frequencies",
       [](const std::string& text, int64_t max_model_len) {
-        const ModelConfig config =
-            read_model_config(JsonDocument::parse("config.json", text), max_model_len);
+        const ModelConfig config = read_model_config(parse_config(text), max_model_len);
         std::vector<std::pair<std::vector<float>, float>> frequencies;
         for (const RopeParameters& parameters : config.ropes) {
           const RopeFrequencies rope =

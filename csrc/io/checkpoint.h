@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/tensor.h"
@@ -87,6 +88,8 @@ class Checkpoint {
   std::span<const std::shared_ptr<const MappedFile>> files() const { return files_; }
   // Sorted by name.
   std::span<const TensorEntry> tensors() const { return tensors_; }
+  // For another checkpoint of the same files: a hostile list is too long to be copied.
+  std::vector<TensorEntry> take_tensors() && { return std::move(tensors_); }
   // False for a config.json by itself, which is enough to plan with.
   bool has_tensors() const { return !files_.empty(); }
   // nullptr if there is none.

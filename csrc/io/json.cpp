@@ -82,10 +82,11 @@ JsonDocument JsonDocument::parse(std::string_view file, std::string_view text) {
   return document;
 }
 
-JsonDocument JsonDocument::make(std::string_view file, JsonValue root) {
+JsonDocument JsonDocument::make(std::string_view file, JsonValue root, std::string_view path) {
   auto tree = std::make_shared<Tree>();
   tree->file = file;
   tree->root = std::move(root);
+  tree->path = path;
   JsonDocument document;
   document.tree_ = std::move(tree);
   return document;

@@ -37,16 +37,18 @@ class JsonDocument {
   // Throws CorruptFile (file, byte, reason): bad syntax, duplicate keys, too deep or too large.
   static JsonDocument parse(std::string_view file, std::string_view text);
 
-  // A tree that was made from another description; errors name `file`.
-  static JsonDocument make(std::string_view file, JsonValue root);
+  // A tree that was made from another description; errors name `file`, and `path` before a key.
+  static JsonDocument make(std::string_view file, JsonValue root, std::string_view path = "");
 
   const std::string& file() const { return tree_->file; }
   const JsonValue& root() const { return tree_->root; }
+  const std::string& path() const { return tree_->path; }
 
  private:
   struct Tree {
     std::string file;
     JsonValue root;
+    std::string path;
   };
   std::shared_ptr<const Tree> tree_;  // shared: nodes and documents are passed about as values
 };
@@ -56,7 +58,7 @@ class JsonDocument {
 class JsonNode {
  public:
   explicit JsonNode(const JsonDocument& document)
-      : value_(&document.root()), file_(&document.file()) {}
+      : value_(&document.root()), file_(&document.file()), path_(document.path()) {}
 
   // A member; an absent node if there is none. Throws CorruptFile unless this is an object.
   JsonNode operator[](std::string_view key) const;
@@ -67,6 +69,9 @@ class JsonNode {
   bool is_object() const;
   bool is_array() const;
   bool is_string() const;
+
+  // The tree below. Precondition: it is not absent.
+  const JsonValue& value() const { return *value_; }
 
   // Each throws CorruptFile, naming file and path, on another type, an absent value, or a number
   // outside [min, max].

@@ -8,6 +8,7 @@
 #include "io/gguf.h"
 #include "io/mistral_format.h"
 #include "io/safetensors.h"
+#include "io/text_part.h"
 
 namespace llmserve {
 namespace {
@@ -63,7 +64,8 @@ Checkpoint open_config(const std::string& path) {
   const std::filesystem::path file(path);
   const std::string folder = file.has_parent_path() ? file.parent_path().string() : ".";
   const auto mapped = CheckpointDirectory(folder).map(file.filename().string());
-  return Checkpoint("config", path, JsonDocument::parse(path, mapped->text()), {}, {});
+  return take_text_part(
+      Checkpoint("config", path, JsonDocument::parse(path, mapped->text()), {}, {}));
 }
 
 }  // namespace llmserve

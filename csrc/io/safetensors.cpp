@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "io/json_reader.h"
+#include "io/text_part.h"
 
 namespace llmserve {
 namespace {
@@ -321,8 +322,8 @@ Checkpoint open_safetensors(const CheckpointDirectory& directory) {
   const auto config_file = directory.map("config.json");
   JsonDocument config = JsonDocument::parse(config_file->path().string(), config_file->text());
   const bool is_single = !directory.weights_file().empty() || directory.contains(kSingleFile);
-  return is_single ? open_single(directory, std::move(config))
-                   : open_sharded(directory, std::move(config));
+  return take_text_part(is_single ? open_single(directory, std::move(config))
+                                  : open_sharded(directory, std::move(config)));
 }
 
 }  // namespace llmserve

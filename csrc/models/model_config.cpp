@@ -172,6 +172,7 @@ ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_le
                               "bfloat16 or float32"));
   ModelConfig config;
   config.architecture = row.name;
+  if (!json["text_part_of"].is_null()) config.text_part_of = json["text_part_of"].as_string();
   const JsonNode dtype = json["dtype"].is_null() ? json["torch_dtype"] : json["dtype"];
   if (!dtype.is_null()) config.stored_dtype = dtype.as_string();
   read_dims(json, config);

@@ -43,6 +43,7 @@ struct RopeDefaults {
 
 struct ModelConfig {
   std::string architecture;  // Hugging Face's name: a row of the registry
+  std::string text_part_of;  // the architecture that the model was within, or empty
   std::string stored_dtype;  // as the config says ("bfloat16"), or empty
 
   int64_t vocab_size = 0;         // V

@@ -2,6 +2,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "io/text_part.h"
 #include "models/architectures.h"
 #include "models/decoder.h"
 #include "models/model.h"
@@ -74,6 +75,9 @@ const ArchitectureRow& find_architecture(std::string_view name, std::string_view
     if (row.name == name) return row;
     known << (known.tellp() > 0 ? ", " : "") << row.name;
   }
+  known << ", and the text parts of ";
+  for (const WrapperRow& row : wrapper_registry())
+    known << (&row == &wrapper_registry().front() ? "" : ", ") << row.name;
   throw NotSupported(concat(where, ": architecture \"", name.substr(0, 80),
                             "\" is not supported; supported are ", known.str()));
 }

@@ -15,6 +15,8 @@ constexpr double kMinTheta = 1.0001;  // its logarithm divides
 RopeType read_rope_type(const JsonNode& rope) {
   const JsonNode node = rope["rope_type"].is_null() ? rope["type"] : rope["rope_type"];
   if (node.is_null()) return RopeType::kDefault;
+  // In text all sections of mrope have the same positions.
+  if (node.is_string() && node.as_string() == "mrope") return RopeType::kDefault;
   // "su" is what longrope was called first.
   const std::string wanted = node.as_string() == "su" ? "longrope" : node.as_string();
   std::ostringstream known;

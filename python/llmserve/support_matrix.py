@@ -36,9 +36,16 @@ and could say so only when the run ends. The engine gives good characters as the
 U+FFFD for each maximal broken part, as `bytes.decode(errors="replace")` does; holding every such
 run back would stop the stream of languages that are written in bytes.
 """
+_WRAPPERS = """## Text parts of models that see images
+
+Of a safetensors folder of one of these the text model runs, if the `model_type` of its
+`text_config` is one of those above; images are refused. Logits of Cohere and Granite are scaled as
+those of the text models by themselves, which transformers' wrappers leave out: the comparison puts
+it back.
+"""
+_WRAPPER_COLUMNS = {"cpu/float32": "cpu, float32", "cpu/bfloat16": "cpu, bfloat16"}
 _COLUMNS = {
-    "cpu/float32": "cpu, float32",
-    "cpu/bfloat16": "cpu, bfloat16",
+    **_WRAPPER_COLUMNS,
     "cpu/gguf-f32": "cpu, GGUF of F32",
     "cpu/gguf-q8_0": "cpu, GGUF of Q8_0",
 }
@@ -51,7 +58,10 @@ def support_matrix(ticks: Mapping[str, Sequence[str]]) -> str:
 
 def _lines(ticks: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield _HEAD
-    yield from _architectures(ticks)
+    yield "## Architectures\n"
+    yield from _architectures(ticks, _core.supported_architectures(), _COLUMNS)
+    yield _WRAPPERS
+    yield from _architectures(ticks, _core.supported_wrappers(), _WRAPPER_COLUMNS)
     yield from _table("Checkpoint formats", "format", _core.supported_checkpoint_formats())
     yield from _table(
         "Stored types of weights",
@@ -78,12 +88,13 @@ def _lines(ticks: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield _TEXT
 
 
-def _architectures(ticks: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    yield "## Architectures\n"
-    yield f"| `architectures` of config.json | | {' | '.join(_COLUMNS.values())} |"
-    yield "| --- | --- |" + " --- |" * len(_COLUMNS)
-    for name, summary in _core.supported_architectures():
-        marks = ["✓" if what in ticks.get(name, ()) else "" for what in _COLUMNS]
+def _architectures(
+    ticks: Mapping[str, Sequence[str]], rows: list[tuple[str, str]], columns: Mapping[str, str]
+) -> Iterator[str]:
+    yield f"| `architectures` of config.json | | {' | '.join(columns.values())} |"
+    yield "| --- | --- |" + " --- |" * len(columns)
+    for name, summary in rows:
+        marks = ["✓" if what in ticks.get(name, ()) else "" for what in columns]
         yield f"| `{name}` | {summary} | {' | '.join(marks)} |"
     yield ""
 

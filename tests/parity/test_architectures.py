@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import FAMILIES, VOCAB_SIZE, checkpoint, reference_model
+from checkpoints import FAMILIES, VOCAB_SIZE, WRAPPED, checkpoint, reference_model
 from llmserve import LLM, SamplingParams
 from ticks import tick, ticks
 
@@ -92,7 +92,7 @@ def check_a_batch_of_eight(path: Path, dtype: str, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WRAPPED])
 def test_a_batch_of_eight_agrees_with_transformers(family: str, dtype: str) -> None:
     tolerance = F32_TOLERANCE if dtype == "float32" else BF16_TOLERANCE
     check_a_batch_of_eight(checkpoint(family, dtype=dtype), dtype, tolerance)
@@ -109,6 +109,7 @@ def test_every_rope_scaling_agrees_with_transformers(scaling: str) -> None:
 
 
 def test_every_tick_has_its_test() -> None:
-    shown = {(architecture(family), f"cpu/{dtype}") for family in FAMILIES for dtype in DTYPES}
+    families = [*FAMILIES, *WRAPPED]
+    shown = {(architecture(family), f"cpu/{dtype}") for family in families for dtype in DTYPES}
     recorded = {(name, what) for name, all_of in ticks().items() for what in all_of}
     assert {pair for pair in recorded if pair[1].removeprefix("cpu/") in DTYPES} == shown

@@ -127,6 +127,7 @@ def test_a_url_in_a_message_is_never_opened(server: RunningServer, tmp_path: Pat
                 content = [{"type": "text", "text": "Look:"}, part]
                 status, answer = server.post(CHAT, messages=[{"role": "user", "content": content}])
                 assert status == 400
+                assert "runs the text part of a model alone" in answer["error"]["message"]
                 assert "sesame" not in json.dumps(answer)
         thread.join()
     assert not visitors

@@ -130,7 +130,7 @@ BAD_CALLS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 3}]}, "must be text or a list of parts, got 3"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
-        r"messages\[0\]\['content'\]\[0\] has type 'image_url', which text models do not take",
+        r"messages\[0\]\['content'\]\[0\] has type 'image_url': llmserve runs the text part",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "'text': ..."),
     ({"messages": [{**USER, "x": object()}]}, r"messages\[0\]\['x'\] must be text, a number"),

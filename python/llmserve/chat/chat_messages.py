@@ -96,8 +96,8 @@ def _part(label: str, part: object) -> dict[str, object]:
     kind = part.get("type", "text") if isinstance(part, dict) else None
     if kind != "text" and isinstance(kind, str):
         raise InvalidArgument(
-            f"{label} has type {kind!r}, which text models do not take; only parts of type 'text' "
-            f"are supported"
+            f"{label} has type {kind!r}: llmserve runs the text part of a model alone; only parts "
+            f"of type 'text' are supported"
         )
     if not isinstance(part, dict) or not isinstance(part.get("text"), str):
         raise InvalidArgument(

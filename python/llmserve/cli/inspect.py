@@ -60,7 +60,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
     config, plan = report["config"], report["plan"]
-    yield f"architecture   {config['architecture']}, {report['format']}, {config['stored_dtype']}"
+    within = f", the text part of {config['text_part_of']}" if config["text_part_of"] else ""
+    yield (
+        f"architecture   {config['architecture']}{within}, {report['format']}, "
+        f"{config['stored_dtype']}"
+    )
     yield (
         f"shape          {config['num_layers']} layers, model {config['hidden_size']}, "
         f"FFN {config['intermediate_size']}, vocabulary {config['vocab_size']}"

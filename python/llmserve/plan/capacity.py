@@ -1,5 +1,6 @@
 """The KV calculator: how many users of a model fit in so much memory, by KV dtype and context."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -75,7 +76,12 @@ class ModelShape:
         data = read_bytes(file.parent, file.name, MAX_CONFIG_BYTES)
         if data is None:
             raise InvalidArgument(f"model: there is no {file}")
-        return _shape_of(file, parse_json_object(data, file), weight_bytes)
+        fields = parse_json_object(data, file)
+        if _is_wrapper(fields):  # their text_config may leave out what the core knows
+            with contextlib.suppress(NotSupported):
+                plan = _core.plan_memory(_core.ConfigRequest(model=str(file)))
+                return ModelShape(tuple(plan.kv_layers), weight_bytes)
+        return _shape_of(file, fields, weight_bytes)
 
     def kv_bytes(self, num_tokens: int, dtype: str = "bfloat16") -> int:
         """Bytes of the KV cache of `num_tokens` tokens: over the layers, num_tokens x KV heads x
@@ -158,6 +164,12 @@ def plan_capacity(
     ]
     rows = kv_rows(pools, lengths)
     return Capacity(total, overhead, shape.weight_bytes, left, block_size, lengths, rows)
+
+
+def _is_wrapper(fields: JsonObject) -> bool:
+    names = fields.get("architectures")
+    wrappers = [name for name, _ in _core.supported_wrappers()]
+    return isinstance(names, list) and names[:1] != [] and names[0] in wrappers
 
 
 def _shape_of(path: Path, fields: JsonObject, weight_bytes: int) -> ModelShape:
