@@ -18,6 +18,7 @@ _FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
     "additional_chat_templates/*.jinja",
     "modules.json",
     "*_Pooling/config.json",

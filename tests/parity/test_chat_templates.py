@@ -168,6 +168,67 @@ def test_text_parts_are_joined_for_a_template_that_does_not() -> None:
     assert text == "<|im_start|>user\nthe\nfox<|im_end|>\n"
 
 
+# As LLaVA and SmolVLM have theirs: content is parts, and text is nothing.
+_PARTS_ALONE = (
+    "{% for message in messages %}{{ message['role'] | upper }}:"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %} <image>"
+    "{% endfor %}{% for part in message['content'] %}{% if part['type'] == 'text' %}"
+    " {{ part['text'] }}{% endif %}{% endfor %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+
+
+def _as_parts(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def test_text_becomes_a_part_for_a_template_that_knows_nothing_else() -> None:
+    library, tokenizer = tokenizers()
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "the fox"},
+        {"role": "assistant", "content": "runs"},
+        {"role": "user", "content": [{"type": "text", "text": "where"}, "to"]},
+    ]
+    text = tokenizer.apply_chat_template(
+        messages, chat_template=_PARTS_ALONE, add_generation_prompt=True, tokenize=False
+    )
+    assert text == ("SYSTEM: Be brief.\nUSER: the fox\nASSISTANT: runs\nUSER: where to\nASSISTANT:")
+    in_parts = [*map(_as_parts, messages[:3])]
+    theirs = library.apply_chat_template(in_parts, chat_template=_PARTS_ALONE, tokenize=False)
+    options = {"chat_template": _PARTS_ALONE, "tokenize": False}
+    assert tokenizer.apply_chat_template(messages[:3], **options) == theirs
+    continued = tokenizer.apply_chat_template(messages[:3], continue_final_message=True, **options)
+    assert continued == "SYSTEM: Be brief.\nUSER: the fox\nASSISTANT: runs"
+
+
+def test_text_becomes_a_part_where_the_template_refuses_text() -> None:
+    _, tokenizer = tokenizers()
+    strict = "{% if messages[0]['content'] is string %}{{ raise_exception('parts') }}{% endif %}"
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "fox"}], chat_template=strict + _PARTS_ALONE, tokenize=False
+    )
+    assert text == "USER: fox\n"
+
+
+def test_the_template_of_a_processor_comes_before_that_of_its_tokenizer(tmp_path: Path) -> None:
+    tokenizer_files.save(tokenizer_files.sentence_piece(), tmp_path)
+    config = json.dumps({"chat_template": "tokenizer"})
+    (tmp_path / "tokenizer_config.json").write_text(config, encoding="utf-8")
+
+    def rendered() -> str:
+        ours = Tokenizer.from_path(tmp_path)
+        assert ours is not None
+        return ours.apply_chat_template([{"role": "user", "content": "fox"}], tokenize=False)
+
+    assert rendered() == "tokenizer"
+    legacy = tmp_path / "chat_template.json"
+    legacy.write_text(json.dumps({"chat_template": _PARTS_ALONE}), encoding="utf-8")
+    assert rendered() == "USER: fox\n"
+    (tmp_path / "chat_template.jinja").write_text("jinja", encoding="utf-8")
+    assert rendered() == "jinja"
+
+
 def test_arguments_as_json_text_become_objects_where_the_template_prints_json() -> None:
     _, tokenizer = tokenizers()
     texts = []

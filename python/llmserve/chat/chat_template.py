@@ -1,9 +1,10 @@
 """Conversations to prompts, by the chat templates that come with a checkpoint.
 
-What comes out is what transformers' apply_chat_template (5.20) gives. In two cases the messages are
-first brought to the form that the template knows, as vLLM does: content in parts becomes one text,
-and arguments of tool calls as JSON text become an object, each for templates that would otherwise
-print them wrongly.
+What comes out is what transformers' apply_chat_template (5.20) gives. In three cases the messages
+are first brought to the form that the template knows, as vLLM does: content in parts becomes one
+text, text becomes a part (templates of models that see images may know nothing else), and arguments
+of tool calls as JSON text become an object, each for templates that would otherwise print them
+wrongly.
 """
 
 import functools
@@ -208,7 +209,8 @@ def _read_template(directory: Path, name: str) -> str:
 
 
 def _published(directory: Path, config: JsonObject) -> dict[str, str]:
-    """The folder's templates by name: files come before what tokenizer_config.json holds."""
+    """The folder's templates by name: files come before what tokenizer_config.json holds. The file
+    chat_template.json is how processors of models that see images kept theirs."""
     names = {"default": "chat_template.jinja"}
     for path in sorted(directory.glob("additional_chat_templates/*.jinja")):
         names[path.stem] = f"{path.parent.name}/{path.name}"
@@ -217,7 +219,12 @@ def _published(directory: Path, config: JsonObject) -> dict[str, str]:
         for name, file in names.items()
         if (directory / file).exists()
     }
-    return files or _configured(directory / "tokenizer_config.json", config.get("chat_template"))
+    older = read_json_object(directory, "chat_template.json") or {}
+    return (
+        files
+        or _configured(directory / "chat_template.json", older.get("chat_template"))
+        or _configured(directory / "tokenizer_config.json", config.get("chat_template"))
+    )
 
 
 def _configured(path: Path, value: object) -> dict[str, str]:
@@ -258,8 +265,10 @@ class _CompiledTemplate:
         self._label = label
 
     def render(self, messages: list[Message], request: ChatRequest) -> str:
-        if any(isinstance(m.get("content"), list) for m in messages) and not self._takes_parts:
+        if self._content_form == "text":
             messages = [_with_joined_parts(message) for message in messages]
+        if self._content_form == "parts":
+            messages = [_with_a_part(message) for message in messages]
         if any(m.get("tool_calls") for m in messages) and not self._takes_json_text:
             messages = [_with_parsed_arguments(message) for message in messages]
         if request.continue_final_message:
@@ -290,28 +299,30 @@ class _CompiledTemplate:
         return text[:at].rstrip() if is_stripped else text[:at]
 
     @functools.cached_property
-    def _takes_parts(self) -> bool:
-        """Whether content in text parts gives what the same text gives."""
-        parts = [{"type": "text", "text": "probe"}]
-        return self._treats_alike(
-            [{"role": "user", "content": "probe"}], [{"role": "user", "content": parts}]
-        )
+    def _content_form(self) -> str | None:
+        """The form of content that the template prints, "text" or "parts"; None where both give the
+        same, or where it cannot be told."""
+        text = self._try_render([{"role": "user", "content": "probe"}])
+        parts = self._try_render([_with_a_part({"role": "user", "content": "probe"})])
+        if text == parts:
+            return None
+        if "probe" in (parts or "") and "probe" not in (text or ""):
+            return "parts"
+        return None if text is None else "text"
 
     @functools.cached_property
     def _takes_json_text(self) -> bool:
         """Whether arguments of a tool call as JSON text give what the object gives; also where the
         template does without tool calls."""
-        return self._treats_alike(_probe_call({"key": "value"}), _probe_call('{"key": "value"}'))
+        text = self._try_render(_probe_call({"key": "value"}))
+        # Where it cannot be told, messages are left as they are.
+        return text is None or text == self._try_render(_probe_call('{"key": "value"}'))
 
-    def _treats_alike(self, first: list[Message], second: list[Message]) -> bool:
+    def _try_render(self, messages: list[Message]) -> str | None:
         try:
-            one = self._render(first, ChatRequest())
+            return self._render(messages, ChatRequest())
         except InvalidArgument:
-            return True  # it cannot be told: messages are left as they are
-        try:
-            return one == self._render(second, ChatRequest())
-        except InvalidArgument:
-            return False
+            return None
 
 
 def _probe_call(arguments: object) -> list[Message]:
@@ -328,6 +339,13 @@ def _with_joined_parts(message: Message) -> Message:
     if not isinstance(parts, list):
         return message
     return {**message, "content": "\n".join(part["text"] for part in parts)}
+
+
+def _with_a_part(message: Message) -> Message:
+    text = message.get("content")
+    if not isinstance(text, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": text}]}
 
 
 def _with_parsed_arguments(message: Message) -> Message:
