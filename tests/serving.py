@@ -56,10 +56,11 @@ class RunningServer:
         """Those that are open."""
         return len(self._server.server_state.connections) if self._server else 0
 
-    def stop(self) -> None:
-        """As a signal does."""
+    def stop(self, is_forced: bool = False) -> None:
+        """As a signal does. is_forced: as another Ctrl-C does."""
         assert self._server is not None
         self._server.should_exit = True
+        self._server.force_exit = is_forced
 
     def openai(self, **options: Any) -> openai.OpenAI:
         """The official client."""

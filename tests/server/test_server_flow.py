@@ -20,7 +20,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ from llmserve.outputs import Logprob
 from llmserve.request_state import RequestState
 from llmserve.server import generation
 from llmserve.server.admission import Admission
-from llmserve.server.errors import JsonResponse, LargeJsonResponse
+from llmserve.server.errors import ApiError, JsonResponse, LargeJsonResponse
 from llmserve.server.main import listen
 from llmserve.server.models import ServedModel
 from llmserve.server.settings import ServerSettings
@@ -378,6 +378,25 @@ def test_a_long_prompt_has_a_time_limit_until_its_first_token(make_oracle: MakeO
         server.wait_until_idle()
 
 
+@pytest.mark.parametrize("body", [{"prompt": [[5], [6]], "n": 2}, {"messages": HELLO}])
+@pytest.mark.parametrize("limits", [{"first_token_timeout": 0.2}, {"request_timeout": 0.2}])
+def test_a_stream_that_gets_no_token_in_time_is_told_what_a_503_says(
+    make_oracle: MakeOracle, body: dict[str, Any], limits: dict[str, float]
+) -> None:
+    gate = _core.testing.StepGate(1)
+    with running_server(make_oracle(gate=gate), **limits) as server:
+        path = CHAT if "messages" in body else COMPLETIONS
+        sock = server.open_stream(path, stream=True, **body)
+        server.wait_until(lambda: any(run.cause for run in server.activity.runs), "it is over")
+        gate.open()
+        lines = list(events(sock))
+        (document,) = data_of(lines)
+        assert (document["error"]["type"], document["error"]["code"]) == ("server_error", "timeout")
+        assert document["error"]["message"] == "no token came within 0.2 seconds"
+        assert lines[-1] == "data: [DONE]"
+        server.wait_until_idle()
+
+
 def test_a_burst_of_ten_times_the_queue_is_answered_or_refused_at_once(
     make_oracle: MakeOracle,
 ) -> None:
@@ -441,14 +460,48 @@ def test_a_time_to_come_again_is_that_of_the_measured_rate(
     assert admission.estimate_s(2500) == pytest.approx(30)  # 2,500 of the last thirty
 
 
+def test_large_batches_get_in_beside_others_and_leave_them_room() -> None:
+    llm = SimpleNamespace(max_num_seqs=256, num_kv_tokens=10**6)
+    admission = Admission(ServerSettings(max_waiting_requests=256))
+
+    def job(num_texts: int) -> Any:
+        states = [SimpleNamespace(params=SimpleNamespace(n=1))] * num_texts
+        model = SimpleNamespace(llm=llm)
+        return SimpleNamespace(states=states, num_tokens=10 * num_texts, model=model)
+
+    with ExitStack() as entered:
+        for num_texts in (1, 2048, 1, 2048, 2048):
+            entered.enter_context(admission.entered(job(num_texts)))
+        for _ in range(125):
+            entered.enter_context(admission.entered(job(1)))
+        batch = entered.enter_context(ExitStack())
+        batch.enter_context(admission.entered(job(2048)))  # the last place is as good as any
+        assert admission.num_requests == 4 * 2048 + 127
+        for num_texts in (1, 2048):
+            with pytest.raises(ApiError, match="8319 sequences") as error:
+                admission.entered(job(num_texts)).__enter__()
+            assert error.value.status == 429
+        batch.close()
+        entered.enter_context(admission.entered(job(1)))
+    assert admission.num_requests == admission.num_tokens == 0
+    assert admission.num_refused == 2
+
+
 def test_admission_counts_tokens_too(make_oracle: MakeOracle) -> None:
     llm = make_oracle(20_000, num_gpu_blocks_override=64, max_model_len=1024)
     with running_server(llm, max_waiting_tokens=1) as server:
-        sock = server.open_stream(COMPLETIONS, stream=True, prompt=[5], max_tokens=900)
-        next(events(sock))
-        assert server.post(COMPLETIONS, prompt=[5], max_tokens=500)[0] == 429
-        assert server.post(COMPLETIONS, prompt=[5], max_tokens=5)[0] == 200
-        sock.close()
+        body = {"stream": True, "prompt": [5], "ignore_eos": True}
+        socks = []
+        for max_tokens in (900, 500):  # the second when there is room for a token at least
+            socks.append(server.open_stream(COMPLETIONS, max_tokens=max_tokens, **body))
+            next(events(socks[-1]))
+        status, answer = server.post(COMPLETIONS, prompt=[5], max_tokens=1)
+        assert (status, answer["error"]["code"]) == (429, "queue_full")
+        socks.pop(0).close()
+        server.wait_until(lambda: len(server.activity.runs) == 1, "the first has left")
+        assert server.post(COMPLETIONS, prompt=[5], max_tokens=500)[0] == 200
+        for sock in socks:
+            sock.close()
 
 
 def test_a_priority_is_taken_where_the_policy_looks_at_it(make_oracle: MakeOracle) -> None:
@@ -1043,15 +1096,76 @@ def test_a_request_that_the_end_finds_without_a_token_is_a_503(make_oracle: Make
     with ThreadPoolExecutor(1) as pool:
         with running_server(make_oracle(gate=gate), drain_timeout=0.01) as server:
             answer = pool.submit(server.request, "POST", COMPLETIONS, {"prompt": [5]})
+            sock = server.open_stream(COMPLETIONS, stream=True, prompt=[5])
             gate.wait_until_held()
-            server.wait_until(lambda: server.activity.runs, "the request is known")
-            (run,) = server.activity.runs
+            server.wait_until(lambda: len(server.activity.runs) == 2, "the requests are known")
+            runs = list(server.activity.runs)
             server.stop()
-            server.wait_until(lambda: run.cause == "shutdown", "the drain is over")
+            causes = ["shutdown"] * 2
+            server.wait_until(lambda: [run.cause for run in runs] == causes, "the drain is over")
             gate.open()
+            lines = list(events(sock))
         status, error, headers = answer.result()
     assert (status, error["error"]["code"]) == (503, "shutting_down")
     assert int(headers["retry-after"]) >= 1
+    assert data_of(lines) == [error]  # in a stream that has begun, an event
+    assert lines[-1] == "data: [DONE]"
+
+
+def _errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR or r.exc_info]
+
+
+def test_a_client_in_the_middle_of_its_body_does_not_hold_up_the_end(
+    demo: AsyncLLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with running_server(demo) as server:
+        sock = socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S)
+        sock.sendall(head + b"Content-Length: 100\r\n\r\n{")
+        # Another's whole request has been read after it.
+        assert server.post(COMPLETIONS, prompt=[5], max_tokens=1)[0] == 200
+        server.stop()
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"shutting_down" in answer
+    assert _errors(caplog) == []
+
+
+def test_a_body_that_begins_while_it_drains_is_not_waited_for(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(5000)) as server:
+        server.activity.is_draining = True
+        with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as sock:
+            head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            sock.sendall(f"{head}Content-Length: 100\r\n\r\n".encode())
+            assert sock.recv(65536).startswith(b"HTTP/1.1 503")
+
+
+@pytest.mark.parametrize("num_more", [1, 2])
+def test_another_ctrl_c_cuts_who_does_not_read(
+    demo: AsyncLLM, caplog: pytest.LogCaptureFixture, num_more: int
+) -> None:
+    with running_server(demo, drain_timeout=600.0, stream_grace=600.0) as server:
+        socks = [server.open_stream(COMPLETIONS, stream=True, n=8, **LONG) for _ in range(2)]
+        server.wait_until(
+            lambda: (
+                all(run.is_sending for run in server.activity.runs)
+                and len(server.activity.runs) == 2
+            ),
+            "neither is read",
+        )
+        server.stop()
+        server.wait_until(lambda: server.activity.is_draining, "it drains")
+        for _ in range(num_more):
+            server.stop(is_forced=True)
+        server.wait_until(lambda: not server.num_connections, "they are cut")
+        for sock in socks:
+            with suppress(ConnectionResetError):
+                while sock.recv(2**20):
+                    pass
+            sock.close()
+    assert server.activity.ended == {"shutdown": 2}
+    assert _errors(caplog) == []
 
 
 def test_while_it_drains_new_requests_get_a_503(make_oracle: MakeOracle) -> None:

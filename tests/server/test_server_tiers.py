@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from llmserve import AsyncLLM
 from llmserve.errors import InvalidArgument
-from llmserve.server.pacing import read_tiers
+from llmserve.server.pacing import Pacer, read_tiers
 from llmserve.server.settings import ServerSettings
 from serving import RunningServer, events, running_server
 
@@ -49,6 +51,76 @@ def test_a_tier_has_its_pace_and_others_have_none(make_oracle: MakeOracle) -> No
         # 30 tokens, the first at once. On a busy machine some come together; the rate is the same.
         assert times[-1] >= 29 / 25 * 0.7
         assert len(times) >= 8
+        server.wait_until_idle()
+
+
+def test_tokens_that_come_together_are_delivered_one_by_one() -> None:
+    words = [" a", " long", "er", " text", "."]
+
+    async def deliver() -> tuple[list[tuple[int, str, list[int]]], list[float], list[bool]]:
+        came, times, ends = [], [], []
+        loop = asyncio.get_running_loop()
+
+        def put(event: Any) -> None:
+            assert len(event.logprobs) == len(event.top_logprobs) == len(event.token_ids)
+            came.append((event.sample_index, event.text, event.token_ids))
+            times.append(loop.time())
+            ends.append(event.is_request_finished)
+            assert (event.finish_reason == "length") == (event.token_ids[-1:] == [4])
+            assert event.seed == 7
+
+        stream: Any = SimpleNamespace(
+            state=SimpleNamespace(params=SimpleNamespace(n=2)), deliver=put
+        )
+        pacer = Pacer(stream, 50, words.__getitem__)
+        for sample_idx in range(2):
+            event: Any = SimpleNamespace(
+                sample_index=sample_idx,
+                token_ids=list(range(5)),
+                text="".join(words) if sample_idx == 0 else "elsewhere.",
+                logprobs=list(range(5)),
+                top_logprobs=[[]] * 5,
+                finish_reason="length",
+                stop_reason=None,
+                error="",
+                seed=7,
+                is_request_finished=sample_idx == 1,
+            )
+            assert pacer.take(event)
+        began = times[0]
+        while not ends[-1]:
+            await asyncio.sleep(0.005)
+        return came, [moment - began for moment in times], ends
+
+    came, times, ends = asyncio.run(deliver())
+    for sample_idx, pieces in ((0, words), (1, ["el", "se", "wh", "er", "e."])):
+        own = [(text, ids) for idx, text, ids in came if idx == sample_idx]
+        assert "".join(text for text, _ in own) == "".join(pieces)
+        assert [token_id for _, ids in own for token_id in ids] == [0, 1, 2, 3, 4]
+        assert own[0] == (pieces[0], [0])  # the first at once, and alone
+        assert len(own) >= 3
+    assert times[1] < 4 / 50 <= times[-1] + 0.002
+    assert ends == [False] * (len(ends) - 1) + [True]
+
+
+def test_a_fast_engine_does_not_show_in_a_paced_stream(make_oracle: MakeOracle) -> None:
+    body = {**BODY, "max_tokens": 12, "logprobs": 1, "return_token_ids": True, "n": 2}
+    with running_server(make_oracle(0), pace="free=25") as server:
+        _, whole = server.post(COMPLETIONS, **body)
+        options = {"service_tier": "free", "stream_options": {"include_usage": True}}
+        sock = server.open_stream(COMPLETIONS, stream=True, **options, **body)
+        chunks = [json.loads(line[6:]) for line in events(sock) if line.startswith("data: {")]
+        assert chunks.pop()["usage"] == whole["usage"]
+        for wanted in whole["choices"]:
+            own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == wanted["index"]]
+            assert len(own[0]["token_ids"]) == 1
+            assert len(own) >= 4  # on a busy machine some come together
+            assert "".join(c["text"] for c in own) == wanted["text"]
+            assert [i for c in own for i in c["token_ids"]] == wanted["token_ids"]
+            for name in ("tokens", "token_logprobs", "text_offset"):
+                given = [item for c in own for item in c["logprobs"][name]]
+                assert given == wanted["logprobs"][name]
+            assert [c["finish_reason"] for c in own[-2:]] == [None, "length"]
         server.wait_until_idle()
 
 

@@ -1,6 +1,7 @@
 """What stands around every request: its errors become answers, and it leaves one line in the
 log."""
 
+import asyncio
 import logging
 import time
 
@@ -44,7 +45,7 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hands the request on. What it raises is answered, or cuts the connection if the answer
-        has begun."""
+        has begun. It is cancelled where the server ends and the connection has been cut."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -62,6 +63,10 @@ class Access:
 
         try:
             await self._app(scope, receive, watched)
+        except asyncio.CancelledError:
+            if "app" not in scope or not scope["app"].state.server.activity.is_draining:
+                raise
+            # Past here it would be logged as a failure.
         except Exception as error:
             fields = frozenset(scope.get("llmserve.fields", ()))
             answer = to_api_error(error, fields, _request_id(scope))

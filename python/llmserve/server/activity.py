@@ -49,6 +49,7 @@ class Run:
         self.streams: list[AsyncStream | SharedStream] = []
         self.pacers: list[Pacer] = []
         self.cause = ""  # why it was ended, if it was
+        self.limit_s = job.timeout_s  # the time limit that ended it, if one did
         self.is_cut = False  # nobody will read what comes
         self.is_comment_due = False
         self.is_sending = False  # the task is in a write, which goes before what comes
@@ -165,10 +166,12 @@ class Run:
 
     def _end_unless_scheduled(self) -> None:
         if self._lacks("scheduled_us"):
+            self.limit_s = self._settings.queue_timeout
             self.end(TIMEOUT)
 
     def _end_unless_first_token(self) -> None:
         if self._lacks("first_token_us"):
+            self.limit_s = self._settings.first_token_timeout
             self.end(TIMEOUT)
 
     def _keep_alive(self) -> None:
@@ -195,8 +198,15 @@ class Run:
 
     def _lacks(self, time: str) -> bool:
         """Whether this has happened to none of the prompts."""
-        records = [stream.record() for stream in self.streams]
-        return all(record is not None and getattr(record, time) == 0 for record in records)
+        return all(_lacks(stream, time) for stream in self.streams)
+
+
+def _lacks(stream: AsyncStream | SharedStream, time: str) -> bool:
+    """By the engine's record; what has none and no news waits for the end of a long step."""
+    record, state = stream.record(), stream.state
+    if record is None:
+        return not (state.num_generation_tokens or state.is_finished)
+    return bool(getattr(record, time) == 0)
 
 
 def _num_used_tokens(stream: AsyncStream | SharedStream) -> int:
@@ -210,6 +220,10 @@ def _num_used_tokens(stream: AsyncStream | SharedStream) -> int:
 
 def _do_nothing() -> None:
     pass
+
+
+def _no_text(_: int) -> str:
+    return ""
 
 
 def shutting_down() -> ApiError:
@@ -241,6 +255,7 @@ class Activity:
         self.coalescer = Coalescer(settings.coalesce_window)
         self._tiers = read_tiers(settings.pace)
         self._has_nothing = asyncio.Event()  # to do, while it drains
+        self._readers: set[asyncio.Task[object]] = set()  # of bodies that have not come
 
     @contextmanager
     def in_time(self, model: ServedModel, arrived: float, timeout_s: float) -> Iterator[None]:
@@ -258,6 +273,24 @@ class Activity:
         if deadline.has_passed:
             self.ended[TIMEOUT] += 1
             raise timed_out(limit_s, self.admissions[model].estimate_s(0))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Within it the task waits for a client to send its body, which a server that drains does
+        not. Raises ApiError (503)."""
+        if self.is_draining:
+            raise shutting_down()
+        task = asyncio.current_task()
+        assert task is not None
+        self._readers.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task not in self._readers:  # `drain` took it out
+                raise shutting_down() from None
+            raise
+        finally:
+            self._readers.discard(task)
 
     @contextmanager
     def running(self, job: Job, arrived: float, tenant: str = "") -> Iterator[Run]:
@@ -301,8 +334,10 @@ class Activity:
         rate = self._tiers.get(run.job.tier)
         if rate is None or not run.job.is_streamed:
             return
+        llm = run.job.model.llm
+        token_text = llm.get_tokenizer().token_text if llm.has_tokenizer else _no_text
         for stream in run.streams:
-            pacer = Pacer(stream, rate)
+            pacer = Pacer(stream, rate, token_text)
             stream.direct = pacer.take
             run.pacers.append(pacer)
 
@@ -310,6 +345,8 @@ class Activity:
         """Takes nothing new, and returns when all that runs has finished; ends at the deadline what
         has not, with what it has."""
         self.is_draining = True
+        while self._readers:
+            self._readers.pop().cancel()
         if self.runs:
             self._has_nothing.clear()
             with suppress(asyncio.TimeoutError):

@@ -1,5 +1,6 @@
-"""Who is let in to a model: a bound on what waits, by requests and by tokens, and when to come
-again."""
+"""Who is let in to a model: a bound on what waits, by sequences and by tokens, and when to come
+again. What is there decides and not what comes, so that a large batch gets in as easily as a single
+prompt; what is there may thus be more than the bound by one request."""
 
 import time
 from collections import deque
@@ -18,6 +19,9 @@ _RATE_WINDOW_S = 30.0
 # Of an estimate, in seconds: a client that comes again every second does no harm, and one told to
 # come in more than a minute would miss what has changed by then.
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
+# Of the sequences that may wait, what one request takes up at most: a batch of 2,048 texts would
+# keep all others out until its last, though a text may be a word. Its tokens count in full.
+_MAX_SHARE = 0.5
 
 
 class Admission:
@@ -26,6 +30,8 @@ class Admission:
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self.num_requests = 0  # sequences
+        self._num_seats = 0  # that these take up
+        self._num_jobs = 0
         self.num_tokens = 0
         self.num_refused = 0
         self._left: deque[tuple[float, int]] = deque()  # when, and how many tokens they had
@@ -35,29 +41,26 @@ class Admission:
         """Within it the job counts. Raises ApiError (429) where too much waits already."""
         num_requests = sum(state.params.n for state in job.states)
         num_tokens = job.num_tokens
-        seats = job.model.llm.max_num_seqs
-        max_requests = seats + self._settings.max_waiting_requests
+        max_waiting = self._settings.max_waiting_requests
+        max_seats = job.model.llm.max_num_seqs + max_waiting
         max_tokens = job.model.llm.num_kv_tokens + self._settings.max_waiting_tokens
-        is_full = self.num_requests + num_requests > max_requests
-        is_full = is_full or self.num_tokens + num_tokens > max_tokens
-        # What is alone is let in: the engine says whether it can ever run.
-        if is_full and self.num_requests > 0:
+        if self._num_seats >= max_seats or self.num_tokens >= max_tokens:
             self.num_refused += 1
-            excess = max(self.num_tokens + num_tokens - max_tokens, num_tokens)
+            # One leaves, or as many as are too much.
+            excess = max(self.num_tokens - max_tokens, self.num_tokens // self._num_jobs)
             raise ApiError(
                 429,
                 f"the model is busy: {self.num_requests} sequences of {self.num_tokens} tokens "
-                f"run or wait, and it takes {max_requests} of {max_tokens}; try again later",
+                f"run or wait, and it takes {max_seats} of {max_tokens}; try again later",
                 code="queue_full",
                 retry_after=self.estimate_s(excess),
             )
-        self.num_requests += num_requests
-        self.num_tokens += num_tokens
+        num_seats = min(num_requests, max(int(max_waiting * _MAX_SHARE), 1))
+        self._add(1, num_requests, num_seats, num_tokens)
         try:
             yield
         finally:
-            self.num_requests -= num_requests
-            self.num_tokens -= num_tokens
+            self._add(-1, num_requests, num_seats, num_tokens)
             now = time.monotonic()
             self._left.append((now, num_tokens))
             self._forget_before(now - _RATE_WINDOW_S)
@@ -72,6 +75,13 @@ class Admission:
         elapsed_s = max(now - self._left[0][0], 1.0)
         rate = sum(tokens for _, tokens in self._left) / elapsed_s
         return min(max(num_tokens / rate, _MIN_RETRY_S), _MAX_RETRY_S)
+
+    def _add(self, sign: int, num_requests: int, num_seats: int, num_tokens: int) -> None:
+        """Of a job that comes (1) or leaves (-1)."""
+        self._num_jobs += sign
+        self.num_requests += sign * num_requests
+        self._num_seats += sign * num_seats
+        self.num_tokens += sign * num_tokens
 
     def _forget_before(self, moment: float) -> None:
         while self._left and self._left[0][0] < moment:

@@ -3,6 +3,7 @@
 import asyncio
 import difflib
 import re
+from collections.abc import Coroutine
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from llmserve.server.connection import own_connection
+from llmserve.server.context import context
 from llmserve.server.errors import ApiError
 from llmserve.server.head import header
 from llmserve.server.settings import ServerSettings
@@ -28,7 +30,8 @@ _AT = re.compile(r" - at `\$\.?([^.\[`]*).*`$")
 
 
 async def read_json(request: Request, kind: type[_T], settings: ServerSettings) -> _T:
-    """The body as a record. Raises ApiError: 400 that names the field, 408, 413, 415."""
+    """The body as a record. Raises ApiError: 400 that names the field, 408, 413, 415, and 503 where
+    it has not come when the server drains."""
     scope = request.scope
     scope["llmserve.fields"] = kind.__struct_fields__  # for the errors of what follows
     media_type = header(scope, b"content-type").partition(";")[0].strip().lower()
@@ -43,14 +46,8 @@ async def read_json(request: Request, kind: type[_T], settings: ServerSettings) 
         raise _too_large(settings.max_body_bytes)
     connection = own_connection(scope)
     has_come = connection is not None and connection.has_whole_body
-    timeout_s = None if has_come else settings.read_timeout or None
-    try:
-        reading = _read(request.receive, settings.max_body_bytes)
-        data = await asyncio.wait_for(reading, timeout_s)
-    except asyncio.TimeoutError:
-        raise ApiError(
-            408, f"the body did not come within {settings.read_timeout:g} seconds (read_timeout)"
-        ) from None
+    reading = _read(request.receive, settings.max_body_bytes)
+    data = await (reading if has_come else _in_time(reading, request, settings.read_timeout))
     scope[_NUM_BYTES] = len(data)
     scope[_ARRIVED] = asyncio.get_running_loop().time()
     try:
@@ -71,6 +68,21 @@ def num_body_bytes(request: Request) -> int:
 def arrived_at(scope: Scope) -> float:
     """When the last of a body came that has been read, by the loop's clock."""
     return float(scope[_ARRIVED])
+
+
+async def _in_time(
+    reading: Coroutine[Any, Any, bytearray], request: Request, timeout_s: float
+) -> bytearray:
+    """What the client may take long to send. timeout_s: 0: no bound."""
+    try:
+        with context(request).activity.reading():
+            return await asyncio.wait_for(reading, timeout_s or None)
+    except asyncio.TimeoutError:
+        raise ApiError(
+            408, f"the body did not come within {timeout_s:g} seconds (read_timeout)"
+        ) from None
+    finally:
+        reading.close()  # it may not have begun
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytearray:

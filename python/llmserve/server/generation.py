@@ -15,9 +15,10 @@ from llmserve.server.activity import SHUTDOWN, TIMEOUT, Activity, Run, shutting_
 from llmserve.server.body import arrived_at
 from llmserve.server.connection import Connection, own_connection
 from llmserve.server.direct_lines import DirectLines
-from llmserve.server.errors import JsonResponse, LargeJsonResponse
+from llmserve.server.errors import ApiError, JsonResponse, LargeJsonResponse
 from llmserve.server.failures import generation_error
 from llmserve.server.jobs import Job
+from llmserve.server.wire import event
 from llmserve.text_threads import MAX_ROWS_IN_LOOP, on_answer_thread
 
 _STREAM_HEADERS = [
@@ -87,13 +88,9 @@ class GenerationResponse(Response):
         if run.is_cut:
             return
         run.close()  # wording it takes a while, which is no time that it lacks
+        if (error := self._lack(run)) is not None:
+            raise error
         states = [stream.state for stream in run.streams]
-        has_any = any(state.num_generation_tokens for state in states)
-        if run.cause == SHUTDOWN and not has_any:
-            raise shutting_down()
-        if run.cause == TIMEOUT and not has_any:
-            admission = self._activity.admissions[run.job.model]
-            raise timed_out(run.job.timeout_s, admission.estimate_s(run.job.num_tokens))
         errors = [state.error for state in states if state.error is not None]
         if errors:
             raise generation_error(errors[0], self._job)
@@ -107,6 +104,18 @@ class GenerationResponse(Response):
         else:
             response = word(JsonResponse)
         await response(scope, receive, send)
+
+    def _lack(self, run: Run) -> ApiError | None:
+        """Of a run that the server ended before any of its tokens came."""
+        # The cause first: this is asked for every line.
+        if not run.cause or any(stream.state.num_generation_tokens for stream in run.streams):
+            return None
+        if run.cause == SHUTDOWN:
+            return shutting_down()
+        if run.cause == TIMEOUT:
+            admission = self._activity.admissions[run.job.model]
+            return timed_out(run.limit_s, admission.estimate_s(run.job.num_tokens))
+        return None
 
     async def _prepare(self, run: Run) -> None:
         """Has the long prompts' log-probabilities that have come worded, prompt by prompt so that
@@ -171,6 +180,11 @@ class GenerationResponse(Response):
                 direct.lend_soon()
 
     def _lines(self, run: Run, direct: DirectLines | None) -> Iterable[bytes]:
+        if (error := self._lack(run)) is not None:
+            # Once it is certain that no token comes: the running step may still give one.
+            if run.is_finished:
+                yield event(error.body())
+            return
         for idx, stream in enumerate(run.streams):
             if stream.state.has_news:
                 news = stream.state.take_news()

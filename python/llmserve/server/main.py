@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Sequence
 
 import uvicorn
@@ -22,14 +23,18 @@ _log = logging.getLogger(__name__)
 _BACKLOG = 2048
 # Some hundred lines of a stream; the kernel takes twice as much.
 _SEND_BUFFER_BYTES = 2**16
-# For the last bytes of what was ended at the drain's deadline.
-_FLUSH_S = 5
+# For the last bytes of what was ended at the drain's deadline, or by a second Ctrl-C; then the
+# connections are cut.
+_FLUSH_S, _FORCED_FLUSH_S = 5.0, 1.0
+# Until uvicorn gives up by itself: what runs on a thread may take a moment to notice.
+_CLOSE_S = 10
+_POLL_S = 0.05
 
 
 class Server(uvicorn.Server):
     """uvicorn's server, which drains before it closes: after SIGTERM or Ctrl-C what runs may
-    finish, new requests get 503, and at the deadline, or a second Ctrl-C, the rest ends with what
-    it has."""
+    finish, new requests and those whose body has not come get 503, and at the deadline, or a second
+    Ctrl-C, the rest ends with what it has."""
 
     def __init__(self, app: Starlette, settings: ServerSettings) -> None:
         config = uvicorn.Config(
@@ -44,10 +49,11 @@ class Server(uvicorn.Server):
             server_header=False,
             ssl_certfile=settings.ssl_certfile or None,
             ssl_keyfile=settings.ssl_keyfile or None,
-            timeout_graceful_shutdown=_FLUSH_S,
+            timeout_graceful_shutdown=_CLOSE_S,
         )
         self._loop: asyncio.AbstractEventLoop | None = None  # while it waits for its end
         self._is_to_exit = asyncio.Event()
+        self._is_forced = False  # by another Ctrl-C
         super().__init__(config)
         self._settings = settings
         self._app = app
@@ -62,6 +68,16 @@ class Server(uvicorn.Server):
         self._should_exit = should_exit
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._is_to_exit.set)
+
+    @property
+    def force_exit(self) -> bool:
+        """Never, to uvicorn, which would leave connections and the lifespan as they are: `shutdown`
+        sees to it."""
+        return False
+
+    @force_exit.setter
+    def force_exit(self, is_forced: bool) -> None:
+        self._is_forced = is_forced
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Says where it listens once it does."""
@@ -86,15 +102,31 @@ class Server(uvicorn.Server):
         """Drains, then closes."""
         server: ServerContext = self._app.state.server
         drain = asyncio.create_task(server.activity.drain(self._settings.drain_timeout))
-        while not drain.done() and not self.force_exit:
-            await asyncio.wait([drain], timeout=0.1)
+        while not drain.done() and not self._is_forced:
+            await asyncio.wait([drain], timeout=_POLL_S)
         drain.cancel()
-        if self.force_exit:
+        flush_s = _FLUSH_S
+        if self._is_forced:
             # By a second Ctrl-C. What it ends is to leave all the same, unless there is a third.
-            self.force_exit = False
+            self._is_forced = False
             server.activity.end_all()
+            flush_s = _FORCED_FLUSH_S
+        cut = asyncio.create_task(self._cut_after(flush_s))
         await super().shutdown(sockets)
+        cut.cancel()
         self._captured_signals.clear()  # or uvicorn would raise them anew
+
+    async def _cut_after(self, flush_s: float) -> None:
+        """Cuts what has not been read by then, or by the next Ctrl-C, and drops what is still at
+        work for it. uvicorn would cancel the tasks alone, and wait for their connections."""
+        until = time.monotonic() + flush_s
+        while time.monotonic() < until and not self._is_forced:
+            await asyncio.sleep(_POLL_S)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(_POLL_S)  # they are told, and most end by themselves
+        for task in list(self.server_state.tasks):
+            task.cancel()
 
 
 def serve(
