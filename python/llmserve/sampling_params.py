@@ -8,7 +8,6 @@ from typing import Any
 
 from llmserve import _core
 from llmserve.arguments import (
-    INT32_MAX,
     boolean,
     describe,
     integer,
@@ -96,7 +95,8 @@ class SamplingParams:
     logit_bias: token id to what is added to its logit, -100 to 100. allowed_token_ids: no others
     are drawn. bad_words: strings whose tokens, with and without a space before them, are not drawn
     one after another.
-    seed: the same seed gives the same tokens whatever else runs; None takes one from the LLM's.
+    seed: the same seed gives the same tokens whatever else runs; -2^63 to 2^64 - 1, modulo 2^64.
+    None and -1 take one from the LLM's.
     stop: a string or several that end the text, left out of it unless include_stop_str_in_output.
     stop_token_ids: ids that end it besides the model's own, which are those of its configs and the
     tokenizer's eos_token; ignore_eos: the model's own do not.
@@ -212,9 +212,15 @@ class SamplingParams:
                 yield name, value
 
 
-def _none_if_minus_1(name: str, value: object, maximum: int = INT32_MAX) -> int | None:
-    result = optional_integer(name, value, -1, maximum)
+def _none_if_minus_1(name: str, value: object) -> int | None:
+    result = optional_integer(name, value, -1)
     return None if result == -1 else result
+
+
+def _seed(name: str, value: object) -> int | None:
+    """Negative ones are what they are in 64 bits without a sign; but -1 is none, as in vLLM."""
+    result = integer(name, value, -(2**63), 2**64 - 1)
+    return None if result == -1 else result % 2**64
 
 
 def _num_logprobs(name: str, value: object) -> int | None:
@@ -285,7 +291,7 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "n": partial(integer, minimum=1, maximum=128),
     **dict.fromkeys(_NUMBERS, number),
     "top_k": partial(integer, minimum=-1),
-    "seed": partial(_none_if_minus_1, maximum=2**64 - 1),
+    "seed": _seed,
     "stop": _strings,
     "stop_token_ids": _token_ids,
     "max_tokens": partial(optional_integer, minimum=1),

@@ -51,7 +51,7 @@ BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
     (COMPLETIONS, {"prompt": "x", "top_p": 2}, 400, "top_p"),
     (COMPLETIONS, {"prompt": "x", "top_k": -2}, 400, "top_k"),
     (COMPLETIONS, {"prompt": "x", "seed": 2**70}, 400, "seed"),
-    (COMPLETIONS, {"prompt": "x", "seed": -5}, 400, "seed"),
+    (COMPLETIONS, {"prompt": "x", "seed": -(2**63) - 1}, 400, "seed"),
     (COMPLETIONS, {"prompt": "x", "logprob_token_ids": [5]}, 400, "logprob_token_ids"),
     (
         COMPLETIONS,
@@ -496,6 +496,16 @@ def test_a_key_has_to_be_whole_and_right(locked: RunningServer, value: str, stat
     assert locked.request("GET", "/v1/models", headers=headers)[0] == status
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_key_may_be_written_in_either_encoding_of_headers(demo: AsyncLLM, encoding: str) -> None:
+    with running_server(demo, api_key="größe à,beta", admin_key="Σ") as server:
+        for key, status in (("größe à", 200), ("größe", 401), ("beta", 200)):
+            sent = f"Bearer {key}".encode(encoding).decode("latin-1")
+            assert server.request("GET", "/v1/models", headers={"Authorization": sent})[0] == status
+        sent = "Bearer Σ".encode().decode("latin-1")
+        assert server.request("GET", "/v1/models", headers={"Authorization": sent})[0] == 200
+
+
 def test_a_key_is_compared_with_every_other_in_constant_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -509,9 +519,10 @@ def test_a_key_is_compared_with_every_other_in_constant_time(
     keys = Keys(["alpha", "beta", "gamma"])
     for key, is_one in (("alpha", True), ("gamma", True), ("a", False), ("alpha" * 9, False)):
         compared.clear()
-        assert keys.has(key) == is_one
-        # With all of them, and all as long as each other: nothing depends on where it differs.
-        assert len(compared) == 3
+        assert (keys.find(key.encode()) is not None) == is_one
+        # With all of them, as UTF-8 and as Latin-1, and all as long as each other: nothing depends
+        # on where it differs.
+        assert len(compared) == 6
         assert {len(digest) for pair in compared for digest in pair} == {32}
 
 

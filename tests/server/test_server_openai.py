@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any, Literal
@@ -113,6 +114,116 @@ def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, offline: LL
     assert choice.logprobs.text_offset == [0, 4, 9, 11]
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 0
+
+
+UNCOMMON = "größe 日本語 😀 x"  # the demo's tokens for most of it are bytes
+
+
+def test_an_offset_counts_characters_of_the_text(server: RunningServer, offline: LLM) -> None:
+    asked = {"max_tokens": 9, "echo": True, "logprobs": 0, "structured_outputs": {"regex": "é😀?a"}}
+    for prompt in (UNCOMMON, offline.get_tokenizer().encode(UNCOMMON), UNCOMMON + "é"):
+        (choice,) = server.post("/v1/completions", prompt=prompt, **asked)[1]["choices"]
+        text, words = choice["text"], choice["logprobs"]
+        parts = {place: b"" for place in words["text_offset"]}
+        for token, place in zip(words["tokens"], words["text_offset"], strict=True):
+            if token.startswith("bytes:"):
+                parts[place] += bytes.fromhex(token[6:].replace("\\x", ""))
+            else:
+                parts[place] += token.encode()
+        if choice["finish_reason"] == "stop":  # by a token that is not in the text
+            assert parts.popitem() == (len(text), b"<|endoftext|>")
+        places = [*parts, len(text)]
+        shown = [text[a:b].encode() for a, b in itertools.pairwise(places)]
+        assert shown == list(parts.values())
+    rows = CompletionLogprobs(0, (), offline.get_tokenizer())
+    byte = {n: offline.get_tokenizer().encode("é")[n] for n in (0, 1)}
+    ids = [byte[0], byte[0], byte[1], *offline.get_tokenizer().encode("a"), byte[1], 0]
+    found = rows.rows([{token_id: Logprob(-1.0, 1, "\ufffd")} for token_id in ids])
+    assert found["text_offset"] == [0, 1, 1, 2, 3, 4], "of \ufffdéa\ufffd and a special token"
+
+
+def test_tokens_that_are_bytes_have_names_of_their_own(server: RunningServer) -> None:
+    named = server.post("/tokenize", prompt="😀é日")[1]["tokens"]
+    (choice,) = server.post(
+        "/v1/completions",
+        prompt="x",
+        max_tokens=4,
+        structured_outputs={"regex": "😀"},
+        logprobs=0,
+        logprob_token_ids=named,
+    )[1]["choices"]
+    words = choice["logprobs"]
+    assert words["tokens"] == [f"bytes:\\x{byte:02x}" for byte in "😀".encode()]
+    for token, logprob, top in zip(
+        words["tokens"], words["token_logprobs"], words["top_logprobs"], strict=True
+    ):
+        assert top[token] == logprob
+        assert len(top) == len(set(named))
+
+
+def test_the_sampled_token_keeps_its_value_beside_others_of_its_text() -> None:
+    row = {7: Logprob(-2.0, 2, "a"), 5: Logprob(-1.0, 1, "a"), 6: Logprob(-3.0, 3, "a")}
+    assert CompletionLogprobs(3, ()).rows([row])["top_logprobs"] == [{"a": -2.0}]
+
+
+def test_an_echo_with_logprobs_is_streamed_too(server: RunningServer) -> None:
+    body = {**PLAIN, "prompt": [PROMPT, UNCOMMON], "echo": True, "logprobs": 2, "n": 2}
+    for fields in ({}, {"max_tokens": 0}):
+        whole = server.post("/v1/completions", **{**body, **fields})[1]
+        lines = events(server.open_stream("/v1/completions", **{**body, **fields}, stream=True))
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        found = assembled(chunks)
+        assert len(found) == len(whole["choices"]) == 4
+        for choice in whole["choices"]:
+            own = found[choice["index"]]
+            assert own["text"] == choice["text"]
+            assert own["rows"] == rows_of(choice["logprobs"])
+
+
+@pytest.mark.parametrize("is_gathered", [False, True])
+@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize("route", ["/v1/completions", CHAT])
+def test_what_came_with_an_error_is_streamed_before_it(
+    demo: AsyncLLM, route: str, is_plain: bool, is_gathered: bool
+) -> None:
+    """After the last b nothing may be drawn."""
+    letters = [demo.get_tokenizer().encode(letter)[0] for letter in "ab"]
+    body: dict[str, Any] = {
+        "max_tokens": 60,
+        "structured_outputs": {"regex": "(ab){15}[c-f]"},
+        "allowed_token_ids": letters,
+        "stream": True,
+    }
+    body |= {"messages": MESSAGES} if route == CHAT else {"prompt": PROMPT}
+    if not is_plain:
+        body |= {"logprobs": True if route == CHAT else 0, "return_token_ids": True}
+    flush = {"stream_flush_tokens": 100, "stream_flush_interval": 0.0} if is_gathered else {}
+    with running_server(demo, ["demo"], **flush) as server:
+        lines = [line[6:] for line in events(server.open_stream(route, **body)) if line]
+    *chunks, error, end = lines
+    assert (json.loads(error)["error"]["code"], end) == ("invalid_value", "[DONE]")
+    found = assembled(list(map(json.loads, chunks)))[0]
+    assert found["text"] == "ab" * 15
+    assert found["token_ids"] == ([] if is_plain else letters * 15)
+    assert len(found["rows"]) == (0 if is_plain else 30)
+    assert "finish_reason" not in found
+
+
+@pytest.mark.parametrize("seed", [-2, -(2**63)])
+def test_a_negative_seed_is_one_modulo_2_to_the_64(
+    server: RunningServer, offline: LLM, seed: int
+) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 1.0}
+    texts = {
+        server.post("/v1/completions", **body, seed=number)[1]["choices"][0]["text"]
+        for number in (seed, seed + 2**64)
+    }
+    params = dataclasses.replace(
+        offline.get_default_sampling_params(), seed=seed, max_tokens=8, temperature=1.0
+    )
+    assert texts == {*text_of(offline, PROMPT, params)}
+    status, answer = server.post("/v1/completions", **body, seed=-(2**63) - 1)
+    assert (status, answer["error"]["param"]) == (400, "seed")
 
 
 def test_an_echo_without_logprobs_leaves_those_of_the_prompt(server: RunningServer) -> None:

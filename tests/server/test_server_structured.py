@@ -188,6 +188,51 @@ def test_a_strict_tools_arguments_match_where_the_model_may_choose(
         assert (bool(choice.message.content), choice.message.tool_calls) == (True, None)
 
 
+A = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"type": ["string", "object"]},
+        {"enum": ["a", {}]},
+        {"anyOf": [{"type": "string"}, A]},
+        {"$ref": "#/$defs/x", "$defs": {"x": {"oneOf": [{"type": "number"}, A]}}},
+        {"allOf": [{"properties": {"a": {"type": "integer"}}, "additionalProperties": False}]},
+    ],
+    ids=str,
+)
+def test_arguments_are_an_object_whatever_else_their_schema_takes(
+    client: openai.OpenAI, parameters: dict[str, Any]
+) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    given: dict[str, Any] = {"temperature": 8.0, "parallel_tool_calls": False, "n": 16}
+    given |= {"max_tokens": 60, "extra_body": {"top_k": 40}}
+    for fields in (
+        {"tools": [tool], "tool_choice": "required"},
+        {"tools": [strict(tool)], "logit_bias": {"3": 100}},
+    ):
+        reasons = set()
+        for choice in ask(client, **given, **fields).choices:
+            arguments = choice.message.tool_calls[0].function.arguments
+            assert arguments.startswith("{")
+            reasons.add(choice.finish_reason)
+            if choice.finish_reason == "tool_calls":
+                jsonschema.validate(json.loads(arguments), parameters)
+        assert "tool_calls" in reasons
+
+
+def test_a_call_whose_arguments_can_be_no_object_is_refused(server: RunningServer) -> None:
+    for parameters in ({"type": "string"}, {"type": ["array", "null"]}, {"enum": [3]}):
+        tool = {"function": {"name": "f", "parameters": parameters}}
+        asked = {"messages": ASK, "max_tokens": 4, "tools": [tool]}
+        status, answer = server.post(CHAT, **asked, tool_choice="required")
+        assert (status, answer["error"]["param"]) == (400, "tools"), answer
+        assert server.post(CHAT, **asked)[0] == 200
+
+
 def test_a_strict_tools_schema_is_refused_by_its_name(server: RunningServer) -> None:
     tool = {"function": {"name": "f", "parameters": {"type": "x"}}}
     asked = {"messages": ASK, "max_tokens": 4}
@@ -353,7 +398,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"response_format": SCHEMA}, "response_format"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
-    ({"structured_outputs": {"regx": "a"}}, None),  # type: ignore[list-item]
+    ({"structured_outputs": {"regx": "a"}}, "structured_outputs"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"response_format": {}}, "response_format"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
     (
         {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
@@ -381,10 +429,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "param"), BAD)
 def test_a_bad_constraint_is_a_400_by_its_name(
-    server: RunningServer, fields: dict[str, Any], param: str | None
+    server: RunningServer, fields: dict[str, Any], param: str
 ) -> None:
     status, answer = server.post(CHAT, messages=ASK, max_tokens=4, **fields)
     assert (status, answer["error"]["param"]) == (400, param), answer
-    assert "Traceback" not in answer["error"]["message"]
+    assert param in answer["error"]["message"]
+    assert not re.search("Traceback|Params", answer["error"]["message"])
     status, answer = server.post(CHAT, messages=ASK, max_tokens=4, temperature=0)
     assert status == 200

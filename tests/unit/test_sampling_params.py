@@ -78,8 +78,8 @@ REFUSED = [
     ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
     ({"top_k": -2}, "top_k must be between -1 and 2147483647, got -2"),
     ({"min_p": 1.01}, r"min_p must be in \[0, 1\], got 1.01"),
-    ({"seed": -2}, "seed must be between -1 and 18446744073709551615, got -2"),
-    ({"seed": 2**64}, "seed must be between -1 and 18446744073709551615, got 1844"),
+    ({"seed": -(2**63) - 1}, "seed must be between -9223372036854775808 and 184.*15, got -922"),
+    ({"seed": 2**64}, "seed must be between -9223372036854775808 and 18446744073709551615, got 1"),
     ({"stop": ["a", 3]}, r"stop\[1\] must be a string, got 3"),
     ({"stop": [""]}, "stop must not contain an empty string"),
     ({"stop": "\ud800"}, "stop has a lone surrogate, which is not Unicode"),
@@ -175,6 +175,9 @@ def test_values_are_brought_to_one_form() -> None:
     assert params.stop_token_ids == (3, 4)
     assert type(params.n) is int
     assert params.seed is None
+    assert SamplingParams(seed=-2) == SamplingParams(seed=2**64 - 2)
+    assert SamplingParams(seed=-(2**63)).to_core().seed == 2**63
+    assert SamplingParams(seed=2**64 - 1).clone(n=2).seed == 2**64 - 1
     assert params.logprobs == 1
     assert SamplingParams(logit_bias={"7": 1}).logit_bias == {7: 1.0}
     assert SamplingParams(thinking_token_budget=-1).thinking_token_budget is None

@@ -204,9 +204,11 @@ def _loaded(text: str) -> object:
 
 
 def _as_arguments(text: str) -> str:
-    """Arguments that are a string are JSON within it."""
+    """Arguments that are a string may be an object, as JSON within it."""
     if text.startswith('"'):
         value = _loaded(text)
-        if isinstance(value, str):
+        if isinstance(value, str) and not value.strip():
+            return "{}"
+        if isinstance(value, str) and isinstance(_loaded(value), dict):
             return value
     return "{}" if text == "null" else text

@@ -86,24 +86,33 @@ def held_length(text: str, marker: str) -> int:
 
 
 class ContentWriter:
-    """Content in which calls stand: the whitespace around them is theirs."""
+    """Content in which calls stand: the whitespace around them is theirs, but for what parts the
+    content before them from that after them."""
 
     def __init__(self) -> None:
         self._held = ""  # whitespace that may stand before a call
+        self._gap = ""  # goes before what follows the call
+        self._has_content = False
         self.is_after_call = False  # and nothing has come since
 
     def write(self, text: str) -> str:
         """What of it may go out now."""
         if self.is_after_call:
             text = text.lstrip(_WHITESPACE)
-            self.is_after_call = not text
+            if not text:
+                return ""
+            self.is_after_call = False
+            text = self._gap + text
         text = self._held + text
         end = len(text.rstrip(_WHITESPACE))
         self._held = text[end:]
+        self._has_content |= end > 0
         return text[:end]
 
     def call(self) -> None:
         """A call stands here."""
+        if not self.is_after_call:  # else it follows another one
+            self._gap = (self._held or "\n") if self._has_content else ""
         self._held = ""
         self.is_after_call = True
 

@@ -110,6 +110,19 @@ def _objects(style: ToolStyle, tools: Sequence[tuple[str, Mapping[str, object]]]
     rules = ["object: " + " | ".join(f"tool_{idx}" for idx in range(len(tools)))]
     for idx, (name, parameters) in enumerate(tools):
         head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{style.argument_key}": '
-        schema = json.dumps({**parameters, "x-guidance": {"whitespace_flexible": False}})
+        options = {"x-guidance": {"whitespace_flexible": False}}
+        schema = json.dumps({**_of_object(name, parameters), **options})
         rules.append(f'tool_{idx}: {json.dumps(head, ensure_ascii=False)} %json {schema} "}}"')
     return rules
+
+
+def _of_object(name: str, parameters: Mapping[str, object]) -> Mapping[str, object]:
+    """The schema of what of it is an object: arguments are one, also where a schema has no type or
+    takes other values as well. Raises InvalidArgument where it takes none."""
+    types = parameters.get("type", "object")
+    if types != "object" and not (isinstance(types, list) and "object" in types):
+        raise InvalidArgument(
+            f"tools: the parameters of {describe(name)} must be the schema of an object, got type "
+            f"{describe(types)}"
+        )
+    return {**parameters, "type": "object"}

@@ -7,32 +7,37 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmserve.server.errors import ApiError
-from llmserve.server.head import header
+from llmserve.server.head import header_bytes
 from llmserve.server.settings import ServerSettings
 
 _OPEN = ("/health",)
 _ADMIN = "/debug"
 
 
-def _digest(key: str) -> bytes:
+def _digest(key: bytes) -> bytes:
     """So that comparing takes the same time for keys of any length."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.sha256(key).digest()
 
 
 class Keys:
     """Some keys, none of which is kept."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [_digest(key) for key in keys if key]
+        """Of the settings, in UTF-8."""
+        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys if key]
 
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def has(self, key: str) -> bool:
-        """Compares with all of them, in constant time."""
-        given = _digest(key)
-        found = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return any(found)
+    def find(self, key: bytes) -> bytes | None:
+        """The digest of this key if it is one of them, in UTF-8 or in Latin-1: clients write either
+        into a header. Compares with all of them, in constant time."""
+        found = None
+        for given in (_digest(key), _digest(key.decode("latin-1").encode())):
+            for digest in self._digests:
+                if hmac.compare_digest(given, digest):
+                    found = digest
+        return found
 
 
 class Authentication:
@@ -55,19 +60,19 @@ class Authentication:
         path = scope["path"]
         if path in _OPEN:
             return None
-        kind, _, key = header(scope, b"authorization").partition(" ")
-        key = key.strip() if kind.lower() == "bearer" else ""
+        kind, _, key = header_bytes(scope, b"authorization").partition(b" ")
+        key = key.strip() if kind.lower() == b"bearer" else b""
         if path == _ADMIN or path.startswith(_ADMIN + "/"):
             if not self._admins:
                 return ApiError(
                     403, "this route needs an admin key, and the server was started without one"
                 )
-            is_let_in = self._admins.has(key)
+            found = self._admins.find(key)
         else:
-            is_let_in = self._is_open or self._clients.has(key)
-        if is_let_in:
+            found = b"" if self._is_open else self._clients.find(key)
+        if found is not None:
             if not self._is_open:
-                scope["llmserve.key"] = _digest(key).hex()  # whose quotas count
+                scope["llmserve.key"] = found.hex()  # whose quotas count
             return None
         return ApiError(
             401,

@@ -211,22 +211,23 @@ class _Answer:
                 yield self._chunk(completion.index, {"role": "assistant", "content": ""}, prompt)
                 if self._before:
                     yield self._chunk(completion.index, {"content": self._before})
-            if completion.error is not None:
-                self._parser(completion.index)
-                yield error_event(completion.error, self._job)
-                continue
             delta = self._fields(completion)
             if "tool_calls" in delta:
                 delta["tool_calls"] = streamed_calls(delta["tool_calls"])
-            reason = self._finish_reason(completion, cause)  # after: tool calls may have come
+            error = completion.error  # an event of its own, after what came with it
+            # After the fields: tool calls may have come.
+            reason = None if error else self._finish_reason(completion, cause)
             logprobs = self._logprobs(completion)
-            if delta or logprobs or reason or self._body.return_token_ids:
+            has_tokens = bool(completion.token_ids) or not error
+            if delta or reason or (has_tokens and (logprobs or self._body.return_token_ids)):
                 more: dict[str, Any] = {"logprobs": logprobs, "finish_reason": reason}
                 if reason:
                     more["stop_reason"] = completion.stop_reason
                 if self._body.return_token_ids:
                     more["token_ids"] = completion.token_ids
                 yield self._chunk(completion.index, delta, **more)
+            if error:
+                yield error_event(error, self._job)
 
     def last_lines(self) -> Iterable[bytes]:
         """See Answer."""

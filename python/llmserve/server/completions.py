@@ -1,14 +1,13 @@
 """POST /v1/completions."""
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.outputs import CompletionOutput
-from llmserve.request_state import PromptLogprobs, RequestState
+from llmserve.request_state import RequestState
 from llmserve.server.bodies import CompletionBody, StreamOptions
 from llmserve.server.body import arrived_at, read_json
 from llmserve.server.context import context
@@ -73,8 +72,6 @@ def _check(body: CompletionBody) -> None:
         raise ApiError(400, f"best_of must be n or left out, got {body.best_of}", param="best_of")
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens must be at least 1, or echo true", param="max_tokens")
-    if body.stream and body.echo and body.logprobs is not None:
-        raise ApiError(400, "echo with logprobs is not streamed; leave stream out", param="stream")
     if body.logprob_token_ids and (body.logprobs is None or body.max_tokens == 0):
         raise ApiError(
             400,
@@ -100,6 +97,8 @@ class _Answer:
         self._is_begun: set[int] = set()  # choices
         self._prompt_rows = PromptRows(job.states)
         self._logprobs: dict[int, CompletionLogprobs] = {}
+        self._echoed: dict[int, dict[str, Any]] = {}  # logprobs of prompts
+        self._has_output = body.max_tokens != 0
 
     @property
     def is_plain(self) -> bool:
@@ -114,6 +113,8 @@ class _Answer:
         """See Answer."""
         if self._body.prompt_logprobs is not None:
             self._prompt_rows.of(prompt_idx)
+        if self._body.echo and self._body.logprobs is not None:
+            self._echo(prompt_idx)
 
     def document(self, states: Sequence[RequestState], cause: str) -> object:
         """See Answer."""
@@ -132,15 +133,16 @@ class _Answer:
     ) -> Iterable[bytes]:
         """See Answer."""
         for completion in news:
-            if completion.error is not None:
-                yield error_event(completion.error, self._job)
-                continue
-            chunk = {
-                **head(_KIND, self._job),
-                "choices": [self._choice(prompt_idx, completion, cause)],
-            }
-            add_usage(chunk, self._options, self._job.states)
-            yield event(chunk)
+            error = completion.error  # an event of its own, after what came with it
+            if not error or completion.text or completion.token_ids:
+                choice = self._choice(prompt_idx, completion, cause)
+                if error:
+                    choice |= {"finish_reason": None, "stop_reason": None}
+                chunk = {**head(_KIND, self._job), "choices": [choice]}
+                add_usage(chunk, self._options, self._job.states)
+                yield event(chunk)
+            if error:
+                yield error_event(error, self._job)
 
     def last_lines(self) -> Iterable[bytes]:
         """See Answer."""
@@ -152,15 +154,14 @@ class _Answer:
         index = prompt_idx * self._n + completion.index
         is_first = index not in self._is_begun
         self._is_begun.add(index)
-        has_output = self._body.max_tokens != 0
-        text = completion.text if has_output else ""
+        text = completion.text if self._has_output else ""
         if self._body.echo and is_first:
             text = self._texts[prompt_idx] + text
         choice: dict[str, Any] = {
             "index": index,
             "text": text,
-            "logprobs": self._choice_logprobs(index, state, completion, has_output),
-            "finish_reason": finish_reason(completion, cause) if has_output else "length",
+            "logprobs": self._choice_logprobs(prompt_idx, completion, is_first),
+            "finish_reason": finish_reason(completion, cause) if self._has_output else "length",
             "stop_reason": completion.stop_reason,
         }
         if self._body.return_token_ids:
@@ -172,20 +173,37 @@ class _Answer:
         return choice
 
     def _choice_logprobs(
-        self, index: int, state: RequestState, completion: CompletionOutput, has_output: bool
+        self, prompt_idx: int, completion: CompletionOutput, is_first: bool
     ) -> dict[str, Any] | None:
         if self._body.logprobs is None or completion.logprobs is None:
             return None
-        num_top, named = self._body.logprobs, self._body.logprob_token_ids or ()
-        own = self._logprobs.setdefault(index, CompletionLogprobs(num_top, named))
-        rows: PromptLogprobs = completion.logprobs if has_output else ()
-        first_text = ""
-        if self._body.echo and (of_prompt := state.prompt_rows()) is not None:
-            rows = chain(of_prompt, rows)
-            first = state.prompt.token_ids[0]
-            tokenizer = self._job.model.llm.get_tokenizer() if self._has_tokenizer() else None
-            first_text = tokenizer.token_text(first) if tokenizer else f"token_id:{first}"
-        return own.rows(rows, first_text)
+        index = prompt_idx * self._n + completion.index
+        if is_first:
+            self._logprobs[index] = self._words(prompt_idx)
+        fields = self._logprobs[index].rows(completion.logprobs if self._has_output else ())
+        if self._body.echo and is_first:
+            echoed = self._echo(prompt_idx)
+            fields = {name: [*echoed[name], *values] for name, values in fields.items()}
+        return fields
 
-    def _has_tokenizer(self) -> bool:
-        return self._job.model.llm.has_tokenizer
+    def _echo(self, prompt_idx: int) -> dict[str, Any]:
+        """The log-probabilities of a prompt, worded once for all its choices; none if they have not
+        come."""
+        if prompt_idx in self._echoed:
+            return self._echoed[prompt_idx]
+        state, text = self._job.states[prompt_idx], self._texts[prompt_idx]
+        rows, first = state.prompt_rows(), state.prompt.token_ids[0]
+        echoed = self._words(prompt_idx).prompt_rows(rows or (), first, text)
+        if rows is not None:
+            self._echoed[prompt_idx] = echoed
+        return echoed
+
+    def _words(self, prompt_idx: int) -> CompletionLogprobs:
+        llm = self._job.model.llm
+        return CompletionLogprobs(
+            self._body.logprobs or 0,
+            self._body.logprob_token_ids or (),
+            llm.get_tokenizer() if llm.has_tokenizer else None,
+            self._job.states[prompt_idx].params.skip_special_tokens,
+            begin=len(self._texts[prompt_idx]) if self._body.echo else 0,
+        )

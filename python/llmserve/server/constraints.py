@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from llmserve.arguments import describe
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.parsers.call_parser import ToolStyle
 from llmserve.parsers.think_grammar import thinking_first
 from llmserve.parsers.tool_grammar import (
@@ -22,12 +22,19 @@ from llmserve.structured_outputs import StructuredOutputsParams
 from llmserve.tokenization.tokenizer import Tokenizer
 
 _MAX_NUM_TOOLS = 128
+# How messages about StructuredOutputsParams speak to a client of the server.
+_OF_JSON = {
+    "StructuredOutputsParams": "structured_outputs",
+    "no argument": "no field",
+    "leave it at None": "leave it out",
+}
 
 
 def structured_outputs(body: GenerationBody) -> StructuredOutputsParams | None:
     """What SamplingParams.structured_outputs is to be. Raises ApiError, InvalidArgument."""
-    formatted = _of_format(body.response_format or {"type": "text"})
-    if body.structured_outputs is None:
+    formatted = None if body.response_format is None else _of_format(body.response_format)
+    given = body.structured_outputs
+    if given is None:
         return formatted
     if formatted is not None:
         raise ApiError(
@@ -35,11 +42,19 @@ def structured_outputs(body: GenerationBody) -> StructuredOutputsParams | None:
             "response_format and structured_outputs both say what the text must match; give one",
             param="response_format",
         )
-    return StructuredOutputsParams(**body.structured_outputs)
+    try:
+        return StructuredOutputsParams(**given)
+    except (InvalidArgument, NotSupported) as error:
+        message = str(error)
+        for of_python, of_json in _OF_JSON.items():
+            message = message.replace(of_python, of_json, 1)
+        raise ApiError(400, message, param="structured_outputs") from None
 
 
 def _of_format(value: Mapping[str, Any]) -> StructuredOutputsParams | None:
-    kind = value.get("type")
+    if value.get("type") is None:
+        raise _bad("response_format", "type is missing; it is text, json_object or json_schema")
+    kind = value["type"]
     if kind == "text":
         return None
     if kind == "json_object":

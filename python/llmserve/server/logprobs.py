@@ -1,7 +1,9 @@
 """Log-probabilities in the forms of the two OpenAI APIs."""
 
 import math
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -12,6 +14,8 @@ from llmserve.tokenization.tokenizer import Tokenizer
 
 # JSON has no infinities; OpenAI's servers give this for what is next to impossible.
 _LOWEST = -9999.0
+# What stands in a text for bytes that are no character.
+_REPLACED = "\ufffd"
 
 TokenLogprobs = Mapping[int, Logprob]  # the sampled token first, then the most likely
 
@@ -73,38 +77,122 @@ class PromptRows:
         return self._json[prompt_idx]
 
 
+class _Offsets:
+    """Where tokens begin in their text as a client has it, in characters. A token that begins
+    within a character has that one's place."""
+
+    def __init__(self, begin: int) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self.next = begin
+
+    def place(self, token: bytes) -> int:
+        """Of the next token."""
+        is_open = token and self._decoder.getstate()[0]
+        if is_open and token[0] & 0xC0 != 0x80:  # no byte of the character that was begun
+            self.next += len(self._decoder.decode(b"", final=True))
+        place = self.next
+        self.next += len(self._decoder.decode(token))
+        return place
+
+
 class CompletionLogprobs:
     """{"tokens", "token_logprobs", "top_logprobs", "text_offset"} of one text, piece by piece."""
 
-    def __init__(self, num_top: int, named: Sequence[int]) -> None:
-        """top_logprobs has the num_top most likely tokens and those of `named`."""
+    def __init__(
+        self,
+        num_top: int,
+        named: Sequence[int],
+        tokenizer: Tokenizer | None = None,
+        skips_special: bool = True,
+        begin: int = 0,
+    ) -> None:
+        """top_logprobs has the num_top most likely tokens and those of `named`. skips_special: the
+        text has no special tokens. begin: characters before it, of the prompt."""
         self._num_top = num_top
         self._named = named
-        self._offset = 0
+        self._tokenizer = tokenizer
+        self._skips_special = skips_special
+        self._offsets = _Offsets(begin)
 
-    def rows(self, rows: Iterable[TokenLogprobs | None], first_text: str = "") -> dict[str, Any]:
-        """Of the next tokens. A row of None has nothing before it; its text is first_text."""
-        tokens: list[str] = []
-        logprobs: list[float | None] = []
-        tops: list[dict[str, float] | None] = []
-        offsets: list[int] = []
+    def rows(self, rows: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        """Of the next tokens."""
+        fields = _Fields()
         for row in rows:
-            if row is None:
-                text, logprob, top = first_text, None, None
-            else:
-                token_id, own = next(iter(row.items()))
-                text, logprob = _text(token_id, own), _finite(own.logprob)
-                tops_of_row = _top(row, self._num_top, self._named)
-                top = {_text(i, p): _finite(p.logprob) for i, p in tops_of_row}
-                top.setdefault(text, logprob)  # the sampled token is always among them
-            tokens.append(text)
-            logprobs.append(logprob)
-            tops.append(top)
-            offsets.append(self._offset)
-            self._offset += len(text)
+            token_id = next(iter(row))
+            token = self._bytes(token_id, self._skips_special)
+            self._add(fields, row, token_id, self._offsets.place(token))
+        return fields.to_dict()
+
+    def prompt_rows(
+        self, rows: Iterable[TokenLogprobs | None], first_token_id: int, text: str
+    ) -> dict[str, Any]:
+        """Of a prompt of this text. A row of None, the first token's, has nothing before it."""
+        fields = _Fields()
+        offsets = _Offsets(0)
+        for row in rows:
+            token_id = first_token_id if row is None else next(iter(row))
+            token = self._bytes_in(text, offsets.next, token_id)
+            self._add(fields, row, token_id, offsets.place(token))
+        return fields.to_dict()
+
+    def _add(self, fields: "_Fields", row: TokenLogprobs | None, token_id: int, place: int) -> None:
+        logprob: float | None = None
+        top: dict[str, float] | None = None
+        if row is None:
+            text = self._first_name(token_id)
+        else:
+            own = row[token_id]
+            text, logprob, top = self._name(token_id, own), _finite(own.logprob), {}
+            for top_id, other in _top(row, self._num_top, self._named):
+                top.setdefault(self._name(top_id, other), _finite(other.logprob))
+            top[text] = logprob  # always among them, whatever else is written as it is
+        fields.tokens.append(text)
+        fields.logprobs.append(logprob)
+        fields.tops.append(top)
+        fields.offsets.append(place)
+
+    def _first_name(self, token_id: int) -> str:
+        text = None if self._tokenizer is None else self._tokenizer.token_text(token_id)
+        return self._name(token_id, Logprob(0.0, None, text))
+
+    def _name(self, token_id: int, logprob: Logprob) -> str:
+        """Its text; where that is no whole characters `bytes:\\xf0\\x9f`, as in OpenAI's API."""
+        text = _text(token_id, logprob)
+        if self._tokenizer is None or _REPLACED not in text:
+            return text
+        token = self._tokenizer.token_bytes(token_id)
+        if text.encode() == token:
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+    def _bytes(self, token_id: int, skips_special: bool) -> bytes:
+        """What it adds to the text."""
+        if self._tokenizer is None or (skips_special and self._tokenizer.is_special(token_id)):
+            return b""
+        return self._tokenizer.token_bytes(token_id)
+
+    def _bytes_in(self, text: str, place: int, token_id: int) -> bytes:
+        """Likewise, of a prompt: special tokens that the tokenizer added are not in its text, nor
+        is a space that it put before the first word."""
+        token = self._bytes(token_id, skips_special=False)
+        if text.startswith(token.decode(errors="replace"), place):
+            return token
+        if place == 0 and token.startswith(b" ") and not text.startswith(" "):
+            return token[1:]
+        return self._bytes(token_id, skips_special=True)
+
+
+@dataclass(slots=True)
+class _Fields:
+    tokens: list[str] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    tops: list[dict[str, float] | None] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
         return {
-            "tokens": tokens,
-            "token_logprobs": logprobs,
-            "top_logprobs": tops,
-            "text_offset": offsets,
+            "tokens": self.tokens,
+            "token_logprobs": self.logprobs,
+            "top_logprobs": self.tops,
+            "text_offset": self.offsets,
         }
