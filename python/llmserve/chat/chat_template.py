@@ -219,11 +219,11 @@ def _published(directory: Path, config: JsonObject) -> dict[str, str]:
         for name, file in names.items()
         if (directory / file).exists()
     }
+    if files:
+        return files
     older = read_json_object(directory, "chat_template.json") or {}
-    return (
-        files
-        or _configured(directory / "chat_template.json", older.get("chat_template"))
-        or _configured(directory / "tokenizer_config.json", config.get("chat_template"))
+    return _configured(directory / "chat_template.json", older.get("chat_template")) or _configured(
+        directory / "tokenizer_config.json", config.get("chat_template")
     )
 
 
