@@ -10,8 +10,8 @@ namespace llmserve {
 namespace {
 
 void configure_common(const JsonNode& json, ModelConfig& config) {
-  config.norm = {.kind = NormKind::kLayer,
-                 .eps = static_cast<float>(json["layer_norm_eps"].as_number_or(1e-5, 1e-12, 1.0))};
+  config.norm = read_layer_norm(json["layer_norm_eps"]);
+  config.norm.has_bias = false;
   config.is_parallel = true;
   config.names.mlp_norm = "";
   config.is_rope_interleaved = true;

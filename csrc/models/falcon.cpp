@@ -36,10 +36,7 @@ void configure_falcon(const JsonNode& json, ModelConfig& config) {
   names.gate = "";
   names.up = "mlp.dense_h_to_4h";
   names.down = "mlp.dense_4h_to_h";
-  config.norm = {
-      .kind = NormKind::kLayer,
-      .eps = static_cast<float>(json["layer_norm_epsilon"].as_number_or(1e-5, 1e-12, 1.0)),
-      .has_bias = true};
+  config.norm = read_layer_norm(json["layer_norm_epsilon"]);
   const bool is_new = json["new_decoder_architecture"].as_bool_or(false);
   read_norms(json, is_new, config);
   if (!is_new) config.num_kv_heads = json["multi_query"].as_bool_or(true) ? 1 : config.num_heads;

@@ -19,10 +19,7 @@ void configure_common(const JsonNode& json, ModelConfig& config) {
   names.gate = "";
   names.up = "mlp.c_fc";
   names.down = "mlp.c_proj";
-  config.norm = {
-      .kind = NormKind::kLayer,
-      .eps = static_cast<float>(json["layer_norm_epsilon"].as_number_or(1e-5, 1e-12, 1.0)),
-      .has_bias = true};
+  config.norm = read_layer_norm(json["layer_norm_epsilon"]);
   config.attention_bias = config.output_bias = config.mlp_bias = true;
   config.has_rope = false;
   config.head_dim = 0;  // follows from the width

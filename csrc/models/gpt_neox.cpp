@@ -15,9 +15,7 @@ void configure_gpt_neox(const JsonNode& json, ModelConfig& config) {
   names.gate = "";
   names.up = "mlp.dense_h_to_4h";
   names.down = "mlp.dense_4h_to_h";
-  config.norm = {.kind = NormKind::kLayer,
-                 .eps = static_cast<float>(json["layer_norm_eps"].as_number_or(1e-5, 1e-12, 1.0)),
-                 .has_bias = true};
+  config.norm = read_layer_norm(json["layer_norm_eps"]);
   config.is_parallel = json["use_parallel_residual"].as_bool_or(true);
   config.is_qkv_by_group = true;
   config.num_kv_heads = config.num_heads;

@@ -31,10 +31,7 @@ void configure_gptj(const JsonNode& json, ModelConfig& config) {
   names.gate = "";
   names.up = "mlp.fc_in";
   names.down = "mlp.fc_out";
-  config.norm = {
-      .kind = NormKind::kLayer,
-      .eps = static_cast<float>(json["layer_norm_epsilon"].as_number_or(1e-5, 1e-12, 1.0)),
-      .has_bias = true};
+  config.norm = read_layer_norm(json["layer_norm_epsilon"]);
   config.is_parallel = true;
   config.mlp_bias = config.lm_head_bias = true;
   config.num_kv_heads = config.num_heads;

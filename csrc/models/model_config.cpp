@@ -157,6 +157,12 @@ Activation read_activation(const JsonNode& node, Activation fallback) {
                             " is not supported (silu, gelu, gelu_pytorch_tanh, relu, relu2)"));
 }
 
+NormSpec read_layer_norm(const JsonNode& eps) {
+  return {.kind = NormKind::kLayer,
+          .eps = static_cast<float>(eps.as_number_or(1e-5, 1e-12, 1.0)),
+          .has_bias = true};
+}
+
 void require(const JsonNode& node, bool supported) {
   if (node.as_bool_or(supported) == supported) return;
   throw NotSupported(concat(node.where(), ": ", node.describe(), " is not supported, only ",

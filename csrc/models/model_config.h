@@ -102,6 +102,8 @@ ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_le
 JsonNode first_of(const JsonNode& json, std::initializer_list<std::string_view> spellings);
 // Throws NotSupported, naming the field, what it says and what is supported.
 Activation read_activation(const JsonNode& node, Activation fallback);
+// A LayerNorm with a bias, by what the config says of its epsilon (1e-5 where it says nothing).
+NormSpec read_layer_norm(const JsonNode& eps);
 // Throws NotSupported, naming the field, unless it is absent, null or what it says is `supported`.
 void require(const JsonNode& node, bool supported);
 

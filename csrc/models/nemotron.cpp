@@ -6,10 +6,8 @@ namespace llmserve {
 
 void configure_nemotron(const JsonNode& json, ModelConfig& config) {
   config.names.gate = "";
-  config.norm = {.kind = NormKind::kLayer,
-                 .eps = static_cast<float>(json["norm_eps"].as_number_or(1e-5, 1e-12, 1.0)),
-                 .weight_offset = 1.0f,
-                 .has_bias = true};
+  config.norm = read_layer_norm(json["norm_eps"]);
+  config.norm.weight_offset = 1.0f;
   config.attention_bias = json["attention_bias"].as_bool_or(false);
   config.output_bias = config.attention_bias;
   config.mlp_bias = json["mlp_bias"].as_bool_or(false);

@@ -14,9 +14,7 @@ void configure_persimmon(const JsonNode& json, ModelConfig& config) {
   names.gate = "";
   names.up = "mlp.dense_h_to_4h";
   names.down = "mlp.dense_4h_to_h";
-  config.norm = {.kind = NormKind::kLayer,
-                 .eps = static_cast<float>(json["layer_norm_eps"].as_number_or(1e-5, 1e-12, 1.0)),
-                 .has_bias = true};
+  config.norm = read_layer_norm(json["layer_norm_eps"]);
   if (json["qk_layernorm"].as_bool_or(true)) {
     config.qk_norm = QkNorm::kHead;
     config.qk_norm_bias = true;

@@ -11,9 +11,7 @@ void configure_phi(const JsonNode& json, ModelConfig& config) {
   config.names.gate = "";
   config.names.up = "mlp.fc1";
   config.names.down = "mlp.fc2";
-  config.norm = {.kind = NormKind::kLayer,
-                 .eps = static_cast<float>(json["layer_norm_eps"].as_number_or(1e-5, 1e-12, 1.0)),
-                 .has_bias = true};
+  config.norm = read_layer_norm(json["layer_norm_eps"]);
   config.is_parallel = true;
   config.attention_bias = config.output_bias = config.mlp_bias = config.lm_head_bias = true;
   config.activation = read_activation(json["hidden_act"], Activation::kGeluTanh);

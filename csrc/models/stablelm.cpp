@@ -5,9 +5,7 @@
 namespace llmserve {
 
 void configure_stablelm(const JsonNode& json, ModelConfig& config) {
-  config.norm = {.kind = NormKind::kLayer,
-                 .eps = static_cast<float>(json["layer_norm_eps"].as_number_or(1e-5, 1e-12, 1.0)),
-                 .has_bias = true};
+  config.norm = read_layer_norm(json["layer_norm_eps"]);
   if (json["num_key_value_heads"].is_absent()) config.num_kv_heads = 32;
   if (config.max_position_embeddings == 0) config.max_position_embeddings = 4096;
   config.attention_bias = json["use_qkv_bias"].as_bool_or(false);

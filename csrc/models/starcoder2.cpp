@@ -9,9 +9,7 @@ void configure_starcoder2(const JsonNode& json, ModelConfig& config) {
   config.names.gate = "";
   config.names.up = "mlp.c_fc";
   config.names.down = "mlp.c_proj";
-  config.norm = {.kind = NormKind::kLayer,
-                 .eps = static_cast<float>(json["norm_epsilon"].as_number_or(1e-5, 1e-12, 1.0)),
-                 .has_bias = true};
+  config.norm = read_layer_norm(json["norm_epsilon"]);
   config.attention_bias = json["use_bias"].as_bool_or(true);
   config.output_bias = config.mlp_bias = config.attention_bias;
   config.activation = read_activation(json["hidden_act"], Activation::kGeluTanh);
