@@ -10,7 +10,7 @@
 #include "bindings/stepped_scheduler.h"
 #include "engine/recorded_shape.h"
 #include "kernels/cuda/launch_math.h"
-#include "kernels/cuda/recorded_work.h"
+#include "kernels/cuda/steps/recorded_work.h"
 
 namespace py = pybind11;
 

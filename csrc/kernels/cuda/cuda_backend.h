@@ -12,11 +12,11 @@
 
 #include "core/device_queue.h"
 #include "kernels/backend.h"
-#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda_memory.h"
-#include "kernels/cuda/cuda_steps.h"
 #include "kernels/cuda/index_upload.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/linear/cublaslt.h"
+#include "kernels/cuda/steps/cuda_steps.h"
 #include "kernels/cuda/transfers.h"
 
 namespace llmserve::cuda {

@@ -1,12 +1,12 @@
-// A cuBLASLt for machines without one: the calls that csrc/kernels/cuda/cublaslt_api.h declares, on
-// host memory, by the words of NVIDIA's documentation. Matrices are stored by columns. It proposes
-// three algorithms, the last of which it refuses to run.
+// A cuBLASLt for machines without one: the calls that csrc/kernels/cuda/linear/cublaslt_api.h
+// declares, on host memory, by the words of NVIDIA's documentation. Matrices are stored by columns.
+// It proposes three algorithms, the last of which it refuses to run.
 #include <dlfcn.h>
 
 #include <cstdlib>
 #include <cstring>
 
-#include "kernels/cuda/cublaslt_api.h"
+#include "kernels/cuda/linear/cublaslt_api.h"
 
 using namespace llmserve::cuda::cublaslt;
 

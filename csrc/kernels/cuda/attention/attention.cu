@@ -1,6 +1,6 @@
 // Paged attention, plain: one block a query head of a token, tiles of 64 positions one after
 // another. Right for every head dim, group, window and cap; what is faster is tested against it.
-#include "kernels/cuda/cache_rows.cuh"
+#include "kernels/cuda/attention/cache_rows.cuh"
 #include "kernels/cuda/launch_math.h"
 
 namespace llmserve::cuda {

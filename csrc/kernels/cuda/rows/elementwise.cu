@@ -1,8 +1,8 @@
 // Embedding, rotary embedding, activations, sums, gather, conversions. Offsets are int64
 // throughout.
-#include "kernels/cuda/activate.cuh"
 #include "kernels/cuda/fours.cuh"
-#include "kernels/cuda/rotate.cuh"
+#include "kernels/cuda/rows/activate.cuh"
+#include "kernels/cuda/rows/rotate.cuh"
 
 namespace llmserve::cuda {
 namespace {

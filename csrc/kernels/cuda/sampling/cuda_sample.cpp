@@ -1,4 +1,4 @@
-#include "kernels/cuda/cuda_sample.h"
+#include "kernels/cuda/sampling/cuda_sample.h"
 
 #include <algorithm>
 #include <cstring>

@@ -3,7 +3,7 @@
 // which several blocks share a row (row_pieces): the first edits and finds the largest logit, the
 // second draws. Whoever is last of a row's blocks puts together what they found; none waits.
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/row_passes.cuh"
+#include "kernels/cuda/sampling/row_passes.cuh"
 
 namespace llmserve::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/cuda/cuda_steps.h"
+#include "kernels/cuda/steps/cuda_steps.h"
 
 #include <algorithm>
 #include <atomic>

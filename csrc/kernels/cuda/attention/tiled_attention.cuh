@@ -12,10 +12,10 @@
 // (Flash-Decoding).
 #pragma once
 
-#include "kernels/cuda/cache_rows.cuh"
+#include "kernels/cuda/attention/cache_rows.cuh"
+#include "kernels/cuda/attention/tiled_kernels.h"
 #include "kernels/cuda/launch_math.h"
 #include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/tiled_kernels.h"
 
 namespace llmserve::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/cuda/tiled_attention.cuh"
+#include "kernels/cuda/attention/tiled_attention.cuh"
 
 namespace llmserve::cuda {
 

@@ -1,7 +1,7 @@
 // Log-probabilities of rows that were drawn from: the sum of the exponentials, the best tokens, and
 // ranks. The sum is one of integers, so that it depends on no order.
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/row_passes.cuh"
+#include "kernels/cuda/sampling/row_passes.cuh"
 
 namespace llmserve::cuda {
 namespace {

@@ -12,11 +12,11 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_event.h"
 #include "kernels/cuda/cuda_memory.h"
-#include "kernels/cuda/cuda_sample.h"
 #include "kernels/cuda/index_upload.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/pinned_memory.h"
-#include "kernels/cuda/recorded_work.h"
+#include "kernels/cuda/sampling/cuda_sample.h"
+#include "kernels/cuda/steps/recorded_work.h"
 #include "kernels/device_steps.h"
 
 namespace llmserve::cuda {

@@ -2,9 +2,9 @@
 // of the weight, which is what such a product costs. The weight's rows are those of A, read from
 // memory as fragments; the rows of x are the columns of B. The warps of a block share K, and their
 // sums meet in shared memory. On the way, x may be normed and gates be applied.
-#include "kernels/cuda/activate.cuh"
 #include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/rms.cuh"
+#include "kernels/cuda/rows/activate.cuh"
+#include "kernels/cuda/rows/rms.cuh"
 
 namespace llmserve::cuda {
 namespace {

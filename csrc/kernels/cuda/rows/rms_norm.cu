@@ -1,4 +1,4 @@
-#include "kernels/cuda/rms.cuh"
+#include "kernels/cuda/rows/rms.cuh"
 
 namespace llmserve::cuda {
 namespace {

@@ -1,8 +1,8 @@
 // The product of a few rows with a weight, M <= 8: one reading of the weight, which is what such a
 // product costs. A warp makes kColumns outputs of every row; on the way, x may be normed and gates
 // be applied.
-#include "kernels/cuda/activate.cuh"
-#include "kernels/cuda/rms.cuh"
+#include "kernels/cuda/rows/activate.cuh"
+#include "kernels/cuda/rows/rms.cuh"
 
 namespace llmserve::cuda {
 namespace {

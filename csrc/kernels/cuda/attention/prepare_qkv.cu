@@ -4,9 +4,9 @@
 // (prepare_held_kernel), others in shared memory.
 #include <type_traits>
 
-#include "kernels/cuda/cache_rows.cuh"
-#include "kernels/cuda/rms.cuh"
-#include "kernels/cuda/rotate.cuh"
+#include "kernels/cuda/attention/cache_rows.cuh"
+#include "kernels/cuda/rows/rms.cuh"
+#include "kernels/cuda/rows/rotate.cuh"
 
 namespace llmserve::cuda {
 namespace {

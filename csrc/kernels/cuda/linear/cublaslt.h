@@ -9,9 +9,9 @@
 #include <tuple>
 
 #include "core/buffer.h"
-#include "kernels/cuda/cublaslt_api.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/linear/cublaslt_api.h"
 
 namespace llmserve::cuda {
 

@@ -1,4 +1,4 @@
-#include "kernels/cuda/cache_rows.cuh"
+#include "kernels/cuda/attention/cache_rows.cuh"
 #include "kernels/cuda/launch_math.h"
 
 namespace llmserve::cuda {

@@ -1,4 +1,4 @@
-#include "kernels/cuda/cublaslt.h"
+#include "kernels/cuda/linear/cublaslt.h"
 
 #include <dlfcn.h>
 

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "kernels/cuda/argument_views.h"
+#include "kernels/cuda/attention/tiled_kernels.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/tiled_kernels.h"
 
 namespace llmserve::cuda {
 

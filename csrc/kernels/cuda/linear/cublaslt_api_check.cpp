@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "kernels/cuda/cublaslt_api.h"
+#include "kernels/cuda/linear/cublaslt_api.h"
 
 namespace llmserve::cuda::cublaslt {
 
