@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 import pytest
 from llmserve.bench.run import Workload, run_latency, run_startup, run_throughput
-from llmserve.model_files import demo_model_path
+from llmserve.checkpoint.model_files import demo_model_path
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from functools import partial
 import pytest
 from bare_send import bare_send_us
 from llmserve import AsyncLLM, RequestOutputKind, SamplingParams, _core
-from llmserve.model_files import demo_model_path
+from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.server.app import create_app
 from llmserve.server.main import Server, listen
 from llmserve.server.models import ServedModel

@@ -15,6 +15,7 @@ from llmserve._core import Array, BlockAllocator
 from llmserve._version import __version__
 from llmserve.beam_search import BeamSearchOutput, BeamSearchSequence
 from llmserve.beam_search_params import BeamSearchParams
+from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.errors import (
     CorruptFile,
     DeviceError,
@@ -27,8 +28,8 @@ from llmserve.errors import (
     QueueFull,
     ResourceExhausted,
 )
+from llmserve.insight.trace import Trace
 from llmserve.llm import LLM
-from llmserve.model_files import demo_model_path
 from llmserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from llmserve.pooling_outputs import (
     EmbeddingOutput,
@@ -46,7 +47,6 @@ from llmserve.sampling_params import (
 from llmserve.scheduler import Scheduler
 from llmserve.structured_outputs import StructuredOutputsParams
 from llmserve.tokenization.tokenizer import Tokenizer
-from llmserve.trace import Trace
 
 if TYPE_CHECKING:
     from llmserve.async_llm import AsyncLLM

@@ -19,16 +19,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from llmserve.arguments import describe, refuse_unless_default, text
-from llmserve.async_stream import AsyncStream
 from llmserve.beam_search import BeamSearchOutput
 from llmserve.beam_search_params import BeamSearchParams
 from llmserve.chat.chat_messages import Conversation
 from llmserve.chat.chat_template import chat_request
 from llmserve.chat.tool_schema import Tool
+from llmserve.common.arguments import describe, refuse_unless_default, text
+from llmserve.common.text_threads import MAX_SHORT_SIZE, on_text_thread
 from llmserve.errors import InvalidArgument
 from llmserve.llm_base import LLMBase
-from llmserve.loop_waker import LoopWaker
 from llmserve.outputs import RequestOutput
 from llmserve.pooling_outputs import EmbeddingRequestOutput, PoolingRequestOutput
 from llmserve.pooling_params import (
@@ -37,11 +36,13 @@ from llmserve.pooling_params import (
     check_task,
     read_pooling_config,
 )
-from llmserve.pooling_state import PoolingState
-from llmserve.prompts import Prompts, SinglePrompt, chat_prompts
-from llmserve.request_state import RequestState
+from llmserve.prompts import Prompts, SinglePrompt
+from llmserve.requests.async_stream import AsyncStream
+from llmserve.requests.loop_waker import LoopWaker
+from llmserve.requests.pooling_state import PoolingState
+from llmserve.requests.prompt_parser import chat_prompts
+from llmserve.requests.state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
-from llmserve.text_threads import MAX_SHORT_SIZE, on_text_thread
 
 # Requests of more characters (or token ids) are tokenized and checked on a thread: the tokenizers
 # library takes about a microsecond a character, and an event loop should not stand still for more
@@ -174,7 +175,7 @@ class AsyncLLM(LLMBase):
     ) -> BeamSearchOutput:
         """The most likely continuations of a prompt, as `LLM.beam_search` finds them."""
         self._open_engine()
-        admit = partial(self._door.admit_beam_search, prompt, params)
+        admit = partial(self._admission.admit_beam_search, prompt, params)
         state = _only("beam_search", await _admitted(admit, _size(prompt)))
         await self._finish(state, request_id)
         return state.beam_output()
@@ -194,7 +195,7 @@ class AsyncLLM(LLMBase):
         config = PoolingConfig()
         if task == "embed":
             config = read_pooling_config(Path(self._config.model_path))
-        admit = partial(self._door.admit_pooling, prompts, params, task, config)
+        admit = partial(self._admission.admit_pooling, prompts, params, task, config)
         return await _admitted(admit, _size(prompts))
 
     async def _finish(self, state: RequestState, request_id: str | None) -> None:
@@ -211,7 +212,7 @@ class AsyncLLM(LLMBase):
     ) -> Sequence[RequestState]:
         """The first half of `generate`, for servers: checks requests, one a prompt, and tokenizes
         them, queues nothing. `running` is the second half."""
-        admit = partial(self._door.admit, prompts, sampling_params, priority)
+        admit = partial(self._admission.admit, prompts, sampling_params, priority)
         return await _admitted(
             admit, _size(prompts) + _params_size(sampling_params), _has_grammar(sampling_params)
         )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from llmserve import _core
-from llmserve.arguments import boolean, describe, integer, number, refuse_unknown
+from llmserve.common.arguments import boolean, describe, integer, number, refuse_unknown
 from llmserve.errors import NotSupported
 
 

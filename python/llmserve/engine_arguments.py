@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from llmserve import _core
-from llmserve.arguments import (
+from llmserve.checkpoint.packed_cache import packed_cache_folder
+from llmserve.common.arguments import (
     INT64_MAX,
     boolean,
     integer,
@@ -14,7 +15,6 @@ from llmserve.arguments import (
     text,
 )
 from llmserve.errors import NotSupported
-from llmserve.packed_cache import packed_cache_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from llmserve.arguments import boolean, describe, text
 from llmserve.beam_search import BeamSearchOutput
 from llmserve.beam_search_params import BeamSearchParams
 from llmserve.chat.chat_messages import Conversation
 from llmserve.chat.chat_template import chat_request
 from llmserve.chat.tool_schema import Tool
-from llmserve.enqueued import EnqueuedRequests
+from llmserve.common.arguments import boolean, describe, text
+from llmserve.common.vllm_arguments import check_method_arguments
 from llmserve.errors import InvalidArgument
 from llmserve.llm_base import LLMBase
 from llmserve.outputs import RequestOutput, RequestOutputs
@@ -24,11 +24,12 @@ from llmserve.pooling_params import (
     read_pooling_config,
     task_not_supported,
 )
-from llmserve.progress import Progress
-from llmserve.prompts import Prompts, SinglePrompt, chat_prompts
-from llmserve.request_state import RequestState
+from llmserve.prompts import Prompts, SinglePrompt
+from llmserve.requests.enqueued import EnqueuedRequests
+from llmserve.requests.progress import Progress
+from llmserve.requests.prompt_parser import chat_prompts
+from llmserve.requests.state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
-from llmserve.vllm_arguments import check_method_arguments
 
 _MAX_ID_DIGITS = 18  # of what fits in the engine's 64 bits
 
@@ -111,7 +112,7 @@ class LLM(LLMBase):
         self._open_engine()
         check_method_arguments("generate", unknown)
         boolean("use_tqdm", use_tqdm)
-        states = self._door.admit(prompts, sampling_params, priority)
+        states = self._admission.admit(prompts, sampling_params, priority)
         self._run(sorted(states, key=lambda state: -state.core_params.max_tokens), use_tqdm)
         return RequestOutputs(state.output() for state in states)
 
@@ -137,7 +138,7 @@ class LLM(LLMBase):
         check_method_arguments("embed", unknown)
         boolean("use_tqdm", use_tqdm)
         config = read_pooling_config(Path(self._config.model_path))
-        states = self._door.admit_pooling(prompts, pooling_params, "embed", config)
+        states = self._admission.admit_pooling(prompts, pooling_params, "embed", config)
         self._run(states, use_tqdm)
         return [state.embedding_output() for state in states]
 
@@ -170,7 +171,7 @@ class LLM(LLMBase):
         config = PoolingConfig()
         if task == "embed":
             config = read_pooling_config(Path(self._config.model_path))
-        states = self._door.admit_pooling(prompts, pooling_params, task, config)
+        states = self._admission.admit_pooling(prompts, pooling_params, task, config)
         self._run(states, use_tqdm)
         return [state.pooling_output() for state in states]
 
@@ -207,7 +208,7 @@ class LLM(LLMBase):
         self._open_engine()
         check_method_arguments("beam_search", unknown)
         boolean("use_tqdm", use_tqdm)
-        states = self._door.admit_beam_search(prompts, params)
+        states = self._admission.admit_beam_search(prompts, params)
         self._run(states, use_tqdm)
         return [state.beam_output() for state in states]
 
@@ -279,7 +280,7 @@ class LLM(LLMBase):
         4
         """
         self._open_engine()
-        states = self._door.admit(prompt, sampling_params, priority)
+        states = self._admission.admit(prompt, sampling_params, priority)
         if len(states) != 1:
             raise InvalidArgument(f"stream takes one prompt, got {len(states)}; use generate")
         return self._stream(states[0])
@@ -313,7 +314,7 @@ class LLM(LLMBase):
         """
         self._open_engine()
         check_method_arguments("enqueue", unknown)
-        states = self._door.admit(prompts, sampling_params, priority)
+        states = self._admission.admit(prompts, sampling_params, priority)
         self._enqueued.add(states)
         return [str(state.request_id) for state in states]
 

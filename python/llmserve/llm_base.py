@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmserve import _core
-from llmserve.arguments import (
+from llmserve.checkpoint.generation_config import GenerationConfig, read_generation_config
+from llmserve.checkpoint.model_files import config_file, find_checkpoint, is_gguf, text_source
+from llmserve.common.arguments import (
     INT64_MAX,
     boolean,
     describe,
@@ -18,22 +20,20 @@ from llmserve.arguments import (
     optional_integer,
     text,
 )
+from llmserve.common.html_table import html_table
+from llmserve.common.vllm_arguments import check_names
 from llmserve.engine_arguments import EngineArguments
 from llmserve.errors import InvalidArgument
-from llmserve.generation_config import GenerationConfig, read_generation_config
-from llmserve.grammars import Grammars
-from llmserve.html_table import html_table
-from llmserve.length_bound import LengthBound
-from llmserve.model_files import config_file, find_checkpoint, is_gguf, text_source
-from llmserve.prompts import check_text
-from llmserve.request_door import RequestDoor, RequestLimits
-from llmserve.request_runner import RequestRunner
+from llmserve.insight.trace import Trace
+from llmserve.requests.admission import RequestAdmission, RequestLimits
+from llmserve.requests.grammars import Grammars
+from llmserve.requests.prompt_parser import check_text
+from llmserve.requests.runner import RequestRunner
+from llmserve.requests.word_tokens import read_thinking_tokens
 from llmserve.sampling_params import SamplingParams
+from llmserve.tokenization.length_bound import LengthBound
 from llmserve.tokenization.special_tokens import read_eos_token_id
 from llmserve.tokenization.tokenizer import Tokenizer
-from llmserve.trace import Trace
-from llmserve.vllm_arguments import check_names
-from llmserve.word_tokens import read_thinking_tokens
 
 if TYPE_CHECKING:
     from llmserve.plan.memory_plan import MemoryPlan
@@ -174,7 +174,7 @@ class LLMBase:
             ends = self._config.scheduler.eos_token_ids
             end_token_ids = [token_id for token_id in ends if token_id < vocab_size]
             grammars = Grammars(vocabulary, self._engine.vocab_size, end_token_ids)
-        self._door = RequestDoor(
+        self._admission = RequestAdmission(
             self._tokenizer, limits, defaults.default_params, thinking, grammars
         )
         self._runner = RequestRunner(self._engine)
@@ -244,7 +244,7 @@ class LLMBase:
     def check_text(self, prompt: str) -> None:
         """For who tokenizes a prompt and hands in its token ids: raises PromptTooLong if there will
         be too many of them however it is tokenized, which takes a microsecond a character."""
-        check_text("prompt", prompt, self._door.limits.prompt_limits())
+        check_text("prompt", prompt, self._admission.limits.prompt_limits())
 
     @property
     def failure(self) -> str | None:
@@ -279,7 +279,7 @@ class LLMBase:
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` takes where it is given none: SamplingParams' own defaults, with those of
         the model's generation_config.json over them."""
-        return self._door.default_params
+        return self._admission.default_params
 
     def get_metrics(self) -> _core.EngineMetrics:
         """Counters since the start: requests, steps, tokens, prefix cache, KV blocks."""

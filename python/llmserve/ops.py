@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmserve import _core
-from llmserve.arguments import optional_integer, text
+from llmserve.common.arguments import optional_integer, text
 from llmserve.errors import InvalidArgument
 
 ArrayLike = Any  # a torch tensor, a NumPy array, or an object with __dlpack__

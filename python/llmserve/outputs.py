@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llmserve.html_table import html_table
+from llmserve.common.html_table import html_table
 
 
 @dataclass(frozen=True, slots=True)

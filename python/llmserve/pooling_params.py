@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmserve import _core
-from llmserve.arguments import describe, optional_integer, refuse_unknown, truncation
+from llmserve.checkpoint.model_files import MAX_CONFIG_BYTES, parse_json_object, read_bytes
+from llmserve.common.arguments import describe, optional_integer, refuse_unknown, truncation
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
-from llmserve.model_files import MAX_CONFIG_BYTES, parse_json_object, read_bytes
 
 TASKS = ("embed", "token_embed", "token_logits")
 # Tasks of vLLM's that need a head of another kind.

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from llmserve import _core
-from llmserve.arguments import (
+from llmserve.beam_search_params import BeamSearchParams as BeamSearchParams  # as vLLM has it
+from llmserve.common.arguments import (
     boolean,
     describe,
     integer,
@@ -18,7 +19,6 @@ from llmserve.arguments import (
     truncation,
     unicode_text,
 )
-from llmserve.beam_search_params import BeamSearchParams as BeamSearchParams  # as vLLM has it
 from llmserve.errors import InvalidArgument
 from llmserve.structured_outputs import StructuredOutputsParams
 
@@ -182,7 +182,7 @@ class SamplingParams:
 
     def to_core(self, max_tokens: int = 2**31 - 1) -> _core.SamplingParams:
         """The engine's struct; `max_tokens` stands in where the field is None. What takes a
-        tokenizer is the door's to fill in: bad_words, thinking_budget and grammar."""
+        tokenizer is filled in at admission: bad_words, thinking_budget and grammar."""
         params = _core.SamplingParams()
         for name, value in self._given(_SAME_IN_CORE):
             setattr(params, name, value)

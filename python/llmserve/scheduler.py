@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from llmserve import _core
-from llmserve.arguments import boolean, describe, integer, text
+from llmserve.common.arguments import boolean, describe, integer, text
 from llmserve.errors import InvalidArgument
 from llmserve.sampling_params import SamplingParams
 from llmserve.tokenization.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from llmserve.arguments import (
+from llmserve.common.arguments import (
     boolean,
     describe,
     refuse_unknown,

@@ -140,8 +140,8 @@ def test_bits_do_not_depend_on_preemption(alone: list[np.ndarray]) -> None:
     preempted: set[int] = set()
     with make_llm(num_gpu_blocks_override=16, max_num_batched_tokens=6, max_num_seqs=6) as llm:
         while not preempted:  # a slow start of the later requests may spare them
-            generating = llm._door.admit(prompts, params, None)
-            pooling = llm._door.admit_pooling(inputs, None, "token_embed", PoolingConfig())
+            generating = llm._admission.admit(prompts, params, None)
+            pooling = llm._admission.admit_pooling(inputs, None, "token_embed", PoolingConfig())
             for _ in llm._runner.run([*generating, *pooling], is_streamed=False):
                 pass
             decisions = [decision for step in llm.trace() for decision in step.decisions]

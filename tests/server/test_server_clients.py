@@ -11,8 +11,8 @@ from llmserve import InvalidArgument
 from llmserve.bench.http_stream import Measured
 from llmserve.bench.serve import Load, report
 from llmserve.cli import main
-from llmserve.doctor import examine
-from llmserve.live_metrics import LiveMetrics
+from llmserve.insight.doctor import examine
+from llmserve.insight.live_metrics import LiveMetrics
 from serving import RunningServer
 
 

@@ -32,7 +32,7 @@ from checkpoints import checkpoint
 from llmserve import LLM, AsyncLLM, SamplingParams, _core, demo_model_path
 from llmserve.cli import main
 from llmserve.outputs import Logprob
-from llmserve.request_state import RequestState
+from llmserve.requests.state import RequestState
 from llmserve.server import generation
 from llmserve.server.admission import Admission
 from llmserve.server.errors import ApiError, JsonResponse, LargeJsonResponse

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from fake_nvml import FakeNvml
 from llmserve import AsyncLLM, _core, demo_model_path
-from llmserve.gpu_telemetry import GpuReading
+from llmserve.insight.gpu_telemetry import GpuReading
 from llmserve.server.gpu_metrics import GpuCollector
 from llmserve.server.logs import configure_logs
 from prometheus_client.parser import text_string_to_metric_families

@@ -25,9 +25,9 @@ from llmserve import (
     _core,
     demo_model_path,
 )
-from llmserve.async_stream import AsyncStream
 from llmserve.outputs import Logprob
-from llmserve.request_state import RequestState
+from llmserve.requests.async_stream import AsyncStream
+from llmserve.requests.state import RequestState
 from llmserve.tokenization.tokenizer import Tokenizer
 from offline import DEADLINE_S, GREEDY, LONG, generate, tokens
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from llmserve import LLM, InvalidArgument, QueueFull, SamplingParams
-from llmserve.enqueued import EnqueuedRequests
+from llmserve.requests.enqueued import EnqueuedRequests
 from offline import DEADLINE_S, GREEDY, LONG, generate, tokens
 
 

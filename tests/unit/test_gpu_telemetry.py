@@ -7,16 +7,16 @@ import time
 
 import pytest
 from fake_nvml import FakeNvml
-from llmserve.doctor import examine
 from llmserve.errors import NotSupported
-from llmserve.gpu_telemetry import (
+from llmserve.insight.doctor import examine
+from llmserve.insight.gpu_telemetry import (
     GpuReading,
     GpuTelemetry,
     GpuWatch,
     ThrottleNotice,
     watch_gpu,
 )
-from llmserve.live_metrics import LiveMetrics
+from llmserve.insight.live_metrics import LiveMetrics
 
 
 @pytest.fixture

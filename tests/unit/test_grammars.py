@@ -23,8 +23,8 @@ from llmserve import (
     _core,
     demo_model_path,
 )
-from llmserve.grammars import Grammars
 from llmserve.parsers.think_grammar import thinking_first
+from llmserve.requests.grammars import Grammars
 from llmserve.tokenization.tokenizer import Tokenizer
 from offline import generate, tokens
 
@@ -210,7 +210,7 @@ def test_a_bomb_ends_within_its_limit_and_its_neighbour_does_not_notice(
         [END],  # type: ignore[list-item]
         _core.GrammarLimits(timeout_s=1.0),
     )
-    llm._door = dataclasses.replace(llm._door, grammars=grammars)
+    llm._admission = dataclasses.replace(llm._admission, grammars=grammars)
     plain = SamplingParams(max_tokens=24, temperature=0.8, seed=1, ignore_eos=True)
     expected = tokens(generate(llm, "Once upon a time", plain))
     bomb = SamplingParams(
@@ -245,7 +245,7 @@ class StuckGrammars(Grammars):
 def test_a_mask_that_does_not_come_fails_its_request_alone(llm: LLM) -> None:
     end = [END]
     stuck = StuckGrammars(llm.get_tokenizer().to_core(), llm.get_tokenizer().num_tokens, end)  # type: ignore[arg-type]
-    llm._door = dataclasses.replace(llm._door, grammars=stuck)
+    llm._admission = dataclasses.replace(llm._admission, grammars=stuck)
     prompts = ["Once upon a time"] * 3
     plain = SamplingParams(max_tokens=12, temperature=0.8, seed=1, ignore_eos=True)
     fields = [StructuredOutputsParams(regex=text) for text in ("[a-z ]{30}", "stuck")]

@@ -14,7 +14,7 @@ import hub_server
 import llmserve
 import pytest
 from llmserve import LLM, HubError, InvalidArgument, NotSupported, cli
-from llmserve.model_files import find_checkpoint
+from llmserve.checkpoint.model_files import find_checkpoint
 from offline import GREEDY, generate, tokens
 
 MODEL = "some-org/tiny-llama"

@@ -14,7 +14,7 @@ import tokenizer_files
 import tokenizers
 from llmserve import LLM, SamplingParams, Tokenizer, demo_model_path
 from llmserve.errors import PromptTooLong
-from llmserve.length_bound import read_length_ratio
+from llmserve.tokenization.length_bound import read_length_ratio
 from offline import generate
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 

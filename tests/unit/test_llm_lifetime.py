@@ -14,7 +14,7 @@ from pathlib import Path
 import checkpoints
 import pytest
 from llmserve import LLM, InvalidArgument, SamplingParams
-from llmserve.request_runner import RequestRunner
+from llmserve.requests.runner import RequestRunner
 from offline import DEADLINE_S, GREEDY, LONG, generate, memory_bytes, tokens
 
 INTERRUPT_DEADLINE_S = 3.0  # less than the wait for requests that never answer (5 s)

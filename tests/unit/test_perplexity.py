@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from checkpoints import VOCAB_SIZE, checkpoint, reference_model
 from llmserve import LLM, InvalidArgument, cli
-from llmserve.model_files import demo_model_path
-from llmserve.perplexity import measure_perplexity, windows_of
+from llmserve.bench.perplexity import measure_perplexity, windows_of
+from llmserve.checkpoint.model_files import demo_model_path
 
 TOKENS = [(7 * i * i + 3 * i) % (VOCAB_SIZE - 3) + 3 for i in range(300)]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from llmserve import InvalidArgument, SamplingParams, _core
-from llmserve.prompts import Prompt
-from llmserve.request_runner import RequestRunner
-from llmserve.request_state import RequestState
+from llmserve.requests.prompt_parser import Prompt
+from llmserve.requests.runner import RequestRunner
+from llmserve.requests.state import RequestState
 
 MAX_MODEL_LEN = 256
 PARAMS = SamplingParams(max_tokens=6, detokenize=False, ignore_eos=True)

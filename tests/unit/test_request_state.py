@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from llmserve import SamplingParams
-from llmserve.prompts import Prompt
-from llmserve.request_state import RequestState
+from llmserve.requests.prompt_parser import Prompt
+from llmserve.requests.state import RequestState
 
 DEADLINE_S = 30
 

@@ -25,7 +25,7 @@ from llmserve import (
     _core,
     cli,
 )
-from llmserve.timeline import Timelines
+from llmserve.insight.timeline import Timelines
 from offline import DEADLINE_S, LONG, generate
 
 VOCAB = 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from llmserve import InvalidArgument
-from llmserve.units import human_bytes, parse_bandwidth, parse_bytes, parse_flops
+from llmserve.common.units import human_bytes, parse_bandwidth, parse_bytes, parse_flops
 
 
 def test_sizes_are_written_for_people() -> None:

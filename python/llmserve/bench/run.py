@@ -14,9 +14,9 @@ from typing import Any
 from llmserve import _core
 from llmserve._version import __version__
 from llmserve.bench.machine import MachineProbe, Rates, describe_machine
+from llmserve.checkpoint.model_files import find_checkpoint
 from llmserve.errors import InvalidArgument
 from llmserve.llm import LLM
-from llmserve.model_files import find_checkpoint
 from llmserve.plan.memory_plan import MemoryPlan
 from llmserve.prompts import TokensPrompt
 from llmserve.sampling_params import SamplingParams

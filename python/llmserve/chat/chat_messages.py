@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
-from llmserve.arguments import describe
+from llmserve.common.arguments import describe
 from llmserve.errors import InvalidArgument
 
 ChatMessage = Mapping[str, object]

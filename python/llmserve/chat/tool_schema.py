@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 
-from llmserve.arguments import describe
+from llmserve.common.arguments import describe
 from llmserve.errors import InvalidArgument
 
 Schema = dict[str, object]

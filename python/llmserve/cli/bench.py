@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from llmserve.arguments import integer
 from llmserve.bench.run import Result, Workload, run_latency, run_startup, run_throughput
+from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.cli import bench_serve
 from llmserve.cli.command_parser import take_llm_arguments
+from llmserve.common.arguments import integer
 from llmserve.errors import InvalidArgument
-from llmserve.model_files import demo_model_path
 
 _EXAMPLES = """examples:
   llmserve bench latency --model ./Qwen3-0.6B --input-len 32 --output-len 128 --batch-size 8

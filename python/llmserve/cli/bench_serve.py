@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from llmserve.arguments import integer, number
 from llmserve.bench.http_stream import Target
 from llmserve.bench.serve import METRICS, Load, run_load
+from llmserve.common.arguments import integer, number
 from llmserve.errors import InvalidArgument
 
 _EXAMPLES = """examples, with `llmserve serve` in another terminal:

@@ -7,9 +7,9 @@ from datetime import datetime
 from pathlib import Path
 
 from llmserve import _core
+from llmserve.checkpoint.packed_cache import packed_cache_folder
+from llmserve.common.units import human_bytes
 from llmserve.errors import LLMServeError
-from llmserve.packed_cache import packed_cache_folder
-from llmserve.units import human_bytes
 
 _EXAMPLES = """examples:
   llmserve generate --packed-cache-bytes 20GiB --model ./Qwen3-0.6B "Hello"   # keeps them

@@ -5,6 +5,8 @@ import sys
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from typing import Any
 
+from llmserve.checkpoint.generation_config import own_max_tokens
+from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.cli.chat_session import ChatSession
 from llmserve.cli.console import dim, printable
 from llmserve.cli.interrupts import Interrupts
@@ -16,8 +18,6 @@ from llmserve.cli.options import (
     sampling_params,
 )
 from llmserve.errors import InvalidArgument, LLMServeError
-from llmserve.generation_config import own_max_tokens
-from llmserve.model_files import demo_model_path
 
 _EXAMPLES = """examples:
   llmserve chat

@@ -4,10 +4,10 @@ import argparse
 import os
 import time
 
-from llmserve.arguments import number
-from llmserve.doctor import examine
+from llmserve.common.arguments import number
 from llmserve.errors import InvalidArgument
-from llmserve.live_metrics import LiveMetrics
+from llmserve.insight.doctor import examine
+from llmserve.insight.live_metrics import LiveMetrics
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _CLEAR = "\033[H\033[J"

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from llmserve.arguments import integer
+from llmserve.bench.perplexity import measure_perplexity, windows_of
+from llmserve.checkpoint.model_files import demo_model_path, demo_text_path
 from llmserve.cli.options import add_engine_options, engine_arguments, load_model
+from llmserve.common.arguments import integer
 from llmserve.errors import InvalidArgument
 from llmserve.llm import LLM
-from llmserve.model_files import demo_model_path, demo_text_path
-from llmserve.perplexity import measure_perplexity, windows_of
 
 _EXAMPLES = """examples:
   llmserve eval perplexity

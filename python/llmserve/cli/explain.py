@@ -3,8 +3,8 @@
 import argparse
 
 from llmserve.errors import InvalidArgument
-from llmserve.perfetto import read_lives
-from llmserve.timeline import describe_life
+from llmserve.insight.perfetto import read_lives
+from llmserve.insight.timeline import describe_life
 
 _EXAMPLES = """examples, after llm.trace().to_perfetto("trace.json") in Python:
   llmserve explain trace.json

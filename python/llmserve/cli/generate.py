@@ -5,6 +5,8 @@ import dataclasses
 import sys
 from typing import TextIO
 
+from llmserve.checkpoint.generation_config import own_max_tokens
+from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.cli.console import dim, printable
 from llmserve.cli.options import (
     add_engine_options,
@@ -14,9 +16,7 @@ from llmserve.cli.options import (
     sampling_params,
 )
 from llmserve.errors import InvalidArgument
-from llmserve.generation_config import own_max_tokens
 from llmserve.llm import LLM
-from llmserve.model_files import demo_model_path
 from llmserve.outputs import CompletionOutput, RequestOutput
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
 

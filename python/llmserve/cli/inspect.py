@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmserve import _core
+from llmserve.checkpoint.model_files import find_checkpoint, text_source
 from llmserve.cli.inspect_text import text_report
 from llmserve.cli.options import add_quantization
-from llmserve.model_files import find_checkpoint, text_source
-from llmserve.units import human_bytes
+from llmserve.common.units import human_bytes
 
 _EXAMPLES = """examples:
   llmserve inspect ./Qwen3-0.6B

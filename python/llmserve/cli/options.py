@@ -6,10 +6,10 @@ from typing import Any
 
 from llmserve import _core
 from llmserve.cli.command_parser import take_llm_arguments
+from llmserve.common.units import size
 from llmserve.llm import LLM
 from llmserve.outputs import RequestOutput
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
-from llmserve.units import size
 
 # The options that are sampling parameters: name, type, help.
 _SAMPLING_OPTIONS = (

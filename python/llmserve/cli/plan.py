@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.cli.command_parser import take_llm_arguments
+from llmserve.common.units import parse_bandwidth, parse_bytes, parse_flops
 from llmserve.errors import InvalidArgument
 from llmserve.llm import LLM
 from llmserve.plan.capacity import Capacity, ModelShape, plan_capacity
 from llmserve.plan.figures import Device, figures
 from llmserve.plan.memory_plan import MemoryPlan
 from llmserve.plan.plots import plot_users
-from llmserve.units import parse_bandwidth, parse_bytes, parse_flops
 
 _EXAMPLES = """examples:
   what an LLM of the same settings takes on this machine, exactly

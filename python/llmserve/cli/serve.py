@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.cli.command_parser import take_llm_arguments
+from llmserve.common.units import size
 from llmserve.errors import InvalidArgument
-from llmserve.model_files import demo_model_path
 from llmserve.server import check_extra
-from llmserve.units import size
 
 _EXAMPLES = """examples:
   llmserve serve

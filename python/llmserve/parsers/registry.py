@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from llmserve.arguments import describe
+from llmserve.common.arguments import describe
 from llmserve.errors import InvalidArgument
 from llmserve.parsers import generic_json, hermes, llama3, mistral
 from llmserve.parsers.call_parser import CallParser, ToolStyle

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from llmserve.arguments import describe
+from llmserve.common.arguments import describe
 from llmserve.errors import InvalidArgument
 from llmserve.parsers.call_parser import ToolStyle
 

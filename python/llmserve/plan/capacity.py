@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmserve import _core
-from llmserve.arguments import INT32_MAX, integer
-from llmserve.errors import InvalidArgument, NotSupported
-from llmserve.model_files import (
+from llmserve.checkpoint.model_files import (
     MAX_CONFIG_BYTES,
     JsonObject,
     check_access,
@@ -19,9 +17,11 @@ from llmserve.model_files import (
     parse_json_object,
     read_bytes,
 )
+from llmserve.common.arguments import INT32_MAX, integer
+from llmserve.common.units import human_bytes
+from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.plan.kv_rows import KvRow, kv_rows, kv_table, users_at
 from llmserve.plan.table import html_page, text_table
-from llmserve.units import human_bytes
 
 _MAX_LAYERS = 4096
 _MAX_WIDTH = 2**16  # KV heads, elements of one: the bytes of a block of all layers stay below 2^63

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmserve import _core
-from llmserve.arguments import integer
+from llmserve.common.arguments import integer
+from llmserve.common.units import human_bytes
 from llmserve.errors import InvalidArgument
 from llmserve.plan.bounds import decode_tokens_per_s, prefill_tokens_per_s
 from llmserve.plan.kv_rows import KvRow, kv_rows, kv_table, users_at
 from llmserve.plan.table import html_page, text_table
-from llmserve.units import human_bytes
 
 # Contexts that users are counted for unless the caller names some, up to max_model_len.
 _DEFAULT_CONTEXTS = (512, 2048, 8192, 32768, 131072)

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Sequence
 
-from llmserve.html_table import html_table
+from llmserve.common.html_table import html_table
 
 
 def text_table(head: Sequence[str], body: Sequence[Sequence[str]], note: str = "") -> str:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from llmserve import _core
-from llmserve.async_stream import AsyncStream
+from llmserve.requests.async_stream import AsyncStream
 from llmserve.server.admission import Admission
 from llmserve.server.alarms import Alarms
 from llmserve.server.coalescing import Coalescer, SharedStream

@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from llmserve.gpu_telemetry import watch_gpu
+from llmserve.insight.gpu_telemetry import watch_gpu
 from llmserve.server import operations, tokens
 from llmserve.server.access import Access, answer_error
 from llmserve.server.activity import Activity

@@ -8,11 +8,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmserve.generation_config import own_max_tokens
+from llmserve.checkpoint.generation_config import own_max_tokens
+from llmserve.common.text_threads import on_text_thread
 from llmserve.outputs import CompletionOutput
 from llmserve.parsers.deltas import merged
 from llmserve.prompts import TokensPrompt
-from llmserve.request_state import RequestState
+from llmserve.requests.state import RequestState
 from llmserve.sampling_params import SamplingParams
 from llmserve.server.bodies import ChatBody, StreamOptions
 from llmserve.server.body import arrived_at, num_body_bytes, read_json
@@ -40,7 +41,6 @@ from llmserve.server.prompts import chat_prompt
 from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
 from llmserve.server.settings import ServerSettings
 from llmserve.server.wire import add_usage, error_event, event, finish_reason, head, usage
-from llmserve.text_threads import on_text_thread
 
 _CHUNK = "chat.completion.chunk"
 # A conversation of so many bytes is a prompt in about a millisecond, for which other streams may

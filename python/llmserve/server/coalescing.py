@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from llmserve import _core
 from llmserve.async_llm import AsyncLLM
-from llmserve.async_stream import AsyncStream
-from llmserve.request_state import RequestState
+from llmserve.requests.async_stream import AsyncStream
+from llmserve.requests.state import RequestState
 
 _GREEDY = 1e-5  # temperatures below take the most likely token
 

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.outputs import CompletionOutput
-from llmserve.request_state import RequestState
+from llmserve.requests.state import RequestState
 from llmserve.server.bodies import CompletionBody, StreamOptions
 from llmserve.server.body import arrived_at, read_json
 from llmserve.server.context import context

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from llmserve.arguments import describe
+from llmserve.common.arguments import describe
 from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.parsers.call_parser import ToolStyle
 from llmserve.parsers.think_grammar import thinking_first

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.errors import InvalidArgument
+from llmserve.insight.trace import Trace
 from llmserve.server.context import context
 from llmserve.server.errors import ApiError, JsonResponse
 from llmserve.server.models import ServedModel
 from llmserve.server.threads import on_operators_thread
-from llmserve.trace import Trace
 
 
 async def debug_request(request: Request) -> Response:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from llmserve import _core
-from llmserve.async_stream import AsyncStream
 from llmserve.errors import ResourceExhausted
 from llmserve.outputs import CompletionOutput
+from llmserve.requests.async_stream import AsyncStream
 from llmserve.server.connection import Connection
 
 if TYPE_CHECKING:

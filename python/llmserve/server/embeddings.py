@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from llmserve.outputs import CompletionOutput
 from llmserve.pooling_params import PoolingParams
-from llmserve.pooling_state import PoolingState
-from llmserve.request_state import RequestState
+from llmserve.requests.pooling_state import PoolingState
+from llmserve.requests.state import RequestState
 from llmserve.server.bodies import EmbeddingBody
 from llmserve.server.body import arrived_at, read_json
 from llmserve.server.context import context

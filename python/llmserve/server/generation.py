@@ -9,8 +9,9 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from llmserve.common.text_threads import MAX_ROWS_IN_LOOP, on_answer_thread
 from llmserve.outputs import CompletionOutput
-from llmserve.request_state import RequestState
+from llmserve.requests.state import RequestState
 from llmserve.server.activity import SHUTDOWN, TIMEOUT, Activity, Run, shutting_down, timed_out
 from llmserve.server.body import arrived_at
 from llmserve.server.connection import Connection, own_connection
@@ -19,7 +20,6 @@ from llmserve.server.errors import ApiError, JsonResponse, LargeJsonResponse
 from llmserve.server.failures import generation_error
 from llmserve.server.jobs import Job
 from llmserve.server.wire import event
-from llmserve.text_threads import MAX_ROWS_IN_LOOP, on_answer_thread
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

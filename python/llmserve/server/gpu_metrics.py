@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from llmserve.gpu_telemetry import THROTTLE_REASONS, GpuWatch
+from llmserve.insight.gpu_telemetry import THROTTLE_REASONS, GpuWatch
 
 PREFIX = "llmserve:gpu_"
 # Of GpuReading, by their names there.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from llmserve.errors import InvalidArgument
 from llmserve.prompts import SinglePrompt
-from llmserve.request_state import RequestState
+from llmserve.requests.state import RequestState
 from llmserve.sampling_params import SamplingParams
 from llmserve.server.bodies import GenerationBody
 from llmserve.server.constraints import constraint_name, named_error

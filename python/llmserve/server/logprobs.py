@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from llmserve.outputs import Logprob
-from llmserve.request_state import RequestState
+from llmserve.requests.state import RequestState
 from llmserve.tokenization.tokenizer import Tokenizer
 
 # JSON has no infinities; OpenAI's servers give this for what is next to impossible.

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmserve.arguments import describe
+from llmserve.common.arguments import describe
+from llmserve.common.units import parse_size, size
+from llmserve.common.vllm_arguments import check_names
 from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.server.settings import ServerSettings
-from llmserve.units import parse_size, size
-from llmserve.vllm_arguments import check_names
 
 _MAX_FILE_BYTES = 2**20
 _SECRET = ("api_key", "admin_key")

@@ -8,9 +8,9 @@ from functools import cached_property, lru_cache
 from typing import Any, Protocol, cast
 
 from llmserve import _core
-from llmserve.arguments import describe
+from llmserve.common.arguments import describe
 from llmserve.errors import InvalidArgument
-from llmserve.request_state import RequestState
+from llmserve.requests.state import RequestState
 
 # Of requests that name no tier.
 DEFAULT_TIER = "default"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from llmserve.arguments import boolean, integer, number, text
+from llmserve.common.arguments import boolean, integer, number, text
 from llmserve.errors import InvalidArgument
 from llmserve.parsers.registry import tool_style
 from llmserve.server.pacing import read_tiers

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from llmserve.outputs import CompletionOutput
-from llmserve.request_state import RequestState
+from llmserve.requests.state import RequestState
 from llmserve.server.activity import TIMEOUT
 from llmserve.server.bodies import StreamOptions
 from llmserve.server.failures import generation_error

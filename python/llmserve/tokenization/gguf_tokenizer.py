@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmserve import _core
-from llmserve.arguments import describe
+from llmserve.common.arguments import describe
 from llmserve.errors import CorruptFile, NotSupported
 from llmserve.tokenization.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from llmserve.tokenization.sentencepiece_tokenizer import (

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from llmserve.model_files import (
+from llmserve.checkpoint.model_files import (
     MAX_TOKENIZER_BYTES,
     JsonObject,
     is_gguf,

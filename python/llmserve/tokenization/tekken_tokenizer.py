@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llmserve.checkpoint.model_files import JsonObject
 from llmserve.errors import CorruptFile
-from llmserve.model_files import JsonObject
 from llmserve.tokenization.pre_tokenizers import PreTokenizer
 from llmserve.tokenization.tiktoken_tokenizer import decoded_token
 from llmserve.tokenization.tokenizer_document import (

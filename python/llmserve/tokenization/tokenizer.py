@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmserve import _core
-from llmserve.arguments import refuse_unless_default
 from llmserve.chat.chat_template import ChatRequest, ChatTemplates, chat_request
 from llmserve.chat.tool_schema import Tool
+from llmserve.checkpoint.model_files import is_gguf
+from llmserve.common.arguments import refuse_unless_default
 from llmserve.errors import InvalidArgument
-from llmserve.model_files import is_gguf
 from llmserve.tokenization.gguf_tokenizer import GgufVocabulary, gguf_tokenizer
 from llmserve.tokenization.tokenizer_files import find_tokenizer, read_tokenizer
 from llmserve.tokenization.transformers_names import TokenizedText, TransformersNames

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmserve.errors import CorruptFile, InvalidArgument
-from llmserve.model_files import (
+from llmserve.checkpoint.model_files import (
     MAX_TOKENIZER_BYTES,
     JsonObject,
     parse_json_object,
     read_bytes,
     read_json_object,
 )
+from llmserve.errors import CorruptFile, InvalidArgument
 from llmserve.tokenization.sentencepiece_tokenizer import (
     PieceType,
     SentencePieceModel,

@@ -20,9 +20,9 @@ from llmserve._core import (
     Vocabulary,
     WordStep,
 )
-from llmserve.arguments import describe
+from llmserve.checkpoint.model_files import JsonObject
+from llmserve.common.arguments import describe
 from llmserve.errors import CorruptFile, NotSupported
-from llmserve.model_files import JsonObject
 
 if TYPE_CHECKING:
     import tokenizers

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from llmserve import _core
-from llmserve.event_router import ThreadInbox
-from llmserve.request_runner import RequestRunner
-from llmserve.request_state import RequestState
+from llmserve.requests.event_router import ThreadInbox
+from llmserve.requests.runner import RequestRunner
+from llmserve.requests.state import RequestState
 
 
 class EnqueuedRequests:

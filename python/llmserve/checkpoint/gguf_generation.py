@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from llmserve import _core
-from llmserve.model_files import JsonObject
+from llmserve.checkpoint.model_files import JsonObject
 from llmserve.tokenization.gguf_tokenizer import GgufVocabulary
 
 # general.sampling.*, as llama.cpp's converter writes a generation_config.json.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llmserve import _core
-from llmserve.arguments import describe, refuse_unknown
+from llmserve.common.arguments import describe, refuse_unknown
 from llmserve.errors import InvalidArgument
 from llmserve.tokenization.tokenizer import Tokenizer
 

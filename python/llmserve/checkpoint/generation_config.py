@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llmserve.arguments import integer, number
-from llmserve.errors import CorruptFile, InvalidArgument
-from llmserve.gguf_generation import gguf_generation_fields
-from llmserve.model_files import (
+from llmserve.checkpoint.gguf_generation import gguf_generation_fields
+from llmserve.checkpoint.model_files import (
     JsonObject,
     checked_field,
     is_gguf,
     read_json_object,
     token_id_tuple,
 )
+from llmserve.common.arguments import integer, number
+from llmserve.errors import CorruptFile, InvalidArgument
 from llmserve.sampling_params import SamplingParams
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from llmserve.arguments import INT32_MAX, describe, integer, text
+from llmserve.checkpoint.hub import download_model, is_hub_id
+from llmserve.common.arguments import INT32_MAX, describe, integer, text
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
-from llmserve.hub import download_model, is_hub_id
 
 # Published files: config.json under 100 KB, tokenizer.json up to 35 MB (262,144 tokens).
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -34,12 +34,12 @@ def demo_model_path() -> Path:
     >>> (demo_model_path() / "config.json").is_file()
     True
     """
-    return Path(__file__).parent / "demo" / "model"
+    return Path(__file__).parents[1] / "demo" / "model"
 
 
 def demo_text_path() -> Path:
     """Text that the demo model has not seen: documents of its generator's held-out seed."""
-    return Path(__file__).parent / "demo" / "held_out.txt"
+    return Path(__file__).parents[1] / "demo" / "held_out.txt"
 
 
 def find_checkpoint(model: object, revision: object = None, download_dir: object = None) -> Path:

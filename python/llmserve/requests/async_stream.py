@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 
 from llmserve import _core
-from llmserve.request_runner import RequestRunner
-from llmserve.request_state import RequestState
-from llmserve.text_threads import MAX_ROWS_IN_LOOP, on_answer_thread
+from llmserve.common.text_threads import MAX_ROWS_IN_LOOP, on_answer_thread
+from llmserve.requests.runner import RequestRunner
+from llmserve.requests.state import RequestState
 
 
 class AsyncStream:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from llmserve.gpu_telemetry import THROTTLE_REASONS
-from llmserve.live_metrics import LiveMetrics
+from llmserve.insight.gpu_telemetry import THROTTLE_REASONS
+from llmserve.insight.live_metrics import LiveMetrics
 
 # Limits of the recipes; those of docs/monitoring/alerts.yml are the same.
 _MAX_TTFT_S = 1.0

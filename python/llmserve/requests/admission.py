@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmserve import _core
-from llmserve.arguments import INT32_MIN, describe, integer
-from llmserve.beam_search import BeamSearchState
 from llmserve.beam_search_params import BeamSearchParams
+from llmserve.common.arguments import INT32_MIN, describe, integer
 from llmserve.errors import InvalidArgument, ResourceExhausted
-from llmserve.grammars import Grammars
-from llmserve.length_bound import LengthBound
 from llmserve.pooling_params import PoolingConfig, PoolingParams
-from llmserve.pooling_state import PoolingState
-from llmserve.prompts import PromptLimits, parse_prompts, split_prompts
-from llmserve.request_state import RequestState
+from llmserve.requests.beam_search_state import BeamSearchState
+from llmserve.requests.grammars import Grammars
+from llmserve.requests.pooling_state import PoolingState
+from llmserve.requests.prompt_parser import PromptLimits, parse_prompts, split_prompts
+from llmserve.requests.state import RequestState
+from llmserve.requests.word_tokens import ThinkingTokens, bad_word_token_ids
 from llmserve.sampling_params import SamplingParams
+from llmserve.tokenization.length_bound import LengthBound
 from llmserve.tokenization.tokenizer import Tokenizer
-from llmserve.word_tokens import ThinkingTokens, bad_word_token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class RequestLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestDoor:
+class RequestAdmission:
     """Turns the arguments of a call into requests. Raises InvalidArgument that names the first bad
     one by its index."""
 

@@ -8,7 +8,7 @@ from itertools import chain
 
 from llmserve import _core
 from llmserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from llmserve.prompts import Prompt
+from llmserve.requests.prompt_parser import Prompt
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
 from llmserve.tokenization.tokenizer import Tokenizer
 

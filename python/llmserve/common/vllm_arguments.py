@@ -5,7 +5,7 @@ Those that scripts give, at their defaults: where versions of vLLM differ, each 
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from llmserve.arguments import refuse_unknown, refuse_unless_default
+from llmserve.common.arguments import refuse_unknown, refuse_unless_default
 
 _AUTO, _NONE, _OFF, _ONE = ("auto",), (None,), (False, None), (1,)
 _NO_ADAPTERS = "adapters are not applied; merge them into the checkpoint"

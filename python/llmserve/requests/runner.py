@@ -9,9 +9,9 @@ from queue import SimpleQueue
 
 from llmserve import _core
 from llmserve.errors import LLMServeError, QueueFull
-from llmserve.event_router import POLL_S, EventRouter, ThreadInbox
-from llmserve.logits_processors import LogitsProcessorRunner
-from llmserve.request_state import RequestState
+from llmserve.requests.event_router import POLL_S, EventRouter, ThreadInbox
+from llmserve.requests.logits_processors import LogitsProcessorRunner
+from llmserve.requests.state import RequestState
 
 # How long an interrupted call waits for its requests to end before it gives the interruption on.
 _DRAIN_S = 5.0

@@ -7,8 +7,8 @@ from llmserve.pooling_outputs import (
     PoolingOutput,
     PoolingRequestOutput,
 )
-from llmserve.prompts import Prompt
-from llmserve.request_state import RequestState
+from llmserve.requests.prompt_parser import Prompt
+from llmserve.requests.state import RequestState
 from llmserve.sampling_params import SamplingParams
 
 _NOTHING_SAMPLED = SamplingParams(detokenize=False)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from llmserve import _core
-from llmserve.event_router import POLL_S, EventRouter
+from llmserve.requests.event_router import POLL_S, EventRouter
 
 
 class _Watcher(Protocol):

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from llmserve.request_state import RequestState
+from llmserve.requests.state import RequestState
 
 
 class Progress:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from llmserve import _core
 from llmserve.errors import CorruptFile, InvalidArgument
-from llmserve.timeline import Span, describe_request
+from llmserve.insight.timeline import Span, describe_request
 
 # Names and arguments of events: JSON values.
 Event = dict[str, object]

@@ -8,11 +8,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, overload
 
 from llmserve import _core
-from llmserve.arguments import describe
+from llmserve.common.arguments import describe
+from llmserve.common.html_table import html_table
 from llmserve.errors import InvalidArgument, NotSupported
-from llmserve.html_table import html_table
-from llmserve.perfetto import engine_events, request_events
-from llmserve.timeline import Span, Timelines, describe_life, describe_request
+from llmserve.insight.perfetto import engine_events, request_events
+from llmserve.insight.timeline import Span, Timelines, describe_life, describe_request
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

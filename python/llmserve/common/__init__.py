@@ -1,0 +1,1 @@
+"""What several folders use: checks of arguments, units, tables for notebooks."""

@@ -1,0 +1,1 @@
+"""What the engine did and does: traces, timelines, live metrics, the state of the GPU."""
