@@ -18,6 +18,8 @@ namespace {
 class StuckMatcher final : public TokenMatcher {
  public:
   void append(int32_t) override {}
+  void roll_back(int64_t) override {}
+  std::unique_ptr<TokenMatcher> clone() const override { return std::make_unique<StuckMatcher>(); }
   void fill(std::span<uint32_t>) override {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return is_cancelled_; });
@@ -50,6 +52,8 @@ void register_testing_grammar(py::module_& testing) {
       .def(py::init([](const TokenGrammar& grammar) { return grammar.make_matcher(); }),
            "grammar"_a)
       .def("append", &TokenMatcher::append, "token_id"_a)
+      .def("roll_back", &TokenMatcher::roll_back, "num_tokens"_a)
+      .def("clone", &TokenMatcher::clone)
       .def(
           "mask",
           [](TokenMatcher& matcher, int64_t vocab_size) {

@@ -58,7 +58,28 @@ class Matcher final : public TokenMatcher {
   Matcher& operator=(const Matcher&) = delete;
 
   void append(int32_t token_id) override {
+    if (has_stopped() && std::ranges::count(state_->end_token_ids, token_id) > 0) {
+      ++num_ends_;  // the mask has it, but llguidance would not take it
+      return;
+    }
     if (state_->functions.consume_token(matcher_, static_cast<uint32_t>(token_id)) != 0) fail();
+    ++num_tokens_;
+  }
+  void roll_back(int64_t num_tokens) override {
+    // Asked for more, llguidance would be of no more use.
+    check_internal(0 <= num_tokens && num_tokens <= num_tokens_ + num_ends_,
+                   "no more tokens are taken back than were appended");
+    const int64_t num_ends = std::min(num_tokens, num_ends_);
+    num_tokens -= num_ends;
+    if (state_->functions.roll_back(matcher_, static_cast<size_t>(num_tokens)) != 0) fail();
+    num_ends_ -= num_ends;
+    num_tokens_ -= num_tokens;
+  }
+  std::unique_ptr<TokenMatcher> clone() const override {
+    auto other = std::make_unique<Matcher>(state_, state_->functions.clone_matcher(matcher_));
+    other->num_tokens_ = num_tokens_;
+    other->num_ends_ = num_ends_;
+    return other;
   }
   void fill(std::span<uint32_t> mask) override {
     check_internal(mask.size() == state_->num_mask_words, "a mask has a bit for each token");
@@ -72,9 +93,16 @@ class Matcher final : public TokenMatcher {
                           error_of(state_->functions, matcher_));
   }
 
+  bool has_stopped() const {
+    return state_->functions.is_stopped(matcher_) &&
+           state_->functions.get_error(matcher_) == nullptr;
+  }
+
   const State state_;
   llg::Matcher* const matcher_;
   llg::CancellationHandle* const cancellation_;
+  int64_t num_tokens_ = 0;  // that llguidance took, and were not taken back
+  int64_t num_ends_ = 0;    // the end tokens after them
 };
 
 class Grammar final : public TokenGrammar {

@@ -34,7 +34,9 @@ Functions load_functions(const std::string& path) {
   find(library, path, "llg_clone_matcher", functions.clone_matcher);
   find(library, path, "llg_free_matcher", functions.free_matcher);
   find(library, path, "llg_matcher_get_error", functions.get_error);
+  find(library, path, "llg_matcher_is_stopped", functions.is_stopped);
   find(library, path, "llg_matcher_consume_token", functions.consume_token);
+  find(library, path, "llg_matcher_rollback", functions.roll_back);
   find(library, path, "llg_matcher_compute_mask_into", functions.compute_mask);
   find(library, path, "llg_matcher_get_cancellation_handle", functions.get_cancellation_handle);
   find(library, path, "llg_cancel", functions.cancel);

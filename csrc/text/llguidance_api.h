@@ -56,8 +56,10 @@ struct Functions {
   Matcher* (*new_matcher)(const MatcherInit*, const char* kind, const char* text);  // never null
   Matcher* (*clone_matcher)(const Matcher*);
   void (*free_matcher)(Matcher*);
-  const char* (*get_error)(Matcher*);                                    // null: none
+  const char* (*get_error)(Matcher*);  // null: none
+  bool (*is_stopped)(const Matcher*);  // also before its end token, where nothing else can come
   int32_t (*consume_token)(Matcher*, uint32_t token);                    // 0: taken
+  int32_t (*roll_back)(Matcher*, size_t num_tokens);                     // 0: taken back
   int32_t (*compute_mask)(Matcher*, uint32_t* mask, size_t mask_bytes);  // 0: filled
   CancellationHandle* (*get_cancellation_handle)(Matcher*);
   void (*cancel)(const CancellationHandle*);

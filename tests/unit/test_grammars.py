@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from llmserve import (
     LLM,
+    InternalError,
     InvalidArgument,
     NotSupported,
     QueueFull,
@@ -154,6 +155,120 @@ def test_a_cancelled_matcher_gives_no_mask_and_leaves_its_siblings_alone() -> No
     with pytest.raises(InvalidArgument, match="cancelled"):
         first.mask(VOCAB_SIZE)
     assert second.mask(VOCAB_SIZE).any()
+
+
+def random_grammar(rng: random.Random) -> StructuredOutputsParams:
+    """A regular expression, a schema or a Lark grammar of random parts."""
+    words = ["".join(rng.choices("abcdef", k=rng.randint(1, 5))) for _ in range(4)]
+    kind = rng.choice(["regex", "json", "grammar"])
+    if kind == "regex":
+        parts = [*words, "[a-z]+", "[0-9]{2,5}", "(x|yz)*", r"\w{1,9}", "( [a-z]+)?"]
+        return StructuredOutputsParams(regex="".join(rng.choices(parts, k=rng.randint(2, 6))))
+    if kind == "json":
+        leaves = [{"type": "integer"}, {"type": "string"}, {"enum": words}, {"type": "boolean"}]
+        arrays = [{"type": "array", "items": leaf} for leaf in leaves]
+        properties = {word: rng.choice([*leaves, *arrays]) for word in words}
+        schema = {"type": "object", "properties": properties, "required": [words[0]]}
+        return StructuredOutputsParams(json=json.dumps(schema))
+    inner = rng.choice(['"<" start? ">"', '"(" start "," start ")"', f'start? "{words[0]}"'])
+    return StructuredOutputsParams(
+        grammar=f"start: item{rng.choice('+*')}\nitem: {inner} | NAME\nNAME: /[a-z]{{1,4}}/\n"
+    )
+
+
+def allowed_by(matcher: _core.testing.TokenMatcher) -> list[int]:
+    bits = np.unpackbits(matcher.mask(VOCAB_SIZE).view(np.uint8), bitorder="little")
+    return [int(i) for i in np.flatnonzero(bits)]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_what_is_rolled_back_leaves_no_trace(seed: int) -> None:
+    """Drafts are appended, some end the text, and taken back one by one or all at once; a matcher
+    that never saw them has the same masks."""
+    rng = random.Random(seed)
+    grammar = make().compile(random_grammar(rng))
+    drafted, plain = _core.testing.TokenMatcher(grammar), _core.testing.TokenMatcher(grammar)
+    path: list[int] = []
+    for _ in range(12):
+        num_drafts = 0
+        for _ in range(rng.randint(0, 5)):
+            allowed = allowed_by(drafted)
+            if END in allowed and rng.random() < 0.3:
+                drafted.append(END)
+                num_drafts += 1
+                break
+            others = [i for i in allowed if i != END]
+            if not others:
+                break
+            drafted.append(rng.choice(others))
+            num_drafts += 1
+        while num_drafts > 0:
+            count = rng.randint(1, num_drafts)
+            drafted.roll_back(count)
+            num_drafts -= count
+        expected = allowed_by(plain)
+        assert allowed_by(drafted) == expected
+        others = [i for i in expected if i != END]
+        if not others:
+            break
+        path.append(rng.choice(others))
+        drafted.append(path[-1])
+        plain.append(path[-1])
+    drafted.roll_back(len(path))
+    assert allowed_by(drafted) == allowed_by(_core.testing.TokenMatcher(grammar))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_clone_goes_its_own_way(seed: int) -> None:
+    rng = random.Random(100 + seed)
+    grammar = make().compile(random_grammar(rng))
+    matcher = _core.testing.TokenMatcher(grammar)
+    matcher.append(rng.choice([i for i in allowed_by(matcher) if i != END]))
+    before = allowed_by(matcher)
+    clone = matcher.clone()
+    assert allowed_by(clone) == before
+    others = [i for i in before if i != END]
+    if others:
+        clone.append(rng.choice(others))
+        assert allowed_by(matcher) == before
+        clone.roll_back(1)
+    clone.roll_back(1)  # what was appended before it was cloned
+    assert allowed_by(clone) == allowed_by(_core.testing.TokenMatcher(grammar))
+    clone.cancel()
+    with pytest.raises(InvalidArgument, match="cancelled"):
+        clone.mask(VOCAB_SIZE)
+    assert allowed_by(matcher) == before
+
+
+def test_a_text_that_ended_goes_on_after_its_end_is_rolled_back() -> None:
+    matcher = _core.testing.TokenMatcher(compile_one(make(), "regex", "[a-z]{0,3}"))
+    before = allowed_by(matcher)
+    assert END in before
+    matcher.append(END)
+    matcher.roll_back(1)
+    assert allowed_by(matcher) == before
+    while others := [i for i in allowed_by(matcher) if i != END]:
+        matcher.append(others[0])
+    for _ in range(3):  # nothing else can come
+        assert allowed_by(matcher) == [END]
+        matcher.append(END)
+    matcher.roll_back(2)
+    assert allowed_by(matcher) == [END]
+    matcher.roll_back(2)
+    assert allowed_by(matcher) != [END]
+
+
+def test_more_than_was_appended_is_not_rolled_back() -> None:
+    matcher = _core.testing.TokenMatcher(compile_one(make(), "regex", "[a-z]+"))
+    matcher.append(next(i for i in allowed_by(matcher) if i != END))
+    before = allowed_by(matcher)
+    for count in (2, -1):
+        with pytest.raises(InternalError, match="taken back"):
+            matcher.roll_back(count)
+    assert allowed_by(matcher) == before
+    matcher.roll_back(1)
+    with pytest.raises(InternalError, match="taken back"):
+        matcher.roll_back(1)
 
 
 def nested(open_: str, middle: str, close: str, depth: int) -> str:
