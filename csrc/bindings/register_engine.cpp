@@ -14,7 +14,7 @@
 #include "core/error.h"
 #include "core/start_thread.h"
 #include "engine/engine.h"
-#include "engine/model_executor.h"
+#include "engine/step_runner.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -219,7 +219,7 @@ class LoadingModel {
   explicit LoadingModel(const EngineConfig& config) : config_(config) {
     config_.validate();
     std::packaged_task<std::unique_ptr<Executor>()> load(
-        [config] { return std::make_unique<ModelExecutor>(config); });
+        [config] { return std::make_unique<StepRunner>(config); });
     executor_ = load.get_future();
     thread_ = start_thread(std::move(load));
   }

@@ -24,7 +24,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "engine/engine.h"
-#include "engine/model_executor.h"
+#include "engine/step_runner.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -73,7 +73,7 @@ struct OracleOptions {
   int64_t invalid_request_id = -1;  // this request's rows come back as not finite
   int32_t max_in_flight = 1;
   int64_t sweep_bytes = 0;  // read by each step: what a forward leaves of the caches
-  int64_t num_chores = 0;   // those left are its mapped_bytes
+  int64_t num_background_tasks = 0;   // those left are its mapped_bytes
 };
 
 struct FaultOptions {
@@ -93,7 +93,7 @@ struct FaultOptions {
 class OracleExecutor final : public Executor {
  public:
   OracleExecutor(const OracleOptions& options, std::shared_ptr<StepGate> gate)
-      : options_(options), gate_(std::move(gate)), num_chores_(options.num_chores) {
+      : options_(options), gate_(std::move(gate)), num_background_tasks_(options.num_background_tasks) {
     swept_.resize(static_cast<size_t>(options.sweep_bytes / 8), 1);
   }
 
@@ -116,12 +116,12 @@ class OracleExecutor final : public Executor {
     flights_.pop_front();
     return sampled_;
   }
-  bool do_chore() override { return num_chores_ > 0 && --num_chores_ > 0; }
+  bool do_background_work() override { return num_background_tasks_ > 0 && --num_background_tasks_ > 0; }
   void abandon() noexcept override { flights_.clear(); }
   int64_t vocab_size() const override { return options_.vocab_size; }
   int64_t hidden_size() const override { return 1; }
   std::string description() const override { return "token oracle"; }
-  MemoryUse memory_use() const override { return {.mapped_bytes = num_chores_}; }
+  MemoryUse memory_use() const override { return {.mapped_bytes = num_background_tasks_}; }
   void release(MemoryPart) override {}  // it holds nothing
   void restore(MemoryPart) override {}
 
@@ -139,7 +139,7 @@ class OracleExecutor final : public Executor {
   int64_t num_waits_ = 0;
   std::vector<uint64_t> swept_;
   volatile uint64_t sum_ = 0;  // so that they are read
-  int64_t num_chores_;
+  int64_t num_background_tasks_;
   SampledTokens sampled_;
 };
 
@@ -158,8 +158,8 @@ class FaultyExecutor final : public Executor {
       throw_fault(options_.fault);
     return sampled;
   }
-  bool do_chore() override { return executor_->do_chore(); }
-  bool do_idle_chore() override { return executor_->do_idle_chore(); }
+  bool do_background_work() override { return executor_->do_background_work(); }
+  bool do_idle_work() override { return executor_->do_idle_work(); }
   void abandon() noexcept override { executor_->abandon(); }
   void forget(RequestId request_id, int32_t sample_index) override {
     executor_->forget(request_id, sample_index);
@@ -200,7 +200,7 @@ void register_testing_engine(py::module_& testing) {
       .def_readwrite("invalid_request_id", &OracleOptions::invalid_request_id)
       .def_readwrite("max_in_flight", &OracleOptions::max_in_flight)
       .def_readwrite("sweep_bytes", &OracleOptions::sweep_bytes)
-      .def_readwrite("num_chores", &OracleOptions::num_chores);
+      .def_readwrite("num_background_tasks", &OracleOptions::num_background_tasks);
   py::class_<StepGate, std::shared_ptr<StepGate>>(testing, "StepGate")
       .def(py::init<int64_t>(), "step_id"_a)
       .def("wait_until_held", &StepGate::wait_until_held, py::call_guard<py::gil_scoped_release>())
@@ -227,7 +227,7 @@ void register_testing_engine(py::module_& testing) {
       [](const EngineConfig& config, const FaultOptions& faults,
          std::optional<Vocabulary> vocabulary) {
         config.validate();
-        auto model = std::make_unique<ModelExecutor>(config);
+        auto model = std::make_unique<StepRunner>(config);
         return std::make_unique<Engine>(config, std::move(vocabulary),
                                         std::make_unique<FaultyExecutor>(std::move(model), faults));
       },

@@ -108,6 +108,15 @@ void BatchBuilder::append_row(const LogitRow& row) {
                                  .banned_token_ids = row.banned_token_ids});
 }
 
+void BatchBuilder::append_pooled(const StepPlan& plan, const PooledSequence& pooled) {
+  if (pooled.output->params.task != PoolingTask::kTokenLogits) return;
+  const size_t idx = static_cast<size_t>(pooled.sequence_idx);
+  batch_.pooled_rows.push_back({.output = pooled.output,
+                                .begin = query_starts_[idx],
+                                .count = query_starts_[idx + 1] - query_starts_[idx],
+                                .position = plan.sequences[idx].start_position});
+}
+
 void BatchBuilder::fill_up(const BatchShape& shape) {
   const auto width = static_cast<size_t>(shape.max_blocks);
   while (num_sequences_ < kv_lens_.size()) {
@@ -137,6 +146,7 @@ StepBatch& BatchBuilder::build(const StepPlan& plan, const BatchShape& shape,
   num_tokens_ = num_sequences_ = num_rows_ = 0;
   given_embeddings_.clear();
   batch_.sample_tasks.clear();
+  batch_.pooled_rows.clear();
   batch_.copies.clear();
   batch_.has_awaited = false;
   query_starts_[0] = 0;
@@ -145,6 +155,7 @@ StepBatch& BatchBuilder::build(const StepPlan& plan, const BatchShape& shape,
     append_sequence(sequence);
   }
   for (const LogitRow& row : plan.logit_rows) append_row(row);
+  for (const PooledSequence& pooled : plan.pooled) append_pooled(plan, pooled);
   fill_up(shape);
   for (const BlockCopy& copy : plan.copies)
     batch_.copies.emplace_back(copy.source, copy.destination);

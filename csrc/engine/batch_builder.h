@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/pooling.h"
 #include "kernels/device_steps.h"
 #include "layers/model_input.h"
 #include "sampling/sampling_slot.h"
@@ -21,6 +22,15 @@ struct BatchShape {
   int64_t max_blocks = 0;     // M
 };
 
+// Tokens of a pooled prompt whose logits are wanted: [begin, begin + count) of the step, which are
+// the prompt's from `position` on.
+struct PooledRows {
+  PooledOutput* output = nullptr;
+  int64_t begin = 0;
+  int64_t count = 0;
+  int64_t position = 0;
+};
+
 // Everything of a step that the device reads. Spans of `input`, and those after it, point into the
 // block or the builder and stay valid until its next build.
 struct StepBatch {
@@ -29,6 +39,7 @@ struct StepBatch {
   std::span<const DrawSettings> settings;  // [S]
   bool has_awaited = false;
   std::vector<SampleTask> sample_tasks;  // [S], parallel to input.logit_rows
+  std::vector<PooledRows> pooled_rows;   // one record a prompt, in the plan's order
   std::vector<std::pair<int32_t, int32_t>>
       copies;  // (source, destination) blocks, before the forward
 };
@@ -60,6 +71,7 @@ class BatchBuilder {
   void append_given_rows(const ScheduledSequence& sequence);
   void fill_block_tables(const ScheduledSequence& sequence, int64_t max_blocks);
   void append_row(const LogitRow& row);
+  void append_pooled(const StepPlan& plan, const PooledSequence& pooled);
   void fill_up(const BatchShape& shape);
 
   const int64_t block_size_;

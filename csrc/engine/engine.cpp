@@ -20,10 +20,10 @@ namespace {
 
 constexpr size_t kNumTracedSteps = 4096;  // a minute or more of decode
 constexpr size_t kNumTracedRequests = 4096;
-constexpr int32_t kMaxFailedSteps = 3;     // in a row
-constexpr int64_t kMaxChoresUs = 500'000;  // between two steps
-// Who makes an engine mostly has a request for it, which a chore under way would keep waiting.
-constexpr std::chrono::milliseconds kIdleBeforeChores{20};
+constexpr int32_t kMaxFailedSteps = 3;         // in a row
+constexpr int64_t kMaxBackgroundUs = 500'000;  // between two steps
+// Who makes an engine mostly has a request for it, which background work would keep waiting.
+constexpr std::chrono::milliseconds kIdleBeforeWork{20};
 
 // Adds the time since its construction to a duration.
 class PhaseTimer {
@@ -247,7 +247,7 @@ void Engine::fall_asleep(int32_t level) {
 void Engine::restore(const std::vector<MemoryPart>& parts) {
   for (const MemoryPart part : parts) {
     executor_->restore(part);
-    has_chores_ = true;
+    has_background_work_ = true;
     keep_memory_use();
     const std::lock_guard lock(intake_mutex_);
     is_released_[static_cast<size_t>(part)] = false;
@@ -296,15 +296,16 @@ bool Engine::take_in() {
   std::unique_lock lock(intake_mutex_);
   const auto has_news = [&] { return !intake_.is_empty(); };
   if (!scheduler_->has_unfinished()) {
-    if (has_chores_ || has_idle_chores_) intake_ready_.wait_for(lock, kIdleBeforeChores, has_news);
-    while (has_chores_ && !has_news()) {
+    if (has_background_work_ || has_idle_work_)
+      intake_ready_.wait_for(lock, kIdleBeforeWork, has_news);
+    while (has_background_work_ && !has_news()) {
       lock.unlock();
-      do_chores(0);
+      do_background_work(0);
       lock.lock();
     }
-    while (has_idle_chores_ && !has_news()) {
+    while (has_idle_work_ && !has_news()) {
       lock.unlock();
-      has_idle_chores_ = executor_->do_idle_chore();
+      has_idle_work_ = executor_->do_idle_work();
       lock.lock();
     }
     intake_ready_.wait(lock, has_news);
@@ -356,7 +357,7 @@ void Engine::step() {
 }
 
 void Engine::begin_step() {
-  has_idle_chores_ = true;
+  has_idle_work_ = true;
   Flight& next = flight(scheduler_->num_in_flight());
   StepRecord& record = next.record;
   record = {.start_us = clock_.now_us(), .decisions = std::move(record.decisions)};
@@ -410,15 +411,15 @@ void Engine::finish_step() {
   scheduler_->recycle(*result);
   // As much time as the step took: no stream falls below half its pace, and a caller whose next
   // request always comes at once is not left with slow steps for ever.
-  if (has_chores_) do_chores(std::min(record.execute_us, kMaxChoresUs));
+  if (has_background_work_) do_background_work(std::min(record.execute_us, kMaxBackgroundUs));
 }
 
 // At least one, and then as long as the time lasts.
-void Engine::do_chores(int64_t duration_us) {
+void Engine::do_background_work(int64_t duration_us) {
   const int64_t end_us = clock_.now_us() + duration_us;
   do {
-    has_chores_ = executor_->do_chore();
-  } while (has_chores_ && clock_.now_us() < end_us);
+    has_background_work_ = executor_->do_background_work();
+  } while (has_background_work_ && clock_.now_us() < end_us);
   keep_memory_use();
 }
 

@@ -140,7 +140,7 @@ class Engine {
   void fall_asleep(int32_t level);
   void restore(const std::vector<MemoryPart>& parts);
   void keep_memory_use();
-  void do_chores(int64_t duration_us);
+  void do_background_work(int64_t duration_us);
   int64_t num_queued() const;
   int64_t room() const;
   void run();
@@ -174,8 +174,8 @@ class Engine {
   // Those of the scheduler's that are in flight, the oldest first.
   std::array<Flight, Scheduler::kMaxInFlight> flights_;
   int32_t oldest_flight_ = 0;
-  bool has_chores_ = true;  // as far as is known, the executor
-  bool has_idle_chores_ = true;
+  bool has_background_work_ = true;  // as far as is known, the executor
+  bool has_idle_work_ = true;
   bool is_stuck_ = false;  // the last plan was empty, with no step in flight
 
   mutable std::mutex intake_mutex_;

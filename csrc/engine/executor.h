@@ -25,6 +25,9 @@ struct MemoryUse {
   int64_t pool_reserved_bytes = 0;
   int64_t pool_reserved_high_bytes = 0;
   int64_t graph_bytes = 0;  // of recorded steps, beside the pool, as far as can be told
+
+  // Another worker's, too.
+  MemoryUse& operator+=(const MemoryUse& other);
 };
 
 // What an executor can give back while nobody needs it. The workspace goes with the weights.
@@ -40,7 +43,8 @@ class Executor {
   // Steps that may be in flight, from launch() to wait(), at a time; at most
   // Scheduler::kMaxInFlight. An executor with one is asked for nothing ahead.
   virtual int32_t max_in_flight() const { return 1; }
-  // Begins one step, after those in flight. The plan's spans are not read after it returns. Throws
+  // Begins one step, after those in flight. The plan's spans are not read after it returns. A plan
+  // without sequences is a step, too: it runs nothing, and its wait() gives no rows. Throws
   // DeviceError (or any Error) when the step as a whole failed.
   virtual void launch(const StepPlan& plan) = 0;
   // Waits for the oldest step in flight: one record a logit row of its plan, in its order; what is
@@ -50,11 +54,11 @@ class Executor {
   // Where launch() or wait() has thrown, or nobody will wait: no step is in flight any more.
   virtual void abandon() noexcept {}
 
-  // Does a part, of some milliseconds, of what makes later steps quicker; between steps. False
-  // where nothing is left to do.
-  virtual bool do_chore() { return false; }
-  // Likewise, but only while nobody waits: a step would otherwise do as much when it comes to it.
-  virtual bool do_idle_chore() { return false; }
+  // Background work makes later steps quicker. A call does some milliseconds of it, between two
+  // steps, and returns false where nothing is left to do.
+  virtual bool do_background_work() { return false; }
+  // Likewise, for an idle engine only: the step that needs the result would do as much itself.
+  virtual bool do_idle_work() { return false; }
 
   // The sample has ended: whatever is kept of it from step to step may go.
   virtual void forget(RequestId /*request_id*/, int32_t /*sample_index*/) {}

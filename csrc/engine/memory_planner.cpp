@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 #include "core/system.h"
-#include "engine/model_executor.h"
+#include "engine/worker.h"
 #include "io/checkpoint.h"
 #include "io/packed_cache.h"
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "core/error.h"
 
@@ -14,7 +13,7 @@ bool all_finite(const float* values, int64_t count) {
 }
 
 // The first `width` elements of a hidden state, to an L2 norm of 1 if wanted.
-void file_vector(const float* state, const PoolingParams& params, int64_t width, float* to) {
+void store_vector(const float* state, const PoolingParams& params, int64_t width, float* to) {
   std::copy_n(state, width, to);
   if (!params.normalize) return;
   double sum = 0;
@@ -54,13 +53,12 @@ std::shared_ptr<PooledOutput> make_pooled_output(const PoolingParams& params, in
   return output;
 }
 
-void Pooler::take(const ForwardContext& context, const Model& model, const ConstTensor& hidden,
-                  const StepPlan& plan) {
+void Pooler::take(const ConstTensor& hidden, const ModelInput& input, const StepPlan& plan) {
   row_.resize(static_cast<size_t>(hidden.shape[1]));
   for (const PooledSequence& pooled : plan.pooled) {
     const size_t idx = static_cast<size_t>(pooled.sequence_idx);
     const ScheduledSequence& sequence = plan.sequences[idx];
-    const Chunk chunk{.begin = context.input.query_starts[idx],
+    const Chunk chunk{.begin = input.query_starts[idx],
                       .count = std::ssize(sequence.token_ids),
                       .position = sequence.start_position};
     PooledOutput& out = *pooled.output;
@@ -72,11 +70,17 @@ void Pooler::take(const ForwardContext& context, const Model& model, const Const
       case PoolingTask::kTokenEmbed:
         take_states(hidden, chunk, out);
         break;
-      case PoolingTask::kTokenLogits:
-        take_logits(context, model, hidden, chunk, out);
+      case PoolingTask::kTokenLogits:  // take_logits()
         break;
     }
   }
+}
+
+void Pooler::take_logits(const ConstTensor& logits, const PooledRows& rows) {
+  PooledOutput& out = *rows.output;
+  float* const to = out.values.row(rows.position);
+  copy_rows(logits, 0, rows.count, to);
+  out.is_finite &= all_finite(to, rows.count * out.values.width);
 }
 
 void Pooler::copy_rows(const ConstTensor& rows, int64_t begin, int64_t count, float* to) {
@@ -88,22 +92,8 @@ void Pooler::take_states(const ConstTensor& hidden, const Chunk& chunk, PooledOu
   for (int64_t i = 0; i < chunk.count; ++i) {
     copy_rows(hidden, chunk.begin + i, 1, row_.data());
     float* const to = out.values.row(chunk.position + i);
-    file_vector(row_.data(), out.params, out.values.width, to);
+    store_vector(row_.data(), out.params, out.values.width, to);
     out.is_finite &= all_finite(to, out.values.width);
-  }
-}
-
-void Pooler::take_logits(const ForwardContext& context, const Model& model,
-                         const ConstTensor& hidden, const Chunk& chunk, PooledOutput& out) {
-  for (int64_t done = 0; done < chunk.count; done += max_logit_rows_) {
-    const int64_t count = std::min(max_logit_rows_, chunk.count - done);
-    tokens_.resize(static_cast<size_t>(count));
-    std::iota(tokens_.begin(), tokens_.end(), static_cast<int32_t>(chunk.begin + done));
-    const Arena::Scope scope(context.arena);
-    const Tensor logits = model.compute_logits(context, hidden, tokens_);
-    float* const to = out.values.row(chunk.position + done);
-    copy_rows(logits, 0, count, to);
-    out.is_finite &= all_finite(to, count * out.values.width);
   }
 }
 
@@ -126,7 +116,7 @@ void Pooler::take_vector(const ConstTensor& hidden, const Chunk& chunk, PooledOu
         row_[i] = static_cast<float>(out.sum[i] / static_cast<double>(end));
       break;
   }
-  file_vector(row_.data(), out.params, out.values.width, out.values.row(0));
+  store_vector(row_.data(), out.params, out.values.width, out.values.row(0));
   out.is_finite &= all_finite(out.values.row(0), out.values.width);
 }
 

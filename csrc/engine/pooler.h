@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "api/pooling.h"
+#include "core/memory.h"
 #include "engine/batch_builder.h"
-#include "models/model.h"
 #include "scheduler/step_plan.h"
 
 namespace llmserve {
@@ -24,15 +24,14 @@ std::shared_ptr<PooledOutput> make_pooled_output(const PoolingParams& params, in
 
 class Pooler {
  public:
-  // Logits are computed for at most max_logit_rows tokens at a time.
   // The tensors lie in `memory`.
-  Pooler(Memory& memory, int64_t max_logit_rows)
-      : memory_(memory), max_logit_rows_(max_logit_rows) {}
+  explicit Pooler(Memory& memory) : memory_(memory) {}
 
   // Takes what it wants of hidden [T, E]. A prompt's tokens come in order, over one or more steps;
   // a start at position 0 begins anew.
-  void take(const ForwardContext& context, const Model& model, const ConstTensor& hidden,
-            const StepPlan& plan);
+  void take(const ConstTensor& hidden, const ModelInput& input, const StepPlan& plan);
+  // logits [rows.count, V] of the step's batch, after take().
+  void take_logits(const ConstTensor& logits, const PooledRows& rows);
 
  private:
   // Part of one prompt: tokens [begin, begin + count) of the step at positions from `position`.
@@ -44,15 +43,11 @@ class Pooler {
 
   void copy_rows(const ConstTensor& rows, int64_t begin, int64_t count, float* to);
   void take_states(const ConstTensor& hidden, const Chunk& chunk, PooledOutput& out);
-  void take_logits(const ForwardContext& context, const Model& model, const ConstTensor& hidden,
-                   const Chunk& chunk, PooledOutput& out);
   void take_vector(const ConstTensor& hidden, const Chunk& chunk, PooledOutput& out);
   void add_to_sum(const ConstTensor& hidden, const Chunk& chunk, PooledOutput& out);
 
   Memory& memory_;
-  const int64_t max_logit_rows_;
-  std::vector<float> row_;       // [E] one hidden state
-  std::vector<int32_t> tokens_;  // whose logits are computed
+  std::vector<float> row_;  // [E] one hidden state
 };
 
 }  // namespace llmserve

@@ -39,13 +39,13 @@ SampleRow Sampler::make_row(const SampleTask& task, const ConstTensor& logits, s
 
 std::span<const SampleRow> Sampler::ask(const ConstTensor& logits,
                                         std::span<const SampleTask> tasks,
-                                        std::span<Filing> filings) {
+                                        std::span<PendingSample> pending) {
   rows_.clear();
   for (size_t i = 0; i < tasks.size(); ++i) {
     const float* row = logits.as<float>() + static_cast<int64_t>(i) * logits.strides[0];
     const ConstTensor row_logits(row, DType::kF32, {logits.shape[1]});
-    filings[i] = {.position = tasks[i].position, .is_end = tasks[i].end_token_id >= 0};
-    rows_.push_back(make_row(tasks[i], row_logits, filings[i].error));
+    pending[i] = {.position = tasks[i].position, .is_end = tasks[i].end_token_id >= 0};
+    rows_.push_back(make_row(tasks[i], row_logits, pending[i].error));
   }
   return rows_;
 }
@@ -54,25 +54,25 @@ void Sampler::sample(const ConstTensor& logits, std::span<const SampleTask> task
                      SampledTokens& out) {
   if (drawn_.size() < tasks.size()) {
     drawn_.resize(tasks.size());
-    filings_.resize(tasks.size());
+    pending_.resize(tasks.size());
   }
   const std::span<SampledRow> drawn(drawn_.data(), tasks.size());
-  backend_.sample({.logits = logits, .rows = ask(logits, tasks, filings_), .out = drawn});
-  for (size_t i = 0; i < tasks.size(); ++i) file(drawn[i], filings_[i], out);
+  backend_.sample({.logits = logits, .rows = ask(logits, tasks, pending_), .out = drawn});
+  for (size_t i = 0; i < tasks.size(); ++i) append(drawn[i], pending_[i], out);
 }
 
-void Sampler::file(const SampledRow& row, const Filing& filing, SampledTokens& out) {
+void Sampler::append(const SampledRow& row, const PendingSample& pending, SampledTokens& out) {
   SampledToken token{.token_id = row.token_id,
                      .logprob = row.logprob,
                      .rank = row.rank,
-                     .is_valid = row.is_valid && filing.error.empty(),
-                     .is_end = filing.is_end};
+                     .is_valid = row.is_valid && pending.error.empty(),
+                     .is_end = pending.is_end};
   if (!token.is_valid && row.is_raw_valid) {
     token.error_idx = static_cast<int32_t>(out.errors.size());
     out.errors.push_back(
-        !filing.error.empty()
-            ? filing.error
-            : concat("no token is left to draw at position ", filing.position,
+        !pending.error.empty()
+            ? pending.error
+            : concat("no token is left to draw at position ", pending.position,
                      ": structured_outputs, logits_processors, allowed_token_ids, bad_words, "
                      "logit_bias, the penalties and min_tokens together rule out all; allow more"));
   }

@@ -1,5 +1,5 @@
-// Turns logits into tokens: gathers each row's settings for the backend's sample op and files what
-// comes back.
+// Turns logits into tokens: gathers each row's settings for the backend's sample op and makes
+// records of what comes back.
 #pragma once
 
 #include <map>
@@ -13,8 +13,8 @@
 
 namespace llmserve {
 
-// What is to be known of a task once its token is there.
-struct Filing {
+// What the host knows of a sample before its token has been drawn.
+struct PendingSample {
   int64_t position = 0;
   bool is_end = false;
   std::string error;  // why its token counts for nothing; empty: it does
@@ -28,11 +28,12 @@ class Sampler {
   // whose logits processor fails, or whose parameters leave no token to draw, fails alone.
   void sample(const ConstTensor& logits, std::span<const SampleTask> tasks, SampledTokens& out);
 
-  // The same in two parts, with the sample op between them. ask() waits for the logits where a row
-  // has logits processors, and else for nothing; the rows [S] are valid until it is called again.
+  // The same in two parts, with the sample op between them; append() is the second. ask() waits for
+  // the logits where a row has logits processors, and else for nothing; the rows [S] are valid
+  // until it is called again.
   std::span<const SampleRow> ask(const ConstTensor& logits, std::span<const SampleTask> tasks,
-                                 std::span<Filing> filings);
-  static void file(const SampledRow& row, const Filing& filing, SampledTokens& out);
+                                 std::span<PendingSample> pending);
+  static void append(const SampledRow& row, const PendingSample& pending, SampledTokens& out);
 
   // The sequence has ended: what was kept of it goes.
   void forget(RequestId request_id, int32_t sample_index);
@@ -47,7 +48,7 @@ class Sampler {
   // Of the call under way; they grow to the largest S, then stay.
   std::vector<SampleRow> rows_;
   std::vector<SampledRow> drawn_;
-  std::vector<Filing> filings_;
+  std::vector<PendingSample> pending_;
 };
 
 }  // namespace llmserve

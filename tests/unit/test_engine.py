@@ -487,8 +487,8 @@ def test_the_trace_names_the_phases_and_counts_their_tokens() -> None:
     engine.close()
 
 
-def test_requests_do_not_wait_for_the_end_of_the_chores() -> None:
-    engine = make_engine({"num_chores": 10**12})  # days of them
+def test_requests_do_not_wait_for_the_end_of_background_work() -> None:
+    engine = make_engine({"num_background_tasks": 10**12})  # days of them
     for _ in range(3):
         request = add_request(engine, [1, 2, 3], params())
         events = collect(engine, [request])[request]
@@ -498,11 +498,11 @@ def test_requests_do_not_wait_for_the_end_of_the_chores() -> None:
     engine.close()
 
 
-def test_an_idle_engine_does_its_chores() -> None:
-    engine = make_engine({"num_chores": 50})
+def test_an_idle_engine_does_its_background_work() -> None:
+    engine = make_engine({"num_background_tasks": 50})
     deadline = time.monotonic() + DEADLINE_S
     while engine.memory_use.mapped_bytes > 0:
-        assert time.monotonic() < deadline, "an idle engine does its chores"
+        assert time.monotonic() < deadline, "an idle engine does its background work"
         time.sleep(0.001)
     engine.close()
 

@@ -1,0 +1,23 @@
+#include "engine/executor.h"
+
+#include "core/error.h"
+
+namespace llmserve {
+
+MemoryUse& MemoryUse::operator+=(const MemoryUse& other) {
+  for (const auto field :
+       {&MemoryUse::weight_bytes, &MemoryUse::mapped_bytes, &MemoryUse::workspace_bytes,
+        &MemoryUse::kv_cache_bytes, &MemoryUse::pool_used_bytes, &MemoryUse::pool_used_high_bytes,
+        &MemoryUse::pool_reserved_bytes, &MemoryUse::pool_reserved_high_bytes,
+        &MemoryUse::graph_bytes})
+    this->*field += other.*field;
+  return *this;
+}
+
+MemoryPart parse_memory_part(std::string_view name) {
+  if (name == "weights") return MemoryPart::kWeights;
+  if (name == "kv_cache") return MemoryPart::kKvCache;
+  throw InvalidArgument(concat("tags must be of 'weights' and 'kv_cache', got '", name, "'"));
+}
+
+}  // namespace llmserve

@@ -1,0 +1,74 @@
+#include "engine/rank_threads.h"
+
+#include <utility>
+
+#include "core/pin_thread.h"
+#include "core/start_thread.h"
+
+namespace llmserve {
+
+RankThreads::RankThreads(int num_ranks) : failures_(static_cast<size_t>(num_ranks)) {
+  try {
+    for (int rank = 1; rank < num_ranks; ++rank)
+      threads_.push_back(start_thread([this, rank] { serve(rank); }));
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+RankThreads::~RankThreads() { stop(); }
+
+void RankThreads::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+    has_work_.notify_all();
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void RankThreads::run_all(const Task& task) {
+  {
+    const std::lock_guard lock(mutex_);
+    task_ = task;
+    num_running_ = num_ranks() - 1;
+    ++num_tasks_;
+    has_work_.notify_all();
+  }
+  run_rank(task, 0);
+  {
+    std::unique_lock lock(mutex_);
+    has_ended_.wait(lock, [this] { return num_running_ == 0; });
+  }
+  std::exception_ptr first;
+  for (std::exception_ptr& failure : failures_) {
+    if (failure && !first) first = failure;
+    failure = nullptr;
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+void RankThreads::run_rank(const Task& task, int rank) {
+  try {
+    task.call(task.work, rank);
+  } catch (...) {
+    failures_[static_cast<size_t>(rank)] = std::current_exception();
+  }
+}
+
+void RankThreads::serve(int rank) {
+  unpin_thread();  // the engine's thread may have started this one
+  std::unique_lock lock(mutex_);
+  for (int64_t num_done = 0;; ++num_done) {
+    has_work_.wait(lock, [&] { return is_stopping_ || num_tasks_ > num_done; });
+    if (is_stopping_) return;
+    const Task task = task_;
+    lock.unlock();
+    run_rank(task, rank);
+    lock.lock();
+    if (--num_running_ == 0) has_ended_.notify_one();
+  }
+}
+
+}  // namespace llmserve

@@ -1,0 +1,275 @@
+#include "engine/step_runner.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "core/error.h"
+#include "core/trace_range.h"
+#include "kernels/device_steps.h"
+
+namespace llmserve {
+namespace {
+
+std::vector<std::unique_ptr<Worker>> make_workers(RankThreads& ranks,
+                                                  const StepRunner::MakeWorker& make_worker) {
+  std::vector<std::unique_ptr<Worker>> workers(static_cast<size_t>(ranks.num_ranks()));
+  ranks.run([&](int rank) { workers[static_cast<size_t>(rank)] = make_worker(rank); });
+  const Worker& first = *workers[0];
+  for (const std::unique_ptr<Worker>& worker : workers) {
+    if (workers.size() > 1 && worker->steps() != nullptr)
+      throw NotSupported("several workers compute on a CPU; use device='cpu'");
+    if (worker->vocab_size() != first.vocab_size() || worker->hidden_size() != first.hidden_size())
+      throw InvalidArgument(
+          concat("workers of one runner run one model: rank 0 has a vocabulary "
+                 "of ",
+                 first.vocab_size(), " and a hidden size of ", first.hidden_size(),
+                 ", another rank ", worker->vocab_size(), " and ", worker->hidden_size()));
+  }
+  return workers;
+}
+
+}  // namespace
+
+// Pools, samples, and waits for the masks as late as it can.
+class StepRunner::Draw final : public StepSink {
+ public:
+  Draw(StepRunner& runner, const StepPlan& plan, const StepBatch& batch, MaskFiller::Pending& masks,
+       Flight& flight)
+      : runner_(runner), plan_(plan), batch_(batch), masks_(masks), flight_(flight) {}
+
+  void take_hidden(const ConstTensor& hidden) override {
+    runner_.pooler_.take(hidden, batch_.input, plan_);
+  }
+  void take_pooled_logits(const ConstTensor& logits, const PooledRows& rows) override {
+    runner_.pooler_.take_logits(logits, rows);
+  }
+  void take_logits(const ConstTensor& logits, size_t begin) override {
+    if (begin == 0) masks_.finish();
+    if (runner_.steps_ != nullptr) {
+      runner_.draw_rows(logits, batch_, begin, flight_);
+    } else {
+      const size_t count = static_cast<size_t>(logits.shape[0]);
+      runner_.sampler_.sample(logits, std::span(batch_.sample_tasks).subspan(begin, count),
+                              flight_.sampled);
+    }
+  }
+
+ private:
+  StepRunner& runner_;
+  const StepPlan& plan_;
+  const StepBatch& batch_;
+  MaskFiller::Pending& masks_;
+  Flight& flight_;
+};
+
+// All that a plan of recorded_shape() needs, and nothing that differs from one to the next.
+class StepRunner::RecordedDraw final : public StepSink {
+ public:
+  RecordedDraw(DeviceSteps& steps, const StepBatch& batch) : steps_(steps), batch_(batch) {}
+
+  void take_hidden(const ConstTensor&) override {}
+  void take_pooled_logits(const ConstTensor&, const PooledRows&) override {}
+  void take_logits(const ConstTensor& logits, size_t begin) override {
+    const size_t count = static_cast<size_t>(logits.shape[0]);
+    steps_.draw(logits, batch_.settings.subspan(begin, count), static_cast<int64_t>(begin));
+  }
+
+ private:
+  DeviceSteps& steps_;
+  const StepBatch& batch_;
+};
+
+StepRunner::StepRunner(const EngineConfig& config)
+    : StepRunner(config, 1, [&](int) { return std::make_unique<Worker>(config); }) {}
+
+StepRunner::StepRunner(const EngineConfig& config, int num_workers, const MakeWorker& make_worker)
+    : config_(config),
+      ranks_(num_workers),
+      workers_(make_workers(ranks_, make_worker)),
+      steps_(first().steps()),
+      limits_{.max_num_seqs = config_.scheduler.max_num_seqs,
+              .max_model_len = config_.scheduler.max_model_len,
+              .block_size = config_.cache.block_size},
+      batch_builder_(config.cache.block_size, config.cache.windows.size()),
+      outputs_(workers_.size()),
+      masks_(first().vocab_size()),
+      sampler_(first().backend()),
+      pooler_(first().backend().memory()) {}
+
+// A worker goes on its rank's thread, as it came.
+StepRunner::~StepRunner() {
+  ranks_.run([this](int rank) { workers_[static_cast<size_t>(rank)].reset(); });
+}
+
+StepBatch& StepRunner::build(const StepPlan& plan, const BatchShape& shape) {
+  const int64_t num_bytes = batch_builder_.num_bytes(shape);
+  if (steps_ != nullptr)
+    return batch_builder_.build(
+        plan, shape, steps_->begin(num_bytes, std::ssize(plan.logit_rows), shape.num_rows));
+  if (std::ssize(block_) < num_bytes) block_.resize(static_cast<size_t>(num_bytes));
+  return batch_builder_.build(plan, shape, block_);
+}
+
+StepRunner::Flight& StepRunner::begin_flight() {
+  Flight& flight =
+      flights_[static_cast<size_t>((oldest_flight_ + num_in_flight_) % Scheduler::kMaxInFlight)];
+  flight.is_empty = true;
+  flight.sampled.clear();
+  flight.num_rows = 0;
+  return flight;
+}
+
+void StepRunner::launch(const StepPlan& plan) {
+  Flight& flight = begin_flight();
+  if (!plan.is_empty()) {
+    const TraceRange range(plan.num_prefill_tokens > 0 ? "Prefill" : "Decode");
+    std::optional<BatchShape> recorded;
+    if (steps_ != nullptr && !config_.enforce_eager) recorded = recorded_shape(plan, limits_);
+    StepBatch& batch = build(plan, recorded ? *recorded : batch_builder_.shape_of(plan));
+    flight.is_empty = false;
+    flight.num_rows = batch.sample_tasks.size();
+    flight.only_draws.assign(flight.num_rows, true);
+    if (flight.answered.size() < flight.num_rows) {
+      flight.answered.resize(flight.num_rows);
+      flight.pending.resize(flight.num_rows);
+    }
+    if (recorded) {
+      steps_->bring_over();
+      first().prepare(batch);
+      batch.has_awaited = true;  // always asked for, so that all batches of the shape are alike
+      RecordedDraw draw(*steps_, batch);
+      steps_->run_recorded({recorded->num_rows, recorded->max_blocks},
+                           [&] { first().run(batch, draw); });
+    } else {
+      run(plan, batch, flight);
+    }
+    if (steps_ != nullptr) flight.step = steps_->end();
+  }
+  ++num_in_flight_;
+}
+
+void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
+  MaskFiller::Pending masks = masks_.begin(batch.sample_tasks);
+  if (steps_ != nullptr) steps_->bring_over();
+  Draw draw(*this, plan, batch, masks, flight);
+  if (workers_.size() == 1) {
+    first().prepare(batch);
+    first().run(batch, draw);
+    return;
+  }
+  for (size_t rank = 0; rank < workers_.size(); ++rank)
+    outputs_[rank].begin(workers_[rank]->backend().memory(), rank == 0 ? &draw : nullptr);
+  ranks_.run([&](int rank) {
+    Worker& worker = *workers_[static_cast<size_t>(rank)];
+    worker.prepare(batch);
+    worker.run(batch, outputs_[static_cast<size_t>(rank)]);
+  });
+  for (size_t rank = 1; rank < workers_.size(); ++rank) {
+    const std::string difference = outputs_[0].difference_from(outputs_[rank]);
+    if (difference.empty()) continue;
+    throw InternalError(concat("ranks 0 and ", rank, " computed different bits in step ",
+                               plan.step_id, ", ", difference, "; please report this"));
+  }
+}
+
+const SampledTokens& StepRunner::wait() {
+  Flight& flight = flights_[static_cast<size_t>(oldest_flight_)];
+  oldest_flight_ = (oldest_flight_ + 1) % Scheduler::kMaxInFlight;
+  --num_in_flight_;
+  std::swap(sampled_, flight.sampled);
+  if (steps_ == nullptr || flight.is_empty) return sampled_;
+  const std::span<const DrawnRow> drawn = steps_->wait(flight.step);
+  for (size_t row = 0; row < flight.num_rows; ++row) {
+    if (flight.only_draws[row]) {
+      sampled_.rows.push_back(
+          {.token_id = drawn[row].token_id, .is_valid = drawn[row].is_valid != 0});
+    } else {
+      Sampler::append(flight.answered[row], flight.pending[row], sampled_);
+    }
+  }
+  return sampled_;
+}
+
+void StepRunner::abandon() noexcept {
+  num_in_flight_ = 0;
+  if (steps_ != nullptr) steps_->abandon();
+}
+
+// All are drawn on the device, and nobody waits for them here, but for the logits of those that
+// have logits processors.
+void StepRunner::draw_rows(const ConstTensor& logits, const StepBatch& batch, size_t begin,
+                           Flight& flight) {
+  const size_t count = static_cast<size_t>(logits.shape[0]);
+  const auto tasks = std::span(batch.sample_tasks).subspan(begin, count);
+  if (std::ranges::any_of(tasks, &SampleTask::only_draws))
+    steps_->draw(logits, batch.settings.subspan(begin, count), static_cast<int64_t>(begin));
+  for (size_t i = 0, end = 0; i < count; i = end) {
+    const bool only_draws = tasks[i].only_draws;
+    while (end < count && tasks[end].only_draws == only_draws) ++end;
+    if (only_draws) continue;
+    const ConstTensor rows =
+        logits.slice(0, static_cast<int64_t>(i), static_cast<int64_t>(end - i));
+    sample_on_device(rows, batch, begin + i, flight);
+  }
+}
+
+// Rows [begin, begin + S') of the step.
+void StepRunner::sample_on_device(const ConstTensor& logits, const StepBatch& batch, size_t begin,
+                                  Flight& flight) {
+  const size_t count = static_cast<size_t>(logits.shape[0]);
+  const auto tasks = std::span(batch.sample_tasks).subspan(begin, count);
+  std::fill_n(flight.only_draws.begin() + static_cast<int64_t>(begin), count, false);
+  late_tokens_.clear();
+  for (const SampleTask& task : tasks)
+    late_tokens_.push_back(task.params->has_penalties() ? task.late_token : -1);
+  const SampleArgs args{
+      .logits = logits,
+      .rows = sampler_.ask(logits, tasks, std::span(flight.pending).subspan(begin, count)),
+      .out = std::span(flight.answered).subspan(begin, count)};
+  steps_->sample(args, static_cast<int64_t>(begin),
+                 {.token_ids = batch.input.token_ids, .indices = late_tokens_});
+}
+
+bool StepRunner::do_background_work() {
+  bool is_more = false;
+  for (const std::unique_ptr<Worker>& worker : workers_) is_more |= worker->pack_weight();
+  return is_more;
+}
+
+bool StepRunner::do_idle_work() {
+  bool is_more = false;
+  for (const std::unique_ptr<Worker>& worker : workers_) is_more |= worker->reserve_blocks();
+  return is_more;
+}
+
+void StepRunner::forget(RequestId request_id, int32_t sample_index) {
+  sampler_.forget(request_id, sample_index);
+  masks_.forget(request_id, sample_index);
+}
+
+void StepRunner::check_idle() const {
+  check_internal(sampler_.num_slots() == 0, "the sampler keeps nothing of an ended sequence");
+  check_internal(masks_.num_matchers() == 0, "no matcher is kept of an ended sequence");
+}
+
+std::string StepRunner::description() const {
+  const std::string of_one = first().description();
+  return workers_.size() == 1 ? of_one : concat(of_one, ", ", workers_.size(), " workers");
+}
+
+MemoryUse StepRunner::memory_use() const {
+  MemoryUse sum;
+  for (const std::unique_ptr<Worker>& worker : workers_) sum += worker->memory_use();
+  return sum;
+}
+
+void StepRunner::release(MemoryPart part) {
+  ranks_.run([&](int rank) { workers_[static_cast<size_t>(rank)]->release(part); });
+}
+
+void StepRunner::restore(MemoryPart part) {
+  ranks_.run([&](int rank) { workers_[static_cast<size_t>(rank)]->restore(part); });
+}
+
+}  // namespace llmserve

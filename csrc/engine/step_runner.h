@@ -1,0 +1,100 @@
+// The executor that runs a model: the host's side of a step. Workers compute.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "api/engine_config.h"
+#include "engine/batch_builder.h"
+#include "engine/executor.h"
+#include "engine/mask_filler.h"
+#include "engine/pooler.h"
+#include "engine/rank_outputs.h"
+#include "engine/rank_threads.h"
+#include "engine/recorded_shape.h"
+#include "engine/worker.h"
+#include "sampling/sampler.h"
+#include "scheduler/scheduler.h"
+
+namespace llmserve {
+
+// A step is one batch for all ranks: every worker runs it, each on its rank's thread, and tokens
+// are drawn from the logits of rank 0. Each rank computes every output; the bits are compared, and
+// a difference fails the step with an InternalError.
+class StepRunner final : public Executor {
+ public:
+  // Makes the worker of a rank, on that rank's thread.
+  using MakeWorker = std::function<std::unique_ptr<Worker>(int rank)>;
+
+  // Throws what make_worker throws, ResourceExhausted, NotSupported for several workers on a
+  // device, and InvalidArgument if they run models of different sizes.
+  StepRunner(const EngineConfig& config, int num_workers, const MakeWorker& make_worker);
+  // One worker.
+  explicit StepRunner(const EngineConfig& config);
+  ~StepRunner() override;
+
+  int32_t max_in_flight() const override {
+    return steps_ != nullptr && config_.async_scheduling ? Scheduler::kMaxInFlight : 1;
+  }
+  void launch(const StepPlan& plan) override;
+  const SampledTokens& wait() override;
+  void abandon() noexcept override;
+  bool do_background_work() override;
+  bool do_idle_work() override;
+  void forget(RequestId request_id, int32_t sample_index) override;
+  void check_idle() const override;
+  int64_t vocab_size() const override { return first().vocab_size(); }
+  int64_t hidden_size() const override { return first().hidden_size(); }
+  std::string description() const override;
+  MemoryUse memory_use() const override;
+  void fill_metrics(EngineMetrics& metrics) const override { first().fill_metrics(metrics); }
+  std::string warning() const override { return first().warning(); }
+  void release(MemoryPart part) override;
+  void restore(MemoryPart part) override;
+
+ private:
+  // A step between launch() and wait(). Where there is a device, the tokens come with the step's
+  // results; otherwise they are there.
+  struct Flight {
+    bool is_empty = false;
+    int64_t step = 0;  // of DeviceSteps
+    SampledTokens sampled;
+    size_t num_rows = 0;                 // S
+    std::vector<bool> only_draws;        // [S] of those that do, nothing follows is set
+    std::vector<PendingSample> pending;  // [at least S]
+    std::vector<SampledRow> answered;    // likewise
+  };
+  // What rank 0 does with a step's outputs: as it is, and where a device records it.
+  class Draw;
+  class RecordedDraw;
+
+  Worker& first() const { return *workers_[0]; }
+  Flight& begin_flight();
+  StepBatch& build(const StepPlan& plan, const BatchShape& shape);
+  void run(const StepPlan& plan, StepBatch& batch, Flight& flight);
+  void draw_rows(const ConstTensor& logits, const StepBatch& batch, size_t begin, Flight& flight);
+  void sample_on_device(const ConstTensor& logits, const StepBatch& batch, size_t begin,
+                        Flight& flight);
+
+  const EngineConfig config_;
+  RankThreads ranks_;
+  std::vector<std::unique_ptr<Worker>> workers_;  // [ranks]
+  DeviceSteps* const steps_;                      // of rank 0's backend, or null
+  const RecordingLimits limits_;
+  BatchBuilder batch_builder_;
+  std::vector<std::byte> block_;      // a batch's integers, where there is no device
+  std::vector<RankOutputs> outputs_;  // [ranks] of the step, where several are compared
+  MaskFiller masks_;
+  Sampler sampler_;
+  Pooler pooler_;
+  std::vector<int32_t> late_tokens_;  // of the rows at hand
+  std::array<Flight, Scheduler::kMaxInFlight> flights_;
+  int32_t oldest_flight_ = 0;
+  int32_t num_in_flight_ = 0;
+  SampledTokens sampled_;  // that wait() gave last
+};
+
+}  // namespace llmserve

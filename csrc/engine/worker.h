@@ -1,0 +1,104 @@
+// One rank of a model: what computes. StepRunner says what, and draws from the logits.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "api/engine_config.h"
+#include "api/engine_metrics.h"
+#include "core/arena.h"
+#include "engine/batch_builder.h"
+#include "engine/executor.h"
+#include "engine/kv_storage.h"
+#include "models/model.h"
+
+namespace llmserve {
+
+// Logits are computed for at most this many rows at a time: enough that the head's weights are read
+// once for many rows, and a bound on the largest buffer of the step (64 rows of a 152k vocabulary
+// are 39 MB).
+inline constexpr int64_t kMaxLogitRowsAtOnce = 64;
+
+// The largest that these settings allow.
+StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
+                       const EngineConfig& config);
+
+// What packed weights depend on beside the checkpoint; PackedKey.
+std::string packed_variant(const EngineConfig& config, const Backend& backend);
+
+// Where a step's outputs go. The calls come in this order, on the worker's thread. The tensors are
+// the worker's, in the memory of its backend, and are valid during the call. What a call throws
+// ends the step.
+class StepSink {
+ public:
+  virtual ~StepSink() = default;
+
+  // hidden [T, E] f32: the final-normed hidden states of all tokens. Once.
+  virtual void take_hidden(const ConstTensor& hidden) = 0;
+  // logits [rows.count, V] f32 of a prompt's tokens: batch.pooled_rows in order, each in parts.
+  virtual void take_pooled_logits(const ConstTensor& logits, const PooledRows& rows) = 0;
+  // logits [n, V] f32 of the rows [begin, begin + n) of input.logit_rows, in order.
+  virtual void take_logits(const ConstTensor& logits, size_t begin) = 0;
+};
+
+// A worker owns a backend with its threads, the rank's weights, its part of the KV cache and the
+// arena of a step's activations. All calls come from one thread, which is the rank's. Each may
+// throw; the worker can then be used for other steps, and what the failed one stored is undefined.
+class Worker {
+ public:
+  // Loads the checkpoint. Throws what open_checkpoint, read_model_config and load_model throw, and
+  // ResourceExhausted.
+  explicit Worker(const EngineConfig& config);
+
+  // Before run(): copies the batch's blocks, and has the pages at hand that the step writes to.
+  void prepare(const StepBatch& batch);
+  // Runs the layers and computes the logits that are wanted. It asks the device for the same work
+  // whenever two batches differ in numbers alone, so that a device may record it.
+  void run(const StepBatch& batch, StepSink& sink);
+
+  // Background work, as Executor has it: packs a weight; has the next blocks' pages at hand.
+  bool pack_weight();
+  bool reserve_blocks();
+  // As Executor has them.
+  void release(MemoryPart part);
+  void restore(MemoryPart part);
+
+  Backend& backend() const { return *backend_; }
+  DeviceSteps* steps() const { return steps_; }  // the backend's, or null
+  int64_t vocab_size() const { return vocab_size_; }
+  int64_t hidden_size() const { return hidden_size_; }
+  // "LlamaForCausalLM float32 on cpu/avx2, 2 threads"
+  std::string description() const;
+  // Of the last load: what was not as it should be, and did no harm.
+  const std::string& warning() const { return warning_; }
+  MemoryUse memory_use() const;
+  // Of the load and of recorded steps.
+  void fill_metrics(EngineMetrics& metrics) const;
+
+ private:
+  std::unique_ptr<Model> load();
+  void load_weights();
+  void check_shapes(const Model& model) const;
+  void compute_pooled_logits(const ForwardContext& context, const ConstTensor& hidden,
+                             const PooledRows& pooled, StepSink& sink);
+
+  const EngineConfig config_;
+  const std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Model> model_;           // null while the weights are given back
+  std::vector<DeferredWeight> deferred_;   // of the model, the next to be packed at the back
+  std::string warning_;                    // of the last load
+  std::unique_ptr<Arena> arena_;           // likewise
+  std::unique_ptr<KvStorage> kv_storage_;  // null while the KV cache is
+  int64_t num_used_blocks_ = 0;            // of it: behind them none was ever written to
+  // Of the model as it was first loaded.
+  int64_t vocab_size_ = 0;
+  int64_t hidden_size_ = 0;
+  int64_t workspace_bytes_ = 0;
+  int64_t scratch_bytes_ = 0;  // that the backend reserved for it, and keeps
+  std::vector<KvLayerSpec> kv_layers_;
+  DeviceSteps* const steps_;
+  std::vector<int32_t> pooled_tokens_;  // whose logits are computed
+};
+
+}  // namespace llmserve
