@@ -1,5 +1,5 @@
 // NCCL's functions for one rank in host memory, with faults that a test asks for: compiled by
-// tests/unit/test_nccl.py, which sets the variables by ctypes.
+// tests/unit/comm/test_nccl.py, which sets the variables by ctypes.
 #include <stddef.h>
 #include <string.h>
 

@@ -36,7 +36,7 @@ def test_examples_of_the_extension_give_what_they_say(thing: type) -> None:
 
 def test_examples_of_the_page_on_ops_run() -> None:
     pytest.importorskip("torch")
-    page = Path(__file__).parents[2] / "docs" / "ops.md"
+    page = Path(__file__).parents[3] / "docs" / "ops.md"
     examples = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     assert len(examples) == 2
     for example in examples:

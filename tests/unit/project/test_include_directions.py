@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-CSRC = Path(__file__).parents[2] / "csrc"
+CSRC = Path(__file__).parents[3] / "csrc"
 
 # docs/architecture.md, "Who may include whom": direct includes; a folder may include itself.
 _LAYERS = {"core", "quant", "kernels", "comm", "io"}

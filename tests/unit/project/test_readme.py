@@ -14,7 +14,7 @@ from pathlib import Path
 import llmserve
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # Starts of Python and a few dozen tokens of the demo model.
 DEADLINE_S = 120.0

@@ -9,7 +9,7 @@ from llmserve import _core
 from llmserve.support_matrix import support_matrix
 from ticks import ticks
 
-PAGE = Path(__file__).parents[2] / "docs" / "support-matrix.md"
+PAGE = Path(__file__).parents[3] / "docs" / "support-matrix.md"
 
 
 def test_the_page_is_what_the_registries_say() -> None:

@@ -23,8 +23,8 @@ from llmserve import (
     SamplingParams,
     StructuredOutputsParams,
     demo_model_path,
-    grammars,
 )
+from llmserve.requests import grammars
 from offline import generate
 
 PERSON = {

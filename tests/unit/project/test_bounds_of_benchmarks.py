@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from llmserve.bench.machine import ARITHMETICS, MachineProbe, Rates, arithmetic_of
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from llmserve.bench.machine import describe_machine
 
-PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
+PEERS = Path(__file__).parents[3] / "benchmarks" / "peers"
 
 
 @pytest.fixture(autouse=True)

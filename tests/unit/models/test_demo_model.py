@@ -11,7 +11,7 @@ import pytest
 from tools.demo_model import corpus, stories
 from tools.demo_model.conversation import Conversation, Message, Tool, render, tool_call
 
-DEMO = Path(__file__).parents[2] / "python" / "llmserve" / "demo"
+DEMO = Path(__file__).parents[3] / "python" / "llmserve" / "demo"
 FOLDERS = ("model", "draft")
 MAX_TOTAL_BYTES = 10_000_000
 # The same documents as the card's: what is left is the order of float32 sums.

@@ -13,7 +13,7 @@ from llmserve import _core
 from llmserve.errors import DeviceError, InvalidArgument, NotSupported
 
 testing = _core.testing
-SOURCE = Path(__file__).parents[1] / "fake_nccl.c"
+SOURCE = Path(__file__).parents[2] / "fake_nccl.c"
 REMOTE_ERROR = 6
 
 

@@ -10,7 +10,7 @@ import llmserve
 import pytest
 from notebook_kernel import Kernel
 
-FOLDER = Path(__file__).parents[2] / "notebooks"
+FOLDER = Path(__file__).parents[3] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
