@@ -17,10 +17,10 @@ from typing import Any
 import openai
 import pytest
 from llmserve import AsyncLLM
-from llmserve.server.activity import Activity
 from llmserve.server.app import create_app
 from llmserve.server.main import Server, listen
 from llmserve.server.models import ServedModel
+from llmserve.server.running.activity import Activity
 from llmserve.server.settings import ServerSettings
 
 # Tells an answer from a hang; what is waited for takes milliseconds.

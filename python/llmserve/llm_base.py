@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmserve import _core
-from llmserve.checkpoint.generation_config import GenerationConfig, read_generation_config
 from llmserve.checkpoint.model_files import config_file, find_checkpoint, is_gguf, text_source
 from llmserve.common.arguments import (
     INT64_MAX,
@@ -26,13 +25,14 @@ from llmserve.engine_arguments import EngineArguments
 from llmserve.errors import InvalidArgument
 from llmserve.insight.trace import Trace
 from llmserve.requests.admission import RequestAdmission, RequestLimits
+from llmserve.requests.generation_config import GenerationConfig, read_generation_config
 from llmserve.requests.grammars import Grammars
 from llmserve.requests.prompt_parser import check_text
 from llmserve.requests.runner import RequestRunner
 from llmserve.requests.word_tokens import read_thinking_tokens
 from llmserve.sampling_params import SamplingParams
+from llmserve.tokenization.eos_token import read_eos_token_id
 from llmserve.tokenization.length_bound import LengthBound
-from llmserve.tokenization.special_tokens import read_eos_token_id
 from llmserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

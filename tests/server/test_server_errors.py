@@ -15,7 +15,7 @@ import openai
 import pytest
 from llmserve import AsyncLLM
 from llmserve.server.app import ROUTES
-from llmserve.server.auth import Keys
+from llmserve.server.http.auth import Keys
 from llmserve.tokenization.tokenizer import Tokenizer
 from serving import DEADLINE_S, RunningServer, running_server
 
@@ -303,12 +303,12 @@ def test_what_is_not_http_is_a_400_in_the_log_and_in_the_metrics(
     server: RunningServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     num_before = _num_answers(server, 400)
-    caplog.set_level(logging.INFO, "llmserve.server.http_protocol")
+    caplog.set_level(logging.INFO, "llmserve.server.http.protocol")
     for garbage in (b"\x00" * 100, b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as sock:
             sock.sendall(garbage)
             assert sock.recv(100).startswith(b"HTTP/1.1 400 ")
-    told = [r for r in caplog.records if r.name == "llmserve.server.http_protocol"]
+    told = [r for r in caplog.records if r.name == "llmserve.server.http.protocol"]
     assert [(r.status, r.client) for r in told] == 3 * [(400, "127.0.0.1")]  # type: ignore[attr-defined]
     assert _num_answers(server, 400) == num_before + 3
     assert server.request("GET", "/health")[0] == 200
@@ -515,7 +515,7 @@ def test_a_key_is_compared_with_every_other_in_constant_time(
         compared.append((given, kept))
         return given == kept
 
-    monkeypatch.setattr("llmserve.server.auth.hmac.compare_digest", compare)
+    monkeypatch.setattr("llmserve.server.http.auth.hmac.compare_digest", compare)
     keys = Keys(["alpha", "beta", "gamma"])
     for key, is_one in (("alpha", True), ("gamma", True), ("a", False), ("alpha" * 9, False)):
         compared.clear()

@@ -33,11 +33,11 @@ from llmserve import LLM, AsyncLLM, SamplingParams, _core, demo_model_path
 from llmserve.cli import main
 from llmserve.outputs import Logprob
 from llmserve.requests.state import RequestState
-from llmserve.server import generation
-from llmserve.server.admission import Admission
-from llmserve.server.errors import ApiError, JsonResponse, LargeJsonResponse
+from llmserve.server.http.errors import ApiError, JsonResponse, LargeJsonResponse
 from llmserve.server.main import listen
 from llmserve.server.models import ServedModel
+from llmserve.server.running import generation
+from llmserve.server.running.admission import Admission
 from llmserve.server.settings import ServerSettings
 from llmserve.tokenization.tokenizer import Tokenizer
 from offline import memory_bytes
@@ -131,7 +131,9 @@ def test_ten_thousand_clients_leave_no_memory_and_no_descriptor_behind(
 
 def test_a_server_that_refuses_nobody_forgets_who_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("llmserve.server.admission.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(
+        "llmserve.server.running.admission.time", SimpleNamespace(monotonic=lambda: now)
+    )
     admission = Admission(ServerSettings())
     model = SimpleNamespace(llm=SimpleNamespace(max_num_seqs=4, num_kv_tokens=100))
     state = SimpleNamespace(params=SimpleNamespace(n=1))
@@ -435,7 +437,7 @@ def test_a_time_to_come_again_is_that_of_the_measured_rate(
 ) -> None:
     now = 100.0
     clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr("llmserve.server.admission.time", clock)
+    monkeypatch.setattr("llmserve.server.running.admission.time", clock)
     llm = SimpleNamespace(max_num_seqs=8, num_kv_tokens=10**6)
     admission = Admission(ServerSettings())
 
@@ -799,7 +801,7 @@ def test_a_failed_step_reaches_only_the_streams_that_ran_in_it(make_oracle: Make
 def test_a_spike_of_errors_sheds_load_for_a_while(
     make_oracle: MakeOracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmserve.server.watchdog._SHED_S", 1.0)
+    monkeypatch.setattr("llmserve.server.running.watchdog._SHED_S", 1.0)
     llm = make_oracle(0, fail_at_step=0, num_failures=11)  # steps count from 1
     with running_server(llm) as server:
         answers = [server.post(COMPLETIONS, prompt=[5], max_tokens=2) for _ in range(10)]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from llmserve import AsyncLLM, _core
 from llmserve.errors import ResourceExhausted
-from llmserve.server.connection import Connection
+from llmserve.server.http.connection import Connection
 from serving import DEADLINE_S, RunningServer, events, running_server, tls_files
 
 MakeOracle = Callable[..., AsyncLLM]
@@ -98,8 +98,8 @@ def test_lines_are_worded_the_same_whoever_writes_them(
     by_engine, num_by_engine = lines(holds=has_one_prompt)
     monkeypatch.setattr(Connection, "lend", lambda *_: None)
     by_loop, num_by_loop = lines(holds=False)
-    monkeypatch.setattr("llmserve.server.completions._Answer.is_plain", False)
-    monkeypatch.setattr("llmserve.server.chat._Answer.is_plain", False)
+    monkeypatch.setattr("llmserve.server.routes.completions._Answer.is_plain", False)
+    monkeypatch.setattr("llmserve.server.routes.chat._Answer.is_plain", False)
     by_task, num_by_task = lines(holds=False)
     assert (num_by_loop, num_by_task) == (0, 0)
     assert num_by_engine > 5 or not has_one_prompt

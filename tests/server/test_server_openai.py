@@ -14,7 +14,7 @@ import pytest
 from llmserve import LLM, AsyncLLM, RequestOutput, SamplingParams
 from llmserve.outputs import Logprob
 from llmserve.server.app import ROUTES
-from llmserve.server.logprobs import CompletionLogprobs
+from llmserve.server.routes.logprobs import CompletionLogprobs
 from serving import RunningServer, events, running_server
 
 MakeOracle = Callable[..., AsyncLLM]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from llmserve.server.openapi import document
+from llmserve.server.routes.openapi import document
 from serving import DEADLINE_S, RunningServer
 
 schemathesis = pytest.importorskip("schemathesis", reason="it needs Python 3.11")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from llmserve import AsyncLLM, InvalidArgument, NotSupported, _core
 from llmserve.cli import main
-from llmserve.server.errors import ApiError
+from llmserve.server.http.errors import ApiError
 from llmserve.server.main import listen
 from llmserve.server.options import ENGINE_OPTIONS, SERVER_OPTIONS, SETTINGS, resolve
-from llmserve.server.quotas import Quotas
+from llmserve.server.running.quotas import Quotas
 from llmserve.server.settings import ServerSettings
 from serving import RunningServer, running_server
 

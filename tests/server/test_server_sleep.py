@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from llmserve import AsyncLLM, _core
-from llmserve.server.alarms import Alarms
+from llmserve.server.running.alarms import Alarms
 from serving import RunningServer, events, running_server
 
 MakeOracle = Callable[..., AsyncLLM]

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from llmserve import AsyncLLM
 from llmserve.errors import InvalidArgument
-from llmserve.server.pacing import Pacer, read_tiers
+from llmserve.server.running.pacing import Pacer
 from llmserve.server.settings import ServerSettings
+from llmserve.server.tiers import read_tiers
 from serving import RunningServer, events, running_server
 
 MakeOracle = Callable[..., AsyncLLM]

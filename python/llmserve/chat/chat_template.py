@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from llmserve.chat.chat_messages import parse_conversations, plain_data
 from llmserve.chat.tool_schema import tool_schema
 from llmserve.checkpoint.model_files import JsonObject, read_bytes, read_json_object
+from llmserve.checkpoint.special_tokens import SPECIAL_TOKENS, read_special_tokens
 from llmserve.common.arguments import boolean, describe
 from llmserve.errors import CorruptFile, InvalidArgument
-from llmserve.tokenization.special_tokens import SPECIAL_TOKENS, read_special_tokens
 
 if TYPE_CHECKING:
     import jinja2

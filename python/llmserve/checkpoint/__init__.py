@@ -1,1 +1,1 @@
-"""Which files make a model, where they come from, and what they say of generation."""
+"""Which files make a model, and where they come from."""

@@ -5,7 +5,6 @@ import sys
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from typing import Any
 
-from llmserve.checkpoint.generation_config import own_max_tokens
 from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.cli.chat_session import ChatSession
 from llmserve.cli.console import dim, printable
@@ -18,6 +17,7 @@ from llmserve.cli.options import (
     sampling_params,
 )
 from llmserve.errors import InvalidArgument, LLMServeError
+from llmserve.requests.generation_config import own_max_tokens
 
 _EXAMPLES = """examples:
   llmserve chat

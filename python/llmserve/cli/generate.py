@@ -5,7 +5,6 @@ import dataclasses
 import sys
 from typing import TextIO
 
-from llmserve.checkpoint.generation_config import own_max_tokens
 from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.cli.console import dim, printable
 from llmserve.cli.options import (
@@ -18,6 +17,7 @@ from llmserve.cli.options import (
 from llmserve.errors import InvalidArgument
 from llmserve.llm import LLM
 from llmserve.outputs import CompletionOutput, RequestOutput
+from llmserve.requests.generation_config import own_max_tokens
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
 
 _EXAMPLES = """examples:

@@ -3,8 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from llmserve.checkpoint.generation_config import GenerationConfig, read_generation_config
 from llmserve.errors import LLMServeError
+from llmserve.requests.generation_config import GenerationConfig, read_generation_config
 from llmserve.sampling_params import SamplingParams
 from llmserve.tokenization.tokenizer import Tokenizer
 

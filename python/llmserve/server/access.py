@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmserve.server.activity import Run
-from llmserve.server.connection import own_connection
-from llmserve.server.errors import ApiError, to_api_error
-from llmserve.server.jobs import new_id
+from llmserve.server.http.connection import own_connection
+from llmserve.server.http.errors import ApiError, to_api_error
 from llmserve.server.metrics import ServerMetrics
+from llmserve.server.running.activity import Run
+from llmserve.server.running.job import new_id
 from llmserve.server.tracing import Tracing
 
 _log = logging.getLogger(__name__)

@@ -11,20 +11,19 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from llmserve.insight.gpu_telemetry import watch_gpu
-from llmserve.server import operations, tokens
 from llmserve.server.access import Access, answer_error
-from llmserve.server.activity import Activity
-from llmserve.server.auth import Authentication
-from llmserve.server.chat import chat_completions
-from llmserve.server.completions import completions
 from llmserve.server.context import ServerContext
-from llmserve.server.debug import debug_request
-from llmserve.server.embeddings import embeddings
 from llmserve.server.gpu_metrics import GpuCollector
+from llmserve.server.http.auth import Authentication
 from llmserve.server.metrics import ServerMetrics
-from llmserve.server.metrics import metrics as get_metrics
 from llmserve.server.models import Models, ServedModel
-from llmserve.server.openapi import docs, openapi
+from llmserve.server.routes import operations, tokens
+from llmserve.server.routes.chat import chat_completions
+from llmserve.server.routes.completions import completions
+from llmserve.server.routes.debug import debug_request
+from llmserve.server.routes.embeddings import embeddings
+from llmserve.server.routes.openapi import docs, openapi
+from llmserve.server.running.activity import Activity
 from llmserve.server.settings import ServerSettings
 from llmserve.server.shortcut import Shortcut
 from llmserve.server.tracing import Tracing, open_tracing
@@ -41,7 +40,7 @@ ROUTES = (
     Route("/ready", operations.ready, methods=["GET"]),
     Route("/version", operations.version, methods=["GET"]),
     Route("/load", operations.load, methods=["GET"]),
-    Route("/metrics", get_metrics, methods=["GET"]),
+    Route("/metrics", operations.metrics, methods=["GET"]),
     Route("/debug/requests/{request_id}", debug_request, methods=["GET"]),
     Route("/openapi.json", openapi, methods=["GET"]),
     Route("/docs", docs, methods=["GET"]),

@@ -1,17 +1,14 @@
 """What every route of one server shares."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from llmserve.server.activity import Activity
+from llmserve.server.metrics import ServerMetrics
 from llmserve.server.models import Models
+from llmserve.server.running.activity import Activity
 from llmserve.server.settings import ServerSettings
 from llmserve.server.tracing import Tracing
-
-if TYPE_CHECKING:
-    from llmserve.server.metrics import ServerMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +18,7 @@ class ServerContext:
     settings: ServerSettings
     models: Models
     activity: Activity
-    metrics: "ServerMetrics"
+    metrics: ServerMetrics
     tracing: Tracing | None
 
 

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from llmserve.errors import InvalidArgument
 from llmserve.server.app import create_app
 from llmserve.server.context import ServerContext
-from llmserve.server.http_protocol import http_protocol
+from llmserve.server.http.protocol import http_protocol
 from llmserve.server.models import ServedModel
 from llmserve.server.settings import ServerSettings
 from llmserve.server.tracing import Tracing

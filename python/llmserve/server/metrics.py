@@ -1,11 +1,9 @@
-"""GET /metrics: what the engine counts, in Prometheus' format. Read when asked for: no request pays
-for it but with a count of its answer."""
+"""What the engine counts, in Prometheus' format. Read when asked for: no request pays for it but
+with a count of its answer."""
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -13,14 +11,10 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 from prometheus_client.registry import Collector
-from starlette.requests import Request
-from starlette.responses import Response
 
 from llmserve import _core
-from llmserve.server.activity import Activity
-from llmserve.server.context import context
 from llmserve.server.models import Models, ServedModel
-from llmserve.server.threads import on_operators_thread
+from llmserve.server.running.activity import Activity
 
 PREFIX = "llmserve:"
 # Names that vLLM has, too, with the same meaning.
@@ -235,10 +229,3 @@ class ServerMetrics:
         if counter is None:
             counter = self._answers_by_status[status] = self._answers.labels(str(status))
         counter.inc()
-
-
-async def metrics(request: Request) -> Response:
-    """GET /metrics."""
-    registry = context(request).metrics.registry
-    text = await on_operators_thread(partial(generate_latest, registry))
-    return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})

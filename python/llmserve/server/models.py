@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmserve.async_llm import AsyncLLM
-from llmserve.server.errors import ApiError
+from llmserve.server.http.errors import ApiError
 from llmserve.tokenization.tokenizer import Tokenizer
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from llmserve.common.arguments import boolean, integer, number, text
 from llmserve.errors import InvalidArgument
 from llmserve.parsers.registry import tool_style
-from llmserve.server.pacing import read_tiers
+from llmserve.server.tiers import read_tiers
 
 
 def _setting(default: Any, help: str) -> Any:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Scope
 
 from llmserve.errors import NotSupported
+from llmserve.server.running.activity import Run
 from llmserve.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
-
-    from llmserve.server.activity import Run
 
 _FLUSH_MS = 3000
 
@@ -49,7 +48,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("llmserve")
         self._propagator = TraceContextTextMapPropagator()
 
-    def record(self, scope: Scope, run: "Run", status: int) -> None:
+    def record(self, scope: Scope, run: Run, status: int) -> None:
         """The spans of a request that has ended."""
         from opentelemetry.trace import SpanKind
 
@@ -115,7 +114,7 @@ class _Clock:
         return int(seconds * 1e9) + self._offset_ns
 
 
-def _attributes(run: "Run", status: int) -> dict[str, Any]:
+def _attributes(run: Run, status: int) -> dict[str, Any]:
     """By OpenTelemetry's conventions for generative AI where they have a name."""
     states = [stream.state for stream in run.streams]
     params = states[0].params if states else None

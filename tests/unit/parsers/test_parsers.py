@@ -29,7 +29,7 @@ from llmserve.parsers.registry import (
 )
 from llmserve.parsers.think import ThinkParser
 from llmserve.parsers.tool_grammar import call_grammar, text_with_calls, tool_function
-from llmserve.server.chat_parser import ChatFormat
+from llmserve.server.routes.chat_parser import ChatFormat
 
 NAMES = ["weather", "add", "now"]
 STYLES = [style.name for style in TOOL_STYLES]

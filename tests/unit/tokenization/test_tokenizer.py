@@ -23,7 +23,7 @@ from llmserve._core import (
     Vocabulary,
     testing,
 )
-from llmserve.tokenization.special_tokens import read_eos_token_id
+from llmserve.tokenization.eos_token import read_eos_token_id
 from llmserve.tokenization.vocabulary import byte_level_text, decoder_steps
 
 KINDS = [

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llmserve import LLM, SamplingParams
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
-from llmserve.tokenization.special_tokens import read_eos_token_id
+from llmserve.tokenization.eos_token import read_eos_token_id
 from llmserve.tokenization.tokenizer import Tokenizer
 from llmserve.tokenization.vocabulary import byte_level_text
 from tokenizer_files import TEXTS, byte_level

@@ -1,13 +1,17 @@
 """Routes for whoever runs the server: what is served, is it alive, how busy is it."""
 
+from functools import partial
+
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve._version import __version__
-from llmserve.server.activity import shutting_down
 from llmserve.server.context import context
-from llmserve.server.errors import ApiError, JsonResponse
+from llmserve.server.http.errors import ApiError, JsonResponse
 from llmserve.server.models import ServedModel
+from llmserve.server.routes.operators_thread import on_operators_thread
+from llmserve.server.running.activity import shutting_down
 
 
 async def models(request: Request) -> Response:
@@ -81,3 +85,10 @@ async def load(request: Request) -> Response:
             "models": by_model,
         }
     )
+
+
+async def metrics(request: Request) -> Response:
+    """GET /metrics: in Prometheus' format."""
+    registry = context(request).metrics.registry
+    text = await on_operators_thread(partial(generate_latest, registry))
+    return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})

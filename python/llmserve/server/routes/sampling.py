@@ -12,9 +12,9 @@ from llmserve.sampling_params import (
     RequestOutputKind,
     SamplingParams,
 )
-from llmserve.server.bodies import GenerationBody
-from llmserve.server.constraints import structured_outputs
-from llmserve.server.errors import ApiError
+from llmserve.server.http.bodies import GenerationBody
+from llmserve.server.http.errors import ApiError
+from llmserve.server.routes.constraints import structured_outputs
 from llmserve.server.settings import ServerSettings
 
 # Fields that have the same name and meaning in SamplingParams.

@@ -8,17 +8,19 @@ from starlette.responses import Response
 
 from llmserve.outputs import CompletionOutput
 from llmserve.requests.state import RequestState
-from llmserve.server.bodies import CompletionBody, StreamOptions
-from llmserve.server.body import arrived_at, read_json
 from llmserve.server.context import context
-from llmserve.server.errors import ApiError
-from llmserve.server.generation import GenerationResponse
-from llmserve.server.jobs import Job, check_stream_options, generation_job
-from llmserve.server.logprobs import CompletionLogprobs, PromptRows
+from llmserve.server.http.bodies import CompletionBody, StreamOptions
+from llmserve.server.http.errors import ApiError
+from llmserve.server.http.events import event
 from llmserve.server.models import ServedModel
-from llmserve.server.prompts import prompts
-from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
-from llmserve.server.wire import add_usage, error_event, event, finish_reason, head, usage
+from llmserve.server.routes.generation_job import check_stream_options, generation_job
+from llmserve.server.routes.logprobs import CompletionLogprobs, PromptRows
+from llmserve.server.routes.prompts import prompts
+from llmserve.server.routes.request_body import arrived_at, read_json
+from llmserve.server.routes.sampling import refuse_given, sampling_params, timeout_s
+from llmserve.server.routes.wire import add_usage, error_event, finish_reason, head, usage
+from llmserve.server.running.generation import GenerationResponse
+from llmserve.server.running.job import Job
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 _KIND = "text_completion"
@@ -45,7 +47,8 @@ async def completions(request: Request) -> Response:
     )
     max_num = max(server.settings.max_num_samples // params.n, 1)
     limit_s = timeout_s(body.timeout, server.settings)
-    with server.activity.in_time(model, arrived_at(request.scope), limit_s):
+    arrived = arrived_at(request.scope)
+    with server.activity.in_time(model, arrived, limit_s):
         given = await prompts(
             "prompt",
             body.prompt,
@@ -63,7 +66,7 @@ async def completions(request: Request) -> Response:
             _prompt_text(s.prompt.text if is_whole else None, s.prompt.token_ids, model)
             for s in job.states
         ]
-    return GenerationResponse(server.activity, job, _Answer(job, body, texts))
+    return GenerationResponse(server.activity, job, _Answer(job, body, texts), arrived)
 
 
 def _check(body: CompletionBody) -> None:

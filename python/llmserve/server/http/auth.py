@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llmserve.server.errors import ApiError
-from llmserve.server.head import header_bytes
+from llmserve.server.http.errors import ApiError
+from llmserve.server.http.head import header_bytes
 from llmserve.server.settings import ServerSettings
 
 _OPEN = ("/health",)

@@ -7,10 +7,10 @@ from typing import Any
 from llmserve.chat.chat_template import chat_request
 from llmserve.common.text_threads import on_text_thread
 from llmserve.prompts import SinglePrompt, TextPrompt, TokensPrompt
-from llmserve.server.bodies import ChatBody, TokenizeBody
-from llmserve.server.errors import ApiError
+from llmserve.server.http.bodies import ChatBody, TokenizeBody
+from llmserve.server.http.errors import ApiError
 from llmserve.server.models import ServedModel
-from llmserve.server.sampling import refuse_given
+from llmserve.server.routes.sampling import refuse_given
 from llmserve.tokenization.tokenizer import Tokenizer
 
 # Raises PromptTooLong if a text cannot fit, before it is tokenized.

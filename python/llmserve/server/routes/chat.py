@@ -8,16 +8,19 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmserve.checkpoint.generation_config import own_max_tokens
 from llmserve.common.text_threads import on_text_thread
 from llmserve.outputs import CompletionOutput
 from llmserve.parsers.deltas import merged
 from llmserve.prompts import TokensPrompt
+from llmserve.requests.generation_config import own_max_tokens
 from llmserve.requests.state import RequestState
 from llmserve.sampling_params import SamplingParams
-from llmserve.server.bodies import ChatBody, StreamOptions
-from llmserve.server.body import arrived_at, num_body_bytes, read_json
-from llmserve.server.chat_parser import (
+from llmserve.server.context import context
+from llmserve.server.http.bodies import ChatBody, StreamOptions
+from llmserve.server.http.errors import ApiError
+from llmserve.server.http.events import event
+from llmserve.server.models import ServedModel
+from llmserve.server.routes.chat_parser import (
     ChatFormat,
     ChatParser,
     chat_format,
@@ -25,22 +28,21 @@ from llmserve.server.chat_parser import (
     served_tool_style,
     streamed_calls,
 )
-from llmserve.server.constraints import (
+from llmserve.server.routes.constraints import (
     special_token_id,
     tool_names,
     with_calls,
     with_reasoning,
 )
-from llmserve.server.context import context
-from llmserve.server.errors import ApiError
-from llmserve.server.generation import GenerationResponse
-from llmserve.server.jobs import Job, check_stream_options, generation_job
-from llmserve.server.logprobs import PromptRows, chat_logprobs
-from llmserve.server.models import ServedModel
-from llmserve.server.prompts import chat_prompt
-from llmserve.server.sampling import refuse_given, sampling_params, timeout_s
+from llmserve.server.routes.generation_job import check_stream_options, generation_job
+from llmserve.server.routes.logprobs import PromptRows, chat_logprobs
+from llmserve.server.routes.prompts import chat_prompt
+from llmserve.server.routes.request_body import arrived_at, num_body_bytes, read_json
+from llmserve.server.routes.sampling import refuse_given, sampling_params, timeout_s
+from llmserve.server.routes.wire import add_usage, error_event, finish_reason, head, usage
+from llmserve.server.running.generation import GenerationResponse
+from llmserve.server.running.job import Job
 from llmserve.server.settings import ServerSettings
-from llmserve.server.wire import add_usage, error_event, event, finish_reason, head, usage
 
 _CHUNK = "chat.completion.chunk"
 # A conversation of so many bytes is a prompt in about a millisecond, for which other streams may
@@ -66,13 +68,14 @@ async def chat_completions(request: Request) -> Response:
     names = tool_names(body)
     params = _with_tools(body, params, model, server.settings, bool(names))
     limit_s = timeout_s(body.timeout, server.settings)
-    with server.activity.in_time(model, arrived_at(request.scope), limit_s):
+    arrived = arrived_at(request.scope)
+    with server.activity.in_time(model, arrived, limit_s):
         prompt = await _prompt(body, params, model, num_body_bytes(request))
         text = prompt.get("prompt") or ""
         params, section = _with_reasoning(body, params, model, server.settings, text)
         form = chat_format(body, model, server.settings, names, text, section)
         job = await generation_job("chatcmpl", body, model, [prompt], params, server.settings)
-    return GenerationResponse(server.activity, job, _Answer(job, body, form))
+    return GenerationResponse(server.activity, job, _Answer(job, body, form), arrived)
 
 
 def _check(body: ChatBody) -> None:

@@ -9,18 +9,19 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from llmserve import _core
 from llmserve.requests.async_stream import AsyncStream
-from llmserve.server.admission import Admission
-from llmserve.server.alarms import Alarms
-from llmserve.server.coalescing import Coalescer, SharedStream
-from llmserve.server.deadline import Deadline
-from llmserve.server.errors import ApiError
-from llmserve.server.failures import generation_error
-from llmserve.server.jobs import Job
+from llmserve.server.http.errors import ApiError
 from llmserve.server.models import ServedModel
-from llmserve.server.pacing import Pacer, read_tiers
-from llmserve.server.quotas import Quotas
+from llmserve.server.running.admission import Admission
+from llmserve.server.running.alarms import Alarms
+from llmserve.server.running.coalescing import Coalescer, SharedStream
+from llmserve.server.running.deadline import Deadline
+from llmserve.server.running.failures import generation_error
+from llmserve.server.running.job import Job
+from llmserve.server.running.pacing import Pacer
+from llmserve.server.running.quotas import Quotas
+from llmserve.server.running.watchdog import Watchdog
 from llmserve.server.settings import ServerSettings
-from llmserve.server.watchdog import Watchdog
+from llmserve.server.tiers import read_tiers
 
 _log = logging.getLogger(__name__)
 

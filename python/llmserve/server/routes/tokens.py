@@ -8,12 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.common.text_threads import on_text_thread
-from llmserve.server.bodies import DetokenizeBody, TokenizeBody
-from llmserve.server.body import arrived_at, num_body_bytes, read_json
 from llmserve.server.context import context
-from llmserve.server.errors import ApiError, JsonResponse
+from llmserve.server.http.bodies import DetokenizeBody, TokenizeBody
+from llmserve.server.http.errors import ApiError, JsonResponse
 from llmserve.server.models import ServedModel
-from llmserve.server.prompts import chat_prompt
+from llmserve.server.routes.prompts import chat_prompt
+from llmserve.server.routes.request_body import arrived_at, num_body_bytes, read_json
 from llmserve.tokenization.tokenizer import Tokenizer
 
 _Result = TypeVar("_Result")

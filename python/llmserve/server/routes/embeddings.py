@@ -11,14 +11,14 @@ from llmserve.outputs import CompletionOutput
 from llmserve.pooling_params import PoolingParams
 from llmserve.requests.pooling_state import PoolingState
 from llmserve.requests.state import RequestState
-from llmserve.server.bodies import EmbeddingBody
-from llmserve.server.body import arrived_at, read_json
 from llmserve.server.context import context
-from llmserve.server.errors import ApiError
-from llmserve.server.generation import GenerationResponse
-from llmserve.server.jobs import Job, new_id
-from llmserve.server.prompts import prompts
-from llmserve.server.sampling import timeout_s
+from llmserve.server.http.bodies import EmbeddingBody
+from llmserve.server.http.errors import ApiError
+from llmserve.server.routes.prompts import prompts
+from llmserve.server.routes.request_body import arrived_at, read_json
+from llmserve.server.routes.sampling import timeout_s
+from llmserve.server.running.generation import GenerationResponse
+from llmserve.server.running.job import Job, new_id
 
 # OpenAI's own bound on the texts of a request.
 _MAX_NUM_INPUTS = 2048
@@ -41,11 +41,13 @@ async def embeddings(request: Request) -> Response:
         truncate_prompt_tokens=body.truncate_prompt_tokens,
     )
     limit_s = timeout_s(body.timeout, server.settings)
-    with server.activity.in_time(model, arrived_at(request.scope), limit_s):
+    arrived = arrived_at(request.scope)
+    with server.activity.in_time(model, arrived, limit_s):
         given = await prompts("input", body.input, model, _MAX_NUM_INPUTS)
         states = await model.llm.admit_pooling(given, params, "embed")
     job = Job(new_id("embd"), model, states, False, limit_s)
-    return GenerationResponse(server.activity, job, _Answer(job, body.encoding_format == "base64"))
+    answer = _Answer(job, body.encoding_format == "base64")
+    return GenerationResponse(server.activity, job, answer, arrived)
 
 
 class _Answer:

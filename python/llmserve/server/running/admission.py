@@ -6,13 +6,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from llmserve.server.errors import ApiError
+from llmserve.server.http.errors import ApiError
+from llmserve.server.running.job import Job
 from llmserve.server.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from llmserve.server.jobs import Job
 
 # What finished in this time is the rate by which a wait is estimated.
 _RATE_WINDOW_S = 30.0
@@ -37,7 +34,7 @@ class Admission:
         self._left: deque[tuple[float, int]] = deque()  # when, and how many tokens they had
 
     @contextmanager
-    def entered(self, job: "Job") -> Iterator[None]:
+    def entered(self, job: Job) -> Iterator[None]:
         """Within it the job counts. Raises ApiError (429) where too much waits already."""
         num_requests = sum(state.params.n for state in job.states)
         num_tokens = job.num_tokens

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 
-from llmserve.server.errors import ApiError
+from llmserve.server.http.errors import ApiError
 from llmserve.server.settings import ServerSettings
 
 _MINUTE_S = 60.0

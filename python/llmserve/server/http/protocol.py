@@ -18,8 +18,8 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from llmserve.server.connection import EXTENSION, Connection
-from llmserve.server.errors import ApiError
+from llmserve.server.http.connection import EXTENSION, Connection
+from llmserve.server.http.errors import ApiError
 from llmserve.server.settings import ServerSettings
 
 _log = logging.getLogger(__name__)

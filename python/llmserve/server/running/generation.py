@@ -4,22 +4,27 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llmserve.common.text_threads import MAX_ROWS_IN_LOOP, on_answer_thread
-from llmserve.outputs import CompletionOutput
 from llmserve.requests.state import RequestState
-from llmserve.server.activity import SHUTDOWN, TIMEOUT, Activity, Run, shutting_down, timed_out
-from llmserve.server.body import arrived_at
-from llmserve.server.connection import Connection, own_connection
-from llmserve.server.direct_lines import DirectLines
-from llmserve.server.errors import ApiError, JsonResponse, LargeJsonResponse
-from llmserve.server.failures import generation_error
-from llmserve.server.jobs import Job
-from llmserve.server.wire import event
+from llmserve.server.http.connection import Connection, own_connection
+from llmserve.server.http.errors import ApiError, JsonResponse, LargeJsonResponse
+from llmserve.server.http.events import event
+from llmserve.server.running.activity import (
+    SHUTDOWN,
+    TIMEOUT,
+    Activity,
+    Run,
+    shutting_down,
+    timed_out,
+)
+from llmserve.server.running.answer import Answer
+from llmserve.server.running.direct_lines import DirectLines
+from llmserve.server.running.failures import generation_error
+from llmserve.server.running.job import Job
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -30,40 +35,15 @@ _COMMENT = b": keep-alive\n\n"
 Write = Callable[[bytes], Awaitable[None]]  # a piece of the body that is not the last
 
 
-class Answer(Protocol):
-    """How a route words what the engine gives."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a sample's lines, but for its first and last, differ in their text alone."""
-
-    @property
-    def words_empty_texts(self) -> bool:
-        """Whether an event without text has a line."""
-
-    def prepare(self, prompt_idx: int) -> None:
-        """Words the log-probabilities of a prompt, which have come, ahead of `document` or the
-        first `lines` that say them. On any thread."""
-
-    def document(self, states: Sequence[RequestState], cause: str) -> object:
-        """The whole answer, a state a prompt. cause: why it was ended early, or empty."""
-
-    def lines(
-        self, prompt_idx: int, news: Sequence[CompletionOutput], cause: str
-    ) -> Iterable[bytes]:
-        """Events of a stream for what is new of one prompt, an entry a sample."""
-
-    def last_lines(self) -> Iterable[bytes]:
-        """Events after the last news."""
-
-
 class GenerationResponse(Response):
     """Runs a job and answers; an ASGI application, as Starlette's responses are."""
 
-    def __init__(self, activity: Activity, job: Job, answer: Answer) -> None:
+    def __init__(self, activity: Activity, job: Job, answer: Answer, arrived: float) -> None:
+        """arrived: when its request had come, by the loop's clock."""
         self._activity = activity
         self._job = job
         self._answer = answer
+        self._arrived = arrived
         self._own_headers = [(b"x-request-id", job.request_id.encode())]
         self._prepared: set[int] = set()  # prompts
 
@@ -71,7 +51,7 @@ class GenerationResponse(Response):
         """Raises ApiError before anything was sent."""
         tenant = scope.get("llmserve.key", "")
         await self._activity.coalescer.wait()
-        with self._activity.running(self._job, arrived_at(scope), tenant) as run:
+        with self._activity.running(self._job, self._arrived, tenant) as run:
             connection = own_connection(scope)
             if connection is not None:
                 run.cut_connection = connection.abort

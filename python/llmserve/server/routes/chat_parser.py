@@ -14,7 +14,7 @@ from llmserve.parsers.registry import (
     tool_style,
 )
 from llmserve.parsers.think import ThinkParser
-from llmserve.server.bodies import ChatBody
+from llmserve.server.http.bodies import ChatBody
 from llmserve.server.models import ServedModel
 from llmserve.server.settings import ServerSettings
 

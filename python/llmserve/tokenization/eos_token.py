@@ -1,4 +1,4 @@
-"""The special tokens that a tokenizer's folder names, and the id of the one that ends a text."""
+"""The id of the token that ends a text."""
 
 import json
 import re
@@ -6,34 +6,15 @@ from pathlib import Path
 
 from llmserve.checkpoint.model_files import (
     MAX_TOKENIZER_BYTES,
-    JsonObject,
     is_gguf,
     read_bytes,
     read_json_object,
 )
+from llmserve.checkpoint.special_tokens import read_special_tokens
 from llmserve.tokenization.gguf_tokenizer import GgufVocabulary
 from llmserve.tokenization.tokenizer_files import configured_tokens, find_tokenizer, read_tokenizer
 
-SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
-
-
-def read_special_tokens(directory: Path) -> dict[str, str]:
-    """By name, those of tokenizer_config.json and special_tokens_map.json. Raises CorruptFile."""
-    config = read_json_object(directory, "tokenizer_config.json") or {}
-    legacy = read_json_object(directory, "special_tokens_map.json") or {}
-    special = _special_tokens(config)
-    if "added_tokens_decoder" not in config:  # as transformers reads older checkpoints
-        special |= _special_tokens(legacy)
-    return special
 
 
 def read_eos_token_id(source: Path) -> int | None:
@@ -51,16 +32,6 @@ def read_eos_token_id(source: Path) -> int | None:
         return None
     token_id = _added_token_ids(path).get(eos_token)
     return read_tokenizer(path).token_to_id(eos_token) if token_id is None else token_id
-
-
-def _special_tokens(config: JsonObject) -> dict[str, str]:
-    tokens = {}
-    for name in SPECIAL_TOKENS:
-        value = config.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str):
-            tokens[name] = content
-    return tokens
 
 
 def _added_token_ids(path: Path) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Why the engine gave up on a request: for what the request itself asks, or for something that is
 wrong with the engine, from which others suffer, too."""
 
-from llmserve.server.errors import ApiError
-from llmserve.server.jobs import Job
+from llmserve.server.http.errors import ApiError
+from llmserve.server.running.job import Job
 
 # Beginnings of the engine's messages (csrc/sampling/sampler.cpp, csrc/text/llguidance.cpp) that no
 # other request can have a part in. All others count as failures of the engine.

@@ -1,47 +1,16 @@
-"""What one HTTP request asks of the engine."""
-
-import os
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+"""From a body to the job that the engine is given."""
 
 from llmserve.errors import InvalidArgument
 from llmserve.prompts import SinglePrompt
-from llmserve.requests.state import RequestState
 from llmserve.sampling_params import SamplingParams
-from llmserve.server.bodies import GenerationBody
-from llmserve.server.constraints import constraint_name, named_error
-from llmserve.server.errors import ApiError
+from llmserve.server.http.bodies import GenerationBody
+from llmserve.server.http.errors import ApiError
 from llmserve.server.models import ServedModel
-from llmserve.server.pacing import DEFAULT_TIER, read_tier, read_tiers
-from llmserve.server.sampling import timeout_s
+from llmserve.server.routes.constraints import constraint_name, named_error
+from llmserve.server.routes.sampling import timeout_s
+from llmserve.server.running.job import Job, new_id
 from llmserve.server.settings import ServerSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The work of a request, and what its answer says of itself."""
-
-    request_id: str
-    model: ServedModel
-    states: Sequence[RequestState]  # one a prompt
-    is_streamed: bool
-    timeout_s: float  # 0: no bound
-    tier: str = DEFAULT_TIER
-    constraint: str = ""  # the body's field that says what the text must match, if one does
-    created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
-
-    @property
-    def num_tokens(self) -> int:
-        """The most that it may take: prompts, and the new tokens that the context has room for."""
-        return sum(map(self._num_tokens, self.states))
-
-    def _num_tokens(self, state: RequestState) -> int:
-        num_prompt = len(state.prompt.token_ids)
-        if state.pooling:
-            return num_prompt
-        room = self.model.llm.max_model_len - num_prompt
-        return num_prompt + state.params.n * min(state.core_params.max_tokens, room)
+from llmserve.server.tiers import read_tier, read_tiers
 
 
 def check_stream_options(body: GenerationBody) -> None:
@@ -58,11 +27,6 @@ def check_stream_options(body: GenerationBody) -> None:
             param="stream_options",
             code="unsupported_parameter",
         )
-
-
-def new_id(prefix: str) -> str:
-    """A request id that nobody can guess."""
-    return f"{prefix}-{os.urandom(16).hex()}"
 
 
 async def generation_job(

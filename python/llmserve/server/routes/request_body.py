@@ -11,10 +11,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope
 
-from llmserve.server.connection import own_connection
 from llmserve.server.context import context
-from llmserve.server.errors import ApiError
-from llmserve.server.head import header
+from llmserve.server.http.connection import own_connection
+from llmserve.server.http.errors import ApiError
+from llmserve.server.http.head import header
 from llmserve.server.settings import ServerSettings
 
 _T = TypeVar("_T", bound=msgspec.Struct)

@@ -5,17 +5,14 @@ come, the engine's thread writes them to the socket and Python does nothing for 
 import asyncio
 import os
 from functools import partial
-from typing import TYPE_CHECKING
 
 from llmserve import _core
 from llmserve.errors import ResourceExhausted
 from llmserve.outputs import CompletionOutput
 from llmserve.requests.async_stream import AsyncStream
-from llmserve.server.connection import Connection
-
-if TYPE_CHECKING:
-    from llmserve.server.activity import Run
-    from llmserve.server.generation import Answer
+from llmserve.server.http.connection import Connection
+from llmserve.server.running.activity import Run
+from llmserve.server.running.answer import Answer
 
 # Stands for the text of a line that is a template, and in no other place of it.
 _MARKER = os.urandom(16).hex()
@@ -26,7 +23,7 @@ class DirectLines:
     an error, a client that lags) is left to the run's task, which takes the connection back before
     it writes."""
 
-    def __init__(self, run: "Run", answer: "Answer", connection: Connection) -> None:
+    def __init__(self, run: Run, answer: Answer, connection: Connection) -> None:
         self._run = run
         self._answer = answer
         self._connection = connection

@@ -3,21 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from llmserve.outputs import CompletionOutput
 from llmserve.requests.state import RequestState
-from llmserve.server.activity import TIMEOUT
-from llmserve.server.bodies import StreamOptions
-from llmserve.server.failures import generation_error
-from llmserve.server.jobs import Job
-
-_encode = msgspec.json.Encoder().encode
-
-
-def event(data: object) -> bytes:
-    """A server-sent event."""
-    return b"data: " + _encode(data) + b"\n\n"
+from llmserve.server.http.bodies import StreamOptions
+from llmserve.server.http.events import event
+from llmserve.server.running.activity import TIMEOUT
+from llmserve.server.running.failures import generation_error
+from llmserve.server.running.job import Job
 
 
 def error_event(message: str, job: Job) -> bytes:

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from llmserve.errors import InvalidArgument
 from llmserve.insight.trace import Trace
 from llmserve.server.context import context
-from llmserve.server.errors import ApiError, JsonResponse
+from llmserve.server.http.errors import ApiError, JsonResponse
 from llmserve.server.models import ServedModel
-from llmserve.server.threads import on_operators_thread
+from llmserve.server.routes.operators_thread import on_operators_thread
 
 
 async def debug_request(request: Request) -> Response:

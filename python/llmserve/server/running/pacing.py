@@ -3,50 +3,15 @@ tokens that came together, in one event, each waits for its own time."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
-from functools import cached_property, lru_cache
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 from llmserve import _core
-from llmserve.common.arguments import describe
-from llmserve.errors import InvalidArgument
 from llmserve.requests.state import RequestState
 
-# Of requests that name no tier.
-DEFAULT_TIER = "default"
 # What is due within it is due: uvloop's timers count whole milliseconds, and may be that early.
 _EARLY_S = 0.001
-
-
-@lru_cache(maxsize=8)  # every request asks
-def read_tiers(setting: str) -> Mapping[str, float]:
-    """Tokens a second by tier, from `free=8,plus=20`. Raises InvalidArgument."""
-    tiers = {}
-    for item in filter(None, map(str.strip, setting.split(","))):
-        tier, equals, rate = item.partition("=")
-        try:
-            tiers[tier.strip()] = float(rate)
-        except ValueError:
-            equals = ""
-        if not (tier.strip() and equals and 0 < tiers[tier.strip()] < float("inf")):
-            raise InvalidArgument(
-                f"pace must be TIER=TOKENS_PER_SECOND, several with commas between, got {item!r}"
-            )
-    return tiers
-
-
-def read_tier(name: str | None, tiers: Mapping[str, float]) -> str:
-    """The tier of a request by its service_tier: one that has a pace, or the default, which clients
-    of OpenAI's also call auto. Raises InvalidArgument."""
-    if name is not None and name in tiers:
-        return name
-    if name in (None, DEFAULT_TIER, "auto"):
-        return DEFAULT_TIER
-    known = ", ".join({**tiers, DEFAULT_TIER: 0.0, "auto": 0.0})
-    raise InvalidArgument(
-        f"service_tier must be one of {known}, got {describe(name)}; others are named by the "
-        f"server's setting pace"
-    )
 
 
 class PacedStream(Protocol):

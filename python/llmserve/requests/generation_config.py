@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llmserve.checkpoint.gguf_generation import gguf_generation_fields
 from llmserve.checkpoint.model_files import (
     JsonObject,
     checked_field,
@@ -14,6 +13,7 @@ from llmserve.checkpoint.model_files import (
 )
 from llmserve.common.arguments import integer, number
 from llmserve.errors import CorruptFile, InvalidArgument
+from llmserve.requests.gguf_generation import gguf_generation_fields
 from llmserve.sampling_params import SamplingParams
 
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from llmserve.server.errors import ApiError
+from llmserve.server.http.errors import ApiError
 from llmserve.server.models import ServedModel
 from llmserve.server.settings import ServerSettings
 

@@ -1,0 +1,1 @@
+"""HTTP itself: connections, heads, bodies as typed records, keys, errors as answers."""

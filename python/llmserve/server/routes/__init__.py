@@ -1,0 +1,1 @@
+"""The routes: what each takes, and how it words its answer."""

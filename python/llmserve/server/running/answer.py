@@ -1,0 +1,34 @@
+"""What a route brings to a run: the words of its answer."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from llmserve.outputs import CompletionOutput
+from llmserve.requests.state import RequestState
+
+
+class Answer(Protocol):
+    """How a route words what the engine gives."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a sample's lines, but for its first and last, differ in their text alone."""
+
+    @property
+    def words_empty_texts(self) -> bool:
+        """Whether an event without text has a line."""
+
+    def prepare(self, prompt_idx: int) -> None:
+        """Words the log-probabilities of a prompt, which have come, ahead of `document` or the
+        first `lines` that say them. On any thread."""
+
+    def document(self, states: Sequence[RequestState], cause: str) -> object:
+        """The whole answer, a state a prompt. cause: why it was ended early, or empty."""
+
+    def lines(
+        self, prompt_idx: int, news: Sequence[CompletionOutput], cause: str
+    ) -> Iterable[bytes]:
+        """Events of a stream for what is new of one prompt, an entry a sample."""
+
+    def last_lines(self) -> Iterable[bytes]:
+        """Events after the last news."""
