@@ -22,25 +22,21 @@ using Tokens = std::vector<int32_t>;
 Tokens to_list(std::span<const int32_t> values) { return {values.begin(), values.end()}; }
 
 void register_plan(py::module_& module) {
-  py::class_<ScheduledSequence>(module, "ScheduledSequence")
+  using Scheduled = ScheduledSequenceRecord;
+  py::class_<Scheduled>(module, "ScheduledSequence")
       .def("__repr__", &field_repr)
-      .def_readonly("request_id", &ScheduledSequence::request_id)
-      .def_readonly("sample_index", &ScheduledSequence::sample_index)
-      .def_readonly("start_position", &ScheduledSequence::start_position)
-      .def_readonly("is_prefill", &ScheduledSequence::is_prefill)
-      .def_readonly("awaited_row", &ScheduledSequence::awaited_row)
-      .def_property_readonly("num_tokens",
-                             [](const ScheduledSequence& self) { return self.token_ids.size(); })
-      .def_property_readonly("token_ids",
-                             [](const ScheduledSequence& self) { return to_list(self.token_ids); })
+      .def_readonly("request_id", &Scheduled::request_id)
+      .def_readonly("sample_index", &Scheduled::sample_index)
+      .def_readonly("start_position", &Scheduled::start_position)
+      .def_readonly("is_prefill", &Scheduled::is_prefill)
+      .def_readonly("awaited_row", &Scheduled::awaited_row)
+      .def_readonly("num_tokens", &Scheduled::num_tokens)
+      .def_readonly("token_ids", &Scheduled::token_ids)
       .def_property_readonly(
-          "block_table", [](const ScheduledSequence& self) { return self.block_tables.front(); },
+          "block_table", [](const Scheduled& self) { return self.tables.front(); },
           "Of the first cache group; position p is in entry p // block_size.")
-      .def_property_readonly(
-          "block_tables",
-          [](const ScheduledSequence& self) {
-            return std::vector<Tokens>(self.block_tables.begin(), self.block_tables.end());
-          },
+      .def_readonly(
+          "block_tables", &Scheduled::tables,
           "One for each cache group; -1 stands for a block that has left the group's window.");
   py::class_<LogitRow>(module, "LogitRow")
       .def("__repr__", &field_repr)
@@ -56,13 +52,11 @@ void register_plan(py::module_& module) {
   using Record = StepPlanRecord;
   py::class_<Record>(module, "StepPlan")
       .def_property_readonly("step_id", [](const Record& self) { return self.plan.step_id; })
-      .def_property_readonly("num_tokens", [](const Record& self) { return self.plan.num_tokens; })
+      .def_property_readonly("num_tokens",
+                             [](const Record& self) { return self.plan.num_tokens(); })
       .def_property_readonly("num_prefill_tokens",
                              [](const Record& self) { return self.plan.num_prefill_tokens; })
-      .def_property_readonly("sequences",
-                             [](const Record& self) -> const std::vector<ScheduledSequence>& {
-                               return self.plan.sequences;
-                             })
+      .def_readonly("sequences", &Record::sequences)
       .def_property_readonly(
           "logit_rows",
           [](const Record& self) -> const std::vector<LogitRow>& { return self.plan.logit_rows; })

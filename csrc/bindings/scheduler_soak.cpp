@@ -198,11 +198,11 @@ class Soak {
     int64_t num_tokens = 0;
     bool has_first = false;
     for (const ScheduledSequence& sequence : plan.sequences) {
-      require(!sequence.token_ids.empty(), "a scheduled sequence runs a token");
-      num_tokens += std::ssize(sequence.token_ids);
+      require(sequence.num_tokens > 0, "a scheduled sequence runs a token");
+      num_tokens += sequence.num_tokens;
       has_first |= std::pair(sequence.request_id, sequence.sample_index) == first;
     }
-    require(num_tokens == plan.num_tokens && num_tokens <= config_.max_num_batched_tokens,
+    require(num_tokens == plan.num_tokens() && num_tokens <= config_.max_num_batched_tokens,
             "a step's tokens are counted and fit the budget");
     require(std::ssize(plan.sequences) <= config_.max_num_seqs, "a step's sequences have a seat");
     counts_.num_copied += std::ssize(plan.copies);

@@ -7,21 +7,23 @@
 namespace llmserve {
 
 StepPlanRecord::StepPlanRecord(const StepPlan& given) : plan(given) {
+  sequences.reserve(plan.sequences.size());
   for (ScheduledSequence& sequence : plan.sequences) {
-    sequence.token_ids = keep(sequence.token_ids);
-    sequence.block_tables =
-        block_tables.emplace_back(sequence.block_tables.begin(), sequence.block_tables.end());
-    sequence.prompt_embeds = nullptr;
+    const std::span<const int32_t> tokens = plan.tokens_of(sequence);
+    ScheduledSequenceRecord& record = sequences.emplace_back(
+        ScheduledSequenceRecord{sequence,
+                                {tokens.begin(), tokens.end()},
+                                {sequence.block_tables.begin(), sequence.block_tables.end()}});
+    record.block_tables = sequence.block_tables = record.tables;
+    record.prompt_embeds = sequence.prompt_embeds = nullptr;
   }
   for (LogitRow& row : plan.logit_rows) {
-    row.banned_token_ids = keep(row.banned_token_ids);
+    row.banned_token_ids =
+        banned_token_ids.emplace_back(row.banned_token_ids.begin(), row.banned_token_ids.end());
+    row.token_ids = {};
     row.params = &params.emplace_back(*row.params);
   }
   plan.pooled.clear();
-}
-
-std::span<const int32_t> StepPlanRecord::keep(std::span<const int32_t> values) {
-  return token_ids.emplace_back(values.begin(), values.end());
 }
 
 SteppedScheduler::SteppedScheduler(const SchedulerConfig& config, const CacheConfig& cache,

@@ -13,18 +13,21 @@
 
 namespace llmserve {
 
+// A sequence of a plan with its tokens and tables.
+struct ScheduledSequenceRecord : ScheduledSequence {
+  std::vector<int32_t> token_ids;            // [q]
+  std::vector<std::vector<int32_t>> tables;  // [cache groups], what block_tables points to
+};
+
 // A plan with what its spans point to, so that Python may keep it after the commit.
 struct StepPlanRecord {
   explicit StepPlanRecord(const StepPlan& given);
   StepPlanRecord(const StepPlanRecord&) = delete;
 
-  StepPlan plan;  // without arrays: no embeddings, nothing pooled
-  std::deque<std::vector<int32_t>> token_ids;
-  std::deque<std::vector<std::vector<int32_t>>> block_tables;
+  StepPlan plan;                                   // without arrays: no embeddings, nothing pooled
+  std::vector<ScheduledSequenceRecord> sequences;  // [B]
+  std::deque<std::vector<int32_t>> banned_token_ids;
   std::deque<SamplingParams> params;
-
- private:
-  std::span<const int32_t> keep(std::span<const int32_t> values);
 };
 
 // What the scheduler knows of an unfinished sequence.

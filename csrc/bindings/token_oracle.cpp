@@ -37,12 +37,12 @@ ShadowModel::Slot& ShadowModel::slot(const ScheduledSequence& sequence, size_t g
   return pool_[block * block_size_ + position % block_size_];
 }
 
-void ShadowModel::write(const ScheduledSequence& sequence) {
+void ShadowModel::write(const ScheduledSequence& sequence, std::span<const int32_t> token_ids) {
   check_internal(sequence.block_tables.size() == windows_.size(), "a table for each group");
-  for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
+  for (size_t i = 0; i < token_ids.size(); ++i) {
     const int64_t position = sequence.start_position + static_cast<int64_t>(i);
     const int32_t token_id = sequence.awaited_row < 0
-                                 ? sequence.token_ids[i]
+                                 ? token_ids[i]
                                  : drawn_.at(static_cast<size_t>(sequence.awaited_row));
     for (size_t g = 0; g < windows_.size(); ++g)
       slot(sequence, g, position) = {token_id, position, g};
@@ -71,7 +71,8 @@ SampledTokens ShadowModel::execute(const StepPlan& plan) {
     std::copy_n(pool_.begin() + int64_t{copy.source} * block_size_, block_size_,
                 pool_.begin() + int64_t{copy.destination} * block_size_);
   }
-  for (const ScheduledSequence& sequence : plan.sequences) write(sequence);
+  for (const ScheduledSequence& sequence : plan.sequences)
+    write(sequence, plan.tokens_of(sequence));
   drawn_.clear();
   SampledTokens sampled;
   std::vector<int32_t> context;

@@ -47,7 +47,7 @@ class ShadowModel {
     size_t group = 0;
   };
   Slot& slot(const ScheduledSequence& sequence, size_t group, int64_t position);
-  void write(const ScheduledSequence& sequence);
+  void write(const ScheduledSequence& sequence, std::span<const int32_t> token_ids);
   void read(const ScheduledSequence& sequence, int64_t num_tokens, std::vector<int32_t>& context);
 
   const int32_t block_size_;

@@ -10,7 +10,7 @@ BatchShape BatchBuilder::shape_of(const StepPlan& plan) const {
   int64_t max_blocks = 0;
   for (const ScheduledSequence& sequence : plan.sequences)
     max_blocks = std::max(max_blocks, (sequence.end_position() + block_size_ - 1) / block_size_);
-  return {.num_tokens = plan.num_tokens,
+  return {.num_tokens = plan.num_tokens(),
           .num_sequences = std::ssize(plan.sequences),
           .num_rows = std::ssize(plan.logit_rows),
           .max_blocks = max_blocks};
@@ -43,21 +43,20 @@ int64_t BatchBuilder::num_bytes(const BatchShape& shape) const {
 void BatchBuilder::append_given_rows(const ScheduledSequence& sequence) {
   if (sequence.prompt_embeds == nullptr) return;
   const int64_t num_rows = sequence.prompt_embeds->num_rows - sequence.start_position;
-  const int64_t count = std::min(num_rows, std::ssize(sequence.token_ids));
+  const int64_t count = std::min<int64_t>(num_rows, sequence.num_tokens);
   if (count <= 0) return;
-  const auto begin = static_cast<int64_t>(num_tokens_) - std::ssize(sequence.token_ids);
+  const int64_t begin = sequence.first_token;
   std::fill_n(token_ids_.begin() + begin, count, 0);
   given_embeddings_.push_back({.begin = begin,
                                .count = count,
                                .rows = sequence.prompt_embeds->row(sequence.start_position)});
 }
 
-void BatchBuilder::append_sequence(const ScheduledSequence& sequence) {
-  const bool is_awaited = sequence.awaited_row >= 0;
-  batch_.has_awaited |= is_awaited;
-  for (size_t i = 0; i < sequence.token_ids.size(); ++i) {
-    const int64_t position = sequence.start_position + static_cast<int64_t>(i);
-    token_ids_[num_tokens_] = is_awaited ? 0 : sequence.token_ids[i];
+void BatchBuilder::append_sequence(const ScheduledSequence& sequence,
+                                   std::span<const int32_t> token_ids) {
+  batch_.has_awaited |= sequence.awaited_row >= 0;
+  for (int64_t position = sequence.start_position; const int32_t token_id : token_ids) {
+    token_ids_[num_tokens_] = std::max(token_id, 0);
     awaited_rows_[num_tokens_] = sequence.awaited_row;
     positions_[num_tokens_] = static_cast<int32_t>(position);
     for (size_t g = 0; g < groups_.size(); ++g) {
@@ -65,6 +64,7 @@ void BatchBuilder::append_sequence(const ScheduledSequence& sequence) {
           sequence.block_tables[g][position / block_size_] * block_size_ + position % block_size_;
     }
     ++num_tokens_;
+    ++position;
   }
   append_given_rows(sequence);
   kv_lens_[num_sequences_] = static_cast<int32_t>(sequence.end_position());
@@ -152,7 +152,7 @@ StepBatch& BatchBuilder::build(const StepPlan& plan, const BatchShape& shape,
   query_starts_[0] = 0;
   for (const ScheduledSequence& sequence : plan.sequences) {
     fill_block_tables(sequence, shape.max_blocks);
-    append_sequence(sequence);
+    append_sequence(sequence, plan.tokens_of(sequence));
   }
   for (const LogitRow& row : plan.logit_rows) append_row(row);
   for (const PooledSequence& pooled : plan.pooled) append_pooled(plan, pooled);

@@ -67,7 +67,7 @@ class BatchBuilder {
 
   template <class Visit>
   void lay_out(const BatchShape& shape, const Visit& visit);
-  void append_sequence(const ScheduledSequence& sequence);
+  void append_sequence(const ScheduledSequence& sequence, std::span<const int32_t> token_ids);
   void append_given_rows(const ScheduledSequence& sequence);
   void fill_block_tables(const ScheduledSequence& sequence, int64_t max_blocks);
   void append_row(const LogitRow& row);

@@ -345,7 +345,7 @@ bool Engine::take_in() {
 // empty plan says that nothing can go ahead: then all are finished.
 void Engine::step() {
   begin_step();
-  Flight& newest = flight(scheduler_->num_in_flight() - 1);
+  Flight& newest = flights_.newest();
   const bool is_empty = newest.plan->is_empty();
   is_stuck_ = is_empty && scheduler_->num_in_flight() == 1;
   if (is_empty && !is_stuck_) {  // nobody waited in it for anything but the step in flight
@@ -358,17 +358,18 @@ void Engine::step() {
 
 void Engine::begin_step() {
   has_idle_work_ = true;
-  Flight& next = flight(scheduler_->num_in_flight());
+  Flight& next = flights_.next();
   StepRecord& record = next.record;
   record = {.start_us = clock_.now_us(), .decisions = std::move(record.decisions)};
   {
     const PhaseTimer timer(clock_, record.schedule_us);
     next.plan = &scheduler_->schedule();
   }
+  flights_.launch();
   const StepPlan& plan = *next.plan;
   record.step_id = plan.step_id;
   record.num_sequences = static_cast<int32_t>(plan.sequences.size());
-  record.num_tokens = plan.num_tokens;
+  record.num_tokens = plan.num_tokens();
   record.num_prefill_tokens = plan.num_prefill_tokens;
   scheduler_->take_decisions(record.decisions);
   if (plan.is_empty()) return;
@@ -381,7 +382,7 @@ void Engine::begin_step() {
 void Engine::finish_step() {
   // At what a device's memory is in use for, which costs a few calls of its driver.
   constexpr int64_t kStepsBetweenLooks = 256;
-  Flight& oldest = flight(0);
+  Flight& oldest = flights_.oldest();
   StepRecord& record = oldest.record;
   static const SampledTokens kNothing;
   const SampledTokens* tokens = &kNothing;
@@ -399,7 +400,7 @@ void Engine::finish_step() {
   {
     const PhaseTimer timer(clock_, record.commit_us);
     result = &scheduler_->commit(*tokens);
-    oldest_flight_ = (oldest_flight_ + 1) % Scheduler::kMaxInFlight;
+    flights_.retire();
   }
   num_failed_steps_ = 0;
   if (record.num_sequences > 0) recorder_.record(record);
@@ -488,13 +489,14 @@ bool Engine::go_on_after(const std::exception& error) {
   } else {
     fail_all(error.what());
   }
+  flights_.clear();
   return !is_last;
 }
 
 void Engine::fail_batch(const std::string& reason) {
   take_aborts();
   scheduler_->fail_step(reason);
-  give_out_failures(flight(0).record, scheduler_->take_result());
+  give_out_failures(flights_[0].record, scheduler_->take_result());
 }
 
 void Engine::fail_all(const std::string& reason) {

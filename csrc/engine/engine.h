@@ -22,6 +22,7 @@
 #include "api/token_event.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/flight_ring.h"
 #include "engine/event_buffer.h"
 #include "engine/executor.h"
 #include "engine/metrics_recorder.h"
@@ -148,7 +149,6 @@ class Engine {
   void step();
   void begin_step();
   void finish_step();
-  Flight& flight(int32_t i) { return flights_[(oldest_flight_ + i) % Scheduler::kMaxInFlight]; }
   void take_aborts();
   void let_go(std::span<const TokenEvent> events);
   void keep_books(StepRecord& record, const StepResult& result);
@@ -171,9 +171,8 @@ class Engine {
   MetricsRecorder recorder_;
   bool is_executing_ = false;     // so that what is caught is known to be the batch's
   int32_t num_failed_steps_ = 0;  // in a row, of those that stop the engine
-  // Those of the scheduler's that are in flight, the oldest first.
-  std::array<Flight, Scheduler::kMaxInFlight> flights_;
-  int32_t oldest_flight_ = 0;
+  // Those of the scheduler's.
+  FlightRing<Flight, Scheduler::kMaxInFlight> flights_;
   bool has_background_work_ = true;  // as far as is known, the executor
   bool has_idle_work_ = true;
   bool is_stuck_ = false;  // the last plan was empty, with no step in flight

@@ -59,7 +59,7 @@ void Pooler::take(const ConstTensor& hidden, const ModelInput& input, const Step
     const size_t idx = static_cast<size_t>(pooled.sequence_idx);
     const ScheduledSequence& sequence = plan.sequences[idx];
     const Chunk chunk{.begin = input.query_starts[idx],
-                      .count = std::ssize(sequence.token_ids),
+                      .count = sequence.num_tokens,
                       .position = sequence.start_position};
     PooledOutput& out = *pooled.output;
     if (chunk.position == 0) out.is_finite = true;

@@ -6,7 +6,7 @@ namespace {
 bool runs_one_token(const ScheduledSequence& sequence) {
   const bool is_given = sequence.prompt_embeds != nullptr &&
                         sequence.start_position < sequence.prompt_embeds->num_rows;
-  return sequence.token_ids.size() == 1 && !is_given;
+  return sequence.num_tokens == 1 && !is_given;
 }
 
 }  // namespace

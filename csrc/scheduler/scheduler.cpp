@@ -48,7 +48,8 @@ Scheduler::Scheduler(const SchedulerConfig& config, const CacheConfig& cache,
       pace_(config.max_stall_us),
       spread_(config.min_spread_tokens, config.max_num_batched_tokens),
       num_seats_(config.max_num_seqs),
-      max_in_flight_(max_in_flight) {
+      max_in_flight_(max_in_flight),
+      flights_(max_in_flight) {
   check_internal(1 <= max_in_flight && max_in_flight <= kMaxInFlight,
                  "one or two steps are in flight");
 }
@@ -213,8 +214,8 @@ std::vector<const Sequence*> Scheduler::ended_in_flight() const {
 
 void Scheduler::check_sequence(const Sequence& sequence) const {
   int32_t num_flights = 0;
-  for (int32_t i = 0; i < num_in_flight_; ++i)
-    num_flights += static_cast<int32_t>(std::ranges::count(flight(i).sequences, &sequence));
+  for (int32_t i = 0; i < flights_.size(); ++i)
+    num_flights += static_cast<int32_t>(std::ranges::count(flights_[i].sequences, &sequence));
   check_internal(sequence.num_in_flight == num_flights,
                  "a sequence knows how many steps in flight run it");
   if (sequence.is_ended()) {

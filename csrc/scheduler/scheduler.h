@@ -27,7 +27,6 @@
 // would hide it.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -40,6 +39,7 @@
 #include "api/request.h"
 #include "api/sampled_tokens.h"
 #include "core/clock.h"
+#include "core/flight_ring.h"
 #include "kv_cache/kv_cache_manager.h"
 #include "scheduler/policy.h"
 #include "scheduler/sequence.h"
@@ -87,7 +87,7 @@ class Scheduler {
   // later plan's.
   void take_decisions(std::vector<Decision>& decisions) { next_->plan.decisions.swap(decisions); }
   int32_t max_in_flight() const { return max_in_flight_; }
-  int32_t num_in_flight() const { return num_in_flight_; }
+  int32_t num_in_flight() const { return flights_.size(); }
   // Of the oldest plan in flight: one row for each of its logit rows, in order. A row that is not
   // valid ends its request's sequence with kError. The result holds all events since the last one,
   // and is valid until the next schedule() or commit().
@@ -150,9 +150,6 @@ class Scheduler {
   void check_can_go_on(const SamplingParams& params) const;
   std::string pool_arithmetic(int64_t num_tokens) const;
   void check_sequence(const Sequence& sequence) const;
-  // In flight, the oldest first.
-  Flight& flight(int32_t i) { return flights_[(oldest_flight_ + i) % max_in_flight_]; }
-  const Flight& flight(int32_t i) const { return flights_[(oldest_flight_ + i) % max_in_flight_]; }
 
   // scheduler_plan.cpp
   enum class Admission : uint8_t { kAdmitted, kSkipped, kStop };
@@ -238,15 +235,13 @@ class Scheduler {
   int64_t next_order_ = 0;
 
   const int32_t max_in_flight_;
-  std::array<Flight, kMaxInFlight> flights_;
-  int32_t oldest_flight_ = 0;
-  int32_t num_in_flight_ = 0;
-  Flight* next_ = &flights_[0];  // being scheduled, or the last that was
-  Flight* committed_ = nullptr;  // being committed
-  int64_t num_steps_ = 0;        // scheduled
-  bool stands_still_ = false;    // in this step: somebody needs what a step in flight holds
-  bool has_preempted_ = false;   // in this step
-  int64_t now_us_ = 0;           // of the commit under way, or the last one
+  FlightRing<Flight, kMaxInFlight> flights_;
+  Flight* next_ = &flights_.next();  // being scheduled, or the last that was
+  Flight* committed_ = nullptr;      // being committed
+  int64_t num_steps_ = 0;            // scheduled
+  bool stands_still_ = false;        // in this step: somebody needs what a step in flight holds
+  bool has_preempted_ = false;       // in this step
+  int64_t now_us_ = 0;               // of the commit under way, or the last one
   int64_t wake_us_ = SchedulingPolicy::kNever;
   std::vector<RequestId> aborts_;              // of requests that steps in flight run
   std::vector<Sequence*> forks_;               // of the commit under way

@@ -21,8 +21,8 @@ bool belongs_to(const LogitRow& row, size_t sequence_idx) {
 }  // namespace
 
 StepResult& Scheduler::commit(const SampledTokens& sampled) {
-  check_internal(num_in_flight_ > 0, "a commit follows its plan");
-  committed_ = &flight(0);
+  check_internal(flights_.size() > 0, "a commit follows its plan");
+  committed_ = &flights_.oldest();
   check_internal(sampled.rows.size() == committed_->plan.logit_rows.size(),
                  "the sampler gives one row for each logit row");
   prefetch_books(*committed_);
@@ -44,9 +44,8 @@ StepResult& Scheduler::commit(const SampledTokens& sampled) {
     }
   }
   for (RequestEntry* entry : std::exchange(complete_beams_, {})) advance_beams(*entry);
-  oldest_flight_ = (oldest_flight_ + 1) % max_in_flight_;
-  --num_in_flight_;
-  if (num_in_flight_ == 0) kv_cache_.give_back_replaced();
+  flights_.retire();
+  if (flights_.is_empty()) kv_cache_.give_back_replaced();
   std::erase_if(running_, [](const Sequence* s) { return s->is_ended(); });
   place_forks();
   for (const RequestId id : std::exchange(aborts_, {})) abort(id);
@@ -99,8 +98,8 @@ void Scheduler::count_step(const Flight& flight) {
   counters_.num_prefill_tokens += flight.plan.num_prefill_tokens;
   counters_.num_recomputed_tokens += flight.plan.num_recomputed_tokens;
   if (is_prefill) {
-    pace_.note_step(flight.plan.num_tokens, elapsed_us);
-    spread_.note_step(flight.plan.num_tokens, elapsed_us);
+    pace_.note_step(flight.plan.num_tokens(), elapsed_us);
+    spread_.note_step(flight.plan.num_tokens(), elapsed_us);
   }
   if (num_seats_ < config_.max_num_seqs) give_back_seats();
 }

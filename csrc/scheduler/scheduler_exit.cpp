@@ -27,12 +27,12 @@ bool Scheduler::is_in_flight(const RequestEntry& entry) const {
 }
 
 void Scheduler::fail_step(const std::string& reason) {
-  check_internal(num_in_flight_ > 0, "a step that fails has a plan");
+  check_internal(flights_.size() > 0, "a step that fails has a plan");
   std::vector<RequestId> failed;
   size_t num_sequences = 0;
-  for (int32_t i = 0; i < num_in_flight_; ++i) {
-    num_sequences = std::max(num_sequences, flight(i).plan.sequences.size());
-    for (const ScheduledSequence& sequence : flight(i).plan.sequences)
+  for (int32_t i = 0; i < flights_.size(); ++i) {
+    num_sequences = std::max(num_sequences, flights_[i].plan.sequences.size());
+    for (const ScheduledSequence& sequence : flights_[i].plan.sequences)
       failed.push_back(sequence.request_id);
   }
   num_seats_ = std::max<int64_t>(1, static_cast<int64_t>(num_sequences) / 2);
@@ -50,15 +50,15 @@ void Scheduler::fail_step(const std::string& reason) {
 
 // As if nothing more had been asked for; what has ended goes.
 void Scheduler::end_flights() {
-  for (int32_t i = 0; i < num_in_flight_; ++i) {
-    for (Sequence* sequence : flight(i).sequences) {
+  for (int32_t i = 0; i < flights_.size(); ++i) {
+    for (Sequence* sequence : flights_[i].sequences) {
       const bool was_in_flight = std::exchange(sequence->num_in_flight, 0) > 0;
       sequence->num_awaited = 0;
       if (was_in_flight && sequence->is_ended()) let_go(*sequence);
     }
-    flight(i).sequences.clear();
+    flights_[i].sequences.clear();
   }
-  num_in_flight_ = 0;
+  flights_.clear();
   kv_cache_.give_back_replaced();
 }
 
@@ -83,7 +83,7 @@ void Scheduler::finish_request(RequestEntry& entry, FinishReason reason, const s
 }
 
 void Scheduler::preempt(RequestId id) {
-  check_internal(num_in_flight_ == 0, "preemption on request happens between steps");
+  check_internal(flights_.size() == 0, "preemption on request happens between steps");
   const auto found = requests_.find(id);
   if (found == requests_.end()) return;
   for (const auto& sequence : found->second.sequences) {

@@ -1,6 +1,5 @@
 // schedule(): what the next step runs.
 #include <algorithm>
-#include <array>
 #include <limits>
 
 #include "core/error.h"
@@ -10,7 +9,7 @@
 namespace llmserve {
 
 const StepPlan& Scheduler::schedule() {
-  check_internal(num_in_flight_ < max_in_flight_,
+  check_internal(flights_.size() < max_in_flight_,
                  "a plan is committed before one too many is made");
   begin_step();
   Budget budget = step_budget();
@@ -21,21 +20,21 @@ const StepPlan& Scheduler::schedule() {
   } else if (!stands_still_) {
     admit_waiting(budget);
   }
-  if (next_->plan.is_empty() && num_in_flight_ == 0) let_go_of_held();
+  if (next_->plan.is_empty() && flights_.size() == 0) let_go_of_held();
   drop_finished();
-  ++num_in_flight_;
+  flights_.launch();
   return next_->plan;
 }
 
 void Scheduler::begin_step() {
-  next_ = &flight(num_in_flight_);
+  next_ = &flights_.next();
   next_->plan.step_id = ++num_steps_;
   next_->plan.copies.clear();
   next_->plan.sequences.clear();
   next_->plan.logit_rows.clear();
   next_->plan.pooled.clear();
   next_->plan.decisions.clear();
-  next_->plan.num_tokens = 0;
+  next_->plan.token_ids.clear();
   next_->plan.num_prefill_tokens = next_->plan.num_recomputed_tokens = 0;
   next_->sequences.clear();
   if (running_.empty()) spread_.begin_batch();
@@ -147,7 +146,7 @@ Scheduler::Room Scheduler::make_room(Sequence& sequence, int64_t num_new_tokens,
   while (!kv_cache_.can_allocate(sequence.table, sequence.num_scheduled, num_new_tokens)) {
     Sequence& victim = *running_.back();
     const bool is_itself = &victim == &sequence;
-    if (victim.num_in_flight > 0 || (is_itself && num_in_flight_ > 0)) {
+    if (victim.num_in_flight > 0 || (is_itself && flights_.size() > 0)) {
       decide(sequence, DecisionKind::kWaitsForBlocks,
              kv_cache_.num_needed(sequence.table, sequence.num_scheduled, num_new_tokens));
       return Room::kWaits;
@@ -258,7 +257,6 @@ void Scheduler::count_prefill(Sequence& sequence, int64_t num_new_tokens) {
 }
 
 void Scheduler::put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& budget) {
-  static constexpr std::array<int32_t, 1> kAwaited{kNoTokenId};
   const int64_t start = sequence.num_scheduled;
   const bool is_awaited = start >= sequence.num_tokens();
   const bool is_prefill = !is_awaited && (!sequence.is_decoding() || sequence.num_generated() == 0);
@@ -266,15 +264,21 @@ void Scheduler::put_in_plan(Sequence& sequence, int64_t num_new_tokens, Budget& 
   sequence.num_scheduled = start + num_new_tokens;
   ++sequence.num_in_flight;
   budget.num_tokens -= num_new_tokens;
-  next_->plan.num_tokens += static_cast<int32_t>(num_new_tokens);
   if (is_prefill) count_prefill(sequence, num_new_tokens);
   next_->sequences.push_back(&sequence);
+  std::vector<int32_t>& token_ids = next_->plan.token_ids;
+  const auto first_token = static_cast<int32_t>(token_ids.size());
+  if (is_awaited) {
+    token_ids.push_back(kNoTokenId);
+  } else {
+    const auto known = std::span<const int32_t>(sequence.token_ids).subspan(start, num_new_tokens);
+    token_ids.insert(token_ids.end(), known.begin(), known.end());
+  }
   next_->plan.sequences.push_back(
       {.request_id = sequence.request_id,
        .sample_index = sequence.sample_index,
-       .token_ids =
-           is_awaited ? std::span<const int32_t>(kAwaited)
-                      : std::span<const int32_t>(sequence.token_ids).subspan(start, num_new_tokens),
+       .first_token = first_token,
+       .num_tokens = static_cast<int32_t>(num_new_tokens),
        .awaited_row = is_awaited ? sequence.awaited_row : -1,
        .start_position = start,
        .block_tables = sequence.table.blocks,

@@ -1,5 +1,5 @@
-// The records of one step. A plan is host integers only; its spans point into sequences and stay
-// valid until the next commit(), its other pointers until its own.
+// The records of one step: host integers only. A plan owns the tokens that it runs. Its spans point
+// into sequences and stay valid until the next commit(), its other pointers until its own.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@
 
 namespace llmserve {
 
-// One sequence's share of a step: token_ids run at positions [start_position, start_position +
-// token_ids.size()).
+// One sequence's share of a step: its tokens run at positions [start_position, end_position()).
 struct ScheduledSequence {
   RequestId request_id = 0;
   int32_t sample_index = 0;
-  std::span<const int32_t> token_ids;  // [q >= 1]; {kNoTokenId} where awaited_row says which
+  int32_t first_token = 0;  // into StepPlan::token_ids
+  int32_t num_tokens = 0;   // q >= 1
   // >= 0: the one token is what this logit row of the step before draws, which is still in flight.
   int32_t awaited_row = -1;
   int64_t start_position = 0;  // tokens already in the KV cache
   // [cache groups][>= ceil((start + q) / P)] block ids: position p is in entry p / P, or kGone.
   std::span<const std::vector<int32_t>> block_tables;
-  int64_t end_position() const { return start_position + std::ssize(token_ids); }
+  int64_t end_position() const { return start_position + num_tokens; }
   bool is_prefill = false;  // false: exactly the one token that was generated last
   // [prompt tokens, E] or none: tokens at positions within it are rows of it.
   const HostArray* prompt_embeds = nullptr;
@@ -40,7 +40,7 @@ struct PooledSequence {
 // share one token: the first tokens of a request's n samples come from the same logits.
 struct LogitRow {
   int32_t sequence_idx = 0;  // into StepPlan::sequences
-  int32_t token_offset = 0;  // into that sequence's token_ids
+  int32_t token_offset = 0;  // into that sequence's tokens
   RequestId request_id = 0;  // whose token this is
   int32_t sample_index = 0;
   uint64_t seed = 0;     // of that sample
@@ -92,14 +92,19 @@ struct Decision {
 struct StepPlan {
   int64_t step_id = 0;
   std::vector<BlockCopy> copies;
+  std::vector<int32_t> token_ids;            // [T] of all sequences in turn; kNoTokenId: awaited
   std::vector<ScheduledSequence> sequences;  // [B]
   std::vector<LogitRow> logit_rows;          // [S], grouped by sequence, in order of position
   std::vector<PooledSequence> pooled;
   std::vector<Decision> decisions;
-  int32_t num_tokens = 0;          // T
   int32_t num_prefill_tokens = 0;  // of those
   // Of those: run again after a preemption, and what was generated before it
   int32_t num_recomputed_tokens = 0;
+  int32_t num_tokens() const { return static_cast<int32_t>(token_ids.size()); }
+  std::span<const int32_t> tokens_of(const ScheduledSequence& sequence) const {
+    return std::span(token_ids).subspan(static_cast<size_t>(sequence.first_token),
+                                        static_cast<size_t>(sequence.num_tokens));
+  }
   bool is_empty() const { return sequences.empty(); }
 };
 
