@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -162,3 +164,38 @@ def events(sock: socket.socket) -> Iterator[str]:
                 yield line.decode().strip()
             if line.strip() == b"data: [DONE]":
                 return
+
+
+def data_of(lines: Iterable[str]) -> list[Any]:
+    """What the events of a stream say, without the comments and the end."""
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+def text_of(lines: Iterable[str]) -> str:
+    """The text that the events of a completion give, of all choices."""
+    return "".join(c["text"] for d in data_of(lines) for c in d["choices"])
+
+
+def start_command(*arguments: str) -> tuple[subprocess.Popen[str], int]:
+    """`llmserve serve` as a process, and the port that it listens on."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "llmserve",
+            "serve",
+            "--port",
+            "0",
+            "--num-threads",
+            "1",
+            *arguments,
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+)", line):
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            return process, int(found[1])
+    raise AssertionError("the server did not start")

@@ -19,7 +19,7 @@ import pytest
 from llmserve import AsyncLLM, _core
 from llmserve.errors import ResourceExhausted
 from llmserve.server.http.connection import Connection
-from serving import DEADLINE_S, RunningServer, events, running_server, tls_files
+from serving import DEADLINE_S, RunningServer, data_of, events, running_server, text_of, tls_files
 
 MakeOracle = Callable[..., AsyncLLM]
 
@@ -46,14 +46,6 @@ def held_stream(
 def is_lent(server: RunningServer) -> bool:
     runs = list(server.activity.runs)
     return bool(runs) and all(run.lent is not None for run in runs)
-
-
-def data_of(lines: list[str]) -> list[Any]:
-    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-
-
-def text_of(lines: list[str]) -> str:
-    return "".join(c["text"] for d in data_of(lines) for c in d["choices"])
 
 
 def num_lines(server: RunningServer) -> int:

@@ -16,17 +16,12 @@ from llmserve.errors import InvalidArgument
 from llmserve.server.running.pacing import Pacer
 from llmserve.server.settings import ServerSettings
 from llmserve.server.tiers import read_tiers
-from serving import RunningServer, events, running_server
+from serving import RunningServer, events, running_server, text_of
 
 MakeOracle = Callable[..., AsyncLLM]
 
 COMPLETIONS = "/v1/completions"
 BODY: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 30, "ignore_eos": True, "seed": 7}
-
-
-def text_of(lines: list[str]) -> str:
-    data = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    return "".join(choice["text"] for chunk in data for choice in chunk["choices"])
 
 
 def stream(server: RunningServer, **more: Any) -> tuple[str, list[float]]:

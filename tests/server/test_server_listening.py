@@ -1,0 +1,121 @@
+"""The sockets: who may connect, TLS, and what is refused before a model is loaded."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from llmserve import AsyncLLM
+from llmserve.cli import main
+from llmserve.server.main import listen
+from llmserve.server.settings import ServerSettings
+from serving import (
+    DEADLINE_S,
+    running_server,
+    start_command,
+    tls_files,
+)
+
+
+def test_lines_leave_at_once_and_few_of_them_wait_in_the_kernel() -> None:
+    with listen(ServerSettings(port=0)) as sock, socket.create_connection(sock.getsockname()):
+        ours, _ = sock.accept()
+        with ours:
+            assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+            assert 2**16 <= ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2**17
+
+
+def test_a_client_that_sends_a_letter_at_a_time_is_let_go(demo: AsyncLLM) -> None:
+    with running_server(demo, read_timeout=0.5) as server:
+        for sent in (b"", b"GET /hea", b"POST /tokenize HTTP/1.1\r\nHost: x\r\n"):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as sock:
+                sock.sendall(sent)
+                assert sock.recv(100).startswith(b"HTTP/1.1 408 ")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as sock:
+            head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            sock.sendall(f'{head}Content-Length: 100\r\n\r\n{{"prompt'.encode())
+            assert sock.recv(100).startswith(b"HTTP/1.1 408 ")
+        # A connection that is kept between two requests is not in a hurry.
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
+        for _ in range(2):
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status":"ok"}'
+            time.sleep(0.7)
+        connection.close()
+
+
+def test_more_connections_than_allowed_are_closed_at_once(demo: AsyncLLM) -> None:
+    with running_server(demo, max_connections=5) as server:
+        address = ("127.0.0.1", server.port)
+        held = [socket.create_connection(address, timeout=DEADLINE_S) for _ in range(5)]
+        server.wait_until(lambda: server.num_connections == 5, "five are open")
+        sixth = socket.create_connection(address, timeout=DEADLINE_S)
+        with sixth, suppress(ConnectionResetError):
+            assert sixth.recv(10) == b""
+        for sock in held:
+            sock.close()
+        server.wait_until(lambda: server.num_connections == 0, "they are gone")
+        assert server.request("GET", "/health")[0] == 200
+
+
+def test_tls_serves_https_and_nothing_else(demo: AsyncLLM, tmp_path: Path) -> None:
+    files = tls_files(tmp_path)
+    with running_server(demo, **files) as server:
+        context = ssl.create_default_context(cafile=files["ssl_certfile"])
+        url = f"https://127.0.0.1:{server.port}/health"
+        with urllib.request.urlopen(url, context=context, timeout=DEADLINE_S) as answer:
+            assert answer.read() == b'{"status":"ok"}'
+        with pytest.raises((OSError, http.client.HTTPException)):
+            server.request("GET", "/health")
+
+
+@pytest.mark.parametrize("bad", ["missing", "no key", "another's key", "a password"])
+def test_bad_tls_files_are_refused_before_a_model_is_loaded(
+    bad: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = tls_files(tmp_path)
+    key = Path(files["ssl_keyfile"])
+    if bad == "missing":
+        key.unlink()
+    elif bad == "no key":
+        key.write_text("nonsense")
+    elif bad == "another's key":
+        (tmp_path / "other").mkdir()
+        key.write_bytes(Path(tls_files(tmp_path / "other")["ssl_keyfile"]).read_bytes())
+    else:
+        command = f"openssl rsa -aes128 -passout pass:sesame -in {key} -out {key}"
+        subprocess.run(command.split(), check=True, capture_output=True)
+    flags = [f"--{name.replace('_', '-')}={path}" for name, path in files.items()]
+    assert main(["serve", "/nowhere", "--port", "0", *flags]) == 2
+    assert "ssl_keyfile" in capsys.readouterr().err
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, reason in ((tmp_path / "no" / "t.json", "No such file"), (tmp_path, "directory")):
+        assert main(["serve", "/nowhere", "--port", "0", "--trace", str(path)]) == 2
+        error = capsys.readouterr().err
+        assert f"trace '{path}' cannot be written" in error
+        assert reason in error
+
+
+def test_only_the_loopback_is_listened_on_by_default() -> None:
+    psutil = pytest.importorskip("psutil")
+    process, port = start_command()
+    try:
+        listening = [
+            c.laddr for c in psutil.Process(process.pid).net_connections() if c.status == "LISTEN"
+        ]
+        assert listening == [("127.0.0.1", port)]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
