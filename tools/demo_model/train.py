@@ -1,11 +1,15 @@
-"""Train the demo model and its draft, and write them into the package.
+"""Train the demo model and write it into the package; on request, its draft beside it.
 
     python -m tools.demo_model.train --work build/demo_model
+    python -m tools.demo_model.train --work build/demo_model --draft build/demo_draft
+
+The draft is for speculative decoding: a tenth of the model, the same tokenizer, trained on what
+the model says. It does not ship: nothing in the package runs it.
 
 Everything is derived from fixed seeds; nothing is downloaded. An interrupted run goes on from
 its last checkpoint when it is started again with the same --work. A quick trial:
 
-    python -m tools.demo_model.train --work /tmp/trial --steps 50 --draft-steps 20 --out /tmp/out
+    python -m tools.demo_model.train --work /tmp/trial --steps 50 --out /tmp/out
 """
 
 import argparse
@@ -135,13 +139,14 @@ def finish(
 
 
 def main() -> None:
-    """Train what is not trained yet and write both models."""
+    """Train what is not trained yet and write it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints")
-    parser.add_argument("--out", type=Path, default=PACKAGE_DEMO, help="folder for the models")
+    parser.add_argument("--out", type=Path, default=PACKAGE_DEMO, help="folder for the model's")
     parser.add_argument("--steps", type=int, default=1600, help="steps of the model")
+    parser.add_argument("--draft", type=Path, help="folder for a draft; without it none is made")
     parser.add_argument("--draft-steps", type=int, default=500, help="steps of the draft")
     parser.add_argument("--tokens", type=int, default=3_000_000, help="tokens of the corpus")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
@@ -154,10 +159,12 @@ def main() -> None:
     job = Job(TARGET, stream, args.steps, args.work / "model.pt", args.threads, names)
     model = build(TARGET)
     target = finish(job, model, train(job, model), tokenizer, args.out / "model")
+    if args.draft is None:
+        return
     checkpoint = args.work / "draft.pt"
     job = Job(DRAFT, stream, args.draft_steps, checkpoint, args.threads, names, target)
     model = build(DRAFT)
-    draft = finish(job, model, train(job, model), tokenizer, args.out / "draft")
+    draft = finish(job, model, train(job, model), tokenizer, args.draft)
     share = agreement(draft, target, held_out_windows(tokenizer, NUM_HELD_OUT))
     print(f"draft and model agree on the next token at {share:.1%} of the positions")
 

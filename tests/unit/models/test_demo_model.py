@@ -12,8 +12,8 @@ from tools.demo_model import corpus, stories
 from tools.demo_model.conversation import Conversation, Message, Tool, render, tool_call
 
 DEMO = Path(__file__).parents[3] / "python" / "llmserve" / "demo"
-FOLDERS = ("model", "draft")
 MAX_TOTAL_BYTES = 10_000_000
+MOST_PARAMETERS = 4e6
 # The same documents as the card's: what is left is the order of float32 sums.
 PERPLEXITY_TOLERANCE = 0.01
 STORY_SAMPLES = 4
@@ -38,17 +38,10 @@ def test_files_stay_under_ten_megabytes() -> None:
     assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) < MAX_TOTAL_BYTES
 
 
-@pytest.mark.parametrize(("folder", "most_parameters"), [("model", 4e6), ("draft", 4e5)])
-def test_weights_load_with_transformers_and_are_bf16(folder: str, most_parameters: float) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO / folder, dtype="auto")
+def test_weights_load_with_transformers_and_are_bf16() -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype="auto")
     assert model.dtype == torch.bfloat16
-    assert most_parameters / 2 < model.num_parameters() < most_parameters
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_draft_and_model_share_the_tokenizer(name: str) -> None:
-    contents = [(DEMO / folder / name).read_bytes() for folder in FOLDERS]
-    assert contents[0] == contents[1]
+    assert MOST_PARAMETERS / 2 < model.num_parameters() < MOST_PARAMETERS
 
 
 def test_tokenizer_round_trips_any_text(tokenizer: Any) -> None:
@@ -120,16 +113,14 @@ def test_story_prompt_gives_sentences_that_end(model: Any, tokenizer: Any) -> No
         assert text.endswith((".", "!", '"')), text
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
 def test_perplexity_of_the_shipped_weights_is_the_one_of_the_card(
-    folder: str, tokenizer: Any
+    model: Any, tokenizer: Any
 ) -> None:
     evaluate = pytest.importorskip("tools.demo_model.evaluate")
-    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO / folder, dtype=torch.float32)
     stated = re.search(
-        r"held-out perplexity \| ([\d.]+)", (DEMO / folder / "README.md").read_text()
+        r"held-out perplexity \| ([\d.]+)", (DEMO / "model" / "README.md").read_text()
     )
     assert stated is not None
     windows = evaluate.held_out_windows(tokenizer, evaluate.NUM_HELD_OUT)
-    measured = evaluate.perplexity(model.eval(), windows)
+    measured = evaluate.perplexity(model, windows)
     assert measured == pytest.approx(float(stated.group(1)), rel=PERPLEXITY_TOLERANCE)
