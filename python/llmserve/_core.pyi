@@ -1,4 +1,7 @@
-"""llmserve's C++ core. A test keeps this file in step with the module."""
+"""llmserve's C++ core. A test keeps this file in step with the module.
+
+One extension module has one stub, so that this file is longer than others may be.
+"""
 
 import builtins
 from collections.abc import Sequence

@@ -222,10 +222,10 @@ def rotary_embedding(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> Any:
-    """Turns pairs of each head's elements by angles of position * inv_freq (RoPE).
+    """Rotates pairs of each head's elements by angles of position * inv_freq (RoPE).
 
     heads: float32 [T, H, D], queries or keys. positions: [T]. inv_freq: float32 [d/2], d <= D even:
-    the first d elements are turned, the others copied; by default theta^(-2i/D). Pairs are halves,
+    the first d elements are rotated, the others copied; by default theta^(-2i/D). Pairs are halves,
     (i, i + d/2), or, interleaved, neighbours, (2i, 2i + 1). scale multiplies cosine and sine (the
     attention factor of yarn and kin). Returns float32 [T, H, D]; out may be heads itself. Moves
     8 * T * H * D bytes. Su et al. 2021, section 3.2.

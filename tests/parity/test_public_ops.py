@@ -94,8 +94,8 @@ def test_rotary_embedding_agrees_with_torch(backend: str, normal: Any, interleav
     angles = positions[:, None].float() * (1e4 ** (-torch.arange(0, 32, 2).float() / 32))[None]
     turn = torch.polar(torch.ones_like(angles), angles)[:, None]
     pairs = heads.reshape(6, 3, 16, 2) if interleaved else torch.stack(heads.chunk(2, -1), -1)
-    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
-    expected = turned.flatten(-2) if interleaved else torch.cat(turned.unbind(-1), -1)
+    rotated = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
+    expected = rotated.flatten(-2) if interleaved else torch.cat(rotated.unbind(-1), -1)
     before = heads.clone()
     got = ops.rotary_embedding(heads, positions, interleaved=interleaved, backend=backend)
     # the angle is rounded to float32: 700 * 2^-24

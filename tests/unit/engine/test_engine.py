@@ -350,7 +350,7 @@ def test_abort_of_an_unknown_request_is_ignored() -> None:
     engine.close()
 
 
-def test_a_full_queue_is_refused_at_the_door_with_its_numbers() -> None:
+def test_a_full_queue_is_refused_at_admission_with_its_numbers() -> None:
     gate = _core.testing.StepGate(2)
     engine = make_engine(gate=gate, max_num_queued_reqs=4, max_num_seqs=1)
     accepted = [add_request(engine, [1, 2], params(max_tokens=4))]
@@ -409,7 +409,7 @@ def test_a_call_with_more_requests_than_there_is_room_for_queues_none() -> None:
         ([1], {"stop": ["x"]}, "detokenize"),
     ],
 )
-def test_a_bad_request_is_refused_at_the_door(
+def test_a_bad_request_is_refused_at_admission(
     prompt: list[int], fields: dict[str, object], message: str
 ) -> None:
     engine = make_engine()

@@ -1,4 +1,4 @@
-"""How sequences end, and what is refused at the door."""
+"""How sequences end, and what is refused at admission."""
 
 from __future__ import annotations
 
