@@ -88,7 +88,7 @@ class RequestAdmission:
                 f"got {len(all_params)}"
             )
         core_params = [
-            _to_core(f"pooling_params[{idx}]", params, task, config)
+            _pooling_to_core(f"pooling_params[{idx}]", params, task, config)
             for idx, params in enumerate(all_params)
         ]
         truncations = [params.truncate_prompt_tokens for params in all_params]
@@ -122,30 +122,29 @@ class RequestAdmission:
         return params
 
     def _core_params(self, all_params: Sequence[SamplingParams]) -> list[_core.SamplingParams]:
-        """The engine's structs, one a prompt, checked as far as this side can."""
-        bad_words: dict[int, list[list[int]]] = {}  # by identity: often one is for all
-        grammars: dict[int, _core.TokenGrammar] = {}
-        result = []
+        """The engine's structs, one a prompt. Parameters that several prompts share are one struct
+        and checked once."""
+        made: dict[int, _core.SamplingParams] = {}  # by identity: often one is for all
         for idx, params in enumerate(all_params):
-            core = params.to_core(self.limits.max_model_len)
-            core.detokenize = core.detokenize and self.tokenizer is not None
-            if params.bad_words and self.tokenizer is not None:
-                if id(params) not in bad_words:
-                    bad_words[id(params)] = bad_word_token_ids(params.bad_words, self.tokenizer)
-                core.bad_words = bad_words[id(params)]
-            if params.thinking_token_budget is not None and self.thinking is not None:
-                core.thinking_budget = self.thinking.budget(params.thinking_token_budget)
-            try:
-                core.validate()
-                core.validate_token_ids(self.limits.vocab_size)
-                if params.structured_outputs is not None and self.grammars is not None:
-                    if id(params) not in grammars:
-                        grammars[id(params)] = self.grammars.compile(params.structured_outputs)
-                    core.grammar = grammars[id(params)]
-            except (InvalidArgument, ResourceExhausted) as error:
-                raise type(error)(f"sampling_params[{idx}]: {error}") from None
-            result.append(core)
-        return result
+            if id(params) not in made:
+                made[id(params)] = self._to_core(f"sampling_params[{idx}]", params)
+        return [made[id(params)] for params in all_params]
+
+    def _to_core(self, label: str, params: SamplingParams) -> _core.SamplingParams:
+        core = params.to_core(self.limits.max_model_len)
+        core.detokenize = core.detokenize and self.tokenizer is not None
+        if params.bad_words and self.tokenizer is not None:
+            core.bad_words = bad_word_token_ids(params.bad_words, self.tokenizer)
+        if params.thinking_token_budget is not None and self.thinking is not None:
+            core.thinking_budget = self.thinking.budget(params.thinking_token_budget)
+        try:
+            core.validate()
+            core.validate_token_ids(self.limits.vocab_size)
+            if params.structured_outputs is not None and self.grammars is not None:
+                core.grammar = self.grammars.compile(params.structured_outputs)
+        except (InvalidArgument, ResourceExhausted) as error:
+            raise type(error)(f"{label}: {error}") from None
+        return core
 
     def _check_priorities(self, priorities: Sequence[int]) -> None:
         policy = self.limits.scheduling_policy
@@ -198,7 +197,9 @@ class RequestAdmission:
             )
 
 
-def _to_core(label: str, params: object, task: str, config: PoolingConfig) -> _core.PoolingParams:
+def _pooling_to_core(
+    label: str, params: object, task: str, config: PoolingConfig
+) -> _core.PoolingParams:
     if not isinstance(params, PoolingParams):
         raise InvalidArgument(f"{label} must be PoolingParams, got {describe(params)}")
     if params.task not in (None, task):

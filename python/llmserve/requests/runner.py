@@ -72,6 +72,7 @@ class RequestRunner:
         """What the engine takes for it."""
         params = state.core_params
         if state.params.logits_processors:
+            # The engine copies them, and lets go of each request's own with its request.
             params.logits_processors = [self._processors.attach(state.params.logits_processors)]
         prompt = state.prompt
         return _core.EngineRequest(

@@ -55,7 +55,7 @@ class RequestState:
     ) -> None:
         self.prompt = prompt
         self.params = params
-        self.core_params = core_params  # this request's own
+        self.core_params = core_params  # of all requests of a call with these parameters
         self.priority = priority
         self.request_id = -1  # the engine gives it
         self.name = ""  # as its user knows it; empty: by the engine's id
