@@ -7,7 +7,7 @@ For a change that may change no token. The file has tokens, log-probabilities an
 architecture, dtype, format of weights, sampling parameter and kind of request, each with a digest.
 It depends on the machine's instruction set, which its head names, so that none is in the
 repository. Only the public API is called: the tree before a change and the one after it run the
-same script.
+same script. It is one file, longer than others may be, so that it can be taken to another tree.
 """
 
 from __future__ import annotations
