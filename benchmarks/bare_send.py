@@ -8,8 +8,8 @@ import socket
 import statistics
 import subprocess
 import sys
-from typing import Any
 
+from core_testing import testing
 from llmserve import _core
 
 # A streamed chunk of /v1/completions, framed.
@@ -32,8 +32,7 @@ for thread in threads: thread.join()
 def bare_send_us(num_streams: int, num_threads: int, isa: str = "") -> float:
     """Processor time of one send, in microseconds, where a step is followed by one to each of
     `num_streams` readers; the median over steps."""
-    testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
-    memory = testing.MachineProbe(num_threads, isa, _SWEEP_BYTES)
+    memory = _core.MachineProbe(num_threads, isa, _SWEEP_BYTES)
     with socket.create_server(("127.0.0.1", 0), backlog=num_streams) as listener:
         command = [sys.executable, "-c", _READERS, str(listener.getsockname()[1]), str(num_streams)]
         with subprocess.Popen(command) as readers:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from core_testing import testing
 from gpu_rows import (
     Limits,
     Row,
@@ -28,9 +29,6 @@ from gpu_rows import (
     seconds_of,
     torch_device,
 )
-from llmserve import _core
-
-testing = _core.testing
 
 
 @dataclass(frozen=True)

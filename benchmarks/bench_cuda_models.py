@@ -24,13 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core_testing import testing
 from gpu_rows import Limits, Row, measure_limits, read_arguments, report, torch_device
-from llmserve import LLM, SamplingParams, _core
+from llmserve import LLM, SamplingParams
 from llmserve.bench.machine import Rates
 from peers.workloads import Workload
 from random_models import SHAPES, tensors_of, write_checkpoint
-
-testing = _core.testing
 
 
 @dataclass(frozen=True)

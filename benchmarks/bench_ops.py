@@ -20,14 +20,13 @@ import time
 import numpy as np
 import pytest
 from attention_cases import attention_cases, cache_cases, prepare_cases
+from core_testing import testing
 from linear_cases import block_cases, fused_cases, layer_cases, linear_cases, quantized_cases
-from llmserve import _core
 from llmserve.bench.machine import GEMM, MachineProbe, Rates, arithmetic_of, medians
 from op_case import Case
 from row_cases import row_cases, sample_cases
 from torch_gemm import TorchGemm
 
-testing = _core.testing
 TURNS = 4  # of reads and runs in a repeat
 # Products are measured again when they are older: in all formats they take longer than most ops.
 MAX_AGE_S = 2.0

@@ -17,8 +17,8 @@ import random
 import statistics
 
 import pytest
+from core_testing import testing
 from llmserve import _core
-from llmserve._core import testing
 from llmserve.bench.machine import MachineProbe
 from step_times import decode_times
 

@@ -19,6 +19,7 @@ from functools import partial
 
 import pytest
 from bare_send import bare_send_us
+from core_testing import testing
 from llmserve import AsyncLLM, RequestOutputKind, SamplingParams, _core
 from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.server.app import create_app
@@ -108,8 +109,8 @@ def test_streamed_token(path, num_streams, board, repeats, monkeypatch):
     """On an engine without a model, whose steps take 5 ms and no processor time."""
 
     def engine(loading, vocabulary=None):
-        options = _core.testing.OracleOptions(vocab_size=len(vocabulary or ()), step_us=5000)
-        return _core.testing.oracle_engine(loading.config, options, vocabulary)
+        options = testing.OracleOptions(vocab_size=len(vocabulary or ()), step_us=5000)
+        return testing.oracle_engine(loading.config, options, vocabulary)
 
     monkeypatch.setattr(_core, "Engine", engine)
     num_tokens = 400

@@ -156,11 +156,11 @@ def work(options: argparse.Namespace) -> None:
 
 def op_runs(options: argparse.Namespace, arguments: dict[str, Any]) -> Runs:
     import bench_ops
-    from llmserve import _core
+    from core_testing import testing
 
     if arguments:
         raise SystemExit(f"ops: expected environment variables alone, got {', '.join(arguments)}")
-    backend = _core.testing.make_backend("cpu", options.threads, "")
+    backend = testing.make_backend("cpu", options.threads, "")
     for case in bench_ops.GROUPS[options.group](backend, np.random.default_rng(0)):
         if options.cases not in case.name:
             continue

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llmserve import _core
-
-testing = _core.testing
+from core_testing import testing
 
 
 @dataclass

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from core_testing import testing
 from llmserve import _core
 from op_case import Case, as_dtype, as_float, empty, normal
 from random_models import SHAPES
 
-testing = _core.testing
 N, K = 32_000, 2048  # TinyLlama's head: more than the last cache holds
 ROWS = (1, 4, 8, 32, 128, 512)
 FEW_ROWS = (1, 8, 32, 512)  # where a form differs from another in little

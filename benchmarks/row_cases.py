@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from llmserve import _core
+from core_testing import testing
 from op_case import Case, agree, aligned, as_dtype, empty, normal
-
-testing = _core.testing
 
 
 def row_cases(backend, rng) -> Iterator[Case]:

@@ -6,7 +6,15 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from llmserve import _core
+
+try:
+    from llmserve import _core_testing
+except ImportError as error:
+    raise pytest.UsageError(
+        f"the tests need llmserve's testing bindings, and there are none ({error}); build them: "
+        "pip install '.[test]' -C cmake.define.LLMSERVE_TESTING=ON, or, to work in the source "
+        "tree, as CONTRIBUTING.md says"
+    ) from error
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -14,7 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_report_header() -> str:
     """The instruction set that models run on, which LLMSERVE_CPU_ISA caps."""
-    return f"backend: {_core.testing.make_backend('cpu').description}"
+    return f"backend: {_core_testing.make_backend('cpu').description}"
 
 
 @pytest.fixture

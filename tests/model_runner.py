@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llmserve import _core
+from llmserve import _core_testing
 
 
 class PagedRunner:
     """Sequences in one paged cache; blocks are handed out in a scrambled order on purpose."""
 
     def __init__(self, path: Path, *, block_size: int = 16, num_blocks: int = 64, **options: Any):
-        self.model = _core.testing.Model(
+        self.model = _core_testing.Model(
             str(path), block_size=block_size, num_blocks=num_blocks, **options
         )
         self._block_size = block_size

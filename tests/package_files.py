@@ -13,8 +13,9 @@ CUDA_LIBRARY = PACKAGE / "lib" / "libllmserve_cuda.so"
 
 
 def packaged_files() -> list[Path]:
+    """Without the testing bindings, which a plain wheel has not got."""
     files = (file for file in PACKAGE.rglob("*") if "__pycache__" not in file.parts)
-    return [file for file in files if file.is_file()]
+    return [f for f in files if f.is_file() and not f.name.startswith("_core_testing.")]
 
 
 def wheel_bytes(files: list[Path]) -> int:

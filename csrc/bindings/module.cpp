@@ -14,23 +14,10 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_processor_queue(module);
   llmserve::register_request_kinds(module);
   llmserve::register_engine_config(module);
+  llmserve::register_machine(module);
   llmserve::register_memory_plan(module);
   llmserve::register_engine(module);
   llmserve::register_line_template(module);
   llmserve::register_ops(module);
   llmserve::register_scheduler(module);
-
-  auto testing = module.def_submodule("testing", "Internals for tests and benchmarks.");
-  llmserve::register_testing_array(testing);
-  llmserve::register_testing_ops(testing);
-  llmserve::register_testing_comm(testing);
-  llmserve::register_testing_io(testing);
-  llmserve::register_testing_models(testing);
-  llmserve::register_testing_grammar(testing);
-  llmserve::register_testing_control(testing);
-  llmserve::register_testing_scheduler(testing);
-  llmserve::register_testing_memory(testing);
-  llmserve::register_testing_soak(testing);
-  llmserve::register_testing_threads(testing);
-  llmserve::register_testing_engine(testing);
 }

@@ -16,23 +16,10 @@ void register_sampling_params(pybind11::module_& module);
 void register_processor_queue(pybind11::module_& module);
 void register_request_kinds(pybind11::module_& module);
 void register_engine_config(pybind11::module_& module);
+void register_machine(pybind11::module_& module);
 void register_memory_plan(pybind11::module_& module);
 void register_engine(pybind11::module_& module);
 void register_ops(pybind11::module_& module);
 void register_scheduler(pybind11::module_& module);
-
-// The submodule `testing`: internals for tests and benchmarks.
-void register_testing_array(pybind11::module_& testing);
-void register_testing_ops(pybind11::module_& testing);
-void register_testing_comm(pybind11::module_& testing);
-void register_testing_io(pybind11::module_& testing);
-void register_testing_models(pybind11::module_& testing);
-void register_testing_grammar(pybind11::module_& testing);
-void register_testing_control(pybind11::module_& testing);
-void register_testing_scheduler(pybind11::module_& testing);
-void register_testing_memory(pybind11::module_& testing);
-void register_testing_soak(pybind11::module_& testing);
-void register_testing_threads(pybind11::module_& testing);
-void register_testing_engine(pybind11::module_& testing);
 
 }  // namespace llmserve

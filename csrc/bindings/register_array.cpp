@@ -172,11 +172,4 @@ array([1., 1.], dtype=float32)
       });
 }
 
-void register_testing_array(py::module_& testing) {
-  testing.def("use_count", [](const Array& array) { return array.owner().use_count(); });
-  testing.def("freeze", [](const Array& array) {
-    return Array(array.tensor(), array.owner(), /*is_read_only=*/true);
-  });
-}
-
 }  // namespace llmserve

@@ -137,6 +137,16 @@ void register_inspect(py::module_& module) {
       "supported_quant_formats", [] { return rows_of(quant_format_registry()); },
       "(name, summary) of every format that weights are read from.");
   module.def(
+      "supported_block_formats",
+      [] {
+        std::vector<std::string> names;
+        for (const QuantFormat& format : quant_format_registry())
+          if (format.integers) names.emplace_back(format.name);
+        return names;
+      },
+      "Of the formats that weights are read from, those whose blocks linear layers run on as they "
+      "are.");
+  module.def(
       "supported_quantizations", [] { return rows_of(linear_format_registry()); },
       "(name, summary) of every format that linear layers can be quantized to.");
   module.def(

@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from llmserve import _core
 
@@ -80,8 +79,7 @@ def _lines(ticks: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield 'is loaded; `dtype="auto"` makes float16 float32, blocks bfloat16. KV cache: float32,'
     yield 'bfloat16, `kv_cache_dtype="fp8"` (e4m3; heads of a multiple of 4 elements), on every'
     yield "device."
-    testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
-    kept = ", ".join(name for name, *_ in testing.kept_formats())
+    kept = ", ".join(_core.supported_block_formats())
     yield "Linear layers and the head also run on integers of 2 to 8 bits, on `cpu` and `ref`:"
     yield f"those of `quantization`, and of files {kept}.\n"
     yield _POSITIONS

@@ -8,7 +8,7 @@ import ctypes
 import types
 
 import numpy as np
-from llmserve import _core
+from llmserve import _core_testing
 
 CPU, CUDA = 1, 2
 CODES = {"i": 0, "u": 1, "f": 2}
@@ -45,7 +45,7 @@ _alive = []
 
 def synchronize():
     """Waits for all streams of the emulated device: to give memory back does."""
-    backend = _core.testing.make_backend("cuda")
+    backend = _core_testing.make_backend("cuda")
     array = backend.to_device(np.zeros(1, np.float32))
     del array  # before its backend
 

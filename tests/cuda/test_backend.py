@@ -5,11 +5,11 @@ import os
 import numpy as np
 import pytest
 from checkpoints import FAMILIES, checkpoint, reference_model
-from llmserve import LLM, SamplingParams, _core
+from llmserve import LLM, SamplingParams
+from llmserve import _core_testing as testing
 from llmserve.errors import ResourceExhausted
 from parity.op_formulas import run_attention
 
-testing = _core.testing
 REASON = testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
 

@@ -37,15 +37,17 @@ def environment(package):
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     """The package with that build's module, and the emulated backend in place of the real one."""
-    modules = [*(BUILD / "csrc").glob("_core.*.so"), *LIBRARY.glob("libllmserve_cuda.so")]
-    assert len(modules) == 2, f"{BUILD}: build its target llmserve_cuda_emulated; has {modules}"
+    modules = [*(BUILD / "csrc").glob("_core.*.so"), *(BUILD / "csrc").glob("_core_testing.*.so")]
+    built = [*modules, *LIBRARY.glob("libllmserve_cuda.so")]
+    assert len(built) == 3, f"{BUILD}: build its target llmserve_cuda_emulated; has {built}"
     folder = tmp_path_factory.mktemp("emulated")
     package = folder / "llmserve"
     package.mkdir()
     (package / "lib").symlink_to(LIBRARY)
-    (package / modules[0].name).symlink_to(modules[0])
+    for module in modules:
+        (package / module.name).symlink_to(module)
     for entry in Path(llmserve.__file__).parent.iterdir():
-        if entry.name not in ("lib", "__pycache__", modules[0].name):
+        if entry.name not in ("lib", "__pycache__", *(module.name for module in modules)):
             (package / entry.name).symlink_to(entry)
     return folder
 

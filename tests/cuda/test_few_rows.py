@@ -3,10 +3,9 @@ several a span. Their shapes choose kernels; neither may change what a row comes
 
 import numpy as np
 import pytest
-from llmserve import _core
+from llmserve import _core_testing as testing
 from parity.op_formulas import as_dtype, run_attention
 
-testing = _core.testing
 REASON = testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
 

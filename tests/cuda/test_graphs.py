@@ -2,9 +2,9 @@
 
 import pytest
 from checkpoints import checkpoint
-from llmserve import LLM, SamplingParams, _core
+from llmserve import LLM, SamplingParams, _core_testing
 
-REASON = _core.testing.unavailable_reason("cuda")
+REASON = _core_testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
 
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from llmserve import _core
+from llmserve import _core_testing
 
-launch = _core.testing.cuda_launch
+launch = _core_testing.cuda_launch
 
 WIDTHS = [1, 31, 32, 33, 64, 127, 128, 896, 1024, 4096, 152_064]
 ROWS = [1, 2, 7, 8, 9, 63, 64, 65, 512, 8192, 131_072]

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from llmserve import _core
+from llmserve import _core_testing as testing
 from llmserve.errors import NotSupported
 
-testing = _core.testing
 REASON = testing.unavailable_reason("cuda")
 
 pytestmark = [

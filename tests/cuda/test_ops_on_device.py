@@ -6,9 +6,9 @@ import device_arrays
 import numpy as np
 import pytest
 from device_arrays import CPU, CUDA, FakeTensor, fake_torch
-from llmserve import InvalidArgument, NotSupported, _core, ops
+from llmserve import InvalidArgument, NotSupported, _core_testing, ops
 
-REASON = _core.testing.unavailable_reason("cuda")
+REASON = _core_testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
 
 # Sums of n <= 512 terms in float32 on both sides, in different orders: sqrt(n) * 2^-24 of the
@@ -17,7 +17,7 @@ TOLERANCE = 8 * 512**0.5 * 2**-24
 
 
 def is_emulated():
-    return "emulated" in _core.testing.make_backend("cuda").description
+    return "emulated" in _core_testing.make_backend("cuda").description
 
 
 @pytest.fixture(params=[0, 77], ids=["default-stream", "other-stream"])

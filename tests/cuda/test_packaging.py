@@ -7,13 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from llmserve import LLM, _core, demo_model_path
+from llmserve import LLM, _core, _core_testing, demo_model_path
 from llmserve.errors import NotSupported
 from package_files import CUDA_LIBRARY, PACKAGE, packaged_files, wheel_bytes
 
 PLUGIN = CUDA_LIBRARY.relative_to(PACKAGE)
 MAX_WHEEL_BYTES = 150e6
-REASON = _core.testing.unavailable_reason("cuda")
+REASON = _core_testing.unavailable_reason("cuda")
 without_gpu = pytest.mark.skipif(not REASON, reason="there is a GPU here")
 
 
@@ -79,7 +79,7 @@ def load_beside(tmp_path, source):
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-o", package / PLUGIN, tmp_path / "plugin.c"], check=True
     )
-    code = "from llmserve import _core; print(_core.testing.unavailable_reason('cuda'))"
+    code = "from llmserve import _core_testing; print(_core_testing.unavailable_reason('cuda'))"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     return subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from checkpoints import checkpoint, copy_checkpoint
-from llmserve import _core
+from llmserve import _core_testing
 
-REASON = _core.testing.unavailable_reason("cuda")
+REASON = _core_testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
 
 BLOCK = 8
@@ -81,7 +81,7 @@ def test_rows_beside_rows_of_nan_keep_their_bits(path, options, gemm, num_rows, 
     monkeypatch.setenv("LLMSERVE_CUDA_GEMM", gemm)
     sizes = {"block_size": BLOCK, "num_blocks": 16}
     try:
-        model = _core.testing.Model(str(path), device="cuda", **sizes, **options)
+        model = _core_testing.Model(str(path), device="cuda", **sizes, **options)
     except NotImplementedError as error:
         pytest.skip(str(error))
     # One model, since another one may choose other algorithms of cuBLASLt.

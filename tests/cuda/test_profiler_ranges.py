@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from llmserve import _core
+from llmserve import _core_testing
 
-REASON = _core.testing.unavailable_reason("cuda")
+REASON = _core_testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
 
 PROFILER = r"""

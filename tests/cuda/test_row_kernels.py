@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from device_arrays import FakeTensor, fake_torch
-from llmserve import _core, ops
+from llmserve import _core_testing, ops
 
 from tests.parity import op_formulas as formulas
 
-REASON = _core.testing.unavailable_reason("cuda")
+REASON = _core_testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
 
 # One thread, a part of a warp, a warp and its end; what a thread holds 1, 2, 4 and 8 fours of, and
@@ -25,7 +25,7 @@ WIDTHS = [1, 3, 4, 30, 64, 128, 132, 1000, 1024, 1028, 2048, 2050, 3076, 4100, 8
 
 @pytest.fixture(scope="module")
 def backend():
-    return _core.testing.make_backend("cuda")
+    return _core_testing.make_backend("cuda")
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def slice_of(is_emulated, memory, begin, end):
 
 @pytest.mark.parametrize("begin", [0, 1, 2, 3])
 def test_rows_that_begin_at_any_float(monkeypatch, normal, begin):
-    is_emulated = "emulated" in _core.testing.make_backend("cuda").description
+    is_emulated = "emulated" in _core_testing.make_backend("cuda").description
     if is_emulated:
         monkeypatch.setitem(sys.modules, "torch", fake_torch(0))
     elif not torch.cuda.is_available():

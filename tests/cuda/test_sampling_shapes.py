@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from llmserve import _core
+from llmserve import _core_testing
 
-REASON = _core.testing.unavailable_reason("cuda")
+REASON = _core_testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
 
 LISTED = 4096  # tokens that a block can list
@@ -13,12 +13,12 @@ LOGPROB_TOLERANCE = 2e-6  # as in test_sampling_op.py
 
 @pytest.fixture(scope="module")
 def cuda():
-    return _core.testing.make_backend("cuda")
+    return _core_testing.make_backend("cuda")
 
 
 @pytest.fixture(scope="module")
 def ref():
-    return _core.testing.make_backend("ref")
+    return _core_testing.make_backend("ref")
 
 
 def rows_of(kind, vocabulary):

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from llmserve import InvalidArgument, _core
+from llmserve import InvalidArgument
+from llmserve import _core_testing as testing
 
-testing = _core.testing
 REASON = testing.unavailable_reason("cuda")
 BLOCK = (2, 8, 16)  # KV heads, tokens, head size
 LARGE = 3 << 20  # elements: more than the staging buffers, which are 16 MiB, hold at once

@@ -2,9 +2,9 @@
 
 import pytest
 from checkpoints import checkpoint
-from llmserve import LLM, SamplingParams, _core
+from llmserve import LLM, SamplingParams, _core_testing
 
-REASON = _core.testing.unavailable_reason("cuda")
+REASON = _core_testing.unavailable_reason("cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=f"no CUDA here: {REASON}")]
 
 # Of every kind that the engine tells apart: drawn with or without edits, a step ahead or not, and

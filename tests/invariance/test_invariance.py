@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from checkpoints import VOCAB_SIZE, checkpoint
-from llmserve import LLM, RequestOutput, SamplingParams, _core
+from llmserve import LLM, RequestOutput, SamplingParams, _core, _core_testing
 
 MAX_TOKENS = 20
 
@@ -169,8 +169,8 @@ def test_beside_a_step_that_fails(
     def engine(
         loading: _core.LoadingModel, vocabulary: _core.Vocabulary | None = None
     ) -> _core.Engine:
-        faults = _core.testing.FaultOptions(fail_at_step=fail_at_step, fault=fault)
-        return _core.testing.faulty_engine(loading.config, faults, vocabulary)
+        faults = _core_testing.FaultOptions(fail_at_step=fail_at_step, fault=fault)
+        return _core_testing.faulty_engine(loading.config, faults, vocabulary)
 
     monkeypatch.setattr(_core, "Engine", engine)
     with make_llm(dtype, max_num_batched_tokens=40, max_num_seqs=5) as llm:

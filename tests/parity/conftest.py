@@ -5,10 +5,9 @@ import functools
 import numpy as np
 import op_formulas as formulas
 import pytest
-from llmserve import _core
+from llmserve import _core_testing as testing
 from llmserve.errors import NotSupported
 
-testing = _core.testing
 CPU_ISAS = dict(testing.cpu_isas())
 
 

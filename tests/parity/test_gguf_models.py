@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from checkpoints import checkpoint, copy_checkpoint, tokenizer
 from gguf_files import ARCHITECTURES, OVERRIDES, Quantize, add_bpe, in_format, quantized, write_gguf
-from llmserve import LLM, CorruptFile, NotSupported, SamplingParams, _core, cli
+from llmserve import LLM, CorruptFile, NotSupported, SamplingParams, _core, _core_testing, cli
 from model_runner import PagedRunner
 from safetensors.numpy import load_file, save_file
 from ticks import tick, ticks
@@ -125,8 +125,8 @@ def test_llama3_frequencies_come_from_their_tensor(tmp_path: Path) -> None:
     )
     source = checkpoint("llama", rope_parameters=rope)
     config = (source / "config.json").read_text()
-    ((scaled, _),) = _core.testing.rope_frequencies(config)
-    ((plain, _),) = _core.testing.rope_frequencies(config.replace('"llama3"', '"default"'))
+    ((scaled, _),) = _core_testing.rope_frequencies(config)
+    ((plain, _),) = _core_testing.rope_frequencies(config.replace('"llama3"', '"default"'))
     factors = (np.array(plain) / np.array(scaled)).astype(np.float32)
     assert factors.max() > 2
     path = write_gguf(tmp_path / "model.gguf", source, tensors={"rope_freqs.weight": factors})

@@ -16,7 +16,7 @@ from checkpoints import (
     make_checkpoint,
     reference_model,
 )
-from llmserve import _core
+from llmserve import _core, _core_testing
 from model_runner import PagedRunner
 
 # The promise is 2e-3 on log-probabilities. What separates two f32 implementations here is the order
@@ -35,7 +35,7 @@ SENSITIVE_TO_ROUNDING = {"exaone4": 2.0, "gemma3_text": 2.0, "olmo3": 2.0}
 # errors of a row's elements are independent, so that a layer adds less than one of them.
 FP8_LOGPROB_TOLERANCE = 10 * 2**-4
 
-CUDA_REASON = _core.testing.unavailable_reason("cuda")
+CUDA_REASON = _core_testing.unavailable_reason("cuda")
 DEVICES = [
     *("cpu", "ref"),
     pytest.param(

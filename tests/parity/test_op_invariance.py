@@ -3,7 +3,7 @@
 import numpy as np
 import op_formulas as formulas
 import pytest
-from llmserve import _core
+from llmserve import _core_testing
 
 
 def normal(rng, *shape):
@@ -120,7 +120,7 @@ def test_attention_over_spans_does_not_depend_on_who_computes_them(
     if fast.name != "cpu":
         pytest.skip("threads are the cpu backend's")
     isa = fast.description.removeprefix("cpu/").split(",")[0]
-    one, eight = (_core.testing.make_backend("cpu", n, isa) for n in (1, 8))
+    one, eight = (_core_testing.make_backend("cpu", n, isa) for n in (1, 8))
     long = normal(rng, 1700, 1, 32), normal(rng, 1700, 1, 32)
     short = normal(rng, 40, 1, 32), normal(rng, 40, 1, 32)
     for num_queries in (1, 3, 60):

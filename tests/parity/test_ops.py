@@ -4,7 +4,7 @@ import numpy as np
 import op_formulas as formulas
 import pytest
 from gguf_files import in_format
-from llmserve import _core
+from llmserve import _core_testing
 from llmserve.errors import InvalidArgument, NotSupported
 from op_formulas import SUM_TOLERANCE
 
@@ -14,8 +14,8 @@ ACTIVATION_TOLERANCE = 8 * 90 * 2**-24
 # The cuda backend rounds x to bf16 where the weight is: 8 bits, half a unit in each term.
 BF16_OPERAND_TOLERANCE = 2**-9
 
-CPU_ISAS = [name for name, _ in _core.testing.cpu_isas()]
-BLOCK_FORMATS = [name for name, *_ in _core.testing.kept_formats()]
+CPU_ISAS = [name for name, _ in _core_testing.cpu_isas()]
+BLOCK_FORMATS = [name for name, *_ in _core_testing.kept_formats()]
 ODD_SIZES = [1, 15, 17, 127, 129]
 
 
@@ -38,7 +38,7 @@ def test_embedding_of_blocks_is_their_values(fast, ref, rng, format):
         pytest.skip("tables are in floats on a device")
     table, _ = in_format(format)("embedding", normal(rng, 50, 512))
     ids = rng.integers(0, 50, 400)
-    values = _core.testing.dequantize(format, table.tobytes()).reshape(50, 512)
+    values = _core_testing.dequantize(format, table.tobytes()).reshape(50, 512)
     assert np.isfinite(values).all()
     for scale in (1.0, 3.3):
         expected = values[ids] * np.float32(scale)
@@ -288,9 +288,9 @@ def test_bad_shapes_are_named(fast, rng):
 
 def test_unknown_names_list_the_choices(monkeypatch):
     with pytest.raises(NotImplementedError, match="cuda, cpu, ref"):
-        _core.testing.make_backend("tpu")
+        _core_testing.make_backend("tpu")
     monkeypatch.setenv("LLMSERVE_CPU_ISA", "sse9")
     with pytest.raises(InvalidArgument, match=r"LLMSERVE_CPU_ISA: expected one of .*generic"):
-        _core.testing.make_backend("cpu")
+        _core_testing.make_backend("cpu")
     monkeypatch.setenv("LLMSERVE_CPU_ISA", "generic")
-    assert _core.testing.make_backend("cpu").description == "cpu/generic, 1 thread"
+    assert _core_testing.make_backend("cpu").description == "cpu/generic, 1 thread"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmserve import Array, BlockAllocator, InvalidArgument, NotSupported, _core, ops
+from llmserve import Array, BlockAllocator, InvalidArgument, NotSupported, _core, _core_testing, ops
 from op_formulas import ROUNDED_ATTENTION_TOLERANCE
 
 torch = pytest.importorskip("torch")
@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 TOLERANCE = 8 * 512**0.5 * 2**-24
 BACKENDS = ["cpu", "ref"]
 # Where the instruction set picked has them, attention over bf16 rounds queries and probabilities.
-DESCRIPTION = _core.testing.make_backend("cpu").description
+DESCRIPTION = _core_testing.make_backend("cpu").description
 HAS_BF16_PRODUCTS = "avx512_bf16" in DESCRIPTION or "amx" in DESCRIPTION
 
 

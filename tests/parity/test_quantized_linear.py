@@ -5,7 +5,7 @@ import numpy as np
 import op_formulas as formulas
 import pytest
 from gguf_files import SCALE_PLACES
-from llmserve import _core, ops
+from llmserve import _core, _core_testing, ops
 from llmserve.errors import NotSupported
 
 FORMATS = [name for name, _ in _core.supported_quantizations()]
@@ -124,7 +124,7 @@ def random_blocks(rng, name: str, rows: int, count: int, num_bytes: int, fill: i
 
 @pytest.mark.parametrize("m", [1, 4, 9])
 @pytest.mark.parametrize(
-    ("name", "elements", "num_bytes"), [row[:3] for row in _core.testing.kept_formats()]
+    ("name", "elements", "num_bytes"), [row[:3] for row in _core_testing.kept_formats()]
 )
 def test_blocks_of_files_run_with_the_bits_of_ref_and_near_their_values(
     fast, ref, rng, name, elements, num_bytes, m
@@ -135,12 +135,12 @@ def test_blocks_of_files_run_with_the_bits_of_ref_and_near_their_values(
     blocks = random_blocks(rng, name, n, 1280 // elements, num_bytes)
     got = fast.linear(x, fast.pack_blocks(blocks, name))
     np.testing.assert_array_equal(got, ref.linear(x, ref.pack_blocks(blocks, name)))
-    expected = x @ _core.testing.dequantize(name, blocks.tobytes()).reshape(n, -1).T
+    expected = x @ _core_testing.dequantize(name, blocks.tobytes()).reshape(n, -1).T
     assert (got - expected).std() < BLOCK_ERROR * expected.std()
 
 
 @pytest.mark.parametrize(
-    ("name", "elements", "num_bytes"), [row[:3] for row in _core.testing.kept_formats()]
+    ("name", "elements", "num_bytes"), [row[:3] for row in _core_testing.kept_formats()]
 )
 def test_blocks_weigh_what_their_file_says(fast, rng, name, elements, num_bytes):
     """Each activation is alone in its group, and so exact: what is left are the weights."""
@@ -148,7 +148,7 @@ def test_blocks_weigh_what_their_file_says(fast, rng, name, elements, num_bytes)
         pytest.skip("the cuda backend refuses integers")
     blocks = random_blocks(rng, name, 33, 512 // elements, num_bytes)
     got = fast.linear(np.eye(512, dtype=np.float32), fast.pack_blocks(blocks, name))
-    expected = _core.testing.dequantize(name, blocks.tobytes()).reshape(33, -1).T
+    expected = _core_testing.dequantize(name, blocks.tobytes()).reshape(33, -1).T
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
@@ -162,13 +162,13 @@ BITS_IN_MEMORY |= {"MXFP4": 4.25}
 def test_blocks_take_few_more_bits_than_in_files(fast, rng, name):
     if fast.name == "cuda":
         pytest.skip("the cuda backend refuses integers")
-    _, elements, num_bytes, _ = next(f for f in _core.testing.kept_formats() if f[0] == name)
+    _, elements, num_bytes, _ = next(f for f in _core_testing.kept_formats() if f[0] == name)
     weight = fast.pack_blocks(random_blocks(rng, name, 32, 2048 // elements, num_bytes), name)
     assert weight.num_bytes == 32 * 2048 * BITS_IN_MEMORY[name] / 8
 
 
 @pytest.mark.parametrize(
-    ("name", "elements", "num_bytes"), [row[:3] for row in _core.testing.kept_formats()]
+    ("name", "elements", "num_bytes"), [row[:3] for row in _core_testing.kept_formats()]
 )
 def test_blocks_of_extreme_values_are_exact(fast, ref, rng, name, elements, num_bytes):
     """All bits of a block's integers are set, and all activations at their largest: sums of few
@@ -184,7 +184,7 @@ def test_blocks_of_extreme_values_are_exact(fast, ref, rng, name, elements, num_
 
 
 @pytest.mark.parametrize(
-    ("name", "elements", "num_bytes"), [row[:3] for row in _core.testing.kept_formats()]
+    ("name", "elements", "num_bytes"), [row[:3] for row in _core_testing.kept_formats()]
 )
 def test_rows_of_blocks_alone_equal_rows_in_any_batch(
     fast, fast_one_thread, rng, name, elements, num_bytes
@@ -207,7 +207,7 @@ def test_deep_rows_of_blocks_alone_equal_rows_in_a_batch(fast, rng, name):
     pass them."""
     if fast.name == "cuda":
         pytest.skip("the cuda backend refuses integers")
-    _, elements, num_bytes, _ = next(f for f in _core.testing.kept_formats() if f[0] == name)
+    _, elements, num_bytes, _ = next(f for f in _core_testing.kept_formats() if f[0] == name)
     for k in (8192, 16384, 33024):
         x = normal(rng, 66, k)
         weight = fast.pack_blocks(random_blocks(rng, name, 50, k // elements, num_bytes), name)
@@ -228,7 +228,7 @@ def test_powers_of_two_of_any_size_are_scales(fast, ref, rng, m):
     x[np.arange(m), np.arange(m) * 7] = 1
     got = fast.linear(x, weight)
     np.testing.assert_array_equal(got, ref.linear(x, ref.pack_blocks(blocks, "MXFP4")))
-    values = _core.testing.dequantize("MXFP4", blocks.tobytes()).reshape(256, -1)
+    values = _core_testing.dequantize("MXFP4", blocks.tobytes()).reshape(256, -1)
     values[:2] = 0
     expected = values[:, np.arange(m) * 7].T
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=2.0**-125)

@@ -103,17 +103,17 @@ def test_the_plan_of_a_quantized_model_is_what_the_engine_takes(family: str, nam
     plain = LLM.plan(path, **{**arguments, "quantization": None})
     assert plan.integers == (name,)
     assert plan.weight_bytes < plain.weight_bytes
-    before = _core.testing.host_allocations().num_bytes
+    before = _core.host_allocations().num_bytes
     with LLM(path, **arguments) as llm:
         use = llm._open_engine().memory_use
         assert (use.weight_bytes, use.workspace_bytes) == (plan.weight_bytes, plan.workspace_bytes)
-        measured = _core.testing.host_allocations().num_bytes - before
+        measured = _core.host_allocations().num_bytes - before
         llm.generate(
             [{"prompt_token_ids": [7] * length} for length in (90, 1, 33)],
             SamplingParams(max_tokens=5, ignore_eos=True),
             use_tqdm=False,
         )
-        assert _core.testing.host_allocations().num_bytes - before == measured
+        assert _core.host_allocations().num_bytes - before == measured
         assert name in repr(llm)
     planned = plan.total_bytes - plan.mapped_bytes
     assert abs(measured - planned) <= 0.01 * planned

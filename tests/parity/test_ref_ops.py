@@ -3,7 +3,7 @@
 import numpy as np
 import op_formulas as formulas
 import pytest
-from llmserve import _core
+from llmserve import _core_testing
 from llmserve.errors import InvalidArgument
 
 # ref sums n terms in float32: the error grows like sqrt(n) * 2^-24 for random signs; n <= 512 and
@@ -50,7 +50,7 @@ def test_linear_over_bf16_sums_as_the_instruction_set_does(rng, isa, depth):
     """Multiply-adds of bf16: exact in float64 but for the rounding to float32 at each one's end."""
     x, w = normal(rng, 3, 77), formulas.as_dtype(normal(rng, 5, 77), "bfloat16")
     x[0, :3] = [1e-39, 2**-126, 1 + 3 * 2**-8]  # subnormal; the smallest normal; a tie, to even
-    backend = _core.testing.make_backend("ref", 1, isa)
+    backend = _core_testing.make_backend("ref", 1, isa)
     rounded = formulas.from_bf16(formulas.to_bf16(x)).astype(np.float64)
     rounded[0, 0] = 0.0
     expected = np.zeros((3, 5), np.float32)
@@ -166,7 +166,7 @@ def test_attention_over_bf16_sums_as_the_instruction_sets_do(rng, isa, window):
     n, dim, value_dim = 7, 5, 3
     keys, values = normal(rng, n, 1, dim), normal(rng, n, 1, value_dim)
     q = normal(rng, n, 1, dim)
-    backend = _core.testing.make_backend("ref", 1, isa)
+    backend = _core_testing.make_backend("ref", 1, isa)
     options = {"scale": 0.5, "window": window}
     got = formulas.run_attention(backend, [(keys, values)], [q], 4, "bfloat16", **options)
 

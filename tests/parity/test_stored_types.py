@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import checkpoint, copy_checkpoint
-from llmserve import LLM, SamplingParams
+from llmserve import LLM, SamplingParams, _core_testing
 from llmserve.errors import CorruptFile, NotSupported
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, logprobs=2, detokenize=False, ignore_eos=True)
@@ -148,9 +148,8 @@ def test_missing_field_of_params_is_named(tmp_path: Path) -> None:
 
 def test_f8_values_are_rounded_to_bfloat16_exactly() -> None:
     """Every F8 has at most 3 bits of precision, so that bf16 loses nothing."""
-    from llmserve import _core
 
     for name in ("F8_E4M3", "F8_E5M2"):
-        values = _core.testing.dequantize(name, bytes(range(256)))
+        values = _core_testing.dequantize(name, bytes(range(256)))
         finite = values[np.isfinite(values)]
         assert not (finite.view(np.uint32) & 0xFFFF).any()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 import pytest
-from llmserve import LLM, AsyncLLM, _core, demo_model_path
+from llmserve import LLM, AsyncLLM, _core, _core_testing, demo_model_path
 from serving import RunningServer, running_server
 
 ENGINE = {"num_threads": 1, "kv_cache_memory_bytes": 2**23}
@@ -44,17 +44,17 @@ def make_oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeOracle]:
         fail_at_step: int = -1,
         num_failures: int = 1,
         fault: str = "memory",
-        gate: _core.testing.StepGate | None = None,
+        gate: _core_testing.StepGate | None = None,
         **arguments: object,
     ) -> AsyncLLM:
         def engine(
             loading: _core.LoadingModel, vocabulary: _core.Vocabulary | None = None
         ) -> _core.Engine:
-            options = _core.testing.OracleOptions(vocab_size=len(vocabulary or ()), step_us=step_us)
-            faults = _core.testing.FaultOptions(
+            options = _core_testing.OracleOptions(vocab_size=len(vocabulary or ()), step_us=step_us)
+            faults = _core_testing.FaultOptions(
                 fail_at_step=fail_at_step, num_failures=num_failures, fault=fault
             )
-            return _core.testing.oracle_engine(loading.config, options, vocabulary, faults, gate)
+            return _core_testing.oracle_engine(loading.config, options, vocabulary, faults, gate)
 
         with monkeypatch.context() as patch:
             patch.setattr(_core, "Engine", engine)

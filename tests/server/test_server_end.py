@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from checkpoints import checkpoint
-from llmserve import LLM, AsyncLLM, SamplingParams, _core, demo_model_path
+from llmserve import LLM, AsyncLLM, SamplingParams, _core_testing, demo_model_path
 from llmserve.cli import main
 from serving import (
     DEADLINE_S,
@@ -135,7 +135,7 @@ def test_two_checkpoints_in_one_server_answer_side_by_side_and_leave_their_trace
 
 
 def test_a_request_that_the_end_finds_without_a_token_is_a_503(make_oracle: MakeOracle) -> None:
-    gate = _core.testing.StepGate(1)
+    gate = _core_testing.StepGate(1)
     with ThreadPoolExecutor(1) as pool:
         with running_server(make_oracle(gate=gate), drain_timeout=0.01) as server:
             answer = pool.submit(server.request, "POST", COMPLETIONS, {"prompt": [5]})

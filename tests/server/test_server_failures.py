@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llmserve import AsyncLLM, _core
+from llmserve import AsyncLLM, _core_testing
 from serving import (
     data_of,
     events,
@@ -36,7 +36,7 @@ def test_a_step_that_fails_ends_its_requests_and_the_server_lives_on(
 
 
 def test_a_failed_step_reaches_only_the_streams_that_ran_in_it(make_oracle: MakeOracle) -> None:
-    gate = _core.testing.StepGate(1)
+    gate = _core_testing.StepGate(1)
     llm = make_oracle(gate=gate, fail_at_step=12, max_num_seqs=2, enable_prefix_caching=False)
     with running_server(llm) as server:
         body = {"stream": True, "prompt": [5, 6], "max_tokens": 30, "ignore_eos": True}
@@ -117,7 +117,7 @@ def test_what_a_request_rules_out_itself_is_a_400_and_sheds_no_load(
 def test_a_hung_step_shows_in_health_and_new_requests_do_not_wait_for_it(
     make_oracle: MakeOracle,
 ) -> None:
-    gate = _core.testing.StepGate(1)
+    gate = _core_testing.StepGate(1)
     with running_server(make_oracle(gate=gate), watchdog_timeout=0.3) as server:
         sock = server.open_stream(COMPLETIONS, stream=True, prompt=[5], max_tokens=1)
 

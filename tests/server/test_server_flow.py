@@ -18,7 +18,7 @@ from typing import Any
 
 import openai
 import pytest
-from llmserve import LLM, AsyncLLM, SamplingParams, _core
+from llmserve import LLM, AsyncLLM, SamplingParams, _core_testing
 from offline import memory_bytes
 from serving import (
     RunningServer,
@@ -108,7 +108,7 @@ def test_ten_thousand_clients_leave_no_memory_and_no_descriptor_behind(
 def test_a_client_that_leaves_frees_its_blocks_within_a_step(
     make_oracle: MakeOracle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate = _core.testing.StepGate(3)
+    gate = _core_testing.StepGate(3)
     with running_server(make_oracle(gate=gate)) as server:
         sock = server.open_stream(COMPLETIONS, stream=True, **LONG)
         lines = events(sock)
@@ -131,7 +131,7 @@ def test_a_client_that_leaves_frees_its_blocks_within_a_step(
 def test_a_client_that_leaves_before_its_answer_is_counted_as_a_499(
     make_oracle: MakeOracle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate = _core.testing.StepGate(1)
+    gate = _core_testing.StepGate(1)
     caplog.set_level(logging.INFO, "llmserve.server.access")
     with running_server(make_oracle(gate=gate)) as server:
         sock = server.open_stream(COMPLETIONS, **LONG)
@@ -223,7 +223,7 @@ def test_a_slow_client_within_its_bounds_gets_every_token(make_oracle: MakeOracl
 
 
 def test_the_first_token_is_sent_at_once_and_others_in_groups(make_oracle: MakeOracle) -> None:
-    gate = _core.testing.StepGate(2)
+    gate = _core_testing.StepGate(2)
     with running_server(make_oracle(gate=gate), stream_flush_tokens=5) as server:
         sock = server.open_stream(
             COMPLETIONS, stream=True, return_token_ids=True, **{**LONG, "max_tokens": 18}
@@ -256,7 +256,7 @@ def test_a_line_break_ends_a_group(make_oracle: MakeOracle) -> None:
     with running_server(llm) as server:
         found = ((seed, break_at(server, seed)) for seed in range(1000))
         seed, idx = next((seed, idx) for seed, idx in found if idx is not None and idx >= 5)
-    gate = _core.testing.StepGate(idx + 2)  # the one after that of the line break
+    gate = _core_testing.StepGate(idx + 2)  # the one after that of the line break
     settings: dict[str, Any] = {"stream_flush_tokens": 1000, "stream_flush_newline": True}
     with running_server(make_oracle(gate=gate), **settings) as server:
         lines = events(server.open_stream(COMPLETIONS, stream=True, seed=seed, **body))

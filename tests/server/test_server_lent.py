@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmserve import AsyncLLM, _core
+from llmserve import AsyncLLM, _core, _core_testing
 from llmserve.errors import ResourceExhausted
 from llmserve.server.http.connection import Connection
 from serving import DEADLINE_S, RunningServer, data_of, events, running_server, text_of, tls_files
@@ -30,10 +30,10 @@ LONG: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 300, "ignore_eos": Tr
 @contextmanager
 def held_stream(
     make_oracle: MakeOracle, body: dict[str, Any], step_us: int = 300, **settings: Any
-) -> Iterator[tuple[RunningServer, socket.socket, _core.testing.StepGate]]:
+) -> Iterator[tuple[RunningServer, socket.socket, _core_testing.StepGate]]:
     """A stream whose first token has been sent and whose connection is lent; it goes on once the
     gate is open."""
-    gate = _core.testing.StepGate(2)
+    gate = _core_testing.StepGate(2)
     with running_server(make_oracle(step_us, gate=gate, max_model_len=2048), **settings) as server:
         sock = server.open_stream(COMPLETIONS, stream=True, **body)
         server.wait_until(lambda: is_lent(server), "the connection is lent")
@@ -69,7 +69,7 @@ def test_lines_are_worded_the_same_whoever_writes_them(
 
     def lines(holds: bool) -> tuple[dict[int, Any], int]:
         """By choice, and how many the engine wrote. holds: until the connection is lent."""
-        gate = _core.testing.StepGate(3)  # each sample has its first token
+        gate = _core_testing.StepGate(3)  # each sample has its first token
         by_choice: dict[int, list[str]] = {}
         with running_server(make_oracle(300, gate=gate)) as server:
             sock = server.open_stream(path, **body)
@@ -193,7 +193,7 @@ def test_what_is_no_http_ends_the_stream_and_leaves_nothing_open(make_oracle: Ma
 def test_a_client_that_leaves_is_charged_for_what_it_got(
     make_oracle: MakeOracle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate = _core.testing.StepGate(8)
+    gate = _core_testing.StepGate(8)
 
     def logged() -> list[logging.LogRecord]:
         return [r for r in caplog.records if r.name == "llmserve.server.access"]
@@ -247,7 +247,7 @@ def test_a_quiet_stream_gets_its_comments_while_it_is_lent(make_oracle: MakeOrac
 
 
 def test_a_time_limit_ends_a_lent_stream_with_what_it_has(make_oracle: MakeOracle) -> None:
-    gate = _core.testing.StepGate(30)
+    gate = _core_testing.StepGate(30)
     body = {**LONG, "timeout": 2, "stream_options": {"include_usage": True}, "seed": 5}
     with running_server(make_oracle(300, gate=gate)) as server:
         sock = server.open_stream(COMPLETIONS, stream=True, **body)
@@ -276,7 +276,7 @@ def test_a_step_that_fails_ends_a_lent_stream_with_its_error(make_oracle: MakeOr
 
 
 def test_a_model_that_is_closed_ends_a_lent_stream(make_oracle: MakeOracle) -> None:
-    gate = _core.testing.StepGate(2)
+    gate = _core_testing.StepGate(2)
     with running_server(make_oracle(300, gate=gate)) as server:
         sock = server.open_stream(COMPLETIONS, stream=True, **LONG)
         server.wait_until(lambda: is_lent(server), "the connection is lent")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from llmserve import AsyncLLM, _core
+from llmserve import AsyncLLM, _core_testing
 from llmserve.server.http.errors import ApiError
 from llmserve.server.models import ServedModel
 from llmserve.server.running.admission import Admission
@@ -84,7 +84,7 @@ def test_a_long_prompt_has_a_time_limit_until_its_first_token(make_oracle: MakeO
 def test_a_stream_that_gets_no_token_in_time_is_told_what_a_503_says(
     make_oracle: MakeOracle, body: dict[str, Any], limits: dict[str, float]
 ) -> None:
-    gate = _core.testing.StepGate(1)
+    gate = _core_testing.StepGate(1)
     with running_server(make_oracle(gate=gate), **limits) as server:
         path = CHAT if "messages" in body else COMPLETIONS
         sock = server.open_stream(path, stream=True, **body)
@@ -101,7 +101,7 @@ def test_a_stream_that_gets_no_token_in_time_is_told_what_a_503_says(
 def test_a_burst_of_ten_times_the_queue_is_answered_or_refused_at_once(
     make_oracle: MakeOracle,
 ) -> None:
-    gate = _core.testing.StepGate(1)  # the first are at it while the last arrive
+    gate = _core_testing.StepGate(1)  # the first are at it while the last arrive
     llm = make_oracle(gate=gate, max_num_seqs=4)
     with running_server(llm, max_waiting_requests=6) as server:
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from llmserve import LLM, AsyncLLM, SamplingParams, _core
+from llmserve import LLM, AsyncLLM, SamplingParams, _core, _core_testing
 from llmserve.outputs import Logprob
 from llmserve.requests.state import RequestState
 from llmserve.server.http.errors import JsonResponse, LargeJsonResponse
@@ -257,7 +257,7 @@ def test_every_time_limit_begins_when_the_request_comes(
 def test_the_time_of_a_text_counts_to_the_requests(
     make_oracle: MakeOracle, held: threading.Event
 ) -> None:
-    gate = _core.testing.StepGate(1)
+    gate = _core_testing.StepGate(1)
     body = {"prompt": LONG_TEXT, "truncate_prompt_tokens": 8, "max_tokens": 1, "timeout": 600}
     with running_server(make_oracle(gate=gate)) as server:
         sock = server.open_stream(COMPLETIONS, **body)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from fake_nvml import FakeNvml
-from llmserve import AsyncLLM, _core, demo_model_path
+from llmserve import AsyncLLM, _core, _core_testing, demo_model_path
 from llmserve.insight.gpu_telemetry import GpuReading
 from llmserve.server.gpu_metrics import GpuCollector
 from llmserve.server.logs import configure_logs
@@ -106,7 +106,7 @@ def test_prefix_cache_counters_add_up(fresh: RunningServer) -> None:
 
 
 def test_they_add_up_when_sequences_are_preempted(make_oracle: Callable[..., AsyncLLM]) -> None:
-    gate = _core.testing.StepGate(1)
+    gate = _core_testing.StepGate(1)
     pool: dict[str, Any] = {"num_gpu_blocks_override": 12, "max_model_len": 160, "max_num_seqs": 8}
     with running_server(make_oracle(0, gate=gate, **pool)) as server:
         prompts = [[5] * 20 + [6 + i] * 20 for i in range(8)]

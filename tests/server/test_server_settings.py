@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from llmserve import AsyncLLM, InvalidArgument, NotSupported, _core
+from llmserve import AsyncLLM, InvalidArgument, NotSupported, _core_testing
 from llmserve.cli import main
 from llmserve.server.http.errors import ApiError
 from llmserve.server.main import listen
@@ -199,7 +199,7 @@ def _num_left(server: RunningServer) -> int:
 def test_a_quota_counts_what_a_request_took_and_not_what_it_might_have(
     make_oracle: MakeOracle,
 ) -> None:
-    gate = _core.testing.StepGate(3)
+    gate = _core_testing.StepGate(3)
     llm = make_oracle(0, gate=gate, max_num_seqs=1, max_model_len=64)
     with running_server(llm, key_tokens_per_minute=QUOTA, max_waiting_requests=1) as server:
         server.activity.quotas._clock = lambda: 0.0  # nothing comes back with time
@@ -221,7 +221,7 @@ def test_a_quota_counts_what_a_request_took_and_not_what_it_might_have(
 
 
 def test_a_client_that_leaves_pays_for_what_it_did_not_read(make_oracle: MakeOracle) -> None:
-    gate = _core.testing.StepGate(10)
+    gate = _core_testing.StepGate(10)
     with running_server(make_oracle(0, gate=gate), key_tokens_per_minute=QUOTA) as server:
         server.activity.quotas._clock = lambda: 0.0
         sock = server.open_stream("/v1/completions", prompt=[5], max_tokens=90, ignore_eos=True)

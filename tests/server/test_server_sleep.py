@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from llmserve import AsyncLLM, _core
+from llmserve import AsyncLLM, _core_testing
 from llmserve.server.running.alarms import Alarms
 from serving import RunningServer, events, running_server
 
@@ -50,7 +50,7 @@ def test_an_idle_server_sleeps(demo: AsyncLLM) -> None:
 
 
 def test_streams_that_wait_for_a_token_let_the_server_sleep(make_oracle: MakeOracle) -> None:
-    gate = _core.testing.StepGate(2)
+    gate = _core_testing.StepGate(2)
     with running_server(make_oracle(gate=gate)) as server:
         body = {"prompt": [5], "max_tokens": 6, "ignore_eos": True}
         streams = [events(server.open_stream(COMPLETIONS, stream=True, **body)) for _ in range(4)]

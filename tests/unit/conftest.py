@@ -7,7 +7,7 @@ from pathlib import Path
 
 import checkpoints
 import pytest
-from llmserve import LLM, _core
+from llmserve import LLM, _core, _core_testing
 
 
 @pytest.fixture(scope="session")
@@ -23,8 +23,8 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     def engine(
         loading: _core.LoadingModel, vocabulary: _core.Vocabulary | None = None
     ) -> _core.Engine:
-        options = _core.testing.OracleOptions(vocab_size=len(vocabulary or ()), step_us=5000)
-        return _core.testing.oracle_engine(loading.config, options, vocabulary)
+        options = _core_testing.OracleOptions(vocab_size=len(vocabulary or ()), step_us=5000)
+        return _core_testing.oracle_engine(loading.config, options, vocabulary)
 
     monkeypatch.setattr(_core, "Engine", engine)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmserve import _core
-from llmserve._core import Scheduler, TokenEvent, testing
+from llmserve import _core_testing as testing
+from llmserve._core import Scheduler, TokenEvent
 
 VOCAB_SIZE = 1000
 GONE = -1  # in a block table: the block has left its group's window

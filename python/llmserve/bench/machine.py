@@ -4,13 +4,9 @@ import os
 import platform
 import statistics
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from llmserve import _core
 from llmserve._version import __version__
@@ -75,38 +71,6 @@ class Rates:
         return f"{rate / 1e9:,.0f} {unit} in {name} ({by})"
 
 
-class OwnGemm:
-    """llmserve's linear layer, its weight packed, on the CPU."""
-
-    def __init__(self, num_threads: int, isa: str = "") -> None:
-        testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
-        self._backend = testing.make_backend("cpu", num_threads, isa)
-        rows, outputs, inputs = GEMM
-        self._x = np.random.default_rng(0).standard_normal((rows, inputs), np.float32)
-        self._out = np.empty((rows, outputs), np.float32)
-        self._packed: dict[str, Any] = {}
-
-    def __call__(self, arithmetic: str) -> float:
-        """The second of two runs: the first wakes the threads."""
-        if arithmetic not in self._packed:
-            self._packed[arithmetic] = self._pack(arithmetic)
-        for _ in range(2):
-            start = time.perf_counter()
-            self._backend.linear(self._x, self._packed[arithmetic], out=self._out)
-            elapsed_s = time.perf_counter() - start
-        return 2.0 * np.prod(GEMM) / elapsed_s
-
-    def _pack(self, arithmetic: str) -> Any:
-        weight = np.resize(self._x, GEMM[1:])
-        if arithmetic == "int8":
-            return self._backend.pack_quantized(weight, "int8")
-        if arithmetic == "bfloat16":
-            return self._backend.pack_linear(
-                [(weight.view(np.uint32) >> 16).astype(np.uint16)], arithmetic
-            )
-        return self._backend.pack_linear([weight], arithmetic)
-
-
 class MachineProbe:
     """Measures the machine's rates whenever asked: whatever else it does slows both alike.
 
@@ -121,10 +85,10 @@ class MachineProbe:
         others: Mapping[str, Gemm] | None = None,
         isa: str = "",
     ) -> None:
-        testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
-        self._memory = testing.MachineProbe(num_threads, isa, _PROBE_BYTES)
+        self._memory = _core.MachineProbe(num_threads, isa, _PROBE_BYTES)
         self._forms = forms
-        self._gemms: dict[str, Gemm] = {_OWN: OwnGemm(num_threads, isa), **(others or {})}
+        own = _core.GemmProbe(num_threads, isa, *GEMM)
+        self._gemms: dict[str, Gemm] = {_OWN: own.ops_per_s, **(others or {})}
         self._measured: list[Rates] = []
 
     def measure(self, forms: Sequence[str] | None = None) -> Rates:
@@ -142,13 +106,11 @@ class MachineProbe:
 
     def read_bytes_per_s(self) -> float:
         """Of a streaming read, measured once."""
-        rate: float = self._memory.read_gb_per_s()
-        return rate * 1e9
+        return self._memory.read_gb_per_s() * 1e9
 
     def copy_bytes_per_s(self, num_bytes: int) -> float:
         """Read and written, of a plain copy into new memory, measured once."""
-        rate: float = self._memory.copy_gb_per_s(num_bytes)
-        return rate * 1e9
+        return self._memory.copy_gb_per_s(num_bytes) * 1e9
 
     def rates(self) -> Rates:
         """The medians so far; measures if nothing was measured yet."""
@@ -173,20 +135,13 @@ def describe_machine() -> dict[str, object]:
     return {
         "cpu": _cpu_name(),
         "cpu_model": _cpu_model(),
-        "cpu_isa": _cpu_isa(),
+        "cpu_isa": _core.cpu_isa(),
         "num_cpus": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "llmserve": __version__,
         "commit": _commit(),
     }
-
-
-def _cpu_isa() -> str:
-    """The one that backends take: the CPU's best, or what LLMSERVE_CPU_ISA leaves."""
-    testing: Any = _core.testing  # type: ignore[attr-defined]  # internals: no stub
-    description: str = testing.make_backend("cpu", 1, "").description
-    return description.removeprefix("cpu/").partition(",")[0]
 
 
 def _cpu_name() -> str:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llmserve import _core
+from llmserve import _core_testing as testing
 from llmserve.errors import DeviceError, InvalidArgument, NotSupported
 
-testing = _core.testing
 SOURCE = Path(__file__).parents[2] / "fake_nccl.c"
 REMOTE_ERROR = 6
 
@@ -196,8 +195,8 @@ def test_a_wait_ends_when_another_thread_aborts(fake):
 def test_a_missing_library_names_the_extra(tmp_path):
     # Of another process: here another test, or torch, may have loaded one.
     text = (
-        "from llmserve import _core\n"
-        "try: print('found', _core.testing.nccl_library())\n"
+        "from llmserve import _core_testing as testing\n"
+        "try: print('found', testing.nccl_library())\n"
         "except NotImplementedError as error: print(error)"
     )
     import sys

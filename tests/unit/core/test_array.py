@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from llmserve import Array, InvalidArgument, NotSupported
-from llmserve._core import testing
+from llmserve import _core_testing as testing
 
 DTYPES = ["float32", "float16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"]
 

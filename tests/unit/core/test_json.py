@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llmserve import _core
+from llmserve import _core_testing
 from llmserve.errors import CorruptFile
 
 JSON_VALUES = st.recursive(
@@ -22,7 +22,7 @@ JSON_VALUES = st.recursive(
 
 
 def parse(text: bytes | str) -> object:
-    return _core.testing.parse_json("f.json", text.encode() if isinstance(text, str) else text)
+    return _core_testing.parse_json("f.json", text.encode() if isinstance(text, str) else text)
 
 
 @given(JSON_VALUES, st.booleans(), st.sampled_from([None, 2]))

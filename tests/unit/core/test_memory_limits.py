@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from llmserve import _core
+from llmserve import _core_testing as testing
 
 GIB = 2**30
-testing = _core.testing  # type: ignore[attr-defined]
 
 
 def machine(root: Path, *, available: int = 16 * GIB, groups: str = "0::/\n") -> Path:

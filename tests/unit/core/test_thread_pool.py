@@ -6,9 +6,9 @@ import time
 from collections import Counter
 
 import pytest
-from llmserve import InvalidArgument, _core
+from llmserve import InvalidArgument, _core_testing
 
-ThreadPool = _core.testing.ThreadPool
+ThreadPool = _core_testing.ThreadPool
 DEADLINE_S = 60.0
 
 

@@ -6,7 +6,7 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llmserve._core import testing
+from llmserve import _core_testing as testing
 
 
 @pytest.mark.parametrize(

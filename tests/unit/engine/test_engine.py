@@ -11,7 +11,7 @@ import time
 import msgspec
 import pytest
 from engine_requests import add_request
-from llmserve import _core
+from llmserve import _core, _core_testing
 from llmserve.errors import DeviceError, InvalidArgument, ResourceExhausted
 
 DEADLINE_S = 30.0  # tells a hang from an answer; steps take microseconds
@@ -44,13 +44,13 @@ def max_in_flight(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 def make_engine(
     options: dict[str, int] | None = None,
     faults: dict[str, object] | None = None,
-    gate: _core.testing.StepGate | None = None,
+    gate: _core_testing.StepGate | None = None,
     **scheduler: object,
 ) -> _core.Engine:
-    return _core.testing.oracle_engine(
+    return _core_testing.oracle_engine(
         make_config(**scheduler),
-        _core.testing.OracleOptions(vocab_size=VOCAB, max_in_flight=in_flight, **(options or {})),
-        faults=_core.testing.FaultOptions(**(faults or {})),
+        _core_testing.OracleOptions(vocab_size=VOCAB, max_in_flight=in_flight, **(options or {})),
+        faults=_core_testing.FaultOptions(**(faults or {})),
         gate=gate,
     )
 
@@ -78,7 +78,7 @@ def tokens(events: list[_core.TokenEvent], sample_index: int = 0) -> list[int]:
 
 
 def oracle(seed: int, num_prompt: int, count: int) -> list[int]:
-    return [_core.testing.oracle_token(seed, num_prompt + i, VOCAB) for i in range(count)]
+    return [_core_testing.oracle_token(seed, num_prompt + i, VOCAB) for i in range(count)]
 
 
 def wait_idle(engine: _core.Engine) -> _core.EngineMetrics:
@@ -94,8 +94,8 @@ def wait_idle(engine: _core.Engine) -> _core.EngineMetrics:
 def test_the_line_of_a_token_is_json_whatever_its_text() -> None:
     texts = [chr(i) for i in range(128)] + ["é", "\u2028", "\U0001f600", 'a"b\\c\n']
     vocabulary = _core.Vocabulary([text.encode() for text in texts], [])
-    oracle = _core.testing.OracleOptions(vocab_size=len(texts), step_us=500)
-    engine = _core.testing.oracle_engine(make_config(), oracle, vocabulary)
+    oracle = _core_testing.OracleOptions(vocab_size=len(texts), step_us=500)
+    engine = _core_testing.oracle_engine(make_config(), oracle, vocabulary)
     line = _core.LineTemplate(b'data: {"text":"', b'"}', skips_empty=True)
     request = add_request(engine, [1], _core.SamplingParams(max_tokens=250, seed=1))
     seen = ""  # but for the last event's
@@ -138,7 +138,7 @@ def test_samples_of_one_request_have_seeds_of_their_own() -> None:
     request = add_request(engine, [1, 2, 3], params(seed=5, n=4))
     events = collect(engine, [request])[request]
     for i in range(4):
-        assert tokens(events, i) == oracle(_core.testing.sample_seed(5, i), 3, 8)
+        assert tokens(events, i) == oracle(_core_testing.sample_seed(5, i), 3, 8)
     engine.close()
 
 
@@ -171,13 +171,13 @@ def test_events_that_nobody_takes_become_one_a_sample() -> None:
     last = {e.request_id: e for e in events}
     assert all(e.is_request_finished == (e is last[e.request_id]) for e in events)
     for event in events:
-        seed = _core.testing.sample_seed(event.request_id, event.sample_index)
+        seed = _core_testing.sample_seed(event.request_id, event.sample_index)
         assert event.token_ids == oracle(seed, 3, 8)
     engine.close()
 
 
 def test_waiting_for_room_ends_when_a_request_is_admitted() -> None:
-    gate = _core.testing.StepGate(2)
+    gate = _core_testing.StepGate(2)
     engine = make_engine(gate=gate, max_num_queued_reqs=1, max_num_seqs=1)
     assert engine.wait_for_room(0.0)
     add_request(engine, [1, 2], params(max_tokens=4))
@@ -190,7 +190,7 @@ def test_waiting_for_room_ends_when_a_request_is_admitted() -> None:
 
 
 def test_waiting_for_a_device_is_told_from_the_hosts_own_time() -> None:
-    gate = _core.testing.StepGate(2)
+    gate = _core_testing.StepGate(2)
     engine = make_engine(gate=gate)
     request = add_request(engine, [1, 2, 3], params(max_tokens=4))
     gate.wait_until_held()  # in the second step's wait
@@ -206,7 +206,7 @@ def test_waiting_for_a_device_is_told_from_the_hosts_own_time() -> None:
 
 
 def test_an_aborted_request_that_is_not_streamed_gives_what_it_has() -> None:
-    gate = _core.testing.StepGate(6)
+    gate = _core_testing.StepGate(6)
     engine = make_engine(gate=gate)
     request = add_request(engine, [1, 2, 3], params(seed=5, max_tokens=200), is_streamed=False)
     gate.wait_until_held()
@@ -239,7 +239,7 @@ def test_a_row_that_is_not_finite_fails_its_request_alone() -> None:
 
 
 def test_a_failed_step_ends_its_requests_and_the_engine_lives_on() -> None:
-    gate = _core.testing.StepGate(1)
+    gate = _core_testing.StepGate(1)
     engine = make_engine(faults={"fail_at_step": 3}, gate=gate)
     ids = [add_request(engine, [1, 2, 3], params(max_tokens=100)) for _ in range(3)]
     gate.open()
@@ -256,7 +256,7 @@ def test_a_failed_step_ends_its_requests_and_the_engine_lives_on() -> None:
 
 
 def test_a_failed_step_ends_its_own_requests_and_no_others() -> None:
-    gate = _core.testing.StepGate(1)
+    gate = _core_testing.StepGate(1)
     engine = make_engine(faults={"fail_at_step": 4}, gate=gate, max_num_seqs=3)
     ids = [add_request(engine, [i, 2, 3], params(max_tokens=20, seed=i)) for i in range(9)]
     gate.open()
@@ -273,7 +273,7 @@ def test_a_failed_step_ends_its_own_requests_and_no_others() -> None:
 
 
 def test_a_request_that_was_aborted_in_a_step_that_fails_ends_as_aborted() -> None:
-    gate = _core.testing.StepGate(1)
+    gate = _core_testing.StepGate(1)
     engine = make_engine(faults={"fail_at_step": 1, "num_failures": 2}, gate=gate)
     ids = [add_request(engine, [1, 2, 3], params(n=2)) for _ in range(2)]
     gate.wait_until_held()
@@ -310,7 +310,7 @@ def test_an_engine_whose_device_fails_again_and_again_stops() -> None:
 
 
 def test_a_request_that_no_step_has_seen_ends_with_the_failure_too() -> None:
-    gate = _core.testing.StepGate(3)
+    gate = _core_testing.StepGate(3)
     engine = make_engine(faults={"fail_at_step": 0, "num_failures": 1000}, gate=gate)
     for _ in range(2):
         request = add_request(engine, [1, 2, 3], params())
@@ -327,7 +327,7 @@ def test_a_request_that_no_step_has_seen_ends_with_the_failure_too() -> None:
 
 
 def test_abort_frees_all_blocks_and_gives_one_last_event() -> None:
-    gate = _core.testing.StepGate(3)
+    gate = _core_testing.StepGate(3)
     engine = make_engine(gate=gate)
     request = add_request(engine, [1, 2, 3], params(max_tokens=200, n=3))
     gate.wait_until_held()
@@ -351,7 +351,7 @@ def test_abort_of_an_unknown_request_is_ignored() -> None:
 
 
 def test_a_full_queue_is_refused_at_admission_with_its_numbers() -> None:
-    gate = _core.testing.StepGate(2)
+    gate = _core_testing.StepGate(2)
     engine = make_engine(gate=gate, max_num_queued_reqs=4, max_num_seqs=1)
     accepted = [add_request(engine, [1, 2], params(max_tokens=4))]
     gate.wait_until_held()  # the first has its seat

@@ -16,7 +16,7 @@ import pytest
 from engine_requests import add_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llmserve import _core
+from llmserve import _core, _core_testing
 from llmserve.errors import ResourceExhausted
 
 DEADLINE_S = 30.0  # tells a hang from an answer
@@ -34,10 +34,10 @@ class Lending:
         config.cache.block_size = 8
         config.scheduler.max_model_len = 4096
         config.scheduler.max_num_seqs = 16
-        self.gate = _core.testing.StepGate(2)
-        self.engine = _core.testing.oracle_engine(
+        self.gate = _core_testing.StepGate(2)
+        self.engine = _core_testing.oracle_engine(
             config,
-            _core.testing.OracleOptions(vocab_size=len(vocabulary)),
+            _core_testing.OracleOptions(vocab_size=len(vocabulary)),
             _core.Vocabulary(vocabulary, []),
             gate=self.gate,
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from engine_requests import add_request
-from llmserve import LLM, AsyncLLM, _core
+from llmserve import LLM, AsyncLLM, _core, _core_testing
 from offline import DEADLINE_S, LONG, generate, tokens
 
 HOLD_US = 200_000
@@ -23,7 +23,7 @@ def slow_engine() -> _core.Engine:
     config = _core.EngineConfig()
     config.cache.num_blocks = 512
     config.scheduler.max_model_len = 2048
-    return _core.testing.oracle_engine(config, _core.testing.OracleOptions(step_us=1000))
+    return _core_testing.oracle_engine(config, _core_testing.OracleOptions(step_us=1000))
 
 
 def add_long_requests(engine: _core.Engine) -> list[int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from llmserve import _core
+from llmserve import _core_testing
 from scripted import Runner
 
-LAUNCH = _core.testing.cuda_launch
+LAUNCH = _core_testing.cuda_launch
 
 
 def shape_of_decode(runner: Runner) -> tuple[int, int] | None:

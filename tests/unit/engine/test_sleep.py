@@ -77,14 +77,13 @@ def test_memory_goes_and_comes_back_and_the_tokens_are_the_same(
 
 
 def test_a_first_prompt_touches_little_of_a_large_pool(wide_checkpoint: Path) -> None:
-    testing = _core.testing  # type: ignore[attr-defined]
     with LLM(wide_checkpoint, num_threads=1, kv_cache_memory_bytes=4 * KV_BYTES) as llm:
         generate(llm, [[5] * 16])  # touches the workspace
         llm.sleep()
         llm.wake_up()
-        untouched_bytes = testing.host_allocations().untouched_bytes
+        untouched_bytes = _core.host_allocations().untouched_bytes
         generate(llm, [[5] * 16])
-        touched_bytes = untouched_bytes - testing.host_allocations().untouched_bytes
+        touched_bytes = untouched_bytes - _core.host_allocations().untouched_bytes
     # Two blocks of 128 KiB, all layers together, and not a large page of 2 MiB in each pool.
     assert 2**17 <= touched_bytes < 2**20
 
@@ -94,7 +93,6 @@ def test_a_first_prompt_touches_little_of_a_large_pool(wide_checkpoint: Path) ->
     reason="needs MADV_POPULATE_WRITE of Linux 5.14",
 )
 def test_an_idle_engine_has_as_much_of_the_pool_at_hand_as_was_used(wide_checkpoint: Path) -> None:
-    testing = _core.testing  # type: ignore[attr-defined]
     # 16 blocks of 128 KiB each: of 4 pools, which end in large pages of 2 MiB.
     prompts = [[5 + i] * 240 for i in range(4)]
     used_bytes = len(prompts) * 16 * 2**17
@@ -102,7 +100,7 @@ def test_an_idle_engine_has_as_much_of_the_pool_at_hand_as_was_used(wide_checkpo
         generate(llm, prompts)  # touches the workspace
         llm.sleep()
         llm.wake_up()
-        untouched_bytes = testing.host_allocations().untouched_bytes
+        untouched_bytes = _core.host_allocations().untouched_bytes
         generate(llm, prompts)
         deadline = time.monotonic() + DEADLINE_S
         touched_bytes, before = 0, -1
@@ -111,7 +109,7 @@ def test_an_idle_engine_has_as_much_of_the_pool_at_hand_as_was_used(wide_checkpo
         ):
             before = touched_bytes
             time.sleep(0.3)
-            touched_bytes = untouched_bytes - testing.host_allocations().untouched_bytes
+            touched_bytes = untouched_bytes - _core.host_allocations().untouched_bytes
     assert 2 * used_bytes <= touched_bytes < 2 * used_bytes + 4 * 2**21 + SLACK_BYTES
 
 

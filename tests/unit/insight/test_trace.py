@@ -23,6 +23,7 @@ from llmserve import (
     SamplingParams,
     Trace,
     _core,
+    _core_testing,
     cli,
 )
 from llmserve.insight.timeline import Timelines
@@ -34,7 +35,7 @@ VOCAB = 256
 def make_engine(
     num_blocks: int = 64,
     step_us: int = 100,
-    gate: _core.testing.StepGate | None = None,
+    gate: _core_testing.StepGate | None = None,
     **scheduler: object,
 ) -> _core.Engine:
     config = _core.EngineConfig()
@@ -45,14 +46,14 @@ def make_engine(
     config.scheduler.max_num_seqs = 4
     for name, value in scheduler.items():
         setattr(config.scheduler, name, value)
-    options = _core.testing.OracleOptions(vocab_size=VOCAB, step_us=step_us)
-    return _core.testing.oracle_engine(config, options, gate=gate)
+    options = _core_testing.OracleOptions(vocab_size=VOCAB, step_us=step_us)
+    return _core_testing.oracle_engine(config, options, gate=gate)
 
 
 def run(
     engine: _core.Engine,
     prompts: list[list[int]],
-    gate: _core.testing.StepGate | None = None,
+    gate: _core_testing.StepGate | None = None,
     **params: object,
 ) -> Trace:
     """The gate, if any, holds the first request's step until all the others have arrived; with
@@ -119,7 +120,7 @@ REASONS = {
 def test_every_moment_of_every_request_has_a_reason(workload: str) -> None:
     options, prompts, params = WORKLOADS[workload]
     # A batch is filled before its first step begins.
-    gate = None if workload == "batch" else _core.testing.StepGate(1)
+    gate = None if workload == "batch" else _core_testing.StepGate(1)
     engine = make_engine(gate=gate, **options)
     trace = run(engine, prompts, gate, **params)
     reasons = ""
@@ -153,7 +154,7 @@ def test_an_explanation_tells_the_life_of_a_request() -> None:
 def test_others_are_called_by_the_names_that_their_users_know() -> None:
     for workload, wanted in (("seats", "behind request req-"), ("prefix", "request req-")):
         options, prompts, params = WORKLOADS[workload]
-        gate = _core.testing.StepGate(1)
+        gate = _core_testing.StepGate(1)
         engine = make_engine(gate=gate, **options)
         trace = run(engine, prompts, gate, **params)
         names = {record.request_id: f"req-{record.request_id}" for record in trace.requests}
@@ -202,7 +203,7 @@ def test_a_decode_tells_its_steps_times_and_whose_prompts_made_the_longest_one_l
 
 
 def test_a_request_that_still_runs_is_explained_up_to_now() -> None:
-    gate = _core.testing.StepGate(6)
+    gate = _core_testing.StepGate(6)
     engine = make_engine(gate=gate)
     request = add_request(engine, [1, 2, 3], _core.SamplingParams(detokenize=False, max_tokens=200))
     gate.wait_until_held()

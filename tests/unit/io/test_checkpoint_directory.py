@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 from checkpoints import checkpoint, copy_checkpoint, edit_config
-from llmserve import LLM, _core
+from llmserve import LLM, _core_testing
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
 
 
 def list_tensors(path: str | Path) -> list[dict[str, Any]]:
-    return _core.testing.list_tensors(str(path))
+    return _core_testing.list_tensors(str(path))
 
 
 def load(path: str | Path) -> Any:
-    return _core.testing.Model(str(path))
+    return _core_testing.Model(str(path))
 
 
 def refusal(path: str | Path, error: type[Exception] = CorruptFile) -> str:

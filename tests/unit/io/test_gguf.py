@@ -28,7 +28,7 @@ from gguf_files import (
     raw_tensor,
     raw_value,
 )
-from llmserve import _core
+from llmserve import _core, _core_testing
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
 
 ARCH = raw_value(b"general.architecture", STRING, b"llama")
@@ -61,14 +61,14 @@ def write(directory: Path, contents: bytes) -> str:
 def refusal(directory: Path, contents: bytes, error: type[Exception] = CorruptFile) -> str:
     path = write(directory, contents)
     with pytest.raises(error) as caught:
-        _core.testing.list_tensors(path)
+        _core_testing.list_tensors(path)
     assert path in str(caught.value)
     return str(caught.value)
 
 
 def test_good_file_is_read(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
-    tensors = {t["name"]: t for t in _core.testing.list_tensors(path)}
+    tensors = {t["name"]: t for t in _core_testing.list_tensors(path)}
     query = tensors["model.layers.0.self_attn.q_proj.weight"]
     assert (query["dtype"], query["shape"], query["num_bytes"]) == ("Q8_0", [2, 32], 68)
     assert GOOD[query["offset"] :] == DATA[384:]
@@ -81,7 +81,7 @@ def test_good_file_is_read(tmp_path: Path) -> None:
 def test_agrees_with_the_gguf_package(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     reader = gguf.GGUFReader(path)
-    ours = sorted((t["offset"], t["num_bytes"]) for t in _core.testing.list_tensors(path))
+    ours = sorted((t["offset"], t["num_bytes"]) for t in _core_testing.list_tensors(path))
     assert ours == sorted((t.data_offset, t.n_bytes) for t in reader.tensors)
     values = _core.read_gguf_metadata(path, "llama.")
     for key, value in values.items():
@@ -247,12 +247,12 @@ def test_several_files_in_a_folder_are_an_ambiguity(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(GOOD)
     with pytest.raises(InvalidArgument, match=r"has several GGUF files; pass the path of one"):
-        _core.testing.list_tensors(str(tmp_path))
+        _core_testing.list_tensors(str(tmp_path))
 
 
 PEAK_OF_OPENING = """
 import resource, sys
-from llmserve._core import testing
+from llmserve import _core_testing as testing
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     testing.count_tensors(sys.argv[1])
@@ -314,7 +314,7 @@ def mutated_file(rng: random.Random) -> bytes:
 def check_mutation(directory: Path, contents: bytes) -> None:
     path = write(directory, contents)
     try:
-        tensors = _core.testing.list_tensors(path)
+        tensors = _core_testing.list_tensors(path)
         _core.read_gguf_metadata(path, "")
     except (CorruptFile, NotSupported) as error:
         assert "model.gguf" in str(error)  # noqa: PT017

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from checkpoints import make_checkpoint
 from fuzzing import fuzzed, mutations
-from llmserve import _core
+from llmserve import _core_testing
 from llmserve.errors import CorruptFile, NotSupported
 from safetensors.numpy import load_file, save_file
 from safetensors_files import header_entry, safetensors_bytes, write_checkpoint
@@ -31,7 +31,7 @@ GOOD_DATA = bytes(range(40))
 
 
 def list_tensors(path: str | Path) -> list[dict[str, Any]]:
-    return _core.testing.list_tensors(str(path))
+    return _core_testing.list_tensors(str(path))
 
 
 def refusal(path: str | Path, error: type[Exception] = CorruptFile) -> str:
@@ -194,7 +194,7 @@ def test_more_dimensions_than_any_layer_reads_are_not_supported(tmp_path: Path) 
 
 PEAK_OF_OPENING = """
 import resource, sys
-from llmserve._core import testing
+from llmserve import _core_testing as testing
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 testing.count_tensors(sys.argv[1])
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
@@ -206,7 +206,7 @@ def test_a_header_of_many_tiny_tensors_takes_at_most_twice_its_size(tmp_path: Pa
         f'"{i:x}":{{"dtype":"I8","shape":[0],"data_offsets":[0,0]}}' for i in range(200_000)
     )
     path = write_checkpoint(tmp_path, safetensors_bytes(f"{{{entries}}}".encode(), b""))
-    assert _core.testing.count_tensors(path) == 200_000
+    assert _core_testing.count_tensors(path) == 200_000
     process = subprocess.run(
         [sys.executable, "-c", PEAK_OF_OPENING, path], capture_output=True, text=True, check=True
     )

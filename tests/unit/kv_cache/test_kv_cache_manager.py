@@ -9,8 +9,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from llmserve import _core_testing as testing
 from llmserve import errors
-from llmserve._core import testing
 
 BLOCK_SIZE = 2
 NUM_BLOCKS = 10

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from checkpoints import VOCAB_SIZE, checkpoint
-from llmserve import LLM, SamplingParams, _core
+from llmserve import LLM, SamplingParams, _core_testing
 
 PARAMS = SamplingParams(max_tokens=150, temperature=0.0, ignore_eos=True, logprobs=0)
 PROMPT = [random.Random(3).randrange(3, VOCAB_SIZE) for _ in range(90)]
@@ -18,7 +18,7 @@ OPTIONS: dict[str, Any] = {"max_num_batched_tokens": 16, "max_num_seqs": 4, "num
 
 def parse(family: str, max_model_len: int = 0, **fields: Any) -> dict[str, Any]:
     config = json.loads((checkpoint(family) / "config.json").read_text())
-    return _core.testing.parse_model_config(json.dumps({**config, **fields}), max_model_len)
+    return _core_testing.parse_model_config(json.dumps({**config, **fields}), max_model_len)
 
 
 def generate(path: Path, **options: Any) -> tuple[Any, int]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from llmserve import _core_testing as testing
 from llmserve import errors
-from llmserve._core import testing
 
 ROOT = testing.root_hash(b"")
 

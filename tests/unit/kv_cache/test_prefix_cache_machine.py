@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from llmserve._core import testing
+from llmserve import _core_testing as testing
 
 NUM_BLOCKS = 7
 BLOCK_SIZE = 2

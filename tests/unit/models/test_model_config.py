@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llmserve import _core
+from llmserve import _core, _core_testing
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
 
 BASE: dict[str, Any] = {
@@ -35,7 +35,7 @@ FREQUENCY_RELATIVE_TOLERANCE = 2e-7
 
 
 def parse(config: dict[str, Any], max_model_len: int = 0, **fields: Any) -> dict[str, Any]:
-    return _core.testing.parse_model_config(json.dumps({**config, **fields}), max_model_len)
+    return _core_testing.parse_model_config(json.dumps({**config, **fields}), max_model_len)
 
 
 def without(*keys: str) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def test_frequencies_equal_those_of_transformers(model_type: str, rope_type: str
     theirs.architectures = [type(model).__name__]
     # Both choose by length once: ours by max_model_len, theirs starts with the short factors.
     max_model_len = 64 if rope_type == "longrope" else 0
-    ((inv_freq, attention_factor),) = _core.testing.rope_frequencies(
+    ((inv_freq, attention_factor),) = _core_testing.rope_frequencies(
         theirs.to_json_string(), max_model_len
     )
     np.testing.assert_allclose(
@@ -494,7 +494,7 @@ _KEYS = [*BASE, "head_dim", "rope_scaling", "rope_parameters", "sliding_window",
 def test_any_config_is_read_or_refused_by_type(architecture: str, fields: dict[str, Any]) -> None:
     text = json.dumps({**BASE, "architectures": [architecture], **fields})
     try:
-        ropes = _core.testing.rope_frequencies(text)
+        ropes = _core_testing.rope_frequencies(text)
     except (CorruptFile, NotSupported, InvalidArgument):
         return
     for inv_freq, attention_factor in ropes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from checkpoints import WRAPPED
-from llmserve import _core
+from llmserve import _core_testing
 from llmserve.errors import CorruptFile, NotSupported
 from llmserve.plan import ModelShape
 
@@ -164,7 +164,7 @@ PUBLISHED = {
 
 
 def parse(config: dict[str, Any]) -> dict[str, Any]:
-    return _core.testing.parse_model_config(json.dumps(config), 0)
+    return _core_testing.parse_model_config(json.dumps(config), 0)
 
 
 def reference(config: dict[str, Any]) -> Any:

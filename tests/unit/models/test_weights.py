@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import checkpoint, copy_checkpoint, edit_config
-from llmserve import _core
+from llmserve import _core, _core_testing
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
 from safetensors.numpy import load_file, save_file
 from safetensors_files import safetensors_bytes
 
 
 def load(path: str | Path) -> Any:
-    return _core.testing.Model(str(path))
+    return _core_testing.Model(str(path))
 
 
 def refusal(path: str | Path, error: type[Exception] = CorruptFile) -> str:

@@ -19,7 +19,6 @@ from llmserve.plan import MemoryPlan
 
 MIB = 2**20
 TOLERANCE = 0.01  # of the promise: within 1%
-testing = _core.testing  # type: ignore[attr-defined]
 
 SETTINGS: list[dict[str, Any]] = [
     {"num_gpu_blocks_override": 40},
@@ -47,17 +46,17 @@ def test_the_plan_is_what_the_engine_allocates(
     arguments = {"max_num_seqs": 4, "num_threads": 1, "dtype": dtype, **settings}
     plan = LLM.plan(path, **arguments)
     assert plan.refusal is None
-    before = testing.host_allocations().num_bytes
+    before = _core.host_allocations().num_bytes
     with LLM(path, **arguments) as llm:
         check_equal(plan, llm._open_engine().memory_use)
-        measured = testing.host_allocations().num_bytes - before
+        measured = _core.host_allocations().num_bytes - before
         prompts = [{"prompt_token_ids": [7] * length} for length in (90, 1, 33)]
         params = SamplingParams(max_tokens=5, top_k=5, logprobs=3)
         llm.generate(prompts, params, use_tqdm=False)
-        assert testing.host_allocations().num_bytes - before == measured  # no step takes more
+        assert _core.host_allocations().num_bytes - before == measured  # no step takes more
     planned = plan.total_bytes - plan.mapped_bytes
     assert abs(measured - planned) <= TOLERANCE * planned
-    assert testing.host_allocations().num_bytes == before
+    assert _core.host_allocations().num_bytes == before
 
 
 _MEASURE = """

@@ -11,8 +11,6 @@ import llmserve
 from llmserve import _core
 
 STUB = ast.parse((Path(llmserve.__file__).parent / "_core.pyi").read_text(encoding="utf-8"))
-# pybind11's own, and the submodule for tests, which users have nothing to do with.
-IGNORED = {"testing"}
 
 
 def stub_names(body: list[ast.stmt]) -> dict[str, ast.stmt]:
@@ -26,7 +24,7 @@ def stub_names(body: list[ast.stmt]) -> dict[str, ast.stmt]:
 
 
 def public_names(thing: object) -> set[str]:
-    return {name for name in vars(thing) if not name.startswith("_")} - IGNORED
+    return {name for name in vars(thing) if not name.startswith("_")}
 
 
 def documented_arguments(function: object) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from llmserve import _core
+from llmserve import _core, _core_testing
 
 FORMATS = [name for name, _ in _core.supported_quant_formats()]
 IN_GGUF = [name for name in FORMATS if name in gguf.GGMLQuantizationType.__members__]
@@ -55,7 +55,7 @@ def test_values_are_those_of_the_gguf_package(name: str, data: st.DataObject) ->
         blocks[data.draw(st.integers(0, 63)), at : at + 2] = np.frombuffer(
             np.uint16(half).tobytes(), np.uint8
         )[: num_bytes - at]
-    got = _core.testing.dequantize(name, blocks.tobytes())
+    got = _core_testing.dequantize(name, blocks.tobytes())
     assert_same_bits(got, reference(name, blocks))
 
 
@@ -70,13 +70,13 @@ def test_quantized_values_come_back_as_the_package_reads_them(
     name: str, values: np.ndarray
 ) -> None:
     blocks = gguf.quants.quantize(values, gguf.GGMLQuantizationType[name])
-    got = _core.testing.dequantize(name, blocks.tobytes())
+    got = _core_testing.dequantize(name, blocks.tobytes())
     assert_same_bits(got, reference(name, blocks))
 
 
 def test_every_f16_is_exact() -> None:
     halves = np.arange(1 << 16, dtype=np.uint16)
-    got = _core.testing.dequantize("F16", halves.tobytes())
+    got = _core_testing.dequantize("F16", halves.tobytes())
     assert_same_bits(got, halves.view(np.float16).astype(np.float32))
 
 
@@ -88,4 +88,4 @@ def test_every_f8_is_what_torch_has(name: str, dtype: str) -> None:
 
     codes = np.arange(256, dtype=np.uint8)
     expected = torch.from_numpy(codes).view(getattr(torch, dtype)).float().numpy()
-    assert_same_bits(_core.testing.dequantize(name, codes.tobytes()), expected)
+    assert_same_bits(_core_testing.dequantize(name, codes.tobytes()), expected)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from llmserve import InvalidArgument, SamplingParams, _core
+from llmserve import InvalidArgument, SamplingParams, _core, _core_testing
 from llmserve.requests.prompt_parser import Prompt
 from llmserve.requests.runner import RequestRunner
 from llmserve.requests.state import RequestState
@@ -19,7 +19,7 @@ PARAMS = SamplingParams(max_tokens=6, detokenize=False, ignore_eos=True)
 def engine(
     options: dict[str, int] | None = None,
     fail_at_step: int = -1,
-    gate: _core.testing.StepGate | None = None,
+    gate: _core_testing.StepGate | None = None,
     **scheduler: object,
 ) -> _core.Engine:
     config = _core.EngineConfig()
@@ -30,9 +30,9 @@ def engine(
     config.scheduler.max_num_seqs = 16
     for name, value in scheduler.items():
         setattr(config.scheduler, name, value)
-    oracle = _core.testing.OracleOptions(vocab_size=100, **(options or {}))
-    faults = _core.testing.FaultOptions(fail_at_step=fail_at_step)
-    return _core.testing.oracle_engine(config, oracle, faults=faults, gate=gate)
+    oracle = _core_testing.OracleOptions(vocab_size=100, **(options or {}))
+    faults = _core_testing.FaultOptions(fail_at_step=fail_at_step)
+    return _core_testing.oracle_engine(config, oracle, faults=faults, gate=gate)
 
 
 def states(count: int) -> list[RequestState]:
@@ -78,7 +78,7 @@ def test_a_request_that_failed_does_not_touch_the_next(runner: RequestRunner) ->
 
 
 def test_a_step_that_fails_ends_its_requests_and_later_ones_run() -> None:
-    gate = _core.testing.StepGate(1)
+    gate = _core_testing.StepGate(1)
     runner = RequestRunner(engine(fail_at_step=3, gate=gate))
     requests = states(4)
     thread = threading.Thread(target=run, args=(runner, requests))

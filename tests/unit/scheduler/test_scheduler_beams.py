@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from beam_reference import Found, search
+from llmserve import _core_testing as testing
 from llmserve import errors
-from llmserve._core import testing
 from scripted import VOCAB_SIZE, Runner, expected_tokens, random_prompt
 
 

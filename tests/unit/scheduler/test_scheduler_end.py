@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from llmserve import _core_testing as testing
 from llmserve import errors
-from llmserve._core import testing
 from scripted import VOCAB_SIZE, Runner, expected_tokens, make_scheduler, random_prompt
 
 RNG = random.Random(0)

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from llmserve._core import testing
+from llmserve import _core_testing as testing
 from scripted import (
     VOCAB_SIZE,
     Runner,

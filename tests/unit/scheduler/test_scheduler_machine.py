@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from llmserve import _core, errors
-from llmserve._core import testing
+from llmserve import _core_testing as testing
 from scripted import VOCAB_SIZE, Runner, expected_tokens
 
 NUM_BLOCKS = 9
@@ -296,7 +296,7 @@ MAX_STALL_STEPS = 500
 
 def soak(case: dict[str, Any], seed: int, num_operations: int) -> None:
     """Random operations in C++, checked after each; then that all that can happen did."""
-    counts = _core.testing.soak_scheduler(num_operations, seed=seed, **case)
+    counts = testing.soak_scheduler(num_operations, seed=seed, **case)
     assert counts["num_operations"] == num_operations
     assert counts.pop("longest_stall") < MAX_STALL_STEPS
     idle = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from llmserve._core import testing
+from llmserve import _core_testing as testing
 from scripted import Runner, expected_tokens, random_prompt, tuples
 
 

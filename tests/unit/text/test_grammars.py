@@ -22,6 +22,7 @@ from llmserve import (
     SamplingParams,
     StructuredOutputsParams,
     _core,
+    _core_testing,
     demo_model_path,
 )
 from llmserve.parsers.think_grammar import thinking_first
@@ -78,7 +79,7 @@ class Wrapper:
 def test_masks_are_those_of_llguidances_python_interface(field: str) -> None:
     params = StructuredOutputsParams(**{field: TEXTS[field]})  # type: ignore[arg-type]
     source = params.source()
-    ours = _core.testing.TokenMatcher(make().compile(params))
+    ours = _core_testing.TokenMatcher(make().compile(params))
     # Theirs would force the tokenizer's own spelling of literal text, which ours never asks for.
     start = {"json_schema": "start: %json ", "regex": "start: /", "lark": ""}[source.kind]
     end = "/" if source.kind == "regex" else ""
@@ -116,7 +117,7 @@ def test_masks_are_those_of_llguidances_python_interface(field: str) -> None:
 def test_an_answer_may_follow_a_thought(is_open: bool, text: str, is_whole: bool) -> None:
     source = StructuredOutputsParams(choice=["yes", "no"]).source()
     lark = thinking_first(source, ("<think>", "</think>"), is_open, lambda _: None)
-    matcher = _core.testing.TokenMatcher(compile_one(make(), "grammar", lark))
+    matcher = _core_testing.TokenMatcher(compile_one(make(), "grammar", lark))
     for token_id in TOKENIZER.encode(text, add_special_tokens=False):
         matcher.append(token_id)
     mask = matcher.mask(VOCAB_SIZE)
@@ -129,7 +130,7 @@ def test_a_mask_has_the_tokens_that_the_grammar_takes_and_no_others(field: str) 
     rng = random.Random(9)
     path: list[int] = []
     for _ in range(6):
-        follow = _core.testing.TokenMatcher(grammar)
+        follow = _core_testing.TokenMatcher(grammar)
         for token_id in path:
             follow.append(token_id)
         bits = np.unpackbits(follow.mask(VOCAB_SIZE).view(np.uint8), bitorder="little")
@@ -137,7 +138,7 @@ def test_a_mask_has_the_tokens_that_the_grammar_takes_and_no_others(field: str) 
         assert not any(VOCABULARY.is_special(i) for i in allowed - {END})
         assert all(i < NUM_TOKENS for i in allowed)
         for token_id in [*rng.sample(range(NUM_TOKENS), 40), *list(allowed)[:10]]:
-            other = _core.testing.TokenMatcher(grammar)
+            other = _core_testing.TokenMatcher(grammar)
             for earlier in path:
                 other.append(earlier)
             if token_id in allowed:
@@ -150,7 +151,7 @@ def test_a_mask_has_the_tokens_that_the_grammar_takes_and_no_others(field: str) 
 
 def test_a_cancelled_matcher_gives_no_mask_and_leaves_its_siblings_alone() -> None:
     grammar = compile_one(make(), "regex", "[a-z]+")
-    first, second = _core.testing.TokenMatcher(grammar), _core.testing.TokenMatcher(grammar)
+    first, second = _core_testing.TokenMatcher(grammar), _core_testing.TokenMatcher(grammar)
     first.cancel()
     with pytest.raises(InvalidArgument, match="cancelled"):
         first.mask(VOCAB_SIZE)
@@ -176,7 +177,7 @@ def random_grammar(rng: random.Random) -> StructuredOutputsParams:
     )
 
 
-def allowed_by(matcher: _core.testing.TokenMatcher) -> list[int]:
+def allowed_by(matcher: _core_testing.TokenMatcher) -> list[int]:
     bits = np.unpackbits(matcher.mask(VOCAB_SIZE).view(np.uint8), bitorder="little")
     return [int(i) for i in np.flatnonzero(bits)]
 
@@ -187,7 +188,7 @@ def test_what_is_rolled_back_leaves_no_trace(seed: int) -> None:
     that never saw them has the same masks."""
     rng = random.Random(seed)
     grammar = make().compile(random_grammar(rng))
-    drafted, plain = _core.testing.TokenMatcher(grammar), _core.testing.TokenMatcher(grammar)
+    drafted, plain = _core_testing.TokenMatcher(grammar), _core_testing.TokenMatcher(grammar)
     path: list[int] = []
     for _ in range(12):
         num_drafts = 0
@@ -215,14 +216,14 @@ def test_what_is_rolled_back_leaves_no_trace(seed: int) -> None:
         drafted.append(path[-1])
         plain.append(path[-1])
     drafted.roll_back(len(path))
-    assert allowed_by(drafted) == allowed_by(_core.testing.TokenMatcher(grammar))
+    assert allowed_by(drafted) == allowed_by(_core_testing.TokenMatcher(grammar))
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_clone_goes_its_own_way(seed: int) -> None:
     rng = random.Random(100 + seed)
     grammar = make().compile(random_grammar(rng))
-    matcher = _core.testing.TokenMatcher(grammar)
+    matcher = _core_testing.TokenMatcher(grammar)
     matcher.append(rng.choice([i for i in allowed_by(matcher) if i != END]))
     before = allowed_by(matcher)
     clone = matcher.clone()
@@ -233,7 +234,7 @@ def test_a_clone_goes_its_own_way(seed: int) -> None:
         assert allowed_by(matcher) == before
         clone.roll_back(1)
     clone.roll_back(1)  # what was appended before it was cloned
-    assert allowed_by(clone) == allowed_by(_core.testing.TokenMatcher(grammar))
+    assert allowed_by(clone) == allowed_by(_core_testing.TokenMatcher(grammar))
     clone.cancel()
     with pytest.raises(InvalidArgument, match="cancelled"):
         clone.mask(VOCAB_SIZE)
@@ -241,7 +242,7 @@ def test_a_clone_goes_its_own_way(seed: int) -> None:
 
 
 def test_a_text_that_ended_goes_on_after_its_end_is_rolled_back() -> None:
-    matcher = _core.testing.TokenMatcher(compile_one(make(), "regex", "[a-z]{0,3}"))
+    matcher = _core_testing.TokenMatcher(compile_one(make(), "regex", "[a-z]{0,3}"))
     before = allowed_by(matcher)
     assert END in before
     matcher.append(END)
@@ -259,7 +260,7 @@ def test_a_text_that_ended_goes_on_after_its_end_is_rolled_back() -> None:
 
 
 def test_more_than_was_appended_is_not_rolled_back() -> None:
-    matcher = _core.testing.TokenMatcher(compile_one(make(), "regex", "[a-z]+"))
+    matcher = _core_testing.TokenMatcher(compile_one(make(), "regex", "[a-z]+"))
     matcher.append(next(i for i in allowed_by(matcher) if i != END))
     before = allowed_by(matcher)
     for count in (2, -1):
@@ -353,7 +354,7 @@ class StuckGrammars(Grammars):
 
     def compile(self, params: StructuredOutputsParams) -> _core.TokenGrammar:
         if params.regex == "stuck":
-            return _core.testing.StuckGrammar()  # type: ignore[no-any-return]
+            return _core_testing.StuckGrammar()  # type: ignore[no-any-return]
         return super().compile(params)
 
 

@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llmserve._core import testing
+from llmserve import _core_testing as testing
 
 FAST = settings(deadline=None, derandomize=True, database=None, max_examples=400)
 

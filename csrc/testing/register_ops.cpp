@@ -1,4 +1,4 @@
-// Every op of every backend on NumPy arrays, for tests and benchmarks: `llmserve._core.testing`.
+// Every op of every backend on NumPy arrays, for tests and benchmarks: `llmserve._core_testing`.
 // bf16 arrays are uint16 arrays.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -7,20 +7,19 @@
 #include <optional>
 #include <utility>
 
-#include "bindings/register.h"
-#include "bindings/staging.h"
 #include "core/error.h"
 #include "kernels/backend.h"
 #include "kernels/backend_choice.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/cpu_features.h"
-#include "kernels/cpu/machine_probe.h"
+#include "testing/register.h"
+#include "testing/staging.h"
 
 namespace py = pybind11;
 
 namespace llmserve {
 
-// Their parts of this submodule: register_testing_{blocks,cuda,fused,transfers}.cpp.
+// Their parts of this module: register_{blocks,cuda,fused,transfers}.cpp.
 void register_testing_blocks(py::module_& testing, py::class_<Backend>& backend);
 void register_testing_cuda(py::module_& testing);
 void register_testing_fused(py::class_<Backend>& backend);
@@ -526,16 +525,6 @@ void register_testing_ops(py::module_& testing) {
         return isas;
       },
       "Every instruction set of this build, best first, and whether this machine can run it.");
-  py::class_<MachineProbe>(testing, "MachineProbe", "Measures what memory can do.")
-      .def(py::init([](int num_threads, const std::string& isa, int64_t num_bytes) {
-             return std::make_unique<MachineProbe>(select_cpu_isa(isa), num_threads, num_bytes);
-           }),
-           "num_threads"_a = 1, "isa"_a = "", "num_bytes"_a = int64_t{256} << 20)
-      .def("read_gb_per_s", &MachineProbe::read_gb_per_s, py::call_guard<py::gil_scoped_release>(),
-           "Of a streaming read, measured once.")
-      .def("copy_gb_per_s", &MachineProbe::copy_gb_per_s, "num_bytes"_a,
-           py::call_guard<py::gil_scoped_release>(),
-           "Of a plain copy into new memory, measured once; at most the probe's own num_bytes.");
 }
 
 }  // namespace llmserve

@@ -7,13 +7,13 @@
 #include <cstring>
 #include <memory>
 
-#include "bindings/register.h"
-#include "bindings/staging.h"
 #include "comm/local_communicator.h"
 #include "comm/nccl_communicator.h"
 #include "core/error.h"
 #include "kernels/backend.h"
 #include "kernels/cuda_loader.h"
+#include "testing/register.h"
+#include "testing/staging.h"
 
 namespace py = pybind11;
 

@@ -1,4 +1,4 @@
-#include "bindings/staging.h"
+#include "testing/staging.h"
 
 #include <algorithm>
 #include <limits>

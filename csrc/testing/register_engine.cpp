@@ -19,12 +19,12 @@
 #include <vector>
 
 #include "bindings/from_kwargs.h"
-#include "bindings/register.h"
-#include "bindings/token_oracle.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "engine/engine.h"
 #include "engine/step_runner.h"
+#include "testing/register.h"
+#include "testing/token_oracle.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -72,8 +72,8 @@ struct OracleOptions {
   int64_t step_us = 0;              // how long a step takes
   int64_t invalid_request_id = -1;  // this request's rows come back as not finite
   int32_t max_in_flight = 1;
-  int64_t sweep_bytes = 0;  // read by each step: what a forward leaves of the caches
-  int64_t num_background_tasks = 0;   // those left are its mapped_bytes
+  int64_t sweep_bytes = 0;           // read by each step: what a forward leaves of the caches
+  int64_t num_background_tasks = 0;  // those left are its mapped_bytes
 };
 
 struct FaultOptions {
@@ -93,7 +93,9 @@ struct FaultOptions {
 class OracleExecutor final : public Executor {
  public:
   OracleExecutor(const OracleOptions& options, std::shared_ptr<StepGate> gate)
-      : options_(options), gate_(std::move(gate)), num_background_tasks_(options.num_background_tasks) {
+      : options_(options),
+        gate_(std::move(gate)),
+        num_background_tasks_(options.num_background_tasks) {
     swept_.resize(static_cast<size_t>(options.sweep_bytes / 8), 1);
   }
 
@@ -116,7 +118,9 @@ class OracleExecutor final : public Executor {
     flights_.pop_front();
     return sampled_;
   }
-  bool do_background_work() override { return num_background_tasks_ > 0 && --num_background_tasks_ > 0; }
+  bool do_background_work() override {
+    return num_background_tasks_ > 0 && --num_background_tasks_ > 0;
+  }
   void abandon() noexcept override { flights_.clear(); }
   int64_t vocab_size() const override { return options_.vocab_size; }
   int64_t hidden_size() const override { return 1; }

@@ -1,9 +1,9 @@
-// `llmserve._core.testing.soak_scheduler`: a million random operations in one call.
+// `llmserve._core_testing.soak_scheduler`: a million random operations in one call.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "bindings/register.h"
-#include "bindings/scheduler_soak.h"
+#include "testing/register.h"
+#include "testing/scheduler_soak.h"
 
 namespace py = pybind11;
 

@@ -1,4 +1,4 @@
-#include "bindings/token_oracle.h"
+#include "testing/token_oracle.h"
 
 #include <algorithm>
 #include <utility>

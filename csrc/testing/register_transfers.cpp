@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/staging.h"
 #include "kernels/backend.h"
 #include "kernels/block_runs.h"
+#include "testing/staging.h"
 
 namespace py = pybind11;
 

@@ -4,11 +4,11 @@
 #include <pybind11/stl.h>
 
 #include "bindings/model_records.h"
-#include "bindings/register.h"
 #include "core/error.h"
 #include "io/text_part.h"
 #include "models/model.h"
 #include "quant/quant_format.h"
+#include "testing/register.h"
 
 namespace py = pybind11;
 

@@ -1,4 +1,4 @@
-#include "bindings/scheduler_soak.h"
+#include "testing/scheduler_soak.h"
 
 #include <algorithm>
 #include <deque>
@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/token_oracle.h"
 #include "core/error.h"
 #include "core/mix.h"
 #include "scheduler/scheduler.h"
+#include "testing/token_oracle.h"
 
 namespace llmserve {
 namespace {

@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
-#include "bindings/staging.h"
 #include "core/error.h"
 #include "kernels/backend.h"
+#include "testing/staging.h"
 
 namespace py = pybind11;
 

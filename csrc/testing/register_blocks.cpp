@@ -8,10 +8,10 @@
 #include <tuple>
 #include <vector>
 
-#include "bindings/staging.h"
 #include "core/error.h"
 #include "kernels/backend.h"
 #include "quant/quant_format.h"
+#include "testing/staging.h"
 
 namespace py = pybind11;
 

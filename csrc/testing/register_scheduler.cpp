@@ -1,5 +1,5 @@
 // What tests and benchmarks do with an `llmserve.Scheduler` and users do not, and executors without
-// a model: `llmserve._core.testing`.
+// a model: `llmserve._core_testing`.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/register.h"
 #include "bindings/stepped_scheduler.h"
-#include "bindings/token_oracle.h"
+#include "testing/register.h"
+#include "testing/token_oracle.h"
 
 namespace py = pybind11;
 using namespace py::literals;

@@ -1,4 +1,4 @@
-// The control plane for tests and benchmarks: `llmserve._core.testing`. Text, hashes and the cache
+// The control plane for tests and benchmarks: `llmserve._core_testing`. Text, hashes and the cache
 // here; the scheduler in register_testing_scheduler.cpp.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/register.h"
-#include "bindings/token_oracle.h"
 #include "core/mix.h"
 #include "core/token_hash.h"
 #include "kv_cache/kv_cache_manager.h"
+#include "testing/register.h"
+#include "testing/token_oracle.h"
 #include "text/stop_checker.h"
 
 namespace py = pybind11;

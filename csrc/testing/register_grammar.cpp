@@ -4,8 +4,8 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "bindings/register.h"
 #include "core/error.h"
+#include "testing/register.h"
 #include "text/token_mask.h"
 
 namespace py = pybind11;

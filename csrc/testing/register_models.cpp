@@ -5,9 +5,9 @@
 
 #include "api/engine_config.h"
 #include "bindings/model_records.h"
-#include "bindings/register.h"
 #include "engine/kv_storage.h"
 #include "models/model.h"
+#include "testing/register.h"
 
 namespace py = pybind11;
 

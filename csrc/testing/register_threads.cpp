@@ -1,4 +1,4 @@
-// `llmserve._core.testing.ThreadPool`: who gets which part of a range, and who sleeps.
+// `llmserve._core_testing.ThreadPool`: who gets which part of a range, and who sleeps.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -8,8 +8,8 @@
 #include <tuple>
 #include <vector>
 
-#include "bindings/register.h"
 #include "core/thread_pool.h"
+#include "testing/register.h"
 
 namespace py = pybind11;
 
