@@ -1,6 +1,8 @@
 // NCCL's functions for one rank in host memory, with faults that a test asks for: compiled by
 // tests/unit/comm/test_nccl.py, which sets the variables by ctypes.
+#include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { kSuccess = 0, kUnhandledCudaError = 1, kInvalidArgument = 4, kRemoteError = 6, kInProgress = 7 };
@@ -28,6 +30,7 @@ int fake_aborted = 0;
 int fake_rank = -1;
 int fake_world_size = -1;
 void* fake_stream = 0;
+char fake_log[4096];  // what was asked for
 static char comm;
 
 int ncclGetVersion(int* version) {
@@ -77,27 +80,73 @@ const char* ncclGetLastError(void* c) {
 }
 #endif
 
-static size_t bytes_of(size_t count, int type) { return count * (type == 7 ? 4 : 2); }
+static void note(const char* format, ...) {
+  const size_t used = strlen(fake_log);
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(fake_log + used, sizeof(fake_log) - used, format, arguments);
+  va_end(arguments);
+}
+
+// Types 0, 6, 7 and 9 are int8, float16, float32 and bfloat16.
+static size_t bytes_of(size_t count, int type) { return count * (type == 0 ? 1 : type == 7 ? 4 : 2); }
 static int move(const void* from, void* to, size_t count, int type, void* stream) {
   ++fake_calls;
   fake_stream = stream;
   if (fake_call_result == kSuccess) memmove(to, from, bytes_of(count, type));
   return fake_call_result;
 }
+static int is_op(int op) { return op == 0 || op == 2; }
+
 int ncclAllReduce(const void* from, void* to, size_t count, int type, int op, void* c, void* s) {
   (void)c;
-  return op == 0 || op == 2 ? move(from, to, count, type, s) : kInvalidArgument;
+  note("all_reduce %zu type %d op %d;", count, type, op);
+  return is_op(op) ? move(from, to, count, type, s) : kInvalidArgument;
 }
 int ncclAllGather(const void* from, void* to, size_t count, int type, void* c, void* s) {
   (void)c;
+  note("all_gather %zu type %d;", count, type);
   return move(from, to, count, type, s);
 }
 int ncclReduceScatter(const void* from, void* to, size_t count, int type, int op, void* c,
                       void* s) {
   (void)c;
-  return op == 0 || op == 2 ? move(from, to, count, type, s) : kInvalidArgument;
+  note("reduce_scatter %zu type %d op %d;", count, type, op);
+  return is_op(op) ? move(from, to, count, type, s) : kInvalidArgument;
+}
+int ncclReduce(const void* from, void* to, size_t count, int type, int op, int root, void* c,
+               void* s) {
+  (void)c;
+  note("reduce %zu type %d op %d root %d;", count, type, op, root);
+  if (!is_op(op)) return kInvalidArgument;
+  return root == fake_rank ? move(from, to, count, type, s) : fake_call_result;
 }
 int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, void* c, void* s) {
   (void)c;
-  return root == 0 ? move(from, to, count, type, s) : kInvalidArgument;
+  note("broadcast %zu type %d root %d;", count, type, root);
+  return root >= 0 && root < fake_world_size ? move(from, to, count, type, s) : kInvalidArgument;
+}
+
+// Of messages only those to itself arrive: one, sent before it is asked for.
+static const void* sent;
+int ncclSend(const void* from, size_t count, int type, int to, void* c, void* s) {
+  (void)c;
+  note("send %zu type %d to %d;", count, type, to);
+  ++fake_calls;
+  fake_stream = s;
+  if (to == fake_rank) sent = from;
+  return fake_call_result;
+}
+int ncclRecv(void* to, size_t count, int type, int from, void* c, void* s) {
+  (void)c;
+  note("recv %zu type %d from %d;", count, type, from);
+  return from == fake_rank ? move(sent, to, count, type, s) : fake_call_result;
+}
+int ncclGroupStart(void) {
+  note("group;");
+  return kSuccess;
+}
+int ncclGroupEnd(void) {
+  note("end;");
+  return kSuccess;
 }

@@ -19,6 +19,7 @@ struct UniqueId {
   char bytes[128];
 };
 
+inline constexpr int kInt8 = 0;
 inline constexpr int kFloat16 = 6;
 inline constexpr int kFloat32 = 7;
 inline constexpr int kBfloat16 = 9;
@@ -55,6 +56,12 @@ struct Functions {
   Result (*ReduceScatter)(const void* from, void* to, size_t count_of_part, int type, int op, Comm,
                           Stream);
   Result (*Broadcast)(const void* from, void* to, size_t count, int type, int root, Comm, Stream);
+  Result (*Reduce)(const void* from, void* to, size_t count, int type, int op, int root, Comm,
+                   Stream);
+  Result (*Send)(const void* from, size_t count, int type, int to, Comm, Stream);
+  Result (*Recv)(void* to, size_t count, int type, int from, Comm, Stream);
+  Result (*GroupStart)();  // until GroupEnd, calls begin together
+  Result (*GroupEnd)();
 };
 
 }  // namespace llmserve::nccl

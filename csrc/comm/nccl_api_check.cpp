@@ -11,7 +11,8 @@ namespace llmserve::nccl {
 static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId));
 static_assert(sizeof(ncclResult_t) == sizeof(Result) && kSuccess == ncclSuccess &&
               kInProgress == ncclInProgress);
-static_assert(kFloat16 == ncclFloat16 && kFloat32 == ncclFloat32 && kBfloat16 == ncclBfloat16);
+static_assert(kInt8 == ncclInt8 && kFloat16 == ncclFloat16 && kFloat32 == ncclFloat32 &&
+              kBfloat16 == ncclBfloat16);
 static_assert(kSum == ncclSum && kMax == ncclMax);
 static_assert(Config{}.magic == NCCL_API_MAGIC && INT_MIN == NCCL_CONFIG_UNDEF_INT);
 static_assert(offsetof(Config, blocking) == offsetof(ncclConfig_t, blocking));
@@ -33,6 +34,11 @@ static_assert(kIsCalledAlike<decltype(Functions::AllReduce), decltype(&ncclAllRe
 static_assert(kIsCalledAlike<decltype(Functions::AllGather), decltype(&ncclAllGather)>);
 static_assert(kIsCalledAlike<decltype(Functions::ReduceScatter), decltype(&ncclReduceScatter)>);
 static_assert(kIsCalledAlike<decltype(Functions::Broadcast), decltype(&ncclBroadcast)>);
+static_assert(kIsCalledAlike<decltype(Functions::Reduce), decltype(&ncclReduce)>);
+static_assert(kIsCalledAlike<decltype(Functions::Send), decltype(&ncclSend)>);
+static_assert(kIsCalledAlike<decltype(Functions::Recv), decltype(&ncclRecv)>);
+static_assert(kIsCalledAlike<decltype(Functions::GroupStart), decltype(&ncclGroupStart)>);
+static_assert(kIsCalledAlike<decltype(Functions::GroupEnd), decltype(&ncclGroupEnd)>);
 static_assert(
     kIsCalledAlike<decltype(Functions::CommGetAsyncError), decltype(&ncclCommGetAsyncError)>);
 

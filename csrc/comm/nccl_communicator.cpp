@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/exchange_checks.h"
 #include "core/error.h"
 
 namespace llmserve {
@@ -26,14 +27,38 @@ class Pause {
   std::chrono::microseconds length_{20};
 };
 
-int type_of(DType dtype) {
+int float_type(DType dtype) {
   if (dtype == DType::kF32) return nccl::kFloat32;
   return dtype == DType::kBF16 ? nccl::kBfloat16 : nccl::kFloat16;
 }
 
+// How NCCL is told of elements that are only moved: other types than floats go as their bytes.
+struct Moved {
+  explicit Moved(DType dtype)
+      : is_float(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16),
+        element_bytes(size_bytes(dtype)),
+        type(is_float ? float_type(dtype) : nccl::kInt8) {}
+  size_t count(int64_t num_elements) const {
+    return static_cast<size_t>(is_float ? num_elements : num_elements * element_bytes);
+  }
+
+  bool is_float;
+  int64_t element_bytes;
+  int type;
+};
+
 int op_of(Reduction reduction) { return reduction == Reduction::kSum ? nccl::kSum : nccl::kMax; }
 
-size_t count_of(const ConstTensor& tensor) { return static_cast<size_t>(tensor.num_elements()); }
+bool has_failed(nccl::Result result) {
+  return result != nccl::kSuccess && result != nccl::kInProgress;
+}
+
+void* at(void* data, int64_t element, DType dtype) {
+  return static_cast<std::byte*>(data) + element * size_bytes(dtype);
+}
+const void* at(const void* data, int64_t element, DType dtype) {
+  return static_cast<const std::byte*>(data) + element * size_bytes(dtype);
+}
 
 }  // namespace
 
@@ -54,7 +79,7 @@ NcclCommunicator::NcclCommunicator(NcclLibrary library, NcclOptions options)
   config.blocking = 0;
   const nccl::Result result = library_.call.CommInitRankConfig(&comm_, options_.world_size,
                                                                options_.id, options_.rank, &config);
-  if (result != nccl::kSuccess && result != nccl::kInProgress)
+  if (has_failed(result))
     fail(concat("ncclCommInitRankConfig: ", library_.call.GetErrorString(result)));
   settle("ncclCommInitRankConfig", deadline());
 }
@@ -123,44 +148,123 @@ void NcclCommunicator::run(const char* what, const std::function<nccl::Result()>
     throw_if_ended();
     result = call();
   }
-  if (result != nccl::kSuccess && result != nccl::kInProgress)
-    fail(concat(what, ": ", library_.call.GetErrorString(result)));
+  if (has_failed(result)) fail(concat(what, ": ", library_.call.GetErrorString(result)));
   settle(what, deadline());
+}
+
+void NcclCommunicator::run_group(const char* what, const std::function<void(const Note&)>& calls) {
+  run(what, [&] {
+    nccl::Result first = library_.call.GroupStart();
+    if (has_failed(first)) return first;
+    calls([&](nccl::Result result) {
+      if (!has_failed(first)) first = result;
+    });
+    const nccl::Result end = library_.call.GroupEnd();
+    return has_failed(first) ? first : end;
+  });
 }
 
 void NcclCommunicator::all_reduce(const Tensor& data, Reduction reduction) {
   check_reduced("all_reduce", data);
   run("ncclAllReduce", [&] {
-    return library_.call.AllReduce(data.data, data.data, count_of(data), type_of(data.dtype),
-                                   op_of(reduction), comm_, options_.queue.stream);
-  });
-}
-
-void NcclCommunicator::all_gather(const ConstTensor& x, const Tensor& out) {
-  check_parts("all_gather", x, out, options_.world_size);
-  run("ncclAllGather", [&] {
-    return library_.call.AllGather(x.data, out.data, count_of(x), type_of(x.dtype), comm_,
+    return library_.call.AllReduce(data.data, data.data, static_cast<size_t>(data.num_elements()),
+                                   float_type(data.dtype), op_of(reduction), comm_,
                                    options_.queue.stream);
   });
 }
 
-void NcclCommunicator::reduce_scatter(const ConstTensor& x, const Tensor& out,
-                                      Reduction reduction) {
-  check_parts("reduce_scatter", out, x, options_.world_size);
-  run("ncclReduceScatter", [&] {
-    return library_.call.ReduceScatter(x.data, out.data, count_of(out), type_of(x.dtype),
-                                       op_of(reduction), comm_, options_.queue.stream);
+// NCCL has no all_gather of uneven parts: each rank broadcasts its own.
+void NcclCommunicator::all_gather(const ConstTensor& x, const Tensor& out, Counts counts) {
+  const Parts parts = check_parts("all_gather", x, out, options_.rank, options_.world_size, counts);
+  const Moved moved(x.dtype);
+  if (parts.is_even) {
+    run("ncclAllGather", [&] {
+      return library_.call.AllGather(x.data, out.data, moved.count(x.num_elements()), moved.type,
+                                     comm_, options_.queue.stream);
+    });
+    return;
+  }
+  run_group("ncclBroadcast", [&](const Note& note) {
+    for (int root = 0; root < options_.world_size; ++root) {
+      if (parts.count(root) == 0) continue;
+      void* const to = at(out.data, parts.begin(root), x.dtype);
+      note(library_.call.Broadcast(root == options_.rank ? x.data : to, to,
+                                   moved.count(parts.count(root)), moved.type, root, comm_,
+                                   options_.queue.stream));
+    }
+  });
+}
+
+// Nor a reduce_scatter: each part is reduced to its rank.
+void NcclCommunicator::reduce_scatter(const ConstTensor& x, const Tensor& out, Reduction reduction,
+                                      Counts counts) {
+  check_reduced("reduce_scatter", x);
+  const Parts parts =
+      check_parts("reduce_scatter", out, x, options_.rank, options_.world_size, counts);
+  const int type = float_type(x.dtype);
+  if (parts.is_even) {
+    run("ncclReduceScatter", [&] {
+      return library_.call.ReduceScatter(x.data, out.data, static_cast<size_t>(out.num_elements()),
+                                         type, op_of(reduction), comm_, options_.queue.stream);
+    });
+    return;
+  }
+  run_group("ncclReduce", [&](const Note& note) {
+    for (int root = 0; root < options_.world_size; ++root) {
+      if (parts.count(root) == 0) continue;
+      note(library_.call.Reduce(at(x.data, parts.begin(root), x.dtype), out.data,
+                                static_cast<size_t>(parts.count(root)), type, op_of(reduction),
+                                root, comm_, options_.queue.stream));
+    }
+  });
+}
+
+void NcclCommunicator::all_to_all(const ConstTensor& x, const Tensor& out, Counts send_counts,
+                                  Counts receive_counts) {
+  const auto [sent, received] =
+      check_exchange(x, out, options_.rank, options_.world_size, send_counts, receive_counts);
+  const Moved moved(x.dtype);
+  run_group("ncclSend and ncclRecv", [&](const Note& note) {
+    for (int peer = 0; peer < options_.world_size; ++peer) {
+      if (sent.count(peer) > 0)
+        note(library_.call.Send(at(x.data, sent.begin(peer), x.dtype),
+                                moved.count(sent.count(peer)), moved.type, peer, comm_,
+                                options_.queue.stream));
+      if (received.count(peer) > 0)
+        note(library_.call.Recv(at(out.data, received.begin(peer), x.dtype),
+                                moved.count(received.count(peer)), moved.type, peer, comm_,
+                                options_.queue.stream));
+    }
   });
 }
 
 void NcclCommunicator::broadcast(const Tensor& data, int root) {
-  check_reduced("broadcast", data);
-  if (root < 0 || root >= options_.world_size)
-    throw InvalidArgument(
-        concat("broadcast: expected root in [0, ", options_.world_size, "), got ", root));
+  check_moved("broadcast", data);
+  check_root("broadcast", root, options_.world_size);
+  const Moved moved(data.dtype);
   run("ncclBroadcast", [&] {
-    return library_.call.Broadcast(data.data, data.data, count_of(data), type_of(data.dtype), root,
-                                   comm_, options_.queue.stream);
+    return library_.call.Broadcast(data.data, data.data, moved.count(data.num_elements()),
+                                   moved.type, root, comm_, options_.queue.stream);
+  });
+}
+
+void NcclCommunicator::send(const ConstTensor& x, int to) {
+  check_moved("send", x);
+  check_peer("send", to, options_.rank, options_.world_size);
+  const Moved moved(x.dtype);
+  run("ncclSend", [&] {
+    return library_.call.Send(x.data, moved.count(x.num_elements()), moved.type, to, comm_,
+                              options_.queue.stream);
+  });
+}
+
+void NcclCommunicator::recv(const Tensor& out, int from) {
+  check_moved("recv", out);
+  check_peer("recv", from, options_.rank, options_.world_size);
+  const Moved moved(out.dtype);
+  run("ncclRecv", [&] {
+    return library_.call.Recv(out.data, moved.count(out.num_elements()), moved.type, from, comm_,
+                              options_.queue.stream);
   });
 }
 

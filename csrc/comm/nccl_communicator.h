@@ -41,9 +41,14 @@ class NcclCommunicator final : public Communicator {
   std::string description() const override;
 
   void all_reduce(const Tensor& data, Reduction reduction) override;
-  void all_gather(const ConstTensor& x, const Tensor& out) override;
-  void reduce_scatter(const ConstTensor& x, const Tensor& out, Reduction reduction) override;
+  void all_gather(const ConstTensor& x, const Tensor& out, Counts counts) override;
+  void reduce_scatter(const ConstTensor& x, const Tensor& out, Reduction reduction,
+                      Counts counts) override;
+  void all_to_all(const ConstTensor& x, const Tensor& out, Counts send_counts,
+                  Counts receive_counts) override;
   void broadcast(const Tensor& data, int root) override;
+  void send(const ConstTensor& x, int to) override;
+  void recv(const Tensor& out, int from) override;
   void wait() override;
   void barrier() override;
   void check() override;
@@ -54,6 +59,9 @@ class NcclCommunicator final : public Communicator {
   Deadline deadline() const { return std::chrono::steady_clock::now() + options_.timeout; }
   // One call, and until NCCL has taken it in.
   void run(const char* what, const std::function<nccl::Result()>& call);
+  // Several, which begin together. `calls` hands each result to the function that it is given.
+  using Note = std::function<void(nccl::Result)>;
+  void run_group(const char* what, const std::function<void(const Note&)>& calls);
   // Whether the last call has been taken in; throws if it failed.
   bool has_settled(const char* what);
   void settle(const char* what, Deadline deadline);

@@ -84,6 +84,11 @@ NcclLibrary open_nccl(std::span<const std::string> folders) {
   symbols.find("ncclAllGather", call.AllGather);
   symbols.find("ncclReduceScatter", call.ReduceScatter);
   symbols.find("ncclBroadcast", call.Broadcast);
+  symbols.find("ncclReduce", call.Reduce);
+  symbols.find("ncclSend", call.Send);
+  symbols.find("ncclRecv", call.Recv);
+  symbols.find("ncclGroupStart", call.GroupStart);
+  symbols.find("ncclGroupEnd", call.GroupEnd);
   return library;
 }
 

@@ -4,11 +4,14 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
-#include <cstring>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
-#include "comm/local_communicator.h"
 #include "comm/nccl_communicator.h"
+#include "comm/registry.h"
 #include "core/error.h"
 #include "kernels/backend.h"
 #include "kernels/cuda_loader.h"
@@ -39,20 +42,112 @@ NcclLibrary open(const std::string& folder) {
   return open_nccl(folders);
 }
 
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
 // `is_done` stands for a device's queue where there is none.
+RankPlace place_of(Backend& backend,
+                   const std::optional<std::function<bool()>>& is_done = std::nullopt) {
+  RankPlace place{.memory = &backend.memory()};
+  if (backend.memory().is_host())
+    place.queue.is_done = is_done.value_or([] { return true; });
+  else
+    place.queue = cuda_queue(backend);
+  return place;
+}
+
+// A rank whose group the library alone knows.
 std::unique_ptr<Communicator> make_nccl(Backend& backend, const std::string& folder, int rank,
                                         int world_size, double timeout_s,
                                         const std::optional<std::function<bool()>>& is_done) {
   NcclLibrary library = open(folder);
-  NcclOptions options{.rank = rank, .world_size = world_size, .memory = &backend.memory()};
+  const RankPlace place = place_of(backend, is_done);
+  NcclOptions options{.rank = rank,
+                      .world_size = world_size,
+                      .queue = place.queue,
+                      .memory = place.memory,
+                      .timeout = milliseconds(timeout_s)};
   options.id = make_nccl_id(library);
-  options.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000));
-  if (backend.memory().is_host())
-    options.queue.is_done = is_done.value_or([] { return true; });
-  else
-    options.queue = cuda_queue(backend);
   const py::gil_scoped_release release;
   return std::make_unique<NcclCommunicator>(std::move(library), std::move(options));
+}
+
+std::unique_ptr<CommunicatorGroup> make_group(const std::string& name, int world_size,
+                                              double timeout_s, const std::string& folder) {
+  GroupOptions options{.world_size = world_size, .timeout = milliseconds(timeout_s)};
+  if (!folder.empty()) options.library_folders = {folder};
+  return find_communicator(name).make(options);
+}
+
+// Calls of a communicator: other ranks are threads of Python, too, and need the GIL.
+void register_calls(py::class_<Communicator>& communicator) {
+  using namespace py::literals;
+  using Counts = std::vector<int64_t>;
+  communicator
+      .def(
+          "all_reduce",
+          [](Communicator& self, const py::object& data, const std::string& reduction) {
+            const Tensor tensor = tensor_of(data);
+            const Reduction parsed = parse_reduction(reduction);
+            const py::gil_scoped_release release;
+            self.all_reduce(tensor, parsed);
+          },
+          "data"_a, "reduction"_a = "sum")
+      .def(
+          "all_gather",
+          [](Communicator& self, const py::object& x, const py::object& out, const Counts& counts) {
+            const Tensor from = tensor_of(x);
+            const Tensor to = tensor_of(out);
+            const py::gil_scoped_release release;
+            self.all_gather(from, to, counts);
+          },
+          "x"_a, "out"_a, "counts"_a = Counts())
+      .def(
+          "reduce_scatter",
+          [](Communicator& self, const py::object& x, const py::object& out,
+             const std::string& reduction, const Counts& counts) {
+            const Tensor from = tensor_of(x);
+            const Tensor to = tensor_of(out);
+            const Reduction parsed = parse_reduction(reduction);
+            const py::gil_scoped_release release;
+            self.reduce_scatter(from, to, parsed, counts);
+          },
+          "x"_a, "out"_a, "reduction"_a = "sum", "counts"_a = Counts())
+      .def(
+          "all_to_all",
+          [](Communicator& self, const py::object& x, const py::object& out,
+             const Counts& send_counts, const Counts& receive_counts) {
+            const Tensor from = tensor_of(x);
+            const Tensor to = tensor_of(out);
+            const py::gil_scoped_release release;
+            self.all_to_all(from, to, send_counts, receive_counts);
+          },
+          "x"_a, "out"_a, "send_counts"_a = Counts(), "receive_counts"_a = Counts())
+      .def(
+          "broadcast",
+          [](Communicator& self, const py::object& data, int root) {
+            const Tensor tensor = tensor_of(data);
+            const py::gil_scoped_release release;
+            self.broadcast(tensor, root);
+          },
+          "data"_a, "root"_a = 0)
+      .def(
+          "send",
+          [](Communicator& self, const py::object& x, int to) {
+            const Tensor tensor = tensor_of(x);
+            const py::gil_scoped_release release;
+            self.send(tensor, to);
+          },
+          "x"_a, "to"_a)
+      .def(
+          "recv",
+          [](Communicator& self, const py::object& out, int from) {
+            const Tensor tensor = tensor_of(out);
+            const py::gil_scoped_release release;
+            self.recv(tensor, from);
+          },
+          "out"_a, "from_rank"_a);
 }
 
 }  // namespace
@@ -60,42 +155,35 @@ std::unique_ptr<Communicator> make_nccl(Backend& backend, const std::string& fol
 void register_testing_comm(py::module_& testing) {
   using namespace py::literals;
   using Unlocked = py::call_guard<py::gil_scoped_release>;
-  py::class_<Communicator>(testing, "Communicator")
-      .def_property_readonly("rank", &Communicator::rank)
+  py::class_<Communicator> communicator(testing, "Communicator");
+  communicator.def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("world_size", &Communicator::world_size)
       .def_property_readonly("description", &Communicator::description)
-      .def(
-          "all_reduce",
-          [](Communicator& self, const py::object& data, const std::string& reduction) {
-            self.all_reduce(tensor_of(data), parse_reduction(reduction));
-          },
-          "data"_a, "reduction"_a = "sum")
-      .def(
-          "all_gather",
-          [](Communicator& self, const py::object& x, const py::object& out) {
-            self.all_gather(tensor_of(x), tensor_of(out));
-          },
-          "x"_a, "out"_a)
-      .def(
-          "reduce_scatter",
-          [](Communicator& self, const py::object& x, const py::object& out,
-             const std::string& reduction) {
-            self.reduce_scatter(tensor_of(x), tensor_of(out), parse_reduction(reduction));
-          },
-          "x"_a, "out"_a, "reduction"_a = "sum")
-      .def(
-          "broadcast",
-          [](Communicator& self, const py::object& data, int root) {
-            self.broadcast(tensor_of(data), root);
-          },
-          "data"_a, "root"_a = 0)
       .def("wait", &Communicator::wait, Unlocked())
       .def("barrier", &Communicator::barrier, Unlocked())
       .def("check", &Communicator::check)
       .def("abort", &Communicator::abort);
-  testing.def("local_communicator", []() -> std::unique_ptr<Communicator> {
-    return std::make_unique<LocalCommunicator>();
-  });
+  register_calls(communicator);
+  py::class_<CommunicatorGroup>(testing, "CommunicatorGroup")
+      .def(
+          "join",
+          [](CommunicatorGroup& self, int rank, Backend& backend) {
+            const RankPlace place = place_of(backend);
+            const py::gil_scoped_release release;
+            return self.join(rank, place);
+          },
+          "rank"_a, "backend"_a, py::keep_alive<0, 3>());
+  testing.def("communicator_group", &make_group, "name"_a, "world_size"_a = 1, py::kw_only(),
+              "timeout_s"_a = 60.0, "folder"_a = "");
+  testing.def(
+      "communicators",
+      [] {
+        std::vector<std::pair<std::string, std::string>> rows;
+        for (const CommunicatorRow& row : communicator_registry())
+          rows.emplace_back(row.name, row.summary);
+        return rows;
+      },
+      "(name, summary) of every kind.");
   testing.def("nccl_communicator", &make_nccl, "backend"_a, py::kw_only(), "folder"_a = "",
               "rank"_a = 0, "world_size"_a = 1, "timeout_s"_a = 60.0, "is_done"_a = py::none(),
               py::keep_alive<0, 1>());

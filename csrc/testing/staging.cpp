@@ -14,9 +14,11 @@ DType dtype_of(const py::array& array) {
   if (py::isinstance<py::array_t<float>>(array)) return DType::kF32;
   if (py::isinstance<py::array_t<uint16_t>>(array)) return DType::kBF16;
   if (py::isinstance<py::array_t<uint8_t>>(array)) return DType::kU8;
+  if (py::isinstance<py::array_t<int32_t>>(array)) return DType::kI32;
+  if (py::isinstance<py::array_t<int64_t>>(array)) return DType::kI64;
   if (array.dtype().kind() == 'f' && array.itemsize() == 2) return DType::kF16;
   throw InvalidArgument(
-      concat("expected a float32, float16, uint16 (bfloat16) or uint8 array, got ",
+      concat("expected a float32, float16, uint16 (bfloat16), uint8, int32 or int64 array, got ",
              std::string(py::str(array.dtype()))));
 }
 

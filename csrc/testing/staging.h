@@ -15,8 +15,8 @@
 
 namespace llmserve {
 
-// A NumPy array (float32, float16, uint16 for bfloat16, or uint8) as a view of host memory. Throws
-// InvalidArgument.
+// A NumPy array (float32, float16, uint16 for bfloat16, uint8, int32 or int64) as a view of host
+// memory. Throws InvalidArgument.
 ConstTensor host_view(const pybind11::array& array);
 Tensor host_view(pybind11::array& array);
 

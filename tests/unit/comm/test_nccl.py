@@ -39,6 +39,18 @@ class Fake:
     def __setitem__(self, name: str, value: int) -> None:
         ctypes.c_int.in_dll(self._library, f"fake_{name}").value = value
 
+    def alone(self, kind: str):
+        """One rank of a kind of the registry."""
+        group = testing.communicator_group(kind, folder=self.folder)
+        return group.join(0, testing.make_backend("ref"))
+
+    def log(self) -> list[str]:
+        """What the library was asked to exchange since the last look."""
+        log = (ctypes.c_char * 4096).in_dll(self._library, "fake_log")
+        calls = log.value.decode().split(";")[:-1]
+        log.value = b""
+        return calls
+
     def connect(self, **options):
         return testing.nccl_communicator(testing.make_backend("ref"), folder=self.folder, **options)
 
@@ -55,10 +67,10 @@ def test_the_library_is_found_and_says_what_it_is(fake):
     assert fake.connect().description == "NCCL 2.27.3, rank 0 of 1"
 
 
-@pytest.mark.parametrize("make", ["local", "nccl"])
+@pytest.mark.parametrize("make", ["single", "shm", "nccl"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
 def test_one_rank_gets_what_it_gave(fake, make, dtype):
-    ranks = testing.local_communicator() if make == "local" else fake.connect()
+    ranks = fake.alone(make)
     assert (ranks.rank, ranks.world_size) == (0, 1)
     x = np.arange(12).reshape(3, 4).astype(dtype)
     data, gathered, part = x.copy(), np.zeros((3, 4), dtype), np.zeros((3, 4), dtype)
@@ -68,13 +80,16 @@ def test_one_rank_gets_what_it_gave(fake, make, dtype):
     ranks.all_gather(x, gathered)
     ranks.reduce_scatter(x, part)
     ranks.barrier()
-    for got in (data, gathered, part):
+    exchanged, scattered = np.zeros_like(x), np.zeros_like(x)
+    ranks.all_to_all(x, exchanged)
+    ranks.all_to_all(exchanged, scattered, [12], [12])
+    for got in (data, gathered, part, exchanged, scattered):
         np.testing.assert_array_equal(got, x)
 
 
-@pytest.mark.parametrize("make", ["local", "nccl"])
+@pytest.mark.parametrize("make", ["single", "shm", "nccl"])
 def test_bad_tensors_are_named_and_change_nothing(fake, make):
-    ranks = testing.local_communicator() if make == "local" else fake.connect()
+    ranks = fake.alone(make)
     x = np.zeros((4, 4), np.float32)
     with pytest.raises(InvalidArgument, match="all_reduce: expected a contiguous tensor"):
         ranks.all_reduce(x[:, ::2])
@@ -96,6 +111,72 @@ def test_rank_and_size_are_the_librarys_and_calls_are_polled_until_taken_in(fake
     fake["call_result"], fake["in_progress"] = 7, 4  # in progress
     ranks.all_reduce(np.zeros(4, np.float32))
     assert (fake["calls"], fake["in_progress"], fake["aborted"]) == (1, 0, 0)
+
+
+def test_uneven_parts_are_calls_of_one_group(fake):
+    """NCCL has no collectives of uneven parts; a part of no elements makes no call."""
+    ranks = fake.connect(rank=1, world_size=4)
+    fake.log()
+    part, whole = np.zeros(5, np.float32), np.zeros(9, np.float32)
+    ranks.all_gather(part, whole, [3, 5, 0, 1])
+    assert fake.log() == [
+        "group",
+        "broadcast 3 type 7 root 0",
+        "broadcast 5 type 7 root 1",
+        "broadcast 1 type 7 root 3",
+        "end",
+    ]
+    ranks.reduce_scatter(whole, part, "max", [3, 5, 0, 1])
+    assert fake.log() == [
+        "group",
+        "reduce 3 type 7 op 2 root 0",
+        "reduce 5 type 7 op 2 root 1",
+        "reduce 1 type 7 op 2 root 3",
+        "end",
+    ]
+    ranks.all_to_all(whole, np.zeros(7, np.float32), [0, 4, 2, 3], [1, 4, 0, 2])
+    assert fake.log() == [
+        "group",
+        *("recv 1 type 7 from 0", "send 4 type 7 to 1", "recv 4 type 7 from 1"),
+        *("send 2 type 7 to 2", "send 3 type 7 to 3", "recv 2 type 7 from 3"),
+        "end",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count", "type_"),
+    [
+        (np.float32, 6, 7),
+        (np.float16, 6, 6),
+        (np.uint16, 6, 9),
+        (np.int32, 24, 0),
+        (np.int64, 48, 0),
+    ],
+)
+def test_what_is_only_moved_may_be_of_any_dtype(fake, dtype, count, type_):
+    ranks = fake.connect(rank=0, world_size=2)
+    fake.log()
+    x = np.zeros((2, 3), dtype)
+    ranks.send(x, 1)
+    ranks.recv(x, 1)
+    ranks.broadcast(x, 1)
+    ranks.all_gather(x, np.zeros((4, 3), dtype))
+    assert fake.log() == [
+        f"send {count} type {type_} to 1",
+        f"recv {count} type {type_} from 1",
+        f"broadcast {count} type {type_} root 1",
+        f"all_gather {count} type {type_}",
+    ]
+
+
+def test_a_call_that_fails_within_a_group_ends_the_group_and_aborts(fake):
+    ranks = fake.connect()
+    fake["call_result"] = 1
+    fake.log()
+    with pytest.raises(DeviceError, match="ncclSend and ncclRecv: unhandled cuda error"):
+        ranks.all_to_all(np.zeros(4, np.float32), np.zeros(4, np.float32))
+    assert fake.log()[-1] == "end"
+    assert fake["aborted"] == 1
 
 
 def test_a_communicator_that_goes_says_goodbye_and_one_that_was_aborted_does_not(fake):

@@ -1,0 +1,107 @@
+#include "comm/registry.h"
+
+#include <array>
+#include <utility>
+
+#include "comm/nccl_communicator.h"
+#include "comm/shm_communicator.h"
+#include "comm/single_communicator.h"
+#include "core/error.h"
+
+namespace llmserve {
+namespace {
+
+void check_rank(int rank, int world_size) {
+  if (rank < 0 || rank >= world_size)
+    throw InvalidArgument(
+        concat("communicator: expected a rank in [0, ", world_size, "), got ", rank));
+}
+
+void check_host(std::string_view name, const RankPlace& place) {
+  if (place.memory != nullptr && !place.memory->is_host())
+    throw NotSupported(
+        concat("communicator '", name, "' exchanges host memory; use 'nccl' among GPUs"));
+}
+
+class SingleGroup final : public CommunicatorGroup {
+ public:
+  std::unique_ptr<Communicator> join(int rank, const RankPlace& place) override {
+    check_rank(rank, 1);
+    check_host("single", place);
+    return std::make_unique<SingleCommunicator>();
+  }
+};
+
+class ShmRanks final : public CommunicatorGroup {
+ public:
+  explicit ShmRanks(const GroupOptions& options)
+      : group_(std::make_shared<ShmGroup>(options.world_size, options.timeout)) {}
+
+  std::unique_ptr<Communicator> join(int rank, const RankPlace& place) override {
+    check_rank(rank, group_->world_size());
+    check_host("shm", place);
+    return std::make_unique<ShmCommunicator>(group_, rank);
+  }
+
+ private:
+  const std::shared_ptr<ShmGroup> group_;
+};
+
+class NcclRanks final : public CommunicatorGroup {
+ public:
+  explicit NcclRanks(const GroupOptions& options)
+      : library_(open_nccl(options.library_folders)),
+        options_{.world_size = options.world_size,
+                 .id = make_nccl_id(library_),
+                 .timeout = options.timeout} {}
+
+  std::unique_ptr<Communicator> join(int rank, const RankPlace& place) override {
+    check_rank(rank, options_.world_size);
+    NcclOptions options = options_;
+    options.rank = rank;
+    options.queue = place.queue;
+    options.memory = place.memory;
+    return std::make_unique<NcclCommunicator>(library_, std::move(options));
+  }
+
+ private:
+  const NcclLibrary library_;
+  const NcclOptions options_;
+};
+
+template <class Group>
+std::unique_ptr<CommunicatorGroup> make(const GroupOptions& options) {
+  if (options.world_size < 1)
+    throw InvalidArgument(
+        concat("communicator: expected a world size of 1 or more, got ", options.world_size));
+  return std::make_unique<Group>(options);
+}
+
+std::unique_ptr<CommunicatorGroup> make_single(const GroupOptions& options) {
+  if (options.world_size != 1)
+    throw InvalidArgument(concat("communicator 'single': expected a world size of 1, got ",
+                                 options.world_size, "; use 'shm' or 'nccl'"));
+  return std::make_unique<SingleGroup>();
+}
+
+constexpr std::array kRegistry{
+    CommunicatorRow{"single", "one rank, which has nothing to exchange", &make_single},
+    CommunicatorRow{"shm", "threads of one process, through host memory", &make<ShmRanks>},
+    CommunicatorRow{"nccl", "NVIDIA GPUs, one a rank, through NCCL 2.18 or later",
+                    &make<NcclRanks>},
+};
+
+}  // namespace
+
+std::span<const CommunicatorRow> communicator_registry() { return kRegistry; }
+
+const CommunicatorRow& find_communicator(std::string_view name) {
+  std::string names;
+  for (const CommunicatorRow& row : kRegistry) {
+    if (row.name == name) return row;
+    names += concat(names.empty() ? "" : ", ", row.name);
+  }
+  throw NotSupported(concat("communicator '", name, "' is not supported; use one of: ", names));
+}
+
+}  // namespace llmserve

@@ -1,0 +1,222 @@
+#include "comm/shm_communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+#include "core/float_types.h"
+
+namespace llmserve {
+namespace {
+
+// Elements that are reduced at a time: 1 KiB of sums stays in the first level cache, and ranks
+// write to lines of their own.
+constexpr int64_t kReducedAtOnce = 256;
+
+// The elements of one dtype as float32, and back.
+struct F32 {
+  using Element = float;
+  static float load(float value) { return value; }
+  static float store(float value) { return value; }
+};
+struct BF16 {
+  using Element = uint16_t;
+  static float load(uint16_t bits) { return bf16_to_f32(bits); }
+  static uint16_t store(float value) { return f32_to_bf16(value); }
+};
+struct F16 {
+  using Element = uint16_t;
+  static float load(uint16_t bits) { return f16_to_f32(bits); }
+  static uint16_t store(float value) { return f32_to_f16(value); }
+};
+
+float larger(float a, float b) { return a > b || std::isnan(a) ? a : b; }
+
+// Elements [begin, begin + count) of all ranks' `from`, reduced in the ranks' order.
+template <class Format>
+void reduce_block(const ShmGroup& group, Reduction reduction, int64_t begin, int64_t count,
+                  float* sums) {
+  using Element = typename Format::Element;
+  for (int rank = 0; rank < group.world_size(); ++rank) {
+    const auto* x = static_cast<const Element*>(group.call_of(rank).from) + begin;
+    for (int64_t i = 0; i < count; ++i) {
+      const float value = Format::load(x[i]);
+      if (rank == 0)
+        sums[i] = value;
+      else
+        sums[i] = reduction == Reduction::kSum ? sums[i] + value : larger(sums[i], value);
+    }
+  }
+}
+
+// Reduces elements [begin, begin + count) and hands each block of the result to `put`.
+template <class Format, class Put>
+void reduce(const ShmGroup& group, Reduction reduction, int64_t begin, int64_t count,
+            const Put& put) {
+  std::array<float, kReducedAtOnce> sums;
+  std::array<typename Format::Element, kReducedAtOnce> results;
+  for (int64_t done = 0; done < count; done += kReducedAtOnce) {
+    const int64_t length = std::min(kReducedAtOnce, count - done);
+    reduce_block<Format>(group, reduction, begin + done, length, sums.data());
+    for (int64_t i = 0; i < length; ++i)
+      results[static_cast<size_t>(i)] = Format::store(sums[static_cast<size_t>(i)]);
+    put(results.data(), done, length);
+  }
+}
+
+template <class Put>
+void reduce(DType dtype, const ShmGroup& group, Reduction reduction, int64_t begin, int64_t count,
+            const Put& put) {
+  if (dtype == DType::kF32) return reduce<F32>(group, reduction, begin, count, put);
+  if (dtype == DType::kBF16) return reduce<BF16>(group, reduction, begin, count, put);
+  reduce<F16>(group, reduction, begin, count, put);
+}
+
+std::byte* at(void* data, int64_t element, DType dtype) {
+  return static_cast<std::byte*>(data) + element * size_bytes(dtype);
+}
+const std::byte* at(const void* data, int64_t element, DType dtype) {
+  return static_cast<const std::byte*>(data) + element * size_bytes(dtype);
+}
+
+// Where a part lies in its place there is nothing to copy.
+void copy(void* to, const void* from, int64_t count, DType dtype) {
+  if (count > 0 && to != from)
+    std::memcpy(to, from, static_cast<size_t>(count * size_bytes(dtype)));
+}
+
+std::string agree_on_size(const ShmCall& mine, const ShmCall& theirs) {
+  return theirs.num_elements == mine.num_elements ? "" : concat(theirs.num_elements, " elements");
+}
+
+std::string agree_on_parts(const ShmCall& mine, const ShmCall& theirs) {
+  return theirs.parts->begins == mine.parts->begins ? "" : "other counts";
+}
+
+}  // namespace
+
+ShmCommunicator::ShmCommunicator(std::shared_ptr<ShmGroup> group, int rank)
+    : group_(std::move(group)), rank_(rank) {}
+
+ShmCommunicator::~ShmCommunicator() { group_->leave(rank_); }
+
+std::string ShmCommunicator::description() const {
+  return concat("threads of one process, rank ", rank_, " of ", world_size());
+}
+
+// Each rank reduces its blocks of all ranks' data and writes them to all: nobody else touches them.
+void ShmCommunicator::all_reduce(const Tensor& data, Reduction reduction) {
+  check_reduced("all_reduce", data);
+  const ShmCall mine{.op = "all_reduce",
+                     .dtype = data.dtype,
+                     .from = data.data,
+                     .to = data.data,
+                     .num_elements = data.num_elements(),
+                     .argument = static_cast<int>(reduction)};
+  group_->exchange(
+      rank_, mine, [&](int, const ShmCall& theirs) { return agree_on_size(mine, theirs); },
+      [&] {
+        const int64_t num_blocks = (mine.num_elements + kReducedAtOnce - 1) / kReducedAtOnce;
+        const int64_t begin = num_blocks * rank_ / world_size() * kReducedAtOnce;
+        const int64_t end =
+            std::min(num_blocks * (rank_ + 1) / world_size() * kReducedAtOnce, mine.num_elements);
+        reduce(data.dtype, *group_, reduction, begin, end - begin,
+               [&](const void* results, int64_t done, int64_t count) {
+                 for (int rank = 0; rank < world_size(); ++rank)
+                   copy(at(group_->call_of(rank).to, begin + done, data.dtype), results, count,
+                        data.dtype);
+               });
+      });
+}
+
+void ShmCommunicator::all_gather(const ConstTensor& x, const Tensor& out, Counts counts) {
+  const Parts parts = check_parts("all_gather", x, out, rank_, world_size(), counts);
+  const ShmCall mine{.op = "all_gather", .dtype = x.dtype, .from = x.data, .parts = &parts};
+  group_->exchange(
+      rank_, mine, [&](int, const ShmCall& theirs) { return agree_on_parts(mine, theirs); },
+      [&] {
+        for (int rank = 0; rank < world_size(); ++rank)
+          copy(at(out.data, parts.begin(rank), x.dtype), group_->call_of(rank).from,
+               parts.count(rank), x.dtype);
+      });
+}
+
+void ShmCommunicator::reduce_scatter(const ConstTensor& x, const Tensor& out, Reduction reduction,
+                                     Counts counts) {
+  check_reduced("reduce_scatter", x);
+  const Parts parts = check_parts("reduce_scatter", out, x, rank_, world_size(), counts);
+  const ShmCall mine{.op = "reduce_scatter",
+                     .dtype = x.dtype,
+                     .from = x.data,
+                     .argument = static_cast<int>(reduction),
+                     .parts = &parts};
+  group_->exchange(
+      rank_, mine, [&](int, const ShmCall& theirs) { return agree_on_parts(mine, theirs); },
+      [&] {
+        reduce(x.dtype, *group_, reduction, parts.begin(rank_), parts.count(rank_),
+               [&](const void* results, int64_t done, int64_t count) {
+                 copy(at(out.data, done, x.dtype), results, count, x.dtype);
+               });
+      });
+}
+
+void ShmCommunicator::all_to_all(const ConstTensor& x, const Tensor& out, Counts send_counts,
+                                 Counts receive_counts) {
+  const ExchangedParts parts =
+      check_exchange(x, out, rank_, world_size(), send_counts, receive_counts);
+  const ShmCall mine{.op = "all_to_all",
+                     .dtype = x.dtype,
+                     .from = x.data,
+                     .parts = &parts.sent,
+                     .received = &parts.received};
+  group_->exchange(
+      rank_, mine,
+      [&](int other, const ShmCall& theirs) -> std::string {
+        const bool is_same = theirs.parts->count(rank_) == parts.received.count(other) &&
+                             theirs.received->count(rank_) == parts.sent.count(other);
+        return is_same ? "" : "other counts";
+      },
+      [&] {
+        for (int rank = 0; rank < world_size(); ++rank) {
+          const ShmCall& theirs = group_->call_of(rank);
+          copy(at(out.data, parts.received.begin(rank), x.dtype),
+               at(theirs.from, theirs.parts->begin(rank_), x.dtype), parts.received.count(rank),
+               x.dtype);
+        }
+      });
+}
+
+void ShmCommunicator::broadcast(const Tensor& data, int root) {
+  check_moved("broadcast", data);
+  check_root("broadcast", root, world_size());
+  const ShmCall mine{.op = "broadcast",
+                     .dtype = data.dtype,
+                     .from = data.data,
+                     .num_elements = data.num_elements(),
+                     .argument = root};
+  group_->exchange(
+      rank_, mine, [&](int, const ShmCall& theirs) { return agree_on_size(mine, theirs); },
+      [&] { copy(data.data, group_->call_of(root).from, mine.num_elements, data.dtype); });
+}
+
+void ShmCommunicator::send(const ConstTensor& x, int to) {
+  check_moved("send", x);
+  check_peer("send", to, rank_, world_size());
+  group_->send(rank_, to, x);
+}
+
+void ShmCommunicator::recv(const Tensor& out, int from) {
+  check_moved("recv", out);
+  check_peer("recv", from, rank_, world_size());
+  group_->receive(from, rank_, out);
+}
+
+// A call like others, so that a rank which makes another one is found out.
+void ShmCommunicator::barrier() {
+  group_->exchange(rank_, {.op = "barrier"}, [](int, const ShmCall&) { return ""; }, [] {});
+}
+
+}  // namespace llmserve
