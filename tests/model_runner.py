@@ -28,7 +28,12 @@ class PagedRunner:
         self._lengths.append(0)
         return len(self._tables) - 1
 
-    def step(self, parts: Sequence[tuple[int, Sequence[int]]]) -> tuple[np.ndarray, np.ndarray]:
+    def step(
+        self,
+        parts: Sequence[tuple[int, Sequence[int]]],
+        wanted_layers: Sequence[int] = (),
+        wanted_tokens: Sequence[int] = (),
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Runs (sequence, tokens) parts as one ragged batch; hidden [T, E] and logits [T, V]."""
         token_ids: list[int] = []
         positions: list[int] = []
@@ -56,6 +61,8 @@ class PagedRunner:
             [self._lengths[sequence] for sequence, _ in parts],
             np.array([table + [0] * (width - len(table)) for table in tables], dtype=np.int32),
             list(range(len(token_ids))),
+            list(wanted_layers),
+            list(wanted_tokens),
         )
 
     def run(self, tokens: Sequence[int], chunks: Sequence[int] = ()) -> np.ndarray:

@@ -154,9 +154,26 @@ void Worker::prepare(const StepBatch& batch) {
   num_used_blocks_ = num_blocks;
 }
 
+void Worker::make_room_for_layer_states(const ModelInput& input) {
+  const int64_t num_layers = std::ssize(input.wanted_layers);
+  const int64_t num_tokens = std::ssize(input.wanted_tokens);
+  const int64_t num_bytes =
+      num_layers * num_tokens * hidden_size_ * static_cast<int64_t>(sizeof(float));
+  if (num_bytes > layer_state_buffer_.num_bytes())
+    layer_state_buffer_ = Buffer(num_bytes, backend_->memory());
+  layer_states_ =
+      Tensor(layer_state_buffer_.data(), DType::kF32, {num_layers, num_tokens, hidden_size_});
+}
+
 void Worker::run(const StepBatch& batch, StepSink& sink) {
+  make_room_for_layer_states(batch.input);
   const Arena::Scope scope(*arena_);
-  const ForwardContext context{*backend_, *arena_, batch.input, kv_storage_->layers()};
+  const ForwardContext context{.backend = *backend_,
+                               .arena = *arena_,
+                               .input = batch.input,
+                               .kv_caches = kv_storage_->layers(),
+                               .groups = groups_,
+                               .layer_states = layer_states_};
   if (batch.has_awaited) steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
   const Tensor hidden = model_->forward(context);
   sink.take_hidden(hidden);
@@ -224,7 +241,8 @@ MemoryUse Worker::memory_use() const {
   const PoolUse pool = steps_ != nullptr ? steps_->pool_use() : PoolUse();
   return {.weight_bytes = model_ ? model_->weights().total_bytes() : 0,
           .mapped_bytes = (model_ ? model_->weights().mapped_bytes : 0) + deferred_bytes,
-          .workspace_bytes = (arena_ ? arena_->capacity_bytes() : 0) + scratch_bytes_,
+          .workspace_bytes = (arena_ ? arena_->capacity_bytes() : 0) + scratch_bytes_ +
+                             layer_state_buffer_.num_bytes(),
           .kv_cache_bytes = kv_storage_ ? kv_storage_->num_bytes() : 0,
           .pool_used_bytes = pool.used_bytes,
           .pool_used_high_bytes = pool.used_high_bytes,

@@ -7,6 +7,7 @@
 
 #include "api/engine_config.h"
 #include "api/engine_metrics.h"
+#include "comm/single_communicator.h"
 #include "core/arena.h"
 #include "engine/batch_builder.h"
 #include "engine/executor.h"
@@ -57,6 +58,10 @@ class Worker {
   // whenever two batches differ in numbers alone, so that a device may record it.
   void run(const StepBatch& batch, StepSink& sink);
 
+  // [L, T, E] f32 in the backend's memory: the states of the last run's input.wanted_layers. Valid
+  // until the next one.
+  const Tensor& layer_states() const { return layer_states_; }
+
   // Background work, as Executor has it: packs a weight; has the next blocks' pages at hand.
   bool pack_weight();
   bool reserve_blocks();
@@ -80,6 +85,7 @@ class Worker {
   std::unique_ptr<Model> load();
   void load_weights();
   void check_shapes(const Model& model) const;
+  void make_room_for_layer_states(const ModelInput& input);
   void compute_pooled_logits(const ForwardContext& context, const ConstTensor& hidden,
                              const PooledRows& pooled, StepSink& sink);
 
@@ -98,6 +104,10 @@ class Worker {
   int64_t scratch_bytes_ = 0;  // that the backend reserved for it, and keeps
   std::vector<KvLayerSpec> kv_layers_;
   DeviceSteps* const steps_;
+  SingleCommunicator alone_;
+  const ParallelGroups groups_{.tp = alone_, .pp = alone_, .ep = alone_, .cp = alone_};
+  Buffer layer_state_buffer_;  // as large as the largest that was wanted
+  Tensor layer_states_;
   std::vector<int32_t> pooled_tokens_;  // whose logits are computed
 };
 

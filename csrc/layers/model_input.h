@@ -25,6 +25,10 @@ struct ModelInput {
   int64_t max_blocks = 0;            // M
   std::span<const KvGroupInput> kv_groups;
   std::span<const int32_t> logit_rows;  // [S] tokens in [0, T) whose logits are wanted
+  // [L] layers whose hidden states are wanted as they come in, before any norm, in increasing
+  // order; the number of layers stands for what leaves the last one. Of the tokens [W] in [0, T).
+  std::span<const int32_t> wanted_layers;
+  std::span<const int32_t> wanted_tokens;
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_sequences() const { return static_cast<int64_t>(kv_lens.size()); }

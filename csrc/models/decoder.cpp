@@ -176,7 +176,20 @@ Decoder::Decoder(const ModelConfig& config, WeightLoader& weights)
   set_weights(weights.report());
 }
 
+void Decoder::keep_wanted(const ForwardContext& context, int64_t layer_idx,
+                          const Tensor& hidden) const {
+  const std::span<const int32_t> wanted = context.input.wanted_layers;
+  const auto found = std::ranges::find(wanted, layer_idx);
+  if (found == wanted.end()) return;
+  const Tensor states = context.layer_states.slice(0, found - wanted.begin(), 1);
+  context.backend.gather_rows(
+      {.x = hidden,
+       .rows = context.input.wanted_tokens,
+       .out = Tensor(states.data, DType::kF32, {states.shape[1], states.shape[2]})});
+}
+
 Tensor Decoder::forward(const ForwardContext& context) const {
+  check_whole(context.groups);
   check_internal(context.kv_caches.size() == layers_.size(), "one KV cache a layer");
   const Tensor hidden =
       context.arena.allocate(DType::kF32, {context.input.num_tokens(), config().hidden_size});
@@ -186,10 +199,12 @@ Tensor Decoder::forward(const ForwardContext& context) const {
   std::array<RotaryTables, kMaxRopes> tables;
   for (size_t i = 0; i < rotaries_.size(); ++i) tables[i] = rotaries_[i].make_tables(context);
   for (size_t i = 0; i < layers_.size(); ++i) {
+    keep_wanted(context, static_cast<int64_t>(i), hidden);
     const int32_t rope = config().layers[i].rope;
     layers_[i].forward(context, rope < 0 ? RotaryTables{} : tables[static_cast<size_t>(rope)],
                        context.kv_caches[i], hidden);
   }
+  keep_wanted(context, std::ssize(layers_), hidden);
   final_norm_.forward(context, hidden, hidden);
   return hidden;
 }

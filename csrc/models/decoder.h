@@ -63,6 +63,9 @@ class Decoder final : public Model {
   int64_t workspace_bytes(int64_t max_tokens, int64_t max_logit_rows) const override;
 
  private:
+  // Copies what the layer is about to read, or what leaves the last one, if it is wanted.
+  void keep_wanted(const ForwardContext& context, int64_t layer_idx, const Tensor& hidden) const;
+
   // The members that own weights stand in the order that these are loaded in.
   Embedding embedding_;
   std::optional<PositionEmbedding> positions_;

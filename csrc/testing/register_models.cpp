@@ -3,8 +3,16 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "api/engine_config.h"
 #include "bindings/model_records.h"
+#include "comm/registry.h"
+#include "comm/single_communicator.h"
 #include "engine/kv_storage.h"
 #include "models/model.h"
 #include "testing/register.h"
@@ -52,13 +60,12 @@ class TestModel {
   }
 
   // The hidden states [T, E] and the logits [S, V] of one step.
-  std::pair<py::array_t<float>, py::array_t<float>> forward(const InArray<int32_t>& token_ids,
-                                                            const InArray<int32_t>& positions,
-                                                            const InArray<int64_t>& slots,
-                                                            const InArray<int32_t>& query_starts,
-                                                            const InArray<int32_t>& kv_lens,
-                                                            const InArray<int32_t>& block_tables,
-                                                            const InArray<int32_t>& logit_rows) {
+  std::pair<py::array_t<float>, py::array_t<float>> forward(
+      const InArray<int32_t>& token_ids, const InArray<int32_t>& positions,
+      const InArray<int64_t>& slots, const InArray<int32_t>& query_starts,
+      const InArray<int32_t>& kv_lens, const InArray<int32_t>& block_tables,
+      const InArray<int32_t>& logit_rows, const InArray<int32_t>& wanted_layers,
+      const InArray<int32_t>& wanted_tokens) {
     // Each cache group has a part of the pool for itself, with the same blocks in it.
     std::vector<std::vector<int64_t>> group_slots;
     std::vector<std::vector<int32_t>> group_tables;
@@ -79,8 +86,20 @@ class TestModel {
                            .kv_lens = as_span(kv_lens),
                            .max_blocks = block_tables.shape(1),
                            .kv_groups = inputs,
-                           .logit_rows = as_span(logit_rows)};
-    const ForwardContext context{*backend_, *arena_, input, storage_->layers()};
+                           .logit_rows = as_span(logit_rows),
+                           .wanted_layers = as_span(wanted_layers),
+                           .wanted_tokens = as_span(wanted_tokens)};
+    const int64_t num_wanted = std::ssize(input.wanted_layers) * std::ssize(input.wanted_tokens);
+    layer_states_ = Buffer(num_wanted * model_->config().hidden_size * 4, backend_->memory());
+    const ForwardContext context{
+        .backend = *backend_,
+        .arena = *arena_,
+        .input = input,
+        .kv_caches = storage_->layers(),
+        .groups = *groups_,
+        .layer_states = Tensor(layer_states_.data(), DType::kF32,
+                               {std::ssize(input.wanted_layers), std::ssize(input.wanted_tokens),
+                                model_->config().hidden_size})};
     const Arena::Scope scope(*arena_);
     Tensor hidden;
     Tensor logits;
@@ -90,6 +109,19 @@ class TestModel {
       logits = model_->compute_logits(context, hidden, input.logit_rows);
     }
     return {to_numpy(backend_->memory(), hidden), to_numpy(backend_->memory(), logits)};
+  }
+
+  // [L, W, E] of the last forward().
+  py::array_t<float> layer_states(int64_t num_layers, int64_t num_tokens) const {
+    py::array_t<float> out({num_layers, num_tokens, model_->config().hidden_size});
+    backend_->memory().copy_to_host(out.mutable_data(), layer_states_.data(),
+                                    layer_states_.num_bytes());
+    return out;
+  }
+  // Ranks that the model is to be cut among.
+  void set_tp(int world_size) {
+    tp_ = find_communicator("shm").make({.world_size = world_size})->join(0, {});
+    groups_.emplace(ParallelGroups{.tp = *tp_, .pp = alone_, .ep = alone_, .cp = alone_});
   }
 
   // How many weights are still to be packed.
@@ -109,11 +141,16 @@ class TestModel {
   int64_t peak_bytes() const { return arena_->peak_bytes(); }
 
  private:
+  SingleCommunicator alone_;
+  std::unique_ptr<Communicator> tp_;
+  std::optional<ParallelGroups> groups_{
+      ParallelGroups{.tp = alone_, .pp = alone_, .ep = alone_, .cp = alone_}};
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
   std::vector<DeferredWeight> deferred_;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<KvStorage> storage_;
+  Buffer layer_states_;
   int64_t num_groups_ = 0;
   int64_t num_blocks_ = 0;  // of a group
   int64_t num_slots_ = 0;   // of a group
@@ -131,7 +168,12 @@ void register_testing_models(py::module_& testing) {
            py::arg("num_threads") = 1, py::arg("num_blocks") = 64, py::arg("block_size") = 16,
            py::arg("kv_dtype") = "float32", py::arg("max_tokens") = 512,
            py::arg("max_logit_rows") = 512, py::arg("defer_packing") = false)
-      .def("forward", &TestModel::forward)
+      .def("forward", &TestModel::forward, py::arg("token_ids"), py::arg("positions"),
+           py::arg("slots"), py::arg("query_starts"), py::arg("kv_lens"), py::arg("block_tables"),
+           py::arg("logit_rows"), py::arg("wanted_layers") = InArray<int32_t>(0),
+           py::arg("wanted_tokens") = InArray<int32_t>(0))
+      .def("layer_states", &TestModel::layer_states, py::arg("num_layers"), py::arg("num_tokens"))
+      .def("set_tp", &TestModel::set_tp, py::arg("world_size"))
       .def("weights", &TestModel::weights)
       .def("pack_one", &TestModel::pack_one)
       .def_property_readonly("num_deferred", &TestModel::num_deferred)
