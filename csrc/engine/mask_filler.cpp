@@ -39,9 +39,16 @@ MaskFiller::Pending MaskFiller::begin(std::span<SampleTask> tasks) {
   };
   // Before there is work: where one cannot be started, none of them has begun.
   if (std::ranges::any_of(tasks, has_mask)) start_threads();
-  for (SampleTask& task : tasks) {
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const SampleTask& task = tasks[i];
     if (!has_mask(task)) continue;
-    jobs_.push_back({.task = &task, .followed = &matchers_[{task.request_id, task.sample_index}]});
+    size_t count = 1;
+    while (i + count < tasks.size() && tasks[i + count].request_id == task.request_id &&
+           tasks[i + count].sample_index == task.sample_index)
+      ++count;
+    jobs_.push_back({.tasks = tasks.subspan(i, count),
+                     .followed = &matchers_[{task.request_id, task.sample_index}]});
+    i += count - 1;
   }
   if (!jobs_.empty()) has_work_.notify_all();
   return Pending(*this);
@@ -62,20 +69,55 @@ void MaskFiller::work() {
     job.begin = std::chrono::steady_clock::now();
     job.is_running = true;
     lock.unlock();
-    fill(*job.task, *job.followed);
+    fill(job.tasks, *job.followed);
     lock.lock();
     job.is_running = false;
     if (++num_done_ == jobs_.size()) has_result_.notify_one();
   }
 }
 
-void MaskFiller::fill(const SampleTask& task, Followed& followed) {
-  try {
-    follow(task, followed);
-    separate_ends(task, followed);
-  } catch (const std::exception& failure) {  // its request fails alone
-    followed.error = failure.what();
+void MaskFiller::fill(std::span<const SampleTask> tasks, Followed& followed) {
+  if (followed.rows.size() < tasks.size()) followed.rows.resize(tasks.size());
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    followed.rows[i].bits.clear();
+    followed.rows[i].end_token_id = -1;
+    followed.rows[i].error.clear();
   }
+  size_t num_filled = 0;
+  try {
+    fill_rows(tasks, followed, num_filled);
+  } catch (const std::exception& failure) {  // its request fails alone, if the row is used
+    for (size_t i = num_filled; i < tasks.size(); ++i) followed.rows[i].error = failure.what();
+    let_go_of_matcher(followed);
+  }
+}
+
+void MaskFiller::fill_rows(std::span<const SampleTask> tasks, Followed& followed,
+                           size_t& num_filled) {
+  follow(tasks[0], followed);
+  TokenMatcher& matcher = *followed.matcher;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    RowMask& row = followed.rows[i];
+    row.bits.resize(static_cast<size_t>((vocab_size_ + 31) / 32));
+    matcher.fill(row.bits);
+    row.error.clear();
+    ++num_filled;
+    const bool runs_ahead = i + 1 < tasks.size() && is_allowed(row, tasks[i + 1].token_ids.back());
+    separate_ends(tasks[i], row);
+    if (!runs_ahead) break;
+    matcher.append(tasks[i + 1].token_ids.back());
+  }
+  if (num_filled > 1) matcher.roll_back(static_cast<int64_t>(num_filled) - 1);
+}
+
+bool MaskFiller::is_allowed(const RowMask& row, int32_t token_id) {
+  return (row.bits[static_cast<size_t>(token_id / 32)] >> (token_id % 32) & 1) != 0;
+}
+
+// After an error a matcher is of no use. The next step, if there is one, makes another.
+void MaskFiller::let_go_of_matcher(Followed& followed) {
+  const std::lock_guard lock(mutex_);
+  followed.matcher.reset();
 }
 
 void MaskFiller::follow(const SampleTask& task, Followed& followed) {
@@ -85,29 +127,27 @@ void MaskFiller::follow(const SampleTask& task, Followed& followed) {
     const std::lock_guard lock(mutex_);
     followed.matcher = std::move(matcher);
   }
-  for (; followed.num_seen < task.token_ids.size(); ++followed.num_seen)
-    followed.matcher->append(task.token_ids[followed.num_seen]);
-  followed.mask.resize(static_cast<size_t>((vocab_size_ + 31) / 32));
-  followed.matcher->fill(followed.mask);
+  const std::span<const int32_t> committed = task.committed_token_ids();
+  for (; followed.num_seen < committed.size(); ++followed.num_seen)
+    followed.matcher->append(committed[followed.num_seen]);
 }
 
 // A text that can only end does so, whatever else was asked for: min_tokens and ignore_eos cannot
 // lengthen it.
-void MaskFiller::separate_ends(const SampleTask& task, Followed& followed) {
-  std::vector<uint32_t>& mask = followed.mask;
-  followed.ends.clear();
+void MaskFiller::separate_ends(const SampleTask& task, RowMask& row) {
+  std::vector<uint32_t>& mask = row.bits;
+  row.ends.clear();
   for (const int32_t id : task.params->grammar->end_token_ids()) {
     uint32_t& word = mask[static_cast<size_t>(id / 32)];
     if ((word >> (id % 32) & 1) == 0) continue;
-    followed.ends.push_back(id);
+    row.ends.push_back(id);
     word &= ~(1u << (id % 32));
   }
-  followed.end_token_id = -1;
-  if (followed.ends.empty()) return;
+  if (row.ends.empty()) return;
   if (std::ranges::all_of(mask, [](uint32_t word) { return word == 0; })) {
-    followed.end_token_id = followed.ends[0];
+    row.end_token_id = row.ends[0];
   } else if (!task.params->ignore_eos) {
-    for (const int32_t id : followed.ends) mask[static_cast<size_t>(id / 32)] |= 1u << (id % 32);
+    for (const int32_t id : row.ends) mask[static_cast<size_t>(id / 32)] |= 1u << (id % 32);
   }
 }
 
@@ -116,9 +156,12 @@ void MaskFiller::finish() {
   const auto all_done = [this] { return num_done_ == jobs_.size(); };
   while (!has_result_.wait_for(lock, kPatience, all_done)) cancel_late_jobs();
   for (const Job& job : jobs_) {
-    job.task->allowed = job.followed->mask;
-    job.task->end_token_id = job.followed->end_token_id;
-    job.task->mask_error = job.followed->error;
+    for (size_t i = 0; i < job.tasks.size(); ++i) {
+      const RowMask& row = job.followed->rows[i];
+      job.tasks[i].allowed = row.bits;
+      job.tasks[i].end_token_id = row.end_token_id;
+      job.tasks[i].mask_error = row.error;
+    }
   }
 }
 

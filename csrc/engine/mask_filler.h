@@ -42,6 +42,8 @@ class MaskFiller {
   // Hands on those tasks that have a grammar. finish() waits, and sets allowed, end_token_id and
   // mask_error of these tasks; what they point to stays valid until the next begin(). A row that
   // takes too long is cancelled, and fails.
+  // For rows after drafted tokens the matcher runs ahead and is rolled back. A row behind a draft
+  // that the grammar does not allow has no mask: its draft is not drawn, and its token is not used.
   [[nodiscard]] Pending begin(std::span<SampleTask> tasks);
 
   // The sequence has ended: its matcher goes.
@@ -49,17 +51,22 @@ class MaskFiller {
   int64_t num_matchers() const { return static_cast<int64_t>(matchers_.size()); }
 
  private:
-  // A sequence in its grammar. Its thread's between begin() and finish(), the engine's otherwise.
-  struct Followed {
-    std::unique_ptr<TokenMatcher> matcher;
-    size_t num_seen = 0;         // tokens that the matcher has, prompt included
-    std::vector<uint32_t> mask;  // [ceil(V / 32)]
-    std::vector<int32_t> ends;   // of the mask: tokens that end the text
+  // What the grammar says of one row.
+  struct RowMask {
+    std::vector<uint32_t> bits;  // [ceil(V / 32)], or empty: it says nothing
+    std::vector<int32_t> ends;   // tokens that end the text and that the grammar allows
     int32_t end_token_id = -1;   // >= 0: nothing but the end may come
     std::string error;
   };
+  // A sequence in its grammar. Its thread's between begin() and finish(), the engine's otherwise.
+  struct Followed {
+    std::unique_ptr<TokenMatcher> matcher;  // null: at the beginning of the text
+    size_t num_seen = 0;        // committed tokens that the matcher has, prompt included
+    std::vector<RowMask> rows;  // [at least the rows of its tasks]
+  };
+  // The rows of one sequence, which one thread fills.
   struct Job {
-    SampleTask* task = nullptr;
+    std::span<SampleTask> tasks;
     Followed* followed = nullptr;
     std::chrono::steady_clock::time_point begin;  // once a thread has it
     bool is_running = false;
@@ -67,9 +74,12 @@ class MaskFiller {
 
   void start_threads();
   void work();
-  void fill(const SampleTask& task, Followed& followed);
+  void fill(std::span<const SampleTask> tasks, Followed& followed);
+  void fill_rows(std::span<const SampleTask> tasks, Followed& followed, size_t& num_filled);
   void follow(const SampleTask& task, Followed& followed);
-  void separate_ends(const SampleTask& task, Followed& followed);
+  void let_go_of_matcher(Followed& followed);
+  static bool is_allowed(const RowMask& row, int32_t token_id);
+  static void separate_ends(const SampleTask& task, RowMask& row);
   void finish();
   void cancel_late_jobs();
 
