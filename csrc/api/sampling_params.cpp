@@ -80,17 +80,7 @@ void ThinkingBudget::validate() const {
 
 void SamplingParams::validate() const {
   require(n >= 1 && n <= kMaxNumSamples, "n must be between 1 and 128", n);
-  require(presence_penalty >= -2 && presence_penalty <= 2,
-          "presence_penalty must be between -2 and 2", presence_penalty);
-  require(frequency_penalty >= -2 && frequency_penalty <= 2,
-          "frequency_penalty must be between -2 and 2", frequency_penalty);
-  require(std::isfinite(repetition_penalty) && repetition_penalty > 0,
-          "repetition_penalty must be finite and more than 0", repetition_penalty);
-  require(std::isfinite(temperature) && temperature >= 0,
-          "temperature must be finite and at least 0", temperature);
-  require(top_p > 0 && top_p <= 1, "top_p must be in (0, 1]", top_p);
-  require(top_k >= -1, "top_k must be 0 or -1 (all) or positive", top_k);
-  require(min_p >= 0 && min_p <= 1, "min_p must be in [0, 1]", min_p);
+  draw.validate();
   require(max_tokens >= 1, "max_tokens must be at least 1", max_tokens);
   require(min_tokens >= 0, "min_tokens must be at least 0", min_tokens);
   if (min_tokens > max_tokens) {

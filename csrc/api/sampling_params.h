@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/draw_settings.h"
+
 namespace llmserve {
 
 class LogitsProcessor;  // sampling/logits_processor.h
@@ -20,8 +22,6 @@ inline constexpr float kMaxLogitBias = 100.0f;
 inline constexpr size_t kMaxLogprobTokenIds = 128;
 // Bounds what looking for a repetition costs a token.
 inline constexpr int32_t kMaxPatternSize = 1024;
-// Below this temperature the choice is greedy.
-inline constexpr float kGreedyTemperature = 1e-5f;
 
 // Ends a sequence whose output ends in a pattern of tokens, repeated.
 struct RepetitionDetection {
@@ -43,14 +43,8 @@ struct ThinkingBudget {
 };
 
 struct SamplingParams {
-  int32_t n = 1;                    // sequences sampled from the prompt, 1..128
-  float presence_penalty = 0.0f;    // [-2, 2], once for a token of the output
-  float frequency_penalty = 0.0f;   // [-2, 2], for each time in the output
-  float repetition_penalty = 1.0f;  // > 0, for tokens of prompt and output
-  float temperature = 1.0f;         // >= 0; under 1e-5 is greedy
-  float top_p = 1.0f;               // (0, 1]
-  int32_t top_k = 0;                // 0 or -1: all
-  float min_p = 0.0f;               // [0, 1], relative to the most likely token
+  int32_t n = 1;  // sequences sampled from the prompt, 1..128
+  DrawSettings draw;
   std::optional<uint64_t> seed;
   std::vector<std::string> stop;        // not empty strings; compared as bytes of the text
   std::vector<int32_t> stop_token_ids;  // in addition to the model's end-of-sequence ids
@@ -76,16 +70,12 @@ struct SamplingParams {
   std::vector<std::shared_ptr<LogitsProcessor>> logits_processors;
   std::shared_ptr<TokenGrammar> grammar;  // of the text, or none
 
-  bool is_greedy() const { return temperature < kGreedyTemperature; }
   bool has_logprobs() const { return logprobs.has_value() || !logprob_token_ids.empty(); }
-  bool has_penalties() const {
-    return presence_penalty != 0 || frequency_penalty != 0 || repetition_penalty != 1;
-  }
 
   // The draw needs the logits and the numbers of a SampleRow alone: it is the same without the
   // tokens before it, and nothing of the row is reported.
   bool only_draws() const {
-    const bool is_edited = has_penalties() || allowed_token_ids || thinking_budget ||
+    const bool is_edited = draw.has_penalties() || allowed_token_ids || thinking_budget ||
                            !logit_bias.empty() || !bad_words.empty() ||
                            !logits_processors.empty() || grammar;
     return !is_edited && !has_logprobs();

@@ -450,34 +450,32 @@ py::object paged_attention(Ops& ops, const py::object& q, const py::object& key_
   return result.result(q);
 }
 
-void check_row(const SampleRow& row) {
-  if (!(row.top_p > 0 && row.top_p <= 1))
-    throw InvalidArgument(concat("sample.top_p: expected a number in (0, 1], got ", row.top_p));
-  if (!(row.min_p >= 0 && row.min_p <= 1))
-    throw InvalidArgument(concat("sample.min_p: expected a number in [0, 1], got ", row.min_p));
+void check_row(const DrawSettings& draw) {
+  if (!(draw.top_p > 0 && draw.top_p <= 1))
+    throw InvalidArgument(concat("sample.top_p: expected a number in (0, 1], got ", draw.top_p));
+  if (!(draw.min_p >= 0 && draw.min_p <= 1))
+    throw InvalidArgument(concat("sample.min_p: expected a number in [0, 1], got ", draw.min_p));
 }
 
 struct SampleOptions {
-  py::object temperature, top_k, top_p, min_p, seed, position;
+  py::dict draw;  // fields of DrawSettings by name; as the others, one value or one a row
+  py::object seed, position;
 };
 
 std::vector<SampleRow> make_rows(const SampleOptions& options, int64_t count) {
-  const auto temperature =
-      import_row_values<float>("sample.temperature", options.temperature, count);
-  const auto top_k = import_row_values<int32_t>("sample.top_k", options.top_k, count);
-  const auto top_p = import_row_values<float>("sample.top_p", options.top_p, count);
-  const auto min_p = import_row_values<float>("sample.min_p", options.min_p, count);
+  std::vector<SampleRow> rows(static_cast<size_t>(count));
+  for_each_draw_field([&]<class Value>(const DrawField<Value>& field) {
+    if (!options.draw.contains(field.name)) return;
+    const py::object given = options.draw[field.name];
+    const auto values = import_row_values<Value>(concat("sample.", field.name), given, count);
+    for (size_t s = 0; s < rows.size(); ++s) rows[s].draw.*field.member = values[s];
+  });
   const auto seed = import_row_values<uint64_t>("sample.seed", options.seed, count);
   const auto position = import_row_values<int64_t>("sample.position", options.position, count);
-  std::vector<SampleRow> rows(static_cast<size_t>(count));
   for (size_t s = 0; s < rows.size(); ++s) {
-    rows[s].temperature = temperature[s];
-    rows[s].top_k = top_k[s];
-    rows[s].top_p = top_p[s];
-    rows[s].min_p = min_p[s];
     rows[s].seed = seed[s];
     rows[s].position = position[s];
-    check_row(rows[s]);
+    check_row(rows[s].draw);
   }
   return rows;
 }
@@ -577,12 +575,9 @@ void register_ops(py::module_& module) {
           "scale"_a, "window"_a, "soft_cap"_a, "out"_a)
       .def(
           "sample",
-          [](Ops& self, const py::object& logits, const py::object& temperature,
-             const py::object& top_k, const py::object& top_p, const py::object& min_p,
-             const py::object& seed, const py::object& position) {
-            return sample(self, logits, {temperature, top_k, top_p, min_p, seed, position});
-          },
-          "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "position"_a);
+          [](Ops& self, const py::object& logits, const py::dict& draw, const py::object& seed,
+             const py::object& position) { return sample(self, logits, {draw, seed, position}); },
+          "logits"_a, "draw"_a, "seed"_a, "position"_a);
 }
 
 }  // namespace llmserve

@@ -26,16 +26,15 @@ void register_sampling_params(py::module_& module) {
       .def_readwrite("end_token_ids", &ThinkingBudget::end_token_ids);
   py::class_<LogitsProcessor, std::shared_ptr<LogitsProcessor>>(
       module, "LogitsProcessor", "Changes what a request's tokens are drawn from.");
-  py::class_<SamplingParams>(module, "SamplingParams")
-      .def(py::init(&from_kwargs<SamplingParams>))
+  py::class_<SamplingParams> params(module, "SamplingParams");
+  for_each_draw_field([&]<class Value>(const DrawField<Value>& field) {
+    params.def_property(
+        field.name,
+        [member = field.member](const SamplingParams& self) { return self.draw.*member; },
+        [member = field.member](SamplingParams& self, Value value) { self.draw.*member = value; });
+  });
+  params.def(py::init(&from_kwargs<SamplingParams>))
       .def_readwrite("n", &SamplingParams::n)
-      .def_readwrite("presence_penalty", &SamplingParams::presence_penalty)
-      .def_readwrite("frequency_penalty", &SamplingParams::frequency_penalty)
-      .def_readwrite("repetition_penalty", &SamplingParams::repetition_penalty)
-      .def_readwrite("temperature", &SamplingParams::temperature)
-      .def_readwrite("top_p", &SamplingParams::top_p)
-      .def_readwrite("top_k", &SamplingParams::top_k)
-      .def_readwrite("min_p", &SamplingParams::min_p)
       .def_readwrite("seed", &SamplingParams::seed)
       .def_readwrite("stop", &SamplingParams::stop)
       .def_readwrite("stop_token_ids", &SamplingParams::stop_token_ids)

@@ -21,7 +21,7 @@ BatchShape BatchBuilder::shape_of(const StepPlan& plan) const {
 template <class Visit>
 void BatchBuilder::lay_out(const BatchShape& shape, const Visit& visit) {
   for (Group& group : groups_) visit(group.slots, shape.num_tokens);
-  visit(settings_, shape.num_rows);
+  visit(draws_, shape.num_rows);
   visit(token_ids_, shape.num_tokens);
   visit(awaited_rows_, shape.num_tokens);
   visit(positions_, shape.num_tokens);
@@ -36,7 +36,7 @@ int64_t BatchBuilder::num_bytes(const BatchShape& shape) const {
   const int64_t longs = count * shape.num_tokens;
   const int64_t ints = 3 * shape.num_tokens + 2 * shape.num_sequences + 1 + shape.num_rows +
                        count * shape.num_sequences * shape.max_blocks;
-  return 8 * longs + 4 * ints + shape.num_rows * static_cast<int64_t>(sizeof(DrawSettings));
+  return 8 * longs + 4 * ints + shape.num_rows * static_cast<int64_t>(sizeof(SeededDraw));
 }
 
 // The tokens of the prompt get its rows, and any id; those generated after it have their own.
@@ -85,14 +85,8 @@ void BatchBuilder::fill_block_tables(const ScheduledSequence& sequence, int64_t 
 }
 
 void BatchBuilder::append_row(const LogitRow& row) {
-  const SamplingParams& params = *row.params;
   logit_rows_[num_rows_] = query_starts_[static_cast<size_t>(row.sequence_idx)] + row.token_offset;
-  settings_[num_rows_] = {.temperature = params.temperature,
-                          .top_p = params.top_p,
-                          .min_p = params.min_p,
-                          .top_k = params.top_k,
-                          .seed = row.seed,
-                          .position = row.position};
+  draws_[num_rows_] = {.draw = row.params->draw, .seed = row.seed, .position = row.position};
   ++num_rows_;
   const bool is_late = awaited_rows_[static_cast<size_t>(logit_rows_[num_rows_ - 1])] >= 0;
   batch_.sample_tasks.push_back({.request_id = row.request_id,
@@ -131,7 +125,7 @@ void BatchBuilder::fill_up(const BatchShape& shape) {
   }
   for (; num_rows_ < logit_rows_.size(); ++num_rows_) {
     logit_rows_[num_rows_] = static_cast<int32_t>(num_rows_);
-    settings_[num_rows_] = {};
+    draws_[num_rows_] = {.draw = {.temperature = 0}};
   }
 }
 
@@ -170,7 +164,7 @@ StepBatch& BatchBuilder::build(const StepPlan& plan, const BatchShape& shape,
                   .kv_groups = group_inputs_,
                   .logit_rows = logit_rows_};
   batch_.awaited_rows = awaited_rows_;
-  batch_.settings = settings_;
+  batch_.draws = draws_;
   return batch_;
 }
 

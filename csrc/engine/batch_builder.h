@@ -36,7 +36,7 @@ struct PooledRows {
 struct StepBatch {
   ModelInput input;
   std::span<const int32_t> awaited_rows;  // [T] rows of the step before, whose tokens these are; -1
-  std::span<const DrawSettings> settings;  // [S]
+  std::span<const SeededDraw> draws;      // [S]
   bool has_awaited = false;
   std::vector<SampleTask> sample_tasks;  // [S], parallel to input.logit_rows
   std::vector<PooledRows> pooled_rows;   // one record a prompt, in the plan's order
@@ -79,13 +79,13 @@ class BatchBuilder {
   std::vector<KvGroupInput> group_inputs_;  // spans of groups_
   StepBatch batch_;
   // Within the block, and how much of them there is so far.
-  std::span<DrawSettings> settings_;  // [S]
-  std::span<int32_t> token_ids_;      // [T]
-  std::span<int32_t> awaited_rows_;   // [T]
-  std::span<int32_t> positions_;      // [T]
-  std::span<int32_t> query_starts_;   // [B + 1]
-  std::span<int32_t> kv_lens_;        // [B]
-  std::span<int32_t> logit_rows_;     // [S], indices of tokens
+  std::span<SeededDraw> draws_;      // [S]
+  std::span<int32_t> token_ids_;     // [T]
+  std::span<int32_t> awaited_rows_;  // [T]
+  std::span<int32_t> positions_;     // [T]
+  std::span<int32_t> query_starts_;  // [B + 1]
+  std::span<int32_t> kv_lens_;       // [B]
+  std::span<int32_t> logit_rows_;    // [S], indices of tokens
   size_t num_tokens_ = 0;
   size_t num_sequences_ = 0;
   size_t num_rows_ = 0;

@@ -72,7 +72,7 @@ class StepRunner::RecordedDraw final : public StepSink {
   void take_pooled_logits(const ConstTensor&, const PooledRows&) override {}
   void take_logits(const ConstTensor& logits, size_t begin) override {
     const size_t count = static_cast<size_t>(logits.shape[0]);
-    steps_.draw(logits, batch_.settings.subspan(begin, count), static_cast<int64_t>(begin));
+    steps_.draw(logits, batch_.draws.subspan(begin, count), static_cast<int64_t>(begin));
   }
 
  private:
@@ -203,7 +203,7 @@ void StepRunner::draw_rows(const ConstTensor& logits, const StepBatch& batch, si
   const size_t count = static_cast<size_t>(logits.shape[0]);
   const auto tasks = std::span(batch.sample_tasks).subspan(begin, count);
   if (std::ranges::any_of(tasks, &SampleTask::only_draws))
-    steps_->draw(logits, batch.settings.subspan(begin, count), static_cast<int64_t>(begin));
+    steps_->draw(logits, batch.draws.subspan(begin, count), static_cast<int64_t>(begin));
   for (size_t i = 0, end = 0; i < count; i = end) {
     const bool only_draws = tasks[i].only_draws;
     while (end < count && tasks[end].only_draws == only_draws) ++end;
@@ -222,7 +222,7 @@ void StepRunner::sample_on_device(const ConstTensor& logits, const StepBatch& ba
   std::fill_n(flight.only_draws.begin() + static_cast<int64_t>(begin), count, false);
   late_tokens_.clear();
   for (const SampleTask& task : tasks)
-    late_tokens_.push_back(task.params->has_penalties() ? task.late_token : -1);
+    late_tokens_.push_back(task.params->draw.has_penalties() ? task.late_token : -1);
   const SampleArgs args{
       .logits = logits,
       .rows = sampler_.ask(logits, tasks, std::span(flight.pending).subspan(begin, count)),

@@ -61,8 +61,8 @@ class DeviceSteps {
   // within the block.
   virtual void take_awaited(std::span<const int32_t> token_ids,
                             std::span<const int32_t> awaited_rows) = 0;
-  // Draws rows [first_row, first_row + S') from logits [S', V]; settings [S'] within the block.
-  virtual void draw(const ConstTensor& logits, std::span<const DrawSettings> settings,
+  // Draws rows [first_row, first_row + S') from logits [S', V]; draws [S'] within the block.
+  virtual void draw(const ConstTensor& logits, std::span<const SeededDraw> draws,
                     int64_t first_row) = 0;
   // The sample op for rows [first_row, first_row + S') whose draw is edited or that report. What
   // the rows refer to is taken over before it returns; args.out is written by wait(), and has to

@@ -3,14 +3,13 @@
 
 #include <cstdint>
 
+#include "core/draw_settings.h"
+
 namespace llmserve {
 
 // How a row that needs nothing of the host is drawn; as in SampleRow.
-struct DrawSettings {
-  float temperature = 0.0f;
-  float top_p = 1.0f;
-  float min_p = 0.0f;
-  int32_t top_k = 0;
+struct SeededDraw {
+  DrawSettings draw;
   uint64_t seed = 0;
   int64_t position = 0;
 };

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/buffer.h"
+#include "core/draw_settings.h"
 #include "core/tensor.h"
 #include "quant/quant_format.h"
 
@@ -367,10 +368,7 @@ struct TokenCount {
 // How one row's token is drawn. Ids are in [0, V) unless said otherwise, and each list names an id
 // once.
 struct SampleRow {
-  float temperature = 1.0f;  // < 1e-5: greedy, ties to the lowest id
-  int32_t top_k = 0;         // <= 0: all
-  float top_p = 1.0f;
-  float min_p = 0.0f;
+  DrawSettings draw;
   uint64_t seed = 0;
   int64_t position = 0;  // of the token to be drawn
 
@@ -381,9 +379,6 @@ struct SampleRow {
                                               // of word i / 32 is set; empty: all
   std::span<const int32_t> banned_token_ids;  // not to be drawn; ids outside [0, V) are ignored
   std::span<const TokenCount> counts;         // what the penalties are of
-  float repetition_penalty = 1.0f;            // > 0: divides positive logits, multiplies others
-  float frequency_penalty = 0.0f;             // a time in the output
-  float presence_penalty = 0.0f;              // once for a token in the output
   int32_t forced_token_id = -1;               // >= 0: the token, whatever all else says
 
   int32_t num_top = -1;  // most likely tokens to report; -1: no logprobs at all
@@ -407,18 +402,11 @@ struct SampledRow {
 };
 
 // Draws one token a row, from a copy x of its logits that is edited first: x = draw_logits, where
-// given; x_i += bias; x_i = -inf where not allowed or banned; for each of `counts` x_i = x_i / r
-// or, unless x_i > 0, x_i * r with r the repetition penalty, then x_i -= frequency_penalty *
-// num_generated, then x_i -= presence_penalty if num_generated > 0, each operation rounded to f32.
-// Repetition: Keskar et al. 2019, section 4.1.
-//
-// Then z = (x - max x) / temperature; then min-p (keep exp(z) >= min_p), top-k (keep z >= the k-th
-// largest; ties at the threshold stay), top-p (of what is left: keep the tokens whose weight is at
-// least the largest threshold at which the kept mass reaches top_p of the whole; weights are
-// floor(exp(z) * 2^30), so that no order of summation matters). The token is the argmax over the
-// kept of z_i + g_i, ties to the lowest id, with Gumbel noise g_i = -log(-log(u)), u from (seed,
-// position, token id): core/math/noise.inc. A row whose x are all -inf is not valid. Gumbel-max:
-// Maddison et al. 2014; counter-based noise: Salmon et al. 2011 (Philox).
+// given; x_i += bias; x_i = -inf where not allowed or banned; then the penalties, of `counts`. What
+// these and the filters do to x, DrawSettings says. The token is the argmax over the kept of z_i +
+// g_i, ties to the lowest id, with Gumbel noise g_i = -log(-log(u)), u from (seed, position, token
+// id): core/math/noise.inc. A row whose x are all -inf is not valid. Gumbel-max: Maddison et al.
+// 2014; counter-based noise: Salmon et al. 2011 (Philox).
 struct SampleArgs {
   ConstTensor logits;               // [S, V]
   std::span<const SampleRow> rows;  // [S]

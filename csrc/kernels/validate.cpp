@@ -80,14 +80,13 @@ void check_activation(std::string_view field, Activation activation) {
 }
 
 void check_sample_row(const SampleRow& row, int64_t vocabulary) {
-  if (!(row.temperature >= 0) || !std::isfinite(row.temperature)) {
+  if (!(row.draw.temperature >= 0) || !std::isfinite(row.draw.temperature)) {
     refuse("sample.rows.temperature",
-           concat("expected a finite number >= 0, got ", row.temperature));
+           concat("expected a finite number >= 0, got ", row.draw.temperature));
   }
-  if (!(row.repetition_penalty > 0) || !std::isfinite(row.repetition_penalty)) {
-    refuse("sample.rows.repetition_penalty",
-           concat("expected a finite number > 0, got ", row.repetition_penalty));
-  }
+  const float penalty = row.draw.repetition_penalty;
+  if (!(penalty > 0) || !std::isfinite(penalty))
+    refuse("sample.rows.repetition_penalty", concat("expected a finite number > 0, got ", penalty));
   if (row.draw_logits) {
     check_tensor("sample.rows.draw_logits", row.draw_logits, {{"V", vocabulary}}, {DType::kF32});
   }

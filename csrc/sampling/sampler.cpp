@@ -8,10 +8,7 @@ SampleRow Sampler::make_row(const SampleTask& task, const ConstTensor& logits, s
   const SamplingParams& params = *task.params;
   if (task.given_token_id >= 0)
     return {.forced_token_id = task.given_token_id, .num_top = *params.prompt_logprobs};
-  SampleRow row{.temperature = params.temperature,
-                .top_k = params.top_k,
-                .top_p = params.top_p,
-                .min_p = params.min_p,
+  SampleRow row{.draw = params.draw,
                 .seed = task.seed,
                 .position = task.position,
                 .allowed = task.allowed,

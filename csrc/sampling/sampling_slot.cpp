@@ -11,7 +11,7 @@
 namespace llmserve {
 
 bool SamplingSlot::is_needed(const SamplingParams& params) {
-  return params.has_penalties() || params.allowed_token_ids || params.thinking_budget ||
+  return params.draw.has_penalties() || params.allowed_token_ids || params.thinking_budget ||
          !params.logit_bias.empty() || !params.bad_words.empty() ||
          !params.logits_processors.empty();
 }
@@ -35,9 +35,6 @@ void SamplingSlot::prepare(const SampleTask& task, const ConstTensor& logits, Me
   row.biases = biases_;
   row.allowed = allow(task, edits);
   row.counts = count(task, edits);
-  row.repetition_penalty = params_.repetition_penalty;
-  row.frequency_penalty = params_.frequency_penalty;
-  row.presence_penalty = params_.presence_penalty;
   if (thinking_) row.forced_token_id = forced_token_id(task);
   if (row.forced_token_id >= 0) return;
   ban(task, edits);
@@ -50,19 +47,19 @@ void SamplingSlot::prepare(const SampleTask& task, const ConstTensor& logits, Me
 
 void SamplingSlot::take_in(const SampleTask& task) {
   // Of the prompt only the repetition penalty wants to know.
-  const bool counts_prompt = params_.repetition_penalty != 1;
+  const bool counts_prompt = params_.draw.repetition_penalty != 1;
   const std::span<const int32_t> committed = task.committed_token_ids();
   for (; num_seen_ < committed.size(); ++num_seen_) {
     const bool is_generated = static_cast<int64_t>(num_seen_) >= task.num_prompt_tokens;
     if (committed[num_seen_] == kNoTokenId) continue;  // of a prompt of embeddings
-    if (params_.has_penalties() && (is_generated || counts_prompt))
+    if (params_.draw.has_penalties() && (is_generated || counts_prompt))
       counts_.add(committed[num_seen_], is_generated);
     if (thinking_) thinking_->add(committed.first(num_seen_ + 1), is_generated);
   }
 }
 
 std::span<const TokenCount> SamplingSlot::count(const SampleTask& task, RowEdits& edits) const {
-  if (task.num_drafted_tokens == 0 || !params_.has_penalties()) return counts_.all();
+  if (task.num_drafted_tokens == 0 || !params_.draw.has_penalties()) return counts_.all();
   counts_.all_with(task.token_ids.last(static_cast<size_t>(task.num_drafted_tokens)), edits.counts);
   return edits.counts;
 }

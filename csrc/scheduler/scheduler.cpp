@@ -18,7 +18,7 @@ const SchedulerConfig& validated(const SchedulerConfig& config) {
 
 // What a beam asks of the sampler: its candidates.
 SamplingParams beam_sampling_params(const Request& request) {
-  return {.temperature = 0,
+  return {.draw = {.temperature = 0},
           .ignore_eos = request.params.ignore_eos,
           .max_tokens = request.params.max_tokens,
           .logprobs = request.beam_search->num_candidates(),

@@ -82,10 +82,9 @@ struct OwnedSampleRow {
 
   SampleRow row(const py::dict& param) const {
     SampleRow row;
-    row.temperature = get(param, "temperature", row.temperature);
-    row.top_k = get(param, "top_k", row.top_k);
-    row.top_p = get(param, "top_p", row.top_p);
-    row.min_p = get(param, "min_p", row.min_p);
+    for_each_draw_field([&](const auto& field) {
+      row.draw.*field.member = get(param, field.name, row.draw.*field.member);
+    });
     row.seed = get(param, "seed", row.seed);
     row.position = get(param, "position", row.position);
     if (draw_logits) row.draw_logits = host_view(*draw_logits);
@@ -93,9 +92,6 @@ struct OwnedSampleRow {
     row.allowed = allowed;
     row.banned_token_ids = banned_token_ids;
     row.counts = counts;
-    row.repetition_penalty = get(param, "repetition_penalty", row.repetition_penalty);
-    row.frequency_penalty = get(param, "frequency_penalty", row.frequency_penalty);
-    row.presence_penalty = get(param, "presence_penalty", row.presence_penalty);
     row.forced_token_id = get(param, "forced_token_id", row.forced_token_id);
     row.num_top = get(param, "num_top", row.num_top);
     row.reported_token_ids = reported_token_ids;

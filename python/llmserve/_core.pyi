@@ -524,10 +524,7 @@ class Ops:
     def sample(
         self,
         logits: Any,
-        temperature: Any,
-        top_k: Any,
-        top_p: Any,
-        min_p: Any,
+        draw: dict[str, Any],
         seed: Any,
         position: Any,
     ) -> Any: ...

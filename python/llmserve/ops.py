@@ -493,5 +493,8 @@ def sample(
     array([1])
     """
     return _kernels(backend, num_threads, logits).sample(
-        logits, temperature, top_k, top_p, min_p, seed, position
+        logits,
+        {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p},
+        seed,
+        position,
     )

@@ -1,29 +1,25 @@
 """How the tokens of one request are chosen and when it ends."""
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
 from llmserve import _core
 from llmserve.beam_search_params import BeamSearchParams as BeamSearchParams  # as vLLM has it
+from llmserve.common import sampling_checks as checks
 from llmserve.common.arguments import (
     boolean,
-    describe,
     integer,
     number,
     optional_integer,
     refuse_unknown,
-    refuse_unless_default,
     truncation,
-    unicode_text,
 )
-from llmserve.errors import InvalidArgument
+from llmserve.common.sampling_checks import PythonLogitsProcessor as PythonLogitsProcessor
+from llmserve.common.sampling_fields import FIELD, SamplingField, apart, same
 from llmserve.structured_outputs import StructuredOutputsParams
-
-# fn(token_ids int32 [T], logits float32 [V]) -> None or an array [V]
-PythonLogitsProcessor = Callable[..., object]
 
 
 class RequestOutputKind(enum.Enum):
@@ -64,22 +60,6 @@ class RepetitionDetectionParams:
         detection.min_pattern_size = self.min_pattern_size
         detection.min_count = self.min_count
         return detection
-
-
-_NUMBERS = (
-    *("temperature", "top_p", "min_p"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
-_BOOLEANS = (
-    *("ignore_eos", "detokenize", "skip_special_tokens"),
-    *("spaces_between_special_tokens", "include_stop_str_in_output"),
-)
-_SAME_IN_CORE = (
-    *_NUMBERS,
-    *_BOOLEANS,
-    *("n", "top_k", "seed", "stop", "stop_token_ids", "min_tokens", "logprobs"),
-    *("prompt_logprobs", "allowed_token_ids"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,38 +109,70 @@ class SamplingParams:
     ('\\n',)
     """
 
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] | None = None
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    detokenize: bool = True
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    structured_outputs: StructuredOutputsParams | None = None
-    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
-    allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] | None = None
-    extra_args: Mapping[str, object] | None = None
-    logprob_token_ids: Sequence[int] | None = None
-    skip_reading_prefix_cache: bool | None = None
-    thinking_token_budget: int | None = None
-    repetition_detection: RepetitionDetectionParams | None = None
-    logits_processors: Sequence[PythonLogitsProcessor] | None = None
-    truncate_prompt_tokens: int | None = None
+    n: int = field(default=1, metadata=same(partial(integer, minimum=1, maximum=128)))
+    presence_penalty: float = field(default=0.0, metadata=same(number, float))
+    frequency_penalty: float = field(default=0.0, metadata=same(number, float))
+    repetition_penalty: float = field(default=1.0, metadata=same(number, float))
+    temperature: float = field(
+        default=1.0,
+        metadata=same(number, float, "0 takes the most likely token; higher is more varied"),
+    )
+    top_p: float = field(
+        default=1.0,
+        metadata=same(
+            number, float, "keep the most likely tokens up to this share of the probability"
+        ),
+    )
+    top_k: int = field(
+        default=0,
+        metadata=same(
+            partial(integer, minimum=-1), int, "keep this many most likely tokens; 0 keeps all"
+        ),
+    )
+    min_p: float = field(
+        default=0.0,
+        metadata=same(
+            number, float, "drop tokens less likely than this share of the most likely one"
+        ),
+    )
+    seed: int | None = field(
+        default=None, metadata=same(checks.seed, int, "makes the run repeatable")
+    )
+    stop: str | Sequence[str] | None = field(default=None, metadata=same(checks.strings))
+    stop_token_ids: Sequence[int] | None = field(default=None, metadata=same(checks.token_ids))
+    ignore_eos: bool = field(default=False, metadata=same(boolean, bool))
+    max_tokens: int | None = field(default=16, metadata=apart(partial(optional_integer, minimum=1)))
+    min_tokens: int = field(default=0, metadata=same(partial(integer, minimum=0)))
+    logprobs: int | None = field(default=None, metadata=same(checks.num_logprobs))
+    prompt_logprobs: int | None = field(default=None, metadata=same(checks.num_logprobs))
+    detokenize: bool = field(default=True, metadata=same(boolean))
+    skip_special_tokens: bool = field(default=True, metadata=same(boolean))
+    spaces_between_special_tokens: bool = field(default=True, metadata=same(boolean, bool))
+    include_stop_str_in_output: bool = field(default=False, metadata=same(boolean, bool))
+    output_kind: RequestOutputKind = field(
+        default=RequestOutputKind.CUMULATIVE, metadata=apart(checks.of_kind(RequestOutputKind))
+    )
+    structured_outputs: StructuredOutputsParams | None = field(
+        default=None, metadata=apart(checks.of_kind(StructuredOutputsParams))
+    )
+    logit_bias: Mapping[int, float] | None = field(
+        default=None, hash=False, metadata=apart(checks.logit_bias)
+    )
+    allowed_token_ids: Sequence[int] | None = field(default=None, metadata=same(checks.token_ids))
+    bad_words: Sequence[str] | None = field(default=None, metadata=apart(checks.bad_words))
+    extra_args: Mapping[str, object] | None = field(default=None, metadata=apart(checks.refused))
+    logprob_token_ids: Sequence[int] | None = field(default=None, metadata=apart(checks.token_ids))
+    skip_reading_prefix_cache: bool | None = field(default=None, metadata=apart(boolean, bool))
+    thinking_token_budget: int | None = field(
+        default=None, metadata=apart(checks.none_if_minus_1, int)
+    )
+    repetition_detection: RepetitionDetectionParams | None = field(
+        default=None, metadata=apart(checks.of_kind(RepetitionDetectionParams))
+    )
+    logits_processors: Sequence[PythonLogitsProcessor] | None = field(
+        default=None, metadata=apart(checks.callables)
+    )
+    truncate_prompt_tokens: int | None = field(default=None, metadata=apart(truncation))
 
     def __new__(cls, *args: object, **kwargs: object) -> "SamplingParams":
         """Refuses unknown names with a hint before the generated __init__ sees them."""
@@ -168,8 +180,8 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        for name, value in self._given(_CHECKS):
-            object.__setattr__(self, name, _CHECKS[name](name, value))
+        for name, value in self._given(SAMPLING_FIELDS):
+            object.__setattr__(self, name, SAMPLING_FIELDS[name].check(name, value))
         self.to_core().validate()
 
     def clone(self, **changes: Any) -> "SamplingParams":
@@ -212,108 +224,14 @@ class SamplingParams:
                 yield name, value
 
 
-def _none_if_minus_1(name: str, value: object) -> int | None:
-    result = optional_integer(name, value, -1)
-    return None if result == -1 else result
-
-
-def _seed(name: str, value: object) -> int | None:
-    """Negative ones are what they are in 64 bits without a sign; but -1 is none, as in vLLM."""
-    result = integer(name, value, -(2**63), 2**64 - 1)
-    return None if result == -1 else result % 2**64
-
-
-def _num_logprobs(name: str, value: object) -> int | None:
-    return optional_integer(name, 1 if value is True else value, -1)  # as vLLM reads it
-
-
-def _bad_words(name: str, value: object) -> tuple[str, ...] | None:
-    words = _strings(name, value)
-    if not all(word.strip() for word in words):
-        raise InvalidArgument("bad_words must not contain an empty string")
-    return words or None
-
-
-def _strings(name: str, value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        return (unicode_text(name, value),)
-    if not isinstance(value, Iterable):
-        raise InvalidArgument(f"{name} must be a string or a list of them, got {describe(value)}")
-    return tuple(unicode_text(f"{name}[{idx}]", item) for idx, item in enumerate(value))
-
-
-def _token_ids(name: str, value: object) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise InvalidArgument(f"{name} must be a list of token ids, got {describe(value)}")
-    return tuple(integer(f"{name}[{idx}]", item, 0) for idx, item in enumerate(value))
-
-
-def _logit_bias(_name: str, value: object) -> dict[int, float]:
-    if not isinstance(value, Mapping):
-        raise InvalidArgument(f"logit_bias must map token ids to numbers, got {describe(value)}")
-    # Keys of JSON are strings.
-    ids = [int(k) if isinstance(k, str) and k.isdecimal() else k for k in value]
-    return {
-        integer("logit_bias: token id", token_id, 0): number(f"logit_bias[{token_id}]", bias)
-        for token_id, bias in zip(ids, value.values(), strict=True)
-    }
-
-
-def _of_kind(name: str, value: object, kind: type) -> object:
-    if not isinstance(value, kind):
-        raise InvalidArgument(f"{name} must be a {kind.__name__}, got {describe(value)}")
-    return value
-
-
-def _callables(name: str, value: object) -> tuple[PythonLogitsProcessor, ...] | None:
-    if not isinstance(value, Iterable) or isinstance(value, str):
-        raise InvalidArgument(f"{name} must be a list of functions, got {describe(value)}")
-    functions = tuple(value)
-    for idx, function in enumerate(functions):
-        if not callable(function):
-            raise InvalidArgument(f"{name}[{idx}] must be a function, got {describe(function)}")
-    return functions or None
-
-
-def _refused(name: str, value: object) -> None:
-    """For good: extra_args is for plugins, of which llmserve has none, and what nobody reads is
-    better refused."""
-    refuse_unless_default("SamplingParams", name, value, None)
-
-
-# Every field's check, which gives the value as it is kept. Raises InvalidArgument, NotSupported.
-_CHECKS: Mapping[str, Callable[[str, object], object]] = {
-    "extra_args": _refused,
-    "n": partial(integer, minimum=1, maximum=128),
-    **dict.fromkeys(_NUMBERS, number),
-    "top_k": partial(integer, minimum=-1),
-    "seed": _seed,
-    "stop": _strings,
-    "stop_token_ids": _token_ids,
-    "max_tokens": partial(optional_integer, minimum=1),
-    "min_tokens": partial(integer, minimum=0),
-    "logprobs": _num_logprobs,
-    "prompt_logprobs": _num_logprobs,
-    **dict.fromkeys(_BOOLEANS, boolean),
-    "logit_bias": _logit_bias,
-    "allowed_token_ids": _token_ids,
-    "logprob_token_ids": _token_ids,
-    "bad_words": _bad_words,
-    "thinking_token_budget": _none_if_minus_1,
-    "logits_processors": _callables,
-    "truncate_prompt_tokens": truncation,
-    "skip_reading_prefix_cache": boolean,
-    "output_kind": partial(_of_kind, kind=RequestOutputKind),
-    "repetition_detection": partial(_of_kind, kind=RepetitionDetectionParams),
-    "structured_outputs": partial(_of_kind, kind=StructuredOutputsParams),
+# What is known of each, by name.
+SAMPLING_FIELDS: Mapping[str, SamplingField] = {
+    item.name: item.metadata[FIELD] for item in fields(SamplingParams)
 }
+_SAME_IN_CORE = tuple(name for name, known in SAMPLING_FIELDS.items() if known.is_same_in_core)
 # What a field is without an argument, as its check leaves it.
 _PLAIN: Mapping[str, object] = {
-    **{field.name: field.default for field in fields(SamplingParams)},
+    **{item.name: item.default for item in fields(SamplingParams)},
     "stop": (),
     "stop_token_ids": (),
 }

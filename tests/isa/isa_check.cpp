@@ -672,20 +672,20 @@ void check_sampling_case(Checker& check, int64_t vocabulary, bool has_ties) {
   for (const float temperature : {0.0f, 0.7f, 1.0f, 3.0f}) {
     for (int filter = 0; filter < 6; ++filter) {
       SampleRow row;
-      row.temperature = temperature;
+      row.draw.temperature = temperature;
       row.seed = mix64(rows.size());
       row.position = filter % 2 == 0 ? 3 : 5'000'000'000;
       row.num_top = std::max(-1, filter - 2);
-      if (filter == 1 || filter == 5) row.top_k = 4;
-      if (filter == 2 || filter == 5) row.top_p = 0.8f;
-      if (filter == 3 || filter == 5) row.min_p = 0.05f;
+      if (filter == 1 || filter == 5) row.draw.top_k = 4;
+      if (filter == 2 || filter == 5) row.draw.top_p = 0.8f;
+      if (filter == 3 || filter == 5) row.draw.min_p = 0.05f;
       if (filter == 4 || filter == 5) row.banned_token_ids = banned;
       if (filter == 2 || filter == 4) row.allowed = allowed;
       if (filter == 1 || filter == 4) row.biases = biases;
       if (filter == 3 || filter == 4) row.counts = counts;
-      row.repetition_penalty = 1.5f;
-      row.frequency_penalty = 0.25f;
-      row.presence_penalty = -0.5f;
+      row.draw.repetition_penalty = 1.5f;
+      row.draw.frequency_penalty = 0.25f;
+      row.draw.presence_penalty = -0.5f;
       row.reported_token_ids = reported;
       rows.push_back(row);
     }

@@ -15,7 +15,7 @@ from typing import Any
 import llmserve
 import msgspec
 import pytest
-from llmserve.server.http import bodies
+from llmserve.server.routes import bodies
 from serving import RunningServer
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,6 @@
 namespace llmserve {
 namespace {
 
-constexpr float kGreedyTemperature = 1e-5f;
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
 struct SampleScratch {
@@ -23,10 +22,10 @@ bool has_edits(const SampleRow& row) {
          !row.banned_token_ids.empty() || !row.counts.empty();
 }
 
-float penalized(float value, const TokenCount& count, const SampleRow& row) {
-  value = value > 0 ? value / row.repetition_penalty : value * row.repetition_penalty;
-  value -= row.frequency_penalty * static_cast<float>(count.num_generated);
-  return count.num_generated > 0 ? value - row.presence_penalty : value;
+float penalized(float value, const TokenCount& count, const DrawSettings& draw) {
+  value = value > 0 ? value / draw.repetition_penalty : value * draw.repetition_penalty;
+  value -= draw.frequency_penalty * static_cast<float>(count.num_generated);
+  return count.num_generated > 0 ? value - draw.presence_penalty : value;
 }
 
 void edit(const cpu::KernelTable& kernels, const float* x, int64_t n, const SampleRow& row,
@@ -38,7 +37,7 @@ void edit(const cpu::KernelTable& kernels, const float* x, int64_t n, const Samp
   for (const int32_t id : row.banned_token_ids)
     if (id >= 0 && id < n) z[id] = kMinusInf;
   for (const TokenCount& count : row.counts)
-    z[count.token_id] = penalized(z[count.token_id], count, row);
+    z[count.token_id] = penalized(z[count.token_id], count, row.draw);
 }
 
 // What the filters take out becomes -inf.
@@ -65,10 +64,10 @@ void keep_top_p(const cpu::KernelTable& kernels, const SampleScratch& s, int64_t
 
 int64_t draw(const cpu::KernelTable& kernels, const float* x, int64_t n, const cpu::RowMax& largest,
              const SampleRow& row, const SampleScratch& s) {
-  kernels.scale_logits(x, n, largest.max, row.temperature, s.z);
-  if (row.min_p > 0) kernels.keep_min_p(s.z, n, row.min_p);
-  keep_top_k(s, n, row.top_k);
-  keep_top_p(kernels, s, n, row.top_p);
+  kernels.scale_logits(x, n, largest.max, row.draw.temperature, s.z);
+  if (row.draw.min_p > 0) kernels.keep_min_p(s.z, n, row.draw.min_p);
+  keep_top_k(s, n, row.draw.top_k);
+  keep_top_p(kernels, s, n, row.draw.top_p);
   return kernels.gumbel_argmax(s.z, n, row.seed, row.position, largest.idx);
 }
 
@@ -142,8 +141,8 @@ bool choose(const cpu::KernelTable& kernels, const float* x, int64_t n, const cp
     largest = kernels.row_max(x, n);
     if (!largest.has_no_bad || largest.max == kMinusInf) return false;
   }
-  const bool is_greedy = row.temperature < kGreedyTemperature;
-  token_id = static_cast<int32_t>(is_greedy ? largest.idx : draw(kernels, x, n, largest, row, s));
+  token_id = static_cast<int32_t>(row.draw.is_greedy() ? largest.idx
+                                                       : draw(kernels, x, n, largest, row, s));
   return true;
 }
 

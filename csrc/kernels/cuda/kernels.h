@@ -237,10 +237,7 @@ struct DrawState {
 // One row of logits to draw from, as in SampleRow.
 struct DrawRow {
   const float* raw;  // [V] the logits; null: nothing is drawn
-  float temperature;
-  float top_p;
-  float min_p;
-  int32_t top_k;
+  DrawSettings draw;
   uint64_t seed;
   int64_t position;
   int32_t forced_token_id;  // -1: none
@@ -251,9 +248,6 @@ struct DrawRow {
   DrawList banned;            // int32
   DrawList counts;            // DrawCount
   const int32_t* late_token;  // counted once more than `counts` has it, as generated; or null
-  float repetition_penalty;
-  float frequency_penalty;
-  float presence_penalty;
   DrawState state;
 };
 // rows, out [S], `data` what their lists lie in; z [S, V] is working memory.
@@ -308,9 +302,9 @@ struct StepHeader {
 // token_ids[t] = drawn[awaited_rows[t]], where that is not -1; both [T].
 void take_awaited(const DrawnRow* drawn, const int32_t* awaited_rows, int64_t num_tokens,
                   int32_t* token_ids, cudaStream_t stream);
-// rows, params [S']: each draws from its row of logits, unedited. They are rows [first_row, …) of
+// rows, draws [S']: each draws from its row of logits, unedited. They are rows [first_row, …) of
 // the step; those beyond its num_rows draw nothing.
-void make_draw_rows(const StepHeader* header, int64_t first_row, const DrawSettings* params,
+void make_draw_rows(const StepHeader* header, int64_t first_row, const SeededDraw* draws,
                     ConstRows logits, int64_t num_rows, DrawRow* rows, cudaStream_t stream);
 // drawn [S] to results + result_begin + rows_begin, in mapped memory of the host, then the step's
 // number to results + result_begin, by a release store.

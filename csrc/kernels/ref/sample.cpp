@@ -11,7 +11,6 @@
 namespace llmserve {
 namespace {
 
-constexpr float kGreedyTemperature = 1e-5f;
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
 float gumbel_noise(int32_t token_id, const SampleRow& row) {
@@ -57,11 +56,11 @@ void keep_top_p(std::vector<float>& z, float top_p) {
     if (weights[i] < threshold) z[i] = kMinusInf;
 }
 
-float penalized(float value, const TokenCount& count, const SampleRow& row) {
-  value = value > 0 ? value / row.repetition_penalty : value * row.repetition_penalty;
-  const float frequency = row.frequency_penalty * static_cast<float>(count.num_generated);
+float penalized(float value, const TokenCount& count, const DrawSettings& draw) {
+  value = value > 0 ? value / draw.repetition_penalty : value * draw.repetition_penalty;
+  const float frequency = draw.frequency_penalty * static_cast<float>(count.num_generated);
   value -= frequency;
-  if (count.num_generated > 0) value -= row.presence_penalty;
+  if (count.num_generated > 0) value -= draw.presence_penalty;
   return value;
 }
 
@@ -76,7 +75,7 @@ std::vector<float> edited(const float* x, int64_t vocabulary, const SampleRow& r
     if (id >= 0 && id < vocabulary) z[static_cast<size_t>(id)] = kMinusInf;
   for (const TokenCount& count : row.counts) {
     float& value = z[static_cast<size_t>(count.token_id)];
-    value = penalized(value, count, row);
+    value = penalized(value, count, row.draw);
   }
   return z;
 }
@@ -89,12 +88,12 @@ bool can_draw(const float* x, int64_t vocabulary) {
 }
 
 int32_t draw(std::vector<float> z, const SampleRow& row) {
-  if (row.temperature >= kGreedyTemperature) {
+  if (!row.draw.is_greedy()) {
     const float max = *std::max_element(z.begin(), z.end());
-    for (float& value : z) value = (value - max) / row.temperature;
-    if (row.min_p > 0) keep_min_p(z, row.min_p);
-    keep_top_k(z, row.top_k);
-    keep_top_p(z, row.top_p);
+    for (float& value : z) value = (value - max) / row.draw.temperature;
+    if (row.draw.min_p > 0) keep_min_p(z, row.draw.min_p);
+    keep_top_k(z, row.draw.top_k);
+    keep_top_p(z, row.draw.top_p);
     for (size_t i = 0; i < z.size(); ++i) z[i] += gumbel_noise(static_cast<int32_t>(i), row);
   }
   return static_cast<int32_t>(std::max_element(z.begin(), z.end()) - z.begin());

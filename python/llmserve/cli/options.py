@@ -9,16 +9,14 @@ from llmserve.cli.command_parser import take_llm_arguments
 from llmserve.common.units import size
 from llmserve.llm import LLM
 from llmserve.outputs import RequestOutput
-from llmserve.sampling_params import RequestOutputKind, SamplingParams
+from llmserve.sampling_params import SAMPLING_FIELDS, RequestOutputKind, SamplingParams
 
-# The options that are sampling parameters: name, type, help.
-_SAMPLING_OPTIONS = (
-    ("temperature", float, "0 takes the most likely token; higher is more varied"),
-    ("top_p", float, "keep the most likely tokens up to this share of the probability"),
-    ("top_k", int, "keep this many most likely tokens; 0 keeps all"),
-    ("min_p", float, "drop tokens less likely than this share of the most likely one"),
-    ("seed", int, "makes the run repeatable"),
-)
+# The sampling parameters that are options.
+_SAMPLING_OPTIONS = {
+    name: (known.body, known.option)
+    for name, known in SAMPLING_FIELDS.items()
+    if known.body is not None and known.option
+}
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +56,7 @@ def add_quantization(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """How tokens are chosen; what is not given is the model's own."""
-    for name, kind, text in _SAMPLING_OPTIONS:
+    for name, (kind, text) in _SAMPLING_OPTIONS.items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=kind, metavar="X" if kind is float else "N", help=text)
     parser.add_argument(
@@ -94,7 +92,7 @@ def sampling_params(
     options: argparse.Namespace, defaults: SamplingParams, max_tokens: int | None, **more: object
 ) -> SamplingParams:
     """Those of the options over those of the model, in deltas."""
-    given = {name: getattr(options, name) for name, _, _ in _SAMPLING_OPTIONS}
+    given = {name: getattr(options, name) for name in _SAMPLING_OPTIONS}
     given = {**given, "stop": options.stop, **more}
     return dataclasses.replace(
         defaults,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llmserve.checkpoint.model_files import (
     JsonObject,
@@ -11,10 +12,13 @@ from llmserve.checkpoint.model_files import (
     read_json_object,
     token_id_tuple,
 )
-from llmserve.common.arguments import integer, number
+from llmserve.common.arguments import integer
 from llmserve.errors import CorruptFile, InvalidArgument
 from llmserve.requests.gguf_generation import gguf_generation_fields
-from llmserve.sampling_params import SamplingParams
+from llmserve.sampling_params import SAMPLING_FIELDS, SamplingParams
+
+# The sampling parameters that makers of models set; of others a file may say what it wants.
+_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +59,12 @@ def _default_params(
     path: Path, fields: Mapping[str, object], max_new_tokens: int | None
 ) -> SamplingParams:
     """SamplingParams' own defaults under what the file says, as vLLM does it."""
-    own = SamplingParams()
-    temperature = checked_field(path, fields, "temperature", number)
-    top_p = checked_field(path, fields, "top_p", number)
-    top_k = checked_field(path, fields, "top_k", lambda name, value: integer(name, value, -1))
-    min_p = checked_field(path, fields, "min_p", number)
-    penalty = checked_field(path, fields, "repetition_penalty", number)
+    given: dict[str, Any] = {
+        name: checked_field(path, fields, name, SAMPLING_FIELDS[name].check)
+        for name in _RECOMMENDED
+    }
+    given["max_tokens"] = max_new_tokens
     try:
-        return SamplingParams(
-            repetition_penalty=own.repetition_penalty if penalty is None else penalty,
-            temperature=own.temperature if temperature is None else temperature,
-            top_p=own.top_p if top_p is None else top_p,
-            top_k=own.top_k if top_k is None else top_k,
-            min_p=own.min_p if min_p is None else min_p,
-            max_tokens=own.max_tokens if max_new_tokens is None else max_new_tokens,
-        )
+        return SamplingParams(**{k: value for k, value in given.items() if value is not None})
     except InvalidArgument as error:
         raise CorruptFile(f"{path}: {error}") from error

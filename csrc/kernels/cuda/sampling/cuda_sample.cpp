@@ -55,18 +55,12 @@ DrawList SampleCall::add(std::span<const T> values) {
 // The row as the kernel takes it, its lists among what is asked.
 DrawRow SampleCall::draw_row(const SampleRow& row, const float* raw, const int32_t* late_token) {
   DrawRow to{.raw = raw,
-             .temperature = row.temperature,
-             .top_p = row.top_p,
-             .min_p = row.min_p,
-             .top_k = row.top_k,
+             .draw = row.draw,
              .seed = row.seed,
              .position = row.position,
              .forced_token_id = row.forced_token_id,
              .is_edited = is_edited(row) || late_token != nullptr,
-             .late_token = late_token,
-             .repetition_penalty = row.repetition_penalty,
-             .frequency_penalty = row.frequency_penalty,
-             .presence_penalty = row.presence_penalty};
+             .late_token = late_token};
   if (!to.is_edited || row.forced_token_id >= 0) return to;
   if (row.draw_logits)
     to.logits = add(std::span(row.draw_logits.as<float>(), static_cast<size_t>(vocabulary_)));

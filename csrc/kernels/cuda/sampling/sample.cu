@@ -9,7 +9,6 @@ namespace llmserve::cuda {
 namespace {
 
 constexpr int kThreads = kSampleThreads;
-constexpr float kGreedyTemperature = 1e-5f;
 
 // -- the first launch ---------------------------------------------------------------------------
 
@@ -43,10 +42,11 @@ __device__ __forceinline__ const T* entries(const std::byte* data, const DrawLis
   return reinterpret_cast<const T*>(data + list.begin);
 }
 
-__device__ __forceinline__ float penalized(float value, int32_t num_generated, const DrawRow& row) {
-  value = value > 0 ? value / row.repetition_penalty : value * row.repetition_penalty;
-  value -= row.frequency_penalty * static_cast<float>(num_generated);
-  return num_generated > 0 ? value - row.presence_penalty : value;
+__device__ __forceinline__ float penalized(float value, int32_t num_generated,
+                                           const DrawSettings& draw) {
+  value = value > 0 ? value / draw.repetition_penalty : value * draw.repetition_penalty;
+  value -= draw.frequency_penalty * static_cast<float>(num_generated);
+  return num_generated > 0 ? value - draw.presence_penalty : value;
 }
 
 // z = the row's edited copy, of a stretch. A list names a token once, so that each has one thread
@@ -77,11 +77,11 @@ __device__ void edit(const DrawRow& row, const std::byte* data, Stretch stretch,
     const DrawCount count = counts[i];
     if (!is_here(count.token_id)) continue;
     const int is_late = count.token_id == late ? 1 : 0;
-    z[count.token_id] = penalized(z[count.token_id], count.num_generated + is_late, row);
+    z[count.token_id] = penalized(z[count.token_id], count.num_generated + is_late, row.draw);
     is_counted |= is_late;
   }
   is_counted = __syncthreads_or(is_counted);
-  if (is_here(late) && is_counted == 0 && thread == 0) z[late] = penalized(z[late], 1, row);
+  if (is_here(late) && is_counted == 0 && thread == 0) z[late] = penalized(z[late], 1, row.draw);
   __syncthreads();
 }
 
@@ -95,7 +95,7 @@ __device__ void finish_scan(DrawRow& row, DrawnRow& out) {
   const bool is_raw_valid = is_number(raw_best);
   const bool is_valid = is_raw_valid && is_number(best);
   const bool is_forced = row.forced_token_id >= 0;
-  const bool is_greedy = row.temperature < kGreedyTemperature;
+  const bool is_greedy = row.draw.temperature < kGreedyTemperature;
   state.raw_max = value_at(raw_best);
   state.raw_best = 0;
   state.num_scanned = 0;
@@ -146,9 +146,9 @@ struct Filtered {
 
   __device__ Filtered(const DrawRow& row)
       : max(value_at(row.state.best)),
-        temperature(row.temperature),
-        min_p(row.min_p),
-        least(row.min_p >= 1e-30f ? v_log(row.min_p) - kMargin : -INFINITY),
+        temperature(row.draw.temperature),
+        min_p(row.draw.min_p),
+        least(min_p >= 1e-30f ? v_log(min_p) - kMargin : -INFINITY),
         least_weight(0) {}
   __device__ __forceinline__ void raise_least(float z) { least = v_max(least, z); }
   __device__ __forceinline__ void set_least_weight(uint32_t w) {
@@ -366,14 +366,15 @@ struct Winner {
 __device__ uint32_t filter(const DrawRow& row, const float* x, int32_t n, Filtered& filtered,
                            Shared& s) {
   uint32_t num_listed = kMaxListed + 1;
-  if (row.top_k > 0 && row.top_k < n) {
-    num_listed = list_largest(x, n, row.top_k, filtered, s.listed, s.together);
-    filtered.raise_least(kth_largest(x, n, row.top_k, filtered, s.listed, num_listed, s.together));
+  if (row.draw.top_k > 0 && row.draw.top_k < n) {
+    num_listed = list_largest(x, n, row.draw.top_k, filtered, s.listed, s.together);
+    filtered.raise_least(
+        kth_largest(x, n, row.draw.top_k, filtered, s.listed, num_listed, s.together));
   }
-  if (row.top_p < 1.0f) {
+  if (row.draw.top_p < 1.0f) {
     filtered.set_least_weight(num_listed <= kMaxListed
-                                  ? least_listed_weight(x, row.top_p, filtered, num_listed, s)
-                                  : least_weight(x, n, row.top_p, filtered, s));
+                                  ? least_listed_weight(x, row.draw.top_p, filtered, num_listed, s)
+                                  : least_weight(x, n, row.draw.top_p, filtered, s));
   }
   return num_listed;
 }
@@ -386,7 +387,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const auto r = static_cast<int64_t>(blockIdx.x) / pieces.count;
   const auto piece = static_cast<int32_t>(blockIdx.x) % pieces.count;
   DrawRow& row = rows[r];
-  const bool is_filtered = (row.top_k > 0 && row.top_k < n) || row.top_p < 1.0f;
+  const bool is_filtered = (row.draw.top_k > 0 && row.draw.top_k < n) || row.draw.top_p < 1.0f;
   if (is_filtered && piece != 0) return;                  // the whole block
   if (row.raw == nullptr || row.state.best == 0) return;  // likewise
   const float* x = row.is_edited ? all_z + r * n : row.raw;

@@ -111,15 +111,15 @@ void CudaSteps::take_awaited(std::span<const int32_t> token_ids,
                      const_cast<int32_t*>(block_.on_device(token_ids.data())), memory_.stream());
 }
 
-void CudaSteps::draw(const ConstTensor& logits, std::span<const DrawSettings> settings,
+void CudaSteps::draw(const ConstTensor& logits, std::span<const SeededDraw> draws,
                      int64_t first_row) {
   const int64_t num_rows = logits.shape[0];
   const int64_t vocabulary = logits.shape[1];
   std::byte* z = weights(num_rows * vocabulary * static_cast<int64_t>(sizeof(float)));
   auto* rows = reinterpret_cast<DrawRow*>(draw_rows_.data()) + first_row;
   make_draw_rows(reinterpret_cast<const StepHeader*>(twin_.data()), first_row,
-                 block_.on_device(settings.data()), {logits.as<float>(), logits.strides[0]},
-                 num_rows, rows, memory_.stream());
+                 block_.on_device(draws.data()), {logits.as<float>(), logits.strides[0]}, num_rows,
+                 rows, memory_.stream());
   cuda::draw(rows, num_rows, nullptr, vocabulary, reinterpret_cast<float*>(z),
              reinterpret_cast<DrawnRow*>(drawn_.data()) + first_row, memory_.stream());
 }

@@ -39,7 +39,7 @@ class CudaSteps final : public DeviceSteps {
   void bring_over() override;
   void take_awaited(std::span<const int32_t> token_ids,
                     std::span<const int32_t> awaited_rows) override;
-  void draw(const ConstTensor& logits, std::span<const DrawSettings> settings,
+  void draw(const ConstTensor& logits, std::span<const SeededDraw> draws,
             int64_t first_row) override;
   void sample(const SampleArgs& args, int64_t first_row, const LateTokens& late) override;
   void run_recorded(const RecordKey& key, const std::function<void()>& work) override;

@@ -19,23 +19,19 @@ __global__ void take_awaited_kernel(const DrawnRow* drawn, const int32_t* awaite
 
 // Row s of [0, S') in steps of the grid.
 __global__ void make_draw_rows_kernel(const StepHeader* header, int64_t first_row,
-                                      const DrawSettings* params, ConstRows logits, int64_t n,
+                                      const SeededDraw* draws, ConstRows logits, int64_t n,
                                       DrawRow* rows) {
   wait_for_previous();
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t s = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; s < n;
        s += stride) {
-    const DrawSettings& from = params[s];
+    const SeededDraw& from = draws[s];
     DrawRow row{};
     row.raw = first_row + s < header->num_rows ? logits.data + s * logits.stride : nullptr;
-    row.temperature = from.temperature;
-    row.top_p = from.top_p;
-    row.min_p = from.min_p;
-    row.top_k = from.top_k;
+    row.draw = from.draw;
     row.seed = from.seed;
     row.position = from.position;
     row.forced_token_id = -1;
-    row.repetition_penalty = 1.0f;
     rows[s] = row;
   }
 }
@@ -68,12 +64,12 @@ void take_awaited(const DrawnRow* drawn, const int32_t* awaited_rows, int64_t nu
          kThreads, 0, stream, drawn, awaited_rows, num_tokens, token_ids);
 }
 
-void make_draw_rows(const StepHeader* header, int64_t first_row, const DrawSettings* params,
+void make_draw_rows(const StepHeader* header, int64_t first_row, const SeededDraw* draws,
                     ConstRows logits, int64_t num_rows, DrawRow* rows, cudaStream_t stream) {
   if (num_rows == 0) return;
   launch_early("make_draw_rows", make_draw_rows_kernel,
                blocks(elementwise_blocks(num_rows, kThreads)), kThreads, 0, stream, header,
-               first_row, params, logits, num_rows, rows);
+               first_row, draws, logits, num_rows, rows);
 }
 
 void publish(const StepHeader* header, const DrawnRow* drawn, void* results, int64_t rows_begin,

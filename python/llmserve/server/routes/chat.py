@@ -16,10 +16,10 @@ from llmserve.requests.generation_config import own_max_tokens
 from llmserve.requests.state import RequestState
 from llmserve.sampling_params import SamplingParams
 from llmserve.server.context import context
-from llmserve.server.http.bodies import ChatBody, StreamOptions
 from llmserve.server.http.errors import ApiError
 from llmserve.server.http.events import event
 from llmserve.server.models import ServedModel
+from llmserve.server.routes.bodies import ChatBody, StreamOptions
 from llmserve.server.routes.chat_parser import (
     ChatFormat,
     ChatParser,

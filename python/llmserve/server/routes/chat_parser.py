@@ -14,8 +14,8 @@ from llmserve.parsers.registry import (
     tool_style,
 )
 from llmserve.parsers.think import ThinkParser
-from llmserve.server.http.bodies import ChatBody
 from llmserve.server.models import ServedModel
+from llmserve.server.routes.bodies import ChatBody
 from llmserve.server.settings import ServerSettings
 
 

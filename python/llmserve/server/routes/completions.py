@@ -9,10 +9,10 @@ from starlette.responses import Response
 from llmserve.outputs import CompletionOutput
 from llmserve.requests.state import RequestState
 from llmserve.server.context import context
-from llmserve.server.http.bodies import CompletionBody, StreamOptions
 from llmserve.server.http.errors import ApiError
 from llmserve.server.http.events import event
 from llmserve.server.models import ServedModel
+from llmserve.server.routes.bodies import CompletionBody, StreamOptions
 from llmserve.server.routes.generation_job import check_stream_options, generation_job
 from llmserve.server.routes.logprobs import CompletionLogprobs, PromptRows
 from llmserve.server.routes.prompts import prompts

@@ -16,8 +16,8 @@ from llmserve.parsers.tool_grammar import (
     text_with_calls,
     tool_function,
 )
-from llmserve.server.http.bodies import ChatBody, GenerationBody
 from llmserve.server.http.errors import ApiError
+from llmserve.server.routes.bodies import ChatBody, GenerationBody
 from llmserve.structured_outputs import StructuredOutputsParams
 from llmserve.tokenization.tokenizer import Tokenizer
 

@@ -12,8 +12,8 @@ from llmserve.pooling_params import PoolingParams
 from llmserve.requests.pooling_state import PoolingState
 from llmserve.requests.state import RequestState
 from llmserve.server.context import context
-from llmserve.server.http.bodies import EmbeddingBody
 from llmserve.server.http.errors import ApiError
+from llmserve.server.routes.bodies import EmbeddingBody
 from llmserve.server.routes.prompts import prompts
 from llmserve.server.routes.request_body import arrived_at, read_json
 from llmserve.server.routes.sampling import timeout_s

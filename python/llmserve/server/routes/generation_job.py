@@ -3,9 +3,9 @@
 from llmserve.errors import InvalidArgument
 from llmserve.prompts import SinglePrompt
 from llmserve.sampling_params import SamplingParams
-from llmserve.server.http.bodies import GenerationBody
 from llmserve.server.http.errors import ApiError
 from llmserve.server.models import ServedModel
+from llmserve.server.routes.bodies import GenerationBody
 from llmserve.server.routes.constraints import constraint_name, named_error
 from llmserve.server.routes.sampling import timeout_s
 from llmserve.server.running.job import Job, new_id

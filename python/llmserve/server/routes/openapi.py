@@ -9,14 +9,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from llmserve._version import __version__
-from llmserve.server.http.bodies import (
+from llmserve.server.http.errors import JsonResponse
+from llmserve.server.routes.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     EmbeddingBody,
     TokenizeBody,
 )
-from llmserve.server.http.errors import JsonResponse
 
 _POST: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/completions": (CompletionBody, "Continue prompts"),

@@ -7,9 +7,9 @@ from typing import Any
 from llmserve.chat.chat_template import chat_request
 from llmserve.common.text_threads import on_text_thread
 from llmserve.prompts import SinglePrompt, TextPrompt, TokensPrompt
-from llmserve.server.http.bodies import ChatBody, TokenizeBody
 from llmserve.server.http.errors import ApiError
 from llmserve.server.models import ServedModel
+from llmserve.server.routes.bodies import ChatBody, TokenizeBody
 from llmserve.server.routes.sampling import refuse_given
 from llmserve.tokenization.tokenizer import Tokenizer
 

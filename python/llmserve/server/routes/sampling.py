@@ -8,23 +8,22 @@ import msgspec
 
 from llmserve.errors import InvalidArgument
 from llmserve.sampling_params import (
+    SAMPLING_FIELDS,
     RepetitionDetectionParams,
     RequestOutputKind,
     SamplingParams,
 )
-from llmserve.server.http.bodies import GenerationBody
 from llmserve.server.http.errors import ApiError
+from llmserve.server.routes.bodies import GenerationBody
 from llmserve.server.routes.constraints import structured_outputs
 from llmserve.server.settings import ServerSettings
 
-# Fields that have the same name and meaning in SamplingParams.
-_SAME = (
-    *("temperature", "top_p", "n", "seed", "stop", "presence_penalty", "frequency_penalty"),
-    *("logit_bias", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "min_tokens"),
-    *("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"),
-    *("spaces_between_special_tokens", "allowed_token_ids", "bad_words", "prompt_logprobs"),
-    *("logprob_token_ids", "skip_reading_prefix_cache", "thinking_token_budget"),
-    "truncate_prompt_tokens",
+# Of the fields of bodies that are sampling parameters, those that are more than passed on.
+_OWN = {"max_tokens", "repetition_detection", "structured_outputs"}
+_SAME = tuple(
+    name
+    for name in GenerationBody.__struct_fields__
+    if name in SAMPLING_FIELDS and name not in _OWN
 )
 _NUMBERS = (bool, int, float)
 

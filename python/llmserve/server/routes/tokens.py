@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from llmserve.common.text_threads import on_text_thread
 from llmserve.server.context import context
-from llmserve.server.http.bodies import DetokenizeBody, TokenizeBody
 from llmserve.server.http.errors import ApiError, JsonResponse
 from llmserve.server.models import ServedModel
+from llmserve.server.routes.bodies import DetokenizeBody, TokenizeBody
 from llmserve.server.routes.prompts import chat_prompt
 from llmserve.server.routes.request_body import arrived_at, num_body_bytes, read_json
 from llmserve.tokenization.tokenizer import Tokenizer

@@ -5,8 +5,8 @@ from typing import Any
 
 from llmserve.outputs import CompletionOutput
 from llmserve.requests.state import RequestState
-from llmserve.server.http.bodies import StreamOptions
 from llmserve.server.http.events import event
+from llmserve.server.routes.bodies import StreamOptions
 from llmserve.server.running.activity import TIMEOUT
 from llmserve.server.running.failures import generation_error
 from llmserve.server.running.job import Job

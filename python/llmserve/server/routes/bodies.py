@@ -1,10 +1,12 @@
 """What clients send: the fields of each route, with vLLM's beside OpenAI's. A value of None is one
 that was not given."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
+
+from llmserve.sampling_params import SAMPLING_FIELDS
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds = list[Annotated[int, Meta(ge=0, le=2**31 - 1)]]
@@ -28,40 +30,42 @@ class RepetitionDetection(msgspec.Struct, forbid_unknown_fields=True):
     min_count: Count = 0
 
 
-class GenerationBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+if TYPE_CHECKING:
+    SamplingBody = msgspec.Struct
+else:
+    # Sampling parameters that are passed on as they are, OpenAI's and vLLM's.
+    SamplingBody = msgspec.defstruct(
+        "SamplingBody",
+        [
+            (name, known.body | None, None)
+            for name, known in SAMPLING_FIELDS.items()
+            if known.body is not None
+        ],
+        kw_only=True,
+    )
+
+
+class GenerationBody(SamplingBody, forbid_unknown_fields=True, kw_only=True):
     """Fields that completions and chat completions have in common."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    # OpenAI's sampling parameters
+    # OpenAI's sampling parameters of which routes or limits know more
     max_tokens: Count | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     n: int | None = None
-    seed: int | None = None
     stop: str | Strings | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     # vLLM's
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     stop_token_ids: TokenIds | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
     min_tokens: Count | None = None
     skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: Strings | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     logprob_token_ids: TokenIds | None = None
-    skip_reading_prefix_cache: bool | None = None
-    thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetection | None = None
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     priority: int | None = None
