@@ -13,15 +13,17 @@ inline constexpr float kGreedyTemperature = 1e-5f;
 // frequency_penalty * its times in the output; then x_i -= presence_penalty if it is there.
 // Repetition: Keskar et al. 2019, section 4.1.
 //
-// Then z = (x - max x) / temperature; then min-p (keep exp(z) >= min_p), top-k (keep z >= the k-th
-// largest; ties at the threshold stay), top-p (of what is left: keep the tokens whose weight is at
-// least the largest threshold at which the kept mass reaches top_p of the whole; weights are
-// floor(exp(z) * 2^30), so that no order of summation matters).
+// Then z = (x - max x) / temperature; then top-n-sigma (keep z >= -n times the standard deviation
+// of the finite x, over the temperature: core/math/sigma.inc), min-p (keep exp(z) >= min_p), top-k
+// (keep z >= the k-th largest; ties at the threshold stay), top-p (of what is left: keep the tokens
+// whose weight is at least the largest threshold at which the kept mass reaches top_p of the whole;
+// weights are floor(exp(z) * 2^30), so that no order of summation matters).
 struct DrawSettings {
   float temperature = 1.0f;  // under kGreedyTemperature greedy, ties to the lowest id
   int32_t top_k = 0;         // <= 0: all
   float top_p = 1.0f;
   float min_p = 0.0f;               // relative to the most likely token
+  float top_n_sigma = 0.0f;         // 0: all
   float repetition_penalty = 1.0f;  // for tokens of prompt and output
   float frequency_penalty = 0.0f;   // for each time in the output
   float presence_penalty = 0.0f;    // once for a token of the output
@@ -64,6 +66,9 @@ void for_each_draw_field(const Visit& visit) {
                            "top_k must be 0 or -1 (all) or positive"});
   visit(DrawField<float>{"min_p", &DrawSettings::min_p, [](float x) { return x >= 0 && x <= 1; },
                          "min_p must be in [0, 1]"});
+  visit(DrawField<float>{"top_n_sigma", &DrawSettings::top_n_sigma,
+                         [](float x) { return x >= 0 && x < kInfinity; },
+                         "top_n_sigma must be finite and at least 0"});
 }
 
 }  // namespace llmserve

@@ -77,6 +77,7 @@ class SamplingParams:
     top_p: float
     top_k: int
     min_p: float
+    top_n_sigma: float
     seed: int | None
     stop: list[str]
     stop_token_ids: list[int]

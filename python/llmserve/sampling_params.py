@@ -68,7 +68,8 @@ class SamplingParams:
 
     n: sequences sampled from the prompt, 1 to 128.
     temperature: at least 0; below 1e-5 the most likely token is taken. top_p in (0, 1]; top_k 0 or
-    -1 keeps all; min_p in [0, 1] is relative to the most likely token.
+    -1 keeps all; min_p in [0, 1] is relative to the most likely token. top_n_sigma, at least
+    0, keeps tokens whose logit is so many standard deviations of all below the largest; 0 all.
     repetition_penalty: more than 0; tokens of prompt and output have positive logits divided and
     others multiplied by it. frequency_penalty and presence_penalty, -2 to 2: taken off a token's
     logit for each time, and once, that it is in the output.
@@ -173,6 +174,12 @@ class SamplingParams:
         default=None, metadata=apart(checks.callables)
     )
     truncate_prompt_tokens: int | None = field(default=None, metadata=apart(truncation))
+    top_n_sigma: float = field(
+        default=0.0,
+        metadata=same(
+            number, float, "keep tokens whose logit is so many standard deviations from the best"
+        ),
+    )
 
     def __new__(cls, *args: object, **kwargs: object) -> "SamplingParams":
         """Refuses unknown names with a hint before the generated __init__ sees them."""

@@ -45,6 +45,8 @@ FILTERS = [
     *({"top_k": 1}, {"top_k": 50}, {"top_k": 50, "top_p": 0.9}, {"top_k": 3000}, {"top_k": 5000}),
     {"top_k": 40, "top_p": 0.8, "min_p": 0.02, "temperature": 1.7},
     {"top_p": 0.3, "min_p": 0.01, "temperature": 0.6},
+    {"top_n_sigma": 2.0},
+    {"top_n_sigma": 1.5, "top_k": 50, "top_p": 0.9, "temperature": 1.7},
 ]
 KINDS = ["normal", "peaked", "flat", "equal", "ties", "few", "zeros"]
 

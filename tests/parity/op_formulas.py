@@ -163,11 +163,15 @@ def log_softmax(logits):
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def kept_tokens(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> set[int]:
-    """The tokens that min-p, top-k and top-p leave, one after another."""
+def kept_tokens(
+    logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, top_n_sigma=0.0
+) -> set[int]:
+    """The tokens that top-n-sigma, min-p, top-k and top-p leave, one after another."""
     z = logits.astype(np.float64)
     z = (z - z.max()) / temperature
     kept = (np.exp(z) >= min_p) & (z > -np.inf)
+    if top_n_sigma > 0:
+        kept &= z >= -top_n_sigma * z[z > -np.inf].std()
     if 0 < top_k < z.size:
         kept &= z >= np.sort(np.where(kept, z, -np.inf))[::-1][top_k - 1]
     if top_p < 1:
@@ -209,12 +213,14 @@ def edited_logits(
     return x
 
 
-def draw_scores(x, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, position=0, **_):
+def draw_scores(x, temperature=1.0, seed=0, position=0, **filters):
     """What the drawn token is the argmax of."""
     x = x.astype(np.float64)
     if temperature < 1e-5:
         return x
-    kept = sorted(kept_tokens(x, temperature, top_k, top_p, min_p))
+    names = ("top_k", "top_p", "min_p", "top_n_sigma")
+    given = {name: filters[name] for name in names if name in filters}
+    kept = sorted(kept_tokens(x, temperature, **given))
     scores = np.full(x.size, -np.inf)
     scores[kept] = (x / temperature + gumbel_noise(x.size, seed, position))[kept]
     return scores

@@ -215,16 +215,19 @@ def test_keys_and_values_are_stored_alike_at_once_and_one_by_one(
 
 
 def test_sampled_rows_alone_equal_rows_in_a_batch(fast, fast_one_thread, rng):
-    logits = normal(rng, 6, 1037) * 3
+    logits = normal(rng, 7, 1037) * 3
     rows = [
         {"seed": 7, "position": i, "num_top": 2, **filters}
         for i, filters in enumerate(
-            [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.02}, {"temperature": 0.0}, {"top_k": 1}]
+            [
+                *({}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.02}, {"temperature": 0.0}),
+                *({"top_k": 1}, {"top_n_sigma": 1.5}),
+            ]
         )
     ]
     whole = fast.sample(logits, rows)
     assert fast_one_thread.sample(logits, rows) == whole
-    alone = [fast.sample(logits[i : i + 1], rows[i : i + 1])[0] for i in range(6)]
+    alone = [fast.sample(logits[i : i + 1], rows[i : i + 1])[0] for i in range(7)]
     assert alone == whole
 
 

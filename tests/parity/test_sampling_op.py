@@ -26,7 +26,11 @@ def chi_square(tokens, probabilities):
 
 
 @pytest.mark.parametrize(
-    "params", [{}, {"temperature": 2.5}, {"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.1}]
+    "params",
+    [
+        *({}, {"temperature": 2.5}, {"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.1}),
+        {"top_n_sigma": 1.0, "temperature": 2.5},
+    ],
 )
 def test_draws_follow_the_filtered_distribution(any_backend, rng, params):
     logits = rng.standard_normal(20, dtype=np.float32)
@@ -43,6 +47,7 @@ def test_draws_follow_the_filtered_distribution(any_backend, rng, params):
     [
         *({"top_k": 3}, {"top_k": 50}, {"top_p": 0.5}, {"top_p": 0.97}, {"min_p": 0.2}),
         *({"top_k": 20, "top_p": 0.7, "min_p": 0.01, "temperature": 1.5}, {"top_p": 1e-9}),
+        *({"top_n_sigma": 1.5}, {"top_n_sigma": 0.01}, {"top_n_sigma": 1.2, "top_p": 0.8}),
     ],
 )
 def test_every_token_drawn_passes_the_filters(fast, ref, rng, vocabulary, params):
@@ -53,6 +58,19 @@ def test_every_token_drawn_passes_the_filters(fast, ref, rng, vocabulary, params
     if len(kept) <= 3:
         assert set(tokens.tolist()) == kept
     np.testing.assert_array_equal(tokens[:50], draws(ref, logits, 50, **params))
+
+
+def test_top_n_sigma_counts_finite_logits_alone_and_not_the_temperature(any_backend):
+    # Of 0, 1, …, 9 the standard deviation is 2.872: one of them is 6.128 from 9.
+    logits = np.array([-np.inf, *range(10), -np.inf], np.float32)
+    for temperature in (0.5, 1.0, 1000.0):
+        tokens = draws(any_backend, logits, 500, top_n_sigma=1.0, temperature=temperature)
+        assert set(tokens.tolist()) <= {8, 9, 10}
+    assert set(tokens.tolist()) == {8, 9, 10}
+    # What is more than 1,024 below the largest counts as if it were that, so that sums have room.
+    logits = np.array([0.0, -500.0, -1e30], np.float32)
+    tokens = draws(any_backend, logits, 500, top_n_sigma=1.2, temperature=1000.0)
+    assert set(tokens.tolist()) == {0, 1}  # 1.2 deviations are 502
 
 
 def test_seeds_and_positions_draw_apart(any_backend, rng):

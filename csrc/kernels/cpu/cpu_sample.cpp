@@ -40,7 +40,26 @@ void edit(const cpu::KernelTable& kernels, const float* x, int64_t n, const Samp
     z[count.token_id] = penalized(z[count.token_id], count, row.draw);
 }
 
+#include "core/math/sigma.inc"
+
+// The least z that top-n-sigma keeps of a row x.
+float least_of_sigma(const float* x, int64_t n, float max, const DrawSettings& draw) {
+  uint64_t count = 0, steps = 0, squares = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const bool is_finite = x[i] != kMinusInf;
+    const uint64_t below = is_finite ? sigma_steps(max - x[i]) : 0;
+    count += is_finite ? 1 : 0;
+    steps += below;
+    squares += below * below;
+  }
+  return sigma_threshold(draw.top_n_sigma, count, steps, squares) / draw.temperature;
+}
+
 // What the filters take out becomes -inf.
+void keep_from(const SampleScratch& s, int64_t n, float least) {
+  for (int64_t i = 0; i < n; ++i) s.z[i] = s.z[i] < least ? kMinusInf : s.z[i];
+}
+
 void keep_top_k(const SampleScratch& s, int64_t n, int32_t k) {
   if (k <= 0 || k >= n) return;
   for (int64_t i = 0; i < n; ++i) s.keys[i] = ordered_key(s.z[i]);
@@ -64,7 +83,10 @@ void keep_top_p(const cpu::KernelTable& kernels, const SampleScratch& s, int64_t
 
 int64_t draw(const cpu::KernelTable& kernels, const float* x, int64_t n, const cpu::RowMax& largest,
              const SampleRow& row, const SampleScratch& s) {
+  const bool has_sigma = row.draw.top_n_sigma > 0;
+  const float least = has_sigma ? least_of_sigma(x, n, largest.max, row.draw) : kMinusInf;
   kernels.scale_logits(x, n, largest.max, row.draw.temperature, s.z);
+  if (has_sigma) keep_from(s, n, least);
   if (row.draw.min_p > 0) kernels.keep_min_p(s.z, n, row.draw.min_p);
   keep_top_k(s, n, row.draw.top_k);
   keep_top_p(kernels, s, n, row.draw.top_p);

@@ -19,7 +19,27 @@ float gumbel_noise(int32_t token_id, const SampleRow& row) {
   return ref::v_gumbel(bits[token_id % 4]);
 }
 
+#include "core/math/sigma.inc"
+
+// The least z that top-n-sigma keeps of a row x.
+float least_of_sigma(const std::vector<float>& x, float max, const DrawSettings& draw) {
+  uint64_t count = 0, steps = 0, squares = 0;
+  for (const float value : x) {
+    if (value == kMinusInf) continue;
+    const uint64_t below = sigma_steps(max - value);
+    ++count;
+    steps += below;
+    squares += below * below;
+  }
+  return sigma_threshold(draw.top_n_sigma, count, steps, squares) / draw.temperature;
+}
+
 // The filters set the z of what they take out to -inf.
+void keep_from(std::vector<float>& z, float least) {
+  for (float& value : z)
+    if (value < least) value = kMinusInf;
+}
+
 void keep_min_p(std::vector<float>& z, float min_p) {
   for (float& value : z)
     if (!(ref::v_exp(value) >= min_p)) value = kMinusInf;
@@ -90,7 +110,10 @@ bool can_draw(const float* x, int64_t vocabulary) {
 int32_t draw(std::vector<float> z, const SampleRow& row) {
   if (!row.draw.is_greedy()) {
     const float max = *std::max_element(z.begin(), z.end());
+    const bool has_sigma = row.draw.top_n_sigma > 0;
+    const float least = has_sigma ? least_of_sigma(z, max, row.draw) : kMinusInf;
     for (float& value : z) value = (value - max) / row.draw.temperature;
+    if (has_sigma) keep_from(z, least);
     if (row.draw.min_p > 0) keep_min_p(z, row.draw.min_p);
     keep_top_k(z, row.draw.top_k);
     keep_top_p(z, row.draw.top_p);

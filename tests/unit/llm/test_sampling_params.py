@@ -55,7 +55,7 @@ DEFAULTS = {
     "repetition_detection": None,
 }
 # llmserve's own, after them.
-OWN = {"logits_processors": None, "truncate_prompt_tokens": None}
+OWN = {"logits_processors": None, "truncate_prompt_tokens": None, "top_n_sigma": 0.0}
 
 
 def test_names_order_and_defaults_are_those_of_the_field() -> None:
@@ -78,6 +78,7 @@ REFUSED = [
     ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
     ({"top_k": -2}, "top_k must be between -1 and 2147483647, got -2"),
     ({"min_p": 1.01}, r"min_p must be in \[0, 1\], got 1.01"),
+    ({"top_n_sigma": -1}, "top_n_sigma must be finite and at least 0, got -1"),
     ({"seed": -(2**63) - 1}, "seed must be between -9223372036854775808 and 184.*15, got -922"),
     ({"seed": 2**64}, "seed must be between -9223372036854775808 and 18446744073709551615, got 1"),
     ({"stop": ["a", 3]}, r"stop\[1\] must be a string, got 3"),
@@ -239,6 +240,7 @@ def test_every_field_reaches_the_engine() -> None:
         "top_p": 0.25,
         "top_k": 7,
         "min_p": 0.125,
+        "top_n_sigma": 1.5,
         "seed": 2**64 - 1,
         "stop": ["x", "日本"],
         "stop_token_ids": [5],

@@ -361,11 +361,42 @@ struct Winner {
   __device__ __forceinline__ Place place() const { return place_of(score, token_id); }
 };
 
-// What top-k and top-p take out, by one block. Returns how many tokens are listed, all that are
-// left among them; if more than kMaxListed, the list is of no use.
+#define inline __device__ __forceinline__
+#include "core/math/sigma.inc"
+#undef inline
+
+// The least z that top-n-sigma keeps of a row x.
+__device__ float least_of_sigma(const float* x, int32_t n, float max, const DrawSettings& draw,
+                                Together& together) {
+  unsigned long long count = 0, steps = 0, squares = 0;
+  for_fours<1>(x, {0, n}, [&](int32_t, const Four& four) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (four.at[j] == -INFINITY) continue;
+      const unsigned long long below = sigma_steps(max - four.at[j]);
+      ++count;
+      steps += below;
+      squares += below * below;
+    }
+  });
+  count = block_total(count, together);
+  steps = block_total(steps, together);
+  squares = block_total(squares, together);
+  return sigma_threshold(draw.top_n_sigma, count, steps, squares) / draw.temperature;
+}
+
+// Whether a row takes more than its own z to tell who is left.
+__device__ __forceinline__ bool has_filters(const DrawSettings& draw, int32_t n) {
+  return (draw.top_k > 0 && draw.top_k < n) || draw.top_p < 1.0f || draw.top_n_sigma > 0;
+}
+
+// What top-n-sigma, top-k and top-p take out, by one block. Returns how many tokens are listed, all
+// that are left among them; if more than kMaxListed, the list is of no use.
 __device__ uint32_t filter(const DrawRow& row, const float* x, int32_t n, Filtered& filtered,
                            Shared& s) {
   uint32_t num_listed = kMaxListed + 1;
+  if (row.draw.top_n_sigma > 0)
+    filtered.raise_least(least_of_sigma(x, n, filtered.max, row.draw, s.together));
   if (row.draw.top_k > 0 && row.draw.top_k < n) {
     num_listed = list_largest(x, n, row.draw.top_k, filtered, s.listed, s.together);
     filtered.raise_least(
@@ -387,7 +418,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const auto r = static_cast<int64_t>(blockIdx.x) / pieces.count;
   const auto piece = static_cast<int32_t>(blockIdx.x) % pieces.count;
   DrawRow& row = rows[r];
-  const bool is_filtered = (row.draw.top_k > 0 && row.draw.top_k < n) || row.draw.top_p < 1.0f;
+  const bool is_filtered = has_filters(row.draw, n);
   if (is_filtered && piece != 0) return;                  // the whole block
   if (row.raw == nullptr || row.state.best == 0) return;  // likewise
   const float* x = row.is_edited ? all_z + r * n : row.raw;
