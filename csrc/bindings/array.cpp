@@ -142,7 +142,7 @@ dlpack::DataType dlpack_type(DType dtype) {
   throw NotSupported(concat("arrays of ", name(dtype), " do not cross by DLPack"));
 }
 
-Array Array::empty(DType dtype, std::initializer_list<int64_t> shape) {
+Array Array::empty(DType dtype, std::span<const int64_t> shape) {
   int64_t num_bytes = size_bytes(dtype);
   bool overflows = false;
   for (const int64_t dim : shape)
@@ -150,7 +150,14 @@ Array Array::empty(DType dtype, std::initializer_list<int64_t> shape) {
   void* data = overflows ? nullptr
                          : ::operator new(static_cast<size_t>(std::max<int64_t>(num_bytes, 1)),
                                           kAlignment, std::nothrow);
-  const Tensor tensor(data, dtype, shape);
+  Tensor tensor(data, dtype, {});
+  tensor.rank = static_cast<int>(shape.size());
+  int64_t stride = 1;
+  for (int d = tensor.rank - 1; d >= 0; --d) {
+    tensor.shape[d] = shape[static_cast<size_t>(d)];
+    tensor.strides[d] = stride;
+    stride *= tensor.shape[d];
+  }
   if (data == nullptr) throw ResourceExhausted(concat("no memory for ", describe(tensor)));
   return {tensor, {data, [](void* memory) { ::operator delete(memory, kAlignment); }}};
 }
@@ -158,7 +165,7 @@ Array Array::empty(DType dtype, std::initializer_list<int64_t> shape) {
 Array Array::empty_like(const ConstTensor& tensor, DType dtype) {
   std::array<int64_t, kMaxRank> dims = tensor.shape;
   std::fill(dims.begin() + tensor.rank, dims.end(), 1);
-  Array result = empty(dtype, {dims[0], dims[1], dims[2], dims[3]});
+  Array result = empty(dtype, dims);
   result.tensor_.rank = tensor.rank;
   return result;
 }

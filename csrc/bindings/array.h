@@ -6,8 +6,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
-#include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "bindings/dlpack.h"
@@ -23,7 +23,7 @@ class Array {
   Array(Tensor tensor, std::shared_ptr<const void> owner, bool is_read_only = false)
       : tensor_(tensor), owner_(std::move(owner)), is_read_only_(is_read_only) {}
   // New memory, not initialised, aligned to a cache line. Throws ResourceExhausted.
-  static Array empty(DType dtype, std::initializer_list<int64_t> shape);
+  static Array empty(DType dtype, std::span<const int64_t> shape);
 
   const Tensor& tensor() const { return tensor_; }
   const std::shared_ptr<const void>& owner() const { return owner_; }

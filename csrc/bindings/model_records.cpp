@@ -42,9 +42,9 @@ py::dict to_dict(const ModelConfig& config) {
   out["num_heads"] = config.num_heads;
   out["num_kv_heads"] = config.num_kv_heads;
   out["head_dim"] = config.head_dim;
-  out["activation"] = kActivationNames[static_cast<size_t>(config.activation)];
+  out["activation"] = name(config.activation);
   out["norm"] = config.norm.kind == NormKind::kRms ? "rms" : "layer";
-  out["norm_eps"] = config.norm.eps;
+  out["norm_eps"] = config.norm.numbers.eps;
   out["attention_bias"] = config.attention_bias;
   out["output_bias"] = config.output_bias;
   out["mlp_bias"] = config.mlp_bias;

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <utility>
 
+#include "bindings/op_call.h"
 #include "core/error.h"
 
 namespace py = pybind11;
@@ -60,16 +62,16 @@ bool is_tensor(const py::object& torch, py::handle object) {
   return !torch.is_none() && py::isinstance(object, torch.attr("Tensor"));
 }
 
-py::object make_on_device(const std::string& name, DType dtype,
-                          std::initializer_list<int64_t> shape, py::handle like) {
+py::object make_on_device(const std::string& name, DType dtype, std::span<const int64_t> shape,
+                          py::handle like) {
   using namespace py::literals;
   const py::object torch = loaded_torch();
   if (!is_tensor(torch, like)) {
     throw NotSupported(concat(name, ": only torch makes new arrays on a device; pass out="));
   }
   const py::object type = torch.attr(py::str(std::string(llmserve::name(dtype))));
-  return torch.attr("empty")(py::cast(std::vector<int64_t>(shape)), "dtype"_a = type,
-                             "device"_a = like.attr("device"));
+  return torch.attr("empty")(py::cast(std::vector<int64_t>(shape.begin(), shape.end())),
+                             "dtype"_a = type, "device"_a = like.attr("device"));
 }
 
 // A device's array as Python's numbers.
@@ -99,9 +101,20 @@ int32_t narrow(const std::string& name, int64_t value) {
 
 }  // namespace
 
+Activation parse_activation(const std::string& name) {
+  for (size_t i = 0; i < std::size(kActivations); ++i)
+    if (kActivations[i].name == name) return static_cast<Activation>(i);
+  throw InvalidArgument(concat("activation: unknown name \"", name, "\""));
+}
+
+KeyLayout parse_key_layout(const std::string& name) {
+  if (name == "rows") return KeyLayout::kRows;
+  if (name == "panels") return KeyLayout::kPanels;
+  throw InvalidArgument(concat("key_layout: expected rows or panels, got ", name));
+}
+
 OutputArray::OutputArray(const std::string& name, const py::object& given, DType dtype,
-                         std::initializer_list<int64_t> shape, const ArrayPlace& place,
-                         py::handle like)
+                         std::span<const int64_t> shape, const ArrayPlace& place, py::handle like)
     : name_(name), given_(given) {
   if (given.is_none() && !place.is_cuda) {
     made_ = Array::empty(dtype, shape);
@@ -113,12 +126,11 @@ OutputArray::OutputArray(const std::string& name, const py::object& given, DType
   }
 }
 
-void OutputArray::check_apart(std::initializer_list<ConstTensor> inputs, bool can_be_first) const {
+void OutputArray::check_apart(std::span<const ConstTensor> inputs, bool can_be_first) const {
   if (made_) return;
-  const ConstTensor* first = can_be_first ? inputs.begin() : inputs.end();
-  for (const ConstTensor* input = inputs.begin(); input != inputs.end(); ++input) {
-    if (input == first && is_same_view(*input, tensor_)) continue;
-    if (overlap(*input, tensor_)) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (i == 0 && can_be_first && is_same_view(inputs[i], tensor_)) continue;
+    if (overlap(inputs[i], tensor_)) {
       throw InvalidArgument(
           concat(name_, ": expected memory apart from the inputs, got an array that overlaps one",
                  can_be_first ? " without being the first of them" : ""));

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,13 +21,20 @@ namespace llmserve {
 class OutputArray {
  public:
   OutputArray(const std::string& name, const pybind11::object& given, DType dtype,
-              std::initializer_list<int64_t> shape, const ArrayPlace& place = {},
+              std::span<const int64_t> shape, const ArrayPlace& place = {},
               pybind11::handle like = {});
+  OutputArray(const std::string& name, const pybind11::object& given, DType dtype,
+              std::initializer_list<int64_t> shape, const ArrayPlace& place = {},
+              pybind11::handle like = {})
+      : OutputArray(name, given, dtype, std::span(shape.begin(), shape.size()), place, like) {}
 
   const Tensor& tensor() const { return tensor_; }
   // Throws InvalidArgument if it shares memory with one of the inputs, unless it is that very view
   // and the first of them, and the op may work in place.
-  void check_apart(std::initializer_list<ConstTensor> inputs, bool can_be_first = false) const;
+  void check_apart(std::span<const ConstTensor> inputs, bool can_be_first = false) const;
+  void check_apart(std::initializer_list<ConstTensor> inputs, bool can_be_first = false) const {
+    check_apart(std::span(inputs.begin(), inputs.size()), can_be_first);
+  }
   pybind11::object result(pybind11::handle like) const;
 
  private:

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -13,6 +14,7 @@
 
 #include "bindings/field_repr.h"
 #include "bindings/op_arguments.h"
+#include "bindings/op_call.h"
 #include "bindings/register.h"
 #include "core/error.h"
 #include "core/shape_check.h"
@@ -68,66 +70,77 @@ void check_finite(const char* field, float value, float minimum) {
         concat(field, ": expected a finite number of at least ", minimum, ", got ", value));
 }
 
-py::object rms_norm(Ops& ops, const py::object& x, const py::object& weight, float eps,
-                    float weight_offset, const py::object& out) {
-  const ArrayPlace place = ops.place();
-  const ImportedArray in("rms_norm.x", x, place), scale("rms_norm.weight", weight, place);
-  const auto& shape = in.view().shape;
-  const OutputArray result =
-      in.view().rank == 3
-          ? OutputArray("rms_norm.out", out, DType::kF32, {shape[0], shape[1], shape[2]}, place, x)
-          : OutputArray("rms_norm.out", out, DType::kF32, {shape[0], shape[1]}, place, x);
-  result.check_apart({in.view(), scale.view()}, /*can_be_first=*/true);
-  ops.run(place, [&](Backend& backend) {
-    backend.rms_norm({in.view(), scale.view(), result.tensor(), eps, weight_offset});
-  });
-  return result.result(x);
-}
+// The arrays of one call of an op that has fields (op_fields.h).
+class CallOperands {
+ public:
+  CallOperands(const Ops& ops, std::string op) : place_(ops.place()), op_(std::move(op)) {}
 
-py::object add_rms_norm(Ops& ops, const py::object& x, const py::object& residual,
-                        const py::object& weight, float eps, float weight_offset,
-                        const py::object& out) {
-  const ArrayPlace place = ops.place();
-  const ImportedArray in("add_rms_norm.x", x, place), scale("add_rms_norm.weight", weight, place);
-  const OutputArray sum("add_rms_norm.residual", residual, DType::kF32, {}, place);
-  const OutputArray result("add_rms_norm.out", out, DType::kF32,
-                           {in.view().shape[0], in.view().shape[1]}, place, x);
-  sum.check_apart({in.view(), scale.view(), result.tensor()});
-  result.check_apart({in.view(), scale.view()}, /*can_be_first=*/true);
-  ops.run(place, [&](Backend& backend) {
-    backend.add_rms_norm(
-        {sum.tensor(), in.view(), scale.view(), result.tensor(), eps, weight_offset});
-  });
-  return result.result(x);
-}
+  const ArrayPlace& place() const { return place_; }
 
-py::object layer_norm(Ops& ops, const py::object& x, const py::object& weight,
-                      const py::object& bias, float eps, const py::object& out) {
-  const ArrayPlace place = ops.place();
-  const ImportedArray in("layer_norm.x", x, place), scale("layer_norm.weight", weight, place);
-  std::optional<ImportedArray> offset;
-  if (!bias.is_none()) offset.emplace("layer_norm.bias", bias, place);
-  const ConstTensor offsets = offset ? offset->view() : ConstTensor{};
-  const OutputArray result("layer_norm.out", out, DType::kF32,
-                           {in.view().shape[0], in.view().shape[1]}, place, x);
-  result.check_apart({in.view(), scale.view(), offsets}, /*can_be_first=*/true);
-  ops.run(place, [&](Backend& backend) {
-    backend.layer_norm({in.view(), scale.view(), offsets, result.tensor(), eps});
-  });
-  return result.result(x);
-}
+  ConstTensor in(const char* name, const py::object& given) {
+    if (given.is_none()) return {};
+    if (!like_) like_ = given;
+    return inputs_.emplace_back(imported_.emplace_back(path(name), given, place_).view());
+  }
+  Tensor updated(const char* name, const py::object& given) {
+    return updated_
+        .emplace_back(path(name), given, DType::kF32, std::initializer_list<int64_t>{}, place_)
+        .tensor();
+  }
+  Tensor cache(const char* name, const py::object& given) {
+    return cache_part_of(updated(name, given));
+  }
+  Tensor result(const char* name, const py::object& given, const std::vector<int64_t>& shape,
+                bool can_be_first) {
+    can_be_first_ = can_be_first;
+    return result_.emplace(path(name), given, DType::kF32, shape, place_, like_).tensor();
+  }
+  template <class T>
+  std::span<const T> list(const char* name, const py::object& given) {
+    if constexpr (std::is_same_v<T, int32_t>)
+      return indices_.emplace_back(import_int32s(path(name), given));
+    else
+      return pairs_.emplace_back(op_call::cast<std::vector<T>>(name, given));
+  }
 
-py::object gated_activation(Ops& ops, const py::object& gate_up, Activation activation,
-                            const py::object& out) {
-  const ArrayPlace place = ops.place();
-  const ImportedArray in("gated_activation.gate_up", gate_up, place);
-  const OutputArray result("gated_activation.out", out, DType::kF32,
-                           {in.view().shape[0], in.view().shape[1] / 2}, place, gate_up);
-  result.check_apart({in.view()});
-  ops.run(place, [&](Backend& backend) {
-    backend.gated_activation({in.view(), result.tensor(), activation});
+  // Of what is written, nothing is read, but that a result may be the first input where it can.
+  void check_apart() const {
+    std::vector<ConstTensor> others = inputs_;
+    if (result_) {
+      result_->check_apart(others, can_be_first_);
+      others.push_back(result_->tensor());
+    }
+    for (const OutputArray& array : updated_) {
+      array.check_apart(others);
+      others.push_back(array.tensor());
+    }
+  }
+  py::object returned() const { return result_ ? result_->result(like_) : py::none(); }
+
+ private:
+  std::string path(const char* name) const { return op_ + "." + name; }
+
+  const ArrayPlace place_;
+  const std::string op_;
+  py::object like_;  // the first array that is read
+  std::list<ImportedArray> imported_;
+  std::vector<ConstTensor> inputs_;
+  std::list<OutputArray> updated_;
+  std::optional<OutputArray> result_;
+  bool can_be_first_ = false;
+  std::list<std::vector<int32_t>> indices_;
+  std::list<std::vector<std::pair<int32_t, int32_t>>> pairs_;
+};
+
+template <class Args, class Class>
+void def_array_op(Class& bound, const char* name, void (Backend::*op)(const Args&)) {
+  op_call::def<Args>(bound, name, [name, op](Ops& ops, const auto& given) {
+    CallOperands operands(ops, name);
+    const Args args = op_call::make<Args>(operands, given);
+    operands.check_apart();
+    ops.run(operands.place(), [&](Backend& backend) { (backend.*op)(args); });
+    return operands.returned();
   });
-  return result.result(gate_up);
 }
 
 // theta^(-2i/d), rounded where PyTorch rounds: base, exponent and power are f32.
@@ -314,31 +327,6 @@ py::object linear(Ops& ops, const py::object& x, const PackedWeight& packed, con
   return result.result(x);
 }
 
-py::object embedding(Ops& ops, const py::object& token_ids, const py::object& table, float scale,
-                     const py::object& out) {
-  const ArrayPlace place = ops.place();
-  const ImportedArray rows("embedding.table", table, place);
-  const std::vector<int32_t> ids = import_int32s("embedding.token_ids", token_ids);
-  const OutputArray result("embedding.out", out, DType::kF32,
-                           {static_cast<int64_t>(ids.size()), rows.view().shape[1]}, place, table);
-  result.check_apart({rows.view()});
-  ops.run(place,
-          [&](Backend& backend) { backend.embedding({rows.view(), ids, result.tensor(), scale}); });
-  return result.result(table);
-}
-
-py::object gather(Ops& ops, const py::object& x, const py::object& rows, const py::object& out) {
-  const ArrayPlace place = ops.place();
-  const ImportedArray in("gather_rows.x", x, place);
-  const std::vector<int32_t> indices = import_int32s("gather_rows.rows", rows);
-  const OutputArray result("gather_rows.out", out, DType::kF32,
-                           {static_cast<int64_t>(indices.size()), in.view().shape[1]}, place, x);
-  result.check_apart({in.view()});
-  ops.run(place,
-          [&](Backend& backend) { backend.gather_rows({in.view(), indices, result.tensor()}); });
-  return result.result(x);
-}
-
 void check_distinct(std::vector<int64_t> slots) {
   std::sort(slots.begin(), slots.end());
   for (size_t i = 1; i < slots.size(); ++i) {
@@ -364,17 +352,6 @@ void store_kv(Ops& ops, const py::object& keys, const py::object& values,
                       new_values.view(),
                       places,
                       {cache_part_of(to_keys.tensor()), cache_part_of(to_values.tensor())}});
-  });
-}
-
-void copy_blocks(Ops& ops, const std::vector<std::pair<int32_t, int32_t>>& pairs,
-                 const py::object& key_cache, const py::object& value_cache) {
-  const ArrayPlace place = ops.place();
-  const OutputArray keys("copy_blocks.key_cache", key_cache, DType::kF32, {}, place);
-  const OutputArray values("copy_blocks.value_cache", value_cache, DType::kF32, {}, place);
-  keys.check_apart({values.tensor()});
-  ops.run(place, [&](Backend& backend) {
-    backend.copy_blocks({pairs, {cache_part_of(keys.tensor()), cache_part_of(values.tensor())}});
   });
 }
 
@@ -529,39 +506,21 @@ void register_ops(py::module_& module) {
       .def_readonly("backend", &PackedWeight::backend);
 
   // Never deleted: that joins threads, which a forked child does not have.
-  py::class_<Ops, std::unique_ptr<Ops, py::nodelete>>(module, "Ops")
-      .def(py::init<const std::string&, int32_t>(), "backend"_a, "num_threads"_a = 0)
+  py::class_<Ops, std::unique_ptr<Ops, py::nodelete>> ops(module, "Ops");
+  def_array_op(ops, "embedding", &Backend::embedding);
+  def_array_op(ops, "rms_norm", &Backend::rms_norm);
+  def_array_op(ops, "add_rms_norm", &Backend::add_rms_norm);
+  def_array_op(ops, "layer_norm", &Backend::layer_norm);
+  def_array_op(ops, "gated_activation", &Backend::gated_activation);
+  def_array_op(ops, "gather_rows", &Backend::gather_rows);
+  def_array_op(ops, "copy_blocks", &Backend::copy_blocks);
+  ops.def(py::init<const std::string&, int32_t>(), "backend"_a, "num_threads"_a = 0)
       .def_property_readonly("description", &Ops::description)
-      .def("rms_norm", &rms_norm, "x"_a, "weight"_a, "eps"_a, "weight_offset"_a, "out"_a)
-      .def("add_rms_norm", &add_rms_norm, "x"_a, "residual"_a, "weight"_a, "eps"_a,
-           "weight_offset"_a, "out"_a)
-      .def("layer_norm", &layer_norm, "x"_a, "weight"_a, "bias"_a, "eps"_a, "out"_a)
-      .def(
-          "silu_and_mul",
-          [](Ops& self, const py::object& gate_up, const py::object& out) {
-            return gated_activation(self, gate_up, Activation::kSilu, out);
-          },
-          "gate_up"_a, "out"_a)
-      .def(
-          "gelu_tanh_and_mul",
-          [](Ops& self, const py::object& gate_up, const py::object& out) {
-            return gated_activation(self, gate_up, Activation::kGeluTanh, out);
-          },
-          "gate_up"_a, "out"_a)
-      .def(
-          "gelu_and_mul",
-          [](Ops& self, const py::object& gate_up, const py::object& out) {
-            return gated_activation(self, gate_up, Activation::kGelu, out);
-          },
-          "gate_up"_a, "out"_a)
       .def("rotary_embedding", &rotary_embedding, "heads"_a, "positions"_a, "inv_freq"_a, "theta"_a,
            "interleaved"_a, "scale"_a, "out"_a)
       .def("pack_linear", &pack_linear, "weight"_a, "dtype"_a, "quantization"_a)
       .def("linear", &linear, "x"_a, "weight"_a, "bias"_a, "out"_a, "accumulate"_a)
-      .def("embedding", &embedding, "token_ids"_a, "table"_a, "scale"_a, "out"_a)
-      .def("gather", &gather, "x"_a, "rows"_a, "out"_a)
       .def("store_kv", &store_kv, "keys"_a, "values"_a, "key_cache"_a, "value_cache"_a, "slots"_a)
-      .def("copy_blocks", &copy_blocks, "pairs"_a, "key_cache"_a, "value_cache"_a)
       .def(
           "paged_attention",
           [](Ops& self, const py::object& q, const py::object& key_cache,

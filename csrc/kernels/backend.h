@@ -1,5 +1,5 @@
-// What a device must do to run every model: about a dozen LLM-level ops (ops.h), four that stand
-// for several of them, and the packing of weights.
+// What a device must do to run every model: the LLM-level ops of op_list.inc, some of which stand
+// for several others, and the packing of weights.
 #pragma once
 
 #include <functional>
@@ -121,29 +121,17 @@ class Backend {
     return KeyLayout::kRows;
   }
 
-  virtual void embedding(const EmbeddingArgs& args) = 0;
-  virtual void rms_norm(const RmsNormArgs& args) = 0;
-  virtual void add_rms_norm(const AddRmsNormArgs& args) = 0;
-  virtual void layer_norm(const LayerNormArgs& args) = 0;
-  virtual void add(const AddArgs& args) = 0;
-  virtual void linear(const LinearArgs& args) = 0;
-  virtual void rotary_table(const RotaryTableArgs& args) = 0;
-  virtual void rotary(const RotaryArgs& args) = 0;
-  virtual void store_kv(const StoreKvArgs& args) = 0;
-  virtual void copy_blocks(const CopyBlocksArgs& args) = 0;
-  virtual void paged_attention(const PagedAttentionArgs& args) = 0;
-  virtual void gated_activation(const GatedActivationArgs& args) = 0;
-  virtual void activation(const ActivationArgs& args) = 0;
-  virtual void cap_logits(const CapLogitsArgs& args) = 0;
-  virtual void gather_rows(const GatherRowsArgs& args) = 0;
-  virtual void sample(const SampleArgs& args) = 0;
+  // Every op: checks its arguments by validate(), and runs.
+#define LLMSERVE_OP(name, Args) void name(const Args& args);
+#include "kernels/op_list.inc"
 
-  // Fused ops, here as the ops that they stand for (composed.cpp). A backend overrides what it does
-  // better, and may still call these where it does not.
-  virtual void fused_linear(const FusedLinearArgs& args);
-  virtual void fused_mlp(const FusedMlpArgs& args);
-  virtual void fused_attention(const FusedAttentionArgs& args);
-  virtual void prepare_qkv(const PrepareQkvArgs& args);
+ protected:
+  // What runs, with arguments that have been checked. Fused ops run here as the ops that they stand
+  // for (composed.cpp). A backend overrides what it does better, and may still call these where it
+  // does not.
+#define LLMSERVE_OP(name, Args) virtual void do_##name(const Args& args) = 0;
+#define LLMSERVE_FUSED_OP(name, Args) virtual void do_##name(const Args& args);
+#include "kernels/op_list.inc"
 };
 
 struct BackendOptions {

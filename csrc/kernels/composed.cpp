@@ -1,4 +1,4 @@
-// The fused ops as the ops that they stand for, and their checks.
+// Every op from its checks to its backend, and the fused ops as the ops that they stand for.
 #include "core/error.h"
 #include "kernels/backend.h"
 
@@ -10,11 +10,7 @@ bool is_same(const ConstTensor& a, const ConstTensor& b) {
 }
 
 RmsNormArgs norm_of(const PrepareQkvArgs& args, const Tensor& heads, const ConstTensor& weight) {
-  return {.x = heads,
-          .weight = weight,
-          .out = heads,
-          .eps = args.eps,
-          .weight_offset = args.weight_offset};
+  return {.x = heads, .weight = weight, .out = heads, .numbers = args.numbers};
 }
 
 RotaryArgs rotary_of(const PrepareQkvArgs& args, const Tensor& heads, const ConstTensor& angles) {
@@ -25,8 +21,8 @@ StoreKvArgs store_of(const PrepareQkvArgs& args) {
   return {.keys = args.k, .values = args.v, .slots = args.slots, .cache = args.cache};
 }
 
-// Queries and keys lie side by side and turn alike: one call for both.
-bool turn_as_one(const PrepareQkvArgs& args) {
+// Queries and keys lie side by side and rotate alike: one call for both.
+bool rotate_as_one(const PrepareQkvArgs& args) {
   return is_same(args.q_cos_sin, args.k_cos_sin) && args.q.strides == args.k.strides &&
          args.q.strides[1] == args.q.shape[2] &&
          args.q.as<float>() + args.q.shape[1] * args.q.strides[1] == args.k.as<float>();
@@ -95,38 +91,41 @@ void validate(const PrepareQkvArgs& args) {
   validate(store_of(args));
 }
 
-void Backend::fused_linear(const FusedLinearArgs& args) {
-  check_links(args);
-  if (args.norm) rms_norm(*args.norm);
-  linear(args.linear);
-  if (args.gate) gated_activation(*args.gate);
+#define LLMSERVE_OP(name, Args)          \
+  void Backend::name(const Args& args) { \
+    validate(args);                      \
+    do_##name(args);                     \
+  }
+#include "kernels/op_list.inc"
+
+void Backend::do_fused_linear(const FusedLinearArgs& args) {
+  if (args.norm) do_rms_norm(*args.norm);
+  do_linear(args.linear);
+  if (args.gate) do_gated_activation(*args.gate);
 }
 
-void Backend::fused_mlp(const FusedMlpArgs& args) {
-  check_links(args);
-  fused_linear(args.up);
-  linear(args.down);
+void Backend::do_fused_mlp(const FusedMlpArgs& args) {
+  do_fused_linear(args.up);
+  do_linear(args.down);
 }
 
-void Backend::fused_attention(const FusedAttentionArgs& args) {
-  check_links(args);
-  paged_attention(args.attention);
-  linear(args.output);
+void Backend::do_fused_attention(const FusedAttentionArgs& args) {
+  do_paged_attention(args.attention);
+  do_linear(args.output);
 }
 
-void Backend::prepare_qkv(const PrepareQkvArgs& args) {
-  check_links(args);
-  if (args.q_norm) rms_norm(norm_of(args, args.q, args.q_norm));
-  if (args.k_norm) rms_norm(norm_of(args, args.k, args.k_norm));
-  if (args.q_cos_sin && turn_as_one(args)) {
+void Backend::do_prepare_qkv(const PrepareQkvArgs& args) {
+  if (args.q_norm) do_rms_norm(norm_of(args, args.q, args.q_norm));
+  if (args.k_norm) do_rms_norm(norm_of(args, args.k, args.k_norm));
+  if (args.q_cos_sin && rotate_as_one(args)) {
     Tensor both = args.q;
     both.shape[1] += args.k.shape[1];
-    rotary(rotary_of(args, both, args.q_cos_sin));
+    do_rotary(rotary_of(args, both, args.q_cos_sin));
   } else {
-    if (args.q_cos_sin) rotary(rotary_of(args, args.q, args.q_cos_sin));
-    if (args.k_cos_sin) rotary(rotary_of(args, args.k, args.k_cos_sin));
+    if (args.q_cos_sin) do_rotary(rotary_of(args, args.q, args.q_cos_sin));
+    if (args.k_cos_sin) do_rotary(rotary_of(args, args.k, args.k_cos_sin));
   }
-  store_kv(store_of(args));
+  do_store_kv(store_of(args));
 }
 
 }  // namespace llmserve

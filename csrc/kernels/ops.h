@@ -1,5 +1,5 @@
-// The arguments of every op, written once: shapes, dtypes, aliasing. Backends implement them
-// (backend.h), the `ref` backend being the executable specification.
+// The arguments of every op, written once: shapes, dtypes, aliasing. op_list.inc lists the ops,
+// backends implement them (backend.h), and the `ref` backend is the executable specification.
 //
 // Shape letters (docs/glossary.md): T tokens this step, B sequences, S rows sampled, H query heads,
 // K KV heads, D head dim of queries and keys, Dv of values, E model dim, F FFN dim, V vocabulary, N
@@ -10,7 +10,6 @@
 // result depends on that row's inputs alone, bit for bit, whatever the other rows are.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -21,6 +20,7 @@
 #include "core/buffer.h"
 #include "core/draw_settings.h"
 #include "core/tensor.h"
+#include "kernels/op_numbers.h"
 #include "quant/quant_format.h"
 
 namespace llmserve {
@@ -44,14 +44,13 @@ struct EmbeddingArgs {
   const QuantFormat* blocks = nullptr;
 };
 
-// out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * (weight + weight_offset). Zhang & Sennrich 2019,
-// eq. 4. A row is a token's activations, or one of its heads (Qwen3's query and key norms).
+// out[r] = the norm of x[r] (NormNumbers). Zhang & Sennrich 2019, eq. 4. A row is a token's
+// activations, or one of its heads (Qwen3's query and key norms).
 struct RmsNormArgs {
   ConstTensor x;       // [R, D] or [T, H, D]; rows, or tokens and heads, may be strided
   ConstTensor weight;  // [D] f32
   Tensor out;          // of x's shape; may be x itself
-  float eps = 1e-6f;
-  float weight_offset = 0.0f;  // 1 for families that store the weight minus one
+  NormNumbers numbers;
 };
 
 // residual += x; out = rms_norm(residual).
@@ -60,20 +59,17 @@ struct AddRmsNormArgs {
   ConstTensor x;       // [T, E]
   ConstTensor weight;  // [E] f32
   Tensor out;          // [T, E]; may be x itself
-  float eps = 1e-6f;
-  float weight_offset = 0.0f;
+  NormNumbers numbers;
 };
 
-// out[r] = (x[r] - mean(x[r])) / sqrt(var(x[r]) + eps) * (weight + weight_offset) (+ bias), var the
-// mean of the squared deviations. Ba et al. 2016, eq. 4. Works on heads too: rows of [R, D] with a
-// row stride.
+// out[r] = the norm of the deviations x[r] - mean(x[r]) (NormNumbers) (+ bias). Ba et al. 2016, eq.
+// 4. Works on heads too: rows of [R, D] with a row stride.
 struct LayerNormArgs {
   ConstTensor x;       // [R, D]; rows may be strided
   ConstTensor weight;  // [D] f32
   ConstTensor bias;    // [D] f32, or none
   Tensor out;          // [R, D]; may be x itself
-  float eps = 1e-5f;
-  float weight_offset = 0.0f;  // 1 where the weight is stored minus one
+  NormNumbers numbers = {.eps = 1e-5f};
 };
 
 // out[r] += x[r] * scale, the product rounded to f32.
@@ -274,14 +270,23 @@ struct PagedAttentionArgs {
   Tensor out;             // [T, H, Dv]; tokens may be strided
 };
 
-// x * sigmoid(x); x * Phi(x) with the tanh approximation of Phi, and with Phi itself (the normal
-// distribution function): Hendrycks & Gimpel 2016, section 2. max(x, 0), and its square: So et al.
-// 2021 (Primer), section 4.
-enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu, kRelu2 };
-inline constexpr std::array<std::string_view, 5> kActivationNames{"silu", "gelu_tanh", "gelu",
-                                                                  "relu", "relu2"};
+// What there is to say of an activation, in the order of Activation.
+struct ActivationRow {
+  std::string_view name;
+  std::string_view spellings;  // what config.json calls it, separated by spaces
+  bool is_gated = false;       // of a gate and what it is multiplied with: gated_activation alone
+};
+inline constexpr ActivationRow kActivations[] = {
+#define LLMSERVE_ACTIVATION(enumerator, name, spellings) {#name, spellings},
+#define LLMSERVE_GATED_ACTIVATION(enumerator, name, spellings) {#name, spellings, true},
+#include "kernels/activations.inc"
+};
+constexpr std::string_view name(Activation activation) {
+  return kActivations[static_cast<size_t>(activation)].name;
+}
 
-// out[t] = activation(gate_up[t, :F]) * gate_up[t, F:]. Shazeer 2020, eq. 5.
+// out[t] = activation(gate_up[t, :F]) * gate_up[t, F:], or what an activation of both makes of
+// them. Shazeer 2020, eq. 5.
 struct GatedActivationArgs {
   ConstTensor gate_up;  // [T, 2F]
   Tensor out;           // [T, F]
@@ -322,8 +327,7 @@ struct PrepareQkvArgs {
   ConstTensor v;       // [T, K, Dv]; tokens may be strided
   ConstTensor q_norm;  // [D] f32, or none
   ConstTensor k_norm;  // [D] f32, or none
-  float eps = 1e-6f;
-  float weight_offset = 0.0f;
+  NormNumbers numbers;
   ConstTensor q_cos_sin;  // [T, d], or none
   ConstTensor k_cos_sin;  // [T, d], or none
   bool interleaved = false;
@@ -331,7 +335,7 @@ struct PrepareQkvArgs {
   PagedKvCache cache;
 };
 
-// out[t] = activation(x[t]).
+// out[t] = activation(x[t]), of an activation of one number.
 struct ActivationArgs {
   ConstTensor x;  // [T, F]
   Tensor out;     // [T, F]; may be x itself
@@ -416,26 +420,8 @@ struct SampleArgs {
 // Each throws InvalidArgument, naming op and field, unless shapes, dtypes and index ranges are as
 // written above. Cheap enough for every call: all indices are checked but the entries of
 // block_tables, which are the caller's invariant.
-void validate(const EmbeddingArgs& args);
-void validate(const RmsNormArgs& args);
-void validate(const AddRmsNormArgs& args);
-void validate(const LayerNormArgs& args);
-void validate(const AddArgs& args);
-void validate(const LinearArgs& args);
-void validate(const RotaryTableArgs& args);
-void validate(const RotaryArgs& args);
-void validate(const StoreKvArgs& args);
-void validate(const CopyBlocksArgs& args);
+#define LLMSERVE_OP(name, Args) void validate(const Args& args);
+#include "kernels/op_list.inc"
 void validate(const TransferBlocksArgs& args);
-void validate(const PagedAttentionArgs& args);
-void validate(const GatedActivationArgs& args);
-void validate(const FusedLinearArgs& args);
-void validate(const FusedMlpArgs& args);
-void validate(const FusedAttentionArgs& args);
-void validate(const PrepareQkvArgs& args);
-void validate(const ActivationArgs& args);
-void validate(const CapLogitsArgs& args);
-void validate(const GatherRowsArgs& args);
-void validate(const SampleArgs& args);
 
 }  // namespace llmserve

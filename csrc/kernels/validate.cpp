@@ -1,5 +1,6 @@
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <string>
 
 #include "core/error.h"
@@ -65,9 +66,11 @@ void check_cache(std::string_view op, const PagedKvCache& cache, int64_t kv_head
     refuse(keys, "panels take blocks of a multiple of 16 tokens and, in bf16, an even head size");
 }
 
-void check_norm(std::string_view op, const ConstTensor& weight, int64_t width, float eps) {
+void check_norm(std::string_view op, const ConstTensor& weight, int64_t width,
+                const NormNumbers& numbers) {
   check_tensor(concat(op, ".weight"), weight, {{"D", width}}, {DType::kF32});
-  if (!(eps >= 0)) refuse(concat(op, ".eps"), concat("expected a number >= 0, got ", eps));
+  if (!(numbers.eps >= 0))
+    refuse(concat(op, ".eps"), concat("expected a number >= 0, got ", numbers.eps));
 }
 
 void check_factor(std::string_view field, float value) {
@@ -75,7 +78,7 @@ void check_factor(std::string_view field, float value) {
 }
 
 void check_activation(std::string_view field, Activation activation) {
-  if (static_cast<size_t>(activation) >= kActivationNames.size())
+  if (static_cast<size_t>(activation) >= std::size(kActivations))
     refuse(field, concat("expected one of the activations, got ", static_cast<int>(activation)));
 }
 
@@ -135,7 +138,7 @@ void validate(const RmsNormArgs& args) {
     check_tensor("rms_norm.x", args.x, {{"R"}, {"D"}}, {DType::kF32});
     check_tensor("rms_norm.out", args.out, {{"R", shape[0]}, {"D", shape[1]}}, {DType::kF32});
   }
-  check_norm("rms_norm", args.weight, shape[args.x.rank - 1], args.eps);
+  check_norm("rms_norm", args.weight, shape[args.x.rank - 1], args.numbers);
 }
 
 void validate(const AddRmsNormArgs& args) {
@@ -144,14 +147,14 @@ void validate(const AddRmsNormArgs& args) {
   const int64_t width = args.residual.shape[1];
   check_tensor("add_rms_norm.x", args.x, {{"T", rows}, {"E", width}}, {DType::kF32});
   check_tensor("add_rms_norm.out", args.out, {{"T", rows}, {"E", width}}, {DType::kF32});
-  check_norm("add_rms_norm", args.weight, width, args.eps);
+  check_norm("add_rms_norm", args.weight, width, args.numbers);
 }
 
 void validate(const LayerNormArgs& args) {
   const int64_t width = args.x.shape[1];
   check_tensor("layer_norm.x", args.x, {{"R"}, {"D"}}, {DType::kF32});
   check_tensor("layer_norm.out", args.out, {{"R", args.x.shape[0]}, {"D", width}}, {DType::kF32});
-  check_norm("layer_norm", args.weight, width, args.eps);
+  check_norm("layer_norm", args.weight, width, args.numbers);
   if (args.bias) check_tensor("layer_norm.bias", args.bias, {{"D", width}}, {DType::kF32});
 }
 
@@ -274,6 +277,9 @@ void validate(const ActivationArgs& args) {
   check_tensor("activation.out", args.out, {{"T", args.x.shape[0]}, {"F", args.x.shape[1]}},
                {DType::kF32});
   check_activation("activation.activation", args.activation);
+  if (kActivations[static_cast<size_t>(args.activation)].is_gated)
+    refuse("activation.activation", concat("expected an activation of one number, got ",
+                                           name(args.activation), "; use gated_activation"));
 }
 
 void validate(const CapLogitsArgs& args) {

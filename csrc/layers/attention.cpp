@@ -100,8 +100,7 @@ void Attention::prepare(const ForwardContext& context, const Tensor& qkv,
   if (q_norm_ && spec_.qk_norm == QkNorm::kHead && spec_.norm.kind == NormKind::kRms) {
     args.q_norm = q_norm_->weight();
     args.k_norm = k_norm_->weight();
-    args.eps = spec_.norm.eps;
-    args.weight_offset = spec_.norm.weight_offset;
+    args.numbers = spec_.norm.numbers;
   } else if (q_norm_) {
     q_norm_->forward(context, args.q);
     k_norm_->forward(context, args.k);

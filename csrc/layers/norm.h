@@ -14,9 +14,8 @@ enum class NormKind : uint8_t { kRms, kLayer };
 // How all the norms of a model work.
 struct NormSpec {
   NormKind kind = NormKind::kRms;
-  float eps = 1e-6f;
-  float weight_offset = 0.0f;  // 1 for families that store the weight minus one
-  bool has_bias = false;       // kLayer
+  NormNumbers numbers;
+  bool has_bias = false;  // kLayer
 
   bool operator==(const NormSpec&) const = default;
 };
@@ -26,18 +25,10 @@ struct NormSpec {
 inline void normalise(const ForwardContext& context, const NormSpec& spec, const ConstTensor& x,
                       const ConstTensor& weight, const ConstTensor& bias, const Tensor& out) {
   if (spec.kind == NormKind::kRms) {
-    context.backend.rms_norm({.x = x,
-                              .weight = weight,
-                              .out = out,
-                              .eps = spec.eps,
-                              .weight_offset = spec.weight_offset});
+    context.backend.rms_norm({.x = x, .weight = weight, .out = out, .numbers = spec.numbers});
   } else {
-    context.backend.layer_norm({.x = x,
-                                .weight = weight,
-                                .bias = bias,
-                                .out = out,
-                                .eps = spec.eps,
-                                .weight_offset = spec.weight_offset});
+    context.backend.layer_norm(
+        {.x = x, .weight = weight, .bias = bias, .out = out, .numbers = spec.numbers});
   }
 }
 
@@ -60,11 +51,9 @@ class Norm {
   LinearInput before_linear(const ForwardContext& context, const Tensor& x,
                             const Tensor& normed) const {
     if (spec_.kind == NormKind::kRms)
-      return {normed, RmsNormArgs{.x = x,
-                                  .weight = weight_.view(),
-                                  .out = normed,
-                                  .eps = spec_.eps,
-                                  .weight_offset = spec_.weight_offset}};
+      return {
+          normed,
+          RmsNormArgs{.x = x, .weight = weight_.view(), .out = normed, .numbers = spec_.numbers}};
     forward(context, x, normed);
     return {normed};
   }

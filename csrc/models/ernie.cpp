@@ -9,7 +9,7 @@ void configure_ernie4_5(const JsonNode& json, ModelConfig& config) {
   config.attention_bias = json["use_bias"].as_bool_or(false);
   config.output_bias = config.mlp_bias = config.attention_bias;
   config.tie_word_embeddings = json["tie_word_embeddings"].as_bool_or(true);
-  if (json["rms_norm_eps"].is_null()) config.norm.eps = 1e-5f;
+  if (json["rms_norm_eps"].is_null()) config.norm.numbers.eps = 1e-5f;
   if (json["num_key_value_heads"].is_absent()) config.num_kv_heads = 2;
   if (json["head_dim"].is_absent()) config.head_dim = 128;
   if (config.max_position_embeddings == 0) config.max_position_embeddings = 131072;

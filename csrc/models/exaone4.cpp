@@ -14,7 +14,7 @@ void configure_exaone4(const JsonNode& json, ModelConfig& config) {
   config.names.mlp_norm = "";
   config.names.mlp_post_norm = "post_feedforward_layernorm";
   config.qk_norm = QkNorm::kHead;
-  if (json["rms_norm_eps"].is_null()) config.norm.eps = 1e-5f;
+  if (json["rms_norm_eps"].is_null()) config.norm.numbers.eps = 1e-5f;
   if (json["num_key_value_heads"].is_absent()) config.num_kv_heads = 32;
   if (config.max_position_embeddings == 0) config.max_position_embeddings = 2048;
   const int32_t window = read_window(json, 4096);

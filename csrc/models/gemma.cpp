@@ -13,7 +13,7 @@ namespace llmserve {
 namespace {
 
 void configure_common(const JsonNode& json, ModelConfig& config) {
-  config.norm.weight_offset = 1.0f;
+  config.norm.numbers.weight_offset = 1.0f;
   config.embedding_scale = std::sqrt(static_cast<float>(config.hidden_size));
   config.tie_word_embeddings = json["tie_word_embeddings"].as_bool_or(true);
   config.attention_bias = json["attention_bias"].as_bool_or(false);

@@ -12,7 +12,7 @@ void configure_hunyuan_v1_dense(const JsonNode& json, ModelConfig& config) {
   config.attention_bias = json["attention_bias"].as_bool_or(false);
   config.output_bias = config.attention_bias;
   config.rope_defaults.can_be_stretched = true;
-  if (json["rms_norm_eps"].is_null()) config.norm.eps = 1e-5f;
+  if (json["rms_norm_eps"].is_null()) config.norm.numbers.eps = 1e-5f;
   if (config.max_position_embeddings == 0) config.max_position_embeddings = 2048;
 }
 

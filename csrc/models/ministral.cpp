@@ -17,7 +17,7 @@ void configure_ministral(const JsonNode& json, ModelConfig& config) {
 void configure_ministral3(const JsonNode& json, ModelConfig& config) {
   if (json["num_key_value_heads"].is_absent()) config.num_kv_heads = 8;
   if (json["head_dim"].is_absent()) config.head_dim = 128;
-  if (json["rms_norm_eps"].is_null()) config.norm.eps = 1e-5f;
+  if (json["rms_norm_eps"].is_null()) config.norm.numbers.eps = 1e-5f;
   if (config.max_position_embeddings == 0) config.max_position_embeddings = 262144;
   const int32_t window = read_window(json, 0);
   for (LayerTraits& layer : config.layers) layer.window = window;

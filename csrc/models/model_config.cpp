@@ -1,6 +1,7 @@
 #include "models/model_config.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
 
@@ -15,6 +16,17 @@ namespace {
 constexpr int64_t kMaxDim = int64_t{1} << 20;
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
+
+// What spaces separate.
+std::vector<std::string_view> words(std::string_view text) {
+  std::vector<std::string_view> result;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(' '), text.size());
+    result.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return result;
+}
 
 const ArchitectureRow& read_architecture(const JsonNode& json) {
   const JsonNode names = json["architectures"];
@@ -133,33 +145,21 @@ JsonNode first_of(const JsonNode& json, std::initializer_list<std::string_view> 
 }
 
 Activation read_activation(const JsonNode& node, Activation fallback) {
-  struct Name {
-    std::string_view name;
-    Activation activation;
-  };
-  // transformers has several implementations of one formula.
-  static constexpr Name kNames[] = {{"silu", Activation::kSilu},
-                                    {"swish", Activation::kSilu},
-                                    {"gelu", Activation::kGelu},
-                                    {"gelu_python", Activation::kGelu},
-                                    {"gelu_pytorch_tanh", Activation::kGeluTanh},
-                                    {"gelu_python_tanh", Activation::kGeluTanh},
-                                    {"gelu_tanh", Activation::kGeluTanh},
-                                    {"gelu_fast", Activation::kGeluTanh},
-                                    {"gelu_new", Activation::kGeluTanh},
-                                    {"relu", Activation::kRelu},
-                                    {"relu2", Activation::kRelu2}};
   if (node.is_null()) return fallback;
   const std::string& wanted = node.as_string();
-  for (const Name& row : kNames)
-    if (row.name == wanted) return row.activation;
-  throw NotSupported(concat(node.where(), ": activation ", node.describe(),
-                            " is not supported (silu, gelu, gelu_pytorch_tanh, relu, relu2)"));
+  std::string known;
+  for (size_t i = 0; i < std::size(kActivations); ++i) {
+    const std::vector<std::string_view> spellings = words(kActivations[i].spellings);
+    if (std::ranges::find(spellings, wanted) != spellings.end()) return static_cast<Activation>(i);
+    if (!spellings.empty()) known += concat(known.empty() ? "" : ", ", spellings.front());
+  }
+  throw NotSupported(
+      concat(node.where(), ": activation ", node.describe(), " is not supported (", known, ")"));
 }
 
 NormSpec read_layer_norm(const JsonNode& eps) {
   return {.kind = NormKind::kLayer,
-          .eps = static_cast<float>(eps.as_number_or(1e-5, 1e-12, 1.0)),
+          .numbers = {.eps = static_cast<float>(eps.as_number_or(1e-5, 1e-12, 1.0))},
           .has_bias = true};
 }
 
@@ -183,7 +183,7 @@ ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_le
   if (!dtype.is_null()) config.stored_dtype = dtype.as_string();
   read_dims(json, config);
   config.activation = read_activation(json["hidden_act"], Activation::kSilu);
-  config.norm.eps = static_cast<float>(json["rms_norm_eps"].as_number_or(1e-6, 1e-12, 1.0));
+  config.norm.numbers.eps = static_cast<float>(json["rms_norm_eps"].as_number_or(1e-6, 1e-12, 1.0));
   config.tie_word_embeddings = json["tie_word_embeddings"].as_bool_or(false);
   config.bos_token_ids = read_token_ids(json["bos_token_id"]);
   config.eos_token_ids = read_token_ids(json["eos_token_id"]);

@@ -7,7 +7,7 @@ namespace llmserve {
 void configure_nemotron(const JsonNode& json, ModelConfig& config) {
   config.names.gate = "";
   config.norm = read_layer_norm(json["norm_eps"]);
-  config.norm.weight_offset = 1.0f;
+  config.norm.numbers.weight_offset = 1.0f;
   config.attention_bias = json["attention_bias"].as_bool_or(false);
   config.output_bias = config.attention_bias;
   config.mlp_bias = json["mlp_bias"].as_bool_or(false);

@@ -14,7 +14,7 @@ void configure_olmo2(const JsonNode& json, ModelConfig& config) {
   config.qk_norm = QkNorm::kProjection;
   config.attention_bias = json["attention_bias"].as_bool_or(false);
   config.output_bias = config.attention_bias;
-  if (json["rms_norm_eps"].is_null()) config.norm.eps = 1e-5f;
+  if (json["rms_norm_eps"].is_null()) config.norm.numbers.eps = 1e-5f;
   if (config.max_position_embeddings == 0) config.max_position_embeddings = 2048;
 }
 

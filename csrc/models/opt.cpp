@@ -17,7 +17,7 @@ void configure_opt(const JsonNode& json, ModelConfig& config) {
   names.gate = "";
   names.up = "fc1";
   names.down = "fc2";
-  config.norm = {.kind = NormKind::kLayer, .eps = 1e-5f, .has_bias = true};
+  config.norm = {.kind = NormKind::kLayer, .numbers = {.eps = 1e-5f}, .has_bias = true};
   config.attention_bias = json["enable_bias"].as_bool_or(true);
   config.output_bias = config.mlp_bias = config.attention_bias;
   config.has_rope = false;

@@ -26,7 +26,7 @@ void refuse_other_ropes(const JsonNode& json) {
 void configure_phi3(const JsonNode& json, ModelConfig& config) {
   config.names.qkv = "self_attn.qkv_proj";
   config.names.gate_up = "mlp.gate_up_proj";
-  if (json["rms_norm_eps"].is_null()) config.norm.eps = 1e-5f;
+  if (json["rms_norm_eps"].is_null()) config.norm.numbers.eps = 1e-5f;
   if (config.max_position_embeddings == 0) config.max_position_embeddings = 4096;
   config.rope_defaults.can_be_partial = true;
   refuse_other_ropes(json);

@@ -2,10 +2,10 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
+#include "bindings/op_call.h"
 #include "core/error.h"
 #include "kernels/backend.h"
 #include "testing/staging.h"
@@ -14,13 +14,6 @@ namespace py = pybind11;
 
 namespace llmserve {
 namespace {
-
-Activation activation_named(const std::string& text) {
-  const auto found = std::ranges::find(kActivationNames, text);
-  if (found == kActivationNames.end())
-    throw InvalidArgument(concat("activation: unknown name \"", text, "\""));
-  return static_cast<Activation>(found - kActivationNames.begin());
-}
 
 py::object fused_linear(Backend& backend, const py::object& x, const LinearWeight& weight,
                         const py::object& bias, const py::object& norm_weight, float eps,
@@ -38,8 +31,7 @@ py::object fused_linear(Backend& backend, const py::object& x, const LinearWeigh
     args.norm = RmsNormArgs{.x = rows,
                             .weight = staging.in(norm_weight),
                             .out = normed,
-                            .eps = eps,
-                            .weight_offset = weight_offset};
+                            .numbers = {.eps = eps, .weight_offset = weight_offset}};
     args.linear.x = normed;
   }
   if (activation.is_none()) {
@@ -50,7 +42,7 @@ py::object fused_linear(Backend& backend, const py::object& x, const LinearWeigh
         GatedActivationArgs{.gate_up = args.linear.out,
                             .out = down == nullptr ? staging.make_out(given, {m, n / 2})
                                                    : staging.make_work(py::none(), m, n / 2),
-                            .activation = activation_named(activation.cast<std::string>())};
+                            .activation = parse_activation(activation.cast<std::string>())};
   }
   if (down != nullptr) {
     FusedMlpArgs both{.up = args, .down = {.weight = down, .accumulate = accumulate}};
@@ -71,8 +63,7 @@ py::object fused_linear(Backend& backend, const py::object& x, const LinearWeigh
 using Slots = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
 
 struct QkvOptions {
-  float eps;
-  float weight_offset;
+  NormNumbers numbers;
   bool interleaved;
   std::string key_layout;
 };
@@ -83,7 +74,7 @@ void prepare_qkv(Backend& backend, const py::object& qkv, int64_t num_heads,
   Staging staging(backend);
   const Tensor rows = staging.out(qkv);
   const PagedKvCache cache{staging.cache(key_cache), staging.cache(value_cache),
-                           options.key_layout == "panels" ? KeyLayout::kPanels : KeyLayout::kRows};
+                           parse_key_layout(options.key_layout)};
   const int64_t kv_heads = cache.keys.shape[1];
   const int64_t dim = cache.keys.shape[3];
   const int64_t value_dim = cache.values.shape[3];
@@ -107,8 +98,7 @@ void prepare_qkv(Backend& backend, const py::object& qkv, int64_t num_heads,
                             .v = heads((num_heads + kv_heads) * dim, kv_heads, value_dim),
                             .q_norm = q_norm,
                             .k_norm = k_norm,
-                            .eps = options.eps,
-                            .weight_offset = options.weight_offset,
+                            .numbers = options.numbers,
                             .q_cos_sin = q_cos_sin,
                             .k_cos_sin = k_cos_sin,
                             .interleaved = options.interleaved,
@@ -135,7 +125,7 @@ void register_testing_fused(py::class_<Backend>& backend) {
          const py::object& angles, float eps, float weight_offset, bool interleaved,
          const std::string& key_layout) {
         prepare_qkv(self, qkv, num_heads, key_cache, value_cache, slots, norms, angles,
-                    {eps, weight_offset, interleaved, key_layout});
+                    {{.eps = eps, .weight_offset = weight_offset}, interleaved, key_layout});
       },
       "qkv"_a, "num_heads"_a, "key_cache"_a, "value_cache"_a, "slots"_a, "norms"_a = py::none(),
       "angles"_a = py::none(), "eps"_a = 1e-6f, "weight_offset"_a = 0.0f, "interleaved"_a = false,

@@ -4,9 +4,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <optional>
 #include <utility>
 
+#include "bindings/op_call.h"
 #include "core/error.h"
 #include "kernels/backend.h"
 #include "kernels/backend_choice.h"
@@ -40,18 +42,6 @@ DType parse_dtype(const std::string& text) {
     if (name(dtype) == text) return dtype;
   if (text == "fp8") return DType::kF8E4M3;
   throw InvalidArgument(concat("expected float32, bfloat16, float16 or fp8, got ", text));
-}
-
-KeyLayout parse_key_layout(const std::string& text) {
-  if (text == "rows") return KeyLayout::kRows;
-  if (text == "panels") return KeyLayout::kPanels;
-  throw InvalidArgument(concat("key_layout: expected rows or panels, got ", text));
-}
-
-Activation parse_activation(const std::string& text) {
-  for (size_t i = 0; i < kActivationNames.size(); ++i)
-    if (kActivationNames[i] == text) return static_cast<Activation>(i);
-  throw InvalidArgument(concat("activation: unknown name \"", text, "\""));
 }
 
 template <class T>
@@ -173,21 +163,6 @@ py::object paged_attention(Backend& backend, const py::object& q, const py::obje
   return staging.result();
 }
 
-py::object linear(Backend& backend, const py::object& x, const LinearWeight& weight,
-                  const py::object& bias, const py::object& given, bool accumulate) {
-  Staging staging(backend);
-  const ConstTensor rows = staging.in(x);
-  const LinearArgs args{.x = rows,
-                        .weight = &weight,
-                        .bias = staging.in(bias),
-                        .out = staging.make_out(given, {rows.shape[0], weight.out_features}),
-                        .accumulate = accumulate};
-  py::gil_scoped_release release;
-  backend.linear(args);
-  staging.finish();
-  return staging.result();
-}
-
 LinearWeight pack_linear(Backend& backend, const std::vector<py::array>& parts,
                          const std::string& dtype) {
   std::vector<ConstTensor> views;
@@ -265,181 +240,63 @@ py::array read_device_array(Backend& backend, const DeviceArray& array) {
   return result;
 }
 
-void register_row_ops(py::class_<Backend>& backend) {
-  using namespace py::literals;
-  backend.def(
-      "embedding",
-      [](Backend& self, const py::object& table, const Array<int32_t>& token_ids, float scale,
-         const py::object& given) {
-        Staging staging(self);
-        const ConstTensor rows = staging.in(table);
-        self.embedding({rows, span_of(token_ids),
-                        staging.make_out(given, {token_ids.size(), rows.shape[1]}), scale});
-        staging.finish();
-        return staging.result();
-      },
-      "table"_a, "token_ids"_a, "scale"_a = 1.0f, "out"_a = py::none());
-  backend.def(
-      "rms_norm",
-      [](Backend& self, const py::object& x, const py::object& weight, float eps,
-         float weight_offset, const py::object& given) {
-        Staging staging(self);
-        const ConstTensor rows = staging.in(x);
-        const std::vector<py::ssize_t> shape(rows.shape.begin(), rows.shape.begin() + rows.rank);
-        const RmsNormArgs args{rows, staging.in(weight), staging.make_out(given, shape), eps,
-                               weight_offset};
+// The operands of one call, by Staging.
+class StagedOperands {
+ public:
+  explicit StagedOperands(Backend& backend) : staging_(backend) {}
+
+  ConstTensor in(const char*, const py::object& given) { return staging_.in(given); }
+  Tensor updated(const char*, const py::object& given) { return staging_.out(given); }
+  Tensor cache(const char*, const py::object& given) { return staging_.cache(given); }
+  Tensor result(const char*, const py::object& given, const std::vector<int64_t>& shape, bool) {
+    return staging_.make_out(given, {shape.begin(), shape.end()});
+  }
+  template <class T>
+  std::span<const T> list(const char* name, const py::object& given) {
+    if constexpr (std::is_arithmetic_v<T>) {
+      const auto array = op_call::cast<Array<T>>(name, given);
+      kept_.push_back(array);
+      return span_of(array);
+    } else {
+      const auto values =
+          std::make_shared<std::vector<T>>(op_call::cast<std::vector<T>>(name, given));
+      lists_.push_back(values);
+      return *values;
+    }
+  }
+  const LinearWeight* weight(const char*, const py::object& given) {
+    return &given.cast<const LinearWeight&>();
+  }
+  void finish() { staging_.finish(); }
+  py::object returned() const { return staging_.result() ? staging_.result() : py::none(); }
+
+ private:
+  Staging staging_;
+  std::vector<py::object> kept_;
+  std::vector<std::shared_ptr<const void>> lists_;
+};
+
+// Ops whose Args have fields; others are bound by hand.
+template <class Args>
+void def_staged_op(py::class_<Backend>& backend, const char* name,
+                   void (Backend::*op)(const Args&)) {
+  if constexpr (op_call::has_fields<Args>()) {
+    op_call::def<Args>(backend, name, [op](Backend& self, const auto& given) {
+      StagedOperands operands(self);
+      const Args args = op_call::make<Args>(operands, given);
+      {
         py::gil_scoped_release release;
-        self.rms_norm(args);
-        staging.finish();
-        return staging.result();
-      },
-      "x"_a, "weight"_a, "eps"_a = 1e-6f, "weight_offset"_a = 0.0f, "out"_a = py::none());
-  backend.def(
-      "add_rms_norm",
-      [](Backend& self, const py::object& residual, const py::object& x, const py::object& weight,
-         float eps, float weight_offset, const py::object& given) {
-        Staging staging(self);
-        const ConstTensor rows = staging.in(x);
-        self.add_rms_norm({staging.out(residual), rows, staging.in(weight),
-                           staging.make_out(given, {rows.shape[0], rows.shape[1]}), eps,
-                           weight_offset});
-        staging.finish();
-        return staging.result();
-      },
-      "residual"_a, "x"_a, "weight"_a, "eps"_a = 1e-6f, "weight_offset"_a = 0.0f,
-      "out"_a = py::none());
-  backend.def(
-      "gated_activation",
-      [](Backend& self, const py::object& gate_up, const std::string& activation,
-         const py::object& given) {
-        Staging staging(self);
-        const ConstTensor rows = staging.in(gate_up);
-        const GatedActivationArgs args{rows,
-                                       staging.make_out(given, {rows.shape[0], rows.shape[1] / 2}),
-                                       parse_activation(activation)};
-        py::gil_scoped_release release;
-        self.gated_activation(args);
-        staging.finish();
-        return staging.result();
-      },
-      "gate_up"_a, "activation"_a = "silu", "out"_a = py::none());
-  backend.def(
-      "activation",
-      [](Backend& self, const py::object& x, const std::string& activation,
-         const py::object& given) {
-        Staging staging(self);
-        const ConstTensor rows = staging.in(x);
-        self.activation({rows, staging.make_out(given, {rows.shape[0], rows.shape[1]}),
-                         parse_activation(activation)});
-        staging.finish();
-        return staging.result();
-      },
-      "x"_a, "activation"_a, "out"_a = py::none());
-  backend.def(
-      "layer_norm",
-      [](Backend& self, const py::object& x, const py::object& weight, const py::object& bias,
-         float eps, float weight_offset, const py::object& given) {
-        Staging staging(self);
-        const ConstTensor rows = staging.in(x);
-        self.layer_norm(
-            {rows, staging.in(weight), bias.is_none() ? ConstTensor{} : staging.in(bias),
-             staging.make_out(given, {rows.shape[0], rows.shape[1]}), eps, weight_offset});
-        staging.finish();
-        return staging.result();
-      },
-      "x"_a, "weight"_a, "bias"_a = py::none(), "eps"_a = 1e-5f, "weight_offset"_a = 0.0f,
-      "out"_a = py::none());
-  backend.def(
-      "add",
-      [](Backend& self, const py::object& sum, const py::object& x, float scale) {
-        Staging staging(self);
-        self.add({staging.out(sum), staging.in(x), scale});
-        staging.finish();
-      },
-      "out"_a, "x"_a, "scale"_a = 1.0f);
-  backend.def(
-      "cap_logits",
-      [](Backend& self, const py::object& logits, float scale, float soft_cap) {
-        Staging staging(self);
-        self.cap_logits({staging.out(logits), scale, soft_cap});
-        staging.finish();
-      },
-      "logits"_a, "scale"_a = 1.0f, "soft_cap"_a = 0.0f);
-  backend.def(
-      "gather_rows",
-      [](Backend& self, const py::object& x, const Array<int32_t>& rows, const py::object& given) {
-        Staging staging(self);
-        const ConstTensor from = staging.in(x);
-        self.gather_rows(
-            {from, span_of(rows), staging.make_out(given, {rows.size(), from.shape[1]})});
-        staging.finish();
-        return staging.result();
-      },
-      "x"_a, "rows"_a, "out"_a = py::none());
+        (self.*op)(args);
+        operands.finish();
+      }
+      return operands.returned();
+    });
+  }
 }
 
-void register_position_ops(py::class_<Backend>& backend) {
-  using namespace py::literals;
-  backend.def(
-      "rotary_table",
-      [](Backend& self, const Array<int32_t>& positions, const Array<float>& inv_freq, float scale,
-         float growth, int32_t period) {
-        Staging staging(self);
-        self.rotary_table({span_of(positions), span_of(inv_freq), scale, growth, period,
-                           staging.make_out(py::none(), {positions.size(), 2 * inv_freq.size()})});
-        staging.finish();
-        return staging.result();
-      },
-      "positions"_a, "inv_freq"_a, "scale"_a = 1.0f, "growth"_a = 0.0f, "period"_a = 1);
-  backend.def(
-      "rotary",
-      [](Backend& self, const py::object& heads, const py::object& cos_sin, bool interleaved) {
-        Staging staging(self);
-        self.rotary({staging.out(heads), staging.in(cos_sin), interleaved});
-        staging.finish();
-      },
-      "heads"_a, "cos_sin"_a, "interleaved"_a = false);
-  backend.def(
-      "store_kv",
-      [](Backend& self, const py::object& keys, const py::object& values,
-         const Array<int64_t>& slots, const py::object& key_cache, const py::object& value_cache,
-         const std::string& key_layout) {
-        Staging staging(self);
-        self.store_kv(
-            {staging.in(keys),
-             staging.in(values),
-             span_of(slots),
-             {staging.cache(key_cache), staging.cache(value_cache), parse_key_layout(key_layout)}});
-        staging.finish();
-      },
-      "keys"_a, "values"_a, "slots"_a, "key_cache"_a, "value_cache"_a, "key_layout"_a = "rows");
-  backend.def(
-      "key_layout",
-      [](const Backend& self, int64_t block_size, int64_t key_dim, int64_t value_dim,
-         const std::string& dtype) {
-        const bool has_panels = self.key_layout(block_size, key_dim, value_dim,
-                                                parse_dtype(dtype)) == KeyLayout::kPanels;
-        return has_panels ? "panels" : "rows";
-      },
-      "block_size"_a, "key_dim"_a, "value_dim"_a, "dtype"_a,
-      "What the engine's cache takes: \"rows\" or \"panels\".");
-  backend.def(
-      "copy_blocks",
-      [](Backend& self, const std::vector<std::pair<int32_t, int32_t>>& pairs,
-         const py::object& key_cache, const py::object& value_cache) {
-        Staging staging(self);
-        self.copy_blocks({pairs, {staging.cache(key_cache), staging.cache(value_cache)}});
-        staging.finish();
-      },
-      "pairs"_a, "key_cache"_a, "value_cache"_a);
-  backend.def(
-      "first_non_finite",
-      [](Backend& self, const py::array& array) {
-        const ConstTensor tensor = host_view(array);
-        py::gil_scoped_release release;
-        return self.first_non_finite(tensor);
-      },
-      "array"_a);
+void register_plain_ops(py::class_<Backend>& backend) {
+#define LLMSERVE_OP(name, Args) def_staged_op<Args>(backend, #name, &Backend::name);
+#include "kernels/op_list.inc"
 }
 
 }  // namespace
@@ -479,15 +336,30 @@ void register_testing_ops(py::module_& testing) {
             return self.packed_bytes(n, k, parse_dtype(dtype));
           },
           "out_features"_a, "in_features"_a, "dtype"_a)
-      .def("linear", &linear, "x"_a, "weight"_a, "bias"_a = py::none(), "out"_a = py::none(),
-           "accumulate"_a = false)
       .def("paged_attention", &paged_attention, "q"_a, "key_cache"_a, "value_cache"_a,
            "query_starts"_a, "kv_lens"_a, "block_tables"_a, "scale"_a, "window"_a = 0,
            "soft_cap"_a = 0.0f, "out"_a = py::none(), "key_layout"_a = "rows",
            "output"_a = py::none(), "With `output`, a weight: fused_attention.")
       .def("sample", &sample, "logits"_a, "rows"_a);
-  register_row_ops(backend);
-  register_position_ops(backend);
+  register_plain_ops(backend);
+  backend.def(
+      "key_layout",
+      [](const Backend& self, int64_t block_size, int64_t key_dim, int64_t value_dim,
+         const std::string& dtype) {
+        const bool has_panels = self.key_layout(block_size, key_dim, value_dim,
+                                                parse_dtype(dtype)) == KeyLayout::kPanels;
+        return has_panels ? "panels" : "rows";
+      },
+      "block_size"_a, "key_dim"_a, "value_dim"_a, "dtype"_a,
+      "What the engine's cache takes: \"rows\" or \"panels\".");
+  backend.def(
+      "first_non_finite",
+      [](Backend& self, const py::array& array) {
+        const ConstTensor tensor = host_view(array);
+        py::gil_scoped_release release;
+        return self.first_non_finite(tensor);
+      },
+      "array"_a);
   register_testing_blocks(testing, backend);
   register_testing_fused(backend);
   register_testing_transfers(testing, backend);
@@ -505,6 +377,14 @@ void register_testing_ops(py::module_& testing) {
         return make_backend(name, {.num_threads = num_threads, .isa = isa});
       },
       "name"_a, "num_threads"_a = 1, "isa"_a = "");
+  testing.def(
+      "activations",
+      [] {
+        std::vector<std::pair<std::string, bool>> rows;
+        for (const ActivationRow& row : kActivations) rows.emplace_back(row.name, row.is_gated);
+        return rows;
+      },
+      "Every activation, and whether it is of a gate and what it is multiplied with.");
   testing.def("backend_names", [] {
     std::vector<std::string> names;
     for (const BackendRow& row : backend_registry()) names.emplace_back(row.name);

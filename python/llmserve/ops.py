@@ -98,7 +98,7 @@ def rms_norm(
     >>> ops.rms_norm(numpy.array([[3.0, 4.0]], "f4"), numpy.ones(2, "f4"), eps=0.0).round(3)
     array([[0.849, 1.131]], dtype=float32)
     """
-    return _kernels(backend, num_threads, x).rms_norm(x, weight, eps, weight_offset, out)
+    return _kernels(backend, num_threads, x).rms_norm(x, weight, eps, weight_offset, out=out)
 
 
 def add_rms_norm(
@@ -125,7 +125,7 @@ def add_rms_norm(
     array([[3., 4.]], dtype=float32)
     """
     kernels = _kernels(backend, num_threads, x)
-    return kernels.add_rms_norm(x, residual, weight, eps, weight_offset, out)
+    return kernels.add_rms_norm(residual, x, weight, eps, weight_offset, out=out)
 
 
 def layer_norm(
@@ -148,7 +148,7 @@ def layer_norm(
     >>> ops.layer_norm(numpy.array([[1.0, 3.0]], "f4"), numpy.ones(2, "f4"), eps=0.0)
     array([[-1.,  1.]], dtype=float32)
     """
-    return _kernels(backend, num_threads, x).layer_norm(x, weight, bias, eps, out)
+    return _kernels(backend, num_threads, x).layer_norm(x, weight, bias, eps, out=out)
 
 
 def silu_and_mul(
@@ -167,7 +167,7 @@ def silu_and_mul(
     >>> ops.silu_and_mul(numpy.array([[0.0, 2.0, 5.0, 3.0]], "f4")).round(3)
     array([[0.   , 5.285]], dtype=float32)
     """
-    return _kernels(backend, num_threads, gate_up).silu_and_mul(gate_up, out)
+    return _kernels(backend, num_threads, gate_up).gated_activation(gate_up, "silu", out)
 
 
 def gelu_and_mul(
@@ -187,7 +187,7 @@ def gelu_and_mul(
     >>> ops.gelu_and_mul(numpy.array([[0.0, 2.0, 5.0, 3.0]], "f4")).round(3)
     array([[0.   , 5.863]], dtype=float32)
     """
-    return _kernels(backend, num_threads, gate_up).gelu_and_mul(gate_up, out)
+    return _kernels(backend, num_threads, gate_up).gated_activation(gate_up, "gelu", out)
 
 
 def gelu_tanh_and_mul(
@@ -207,7 +207,7 @@ def gelu_tanh_and_mul(
     >>> ops.gelu_tanh_and_mul(numpy.array([[0.0, 2.0, 5.0, 3.0]], "f4")).round(3)
     array([[0.   , 5.864]], dtype=float32)
     """
-    return _kernels(backend, num_threads, gate_up).gelu_tanh_and_mul(gate_up, out)
+    return _kernels(backend, num_threads, gate_up).gated_activation(gate_up, "gelu_tanh", out)
 
 
 def rotary_embedding(
@@ -338,7 +338,7 @@ def embedding(
     array([[2.],
            [0.]], dtype=float32)
     """
-    return _kernels(backend, num_threads, table).embedding(token_ids, table, scale, out)
+    return _kernels(backend, num_threads, table).embedding(table, token_ids, scale, out)
 
 
 def gather(
@@ -359,7 +359,7 @@ def gather(
     array([[1.],
            [1.]], dtype=float32)
     """
-    return _kernels(backend, num_threads, x).gather(x, rows, out)
+    return _kernels(backend, num_threads, x).gather_rows(x, rows, out)
 
 
 def store_kv(

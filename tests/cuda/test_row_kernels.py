@@ -95,9 +95,10 @@ def gated_activation(backend, name, x):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_elementwise_ops_of_rows_of_any_width(backend, normal, width):
     x, gate_up = normal(2, width), normal(2, 2 * width)
-    for name in ("silu", "gelu_tanh", "gelu", "relu", "relu2"):
+    for name in formulas.all_activations():
         gated = laid_out(partial(gated_activation, backend, name), gate_up)
         assert_close(gated, formulas.gated_activation(gate_up, name), 1)
+    for name in formulas.activations_of_one():
         alone = laid_out(partial(activation, backend, name), x)
         beside_two = np.concatenate([x, np.full_like(x, 2)], axis=1)
         np.testing.assert_array_equal(gated_activation(backend, name, beside_two), alone * 2)

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -44,8 +45,7 @@ void check_norms(Checker& check) {
       backend.rms_norm({.x = matrix(x, rows, width, stride).slice(0, row, count),
                         .weight = vector(weight),
                         .out = matrix(out, count, width, width),
-                        .eps = 1e-5f,
-                        .weight_offset = 1.0f});
+                        .numbers = {.eps = 1e-5f, .weight_offset = 1.0f}});
       return out;
     };
     const auto relative = [&](int64_t, float want) {
@@ -71,7 +71,7 @@ void check_norms(Checker& check) {
                               .weight = vector(weight),
                               .bias = vector(weight),
                               .out = matrix(out, rows, width, width),
-                              .weight_offset = 0.5f});
+                              .numbers = {.eps = 1e-5f, .weight_offset = 0.5f}});
           return out;
         },
         // The mean is taken off terms of up to 8, and the bias may cancel.
@@ -97,14 +97,14 @@ void check_norms(Checker& check) {
 
 void check_activations(Checker& check) {
   for (const int64_t width : kWidths) {
-    for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu,
-                                        Activation::kRelu, Activation::kRelu2}) {
+    for (size_t i = 0; i < std::size(kActivations); ++i) {
+      const auto activation = static_cast<Activation>(i);
       Floats gate_up = normal(3 * 2 * width, 5);
       for (float& value : gate_up) value *= 9;
       const float special[] = {0.0f, -0.0f, -120.0f, 120.0f, kNan, -88.5f, 1e-40f};
       for (int64_t i = 0; i < std::min<int64_t>(7, width); ++i) gate_up[width - 1 - i] = special[i];
       check.against_ref(
-          concat("gated_activation ", static_cast<int>(activation), " width ", width),
+          concat("gated_activation ", name(activation), " width ", width),
           [&](Backend& backend) {
             Floats out(3 * width);
             backend.gated_activation({.gate_up = matrix(gate_up, 3, 2 * width, 2 * width),
@@ -583,6 +583,18 @@ void check_fused_mlp(Checker& check, DType dtype, int64_t rows, int64_t width) {
   }
 }
 
+// prepare_qkv as the ops that it stands for.
+void prepare_one_by_one(Backend& backend, const PrepareQkvArgs& args) {
+  const auto prepare = [&](const Tensor& heads, const ConstTensor& norm,
+                           const ConstTensor& angles) {
+    backend.rms_norm({.x = heads, .weight = norm, .out = heads, .numbers = args.numbers});
+    backend.rotary({.heads = heads, .cos_sin = angles, .interleaved = args.interleaved});
+  };
+  prepare(args.q, args.q_norm, args.q_cos_sin);
+  prepare(args.k, args.k_norm, args.k_cos_sin);
+  backend.store_kv({.keys = args.k, .values = args.v, .slots = args.slots, .cache = args.cache});
+}
+
 // fused_attention, and prepare_qkv before it, of the last `num_queries` of 700 tokens: likewise.
 void check_fused_attention(Checker& check, DType dtype, int64_t num_queries) {
   const int64_t heads = 2, dim = 32, block_size = 16, length = 700, n = 20;
@@ -641,7 +653,7 @@ void check_fused_attention(Checker& check, DType dtype, int64_t num_queries) {
         backend.prepare_qkv(prepare);
         backend.fused_attention(args);
       } else {
-        backend.Backend::prepare_qkv(prepare);
+        prepare_one_by_one(backend, prepare);
         backend.paged_attention(args.attention);
         backend.linear(args.output);
       }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from llmserve import _core_testing
 
 
 def sum_tolerance(n: int) -> float:
@@ -119,24 +120,42 @@ def layer_norm(x, weight, bias=None, eps=1e-5, weight_offset=0.0):
     return x if bias is None else x + bias.astype(np.float64)
 
 
-def activation(x, name):
-    x = x.astype(np.float64)
-    if name == "silu":
-        return x / (1 + np.exp(-x))
-    if name == "relu":
-        return np.maximum(x, 0)
-    if name == "relu2":
-        return np.maximum(x, 0) ** 2
-    if name == "gelu":
-        return x / 2 * np.vectorize(math.erfc)(-x / np.sqrt(2))
+def gelu_tanh(x):
     inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
     with np.errstate(over="ignore"):
         return x / (1 + np.exp(-2 * inner))
 
 
+# One an activation of csrc/kernels/activations.inc, in float64.
+ACTIVATIONS = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: x / 2 * np.vectorize(math.erfc)(-x / np.sqrt(2)),
+    "gelu_tanh": gelu_tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
+}
+# Of a gate and of what it is multiplied with.
+GATED_ACTIVATIONS = {
+    name: lambda gate, up, of=of: of(gate) * up for name, of in ACTIVATIONS.items()
+}
+
+
+def activation(x, name):
+    return ACTIVATIONS[name](x.astype(np.float64))
+
+
 def gated_activation(gate_up, name):
-    gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
-    return activation(gate, name) * up
+    return GATED_ACTIVATIONS[name](*np.split(gate_up.astype(np.float64), 2, axis=-1))
+
+
+def activations_of_one() -> list[str]:
+    """The names of all activations of one number."""
+    return [name for name, is_gated in _core_testing.activations() if not is_gated]
+
+
+def all_activations() -> list[str]:
+    """The names of all activations that a gated layer may have."""
+    return [name for name, _ in _core_testing.activations()]
 
 
 def attention(q, keys, values, scale, window=0, soft_cap=0.0):

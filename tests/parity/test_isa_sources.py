@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 ALLOWED = {
     *("immintrin.h", "arm_neon.h", "stddef.h", "stdint.h", "string.h"),
     "kernels/cpu/kernel_table.h",
+    "kernels/op_numbers.h",
 }
 
 
@@ -32,7 +33,10 @@ def test_isa_files_include_only_plain_headers_and_inc_files():
                 pending.append(ROOT / "csrc" / name)
             else:
                 assert name in ALLOWED, f"{path.relative_to(ROOT)} includes {name}"
-    assert not includes(ROOT / "csrc/kernels/cpu/kernel_table.h")[1:]
+    table, numbers = "kernels/cpu/kernel_table.h", "kernels/op_numbers.h"
+    rows = "kernels/activations.inc"  # of a table: no code
+    assert set(includes(ROOT / "csrc" / table)) == {"stdint.h", numbers, rows}
+    assert set(includes(ROOT / "csrc" / numbers)) == {"stdint.h", rows}
 
 
 def test_isa_objects_define_no_weak_symbols():

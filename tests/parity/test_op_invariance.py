@@ -52,12 +52,15 @@ def test_row_ops_alone_equal_rows_in_a_batch(fast, fast_one_thread, rng):
     for run in (
         lambda backend, rows: backend.rms_norm(x[rows], weight),
         lambda backend, rows: backend.add_rms_norm(x[rows].copy(), x[rows], weight),
-        lambda backend, rows: backend.gated_activation(x[rows], "silu"),
-        lambda backend, rows: backend.gated_activation(x[rows], "gelu_tanh"),
-        lambda backend, rows: backend.gated_activation(x[rows], "gelu"),
-        lambda backend, rows: backend.activation(x[rows], "gelu"),
-        lambda backend, rows: backend.activation(x[rows], "relu2"),
         lambda backend, rows: backend.layer_norm(x[rows], weight, weight),
+        *(
+            lambda backend, rows, name=name: backend.gated_activation(x[rows], name)
+            for name in formulas.all_activations()
+        ),
+        *(
+            lambda backend, rows, name=name: backend.activation(x[rows], name)
+            for name in formulas.activations_of_one()
+        ),
     ):
         whole = run(fast, slice(None))
         np.testing.assert_array_equal(run(fast_one_thread, slice(None)), whole)

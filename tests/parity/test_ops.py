@@ -150,7 +150,7 @@ def test_layer_norm_add_and_cap_logits_match_ref(fast, ref, rng, width):
         np.testing.assert_allclose(*logits, atol=cap * 2**-21, rtol=0)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "relu", "relu2"])
+@pytest.mark.parametrize("activation", formulas.all_activations())
 @pytest.mark.parametrize("width", ODD_SIZES)
 def test_gated_activation_matches_ref(fast, ref, rng, activation, width):
     gate_up = normal(rng, 50, 2 * width) * 10
@@ -160,7 +160,12 @@ def test_gated_activation_matches_ref(fast, ref, rng, activation, width):
         rtol=ACTIVATION_TOLERANCE,
         atol=1e-30,
     )
-    x = gate_up[:, :width]
+
+
+@pytest.mark.parametrize("activation", formulas.activations_of_one())
+@pytest.mark.parametrize("width", ODD_SIZES)
+def test_activation_matches_ref(fast, ref, rng, activation, width):
+    x = (normal(rng, 50, 2 * width) * 10)[:, :width]
     np.testing.assert_allclose(
         fast.activation(x, activation),
         ref.activation(x, activation),

@@ -101,10 +101,11 @@ def test_rotary_table_grows_with_the_logarithm_of_whole_periods(ref):
         ref.rotary_table(positions, inv_freq, period=0)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "relu", "relu2"])
-def test_gated_activation_matches_the_formula(ref, activation):
+@pytest.mark.parametrize("up", [1.0, -2.5])
+@pytest.mark.parametrize("activation", formulas.all_activations())
+def test_gated_activation_matches_the_formula(ref, activation, up):
     gate = np.concatenate([np.linspace(-20, 20, 999), [0, -120, 120]]).astype(np.float32)
-    gate_up = np.concatenate([gate, np.ones_like(gate)])[None]
+    gate_up = np.concatenate([gate, np.full_like(gate, up)])[None]
     expected = formulas.gated_activation(gate_up.astype(np.float64), activation)
     # exp(y) of a y rounded to float32 is off by |y| * 2^-24, and |y| < 90 where the result is
     # not below atol.
@@ -114,6 +115,12 @@ def test_gated_activation_matches_the_formula(ref, activation):
         rtol=90 * ELEMENTWISE_TOLERANCE,
         atol=1e-36,
     )
+
+
+@pytest.mark.parametrize("activation", formulas.activations_of_one())
+def test_activation_is_the_gated_one_beside_ones(ref, activation):
+    gate = np.concatenate([np.linspace(-20, 20, 999), [0, -120, 120]]).astype(np.float32)
+    gate_up = np.concatenate([gate, np.ones_like(gate)])[None]
     np.testing.assert_array_equal(
         ref.activation(gate[None], activation), ref.gated_activation(gate_up, activation)
     )

@@ -1,9 +1,8 @@
-// Attention over the paged cache: cut into items of work, which threads share.
+#include "kernels/cpu/cpu_attention.h"
+
 #include <algorithm>
 
 #include "core/error.h"
-#include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/cpu_features.h"
 
 namespace llmserve {
 namespace {
@@ -88,7 +87,7 @@ int64_t cost_of(const cpu::AttentionItem& item, int64_t window, int64_t group) {
 
 // Whole tiles that decode steps of sequences b and b + 1 have in common: 0 if these are not such.
 // Each has a position of its own behind them.
-int64_t CpuBackend::tiles_in_common(const PagedAttentionArgs& args, size_t b) {
+int64_t CpuAttention::tiles_in_common(const PagedAttentionArgs& args, size_t b) {
   if (b + 1 >= args.kv_lens.size()) return 0;
   const std::span<const int32_t> starts = args.query_starts.subspan(b, 3);
   if (starts[1] - starts[0] != 1 || starts[2] - starts[1] != 1) return 0;
@@ -100,8 +99,8 @@ int64_t CpuBackend::tiles_in_common(const PagedAttentionArgs& args, size_t b) {
   return (end - table) * block_size / kKvTile;
 }
 
-CpuBackend::SharedPrefix CpuBackend::shared_prefix(const PagedAttentionArgs& args, size_t b,
-                                                   int64_t group) const {
+CpuAttention::SharedPrefix CpuAttention::shared_prefix(const PagedAttentionArgs& args, size_t b,
+                                                       int64_t group) const {
   // Threads take a KV head each, while the others wait.
   const int64_t kv_heads = args.cache.keys.shape[1];
   const int64_t threads = pool_.num_threads();
@@ -125,8 +124,8 @@ CpuBackend::SharedPrefix CpuBackend::shared_prefix(const PagedAttentionArgs& arg
   return is_less_work(shared.count) ? shared : SharedPrefix{};
 }
 
-cpu::AttentionState CpuBackend::list_prefix(const PagedAttentionArgs& args, size_t b, int64_t group,
-                                            const SharedPrefix& shared) {
+cpu::AttentionState CpuAttention::list_prefix(const PagedAttentionArgs& args, size_t b,
+                                              int64_t group, const SharedPrefix& shared) {
   const int64_t kv_heads = args.cache.keys.shape[1];
   const int64_t rows = shared.count * group;
   const int64_t size = kernels_.attention_state_floats(rows, args.cache.values.shape[3]);
@@ -156,7 +155,7 @@ cpu::AttentionState CpuBackend::list_prefix(const PagedAttentionArgs& args, size
   return state;
 }
 
-void CpuBackend::list_attention_items(const PagedAttentionArgs& args, int64_t group) {
+void CpuAttention::list_items(const PagedAttentionArgs& args, int64_t group) {
   items_.clear();
   prefix_items_.clear();
   states_end_ = 0;
@@ -199,7 +198,7 @@ void CpuBackend::list_attention_items(const PagedAttentionArgs& args, int64_t gr
   }
 }
 
-void CpuBackend::split_attention_items(int64_t window, int64_t group, int64_t value_dim) {
+void CpuAttention::split_items(int64_t window, int64_t group, int64_t value_dim) {
   split_items_.clear();
   if (pool_.num_threads() == 1) return;
   const auto num_spans = [&](const cpu::AttentionItem& item) {
@@ -240,7 +239,7 @@ void CpuBackend::split_attention_items(int64_t window, int64_t group, int64_t va
 }
 
 template <class Split>
-void CpuBackend::replace_shared(int64_t window, int64_t group, Split split) {
+void CpuAttention::replace_shared(int64_t window, int64_t group, Split split) {
   whole_items_.swap(items_);
   items_.clear();
   int64_t total = 0;
@@ -255,8 +254,8 @@ void CpuBackend::replace_shared(int64_t window, int64_t group, Split split) {
   }
 }
 
-void CpuBackend::deal_attention_items(const std::vector<cpu::AttentionItem>& items, int64_t window,
-                                      int64_t group, std::vector<int64_t>& starts) {
+void CpuAttention::deal_items(const std::vector<cpu::AttentionItem>& items, int64_t window,
+                              int64_t group, std::vector<int64_t>& starts) {
   item_costs_.clear();
   int64_t total = 0;
   for (const cpu::AttentionItem& item : items)
@@ -271,16 +270,20 @@ void CpuBackend::deal_attention_items(const std::vector<cpu::AttentionItem>& ite
   }
 }
 
-int64_t CpuBackend::attention_partial_bytes() { return kPartialBytes; }
+int64_t CpuAttention::partial_bytes() { return kPartialBytes; }
 
-int64_t CpuBackend::attention_scratch_bytes(int64_t max_tokens, const StepShape& shape) const {
+void CpuAttention::reserve() {
+  if (partials_.num_bytes() < kPartialBytes) partials_ = Buffer(kPartialBytes);
+}
+
+int64_t CpuAttention::scratch_bytes(int64_t max_tokens, const StepShape& shape) const {
   const int64_t rows =
       std::min(std::max(kMaxQueryRows, shape.group), max_tokens * shape.num_kv_heads * shape.group);
   return kernels_.attention_scratch_floats(rows, shape.key_dim, shape.value_dim) *
          static_cast<int64_t>(sizeof(float));
 }
 
-void CpuBackend::prefetch_own_later(int64_t window, int64_t tile_bytes) {
+void CpuAttention::prefetch_own_later(int64_t window, int64_t tile_bytes) {
   laters_.resize(static_cast<size_t>(pool_.num_threads()));
   for (size_t thread = 0; thread < laters_.size(); ++thread) {
     cpu::AttentionLater& later = laters_[thread];
@@ -302,9 +305,9 @@ void CpuBackend::prefetch_own_later(int64_t window, int64_t tile_bytes) {
   }
 }
 
-void CpuBackend::run_attention_items(const cpu::AttentionCall& call, DType dtype,
-                                     const std::vector<cpu::AttentionItem>& items,
-                                     const std::vector<int64_t>& starts) {
+void CpuAttention::run_items(const cpu::AttentionCall& call, DType dtype,
+                             const std::vector<cpu::AttentionItem>& items,
+                             const std::vector<int64_t>& starts) {
   const auto attention = kernels_.attention[static_cast<size_t>(storage_of(dtype))];
   pool_.parallel_for(pool_.num_threads(), 1, [&](int64_t begin, int64_t end, int thread_idx) {
     for (int64_t part = begin; part < end; ++part) {
@@ -312,28 +315,13 @@ void CpuBackend::run_attention_items(const cpu::AttentionCall& call, DType dtype
       const cpu::AttentionItem* last = items.data() + starts[static_cast<size_t>(part) + 1];
       for (; item < last; ++item)
         attention(&call, item, item + 1 < last ? item + 1 : nullptr,
-                  reinterpret_cast<float*>(scratch(thread_idx)));
+                  workers_.scratch<float>(thread_idx));
     }
   });
 }
 
-void CpuBackend::paged_attention(const PagedAttentionArgs& args) {
-  validate(args);
-  attend(args, {});
-}
-
-void CpuBackend::fused_attention(const FusedAttentionArgs& args) {
-  validate(args);
-  const Tensor& values = args.attention.cache.values;
-  RoundedRows between;
-  if (values.dtype != DType::kF32 && values.shape[3] % cpu::kPanelWidth == 0)
-    between = rounded_in(args.attention.out.data, args.output);
-  attend(args.attention, between);
-  multiply_written(args.output, between);
-}
-
 // Outputs go to `rounded`, a token's heads side by side, if that has rows.
-void CpuBackend::attend(const PagedAttentionArgs& args, const RoundedRows& rounded) {
+void CpuAttention::run(const PagedAttentionArgs& args, const RoundedRows& rounded) {
   const Tensor& keys = args.cache.keys;
   const Tensor& values = args.cache.values;
   const bool has_panels = args.cache.key_layout == KeyLayout::kPanels;
@@ -342,13 +330,14 @@ void CpuBackend::attend(const PagedAttentionArgs& args, const RoundedRows& round
                                  cpu::kPanelWidth, " elements beside keys in panels, got ",
                                  values.shape[3]));
   const int64_t group = args.q.shape[1] / keys.shape[1];
-  list_attention_items(args, group);
+  list_items(args, group);
   if (items_.empty()) return;
-  reserve_scratch(attention_scratch_bytes(args.q.shape[0], {.num_kv_heads = keys.shape[1],
-                                                            .group = group,
-                                                            .key_dim = keys.shape[3],
-                                                            .value_dim = values.shape[3]}));
-  split_attention_items(args.window, group, values.shape[3]);
+  reserve();
+  workers_.reserve_scratch(scratch_bytes(args.q.shape[0], {.num_kv_heads = keys.shape[1],
+                                                           .group = group,
+                                                           .key_dim = keys.shape[3],
+                                                           .value_dim = values.shape[3]}));
+  split_items(args.window, group, values.shape[3]);
   const int64_t tile_bytes = kKvTile * (cache_row_bytes(keys.dtype, keys.shape[3]) +
                                         cache_row_bytes(keys.dtype, values.shape[3]));
   const bool is_rounded = rounded.data != nullptr;
@@ -373,19 +362,19 @@ void CpuBackend::attend(const PagedAttentionArgs& args, const RoundedRows& round
       .is_out_rounded = is_rounded,
       .out_token_stride = is_rounded ? rounded.stride : args.out.strides[0],
       .out_head_stride = args.out.strides[1]};
-  deal_attention_items(items_, args.window, group, item_starts_);
+  deal_items(items_, args.window, group, item_starts_);
   if (!prefix_items_.empty()) {
-    deal_attention_items(prefix_items_, args.window, group, prefix_starts_);
+    deal_items(prefix_items_, args.window, group, prefix_starts_);
     prefetch_own_later(args.window, tile_bytes);
-    run_attention_items(call, keys.dtype, prefix_items_, prefix_starts_);
+    run_items(call, keys.dtype, prefix_items_, prefix_starts_);
   }
-  run_attention_items(call, keys.dtype, items_, item_starts_);
+  run_items(call, keys.dtype, items_, item_starts_);
   pool_.parallel_for(static_cast<int64_t>(split_items_.size()), 1,
                      [&](int64_t begin, int64_t end, int thread_idx) {
                        for (int64_t i = begin; i < end; ++i) {
                          const SplitItem& split = split_items_[static_cast<size_t>(i)];
                          kernels_.merge_attention(&call, &split.item, split.num_spans,
-                                                  reinterpret_cast<float*>(scratch(thread_idx)));
+                                                  workers_.scratch<float>(thread_idx));
                        }
                      });
 }

@@ -141,7 +141,7 @@ int64_t token_grain(const ConstTensor& heads) {
   return std::max<int64_t>(1, 4096 / std::max<int64_t>(1, heads.shape[1] * heads.shape[2]));
 }
 
-// Norms and turns the heads of token t in place.
+// Norms and rotates the heads of token t in place.
 void prepare_heads(const cpu::KernelTable& kernels, const PrepareQkvArgs& args, const Tensor& heads,
                    const ConstTensor& norm, const ConstTensor& cos_sin, int64_t t) {
   float* const first = heads.as<float>() + t * heads.strides[0];
@@ -149,8 +149,7 @@ void prepare_heads(const cpu::KernelTable& kernels, const PrepareQkvArgs& args, 
   for (int64_t h = 0; h < heads.shape[1]; ++h) {
     float* head = first + h * heads.strides[1];
     prefetch(head + kTokensAhead * heads.strides[0], row_bytes);
-    if (norm)
-      kernels.rms_norm(head, norm.as<float>(), heads.shape[2], args.eps, args.weight_offset, head);
+    if (norm) kernels.rms_norm(head, norm.as<float>(), heads.shape[2], &args.numbers, head);
     if (!cos_sin) continue;
     const float* cos = cos_sin.as<float>() + t * cos_sin.strides[0];
     const int64_t half = cos_sin.shape[1] / 2;
@@ -168,35 +167,32 @@ KeyLayout CpuBackend::key_layout(int64_t block_size, int64_t key_dim, int64_t va
   return has_whole_panels && has_whole_words ? KeyLayout::kPanels : KeyLayout::kRows;
 }
 
-void CpuBackend::store_kv(const StoreKvArgs& args) {
-  validate(args);
-  pool_.parallel_for(
-      static_cast<int64_t>(args.slots.size()), token_grain(args.keys),
-      [&](int64_t begin, int64_t end, int) { KvWriter(kernels_, args).store(begin, end); });
+void CpuBackend::do_store_kv(const StoreKvArgs& args) {
+  workers_.pool().parallel_for(static_cast<int64_t>(args.slots.size()), token_grain(args.keys),
+                               [&](int64_t begin, int64_t end, int) {
+                                 KvWriter(workers_.kernels(), args).store(begin, end);
+                               });
 }
 
 // All of a token while it is in the L1.
-void CpuBackend::prepare_qkv(const PrepareQkvArgs& args) {
-  validate(args);
+void CpuBackend::do_prepare_qkv(const PrepareQkvArgs& args) {
   const StoreKvArgs store{
       .keys = args.k, .values = args.v, .slots = args.slots, .cache = args.cache};
-  const KvWriter writer(kernels_, store);
-  pool_.parallel_for(args.q.shape[0], token_grain(args.q), [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end;) {
-      const int64_t last = std::min(end, t + KvWriter::tokens_at_once(args.slots, t));
-      const int64_t first = t;
-      for (; t < last; ++t) {
-        prepare_heads(kernels_, args, args.q, args.q_norm, args.q_cos_sin, t);
-        prepare_heads(kernels_, args, args.k, args.k_norm, args.k_cos_sin, t);
-      }
-      writer.store(first, last);
-    }
-  });
+  const KvWriter writer(workers_.kernels(), store);
+  workers_.pool().parallel_for(
+      args.q.shape[0], token_grain(args.q), [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end;) {
+          const int64_t last = std::min(end, t + KvWriter::tokens_at_once(args.slots, t));
+          const int64_t first = t;
+          for (; t < last; ++t) {
+            prepare_heads(workers_.kernels(), args, args.q, args.q_norm, args.q_cos_sin, t);
+            prepare_heads(workers_.kernels(), args, args.k, args.k_norm, args.k_cos_sin, t);
+          }
+          writer.store(first, last);
+        }
+      });
 }
 
-void CpuBackend::copy_blocks(const CopyBlocksArgs& args) {
-  validate(args);
-  copy_blocks_on_host(args);
-}
+void CpuBackend::do_copy_blocks(const CopyBlocksArgs& args) { copy_blocks_on_host(args); }
 
 }  // namespace llmserve

@@ -183,8 +183,7 @@ void sample_row(const cpu::KernelTable& kernels, const float* x, int64_t n, cons
 
 }  // namespace
 
-void CpuBackend::sample(const SampleArgs& args) {
-  validate(args);
+void CpuBackend::do_sample(const SampleArgs& args) {
   const int64_t n = args.logits.shape[1];
   for (size_t i = 0; i < args.out.size(); ++i) {  // here, since threads may not throw
     const SampleRow& row = args.rows[i];
@@ -194,16 +193,17 @@ void CpuBackend::sample(const SampleArgs& args) {
     for (const int32_t id : row.reported_token_ids)
       args.out[i].reported.push_back({.token_id = id});
   }
-  reserve_scratch(n * 3 * static_cast<int64_t>(sizeof(float)));
-  pool_.parallel_for(args.logits.shape[0], 1, [&](int64_t begin, int64_t end, int thread_idx) {
-    auto* memory = reinterpret_cast<float*>(scratch(thread_idx));
-    const SampleScratch s{memory, reinterpret_cast<uint32_t*>(memory + n),
-                          reinterpret_cast<uint32_t*>(memory + 2 * n)};
-    for (int64_t r = begin; r < end; ++r) {
-      sample_row(kernels_, args.logits.as<float>() + r * args.logits.strides[0], n,
-                 args.rows[static_cast<size_t>(r)], s, args.out[static_cast<size_t>(r)]);
-    }
-  });
+  workers_.reserve_scratch_floats(3 * n);
+  workers_.pool().parallel_for(
+      args.logits.shape[0], 1, [&](int64_t begin, int64_t end, int thread_idx) {
+        auto* memory = workers_.scratch<float>(thread_idx);
+        const SampleScratch s{memory, reinterpret_cast<uint32_t*>(memory + n),
+                              reinterpret_cast<uint32_t*>(memory + 2 * n)};
+        for (int64_t r = begin; r < end; ++r) {
+          sample_row(workers_.kernels(), args.logits.as<float>() + r * args.logits.strides[0], n,
+                     args.rows[static_cast<size_t>(r)], s, args.out[static_cast<size_t>(r)]);
+        }
+      });
 }
 
 }  // namespace llmserve

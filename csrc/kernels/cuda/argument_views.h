@@ -20,11 +20,6 @@ inline Storage storage_of(DType dtype) {
   }
 }
 
-inline Nonlinearity kind_of(Activation activation) {
-  static_assert(kActivationNames.size() == 5, "every activation has its Nonlinearity");
-  return static_cast<Nonlinearity>(activation);
-}
-
 inline Rows rows_of(const Tensor& tensor) { return {tensor.as<float>(), tensor.strides[0]}; }
 inline ConstRows rows_of(const ConstTensor& tensor) {
   return {tensor.as<float>(), tensor.strides[0]};

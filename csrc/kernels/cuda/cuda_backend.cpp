@@ -166,8 +166,7 @@ int64_t CudaBackend::first_non_finite(const ConstTensor& tensor) {
   return host_->first_non_finite(tensor);
 }
 
-void CudaBackend::embedding(const EmbeddingArgs& args) {
-  validate(args);
+void CudaBackend::do_embedding(const EmbeddingArgs& args) {
   check_internal(!args.blocks, "tables are in floats on a device");
   const auto num_tokens = static_cast<int64_t>(args.token_ids.size());
   check_grid("embedding", num_tokens);
@@ -186,8 +185,7 @@ void CudaBackend::embedding(const EmbeddingArgs& args) {
   }
 }
 
-void CudaBackend::rms_norm(const RmsNormArgs& args) {
-  validate(args);
+void CudaBackend::do_rms_norm(const RmsNormArgs& args) {
   const int64_t num_heads = args.x.rank == 3 ? args.x.shape[1] : 1;
   const int64_t num_rows = args.x.shape[0] * num_heads;
   check_grid("rms_norm", num_rows);
@@ -198,16 +196,14 @@ void CudaBackend::rms_norm(const RmsNormArgs& args) {
                   .out = rows_of(args.out),
                   .num_rows = num_rows,
                   .width = args.weight.shape[0],
-                  .eps = args.eps,
-                  .weight_offset = args.weight_offset,
+                  .numbers = args.numbers,
                   .num_heads = num_heads,
                   .x_head_stride = args.x.strides[1],
                   .out_head_stride = args.out.strides[1]},
                  stream());
 }
 
-void CudaBackend::add_rms_norm(const AddRmsNormArgs& args) {
-  validate(args);
+void CudaBackend::do_add_rms_norm(const AddRmsNormArgs& args) {
   check_grid("add_rms_norm", args.x.shape[0]);
   memory_.make_current();
   cuda::rms_norm({.x = rows_of(args.x),
@@ -216,13 +212,11 @@ void CudaBackend::add_rms_norm(const AddRmsNormArgs& args) {
                   .out = rows_of(args.out),
                   .num_rows = args.x.shape[0],
                   .width = args.x.shape[1],
-                  .eps = args.eps,
-                  .weight_offset = args.weight_offset},
+                  .numbers = args.numbers},
                  stream());
 }
 
-void CudaBackend::layer_norm(const LayerNormArgs& args) {
-  validate(args);
+void CudaBackend::do_layer_norm(const LayerNormArgs& args) {
   check_grid("layer_norm", args.x.shape[0]);
   memory_.make_current();
   cuda::layer_norm({.x = rows_of(args.x),
@@ -231,13 +225,11 @@ void CudaBackend::layer_norm(const LayerNormArgs& args) {
                     .out = rows_of(args.out),
                     .num_rows = args.x.shape[0],
                     .width = args.x.shape[1],
-                    .eps = args.eps,
-                    .weight_offset = args.weight_offset},
+                    .numbers = args.numbers},
                    stream());
 }
 
-void CudaBackend::add(const AddArgs& args) {
-  validate(args);
+void CudaBackend::do_add(const AddArgs& args) {
   check_grid("add", args.out.shape[0]);
   memory_.make_current();
   cuda::add(rows_of(args.out), rows_of(args.x), args.out.shape[0], args.out.shape[1], args.scale,
@@ -253,8 +245,7 @@ const float* CudaBackend::frequencies(std::span<const float> inv_freq) {
   return frequencies_.back()(inv_freq);
 }
 
-void CudaBackend::rotary_table(const RotaryTableArgs& args) {
-  validate(args);
+void CudaBackend::do_rotary_table(const RotaryTableArgs& args) {
   check_grid("rotary_table", static_cast<int64_t>(args.positions.size()));
   memory_.make_current();
   cuda::rotary_table(positions_(args.positions), static_cast<int64_t>(args.positions.size()),
@@ -262,8 +253,7 @@ void CudaBackend::rotary_table(const RotaryTableArgs& args) {
                      {args.scale, args.growth, args.period}, rows_of(args.cos_sin), stream());
 }
 
-void CudaBackend::rotary(const RotaryArgs& args) {
-  validate(args);
+void CudaBackend::do_rotary(const RotaryArgs& args) {
   check_grid("rotary", args.heads.shape[0]);
   memory_.make_current();
   cuda::rotary({.heads = args.heads.as<float>(),
@@ -277,32 +267,28 @@ void CudaBackend::rotary(const RotaryArgs& args) {
                stream());
 }
 
-void CudaBackend::gated_activation(const GatedActivationArgs& args) {
-  validate(args);
+void CudaBackend::do_gated_activation(const GatedActivationArgs& args) {
   check_grid("gated_activation", args.out.shape[0]);
   memory_.make_current();
-  cuda::activation(rows_of(args.gate_up), args.out.shape[0], args.out.shape[1],
-                   kind_of(args.activation), /*is_gated=*/true, rows_of(args.out), stream());
+  cuda::activation(rows_of(args.gate_up), args.out.shape[0], args.out.shape[1], args.activation,
+                   /*is_gated=*/true, rows_of(args.out), stream());
 }
 
-void CudaBackend::activation(const ActivationArgs& args) {
-  validate(args);
+void CudaBackend::do_activation(const ActivationArgs& args) {
   check_grid("activation", args.out.shape[0]);
   memory_.make_current();
-  cuda::activation(rows_of(args.x), args.x.shape[0], args.x.shape[1], kind_of(args.activation),
+  cuda::activation(rows_of(args.x), args.x.shape[0], args.x.shape[1], args.activation,
                    /*is_gated=*/false, rows_of(args.out), stream());
 }
 
-void CudaBackend::cap_logits(const CapLogitsArgs& args) {
-  validate(args);
+void CudaBackend::do_cap_logits(const CapLogitsArgs& args) {
   check_grid("cap_logits", args.logits.shape[0]);
   memory_.make_current();
   cuda::cap_logits(rows_of(args.logits), args.logits.shape[0], args.logits.shape[1], args.scale,
                    args.soft_cap, stream());
 }
 
-void CudaBackend::gather_rows(const GatherRowsArgs& args) {
-  validate(args);
+void CudaBackend::do_gather_rows(const GatherRowsArgs& args) {
   const auto num_rows = static_cast<int64_t>(args.rows.size());
   check_grid("gather_rows", num_rows);
   memory_.make_current();

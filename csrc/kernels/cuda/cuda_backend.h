@@ -61,28 +61,15 @@ class CudaBackend final : public Backend {
   DeviceSteps* steps() override { return &steps_; }
   int64_t mlp_rows() const override { return kMlpRows; }
 
-  void embedding(const EmbeddingArgs& args) override;
-  void rms_norm(const RmsNormArgs& args) override;
-  void add_rms_norm(const AddRmsNormArgs& args) override;
-  void layer_norm(const LayerNormArgs& args) override;
-  void add(const AddArgs& args) override;
-  // In bf16, x is rounded to bf16 (nearest even) and sums are float32, by either product.
-  void linear(const LinearArgs& args) override;
-  void rotary_table(const RotaryTableArgs& args) override;
-  void rotary(const RotaryArgs& args) override;
-  void store_kv(const StoreKvArgs& args) override;
-  void copy_blocks(const CopyBlocksArgs& args) override;
-  void paged_attention(const PagedAttentionArgs& args) override;
-  void gated_activation(const GatedActivationArgs& args) override;
-  void activation(const ActivationArgs& args) override;
-  void cap_logits(const CapLogitsArgs& args) override;
-  void gather_rows(const GatherRowsArgs& args) override;
-  void sample(const SampleArgs& args) override;
-  // One kernel for what gemv does, and a norm that rounds for cuBLASLt; the ops otherwise.
-  void fused_linear(const FusedLinearArgs& args) override;
-  void prepare_qkv(const PrepareQkvArgs& args) override;
-
  private:
+  // Products sum in float32. With bf16 weights x is rounded to bf16 first, to nearest even. Of the
+  // fused ops, some products norm and gate on the way, and one kernel prepares queries and keys.
+#define LLMSERVE_OP(name, Args) void do_##name(const Args& args) override;
+#define LLMSERVE_FUSED_OP(name, Args)
+#include "kernels/op_list.inc"
+  void do_fused_linear(const FusedLinearArgs& args) override;
+  void do_prepare_qkv(const PrepareQkvArgs& args) override;
+
   bool uses_gemv(int64_t num_rows) const { return uses_gemv_ && num_rows <= kGemvMaxRows; }
   bool uses_mma_gemv(const LinearParams& params, const LinearFusion& fusion) const {
     return uses_mma_gemv_ && can_mma_gemv(params, fusion);

@@ -16,6 +16,7 @@ using IVec = int32_t;
 using UVec = uint32_t;
 __device__ __forceinline__ Vec v_fma(Vec a, Vec b, Vec c) { return __fmaf_rn(a, b, c); }
 __device__ __forceinline__ Vec v_splat(float x) { return x; }
+__device__ __forceinline__ float s_sqrt(float x) { return sqrtf(x); }
 __device__ __forceinline__ Vec v_max(Vec a, Vec b) { return a > b ? a : b; }
 __device__ __forceinline__ Vec v_min(Vec a, Vec b) { return a < b ? a : b; }
 __device__ __forceinline__ IVec v_bits(Vec x) { return __float_as_int(x); }
@@ -34,6 +35,9 @@ __device__ __forceinline__ void u_mul_wide(UVec a, uint32_t b, UVec* high, UVec*
 #include "core/math/fp8.inc"
 #include "core/math/log.inc"
 #include "core/math/noise.inc"
+// What follows is made of them.
+#include "kernels/activation_functions.inc"
+#include "kernels/norm.inc"
 #undef inline
 
 // bf16 and f16 as bits; rounding as core/float_types.h does it, NaN's payload included.

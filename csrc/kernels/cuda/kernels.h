@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/launch_math.h"
 #include "kernels/draw_records.h"
+#include "kernels/op_numbers.h"
 
 namespace llmserve::cuda {
 
@@ -38,8 +39,7 @@ struct NormParams {
   Rows out;
   int64_t num_rows;
   int64_t width;
-  float eps;
-  float weight_offset;
+  NormNumbers numbers;
   uint16_t* rounded = nullptr;  // [num_rows, width] bf16, written in place of out
   int64_t num_heads = 1;
   int64_t x_head_stride = 0;
@@ -54,8 +54,7 @@ struct LayerNormParams {
   Rows out;
   int64_t num_rows;
   int64_t width;
-  float eps;
-  float weight_offset;
+  NormNumbers numbers;
 };
 void layer_norm(const LayerNormParams& params, cudaStream_t stream);
 
@@ -89,18 +88,14 @@ void mma_linear(const uint16_t* x, const LinearParams& params, cudaStream_t stre
 // Once before the first call, on the device, and not within a capture.
 void prepare_mma_linear();
 
-// In the order of Activation (kernels/ops.h).
-enum class Nonlinearity : uint8_t { kSilu, kGeluTanh, kGelu, kRelu, kRelu2 };
-
 // What a product does to x before and to its outputs after; by gemv with the bits of rms_norm and
 // activation.
 struct LinearFusion {
   const float* norm_weight = nullptr;  // [K], or no norm
-  float eps = 0.0f;
-  float weight_offset = 0.0f;
+  NormNumbers norm;
   int norm_threads = 0;   // rms_threads(K)
-  bool is_gated = false;  // out is [M, N / 2]: kind(column c) * column N / 2 + c
-  Nonlinearity kind = Nonlinearity::kSilu;
+  bool is_gated = false;  // out is [M, N / 2]: the gate is column c, beside column N / 2 + c
+  Activation activation = Activation::kSilu;
 };
 // For at most kGemvMaxRows rows: limited by the reading of the weight. Each output is 32 chains
 // over K, the same for every M. x is rounded as above.
@@ -163,8 +158,7 @@ struct QkvParams {
   ConstRows v;          // likewise
   const float* q_norm;  // [D] or null
   const float* k_norm;
-  float eps;
-  float weight_offset;
+  NormNumbers norm;
   ConstRows q_cos_sin;  // data null: no rotation
   ConstRows k_cos_sin;
   int64_t half;  // of the rotated width
@@ -204,7 +198,7 @@ struct AttentionParams {
 void paged_attention(const AttentionParams& params, cudaStream_t stream);
 
 // A gated one takes rows of 2 * width.
-void activation(ConstRows x, int64_t num_rows, int64_t width, Nonlinearity kind, bool is_gated,
+void activation(ConstRows x, int64_t num_rows, int64_t width, Activation kind, bool is_gated,
                 Rows out, cudaStream_t stream);
 void cap_logits(Rows logits, int64_t num_rows, int64_t width, float scale, float soft_cap,
                 cudaStream_t stream);

@@ -143,8 +143,7 @@ struct KvHead {
 
 }  // namespace
 
-void RefBackend::paged_attention(const PagedAttentionArgs& args) {
-  validate(args);
+void RefBackend::do_paged_attention(const PagedAttentionArgs& args) {
   const int64_t group = args.q.shape[1] / args.cache.keys.shape[1];
   const bool has_pairs = args.cache.keys.dtype != DType::kF32 && bf16_ != Bf16Products::kNone;
   for (size_t b = 0; b < args.kv_lens.size(); ++b) {

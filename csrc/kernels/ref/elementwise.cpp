@@ -15,93 +15,67 @@ const float* row(const ConstTensor& tensor, int64_t i) {
 }
 float* row(const Tensor& tensor, int64_t i) { return tensor.as<float>() + i * tensor.strides[0]; }
 
-void rms_norm_row(const float* x, const float* weight, int64_t width, float eps,
-                  float weight_offset, float* out) {
+void rms_norm_row(const float* x, const float* weight, int64_t width, const NormNumbers& norm,
+                  float* out) {
   float sum = 0;
   for (int64_t i = 0; i < width; ++i) sum += x[i] * x[i];
-  const float inverse = 1.0f / std::sqrt(sum / static_cast<float>(width) + eps);
-  for (int64_t i = 0; i < width; ++i) out[i] = x[i] * inverse * (weight[i] + weight_offset);
+  const float factor = ref::norm_factor(sum / static_cast<float>(width), norm);
+  for (int64_t i = 0; i < width; ++i) out[i] = ref::v_normed(x[i], factor, weight[i], norm);
 }
 
 void layer_norm_row(const float* x, const float* weight, const float* bias, int64_t width,
-                    float eps, float weight_offset, float* out) {
+                    const NormNumbers& norm, float* out) {
   float sum = 0;
   for (int64_t i = 0; i < width; ++i) sum += x[i];
   const float mean = sum / static_cast<float>(width);
   float squares = 0;
   for (int64_t i = 0; i < width; ++i) squares += (x[i] - mean) * (x[i] - mean);
-  const float inverse = 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
+  const float factor = ref::norm_factor(squares / static_cast<float>(width), norm);
   for (int64_t i = 0; i < width; ++i)
-    out[i] = (x[i] - mean) * inverse * (weight[i] + weight_offset) + (bias ? bias[i] : 0.0f);
-}
-
-float activate(Activation activation, float x) {
-  switch (activation) {
-    case Activation::kSilu:
-      return ref::v_silu(x);
-    case Activation::kGeluTanh:
-      return ref::v_gelu_tanh(x);
-    case Activation::kGelu:
-      return ref::v_gelu(x);
-    case Activation::kRelu:
-      return ref::v_relu(x);
-    case Activation::kRelu2:
-      return ref::v_relu2(x);
-  }
-  return x;
+    out[i] = ref::v_normed(x[i] - mean, factor, weight[i], norm) + (bias ? bias[i] : 0.0f);
 }
 
 }  // namespace
 
-void RefBackend::embedding(const EmbeddingArgs& args) {
-  validate(args);
+void RefBackend::do_embedding(const EmbeddingArgs& args) {
   for (size_t t = 0; t < args.token_ids.size(); ++t)
     read_table_row(args, args.token_ids[t], row(args.out, static_cast<int64_t>(t)));
   copy_given_rows(args);
 }
 
-void RefBackend::rms_norm(const RmsNormArgs& args) {
-  validate(args);
+void RefBackend::do_rms_norm(const RmsNormArgs& args) {
   for (int64_t r = 0; r < num_rows(args.x); ++r) {
-    rms_norm_row(row_of(args.x, r), args.weight.as<float>(), args.weight.shape[0], args.eps,
-                 args.weight_offset, row_of(args.out, r));
+    rms_norm_row(row_of(args.x, r), args.weight.as<float>(), args.weight.shape[0], args.numbers,
+                 row_of(args.out, r));
   }
 }
 
-void RefBackend::add_rms_norm(const AddRmsNormArgs& args) {
-  validate(args);
+void RefBackend::do_add_rms_norm(const AddRmsNormArgs& args) {
   const int64_t width = args.x.shape[1];
   for (int64_t t = 0; t < args.x.shape[0]; ++t) {
     float* residual = row(args.residual, t);
     const float* x = row(args.x, t);
     for (int64_t i = 0; i < width; ++i) residual[i] += x[i];
-    rms_norm_row(residual, args.weight.as<float>(), width, args.eps, args.weight_offset,
-                 row(args.out, t));
+    rms_norm_row(residual, args.weight.as<float>(), width, args.numbers, row(args.out, t));
   }
 }
 
-void RefBackend::layer_norm(const LayerNormArgs& args) {
-  validate(args);
+void RefBackend::do_layer_norm(const LayerNormArgs& args) {
   for (int64_t r = 0; r < args.x.shape[0]; ++r) {
     layer_norm_row(row(args.x, r), args.weight.as<float>(), args.bias.as<float>(), args.x.shape[1],
-                   args.eps, args.weight_offset, row(args.out, r));
+                   args.numbers, row(args.out, r));
   }
 }
 
-void RefBackend::add(const AddArgs& args) {
-  validate(args);
+void RefBackend::do_add(const AddArgs& args) {
   for (int64_t r = 0; r < args.out.shape[0]; ++r)
     for (int64_t i = 0; i < args.out.shape[1]; ++i)
       row(args.out, r)[i] += row(args.x, r)[i] * args.scale;
 }
 
-void RefBackend::rotary_table(const RotaryTableArgs& args) {
-  validate(args);
-  compute_rotary_table(args);
-}
+void RefBackend::do_rotary_table(const RotaryTableArgs& args) { compute_rotary_table(args); }
 
-void RefBackend::rotary(const RotaryArgs& args) {
-  validate(args);
+void RefBackend::do_rotary(const RotaryArgs& args) {
   const int64_t half = args.cos_sin.shape[1] / 2;
   for (int64_t t = 0; t < args.heads.shape[0]; ++t) {
     const float* cos = row(args.cos_sin, t);
@@ -120,26 +94,23 @@ void RefBackend::rotary(const RotaryArgs& args) {
   }
 }
 
-void RefBackend::gated_activation(const GatedActivationArgs& args) {
-  validate(args);
+void RefBackend::do_gated_activation(const GatedActivationArgs& args) {
   const int64_t width = args.out.shape[1];
   for (int64_t t = 0; t < args.out.shape[0]; ++t) {
     const float* gate = row(args.gate_up, t);
     const float* up = gate + width;
     float* out = row(args.out, t);
-    for (int64_t i = 0; i < width; ++i) out[i] = activate(args.activation, gate[i]) * up[i];
+    for (int64_t i = 0; i < width; ++i) out[i] = ref::v_gate(args.activation, gate[i], up[i]);
   }
 }
 
-void RefBackend::activation(const ActivationArgs& args) {
-  validate(args);
+void RefBackend::do_activation(const ActivationArgs& args) {
   for (int64_t t = 0; t < args.x.shape[0]; ++t)
     for (int64_t i = 0; i < args.x.shape[1]; ++i)
-      row(args.out, t)[i] = activate(args.activation, row(args.x, t)[i]);
+      row(args.out, t)[i] = ref::v_activate(args.activation, row(args.x, t)[i]);
 }
 
-void RefBackend::cap_logits(const CapLogitsArgs& args) {
-  validate(args);
+void RefBackend::do_cap_logits(const CapLogitsArgs& args) {
   const float cap = args.soft_cap;
   for (int64_t s = 0; s < args.logits.shape[0]; ++s) {
     float* x = row(args.logits, s);
@@ -150,8 +121,7 @@ void RefBackend::cap_logits(const CapLogitsArgs& args) {
   }
 }
 
-void RefBackend::gather_rows(const GatherRowsArgs& args) {
-  validate(args);
+void RefBackend::do_gather_rows(const GatherRowsArgs& args) {
   for (size_t s = 0; s < args.rows.size(); ++s) {
     std::memcpy(row(args.out, static_cast<int64_t>(s)), row(args.x, args.rows[s]),
                 static_cast<size_t>(args.x.shape[1]) * sizeof(float));

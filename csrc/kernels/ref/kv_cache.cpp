@@ -14,8 +14,7 @@ void put(const Tensor& cache, int64_t idx, float x) {
 
 }  // namespace
 
-void RefBackend::store_kv(const StoreKvArgs& args) {
-  validate(args);
+void RefBackend::do_store_kv(const StoreKvArgs& args) {
   const PagedKvCache& cache = args.cache;
   const int64_t heads = cache.keys.shape[1];
   const int64_t block_size = cache.keys.shape[2];
@@ -43,9 +42,6 @@ void RefBackend::store_kv(const StoreKvArgs& args) {
   }
 }
 
-void RefBackend::copy_blocks(const CopyBlocksArgs& args) {
-  validate(args);
-  copy_blocks_on_host(args);
-}
+void RefBackend::do_copy_blocks(const CopyBlocksArgs& args) { copy_blocks_on_host(args); }
 
 }  // namespace llmserve

@@ -29,8 +29,7 @@ LinearWeight RefBackend::pack_linear(std::span<const ConstTensor> parts, DType d
   return weight;
 }
 
-void RefBackend::linear(const LinearArgs& args) {
-  validate(args);
+void RefBackend::do_linear(const LinearArgs& args) {
   const LinearWeight& weight = *args.weight;
   if (weight.format) return quantized_linear(args);
   if (weight.dtype == DType::kBF16 && bf16_ != Bf16Products::kNone) return bf16_linear(args);

@@ -24,24 +24,10 @@ class RefBackend final : public Backend {
                        const LinearFormat& format) const override;
   int64_t first_non_finite(const ConstTensor& tensor) override;
 
-  void embedding(const EmbeddingArgs& args) override;
-  void rms_norm(const RmsNormArgs& args) override;
-  void add_rms_norm(const AddRmsNormArgs& args) override;
-  void layer_norm(const LayerNormArgs& args) override;
-  void add(const AddArgs& args) override;
-  void linear(const LinearArgs& args) override;
-  void rotary_table(const RotaryTableArgs& args) override;
-  void rotary(const RotaryArgs& args) override;
-  void store_kv(const StoreKvArgs& args) override;
-  void copy_blocks(const CopyBlocksArgs& args) override;
-  void paged_attention(const PagedAttentionArgs& args) override;
-  void gated_activation(const GatedActivationArgs& args) override;
-  void activation(const ActivationArgs& args) override;
-  void cap_logits(const CapLogitsArgs& args) override;
-  void gather_rows(const GatherRowsArgs& args) override;
-  void sample(const SampleArgs& args) override;
-
  private:
+#define LLMSERVE_OP(name, Args) void do_##name(const Args& args) override;
+#define LLMSERVE_FUSED_OP(name, Args)
+#include "kernels/op_list.inc"
   void quantized_linear(const LinearArgs& args);
   void bf16_linear(const LinearArgs& args);
 

@@ -165,8 +165,7 @@ void sample_row(const float* x, int64_t vocabulary, const SampleRow& row, Sample
 
 }  // namespace
 
-void RefBackend::sample(const SampleArgs& args) {
-  validate(args);
+void RefBackend::do_sample(const SampleArgs& args) {
   for (int64_t s = 0; s < args.logits.shape[0]; ++s) {
     sample_row(args.logits.as<float>() + s * args.logits.strides[0], args.logits.shape[1],
                args.rows[static_cast<size_t>(s)], args.out[static_cast<size_t>(s)]);

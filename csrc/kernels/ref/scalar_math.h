@@ -1,7 +1,9 @@
-// The project's exp, log and noise, one number at a time.
+// The project's exp, log, noise, activations and norms, one number at a time.
 #pragma once
 
 #include <cstdint>
+
+#include "kernels/op_numbers.h"
 
 namespace llmserve::ref {
 
@@ -10,5 +12,8 @@ namespace llmserve::ref {
 #include "core/math/exp.inc"
 #include "core/math/log.inc"
 #include "core/math/noise.inc"
+// What follows is made of them.
+#include "kernels/activation_functions.inc"
+#include "kernels/norm.inc"
 
 }  // namespace llmserve::ref

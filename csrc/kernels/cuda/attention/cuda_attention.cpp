@@ -10,8 +10,7 @@ namespace llmserve::cuda {
 
 static_assert(kKvTile == 64, "attention.cu is written for tiles of 64");
 
-void CudaBackend::paged_attention(const PagedAttentionArgs& args) {
-  validate(args);
+void CudaBackend::do_paged_attention(const PagedAttentionArgs& args) {
   check_layout("paged_attention", args.cache);
   const AttentionParams params{.q = args.q.as<float>(),
                                .q_token_stride = args.q.strides[0],

@@ -7,8 +7,7 @@
 
 namespace llmserve::cuda {
 
-void CudaBackend::store_kv(const StoreKvArgs& args) {
-  validate(args);
+void CudaBackend::do_store_kv(const StoreKvArgs& args) {
   check_layout("store_kv", args.cache);
   check_grid("store_kv", args.keys.shape[0]);
   memory_.make_current();
@@ -28,8 +27,7 @@ void CudaBackend::store_kv(const StoreKvArgs& args) {
 }
 
 // Each copy is in the stream's order, so that a block may be copied on.
-void CudaBackend::copy_blocks(const CopyBlocksArgs& args) {
-  validate(args);
+void CudaBackend::do_copy_blocks(const CopyBlocksArgs& args) {
   memory_.make_current();
   for (const auto& [source, destination] : args.pairs) {
     if (source == destination) continue;
@@ -43,7 +41,7 @@ void CudaBackend::copy_blocks(const CopyBlocksArgs& args) {
   }
 }
 
-void CudaBackend::prepare_qkv(const PrepareQkvArgs& args) {
+void CudaBackend::do_prepare_qkv(const PrepareQkvArgs& args) {
   const auto lie_side_by_side = [](const ConstTensor& heads) {
     return heads.strides[1] == heads.shape[2] || heads.shape[1] == 1;
   };
@@ -51,8 +49,7 @@ void CudaBackend::prepare_qkv(const PrepareQkvArgs& args) {
       !args.q_cos_sin || !args.k_cos_sin || args.q_cos_sin.shape[1] == args.k_cos_sin.shape[1];
   if (args.k.shape[2] > kQkvMaxWidth || !turn_alike || !lie_side_by_side(args.q) ||
       !lie_side_by_side(args.k) || !lie_side_by_side(args.v))
-    return Backend::prepare_qkv(args);
-  validate(args);
+    return Backend::do_prepare_qkv(args);
   check_layout("prepare_qkv", args.cache);
   const int64_t num_tokens = args.q.shape[0];
   const int64_t token_blocks = qkv_blocks(args.q.shape[1] + 2 * args.k.shape[1]);
@@ -63,8 +60,7 @@ void CudaBackend::prepare_qkv(const PrepareQkvArgs& args) {
                      .v = rows_of(args.v),
                      .q_norm = args.q_norm.as<float>(),
                      .k_norm = args.k_norm.as<float>(),
-                     .eps = args.eps,
-                     .weight_offset = args.weight_offset,
+                     .norm = args.numbers,
                      .q_cos_sin = rows_of(args.q_cos_sin),
                      .k_cos_sin = rows_of(args.k_cos_sin),
                      .half = std::max(args.q_cos_sin.shape[1], args.k_cos_sin.shape[1]) / 2,

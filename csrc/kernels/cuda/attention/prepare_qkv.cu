@@ -37,9 +37,8 @@ __device__ void norm_and_turn(const QkvParams& p, float* x, const float* weight,
   const int lane = threadIdx.x % 32;
   const int64_t width = p.keys.width;
   if (weight) {
-    const float inverse = inverse_rms(head_squares(x, width, p.norm_threads), width, p.eps);
-    for (int64_t i = lane; i < width; i += 32)
-      x[i] = normed(x[i], inverse, weight[i], p.weight_offset);
+    const float factor = rms_factor(head_squares(x, width, p.norm_threads), width, p.norm);
+    for (int64_t i = lane; i < width; i += 32) x[i] = v_normed(x[i], factor, weight[i], p.norm);
     __syncwarp();
   }
   if (angles == nullptr) return;
@@ -279,10 +278,9 @@ __global__ void __launch_bounds__(kHeldWarps * 32) prepare_held_kernel(QkvParams
       float sum = 0;
 #pragma unroll
       for (int f = 0; f < kFours; ++f) sum += head_sum<Shape::kLanes>(add_squares(x[h][f], 0.0f));
-      const float inverse = inverse_rms(sum, width, p.eps);
+      const float factor = rms_factor(sum, width, p.norm);
 #pragma unroll
-      for (int f = 0; f < kFours; ++f)
-        x[h][f] = normed(x[h][f], inverse, weight[f], p.weight_offset);
+      for (int f = 0; f < kFours; ++f) x[h][f] = normed(x[h][f], factor, weight[f], p.norm);
     }
   }
   if (row) {

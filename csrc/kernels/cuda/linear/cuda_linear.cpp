@@ -20,8 +20,7 @@ LinearParams params_of(const LinearArgs& args) {
 
 }  // namespace
 
-void CudaBackend::linear(const LinearArgs& args) {
-  validate(args);
+void CudaBackend::do_linear(const LinearArgs& args) {
   const LinearParams params = params_of(args);
   check_grid("linear", params.num_rows);
   memory_.make_current();
@@ -56,28 +55,27 @@ bool CudaBackend::multiply(const LinearParams& params, const uint16_t* rounded) 
   return cublaslt_->multiply(params.x.data, params.x.stride, params);
 }
 
-void CudaBackend::fused_linear(const FusedLinearArgs& args) {
+void CudaBackend::do_fused_linear(const FusedLinearArgs& args) {
   const bool is_plain = !args.norm && !args.gate;
   const int64_t num_rows = args.linear.x.shape[0];
   if (is_plain || num_rows == 0 || args.linear.x.shape[1] == 0 || args.linear.out.shape[1] == 0)
-    return Backend::fused_linear(args);
+    return Backend::do_fused_linear(args);
   if (fuse_in_mma_gemv(args)) return;
   if (uses_gemv(num_rows)) return fuse_in_gemv(args);
   if (args.norm && norm_rounded(args)) return;
-  Backend::fused_linear(args);
+  Backend::do_fused_linear(args);
 }
 
 LinearFusion CudaBackend::fusion_of(const FusedLinearArgs& args) {
   LinearFusion fusion;
   if (args.norm) {
     fusion.norm_weight = args.norm->weight.as<float>();
-    fusion.eps = args.norm->eps;
-    fusion.weight_offset = args.norm->weight_offset;
+    fusion.norm = args.norm->numbers;
     fusion.norm_threads = rms_threads(args.linear.weight->in_features);
   }
   if (args.gate) {
     fusion.is_gated = true;
-    fusion.kind = kind_of(args.gate->activation);
+    fusion.activation = args.gate->activation;
   }
   return fusion;
 }
@@ -89,14 +87,12 @@ bool CudaBackend::fuse_in_mma_gemv(const FusedLinearArgs& args) {
   if (args.norm) params.x = rows_of(args.norm->x);
   if (args.gate) params.out = rows_of(args.gate->out);
   if (!uses_mma_gemv(params, fusion)) return false;
-  validate(args);
   memory_.make_current();
   mma_gemv(params, fusion, stream());
   return true;
 }
 
 void CudaBackend::fuse_in_gemv(const FusedLinearArgs& args) {
-  validate(args);
   memory_.make_current();
   LinearParams params = params_of(args.linear);
   LinearFusion fusion = fusion_of(args);
@@ -104,7 +100,7 @@ void CudaBackend::fuse_in_gemv(const FusedLinearArgs& args) {
     params.x = rows_of(args.norm->x);
   } else if (args.norm) {
     fusion.norm_weight = nullptr;
-    rms_norm(*args.norm);
+    do_rms_norm(*args.norm);
   }
   if (args.gate) params.out = rows_of(args.gate->out);
   gemv(params, fusion, stream());
@@ -115,7 +111,6 @@ void CudaBackend::fuse_in_gemv(const FusedLinearArgs& args) {
 bool CudaBackend::norm_rounded(const FusedLinearArgs& args) {
   const LinearParams params = params_of(args.linear);
   if (!takes_rounded(params)) return false;
-  validate(args);
   check_grid("linear", params.num_rows);
   memory_.make_current();
   uint16_t* rounded = rounded_rows(params);
@@ -125,12 +120,11 @@ bool CudaBackend::norm_rounded(const FusedLinearArgs& args) {
                   .out = {nullptr, 0},
                   .num_rows = params.num_rows,
                   .width = params.in_features,
-                  .eps = args.norm->eps,
-                  .weight_offset = args.norm->weight_offset,
+                  .numbers = args.norm->numbers,
                   .rounded = rounded},
                  stream());
   if (!multiply(params, rounded)) return false;
-  if (args.gate) gated_activation(*args.gate);
+  if (args.gate) do_gated_activation(*args.gate);
   return true;
 }
 

@@ -1,7 +1,6 @@
 // The product of a few rows with a weight, M <= 8: one reading of the weight, which is what such a
 // product costs. A warp makes kColumns outputs of every row; on the way, x may be normed and gates
 // be applied.
-#include "kernels/cuda/rows/activate.cuh"
 #include "kernels/cuda/rows/rms.cuh"
 
 namespace llmserve::cuda {
@@ -72,11 +71,11 @@ __device__ __forceinline__ Chunk<kStorage> load_chunk(const LinearParams& p, int
   return chunk;
 }
 
-// The rows' 1 / sqrt(mean of squares + eps), by the warps of the block in turn, each doing what
+// The rows' factors of the norm, by the warps of the block in turn, each doing what
 // some warps of the norm's own block do. Ends with a barrier.
 template <int kRows>
 __device__ __forceinline__ void norm_rows(const LinearParams& p, const LinearFusion& f,
-                                          float (&partial)[kRows][32], float (&inverse)[kRows]) {
+                                          float (&partial)[kRows][32], float (&factor)[kRows]) {
   const int num_warps = f.norm_threads / 32;
   const int warp = threadIdx.x / 32;
   for (int r = 0; r < kRows && r < p.num_rows; ++r) {
@@ -88,7 +87,7 @@ __device__ __forceinline__ void norm_rows(const LinearParams& p, const LinearFus
   __syncthreads();
   for (int r = warp; r < kRows && r < p.num_rows; r += kGemvWarps) {
     const float sum = sum_of_warps(partial[r][threadIdx.x % 32], num_warps);
-    if (threadIdx.x % 32 == 0) inverse[r] = inverse_rms(sum, p.in_features, f.eps);
+    if (threadIdx.x % 32 == 0) factor[r] = rms_factor(sum, p.in_features, f.norm);
   }
   __syncthreads();
 }
@@ -111,7 +110,7 @@ __global__ void __launch_bounds__(kGemvThreads) gemv_kernel(LinearParams p, Line
   constexpr int kN = kSlab<kStorage>;
   __shared__ __align__(16) float slab[kRows][kN];  // at most 32 KiB
   __shared__ float partial[kRows][32];
-  __shared__ float inverse[kRows];
+  __shared__ float factor[kRows];
   const int lane = threadIdx.x % 32;
   const int64_t first =
       (static_cast<int64_t>(blockIdx.x) * kGemvWarps + threadIdx.x / 32) * kColumns;
@@ -131,7 +130,7 @@ __global__ void __launch_bounds__(kGemvThreads) gemv_kernel(LinearParams p, Line
             load_chunk<kStorage, kIsAligned>(p, row_starts[c], k0 + i * kStep + lane * kChunk);
       }
     }
-    if (k0 == 0 && f.norm_weight) norm_rows<kRows>(p, f, partial, inverse);
+    if (k0 == 0 && f.norm_weight) norm_rows<kRows>(p, f, partial, factor);
     __syncthreads();  // the last slab has been read
     for (int e = threadIdx.x; e < kRows * kN; e += kGemvThreads) {
       const int64_t row = e / kN;
@@ -139,7 +138,7 @@ __global__ void __launch_bounds__(kGemvThreads) gemv_kernel(LinearParams p, Line
       float value = 0.0f;
       if (row < p.num_rows && k < p.in_features) {
         value = p.x.data[row * p.x.stride + k];
-        if (f.norm_weight) value = normed(value, inverse[row], f.norm_weight[k], f.weight_offset);
+        if (f.norm_weight) value = v_normed(value, factor[row], f.norm_weight[k], f.norm);
       }
       if constexpr (kStorage == Storage::kBF16) value = bf16_to_float(float_to_bf16(value));
       slab[row][slab_index(e % kN, kN)] = value;
@@ -179,7 +178,7 @@ __global__ void __launch_bounds__(kGemvThreads) gemv_kernel(LinearParams p, Line
   bool is_mine = row < p.num_rows && row < kRows && first + lane % kColumns < p.out_features;
   if (f.is_gated) {
     const float up = __shfl_xor_sync(kAllLanes, value, 1);
-    value = activate(f.kind, value) * up;
+    value = v_gate(f.activation, value, up);
     is_mine = is_mine && lane % 2 == 0;
   }
   if (!is_mine) return;

@@ -3,7 +3,6 @@
 // memory as fragments; the rows of x are the columns of B. The warps of a block share K, and their
 // sums meet in shared memory. On the way, x may be normed and gates be applied.
 #include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/rows/activate.cuh"
 #include "kernels/cuda/rows/rms.cuh"
 
 namespace llmserve::cuda {
@@ -112,10 +111,10 @@ __global__ void __launch_bounds__(kIsNarrow ? 512 : 128, kIsNarrow ? 1
           squares = v_fma(four.z, four.z, squares);
           squares = v_fma(four.w, four.w, squares);
           const float4 by = norm[b][half];
-          four.x *= by.x + f.weight_offset;
-          four.y *= by.y + f.weight_offset;
-          four.z *= by.z + f.weight_offset;
-          four.w *= by.w + f.weight_offset;
+          four.x *= v_norm_weight(by.x, f.norm);
+          four.y *= v_norm_weight(by.y, f.norm);
+          four.z *= v_norm_weight(by.z, f.norm);
+          four.w *= v_norm_weight(by.w, f.norm);
         }
         columns[2 * half] = pack_bf16(four.x, four.y);
         columns[2 * half + 1] = pack_bf16(four.z, four.w);
@@ -170,14 +169,14 @@ __global__ void __launch_bounds__(kIsNarrow ? 512 : 128, kIsNarrow ? 1
     if constexpr (kNorms) {
       float sum = 0.0f;
       for (int w = 0; w < num_warps; ++w) sum += all_squares[w * kM + row];
-      factor = inverse_rms(sum, p.in_features, f.eps);
+      factor = rms_factor(sum, p.in_features, f.norm);
     }
     float value = sum_of(slot, row) * factor;
     if (p.bias) value += p.bias[column];
     if (f.is_gated) {
       float up = sum_of(slot + 8, row) * factor;
       if (p.bias) up += p.bias[num_columns + column];
-      value = activate(f.kind, value) * up;
+      value = v_gate(f.activation, value, up);
     }
     float& out = p.out.data[row * p.out.stride + column];
     out = p.accumulate ? value + out : value;

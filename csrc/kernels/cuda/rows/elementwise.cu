@@ -1,7 +1,6 @@
 // Embedding, rotary embedding, activations, sums, gather, conversions. Offsets are int64
 // throughout.
 #include "kernels/cuda/fours.cuh"
-#include "kernels/cuda/rows/activate.cuh"
 #include "kernels/cuda/rows/rotate.cuh"
 
 namespace llmserve::cuda {
@@ -93,7 +92,7 @@ __global__ void rotary_kernel(RotaryParams p, unsigned num_pairs) {
 }
 
 // Each element has one thread, so that out may be x.
-template <Nonlinearity kKind, bool kIsGated, bool kIsAligned>
+template <Activation kKind, bool kIsGated, bool kIsAligned>
 __global__ void __launch_bounds__(kPartThreads)
     activation_kernel(ConstRows x, int64_t width, Rows out) {
   wait_for_previous();
@@ -107,8 +106,10 @@ __global__ void __launch_bounds__(kPartThreads)
     if (four_begin(h) >= width) continue;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      value[h].at[j] = activate(kKind, value[h].at[j]);
-      if constexpr (kIsGated) value[h].at[j] *= up[h].at[j];
+      if constexpr (kIsGated)
+        value[h].at[j] = v_gate(kKind, value[h].at[j], up[h].at[j]);
+      else
+        value[h].at[j] = v_activate(kKind, value[h].at[j]);
     }
   }
   store_part<kIsAligned>(out.data + static_cast<int64_t>(blockIdx.x) * out.stride, width, value);
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(kPartThreads)
   store_part<kIsAligned>(row, width, x);
 }
 
-template <Nonlinearity kKind>
+template <Activation kKind>
 auto activation_of(bool is_gated, bool is_aligned) {
   if (is_gated)
     return is_aligned ? activation_kernel<kKind, true, true>
@@ -158,19 +159,14 @@ auto activation_of(bool is_gated, bool is_aligned) {
                     : activation_kernel<kKind, false, false>;
 }
 
-auto activation_of(Nonlinearity kind, bool is_gated, bool is_aligned) {
+auto activation_of(Activation kind, bool is_gated, bool is_aligned) {
   switch (kind) {
-    case Nonlinearity::kGeluTanh:
-      return activation_of<Nonlinearity::kGeluTanh>(is_gated, is_aligned);
-    case Nonlinearity::kGelu:
-      return activation_of<Nonlinearity::kGelu>(is_gated, is_aligned);
-    case Nonlinearity::kRelu:
-      return activation_of<Nonlinearity::kRelu>(is_gated, is_aligned);
-    case Nonlinearity::kRelu2:
-      return activation_of<Nonlinearity::kRelu2>(is_gated, is_aligned);
-    default:
-      return activation_of<Nonlinearity::kSilu>(is_gated, is_aligned);
+#define LLMSERVE_ACTIVATION(enumerator, name, spellings) \
+  case Activation::enumerator:                           \
+    return activation_of<Activation::enumerator>(is_gated, is_aligned);
+#include "kernels/activations.inc"
   }
+  return activation_of<Activation::kSilu>(is_gated, is_aligned);
 }
 
 // blockIdx.x: row of out.
@@ -237,7 +233,7 @@ void rotary(const RotaryParams& p, cudaStream_t stream) {
                static_cast<unsigned>(pairs));
 }
 
-void activation(ConstRows x, int64_t num_rows, int64_t width, Nonlinearity kind, bool is_gated,
+void activation(ConstRows x, int64_t num_rows, int64_t width, Activation kind, bool is_gated,
                 Rows out, cudaStream_t stream) {
   if (num_rows == 0 || width == 0) return;
   const bool aligned = width % 4 == 0 && is_aligned(x) && is_aligned(out);

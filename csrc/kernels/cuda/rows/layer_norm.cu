@@ -21,18 +21,18 @@ __device__ __forceinline__ float add_squared_deviations(const Four& x, int64_t i
 }
 
 __device__ __forceinline__ Four normed(const LayerNormParams& p, const Four& x, float mean,
-                                       float inverse, const Four& weight, const Four& bias) {
+                                       float factor, const Four& weight, const Four& bias) {
   Four out;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    out.at[j] = (x.at[j] - mean) * inverse * (weight.at[j] + p.weight_offset);
+    out.at[j] = v_normed(x.at[j] - mean, factor, weight.at[j], p.numbers);
     if (p.bias) out.at[j] += bias.at[j];
   }
   return out;
 }
 
-__device__ __forceinline__ float inverse_deviation(const LayerNormParams& p, float squares) {
-  return 1.0f / sqrtf(squares / static_cast<float>(p.width) + p.eps);
+__device__ __forceinline__ float factor_of(const LayerNormParams& p, float squares) {
+  return norm_factor(squares / static_cast<float>(p.width), p.numbers);
 }
 
 // blockIdx.x: row, in [0, R). Thread t holds the fours t, t + blockDim.x, … of an aligned row,
@@ -61,11 +61,11 @@ __global__ void __launch_bounds__(kFourThreads) layer_norm_held_kernel(LayerNorm
 #pragma unroll
   for (int h = 0; h < kHeld; ++h)
     squares = add_squared_deviations(x[h], begin + h * step, p.width, mean, squares);
-  const float inverse = inverse_deviation(p, block_sum(squares));
+  const float factor = factor_of(p, block_sum(squares));
 #pragma unroll
   for (int h = 0; h < kHeld; ++h)
     store_four<true>(out, begin + h * step, p.width,
-                     normed(p, x[h], mean, inverse, weight[h], bias[h]));
+                     normed(p, x[h], mean, factor, weight[h], bias[h]));
 }
 
 // Rows that are too wide for that, or not aligned, in the same order. The thread that reads an
@@ -85,12 +85,12 @@ __global__ void __launch_bounds__(kFourThreads) layer_norm_kernel(LayerNormParam
   for (int64_t i = begin; i < p.width; i += step)
     squares =
         add_squared_deviations(load_four<kIsAligned>(from, i, p.width), i, p.width, mean, squares);
-  const float inverse = inverse_deviation(p, block_sum(squares));
+  const float factor = factor_of(p, block_sum(squares));
   for (int64_t i = begin; i < p.width; i += step) {
     const Four x = load_four<kIsAligned>(from, i, p.width);
     const Four weight = load_four<kIsAligned>(p.weight, i, p.width);
     const Four bias = p.bias ? load_four<kIsAligned>(p.bias, i, p.width) : Four{};
-    store_four<kIsAligned>(out, i, p.width, normed(p, x, mean, inverse, weight, bias));
+    store_four<kIsAligned>(out, i, p.width, normed(p, x, mean, factor, weight, bias));
   }
 }
 

@@ -6,19 +6,17 @@
 
 namespace llmserve::cuda {
 
-// 1 / sqrt(mean of squares + eps).
-__device__ __forceinline__ float inverse_rms(float sum_of_squares, int64_t width, float eps) {
-  return 1.0f / sqrtf(sum_of_squares / static_cast<float>(width) + eps);
+// What a row with this sum of squares is multiplied with.
+__device__ __forceinline__ float rms_factor(float sum_of_squares, int64_t width,
+                                            const NormNumbers& norm) {
+  return norm_factor(sum_of_squares / static_cast<float>(width), norm);
 }
 
-__device__ __forceinline__ float normed(float x, float inverse, float weight, float offset) {
-  return x * inverse * (weight + offset);
-}
-__device__ __forceinline__ Four normed(const Four& x, float inverse, const Four& weight,
-                                       float offset) {
+__device__ __forceinline__ Four normed(const Four& x, float factor, const Four& weight,
+                                       const NormNumbers& norm) {
   Four out;
 #pragma unroll
-  for (int j = 0; j < 4; ++j) out.at[j] = normed(x.at[j], inverse, weight.at[j], offset);
+  for (int j = 0; j < 4; ++j) out.at[j] = v_normed(x.at[j], factor, weight.at[j], norm);
   return out;
 }
 

@@ -72,11 +72,10 @@ __global__ void __launch_bounds__(kFourThreads) rms_norm_held_kernel(NormParams 
     }
     sum = add_squares(x[h], sum);
   }
-  const float inverse = inverse_rms(sum_of_block(sum), p.width, p.eps);
+  const float factor = rms_factor(sum_of_block(sum), p.width, p.numbers);
 #pragma unroll
   for (int h = 0; h < kHeld; ++h)
-    row.write<true, kRounds>(begin + h * step, p.width,
-                             normed(x[h], inverse, weight[h], p.weight_offset));
+    row.write<true, kRounds>(begin + h * step, p.width, normed(x[h], factor, weight[h], p.numbers));
 }
 
 // Rows that are too wide for that, or not aligned. The thread that reads an element writes it, so
@@ -96,11 +95,11 @@ __global__ void __launch_bounds__(kFourThreads) rms_norm_kernel(NormParams p) {
     }
     sum = add_squares(x, sum);
   }
-  const float inverse = inverse_rms(sum_of_block(sum), p.width, p.eps);
+  const float factor = rms_factor(sum_of_block(sum), p.width, p.numbers);
   for (int64_t i = begin; i < p.width; i += step) {
     const Four x = load_four<kIsAligned>(kAddsResidual ? row.residual : row.x, i, p.width);
     const Four weight = load_four<kIsAligned>(p.weight, i, p.width);
-    row.write<kIsAligned, kRounds>(i, p.width, normed(x, inverse, weight, p.weight_offset));
+    row.write<kIsAligned, kRounds>(i, p.width, normed(x, factor, weight, p.numbers));
   }
 }
 

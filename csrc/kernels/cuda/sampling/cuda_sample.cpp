@@ -136,8 +136,7 @@ void SampleCall::read(const DrawnRow* drawn, const std::byte* answers,
   }
 }
 
-void CudaBackend::sample(const SampleArgs& args) {
-  validate(args);
+void CudaBackend::do_sample(const SampleArgs& args) {
   memory_.make_current();
   const SampleCall call(args.logits, args.rows);
   Layout layout;

@@ -1,43 +1,19 @@
-// Packing of integer weights, and the linear layer over them.
+#include "kernels/cpu/quantized_packing.h"
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
 #include "core/error.h"
 #include "core/float_types.h"
-#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/packing.h"
 
-namespace llmserve {
+namespace llmserve::cpu {
 namespace {
-
-using cpu::kPanelWidth;
-using cpu::num_panels;
 
 constexpr int64_t kCacheLine = 64;
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-
-cpu::QuantizedLayout layout_of(const LinearFormat& format, int64_t k) {
-  const int64_t groups = format.num_groups(k);
-  check_internal(groups == 1 || format.scale_type != ScaleType::kF32,
-                 "scales of several groups are not floats");
-  check_internal(format.scale_type != ScaleType::kPowerOfTwo || format.table,
-                 "exponents go with a table");
-  const int64_t integers = round_up(k, 4) * kPanelWidth * format.bits / 8;
-  const int64_t each = kPanelWidth * (format.has_min ? 2 : 1);
-  const int64_t scales = format.num_scales(k) * each * scale_bytes(format.scale_type);
-  const int64_t codes = format.num_codes(k) * each;
-  return {.bits = format.bits,
-          .scale_bytes = static_cast<int>(scale_bytes(format.scale_type)),
-          .has_min = format.has_min,
-          .zero_point = format.zero_point(),
-          .table = format.table,
-          .num_groups = groups,
-          .group_size = format.group_elements(k),
-          .scale_shift = format.scale_shift,
-          .scales_begin = integers,
-          .panel_bytes = round_up(integers + scales + codes, kCacheLine)};
-}
 
 // Words of a panel's rows that are woven at once: their lines, 16 KiB of them, are still in the L1
 // when the second half of each is written.
@@ -99,11 +75,11 @@ void join_quads(int8_t* row, int64_t count, int bits) {
 class PanelRows {
  public:
   // Bytes of memory that it works in, all zero at first.
-  static int64_t num_bytes(const cpu::QuantizedLayout& layout, int64_t k) {
+  static int64_t num_bytes(const QuantizedLayout& layout, int64_t k) {
     return kPanelWidth * (round_up(k, 4) + 2 * num_scales(layout) * 4 + 2 * layout.num_groups);
   }
 
-  PanelRows(const cpu::QuantizedLayout& layout, int64_t k, std::byte* memory)
+  PanelRows(const QuantizedLayout& layout, int64_t k, std::byte* memory)
       : layout_(layout),
         stride_(round_up(k, 4)),
         values_(reinterpret_cast<int8_t*>(memory)),
@@ -128,7 +104,7 @@ class PanelRows {
     std::fill_n(of.min_codes, layout_.num_groups, int8_t{0});
   }
   // Once: rows of less than 8 bits are not the same after.
-  void weave(const cpu::KernelTable& kernels, uint8_t* panel) const {
+  void weave(const KernelTable& kernels, uint8_t* panel) const {
     if (layout_.bits < 8)
       for (int64_t c = 0; c < kPanelWidth; ++c)
         join_quads(values_ + c * stride_, stride_, layout_.bits);
@@ -164,7 +140,7 @@ class PanelRows {
   }
 
  private:
-  static int64_t num_scales(const cpu::QuantizedLayout& layout) {
+  static int64_t num_scales(const QuantizedLayout& layout) {
     return layout.num_groups >> layout.scale_shift;
   }
 
@@ -195,7 +171,7 @@ class PanelRows {
     return to;
   }
 
-  const cpu::QuantizedLayout& layout_;
+  const QuantizedLayout& layout_;
   const int64_t stride_;
   int8_t* values_;  // [16, stride]
   float* scales_;   // [16, num_scales]
@@ -206,92 +182,57 @@ class PanelRows {
 
 }  // namespace
 
-int64_t CpuBackend::packed_bytes(int64_t out_features, int64_t in_features,
-                                 const LinearFormat& format) const {
+QuantizedLayout layout_of(const LinearFormat& format, int64_t in_features) {
+  const int64_t groups = format.num_groups(in_features);
+  check_internal(groups == 1 || format.scale_type != ScaleType::kF32,
+                 "scales of several groups are not floats");
+  check_internal(format.scale_type != ScaleType::kPowerOfTwo || format.table,
+                 "exponents go with a table");
+  const int64_t integers = round_up(in_features, 4) * kPanelWidth * format.bits / 8;
+  const int64_t each = kPanelWidth * (format.has_min ? 2 : 1);
+  const int64_t scales = format.num_scales(in_features) * each * scale_bytes(format.scale_type);
+  const int64_t codes = format.num_codes(in_features) * each;
+  return {.bits = format.bits,
+          .scale_bytes = static_cast<int>(scale_bytes(format.scale_type)),
+          .has_min = format.has_min,
+          .zero_point = format.zero_point(),
+          .table = format.table,
+          .num_groups = groups,
+          .group_size = format.group_elements(in_features),
+          .scale_shift = format.scale_shift,
+          .scales_begin = integers,
+          .panel_bytes = round_up(integers + scales + codes, kCacheLine)};
+}
+
+int64_t quantized_bytes(const LinearFormat& format, int64_t out_features, int64_t in_features) {
   return num_panels(out_features) * layout_of(format, in_features).panel_bytes;
 }
 
-LinearWeight CpuBackend::pack_quantized(const LinearFormat& format, int64_t out_features,
-                                        int64_t in_features, const QuantizedRowReader& read) {
+LinearWeight pack_quantized(CpuWorkers& workers, const LinearFormat& format, int64_t out_features,
+                            int64_t in_features, const QuantizedRowReader& read) {
   LinearWeight weight{.out_features = out_features,
                       .in_features = in_features,
                       .format = &format,
-                      .data = Buffer(packed_bytes(out_features, in_features, format))};
-  const cpu::QuantizedLayout layout = layout_of(format, in_features);
+                      .data = Buffer(quantized_bytes(format, out_features, in_features))};
+  const QuantizedLayout layout = layout_of(format, in_features);
   const int64_t room = round_up(PanelRows::num_bytes(layout, in_features), kCacheLine);
-  const Buffer memory(room * pool_.num_threads());
-  pool_.parallel_for(num_panels(out_features), 1, [&](int64_t begin, int64_t end, int thread) {
-    const PanelRows rows(layout, in_features, memory.data() + thread * room);
-    for (int64_t p = begin; p < end; ++p) {
-      for (int64_t c = 0; c < kPanelWidth; ++c) {
-        if (p * kPanelWidth + c < out_features)
-          read(p * kPanelWidth + c, rows.row(c));
-        else
-          rows.clear(c);
-      }
-      auto* panel = reinterpret_cast<uint8_t*>(weight.data.data()) + p * layout.panel_bytes;
-      rows.weave(kernels_, panel);
-      rows.store_scales(panel);
-    }
-  });
+  const Buffer memory(room * workers.num_threads());
+  workers.pool().parallel_for(
+      num_panels(out_features), 1, [&](int64_t begin, int64_t end, int thread) {
+        const PanelRows rows(layout, in_features, memory.data() + thread * room);
+        for (int64_t p = begin; p < end; ++p) {
+          for (int64_t c = 0; c < kPanelWidth; ++c) {
+            if (p * kPanelWidth + c < out_features)
+              read(p * kPanelWidth + c, rows.row(c));
+            else
+              rows.clear(c);
+          }
+          auto* panel = reinterpret_cast<uint8_t*>(weight.data.data()) + p * layout.panel_bytes;
+          rows.weave(workers.kernels(), panel);
+          rows.store_scales(panel);
+        }
+      });
   return weight;
 }
 
-void CpuBackend::multiply_quantized(const FusedLinearArgs& args, const RoundedRows& gated) {
-  const LinearWeight& weight = *args.linear.weight;
-  const int64_t m = args.linear.x.shape[0];
-  const int64_t k = weight.in_features;
-  const cpu::QuantizedLayout layout = layout_of(*weight.format, k);
-  const int64_t stride = round_up(k, kCacheLine);
-  const int64_t bytes = m * quantized_activation_bytes(*weight.format, k);
-  if (rounded_.num_bytes() < bytes) rounded_ = Buffer(bytes);
-  auto* q = reinterpret_cast<int8_t*>(rounded_.data());
-  auto* groups = reinterpret_cast<cpu::IntegerGroup*>(q + m * stride);
-  const int64_t room = layout.bits < 8 ? cpu::kRoomBytes : 0;
-  reserve_scratch(std::max(k * static_cast<int64_t>(sizeof(float)), room));
-  // One row is rounded sooner than a thread wakes.
-  pool_.parallel_for(m, 1, [&](int64_t begin, int64_t end, int thread_idx) {
-    auto* normed = reinterpret_cast<float*>(scratch(thread_idx));
-    for (int64_t r = begin; r < end; ++r)
-      kernels_.round_row(normed_row(args, r, normed), k, layout.group_size, q + r * stride,
-                         groups + r * layout.num_groups);
-  });
-  const cpu::QuantizedPart all{.layout = layout,
-                               .x = q,
-                               .x_stride = stride,
-                               .groups = groups,
-                               .m = m,
-                               .n = weight.out_features,
-                               .weight = reinterpret_cast<const uint8_t*>(weight.bytes()),
-                               .bias = args.linear.bias ? args.linear.bias.as<float>() : nullptr,
-                               .out = args.linear.out.as<float>(),
-                               .out_stride = args.linear.out.strides[0],
-                               .accumulate = args.linear.accumulate,
-                               .panel_begin = 0,
-                               .panel_end = 0,
-                               .room = nullptr};
-  if (gates_pieces(args)) {
-    reserve_scratch(kGatedFloats * static_cast<int64_t>(sizeof(float)) + room);
-    const auto rows_of = [&](int64_t row, int64_t count, float* rest) {
-      cpu::QuantizedPart part = all;
-      part.x += row * stride;
-      part.groups += row * layout.num_groups;
-      part.m = count;
-      part.room = reinterpret_cast<uint8_t*>(rest);
-      return part;
-    };
-    return run_gated(all, *args.gate, gated, layout.panel_bytes, kPanelsAtOnce,
-                     kernels_.quantized_linear, rows_of);
-  }
-  deal_panels(num_panels(weight.out_features), kPanelsAtOnce,
-              [&](int64_t begin, int64_t end, int thread) {
-                cpu::QuantizedPart part = all;
-                part.panel_begin = begin;
-                part.panel_end = end;
-                part.room = reinterpret_cast<uint8_t*>(scratch(thread));
-                kernels_.quantized_linear(&part);
-              });
-  if (args.gate) activate_gate(args, gated);
-}
-
-}  // namespace llmserve
+}  // namespace llmserve::cpu

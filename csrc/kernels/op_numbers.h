@@ -1,0 +1,28 @@
+// The plain part of ops' arguments: choices and numbers that reach the kernels of every backend as
+// they are. A field that is added here is there in Args, in kernels and in CUDA launches at once.
+//
+// Enums and structs alone, without functions: files of cpu/isa include it, and an inline function
+// compiled for AVX-512 could be merged into everybody's.
+#pragma once
+
+#include <stdint.h>
+
+namespace llmserve {
+
+// In the order of the table, which is the only place that lists them.
+enum class Activation : uint8_t {
+#define LLMSERVE_ACTIVATION(enumerator, name, spellings) enumerator,
+#include "kernels/activations.inc"
+};
+
+// A norm makes of each element x of a row, or of its deviation from the row's mean,
+//   x / sqrt(mean of the squares + eps) * (weight + weight_offset)
+// by the definition in norm.inc.
+struct NormNumbers {
+  float eps = 1e-6f;
+  float weight_offset = 0.0f;  // 1 for families that store the weight minus one
+
+  bool operator==(const NormNumbers&) const = default;
+};
+
+}  // namespace llmserve
