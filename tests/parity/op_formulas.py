@@ -126,6 +126,11 @@ def gelu_tanh(x):
         return x / (1 + np.exp(-2 * inner))
 
 
+def swiglu_oai(gate, up):
+    x, u = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return x / (1 + np.exp(-1.702 * x)) * (u + 1)
+
+
 # One an activation of csrc/kernels/activations.inc, in float64.
 ACTIVATIONS = {
     "silu": lambda x: x / (1 + np.exp(-x)),
@@ -137,7 +142,7 @@ ACTIVATIONS = {
 # Of a gate and of what it is multiplied with.
 GATED_ACTIVATIONS = {
     name: lambda gate, up, of=of: of(gate) * up for name, of in ACTIVATIONS.items()
-}
+} | {"swiglu_oai": swiglu_oai}
 
 
 def activation(x, name):

@@ -101,7 +101,7 @@ def test_rotary_table_grows_with_the_logarithm_of_whole_periods(ref):
         ref.rotary_table(positions, inv_freq, period=0)
 
 
-@pytest.mark.parametrize("up", [1.0, -2.5])
+@pytest.mark.parametrize("up", [1.0, -2.5, 20.0, -20.0])
 @pytest.mark.parametrize("activation", formulas.all_activations())
 def test_gated_activation_matches_the_formula(ref, activation, up):
     gate = np.concatenate([np.linspace(-20, 20, 999), [0, -120, 120]]).astype(np.float32)
@@ -115,6 +115,11 @@ def test_gated_activation_matches_the_formula(ref, activation, up):
         rtol=90 * ELEMENTWISE_TOLERANCE,
         atol=1e-36,
     )
+
+
+def test_an_activation_of_a_gate_is_refused_without_one(ref, rng):
+    with pytest.raises(InvalidArgument, match=r"activation\.activation: .* got swiglu_oai"):
+        ref.activation(normal(rng, 1, 4), "swiglu_oai")
 
 
 @pytest.mark.parametrize("activation", formulas.activations_of_one())
