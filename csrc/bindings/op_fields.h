@@ -91,7 +91,8 @@ constexpr auto key_layout(PagedKvCache Args::* member) {
 }
 
 inline constexpr auto kNormNumbers = std::tuple_cat(
-    number("eps", &NormNumbers::eps), number("weight_offset", &NormNumbers::weight_offset));
+    number("eps", &NormNumbers::eps), number("weight_offset", &NormNumbers::weight_offset),
+    number("scale", &NormNumbers::scale));
 
 }  // namespace op_fields
 

@@ -16,11 +16,14 @@ enum class Activation : uint8_t {
 };
 
 // A norm makes of each element x of a row, or of its deviation from the row's mean,
-//   x / sqrt(mean of the squares + eps) * (weight + weight_offset)
+//   x / sqrt(mean of the squares + eps) * (weight + weight_offset) * scale
 // by the definition in norm.inc.
 struct NormNumbers {
   float eps = 1e-6f;
   float weight_offset = 0.0f;  // 1 for families that store the weight minus one
+  // D^-1/2 makes an RMS norm with eps / D the L2 norm (queries and keys of Gated DeltaNet), E^-1/2
+  // is of Gemma 4's router.
+  float scale = 1.0f;
 
   bool operator==(const NormNumbers&) const = default;
 };

@@ -480,7 +480,13 @@ class Ops:
     # Made of the fields of their Args (csrc/bindings/op_fields.h).
     def embedding(self, table: Any, token_ids: Any, scale: Any = 1.0, out: Any = None) -> Any: ...
     def rms_norm(
-        self, x: Any, weight: Any, eps: Any = 1e-6, weight_offset: Any = 0.0, out: Any = None
+        self,
+        x: Any,
+        weight: Any,
+        eps: Any = 1e-6,
+        weight_offset: Any = 0.0,
+        scale: Any = 1.0,
+        out: Any = None,
     ) -> Any: ...
     def add_rms_norm(
         self,
@@ -489,6 +495,7 @@ class Ops:
         weight: Any,
         eps: Any = 1e-6,
         weight_offset: Any = 0.0,
+        scale: Any = 1.0,
         out: Any = None,
     ) -> Any: ...
     def layer_norm(
@@ -498,6 +505,7 @@ class Ops:
         bias: Any = None,
         eps: Any = 1e-5,
         weight_offset: Any = 0.0,
+        scale: Any = 1.0,
         out: Any = None,
     ) -> Any: ...
     def gated_activation(self, gate_up: Any, activation: Any, out: Any = None) -> Any: ...

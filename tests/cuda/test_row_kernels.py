@@ -65,19 +65,19 @@ def test_norms_of_rows_of_any_width(backend, normal, width):
     x, weight, bias, residual = normal(3, width), normal(width), normal(width), normal(3, width)
 
     def rms_norm(x):
-        return backend.rms_norm(x, weight, 1e-6, 1.0)
+        return backend.rms_norm(x, weight, 1e-6, 1.0, 0.3)
 
     def layer_norm(x):
-        return backend.layer_norm(x, weight, bias, 1e-5, 1.0)
+        return backend.layer_norm(x, weight, bias, 1e-5, 1.0, 0.3)
 
     def add_rms_norm(x, residual):
         total = apart(residual, row_gap(residual))
-        return np.stack([backend.add_rms_norm(total, x, weight, 1e-6, 1.0), total])
+        return np.stack([backend.add_rms_norm(total, x, weight, 1e-6, 1.0, 0.3), total])
 
-    assert_close(laid_out(rms_norm, x), formulas.rms_norm(x, weight, 1e-6, 1.0), width)
+    assert_close(laid_out(rms_norm, x), formulas.rms_norm(x, weight, 1e-6, 1.0, 0.3), width)
     if width > 3:  # a mean of few is near any of them: small differences, which are scaled up
         assert_close(
-            laid_out(layer_norm, x), formulas.layer_norm(x, weight, bias, 1e-5, 1.0), width
+            laid_out(layer_norm, x), formulas.layer_norm(x, weight, bias, 1e-5, 1.0, 0.3), width
         )
     normed, total = laid_out(add_rms_norm, x, residual)
     np.testing.assert_array_equal(total, x + residual)

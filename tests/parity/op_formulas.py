@@ -93,10 +93,10 @@ def as_float(x: np.ndarray) -> np.ndarray:
     return from_bf16(x) if x.dtype == np.uint16 else x.astype(np.float32)
 
 
-def rms_norm(x, weight, eps=1e-6, weight_offset=0.0):
+def rms_norm(x, weight, eps=1e-6, weight_offset=0.0, scale=1.0):
     x = x.astype(np.float64)
-    scale = 1.0 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
-    return x * scale * (weight.astype(np.float64) + weight_offset)
+    factor = scale / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    return x * factor * (weight.astype(np.float64) + weight_offset)
 
 
 def rotary(heads, positions, inv_freq, interleaved=False, scale=1.0):
@@ -112,11 +112,11 @@ def rotary(heads, positions, inv_freq, interleaved=False, scale=1.0):
     return out
 
 
-def layer_norm(x, weight, bias=None, eps=1e-5, weight_offset=0.0):
+def layer_norm(x, weight, bias=None, eps=1e-5, weight_offset=0.0, scale=1.0):
     x = x.astype(np.float64)
     x = x - x.mean(-1, keepdims=True)
     factor = weight.astype(np.float64) + weight_offset
-    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * factor
+    x = x * scale / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * factor
     return x if bias is None else x + bias.astype(np.float64)
 
 

@@ -49,8 +49,9 @@ def test_embedding_of_blocks_is_their_values(fast, ref, rng, format):
 @pytest.mark.parametrize("width", [*ODD_SIZES, 2048])
 def test_norms_match_ref(fast, ref, rng, width):
     x, weight = normal(rng, 70, width + 3)[:, :width], normal(rng, width)
-    expected = ref.rms_norm(x, weight, 1e-5, 1.0)
-    np.testing.assert_allclose(fast.rms_norm(x, weight, 1e-5, 1.0), expected, rtol=SUM_TOLERANCE)
+    for scale in (1.0, 0.3):
+        got, expected = (b.rms_norm(x, weight, 1e-5, 1.0, scale) for b in (fast, ref))
+        np.testing.assert_allclose(got, expected, rtol=SUM_TOLERANCE)
     # Heads of tokens: the same bits as the same rows one by one.
     heads = normal(rng, 7, 5, width + 3)[:, 1:4, :width]
     rows = [fast.rms_norm(np.ascontiguousarray(token), weight, 1e-5, 1.0) for token in heads]
@@ -133,8 +134,8 @@ def test_layer_norm_add_and_cap_logits_match_ref(fast, ref, rng, width):
     weight, bias = normal(rng, width), normal(rng, width)
     for offset in (None, bias):
         np.testing.assert_allclose(
-            fast.layer_norm(x, weight, offset, weight_offset=0.5),
-            ref.layer_norm(x, weight, offset, weight_offset=0.5),
+            fast.layer_norm(x, weight, offset, weight_offset=0.5, scale=0.7),
+            ref.layer_norm(x, weight, offset, weight_offset=0.5, scale=0.7),
             rtol=SUM_TOLERANCE,
             atol=8 * SUM_TOLERANCE,  # of terms up to 8 that cancel
         )

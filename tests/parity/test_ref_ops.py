@@ -22,6 +22,9 @@ def test_rms_norm_matches_the_formula(ref, rng, width):
     x, weight = normal(rng, 3, width), normal(rng, width)
     expected = formulas.rms_norm(x, weight, 1e-5, 1.0)
     np.testing.assert_allclose(ref.rms_norm(x, weight, 1e-5, 1.0), expected, rtol=SUM_TOLERANCE)
+    expected = formulas.rms_norm(x, weight, 1e-5, 1.0, 0.3)
+    got = ref.rms_norm(x, weight, 1e-5, 1.0, 0.3)
+    np.testing.assert_allclose(got, expected, rtol=SUM_TOLERANCE)
     residual = normal(rng, 3, width)
     total = residual + x
     out = ref.add_rms_norm(residual, x, weight, 1e-5)
@@ -140,8 +143,8 @@ def test_layer_norm_matches_the_formula(ref, rng, width):
     np.testing.assert_allclose(ref.layer_norm(x, weight, bias), expected, **options)
     expected = formulas.layer_norm(x, weight, eps=0.5)
     np.testing.assert_allclose(ref.layer_norm(x, weight, eps=0.5), expected, **options)
-    expected = formulas.layer_norm(x, weight, bias, weight_offset=1.0)
-    got = ref.layer_norm(x, weight, bias, weight_offset=1.0)
+    expected = formulas.layer_norm(x, weight, bias, weight_offset=1.0, scale=0.3)
+    got = ref.layer_norm(x, weight, bias, weight_offset=1.0, scale=0.3)
     np.testing.assert_allclose(got, expected, **options)
 
 
