@@ -153,6 +153,17 @@ inline std::vector<int64_t> result_shape(const LinearArgs& args) {
 }
 
 template <>
+inline constexpr auto kOpFields<GroupedLinearArgs> =
+    std::tuple_cat(op_fields::input("x", &GroupedLinearArgs::x),
+                   op_fields::input("weights", &GroupedLinearArgs::weights),
+                   op_fields::input("weight_ids", &GroupedLinearArgs::weight_ids),
+                   op_fields::input("x_rows", &GroupedLinearArgs::x_rows),
+                   op_fields::result("out", &GroupedLinearArgs::out));
+inline std::vector<int64_t> result_shape(const GroupedLinearArgs& args) {
+  return {std::ssize(args.weight_ids), args.weights.empty() ? 0 : args.weights[0]->out_features};
+}
+
+template <>
 inline constexpr auto kOpFields<RotaryTableArgs> =
     std::tuple_cat(op_fields::input("positions", &RotaryTableArgs::positions),
                    op_fields::input("inv_freq", &RotaryTableArgs::inv_freq),

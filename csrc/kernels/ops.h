@@ -128,6 +128,17 @@ struct LinearArgs {
   bool accumulate = false;  // adds to what out holds (residual connections)
 };
 
+// out[r] = x[x_rows[r]] W^T with W = weights[weight_ids[r]], each row with the bits that linear
+// gives it alone: experts of a mixture, adapters of sequences. A weight that no row asks for costs
+// nothing.
+struct GroupedLinearArgs {
+  ConstTensor x;                                 // [T, K]; rows may be strided
+  std::span<const LinearWeight* const> weights;  // [X], alike but for their values
+  std::span<const int32_t> weight_ids;           // [R], each in [0, X)
+  std::span<const int32_t> x_rows;               // [R], each in [0, T)
+  Tensor out;                                    // [R, N]; rows may be strided
+};
+
 // cos_sin[t] = (cos(a_0) … cos(a_{d/2-1}), sin(a_0) …) * scale with a_i = positions[t] *
 // inv_freq[i] rounded to f32, and * (1 + growth * ln(1 + floor(positions[t] / period))), by which
 // Llama 4 and Ministral 3 scale queries. Once a step; every layer reads it. Su et al. 2021, section

@@ -174,6 +174,24 @@ void validate(const LinearArgs& args) {
     check_tensor("linear.bias", args.bias, {{"N", args.weight->out_features}}, {DType::kF32});
 }
 
+void validate(const GroupedLinearArgs& args) {
+  if (args.weights.empty()) refuse("grouped_linear.weights", "expected at least one, got none");
+  const LinearWeight* first = args.weights[0];
+  for (const LinearWeight* weight : args.weights) {
+    if (weight == nullptr) refuse("grouped_linear.weights", "expected packed weights, got none");
+    if (weight->out_features != first->out_features || weight->in_features != first->in_features ||
+        weight->dtype != first->dtype || weight->format != first->format)
+      refuse("grouped_linear.weights", "expected weights of one shape, dtype and format");
+  }
+  check_tensor("grouped_linear.x", args.x, {{"T"}, {"K", first->in_features}}, {DType::kF32});
+  const int64_t rows = std::ssize(args.weight_ids);
+  check_tensor("grouped_linear.out", args.out, {{"R", rows}, {"N", first->out_features}},
+               {DType::kF32});
+  check_indices("grouped_linear.weight_ids", args.weight_ids, 0, std::ssize(args.weights));
+  check_length("grouped_linear.x_rows", args.x_rows.size(), rows);
+  check_indices("grouped_linear.x_rows", args.x_rows, 0, args.x.shape[0]);
+}
+
 void validate(const RotaryTableArgs& args) {
   if (args.period < 1)
     refuse("rotary_table.period", concat("expected at least 1, got ", args.period));

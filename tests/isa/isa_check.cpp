@@ -672,6 +672,43 @@ void check_fused(Checker& check) {
     for (const int64_t num_queries : {1, 30}) check_fused_attention(check, dtype, num_queries);
 }
 
+// Rows of three weights, one of which is idle, beside linear over each row alone.
+void check_grouped_linear_case(Checker& check, DType dtype, int64_t k) {
+  const int64_t n = 37;
+  const int64_t tokens = 5;
+  const std::vector<int32_t> ids{2, 0, 2, 0, 0, 2, 2};
+  const std::vector<int32_t> x_rows{4, 0, 1, 1, 3, 0, 2};
+  const int64_t rows = std::ssize(ids);
+  const Floats x = normal(tokens * k, 21);
+  for (const Isa& isa : check.isas) {
+    std::vector<LinearWeight> weights;
+    for (uint64_t w = 0; w < 3; ++w) {
+      const Floats values = normal(n * k, 22 + w);
+      const ConstTensor part(values.begin(), DType::kF32, {n, k});
+      weights.push_back(isa.backend->pack_linear(std::span(&part, 1), dtype));
+    }
+    const std::vector<const LinearWeight*> pointers{&weights[0], &weights[1], &weights[2]};
+    const Floats out(rows * n), alone(rows * n);
+    isa.backend->grouped_linear({.x = matrix(x, tokens, k, k),
+                                 .weights = pointers,
+                                 .weight_ids = ids,
+                                 .x_rows = x_rows,
+                                 .out = matrix(out, rows, n, n)});
+    for (int64_t r = 0; r < rows; ++r) {
+      const size_t i = static_cast<size_t>(r);
+      isa.backend->linear({.x = matrix(x, tokens, k, k).slice(0, x_rows[i], 1),
+                           .weight = pointers[static_cast<size_t>(ids[i])],
+                           .out = matrix(alone, rows, n, n).slice(0, r, 1)});
+    }
+    check.equal(concat(isa.name, " grouped_linear ", name(dtype), " K ", k), out, alone);
+  }
+}
+
+void check_grouped_linear(Checker& check) {
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    for (const int64_t k : {17, 64, 640}) check_grouped_linear_case(check, dtype, k);
+}
+
 void check_sampling_case(Checker& check, int64_t vocabulary, bool has_ties) {
   const std::vector<int32_t> banned{0, static_cast<int32_t>(vocabulary / 2), -3, 1 << 30};
   const std::vector<TokenBias> biases{{0, 3.5f}, {static_cast<int32_t>(vocabulary - 1), -2.0f}};
@@ -764,6 +801,7 @@ constexpr struct {
     {"first_non_finite", &check_first_non_finite},
     {"pack_linear, linear", &check_linear},
     {"pack_quantized, linear", &check_quantized},
+    {"grouped_linear", &check_grouped_linear},
     {"paged_attention", &check_attention},
     {"fused_mlp, prepare_qkv, fused_attention", &check_fused},
     {"sample", &check_sampling},

@@ -28,6 +28,7 @@ class CpuLinear {
   void reserve(const StepShape& shape);
 
   void linear(const LinearArgs& args) { multiply({.norm = {}, .linear = args, .gate = {}}, {}); }
+  void grouped_linear(const GroupedLinearArgs& args);  // cpu_grouped_linear.cpp
   void fused_linear(const FusedLinearArgs& args) { multiply(args, {}); }
   void fused_mlp(const FusedMlpArgs& args);
 
@@ -70,6 +71,19 @@ class CpuLinear {
   void run_on_rows(const cpu::LinearKernel& kernel, const LinearRows& weight,
                    const cpu::LinearPart& part, std::byte* panels) const;
 
+  // Consecutive rows of row_order_ that multiply with one weight.
+  struct RowGroup {
+    const LinearWeight* weight;
+    int64_t begin, count;
+  };
+  void group_rows(const GroupedLinearArgs& args);
+  // The groups' products, of rows in row_order_, to `out` [R, N] in the same order.
+  void multiply_groups(const GroupedLinearArgs& args, float* out);
+  void multiply_quantized_groups(const GroupedLinearArgs& args, float* out);
+  // Deals the panels of all groups to threads: calls fn(group, panel_begin, panel_end, thread_idx).
+  template <class Fn>
+  void deal_groups(int64_t out_features, Fn fn);
+
   void activate_gate(const FusedLinearArgs& args, const RoundedRows& gated);
   // `width` columns of a row of the gate's output, from `column` on: `both` are these columns of
   // the gate and then of what it is multiplied with, which may be written over.
@@ -98,8 +112,12 @@ class CpuLinear {
   CpuWorkers& workers_;
   const cpu::KernelTable& kernels_;
   ThreadPool& pool_;
-  std::vector<Buffer> panels_;  // one a thread, where weights are packed later
-  Buffer rounded_;              // the rows of x as integers or bf16, of all threads
+  std::vector<Buffer> panels_;       // one a thread, where weights are packed later
+  Buffer rounded_;                   // the rows of x as integers or bf16, of all threads
+  std::vector<int64_t> group_ends_;  // [X]
+  std::vector<RowGroup> groups_;     // of the weights that have rows
+  std::vector<int32_t> row_order_;   // [R]: rows of one weight side by side, as they came
+  Buffer grouped_out_;
 };
 
 }  // namespace llmserve

@@ -50,6 +50,15 @@ void RefBackend::do_linear(const LinearArgs& args) {
   }
 }
 
+void RefBackend::do_grouped_linear(const GroupedLinearArgs& args) {
+  for (int64_t r = 0; r < args.out.shape[0]; ++r) {
+    const size_t i = static_cast<size_t>(r);
+    do_linear({.x = args.x.slice(0, args.x_rows[i], 1),
+               .weight = args.weights[static_cast<size_t>(args.weight_ids[i])],
+               .out = args.out.slice(0, r, 1)});
+  }
+}
+
 void RefBackend::bf16_linear(const LinearArgs& args) {
   const LinearWeight& weight = *args.weight;
   const int64_t k = weight.in_features;
