@@ -30,18 +30,21 @@ MODEL_PARAMETERS = 1.1e9
 
 
 def cache_of(num_blocks: int) -> _core.CacheConfig:
-    cache = _core.CacheConfig()
-    cache.num_blocks, cache.block_size = num_blocks, BLOCK_SIZE
-    return cache
+    return _core.CacheConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+
+
+def scheduler_config(num_seqs: int, num_steps: int) -> _core.SchedulerConfig:
+    return _core.SchedulerConfig(
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=num_seqs * PROMPT_TOKENS,
+        max_model_len=PROMPT_TOKENS + num_steps,
+    )
 
 
 def bench_decode(num_seqs: int, num_steps: int, with_text: bool) -> dict[str, float]:
     rng = random.Random(0)
     blocks_each = -(-(PROMPT_TOKENS + num_steps) // BLOCK_SIZE) + 1
-    config = _core.SchedulerConfig()
-    config.max_num_seqs = num_seqs
-    config.max_num_batched_tokens = num_seqs * PROMPT_TOKENS
-    config.max_model_len = PROMPT_TOKENS + num_steps
+    config = scheduler_config(num_seqs, num_steps)
     vocabulary = _core.Vocabulary([b" tok%d" % i for i in range(VOCAB_SIZE)], [])
     scheduler = _core.Scheduler(
         config, cache_of(num_seqs * blocks_each), vocabulary if with_text else None
@@ -62,9 +65,7 @@ def bench_decode(num_seqs: int, num_steps: int, with_text: bool) -> dict[str, fl
 
 
 def bench_intake(num_tokens: int) -> dict[str, float]:
-    config = _core.SchedulerConfig()
-    config.max_num_batched_tokens = num_tokens
-    config.max_model_len = num_tokens + 2
+    config = _core.SchedulerConfig(max_num_batched_tokens=num_tokens, max_model_len=num_tokens + 2)
     scheduler = _core.Scheduler(config, cache_of(num_tokens // BLOCK_SIZE + 2))
     scheduler.add(0, list(range(num_tokens)), _core.SamplingParams(max_tokens=1))
     ((schedule_us, commit_us, _),) = testing.time_steps(scheduler, 1, VOCAB_SIZE)
@@ -72,11 +73,10 @@ def bench_intake(num_tokens: int) -> dict[str, float]:
 
 
 def bench_overhead(num_seqs: int, is_streamed: bool) -> dict[str, float]:
-    config = _core.EngineConfig()
-    config.cache = cache_of(num_seqs * (PROMPT_TOKENS + NUM_STEPS) // BLOCK_SIZE + num_seqs)
-    config.scheduler.max_num_seqs = num_seqs
-    config.scheduler.max_num_batched_tokens = num_seqs * PROMPT_TOKENS
-    config.scheduler.max_model_len = PROMPT_TOKENS + NUM_STEPS
+    config = _core.EngineConfig(
+        cache=cache_of(num_seqs * (PROMPT_TOKENS + NUM_STEPS) // BLOCK_SIZE + num_seqs),
+        scheduler=scheduler_config(num_seqs, NUM_STEPS),
+    )
     oracle = testing.OracleOptions(vocab_size=VOCAB_SIZE, sweep_bytes=64 << 20)
     engine = testing.oracle_engine(config, oracle)
     rng = random.Random(0)

@@ -10,30 +10,19 @@ namespace {
 
 constexpr std::array kKvCacheDTypes{DType::kF32, DType::kBF16, DType::kF8E4M3};
 
-void require_at_least(const char* field, int64_t value, int64_t minimum) {
-  if (value < minimum)
-    throw InvalidArgument(concat(field, " must be at least ", minimum, ", got ", value));
-}
-
 }  // namespace
 
 void CacheConfig::validate() const {
-  require_at_least("block_size", block_size, 1);
+  check_minimums(*this);
   if (block_size > 256)
     throw InvalidArgument(concat("block_size must be at most 256, got ", block_size));
-  require_at_least("num_blocks", num_blocks, 1);
-  require_at_least("windows: groups", static_cast<int64_t>(windows.size()), 1);
-  for (const int32_t window : windows) require_at_least("windows", window, 0);
+  if (windows.empty()) throw InvalidArgument("windows: groups must be at least 1, got 0");
+  for (const int32_t window : windows)
+    if (window < 0) throw InvalidArgument(concat("windows must be at least 0, got ", window));
 }
 
 void SchedulerConfig::validate() const {
-  require_at_least("max_num_batched_tokens", max_num_batched_tokens, 1);
-  require_at_least("max_num_seqs", max_num_seqs, 1);
-  require_at_least("max_num_queued_reqs", max_num_queued_reqs, 0);
-  require_at_least("max_model_len", max_model_len, 2);
-  require_at_least("max_stall_us", max_stall_us, 0);
-  require_at_least("min_spread_tokens", min_spread_tokens, 0);
-  require_at_least("max_batch_delay_us", max_batch_delay_us, 0);
+  check_minimums(*this);
   if (max_num_batched_tokens < max_num_seqs) {
     throw InvalidArgument(concat("max_num_batched_tokens (", max_num_batched_tokens,
                                  ") must be at least max_num_seqs (", max_num_seqs,
@@ -70,8 +59,7 @@ DType kv_cache_dtype_from_name(std::string_view text, DType weights) {
 }
 
 void EngineConfig::validate() const {
-  require_at_least("num_threads", num_threads, 1);
-  require_at_least("max_logprobs", max_logprobs, -1);
+  check_minimums(*this);
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     throw InvalidArgument(concat("dtype must be float32 or bfloat16, got ", name(dtype)));
   }

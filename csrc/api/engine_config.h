@@ -5,8 +5,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <vector>
 
+#include "api/config_fields.h"
 #include "core/dtype.h"
 
 namespace llmserve {
@@ -20,6 +23,14 @@ struct CacheConfig {
   // share a block table, and a block holds a group's keys and values.
   std::vector<int32_t> windows{0};
 
+  static constexpr auto fields() {
+    return std::tuple{
+        ConfigField{"block_size", &CacheConfig::block_size, 1},
+        ConfigField{"num_blocks", &CacheConfig::num_blocks, 1},
+        ConfigField{"enable_prefix_caching", &CacheConfig::enable_prefix_caching},
+        ConfigField{"windows", &CacheConfig::windows},
+    };
+  }
   void validate() const;
 };
 
@@ -41,6 +52,20 @@ struct SchedulerConfig {
   int64_t max_batch_delay_us = 10'000;  // policy "dynamic": waits a fifth of it up to all of it
   std::vector<int32_t> eos_token_ids;   // end a sequence unless ignore_eos
 
+  static constexpr auto fields() {
+    return std::tuple{
+        ConfigField{"policy", &SchedulerConfig::policy},
+        ConfigField{"max_num_batched_tokens", &SchedulerConfig::max_num_batched_tokens, 1},
+        ConfigField{"max_num_seqs", &SchedulerConfig::max_num_seqs, 1},
+        ConfigField{"max_num_queued_reqs", &SchedulerConfig::max_num_queued_reqs, 0},
+        ConfigField{"max_model_len", &SchedulerConfig::max_model_len, 2},
+        ConfigField{"enable_chunked_prefill", &SchedulerConfig::enable_chunked_prefill},
+        ConfigField{"max_stall_us", &SchedulerConfig::max_stall_us, 0},
+        ConfigField{"min_spread_tokens", &SchedulerConfig::min_spread_tokens, 0},
+        ConfigField{"max_batch_delay_us", &SchedulerConfig::max_batch_delay_us, 0},
+        ConfigField{"eos_token_ids", &SchedulerConfig::eos_token_ids},
+    };
+  }
   void validate() const;
 };
 
@@ -48,6 +73,13 @@ struct SchedulerConfig {
 struct PackedCacheConfig {
   std::string folder;
   int64_t max_bytes = 0;  // of all models' together; 0: nothing is kept or looked for
+
+  static constexpr auto fields() {
+    return std::tuple{
+        ConfigField{"packed_cache_folder", &PackedCacheConfig::folder},
+        ConfigField{"packed_cache_bytes", &PackedCacheConfig::max_bytes},
+    };
+  }
 };
 
 // The KV cache's element types as LLM(kv_cache_dtype=...) has them: "float32", "bfloat16", "fp8".
@@ -77,6 +109,22 @@ struct EngineConfig {
   // where packing takes long enough to be waited for. Not with a packed_cache.
   std::optional<bool> defer_packing;
 
+  // But for the dtypes, which have names of their own.
+  static constexpr auto fields() {
+    return std::tuple{
+        ConfigField{"model_path", &EngineConfig::model_path},
+        ConfigField{"device", &EngineConfig::device},
+        ConfigField{"quantization", &EngineConfig::quantization},
+        ConfigField{"num_threads", &EngineConfig::num_threads, 1},
+        ConfigField{"seed", &EngineConfig::seed},
+        ConfigField{"cache", &EngineConfig::cache},
+        ConfigField{"scheduler", &EngineConfig::scheduler},
+        ConfigField{"max_logprobs", &EngineConfig::max_logprobs, -1},
+        ConfigField{"async_scheduling", &EngineConfig::async_scheduling},
+        ConfigField{"enforce_eager", &EngineConfig::enforce_eager},
+        ConfigField{"defer_packing", &EngineConfig::defer_packing},
+    };
+  }
   void validate() const;
 };
 

@@ -24,7 +24,7 @@ constexpr int32_t kMinSpreadTokens = 64;
 void resolve_batch(const ConfigRequest& request, SchedulerConfig& scheduler) {
   scheduler.max_num_seqs = request.max_num_seqs.value_or(
       std::min(kDefaultMaxNumSeqs, request.max_num_batched_tokens.value_or(kDefaultMaxNumSeqs)));
-  const int64_t whole_prompt = request.enable_chunked_prefill ? 1 : scheduler.max_model_len;
+  const int64_t whole_prompt = scheduler.enable_chunked_prefill ? 1 : scheduler.max_model_len;
   scheduler.max_num_batched_tokens = request.max_num_batched_tokens.value_or(static_cast<int32_t>(
       std::max<int64_t>({kDefaultMaxNumBatchedTokens, scheduler.max_num_seqs, whole_prompt})));
 }
@@ -40,29 +40,20 @@ int64_t check_max_model_len(const std::optional<int64_t>& max_model_len) {
 
 EngineConfig resolve_settings(const ConfigRequest& request, const Checkpoint& checkpoint,
                               const ModelConfig& model) {
-  EngineConfig config;
+  EngineConfig config = request.settings;
   config.model_path = request.model;
   config.device = resolve_backend(request.device);
   config.dtype = resolve_dtype(request.dtype, checkpoint);
-  resolve_weight_format(config.dtype, request.quantization);  // or its errors
-  config.quantization = request.quantization;
+  resolve_weight_format(config.dtype, config.quantization);  // or its errors
   config.kv_cache_dtype = kv_cache_dtype_from_name(request.kv_cache_dtype, config.dtype);
   config.num_threads = request.num_threads.value_or(default_num_threads());
-  config.seed = request.seed;
-  config.max_logprobs = request.max_logprobs;
-  config.packed_cache = {request.packed_cache_folder, request.packed_cache_bytes};
-  config.scheduler.policy = request.policy;
-  config.scheduler.max_model_len = model.max_model_len;
-  config.scheduler.max_num_queued_reqs = request.max_num_queued_reqs.value_or(0);
-  config.scheduler.max_stall_us = 1000 * request.max_stall_ms;
-  config.scheduler.enable_chunked_prefill = request.enable_chunked_prefill;
-  if (request.spreads_prompts && request.enable_chunked_prefill && config.device == "cpu")
-    config.scheduler.min_spread_tokens = kMinSpreadTokens;
-  config.scheduler.eos_token_ids =
-      request.eos_token_ids.empty() ? model.eos_token_ids : request.eos_token_ids;
-  resolve_batch(request, config.scheduler);
-  config.cache.block_size = request.block_size;
-  config.cache.enable_prefix_caching = request.enable_prefix_caching;
+  SchedulerConfig& scheduler = config.scheduler;
+  scheduler.max_model_len = model.max_model_len;
+  if (scheduler.eos_token_ids.empty()) scheduler.eos_token_ids = model.eos_token_ids;
+  const bool can_spread = scheduler.enable_chunked_prefill && config.device == "cpu";
+  if (request.spreads_prompts && can_spread && scheduler.min_spread_tokens == 0)
+    scheduler.min_spread_tokens = kMinSpreadTokens;
+  resolve_batch(request, scheduler);
   config.cache.num_blocks = 1;  // so that the rest is checked before the plan is made from it
   config.validate();
   return config;

@@ -13,34 +13,40 @@
 
 namespace llmserve {
 
-// Settings as the user gave them; none means "choose for me". The names are those of the Python
-// LLM.
+// What a caller of the Python LLM has said. None and "auto" mean "choose for me".
 struct ConfigRequest {
+  EngineConfig settings;  // what needs no choice, as it was said; the fields below come over it
   std::string model;
   std::string device = "auto";
   std::string dtype = "auto";  // auto: as the checkpoint stores it (float16 runs as float32)
-  std::string quantization;    // of linear layers; empty: none
   std::string kv_cache_dtype = "auto";   // auto: as dtype
   std::optional<int64_t> max_model_len;  // none: the model's maximum
-  int32_t block_size = 16;
-  bool enable_prefix_caching = true;
   std::optional<int64_t> kv_cache_memory_bytes;
   std::optional<int64_t> num_blocks;
   std::optional<double> memory_utilization;
   std::optional<int64_t> available_memory_bytes;  // none: what the machine has; to plan for another
   std::optional<int32_t> max_num_batched_tokens;
   std::optional<int32_t> max_num_seqs;
-  std::optional<int32_t> max_num_queued_reqs;
-  bool enable_chunked_prefill = true;
-  int64_t max_stall_ms = 0;
-  bool spreads_prompts = false;  // of batches that are waited for as a whole
-  std::string policy = "fcfs";
   std::optional<int32_t> num_threads;
-  uint64_t seed = 0;
-  int32_t max_logprobs = 20;
-  std::string packed_cache_folder;
-  int64_t packed_cache_bytes = 0;
-  std::vector<int32_t> eos_token_ids;
+  bool spreads_prompts = false;  // of batches that are waited for as a whole
+
+  static constexpr auto fields() {
+    return std::tuple{
+        ConfigField{"model", &ConfigRequest::model},
+        ConfigField{"device", &ConfigRequest::device},
+        ConfigField{"dtype", &ConfigRequest::dtype},
+        ConfigField{"kv_cache_dtype", &ConfigRequest::kv_cache_dtype},
+        ConfigField{"max_model_len", &ConfigRequest::max_model_len},
+        ConfigField{"kv_cache_memory_bytes", &ConfigRequest::kv_cache_memory_bytes},
+        ConfigField{"num_gpu_blocks_override", &ConfigRequest::num_blocks},
+        ConfigField{"gpu_memory_utilization", &ConfigRequest::memory_utilization},
+        ConfigField{"available_memory_bytes", &ConfigRequest::available_memory_bytes},
+        ConfigField{"max_num_batched_tokens", &ConfigRequest::max_num_batched_tokens},
+        ConfigField{"max_num_seqs", &ConfigRequest::max_num_seqs},
+        ConfigField{"num_threads", &ConfigRequest::num_threads},
+        ConfigField{"spreads_prompts", &ConfigRequest::spreads_prompts},
+    };
+  }
 };
 
 // Share of the available memory that weights, workspace and KV cache may take together on the CPU

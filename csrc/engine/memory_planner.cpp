@@ -58,7 +58,7 @@ SizedPool size_pool(const ConfigRequest& request, const MemoryPlan& plan,
   const std::vector<int32_t>& windows = plan.config.cache.windows;
   const int64_t group_bytes = kv_bytes_per_token(kv_lanes(plan.kv_layers), dtype);
   SizedPool sized{{.bytes_per_token = group_bytes * std::ssize(windows),
-                   .block_size = request.block_size,
+                   .block_size = plan.config.cache.block_size,
                    .windows = windows,
                    .max_step_tokens = plan.config.scheduler.max_num_batched_tokens},
                   PoolBound::kUtilization};
@@ -76,8 +76,8 @@ SizedPool size_pool(const ConfigRequest& request, const MemoryPlan& plan,
     pool.num_blocks = std::min(left / pool.block_bytes(), useful);
     if (pool.num_blocks == useful) sized.bound = PoolBound::kMaxNumSeqs;
   }
-  pool.num_blocks =
-      std::min<int64_t>(pool.num_blocks, std::numeric_limits<int32_t>::max() / request.block_size);
+  pool.num_blocks = std::min<int64_t>(
+      pool.num_blocks, std::numeric_limits<int32_t>::max() / plan.config.cache.block_size);
   return sized;
 }
 

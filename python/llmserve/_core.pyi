@@ -122,73 +122,53 @@ class PromptEmbeds:
     @property
     def shape(self) -> tuple[int, int]: ...
 
+# Configs are made from keywords, which are the fields of csrc/api/engine_config.h.
 class CacheConfig:
-    block_size: int
-    num_blocks: int
-    enable_prefix_caching: bool
-    windows: list[int]
-    def __init__(self) -> None: ...
+    def __init__(self, **kwargs: object) -> None: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
     def validate(self) -> None: ...
 
 class SchedulerConfig:
-    policy: str
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_num_queued_reqs: int
-    max_model_len: int
-    enable_chunked_prefill: bool
-    max_stall_us: int
-    min_spread_tokens: int
-    max_batch_delay_us: int
     eos_token_ids: list[int]
-    def __init__(self) -> None: ...
+    def __init__(self, **kwargs: object) -> None: ...
+    @property
+    def policy(self) -> str: ...
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+    @property
+    def max_num_seqs(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def min_spread_tokens(self) -> int: ...
     def validate(self) -> None: ...
 
 class EngineConfig:
-    model_path: str
-    device: str
-    dtype: str
-    quantization: str
-    kv_cache_dtype: str
-    num_threads: int
-    seed: int
-    cache: CacheConfig
-    scheduler: SchedulerConfig
-    max_logprobs: int
-    async_scheduling: bool
-    enforce_eager: bool
-    defer_packing: bool | None
-    def __init__(self) -> None: ...
+    def __init__(self, **kwargs: object) -> None: ...
+    @property
+    def model_path(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def kv_cache_dtype(self) -> str: ...
+    @property
+    def num_threads(self) -> int: ...
+    @property
+    def cache(self) -> CacheConfig: ...
+    @property
+    def scheduler(self) -> SchedulerConfig: ...
+    @property
+    def max_logprobs(self) -> int: ...
     def validate(self) -> None: ...
 
 class ConfigRequest:
-    """The arguments of resolve_config: those of LLM."""
+    """Of the settings of csrc/engine/config_resolver.h, and those of EngineConfig's parts."""
 
-    model: str
-    device: str
-    dtype: str
-    quantization: str
-    kv_cache_dtype: str
-    max_model_len: int | None
-    block_size: int
-    enable_prefix_caching: bool
-    kv_cache_memory_bytes: int | None
-    num_gpu_blocks_override: int | None
-    gpu_memory_utilization: float | None
-    available_memory_bytes: int | None
-    max_num_batched_tokens: int | None
-    max_num_seqs: int | None
-    max_num_queued_reqs: int | None
-    enable_chunked_prefill: bool
-    max_stall_ms: int
-    spreads_prompts: bool
-    scheduling_policy: str
-    num_threads: int | None
-    seed: int
-    max_logprobs: int
-    packed_cache_folder: str
-    packed_cache_bytes: int
-    eos_token_ids: Sequence[int]
     def __init__(self, **kwargs: object) -> None: ...
 
 def resolve_config(request: ConfigRequest) -> EngineConfig: ...

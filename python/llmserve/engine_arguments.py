@@ -58,9 +58,11 @@ class EngineArguments:
         model: str | os.PathLike[str],
         eos_token_ids: Sequence[int] = (),
         available_memory_bytes: int | None = None,
+        **more: object,
     ) -> _core.ConfigRequest:
-        """What the core resolves a config from. Raises InvalidArgument on values of a wrong type or
-        out of range; what depends on the model is checked there."""
+        """What the core resolves a config from; `more` are settings of its own. Raises
+        InvalidArgument on values of a wrong type or out of range; what depends on the model is
+        checked there."""
         share = self.gpu_memory_utilization
         cache_bytes = optional_integer("packed_cache_bytes", self.packed_cache_bytes, 0, INT64_MAX)
         return _core.ConfigRequest(
@@ -88,18 +90,18 @@ class EngineArguments:
                 "max_num_batched_tokens", self.max_num_batched_tokens, 1
             ),
             max_num_seqs=optional_integer("max_num_seqs", self.max_num_seqs, 1),
-            max_num_queued_reqs=optional_integer(
-                "max_num_queued_reqs", self.max_num_queued_reqs, 1
-            ),
+            max_num_queued_reqs=optional_integer("max_num_queued_reqs", self.max_num_queued_reqs, 1)
+            or 0,
             enable_chunked_prefill=boolean("enable_chunked_prefill", self.enable_chunked_prefill),
-            max_stall_ms=optional_integer("max_stall_ms", self.max_stall_ms, 0) or 0,
-            scheduling_policy=text("scheduling_policy", self.scheduling_policy),
+            max_stall_us=1000 * (optional_integer("max_stall_ms", self.max_stall_ms, 0) or 0),
+            policy=text("scheduling_policy", self.scheduling_policy),
             num_threads=optional_integer("num_threads", self.num_threads, 1, 1024),
             seed=integer("seed", self.seed, 0, 2**64 - 1),
             max_logprobs=integer("max_logprobs", self.max_logprobs, -1),
             packed_cache_folder=str(packed_cache_folder()) if cache_bytes else "",
             packed_cache_bytes=cache_bytes or 0,
             eos_token_ids=eos_token_ids,
+            **more,
         )
 
 

@@ -135,14 +135,14 @@ class LLMBase:
             max_logprobs=max_logprobs,
             packed_cache_bytes=packed_cache_bytes,
         )
-        request = arguments.to_request(checkpoint, defaults.eos_token_ids)
-        request.spreads_prompts = self._spreads_prompts
-        self._config = _core.resolve_config(request)
-        self._config.enforce_eager = boolean("enforce_eager", enforce_eager)
+        more: dict[str, object] = {"spreads_prompts": self._spreads_prompts}
+        more["enforce_eager"] = boolean("enforce_eager", enforce_eager)
         if async_scheduling is not None:
-            self._config.async_scheduling = boolean("async_scheduling", async_scheduling)
+            more["async_scheduling"] = boolean("async_scheduling", async_scheduling)
         if defer_packing is not None:
-            self._config.defer_packing = boolean("defer_packing", defer_packing)
+            more["defer_packing"] = boolean("defer_packing", defer_packing)
+        request = arguments.to_request(checkpoint, defaults.eos_token_ids, **more)
+        self._config = _core.resolve_config(request)
         vocab_size = _core.read_vocab_size(str(checkpoint))
         text_path = source if tokenizer is None else _tokenizer_path(tokenizer)
         if tokenizer is not None or not is_gguf(source):  # whose end is among `defaults`

@@ -62,24 +62,26 @@ class Scheduler(_core.Scheduler):
         eos_token_ids: Sequence[int] = (),
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        cache = _core.CacheConfig()
-        cache.num_blocks = integer("num_blocks", num_blocks, 1)
-        cache.block_size = integer("block_size", block_size, 1)
-        cache.enable_prefix_caching = boolean("enable_prefix_caching", enable_prefix_caching)
-        config = _core.SchedulerConfig()
-        config.policy = text("policy", policy)
-        config.max_num_seqs = integer("max_num_seqs", max_num_seqs, 1)
-        config.max_num_batched_tokens = integer("max_num_batched_tokens", max_num_batched_tokens, 1)
-        config.max_num_queued_reqs = integer("max_num_queued_reqs", max_num_queued_reqs, 0)
-        pool = max(2, cache.num_blocks * cache.block_size)
-        config.max_model_len = (
-            pool if max_model_len is None else integer("max_model_len", max_model_len, 2)
+        cache = _core.CacheConfig(
+            num_blocks=integer("num_blocks", num_blocks, 1),
+            block_size=integer("block_size", block_size, 1),
+            enable_prefix_caching=boolean("enable_prefix_caching", enable_prefix_caching),
         )
-        config.enable_chunked_prefill = boolean("enable_chunked_prefill", enable_chunked_prefill)
-        config.max_stall_us = integer("max_stall_us", max_stall_us, 0)
-        config.min_spread_tokens = integer("min_spread_tokens", min_spread_tokens, 0)
-        config.max_batch_delay_us = integer("max_batch_delay_us", max_batch_delay_us, 0)
-        config.eos_token_ids = [integer("eos_token_ids", token_id, 0) for token_id in eos_token_ids]
+        pool = max(2, cache.num_blocks * cache.block_size)
+        config = _core.SchedulerConfig(
+            policy=text("policy", policy),
+            max_num_seqs=integer("max_num_seqs", max_num_seqs, 1),
+            max_num_batched_tokens=integer("max_num_batched_tokens", max_num_batched_tokens, 1),
+            max_num_queued_reqs=integer("max_num_queued_reqs", max_num_queued_reqs, 0),
+            max_model_len=(
+                pool if max_model_len is None else integer("max_model_len", max_model_len, 2)
+            ),
+            enable_chunked_prefill=boolean("enable_chunked_prefill", enable_chunked_prefill),
+            max_stall_us=integer("max_stall_us", max_stall_us, 0),
+            min_spread_tokens=integer("min_spread_tokens", min_spread_tokens, 0),
+            max_batch_delay_us=integer("max_batch_delay_us", max_batch_delay_us, 0),
+            eos_token_ids=[integer("eos_token_ids", token_id, 0) for token_id in eos_token_ids],
+        )
         self._max_model_len = config.max_model_len
         super().__init__(config, cache, None if tokenizer is None else tokenizer.to_core())
 

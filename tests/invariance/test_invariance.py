@@ -113,15 +113,12 @@ def test_in_chunks(dtype: str, alone: list[Result], budget: int) -> None:
 
 def set_scheduler(monkeypatch: pytest.MonkeyPatch, **fields: int) -> None:
     """Of every LLM made after it."""
-    real = _core.resolve_config
+    real = _core.ConfigRequest
 
-    def resolve_config(request: _core.ConfigRequest) -> _core.EngineConfig:
-        config = real(request)
-        for name, value in fields.items():
-            setattr(config.scheduler, name, value)
-        return config
+    def request(**settings: object) -> _core.ConfigRequest:
+        return real(**{**settings, **fields})
 
-    monkeypatch.setattr(_core, "resolve_config", resolve_config)
+    monkeypatch.setattr(_core, "ConfigRequest", request)
 
 
 def test_in_chunks_as_time_allows(

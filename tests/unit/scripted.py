@@ -49,13 +49,13 @@ def make_scheduler(
     max_in_flight: int = 1,
     **fields: Any,
 ) -> Scheduler:
-    cache = _core.CacheConfig()
-    cache.num_blocks, cache.block_size = num_blocks, block_size
-    cache.enable_prefix_caching = enable_prefix_caching
-    cache.windows = windows or [0]
-    config = _core.SchedulerConfig()
-    for name, value in {"max_model_len": 1024, **fields}.items():
-        setattr(config, name, value)
+    cache = _core.CacheConfig(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        enable_prefix_caching=enable_prefix_caching,
+        windows=windows or [0],
+    )
+    config = _core.SchedulerConfig(**{"max_model_len": 1024, **fields})
     if forge_collisions:
         return testing.forged_scheduler(config, cache)
     vocabulary = None

@@ -19,15 +19,11 @@ VOCAB = 256
 
 
 def make_config(**scheduler: object) -> _core.EngineConfig:
-    config = _core.EngineConfig()
-    config.cache.num_blocks = 64
-    config.cache.block_size = 8
-    config.scheduler.max_model_len = 256
-    config.scheduler.max_num_batched_tokens = 64
-    config.scheduler.max_num_seqs = 16
-    for name, value in scheduler.items():
-        setattr(config.scheduler, name, value)
-    return config
+    defaults = {"max_model_len": 256, "max_num_batched_tokens": 64, "max_num_seqs": 16}
+    return _core.EngineConfig(
+        cache=_core.CacheConfig(num_blocks=64, block_size=8),
+        scheduler=_core.SchedulerConfig(**{**defaults, **scheduler}),
+    )
 
 
 in_flight = 1  # of the engines that make_engine() makes

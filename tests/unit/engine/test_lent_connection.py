@@ -29,11 +29,10 @@ class Lending:
     come while it runs, may have none yet."""
 
     def __init__(self, vocabulary: list[bytes] = LETTERS, *seeds: int, **fields: object) -> None:
-        config = _core.EngineConfig()
-        config.cache.num_blocks = 512
-        config.cache.block_size = 8
-        config.scheduler.max_model_len = 4096
-        config.scheduler.max_num_seqs = 16
+        config = _core.EngineConfig(
+            cache=_core.CacheConfig(num_blocks=512, block_size=8),
+            scheduler=_core.SchedulerConfig(max_model_len=4096, max_num_seqs=16),
+        )
         self.gate = _core_testing.StepGate(2)
         self.engine = _core_testing.oracle_engine(
             config,

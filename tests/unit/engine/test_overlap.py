@@ -20,9 +20,10 @@ MIN_STEPS = 10
 
 
 def slow_engine() -> _core.Engine:
-    config = _core.EngineConfig()
-    config.cache.num_blocks = 512
-    config.scheduler.max_model_len = 2048
+    config = _core.EngineConfig(
+        cache=_core.CacheConfig(num_blocks=512),
+        scheduler=_core.SchedulerConfig(max_model_len=2048),
+    )
     return _core_testing.oracle_engine(config, _core_testing.OracleOptions(step_us=1000))
 
 

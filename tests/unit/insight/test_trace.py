@@ -38,14 +38,11 @@ def make_engine(
     gate: _core_testing.StepGate | None = None,
     **scheduler: object,
 ) -> _core.Engine:
-    config = _core.EngineConfig()
-    config.cache.num_blocks = num_blocks
-    config.cache.block_size = 8
-    config.scheduler.max_model_len = 256
-    config.scheduler.max_num_batched_tokens = 64
-    config.scheduler.max_num_seqs = 4
-    for name, value in scheduler.items():
-        setattr(config.scheduler, name, value)
+    defaults = {"max_model_len": 256, "max_num_batched_tokens": 64, "max_num_seqs": 4}
+    config = _core.EngineConfig(
+        cache=_core.CacheConfig(num_blocks=num_blocks, block_size=8),
+        scheduler=_core.SchedulerConfig(**{**defaults, **scheduler}),
+    )
     options = _core_testing.OracleOptions(vocab_size=VOCAB, step_us=step_us)
     return _core_testing.oracle_engine(config, options, gate=gate)
 

@@ -22,14 +22,11 @@ def engine(
     gate: _core_testing.StepGate | None = None,
     **scheduler: object,
 ) -> _core.Engine:
-    config = _core.EngineConfig()
-    config.cache.num_blocks = 64
-    config.cache.block_size = 8
-    config.scheduler.max_model_len = MAX_MODEL_LEN
-    config.scheduler.max_num_batched_tokens = 64
-    config.scheduler.max_num_seqs = 16
-    for name, value in scheduler.items():
-        setattr(config.scheduler, name, value)
+    defaults = {"max_model_len": MAX_MODEL_LEN, "max_num_batched_tokens": 64, "max_num_seqs": 16}
+    config = _core.EngineConfig(
+        cache=_core.CacheConfig(num_blocks=64, block_size=8),
+        scheduler=_core.SchedulerConfig(**{**defaults, **scheduler}),
+    )
     oracle = _core_testing.OracleOptions(vocab_size=100, **(options or {}))
     faults = _core_testing.FaultOptions(fail_at_step=fail_at_step)
     return _core_testing.oracle_engine(config, oracle, faults=faults, gate=gate)
