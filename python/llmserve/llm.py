@@ -40,40 +40,11 @@ class LLM(LLMBase):
     model: a Hugging Face checkpoint directory (config.json, *.safetensors, tokenizer.json), a
     .safetensors file in one, a .gguf file with all that there is to a model, or the id of a model
     on the Hugging Face Hub (`pip install 'llmserve[hub]'`), of which revision is a branch, tag or
-    commit and download_dir the cache. tokenizer: another folder with a tokenizer, or its file
-    (tokenizer.json, tekken.json, tokenizer.model, *.tiktoken, *.gguf); skip_tokenizer_init reads
-    none: prompts are token ids, and outputs have no text. What ends a text is told by
-    generation_config.json, or else config.json, and by the tokenizer's eos_token. dtype: "auto" (as
-    the checkpoint), "float32" or "bfloat16". quantization: what linear layers and the head are
-    rounded to while they are loaded: "int8" (a scale an output channel), "int4" (groups of 128) or
-    "int4-g32", both also "-asym" (with a minimum a group); activations are then rounded to 8 bits,
-    a token and group at a time. By default blocks of a GGUF file run that way as they are, "none"
-    dequantizes them; other weights are not rounded. kv_cache_dtype: what keys and values are kept
-    in, "auto" (as dtype), "float32", "bfloat16" or "fp8" (e4m3, with a scale for each row of each
-    head and token: about half the memory of bfloat16). device: "auto" (a GPU where there is one),
-    "cuda", "cpu" or "ref" (the slow reference). max_model_len: tokens of prompt and output
-    together, by default the model's maximum. The KV cache takes num_gpu_blocks_override blocks of
-    block_size tokens, or kv_cache_memory_bytes, or what gpu_memory_utilization of the memory at
-    hand leaves for it (by default half on the CPU). max_num_batched_tokens and max_num_seqs bound
-    one step; while sequences decode, max_stall_ms does too: it takes what runs in that time at the
-    rate of the last steps with prompts (by default 0, no bound, for LLM, whose caller waits for
-    all, and 1000 for AsyncLLM, whose streams wait for each token). num_threads: by default the
-    physical cores, and with LLMSERVE_PIN_THREADS=1 in the environment each thread stays on one of
-    them. seed: what requests without a seed of their own draw theirs from. generation_config:
-    "auto" takes default sampling parameters from the model's generation_config.json, "vllm" takes
-    none, a path takes those of another folder. chat_template: a Jinja template, or its path, in
-    place of the model's own. max_logprobs: the most log-probabilities a token that a request may
-    ask for, -1 for no bound. reasoning_config: {"reasoning_start_str": ..., "reasoning_end_str":
-    ...}, what opens and ends a section of thinking for thinking_token_budget; by default the
-    tokenizer's <think> and </think>. enable_prompt_embeds: prompts may be vectors in the place of
-    tokens (EmbedsPrompt).
-    packed_cache_bytes: keeps the weights, in the layout that they are computed in, in the user's
-    cache folder, as far as the files of all models there take no more than so many bytes: the next
-    start maps them, which is quicker. `llmserve cache` lists and clears them. By default nothing is
-    kept or looked for. CPU only.
-    defer_packing: a large model in bfloat16 or float32 answers before its weights are packed: they
-    run on the file's rows until the engine, between steps and while it is idle, has packed them.
-    False packs all before the constructor returns. The tokens are the same; CPU only.
+    commit and download_dir the cache. The other arguments are options of the engine, which
+    help(LLM.__init__) and docs/engine-options.md describe: in which type it computes and what it
+    rounds (dtype, quantization, device), how much memory its KV cache takes, what bounds a step
+    and who runs first. What ends a text is told by generation_config.json, or else config.json, and
+    by the tokenizer's eos_token.
 
     Several LLMs may live in one process; every method may be called from any thread. Ctrl-C ends a
     call and leaves the LLM usable. Raises InvalidArgument, NotSupported, CorruptFile or

@@ -1,11 +1,11 @@
 """What `LLM` and `AsyncLLM` have in common: a model, loaded, with an engine, and what it tells."""
 
 import atexit
-import inspect
 import logging
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,10 @@ from llmserve.common.arguments import (
     text,
 )
 from llmserve.common.html_table import html_table
-from llmserve.common.vllm_arguments import check_names
-from llmserve.engine_arguments import EngineArguments
 from llmserve.errors import InvalidArgument
 from llmserve.insight.trace import Trace
+from llmserve.options.engine_options import EngineOptions, read_options
+from llmserve.options.signature import takes
 from llmserve.requests.admission import RequestAdmission, RequestLimits
 from llmserve.requests.generation_config import GenerationConfig, read_generation_config
 from llmserve.requests.grammars import Grammars
@@ -50,113 +50,35 @@ class LLMBase:
     _default_max_stall_ms = 0
     _spreads_prompts = True
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        *,
-        tokenizer: str | os.PathLike[str] | None = None,
-        dtype: str = "auto",
-        quantization: str | None = None,
-        device: str = "auto",
-        max_model_len: int | None = None,
-        seed: int | None = 0,
-        gpu_memory_utilization: float | None = None,
-        kv_cache_memory_bytes: int | None = None,
-        kv_cache_dtype: str = "auto",
-        block_size: int | None = 16,
-        enable_prefix_caching: bool | None = True,
-        max_num_batched_tokens: int | None = None,
-        max_num_seqs: int | None = None,
-        enable_chunked_prefill: bool | None = True,
-        max_stall_ms: int | None = None,
-        scheduling_policy: str = "fcfs",
-        max_num_queued_reqs: int | None = None,
-        num_threads: int | None = None,
-        num_gpu_blocks_override: int | None = None,
-        tensor_parallel_size: int = 1,
-        pipeline_parallel_size: int = 1,
-        enforce_eager: bool = False,
-        async_scheduling: bool | None = True,
-        hf_overrides: None = None,
-        chat_template: str | os.PathLike[str] | None = None,
-        trust_remote_code: bool = False,
-        max_logprobs: int = 20,
-        generation_config: str | os.PathLike[str] = "auto",
-        speculative_config: None = None,
-        structured_outputs_config: None = None,
-        enable_lora: bool = False,
-        reasoning_config: Mapping[str, str] | None = None,
-        revision: str | None = None,
-        download_dir: str | os.PathLike[str] | None = None,
-        enable_prompt_embeds: bool = False,
-        packed_cache_bytes: int | None = None,
-        defer_packing: bool | None = None,
-        skip_tokenizer_init: bool = False,
-        **unknown: object,
-    ) -> None:
-        check_names(
-            type(self).__name__,
-            {
-                **unknown,
-                "tensor_parallel_size": tensor_parallel_size,
-                "pipeline_parallel_size": pipeline_parallel_size,
-                "hf_overrides": hf_overrides,
-                "trust_remote_code": trust_remote_code,
-                "speculative_config": speculative_config,
-                "structured_outputs_config": structured_outputs_config,
-                "enable_lora": enable_lora,
-            },
-            argument_names(),
-        )
-        checkpoint = find_checkpoint(model, revision, download_dir)
+    @takes(EngineOptions)
+    def __init__(self, model: str | os.PathLike[str], **given: object) -> None:
+        options = read_options(type(self).__name__, model, given)
+        if options.max_stall_ms is None and options.enable_chunked_prefill is not False:
+            options = replace(options, max_stall_ms=self._default_max_stall_ms)
+        checkpoint = find_checkpoint(model, options.revision, options.download_dir)
         source = text_source(checkpoint)
-        defaults = _read_generation_config(source, generation_config)
-        arguments = EngineArguments(
-            device=device,
-            dtype=dtype,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            max_model_len=max_model_len,
-            seed=seed,
-            gpu_memory_utilization=gpu_memory_utilization,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            num_gpu_blocks_override=num_gpu_blocks_override,
-            block_size=block_size,
-            enable_prefix_caching=enable_prefix_caching,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            max_num_queued_reqs=max_num_queued_reqs,
-            enable_chunked_prefill=enable_chunked_prefill,
-            max_stall_ms=self._default_max_stall_ms
-            if max_stall_ms is None and enable_chunked_prefill is not False
-            else max_stall_ms,
-            scheduling_policy=scheduling_policy,
-            num_threads=num_threads,
-            max_logprobs=max_logprobs,
-            packed_cache_bytes=packed_cache_bytes,
+        defaults = _read_generation_config(source, options.generation_config)
+        request = options.to_request(
+            checkpoint,
+            eos_token_ids=defaults.eos_token_ids,
+            spreads_prompts=self._spreads_prompts,
         )
-        more: dict[str, object] = {"spreads_prompts": self._spreads_prompts}
-        more["enforce_eager"] = boolean("enforce_eager", enforce_eager)
-        if async_scheduling is not None:
-            more["async_scheduling"] = boolean("async_scheduling", async_scheduling)
-        if defer_packing is not None:
-            more["defer_packing"] = boolean("defer_packing", defer_packing)
-        request = arguments.to_request(checkpoint, defaults.eos_token_ids, **more)
         self._config = _core.resolve_config(request)
         vocab_size = _core.read_vocab_size(str(checkpoint))
+        tokenizer = options.tokenizer
         text_path = source if tokenizer is None else _tokenizer_path(tokenizer)
         if tokenizer is not None or not is_gguf(source):  # whose end is among `defaults`
             _add_end(self._config.scheduler, read_eos_token_id(text_path), vocab_size)
-        takes_embeds = boolean("enable_prompt_embeds", enable_prompt_embeds)
+        takes_embeds = boolean("enable_prompt_embeds", options.enable_prompt_embeds)
         with _core.LoadingModel(self._config) as loading:
             self._tokenizer = (
                 None
-                if boolean("skip_tokenizer_init", skip_tokenizer_init)
-                else _read_tokenizer(text_path, tokenizer, chat_template)
+                if boolean("skip_tokenizer_init", options.skip_tokenizer_init)
+                else _read_tokenizer(text_path, tokenizer, options.chat_template)
             )
             if self._tokenizer is not None:
                 _warn_of_tokens(self._tokenizer.check_fits(vocab_size), vocab_size)
-            thinking = read_thinking_tokens(reasoning_config, self._tokenizer)
+            thinking = read_thinking_tokens(options.reasoning_config, self._tokenizer)
             vocabulary = self._tokenizer.to_core() if self._tokenizer is not None else None
             self._engine = _core.Engine(loading, vocabulary)
         if self._engine.warning:
@@ -216,15 +138,9 @@ class LLMBase:
         """
         from llmserve.plan.memory_plan import plan_memory  # loading a model needs none of it
 
-        what = f"{cls.__name__}.plan"
-        check_names(what, arguments, argument_names())
-        engine_names = EngineArguments.names()
-        path = config_file(model) or find_checkpoint(
-            model, arguments.get("revision"), arguments.get("download_dir")
-        )
-        request = EngineArguments(
-            **{name: value for name, value in arguments.items() if name in engine_names}
-        ).to_request(
+        options = read_options(f"{cls.__name__}.plan", model, arguments)
+        path = config_file(model) or find_checkpoint(model, options.revision, options.download_dir)
+        request = options.to_request(
             path,
             available_memory_bytes=optional_integer(
                 "available_memory_bytes", available_memory_bytes, 0, INT64_MAX
@@ -387,12 +303,6 @@ def _close_all() -> None:
     later they would abort the process."""
     for llm in list(_OPEN):
         llm.close()
-
-
-def argument_names() -> list[str]:
-    """Of LLM and AsyncLLM."""
-    parameters = inspect.signature(LLMBase.__init__).parameters
-    return [name for name in parameters if name not in ("self", "unknown")]
 
 
 def _read_generation_config(source: Path, argument: object) -> GenerationConfig:

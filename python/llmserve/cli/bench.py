@@ -9,7 +9,7 @@ from typing import Any
 from llmserve.bench.run import Result, Workload, run_latency, run_startup, run_throughput
 from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.cli import bench_serve
-from llmserve.cli.command_parser import take_llm_arguments
+from llmserve.cli.options import add_engine_options, engine_arguments
 from llmserve.common.arguments import integer
 from llmserve.errors import InvalidArgument
 
@@ -25,20 +25,6 @@ bound_s is the larger of reading every weight once a step (and each KV cache onc
 machine's read rate and of all multiply-adds at the rate of a large matrix product of llmserve's,
 both measured between the runs. share_of_bound is what was reached of it.
 """
-
-# Arguments of LLM that a benchmark passes on: flag, type.
-_ENGINE_OPTIONS = (
-    ("dtype", str),
-    ("quantization", str),
-    ("kv_cache_dtype", str),
-    ("device", str),
-    ("max_model_len", int),
-    ("block_size", int),
-    ("max_num_seqs", int),
-    ("max_num_batched_tokens", int),
-    ("num_threads", int),
-    ("seed", int),
-)
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -62,11 +48,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         benchmark.add_argument("--input-len", type=int, default=32, metavar="N", help="default 32")
         benchmark.add_argument("--output-len", type=int, default=64, metavar="N", help="default 64")
     for benchmark in (startup, latency, throughput):
-        take_llm_arguments(benchmark)
-        group = benchmark.add_argument_group("arguments of LLM")
-        for name, kind in _ENGINE_OPTIONS:
-            metavar = "N" if kind is int else "X"
-            group.add_argument("--" + name.replace("_", "-"), type=kind, metavar=metavar)
+        add_engine_options(benchmark, "bench")
 
 
 def _add(
@@ -95,7 +77,10 @@ def _add(
 
 def _startup(options: argparse.Namespace) -> int:
     iters = integer("--num-iters", options.num_iters, 1)
-    return _report(options, run_startup(_model(options), iters, _arguments(options), _bar(options)))
+    return _report(
+        options,
+        run_startup(_model(options), iters, _arguments(options), _bar(options)),
+    )
 
 
 def _latency(options: argparse.Namespace) -> int:
@@ -139,8 +124,7 @@ def _workload(options: argparse.Namespace, flag: str, num_prompts: int) -> Workl
 
 
 def _arguments(options: argparse.Namespace) -> dict[str, Any]:
-    given = {name: getattr(options, name) for name, _ in _ENGINE_OPTIONS}
-    return {name: value for name, value in given.items() if value is not None}
+    return engine_arguments(options, "bench")
 
 
 def _bar(options: argparse.Namespace) -> Any:

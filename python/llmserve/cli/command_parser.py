@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from llmserve.common.vllm_arguments import NOT_HERE, refuse_what_is_not_here
-from llmserve.llm_base import argument_names
+from llmserve.options.engine_options import argument_names
 
 _USAGE_ERROR = 2  # argparse's own exit code
 

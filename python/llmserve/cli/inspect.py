@@ -8,8 +8,9 @@ from typing import Any
 from llmserve import _core
 from llmserve.checkpoint.model_files import find_checkpoint, text_source
 from llmserve.cli.inspect_text import text_report
-from llmserve.cli.options import add_quantization
+from llmserve.cli.options import add_flags
 from llmserve.common.units import human_bytes
+from llmserve.options.engine_options import options_of
 
 _EXAMPLES = """examples:
   llmserve inspect ./Qwen3-0.6B
@@ -29,10 +30,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.set_defaults(run=run)
     parser.add_argument("model", metavar="MODEL", help="checkpoint directory, or Hub id")
-    parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the Hub")
-    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
-    add_quantization(parser)
-    parser.add_argument("--kv-cache-dtype", default="auto", help="auto, float32, bfloat16 or fp8")
+    add_flags(parser, options_of("inspect"))
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
 
@@ -42,9 +40,9 @@ def run(options: argparse.Namespace) -> int:
     checkpoint = find_checkpoint(options.model, options.revision)
     report = _core.inspect_checkpoint(
         str(checkpoint),
-        dtype=options.dtype,
+        dtype=options.dtype or "auto",
         quantization=options.quantization or "",
-        kv_cache_dtype=options.kv_cache_dtype,
+        kv_cache_dtype=options.kv_cache_dtype or "auto",
     )
     report["text"] = text_report(text_source(checkpoint))
     if options.json:

@@ -2,15 +2,18 @@
 
 import argparse
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
-from llmserve import _core
 from llmserve.cli.command_parser import take_llm_arguments
 from llmserve.common.units import size
 from llmserve.llm import LLM
+from llmserve.options.engine_options import options_of
+from llmserve.options.option import Option
 from llmserve.outputs import RequestOutput
 from llmserve.sampling_params import SAMPLING_FIELDS, RequestOutputKind, SamplingParams
 
+_METAVARS = {str: "X", float: "X", size: "SIZE"}
 # The sampling parameters that are options.
 _SAMPLING_OPTIONS = {
     name: (known.body, known.option)
@@ -19,39 +22,35 @@ _SAMPLING_OPTIONS = {
 }
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """How the model is loaded."""
+def add_flags(
+    parser: argparse._ActionsContainer, options: Iterable[Option], default: object = None
+) -> None:
+    """A flag for each option; one that is not given is `default`."""
+    for option in options:
+        if option.kind is bool:
+            parser.add_argument(
+                *option.flags,
+                action=argparse.BooleanOptionalAction,
+                default=default,
+                help=option.help,
+            )
+            continue
+        parser.add_argument(
+            *option.flags,
+            type=option.kind,
+            metavar=_METAVARS.get(option.kind, "N"),
+            default=default,
+            help=option.help,
+        )
+
+
+def add_engine_options(
+    parser: argparse.ArgumentParser, command: str = "run", default: object = None
+) -> None:
+    """The arguments of LLM that a command has: "run" is those that run a model."""
     take_llm_arguments(parser)
-    parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the Hub")
-    parser.add_argument(
-        "--tokenizer", metavar="PATH", help="another folder with a tokenizer, or the file of one"
-    )
-    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
-    add_quantization(parser)
-    parser.add_argument(
-        "--kv-cache-dtype", default="auto", metavar="NAME", help="auto, float32, bfloat16 or fp8"
-    )
-    parser.add_argument("--device", default="auto", help="auto, cuda, cpu or ref (slow reference)")
-    parser.add_argument("--max-model-len", type=int, metavar="N", help="prompt and output together")
-    parser.add_argument(
-        "--num-threads", "--threads", type=int, metavar="N", help="default: all cores"
-    )
-    parser.add_argument(
-        "--packed-cache-bytes",
-        "--packed-cache",
-        type=size,
-        metavar="SIZE",
-        help="keep packed weights for a quicker next start, e.g. 20GiB for all models; "
-        "see llmserve cache",
-    )
-
-
-def add_quantization(parser: argparse.ArgumentParser) -> None:
-    """What linear layers are rounded to."""
-    names = ", ".join(name for name, _ in _core.supported_quantizations())
-    parser.add_argument(
-        "--quantization", metavar="NAME", help=f"round weights to {names}; none: floats"
-    )
+    group = parser.add_argument_group("arguments of LLM")
+    add_flags(group, options_of(command), default)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -64,19 +63,10 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of LLM, and of LLM.plan, that these options are."""
-    return {
-        "revision": options.revision,
-        "tokenizer": options.tokenizer,
-        "dtype": options.dtype,
-        "quantization": options.quantization,
-        "kv_cache_dtype": options.kv_cache_dtype,
-        "device": options.device,
-        "max_model_len": options.max_model_len,
-        "num_threads": options.num_threads,
-        "packed_cache_bytes": options.packed_cache_bytes,
-    }
+def engine_arguments(options: argparse.Namespace, command: str = "run") -> dict[str, Any]:
+    """The arguments of LLM, and of LLM.plan, that were given."""
+    given = {option.name: getattr(options, option.name) for option in options_of(command)}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def load_model(options: argparse.Namespace, model: object, **arguments: object) -> LLM:

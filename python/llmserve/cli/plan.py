@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llmserve.cli.command_parser import take_llm_arguments
+from llmserve.cli.options import add_engine_options, engine_arguments
 from llmserve.common.units import parse_bandwidth, parse_bytes, parse_flops
 from llmserve.errors import InvalidArgument
 from llmserve.llm import LLM
+from llmserve.options.engine_options import options_of
 from llmserve.plan.capacity import Capacity, ModelShape, plan_capacity
 from llmserve.plan.figures import Device, figures
 from llmserve.plan.memory_plan import MemoryPlan
@@ -31,21 +32,6 @@ _EXAMPLES = """examples:
       --rate 1000 --price 3 --link 200GB/s
 """
 
-# Arguments of LLM that change a plan: flag, type, help.
-_ENGINE_OPTIONS = (
-    ("dtype", str, "auto, float32 or bfloat16"),
-    ("quantization", str, "int8, int4 …: round weights while they are loaded"),
-    ("kv_cache_dtype", str, "auto, float32, bfloat16 or fp8"),
-    ("device", str, "auto, cuda, cpu or ref"),
-    ("max_model_len", int, "prompt and output together (default: the model's)"),
-    ("block_size", int, "tokens a block (default 16)"),
-    ("gpu_memory_utilization", float, "share of the memory at hand (default 0.5 on the CPU)"),
-    ("kv_cache_memory_bytes", "size", "the KV cache's size instead"),
-    ("num_gpu_blocks_override", int, "its number of blocks instead"),
-    ("max_num_seqs", int, "sequences in one step"),
-    ("max_num_batched_tokens", int, "tokens in one step"),
-    ("num_threads", int, "default: all cores"),
-)
 _DEFAULT_CONTEXT = (4096,)
 
 
@@ -65,7 +51,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "model", nargs="?", metavar="MODEL", help="checkpoint directory, or a config.json alone"
     )
     parser.add_argument("--contexts", metavar="N,N", help="tokens of a user, e.g. 2048,8192")
-    _add_engine_options(parser)
+    parser.add_argument("--memory", metavar="SIZE", help="plan for so much available memory")
+    add_engine_options(parser, "plan")
     hardware = parser.add_argument_group("other hardware")
     hardware.add_argument("--shape", metavar="LxKxD", help="layers x KV heads x head dim")
     hardware.add_argument("--weights", metavar="SIZE", help="bytes of weights, e.g. 140GB")
@@ -85,16 +72,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     output.add_argument("--plot", metavar="FILE", help="write users over context (llmserve[plot])")
 
 
-def _add_engine_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("this machine: arguments of LLM")
-    for name, kind, text in _ENGINE_OPTIONS:
-        flag = "--" + name.replace("_", "-")
-        metavar = "SIZE" if kind == "size" else "N" if kind is int else "X"
-        group.add_argument(flag, type=str if kind == "size" else kind, metavar=metavar, help=text)
-    take_llm_arguments(parser)
-    group.add_argument("--memory", metavar="SIZE", help="plan for so much available memory")
-
-
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     is_calculation = options.gpu_memory is not None or options.shape is not None
@@ -110,11 +87,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    arguments = {name: getattr(options, name) for name, _, _ in _ENGINE_OPTIONS}
-    if options.kv_cache_memory_bytes is not None:
-        arguments["kv_cache_memory_bytes"] = parse_bytes(
-            "--kv-cache-memory-bytes", options.kv_cache_memory_bytes
-        )
     plan = LLM.plan(
         options.model,
         contexts=_contexts(options),
@@ -123,7 +95,7 @@ def _plan(options: argparse.Namespace) -> int:
         ),
         bandwidth=_device(options).bandwidth,
         flops=_device(options).flops,
-        **{name: value for name, value in arguments.items() if value is not None},
+        **engine_arguments(options, "plan"),
     )
     print(json.dumps(plan.to_dict(), indent=2) if options.json else plan)
     _write_files(options, plan)
@@ -210,8 +182,10 @@ def _contexts(options: argparse.Namespace) -> tuple[int, ...] | None:
 def _refuse_engine_options(options: argparse.Namespace) -> None:
     # Where weights are to be counted, their type matters on any hardware.
     counts_weights = options.shape is None and options.weights is None
-    names = [name for name, _, _ in _ENGINE_OPTIONS if not (counts_weights and name == "dtype")]
+    names = [option.name for option in options_of("plan")]
     for name in [*names, "memory"]:
+        if counts_weights and name == "dtype":
+            continue
         if getattr(options, name) is not None:
             flag = "--" + name.replace("_", "-")
             raise InvalidArgument(f"{flag} plans for this machine; leave --gpu-memory, --shape out")

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.checkpoint.model_files import demo_model_path
-from llmserve.cli.command_parser import take_llm_arguments
-from llmserve.common.units import size
+from llmserve.cli.options import add_engine_options, add_flags
 from llmserve.errors import InvalidArgument
 from llmserve.server import check_extra
 
@@ -25,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command to the parser."""
-    from llmserve.server.options import ENGINE_OPTIONS, SERVER_OPTIONS
+    from llmserve.server.options import SERVER_OPTIONS
 
     parser = commands.add_parser(
         "serve",
@@ -46,26 +45,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--served-model-name", nargs="+", metavar="NAME", help="what clients call the model"
     )
-    take_llm_arguments(parser)
-    for title, options in (("server", SERVER_OPTIONS), ("arguments of LLM", ENGINE_OPTIONS)):
-        group = parser.add_argument_group(title)
-        for option in options:
-            # What is not given is not in the namespace, so that a file may say it.
-            if option.kind is bool:
-                group.add_argument(
-                    *option.flags,
-                    action=argparse.BooleanOptionalAction,
-                    default=argparse.SUPPRESS,
-                    help=option.help,
-                )
-                continue
-            group.add_argument(
-                *option.flags,
-                type=option.kind,
-                metavar={str: "X", size: "SIZE"}.get(option.kind, "N"),
-                default=argparse.SUPPRESS,
-                help=option.help,
-            )
+    # What is not given is not in the namespace, so that a file may say it.
+    add_flags(parser.add_argument_group("server"), SERVER_OPTIONS, argparse.SUPPRESS)
+    add_engine_options(parser, "serve", argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,9 +1,8 @@
 """Where settings come from: flags, then the environment (keys only), then a file, then defaults."""
 
 import dataclasses
-import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,60 +10,18 @@ from llmserve.common.arguments import describe
 from llmserve.common.units import parse_size, size
 from llmserve.common.vllm_arguments import check_names
 from llmserve.errors import InvalidArgument, NotSupported
+from llmserve.options.engine_options import options_of
+from llmserve.options.option import Option
 from llmserve.server.settings import ServerSettings
 
 _MAX_FILE_BYTES = 2**20
 _SECRET = ("api_key", "admin_key")
 _ENVIRONMENT = {"api_key": "LLMSERVE_API_KEY", "admin_key": "LLMSERVE_ADMIN_KEY"}
 
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A setting by its name, from which its flag is made."""
-
-    name: str
-    kind: Callable[[str], Any]  # a type, or `size`
-    help: str
-    alias: str = ""  # another flag
-
-    @property
-    def flags(self) -> list[str]:
-        """`--max-model-len`, and the alias if there is one."""
-        return ["--" + self.name.replace("_", "-"), *([self.alias] if self.alias else [])]
-
-
 # Arguments of LLM; without a value they are LLM's defaults.
-ENGINE_OPTIONS = (
-    Option("tokenizer", str, "another folder with a tokenizer.json"),
-    Option("revision", str, "branch, tag or commit on the Hub"),
-    Option("dtype", str, "auto, float32 or bfloat16"),
-    Option("quantization", str, "int8, int4 …: round weights while they are loaded"),
-    Option("device", str, "auto, cpu, cuda or ref (slow reference)"),
-    Option("max_model_len", int, "prompt and output together, in tokens"),
-    Option("num_threads", int, "default: all cores", alias="--threads"),
-    Option("seed", int, "what requests without a seed draw theirs from"),
-    Option("kv_cache_memory_bytes", size, "memory of the KV cache, e.g. 4GiB"),
-    Option("num_gpu_blocks_override", int, "blocks of the KV cache instead"),
-    Option("kv_cache_dtype", str, "what the KV cache keeps: auto, float32, bfloat16 or fp8"),
-    Option("gpu_memory_utilization", float, "share of the memory at hand to use"),
-    Option("block_size", int, "tokens a block"),
-    Option("enable_prefix_caching", bool, "requests share the blocks of equal prefixes"),
-    Option("max_stall_ms", int, "most time of a step while others decode; default 1000, 0: any"),
-    Option("max_num_batched_tokens", int, "tokens a step"),
-    Option("max_num_seqs", int, "sequences a step"),
-    Option("scheduling_policy", str, "who runs first"),
-    Option(
-        "packed_cache_bytes",
-        size,
-        "disk for packed weights of all models, e.g. 20GiB: quicker starts",
-        alias="--packed-cache",
-    ),
-    Option("max_logprobs", int, "most log-probabilities a token; -1: no bound"),
-    Option("generation_config", str, "auto, vllm (none), or a folder"),
-    Option("chat_template", str, "a Jinja template or its path"),
-)
+ENGINE_OPTIONS = options_of("serve")
 SERVER_OPTIONS = tuple(
-    Option(item.name, type(item.default), item.metadata["help"])
+    Option(name=item.name, kind=type(item.default), help=item.metadata["help"])
     for item in dataclasses.fields(ServerSettings)
 )
 SETTINGS = (
@@ -103,8 +60,7 @@ def engine_defaults() -> dict[str, Any]:
     """What AsyncLLM takes for each of ENGINE_OPTIONS that is not given."""
     from llmserve.async_llm import AsyncLLM  # needed here alone
 
-    parameters = inspect.signature(AsyncLLM.__init__).parameters
-    defaults = {option.name: parameters[option.name].default for option in ENGINE_OPTIONS}
+    defaults = {option.name: option.default for option in ENGINE_OPTIONS}
     return {**defaults, "max_stall_ms": AsyncLLM._default_max_stall_ms}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import os
@@ -14,7 +13,7 @@ from typing import Any
 import checkpoints
 import pytest
 from llmserve import LLM, InvalidArgument, NotSupported, ResourceExhausted, SamplingParams, _core
-from llmserve.engine_arguments import EngineArguments
+from llmserve.options.engine_options import EngineOptions
 from llmserve.plan import MemoryPlan
 
 MIB = 2**20
@@ -194,7 +193,8 @@ def test_a_second_llm_sees_what_the_first_was_promised() -> None:
 
 
 def resolve(path: Path, available: int, **arguments: Any) -> _core.EngineConfig:
-    request = EngineArguments(**arguments).to_request(path, (), available)
+    options = EngineOptions(path, **arguments)
+    request = options.to_request(path, available_memory_bytes=available)
     return _core.resolve_config(request)
 
 
@@ -329,9 +329,3 @@ def test_a_bad_argument_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         LLM.plan(checkpoints.checkpoint("llama"), **arguments)
-
-
-def test_engine_arguments_are_those_of_llm() -> None:
-    parameters = inspect.signature(LLM).parameters
-    for name in EngineArguments.names():
-        assert getattr(EngineArguments(), name) == parameters[name].default, name

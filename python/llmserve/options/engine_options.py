@@ -1,0 +1,301 @@
+"""The options of an engine, in one table: EngineOptions has a field for each.
+
+From it are made the arguments of LLM and AsyncLLM with their checks, the flags of the commands, the
+keys of a server's file, what the core makes its config from, and docs/engine-options.md.
+"""
+
+# ruff: noqa: RUF009  # engine_option() gives a field, whose default cannot change
+import os
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any
+
+from llmserve import _core
+from llmserve.checkpoint.packed_cache import packed_cache_folder
+from llmserve.common.arguments import INT64_MAX, integer, text
+from llmserve.common.vllm_arguments import check_names
+from llmserve.errors import NotSupported
+from llmserve.options.option import EngineOption, engine_option, kind_of, not_here
+
+# Where an option acts: the sections of the page.
+_TEXT, _WEIGHTS, _CACHE = "The model and its text", "Weights and arithmetic", "KV cache"
+_STEPS, _REQUESTS = "Steps", "Requests"
+
+
+def _as_dtype(name: str, value: object) -> str:
+    dtype = text(name, value)
+    if dtype in ("half", "float16"):
+        raise NotSupported(
+            f"dtype={dtype!r} is not supported: nothing is computed in float16, whose range is "
+            f"small; use 'bfloat16', as many bytes, or 'float32', which 'auto' takes for a "
+            f"checkpoint in float16"
+        )
+    return "float32" if dtype == "float" else dtype  # as vLLM names it, too
+
+
+def _as_us(name: str, value: object) -> int:
+    return 1000 * integer(name, value, 0)
+
+
+_INTEGERS = ", ".join(name for name, _ in _core.supported_quantizations())
+_POLICIES = ", ".join(name for name, _ in _core.supported_policies())
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The arguments of LLM and AsyncLLM. None, which vLLM has where it decides for itself, is the
+    default of those that the core takes."""
+
+    model: str | os.PathLike[str]
+    _: KW_ONLY
+    tokenizer: str | os.PathLike[str] | None = engine_option(
+        None,
+        _TEXT,
+        "another folder with a tokenizer, or the file of one",
+        commands="run serve",
+        core=None,
+        more="tokenizer.json, tekken.json, tokenizer.model, *.tiktoken or *.gguf",
+    )
+    dtype: str = engine_option(
+        "auto",
+        _WEIGHTS,
+        "auto (as the checkpoint), float32 or bfloat16",
+        commands="run serve plan bench inspect",
+        convert=_as_dtype,
+        more="float16 checkpoints run as float32",
+    )
+    quantization: str | None = engine_option(
+        None,
+        _WEIGHTS,
+        f"round weights while they are loaded: {_INTEGERS}; none: floats",
+        commands="run serve plan bench inspect",
+        more="Linear layers and the head, with a scale an output channel (int8) or a group of 128 "
+        "or 32 weights, -asym with a minimum a group; activations are rounded to 8 bits, a token "
+        "and group at a time. Blocks of a GGUF file run that way as they are, and none dequantizes "
+        "them",
+    )
+    device: str = engine_option(
+        "auto",
+        _WEIGHTS,
+        "auto (a GPU where there is one), cuda, cpu or ref (slow reference)",
+        commands="run serve plan bench",
+    )
+    max_model_len: int | None = engine_option(
+        None,
+        _REQUESTS,
+        "tokens of prompt and output together; default: the model's maximum",
+        commands="run serve plan bench",
+        minimum=2,
+        maximum=INT64_MAX,
+    )
+    seed: int | None = engine_option(
+        0,
+        _REQUESTS,
+        "what requests without a seed draw theirs from",
+        commands="serve bench",
+        maximum=2**64 - 1,
+    )
+    gpu_memory_utilization: float | None = engine_option(
+        None,
+        _CACHE,
+        "share of the memory at hand that weights, workspace and KV cache may take",
+        commands="serve plan",
+        more="Above 0 and at most 1; default: 0.5 on the CPU, 0.92 of a GPU's own. See "
+        "[memory-plan.md](memory-plan.md)",
+    )
+    kv_cache_memory_bytes: int | None = engine_option(
+        None,
+        _CACHE,
+        "the KV cache's size, in the place of a share, e.g. 4GiB",
+        commands="serve plan",
+        minimum=1,
+        maximum=INT64_MAX,
+    )
+    kv_cache_dtype: str = engine_option(
+        "auto",
+        _CACHE,
+        "what keys and values are kept in: auto (as dtype), float32, bfloat16 or fp8",
+        commands="run serve plan bench inspect",
+        more="fp8 is e4m3 with a scale for each row of each head and token: about half the memory "
+        "of bfloat16",
+    )
+    block_size: int | None = engine_option(
+        16, _CACHE, "tokens a block", commands="serve plan bench", minimum=1, more="At most 256"
+    )
+    enable_prefix_caching: bool | None = engine_option(
+        True, _CACHE, "requests share the blocks of equal prefixes", commands="serve"
+    )
+    max_num_batched_tokens: int | None = engine_option(
+        None,
+        _STEPS,
+        "tokens a step",
+        commands="serve plan bench",
+        minimum=1,
+        more="Default: 512, or more where max_num_seqs asks for it",
+    )
+    max_num_seqs: int | None = engine_option(
+        None,
+        _STEPS,
+        "sequences a step",
+        commands="serve plan bench",
+        minimum=1,
+        more="Default: 256, or max_num_batched_tokens where that is less",
+    )
+    enable_chunked_prefill: bool | None = engine_option(
+        True, _STEPS, "a prompt may run in several steps; False: in one, or it waits"
+    )
+    max_stall_ms: int | None = engine_option(
+        None,
+        _STEPS,
+        "most time of a step while others decode, 0: any; default: 0 for LLM, else 1000",
+        commands="serve",
+        core="max_stall_us",
+        convert=_as_us,
+        more="While sequences decode, a step takes what runs in that time at the rate of the last "
+        "steps with prompts. The caller of LLM waits for all outputs, the streams of AsyncLLM and "
+        "of a server for each token",
+    )
+    scheduling_policy: str = engine_option(
+        "fcfs", _STEPS, f"who runs first: {_POLICIES}", commands="serve", core="policy"
+    )
+    max_num_queued_reqs: int | None = engine_option(
+        None,
+        _REQUESTS,
+        "requests that may wait; one more is refused (QueueFull). Default: no bound",
+        minimum=1,
+    )
+    num_threads: int | None = engine_option(
+        None,
+        _WEIGHTS,
+        "threads of the CPU; default: its physical cores",
+        commands="run serve plan bench",
+        alias="--threads",
+        minimum=1,
+        maximum=1024,
+        more="With LLMSERVE_PIN_THREADS=1 in the environment each stays on a core",
+    )
+    num_gpu_blocks_override: int | None = engine_option(
+        None,
+        _CACHE,
+        "the KV cache's number of blocks, in the place of a size",
+        commands="serve plan",
+        minimum=1,
+    )
+    tensor_parallel_size: int = not_here(1)
+    pipeline_parallel_size: int = not_here(1)
+    enforce_eager: bool = engine_option(
+        False, _STEPS, "CUDA: decode steps are not recorded as graphs"
+    )
+    async_scheduling: bool | None = engine_option(
+        True, _STEPS, "CUDA: the next step is launched while one is under way"
+    )
+    hf_overrides: None = not_here(None)
+    chat_template: str | os.PathLike[str] | None = engine_option(
+        None,
+        _TEXT,
+        "a Jinja template or its path, in place of the model's own",
+        commands="serve",
+        core=None,
+    )
+    trust_remote_code: bool = not_here(False)
+    max_logprobs: int = engine_option(
+        20,
+        _REQUESTS,
+        "most log-probabilities a token that a request may ask for; -1: no bound",
+        commands="serve",
+        minimum=-1,
+    )
+    generation_config: str | os.PathLike[str] = engine_option(
+        "auto",
+        _TEXT,
+        "default sampling parameters: auto (the model's own), vllm (none), or a folder's",
+        commands="serve",
+        core=None,
+    )
+    speculative_config: None = not_here(None)
+    structured_outputs_config: None = not_here(None)
+    enable_lora: bool = not_here(False)
+    reasoning_config: Mapping[str, str] | None = engine_option(
+        None,
+        _TEXT,
+        "what opens and ends a section of thinking, for thinking_token_budget",
+        core=None,
+        more='{"reasoning_start_str": ..., "reasoning_end_str": ...}; default: the tokenizer\'s '
+        "`<think>` and `</think>`",
+    )
+    revision: str | None = engine_option(
+        None, _TEXT, "branch, tag or commit on the Hub", commands="run serve inspect", core=None
+    )
+    download_dir: str | os.PathLike[str] | None = engine_option(
+        None, _TEXT, "cache of the Hub's models", core=None
+    )
+    enable_prompt_embeds: bool = engine_option(
+        False,
+        _REQUESTS,
+        "prompts may be vectors in the place of tokens (EmbedsPrompt)",
+        core=None,
+    )
+    packed_cache_bytes: int | None = engine_option(
+        None,
+        _WEIGHTS,
+        "disk for packed weights of all models, e.g. 20GiB: quicker starts; see llmserve cache",
+        commands="run serve",
+        alias="--packed-cache",
+        maximum=INT64_MAX,
+        more="CPU only: weights are kept in the user's cache folder in the layout that they are "
+        "computed in, as far as they fit, and the next start maps them. Default: nothing is kept "
+        "or looked for",
+    )
+    defer_packing: bool | None = engine_option(
+        None,
+        _WEIGHTS,
+        "a large model in floats answers before its weights are packed; default: where it pays",
+        more="CPU only: weights run on the file's rows until the engine, between steps and while "
+        "it is idle, has packed them. False packs all before the constructor returns. The tokens "
+        "are the same",
+    )
+    skip_tokenizer_init: bool = engine_option(
+        False, _TEXT, "no tokenizer is read: prompts are token ids, outputs have no text", core=None
+    )
+
+    def to_request(self, model: str | os.PathLike[str], **settings: object) -> _core.ConfigRequest:
+        """What the core resolves a config from, with settings of its own; a setting of None is not
+        said. Raises InvalidArgument on values of a wrong type or out of range; what depends on the
+        model is checked there."""
+        request = {name: value for name, value in settings.items() if value is not None}
+        for option in ENGINE_OPTIONS:
+            given = getattr(self, option.name)
+            value = option.default if given is None else given
+            if option.core is not None and value is not None:
+                request[option.core or option.name] = option.checked(value)
+        if request.get("packed_cache_bytes"):
+            request["packed_cache_folder"] = str(packed_cache_folder())
+        return _core.ConfigRequest(model=str(model), **request)
+
+
+# The rows of what is here.
+ENGINE_OPTIONS = tuple(
+    EngineOption(name=item.name, kind=kind_of(item.name, item.type), **item.metadata)
+    for item in fields(EngineOptions)
+    if item.metadata
+)
+
+
+def options_of(command: str) -> list[EngineOption]:
+    """Those that have a flag of that command."""
+    return [option for option in ENGINE_OPTIONS if command in option.commands.split()]
+
+
+def argument_names() -> list[str]:
+    """Of LLM and AsyncLLM."""
+    return [item.name for item in fields(EngineOptions)]
+
+
+def read_options(
+    what: str, model: str | os.PathLike[str], given: Mapping[str, Any]
+) -> EngineOptions:
+    """Raises InvalidArgument for a name that is no argument of `what`, and NotSupported for one of
+    vLLM's whose feature is not here, unless it is as vLLM has it by default."""
+    names = argument_names()
+    check_names(what, given, names)
+    return EngineOptions(model, **{name: given[name] for name in names if name in given})
