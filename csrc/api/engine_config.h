@@ -49,6 +49,9 @@ struct SchedulerConfig {
   // its max_tokens, no later than all others: steps stay full to the end of a batch. 0: prompts run
   // as soon as they may.
   int32_t min_spread_tokens = 0;
+  // Tokens of the KV cache that stay free when a sequence enters beside others, for those that run
+  // to grow into; 0: it enters where it fits.
+  int64_t admission_reserve_tokens = 0;
   int64_t max_batch_delay_us = 10'000;  // policy "dynamic": waits a fifth of it up to all of it
   std::vector<int32_t> eos_token_ids;   // end a sequence unless ignore_eos
 
@@ -62,6 +65,7 @@ struct SchedulerConfig {
         ConfigField{"enable_chunked_prefill", &SchedulerConfig::enable_chunked_prefill},
         ConfigField{"max_stall_us", &SchedulerConfig::max_stall_us, 0},
         ConfigField{"min_spread_tokens", &SchedulerConfig::min_spread_tokens, 0},
+        ConfigField{"admission_reserve_tokens", &SchedulerConfig::admission_reserve_tokens, 0},
         ConfigField{"max_batch_delay_us", &SchedulerConfig::max_batch_delay_us, 0},
         ConfigField{"eos_token_ids", &SchedulerConfig::eos_token_ids},
     };

@@ -211,7 +211,8 @@ Scheduler::Admission Scheduler::try_admit(Sequence& sequence, Budget& budget) {
     return Admission::kStop;
   }
   // All of its known tokens have to fit, not just this chunk: else it would soon be preempted.
-  const int32_t num_lacking = kv_cache_.num_lacking(match, sequence.num_tokens());
+  const int64_t reserve = running_.empty() ? 0 : config_.admission_reserve_tokens;
+  const int32_t num_lacking = kv_cache_.num_lacking(match, sequence.num_tokens() + reserve);
   if (num_lacking > 0) {
     decide(sequence, DecisionKind::kWaitsForBlocks, num_lacking);
     return Admission::kStop;

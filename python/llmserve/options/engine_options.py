@@ -158,6 +158,14 @@ class EngineOptions:
     scheduling_policy: str = engine_option(
         "fcfs", _STEPS, f"who runs first: {_POLICIES}", commands="serve", core="policy"
     )
+    admission_reserve_tokens: int | None = engine_option(
+        0,
+        _STEPS,
+        "tokens of the KV cache that stay free when a request is admitted beside others",
+        commands="bench",
+        more="Those that run grow into them, and are preempted less often; with the length of an "
+        "output hardly ever. A request that runs alone needs none",
+    )
     max_num_queued_reqs: int | None = engine_option(
         None,
         _REQUESTS,

@@ -102,6 +102,44 @@ def test_the_head_of_the_queue_is_not_overtaken_for_want_of_blocks() -> None:
     assert ("waits_for_blocks", 2) in [(d[2], d[3]) for d in step.decisions if d[0] == 2]
 
 
+def test_a_reserve_keeps_blocks_free_for_those_that_run() -> None:
+    runner = Runner(num_blocks=8, admission_reserve_tokens=12)
+    prompts = [prompt_of(16), prompt_of(8)]
+    runner.add(1, prompts[0], max_tokens=4)
+    runner.add(2, prompts[1], max_tokens=2)
+    step = runner.step()
+    # Of 8 blocks the first has 4; the second wants 2, and 3 more are to stay free.
+    assert [s[0] for s in step.sequences] == [1]
+    assert (2, 0, "waits_for_blocks", 1) in step.decisions
+    runner.run()
+    assert runner.tokens(1) == expected_tokens(prompts[0], 4)
+    assert runner.tokens(2) == expected_tokens(prompts[1], 2)
+
+
+def test_a_sequence_that_runs_alone_needs_no_reserve() -> None:
+    runner = Runner(num_blocks=8, admission_reserve_tokens=2**31 - 1)
+    prompts = [prompt_of(16), prompt_of(28)]
+    for i, prompt in enumerate(prompts):
+        runner.add(i, prompt, max_tokens=3)
+    steps = runner.run()
+    assert max(len(step.sequences) for step in steps) == 1
+    assert [runner.tokens(i) for i in range(2)] == [expected_tokens(p, 3) for p in prompts]
+
+
+@pytest.mark.parametrize(("reserve", "is_preempted"), [(0, True), (24, False)])
+def test_with_an_outputs_length_in_reserve_nobody_is_preempted(
+    reserve: int, is_preempted: bool
+) -> None:
+    runner = Runner(num_blocks=16, admission_reserve_tokens=reserve)
+    prompts = [prompt_of(16) for _ in range(4)]
+    for i, prompt in enumerate(prompts):
+        runner.add(i, prompt, max_tokens=12, seed=i)
+    runner.run()
+    assert (runner.scheduler.metrics().num_preemptions > 0) == is_preempted
+    for i, prompt in enumerate(prompts):
+        assert runner.tokens(i) == expected_tokens(prompt, 12, seed=i)
+
+
 def test_preempt_on_request_recomputes_the_same_continuation() -> None:
     runner = Runner(num_blocks=32)
     prompt = prompt_of(6)
