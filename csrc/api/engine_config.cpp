@@ -16,9 +16,11 @@ void CacheConfig::validate() const {
   check_minimums(*this);
   if (block_size > 256)
     throw InvalidArgument(concat("block_size must be at most 256, got ", block_size));
-  if (windows.empty()) throw InvalidArgument("windows: groups must be at least 1, got 0");
-  for (const int32_t window : windows)
-    if (window < 0) throw InvalidArgument(concat("windows must be at least 0, got ", window));
+  if (groups.empty()) throw InvalidArgument("cache groups must be at least 1, got 0");
+  for (const CacheGroupSpec& group : groups) {
+    if (group.window < 0)
+      throw InvalidArgument(concat("window must be at least 0, got ", group.window));
+  }
 }
 
 void SchedulerConfig::validate() const {

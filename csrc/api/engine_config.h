@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "api/cache_group.h"
 #include "api/config_fields.h"
 #include "core/dtype.h"
 
@@ -19,16 +20,14 @@ struct CacheConfig {
       16;  // tokens a block: 8, 16, 32, 64 …; divides or is a multiple of nothing else
   int32_t num_blocks = 0;
   bool enable_prefix_caching = true;
-  // One entry a cache group, the tokens that its layers look back; 0: all. The layers of a group
-  // share a block table, and a block holds a group's keys and values.
-  std::vector<int32_t> windows{0};
+  std::vector<CacheGroupSpec> groups = std::vector<CacheGroupSpec>(1);
 
   static constexpr auto fields() {
     return std::tuple{
         ConfigField{"block_size", &CacheConfig::block_size, 1},
         ConfigField{"num_blocks", &CacheConfig::num_blocks, 1},
         ConfigField{"enable_prefix_caching", &CacheConfig::enable_prefix_caching},
-        ConfigField{"windows", &CacheConfig::windows},
+        ConfigField{"groups", &CacheConfig::groups},
     };
   }
   void validate() const;

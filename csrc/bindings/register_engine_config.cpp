@@ -1,3 +1,4 @@
+#include <pybind11/operators.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -33,6 +34,11 @@ void register_config_request(py::module_& module) {
 }  // namespace
 
 void register_engine_config(py::module_& module) {
+  py::class_<CacheGroupSpec>(module, "CacheGroupSpec")
+      .def(py::init([](int32_t window) { return CacheGroupSpec{.window = window}; }), py::kw_only(),
+           py::arg("window") = 0)
+      .def_readonly("window", &CacheGroupSpec::window)
+      .def(py::self == py::self);
   register_config<CacheConfig>(module, "CacheConfig")
       .def_readonly("block_size", &CacheConfig::block_size)
       .def_readonly("num_blocks", &CacheConfig::num_blocks);

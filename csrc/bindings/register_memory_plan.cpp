@@ -54,7 +54,7 @@ void register_kv_pool(py::module_& module) {
       .def_readonly("num_blocks", &KvPool::num_blocks)
       .def_property_readonly("num_bytes", &KvPool::num_bytes)
       .def_property_readonly("num_tokens", &KvPool::num_tokens)
-      .def_readonly("windows", &KvPool::windows)
+      .def_readonly("groups", &KvPool::groups)
       .def(
           "sequence_bytes",
           [](const KvPool& pool, int64_t context) {

@@ -55,11 +55,11 @@ struct SizedPool {
 // The order is that of ConfigRequest's documentation.
 SizedPool size_pool(const ConfigRequest& request, const MemoryPlan& plan,
                     const KvCacheDType& dtype) {
-  const std::vector<int32_t>& windows = plan.config.cache.windows;
+  const std::vector<CacheGroupSpec>& groups = plan.config.cache.groups;
   const int64_t group_bytes = kv_bytes_per_token(kv_lanes(plan.kv_layers), dtype);
-  SizedPool sized{{.bytes_per_token = group_bytes * std::ssize(windows),
+  SizedPool sized{{.bytes_per_token = group_bytes * std::ssize(groups),
                    .block_size = plan.config.cache.block_size,
-                   .windows = windows,
+                   .groups = groups,
                    .max_step_tokens = plan.config.scheduler.max_num_batched_tokens},
                   PoolBound::kUtilization};
   KvPool& pool = sized.pool;
@@ -230,7 +230,7 @@ MemoryPlan plan_memory(const ConfigRequest& request) {
       read_model_config(checkpoint.config(), check_max_model_len(request.max_model_len));
   MemoryPlan plan;
   plan.config = resolve_settings(request, checkpoint, model);
-  plan.config.cache.windows = model.kv_windows;
+  plan.config.cache.groups = groups_of_windows(model.kv_windows);
   plan.architecture = model.architecture;
   plan.format = checkpoint.format();
   const std::unique_ptr<Backend> backend = make_backend(plan.config.device, {.num_threads = 1});

@@ -37,17 +37,17 @@ struct KvPool {
   int64_t bytes_per_token = 0;  // in all groups, with the room that they leave empty
   int32_t block_size = 16;      // tokens
   int64_t num_blocks = 0;
-  std::vector<int32_t> windows{0};                                // [groups]
+  std::vector<CacheGroupSpec> groups = std::vector<CacheGroupSpec>(1);
   int64_t max_step_tokens = std::numeric_limits<int32_t>::max();  // of a sequence
 
-  int64_t num_groups() const { return std::ssize(windows); }
+  int64_t num_groups() const { return std::ssize(groups); }
   int64_t block_bytes() const { return bytes_per_token / num_groups() * block_size; }
   int64_t num_bytes() const { return num_blocks * block_bytes(); }
   // Tokens that are kept in every group; sequences longer than a window take less room.
   int64_t num_tokens() const { return num_blocks / num_groups() * block_size; }
   // At most, on a sequence's way to num_tokens.
   int64_t blocks_for(int64_t num_tokens) const {
-    return max_blocks_held(windows, num_tokens, block_size, max_step_tokens);
+    return max_blocks_held(groups, num_tokens, block_size, max_step_tokens);
   }
   // Sequences of `context` tokens each that lie in the pool at once, sharing nothing.
   int64_t num_users(int64_t context) const { return num_blocks / blocks_for(context); }

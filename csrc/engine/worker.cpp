@@ -42,7 +42,7 @@ StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
   shape.max_context = max_blocks * block_size;
   shape.max_logit_rows = kMaxLogitRowsAtOnce;
   // Each token may have logits: those of prompts are asked for, too.
-  shape.block_bytes = BatchBuilder(block_size, config.cache.windows.size())
+  shape.block_bytes = BatchBuilder(block_size, config.cache.groups.size())
                           .num_bytes({.num_tokens = shape.max_tokens,
                                       .num_sequences = shape.max_sequences,
                                       .num_rows = shape.max_tokens,
@@ -64,7 +64,7 @@ Worker::Worker(const EngineConfig& config)
   hidden_size_ = model_->config().hidden_size;
   workspace_bytes_ = workspace_bytes(*model_, config_);
   kv_layers_.assign(model_->kv_layers().begin(), model_->kv_layers().end());
-  check_internal(model_->config().kv_windows == config_.cache.windows,
+  check_internal(groups_of_windows(model_->config().kv_windows) == config_.cache.groups,
                  "the plan's cache groups are the model's");
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
   restore(MemoryPart::kKvCache);

@@ -19,10 +19,20 @@ struct BlockCopy {
 // In a block table: the block has left the group's window and was given back.
 inline constexpr int32_t kGone = -1;
 
+// [groups][blocks] or empty: position p is in [g][p / P]. All groups of one length.
+using GroupBlocks = std::vector<std::vector<int32_t>>;
+
+// Calls visit(block) for every block that is there.
+template <class Visit>
+void for_each_block(const GroupBlocks& blocks, const Visit& visit) {
+  for (const std::vector<int32_t>& group : blocks)
+    for (const int32_t block : group)
+      if (block != kGone) visit(block);
+}
+
 struct BlockTable {
-  // [groups], or empty as long as there are no blocks: position p is in blocks[g][p / P]; a
-  // reference each, but for those that are kGone, which come first. All of one length.
-  std::vector<std::vector<int32_t>> blocks;
+  // A reference each, but for those that are kGone, which come first.
+  GroupBlocks blocks;
 
   int32_t num_cached = 0;     // leading blocks, of each group, that entered the prefix cache
   int32_t num_announced = 0;  // blocks [num_cached, num_announced) are this table's to compute
@@ -42,9 +52,7 @@ struct BlockTable {
   // Calls visit(block) for every reference.
   template <class Visit>
   void for_each_block(const Visit& visit) const {
-    for (const std::vector<int32_t>& group : blocks)
-      for (const int32_t block : group)
-        if (block != kGone) visit(block);
+    llmserve::for_each_block(blocks, visit);
   }
   int32_t num_references() const {
     int32_t count = 0;

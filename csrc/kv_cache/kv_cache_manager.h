@@ -1,8 +1,7 @@
 // The KV pool as the scheduler sees it: block tables in, blocks out. The only writer of tables.
 //
-// Every block is in exactly one state: free; cached (in the prefix cache, no reference); or
-// referenced by one or more tables. Cached blocks are evicted when the free list is empty, so
-// free + cached is what can be allocated.
+// The states of a block are BlockPool's: free, cached, or referenced, here by block tables. Free +
+// cached is what can be allocated.
 //
 // Layers that look back equally far form a group with blocks of its own; all groups take them from
 // one pool, in which every block is as large. A group with a window gives back what has left it.
@@ -20,18 +19,17 @@
 #include <vector>
 
 #include "api/engine_config.h"
-#include "kv_cache/block_allocator.h"
+#include "kv_cache/block_pool.h"
 #include "kv_cache/block_table.h"
 #include "kv_cache/cache_groups.h"
-#include "kv_cache/prefix_cache.h"
 
 namespace llmserve {
 
 // What the prefix cache has for a sequence.
 struct PrefixMatch {
   int32_t num_blocks = 0;  // of tokens; of each group, those that it does not need included
-  std::vector<std::vector<int32_t>> blocks;  // [groups], as in BlockTable
-  const BlockTable* pending = nullptr;       // the table that is computing the block after them
+  GroupBlocks blocks;
+  const BlockTable* pending = nullptr;  // the table that is computing the block after them
 };
 
 // In tokens, but evictions in blocks. Hits + misses = queries.
@@ -54,17 +52,19 @@ class KvCacheManager {
                           int64_t max_step_tokens = kUnbounded);
 
   int32_t block_size() const { return config_.block_size; }
-  int32_t num_blocks() const { return allocator_.num_blocks(); }
-  int32_t num_free_blocks() const { return allocator_.num_free(); }
-  int32_t num_cached_blocks() const { return prefix_cache_.num_evictable(); }
-  int32_t num_used_blocks() const { return num_blocks() - num_available(); }
-  int32_t ref_count(int32_t block) const { return allocator_.ref_count(block); }
-  const PrefixCacheCounters& counters() const { return counters_; }
+  int32_t num_blocks() const { return pool_.num_blocks(); }
+  int32_t num_free_blocks() const { return pool_.num_free(); }
+  int32_t num_cached_blocks() const { return pool_.num_cached(); }
+  int32_t num_used_blocks() const { return num_blocks() - pool_.num_available(); }
+  int32_t ref_count(int32_t block) const { return pool_.ref_count(block); }
+  PrefixCacheCounters counters() const {
+    return {counters_.num_queries, counters_.num_hits, pool_.num_evictions()};
+  }
 
   // Blocks that a sequence takes at most on its way to num_tokens tokens.
   int32_t num_blocks_for(int64_t num_tokens) const {
     return static_cast<int32_t>(
-        max_blocks_held(config_.windows, num_tokens, block_size(), max_step_tokens_));
+        max_blocks_held(groups_.specs(), num_tokens, block_size(), max_step_tokens_));
   }
 
   // -- admission --------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class KvCacheManager {
   // Blocks that allocate() would take.
   int32_t num_needed(const BlockTable& table, int64_t start, int64_t num_new_tokens) const;
   bool can_allocate(const BlockTable& table, int64_t start, int64_t num_new_tokens) const {
-    return num_needed(table, start, num_new_tokens) <= num_available();
+    return num_needed(table, start, num_new_tokens) <= pool_.num_available();
   }
   // Makes positions [start, start + num_new_tokens) writable: new blocks at the end, and a copy of
   // each block in that range that another table refers to as well; the copies are appended.
@@ -108,7 +108,7 @@ class KvCacheManager {
   // Asks for what can_allocate() and allocate() of the table's next token will read.
   void prefetch_newest(const BlockTable& table) const {
     for (const std::vector<int32_t>& group : table.blocks)
-      if (!group.empty() && group.back() != kGone) allocator_.prefetch(group.back());
+      if (!group.empty() && group.back() != kGone) pool_.prefetch(group.back());
   }
   const std::vector<int32_t>& replaced() const { return replaced_; }
 
@@ -131,52 +131,25 @@ class KvCacheManager {
   void check_table(const BlockTable& table, int64_t num_computed, int64_t num_scheduled) const;
 
  private:
-  int64_t num_groups() const { return std::ssize(config_.windows); }
   int64_t num_logical(int64_t num_tokens) const {
     return (num_tokens + block_size() - 1) / block_size();
   }
-  int64_t first_needed(int64_t group, int64_t num_tokens) const {
-    return first_needed_block(config_.windows[group], num_tokens, block_size());
-  }
-  // One chain names a block in every group: what the cache knows the group's by.
-  static TokenHash key_of(const TokenHash& hash, int64_t group);
-  // What the prefix cache hangs a block on, [groups] `blocks` as in BlockTable: its predecessor. A
-  // windowed group loses that; its block hangs on the full group's of the same tokens, so that all
-  // tokens before it are compared there, and it goes first. Without a full group it hangs on none,
-  // and the tokens before its own are known by the hash alone: see docs/memory-plan.md.
-  int32_t parent_of(int64_t group, int64_t idx,
-                    const std::vector<std::vector<int32_t>>& blocks) const;
-  std::optional<int32_t> find_block(const BlockTable& table, std::span<const int32_t> token_ids,
-                                    int64_t group, int64_t idx,
-                                    const std::vector<std::vector<int32_t>>& blocks) const;
-  int64_t match_full(const BlockTable& table, std::span<const int32_t> token_ids, int64_t group,
-                     int64_t count, std::vector<std::vector<int32_t>>& blocks) const;
-  int64_t match_window(const BlockTable& table, std::span<const int32_t> token_ids, int64_t group,
-                       int64_t count, const std::vector<std::vector<int32_t>>& blocks) const;
-  void match_blocks(const BlockTable& table, std::span<const int32_t> token_ids, int64_t count,
-                    PrefixMatch& match) const;
   void cache_full_blocks(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_full);
   void drop_left(BlockTable& table, int64_t num_computed);
-  int32_t num_available() const { return allocator_.num_free() + prefix_cache_.num_evictable(); }
   std::span<const int32_t> block_tokens(std::span<const int32_t> token_ids, int64_t idx) const {
     return token_ids.subspan(idx * block_size(), block_size());
   }
   void hash_blocks(BlockTable& table, std::span<const int32_t> token_ids, int64_t count) const;
-  int32_t take_block();
-  void add_ref(int32_t block);
-  void drop_ref(int32_t block);
   void withdraw(BlockTable& table, int64_t idx);
   void withdraw_all(BlockTable& table);
   bool cache_block(BlockTable& table, std::span<const int32_t> token_ids, int64_t group,
                    int64_t idx);
-  void check_block(int32_t block, int32_t num_holders) const;
 
   const CacheConfig config_;
   const Hasher hasher_;
   const int64_t max_step_tokens_;
-  const std::vector<int64_t> group_order_;  // [groups] full ones, then windowed
-  BlockAllocator allocator_;
-  PrefixCache prefix_cache_;
+  const CacheGroups groups_;
+  BlockPool pool_;
   std::unordered_map<TokenHash, const BlockTable*, TokenHashBucket> announced_;
   std::vector<int32_t> replaced_;
   PrefixCacheCounters counters_;

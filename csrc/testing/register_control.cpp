@@ -149,7 +149,8 @@ void register_kv_cache(py::module_& testing) {
       .def(py::init([](int32_t num_blocks, int32_t block_size, bool enable_prefix_caching,
                        bool forge_collisions, const Tokens& windows, int64_t max_step_tokens) {
              return std::make_unique<KvCacheManager>(
-                 CacheConfig{block_size, num_blocks, enable_prefix_caching, windows},
+                 CacheConfig{block_size, num_blocks, enable_prefix_caching,
+                             groups_of_windows(windows)},
                  forge_collisions ? &forged_hash : &chain_hash, max_step_tokens);
            }),
            py::arg("num_blocks"), py::arg("block_size"), py::kw_only(),

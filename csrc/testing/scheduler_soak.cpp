@@ -44,8 +44,9 @@ struct Flight {
 
 // Tokens of the longest sequence that the pool can hold.
 int64_t longest_sequence(const SoakConfig& config) {
+  const std::vector<CacheGroupSpec> groups = groups_of_windows(config.windows);
   int64_t num_tokens = 0;
-  while (max_blocks_held(config.windows, num_tokens + 1, config.block_size,
+  while (max_blocks_held(groups, num_tokens + 1, config.block_size,
                          config.max_num_batched_tokens) <= config.num_blocks)
     ++num_tokens;
   return num_tokens;
@@ -66,7 +67,7 @@ class Soak {
                    {.block_size = config.block_size,
                     .num_blocks = config.num_blocks,
                     .enable_prefix_caching = config.enable_prefix_caching,
-                    .windows = config.windows},
+                    .groups = groups_of_windows(config.windows)},
                    nullptr, clock_, config.forge_collisions ? &forged_hash : &chain_hash,
                    config.max_in_flight),
         model_(config.num_blocks, config.block_size, kVocabSize, config.windows) {}
@@ -187,7 +188,7 @@ class Soak {
       for (size_t g = 0; g < config_.windows.size(); ++g) {
         const std::vector<int32_t>& table = sequence.block_tables[g];
         const int64_t begin =
-            first_needed_block(config_.windows[g], sequence.start_position, config_.block_size);
+            first_needed_block({config_.windows[g]}, sequence.start_position, config_.block_size);
         blocks.insert(blocks.end(), table.begin() + begin, table.end());
       }
     }

@@ -53,7 +53,7 @@ def make_scheduler(
         num_blocks=num_blocks,
         block_size=block_size,
         enable_prefix_caching=enable_prefix_caching,
-        windows=windows or [0],
+        groups=[_core.CacheGroupSpec(window=window) for window in windows or [0]],
     )
     config = _core.SchedulerConfig(**{"max_model_len": 1024, **fields})
     if forge_collisions:
