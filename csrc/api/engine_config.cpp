@@ -12,6 +12,13 @@ constexpr std::array kKvCacheDTypes{DType::kF32, DType::kBF16, DType::kF8E4M3};
 
 }  // namespace
 
+void TierConfig::validate() const {
+  if (num_blocks < 0 || max_stores < 1) {
+    throw InvalidArgument(concat("lower_tier: num_blocks must be at least 0 and max_stores at least 1, got ",
+                                 num_blocks, " and ", max_stores));
+  }
+}
+
 void CacheConfig::validate() const {
   check_minimums(*this);
   if (block_size > 256)
@@ -21,6 +28,7 @@ void CacheConfig::validate() const {
     if (group.window < 0)
       throw InvalidArgument(concat("window must be at least 0, got ", group.window));
   }
+  lower_tier.validate();
 }
 
 void SchedulerConfig::validate() const {

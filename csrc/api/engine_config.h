@@ -15,12 +15,21 @@
 
 namespace llmserve {
 
+// Memory beneath the KV pool, where full blocks are kept after the pool has evicted them.
+struct TierConfig {
+  int32_t num_blocks = 0;   // 0: there is none
+  int32_t max_stores = 64;  // blocks that are on the way there at a time
+
+  void validate() const;
+};
+
 struct CacheConfig {
   int32_t block_size =
       16;  // tokens a block: 8, 16, 32, 64 …; divides or is a multiple of nothing else
   int32_t num_blocks = 0;
   bool enable_prefix_caching = true;
   std::vector<CacheGroupSpec> groups = std::vector<CacheGroupSpec>(1);
+  TierConfig lower_tier;  // with prefix caching only
 
   static constexpr auto fields() {
     return std::tuple{

@@ -35,6 +35,10 @@ void BlockPool::drop_refs(const GroupBlocks& blocks, std::span<const int64_t> or
   }
 }
 
+void BlockPool::remove(int32_t block) {
+  for (const int32_t removed : prefix_cache_.remove(block)) allocator_.recycle(removed);
+}
+
 void BlockPool::clear() {
   for (const int32_t block : prefix_cache_.clear()) allocator_.recycle(block);
 }

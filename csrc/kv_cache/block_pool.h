@@ -44,6 +44,8 @@ class BlockPool {
   // Of each group the references from the last block to the first, groups in the reverse of
   // `order`: children before parents.
   void drop_refs(const GroupBlocks& blocks, std::span<const int64_t> order);
+  // Takes a block, and all that hangs on it, out of the prefix cache.
+  void remove(int32_t block);
   // Empties the prefix cache.
   void clear();
 

@@ -6,6 +6,7 @@
 
 #include "api/request.h"
 #include "core/token_hash.h"
+#include "kv_cache/transfer.h"
 
 namespace llmserve {
 
@@ -16,7 +17,7 @@ struct BlockCopy {
   int32_t destination = 0;
 };
 
-// In a block table: the block has left the group's window and was given back.
+// In a block table: the block has left the group's window and was given back, or is not there.
 inline constexpr int32_t kGone = -1;
 
 // [groups][blocks] or empty: position p is in [g][p / P]. All groups of one length.
@@ -45,6 +46,9 @@ struct BlockTable {
   std::vector<TokenHash> hashes;
   TokenHash root;
   RequestId owner = 0;  // named to those who wait for its blocks
+
+  GroupBlocks slots;                  // of a lower tier that has its leading blocks, as `blocks`
+  TransferId transfer = kNoTransfer;  // under way between the two, of its blocks
 
   int32_t num_blocks() const {  // of each group, those that are gone included
     return blocks.empty() ? 0 : static_cast<int32_t>(blocks[0].size());

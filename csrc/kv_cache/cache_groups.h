@@ -61,9 +61,13 @@ class CacheGroups {
   // What an index hangs a block on: its predecessor. A windowed group loses that; its block hangs
   // on the block of the same tokens in the first group that keeps all, so that all tokens before it
   // are compared there, and it goes first. Without such a group it hangs on none, and the tokens
-  // before its own are known by the hash alone: see docs/memory-plan.md. PrefixCache::kNone also
-  // where `blocks` are too few.
+  // before its own are known by the hash alone: see docs/memory-plan.md.
   int32_t parent_of(int64_t group, int64_t idx, const GroupBlocks& blocks) const;
+  // Whether that is among `blocks`, or there is none to look for.
+  bool has_parent(int64_t group, int64_t idx, const GroupBlocks& blocks) const {
+    if (keeps_all(group)) return idx == 0 || blocks[group][idx - 1] != kGone;
+    return !keeps_all(order_.front()) || blocks[order_.front()][idx] != kGone;
+  }
 
  private:
   const std::vector<CacheGroupSpec> specs_;

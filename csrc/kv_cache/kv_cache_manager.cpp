@@ -20,7 +20,10 @@ KvCacheManager::KvCacheManager(const CacheConfig& config, Hasher hasher, int64_t
       hasher_(hasher),
       max_step_tokens_(max_step_tokens),
       groups_(config_.groups, config.block_size),
-      pool_(config.num_blocks, config.block_size) {}
+      pool_(config.num_blocks, config.block_size) {
+  if (config.enable_prefix_caching && config.lower_tier.num_blocks > 0)
+    tiers_.emplace(config.lower_tier, groups_, pool_);
+}
 
 void KvCacheManager::hash_blocks(BlockTable& table, std::span<const int32_t> token_ids,
                                  int64_t count) const {
@@ -37,7 +40,8 @@ PrefixMatch KvCacheManager::find_prefix(BlockTable& table,
   // The block that it was seen waiting for is still under way: no need to walk the chain again.
   if (table.waits_for >= 0) {
     const auto announced = announced_.find(table.hashes[table.waits_for]);
-    if (announced != announced_.end()) return {.blocks = {}, .pending = announced->second};
+    if (announced != announced_.end())
+      return {.blocks = {}, .pending = announced->second, .stored = {}};
     table.waits_for = -1;
   }
   const int64_t num_tokens = static_cast<int64_t>(token_ids.size());
@@ -48,10 +52,22 @@ PrefixMatch KvCacheManager::find_prefix(BlockTable& table,
   match.blocks = search.take_blocks();
   if (match.num_blocks == num_usable) return match;
   const auto announced = announced_.find(table.hashes[match.num_blocks]);
-  if (announced == announced_.end()) return match;
+  if (announced == announced_.end()) {
+    if (tiers_) match.stored = find_stored(table, token_ids, match.num_blocks);
+    return match;
+  }
   match.pending = announced->second;
   table.waits_for = match.num_blocks;
   return match;
+}
+
+// What the lower tier has, if that is more than the pool has.
+StoredPrefix KvCacheManager::find_stored(const BlockTable& table,
+                                         std::span<const int32_t> token_ids,
+                                         int32_t num_blocks) const {
+  const int64_t num_usable = (std::ssize(token_ids) - 1) / block_size();
+  StoredPrefix prefix = tiers_->find(table, token_ids, num_usable);
+  return prefix.num_blocks > num_blocks ? std::move(prefix) : StoredPrefix();
 }
 
 PrefixMatch KvCacheManager::skip_prefix(BlockTable& table,
@@ -61,11 +77,11 @@ PrefixMatch KvCacheManager::skip_prefix(BlockTable& table,
   return {};
 }
 
-int32_t KvCacheManager::num_lacking(const PrefixMatch& match, int64_t num_tokens) const {
+int32_t KvCacheManager::num_lacking(const GroupBlocks& blocks, int64_t num_tokens) const {
   // A matched block that nobody refers to counts as available until it is attached.
   int64_t num_matched = 0;
   int64_t num_revived = 0;
-  for_each_block(match.blocks, [&](int32_t block) {
+  for_each_block(blocks, [&](int32_t block) {
     ++num_matched;
     if (pool_.ref_count(block) == 0) ++num_revived;
   });
@@ -80,6 +96,19 @@ void KvCacheManager::attach(BlockTable& table, const PrefixMatch& match,
   table.for_each_block([&](int32_t block) { pool_.add_ref(block); });
   if (!config_.enable_prefix_caching || table.is_private) return;
   table.num_cached = match.num_blocks;
+  announce(table, token_ids);
+}
+
+void KvCacheManager::load(BlockTable& table, const StoredPrefix& prefix,
+                          std::span<const int32_t> token_ids) {
+  check_internal(table.num_blocks() == 0, "a prefix is loaded into a table without blocks");
+  check_internal(num_lacking(prefix, std::ssize(token_ids)) == 0,
+                 "a prefix is loaded where it fits");
+  tiers_->load(table, prefix);
+  announce(table, token_ids);
+}
+
+void KvCacheManager::announce(BlockTable& table, std::span<const int32_t> token_ids) {
   table.num_announced = static_cast<int32_t>(token_ids.size() / block_size());
   for (int32_t i = table.num_cached; i < table.num_announced; ++i) {
     announced_.try_emplace(table.hashes[i], &table);
@@ -125,6 +154,10 @@ void KvCacheManager::commit(BlockTable& table, std::span<const int32_t> token_id
                             int64_t num_computed) {
   if (config_.enable_prefix_caching && !table.is_private && table.is_cacheable)
     cache_full_blocks(table, token_ids, num_computed / block_size());
+  if (tiers_) {
+    if (table.is_cacheable) tiers_->store(table, token_ids);
+    tiers_->drop_left(table, num_computed);
+  }
   drop_left(table, num_computed);
 }
 
@@ -134,7 +167,8 @@ void KvCacheManager::cache_full_blocks(BlockTable& table, std::span<const int32_
   hash_blocks(table, token_ids, num_full);
   for (int64_t i = table.num_cached; i < num_full; ++i) {
     for (const int64_t g : groups_.in_order()) {
-      if (cache_block(table, token_ids, g, i)) continue;
+      // Of a prefix that was loaded, a windowed group has what the next token looks at alone.
+      if (table.blocks[g][i] == kGone || cache_block(table, token_ids, g, i)) continue;
       // Another chain of tokens has this hash. What follows would hang on the wrong parent.
       withdraw_all(table);
       table.is_cacheable = false;
@@ -184,11 +218,16 @@ void KvCacheManager::fork(const BlockTable& parent, BlockTable& child) {
   parent.for_each_block([&](int32_t block) { pool_.add_ref(block); });
   child = parent;
   child.num_announced = child.num_cached;
+  if (tiers_) tiers_->fork(parent, child);
 }
 
 void KvCacheManager::release(BlockTable& table) {
   withdraw_all(table);
-  pool_.drop_refs(table.blocks, groups_.in_order());
+  if (tiers_) {
+    tiers_->release(table);
+  } else {
+    pool_.drop_refs(table.blocks, groups_.in_order());
+  }
   table.blocks.clear();
   table.num_cached = table.num_announced = 0;
   table.waits_for = -1;
@@ -202,6 +241,13 @@ void KvCacheManager::reset_prefix_cache(std::span<BlockTable* const> tables) {
     table->is_cacheable = false;
   }
   pool_.clear();
+  if (tiers_) tiers_->clear(tables);
+}
+
+BlockTable* KvCacheManager::finish_transfer(TransferId id, bool is_done) {
+  BlockTable* table = tiers_ ? tiers_->finish(id, is_done) : nullptr;
+  if (table != nullptr && !is_done) release(*table);
+  return table;
 }
 
 void KvCacheManager::withdraw(BlockTable& table, int64_t idx) {
@@ -232,6 +278,7 @@ void KvCacheManager::check_integrity(std::span<const BlockTable* const> tables) 
     }
   }
   check_internal(num_announced == announced_.size(), "each announced block has a table");
+  if (tiers_) tiers_->check_integrity(tables, num_holders);
   pool_.check_integrity(num_holders);
 }
 

@@ -8,12 +8,17 @@
 // A prefix is found if every full group has all of its blocks, and every windowed group those that
 // the next token looks at.
 //
+// A lower tier keeps full blocks after the pool has evicted them: see Tiers. They go there as they
+// enter the prefix cache, and come back by load(). A preempted sequence's full blocks are found
+// there like anybody's, its last tokens are computed again.
+//
 // can_x() is const and says whether x() would succeed; x() without it is an InternalError and
 // leaves everything as it was.
 #pragma once
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -22,6 +27,7 @@
 #include "kv_cache/block_pool.h"
 #include "kv_cache/block_table.h"
 #include "kv_cache/cache_groups.h"
+#include "kv_cache/tiers.h"
 
 namespace llmserve {
 
@@ -30,6 +36,7 @@ struct PrefixMatch {
   int32_t num_blocks = 0;  // of tokens; of each group, those that it does not need included
   GroupBlocks blocks;
   const BlockTable* pending = nullptr;  // the table that is computing the block after them
+  StoredPrefix stored;                  // a longer prefix, for load(), that a lower tier has
 };
 
 // In tokens, but evictions in blocks. Hits + misses = queries.
@@ -79,11 +86,21 @@ class KvCacheManager {
   PrefixMatch skip_prefix(BlockTable& table, std::span<const int32_t> token_ids) const;
   // Blocks that would be lacking if the matched prefix were attached to a table that is then grown
   // to num_tokens; 0: it fits.
-  int32_t num_lacking(const PrefixMatch& match, int64_t num_tokens) const;
+  int32_t num_lacking(const PrefixMatch& match, int64_t num_tokens) const {
+    return num_lacking(match.blocks, num_tokens);
+  }
+  // The same with the prefix of the lower tier, of which the pool has a part.
+  int32_t num_lacking(const StoredPrefix& prefix, int64_t num_tokens) const {
+    return num_lacking(prefix.blocks, num_tokens);
+  }
   // Refers to the matched blocks, found for this table since anything last changed, and announces
   // the full blocks of token_ids after them as this table's to compute. The announcement ends as
   // the blocks are committed or the table released.
   void attach(BlockTable& table, const PrefixMatch& match, std::span<const int32_t> token_ids);
+  // The same with the longer prefix that the lower tier has, whose missing blocks are new ones that
+  // a transfer fills: until that has ended the table is neither read nor grown nor forked.
+  // Precondition: num_lacking(prefix, its tokens) is 0.
+  void load(BlockTable& table, const StoredPrefix& prefix, std::span<const int32_t> token_ids);
   void count_query(int64_t num_tokens, int64_t num_hit_tokens);
 
   // -- growth -----------------------------------------------------------------------------------
@@ -112,11 +129,31 @@ class KvCacheManager {
   }
   const std::vector<int32_t>& replaced() const { return replaced_; }
 
+  // -- transfers --------------------------------------------------------------------------------
+
+  // Appends the transfers that began since the last call, each to be begun with the next plan.
+  void take_transfers(std::vector<Transfer>& transfers) {
+    if (tiers_) tiers_->take(transfers);
+  }
+  // A transfer has ended, and nobody touches its blocks any more; is_done: all have arrived. Ids
+  // that are not under way are passed over. Returns the table that waited for it, or nullptr: one
+  // that was released meanwhile waits no more, and a store has none. With a load that is done the
+  // prefix is in the pool, which commit() takes in as if it had been computed. With one that failed
+  // the table was released, and the tier has nothing of what should have come.
+  BlockTable* finish_transfer(TransferId id, bool is_done);
+  // The table's blocks are under way, and releasing it would not make them available.
+  static bool is_moving(const BlockTable& table) { return table.transfer != kNoTransfer; }
+  int64_t num_transfers() const { return tiers_ ? tiers_->num_in_flight() : 0; }
+  int32_t num_stored_blocks() const {  // in the lower tier, those on their way included
+    return tiers_ ? tiers_->index().entries().num_held() : 0;
+  }
+
   // -- sharing and the end ----------------------------------------------------------------------
 
   // `child`, a table without blocks, shares all blocks and hashes of `parent`.
   void fork(const BlockTable& parent, BlockTable& child);
-  // Gives all blocks back, last first; the table is as if new but for its hashes.
+  // Gives all blocks back, last first, those of a table that is_moving() with its transfer's end;
+  // the table is as if new but for its hashes.
   void release(BlockTable& table);
 
   // Empties the prefix cache. `tables` are all that hold blocks: what they computed so far will
@@ -124,7 +161,8 @@ class KvCacheManager {
   void reset_prefix_cache(std::span<BlockTable* const> tables);
 
   // Throws InternalError unless free + cached + referenced = total and each reference count equals
-  // the number of its holders among `tables`, which with replaced() are all that hold blocks.
+  // the number of its holders among `tables`, which with replaced() and the transfers under way are
+  // all that hold blocks; so for the lower tier.
   void check_integrity(std::span<const BlockTable* const> tables) const;
   // Throws InternalError unless the table has the blocks of num_scheduled tokens, of which
   // num_computed are in the pool, and no more.
@@ -134,6 +172,10 @@ class KvCacheManager {
   int64_t num_logical(int64_t num_tokens) const {
     return (num_tokens + block_size() - 1) / block_size();
   }
+  int32_t num_lacking(const GroupBlocks& blocks, int64_t num_tokens) const;
+  StoredPrefix find_stored(const BlockTable& table, std::span<const int32_t> token_ids,
+                           int32_t num_blocks) const;
+  void announce(BlockTable& table, std::span<const int32_t> token_ids);
   void cache_full_blocks(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_full);
   void drop_left(BlockTable& table, int64_t num_computed);
   std::span<const int32_t> block_tokens(std::span<const int32_t> token_ids, int64_t idx) const {
@@ -150,6 +192,7 @@ class KvCacheManager {
   const int64_t max_step_tokens_;
   const CacheGroups groups_;
   BlockPool pool_;
+  std::optional<Tiers> tiers_;
   std::unordered_map<TokenHash, const BlockTable*, TokenHashBucket> announced_;
   std::vector<int32_t> replaced_;
   PrefixCacheCounters counters_;

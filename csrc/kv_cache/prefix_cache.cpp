@@ -58,11 +58,36 @@ int32_t PrefixCache::evict() {
   const int32_t block = oldest_;
   check_internal(entries_[block].num_children == 0, "the least recently used block is a leaf");
   remove_evictable(block);
+  forget(block);
+  return block;
+}
+
+void PrefixCache::forget(int32_t block) {
   const int32_t parent = entries_[block].parent;
   if (parent != kNone) --entries_[parent].num_children;
   block_by_hash_.erase(entries_[block].hash);
   entries_[block] = {};
-  return block;
+}
+
+std::vector<int32_t> PrefixCache::remove(int32_t block) {
+  std::vector<int32_t> evictable;
+  if (!entries_[block].is_held) return evictable;
+  std::unordered_multimap<int32_t, int32_t> children;
+  for (size_t i = 0; i < entries_.size(); ++i)
+    if (entries_[i].is_held) children.emplace(entries_[i].parent, static_cast<int32_t>(i));
+  std::vector<int32_t> tree{block};
+  for (size_t i = 0; i < tree.size(); ++i) {
+    const auto [begin, end] = children.equal_range(tree[i]);
+    for (auto child = begin; child != end; ++child) tree.push_back(child->second);
+  }
+  for (size_t i = tree.size(); i-- > 0;) {  // children before parents
+    if (entries_[tree[i]].is_evictable) {
+      remove_evictable(tree[i]);
+      evictable.push_back(tree[i]);
+    }
+    forget(tree[i]);
+  }
+  return evictable;
 }
 
 std::vector<int32_t> PrefixCache::clear() {

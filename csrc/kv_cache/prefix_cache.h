@@ -44,6 +44,9 @@ class PrefixCache {
 
   // Forgets the least recently used evictable block and returns it. Precondition: there is one.
   int32_t evict();
+  // Forgets a block, if it is held, and all that hangs on it; returns those of them that had no
+  // reference. Looks at every block.
+  std::vector<int32_t> remove(int32_t block);
   // Forgets everything; returns the blocks that had no reference.
   std::vector<int32_t> clear();
 
@@ -51,6 +54,8 @@ class PrefixCache {
   void check_integrity() const;
 
  private:
+  void forget(int32_t block);
+
   struct Entry {
     TokenHash hash;
     int32_t parent = kNone;

@@ -17,9 +17,11 @@ int64_t PrefixSearch::run(int64_t count) {
 
 std::optional<int32_t> PrefixSearch::find(int64_t group, int64_t idx) const {
   const int32_t block_size = groups_.block_size();
-  return cache_.find(CacheGroups::key_of(hashes_[idx], group),
-                     groups_.parent_of(group, idx, blocks_),
-                     token_ids_.subspan(idx * block_size, block_size));
+  const auto block =
+      cache_.find(CacheGroups::key_of(hashes_[idx], group), groups_.parent_of(group, idx, blocks_),
+                  token_ids_.subspan(idx * block_size, block_size));
+  if (block && is_readable_ != nullptr && !(*is_readable_)[*block]) return std::nullopt;
+  return block;
 }
 
 int64_t PrefixSearch::match_all(int64_t group, int64_t count) {

@@ -17,6 +17,7 @@ PYBIND11_MODULE(_core_testing, testing) {
   llmserve::register_testing_models(testing);
   llmserve::register_testing_grammar(testing);
   llmserve::register_testing_control(testing);
+  llmserve::register_testing_kv_cache(testing);
   llmserve::register_testing_scheduler(testing);
   llmserve::register_testing_memory(testing);
   llmserve::register_testing_soak(testing);

@@ -12,6 +12,7 @@ void register_testing_io(pybind11::module_& testing);
 void register_testing_models(pybind11::module_& testing);
 void register_testing_grammar(pybind11::module_& testing);
 void register_testing_control(pybind11::module_& testing);
+void register_testing_kv_cache(pybind11::module_& testing);
 void register_testing_scheduler(pybind11::module_& testing);
 void register_testing_memory(pybind11::module_& testing);
 void register_testing_soak(pybind11::module_& testing);

@@ -1,0 +1,131 @@
+"""A KV pool next to what a device would hold: contents of blocks, told apart by their tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from llmserve import _core_testing as testing
+from llmserve import errors
+
+BLOCK_SIZE = 2
+NUM_BLOCKS = 10
+NUM_SALTS = 2
+GONE = -1  # in a block table
+# Of the cache groups: all tokens, windows shorter than a block, as long, and longer; with and
+# without a group that keeps all.
+WINDOWS = [(0,), (0, 3), (5,), (2, 0, 1, 4)]
+
+Slot = tuple[int, int, int]  # salt, token, group
+
+
+class Held:
+    """A table, the tokens of its sequence, and how many of them are computed."""
+
+    def __init__(self, owner: int, salt: int, tokens: list[int]) -> None:
+        self.table = testing.BlockTable(owner, str(salt))
+        self.salt = salt
+        self.tokens = tokens
+        self.num_computed = 0
+
+
+class PoolModel:
+    """Operations on the real manager; `pool` holds what a device would hold."""
+
+    def __init__(self, windows: tuple[int, ...] = (0,)) -> None:
+        self.windows = windows
+        self.num_blocks = NUM_BLOCKS * len(windows)
+        self.manager = testing.KvCacheManager(self.num_blocks, BLOCK_SIZE, windows=windows)
+        self.pool: list[list[Slot | None]] = [[None] * BLOCK_SIZE] * self.num_blocks
+        self.held: list[Held] = []
+        self.next_owner = 0
+
+    def admit(self, salt: int, tokens: list[int]) -> None:
+        entry = Held(self.next_owner, salt, list(tokens))
+        self.next_owner += 1
+        _, pending = self.manager.find_prefix(entry.table, tokens)
+        lacking = self.manager.num_lacking(entry.table, tokens)
+        if pending is not None or lacking > 0:
+            return
+        self.manager.attach(entry.table, tokens)
+        entry.num_computed = len(entry.table.groups[0]) * BLOCK_SIZE
+        assert entry.num_computed < len(tokens)
+        self.held.append(entry)
+        self.check_content(entry)
+
+    def run(self, idx: int, count: int) -> None:
+        """Computes up to `count` tokens of a sequence; one that has run grows by a token first."""
+        entry = self.pick(idx)
+        if entry is None:
+            return
+        if entry.num_computed == len(entry.tokens):
+            entry.tokens.append(count % 2)
+        start = entry.num_computed
+        count = min(count, len(entry.tokens) - start)
+        if not self.manager.can_allocate(entry.table, start, count):
+            before = [list(group) for group in entry.table.groups]
+            with pytest.raises(errors.InternalError):
+                self.manager.allocate(entry.table, start, count)
+            assert entry.table.groups == before
+            return
+        for source, destination in self.manager.allocate(entry.table, start, count):
+            self.pool[destination] = list(self.pool[source])
+        for group, blocks in enumerate(entry.table.groups):
+            for position in range(start, start + count):
+                block = blocks[position // BLOCK_SIZE]
+                self.pool[block] = list(self.pool[block])
+                slot = (entry.salt, entry.tokens[position], group)
+                self.pool[block][position % BLOCK_SIZE] = slot
+        entry.num_computed = start + count
+        self.manager.commit(entry.table, entry.tokens, entry.num_computed)
+
+    def fork(self, idx: int) -> None:
+        entry = self.pick(idx)
+        if entry is None:
+            return
+        child = Held(self.next_owner, entry.salt, list(entry.tokens))
+        self.next_owner += 1
+        child.num_computed = entry.num_computed
+        self.manager.fork(entry.table, child.table)
+        self.held.append(child)
+
+    def release(self, idx: int) -> None:
+        entry = self.pick(idx)
+        if entry is not None:
+            self.held.remove(entry)
+            self.manager.release(entry.table)
+
+    def reset(self) -> None:
+        self.manager.reset_prefix_cache([entry.table for entry in self.held])
+
+    def pick(self, idx: int) -> Held | None:
+        return self.held[idx % len(self.held)] if self.held else None
+
+    def check_content(self, entry: Held) -> None:
+        """What the next token looks at is there, and what left a window is not held."""
+        self.manager.check_table(entry.table, entry.num_computed, entry.num_computed)
+        for group, (window, blocks) in enumerate(
+            zip(self.windows, entry.table.groups, strict=False)
+        ):
+            first = max(0, entry.num_computed - window + 1) if window else 0
+            assert all(block == GONE for block in blocks[: first // BLOCK_SIZE])
+            for position in range(first, entry.num_computed):
+                block = blocks[position // BLOCK_SIZE]
+                expected = (entry.salt, entry.tokens[position], group)
+                assert self.pool[block][position % BLOCK_SIZE] == expected
+
+    def check(self) -> None:
+        self.manager.check_integrity([entry.table for entry in self.held])
+        holders = Counter(
+            block
+            for entry in self.held
+            for blocks in entry.table.groups
+            for block in blocks
+            if block != GONE
+        )
+        for block in range(self.num_blocks):
+            assert self.manager.ref_count(block) == holders[block]
+        free, cached = self.manager.num_free_blocks, self.manager.num_cached_blocks
+        assert free + cached + len(holders) == self.num_blocks
+        for entry in self.held:
+            self.check_content(entry)
