@@ -29,6 +29,7 @@ void CacheConfig::validate() const {
       throw InvalidArgument(concat("window must be at least 0, got ", group.window));
   }
   lower_tier.validate();
+  require_at_least("num_state_slots", num_state_slots, 0);
 }
 
 void SchedulerConfig::validate() const {

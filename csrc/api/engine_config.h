@@ -30,6 +30,9 @@ struct CacheConfig {
   bool enable_prefix_caching = true;
   std::vector<CacheGroupSpec> groups = std::vector<CacheGroupSpec>(1);
   TierConfig lower_tier;  // with prefix caching only
+  // Of models whose layers keep a fixed state of each sequence: one for each that runs, and others
+  // for snapshots. 0: no layer does.
+  int32_t num_state_slots = 0;
 
   static constexpr auto fields() {
     return std::tuple{

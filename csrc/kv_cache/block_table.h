@@ -31,6 +31,14 @@ void for_each_block(const GroupBlocks& blocks, const Visit& visit) {
       if (block != kGone) visit(block);
 }
 
+inline constexpr int32_t kNoSlot = -1;
+
+// A state on its way to a snapshot: see StateSlots.
+struct KeptState {
+  int32_t slot = kNoSlot;
+  int32_t num_blocks = 0;  // of the tokens before it
+};
+
 struct BlockTable {
   // A reference each, but for those that are kGone, which come first.
   GroupBlocks blocks;
@@ -49,6 +57,9 @@ struct BlockTable {
 
   GroupBlocks slots;                  // of a lower tier that has its leading blocks, as `blocks`
   TransferId transfer = kNoTransfer;  // under way between the two, of its blocks
+
+  int32_t state_slot = kNoSlot;  // of StateSlots, where there are any
+  std::vector<KeptState> kept_states;
 
   int32_t num_blocks() const {  // of each group, those that are gone included
     return blocks.empty() ? 0 : static_cast<int32_t>(blocks[0].size());

@@ -23,6 +23,7 @@ KvCacheManager::KvCacheManager(const CacheConfig& config, Hasher hasher, int64_t
       pool_(config.num_blocks, config.block_size) {
   if (config.enable_prefix_caching && config.lower_tier.num_blocks > 0)
     tiers_.emplace(config.lower_tier, groups_, pool_);
+  if (config.num_state_slots > 0) states_.emplace(config.num_state_slots);
 }
 
 void KvCacheManager::hash_blocks(BlockTable& table, std::span<const int32_t> token_ids,
@@ -41,15 +42,20 @@ PrefixMatch KvCacheManager::find_prefix(BlockTable& table,
   if (table.waits_for >= 0) {
     const auto announced = announced_.find(table.hashes[table.waits_for]);
     if (announced != announced_.end())
-      return {.blocks = {}, .pending = announced->second, .stored = {}};
+      return {.blocks = {}, .state_slot = kNoSlot, .pending = announced->second, .stored = {}};
     table.waits_for = -1;
   }
   const int64_t num_tokens = static_cast<int64_t>(token_ids.size());
   const int64_t num_usable = (num_tokens - 1) / block_size();
   hash_blocks(table, token_ids, num_tokens / block_size());
-  PrefixSearch search(groups_, pool_.prefix_cache(), table.hashes, token_ids);
+  PrefixSearch search(groups_,
+                      {.cache = pool_.prefix_cache(),
+                       .is_readable = nullptr,
+                       .states = states_ ? &*states_ : nullptr},
+                      table.hashes, token_ids);
   match.num_blocks = static_cast<int32_t>(search.run(num_usable));
   match.blocks = search.take_blocks();
+  match.state_slot = search.state_slot();
   if (match.num_blocks == num_usable) return match;
   const auto announced = announced_.find(table.hashes[match.num_blocks]);
   if (announced == announced_.end()) {
@@ -66,7 +72,7 @@ StoredPrefix KvCacheManager::find_stored(const BlockTable& table,
                                          std::span<const int32_t> token_ids,
                                          int32_t num_blocks) const {
   const int64_t num_usable = (std::ssize(token_ids) - 1) / block_size();
-  StoredPrefix prefix = tiers_->find(table, token_ids, num_usable);
+  StoredPrefix prefix = tiers_->find(table, token_ids, num_usable, states_ ? &*states_ : nullptr);
   return prefix.num_blocks > num_blocks ? std::move(prefix) : StoredPrefix();
 }
 
@@ -94,6 +100,7 @@ void KvCacheManager::attach(BlockTable& table, const PrefixMatch& match,
   check_internal(table.num_blocks() == 0, "a prefix is attached to a table without blocks");
   table.blocks = match.blocks;
   table.for_each_block([&](int32_t block) { pool_.add_ref(block); });
+  if (states_) take_state(table, match.state_slot);
   if (!config_.enable_prefix_caching || table.is_private) return;
   table.num_cached = match.num_blocks;
   announce(table, token_ids);
@@ -105,6 +112,7 @@ void KvCacheManager::load(BlockTable& table, const StoredPrefix& prefix,
   check_internal(num_lacking(prefix, std::ssize(token_ids)) == 0,
                  "a prefix is loaded where it fits");
   tiers_->load(table, prefix);
+  if (states_) take_state(table, prefix.state_slot);
   announce(table, token_ids);
 }
 
@@ -158,6 +166,7 @@ void KvCacheManager::commit(BlockTable& table, std::span<const int32_t> token_id
     if (table.is_cacheable) tiers_->store(table, token_ids);
     tiers_->drop_left(table, num_computed);
   }
+  if (states_) file_states(table, token_ids, num_computed);
   drop_left(table, num_computed);
 }
 
@@ -219,10 +228,12 @@ void KvCacheManager::fork(const BlockTable& parent, BlockTable& child) {
   child = parent;
   child.num_announced = child.num_cached;
   if (tiers_) tiers_->fork(parent, child);
+  if (states_) fork_state(parent, child);
 }
 
 void KvCacheManager::release(BlockTable& table) {
   withdraw_all(table);
+  if (states_) release_state(table);
   if (tiers_) {
     tiers_->release(table);
   } else {
@@ -239,9 +250,11 @@ void KvCacheManager::reset_prefix_cache(std::span<BlockTable* const> tables) {
     withdraw_all(*table);
     table->num_cached = table->num_announced = 0;
     table->is_cacheable = false;
+    drop_kept_states(*table);
   }
   pool_.clear();
   if (tiers_) tiers_->clear(tables);
+  if (states_) states_->clear();
 }
 
 BlockTable* KvCacheManager::finish_transfer(TransferId id, bool is_done) {
@@ -280,6 +293,7 @@ void KvCacheManager::check_integrity(std::span<const BlockTable* const> tables) 
   check_internal(num_announced == announced_.size(), "each announced block has a table");
   if (tiers_) tiers_->check_integrity(tables, num_holders);
   pool_.check_integrity(num_holders);
+  if (states_) check_states(tables);
 }
 
 void KvCacheManager::check_table(const BlockTable& table, int64_t num_computed,

@@ -27,6 +27,7 @@
 #include "kv_cache/block_pool.h"
 #include "kv_cache/block_table.h"
 #include "kv_cache/cache_groups.h"
+#include "kv_cache/state_slots.h"
 #include "kv_cache/tiers.h"
 
 namespace llmserve {
@@ -35,6 +36,7 @@ namespace llmserve {
 struct PrefixMatch {
   int32_t num_blocks = 0;  // of tokens; of each group, those that it does not need included
   GroupBlocks blocks;
+  int32_t state_slot = kNoSlot;         // the snapshot of the state after them, where there is one
   const BlockTable* pending = nullptr;  // the table that is computing the block after them
   StoredPrefix stored;                  // a longer prefix, for load(), that a lower tier has
 };
@@ -93,13 +95,14 @@ class KvCacheManager {
   int32_t num_lacking(const StoredPrefix& prefix, int64_t num_tokens) const {
     return num_lacking(prefix.blocks, num_tokens);
   }
-  // Refers to the matched blocks, found for this table since anything last changed, and announces
-  // the full blocks of token_ids after them as this table's to compute. The announcement ends as
-  // the blocks are committed or the table released.
+  // Precondition: has_state_slot(match.state_slot). Refers to the matched blocks, found for this
+  // table since anything last changed, and announces the full blocks of token_ids after them as
+  // this table's to compute. The announcement ends as the blocks are committed or the table
+  // released.
   void attach(BlockTable& table, const PrefixMatch& match, std::span<const int32_t> token_ids);
   // The same with the longer prefix that the lower tier has, whose missing blocks are new ones that
   // a transfer fills: until that has ended the table is neither read nor grown nor forked.
-  // Precondition: num_lacking(prefix, its tokens) is 0.
+  // Precondition: num_lacking(prefix, its tokens) is 0, has_state_slot(prefix.state_slot).
   void load(BlockTable& table, const StoredPrefix& prefix, std::span<const int32_t> token_ids);
   void count_query(int64_t num_tokens, int64_t num_hit_tokens);
 
@@ -148,9 +151,27 @@ class KvCacheManager {
     return tiers_ ? tiers_->index().entries().num_held() : 0;
   }
 
+  // -- fixed states ------------------------------------------------------------------------------
+  // Of models that have layers with one (CacheConfig::num_state_slots): each table that is attached
+  // or loaded has a slot until its release, into which a snapshot is copied where its prefix has
+  // one, and which a step that begins at position 0 sets. All of it is nothing for other models.
+
+  // Whether attach(), load() (of a match's snapshot) or fork() (kNoSlot) finds a slot.
+  bool has_state_slot(int32_t snapshot) const;
+  bool can_keep_state(const BlockTable& table) const;
+  // The state after num_tokens, a multiple of the block size up to which all has been scheduled and
+  // after which nothing has, becomes a snapshot: copied with the next plan, found once a step that
+  // runs tokens after them is committed.
+  void keep_state(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_tokens);
+  // Appends the copies asked for since the last call, for the next plan.
+  void take_state_copies(std::vector<StateCopy>& copies);
+  int32_t num_state_snapshots() const { return states_ ? states_->num_snapshots() : 0; }
+  int32_t num_free_state_slots() const { return states_ ? states_->num_free() : 0; }
+
   // -- sharing and the end ----------------------------------------------------------------------
 
   // `child`, a table without blocks, shares all blocks and hashes of `parent`.
+  // Precondition: has_state_slot(kNoSlot).
   void fork(const BlockTable& parent, BlockTable& child);
   // Gives all blocks back, last first, those of a table that is_moving() with its transfer's end;
   // the table is as if new but for its hashes.
@@ -175,6 +196,12 @@ class KvCacheManager {
   int32_t num_lacking(const GroupBlocks& blocks, int64_t num_tokens) const;
   StoredPrefix find_stored(const BlockTable& table, std::span<const int32_t> token_ids,
                            int32_t num_blocks) const;
+  void take_state(BlockTable& table, int32_t snapshot);
+  void fork_state(const BlockTable& parent, BlockTable& child);
+  void file_states(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_computed);
+  void drop_kept_states(BlockTable& table);
+  void release_state(BlockTable& table);
+  void check_states(std::span<const BlockTable* const> tables) const;
   void announce(BlockTable& table, std::span<const int32_t> token_ids);
   void cache_full_blocks(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_full);
   void drop_left(BlockTable& table, int64_t num_computed);
@@ -193,6 +220,8 @@ class KvCacheManager {
   const CacheGroups groups_;
   BlockPool pool_;
   std::optional<Tiers> tiers_;
+  std::optional<StateSlots> states_;
+  std::vector<StateCopy> state_copies_;  // not taken yet
   std::unordered_map<TokenHash, const BlockTable*, TokenHashBucket> announced_;
   std::vector<int32_t> replaced_;
   PrefixCacheCounters counters_;

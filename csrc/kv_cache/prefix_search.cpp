@@ -10,6 +10,7 @@ int64_t PrefixSearch::run(int64_t count) {
     previous = count;
     for (int64_t g = 0; g < groups_.count(); ++g)
       if (!groups_.keeps_all(g)) count = match_window(g, count);
+    if (sources_.states != nullptr) count = match_state(count);
   }
   collect(count);
   return count;
@@ -17,10 +18,11 @@ int64_t PrefixSearch::run(int64_t count) {
 
 std::optional<int32_t> PrefixSearch::find(int64_t group, int64_t idx) const {
   const int32_t block_size = groups_.block_size();
-  const auto block =
-      cache_.find(CacheGroups::key_of(hashes_[idx], group), groups_.parent_of(group, idx, blocks_),
-                  token_ids_.subspan(idx * block_size, block_size));
-  if (block && is_readable_ != nullptr && !(*is_readable_)[*block]) return std::nullopt;
+  const auto block = sources_.cache.find(CacheGroups::key_of(hashes_[idx], group),
+                                         groups_.parent_of(group, idx, blocks_),
+                                         token_ids_.subspan(idx * block_size, block_size));
+  if (block && sources_.is_readable != nullptr && !(*sources_.is_readable)[*block])
+    return std::nullopt;
   return block;
 }
 
@@ -41,6 +43,18 @@ int64_t PrefixSearch::match_window(int64_t group, int64_t count) const {
     while (i >= begin && find(group, i)) --i;
     if (i < begin) break;
     count = i;
+  }
+  return count;
+}
+
+int64_t PrefixSearch::match_state(int64_t count) {
+  state_slot_ = kNoSlot;
+  for (; count > 0; --count) {
+    const auto slot =
+        sources_.states->find(hashes_[count - 1], token_ids_.first(count * groups_.block_size()));
+    if (!slot) continue;
+    state_slot_ = *slot;
+    break;
   }
   return count;
 }

@@ -13,12 +13,15 @@ constexpr int32_t kMissing = -2;  // the tier has nothing under this key
 
 }  // namespace
 
-StoredPrefix Tiers::find(const BlockTable& table, std::span<const int32_t> token_ids,
-                         int64_t count) const {
-  PrefixSearch search(groups_, index_.entries(), table.hashes, token_ids, &index_.is_stored());
+StoredPrefix Tiers::find(const BlockTable& table, std::span<const int32_t> token_ids, int64_t count,
+                         const StateSlots* states) const {
+  PrefixSearch search(
+      groups_, {.cache = index_.entries(), .is_readable = &index_.is_stored(), .states = states},
+      table.hashes, token_ids);
   StoredPrefix prefix{.num_blocks = static_cast<int32_t>(search.run(count)),
                       .slots = search.take_blocks(),
-                      .blocks = {}};
+                      .blocks = {},
+                      .state_slot = search.state_slot()};
   prefix.blocks.resize(groups_.count());
   for (std::vector<int32_t>& group : prefix.blocks) group.resize(prefix.num_blocks, kGone);
   for (const int64_t g : groups_.in_order()) {

@@ -17,6 +17,7 @@
 
 #include "api/engine_config.h"
 #include "kv_cache/cache_groups.h"
+#include "kv_cache/state_slots.h"
 #include "kv_cache/tier_index.h"
 #include "kv_cache/transfer.h"
 
@@ -27,6 +28,7 @@ struct StoredPrefix {
   int32_t num_blocks = 0;  // more than the pool has, or 0
   GroupBlocks slots;       // [groups][num_blocks] of the tier
   GroupBlocks blocks;      // as many of the pool, where that has them too
+  int32_t state_slot = kNoSlot;
 };
 
 class Tiers {
@@ -40,9 +42,9 @@ class Tiers {
   const TierIndex& index() const { return index_; }
   int64_t num_in_flight() const { return std::ssize(in_flight_); }
 
-  // Up to `count` blocks of the table's tokens, which are hashed.
-  StoredPrefix find(const BlockTable& table, std::span<const int32_t> token_ids,
-                    int64_t count) const;
+  // Up to `count` blocks of the table's tokens, which are hashed; `states` or nullptr.
+  StoredPrefix find(const BlockTable& table, std::span<const int32_t> token_ids, int64_t count,
+                    const StateSlots* states) const;
   // Begins to store what the table has filed and the tier lacks.
   void store(BlockTable& table, std::span<const int32_t> token_ids);
   // Gives a table without blocks those of the prefix: the pool's, and new ones for what is loaded.

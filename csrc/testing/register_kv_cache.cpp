@@ -96,25 +96,27 @@ void register_kv_cache(py::module_& testing) {
       .def_readonly("groups", &BlockTable::blocks)
       .def_readonly("num_cached", &BlockTable::num_cached)
       .def_readonly("slots", &BlockTable::slots)
+      .def_readonly("state_slot", &BlockTable::state_slot)
       .def_property_readonly("is_moving", &KvCacheManager::is_moving)
       .def_property_readonly("num_hashed",
                              [](const BlockTable& self) { return self.hashes.size(); });
   py::class_<KvCacheManager>(testing, "KvCacheManager")
       .def(py::init([](int32_t num_blocks, int32_t block_size, bool enable_prefix_caching,
                        bool forge_collisions, const Tokens& windows, int64_t max_step_tokens,
-                       int32_t num_slots, int32_t max_stores) {
+                       int32_t num_slots, int32_t max_stores, int32_t num_state_slots) {
              return std::make_unique<KvCacheManager>(
                  CacheConfig{.block_size = block_size,
                              .num_blocks = num_blocks,
                              .enable_prefix_caching = enable_prefix_caching,
                              .groups = groups_of_windows(windows),
-                             .lower_tier = {.num_blocks = num_slots, .max_stores = max_stores}},
+                             .lower_tier = {.num_blocks = num_slots, .max_stores = max_stores},
+                             .num_state_slots = num_state_slots},
                  forge_collisions ? &forged_hash : &chain_hash, max_step_tokens);
            }),
            py::arg("num_blocks"), py::arg("block_size"), py::kw_only(),
            py::arg("enable_prefix_caching") = true, py::arg("forge_collisions") = false,
            py::arg("windows") = Tokens{0}, py::arg("max_step_tokens") = KvCacheManager::kUnbounded,
-           py::arg("num_slots") = 0, py::arg("max_stores") = 64)
+           py::arg("num_slots") = 0, py::arg("max_stores") = 64, py::arg("num_state_slots") = 0)
       .def("find_prefix", &find_prefix)
       .def("num_lacking",
            [](const KvCacheManager& self, BlockTable& table, const Tokens& token_ids) {
@@ -133,7 +135,8 @@ void register_kv_cache(py::module_& testing) {
           "load",
           [](KvCacheManager& self, BlockTable& table, const Tokens& token_ids) {
             const StoredPrefix prefix = self.find_prefix(table, token_ids).stored;
-            if (prefix.num_blocks == 0 || self.num_lacking(prefix, std::ssize(token_ids)) > 0)
+            if (prefix.num_blocks == 0 || !self.has_state_slot(prefix.state_slot) ||
+                self.num_lacking(prefix, std::ssize(token_ids)) > 0)
               return false;
             self.load(table, prefix, token_ids);
             return true;
@@ -148,6 +151,24 @@ void register_kv_cache(py::module_& testing) {
       .def("finish_transfer", &KvCacheManager::finish_transfer, py::return_value_policy::reference)
       .def_property_readonly("num_transfers", &KvCacheManager::num_transfers)
       .def_property_readonly("num_stored_blocks", &KvCacheManager::num_stored_blocks)
+      .def("has_state_slot",
+           [](const KvCacheManager& self, BlockTable& table, const Tokens& token_ids) {
+             return self.has_state_slot(self.find_prefix(table, token_ids).state_slot);
+           })
+      .def("can_fork", [](const KvCacheManager& self) { return self.has_state_slot(kNoSlot); })
+      .def("can_keep_state", &KvCacheManager::can_keep_state)
+      .def("keep_state", [](KvCacheManager& self, BlockTable& table, const Tokens& token_ids,
+                            int64_t num_tokens) { self.keep_state(table, token_ids, num_tokens); })
+      .def("take_state_copies",
+           [](KvCacheManager& self) {
+             std::vector<StateCopy> copies;
+             self.take_state_copies(copies);
+             Copies pairs;
+             for (const StateCopy& copy : copies) pairs.emplace_back(copy.source, copy.destination);
+             return pairs;
+           })
+      .def_property_readonly("num_state_snapshots", &KvCacheManager::num_state_snapshots)
+      .def_property_readonly("num_free_state_slots", &KvCacheManager::num_free_state_slots)
       .def("num_blocks_for", &KvCacheManager::num_blocks_for)
       .def("check_table", &KvCacheManager::check_table)
       .def("can_allocate", &KvCacheManager::can_allocate)
