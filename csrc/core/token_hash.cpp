@@ -87,13 +87,23 @@ TokenHash Sha256::finish() {
   return digest;
 }
 
-TokenHash root_hash(std::string_view salt) {
+TokenHash root_hash(std::string_view salt, std::span<const TokenHash> digests) {
   // The prefix keeps roots apart from chained hashes, whose input starts with a digest.
-  constexpr std::string_view kDomain = "llmserve prefix cache salt:";
-  Sha256 sha;
-  sha.update({reinterpret_cast<const uint8_t*>(kDomain.data()), kDomain.size()});
-  sha.update({reinterpret_cast<const uint8_t*>(salt.data()), salt.size()});
-  return sha.finish();
+  const auto hash_of = [](std::string_view domain, std::span<const uint8_t> data) {
+    Sha256 sha;
+    sha.update({reinterpret_cast<const uint8_t*>(domain.data()), domain.size()});
+    sha.update(data);
+    return sha.finish();
+  };
+  TokenHash root = hash_of("llmserve prefix cache salt:",
+                           {reinterpret_cast<const uint8_t*>(salt.data()), salt.size()});
+  for (const TokenHash& digest : digests) {
+    std::array<uint8_t, 2 * sizeof(TokenHash)> pair;
+    std::ranges::copy(root.bytes, pair.begin());
+    std::ranges::copy(digest.bytes, pair.begin() + sizeof(TokenHash));
+    root = hash_of("llmserve prefix cache digest:", pair);
+  }
+  return root;
 }
 
 TokenHash chain_hash(const TokenHash& parent, std::span<const int32_t> token_ids) {

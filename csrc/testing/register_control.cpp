@@ -82,7 +82,14 @@ void register_hashes(py::module_& testing) {
     }
     return to_bytes(sha.finish());
   });
-  testing.def("root_hash", [](const std::string& salt) { return to_bytes(root_hash(salt)); });
+  testing.def(
+      "root_hash",
+      [](const std::string& salt, const std::vector<std::string>& digests) {
+        std::vector<TokenHash> hashes;
+        for (const std::string& digest : digests) hashes.push_back(to_hash(digest));
+        return to_bytes(root_hash(salt, hashes));
+      },
+      py::arg("salt"), py::arg("digests") = std::vector<std::string>());
   testing.def("chain_hash", [](const std::string& parent, const Tokens& token_ids) {
     return to_bytes(chain_hash(to_hash(parent), token_ids));
   });

@@ -39,6 +39,17 @@ def test_a_block_hash_covers_parent_and_tokens() -> None:
     assert testing.chain_hash(testing.root_hash(b"x"), tokens) != expected
 
 
+def test_a_root_covers_the_salt_and_each_digest_in_its_place() -> None:
+    salt = hashlib.sha256(b"llmserve prefix cache salt:tenant").digest()
+    assert testing.root_hash("tenant") == testing.root_hash("tenant", []) == salt
+    first, second = (hashlib.sha256(name).digest() for name in (b"adapter", b"int8 tier"))
+    expected = hashlib.sha256(b"llmserve prefix cache digest:" + salt + first).digest()
+    assert testing.root_hash("tenant", [first]) == expected
+    orders = [[], [first], [second], [first, second], [second, first]]
+    roots = {testing.root_hash(name, order) for name in ("", "tenant") for order in orders}
+    assert len(roots) == 2 * len(orders)
+
+
 def test_sample_zero_has_the_seed_of_the_request() -> None:
     seeds = [testing.sample_seed(2**64 - 1, i) for i in range(128)]
     assert seeds[0] == 2**64 - 1
