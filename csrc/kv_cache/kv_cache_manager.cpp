@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "kv_cache/prefix_search.h"
 
 namespace llmserve {
 namespace {
@@ -24,63 +23,6 @@ KvCacheManager::KvCacheManager(const CacheConfig& config, Hasher hasher, int64_t
   if (config.enable_prefix_caching && config.lower_tier.num_blocks > 0)
     tiers_.emplace(config.lower_tier, groups_, pool_);
   if (config.num_state_slots > 0) states_.emplace(config.num_state_slots);
-}
-
-void KvCacheManager::hash_blocks(BlockTable& table, std::span<const int32_t> token_ids,
-                                 int64_t count) const {
-  while (static_cast<int64_t>(table.hashes.size()) < count) {
-    const TokenHash& parent = table.hashes.empty() ? table.root : table.hashes.back();
-    table.hashes.push_back(hasher_(parent, block_tokens(token_ids, table.hashes.size())));
-  }
-}
-
-PrefixMatch KvCacheManager::find_prefix(BlockTable& table,
-                                        std::span<const int32_t> token_ids) const {
-  PrefixMatch match;
-  if (!config_.enable_prefix_caching) return match;
-  // The block that it was seen waiting for is still under way: no need to walk the chain again.
-  if (table.waits_for >= 0) {
-    const auto announced = announced_.find(table.hashes[table.waits_for]);
-    if (announced != announced_.end())
-      return {.blocks = {}, .state_slot = kNoSlot, .pending = announced->second, .stored = {}};
-    table.waits_for = -1;
-  }
-  const int64_t num_tokens = static_cast<int64_t>(token_ids.size());
-  const int64_t num_usable = (num_tokens - 1) / block_size();
-  hash_blocks(table, token_ids, num_tokens / block_size());
-  PrefixSearch search(groups_,
-                      {.cache = pool_.prefix_cache(),
-                       .is_readable = nullptr,
-                       .states = states_ ? &*states_ : nullptr},
-                      table.hashes, token_ids);
-  match.num_blocks = static_cast<int32_t>(search.run(num_usable));
-  match.blocks = search.take_blocks();
-  match.state_slot = search.state_slot();
-  if (match.num_blocks == num_usable) return match;
-  const auto announced = announced_.find(table.hashes[match.num_blocks]);
-  if (announced == announced_.end()) {
-    if (tiers_) match.stored = find_stored(table, token_ids, match.num_blocks);
-    return match;
-  }
-  match.pending = announced->second;
-  table.waits_for = match.num_blocks;
-  return match;
-}
-
-// What the lower tier has, if that is more than the pool has.
-StoredPrefix KvCacheManager::find_stored(const BlockTable& table,
-                                         std::span<const int32_t> token_ids,
-                                         int32_t num_blocks) const {
-  const int64_t num_usable = (std::ssize(token_ids) - 1) / block_size();
-  StoredPrefix prefix = tiers_->find(table, token_ids, num_usable, states_ ? &*states_ : nullptr);
-  return prefix.num_blocks > num_blocks ? std::move(prefix) : StoredPrefix();
-}
-
-PrefixMatch KvCacheManager::skip_prefix(BlockTable& table,
-                                        std::span<const int32_t> token_ids) const {
-  if (config_.enable_prefix_caching && !table.is_private)
-    hash_blocks(table, token_ids, static_cast<int64_t>(token_ids.size()) / block_size());
-  return {};
 }
 
 int32_t KvCacheManager::num_lacking(const GroupBlocks& blocks, int64_t num_tokens) const {
@@ -114,13 +56,6 @@ void KvCacheManager::load(BlockTable& table, const StoredPrefix& prefix,
   tiers_->load(table, prefix);
   if (states_) take_state(table, prefix.state_slot);
   announce(table, token_ids);
-}
-
-void KvCacheManager::announce(BlockTable& table, std::span<const int32_t> token_ids) {
-  table.num_announced = static_cast<int32_t>(token_ids.size() / block_size());
-  for (int32_t i = table.num_cached; i < table.num_announced; ++i) {
-    announced_.try_emplace(table.hashes[i], &table);
-  }
 }
 
 void KvCacheManager::count_query(int64_t num_tokens, int64_t num_hit_tokens) {
@@ -160,32 +95,16 @@ void KvCacheManager::allocate(BlockTable& table, int64_t start, int64_t num_new_
 
 void KvCacheManager::commit(BlockTable& table, std::span<const int32_t> token_ids,
                             int64_t num_computed) {
-  if (config_.enable_prefix_caching && !table.is_private && table.is_cacheable)
-    cache_full_blocks(table, token_ids, num_computed / block_size());
+  const int64_t num_full = num_computed / block_size();
+  if (num_full != table.num_cached && config_.enable_prefix_caching && !table.is_private &&
+      table.is_cacheable)
+    cache_full_blocks(table, token_ids, num_full);
   if (tiers_) {
     if (table.is_cacheable) tiers_->store(table, token_ids);
     tiers_->drop_left(table, num_computed);
   }
   if (states_) file_states(table, token_ids, num_computed);
   drop_left(table, num_computed);
-}
-
-void KvCacheManager::cache_full_blocks(BlockTable& table, std::span<const int32_t> token_ids,
-                                       int64_t num_full) {
-  if (num_full == table.num_cached) return;
-  hash_blocks(table, token_ids, num_full);
-  for (int64_t i = table.num_cached; i < num_full; ++i) {
-    for (const int64_t g : groups_.in_order()) {
-      // Of a prefix that was loaded, a windowed group has what the next token looks at alone.
-      if (table.blocks[g][i] == kGone || cache_block(table, token_ids, g, i)) continue;
-      // Another chain of tokens has this hash. What follows would hang on the wrong parent.
-      withdraw_all(table);
-      table.is_cacheable = false;
-      return;
-    }
-    withdraw(table, i);
-    table.num_cached = static_cast<int32_t>(i + 1);
-  }
 }
 
 // What the next token does not look at any more. The last of them goes first, as release() has it.
@@ -197,24 +116,6 @@ void KvCacheManager::drop_left(BlockTable& table, int64_t num_computed) {
       group[i] = kGone;
     }
   }
-}
-
-bool KvCacheManager::cache_block(BlockTable& table, std::span<const int32_t> token_ids,
-                                 int64_t group, int64_t idx) {
-  std::vector<int32_t>& blocks = table.blocks[group];
-  const TokenHash key = CacheGroups::key_of(table.hashes[idx], group);
-  const std::span<const int32_t> tokens = block_tokens(token_ids, idx);
-  const int32_t parent = groups_.parent_of(group, idx, table.blocks);
-  if (!pool_.prefix_cache().contains(key)) {
-    pool_.insert(key, blocks[idx], parent, tokens);
-    return true;
-  }
-  const auto equal = pool_.prefix_cache().find(key, parent, tokens);
-  if (!equal) return false;
-  pool_.add_ref(*equal);
-  replaced_.push_back(blocks[idx]);
-  blocks[idx] = *equal;
-  return true;
 }
 
 void KvCacheManager::give_back_replaced() {
@@ -261,17 +162,6 @@ BlockTable* KvCacheManager::finish_transfer(TransferId id, bool is_done) {
   BlockTable* table = tiers_ ? tiers_->finish(id, is_done) : nullptr;
   if (table != nullptr && !is_done) release(*table);
   return table;
-}
-
-void KvCacheManager::withdraw(BlockTable& table, int64_t idx) {
-  if (idx >= table.num_announced) return;
-  const auto announced = announced_.find(table.hashes[idx]);
-  if (announced != announced_.end() && announced->second == &table) announced_.erase(announced);
-}
-
-void KvCacheManager::withdraw_all(BlockTable& table) {
-  for (int64_t i = table.num_cached; i < table.num_announced; ++i) withdraw(table, i);
-  table.num_announced = table.num_cached;
 }
 
 void KvCacheManager::check_integrity(std::span<const BlockTable* const> tables) const {
