@@ -14,8 +14,9 @@ constexpr std::array kKvCacheDTypes{DType::kF32, DType::kBF16, DType::kF8E4M3};
 
 void TierConfig::validate() const {
   if (num_blocks < 0 || max_stores < 1) {
-    throw InvalidArgument(concat("lower_tier: num_blocks must be at least 0 and max_stores at least 1, got ",
-                                 num_blocks, " and ", max_stores));
+    throw InvalidArgument(
+        concat("lower_tier: num_blocks must be at least 0 and max_stores at least 1, got ",
+               num_blocks, " and ", max_stores));
   }
 }
 
@@ -29,7 +30,8 @@ void CacheConfig::validate() const {
       throw InvalidArgument(concat("window must be at least 0, got ", group.window));
   }
   lower_tier.validate();
-  require_at_least("num_state_slots", num_state_slots, 0);
+  if (num_state_slots < 0)
+    throw InvalidArgument(concat("num_state_slots must be at least 0, got ", num_state_slots));
 }
 
 void SchedulerConfig::validate() const {

@@ -29,9 +29,20 @@ struct Request {
   std::optional<BeamSearchParams> beam_search;  // the most likely continuations are wanted
   uint64_t seed =
       0;  // resolved: params.seed, or a hash of the engine's seed and the request's number
-  int32_t priority = 0;     // lower runs earlier, where the policy looks at it
-  std::string cache_salt;   // requests share cached blocks only within one salt
-  int64_t arrival_us = 0;   // on the engine's clock
+  int32_t priority = 0;    // lower runs earlier, where the policy looks at it
+  std::string cache_salt;  // requests share cached blocks only within one salt
+  std::string tenant;      // whom policies and quotas count it for; "": nobody's
+  // Deadlines for the first token, and for each after the one before; 0: none. Policies read them.
+  int64_t ttft_us = 0;
+  int64_t tpot_us = 0;
+  int64_t prefix_ttl_us = 0;  // how long its prompt's cached blocks are worth keeping; 0: as others
+  std::string adapter;        // whose weights are added to the model's; "": none
+  // Tokens that were generated, and given out, before: the request goes on after them, at their
+  // positions and with its seed. They count as generated, and are in no event.
+  std::vector<int32_t> resumed_token_ids;
+  bool has_drafter = false;     // DraftReady may come for it
+  bool awaits_grammar = false;  // it waits until GrammarReady brings params.grammar
+  int64_t arrival_us = 0;       // on the engine's clock
   bool is_streamed = true;  // false: each sequence has one event, at its end, with everything in it
 };
 

@@ -31,6 +31,7 @@ void register_plan(py::module_& module) {
       .def_readonly("is_prefill", &Scheduled::is_prefill)
       .def_readonly("awaited_row", &Scheduled::awaited_row)
       .def_readonly("num_tokens", &Scheduled::num_tokens)
+      .def_readonly("num_drafted", &Scheduled::num_drafted)
       .def_readonly("token_ids", &Scheduled::token_ids)
       .def_property_readonly(
           "block_table", [](const Scheduled& self) { return self.tables.front(); },
@@ -134,8 +135,8 @@ void register_scheduler(py::module_& module) {
                throw InvalidArgument(concat("max_in_flight must be 1 or ", Scheduler::kMaxInFlight,
                                             ", got ", max_in_flight));
              }
-             return std::make_unique<Self>(config, cache, std::move(vocabulary), &chain_hash,
-                                           max_in_flight);
+             return std::make_unique<Self>(config, cache, std::move(vocabulary),
+                                           SchedulerOptions{.max_in_flight = max_in_flight});
            }),
            "config"_a, "cache"_a, "vocabulary"_a = py::none(), "max_in_flight"_a = 1,
            "With two plans in flight the second may run what the first one draws, by awaited_row.")

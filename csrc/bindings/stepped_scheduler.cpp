@@ -27,11 +27,10 @@ StepPlanRecord::StepPlanRecord(const StepPlan& given) : plan(given) {
 }
 
 SteppedScheduler::SteppedScheduler(const SchedulerConfig& config, const CacheConfig& cache,
-                                   std::optional<Vocabulary> vocabulary,
-                                   KvCacheManager::Hasher hasher, int32_t max_in_flight)
+                                   std::optional<Vocabulary> vocabulary, SchedulerOptions options)
     : vocabulary_(std::move(vocabulary)),
-      scheduler_(config, cache, vocabulary_ ? &*vocabulary_ : nullptr, clock_, hasher,
-                 max_in_flight) {}
+      scheduler_(config, cache, vocabulary_ ? &*vocabulary_ : nullptr, clock_, std::move(options)) {
+}
 
 void SteppedScheduler::check_token_ids(const char* field,
                                        std::span<const int32_t> token_ids) const {
@@ -48,6 +47,7 @@ void SteppedScheduler::add(Request request) {
   check_token_ids("prompt_token_ids", request.prompt_token_ids);
   request.seed = request.params.seed.value_or(0);
   request.arrival_us = clock_.now_us();
+  scheduler_.admission().admit(request);
   scheduler_.add(std::move(request));
 }
 
@@ -85,6 +85,11 @@ void SteppedScheduler::fail_step(const std::string& reason) {
     throw InvalidArgument("fail_step() follows schedule(): there is no plan");
   num_rows_due_.clear();
   scheduler_.fail_step(reason);
+}
+
+void SteppedScheduler::lose_rank(int32_t rank) {
+  num_rows_due_.clear();
+  scheduler_.take(RankLost{.rank = rank});
 }
 
 void SteppedScheduler::fail(const std::string& reason) {

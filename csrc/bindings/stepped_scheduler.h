@@ -46,8 +46,7 @@ struct SequenceRecord {
 class SteppedScheduler {
  public:
   SteppedScheduler(const SchedulerConfig& config, const CacheConfig& cache,
-                   std::optional<Vocabulary> vocabulary,
-                   KvCacheManager::Hasher hasher = &chain_hash, int32_t max_in_flight = 1);
+                   std::optional<Vocabulary> vocabulary, SchedulerOptions options = {});
 
   // The request arrives now.
   void add(Request request);
@@ -55,6 +54,8 @@ class SteppedScheduler {
   std::vector<TokenEvent> commit(const SampledTokens& sampled);
   void preempt(RequestId id);
   void fail_step(const std::string& reason);
+  // The steps in flight went with it.
+  void lose_rank(int32_t rank);
   void fail(const std::string& reason);
   // None: only an arrival or an abort changes anything.
   std::optional<int64_t> wake_us() const;

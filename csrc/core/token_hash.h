@@ -43,8 +43,8 @@ class Sha256 {
 };
 
 // H_0's parent: a hash of the salt, so that chains of different salts never meet; and of whatever
-// else, beside tokens, decides what a block holds, each by a digest of its own, in a fixed order (an
-// adapter, a lossy tier). Without digests it is the salt's alone.
+// else, beside tokens, decides what a block holds, each by a digest of its own, in a fixed order
+// (an adapter, a lossy tier). Without digests it is the salt's alone.
 TokenHash root_hash(std::string_view salt, std::span<const TokenHash> digests = {});
 
 // H_i = SHA256(H_{i-1} || the block's token ids, little-endian int32).

@@ -57,9 +57,15 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
   config_.validate();
   SchedulerConfig scheduler = config_.scheduler;
   scheduler.max_num_queued_reqs = 0;  // add_requests() keeps the bound and tells the caller
-  scheduler_ =
-      std::make_unique<Scheduler>(scheduler, config_.cache, vocabulary_ ? &*vocabulary_ : nullptr,
-                                  clock_, &chain_hash, executor_->max_in_flight());
+  scheduler_ = std::make_unique<Scheduler>(
+      scheduler, config_.cache, vocabulary_ ? &*vocabulary_ : nullptr, clock_,
+      SchedulerOptions{.max_in_flight = executor_->max_in_flight(),
+                       .limits = {.vocab_size = vocab_size_,
+                                  .hidden_size = hidden_size_,
+                                  .max_logprobs = config_.max_logprobs,
+                                  .must_make_text = true,
+                                  .has_adapters = false}});
+  executor_->report_to([this](News news) { give_news(std::move(news)); });
   scheduler_->fill_metrics(metrics_);
   executor_->fill_metrics(metrics_);
   thread_ = start_thread([this] { run(); });
@@ -69,56 +75,10 @@ Engine::~Engine() { close(); }
 
 bool Engine::is_of_this_process() const { return process_id_ == getpid(); }
 
-void Engine::validate(const Request& request) const {
-  request.params.validate();
-  for (const int32_t id : request.prompt_token_ids) {
-    if (request.prompt_embeds && id == kNoTokenId) continue;
-    if (id < 0 || id >= vocab_size_) {
-      throw InvalidArgument(
-          concat("prompt token id ", id, " is outside the vocabulary [0, ", vocab_size_, ")"));
-    }
-  }
-  request.params.validate_token_ids(vocab_size_);
-  const int64_t num_logprobs = request.params.logprobs.value_or(0);
-  if (config_.max_logprobs >= 0 &&
-      (num_logprobs < 0 ? vocab_size_ : num_logprobs) > config_.max_logprobs) {
-    throw InvalidArgument(concat("logprobs must be at most max_logprobs=", config_.max_logprobs,
-                                 ", got ", num_logprobs, num_logprobs < 0 ? " (all)" : "",
-                                 "; raise max_logprobs of the engine, -1 for no bound"));
-  }
-  if (config_.max_logprobs >= 0 &&
-      request.params.prompt_logprobs.value_or(0) > config_.max_logprobs) {
-    throw InvalidArgument(
-        concat("prompt_logprobs must be at most max_logprobs=", config_.max_logprobs, ", got ",
-               *request.params.prompt_logprobs, "; raise max_logprobs of the engine"));
-  }
-  if (request.params.detokenize && !vocabulary_) {
-    throw InvalidArgument("this engine has no tokenizer: pass detokenize=False and read token_ids");
-  }
-  scheduler_->check_request(request);
-}
-
-void Engine::take_prompt_embeds(Request& request) const {
-  const HostArray& embeds = *request.prompt_embeds;
-  if (!request.prompt_token_ids.empty())
-    throw InvalidArgument("a prompt is token ids or prompt_embeds, not both");
-  if (embeds.width != hidden_size_) {
-    throw InvalidArgument(concat("prompt_embeds: expected rows of the model's hidden size ",
-                                 hidden_size_, ", got shape [", embeds.num_rows, ", ", embeds.width,
-                                 "]"));
-  }
-  if (request.params.prompt_logprobs)
-    throw InvalidArgument("prompt_logprobs are of token ids, and prompt_embeds have none");
-  request.prompt_token_ids.assign(static_cast<size_t>(embeds.num_rows), kNoTokenId);
-}
-
 std::vector<RequestId> Engine::add_requests(std::vector<Request> requests) {
   const int64_t arrival_us = clock_.now_us();
   for (Request& request : requests) {
-    std::optional<int32_t>& prompt_logprobs = request.params.prompt_logprobs;
-    if (prompt_logprobs == -1) prompt_logprobs = static_cast<int32_t>(vocab_size_);
-    if (request.prompt_embeds) take_prompt_embeds(request);
-    validate(request);
+    scheduler_->admission().admit(request);
     if (request.pooling) {
       request.pooled = make_pooled_output(*request.pooling, std::ssize(request.prompt_token_ids),
                                           hidden_size_, vocab_size_);
@@ -181,6 +141,12 @@ void Engine::abort(RequestId id) {
   const auto found = processors_.find(id);
   if (found == processors_.end()) return;
   for (const auto& processor : found->second) processor->cancel();
+}
+
+void Engine::give_news(News news) {
+  const std::lock_guard lock(intake_mutex_);
+  intake_.news.push_back(std::move(news));
+  intake_ready_.notify_one();
 }
 
 void Engine::reset_prefix_cache() {
@@ -330,6 +296,7 @@ bool Engine::take_in() {
     recorder_.begin(taken_.front());
     scheduler_->add(std::move(taken_.front()));
   }
+  for (News& news : taken.news) take(news);
   for (const RequestId id : taken.aborts) scheduler_->abort(id);
   if (taken.reset_prefix_cache) scheduler_->reset_prefix_cache();
   {
@@ -339,6 +306,14 @@ bool Engine::take_in() {
   lock.unlock();
   for (auto& task : taken.tasks) task();  // keeps its exception for who waits
   return true;
+}
+
+void Engine::take(News& news) {
+  if (std::holds_alternative<RankLost>(news)) {  // what was in flight went with it
+    executor_->abandon();
+    flights_.clear();
+  }
+  scheduler_->take(std::move(news));
 }
 
 // Where two steps may be in flight, the second is on its way before the first is waited for. An
@@ -372,7 +347,7 @@ void Engine::begin_step() {
   record.num_tokens = plan.num_tokens();
   record.num_prefill_tokens = plan.num_prefill_tokens;
   scheduler_->take_decisions(record.decisions);
-  if (plan.is_empty()) return;
+  if (!plan.has_work()) return;
   const PhaseTimer timer(clock_, record.execute_us);
   is_executing_ = true;
   executor_->launch(plan);
@@ -386,7 +361,7 @@ void Engine::finish_step() {
   StepRecord& record = oldest.record;
   static const SampledTokens kNothing;
   const SampledTokens* tokens = &kNothing;
-  if (!oldest.plan->is_empty()) {
+  if (oldest.plan->has_work()) {
     const PhaseTimer timer(clock_, record.execute_us);
     is_executing_ = true;
     {

@@ -126,16 +126,18 @@ class Engine {
   struct Intake {
     std::vector<Request> requests;
     std::vector<RequestId> aborts;
+    std::vector<News> news;
     std::vector<std::packaged_task<void()>> tasks;  // to run between two steps
     bool reset_prefix_cache = false;
     bool stop = false;
     bool is_empty() const {
-      return requests.empty() && aborts.empty() && tasks.empty() && !reset_prefix_cache && !stop;
+      return requests.empty() && aborts.empty() && news.empty() && tasks.empty() &&
+             !reset_prefix_cache && !stop;
     }
   };
 
-  void take_prompt_embeds(Request& request) const;
-  void validate(const Request& request) const;
+  void give_news(News news);
+  void take(News& news);
   void check_runs() const;
   void run_on_thread(std::packaged_task<void()> task);
   void fall_asleep(int32_t level);
@@ -166,7 +168,7 @@ class Engine {
   std::unique_ptr<Executor> executor_;  // used by the engine thread only
   const std::string description_;
   const std::string warning_;
-  std::unique_ptr<Scheduler> scheduler_;  // likewise, but for check_request()
+  std::unique_ptr<Scheduler> scheduler_;  // likewise, but for admission()
   StepTrace trace_;
   MetricsRecorder recorder_;
   bool is_executing_ = false;     // so that what is caught is known to be the batch's

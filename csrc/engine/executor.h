@@ -8,6 +8,7 @@
 
 #include "api/engine_metrics.h"
 #include "api/sampled_tokens.h"
+#include "scheduler/news.h"
 #include "scheduler/step_plan.h"
 
 namespace llmserve {
@@ -53,6 +54,9 @@ class Executor {
   virtual const SampledTokens& wait() = 0;
   // Where launch() or wait() has thrown, or nobody will wait: no step is in flight any more.
   virtual void abandon() noexcept {}
+
+  // Where the executor tells what finishes beside its steps; given once, before the first step.
+  virtual void report_to(NewsSink /*sink*/) {}
 
   // Background work makes later steps quicker. A call does some milliseconds of it, between two
   // steps, and returns false where nothing is left to do.

@@ -118,6 +118,15 @@ void KvCacheManager::drop_left(BlockTable& table, int64_t num_computed) {
   }
 }
 
+void KvCacheManager::truncate(BlockTable& table, int64_t num_tokens) {
+  const int64_t num_blocks = num_logical(num_tokens);
+  check_internal(table.num_cached <= num_blocks, "what was committed is not truncated");
+  for (size_t g = table.blocks.size(); g-- > 0;) {
+    std::vector<int32_t>& group = table.blocks[groups_.in_order()[g]];
+    for (; std::ssize(group) > num_blocks; group.pop_back()) pool_.drop_ref(group.back());
+  }
+}
+
 void KvCacheManager::give_back_replaced() {
   for (const int32_t block : replaced_) pool_.drop_ref(block);
   replaced_.clear();

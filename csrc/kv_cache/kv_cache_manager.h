@@ -122,6 +122,10 @@ class KvCacheManager {
   // equal bit by bit. Then blocks that left their group's window are given back.
   void commit(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_computed);
 
+  // Gives back what holds nothing of the first num_tokens tokens, which include all that commit()
+  // was told of.
+  void truncate(BlockTable& table, int64_t num_tokens);
+
   // Blocks that commit() replaced keep their reference, since a step in flight may read them still,
   // until they are given back here.
   void give_back_replaced();

@@ -1,5 +1,6 @@
-// A scheduling policy decides who is served first and how many newcomers a step may admit. What
-// fits, what is preempted and what runs in a step is the scheduler's and the same for all.
+// A scheduling policy answers three questions: who is served first, who gives its blocks back first
+// where the pool is full, and how many newcomers a step may admit. What fits and what runs in a
+// step is the scheduler's and the same for all.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +25,13 @@ struct QueueState {
   int64_t oldest_arrival_us = 0;  // of the newcomers; valid when there are any
 };
 
+// A running sequence that may have to give its blocks back.
+struct Victim {
+  const Request* request = nullptr;
+  int64_t num_computed = 0;  // tokens to be computed again
+  int32_t num_blocks = 0;    // of each cache group
+};
+
 class SchedulingPolicy {
  public:
   static constexpr int32_t kUnlimited = std::numeric_limits<int32_t>::max();
@@ -31,22 +39,24 @@ class SchedulingPolicy {
 
   virtual ~SchedulingPolicy() = default;
 
-  // Lower ranks are served first and preempted last; equal ranks in the order of arrival.
-  virtual int64_t rank(const Request& request) const {
-    (void)request;
-    return 0;
-  }
+  // Who is served first: lower keys, equal ones in the order of arrival. A request has one when it
+  // arrives and, where keys_change(), a new one before each step.
+  virtual int64_t service_key(const Request& /*request*/) const { return 0; }
+  virtual bool keys_change() const { return false; }
+
+  // Whose blocks go first: the highest key's, of equal ones the last in the order of service. Asked
+  // of those that run and are not in the step yet.
+  virtual int64_t victim_key(const Victim& /*victim*/) const { return 0; }
+
   // How many newcomers this step may admit. Called once a step.
-  virtual int32_t num_admissible(const QueueState& queue) {
-    (void)queue;
-    return kUnlimited;
-  }
-  virtual void on_admitted() {}
+  virtual int32_t num_admissible(const QueueState& /*queue*/) { return kUnlimited; }
   // When num_admissible() may turn from 0 to more though nothing else happens; kNever: it will not.
-  virtual int64_t wake_us(const QueueState& queue) const {
-    (void)queue;
-    return kNever;
-  }
+  virtual int64_t wake_us(const QueueState& /*queue*/) const { return kNever; }
+
+  // What has been served. A newcomer was admitted; a sequence got tokens; a request has ended.
+  virtual void on_admitted(const Request& /*request*/) {}
+  virtual void on_tokens(const Request& /*request*/, int32_t /*num_tokens*/) {}
+  virtual void on_finished(const Request& /*request*/) {}
 };
 
 struct PolicyRow {

@@ -1,12 +1,9 @@
-// The door, the books and the checks. Steps are planned in scheduler_plan.cpp and committed in
-// scheduler_commit.cpp; how sequences leave is in scheduler_exit.cpp.
 #include "scheduler/scheduler.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "core/error.h"
-#include "core/mix.h"
 
 namespace llmserve {
 namespace {
@@ -16,178 +13,236 @@ const SchedulerConfig& validated(const SchedulerConfig& config) {
   return config;
 }
 
-// What a beam asks of the sampler: its candidates.
-SamplingParams beam_sampling_params(const Request& request) {
-  return {.draw = {.temperature = 0},
-          .ignore_eos = request.params.ignore_eos,
-          .max_tokens = request.params.max_tokens,
-          .logprobs = request.beam_search->num_candidates(),
-          .detokenize = false};
-}
-
-std::vector<int32_t> stop_token_ids(const SchedulerConfig& config, const SamplingParams& params) {
-  std::vector<int32_t> ids = params.stop_token_ids;
-  if (!params.ignore_eos) {
-    ids.insert(ids.end(), config.eos_token_ids.begin(), config.eos_token_ids.end());
-  }
-  std::ranges::sort(ids);
-  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-  return ids;
-}
+template <class... Visits>
+struct Overloaded : Visits... {
+  using Visits::operator()...;
+};
+template <class... Visits>
+Overloaded(Visits...) -> Overloaded<Visits...>;
 
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerConfig& config, const CacheConfig& cache,
-                     const Vocabulary* vocabulary, const Clock& clock,
-                     KvCacheManager::Hasher hasher, int32_t max_in_flight)
+                     const Vocabulary* vocabulary, const Clock& clock, SchedulerOptions options)
     : config_(validated(config)),
-      vocabulary_(vocabulary),
       clock_(clock),
-      policy_(make_policy(config)),
-      kv_cache_(cache, hasher, config.max_num_batched_tokens),
-      pace_(config.max_stall_us),
-      spread_(config.min_spread_tokens, config.max_num_batched_tokens),
-      num_seats_(config.max_num_seqs),
-      max_in_flight_(max_in_flight),
-      flights_(max_in_flight) {
-  check_internal(1 <= max_in_flight && max_in_flight <= kMaxInFlight,
+      policy_(options.policy ? std::move(options.policy) : make_policy(config)),
+      max_in_flight_(options.max_in_flight),
+      kv_cache_(cache, options.hasher, config.max_num_batched_tokens),
+      admission_(config_, kv_cache_, vocabulary != nullptr, options.limits),
+      budget_rule_(config_),
+      book_(config_, vocabulary, *policy_, kv_cache_, outbox_),
+      planner_(config_, *policy_, kv_cache_, admission_, book_, budget_rule_),
+      committer_(config_, *policy_, kv_cache_, admission_, book_, outbox_),
+      flights_(max_in_flight_),
+      newest_(&flights_.next()) {
+  check_internal(1 <= max_in_flight_ && max_in_flight_ <= kMaxInFlight,
                  "one or two steps are in flight");
 }
 
-void Scheduler::check_request(const Request& request) const {
-  request.params.validate();
-  if (request.beam_search) request.beam_search->validate();
-  if ((request.beam_search || request.pooling) && request.params.n != 1) {
-    throw InvalidArgument(
-        concat("n must be 1 for beam search and pooling, got ", request.params.n));
-  }
-  const int64_t num_tokens = static_cast<int64_t>(request.prompt_token_ids.size());
-  const int64_t num_new_tokens = request.pooling ? 0 : 1;  // at least
-  if (num_tokens == 0) throw InvalidArgument("the prompt is empty; give at least one token");
-  if (num_tokens + num_new_tokens > config_.max_model_len) {
-    throw InvalidArgument(concat(
-        "the prompt has ", num_tokens, " tokens, but max_model_len=", config_.max_model_len,
-        " leaves room for ", config_.max_model_len - num_new_tokens,
-        num_new_tokens > 0 ? " and one to generate" : "", "; shorten it or raise max_model_len"));
-  }
-  check_can_go_on(request.params);
-  if (!vocabulary_ && !request.params.stop.empty()) {
-    throw InvalidArgument("stop strings need a vocabulary, and this engine makes no text");
-  }
-  if (kv_cache_.num_blocks_for(num_tokens + num_new_tokens) > kv_cache_.num_blocks()) {
-    throw ResourceExhausted(concat("the prompt ", pool_arithmetic(num_tokens + num_new_tokens),
-                                   "; raise num_blocks or shorten the prompt"));
-  }
+void Scheduler::add(Request request) { book_.add(std::move(request)); }
+
+const StepPlan& Scheduler::schedule() {
+  check_internal(flights_.size() < max_in_flight_,
+                 "a plan is committed before one too many is made");
+  newest_ = &flights_.next();
+  newest_->plan.clear();
+  newest_->sequences.clear();
+  newest_->plan.step_id = ++num_steps_;
+  newest_->start_us = clock_.now_us();
+  planner_.plan(*newest_, flights_.size(), max_in_flight_ > 1);
+  flights_.launch();
+  return newest_->plan;
 }
 
-// The end-of-sequence ids are banned before min_tokens, and only the config knows them.
-void Scheduler::check_can_go_on(const SamplingParams& params) const {
-  if (!params.allowed_token_ids || params.min_tokens == 0) return;
-  const std::vector<int32_t> banned = stop_token_ids(config_, params);
-  if (std::ranges::all_of(*params.allowed_token_ids,
-                          [&](int32_t id) { return std::ranges::binary_search(banned, id); })) {
-    throw InvalidArgument(concat("allowed_token_ids holds nothing but tokens that end the text, ",
-                                 "which min_tokens=", params.min_tokens,
-                                 " rules out; allow others or set min_tokens=0"));
-  }
+StepResult& Scheduler::commit(const SampledTokens& sampled) {
+  check_internal(!flights_.is_empty(), "a commit follows its plan");
+  const StepFlight& flight = flights_.oldest();
+  check_internal(sampled.rows.size() == flight.plan.logit_rows.size(),
+                 "the sampler gives one row for each logit row");
+  count_step(flight);
+  committer_.commit(flight, sampled, now_us_);
+  flights_.retire();
+  if (flights_.is_empty()) kv_cache_.give_back_replaced();
+  book_.running().erase_ended();
+  book_.place_forks();
+  take_aborts();
+  book_.drop_ended();
+  outbox_.take(result_);
+  return result_;
 }
 
-void Scheduler::add(Request request) {
-  check_request(request);
-  if (requests_.contains(request.id)) {
-    throw InvalidArgument(concat("request id ", request.id, " is in use"));
-  }
-  if (config_.max_num_queued_reqs > 0 && num_newcomers_ >= config_.max_num_queued_reqs) {
-    throw ResourceExhausted(concat(
-        "the queue is full: ", num_newcomers_,
-        " requests wait and max_num_queued_reqs=", config_.max_num_queued_reqs, "; retry later"));
-  }
-  RequestEntry& entry = requests_[request.id];
-  RequestContext& context = entry.context;
-  if (request.beam_search) request.params = beam_sampling_params(request);
-  context.rank = policy_->rank(request);
-  context.order = next_order_++;
-  context.stop_token_ids = stop_token_ids(config_, request.params);
-  context.stop_strings = StopStrings(request.params.stop);
-  context.num_unfinished = request.params.n;
-  context.request = std::move(request);
-  entry.sequences.push_back(make_sequence(context, 0));
-  Sequence& sequence = *entry.sequences.back();
-  sequence.num_samples = context.request.params.n;
-  sequence.token_ids = context.request.prompt_token_ids;
-  sequence.table.owner = context.request.id;
-  sequence.table.root = root_hash(context.request.cache_salt);
-  sequence.table.is_private = context.request.prompt_embeds != nullptr;
-  sequence.times.arrival_us = context.request.arrival_us;
-  waiting_.insert(&sequence);
-  ++num_newcomers_;
+void Scheduler::count_step(const StepFlight& flight) {
+  // Where steps overlap, none counts time that an earlier one has.
+  const int64_t start_us = std::max(flight.start_us, std::exchange(now_us_, clock_.now_us()));
+  if (flight.plan.is_empty()) return;
+  const int64_t elapsed_us = now_us_ - start_us;
+  const bool is_prefill = flight.plan.num_prefill_tokens > 0;
+  ++(is_prefill ? counters_.num_prefill_steps : counters_.num_decode_steps);
+  (is_prefill ? counters_.prefill_us : counters_.decode_us) += elapsed_us;
+  count_prefill(flight.plan);
+  if (is_prefill) budget_rule_.note_step(flight.plan.num_tokens(), elapsed_us);
+  book_.running().give_seats_back();
 }
 
-std::unique_ptr<Sequence> Scheduler::make_sequence(RequestContext& context,
-                                                   int32_t sample_index) const {
-  auto sequence = std::make_unique<Sequence>();
-  const Request& request = context.request;
-  const SamplingParams& params = request.params;
-  sequence->context = &context;
-  sequence->request_id = request.id;
-  sequence->sample_index = sample_index;
-  sequence->seed = sample_seed(request.seed, sample_index);
-  sequence->num_prompt_tokens = static_cast<int64_t>(request.prompt_token_ids.size());
-  sequence->max_tokens = params.max_tokens;
-  sequence->min_tokens = params.min_tokens;
-  sequence->stop_token_ids = context.stop_token_ids;
-  sequence->is_streamed = request.is_streamed || request.pooled || request.beam_search;
-  sequence->is_plain = !request.pooled && !request.beam_search && !request.prompt_embeds &&
-                       !params.has_logprobs() && !params.prompt_logprobs &&
-                       !params.repetition_detection;
-  if (params.repetition_detection) sequence->repetition.emplace(*params.repetition_detection);
-  sequence->makes_text =
-      vocabulary_ && params.detokenize && !request.pooled && !request.beam_search;
-  if (sequence->makes_text) {
-    sequence->text.emplace(
-        *vocabulary_, context.stop_strings,
-        StopChecker::Options{.skip_special_tokens = params.skip_special_tokens,
-                             .spaces_between_special_tokens = params.spaces_between_special_tokens,
-                             .include_stop_str_in_output = params.include_stop_str_in_output});
-  }
-  return sequence;
-}
-
-std::string Scheduler::pool_arithmetic(int64_t num_tokens) const {
-  return concat("needs ", kv_cache_.num_blocks_for(num_tokens), " blocks (", num_tokens,
-                " tokens, block_size=", kv_cache_.block_size(), "), but the KV pool has ",
-                kv_cache_.num_blocks(), " (",
-                int64_t{kv_cache_.num_blocks()} * kv_cache_.block_size(), " tokens)");
+void Scheduler::count_prefill(const StepPlan& plan) {
+  counters_.num_prefill_tokens += plan.num_prefill_tokens;
+  counters_.num_recomputed_tokens += plan.num_recomputed_tokens;
 }
 
 StepResult Scheduler::take_result() {
-  return {.events = std::exchange(events_, {}), .progress = std::exchange(progress_, {})};
+  StepResult result;
+  outbox_.take(result);
+  return result;
 }
 
-void Scheduler::reset_prefix_cache() {
-  std::vector<BlockTable*> tables;
-  for (const auto& [id, entry] : requests_) {
-    for (const auto& sequence : entry.sequences)
-      if (sequence->table.num_blocks() > 0) tables.push_back(&sequence->table);
+void Scheduler::take(News news) {
+  std::visit(Overloaded{
+                 [this](DraftReady& draft) { take(draft); },
+                 [this](const TransferDone& done) { finish_transfer(done.id, true); },
+                 [this](const TransferFailed& failed) { finish_transfer(failed.id, false); },
+                 [this](GrammarReady& grammar) { take(grammar); },
+                 [this](const RankLost&) { start_over(); },
+             },
+             news);
+}
+
+// Of a sequence that runs, stands still between two steps, and has just the tokens that the drafter
+// had seen: else the guess is of another place.
+void Scheduler::take(DraftReady& draft) {
+  Sequence* sequence = book_.find(draft.request_id, draft.sample_index);
+  if (sequence == nullptr || !sequence->has_drafter || sequence->num_samples != 1 ||
+      sequence->state != SequenceState::kRunning || sequence->num_in_flight > 0 ||
+      sequence->num_tokens() != draft.position)
+    return;
+  sequence->drafts = std::move(draft.token_ids);
+  sequence->num_drafts = static_cast<int32_t>(sequence->drafts.size());
+}
+
+void Scheduler::finish_transfer(TransferId id, bool is_done) {
+  const BlockTable* table = kv_cache_.finish_transfer(id, is_done);
+  if (table == nullptr) return;
+  RequestEntry* entry = book_.find(table->owner);
+  check_internal(entry != nullptr, "a table that is loaded belongs to a request");
+  for (const auto& sequence : entry->sequences) {
+    if (&sequence->table != table) continue;
+    book_.finish_load(*sequence, is_done);
+    if (is_done) kv_cache_.commit(sequence->table, sequence->token_ids, sequence->num_computed);
   }
-  kv_cache_.reset_prefix_cache(tables);
+}
+
+void Scheduler::take(GrammarReady& grammar) {
+  RequestEntry* entry = book_.find(grammar.request_id);
+  if (entry == nullptr || !entry->context.request.awaits_grammar) return;
+  Request& request = entry->context.request;
+  request.awaits_grammar = false;
+  request.params.grammar = std::move(grammar.grammar);
+  if (request.params.grammar) return;
+  book_.finish(*entry, FinishReason::kInvalid, grammar.error);
+  book_.drop_ended();
+}
+
+// The KV cache is gone, the tokens are not: everything is computed again.
+void Scheduler::start_over() {
+  for (int32_t i = 0; i < flights_.size(); ++i)
+    count_prefill(flights_[i].plan);  // once, as planned
+  end_flights();
+  RunningSet& running = book_.running();
+  running.erase_ended();
+  while (!running.is_empty()) {
+    Sequence& sequence = running[running.size() - 1];
+    if (sequence.state == SequenceState::kLoading) {
+      book_.finish_load(sequence, false);
+    } else {
+      book_.preempt(sequence);
+    }
+  }
+  take_aborts();
+  book_.drop_ended();
+  book_.reset_prefix_cache();
+}
+
+void Scheduler::abort(RequestId id) {
+  RequestEntry* entry = book_.find(id);
+  if (entry == nullptr || entry->context.num_unfinished == 0) return;
+  if (is_in_flight(*entry)) {
+    // Steps in flight write to its blocks, and their plans point into its sequences.
+    for (const auto& sequence : entry->sequences) sequence->is_abort_requested = true;
+    aborts_.push_back(id);
+    return;
+  }
+  book_.finish(*entry, FinishReason::kAbort, "");
+  book_.drop_ended();
+}
+
+void Scheduler::take_aborts() {
+  for (const RequestId id : std::exchange(aborts_, {})) abort(id);
+}
+
+bool Scheduler::is_in_flight(const RequestEntry& entry) const {
+  return std::ranges::any_of(entry.sequences,
+                             [](const auto& sequence) { return sequence->num_in_flight > 0; });
+}
+
+void Scheduler::fail_step(const std::string& reason) {
+  check_internal(!flights_.is_empty(), "a step that fails has a plan");
+  std::vector<RequestId> failed;
+  int64_t num_sequences = 0;
+  for (int32_t i = 0; i < flights_.size(); ++i) {
+    const StepPlan& plan = flights_[i].plan;
+    num_sequences = std::max<int64_t>(num_sequences, std::ssize(plan.sequences));
+    for (const ScheduledSequence& sequence : plan.sequences) failed.push_back(sequence.request_id);
+  }
+  book_.running().take_seats(num_sequences);
+  end_flights();
+  book_.drop_ended();
+  take_aborts();
+  for (const RequestId id : failed) {
+    if (RequestEntry* entry = book_.find(id)) book_.finish(*entry, FinishReason::kError, reason);
+  }
+  book_.drop_ended();
+}
+
+// As if nothing more had been asked for; what has ended goes.
+void Scheduler::end_flights() {
+  for (int32_t i = 0; i < flights_.size(); ++i) {
+    for (Sequence* sequence : flights_[i].sequences) {
+      const bool was_in_flight = std::exchange(sequence->num_in_flight, 0) > 0;
+      sequence->num_awaited = 0;
+      if (was_in_flight) book_.leave_flight(*sequence);
+    }
+    flights_[i].sequences.clear();
+  }
+  flights_.clear();
+  kv_cache_.give_back_replaced();
+}
+
+void Scheduler::fail(const std::string& reason) {
+  end_flights();
+  aborts_.clear();
+  committer_.clear();
+  book_.fail(reason);
+  reset_prefix_cache();
+}
+
+void Scheduler::preempt(RequestId id) {
+  check_internal(flights_.is_empty(), "preemption on request happens between steps");
+  RequestEntry* entry = book_.find(id);
+  if (entry == nullptr) return;
+  for (const auto& sequence : entry->sequences) {
+    if (next_state(sequence->state, SequenceEvent::kPreempt)) book_.preempt(*sequence);
+  }
 }
 
 void Scheduler::fill_metrics(EngineMetrics& metrics) const {
-  metrics.num_requests_running = static_cast<int64_t>(running_.size());
-  metrics.num_requests_waiting = static_cast<int64_t>(waiting_.size());
-  metrics.num_requests_finished = counters_.num_requests_finished;
-  metrics.num_requests_aborted = counters_.num_requests_aborted;
-  metrics.num_preemptions = counters_.num_preemptions;
-  metrics.num_seats = num_seats_;
+  book_.fill_metrics(metrics);
   metrics.num_prefill_steps = counters_.num_prefill_steps;
   metrics.num_decode_steps = counters_.num_decode_steps;
   metrics.prefill_us = counters_.prefill_us;
   metrics.decode_us = counters_.decode_us;
-  metrics.num_prompt_tokens = counters_.num_prompt_tokens;
   metrics.num_prefill_tokens = counters_.num_prefill_tokens;
   metrics.num_recomputed_tokens = counters_.num_recomputed_tokens;
-  metrics.num_generation_tokens = counters_.num_generation_tokens;
+  metrics.num_generation_tokens = committer_.num_generation_tokens();
   metrics.prefix_cache_queries = kv_cache_.counters().num_queries;
   metrics.prefix_cache_hits = kv_cache_.counters().num_hits;
   metrics.prefix_cache_evictions = kv_cache_.counters().num_evictions;
@@ -197,71 +252,17 @@ void Scheduler::fill_metrics(EngineMetrics& metrics) const {
   metrics.num_blocks_used = kv_cache_.num_used_blocks();
 }
 
-std::vector<const Sequence*> Scheduler::sequences() const {
-  std::vector<const Sequence*> all(running_.begin(), running_.end());
-  all.insert(all.end(), waiting_.begin(), waiting_.end());
-  return all;
-}
-
-std::vector<const Sequence*> Scheduler::ended_in_flight() const {
-  std::vector<const Sequence*> ended;
-  for (const auto& [id, entry] : requests_) {
-    for (const auto& sequence : entry.sequences)
-      if (sequence->is_ended()) ended.push_back(sequence.get());
-  }
-  return ended;
-}
-
-void Scheduler::check_sequence(const Sequence& sequence) const {
-  int32_t num_flights = 0;
-  for (int32_t i = 0; i < flights_.size(); ++i)
-    num_flights += static_cast<int32_t>(std::ranges::count(flights_[i].sequences, &sequence));
-  check_internal(sequence.num_in_flight == num_flights,
-                 "a sequence knows how many steps in flight run it");
-  if (sequence.is_ended()) {
-    check_internal(num_flights > 0, "an ended sequence is kept for a step in flight alone");
-    check_internal(std::ranges::count(running_, &sequence) == 0, "an ended sequence does not run");
-    return;
-  }
-  const bool is_running = sequence.state == SequenceState::kRunning;
-  const bool is_queued = waiting_.contains(const_cast<Sequence*>(&sequence));
-  check_internal(is_running != is_queued, "an unfinished sequence either runs or waits");
-  check_internal(is_running == (std::ranges::count(running_, &sequence) == 1),
-                 "a running sequence is in the running list, once");
-  check_internal(0 <= sequence.num_computed && sequence.num_computed <= sequence.num_scheduled &&
-                     sequence.num_scheduled <= sequence.num_tokens() + sequence.num_awaited,
-                 "computed <= scheduled <= known and awaited tokens");
-  check_internal(num_flights > 0 || sequence.is_abort_requested ||
-                     (sequence.num_scheduled == sequence.num_computed && sequence.num_awaited == 0),
-                 "what is not in flight has nothing scheduled and awaits nothing");
-  kv_cache_.check_table(sequence.table, sequence.num_computed, sequence.num_scheduled);
-  check_internal(is_running || sequence.table.num_blocks() == 0,
-                 "a waiting sequence holds no block");
-}
-
 void Scheduler::check_integrity() const {
-  std::vector<const BlockTable*> tables;
-  size_t num_sequences = 0;
-  int32_t num_newcomers = 0;
-  for (const auto& [id, entry] : requests_) {
-    int32_t num_samples = 0;
-    for (const auto& sequence : entry.sequences) {
-      check_sequence(*sequence);
-      tables.push_back(&sequence->table);
-      if (sequence->is_ended()) continue;
-      ++num_sequences;
-      num_samples += sequence->num_samples;
-      if (!sequence->was_admitted) ++num_newcomers;
-    }
-    check_internal(num_samples == entry.context.num_unfinished,
-                   "a request knows how many of its samples are unfinished");
-  }
-  check_internal(num_sequences == running_.size() + waiting_.size(),
-                 "each queued sequence belongs to a request");
-  check_internal(num_newcomers == num_newcomers_, "newcomers are counted");
-  check_internal(std::ranges::is_sorted(running_, ServedBefore()),
-                 "running sequences are in the order of service");
-  kv_cache_.check_integrity(tables);
+  book_.check_integrity();
+  const auto check_flights = [this](const Sequence* sequence) {
+    int32_t num_flights = 0;
+    for (int32_t i = 0; i < flights_.size(); ++i)
+      num_flights += static_cast<int32_t>(std::ranges::count(flights_[i].sequences, sequence));
+    check_internal(sequence->num_in_flight == num_flights,
+                   "a sequence knows how many steps in flight run it");
+  };
+  std::ranges::for_each(book_.sequences(), check_flights);
+  std::ranges::for_each(book_.ended(), check_flights);
 }
 
 }  // namespace llmserve

@@ -1,17 +1,11 @@
 // One stream of tokens: a prompt and what was generated after it. A request with n samples is n
-// sequences that share blocks; there is no group object.
-//
-//             admit                  stop, length, abort, error
-//   waiting ---------> running -----------------------------------> finished
-//      ^                  |                                             ^
-//      +---- preempt -----+        waiting --- abort, error ------------+
+// sequences that share blocks; there is no group object. Its life is in sequence_state.h.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "api/request.h"
@@ -20,17 +14,15 @@
 #include "kv_cache/block_table.h"
 #include "scheduler/beam.h"
 #include "scheduler/repetition_detector.h"
+#include "scheduler/sequence_state.h"
 #include "text/stop_checker.h"
 
 namespace llmserve {
 
-enum class SequenceState : uint8_t { kWaiting, kRunning, kFinished };
-std::string_view name(SequenceState state);
-
 // What the sequences of one request have in common.
 struct RequestContext {
   Request request;
-  int64_t rank = 0;                     // SchedulingPolicy::rank
+  int64_t service_key = 0;              // SchedulingPolicy::service_key
   int64_t order = 0;                    // of arrival: 0, 1, 2 …
   std::vector<int32_t> stop_token_ids;  // end a sequence, and banned before min_tokens
   StopStrings stop_strings;
@@ -50,13 +42,15 @@ struct RequestContext {
   }
 };
 
-// Written by Scheduler alone. What a step that decodes looks at comes first and without a look at
-// the request: between two steps none of it is in the caches, and the request is a kilobyte more.
+// Written by the scheduler alone. What a step that decodes looks at comes first and without a look
+// at the request: between two steps none of it is in the caches, and the request is a kilobyte
+// more.
 //
 //   0 ............ num_computed ......... num_scheduled ......... num_tokens + num_awaited
 //   in the KV pool             in steps in flight         not yet run
 //
-// A decoding sequence is one with a single token to run: the newest.
+// A decoding sequence is one with a single token to run: the newest. Drafted tokens run behind it:
+// while they are in flight, num_scheduled is num_tokens + num_drafted.
 struct alignas(kCacheLineBytes) Sequence {
   RequestContext* context = nullptr;
   RequestId request_id = 0;
@@ -65,11 +59,12 @@ struct alignas(kCacheLineBytes) Sequence {
   // Samples whose next token comes from this sequence's logits: the first sequence of a request
   // runs the prompt for all n and forks then.
   int32_t num_samples = 1;
-  SequenceState state = SequenceState::kWaiting;
+  SequenceState state = SequenceState::kWaiting;  // written by RequestBook alone
   bool is_abort_requested = false;  // takes effect when no step in flight runs its request
   bool was_admitted = false;        // has run, or was forked from one that has
   bool is_streamed = true;          // false: one event, at the end
   bool makes_text = false;          // `text` is there
+  bool has_drafter = false;         // it is not run ahead, so that its tokens can be guessed
   // Nothing is wanted of it but tokens and their text: no beams, logprobs or pooled states, no
   // prompt of embeddings, no look for repetitions.
   bool is_plain = true;
@@ -83,17 +78,21 @@ struct alignas(kCacheLineBytes) Sequence {
   int64_t num_awaited = 0;
   int32_t awaited_row = -1;   // the logit row of the newest step in flight that draws the last
   int32_t num_in_flight = 0;  // steps that run this sequence
+  int32_t num_drafted = 0;    // tokens of the step in flight that are guesses
   int32_t max_tokens = 0;     // of the request, as the next two
   int32_t min_tokens = 0;
+  int32_t num_resumed = 0;  // generated tokens that it came with
   std::span<const int32_t> stop_token_ids;
   RequestTimes times;
   int64_t num_cached_tokens = 0;  // of the prompt, read from the prefix cache when first admitted
   int32_t num_preemptions = 0;
+  int32_t num_drafts = 0;  // tokens of `drafts`
   // Of a sequence that is not streamed: text and logprobs up to now; null before its first token.
   std::unique_ptr<TokenEvent> withheld;
   BlockTable table;
 
   std::optional<StopChecker> text;  // absent: no text was asked for
+  std::vector<int32_t> drafts;      // guessed to follow token_ids, for the next step
   Beam beam;                        // of a beam search
   std::optional<RepetitionDetector> repetition;
 
@@ -105,18 +104,20 @@ struct alignas(kCacheLineBytes) Sequence {
   std::span<const int32_t> generated() const {
     return std::span(token_ids).subspan(static_cast<size_t>(num_prompt_tokens));
   }
-  int64_t num_to_run() const { return num_tokens() + num_awaited - num_scheduled; }
+  int64_t num_to_run() const { return num_tokens() + num_awaited + num_drafted - num_scheduled; }
   bool is_ended() const { return state == SequenceState::kFinished; }
   const SamplingParams& params() const { return context->request.params; }
   bool is_decoding() const { return num_to_run() == 1; }
-  // Nothing is to be run until the other beams of its request are as far.
-  bool is_held() const { return !is_plain && beam.candidates != nullptr; }
+  // A beam that has its candidates: nothing is to be run until the others of its request have
+  // theirs, even where it gave its blocks back.
+  bool has_candidates() const { return !is_plain && beam.candidates != nullptr; }
 };
 
-// The order in which sequences are served: rank, arrival, sample. Strict and total.
+// The order in which sequences are served: key, arrival, sample. Strict and total.
 struct ServedBefore {
   bool operator()(const Sequence* a, const Sequence* b) const {
-    if (a->context->rank != b->context->rank) return a->context->rank < b->context->rank;
+    if (a->context->service_key != b->context->service_key)
+      return a->context->service_key < b->context->service_key;
     if (a->context->order != b->context->order) return a->context->order < b->context->order;
     return a->sample_index < b->sample_index;
   }

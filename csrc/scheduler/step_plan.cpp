@@ -2,6 +2,18 @@
 
 namespace llmserve {
 
+void StepPlan::clear() {
+  copies.clear();
+  state_copies.clear();
+  transfers.clear();
+  token_ids.clear();
+  sequences.clear();
+  logit_rows.clear();
+  pooled.clear();
+  decisions.clear();
+  num_prefill_tokens = num_recomputed_tokens = 0;
+}
+
 std::string_view name(DecisionKind kind) {
   switch (kind) {
     case DecisionKind::kScheduled:
@@ -32,6 +44,10 @@ std::string_view name(DecisionKind kind) {
       return "waits_for_batch";
     case DecisionKind::kWaitsForBeams:
       return "waits_for_beams";
+    case DecisionKind::kWaitsForTransfer:
+      return "waits_for_transfer";
+    case DecisionKind::kWaitsForGrammar:
+      return "waits_for_grammar";
     case DecisionKind::kWaitsForStep:
       return "waits_for_step";
   }

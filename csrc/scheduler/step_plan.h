@@ -10,22 +10,42 @@
 #include "api/request.h"
 #include "api/token_event.h"
 #include "kv_cache/block_table.h"
+#include "kv_cache/state_slots.h"
+#include "kv_cache/transfer.h"
 
 namespace llmserve {
 
+// How a token of a step is known.
+enum class TokenSource : uint8_t {
+  kCommitted,  // it is the sequence's
+  kAwaited,    // a step in flight draws it
+  kDrafted,    // a guess, which commit() compares with what is drawn
+};
+
 // One sequence's share of a step: its tokens run at positions [start_position, end_position()).
+// They are committed or, of a sequence that decodes, one is awaited, or one is committed and
+// drafted ones follow.
 struct ScheduledSequence {
   RequestId request_id = 0;
   int32_t sample_index = 0;
   int32_t first_token = 0;  // into StepPlan::token_ids
   int32_t num_tokens = 0;   // q >= 1
+  int32_t num_drafted =
+      0;  // of those, the last ones; each has a logit row, and so has the one before
   // >= 0: the one token is what this logit row of the step before draws, which is still in flight.
   int32_t awaited_row = -1;
   int64_t start_position = 0;  // tokens already in the KV cache
   // [cache groups][>= ceil((start + q) / P)] block ids: position p is in entry p / P, or kGone.
   std::span<const std::vector<int32_t>> block_tables;
   int64_t end_position() const { return start_position + num_tokens; }
-  bool is_prefill = false;  // false: exactly the one token that was generated last
+  int64_t num_known() const { return end_position() - num_drafted; }  // positions without guesses
+  TokenSource source(int32_t token_offset) const {
+    if (awaited_row >= 0) return TokenSource::kAwaited;
+    return token_offset < num_tokens - num_drafted ? TokenSource::kCommitted
+                                                   : TokenSource::kDrafted;
+  }
+  int32_t state_slot = kNoSlot;  // of models that have layers with a fixed state
+  bool is_prefill = false;       // false: exactly the one token that was generated last
   // [prompt tokens, E] or none: tokens at positions within it are rows of it.
   const HostArray* prompt_embeds = nullptr;
 };
@@ -48,8 +68,11 @@ struct LogitRow {
   // >= 0: the prompt's token at that position, whose logprob is wanted; nothing is drawn.
   int32_t given_token_id = -1;
   const SamplingParams* params = nullptr;
-  std::span<const int32_t> token_ids;  // [position] all tokens before it: prompt, then generated
-  int64_t num_prompt_tokens = 0;       // of those
+  // [position - num_drafted] all tokens before it: prompt, then generated. The drafted ones of this
+  // step follow them.
+  std::span<const int32_t> token_ids;
+  int32_t num_drafted = 0;
+  int64_t num_prompt_tokens = 0;  // of token_ids
   std::span<const int32_t>
       banned_token_ids;  // not to be drawn (min_tokens); logprobs still count them
   // The next step may run the token before it is committed. Of a sequence with an awaited token,
@@ -64,21 +87,23 @@ struct LogitRow {
 
 // Why a sequence was, or was not, in the step.
 enum class DecisionKind : uint8_t {
-  kScheduled,        // runs; detail: tokens
-  kAdmitted,         // left the queue; detail: prompt tokens found in the prefix cache
-  kChunked,          // the budget cut its prompt; detail: tokens left
-  kChunkedForPace,   // max_stall_us did, since others decode; detail: tokens left
-  kChunkedToSpread,  // min_spread_tokens did, since there is time; detail: tokens left
-  kPreempted,        // gave its blocks back; detail: blocks
-  kWaitsForBudget,   // no tokens left in this step
-  kWaitsForPace,     // none of those that max_stall_us leaves while others decode
-  kWaitsToSpread,    // none of those that have to run by now
-  kWaitsForSeqs,     // max_num_seqs are running
-  kWaitsForBlocks,   // the pool is full; detail: blocks it lacks
-  kWaitsForPrefix,   // another request is computing its next blocks; detail: that request
-  kWaitsForBatch,    // the policy is filling a batch
-  kWaitsForBeams,    // has its next tokens' candidates, other beams of its request have not
-  kWaitsForStep,     // what it runs next depends on what a step in flight gives
+  kScheduled,         // runs; detail: tokens
+  kAdmitted,          // left the queue; detail: prompt tokens found in the prefix cache
+  kChunked,           // the budget cut its prompt; detail: tokens left
+  kChunkedForPace,    // max_stall_us did, since others decode; detail: tokens left
+  kChunkedToSpread,   // min_spread_tokens did, since there is time; detail: tokens left
+  kPreempted,         // gave its blocks back; detail: blocks
+  kWaitsForBudget,    // no tokens left in this step
+  kWaitsForPace,      // none of those that max_stall_us leaves while others decode
+  kWaitsToSpread,     // none of those that have to run by now
+  kWaitsForSeqs,      // max_num_seqs are running
+  kWaitsForBlocks,    // the pool is full; detail: blocks it lacks
+  kWaitsForPrefix,    // another request is computing its next blocks; detail: that request
+  kWaitsForBatch,     // the policy is filling a batch
+  kWaitsForBeams,     // has its next tokens' candidates, other beams of its request have not
+  kWaitsForStep,      // what it runs next depends on what a step in flight gives
+  kWaitsForTransfer,  // its blocks come from a lower tier
+  kWaitsForGrammar,   // its grammar is being compiled
 };
 std::string_view name(DecisionKind kind);
 
@@ -92,6 +117,8 @@ struct Decision {
 struct StepPlan {
   int64_t step_id = 0;
   std::vector<BlockCopy> copies;
+  std::vector<StateCopy> state_copies;
+  std::vector<Transfer> transfers;           // to begin beside the step, after those before it
   std::vector<int32_t> token_ids;            // [T] of all sequences in turn; kNoTokenId: awaited
   std::vector<ScheduledSequence> sequences;  // [B]
   std::vector<LogitRow> logit_rows;          // [S], grouped by sequence, in order of position
@@ -105,7 +132,19 @@ struct StepPlan {
     return std::span(token_ids).subspan(static_cast<size_t>(sequence.first_token),
                                         static_cast<size_t>(sequence.num_tokens));
   }
+  // The drafted tokens before a row's own position.
+  std::span<const int32_t> drafts_before(const LogitRow& row) const {
+    const ScheduledSequence& sequence = sequences[static_cast<size_t>(row.sequence_idx)];
+    return tokens_of(sequence).subspan(static_cast<size_t>(row.token_offset + 1 - row.num_drafted),
+                                       static_cast<size_t>(row.num_drafted));
+  }
+  // No sequence runs. Transfers may begin all the same.
   bool is_empty() const { return sequences.empty(); }
+  // Something for an executor.
+  bool has_work() const {
+    return !sequences.empty() || !transfers.empty() || !state_copies.empty();
+  }
+  void clear();
 };
 
 // That a sequence has new tokens: what the engine keeps books of, given out or not.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "bindings/stepped_scheduler.h"
+#include "testing/fair_policy.h"
 #include "testing/register.h"
 #include "testing/token_oracle.h"
 
@@ -45,10 +47,13 @@ std::vector<std::tuple<double, double, int64_t>> time_steps(SteppedScheduler& st
   return times;
 }
 
-// What `llmserve.Scheduler` does not take: beam searches, pooling requests, prompts of embeddings.
+// What `llmserve.Scheduler` does not take: beam searches, pooling requests, prompts of embeddings,
+// requests that go on, and those that something beside the steps has a part in.
 void add_request(SteppedScheduler& stepped, RequestId id, Tokens prompt_token_ids,
                  const SamplingParams& params, std::optional<BeamSearchParams> beam_search,
-                 bool is_pooled, bool has_embeds, int32_t priority, std::string cache_salt) {
+                 bool is_pooled, bool has_embeds, int32_t priority, std::string cache_salt,
+                 Tokens resumed_token_ids, bool has_drafter, bool awaits_grammar,
+                 std::string tenant, bool is_streamed) {
   Request request{.id = id,
                   .prompt_token_ids = std::move(prompt_token_ids),
                   .params = params,
@@ -56,7 +61,12 @@ void add_request(SteppedScheduler& stepped, RequestId id, Tokens prompt_token_id
                   .seed = params.seed.value_or(0),
                   .priority = priority,
                   .cache_salt = std::move(cache_salt),
-                  .arrival_us = stepped.now_us()};
+                  .tenant = std::move(tenant),
+                  .resumed_token_ids = std::move(resumed_token_ids),
+                  .has_drafter = has_drafter,
+                  .awaits_grammar = awaits_grammar,
+                  .arrival_us = stepped.now_us(),
+                  .is_streamed = is_streamed};
   if (is_pooled) {
     request.pooling = PoolingParams();
     request.pooled = std::make_shared<PooledOutput>();
@@ -66,6 +76,7 @@ void add_request(SteppedScheduler& stepped, RequestId id, Tokens prompt_token_id
     request.prompt_embeds =
         std::make_shared<HostArray>(std::ssize(request.prompt_token_ids), int64_t{1});
   }
+  stepped.scheduler().admission().admit(request);
   stepped.scheduler().add(std::move(request));
 }
 
@@ -89,6 +100,7 @@ void register_executors(py::module_& testing) {
   py::class_<ShadowModel>(testing, "ShadowModel")
       .def(py::init<int32_t, int32_t, int32_t, Tokens>(), py::arg("num_blocks"),
            py::arg("block_size"), py::arg("vocab_size"), py::arg("windows") = Tokens{0})
+      .def("forget", &ShadowModel::forget)
       .def("execute", [](ShadowModel& self,
                          const StepPlanRecord& record) { return self.execute(record.plan); })
       .def_static(
@@ -116,18 +128,81 @@ void register_executors(py::module_& testing) {
           py::arg("banned") = Tokens(), py::arg("min_tokens") = 0);
 }
 
+// News by their names, as they enter the scheduler.
+void register_news(py::module_& testing) {
+  testing.def(
+      "draft_ready",
+      [](SteppedScheduler& stepped, RequestId id, int32_t sample_index, int64_t position,
+         Tokens token_ids) {
+        stepped.scheduler().take(DraftReady{.request_id = id,
+                                            .sample_index = sample_index,
+                                            .position = position,
+                                            .token_ids = std::move(token_ids)});
+      },
+      "scheduler"_a, "request_id"_a, "sample_index"_a, "position"_a, "token_ids"_a);
+  testing.def(
+      "grammar_failed",
+      [](SteppedScheduler& stepped, RequestId id, std::string error) {
+        stepped.scheduler().take(
+            GrammarReady{.request_id = id, .grammar = nullptr, .error = std::move(error)});
+      },
+      "scheduler"_a, "request_id"_a, "error"_a);
+  testing.def(
+      "grammar_ready",
+      [](SteppedScheduler& stepped, RequestId id, const SamplingParams& params) {
+        stepped.scheduler().take(
+            GrammarReady{.request_id = id, .grammar = params.grammar, .error = {}});
+      },
+      "scheduler"_a, "request_id"_a, "params"_a);
+  testing.def(
+      "rank_lost", [](SteppedScheduler& stepped, int32_t rank) { stepped.lose_rank(rank); },
+      "scheduler"_a, "rank"_a, "Steps in flight are not committed any more.");
+  testing.def("num_transitions", [](const SteppedScheduler& stepped) {
+    std::map<std::string, int64_t> counts;
+    for (const SequenceTransition& t : sequence_transitions()) {
+      counts[concat(name(t.from), " ", name(t.event))] =
+          stepped.scheduler().book().num_transitions(t.from, t.event);
+    }
+    return counts;
+  });
+  testing.def(
+      "fair_scheduler",
+      [](const SchedulerConfig& config, const CacheConfig& cache, int32_t max_in_flight) {
+        return std::make_unique<SteppedScheduler>(
+            config, cache, std::nullopt,
+            SchedulerOptions{.max_in_flight = max_in_flight,
+                             .policy = std::make_unique<FairPolicy>()});
+      },
+      "config"_a, "cache"_a, "max_in_flight"_a = 1, "Its policy is FairPolicy.");
+  testing.def("sequence_states", [] {
+    std::vector<std::string> names;
+    for (const SequenceStateRow& row : sequence_states()) names.emplace_back(row.name);
+    return names;
+  });
+  testing.def("sequence_transitions", [] {
+    std::vector<std::tuple<std::string, std::string, std::string>> rows;
+    for (const SequenceTransition& t : sequence_transitions())
+      rows.emplace_back(name(t.from), name(t.event), name(t.to));
+    return rows;
+  });
+}
+
 }  // namespace
 
 void register_testing_scheduler(py::module_& testing) {
   register_executors(testing);
   testing.def("add_request", &add_request, "scheduler"_a, "request_id"_a, "prompt_token_ids"_a,
               "params"_a, "beam_search"_a = py::none(), "is_pooled"_a = false,
-              "has_embeds"_a = false, "priority"_a = 0, "cache_salt"_a = "");
+              "has_embeds"_a = false, "priority"_a = 0, "cache_salt"_a = "",
+              "resumed_token_ids"_a = Tokens(), "has_drafter"_a = false, "awaits_grammar"_a = false,
+              "tenant"_a = "", "is_streamed"_a = true);
+  register_news(testing);
   testing.def("time_steps", &time_steps, "scheduler"_a, "num_steps"_a, "vocab_size"_a);
   testing.def(
       "forged_scheduler",
       [](const SchedulerConfig& config, const CacheConfig& cache) {
-        return std::make_unique<SteppedScheduler>(config, cache, std::nullopt, &forged_hash);
+        return std::make_unique<SteppedScheduler>(config, cache, std::nullopt,
+                                                  SchedulerOptions{.hasher = &forged_hash});
       },
       "config"_a, "cache"_a, "All block hashes collide.");
   testing.def(

@@ -23,11 +23,23 @@ py::dict to_dict(const SoakCounts& counts) {
   fields["num_evictions"] = counts.num_evictions;
   fields["num_awaited"] = counts.num_awaited;
   fields["num_dropped"] = counts.num_dropped;
+  fields["num_drafted"] = counts.num_drafted;
+  fields["num_accepted"] = counts.num_accepted;
+  fields["num_resumed"] = counts.num_resumed;
+  fields["num_stores"] = counts.num_stores;
+  fields["num_loads"] = counts.num_loads;
+  fields["num_broken"] = counts.num_broken;
+  fields["num_snapshots"] = counts.num_snapshots;
+  fields["num_restarts"] = counts.num_restarts;
   fields["num_stopped"] = counts.num_stopped;
   fields["num_full"] = counts.num_full;
   fields["num_aborted"] = counts.num_aborted;
   fields["num_failed"] = counts.num_failed;
   fields["longest_stall"] = counts.longest_stall;
+  py::dict transitions;
+  for (const auto& [transition, count] : counts.transitions)
+    transitions[py::str(transition)] = count;
+  fields["transitions"] = transitions;
   return fields;
 }
 
@@ -40,6 +52,7 @@ void register_testing_soak(py::module_& testing) {
       [](int64_t num_operations, const std::string& policy, int32_t num_blocks, int32_t block_size,
          int32_t max_num_seqs, int32_t max_num_batched_tokens, bool enable_prefix_caching,
          bool forge_collisions, const std::vector<int32_t>& windows, int32_t max_in_flight,
+         int32_t num_lower_blocks, int32_t num_state_slots, int32_t percent_drafted,
          uint64_t seed) {
         SoakCounts counts;
         {
@@ -53,6 +66,9 @@ void register_testing_soak(py::module_& testing) {
                                    .forge_collisions = forge_collisions,
                                    .windows = windows,
                                    .max_in_flight = max_in_flight,
+                                   .num_lower_blocks = num_lower_blocks,
+                                   .num_state_slots = num_state_slots,
+                                   .percent_drafted = percent_drafted,
                                    .seed = seed},
                                   num_operations);
         }
@@ -65,7 +81,9 @@ void register_testing_soak(py::module_& testing) {
       py::arg("enable_prefix_caching") = defaults.enable_prefix_caching,
       py::arg("forge_collisions") = defaults.forge_collisions,
       py::arg("windows") = defaults.windows, py::arg("max_in_flight") = defaults.max_in_flight,
-      py::arg("seed") = defaults.seed);
+      py::arg("num_lower_blocks") = defaults.num_lower_blocks,
+      py::arg("num_state_slots") = defaults.num_state_slots,
+      py::arg("percent_drafted") = defaults.percent_drafted, py::arg("seed") = defaults.seed);
 }
 
 }  // namespace llmserve

@@ -12,6 +12,11 @@
 #include "scheduler/scheduler.h"
 #include "testing/token_oracle.h"
 
+// GCC 12 takes the inactive members of a std::variant that is moved for uninitialized ones.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 namespace llmserve {
 namespace {
 
@@ -67,10 +72,14 @@ class Soak {
                    {.block_size = config.block_size,
                     .num_blocks = config.num_blocks,
                     .enable_prefix_caching = config.enable_prefix_caching,
-                    .groups = groups_of_windows(config.windows)},
-                   nullptr, clock_, config.forge_collisions ? &forged_hash : &chain_hash,
-                   config.max_in_flight),
-        model_(config.num_blocks, config.block_size, kVocabSize, config.windows) {}
+                    .groups = groups_of_windows(config.windows),
+                    .lower_tier = {.num_blocks = config.num_lower_blocks, .max_stores = 4},
+                    .num_state_slots = config.num_state_slots},
+                   nullptr, clock_,
+                   {.max_in_flight = config.max_in_flight,
+                    .hasher = config.forge_collisions ? &forged_hash : &chain_hash}),
+        model_(config.num_blocks, config.block_size, kVocabSize, config.windows,
+               config.num_lower_blocks, config.num_state_slots) {}
 
   SoakCounts run(int64_t num_operations) {
     for (; counts_.num_operations < num_operations; ++counts_.num_operations) {
@@ -84,6 +93,11 @@ class Soak {
     counts_.num_preemptions = metrics.num_preemptions;
     counts_.num_hits = metrics.prefix_cache_hits;
     counts_.num_evictions = metrics.prefix_cache_evictions;
+    counts_.num_accepted = scheduler_.committer().num_accepted_tokens();
+    for (const SequenceTransition& t : sequence_transitions()) {
+      counts_.transitions.emplace_back(concat(name(t.from), " ", name(t.event)),
+                                       scheduler_.book().num_transitions(t.from, t.event));
+    }
     return counts_;
   }
 
@@ -111,8 +125,13 @@ class Soak {
       scheduler_.reset_prefix_cache();
     } else if (per_mille < 997) {
       fail();
+    } else if (per_mille < 998 && happens(50)) {
+      flights_.clear();  // what was in flight went with the rank, and so did the KV cache
+      model_.forget();
+      scheduler_.take(RankLost());
+      ++counts_.num_restarts;
     } else if (per_mille < 998) {
-      scheduler_.schedule();  // a step that never comes back
+      keep_transfers(scheduler_.schedule());  // a step that never comes back
       fail();
     } else {
       fail_step();
@@ -128,7 +147,9 @@ class Soak {
                     .seed = below(4),
                     .priority = static_cast<int32_t>(below(3)),
                     .cache_salt = happens(50) ? "" : "x",
-                    .arrival_us = clock_.now_us()};
+                    .has_drafter = happens(static_cast<uint64_t>(config_.percent_drafted)),
+                    .arrival_us = clock_.now_us(),
+                    .is_streamed = happens(80)};
     request.params.min_tokens = happens(30) ? request.params.max_tokens / 2 : 0;
     const uint64_t length = 1 + below(static_cast<uint64_t>(capacity_) + 1);
     while (request.prompt_token_ids.size() < length) {
@@ -140,10 +161,13 @@ class Soak {
           {.token_ids = request.prompt_token_ids, .seed = sample_seed(request.seed, i)});
     }
     const RequestId id = request.id;
+    if (asked.params.n == 1 && request.params.max_tokens > 1 && happens(10)) resume(request, asked);
     try {
+      scheduler_.admission().admit(request);
       scheduler_.add(std::move(request));
     } catch (const ResourceExhausted&) {
-      require(asked.num_prompt_tokens >= capacity_, "a prompt that fits with a token is taken");
+      require(std::ssize(asked.samples[0].token_ids) >= capacity_,
+              "a prompt that fits with a token is taken");
       ++counts_.num_refused;
       return;
     }
@@ -152,10 +176,83 @@ class Soak {
     asked_.emplace(id, std::move(asked));
   }
 
+  // It has had some of its tokens elsewhere, none of which was its last.
+  void resume(Request& request, Asked& asked) {
+    Sample& sample = asked.samples[0];
+    const uint64_t count = below(static_cast<uint64_t>(request.params.max_tokens));
+    for (uint64_t i = 0; i < count; ++i) {
+      const int32_t token_id = next_token(asked, sample);
+      if (token_id == kStopToken) break;
+      sample.token_ids.push_back(token_id);
+      request.resumed_token_ids.push_back(token_id);
+    }
+    if (!request.resumed_token_ids.empty()) ++counts_.num_resumed;
+  }
+
+  // Guesses of what comes next: right ones, wrong ones, and ones of another place.
+  void draft() {
+    for (const Sequence* sequence : scheduler_.sequences()) {
+      if (!sequence->has_drafter || !happens(80)) continue;
+      std::vector<int32_t> context = sequence->token_ids;
+      DraftReady news{.request_id = sequence->request_id,
+                      .sample_index = sequence->sample_index,
+                      .position = sequence->num_tokens() - static_cast<int64_t>(happens(5))};
+      for (uint64_t i = 0; i <= below(4); ++i) {
+        const int32_t right = ShadowModel::next_token(context, sequence->seed, kVocabSize);
+        context.push_back(happens(75) ? right : static_cast<int32_t>(below(kVocabSize)));
+        news.token_ids.push_back(context.back());
+      }
+      news_.emplace_back(std::move(news));
+    }
+  }
+
+  void keep_transfers(const StepPlan& plan) {
+    transfers_.insert(transfers_.end(), plan.transfers.begin(), plan.transfers.end());
+  }
+
+  // Some transfers end, in any order; some of them with a part of their blocks alone.
+  void end_transfers(uint64_t percent) {
+    for (size_t i = 0; i < transfers_.size();) {
+      std::swap(transfers_[i], transfers_[i + below(transfers_.size() - i)]);
+      if (!happens(percent)) {
+        ++i;
+        continue;
+      }
+      const Transfer& transfer = transfers_[i];
+      const bool is_done = happens(85);
+      model_.carry_out(transfer, is_done ? transfer.moves.size() : below(transfer.moves.size()));
+      if (is_done) {
+        ++(transfer.to == MemoryTier::kPool ? counts_.num_loads : counts_.num_stores);
+        news_.emplace_back(TransferDone{transfer.id});
+      } else {
+        ++counts_.num_broken;
+        news_.emplace_back(TransferFailed{transfer.id});
+      }
+      if (happens(5)) news_.emplace_back(TransferDone{transfer.id + 1'000'000});  // of no transfer
+      transfers_.erase(transfers_.begin() + static_cast<int64_t>(i));
+    }
+  }
+
+  // In any order, some of them late.
+  void give_news() {
+    for (size_t i = 0; i < news_.size();) {
+      std::swap(news_[i], news_[i + below(news_.size() - i)]);
+      if (happens(10)) {
+        ++i;
+        continue;
+      }
+      scheduler_.take(std::move(news_[i]));
+      news_.erase(news_.begin() + static_cast<int64_t>(i));
+    }
+  }
+
   template <class Meanwhile>
   void step(Meanwhile meanwhile) {
     clock_.advance_us(10);
     ++counts_.num_steps;
+    draft();
+    end_transfers(60);
+    give_news();
     const Sequence* first = nullptr;
     for (const Sequence* sequence : scheduler_.sequences()) {
       if (first == nullptr || ServedBefore()(sequence, first)) first = sequence;
@@ -167,8 +264,12 @@ class Soak {
     SampledTokens sampled = model_.execute(plan);
     if (!sampled.rows.empty() && happens(1)) spoil(plan, sampled);
     flights_.push_back({.sampled = std::move(sampled), .blocks = blocks_read(plan)});
-    for (const ScheduledSequence& sequence : plan.sequences)
+    keep_transfers(plan);
+    counts_.num_snapshots += std::ssize(plan.state_copies);
+    for (const ScheduledSequence& sequence : plan.sequences) {
       if (sequence.awaited_row >= 0) ++counts_.num_awaited;
+      counts_.num_drafted += sequence.num_drafted;
+    }
     meanwhile();
     finish_steps(plan.is_empty() ? 0 : config_.max_in_flight - 1);
   }
@@ -241,6 +342,7 @@ class Soak {
   // Its work has been done, and comes to nothing.
   void fail_step() {
     const StepPlan& plan = scheduler_.schedule();
+    keep_transfers(plan);
     model_.execute(plan);
     std::set<RequestId> failed;
     for (const ScheduledSequence& sequence : plan.sequences) failed.insert(sequence.request_id);
@@ -272,13 +374,16 @@ class Soak {
     }
   }
 
-  void check_token(const Asked& asked, Sample& sample, int32_t token_id) {
+  static int32_t next_token(const Asked& asked, const Sample& sample) {
     const int64_t num_generated = std::ssize(sample.token_ids) - asked.num_prompt_tokens;
     const bool may_stop = num_generated >= asked.params.min_tokens;
-    const int32_t expected = ShadowModel::next_token(
+    return ShadowModel::next_token(
         sample.token_ids, sample.seed, kVocabSize,
         may_stop ? std::span<const int32_t>() : std::span(asked.params.stop_token_ids));
-    require(token_id == expected, "a token is the one that prompt and seed give");
+  }
+
+  void check_token(const Asked& asked, Sample& sample, int32_t token_id) {
+    require(token_id == next_token(asked, sample), "a token is the one that prompt and seed give");
     sample.token_ids.push_back(token_id);
   }
 
@@ -310,6 +415,7 @@ class Soak {
   // Independent of the scheduler's own check: reference counts from the tables alone.
   void check() {
     scheduler_.check_integrity();
+    if (config_.num_lower_blocks > 0) return;  // transfers hold blocks, too, as that check knows
     holders_.assign(static_cast<size_t>(config_.num_blocks), 0);
     for (const Sequence* sequence : scheduler_.sequences()) {
       require(asked_.contains(sequence->context->request.id), "only unfinished requests are kept");
@@ -348,6 +454,10 @@ class Soak {
       check();
     }
     require(flights_.empty(), "whoever is in flight has not ended");
+    while (!news_.empty() || scheduler_.kv_cache().num_transfers() > 0) {
+      step([] {});
+      check();
+    }
     require(scheduler_.kv_cache().num_used_blocks() == 0, "every block comes back");
   }
 
@@ -367,6 +477,8 @@ class Soak {
   SoakCounts counts_;
   std::map<RequestId, Asked> asked_;  // unfinished
   std::deque<Flight> flights_;        // the oldest first
+  std::vector<News> news_;            // not given yet
+  std::vector<Transfer> transfers_;   // under way
   std::vector<int32_t> holders_;      // [N]
   std::pair<RequestId, int32_t> first_;
   int64_t stall_ = 0;

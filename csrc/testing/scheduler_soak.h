@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace llmserve {
@@ -18,6 +19,9 @@ struct SoakConfig {
   bool forge_collisions = false;
   std::vector<int32_t> windows{0};  // of the cache groups; the first one keeps all tokens
   int32_t max_in_flight = 1;
+  int32_t num_lower_blocks = 0;
+  int32_t num_state_slots = 0;
+  int32_t percent_drafted = 0;  // of the requests: their next tokens are guessed
   uint64_t seed = 0;
 };
 
@@ -34,21 +38,30 @@ struct SoakCounts {
   int64_t num_evictions = 0;
   int64_t num_awaited = 0;  // tokens that ran before they were committed
   int64_t num_dropped = 0;  // of those, whose sequence ended with the step before
-  int64_t num_stopped = 0;  // samples, by how they ended
+  int64_t num_drafted = 0;  // tokens that ran as guesses
+  int64_t num_accepted = 0;
+  int64_t num_resumed = 0;    // requests that came with generated tokens
+  int64_t num_stores = 0;     // transfers to the lower tier that came to their end
+  int64_t num_loads = 0;      // from it
+  int64_t num_broken = 0;     // transfers that did not come to their end
+  int64_t num_snapshots = 0;  // of fixed states, copied
+  int64_t num_restarts = 0;   // of the KV cache, since a rank was lost
+  int64_t num_stopped = 0;    // samples, by how they ended
   int64_t num_full = 0;
   int64_t num_aborted = 0;
   int64_t num_failed = 0;
   int64_t longest_stall = 0;  // steps in a row without whoever is first in the order of service
+  std::vector<std::pair<std::string, int64_t>> transitions;  // of sequences, by state and event
 };
 
 // With two steps in flight each is carried out as it is scheduled, and committed after the next one
 // was. Adds, steps, aborts, preempts, resets and fails at random, in a step and between steps.
 // After each operation: free + cached + referenced = total, every reference has its holder, every
-// token is the one that its prompt and seed give, every sequence ends as it must, and whoever is
-// served first has not been passed over for longer than all the others can take. No block that a
-// step in flight looks at is given to anybody else. Every 500 operations everything ends, and every
-// block comes back. Throws InternalError with the operation's number, which together with the
-// config repeats it.
+// token is the one that its prompt and seed give, guessed or not, every sequence ends as it must,
+// and whoever is served first has not been passed over for longer than all the others can take. No
+// block that a step in flight looks at is given to anybody else. Every 500 operations everything
+// ends, and every block comes back. Throws InternalError with the operation's number, which
+// together with the config repeats it.
 SoakCounts soak_scheduler(const SoakConfig& config, int64_t num_operations);
 
 }  // namespace llmserve

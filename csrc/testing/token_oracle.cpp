@@ -22,11 +22,14 @@ SampledTokens sample_oracle(const StepPlan& plan, int32_t vocab_size) {
 }
 
 ShadowModel::ShadowModel(int32_t num_blocks, int32_t block_size, int32_t vocab_size,
-                         std::vector<int32_t> windows)
+                         std::vector<int32_t> windows, int32_t num_lower_blocks,
+                         int32_t num_state_slots)
     : block_size_(block_size),
       vocab_size_(vocab_size),
       windows_(std::move(windows)),
-      pool_(static_cast<size_t>(num_blocks) * block_size) {
+      pool_(static_cast<size_t>(num_blocks) * block_size),
+      lower_(static_cast<size_t>(num_lower_blocks) * block_size),
+      states_(static_cast<size_t>(num_state_slots)) {
   check_internal(!windows_.empty() && windows_[0] == 0, "a shadow's first group keeps all tokens");
 }
 
@@ -66,19 +69,53 @@ void ShadowModel::read(const ScheduledSequence& sequence, int64_t num_tokens,
   }
 }
 
+void ShadowModel::State::add(int32_t token_id) {
+  ++num_tokens;
+  hash = mix64(hash, static_cast<uint32_t>(token_id));
+}
+
+// The tokens that write() has put into the KV cache.
+void ShadowModel::take_in(const ScheduledSequence& sequence) {
+  if (sequence.state_slot == kNoSlot) return;
+  State& state = states_.at(static_cast<size_t>(sequence.state_slot));
+  if (sequence.start_position == 0) state = {.num_tokens = 0};
+  for (int64_t p = sequence.start_position; p < sequence.end_position(); ++p)
+    state.add(slot(sequence, 0, p).token_id);
+}
+
+void ShadowModel::carry_out(const Transfer& transfer, size_t count) {
+  const bool is_load = transfer.to == MemoryTier::kPool;
+  const std::vector<Slot>& from = is_load ? lower_ : pool_;
+  std::vector<Slot>& to = is_load ? pool_ : lower_;
+  for (const BlockMove& move : std::span(transfer.moves).first(count)) {
+    std::copy_n(from.begin() + int64_t{move.source} * block_size_, block_size_,
+                to.begin() + int64_t{move.destination} * block_size_);
+  }
+}
+
 SampledTokens ShadowModel::execute(const StepPlan& plan) {
   for (const BlockCopy& copy : plan.copies) {
     std::copy_n(pool_.begin() + int64_t{copy.source} * block_size_, block_size_,
                 pool_.begin() + int64_t{copy.destination} * block_size_);
   }
-  for (const ScheduledSequence& sequence : plan.sequences)
+  for (const StateCopy& copy : plan.state_copies)
+    states_.at(static_cast<size_t>(copy.destination)) =
+        states_.at(static_cast<size_t>(copy.source));
+  for (const ScheduledSequence& sequence : plan.sequences) {
     write(sequence, plan.tokens_of(sequence));
+    take_in(sequence);
+  }
   drawn_.clear();
   SampledTokens sampled;
   std::vector<int32_t> context;
   for (const LogitRow& row : plan.logit_rows) {
     const ScheduledSequence& sequence = plan.sequences[row.sequence_idx];
     read(sequence, sequence.start_position + row.token_offset + 1, context);
+    if (sequence.state_slot != kNoSlot) {
+      State expected{.num_tokens = 0};
+      for (const int32_t id : context) expected.add(id);
+      if (expected != states_[static_cast<size_t>(sequence.state_slot)]) context[0] = -1;
+    }
     const int32_t token_id = row.given_token_id >= 0
                                  ? row.given_token_id
                                  : next_token(context, row.seed, vocab_size_, row.banned_token_ids);

@@ -25,9 +25,19 @@ class ShadowModel {
  public:
   // The first group keeps all tokens. Of a windowed one the window is read as well, and what
   // differs changes the output, too.
+  // num_lower_blocks: of the tier beneath the pool. num_state_slots: it has a layer with a fixed
+  // state as well, which must have taken in each token once, in order.
   ShadowModel(int32_t num_blocks, int32_t block_size, int32_t vocab_size,
-              std::vector<int32_t> windows = {0});
+              std::vector<int32_t> windows = {0}, int32_t num_lower_blocks = 0,
+              int32_t num_state_slots = 0);
 
+  // Its KV cache is gone.
+  void forget() {
+    std::ranges::fill(pool_, Slot());
+    std::ranges::fill(states_, State());
+  }
+  // Moves the first `count` blocks of a transfer.
+  void carry_out(const Transfer& transfer, size_t count);
   // In the order of the plans: a sequence may run what the plan before drew.
   SampledTokens execute(const StepPlan& plan);
   // Banned tokens are passed over as a sampler would do.
@@ -46,7 +56,15 @@ class ShadowModel {
     int64_t position = -1;
     size_t group = 0;
   };
+  // Of a sequence: how many tokens it has taken in, and a hash of them.
+  struct State {
+    int64_t num_tokens = -1;  // never set
+    uint64_t hash = 0;
+    void add(int32_t token_id);
+    friend bool operator==(const State&, const State&) = default;
+  };
   Slot& slot(const ScheduledSequence& sequence, size_t group, int64_t position);
+  void take_in(const ScheduledSequence& sequence);
   void write(const ScheduledSequence& sequence, std::span<const int32_t> token_ids);
   void read(const ScheduledSequence& sequence, int64_t num_tokens, std::vector<int32_t>& context);
 
@@ -54,6 +72,8 @@ class ShadowModel {
   const int32_t vocab_size_;
   const std::vector<int32_t> windows_;  // [groups]
   std::vector<Slot> pool_;              // [N, P]
+  std::vector<Slot> lower_;             // likewise, of the lower tier
+  std::vector<State> states_;           // [slots]
   std::vector<int32_t> drawn_;          // [S] by the last plan
 };
 

@@ -45,6 +45,7 @@ def make_scheduler(
     bytes_by_id: list[bytes] | None = None,
     special_token_ids: list[int] | None = None,
     forge_collisions: bool = False,
+    is_fair: bool = False,
     windows: list[int] | None = None,
     max_in_flight: int = 1,
     **fields: Any,
@@ -58,6 +59,8 @@ def make_scheduler(
     config = _core.SchedulerConfig(**{"max_model_len": 1024, **fields})
     if forge_collisions:
         return testing.forged_scheduler(config, cache)
+    if is_fair:
+        return testing.fair_scheduler(config, cache, max_in_flight)
     vocabulary = None
     if bytes_by_id is not None:
         vocabulary = _core.Vocabulary(bytes_by_id, special_token_ids or [])
@@ -71,7 +74,15 @@ def add_request(scheduler: Scheduler, request_id: int, prompt: list[int], **fiel
         for name in ("priority", "cache_salt", "is_streamed")
         if name in fields
     }
-    kind = {name: fields.pop(name) for name in ("is_pooled", "has_embeds") if name in fields}
+    kinds = (
+        "is_pooled",
+        "has_embeds",
+        "resumed_token_ids",
+        "has_drafter",
+        "awaits_grammar",
+        "tenant",
+    )
+    kind = {name: fields.pop(name) for name in kinds if name in fields}
     beams = {name: fields.pop(name) for name in ("beam_width", "length_penalty") if name in fields}
     if beams.get("beam_width"):
         kind["beam_search"] = _core.BeamSearchParams(**beams)

@@ -29,7 +29,7 @@ class DynamicPolicy final : public SchedulingPolicy {
     }
     return window_.num_absent(queue);
   }
-  void on_admitted() override { window_.on_admitted(); }
+  void on_admitted(const Request&) override { window_.on_admitted(); }
   int64_t wake_us(const QueueState& queue) const override {
     return queue.oldest_arrival_us + delay_us_;
   }

@@ -3,7 +3,7 @@
 namespace llmserve {
 namespace {
 
-// All ranks are equal, so that arrival alone decides.
+// All keys are equal, so that arrival alone decides.
 class FcfsPolicy final : public SchedulingPolicy {};
 
 }  // namespace

@@ -3,10 +3,10 @@
 namespace llmserve {
 namespace {
 
-// Who runs already is not preempted for a newcomer of a better rank, only when blocks run out.
+// Who runs already is not preempted for a newcomer of a better key, only when blocks run out.
 class PriorityPolicy final : public SchedulingPolicy {
  public:
-  int64_t rank(const Request& request) const override { return request.priority; }
+  int64_t service_key(const Request& request) const override { return request.priority; }
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ class StaticPolicy final : public SchedulingPolicy {
     if (window_.is_over(queue) && (window_.is_full(queue) || is_quiet)) window_.start(queue);
     return window_.num_absent(queue);
   }
-  void on_admitted() override { window_.on_admitted(); }
+  void on_admitted(const Request&) override { window_.on_admitted(); }
   int64_t wake_us(const QueueState& queue) const override { return queue.now_us; }
 
  private:

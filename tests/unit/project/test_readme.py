@@ -45,7 +45,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def test_the_commands_that_the_checks_run_are_marked() -> None:
     commands = {block["ci"]: block["code"] for block in BLOCKS if block["ci"]}
     assert commands["try"].strip() == 'pip install . && llmserve generate "Once upon a time"'
-    assert commands["test"].strip() == "pip install '.[test]' && pytest"
+    assert commands["test"].strip() == (
+        "pip install '.[test]' -C cmake.define.LLMSERVE_TESTING=ON && pytest"
+    )
     assert NUM_OF_README >= 4
     assert {block["kind"] for block in TO_RUN} <= {"python", "sh"}
 

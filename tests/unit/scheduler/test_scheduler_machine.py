@@ -27,6 +27,7 @@ class Asked:
     seed: int
     beam_width: int = 0  # 0: not a beam search
     is_pooled: bool = False
+    has_drafter: bool = False
 
 
 def longest_sequence(num_blocks: int, windows: list[int], chunk: int) -> int:
@@ -71,7 +72,8 @@ class Workload:
 
     def add(self, prompt: list[int], n: int, max_tokens: int, **params: Any) -> None:
         beam_width, is_pooled = params.get("beam_width", 0), params.get("is_pooled", False)
-        asked = Asked(prompt, n, max_tokens, params["seed"], beam_width, is_pooled)
+        has_drafter = params.get("has_drafter", False)
+        asked = Asked(prompt, n, max_tokens, params["seed"], beam_width, is_pooled, has_drafter)
         try:
             self.runner.add(self.next_id, prompt, n=n, max_tokens=max_tokens, **params)
         except errors.ResourceExhausted:
@@ -85,6 +87,34 @@ class Workload:
         step = self.runner.step()
         assert all(count > 0 for *_, count in step.sequences)
         assert step.num_tokens == sum(count for *_, count in step.sequences)
+
+    def draft(self, count: int, wrong_at: int, num_behind: int) -> None:
+        """Guesses for all that have a drafter: right up to a place, or of another place."""
+        for record in self.runner.scheduler.sequences():
+            asked = self.asked[record.request_id]
+            if not asked.has_drafter:
+                continue
+            num_generated = len(record.token_ids) - len(asked.prompt)
+            known = expected_tokens(
+                asked.prompt,
+                num_generated + count,
+                seed=asked.seed,
+                sample_index=record.sample_index,
+            )
+            guess = [id + (i == wrong_at) for i, id in enumerate(known[num_generated:])]
+            testing.draft_ready(
+                self.runner.scheduler,
+                record.request_id,
+                record.sample_index,
+                len(record.token_ids) - num_behind,
+                guess,
+            )
+
+    def lose_rank(self) -> None:
+        self.runner.flights.clear()
+        self.runner.model.forget()
+        testing.rank_lost(self.runner.scheduler, 0)
+        self.runner.take(self.runner.scheduler.take_events())
 
     def abort(self, request_id: int) -> None:
         if request_id in self.asked:
@@ -214,6 +244,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         cache_salt=st.sampled_from(["", "x"]),
         is_streamed=st.booleans(),
+        has_drafter=st.booleans(),
     )
     def add(self, prompt: list[int], n: int, max_tokens: int, **params: Any) -> None:
         self.load.add(prompt, n, max_tokens, **params)
@@ -234,6 +265,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.load.step()
             self.load.runner.check()
+
+    @rule(
+        count=st.integers(1, 4),
+        wrong_at=st.integers(0, 5),
+        num_behind=st.sampled_from([0, 0, 0, 1, 2]),
+        num_steps=st.integers(1, 3),
+    )
+    def draft_and_step(self, count: int, wrong_at: int, num_behind: int, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.load.draft(count, wrong_at, num_behind)
+            self.load.step()
+            self.load.runner.check()
+
+    @rule()
+    def lose_rank(self) -> None:
+        self.load.lose_rank()
+        self.load.runner.check()
 
     @rule(request_id=REQUEST_IDS)
     def abort(self, request_id: int) -> None:
@@ -289,6 +337,17 @@ CASES = [
         {"num_blocks": 27, "max_num_batched_tokens": 64, "windows": [0, 3, 0, 7]},
     )
 ]
+CASES += [
+    {"policy": policy, "max_num_batched_tokens": 5, **config}
+    for policy in ("fcfs", "priority")
+    for config in (
+        {"percent_drafted": 60},
+        {"percent_drafted": 60, "num_blocks": 14, "windows": [0, 4]},
+        {"percent_drafted": 40, "num_lower_blocks": 12},
+        {"num_state_slots": 8},
+        {"num_state_slots": 6, "num_lower_blocks": 20},
+    )
+]
 CASES += [{**case, "max_in_flight": 2} for case in CASES]
 # Far below the bound that the soak itself enforces, far above what is seen.
 MAX_STALL_STEPS = 500
@@ -299,11 +358,18 @@ def soak(case: dict[str, Any], seed: int, num_operations: int) -> None:
     counts = testing.soak_scheduler(num_operations, seed=seed, **case)
     assert counts["num_operations"] == num_operations
     assert counts.pop("longest_stall") < MAX_STALL_STEPS
+    counts.pop("transitions")
     idle = set()
     if not case.get("enable_prefix_caching", True):
         idle = {"num_hits", "num_evictions"}
     if case.get("max_in_flight", 1) == 1:
         idle |= {"num_awaited", "num_dropped"}
+    if "percent_drafted" not in case:
+        idle |= {"num_drafted", "num_accepted"}
+    if "num_lower_blocks" not in case:
+        idle |= {"num_stores", "num_loads", "num_broken"}
+    if "num_state_slots" not in case:
+        idle |= {"num_snapshots"}
     assert {name for name, count in counts.items() if count == 0} == idle
 
 

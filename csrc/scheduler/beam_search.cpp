@@ -1,17 +1,8 @@
-// Beam search. The beams of a request are sequences that share blocks. Each runs when there is room
-// for it, and then holds the candidates for its next token until the others are as far; what the
-// best of them give replaces them all.
-//
-// As vLLM does it: a beam proposes its 2 * beam_width most likely tokens; those that end the text
-// are set aside, and the best beam_width of the others go on. At the end all are ranked. The score
-// is cumulative logprob / tokens^length_penalty, where the prompt counts and an end-of-sequence
-// token does not.
+#include "scheduler/beam_search.h"
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
-
-#include "core/error.h"
-#include "scheduler/scheduler.h"
 
 namespace llmserve {
 namespace {
@@ -77,43 +68,52 @@ std::vector<BeamExtension> rank_extensions(std::span<const std::unique_ptr<Seque
 }  // namespace
 
 // No candidates: the logits were not finite.
-void Scheduler::hold_candidates(Sequence& sequence, std::span<const TokenLogprob> candidates) {
+void BeamSearch::hold(Sequence& sequence, std::span<const TokenLogprob> candidates) {
   sequence.beam.candidates =
       std::make_shared<const std::vector<TokenLogprob>>(candidates.begin(), candidates.end());
-  RequestEntry& entry = requests_.at(sequence.request_id);
-  const auto is_held = [](const auto& other) { return other->is_held(); };
-  if (std::ranges::all_of(entry.sequences, is_held)) complete_beams_.push_back(&entry);
+  book_.hold(sequence);
+  RequestEntry& entry = *book_.find(sequence.request_id);
+  const auto has_candidates = [](const auto& other) { return other->has_candidates(); };
+  if (std::ranges::all_of(entry.sequences, has_candidates)) complete_.push_back(&entry);
 }
 
-void Scheduler::advance_beams(RequestEntry& entry) {
+int64_t BeamSearch::advance(int64_t now_us) {
+  int64_t num_tokens = 0;
+  for (RequestEntry* entry : std::exchange(complete_, {})) num_tokens += advance(*entry, now_us);
+  return num_tokens;
+}
+
+int64_t BeamSearch::advance(RequestEntry& entry, int64_t now_us) {
   const Sequence& best = *entry.sequences.front();
   const int64_t num_tokens = best.num_tokens() + 1;
   const auto has_none = [](const auto& beam) { return beam->beam.candidates->empty(); };
   if (std::ranges::any_of(entry.sequences, has_none)) {
-    return finish_request(entry, FinishReason::kError, not_finite_error(num_tokens - 1));
+    book_.finish(entry, FinishReason::kError, not_finite_error(num_tokens - 1));
+    return 0;
   }
   const std::vector<BeamExtension> extensions = rank_extensions(entry.sequences, entry.context);
-  counters_.num_generation_tokens += std::ssize(extensions);
   const bool is_full =
       best.num_generated() + 1 >= best.params().max_tokens || num_tokens >= config_.max_model_len;
   if (extensions.empty() || is_full) {
-    finish_beams(entry, extensions);
-  } else if (kv_cache_.num_blocks_for(num_tokens) > kv_cache_.num_blocks()) {
-    finish_request(entry, FinishReason::kError, outgrown_error(num_tokens));
+    finish(entry, extensions, now_us);
+  } else if (admission_.outgrows_pool(num_tokens)) {
+    book_.finish(entry, FinishReason::kError, admission_.outgrown_error(num_tokens));
   } else {
-    replace_beams(entry, extensions);
+    replace(entry, extensions, now_us);
   }
+  return std::ssize(extensions);
 }
 
 // A beam goes on as the first of its extensions, is forked for the others, and dropped where there
 // is none. A fork takes the index of a beam that is there no more.
-void Scheduler::replace_beams(RequestEntry& entry, const std::vector<BeamExtension>& extensions) {
+void BeamSearch::replace(RequestEntry& entry, const std::vector<BeamExtension>& extensions,
+                         int64_t now_us) {
   std::vector<bool> is_taken(static_cast<size_t>(entry.context.request.beam_search->beam_width));
   for (const auto& beam : entry.sequences) {
     if (std::ranges::count(extensions, beam.get(), &BeamExtension::parent) > 0) {
       is_taken[static_cast<size_t>(beam->sample_index)] = true;
     } else {
-      drop(*beam);
+      book_.drop(*beam);
     }
   }
   std::vector<Sequence*> beams;                        // parallel to extensions
@@ -122,14 +122,14 @@ void Scheduler::replace_beams(RequestEntry& entry, const std::vector<BeamExtensi
     if (std::ranges::count(beams, extension.parent) == 1) continue;
     const auto index = std::ranges::find(is_taken, false);
     *index = true;
-    fork(*extension.parent, static_cast<int32_t>(index - is_taken.begin()));
-    beams.back() = forks_.back();
+    beams.back() = &book_.fork(*extension.parent, static_cast<int32_t>(index - is_taken.begin()));
   }
   for (size_t i = 0; i < beams.size(); ++i) {
     beams[i]->token_ids.push_back(extensions[i].token.token_id);
     append_to(beams[i]->beam, extensions[i]);
-    beams[i]->times.last_token_us = now_us_;
-    if (beams[i]->num_generated() == 1) beams[i]->times.first_token_us = now_us_;
+    beams[i]->times.last_token_us = now_us;
+    if (beams[i]->num_generated() == 1) beams[i]->times.first_token_us = now_us;
+    book_.advance(*beams[i]);
   }
   std::ranges::stable_sort(entry.sequences, {}, [&](const auto& beam) {  // dropped ones last
     return std::ranges::find(beams, beam.get()) - beams.begin();
@@ -138,12 +138,13 @@ void Scheduler::replace_beams(RequestEntry& entry, const std::vector<BeamExtensi
 }
 
 // One event for each of the best, in their order.
-void Scheduler::finish_beams(RequestEntry& entry, const std::vector<BeamExtension>& extensions) {
+void BeamSearch::finish(RequestEntry& entry, const std::vector<BeamExtension>& extensions,
+                        int64_t now_us) {
   std::vector<FinishedBeam> best = std::move(entry.context.finished_beams);
   for (const BeamExtension& extension : extensions) best.push_back(finished(extension, -1));
   keep_best(best, entry.context.request.beam_search->beam_width);
   for (size_t i = 0; i < best.size(); ++i) {
-    TokenEvent& event = add_event(*entry.sequences.front());
+    TokenEvent& event = outbox_.add_event(*entry.sequences.front());
     event.sample_index = static_cast<int32_t>(i);
     event.token_ids = std::move(best[i].token_ids);
     event.num_generated = std::ssize(event.token_ids);
@@ -151,17 +152,17 @@ void Scheduler::finish_beams(RequestEntry& entry, const std::vector<BeamExtensio
     for (const Candidates& top : best[i].beam.top_logprobs) event.top_logprobs.push_back(*top);
     event.stop_token_id = best[i].stop_token_id;
     event.finish_reason = event.stop_token_id >= 0 ? FinishReason::kStop : FinishReason::kLength;
-    event.times.last_token_us = now_us_;
+    event.times.last_token_us = now_us;
     event.is_request_finished = i + 1 == best.size();
-    progress_.push_back({.request_id = event.request_id,
-                         .sample_index = event.sample_index,
-                         .num_tokens = static_cast<int32_t>(event.num_generated),
-                         .num_preemptions = event.num_preemptions,
-                         .num_cached_tokens = event.num_cached_tokens,
-                         .times = event.times});
+    outbox_.add_progress({.request_id = event.request_id,
+                          .sample_index = event.sample_index,
+                          .num_tokens = static_cast<int32_t>(event.num_generated),
+                          .num_preemptions = event.num_preemptions,
+                          .num_cached_tokens = event.num_cached_tokens,
+                          .times = event.times});
   }
-  for (const auto& beam : entry.sequences) drop(*beam);
-  ++counters_.num_requests_finished;
+  for (const auto& beam : entry.sequences) book_.drop(*beam);
+  book_.count_finished(entry.context.request);
 }
 
 }  // namespace llmserve

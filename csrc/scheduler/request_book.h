@@ -1,0 +1,135 @@
+// All unfinished requests and their sequences: who waits, who runs, and how each moves on. The only
+// one that changes a sequence's state, by the table of sequence_state.h, and what it owns with it:
+// its place in the queue, its seat and its blocks.
+//
+// A sequence that ends while a step in flight runs it keeps its blocks until that step's commit.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "api/engine_config.h"
+#include "api/engine_metrics.h"
+#include "kv_cache/kv_cache_manager.h"
+#include "scheduler/outbox.h"
+#include "scheduler/policy.h"
+#include "scheduler/running_set.h"
+#include "scheduler/sequence.h"
+#include "scheduler/waiting_queue.h"
+#include "text/vocabulary.h"
+
+namespace llmserve {
+
+struct RequestEntry {
+  RequestContext context;
+  std::vector<std::unique_ptr<Sequence>> sequences;  // unfinished, or in a step in flight
+};
+
+// Of a sequence whose logits of this position are NaN or infinite.
+std::string not_finite_error(int64_t position);
+
+class RequestBook {
+ public:
+  // All outlive the book; `vocabulary` may be null.
+  RequestBook(const SchedulerConfig& config, const Vocabulary* vocabulary, SchedulingPolicy& policy,
+              KvCacheManager& kv_cache, Outbox& outbox)
+      : config_(config),
+        vocabulary_(vocabulary),
+        policy_(policy),
+        kv_cache_(kv_cache),
+        outbox_(outbox),
+        running_(config.max_num_seqs) {}
+
+  // A request that has been admitted by RequestAdmission. Throws InvalidArgument if its id is in
+  // use, ResourceExhausted if the queue is full; nothing changed then.
+  void add(Request request);
+  bool is_empty() const { return requests_.empty(); }
+  RequestEntry* find(RequestId id);
+  // Of an unfinished sequence; null where it has ended.
+  Sequence* find(RequestId id, int32_t sample_index);
+  const std::unordered_map<RequestId, RequestEntry>& requests() const { return requests_; }
+  int64_t num_added() const { return next_order_; }
+
+  RunningSet& running() { return running_; }
+  const RunningSet& running() const { return running_; }
+  const WaitingQueue& waiting() const { return waiting_; }
+  // Asks the policy for new keys, where they change.
+  void reorder();
+
+  // Out of the queue: it has a seat, and the blocks of a prefix of num_hit_tokens.
+  void start(Sequence& sequence, SequenceEvent event, int64_t num_hit_tokens);
+  void finish_load(Sequence& sequence, bool is_done);
+  // Another sequence with the tokens, and the blocks, that `parent` has now. It runs, but has no
+  // seat before place_forks().
+  Sequence& fork(Sequence& parent, int32_t sample_index);
+  // Forks run on where there is a seat. The others queue, to start over from the prefix cache.
+  void place_forks();
+  // Of the commit under way, in the order in which they were made.
+  const std::vector<Sequence*>& forks() const { return forks_; }
+
+  void hold(Sequence& sequence) { move_on(sequence, SequenceEvent::kHold); }
+  // Of a beam that may have been preempted since it was held.
+  void advance(Sequence& sequence);
+  // Gives blocks and seat back, and queues.
+  void preempt(Sequence& sequence);
+  // Ends it with one last event for each sample whose tokens would have come from it.
+  void finish(Sequence& sequence, FinishReason reason, const std::string& error);
+  // All sequences of a request.
+  void finish(RequestEntry& entry, FinishReason reason, const std::string& error);
+  // Its last event has been written.
+  void retire(Sequence& sequence, TokenEvent& event);
+  // Without an event: its place is free, and so are its blocks unless a step in flight runs it.
+  void drop(Sequence& sequence);
+  // The last step in flight that ran it, or a part of it that was void, is over.
+  void leave_flight(Sequence& sequence);
+  // As a request's last event is written by hand.
+  void count_finished(const Request& request);
+  // Ended sequences that nothing refers to go, with their requests.
+  void drop_ended();
+  // All end with kError; no step is in flight.
+  void fail(const std::string& reason);
+
+  void reset_prefix_cache();
+
+  // Their counters alone.
+  void fill_metrics(EngineMetrics& metrics) const;
+  int64_t num_transitions(SequenceState state, SequenceEvent event) const {
+    return num_transitions_[static_cast<size_t>(state)][static_cast<size_t>(event)];
+  }
+  std::vector<const Sequence*> sequences() const;
+  std::vector<const Sequence*> ended() const;
+  // Throws InternalError unless sequences, queue, seats and blocks agree.
+  void check_integrity() const;
+
+ private:
+  void move_on(Sequence& sequence, SequenceEvent event);
+  std::unique_ptr<Sequence> make_sequence(RequestContext& context, int32_t sample_index) const;
+  void resume(Sequence& sequence) const;
+  void send_to_queue(Sequence& sequence);
+  void let_go(Sequence& sequence);
+  void check_sequence(const Sequence& sequence) const;
+
+  const SchedulerConfig& config_;
+  const Vocabulary* const vocabulary_;
+  SchedulingPolicy& policy_;
+  KvCacheManager& kv_cache_;
+  Outbox& outbox_;
+
+  std::unordered_map<RequestId, RequestEntry> requests_;
+  WaitingQueue waiting_;
+  RunningSet running_;
+  std::vector<Sequence*> forks_;
+  std::vector<Sequence*> ended_;  // to be dropped
+  int64_t next_order_ = 0;
+  int64_t num_finished_ = 0;  // requests
+  int64_t num_aborted_ = 0;
+  int64_t num_preemptions_ = 0;
+  int64_t num_prompt_tokens_ = 0;
+  std::array<std::array<int64_t, kNumSequenceEvents>, kNumSequenceStates> num_transitions_{};
+};
+
+}  // namespace llmserve

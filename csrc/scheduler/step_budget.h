@@ -1,0 +1,62 @@
+// How many tokens a step may run: max_num_batched_tokens or, while sequences decode, what runs in
+// max_stall_us at the rate of the last steps with prompts (step_pace.h), and no more prompts than
+// have to run by now for all to end together (min_spread_tokens, spread_size.h).
+#pragma once
+
+#include <cstdint>
+
+#include "api/engine_config.h"
+#include "kv_cache/kv_cache_manager.h"
+#include "scheduler/request_book.h"
+#include "scheduler/spread_size.h"
+#include "scheduler/step_pace.h"
+#include "scheduler/step_plan.h"
+
+namespace llmserve {
+
+// What set a step's budget: max_num_batched_tokens, max_stall_us or min_spread_tokens.
+enum class BudgetBound : uint8_t { kStep, kPace, kSpread };
+// What is decided of whom the budget cuts, and of whom it leaves nothing.
+DecisionKind chunked_kind(BudgetBound bound);
+DecisionKind waits_kind(BudgetBound bound);
+
+// What is left of a step's budget.
+struct StepBudget {
+  int64_t num_tokens = 0;
+  int64_t num_decodes = 0;  // running sequences with one token left that are not in the step yet
+  BudgetBound bound = BudgetBound::kStep;
+
+  // For a sequence in its turn: each one that decodes is sure of its token.
+  int64_t num_free() const { return num_tokens - num_decodes; }
+};
+
+class BudgetRule {
+ public:
+  explicit BudgetRule(const SchedulerConfig& config)
+      : config_(config),
+        pace_(config.max_stall_us),
+        spread_(config.min_spread_tokens, config.max_num_batched_tokens) {}
+
+  // Of a step with num_decodes decoding sequences; has_decodes: they decode, now or after this
+  // step.
+  StepBudget next(const RequestBook& book, const KvCacheManager& kv_cache, int64_t num_decodes,
+                  bool has_decodes) const;
+
+  // Nobody runs: a batch begins.
+  void begin_batch() { spread_.begin_batch(); }
+  // A step with prompt tokens, of num_tokens in all, has taken this long.
+  void note_step(int64_t num_tokens, int64_t elapsed_us) {
+    pace_.note_step(num_tokens, elapsed_us);
+    spread_.note_step(num_tokens, elapsed_us);
+  }
+
+ private:
+  int64_t spread_tokens(const RequestBook& book, const KvCacheManager& kv_cache,
+                        int64_t num_decodes) const;
+
+  const SchedulerConfig& config_;
+  StepPace pace_;
+  SpreadSize spread_;
+};
+
+}  // namespace llmserve

@@ -1,0 +1,80 @@
+// commit(): what a step's tokens change. It is the only place that appends tokens, and that files
+// blocks in the prefix cache: those of accepted tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "api/engine_config.h"
+#include "api/engine_metrics.h"
+#include "api/sampled_tokens.h"
+#include "kv_cache/kv_cache_manager.h"
+#include "scheduler/beam_search.h"
+#include "scheduler/flight.h"
+#include "scheduler/outbox.h"
+#include "scheduler/policy.h"
+#include "scheduler/request_book.h"
+
+namespace llmserve {
+
+class StepCommitter {
+ public:
+  // All outlive the committer.
+  StepCommitter(const SchedulerConfig& config, SchedulingPolicy& policy, KvCacheManager& kv_cache,
+                const RequestAdmission& admission, RequestBook& book, Outbox& outbox)
+      : config_(config),
+        policy_(policy),
+        kv_cache_(kv_cache),
+        book_(book),
+        outbox_(outbox),
+        beams_(config, admission, book, outbox) {}
+
+  // Sampled: one row for each logit row of the flight's plan, in order. Sequences that have ended,
+  // and are in no later step, are left to drop_ended().
+  void commit(const StepFlight& flight, const SampledTokens& sampled, int64_t now_us);
+  // Without the tokens of a commit that was cut off.
+  void clear() { beams_.clear(); }
+
+  int64_t num_generation_tokens() const { return num_generation_tokens_; }
+  int64_t num_drafted_tokens() const { return num_drafted_tokens_; }
+  int64_t num_accepted_tokens() const { return num_accepted_tokens_; }
+
+ private:
+  // A sequence's part of the step: rows [row, end_row) are its own, first those of its prompt, then
+  // one a sample, or one for the newest token and one for each drafted one.
+  struct Share {
+    const ScheduledSequence& scheduled;
+    std::span<const int32_t> drafts;
+    size_t row = 0;
+    size_t end_row = 0;
+  };
+
+  void prefetch_books(const StepFlight& flight) const;
+  void commit(Sequence& sequence, Share share);
+  void file_blocks(Sequence& sequence, int64_t num_computed);
+  bool score_prompt_token(Sequence& sequence, const SampledToken& token);
+  void finish_pooled(Sequence& sequence);
+  void append_samples(Sequence& sequence, size_t row);
+  void accept_drafts(Sequence& sequence, const Share& share);
+  void drop_rejected(Sequence& sequence);
+  void append_token(Sequence& sequence, const SampledToken& token);
+  void report_logprobs(Sequence& sequence, const SampledToken& token, TokenEvent& news) const;
+  FinishReason check_end(Sequence& sequence, bool is_end, TokenEvent& event) const;
+
+  const SchedulerConfig& config_;
+  SchedulingPolicy& policy_;
+  KvCacheManager& kv_cache_;
+  RequestBook& book_;
+  Outbox& outbox_;
+  BeamSearch beams_;
+
+  // Of the commit under way.
+  const StepPlan* plan_ = nullptr;
+  const SampledTokens* sampled_ = nullptr;
+  int64_t now_us_ = 0;
+
+  int64_t num_generation_tokens_ = 0;
+  int64_t num_drafted_tokens_ = 0;
+  int64_t num_accepted_tokens_ = 0;
+};
+
+}  // namespace llmserve

@@ -1,0 +1,85 @@
+// schedule(): what the next step runs. Running sequences come first, in the order of service, each
+// that decodes sure of its token; then waiting ones are admitted while there is budget, a seat and
+// blocks. It takes blocks and may preempt; on "does not fit" nothing has changed.
+#pragma once
+
+#include <cstdint>
+
+#include "api/engine_config.h"
+#include "kv_cache/kv_cache_manager.h"
+#include "scheduler/admission.h"
+#include "scheduler/flight.h"
+#include "scheduler/policy.h"
+#include "scheduler/request_book.h"
+#include "scheduler/step_budget.h"
+
+namespace llmserve {
+
+class StepPlanner {
+ public:
+  // All outlive the planner.
+  StepPlanner(const SchedulerConfig& config, SchedulingPolicy& policy, KvCacheManager& kv_cache,
+              const RequestAdmission& admission, RequestBook& book, BudgetRule& budget_rule)
+      : config_(config),
+        policy_(policy),
+        kv_cache_(kv_cache),
+        admission_(admission),
+        book_(book),
+        budget_rule_(budget_rule) {}
+
+  // Fills a flight whose start_us and plan.step_id are set, behind num_in_flight others.
+  // runs_ahead: a step may run tokens that one in flight draws.
+  void plan(StepFlight& flight, int32_t num_in_flight, bool runs_ahead);
+  // After an empty plan: when the next one may not be; see Scheduler::wake_us().
+  int64_t wake_us() const { return wake_us_; }
+
+ private:
+  enum class Admission : uint8_t { kAdmitted, kSkipped, kStop };
+  enum class Room : uint8_t { kMade, kLeft, kWaits };
+
+  StepPlan& step() { return flight_->plan; }
+  StepBudget step_budget() const;
+  void schedule_running(StepBudget& budget);
+  bool waits_for_step(const Sequence& sequence) const;
+  bool cannot_run(const Sequence& sequence);
+  Room make_room(Sequence& sequence, int64_t num_new_tokens, int64_t place, StepBudget& budget);
+  Sequence& pick_victim(int64_t place) const;
+  int64_t num_drafts_to_run(const Sequence& sequence, int64_t num_free) const;
+  void admit_waiting(StepBudget& budget);
+  Admission try_admit(Sequence& sequence, StepBudget& budget);
+  Admission wait(const Sequence& sequence, DecisionKind kind, int64_t detail, Admission admission);
+  Admission load(Sequence& sequence, const StoredPrefix& prefix);
+  void enter(Sequence& sequence, SequenceEvent event, int64_t num_hit_tokens);
+  void put_in_step(Sequence& sequence, int64_t num_new_tokens, int64_t num_drafted,
+                   StepBudget& budget);
+  void append_tokens(const Sequence& sequence, int64_t start, int64_t num_known,
+                     int64_t num_drafted);
+  void keep_state(Sequence& sequence);
+  void count_prefill(Sequence& sequence, int64_t num_new_tokens);
+  void add_prompt_rows(const Sequence& sequence);
+  void add_logit_rows(Sequence& sequence, int64_t num_drafted);
+  bool is_awaitable(const Sequence& sequence) const;
+  bool outgrows_pool(const Sequence& sequence) const;
+  void finish_outgrown(Sequence& sequence);
+  bool reads_prefix_cache(const Sequence& sequence) const;
+  void let_go_of_held();
+  QueueState queue_state() const;
+  void decide(const Sequence& sequence, DecisionKind kind, int64_t detail);
+
+  const SchedulerConfig& config_;
+  SchedulingPolicy& policy_;
+  KvCacheManager& kv_cache_;
+  const RequestAdmission& admission_;
+  RequestBook& book_;
+  BudgetRule& budget_rule_;
+
+  // Of the step that is planned.
+  StepFlight* flight_ = nullptr;
+  int32_t num_in_flight_ = 0;
+  bool runs_ahead_ = false;
+  bool stands_still_ = false;  // somebody needs what a step in flight holds
+  bool has_preempted_ = false;
+  int64_t wake_us_ = SchedulingPolicy::kNever;
+};
+
+}  // namespace llmserve
