@@ -23,4 +23,5 @@ PYBIND11_MODULE(_core_testing, testing) {
   llmserve::register_testing_soak(testing);
   llmserve::register_testing_threads(testing);
   llmserve::register_testing_engine(testing);
+  llmserve::register_testing_sampling(testing);
 }
