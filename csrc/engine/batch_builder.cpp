@@ -1,6 +1,7 @@
 #include "engine/batch_builder.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 
@@ -27,6 +28,8 @@ void BatchBuilder::lay_out(const BatchShape& shape, const Visit& visit) {
   visit(positions_, shape.num_tokens);
   visit(query_starts_, shape.num_sequences + 1);
   visit(kv_lens_, shape.num_sequences);
+  visit(adapters_, shape.num_sequences);
+  visit(state_slots_, shape.num_sequences);
   visit(logit_rows_, shape.num_rows);
   for (Group& group : groups_) visit(group.block_tables, shape.num_sequences * shape.max_blocks);
 }
@@ -34,7 +37,7 @@ void BatchBuilder::lay_out(const BatchShape& shape, const Visit& visit) {
 int64_t BatchBuilder::num_bytes(const BatchShape& shape) const {
   const auto count = static_cast<int64_t>(groups_.size());
   const int64_t longs = count * shape.num_tokens;
-  const int64_t ints = 3 * shape.num_tokens + 2 * shape.num_sequences + 1 + shape.num_rows +
+  const int64_t ints = 3 * shape.num_tokens + 4 * shape.num_sequences + 1 + shape.num_rows +
                        count * shape.num_sequences * shape.max_blocks;
   return 8 * longs + 4 * ints + shape.num_rows * static_cast<int64_t>(sizeof(SeededDraw));
 }
@@ -67,6 +70,8 @@ void BatchBuilder::append_sequence(const ScheduledSequence& sequence,
     ++position;
   }
   append_given_rows(sequence);
+  adapters_[num_sequences_] = sequence.adapter;
+  state_slots_[num_sequences_] = sequence.state_slot;
   kv_lens_[num_sequences_] = static_cast<int32_t>(sequence.end_position());
   query_starts_[++num_sequences_] = static_cast<int32_t>(num_tokens_);
 }
@@ -120,6 +125,7 @@ void BatchBuilder::fill_up(const BatchShape& shape) {
       group.slots[num_tokens_] = -1;
       group.block_tables[num_sequences_ * width] = 0;  // a context of one has one block
     }
+    adapters_[num_sequences_] = state_slots_[num_sequences_] = -1;
     kv_lens_[num_sequences_] = 1;
     query_starts_[++num_sequences_] = static_cast<int32_t>(++num_tokens_);
   }
@@ -153,6 +159,9 @@ StepBatch& BatchBuilder::build(const StepPlan& plan, const BatchShape& shape,
   fill_up(shape);
   for (const BlockCopy& copy : plan.copies)
     batch_.copies.emplace_back(copy.source, copy.destination);
+  wanted_layers_ = plan.wanted_layers;
+  wanted_tokens_.resize(wanted_layers_.empty() ? 0 : num_tokens_);
+  std::iota(wanted_tokens_.begin(), wanted_tokens_.end(), 0);
   for (size_t g = 0; g < groups_.size(); ++g)
     group_inputs_[g] = {.slots = groups_[g].slots, .block_tables = groups_[g].block_tables};
   batch_.input = {.token_ids = token_ids_,
@@ -162,7 +171,11 @@ StepBatch& BatchBuilder::build(const StepPlan& plan, const BatchShape& shape,
                   .kv_lens = kv_lens_,
                   .max_blocks = shape.max_blocks,
                   .kv_groups = group_inputs_,
-                  .logit_rows = logit_rows_};
+                  .adapters = adapters_,
+                  .state_slots = state_slots_,
+                  .logit_rows = logit_rows_,
+                  .wanted_layers = wanted_layers_,
+                  .wanted_tokens = wanted_tokens_};
   batch_.awaited_rows = awaited_rows_;
   batch_.draws = draws_;
   return batch_;

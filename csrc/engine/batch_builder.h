@@ -1,5 +1,6 @@
-// StepPlan in, the model's flat batch out: one ragged batch for prefill and decode, all of its
-// integers in one block of memory.
+// Turns a StepPlan into the flat batch that models take. Prefill and decode share one ragged batch,
+// and all integers that the device reads lie in one block of memory, so that one copy brings them
+// over.
 #pragma once
 
 #include <span>
@@ -14,7 +15,7 @@
 
 namespace llmserve {
 
-// How large the arrays of a batch are.
+// The sizes of a batch's arrays.
 struct BatchShape {
   int64_t num_tokens = 0;     // T
   int64_t num_sequences = 0;  // B
@@ -22,8 +23,8 @@ struct BatchShape {
   int64_t max_blocks = 0;     // M
 };
 
-// Tokens of a pooled prompt whose logits are wanted: [begin, begin + count) of the step, which are
-// the prompt's from `position` on.
+// Tokens of a pooled prompt whose logits are wanted: tokens [begin, begin + count) of the step. The
+// first of them is the prompt's token at `position`.
 struct PooledRows {
   PooledOutput* output = nullptr;
   int64_t begin = 0;
@@ -31,35 +32,40 @@ struct PooledRows {
   int64_t position = 0;
 };
 
-// Everything of a step that the device reads. Spans of `input`, and those after it, point into the
-// block or the builder and stay valid until its next build.
+// One step, as workers run it. All spans point into the block or the builder, and all are valid
+// until its next build().
 struct StepBatch {
   ModelInput input;
-  std::span<const int32_t> awaited_rows;  // [T] rows of the step before, whose tokens these are; -1
-  std::span<const SeededDraw> draws;      // [S]
-  bool has_awaited = false;
-  std::vector<SampleTask> sample_tasks;  // [S], parallel to input.logit_rows
-  std::vector<PooledRows> pooled_rows;   // one record a prompt, in the plan's order
-  std::vector<std::pair<int32_t, int32_t>>
-      copies;  // (source, destination) blocks, before the forward
+  // [T] The token is what this row of the step before draws; -1: it is in input.token_ids.
+  std::span<const int32_t> awaited_rows;
+  bool has_awaited = false;                         // whether any is
+  std::span<const SeededDraw> draws;                // [S]
+  std::vector<SampleTask> sample_tasks;             // [S], parallel to input.logit_rows
+  std::vector<PooledRows> pooled_rows;              // one record a prompt, in the plan's order
+  std::vector<std::pair<int32_t, int32_t>> copies;  // of blocks (source, destination), done first
 };
 
 class BatchBuilder {
  public:
+  // num_groups: of the KV cache, as many as a plan's sequences have block tables.
   BatchBuilder(int64_t block_size, size_t num_groups)
       : block_size_(block_size), groups_(num_groups), group_inputs_(num_groups) {}
 
-  // What the plan needs, and no more.
+  // The smallest shape that holds the plan.
   BatchShape shape_of(const StepPlan& plan) const;
-  // Bytes of the arrays of a batch; `block` has them, aligned to 8.
+  // Bytes of the arrays of such a batch.
   int64_t num_bytes(const BatchShape& shape) const;
-  // The sample tasks are the caller's to complete. Awaited tokens are 0 until they are taken. What
-  // the shape has beyond the plan is filled up with sequences of one token, which write nothing and
-  // see a context of one: whatever the first block begins with.
+
+  // Writes the plan's batch into `block`, which has num_bytes(shape) bytes, aligned to 8.
+  //
+  // Awaited tokens are 0 until the device takes them. Of a sample task, what the grammar says is
+  // the caller's to fill in. A shape larger than the plan is filled up with sequences of one token:
+  // they store no key or value, and their context is the first position of block 0. Throws
+  // InternalError for a block that is too small.
   StepBatch& build(const StepPlan& plan, const BatchShape& shape, std::span<std::byte> block);
 
  private:
-  // Of one cache group.
+  // The arrays of one cache group.
   struct Group {
     std::span<int64_t> slots;         // [T]
     std::span<int32_t> block_tables;  // [B, M]
@@ -78,17 +84,22 @@ class BatchBuilder {
   std::vector<Group> groups_;
   std::vector<KvGroupInput> group_inputs_;  // spans of groups_
   StepBatch batch_;
-  // Within the block, and how much of them there is so far.
+  // The arrays within the block.
   std::span<SeededDraw> draws_;      // [S]
   std::span<int32_t> token_ids_;     // [T]
   std::span<int32_t> awaited_rows_;  // [T]
   std::span<int32_t> positions_;     // [T]
   std::span<int32_t> query_starts_;  // [B + 1]
   std::span<int32_t> kv_lens_;       // [B]
+  std::span<int32_t> adapters_;      // [B]
+  std::span<int32_t> state_slots_;   // [B]
   std::span<int32_t> logit_rows_;    // [S], indices of tokens
+  // What is written of them so far.
   size_t num_tokens_ = 0;
   size_t num_sequences_ = 0;
   size_t num_rows_ = 0;
+  std::vector<int32_t> wanted_layers_;
+  std::vector<int32_t> wanted_tokens_;  // [T] 0, 1, 2 … where layers are wanted
   std::vector<GivenRows> given_embeddings_;
 };
 

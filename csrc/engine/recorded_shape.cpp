@@ -14,7 +14,7 @@ bool runs_one_token(const ScheduledSequence& sequence) {
 std::optional<BatchShape> recorded_shape(const StepPlan& plan, const RecordingLimits& limits) {
   const auto num_rows = std::ssize(plan.sequences);
   if (num_rows == 0 || std::ssize(plan.logit_rows) != num_rows || !plan.pooled.empty() ||
-      !std::ranges::all_of(plan.sequences, runs_one_token))
+      !plan.wanted_layers.empty() || !std::ranges::all_of(plan.sequences, runs_one_token))
     return std::nullopt;
   int64_t longest = 0;
   for (int64_t i = 0; i < num_rows; ++i) {

@@ -52,6 +52,8 @@ class StepRunner final : public Executor {
   MemoryUse memory_use() const override;
   void fill_metrics(EngineMetrics& metrics) const override { first().fill_metrics(metrics); }
   std::string warning() const override { return first().warning(); }
+  // [L, T, E] f32 in the first worker's memory: the states of the last plan's wanted layers.
+  const Tensor& layer_states() const { return first().layer_states(); }
   void release(MemoryPart part) override;
   void restore(MemoryPart part) override;
 

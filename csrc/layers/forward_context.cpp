@@ -1,5 +1,6 @@
 #include "layers/forward_context.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -15,6 +16,14 @@ void check_whole(const ParallelGroups& groups) {
     throw NotSupported(concat("group ", name, " has ", group->world_size(),
                               " ranks, and this model is not cut among ranks; use one"));
   }
+}
+
+void check_plain(const ModelInput& input) {
+  const auto is_given = [](int32_t index) { return index >= 0; };
+  if (std::ranges::any_of(input.adapters, is_given))
+    throw NotSupported("a sequence names an adapter, and this model has none");
+  if (std::ranges::any_of(input.state_slots, is_given))
+    throw NotSupported("a sequence has a slot for its state, and this model keeps none");
 }
 
 }  // namespace llmserve

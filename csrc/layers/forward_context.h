@@ -22,6 +22,10 @@ struct ParallelGroups {
 // Throws NotSupported, for a model that runs whole, where a group has several ranks.
 void check_whole(const ParallelGroups& groups);
 
+// Throws NotSupported, for a model that has neither adapters nor states of fixed size, where a
+// sequence comes with one.
+void check_plain(const ModelInput& input);
+
 // References to what the worker owns; made anew every step.
 struct ForwardContext {
   Backend& backend;

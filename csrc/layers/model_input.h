@@ -24,6 +24,9 @@ struct ModelInput {
   std::span<const int32_t> kv_lens;  // [B] tokens in the cache once the step's are stored
   int64_t max_blocks = 0;            // M
   std::span<const KvGroupInput> kv_groups;
+  std::span<const int32_t> adapters;  // [B] whose weights are added to the model's; -1: none
+  std::span<const int32_t>
+      state_slots;                      // [B] where the sequence's state of fixed size is; -1: none
   std::span<const int32_t> logit_rows;  // [S] tokens in [0, T) whose logits are wanted
   // [L] layers whose hidden states are wanted as they come in, before any norm, in increasing
   // order; the number of layers stands for what leaves the last one. Of the tokens [W] in [0, T).

@@ -190,6 +190,7 @@ void Decoder::keep_wanted(const ForwardContext& context, int64_t layer_idx,
 
 Tensor Decoder::forward(const ForwardContext& context) const {
   check_whole(context.groups);
+  check_plain(context.input);
   check_internal(context.kv_caches.size() == layers_.size(), "one KV cache a layer");
   const Tensor hidden =
       context.arena.allocate(DType::kF32, {context.input.num_tokens(), config().hidden_size});

@@ -53,8 +53,8 @@ class Model {
 
   // Runs the step's tokens through all layers, storing keys and values in context.kv_caches and the
   // states of input.wanted_layers in context.layer_states. Returns the final-normed hidden states
-  // [T, E] f32, in the arena scope of the caller. Throws NotSupported where a group has ranks that
-  // the model cannot use.
+  // [T, E] f32, in the arena scope of the caller. Throws NotSupported where a group has ranks, or
+  // a sequence an adapter or a state, that the model cannot use.
   virtual Tensor forward(const ForwardContext& context) const = 0;
 
   // Logits [rows.size(), V] f32 of chosen tokens of `hidden` [T, E], in the arena scope of the

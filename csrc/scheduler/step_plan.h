@@ -48,6 +48,8 @@ struct ScheduledSequence {
   bool is_prefill = false;       // false: exactly the one token that was generated last
   // [prompt tokens, E] or none: tokens at positions within it are rows of it.
   const HostArray* prompt_embeds = nullptr;
+  int32_t adapter = -1;     // index of the adapter that its tokens run with; -1: none
+  int32_t state_slot = -1;  // of its state of fixed size; -1: it has none
 };
 
 // A sequence of the step whose hidden states are wanted.
@@ -123,6 +125,9 @@ struct StepPlan {
   std::vector<ScheduledSequence> sequences;  // [B]
   std::vector<LogitRow> logit_rows;          // [S], grouped by sequence, in order of position
   std::vector<PooledSequence> pooled;
+  // Layers whose hidden states are wanted as they come in, in increasing order; the number of
+  // layers stands for what leaves the last one.
+  std::vector<int32_t> wanted_layers;
   std::vector<Decision> decisions;
   int32_t num_prefill_tokens = 0;  // of those
   // Of those: run again after a preemption, and what was generated before it

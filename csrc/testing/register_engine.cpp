@@ -1,4 +1,5 @@
 // Engines without a model, for tests: every token is known in advance, and faults come on request.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <sys/socket.h>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "bindings/from_kwargs.h"
+#include "bindings/stepped_scheduler.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "engine/engine.h"
@@ -183,6 +185,25 @@ class FaultyExecutor final : public Executor {
   int64_t num_waits_ = 0;
 };
 
+// One worker a configuration.
+std::unique_ptr<StepRunner> make_runner(const std::vector<EngineConfig>& ranks) {
+  if (ranks.empty()) throw InvalidArgument("ranks: expected at least one configuration");
+  return std::make_unique<StepRunner>(ranks[0], static_cast<int>(ranks.size()), [&](int rank) {
+    return std::make_unique<Worker>(ranks[static_cast<size_t>(rank)]);
+  });
+}
+
+void launch(StepRunner& runner, const StepPlanRecord& record, std::vector<int32_t> wanted_layers,
+            int32_t adapter, int32_t state_slot) {
+  StepPlan plan = record.plan;
+  plan.wanted_layers = std::move(wanted_layers);
+  for (ScheduledSequence& sequence : plan.sequences) {
+    sequence.adapter = adapter;
+    sequence.state_slot = state_slot;
+  }
+  runner.launch(plan);
+}
+
 // What the lines of lent connections cost at least: the same bytes to each, and nothing else.
 int64_t send_ns(const std::vector<int>& fds, const std::string& line) {
   bool is_sent = true;
@@ -229,13 +250,29 @@ void register_testing_engine(py::module_& testing) {
   testing.def(
       "faulty_engine",
       [](const EngineConfig& config, const FaultOptions& faults,
-         std::optional<Vocabulary> vocabulary) {
+         std::optional<Vocabulary> vocabulary, int num_workers) {
         config.validate();
-        auto model = std::make_unique<StepRunner>(config);
+        auto model = make_runner({static_cast<size_t>(num_workers), config});
         return std::make_unique<Engine>(config, std::move(vocabulary),
                                         std::make_unique<FaultyExecutor>(std::move(model), faults));
       },
-      "config"_a, "faults"_a, "vocabulary"_a = py::none());
+      "config"_a, "faults"_a = FaultOptions(), "vocabulary"_a = py::none(), "num_workers"_a = 1,
+      "A model's engine; each of several workers computes everything, and their bits are "
+      "compared.");
+  py::class_<StepRunner>(testing, "StepRunner")
+      .def(py::init(&make_runner), "ranks"_a)
+      .def_property_readonly("description", &StepRunner::description)
+      .def("launch", &launch, "plan"_a, py::kw_only(), "wanted_layers"_a = std::vector<int32_t>(),
+           "adapter"_a = -1, "state_slot"_a = -1, "With what the scheduler does not plan yet.")
+      .def("layer_states",
+           [](const StepRunner& self) {
+             const Tensor& states = self.layer_states();
+             return py::array_t<float>({states.shape[0], states.shape[1], states.shape[2]},
+                                       states.as<const float>());
+           })
+      .def("wait", [](StepRunner& self) { return SampledTokens(self.wait()); })
+      .def("forget", &StepRunner::forget, "request_id"_a, "sample_index"_a = 0)
+      .def("check_idle", &StepRunner::check_idle);
   testing.def("send_ns", &send_ns, "fds"_a, "line"_a,
               "Processor time of a send of these bytes to each of the sockets.");
 }

@@ -1,0 +1,134 @@
+"""The runner of steps without an engine: empty steps, workers that differ, workers that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import checkpoint
+from llmserve import LLM, SamplingParams, _core
+from llmserve import _core_testing as testing
+from llmserve.errors import InternalError, InvalidArgument, NotSupported
+from model_runner import PagedRunner
+from workers import engine_config
+
+PROMPTS = [[5, 6, 7], list(range(3, 43)), [9] * 17]
+NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def config() -> _core.EngineConfig:
+    return engine_config(checkpoint("llama"))
+
+
+def make_scheduler(config: _core.EngineConfig) -> _core.Scheduler:
+    return _core.Scheduler(config.scheduler, config.cache)
+
+
+def add(scheduler: _core.Scheduler, prompts: Sequence[list[int]]) -> None:
+    for i, prompt in enumerate(prompts):
+        params = _core.SamplingParams(
+            temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False
+        )
+        scheduler.add(i, prompt, params)
+
+
+def expected_tokens(config: _core.EngineConfig) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    with LLM(config.model_path, dtype="float32", max_model_len=128) as llm:
+        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_empty_steps_run_nothing_and_change_nothing(
+    config: _core.EngineConfig, num_workers: int
+) -> None:
+    """Before the first step and between others: no rows, and the tokens of an engine."""
+    nothing: Any = make_scheduler(config).schedule()
+    assert nothing.sequences == []
+    runner = testing.StepRunner([config] * num_workers)
+    scheduler = make_scheduler(config)
+    add(scheduler, PROMPTS)
+    tokens: list[list[int]] = [[] for _ in PROMPTS]
+    while scheduler.has_unfinished():
+        for _ in range(2):
+            runner.launch(nothing)
+            assert runner.wait().token_ids == []
+        runner.launch(scheduler.schedule())
+        for event in scheduler.commit(runner.wait()):
+            tokens[event.request_id] += event.token_ids
+    runner.check_idle()
+    assert tokens == expected_tokens(config)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_states_of_wanted_layers_are_those_of_the_model(
+    config: _core.EngineConfig, num_workers: int
+) -> None:
+    runner = testing.StepRunner([config] * num_workers)
+    scheduler = make_scheduler(config)
+    add(scheduler, PROMPTS)
+    runner.launch(scheduler.schedule(), wanted_layers=[0, 2])
+    scheduler.commit(runner.wait())
+    model = PagedRunner(checkpoint("llama"), device="cpu", dtype="float32")
+    prompts = [(model.add_sequence(), prompt) for prompt in PROMPTS]
+    num_tokens = sum(len(prompt) for prompt in PROMPTS)
+    model.step(prompts, [0, 2], range(num_tokens))
+    np.testing.assert_array_equal(runner.layer_states(), model.model.layer_states(2, num_tokens))
+    runner.launch(scheduler.schedule())
+    assert runner.layer_states().shape[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"adapter": 0}, "a sequence names an adapter, and this model has none"),
+        ({"state_slot": 3}, "a sequence has a slot for its state, and this model keeps none"),
+    ],
+)
+def test_what_a_model_does_not_have_is_refused(
+    config: _core.EngineConfig, wanted: dict[str, int], message: str
+) -> None:
+    runner = testing.StepRunner([config])
+    scheduler = make_scheduler(config)
+    add(scheduler, PROMPTS)
+    plan = scheduler.schedule()
+    with pytest.raises(NotSupported, match=message):
+        runner.launch(plan, **wanted)
+    runner.launch(plan)
+    assert len(runner.wait().token_ids) == len(PROMPTS)
+
+
+def test_the_description_counts_the_workers(config: _core.EngineConfig) -> None:
+    one = testing.StepRunner([config]).description
+    assert one.startswith("LlamaForCausalLM float32 on cpu")
+    assert testing.StepRunner([config] * 2).description == one + ", 2 workers"
+
+
+def test_workers_of_other_weights_are_found_out(config: _core.EngineConfig) -> None:
+    other = engine_config(checkpoint("llama", seed=1))
+    runner = testing.StepRunner([config, config, other])
+    scheduler = make_scheduler(config)
+    add(scheduler, PROMPTS[:1])
+    with pytest.raises(
+        InternalError,
+        match=r"ranks 0 and 2 computed different bits in step \d+, hidden state row 0",
+    ):
+        runner.launch(scheduler.schedule())
+
+
+def test_workers_of_models_of_other_sizes_are_refused(config: _core.EngineConfig) -> None:
+    wide = engine_config(checkpoint("llama", hidden_size=64, intermediate_size=96))
+    with pytest.raises(InvalidArgument, match="workers of one runner run one model: rank 0 has"):
+        testing.StepRunner([config, wide])
+
+
+def test_a_worker_that_cannot_be_made_ends_the_others(config: _core.EngineConfig) -> None:
+    missing = engine_config(checkpoint("llama"))
+    missing.model_path = "/nowhere"
+    with pytest.raises(InvalidArgument, match='"/nowhere", which does not exist'):
+        testing.StepRunner([config, missing])
