@@ -89,10 +89,27 @@ void BatchBuilder::fill_block_tables(const ScheduledSequence& sequence, int64_t 
   }
 }
 
-void BatchBuilder::append_row(const LogitRow& row) {
+// Copied once a sequence: each of its rows sees a prefix.
+std::span<const int32_t> BatchBuilder::with_drafts(const StepPlan& plan, const LogitRow& row) {
+  if (context_sequence_ != row.sequence_idx) {
+    context_sequence_ = row.sequence_idx;
+    if (contexts_.size() == num_contexts_) contexts_.emplace_back();
+    std::vector<int32_t>& context = contexts_[num_contexts_++];
+    const ScheduledSequence& sequence = plan.sequences[static_cast<size_t>(row.sequence_idx)];
+    const std::span<const int32_t> drafted =
+        plan.tokens_of(sequence).last(static_cast<size_t>(sequence.num_drafted));
+    context.assign(row.token_ids.begin(), row.token_ids.end());
+    context.insert(context.end(), drafted.begin(), drafted.end());
+  }
+  return std::span<const int32_t>(contexts_[num_contexts_ - 1])
+      .first(row.token_ids.size() + static_cast<size_t>(row.num_drafted));
+}
+
+void BatchBuilder::append_row(const StepPlan& plan, const LogitRow& row) {
   logit_rows_[num_rows_] = query_starts_[static_cast<size_t>(row.sequence_idx)] + row.token_offset;
   draws_[num_rows_] = {.draw = row.params->draw, .seed = row.seed, .position = row.position};
   ++num_rows_;
+  const bool sees_drafts = row.num_drafted > 0 && !row.only_draws();
   const bool is_late = awaited_rows_[static_cast<size_t>(logit_rows_[num_rows_ - 1])] >= 0;
   batch_.sample_tasks.push_back({.request_id = row.request_id,
                                  .sample_index = row.sample_index,
@@ -100,8 +117,9 @@ void BatchBuilder::append_row(const LogitRow& row) {
                                  .seed = row.seed,
                                  .position = row.position,
                                  .given_token_id = row.given_token_id,
-                                 .token_ids = row.token_ids,
+                                 .token_ids = sees_drafts ? with_drafts(plan, row) : row.token_ids,
                                  .num_prompt_tokens = row.num_prompt_tokens,
+                                 .num_drafted_tokens = sees_drafts ? row.num_drafted : 0,
                                  .late_token = is_late ? logit_rows_[num_rows_ - 1] : -1,
                                  .only_draws = row.only_draws(),
                                  .banned_token_ids = row.banned_token_ids});
@@ -145,6 +163,8 @@ StepBatch& BatchBuilder::build(const StepPlan& plan, const BatchShape& shape,
   });
   num_tokens_ = num_sequences_ = num_rows_ = 0;
   given_embeddings_.clear();
+  num_contexts_ = 0;
+  context_sequence_ = -1;
   batch_.sample_tasks.clear();
   batch_.pooled_rows.clear();
   batch_.copies.clear();
@@ -154,7 +174,7 @@ StepBatch& BatchBuilder::build(const StepPlan& plan, const BatchShape& shape,
     fill_block_tables(sequence, shape.max_blocks);
     append_sequence(sequence, plan.tokens_of(sequence));
   }
-  for (const LogitRow& row : plan.logit_rows) append_row(row);
+  for (const LogitRow& row : plan.logit_rows) append_row(plan, row);
   for (const PooledSequence& pooled : plan.pooled) append_pooled(plan, pooled);
   fill_up(shape);
   for (const BlockCopy& copy : plan.copies)

@@ -76,7 +76,8 @@ class BatchBuilder {
   void append_sequence(const ScheduledSequence& sequence, std::span<const int32_t> token_ids);
   void append_given_rows(const ScheduledSequence& sequence);
   void fill_block_tables(const ScheduledSequence& sequence, int64_t max_blocks);
-  void append_row(const LogitRow& row);
+  void append_row(const StepPlan& plan, const LogitRow& row);
+  std::span<const int32_t> with_drafts(const StepPlan& plan, const LogitRow& row);
   void append_pooled(const StepPlan& plan, const PooledSequence& pooled);
   void fill_up(const BatchShape& shape);
 
@@ -98,6 +99,10 @@ class BatchBuilder {
   size_t num_tokens_ = 0;
   size_t num_sequences_ = 0;
   size_t num_rows_ = 0;
+  // The known tokens of a sequence and its drafted ones, which a plan has apart.
+  std::vector<std::vector<int32_t>> contexts_;
+  size_t num_contexts_ = 0;
+  int32_t context_sequence_ = -1;  // whose the last one is
   std::vector<int32_t> wanted_layers_;
   std::vector<int32_t> wanted_tokens_;  // [T] 0, 1, 2 … where layers are wanted
   std::vector<GivenRows> given_embeddings_;

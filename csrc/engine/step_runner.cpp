@@ -121,6 +121,8 @@ StepRunner::Flight& StepRunner::begin_flight() {
 }
 
 void StepRunner::launch(const StepPlan& plan) {
+  if (!plan.transfers.empty())
+    throw NotSupported("a plan moves blocks between tiers, and this executor has one tier");
   Flight& flight = begin_flight();
   if (!plan.is_empty()) {
     const TraceRange range(plan.num_prefill_tokens > 0 ? "Prefill" : "Decode");
