@@ -20,7 +20,6 @@ StepPlanRecord::StepPlanRecord(const StepPlan& given) : plan(given) {
   for (LogitRow& row : plan.logit_rows) {
     row.banned_token_ids =
         banned_token_ids.emplace_back(row.banned_token_ids.begin(), row.banned_token_ids.end());
-    row.token_ids = {};
     row.params = &params.emplace_back(*row.params);
   }
   plan.pooled.clear();

@@ -24,7 +24,8 @@ struct StepPlanRecord {
   explicit StepPlanRecord(const StepPlan& given);
   StepPlanRecord(const StepPlanRecord&) = delete;
 
-  StepPlan plan;                                   // without arrays: no embeddings, nothing pooled
+  // Without arrays: no embeddings, nothing pooled. Contexts of rows are there until the commit.
+  StepPlan plan;
   std::vector<ScheduledSequenceRecord> sequences;  // [B]
   std::deque<std::vector<int32_t>> banned_token_ids;
   std::deque<SamplingParams> params;

@@ -10,6 +10,7 @@ void StepPlan::clear() {
   sequences.clear();
   logit_rows.clear();
   pooled.clear();
+  wanted_layers.clear();
   decisions.clear();
   num_prefill_tokens = num_recomputed_tokens = 0;
 }

@@ -15,13 +15,6 @@
 
 namespace llmserve {
 
-// How a token of a step is known.
-enum class TokenSource : uint8_t {
-  kCommitted,  // it is the sequence's
-  kAwaited,    // a step in flight draws it
-  kDrafted,    // a guess, which commit() compares with what is drawn
-};
-
 // One sequence's share of a step: its tokens run at positions [start_position, end_position()).
 // They are committed or, of a sequence that decodes, one is awaited, or one is committed and
 // drafted ones follow.
@@ -30,26 +23,22 @@ struct ScheduledSequence {
   int32_t sample_index = 0;
   int32_t first_token = 0;  // into StepPlan::token_ids
   int32_t num_tokens = 0;   // q >= 1
-  int32_t num_drafted =
-      0;  // of those, the last ones; each has a logit row, and so has the one before
+  // Of those, the last ones: guesses, which commit() compares with what is drawn in their place.
+  // Each has a logit row, and so has the token before the first.
+  int32_t num_drafted = 0;
   // >= 0: the one token is what this logit row of the step before draws, which is still in flight.
   int32_t awaited_row = -1;
   int64_t start_position = 0;  // tokens already in the KV cache
   // [cache groups][>= ceil((start + q) / P)] block ids: position p is in entry p / P, or kGone.
   std::span<const std::vector<int32_t>> block_tables;
-  int64_t end_position() const { return start_position + num_tokens; }
-  int64_t num_known() const { return end_position() - num_drafted; }  // positions without guesses
-  TokenSource source(int32_t token_offset) const {
-    if (awaited_row >= 0) return TokenSource::kAwaited;
-    return token_offset < num_tokens - num_drafted ? TokenSource::kCommitted
-                                                   : TokenSource::kDrafted;
-  }
   int32_t state_slot = kNoSlot;  // of models that have layers with a fixed state
+  int32_t adapter = -1;          // index of the adapter that its tokens run with; -1: none
   bool is_prefill = false;       // false: exactly the one token that was generated last
   // [prompt tokens, E] or none: tokens at positions within it are rows of it.
   const HostArray* prompt_embeds = nullptr;
-  int32_t adapter = -1;     // index of the adapter that its tokens run with; -1: none
-  int32_t state_slot = -1;  // of its state of fixed size; -1: it has none
+
+  int64_t end_position() const { return start_position + num_tokens; }
+  int64_t num_known() const { return end_position() - num_drafted; }  // positions without guesses
 };
 
 // A sequence of the step whose hidden states are wanted.
@@ -136,12 +125,6 @@ struct StepPlan {
   std::span<const int32_t> tokens_of(const ScheduledSequence& sequence) const {
     return std::span(token_ids).subspan(static_cast<size_t>(sequence.first_token),
                                         static_cast<size_t>(sequence.num_tokens));
-  }
-  // The drafted tokens before a row's own position.
-  std::span<const int32_t> drafts_before(const LogitRow& row) const {
-    const ScheduledSequence& sequence = sequences[static_cast<size_t>(row.sequence_idx)];
-    return tokens_of(sequence).subspan(static_cast<size_t>(row.token_offset + 1 - row.num_drafted),
-                                       static_cast<size_t>(row.num_drafted));
   }
   // No sequence runs. Transfers may begin all the same.
   bool is_empty() const { return sequences.empty(); }
