@@ -128,7 +128,8 @@ def test_workers_of_models_of_other_sizes_are_refused(config: _core.EngineConfig
 
 
 def test_a_worker_that_cannot_be_made_ends_the_others(config: _core.EngineConfig) -> None:
-    missing = engine_config(checkpoint("llama"))
-    missing.model_path = "/nowhere"
+    missing = _core.EngineConfig(
+        model_path="/nowhere", cache=config.cache, scheduler=config.scheduler
+    )
     with pytest.raises(InvalidArgument, match='"/nowhere", which does not exist'):
         testing.StepRunner([config, missing])
