@@ -5,6 +5,7 @@
 PYBIND11_MODULE(_core, module) {
   module.doc() = "llmserve's C++ core; use the names that the llmserve package re-exports.";
   llmserve::register_errors(module);
+  llmserve::register_checkpoint(module);
   llmserve::register_inspect(module);
   llmserve::register_array(module);
   llmserve::register_block_allocator(module);

@@ -6,6 +6,7 @@
 namespace llmserve {
 
 void register_errors(pybind11::module_& module);
+void register_checkpoint(pybind11::module_& module);
 void register_inspect(pybind11::module_& module);
 void register_array(pybind11::module_& module);
 void register_block_allocator(pybind11::module_& module);

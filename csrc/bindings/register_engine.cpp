@@ -216,10 +216,14 @@ void register_trace(py::module_& module) {
 // which keeps one thread busy for as long as the look at the weights keeps all.
 class LoadingModel {
  public:
-  explicit LoadingModel(const EngineConfig& config) : config_(config) {
+  // `checkpoint` is config.model_path, opened.
+  LoadingModel(const EngineConfig& config, std::shared_ptr<Checkpoint> checkpoint)
+      : config_(config) {
     config_.validate();
     std::packaged_task<std::unique_ptr<Executor>()> load(
-        [config] { return std::make_unique<StepRunner>(config); });
+        [config, checkpoint = std::move(checkpoint)] {
+          return std::make_unique<StepRunner>(config, *checkpoint);
+        });
     executor_ = load.get_future();
     thread_ = start_thread(std::move(load));
   }
@@ -285,7 +289,7 @@ void register_engine(py::module_& module) {
   register_request(module);
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<LoadingModel>(module, "LoadingModel")
-      .def(py::init<const EngineConfig&>(), "config"_a)
+      .def(py::init<const EngineConfig&, std::shared_ptr<Checkpoint>>(), "config"_a, "checkpoint"_a)
       .def_property_readonly("config", &LoadingModel::config)
       .def("__enter__", [](py::object self) { return self; })
       .def(

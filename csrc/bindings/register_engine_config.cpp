@@ -63,12 +63,6 @@ void register_engine_config(py::module_& module) {
       .def_readonly("cache", &EngineConfig::cache)
       .def_readonly("scheduler", &EngineConfig::scheduler)
       .def_readonly("max_logprobs", &EngineConfig::max_logprobs);
-
-  module.def(
-      "resolve_config", &resolve_config, py::arg("request"),
-      py::call_guard<py::gil_scoped_release>(),
-      "The complete EngineConfig: every setting that depends on the model or the machine gets its "
-      "number. Reads config.json and the tensors' headers, loads nothing.");
 }
 
 }  // namespace llmserve

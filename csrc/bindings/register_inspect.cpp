@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include "api/engine_config.h"
-#include "bindings/gguf_metadata.h"
 #include "bindings/model_records.h"
 #include "bindings/register.h"
 #include "core/error.h"
@@ -104,14 +103,6 @@ void register_inspect(py::module_& module) {
              py::arg("max_tokens") = 2048, py::arg("max_logit_rows") = 256,
              "Format, config, tensors and the exact memory plan of a checkpoint directory. Bytes "
              "throughout; nothing is loaded.");
-  module.def(
-      "read_vocab_size",
-      [](const std::string& path) {
-        return read_model_config(open_checkpoint(path).config()).vocab_size;
-      },
-      py::arg("path"), "V of a checkpoint.");
-  module.def("read_gguf_metadata", &read_gguf_metadata, py::arg("path"), py::arg("prefix"),
-             "The metadata of a GGUF file whose keys begin with `prefix`, by key.");
   py::class_<PackedCacheEntry>(module, "PackedCacheEntry")
       .def_readonly("path", &PackedCacheEntry::path)
       .def_readonly("model", &PackedCacheEntry::model)

@@ -95,10 +95,17 @@ void register_memory_plan(py::module_& module) {
                              [](const MemoryPlan& plan) { return name(plan.pool_bound); })
       .def_readonly("pool_by_dtype", &MemoryPlan::pool_by_dtype)
       .def_readonly("refusal", &MemoryPlan::refusal);
-  module.def("plan_memory", &plan_memory, py::arg("request"),
-             py::call_guard<py::gil_scoped_release>(),
-             "What an engine of this ConfigRequest will take; loads nothing. What does not fit is "
-             "a plan with a refusal.");
+  module.def(
+      "plan_memory",
+      [](const ConfigRequest& request) { return plan_memory(request, open_for_plan(request)); },
+      py::arg("request"), py::call_guard<py::gil_scoped_release>(),
+      "What an engine of this ConfigRequest will take; loads nothing. What does not fit is "
+      "a plan with a refusal.");
+  module.def(
+      "resolve_config", &resolve_config, py::arg("request"), py::arg("checkpoint"),
+      py::call_guard<py::gil_scoped_release>(),
+      "The complete EngineConfig: every setting that depends on the model or the machine gets its "
+      "number. `checkpoint` is request.model, opened; nothing is loaded.");
 }
 
 }  // namespace llmserve

@@ -5,7 +5,6 @@
 
 #include "core/error.h"
 #include "core/system.h"
-#include "engine/memory_planner.h"
 #include "kernels/backend_choice.h"
 #include "models/model.h"
 
@@ -57,12 +56,6 @@ EngineConfig resolve_settings(const ConfigRequest& request, const Checkpoint& ch
   config.cache.num_blocks = 1;  // so that the rest is checked before the plan is made from it
   config.validate();
   return config;
-}
-
-EngineConfig resolve_config(const ConfigRequest& request) {
-  const MemoryPlan plan = plan_memory(request);
-  if (!plan.refusal.empty()) throw ResourceExhausted(plan.refusal);
-  return plan.config;
 }
 
 }  // namespace llmserve

@@ -1,5 +1,5 @@
-// From what a user said to a complete EngineConfig: every setting that depends on the model or the
-// machine gets its number before anything is loaded.
+// From what a user said to an EngineConfig: every setting that depends on the model or the machine
+// gets its number, but for the KV pool, whose size takes a memory plan (memory_planner.h).
 #pragma once
 
 #include <cstdint>
@@ -62,11 +62,5 @@ int64_t check_max_model_len(const std::optional<int64_t>& max_model_len);
 // NotSupported.
 EngineConfig resolve_settings(const ConfigRequest& request, const Checkpoint& checkpoint,
                               const ModelConfig& model);
-
-// The complete config. The KV pool's size, in this order: num_blocks, kv_cache_memory_bytes, else
-// what memory_utilization of the available memory leaves after weights and workspace, but no more
-// than max_num_seqs sequences of max_model_len can fill. Throws InvalidArgument, NotSupported,
-// CorruptFile, or ResourceExhausted with the arithmetic where it does not fit: see plan_memory.
-EngineConfig resolve_config(const ConfigRequest& request);
 
 }  // namespace llmserve

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <sstream>
+#include <utility>
 
 #include "core/error.h"
 #include "core/system.h"
@@ -52,7 +53,7 @@ struct SizedPool {
   PoolBound bound;
 };
 
-// The order is that of ConfigRequest's documentation.
+// The order is that of plan_memory's documentation.
 SizedPool size_pool(const ConfigRequest& request, const MemoryPlan& plan,
                     const KvCacheDType& dtype) {
   const std::vector<CacheGroupSpec>& groups = plan.config.cache.groups;
@@ -168,10 +169,6 @@ void check_kv_rows(DType dtype, std::span<const KvLayerSpec> layers) {
   }
 }
 
-Checkpoint open_for_plan(const std::string& path) {
-  return path.ends_with(".json") ? open_config(path) : open_checkpoint(path);
-}
-
 }  // namespace
 
 std::span<const KvCacheDType> kv_cache_dtypes() { return kKvCacheDTypes; }
@@ -224,8 +221,12 @@ MachineMemory read_machine_memory(const Memory& memory) {
           .bounded_by = limits.bounded_by};
 }
 
-MemoryPlan plan_memory(const ConfigRequest& request) {
-  const Checkpoint checkpoint = open_for_plan(request.model);
+Checkpoint open_for_plan(const ConfigRequest& request) {
+  return request.model.ends_with(".json") ? open_config(request.model)
+                                          : open_checkpoint(request.model);
+}
+
+MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoint) {
   const ModelConfig model =
       read_model_config(checkpoint.config(), check_max_model_len(request.max_model_len));
   MemoryPlan plan;
@@ -271,6 +272,12 @@ MemoryPlan plan_memory(const ConfigRequest& request) {
   plan.config.cache.num_blocks = static_cast<int32_t>(plan.pool.num_blocks);
   plan.refusal = find_refusal(plan);
   return plan;
+}
+
+EngineConfig resolve_config(const ConfigRequest& request, const Checkpoint& checkpoint) {
+  MemoryPlan plan = plan_memory(request, checkpoint);
+  if (!plan.refusal.empty()) throw ResourceExhausted(plan.refusal);
+  return std::move(plan.config);
 }
 
 }  // namespace llmserve

@@ -88,10 +88,20 @@ struct MemoryPlan {
   int64_t total_bytes() const { return weights.total_bytes() + workspace_bytes + pool.num_bytes(); }
 };
 
-// Reads config.json and the tensors' headers and loads nothing. request.model may also be a
-// config.json by itself: weights then are those of the model it describes. Settings that are wrong
-// whatever the memory throw InvalidArgument, NotSupported or CorruptFile; what does not fit is a
-// plan with a refusal.
-MemoryPlan plan_memory(const ConfigRequest& request);
+// Opens request.model for a plan alone: a checkpoint, or a config.json by itself, whose weights are
+// those of the model it describes. Throws what open_checkpoint and open_config throw.
+Checkpoint open_for_plan(const ConfigRequest& request);
+
+// Reads the config and the tensors' headers of `checkpoint`, which is request.model, and loads
+// nothing. Settings that are wrong whatever the memory throw InvalidArgument, NotSupported or
+// CorruptFile. What does not fit is a plan with a refusal.
+//
+// The KV pool's size, in this order: num_blocks, kv_cache_memory_bytes, else what
+// memory_utilization of the available memory leaves after weights and workspace, but no more than
+// max_num_seqs sequences of max_model_len can fill.
+MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoint);
+
+// The plan's config. Throws ResourceExhausted with the plan's refusal where there is one.
+EngineConfig resolve_config(const ConfigRequest& request, const Checkpoint& checkpoint);
 
 }  // namespace llmserve

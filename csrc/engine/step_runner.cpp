@@ -80,8 +80,8 @@ class StepRunner::RecordedDraw final : public StepSink {
   const StepBatch& batch_;
 };
 
-StepRunner::StepRunner(const EngineConfig& config)
-    : StepRunner(config, 1, [&](int) { return std::make_unique<Worker>(config); }) {}
+StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint)
+    : StepRunner(config, 1, [&](int) { return std::make_unique<Worker>(config, checkpoint); }) {}
 
 StepRunner::StepRunner(const EngineConfig& config, int num_workers, const MakeWorker& make_worker)
     : config_(config),

@@ -32,8 +32,8 @@ class StepRunner final : public Executor {
   // Throws what make_worker throws, ResourceExhausted, NotSupported for several workers on a
   // device, and InvalidArgument if they run models of different sizes.
   StepRunner(const EngineConfig& config, int num_workers, const MakeWorker& make_worker);
-  // One worker.
-  explicit StepRunner(const EngineConfig& config);
+  // One worker, of config.model_path as `checkpoint` has it open.
+  StepRunner(const EngineConfig& config, const Checkpoint& checkpoint);
   ~StepRunner() override;
 
   int32_t max_in_flight() const override {

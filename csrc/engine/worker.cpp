@@ -55,11 +55,11 @@ std::string packed_variant(const EngineConfig& config, const Backend& backend) {
                 " in ", backend.packed_layout());
 }
 
-Worker::Worker(const EngineConfig& config)
+Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint)
     : config_(config),
       backend_(make_backend(config.device, {.num_threads = config.num_threads})),
       steps_(backend_->steps()) {
-  model_ = load();
+  model_ = load(checkpoint);
   vocab_size_ = model_->config().vocab_size;
   hidden_size_ = model_->config().hidden_size;
   workspace_bytes_ = workspace_bytes(*model_, config_);
@@ -95,8 +95,7 @@ void Worker::restore(MemoryPart part) {
   }
 }
 
-std::unique_ptr<Model> Worker::load() {
-  const Checkpoint checkpoint = open_checkpoint(config_.model_path);
+std::unique_ptr<Model> Worker::load(const Checkpoint& checkpoint) {
   const ModelConfig model_config =
       read_model_config(checkpoint.config(), config_.scheduler.max_model_len);
   const WeightFormat format = resolve_weight_format(config_.dtype, config_.quantization);
@@ -122,7 +121,7 @@ std::unique_ptr<Model> Worker::load() {
 }
 
 void Worker::load_weights() {
-  std::unique_ptr<Model> model = load();
+  std::unique_ptr<Model> model = load(open_checkpoint(config_.model_path));
   check_shapes(*model);
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
   model_ = std::move(model);

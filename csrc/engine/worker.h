@@ -48,9 +48,9 @@ class StepSink {
 // throw; the worker can then be used for other steps, and what the failed one stored is undefined.
 class Worker {
  public:
-  // Loads the checkpoint. Throws what open_checkpoint, read_model_config and load_model throw, and
-  // ResourceExhausted.
-  explicit Worker(const EngineConfig& config);
+  // Loads the weights of `checkpoint`, which is config.model_path, opened. restore() opens it anew.
+  // Throws what read_model_config and load_model throw, and ResourceExhausted.
+  Worker(const EngineConfig& config, const Checkpoint& checkpoint);
 
   // Before run(): copies the batch's blocks, and has the pages at hand that the step writes to.
   void prepare(const StepBatch& batch);
@@ -82,7 +82,7 @@ class Worker {
   void fill_metrics(EngineMetrics& metrics) const;
 
  private:
-  std::unique_ptr<Model> load();
+  std::unique_ptr<Model> load(const Checkpoint& checkpoint);
   void load_weights();
   void check_shapes(const Model& model) const;
   void make_room_for_layer_states(const ModelInput& input);

@@ -100,7 +100,7 @@ class GgufFile {
   std::unordered_map<std::string_view, size_t> keys_;
 };
 
-// The metadata of a GGUF file, or of the first of a split one. `path` as in open_checkpoint.
+// A GGUF file, or the first of a split one. `path` as in open_checkpoint.
 GgufFile open_gguf_file(const std::string& path);
 
 // A path to a .gguf file, or a directory with no other weights than one of them. A model that is

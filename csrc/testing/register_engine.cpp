@@ -189,7 +189,8 @@ class FaultyExecutor final : public Executor {
 std::unique_ptr<StepRunner> make_runner(const std::vector<EngineConfig>& ranks) {
   if (ranks.empty()) throw InvalidArgument("ranks: expected at least one configuration");
   return std::make_unique<StepRunner>(ranks[0], static_cast<int>(ranks.size()), [&](int rank) {
-    return std::make_unique<Worker>(ranks[static_cast<size_t>(rank)]);
+    const EngineConfig& config = ranks[static_cast<size_t>(rank)];
+    return std::make_unique<Worker>(config, open_checkpoint(config.model_path));
   });
 }
 

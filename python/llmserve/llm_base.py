@@ -57,24 +57,25 @@ class LLMBase:
             options = replace(options, max_stall_ms=self._default_max_stall_ms)
         checkpoint = find_checkpoint(model, options.revision, options.download_dir)
         source = text_source(checkpoint)
-        defaults = _read_generation_config(source, options.generation_config)
+        opened = _core.Checkpoint(str(checkpoint))  # once, for all that a start reads of it
+        defaults = _read_generation_config(source, options.generation_config, opened.gguf)
         request = options.to_request(
             checkpoint,
             eos_token_ids=defaults.eos_token_ids,
             spreads_prompts=self._spreads_prompts,
         )
-        self._config = _core.resolve_config(request)
-        vocab_size = _core.read_vocab_size(str(checkpoint))
+        self._config = _core.resolve_config(request, opened)
+        vocab_size = opened.read_vocab_size()
         tokenizer = options.tokenizer
         text_path = source if tokenizer is None else _tokenizer_path(tokenizer)
         if tokenizer is not None or not is_gguf(source):  # whose end is among `defaults`
             _add_end(self._config.scheduler, read_eos_token_id(text_path), vocab_size)
         takes_embeds = boolean("enable_prompt_embeds", options.enable_prompt_embeds)
-        with _core.LoadingModel(self._config) as loading:
+        with _core.LoadingModel(self._config, opened) as loading:
             self._tokenizer = (
                 None
                 if boolean("skip_tokenizer_init", options.skip_tokenizer_init)
-                else _read_tokenizer(text_path, tokenizer, options.chat_template)
+                else _read_tokenizer(text_path, tokenizer, options.chat_template, opened.gguf)
             )
             if self._tokenizer is not None:
                 _warn_of_tokens(self._tokenizer.check_fits(vocab_size), vocab_size)
@@ -305,9 +306,11 @@ def _close_all() -> None:
         llm.close()
 
 
-def _read_generation_config(source: Path, argument: object) -> GenerationConfig:
+def _read_generation_config(
+    source: Path, argument: object, gguf: _core.GgufFile | None
+) -> GenerationConfig:
     if argument in ("auto", "vllm"):
-        config = read_generation_config(source)
+        config = read_generation_config(source, gguf)
         return config if argument == "auto" else GenerationConfig(config.eos_token_ids)
     if not isinstance(argument, str | os.PathLike) or not os.path.isdir(argument):
         raise InvalidArgument(
@@ -326,8 +329,10 @@ def _tokenizer_path(argument: object) -> Path:
     return Path(os.fsdecode(argument))
 
 
-def _read_tokenizer(path: Path, argument: object, chat_template: object) -> Tokenizer | None:
-    tokenizer = Tokenizer.from_path(path, chat_template)
+def _read_tokenizer(
+    path: Path, argument: object, chat_template: object, gguf: _core.GgufFile | None
+) -> Tokenizer | None:
+    tokenizer = Tokenizer.from_path(path, chat_template, gguf if argument is None else None)
     if tokenizer is None and argument is not None:
         raise InvalidArgument(f"tokenizer: {path} has no tokenizer")
     return tokenizer

@@ -175,7 +175,9 @@ class _Bench:
         self._name = name
         self._settings = {"model": model, **asdict(workload), **arguments}
         self._workload = workload
-        self._prompts = workload.prompts(_core.read_vocab_size(str(find_checkpoint(model))))
+        self._prompts = workload.prompts(
+            _core.Checkpoint(str(find_checkpoint(model))).read_vocab_size()
+        )
         self._form = _form_of(self._plan)
         # What is read is as the plan has it; what is multiplied is as many weights in any format.
         self._dense = LLM.plan(model, **{**arguments, "quantization": "none"})

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmserve import _core
 from llmserve.checkpoint.model_files import (
     JsonObject,
     checked_field,
@@ -30,11 +31,11 @@ class GenerationConfig:
     default_params: SamplingParams = field(default_factory=SamplingParams)
 
 
-def read_generation_config(source: Path) -> GenerationConfig:
+def read_generation_config(source: Path, gguf: _core.GgufFile | None = None) -> GenerationConfig:
     """generation_config.json of a directory, or what a GGUF file says of sampling; all defaults
-    where that is nothing. Raises CorruptFile."""
+    where that is nothing. `gguf` is the file, where it is open already. Raises CorruptFile."""
     if is_gguf(source):
-        return _from_fields(source, gguf_generation_fields(source))
+        return _from_fields(source, gguf_generation_fields(source, gguf))
     path = source / "generation_config.json"
     return _from_fields(path, read_json_object(source, path.name) or {})
 

@@ -16,10 +16,12 @@ _SAMPLING = {
 }
 
 
-def gguf_generation_fields(path: Path) -> JsonObject:
-    """The fields of a generation_config.json that the file implies. Raises CorruptFile."""
-    sampling = _core.read_gguf_metadata(str(path), "general.sampling.")
+def gguf_generation_fields(path: Path, file: _core.GgufFile | None = None) -> JsonObject:
+    """The fields of a generation_config.json that a file implies. `file` is `path`, where it is
+    open already. Raises CorruptFile."""
+    file = _core.GgufFile(str(path)) if file is None else file
+    sampling = file.metadata("general.sampling.")
     fields = {field: sampling[key] for key, field in _SAMPLING.items() if key in sampling}
-    vocabulary = GgufVocabulary(path)
+    vocabulary = GgufVocabulary(path, file)
     ends = vocabulary.end_ids if vocabulary.exists else []
     return {**fields, "eos_token_id": ends} if ends else fields

@@ -57,11 +57,15 @@ _ADD_SEP = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
 
 
 class GgufVocabulary:
-    """The fields tokenizer.* of a file, checked one by one. All raise CorruptFile, NotSupported."""
+    """The fields tokenizer.* of a file, checked one by one. All raise CorruptFile, NotSupported.
 
-    def __init__(self, path: Path) -> None:
+    file: `path`, where it is open already.
+    """
+
+    def __init__(self, path: Path, file: _core.GgufFile | None = None) -> None:
         self.path = path
-        self._fields = _core.read_gguf_metadata(str(path), "tokenizer.")
+        file = _core.GgufFile(str(path)) if file is None else file
+        self._fields = file.metadata("tokenizer.")
 
     @property
     def exists(self) -> bool:

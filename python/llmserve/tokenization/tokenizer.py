@@ -54,13 +54,15 @@ class Tokenizer(TransformersNames):
         self._path = path
 
     @classmethod
-    def from_path(cls, path: Path, chat_template: object = None) -> "Tokenizer | None":
+    def from_path(
+        cls, path: Path, chat_template: object = None, gguf: _core.GgufFile | None = None
+    ) -> "Tokenizer | None":
         """That of a folder, of a GGUF file, or of a file by itself: tokenizer.json, sentencepiece's
         tokenizer.model, a tiktoken file. None for a folder or GGUF file without one.
-        `chat_template`, a template or its path, stands in for those that come with it. Raises
-        CorruptFile, NotSupported and InvalidArgument."""
+        `chat_template`, a template or its path, stands in for those that come with it. `gguf` is
+        a GGUF file that is open already. Raises CorruptFile, NotSupported and InvalidArgument."""
         if is_gguf(path):
-            return cls._from_gguf(path, chat_template)
+            return cls._from_gguf(GgufVocabulary(path, gguf), chat_template)
         return (
             cls.from_directory(path, chat_template)
             if path.is_dir()
@@ -80,18 +82,17 @@ class Tokenizer(TransformersNames):
         return cls._from_library(tokenizer, path, templates)
 
     @classmethod
-    def _from_gguf(cls, path: Path, chat_template: object) -> "Tokenizer | None":
-        vocabulary = GgufVocabulary(path)
+    def _from_gguf(cls, vocabulary: GgufVocabulary, chat_template: object) -> "Tokenizer | None":
         if not vocabulary.exists:
             return None
         tokenizer = gguf_tokenizer(vocabulary)
         templates = ChatTemplates.from_named(
             vocabulary.chat_templates,
             vocabulary.special_tokens(),
-            f"the chat template of {path}",
+            f"the chat template of {vocabulary.path}",
             chat_template,
         )
-        return cls._from_library(tokenizer, path, templates)
+        return cls._from_library(tokenizer, vocabulary.path, templates)
 
     @classmethod
     def _from_library(

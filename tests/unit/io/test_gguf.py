@@ -72,7 +72,7 @@ def test_good_file_is_read(tmp_path: Path) -> None:
     query = tensors["model.layers.0.self_attn.q_proj.weight"]
     assert (query["dtype"], query["shape"], query["num_bytes"]) == ("Q8_0", [2, 32], 68)
     assert GOOD[query["offset"] :] == DATA[384:]
-    assert _core.read_gguf_metadata(path, "tokenizer.") == {
+    assert _core.GgufFile(path).metadata("tokenizer.") == {
         "tokenizer.ggml.tokens": ["a", "bc"],
         "tokenizer.ggml.scores": [0.5, 1.5],
     }
@@ -83,7 +83,7 @@ def test_agrees_with_the_gguf_package(tmp_path: Path) -> None:
     reader = gguf.GGUFReader(path)
     ours = sorted((t["offset"], t["num_bytes"]) for t in _core_testing.list_tensors(path))
     assert ours == sorted((t.data_offset, t.n_bytes) for t in reader.tensors)
-    values = _core.read_gguf_metadata(path, "llama.")
+    values = _core.GgufFile(path).metadata("llama.")
     for key, value in values.items():
         assert reader.fields[key].contents() == value
 
@@ -240,7 +240,7 @@ def test_what_is_not_supported_is_named(contents: bytes, message: str, tmp_path:
 def test_text_that_is_not_utf8_is_refused_by_key(tmp_path: Path) -> None:
     path = write(tmp_path, with_value(raw_value(b"tokenizer.chat_template", STRING, b"\xff")))
     with pytest.raises(CorruptFile, match=r"metadata tokenizer.chat_template: expected UTF-8"):
-        _core.read_gguf_metadata(path, "tokenizer.")
+        _core.GgufFile(path).metadata("tokenizer.")
 
 
 def test_several_files_in_a_folder_are_an_ambiguity(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def check_mutation(directory: Path, contents: bytes) -> None:
     path = write(directory, contents)
     try:
         tensors = _core_testing.list_tensors(path)
-        _core.read_gguf_metadata(path, "")
+        _core.GgufFile(path).metadata("")
     except (CorruptFile, NotSupported) as error:
         assert "model.gguf" in str(error)  # noqa: PT017
         return

@@ -195,7 +195,7 @@ def test_a_second_llm_sees_what_the_first_was_promised() -> None:
 def resolve(path: Path, available: int, **arguments: Any) -> _core.EngineConfig:
     options = EngineOptions(path, **arguments)
     request = options.to_request(path, available_memory_bytes=available)
-    return _core.resolve_config(request)
+    return _core.resolve_config(request, _core.Checkpoint(str(path)))
 
 
 def refusal(path: Path, available: int, **arguments: Any) -> str:

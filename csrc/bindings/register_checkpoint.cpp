@@ -1,7 +1,16 @@
-#include "bindings/gguf_metadata.h"
+// A checkpoint that is open: what a start reads of it, from one look at its files.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "bindings/register.h"
 #include "core/error.h"
+#include "io/checkpoint.h"
 #include "io/gguf.h"
+#include "models/model_config.h"
 
 namespace py = pybind11;
 
@@ -49,10 +58,10 @@ py::object to_python(const GgufFile& file, const GgufValue& value) {
   return to_number(file, value, 0);
 }
 
-}  // namespace
-
-py::dict read_gguf_metadata(const std::string& path, const std::string& prefix) {
-  const GgufFile file = open_gguf_file(path);
+// The metadata whose keys begin with `prefix`: int, float, bool, str, a list of them, or bytes for
+// an array of 8-bit integers. Nested arrays are left out. Throws CorruptFile: text that is not
+// UTF-8.
+py::dict metadata(const GgufFile& file, const std::string& prefix) {
   py::dict out;
   for (const GgufValue& value : file.metadata()) {
     const bool is_read = value.key.starts_with(prefix) && value.type != GgufType::kArray &&
@@ -60,6 +69,35 @@ py::dict read_gguf_metadata(const std::string& path, const std::string& prefix) 
     if (is_read) out[py::str(value.key.data(), value.key.size())] = to_python(file, value);
   }
   return out;
+}
+
+// The same mapping, whose header is read again: it is short beside the tensors.
+std::optional<GgufFile> gguf_of(const Checkpoint& checkpoint) {
+  if (checkpoint.format() != "gguf") return std::nullopt;
+  return GgufFile(checkpoint.files()[0]);
+}
+
+}  // namespace
+
+void register_checkpoint(py::module_& module) {
+  py::class_<GgufFile>(module, "GgufFile")
+      .def(py::init(&open_gguf_file), py::arg("path"), py::call_guard<py::gil_scoped_release>())
+      .def("metadata", &metadata, py::arg("prefix"),
+           "The metadata whose keys begin with `prefix`, by key.");
+  py::class_<Checkpoint, std::shared_ptr<Checkpoint>>(module, "Checkpoint")
+      .def(py::init([](const std::string& path) {
+             const py::gil_scoped_release release;
+             return std::make_shared<Checkpoint>(open_checkpoint(path));
+           }),
+           py::arg("path"))
+      .def_property_readonly("path", &Checkpoint::path)
+      .def_property_readonly("gguf", &gguf_of, "The file, if it is one: nothing is opened again.")
+      .def(
+          "read_vocab_size",
+          [](const Checkpoint& checkpoint) {
+            return read_model_config(checkpoint.config()).vocab_size;
+          },
+          "V of the model.");
 }
 
 }  // namespace llmserve
