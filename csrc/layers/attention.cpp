@@ -15,8 +15,8 @@ Tensor head_view(const Tensor& rows, int64_t begin, int64_t num_heads, int64_t h
 }
 
 // Queries, keys, values, from wherever they are.
-std::vector<WeightLoader::Part> qkv_parts(const TensorNames& names, const std::string& prefix,
-                                          const AttentionSpec& spec) {
+std::vector<WeightPart> qkv_parts(const TensorNames& names, const std::string& prefix,
+                                  const AttentionSpec& spec) {
   const int64_t q_width = spec.num_heads * spec.head_dim;
   const int64_t kv_width = spec.num_kv_heads * spec.head_dim;
   if (names.qkv.empty())
@@ -29,11 +29,14 @@ std::vector<WeightLoader::Part> qkv_parts(const TensorNames& names, const std::s
   const int64_t stride = queries + 2 * spec.head_dim;
   const int64_t begins[] = {0, queries, queries + spec.head_dim};
   const int64_t sizes[] = {queries, spec.head_dim, spec.head_dim};
-  std::vector<WeightLoader::Part> parts;
+  std::vector<WeightPart> parts;
   for (int i = 0; i < 3; ++i)
-    for (int64_t group = 0; group < spec.num_kv_heads; ++group)
-      parts.push_back(
-          {.name = name, .size = sizes[i], .begin = group * stride + begins[i], .of = all});
+    parts.push_back({.name = name,
+                     .size = sizes[i],
+                     .begin = begins[i],
+                     .of = all,
+                     .num_runs = spec.num_kv_heads,
+                     .stride = stride});
   return parts;
 }
 

@@ -3,13 +3,13 @@
 namespace llmserve {
 namespace {
 
-std::vector<WeightLoader::Part> vector_parts(const std::string& full, int64_t num_heads,
-                                             int64_t head_dim, QkNorm kind) {
+std::vector<WeightPart> vector_parts(const std::string& full, int64_t num_heads, int64_t head_dim,
+                                     QkNorm kind) {
   if (kind == QkNorm::kHead) return {{full, head_dim}};
   if (kind == QkNorm::kProjection) return {{full, num_heads * head_dim}};
   const size_t place = full.find("{}");
   if (place == std::string::npos) return {{.name = full, .size = num_heads, .width = head_dim}};
-  std::vector<WeightLoader::Part> parts;
+  std::vector<WeightPart> parts;
   for (int64_t h = 0; h < num_heads; ++h)
     parts.push_back({std::string(full).replace(place, 2, std::to_string(h)), head_dim});
   return parts;

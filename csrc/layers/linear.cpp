@@ -5,22 +5,22 @@
 namespace llmserve {
 namespace {
 
-std::vector<WeightLoader::Part> with_suffix(const std::vector<WeightLoader::Part>& parts,
-                                            std::string_view suffix) {
-  std::vector<WeightLoader::Part> named = parts;
-  for (WeightLoader::Part& part : named) part.name += suffix;
+std::vector<WeightPart> with_suffix(const std::vector<WeightPart>& parts, std::string_view suffix) {
+  std::vector<WeightPart> named = parts;
+  for (WeightPart& part : named) part.name += suffix;
   return named;
 }
 
 }  // namespace
 
-Linear::Linear(WeightLoader& weights, WeightGroup group,
-               const std::vector<WeightLoader::Part>& parts, int64_t in_features,
-               const LinearSpec& spec)
-    : weights_(
-          weights.linear(group, with_suffix(parts, ".weight"), in_features, spec.is_transposed)) {
+Linear::Linear(WeightLoader& weights, WeightGroup group, const std::vector<WeightPart>& parts,
+               int64_t in_features, const LinearSpec& spec)
+    : weights_(weights.linear(group, with_suffix(parts, ".weight"), in_features, spec.is_transposed,
+                              spec.shard)) {
   for (const LinearWeight& weight : weights_) out_features_ += weight.out_features;
-  if (spec.has_bias) bias_ = weights.vector(group, with_suffix(parts, ".bias"));
+  const bool has_bias =
+      spec.has_bias && (spec.shard.axis == ShardAxis::kOutput || spec.shard.rank == 0);
+  if (has_bias) bias_ = weights.vector(group, with_suffix(parts, ".bias"), spec.shard);
 }
 
 LinearInput LinearInput::rows(int64_t begin, int64_t count) const {

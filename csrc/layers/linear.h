@@ -12,6 +12,8 @@ namespace llmserve {
 struct LinearSpec {
   bool has_bias = false;
   bool is_transposed = false;  // the file has W as [K, N]
+  // The rank's share of W. Of ranks that share K the first has the bias.
+  Shard shard;
 };
 
 // What a linear layer reads: x, once `norm`, if there is one, has written it.
@@ -28,7 +30,7 @@ class Linear {
  public:
   // The parts' weights ("<part>.weight" [N_i, K]) are stacked into one matrix, and so are their
   // biases ("<part>.bias" [N_i]) if there are any: q, k and v run as one product.
-  Linear(WeightLoader& weights, WeightGroup group, const std::vector<WeightLoader::Part>& parts,
+  Linear(WeightLoader& weights, WeightGroup group, const std::vector<WeightPart>& parts,
          int64_t in_features, const LinearSpec& spec);
 
   int64_t out_features() const { return out_features_; }

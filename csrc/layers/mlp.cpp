@@ -5,8 +5,8 @@
 namespace llmserve {
 namespace {
 
-std::vector<WeightLoader::Part> up_parts(const TensorNames& names, const std::string& prefix,
-                                         int64_t width) {
+std::vector<WeightPart> up_parts(const TensorNames& names, const std::string& prefix,
+                                 int64_t width) {
   if (!names.gate_up.empty()) return {{prefix + names.gate_up, 2 * width}};
   if (!names.gate.empty()) return {{prefix + names.gate, width}, {prefix + names.up, width}};
   return {{prefix + names.up, width}};

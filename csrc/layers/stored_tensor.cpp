@@ -179,14 +179,14 @@ int64_t first_non_finite_row(const Checkpoint& checkpoint, const TensorEntry& en
 }
 
 bool unpack_row(const Checkpoint& checkpoint, const TensorEntry& entry, int64_t row,
-                const QuantizedRow& to) {
+                const IndexRange& columns, const QuantizedRow& to) {
   const TensorStorage& storage = checkpoint.storage(entry);
   const Matrix matrix = matrix_of(storage, entry);
   const QuantFormat& format = *storage.blocks;
   const int64_t at = stored_row(row, head_rows(storage.paired_heads, matrix));
   const std::byte* from = checkpoint.file(entry)->bytes().data() + entry.offset;
-  return format.unpack(from + format.num_bytes(at * matrix.width),
-                       matrix.width / format.block_elements, to);
+  return format.unpack(from + format.num_bytes(at * matrix.width + columns.begin),
+                       columns.size / format.block_elements, to);
 }
 
 ConstTensor host_values(const Checkpoint& checkpoint, const TensorEntry& entry, DType dtype,

@@ -5,6 +5,7 @@
 #include "core/tensor.h"
 #include "io/checkpoint.h"
 #include "kernels/backend.h"
+#include "layers/weight_parts.h"
 
 namespace llmserve {
 
@@ -22,9 +23,10 @@ ConstTensor block_rows(const Checkpoint& checkpoint, const TensorEntry& entry);
 int64_t first_non_finite_row(const Checkpoint& checkpoint, const TensorEntry& entry,
                              Backend& backend);
 
-// The model's row `row` of a matrix in blocks that a linear layer runs on (QuantFormat::unpack).
+// Whole blocks `columns` of the model's row `row` of a matrix in blocks that a linear layer runs on
+// (QuantFormat::unpack).
 bool unpack_row(const Checkpoint& checkpoint, const TensorEntry& entry, int64_t row,
-                const QuantizedRow& to);
+                const IndexRange& columns, const QuantizedRow& to);
 
 // Rows of a matrix, elements of a vector.
 struct RowRange {

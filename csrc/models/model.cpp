@@ -47,7 +47,8 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint) {
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
                                   Backend& backend, const WeightFormat& format,
                                   PackedWeights* packed, std::vector<DeferredWeight>* deferred) {
-  WeightLoader weights(checkpoint, backend, format, /*load=*/true, packed, deferred);
+  WeightLoader weights(checkpoint, backend, format,
+                       {.load = true, .packed = packed, .deferred = deferred});
   std::unique_ptr<Model> model =
       find_architecture(config.architecture, "ModelConfig").build(config, weights);
   check_all_used(checkpoint, model->weights());
@@ -88,7 +89,7 @@ ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Ba
   if (options.max_tokens < 1 || options.max_logit_rows < 1)
     throw InvalidArgument(concat("max_tokens and max_logit_rows: expected at least 1, got ",
                                  options.max_tokens, " and ", options.max_logit_rows));
-  WeightLoader weights(checkpoint, backend, options.format, /*load=*/false, options.packed);
+  WeightLoader weights(checkpoint, backend, options.format, {.packed = options.packed});
   const std::unique_ptr<Model> model =
       find_architecture(config.architecture, "ModelConfig").build(config, weights);
   const std::span<const KvLayerSpec> kv_layers = model->kv_layers();

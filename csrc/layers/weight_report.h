@@ -1,0 +1,32 @@
+// What the weights of a model take, by kind.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quant/linear_format.h"
+
+namespace llmserve {
+
+enum class WeightGroup : uint8_t { kEmbedding, kAttention, kMlp, kNorm, kLmHead };
+inline constexpr int kNumWeightGroups = 5;
+std::string_view name(WeightGroup group);
+
+struct WeightReport {
+  std::array<int64_t, kNumWeightGroups> group_bytes{};  // by WeightGroup
+  int64_t mapped_bytes = 0;  // of them, read in place from the file: page cache, not memory
+  std::vector<const LinearFormat*> integers;  // the formats that linear layers are in, if any
+  // A row of activations as integers, beside the linear layer where it takes most; 0 if none runs
+  // on integers.
+  int64_t activation_bytes = 0;
+  // As EngineMetrics has them; 0 when planning.
+  int64_t read_us = 0;
+  int64_t pack_us = 0;
+  std::vector<std::string> unused_tensors;  // in the checkpoint, asked for by no layer; sorted
+  int64_t total_bytes() const;
+};
+
+}  // namespace llmserve

@@ -1,0 +1,245 @@
+#include "layers/weight_source.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/float_types.h"
+#include "layers/stored_tensor.h"
+
+namespace llmserve {
+namespace {
+
+float element(const ConstTensor& tensor, int64_t i) {
+  if (tensor.dtype == DType::kF32) return tensor.as<float>()[i];
+  const uint16_t bits = tensor.as<uint16_t>()[i];
+  return tensor.dtype == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
+// Columns of a matrix row-major the other way round, in memory of their own.
+ConstTensor transpose_into(Buffer& buffer, const ConstTensor& matrix, const IndexRange& taken) {
+  const int64_t rows = matrix.shape[0];
+  buffer = Buffer(rows * taken.size * size_bytes(matrix.dtype));
+  const auto turn = [&](const auto* from, auto* to) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < taken.size; ++c)
+        to[c * rows + r] = from[r * matrix.shape[1] + taken.begin + c];
+  };
+  if (size_bytes(matrix.dtype) == 4)
+    turn(matrix.as<uint32_t>(), reinterpret_cast<uint32_t*>(buffer.data()));
+  else
+    turn(matrix.as<uint16_t>(), reinterpret_cast<uint16_t*>(buffer.data()));
+  return ConstTensor(buffer.data(), matrix.dtype, {taken.size, rows});
+}
+
+// Columns of a matrix, in memory of their own.
+ConstTensor columns_into(Buffer& buffer, const ConstTensor& matrix, const IndexRange& taken) {
+  const int64_t element_bytes = size_bytes(matrix.dtype);
+  const int64_t row_bytes = taken.size * element_bytes;
+  buffer = Buffer(matrix.shape[0] * row_bytes);
+  for (int64_t r = 0; r < matrix.shape[0]; ++r)
+    std::memcpy(buffer.data() + r * row_bytes,
+                matrix.as<std::byte>() + (r * matrix.shape[1] + taken.begin) * element_bytes,
+                static_cast<size_t>(row_bytes));
+  return ConstTensor(buffer.data(), matrix.dtype, {matrix.shape[0], taken.size});
+}
+
+std::string shape_text(std::initializer_list<int64_t> shape) {
+  std::ostringstream out;
+  out << "[";
+  bool first = true;
+  for (const int64_t dim : shape) {
+    out << (first ? "" : ", ") << dim;
+    first = false;
+  }
+  out << "]";
+  return out.str();
+}
+
+// Older exports carry rotary frequencies and causal masks.
+bool follows_from_config(std::string_view name) {
+  static constexpr std::string_view kEndings[] = {"rotary_emb.inv_freq", ".attn.bias",
+                                                  ".attn.masked_bias", ".attention.bias",
+                                                  ".attention.masked_bias"};
+  return std::any_of(std::begin(kEndings), std::end(kEndings),
+                     [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
+// A rank's share of K that is kept in blocks has whole ones.
+void check_columns(const WeightPart& part, const QuantFormat& blocks, const IndexRange& columns) {
+  if (columns.begin % blocks.block_elements == 0 && columns.size % blocks.block_elements == 0)
+    return;
+  throw NotSupported(concat("tensor \"", part.name, "\": elements ", columns.begin, " to ",
+                            columns.begin + columns.size, " of a row, which is a rank's share, ",
+                            "are no whole blocks of ", blocks.name, ", of ", blocks.block_elements,
+                            " elements; use another number of ranks, or quantization='none'"));
+}
+
+}  // namespace
+
+int64_t StackedRows::num_rows() const {
+  int64_t sum = 0;
+  for (const WeightPart& part : parts) sum += part.size;
+  return sum;
+}
+
+std::string StackedRows::name() const {
+  std::ostringstream out;
+  for (const WeightPart& part : parts)
+    out << (&part == parts.data() ? "" : " + ") << part.name << "[" << part.begin << ":"
+        << part.begin + part.size << "]";
+  const TensorEntry& entry = *entries[0];
+  if (columns.size != entry.shape[is_transposed ? 0 : 1])
+    out << " columns " << columns.begin << ":" << columns.begin + columns.size;
+  if (is_transposed) out << " transposed";
+  return out.str();
+}
+
+const TensorEntry* WeightSource::look_up(const std::string& name) const {
+  const TensorEntry* entry = checkpoint_.find(name);
+  return entry ? entry : checkpoint_.find(name.substr(name.find('.') + 1));
+}
+
+const TensorEntry& WeightSource::find(const std::string& name,
+                                      std::initializer_list<int64_t> shape) {
+  if (!checkpoint_.has_tensors()) return imagine(shape);
+  const TensorEntry* entry = look_up(name);
+  if (!entry)
+    throw CorruptFile(concat(
+        checkpoint_.path(), ": the tensor \"", name, "\" ", shape_text(shape),
+        " is absent from the checkpoint, which has ", checkpoint_.tensors().size(), " tensors; ",
+        checkpoint_.format() == "gguf" ? "the file may be of an architecture that is not supported"
+                                       : "config.json and weights may belong to different models"));
+  if (!has_float_values(checkpoint_, *entry) ||
+      !std::equal(shape.begin(), shape.end(), entry->shape.begin(), entry->shape.end()))
+    throw CorruptFile(concat(checkpoint_.file(*entry)->path().string(), ": tensor \"", name,
+                             "\": expected floats ", shape_text(shape),
+                             ", as config.json has it, got ", checkpoint_.describe(*entry)));
+  refuse_scaled_f8(*entry);
+  used_.insert(entry->name);
+  return *entry;
+}
+
+// 8-bit floats are read as the numbers that they are; with scales beside them they are something
+// else, which nobody here multiplies in.
+void WeightSource::refuse_scaled_f8(const TensorEntry& entry) const {
+  if (entry.dtype != DType::kF8E4M3 && entry.dtype != DType::kF8E5M2) return;
+  for (const std::string_view suffix : {"_scale", "_scale_inv", "_scale_2"}) {
+    const TensorEntry* scale = checkpoint_.find(concat(entry.name, suffix));
+    if (scale)
+      throw NotSupported(concat(checkpoint_.file(entry)->path().string(), ": tensor \"", entry.name,
+                                "\" is ", checkpoint_.describe(entry), " scaled by \"", scale->name,
+                                "\"; FP8 checkpoints with scales are not supported: use the "
+                                "original in bfloat16"));
+  }
+}
+
+// What a checkpoint of the dtype that is asked for would have.
+const TensorEntry& WeightSource::imagine(std::initializer_list<int64_t> shape) {
+  TensorEntry& entry = imagined_.emplace_back(
+      TensorEntry{.shape = shape, .dtype = format_.dtype, .num_bytes = size_bytes(format_.dtype)});
+  for (const int64_t dim : shape) entry.num_bytes *= dim;
+  return entry;
+}
+
+const QuantFormat* WeightSource::kept_blocks(const TensorEntry& entry, bool is_transposed) const {
+  const TensorStorage& storage = checkpoint_.storage(entry);
+  const bool is_kept = format_.keeps_blocks && !format_.integers && storage.blocks &&
+                       storage.blocks->integers && storage.added == 0 && !is_transposed &&
+                       backend_.can_run(*storage.blocks->integers);
+  return is_kept ? storage.blocks : nullptr;
+}
+
+std::vector<StackedRows> WeightSource::stack(std::span<const WeightPart> parts, int64_t in_features,
+                                             bool is_transposed, const Shard& shard) {
+  const IndexRange columns =
+      shard.axis == ShardAxis::kInput ? shard.of(in_features) : IndexRange{0, in_features};
+  std::vector<StackedRows> stacks;
+  for (WeightPart& part : rows_of(parts, shard)) {
+    const TensorEntry& entry = is_transposed ? find(part.name, {in_features, part.num_rows()})
+                                             : find(part.name, {part.num_rows(), in_features});
+    const QuantFormat* blocks = kept_blocks(entry, is_transposed);
+    if (blocks) check_columns(part, *blocks, columns);
+    if (stacks.empty() || stacks.back().blocks != blocks)
+      stacks.push_back({.columns = columns, .is_transposed = is_transposed, .blocks = blocks});
+    stacks.back().parts.push_back(std::move(part));
+    stacks.back().entries.push_back(&entry);
+  }
+  return stacks;
+}
+
+StackedRows WeightSource::stack_vectors(std::span<const WeightPart> parts, const Shard& shard) {
+  StackedRows rows;
+  for (WeightPart& part : rows_of(parts, shard)) {
+    rows.entries.push_back(part.width == 0 ? &find(part.name, {part.num_rows()})
+                                           : &find(part.name, {part.num_rows(), part.width}));
+    rows.parts.push_back(std::move(part));
+  }
+  return rows;
+}
+
+std::vector<std::string> WeightSource::unused() const {
+  std::vector<std::string> names;
+  for (const TensorEntry& entry : checkpoint_.tensors())
+    if (!used_.contains(entry.name) && !follows_from_config(entry.name))
+      names.push_back(entry.name);
+  return names;
+}
+
+void WeightSource::check_finite(const TensorEntry& entry, const ConstTensor& tensor,
+                                int64_t first) const {
+  const int64_t i = backend_.first_non_finite(tensor);
+  if (i < 0) return;
+  throw CorruptFile(concat(checkpoint_.file(entry)->path().string(), ": tensor \"", entry.name,
+                           "\": element ", first + i, " of ", checkpoint_.describe(entry), " is ",
+                           std::isnan(element(tensor, i)) ? "NaN" : "infinite",
+                           "; weights must be finite"));
+}
+
+ConstTensor WeightSource::values(const StackedRows& rows, size_t i, DType dtype,
+                                 Buffer& buffer) const {
+  const TensorEntry& entry = *rows.entries[i];
+  const WeightPart& part = rows.parts[i];
+  const IndexRange of_n{part.begin, part.size};
+  const IndexRange stored = rows.is_transposed ? rows.columns : of_n;
+  const IndexRange across = rows.is_transposed ? of_n : rows.columns;
+  ConstTensor view =
+      host_values(checkpoint_, entry, dtype, backend_, buffer, {stored.begin, stored.size});
+  check_finite(entry, view, stored.begin * entry.shape[1]);
+  if (!rows.is_transposed && across.size == view.shape[1]) return view;
+  Buffer taken;
+  view =
+      rows.is_transposed ? transpose_into(taken, view, across) : columns_into(taken, view, across);
+  buffer = std::move(taken);
+  return view;
+}
+
+bool WeightSource::unpack(const StackedRows& rows, size_t i, int64_t n,
+                          const QuantizedRow& to) const {
+  return unpack_row(checkpoint_, *rows.entries[i], rows.parts[i].begin + n, rows.columns, to);
+}
+
+ConstTensor WeightSource::values(const TensorEntry& entry, DType dtype, Buffer& buffer) const {
+  const ConstTensor view = host_values(checkpoint_, entry, dtype, backend_, buffer);
+  check_finite(entry, view);
+  return view;
+}
+
+ConstTensor WeightSource::blocks(const TensorEntry& entry) const {
+  const int64_t row = first_non_finite_row(checkpoint_, entry, backend_);
+  if (row >= 0) {
+    Buffer buffer;
+    check_finite(entry, host_values(checkpoint_, entry, DType::kF32, backend_, buffer, {row, 1}),
+                 row * entry.shape[1]);
+  }
+  return block_rows(checkpoint_, entry);
+}
+
+void WeightSource::release(const StackedRows& rows) const {
+  for (const TensorEntry* entry : rows.entries)
+    checkpoint_.file(*entry)->release(entry->offset, entry->num_bytes);
+}
+
+}  // namespace llmserve

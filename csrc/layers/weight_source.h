@@ -1,0 +1,97 @@
+// Where weights come from: the tensors of a checkpoint, found by name, checked, read.
+//
+// Errors are CorruptFile and name file, tensor, what was expected and what came.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/tensor.h"
+#include "io/checkpoint.h"
+#include "kernels/backend.h"
+#include "layers/weight_parts.h"
+
+namespace llmserve {
+
+// What weights are kept as.
+struct WeightFormat {
+  DType dtype = DType::kF32;               // kF32 or kBF16
+  const LinearFormat* integers = nullptr;  // of linear layers, the head included; null: dtype
+  // Without `integers`: blocks of a file that linear() can run on stay what they are.
+  bool keeps_blocks = false;
+};
+
+// Slices of tensors that are stored alike, stacked along N: the rows of one linear weight.
+struct StackedRows {
+  std::vector<WeightPart> parts;            // each one run of rows
+  std::vector<const TensorEntry*> entries;  // of the parts
+  IndexRange columns;                       // of K
+  bool is_transposed = false;               // the file has the tensors as [K, N_i]
+  const QuantFormat* blocks = nullptr;      // what the weight is kept in; null: values
+
+  int64_t num_rows() const;
+  // Tells the weight from all others that a checkpoint can be made into.
+  std::string name() const;
+};
+
+class WeightSource {
+ public:
+  WeightSource(const Checkpoint& checkpoint, Backend& backend, const WeightFormat& format)
+      : checkpoint_(checkpoint), backend_(backend), format_(format) {}
+
+  // A tensor by its name, or without the name's first word: base models are saved without "model."
+  // or "transformer.". A checkpoint without tensors has every one that is asked for, stored as the
+  // format's dtype. The entry lives as long as the source.
+  const TensorEntry& find(const std::string& name, std::initializer_list<int64_t> shape);
+  // The rank's rows of matrices [N_i, K], in as many stacks as there are kinds of blocks to keep,
+  // in order.
+  std::vector<StackedRows> stack(std::span<const WeightPart> parts, int64_t in_features,
+                                 bool is_transposed, const Shard& shard);
+
+  // The rank's elements of vectors, or of matrices that are read as one: `columns` is not used.
+  StackedRows stack_vectors(std::span<const WeightPart> parts, const Shard& shard);
+
+  // A tensor that may be in the file and is not needed.
+  void ignore(const std::string& name) { used_.insert(name); }
+  // Those that nobody asked for, but for what follows from the config; sorted.
+  std::vector<std::string> unused() const;
+
+  // Part i of the rows as finite values [N_i, K] in host memory: in place if they can be, and
+  // otherwise in `buffer`, as `dtype` where they are not stored as is.
+  ConstTensor values(const StackedRows& rows, size_t i, DType dtype, Buffer& buffer) const;
+  // Row n of part i in the blocks that are kept; false if a scale is not finite.
+  bool unpack(const StackedRows& rows, size_t i, int64_t n, const QuantizedRow& to) const;
+  // All of a tensor as finite values of `dtype`, as values() has them.
+  ConstTensor values(const TensorEntry& entry, DType dtype, Buffer& buffer) const;
+  // A matrix in blocks, in the mapping: u8 [rows, bytes of a row], whose values are finite.
+  ConstTensor blocks(const TensorEntry& entry) const;
+  // The pages of all tensors that the rows are of go.
+  void release(const StackedRows& rows) const;
+
+  const Checkpoint& checkpoint() const { return checkpoint_; }
+  Backend& backend() const { return backend_; }
+  const WeightFormat& format() const { return format_; }
+
+ private:
+  const TensorEntry* look_up(const std::string& name) const;
+  const TensorEntry& imagine(std::initializer_list<int64_t> shape);
+  void refuse_scaled_f8(const TensorEntry& entry) const;
+  // The blocks that a linear weight of the tensor is kept in, or null.
+  const QuantFormat* kept_blocks(const TensorEntry& entry, bool is_transposed) const;
+  // `first` is the place of the tensor's first element in the entry.
+  void check_finite(const TensorEntry& entry, const ConstTensor& tensor, int64_t first = 0) const;
+
+  const Checkpoint& checkpoint_;
+  Backend& backend_;
+  const WeightFormat format_;
+  std::unordered_set<std::string> used_;
+  std::deque<TensorEntry> imagined_;
+};
+
+}  // namespace llmserve
