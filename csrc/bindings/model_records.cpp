@@ -2,6 +2,8 @@
 
 #include <pybind11/stl.h>
 
+#include "models/layer_kinds.h"
+
 namespace py = pybind11;
 
 namespace llmserve {
@@ -51,15 +53,20 @@ py::dict to_dict(const ModelConfig& config) {
   out["tie_word_embeddings"] = config.tie_word_embeddings;
   py::list windows;
   py::list rope_of_layer;
+  py::list feed_forward_of_layer;
   py::list kv_group_of_layer;
   py::list kv_lane_of_layer;
   for (const LayerTraits& layer : config.layers) {
     windows.append(layer.window);
     rope_of_layer.append(layer.rope);
-    kv_group_of_layer.append(layer.kv_group);
-    kv_lane_of_layer.append(layer.kv_lane);
+    feed_forward_of_layer.append(layer.feed_forward->name);
+  }
+  for (const KvLayerSpec& layer : config.kv_layers) {
+    kv_group_of_layer.append(layer.group);
+    kv_lane_of_layer.append(layer.lane);
   }
   out["windows"] = windows;
+  out["feed_forward_of_layer"] = feed_forward_of_layer;
   out["kv_windows"] = config.kv_windows;
   out["kv_group_of_layer"] = kv_group_of_layer;
   out["kv_lane_of_layer"] = kv_lane_of_layer;

@@ -257,7 +257,7 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
   plan.workspace_bytes =
       sizes.workspace_bytes + backend->scratch_bytes(largest_step(model, plan.weights, plan.config),
                                                      plan.config.num_threads);
-  plan.kv_layers = std::move(sizes.kv_layers);
+  plan.kv_layers = model.kv_layers;
   check_kv_rows(plan.config.kv_cache_dtype, plan.kv_layers);
   plan.memory_utilization = resolve_utilization(request, backend->memory());
   plan.machine = resolve_machine(request, backend->memory());

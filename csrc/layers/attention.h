@@ -4,10 +4,9 @@
 #include <optional>
 #include <string>
 
-#include "layers/forward_context.h"
+#include "layers/attention_layer.h"
 #include "layers/head_norm.h"
 #include "layers/linear.h"
-#include "layers/rotary.h"
 #include "layers/tensor_names.h"
 #include "layers/weight_loader.h"
 
@@ -32,21 +31,15 @@ struct AttentionSpec {
   int32_t kv_group = 0;  // the cache group whose blocks have the layer's keys and values
 };
 
-class Attention {
+class Attention final : public AttentionLayer {
  public:
   // Weights "<prefix><names.q>" and so on.
   Attention(WeightLoader& weights, const TensorNames& names, const std::string& prefix,
             const AttentionSpec& spec);
 
-  // Where a step's output goes.
-  struct Output {
-    Tensor out;               // [T, E]
-    bool accumulate = false;  // adds to what out holds; then out may be x or what it is a norm of
-  };
-  // Stores the step's keys and values in the layer's cache. x [T, E].
   void forward(const ForwardContext& context, const LinearInput& x, const RotaryTables& angles,
-               const PagedKvCache& cache, const Output& to) const;
-  int64_t workspace_bytes(int64_t num_tokens) const;
+               const PagedKvCache& cache, const Output& to) const override;
+  int64_t workspace_bytes(int64_t num_tokens) const override;
 
  private:
   // Queries and keys of qkv [T, W] normed and rotated in place; keys and values to the cache.

@@ -1,53 +1,53 @@
 #include "layers/mlp.h"
 
-#include <algorithm>
-
 namespace llmserve {
 namespace {
 
-std::vector<WeightPart> up_parts(const TensorNames& names, const std::string& prefix,
-                                 int64_t width) {
+std::vector<WeightPart> gate_up_parts(const TensorNames& names, const std::string& prefix,
+                                      int64_t width) {
   if (!names.gate_up.empty()) return {{prefix + names.gate_up, 2 * width}};
-  if (!names.gate.empty()) return {{prefix + names.gate, width}, {prefix + names.up, width}};
-  return {{prefix + names.up, width}};
+  return {{prefix + names.gate, width}, {prefix + names.up, width}};
+}
+
+LinearSpec linear_spec(const MlpSpec& spec) {
+  return {.has_bias = spec.has_bias, .is_transposed = spec.is_transposed};
+}
+
+Linear down_linear(WeightLoader& weights, const TensorNames& names, const std::string& prefix,
+                   const MlpSpec& spec) {
+  return {weights,
+          WeightGroup::kMlp,
+          {{prefix + names.down, spec.hidden_size}},
+          spec.intermediate_size,
+          linear_spec(spec)};
 }
 
 }  // namespace
 
-Mlp::Mlp(WeightLoader& weights, const TensorNames& names, const std::string& prefix,
-         const MlpSpec& spec)
+GatedMlp::GatedMlp(WeightLoader& weights, const TensorNames& names, const std::string& prefix,
+                   const MlpSpec& spec)
     : spec_(spec),
       max_rows_(weights.backend().mlp_rows()),
-      is_gated_(!names.gate_up.empty() || !names.gate.empty()),
-      up_(weights, WeightGroup::kMlp, up_parts(names, prefix, spec.intermediate_size),
-          spec.hidden_size, {.has_bias = spec.has_bias, .is_transposed = spec.is_transposed}),
-      down_(weights, WeightGroup::kMlp, {{prefix + names.down, spec.hidden_size}},
-            spec.intermediate_size,
-            {.has_bias = spec.has_bias, .is_transposed = spec.is_transposed}) {}
+      gate_up_(weights, WeightGroup::kMlp, gate_up_parts(names, prefix, spec.intermediate_size),
+               spec.hidden_size, linear_spec(spec)),
+      down_(down_linear(weights, names, prefix, spec)) {}
 
-void Mlp::forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
-                  bool accumulate) const {
+void GatedMlp::forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
+                       bool accumulate) const {
   for (int64_t begin = 0; begin < x.num_rows(); begin += max_rows_) {
-    const Arena::Scope scope(context.arena);
     const int64_t count = std::min(max_rows_, x.num_rows() - begin);
-    const LinearInput rows = x.rows(begin, count);
-    const Tensor out_rows = out.slice(0, begin, count);
-    const Tensor up = context.arena.allocate(DType::kF32, {count, up_.out_features()});
-    if (is_gated_) {
-      forward_gated(context, rows, up, out_rows, accumulate);
-    } else {
-      up_.forward(context, rows, up);
-      context.backend.activation({.x = up, .out = up, .activation = spec_.activation});
-      down_.forward(context, {up}, out_rows, accumulate);
-    }
+    forward_rows(context, x.rows(begin, count), out.slice(0, begin, count), accumulate);
   }
 }
 
-void Mlp::forward_gated(const ForwardContext& context, const LinearInput& x, const Tensor& gate_up,
-                        const Tensor& out, bool accumulate) const {
+void GatedMlp::forward_rows(const ForwardContext& context, const LinearInput& x, const Tensor& out,
+                            bool accumulate) const {
+  const Arena::Scope scope(context.arena);
+  const Tensor gate_up =
+      context.arena.allocate(DType::kF32, {x.num_rows(), gate_up_.out_features()});
   const Tensor activated =
       context.arena.allocate(DType::kF32, {x.num_rows(), spec_.intermediate_size});
-  const auto up = up_.as_one(x.x, gate_up);
+  const auto up = gate_up_.as_one(x.x, gate_up);
   const auto down = down_.as_one(activated, out, accumulate);
   if (up && down) {
     const GatedActivationArgs gate{
@@ -55,15 +55,38 @@ void Mlp::forward_gated(const ForwardContext& context, const LinearInput& x, con
     return context.backend.fused_mlp(
         {.up = {.norm = x.norm, .linear = *up, .gate = gate}, .down = *down});
   }
-  up_.forward_gated(context, x, gate_up, activated, spec_.activation);
+  gate_up_.forward_gated(context, x, gate_up, activated, spec_.activation);
   down_.forward(context, {activated}, out, accumulate);
 }
 
-int64_t Mlp::workspace_bytes(int64_t num_tokens) const {
+int64_t GatedMlp::workspace_bytes(int64_t num_tokens) const {
   const int64_t rows = std::min(max_rows_, num_tokens);
-  int64_t bytes = Arena::footprint_bytes(DType::kF32, {rows, up_.out_features()});
-  if (is_gated_) bytes += Arena::footprint_bytes(DType::kF32, {rows, spec_.intermediate_size});
-  return bytes;
+  return Arena::footprint_bytes(DType::kF32, {rows, gate_up_.out_features()}) +
+         Arena::footprint_bytes(DType::kF32, {rows, spec_.intermediate_size});
+}
+
+PlainMlp::PlainMlp(WeightLoader& weights, const TensorNames& names, const std::string& prefix,
+                   const MlpSpec& spec)
+    : spec_(spec),
+      max_rows_(weights.backend().mlp_rows()),
+      up_(weights, WeightGroup::kMlp, {{prefix + names.up, spec.intermediate_size}},
+          spec.hidden_size, linear_spec(spec)),
+      down_(down_linear(weights, names, prefix, spec)) {}
+
+void PlainMlp::forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
+                       bool accumulate) const {
+  for (int64_t begin = 0; begin < x.num_rows(); begin += max_rows_) {
+    const Arena::Scope scope(context.arena);
+    const int64_t count = std::min(max_rows_, x.num_rows() - begin);
+    const Tensor up = context.arena.allocate(DType::kF32, {count, up_.out_features()});
+    up_.forward(context, x.rows(begin, count), up);
+    context.backend.activation({.x = up, .out = up, .activation = spec_.activation});
+    down_.forward(context, {up}, out.slice(0, begin, count), accumulate);
+  }
+}
+
+int64_t PlainMlp::workspace_bytes(int64_t num_tokens) const {
+  return Arena::footprint_bytes(DType::kF32, {std::min(max_rows_, num_tokens), up_.out_features()});
 }
 
 }  // namespace llmserve

@@ -1,11 +1,10 @@
-// The feed-forward layer: down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a
-// gate.
+// Dense feed-forward layers: two products with an activation between them.
 #pragma once
 
+#include <algorithm>
 #include <string>
 
-#include "layers/forward_context.h"
-#include "layers/linear.h"
+#include "layers/feed_forward.h"
 #include "layers/tensor_names.h"
 #include "layers/weight_loader.h"
 
@@ -19,27 +18,43 @@ struct MlpSpec {
   Activation activation = Activation::kSilu;
 };
 
-class Mlp {
+// down(activation(gate(x)) * up(x)).
+class GatedMlp final : public FeedForward {
  public:
   // Weights "<prefix><names.gate>" and so on.
-  Mlp(WeightLoader& weights, const TensorNames& names, const std::string& prefix,
-      const MlpSpec& spec);
+  GatedMlp(WeightLoader& weights, const TensorNames& names, const std::string& prefix,
+           const MlpSpec& spec);
 
-  // out [T, E] = the layer's output for x [T, E], added to what `out` holds if `accumulate`; then
-  // out may be x, or what x is the norm of.
   void forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
-               bool accumulate) const;
-  int64_t workspace_bytes(int64_t num_tokens) const;
+               bool accumulate) const override;
+  int64_t workspace_bytes(int64_t num_tokens) const override;
 
  private:
-  // gate_up [T, 2 F] is working memory.
-  void forward_gated(const ForwardContext& context, const LinearInput& x, const Tensor& gate_up,
-                     const Tensor& out, bool accumulate) const;
+  // Of at most max_rows_.
+  void forward_rows(const ForwardContext& context, const LinearInput& x, const Tensor& out,
+                    bool accumulate) const;
 
   MlpSpec spec_;
   int64_t max_rows_;  // at a time; rows do not affect each other, so that the cut changes no bit
-  bool is_gated_;
-  Linear up_;  // gate and up side by side, if gated
+  Linear gate_up_;    // side by side
+  Linear down_;
+};
+
+// down(activation(up(x))).
+class PlainMlp final : public FeedForward {
+ public:
+  // Weights "<prefix><names.up>" and so on.
+  PlainMlp(WeightLoader& weights, const TensorNames& names, const std::string& prefix,
+           const MlpSpec& spec);
+
+  void forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
+               bool accumulate) const override;
+  int64_t workspace_bytes(int64_t num_tokens) const override;
+
+ private:
+  MlpSpec spec_;
+  int64_t max_rows_;  // as of GatedMlp
+  Linear up_;
   Linear down_;
 };
 

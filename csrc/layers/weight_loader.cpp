@@ -39,6 +39,7 @@ LinearWeight WeightLoader::plan_linear(WeightGroup group, const StackedRows& row
   weight.out_features = rows.num_rows();
   weight.in_features = rows.columns.size;
   weight.dtype = source_.format().dtype;
+  report_.max_in_features = std::max(report_.max_in_features, weight.in_features);
   weight.format = rows.blocks ? rows.blocks->integers : source_.format().integers;
   if (!weight.format) {
     count(group, backend().packed_bytes(weight.out_features, weight.in_features, weight.dtype));

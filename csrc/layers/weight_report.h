@@ -22,6 +22,7 @@ struct WeightReport {
   // A row of activations as integers, beside the linear layer where it takes most; 0 if none runs
   // on integers.
   int64_t activation_bytes = 0;
+  int64_t max_in_features = 0;  // K, of all linear layers
   // As EngineMetrics has them; 0 when planning.
   int64_t read_us = 0;
   int64_t pack_us = 0;

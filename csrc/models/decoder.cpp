@@ -2,50 +2,15 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "core/error.h"
+#include "models/layer_kinds.h"
 
 namespace llmserve {
 namespace {
 
-// The norms of queries and keys are of the model's kind.
-NormSpec qk_norm_spec(const ModelConfig& config) {
-  NormSpec spec = config.norm;
-  spec.has_bias = config.qk_norm_bias;
-  return spec;
-}
-
-AttentionSpec attention_spec(const ModelConfig& config, const LayerTraits& layer) {
-  return {.hidden_size = config.hidden_size,
-          .num_heads = config.num_heads,
-          .num_kv_heads = config.num_kv_heads,
-          .head_dim = config.head_dim,
-          .qkv_bias = config.attention_bias,
-          .output_bias = config.output_bias,
-          .is_transposed = config.has_transposed_weights,
-          .is_qkv_by_group = config.is_qkv_by_group,
-          .qk_norm = config.qk_norm,
-          .norm = qk_norm_spec(config),
-          .has_norm_after_rope = config.has_qk_norm_after_rope,
-          .is_interleaved = config.is_rope_interleaved,
-          .scale = config.attention_scale.value_or(1.0f /
-                                                   std::sqrt(static_cast<float>(config.head_dim))),
-          .soft_cap = config.attention_soft_cap,
-          .window = layer.window,
-          .kv_group = layer.kv_group};
-}
-
-MlpSpec mlp_spec(const ModelConfig& config) {
-  return {.hidden_size = config.hidden_size,
-          .intermediate_size = config.intermediate_size,
-          .has_bias = config.mlp_bias,
-          .is_transposed = config.has_transposed_weights,
-          .activation = config.activation};
-}
-
-std::string layer_prefix(const ModelConfig& config, int64_t layer_idx) {
-  return concat(config.names.layers, layer_idx, ".");
+const LayerTraits& traits(const ModelConfig& config, int64_t layer_idx) {
+  return config.layers[static_cast<size_t>(layer_idx)];
 }
 
 // A norm of the layer, if the model has it.
@@ -90,12 +55,11 @@ DecoderLayer::DecoderLayer(WeightLoader& weights, const ModelConfig& config, int
       is_parallel_(config.is_parallel),
       residual_scale_(config.residual_scale),
       attention_norm_(layer_norm(weights, config, layer_idx, config.names.attention_norm)),
-      attention_(weights, config.names, layer_prefix(config, layer_idx),
-                 attention_spec(config, config.layers[static_cast<size_t>(layer_idx)])),
+      attention_(traits(config, layer_idx).attention->make(weights, config, layer_idx)),
       attention_post_norm_(
           layer_norm(weights, config, layer_idx, config.names.attention_post_norm)),
       mlp_norm_(layer_norm(weights, config, layer_idx, config.names.mlp_norm)),
-      mlp_(weights, config.names, layer_prefix(config, layer_idx), mlp_spec(config)),
+      feed_forward_(traits(config, layer_idx).feed_forward->make(weights, config, layer_idx)),
       mlp_post_norm_(layer_norm(weights, config, layer_idx, config.names.mlp_post_norm)) {
   check_internal(!is_parallel_ || attention_norm_, "a parallel block has a norm before");
 }
@@ -131,11 +95,11 @@ void DecoderLayer::forward(const ForwardContext& context, const RotaryTables& an
                     context.arena.allocate(DType::kF32, {num_tokens, hidden_size_}));
   }
   add_branch(context, attention_post_norm_, hidden, [&](const Tensor& out, bool accumulate) {
-    attention_.forward(context, attention_in, angles, cache, {out, accumulate});
+    attention_->forward(context, attention_in, angles, cache, {out, accumulate});
   });
   if (!is_parallel_) mlp_in = before(context, mlp_norm_, hidden, normed);
   add_branch(context, mlp_post_norm_, hidden, [&](const Tensor& out, bool accumulate) {
-    mlp_.forward(context, mlp_in, out, accumulate);
+    feed_forward_->forward(context, mlp_in, out, accumulate);
   });
 }
 
@@ -145,8 +109,8 @@ int64_t DecoderLayer::workspace_bytes(int64_t num_tokens) const {
     return has_detour(post_norm) ? rows + bytes : bytes;
   };
   return (is_parallel_ && mlp_norm_ ? 2 * rows : rows) +
-         std::max(branch(attention_post_norm_, attention_.workspace_bytes(num_tokens)),
-                  branch(mlp_post_norm_, mlp_.workspace_bytes(num_tokens)));
+         std::max(branch(attention_post_norm_, attention_->workspace_bytes(num_tokens)),
+                  branch(mlp_post_norm_, feed_forward_->workspace_bytes(num_tokens)));
 }
 
 Decoder::Decoder(const ModelConfig& config, WeightLoader& weights)
@@ -166,13 +130,6 @@ Decoder::Decoder(const ModelConfig& config, WeightLoader& weights)
         QueryScaling{.growth = static_cast<float>(rope.query_growth),
                      .period = static_cast<int32_t>(rope.original_max_position_embeddings)});
   }
-  for (const LayerTraits& layer : config.layers)
-    kv_layers_.push_back({.num_kv_heads = config.num_kv_heads,
-                          .key_dim = config.head_dim,
-                          .value_dim = config.head_dim,
-                          .window = layer.window,
-                          .group = layer.kv_group,
-                          .lane = layer.kv_lane});
   set_weights(weights.report());
 }
 

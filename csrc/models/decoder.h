@@ -1,6 +1,6 @@
-// The skeleton that most decoders share: embedding, layers of attention and MLP with norms before
-// or after them, a final norm, a head. ModelConfig says what of it a model has; an architecture's
-// file maps its config to that.
+// The skeleton that most decoders share: embedding, layers of attention and feed-forward with norms
+// before or after them, a final norm, a head. ModelConfig says what of it a model has, and of which
+// kind each layer's two parts are (layer_kinds.h). An architecture's file maps its config to that.
 #pragma once
 
 #include <memory>
@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "layers/attention.h"
+#include "layers/attention_layer.h"
 #include "layers/embedding.h"
+#include "layers/feed_forward.h"
 #include "layers/lm_head.h"
-#include "layers/mlp.h"
 #include "layers/norm.h"
 #include "layers/rotary.h"
 #include "models/model.h"
@@ -22,9 +22,9 @@ class DecoderLayer {
  public:
   DecoderLayer(WeightLoader& weights, const ModelConfig& config, int64_t layer_idx);
 
-  // hidden [T, E] += branch(attention); hidden += branch(mlp), where a branch is norm, the layer,
-  // a second norm and the residual scale, as far as the model has them. In a parallel block both
-  // read the hidden states that came in.
+  // hidden [T, E] += branch(attention); hidden += branch(feed-forward), where a branch is norm, the
+  // layer, a second norm and the residual scale, as far as the model has them. In a parallel block
+  // both read the hidden states that came in.
   void forward(const ForwardContext& context, const RotaryTables& angles, const PagedKvCache& cache,
                const Tensor& hidden) const;
   int64_t workspace_bytes(int64_t num_tokens) const;
@@ -45,10 +45,10 @@ class DecoderLayer {
   bool is_parallel_;
   float residual_scale_;
   std::optional<Norm> attention_norm_;
-  Attention attention_;
+  std::unique_ptr<AttentionLayer> attention_;
   std::optional<Norm> attention_post_norm_;
   std::optional<Norm> mlp_norm_;
-  Mlp mlp_;
+  std::unique_ptr<FeedForward> feed_forward_;
   std::optional<Norm> mlp_post_norm_;
 };
 
@@ -56,7 +56,6 @@ class Decoder final : public Model {
  public:
   Decoder(const ModelConfig& config, WeightLoader& weights);
 
-  std::span<const KvLayerSpec> kv_layers() const override { return kv_layers_; }
   Tensor forward(const ForwardContext& context) const override;
   Tensor compute_logits(const ForwardContext& context, const ConstTensor& hidden,
                         std::span<const int32_t> rows) const override;
@@ -73,7 +72,6 @@ class Decoder final : public Model {
   Norm final_norm_;
   LmHead lm_head_;
   std::vector<Rotary> rotaries_;  // [config.ropes]
-  std::vector<KvLayerSpec> kv_layers_;
 };
 
 std::unique_ptr<Model> build_decoder(const ModelConfig& config, WeightLoader& weights);

@@ -74,8 +74,7 @@ WeightFormat resolve_weight_format(DType dtype, std::string_view quantization) {
 
 StepShape step_shape(const ModelConfig& config, const WeightReport& weights, int64_t max_tokens) {
   return {.max_tokens = max_tokens,
-          .max_in_features = std::max(
-              {config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim}),
+          .max_in_features = weights.max_in_features,
           .num_kv_heads = config.num_kv_heads,
           .group = config.num_heads / config.num_kv_heads,
           .key_dim = config.head_dim,
@@ -92,9 +91,7 @@ ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Ba
   WeightLoader weights(checkpoint, backend, options.format, {.packed = options.packed});
   const std::unique_ptr<Model> model =
       find_architecture(config.architecture, "ModelConfig").build(config, weights);
-  const std::span<const KvLayerSpec> kv_layers = model->kv_layers();
   return {.weights = model->weights(),
-          .kv_layers = {kv_layers.begin(), kv_layers.end()},
           .kv_bytes_per_token = model->kv_bytes_per_token(options.kv_cache_dtype),
           .workspace_bytes = model->workspace_bytes(options.max_tokens, options.max_logit_rows)};
 }

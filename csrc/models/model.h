@@ -14,25 +14,11 @@
 #include "io/checkpoint.h"
 #include "kernels/backend.h"
 #include "layers/forward_context.h"
+#include "layers/kv_layer_spec.h"
 #include "layers/weight_loader.h"
 #include "models/model_config.h"
 
 namespace llmserve {
-
-// What one layer keeps of a token.
-struct KvLayerSpec {
-  int64_t num_kv_heads = 0;  // K
-  int64_t key_dim = 0;       // D
-  int64_t value_dim = 0;     // Dv
-  int32_t window = 0;        // tokens that the layer looks back; 0: all
-  int32_t group = 0;         // whose blocks have its keys and values: LayerTraits
-  int32_t lane = 0;          // as which of the group's layers
-  int64_t elements_per_token() const { return num_kv_heads * (key_dim + value_dim); }
-  int64_t bytes_per_token(DType dtype) const {
-    return num_kv_heads * (cache_row_bytes(dtype, key_dim) + cache_row_bytes(dtype, value_dim));
-  }
-  friend bool operator==(const KvLayerSpec&, const KvLayerSpec&) = default;
-};
 
 // What a block of the pool holds: one layer of each lane, in order. Layers of a lane are alike.
 std::vector<KvLayerSpec> kv_lanes(std::span<const KvLayerSpec> layers);
@@ -48,7 +34,7 @@ class Model {
   // What the weights take, by group, and the checkpoint's tensors that no layer asked for.
   const WeightReport& weights() const { return weights_; }
 
-  virtual std::span<const KvLayerSpec> kv_layers() const = 0;  // [layers]
+  std::span<const KvLayerSpec> kv_layers() const { return config_.kv_layers; }  // [layers]
   int64_t kv_bytes_per_token(DType dtype) const;
 
   // Runs the step's tokens through all layers, storing keys and values in context.kv_caches and the
@@ -119,7 +105,6 @@ StepShape step_shape(const ModelConfig& config, const WeightReport& weights, int
 // InvalidArgument on options below 1.
 struct ModelPlan {
   WeightReport weights;
-  std::vector<KvLayerSpec> kv_layers;
   int64_t kv_bytes_per_token = 0;
   int64_t workspace_bytes = 0;
 };

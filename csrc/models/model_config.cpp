@@ -6,6 +6,7 @@
 #include <map>
 
 #include "core/error.h"
+#include "models/layer_kinds.h"
 #include "models/model.h"
 #include "models/rope_config.h"
 
@@ -108,20 +109,30 @@ void choose_max_model_len(const JsonNode& json, int64_t max_model_len, ModelConf
                                  json.where(), "), got ", max_model_len));
 }
 
+void choose_layer_kinds(ModelConfig& config) {
+  const bool has_gate = !config.names.gate.empty() || !config.names.gate_up.empty();
+  for (LayerTraits& layer : config.layers) {
+    if (!layer.attention) layer.attention = &kGroupedAttention;
+    if (!layer.feed_forward) layer.feed_forward = has_gate ? &kGatedMlp : &kPlainMlp;
+  }
+}
+
 // Layers that look back equally far share cache groups. All blocks of the pool are of one size, so
 // that a group has as many layers as the rarest kind: the other kinds are several groups, of which
 // the last may leave some of its room empty. A window that no sequence outgrows is none.
 void assign_kv_groups(ModelConfig& config) {
-  std::map<int32_t, std::vector<LayerTraits*>> kinds;
-  for (LayerTraits& layer : config.layers)
+  for (const LayerTraits& layer : config.layers)
+    config.kv_layers.push_back(layer.attention->kv(config, layer));
+  std::map<int32_t, std::vector<KvLayerSpec*>> kinds;
+  for (KvLayerSpec& layer : config.kv_layers)
     kinds[layer.window >= config.max_model_len ? 0 : layer.window].push_back(&layer);
   size_t num_lanes = config.layers.size();
   for (const auto& [window, layers] : kinds) num_lanes = std::min(num_lanes, layers.size());
   for (const auto& [window, layers] : kinds) {
     for (size_t i = 0; i < layers.size(); ++i) {
       if (i % num_lanes == 0) config.kv_windows.push_back(window);
-      layers[i]->kv_group = static_cast<int32_t>(config.kv_windows.size() - 1);
-      layers[i]->kv_lane = static_cast<int32_t>(i % num_lanes);
+      layers[i]->group = static_cast<int32_t>(config.kv_windows.size() - 1);
+      layers[i]->lane = static_cast<int32_t>(i % num_lanes);
     }
   }
 }
@@ -196,6 +207,7 @@ ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_le
     for (LayerTraits& layer : config.layers) layer.rope = -1;
   }
   choose_max_model_len(json, max_model_len, config);
+  choose_layer_kinds(config);
   assign_kv_groups(config);
   return config;
 }

@@ -12,20 +12,24 @@
 #include "io/json.h"
 #include "kernels/ops.h"
 #include "layers/head_norm.h"
+#include "layers/kv_layer_spec.h"
 #include "layers/norm.h"
 #include "layers/tensor_names.h"
 #include "models/rope.h"
 
 namespace llmserve {
 
+struct AttentionKind;
+struct FeedForwardKind;
+
 // In what the layers of one model differ.
 struct LayerTraits {
+  // Rows of layer_kinds.h. Where a family sets none: grouped attention, and an MLP with a gate if
+  // TensorNames has one.
+  const AttentionKind* attention = nullptr;
+  const FeedForwardKind* feed_forward = nullptr;
   int32_t window = 0;  // tokens that the layer looks back; 0: all
   int32_t rope = 0;    // which of the model's rotary embeddings; -1: none
-  // Where the layer's keys and values are: in the blocks of this cache group, as this one of its
-  // layers.
-  int32_t kv_group = 0;
-  int32_t kv_lane = 0;
   bool operator==(const LayerTraits&) const = default;
 };
 inline constexpr size_t kMaxRopes = 2;
@@ -85,7 +89,8 @@ struct ModelConfig {
   int64_t max_position_embeddings = 0;
   int64_t max_model_len = 0;  // what this process serves; fixes the frequencies of some ropes
 
-  std::vector<int32_t> kv_windows;  // [cache groups], as in CacheConfig
+  std::vector<KvLayerSpec> kv_layers;  // [num_layers]
+  std::vector<int32_t> kv_windows;     // [cache groups], as in CacheConfig
 
   std::vector<int32_t> bos_token_ids;
   std::vector<int32_t> eos_token_ids;

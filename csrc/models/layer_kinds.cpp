@@ -1,0 +1,75 @@
+#include "models/layer_kinds.h"
+
+#include <cmath>
+
+#include "core/error.h"
+#include "layers/attention.h"
+#include "layers/mlp.h"
+
+namespace llmserve {
+namespace {
+
+// The norms of queries and keys are of the model's kind.
+NormSpec qk_norm_spec(const ModelConfig& config) {
+  NormSpec spec = config.norm;
+  spec.has_bias = config.qk_norm_bias;
+  return spec;
+}
+
+AttentionSpec attention_spec(const ModelConfig& config, int64_t layer_idx) {
+  const KvLayerSpec& kv = config.kv_layers[static_cast<size_t>(layer_idx)];
+  return {.hidden_size = config.hidden_size,
+          .num_heads = config.num_heads,
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim,
+          .qkv_bias = config.attention_bias,
+          .output_bias = config.output_bias,
+          .is_transposed = config.has_transposed_weights,
+          .is_qkv_by_group = config.is_qkv_by_group,
+          .qk_norm = config.qk_norm,
+          .norm = qk_norm_spec(config),
+          .has_norm_after_rope = config.has_qk_norm_after_rope,
+          .is_interleaved = config.is_rope_interleaved,
+          .scale = config.attention_scale.value_or(1.0f /
+                                                   std::sqrt(static_cast<float>(config.head_dim))),
+          .soft_cap = config.attention_soft_cap,
+          .window = kv.window,
+          .kv_group = kv.group};
+}
+
+KvLayerSpec grouped_kv(const ModelConfig& config, const LayerTraits& layer) {
+  return {.num_kv_heads = config.num_kv_heads,
+          .key_dim = config.head_dim,
+          .value_dim = config.head_dim,
+          .window = layer.window};
+}
+
+std::unique_ptr<AttentionLayer> make_grouped(WeightLoader& weights, const ModelConfig& config,
+                                             int64_t layer_idx) {
+  return std::make_unique<Attention>(weights, config.names, layer_prefix(config, layer_idx),
+                                     attention_spec(config, layer_idx));
+}
+
+template <class SomeMlp>
+std::unique_ptr<FeedForward> make_mlp(WeightLoader& weights, const ModelConfig& config,
+                                      int64_t layer_idx) {
+  const MlpSpec spec{.hidden_size = config.hidden_size,
+                     .intermediate_size = config.intermediate_size,
+                     .has_bias = config.mlp_bias,
+                     .is_transposed = config.has_transposed_weights,
+                     .activation = config.activation};
+  return std::make_unique<SomeMlp>(weights, config.names, layer_prefix(config, layer_idx), spec);
+}
+
+}  // namespace
+
+const AttentionKind kGroupedAttention{.name = "grouped", .kv = &grouped_kv, .make = &make_grouped};
+
+const FeedForwardKind kGatedMlp{.name = "gated", .make = &make_mlp<GatedMlp>};
+const FeedForwardKind kPlainMlp{.name = "plain", .make = &make_mlp<PlainMlp>};
+
+std::string layer_prefix(const ModelConfig& config, int64_t layer_idx) {
+  return concat(config.names.layers, layer_idx, ".");
+}
+
+}  // namespace llmserve

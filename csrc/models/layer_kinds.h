@@ -1,0 +1,40 @@
+// The kinds of attention and feed-forward layers that a decoder is made of: one row each, in
+// layer_kinds.cpp. LayerTraits names the rows of a layer; a family of another kind brings a row.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "layers/attention_layer.h"
+#include "layers/feed_forward.h"
+#include "layers/kv_layer_spec.h"
+#include "layers/weight_loader.h"
+#include "models/model_config.h"
+
+namespace llmserve {
+
+struct AttentionKind {
+  std::string_view name;
+  // What such a layer keeps of a sequence. Its group and lane are not set.
+  KvLayerSpec (*kv)(const ModelConfig& config, const LayerTraits& layer);
+  std::unique_ptr<AttentionLayer> (*make)(WeightLoader& weights, const ModelConfig& config,
+                                          int64_t layer_idx);
+};
+
+struct FeedForwardKind {
+  std::string_view name;
+  std::unique_ptr<FeedForward> (*make)(WeightLoader& weights, const ModelConfig& config,
+                                       int64_t layer_idx);
+};
+
+// Causal, grouped heads, keys and values of each KV head in a paged cache.
+extern const AttentionKind kGroupedAttention;
+
+// Two dense products: with a gate, or without.
+extern const FeedForwardKind kGatedMlp;
+extern const FeedForwardKind kPlainMlp;
+
+// "model.layers.3.", before the names of a layer's tensors.
+std::string layer_prefix(const ModelConfig& config, int64_t layer_idx);
+
+}  // namespace llmserve
