@@ -27,16 +27,25 @@ void register_kv_pool(py::module_& module) {
       "Every element type of a KV cache: those that run, and those that are only planned with.");
 
   py::class_<KvLayerSpec>(module, "KvLayerSpec")
-      .def(py::init([](int64_t num_kv_heads, int64_t key_dim, int64_t value_dim, int32_t window) {
+      .def(py::init([](int64_t num_kv_heads, int64_t key_dim, int64_t value_dim, int32_t window,
+                       bool values_in_keys, int64_t state_bytes) {
              if (num_kv_heads < 1 || key_dim < 0 || value_dim < 0 || key_dim + value_dim < 1)
                throw InvalidArgument(concat("a KV layer needs a head and a dimension, got ",
                                             num_kv_heads, " heads of ", key_dim, " + ", value_dim));
-             return KvLayerSpec{num_kv_heads, key_dim, value_dim, window};
+             return KvLayerSpec{.num_kv_heads = num_kv_heads,
+                                .key_dim = key_dim,
+                                .value_dim = value_dim,
+                                .values_in_keys = values_in_keys,
+                                .state_bytes = state_bytes,
+                                .window = window};
            }),
-           "num_kv_heads"_a, "key_dim"_a, "value_dim"_a, "window"_a = 0)
+           "num_kv_heads"_a, "key_dim"_a, "value_dim"_a, "window"_a = 0, "values_in_keys"_a = false,
+           "state_bytes"_a = 0)
       .def_readonly("num_kv_heads", &KvLayerSpec::num_kv_heads)
       .def_readonly("key_dim", &KvLayerSpec::key_dim)
       .def_readonly("value_dim", &KvLayerSpec::value_dim)
+      .def_readonly("values_in_keys", &KvLayerSpec::values_in_keys)
+      .def_readonly("state_bytes", &KvLayerSpec::state_bytes)
       .def_readonly("window", &KvLayerSpec::window);
   module.def(
       "kv_bytes_per_token",
@@ -87,6 +96,7 @@ void register_memory_plan(py::module_& module) {
       .def_property_readonly("weights",
                              [](const MemoryPlan& plan) { return to_dict(plan.weights); })
       .def_readonly("workspace_bytes", &MemoryPlan::workspace_bytes)
+      .def_readonly("state_bytes", &MemoryPlan::state_bytes)
       .def_readonly("kv_layers", &MemoryPlan::kv_layers)
       .def_readonly("machine", &MemoryPlan::machine)
       .def_readonly("memory_utilization", &MemoryPlan::memory_utilization)

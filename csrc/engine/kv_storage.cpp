@@ -12,21 +12,23 @@ namespace {
 constexpr int64_t kPoolsAtOnce = 4;
 constexpr int64_t kTouchedBytes = 2 << 20;
 
-int64_t pool_bytes(std::span<const KvLayerSpec> lanes, int64_t num_tokens, DType dtype) {
+}  // namespace
+
+int64_t KvStorage::num_bytes(std::span<const KvLayerSpec> layers, const Shape& shape) {
   int64_t bytes = 0;
-  for (const KvLayerSpec& lane : lanes) bytes += num_tokens * lane.bytes_per_token(dtype);
+  for (const KvLayerSpec& lane : kv_lanes(layers))
+    bytes += shape.num_blocks * shape.block_size * lane.bytes_per_token(shape.dtype);
+  for (const KvLayerSpec& layer : layers) bytes += shape.num_states * layer.state_bytes;
   return bytes;
 }
 
-}  // namespace
-
-KvStorage::KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, int64_t block_size,
-                     DType dtype, Backend& backend)
-    : buffer_(pool_bytes(kv_lanes(layers), num_blocks * block_size, dtype), backend.memory()) {
+KvStorage::KvStorage(std::span<const KvLayerSpec> layers, const Shape& shape, Backend& backend)
+    : buffer_(num_bytes(layers, shape), backend.memory()) {
   std::byte* next = buffer_.data();
   const auto take = [&](int64_t num_heads, int64_t dim) {
-    const Tensor pool = cache_part(next, dtype, num_blocks, num_heads, block_size, dim);
-    const int64_t num_bytes = num_blocks * cache_block_bytes(pool);
+    const Tensor pool =
+        cache_part(next, shape.dtype, shape.num_blocks, num_heads, shape.block_size, dim);
+    const int64_t num_bytes = shape.num_blocks * cache_block_bytes(pool);
     pools_.push_back({.data = next, .block_bytes = cache_block_bytes(pool)});
     // The first blocks are given out first, and a first prompt writes a few of every pool.
     backend.memory().begin_small(next, num_bytes);
@@ -35,13 +37,29 @@ KvStorage::KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, in
   };
   for (const KvLayerSpec& lane : kv_lanes(layers)) {
     const Tensor keys = take(lane.num_kv_heads, lane.key_dim);
-    lanes_.push_back(
-        {.keys = keys,
-         .values = take(lane.num_kv_heads, lane.value_dim),
-         .key_layout = backend.key_layout(block_size, lane.key_dim, lane.value_dim, dtype)});
+    if (lane.values_in_keys) {
+      lanes_.push_back({.keys = keys, .values = keys});
+      continue;
+    }
+    lanes_.push_back({.keys = keys,
+                      .values = take(lane.num_kv_heads, lane.value_dim),
+                      .key_layout = backend.key_layout(shape.block_size, lane.key_dim,
+                                                       lane.value_dim, shape.dtype)});
   }
-  for (const KvLayerSpec& layer : layers)
-    layers_.push_back(lanes_[static_cast<size_t>(layer.lane)]);
+  for (const KvLayerSpec& layer : layers) {
+    PagedKvCache& cache = layers_.emplace_back(lanes_[static_cast<size_t>(layer.lane)]);
+    if (layer.values_in_keys) cache.values = cache.keys.slice(3, 0, layer.value_dim);
+    states_.push_back(layer.state_bytes == 0
+                          ? Tensor()
+                          : Tensor(next, DType::kU8, {shape.num_states, layer.state_bytes}));
+    next += shape.num_states * layer.state_bytes;
+  }
+}
+
+int64_t KvStorage::block_bytes() const {
+  int64_t bytes = 0;
+  for (const Pool& pool : pools_) bytes += pool.block_bytes;
+  return bytes;
 }
 
 bool KvStorage::touch(Memory& memory, Pool& pool, int64_t num_blocks, int64_t num_bytes) {

@@ -1,5 +1,6 @@
-// The memory of the paged KV cache: one keys and one values pool a lane, in one allocation. The
-// layers of a lane, one of each cache group, share it: their block tables name different blocks.
+// The memory of the KV cache, in one allocation: one keys and one values pool a lane, and the
+// states of layers that have any. The layers of a lane, one of each cache group, share its pools:
+// their block tables name different blocks.
 #pragma once
 
 #include <span>
@@ -14,13 +15,24 @@ namespace llmserve {
 
 class KvStorage {
  public:
-  // Zero-filled, num_blocks blocks of block_size tokens in every lane, in the backend's memory and
-  // with the key layout that it reads fastest. Throws ResourceExhausted.
-  KvStorage(std::span<const KvLayerSpec> layers, int64_t num_blocks, int64_t block_size,
-            DType dtype, Backend& backend);
+  // Blocks, and what they hold.
+  struct Shape {
+    int64_t num_blocks = 0;
+    int64_t block_size = 16;  // tokens
+    DType dtype = DType::kF32;
+    int64_t num_states = 0;  // sequences that have states at once
+  };
+  // Zero-filled, in the backend's memory and with the key layout that it reads fastest. Throws
+  // ResourceExhausted.
+  KvStorage(std::span<const KvLayerSpec> layers, const Shape& shape, Backend& backend);
+  // What that takes.
+  static int64_t num_bytes(std::span<const KvLayerSpec> layers, const Shape& shape);
 
   std::span<const PagedKvCache> layers() const { return layers_; }
+  // [layers] u8 [num_states, bytes of a state], or none.
+  std::span<const Tensor> states() const { return states_; }
   int64_t num_bytes() const { return buffer_.num_bytes(); }
+  int64_t block_bytes() const;  // of all lanes
 
   // Has some of the first num_blocks blocks at hand that were not yet, a few large pages of them,
   // on the threads of the backend; false if there are none, or memory that is not given so. The
@@ -47,8 +59,9 @@ class KvStorage {
 
   Buffer buffer_;
   std::vector<Pool> pools_;
-  std::vector<PagedKvCache> lanes_;
-  std::vector<PagedKvCache> layers_;  // [layers], each its lane
+  std::vector<PagedKvCache> lanes_;   // as whole blocks, to be copied
+  std::vector<PagedKvCache> layers_;  // [layers], each its lane as ops take it
+  std::vector<Tensor> states_;        // [layers]
 };
 
 }  // namespace llmserve

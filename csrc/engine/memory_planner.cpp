@@ -38,9 +38,14 @@ MachineMemory resolve_machine(const ConfigRequest& request, const Memory& memory
   return {.total_bytes = given, .available_bytes = given};
 }
 
+// ", 42 of sequences' states", of a model whose layers have any.
+std::string states_of(const MemoryPlan& plan) {
+  return plan.state_bytes == 0 ? "" : concat(", ", plan.state_bytes, " of sequences' states");
+}
+
 // Bytes beside the KV cache.
 int64_t fixed_bytes(const MemoryPlan& plan) {
-  return plan.weights.total_bytes() + plan.workspace_bytes;
+  return plan.weights.total_bytes() + plan.workspace_bytes + plan.state_bytes;
 }
 
 int64_t usable_bytes(const MemoryPlan& plan) {
@@ -99,10 +104,11 @@ std::string bound_of(const MachineMemory& machine) {
 std::string refuse_fixed(const MemoryPlan& plan, int64_t sequence_bytes) {
   const int64_t fixed = fixed_bytes(plan);
   return concat("the model needs ", plan.weights.total_bytes(), " bytes of weights and ",
-                plan.workspace_bytes, " of workspace, ", fixed, " together, and ",
-                plan.memory_utilization, " of the ", plan.machine.available_bytes,
-                " bytes available (of ", plan.machine.total_bytes, bound_of(plan.machine), ") is ",
-                usable_bytes(plan), "; pass ", share_to_pass(plan, fixed + sequence_bytes),
+                plan.workspace_bytes, " of workspace", states_of(plan), ", ", fixed,
+                " together, and ", plan.memory_utilization, " of the ",
+                plan.machine.available_bytes, " bytes available (of ", plan.machine.total_bytes,
+                bound_of(plan.machine), ") is ", usable_bytes(plan), "; pass ",
+                share_to_pass(plan, fixed + sequence_bytes),
                 "dtype=\"bfloat16\" if it is not, a smaller model or max_num_batched_tokens, or "
                 "free memory");
 }
@@ -134,8 +140,8 @@ std::string refuse_large_pool(const MemoryPlan& plan) {
   const int64_t blocks = std::max<int64_t>(0, left) / pool.block_bytes();
   std::ostringstream out;
   out << "weights of " << plan.weights.total_bytes() << " bytes, workspace of "
-      << plan.workspace_bytes << " and a KV cache of " << pool.num_bytes() << " (by "
-      << name(plan.pool_bound) << ") are " << plan.total_bytes() << " bytes, and "
+      << plan.workspace_bytes << states_of(plan) << " and a KV cache of " << pool.num_bytes()
+      << " (by " << name(plan.pool_bound) << ") are " << plan.total_bytes() << " bytes, and "
       << plan.machine.available_bytes << " are available; pass ";
   if (blocks > 0) {
     if (plan.pool_bound == PoolBound::kNumBlocks) out << "num_gpu_blocks_override=" << blocks;
@@ -161,6 +167,11 @@ std::string find_refusal(const MemoryPlan& plan) {
 // That the ops take such a cache (kernels/ops.h).
 void check_kv_rows(DType dtype, std::span<const KvLayerSpec> layers) {
   for (const KvLayerSpec& layer : layers) {
+    if (dtype == DType::kF8E4M3 && layer.values_in_keys)
+      throw NotSupported(
+          "kv_cache_dtype 'fp8' takes keys and values in rows of their own, and this model's "
+          "values "
+          "are part of the keys; use kv_cache_dtype='auto'");
     if (dtype == DType::kF8E4M3 && (layer.key_dim % 4 != 0 || layer.value_dim % 4 != 0))
       throw NotSupported(
           concat("kv_cache_dtype 'fp8' takes heads of a multiple of 4 elements, and "
@@ -188,7 +199,7 @@ int64_t kv_bytes_per_token(std::span<const KvLayerSpec> layers, const KvCacheDTy
   int64_t bytes = 0;
   for (const KvLayerSpec& layer : layers) {
     bytes += (layer.elements_per_token() * dtype.bits + 7) / 8;
-    if (with_scales) bytes += 2 * layer.num_kv_heads * dtype.scale_bytes;
+    if (with_scales) bytes += layer.num_rows() * dtype.scale_bytes;
   }
   return bytes;
 }
@@ -259,6 +270,8 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
                                                      plan.config.num_threads);
   plan.kv_layers = model.kv_layers;
   check_kv_rows(plan.config.kv_cache_dtype, plan.kv_layers);
+  for (const KvLayerSpec& layer : plan.kv_layers)
+    plan.state_bytes += plan.config.scheduler.max_num_seqs * layer.state_bytes;
   plan.memory_utilization = resolve_utilization(request, backend->memory());
   plan.machine = resolve_machine(request, backend->memory());
 

@@ -77,6 +77,7 @@ struct MemoryPlan {
   std::string format;  // of the checkpoint; "config" if there are no weights yet
   WeightReport weights;
   int64_t workspace_bytes = 0;
+  int64_t state_bytes = 0;  // of all sequences that may run at once
   std::vector<KvLayerSpec> kv_layers;
   MachineMemory machine;
   double memory_utilization = 0;
@@ -85,7 +86,9 @@ struct MemoryPlan {
   std::vector<KvPool> pool_by_dtype;  // parallel to kv_cache_dtypes(): the same settings in each
   std::string refusal;                // why the engine would not start; empty if it would
 
-  int64_t total_bytes() const { return weights.total_bytes() + workspace_bytes + pool.num_bytes(); }
+  int64_t total_bytes() const {
+    return weights.total_bytes() + workspace_bytes + state_bytes + pool.num_bytes();
+  }
 };
 
 // Opens request.model for a plan alone: a checkpoint, or a config.json by itself, whose weights are

@@ -90,8 +90,12 @@ void Worker::restore(MemoryPart part) {
     if (!model_) load_weights();
   } else if (!kv_storage_) {
     kv_storage_ =
-        std::make_unique<KvStorage>(kv_layers_, config_.cache.num_blocks, config_.cache.block_size,
-                                    config_.kv_cache_dtype, *backend_);
+        std::make_unique<KvStorage>(kv_layers_,
+                                    KvStorage::Shape{.num_blocks = config_.cache.num_blocks,
+                                                     .block_size = config_.cache.block_size,
+                                                     .dtype = config_.kv_cache_dtype,
+                                                     .num_states = config_.scheduler.max_num_seqs},
+                                    *backend_);
   }
 }
 
@@ -208,10 +212,9 @@ bool Worker::pack_weight() {
 }
 
 bool Worker::reserve_blocks() {
-  if (num_used_blocks_ == 0 || kv_storage_->num_bytes() == 0) return false;
+  if (num_used_blocks_ == 0 || kv_storage_->block_bytes() == 0) return false;
   const int64_t num_blocks = config_.cache.num_blocks;
-  const int64_t block_bytes = kv_storage_->num_bytes() / num_blocks;
-  const int64_t reserve = std::min(num_used_blocks_, kMaxReserveBytes / block_bytes);
+  const int64_t reserve = std::min(num_used_blocks_, kMaxReserveBytes / kv_storage_->block_bytes());
   return kv_storage_->touch(*backend_, std::min(num_blocks, num_used_blocks_ + reserve));
 }
 

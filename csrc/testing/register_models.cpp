@@ -16,6 +16,7 @@
 #include "engine/kv_storage.h"
 #include "models/model.h"
 #include "testing/register.h"
+#include "testing/split_mlp.h"
 
 namespace py = pybind11;
 
@@ -42,10 +43,12 @@ class TestModel {
   TestModel(const std::string& path, const std::string& device, const std::string& isa,
             const std::string& dtype, const std::string& quantization, int64_t max_model_len,
             int num_threads, int64_t num_blocks, int64_t block_size, const std::string& kv_dtype,
-            int64_t max_tokens, int64_t max_logit_rows, bool defer_packing)
+            int64_t max_tokens, int64_t max_logit_rows, bool defer_packing, bool splits_mlp)
       : backend_(make_backend(device, {.num_threads = num_threads, .isa = isa})) {
     const Checkpoint checkpoint = open_checkpoint(path);
-    const ModelConfig config = read_model_config(checkpoint.config(), max_model_len);
+    ModelConfig config = read_model_config(checkpoint.config(), max_model_len);
+    if (splits_mlp)
+      for (LayerTraits& layer : config.layers) layer.feed_forward = &kSplitMlp;
     model_ = load_model(checkpoint, config, *backend_,
                         resolve_weight_format(resolve_dtype(dtype, checkpoint), quantization),
                         nullptr, defer_packing ? &deferred_ : nullptr);
@@ -55,8 +58,11 @@ class TestModel {
     num_groups_ = static_cast<int64_t>(config.kv_windows.size());
     num_slots_ = num_blocks * block_size;
     num_blocks_ = num_blocks;
-    storage_ = std::make_unique<KvStorage>(model_->kv_layers(), num_groups_ * num_blocks,
-                                           block_size, cache_dtype, *backend_);
+    storage_ = std::make_unique<KvStorage>(
+        model_->kv_layers(),
+        KvStorage::Shape{
+            .num_blocks = num_groups_ * num_blocks, .block_size = block_size, .dtype = cache_dtype},
+        *backend_);
   }
 
   // The hidden states [T, E] and the logits [S, V] of one step.
@@ -162,12 +168,13 @@ void register_testing_models(py::module_& testing) {
   py::class_<TestModel>(testing, "Model")
       .def(py::init<const std::string&, const std::string&, const std::string&, const std::string&,
                     const std::string&, int64_t, int, int64_t, int64_t, const std::string&, int64_t,
-                    int64_t, bool>(),
+                    int64_t, bool, bool>(),
            py::arg("path"), py::kw_only(), py::arg("device") = "ref", py::arg("isa") = "",
            py::arg("dtype") = "auto", py::arg("quantization") = "", py::arg("max_model_len") = 0,
            py::arg("num_threads") = 1, py::arg("num_blocks") = 64, py::arg("block_size") = 16,
            py::arg("kv_dtype") = "float32", py::arg("max_tokens") = 512,
-           py::arg("max_logit_rows") = 512, py::arg("defer_packing") = false)
+           py::arg("max_logit_rows") = 512, py::arg("defer_packing") = false,
+           py::arg("splits_mlp") = false)
       .def("forward", &TestModel::forward, py::arg("token_ids"), py::arg("positions"),
            py::arg("slots"), py::arg("query_starts"), py::arg("kv_lens"), py::arg("block_tables"),
            py::arg("logit_rows"), py::arg("wanted_layers") = InArray<int32_t>(0),

@@ -181,7 +181,7 @@ def plan_memory(
         workspace_bytes=core.workspace_bytes,
         kv_layers=_layer_kinds(core.kv_layers, config.kv_cache_dtype),
         kv_bytes_per_token=core.pool.bytes_per_token,
-        kv_cache_bytes=core.pool.num_bytes,
+        kv_cache_bytes=core.pool.num_bytes + core.state_bytes,
         block_size=core.pool.block_size,
         num_blocks=core.pool.num_blocks,
         num_tokens=core.pool.num_tokens,
