@@ -15,7 +15,8 @@ enum class NormKind : uint8_t { kRms, kLayer };
 struct NormSpec {
   NormKind kind = NormKind::kRms;
   NormNumbers numbers;
-  bool has_bias = false;  // kLayer
+  bool has_bias = false;   // kLayer
+  bool has_weight = true;  // false: a weight of ones, which no file has
 
   bool operator==(const NormSpec&) const = default;
 };
@@ -34,9 +35,11 @@ inline void normalise(const ForwardContext& context, const NormSpec& spec, const
 
 class Norm {
  public:
-  // Weights "<name>.weight" and, if the spec has it, "<name>.bias".
+  // Weights "<name>.weight" and "<name>.bias", if the spec has them.
   Norm(WeightLoader& weights, const std::string& name, int64_t size, const NormSpec& spec)
-      : spec_(spec), weight_(weights.vector(WeightGroup::kNorm, name + ".weight", size)) {
+      : spec_(spec),
+        weight_(spec.has_weight ? weights.vector(WeightGroup::kNorm, name + ".weight", size)
+                                : weights.constant(WeightGroup::kNorm, size, 1.0f)) {
     if (spec.kind == NormKind::kLayer && spec.has_bias)
       bias_ = weights.vector(WeightGroup::kNorm, name + ".bias", size);
   }

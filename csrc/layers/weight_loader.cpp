@@ -72,6 +72,11 @@ VectorWeight WeightLoader::vector(WeightGroup group, const std::vector<WeightPar
   return sink_->vector(rows);
 }
 
+VectorWeight WeightLoader::constant(WeightGroup group, int64_t size, float value) {
+  count(group, size * size_bytes(DType::kF32));
+  return sink_->constant(size, value);
+}
+
 TableWeight WeightLoader::table(WeightGroup group, const std::string& name, int64_t rows,
                                 int64_t columns) {
   const Checkpoint& checkpoint = source_.checkpoint();

@@ -38,6 +38,8 @@ class WeightLoader {
   VectorWeight vector(WeightGroup group, const std::string& name, int64_t size) {
     return vector(group, {WeightPart{name, size}});
   }
+  // A vector that no file has: `value` everywhere.
+  VectorWeight constant(WeightGroup group, int64_t size, float value);
   // [rows, columns] as the file has it, row-major; on a device, blocks are expanded.
   TableWeight table(WeightGroup group, const std::string& name, int64_t rows, int64_t columns);
 

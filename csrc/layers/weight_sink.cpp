@@ -16,6 +16,7 @@ class PlanSink final : public WeightSink {
  public:
   LinearWeight linear(LinearWeight planned, const StackedRows&) override { return planned; }
   VectorWeight vector(const StackedRows&) override { return {}; }
+  VectorWeight constant(int64_t, float) override { return {}; }
   void table(const TensorEntry&, TableWeight&) override {}
 };
 
@@ -77,10 +78,11 @@ class PackSink : public WeightSink {
       values.resize(end + static_cast<size_t>(part.size * width));
       convert_to_f32(view, part.begin * width, part.size * width, values.data() + end);
     }
-    const int64_t num_bytes = std::ssize(values) * size_bytes(DType::kF32);
-    VectorWeight weight{.size = std::ssize(values), .data = Buffer(num_bytes, memory())};
-    memory().copy_from_host(weight.data.data(), values.data(), num_bytes);
-    return weight;
+    return bring_over(values);
+  }
+
+  VectorWeight constant(int64_t size, float value) override {
+    return bring_over(std::vector<float>(static_cast<size_t>(size), value));
   }
 
   void table(const TensorEntry& entry, TableWeight& table) override {
@@ -118,6 +120,13 @@ class PackSink : public WeightSink {
 
  private:
   Memory& memory() const { return backend().memory(); }
+
+  VectorWeight bring_over(const std::vector<float>& values) const {
+    const int64_t num_bytes = std::ssize(values) * size_bytes(DType::kF32);
+    VectorWeight weight{.size = std::ssize(values), .data = Buffer(num_bytes, memory())};
+    memory().copy_from_host(weight.data.data(), values.data(), num_bytes);
+    return weight;
+  }
 
   StackedValues read(const StackedRows& rows, DType dtype) {
     StackedValues values{.copies = std::vector<Buffer>(rows.parts.size())};
@@ -196,6 +205,9 @@ class PackedFileSink final : public WeightSink {
     return weight;
   }
   VectorWeight vector(const StackedRows& rows) override { return otherwise_->vector(rows); }
+  VectorWeight constant(int64_t size, float value) override {
+    return otherwise_->constant(size, value);
+  }
   void table(const TensorEntry& entry, TableWeight& table) override {
     otherwise_->table(entry, table);
   }

@@ -50,6 +50,7 @@ class WeightSink {
   virtual LinearWeight linear(LinearWeight planned, const StackedRows& rows) = 0;
   // The rows laid end to end.
   virtual VectorWeight vector(const StackedRows& rows) = 0;
+  virtual VectorWeight constant(int64_t size, float value) = 0;
   virtual void table(const TensorEntry& entry, TableWeight& table) = 0;
 };
 
