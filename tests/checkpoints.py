@@ -164,6 +164,14 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "starcoder2": {"norm_epsilon": 1e-4},
 }
 FAMILIES = tuple(_FAMILY)
+# What a family's config may say and is refused: family, field, its value, what is supported.
+REFUSED: tuple[tuple[str, str, Any, Any], ...] = (
+    ("gpt2", "scale_attn_by_inverse_layer_idx", True, False),
+    ("gpt_bigcode", "add_cross_attention", True, False),
+    ("opt", "do_layer_norm_before", False, True),
+    ("opt", "_remove_final_layer_norm", True, False),
+    ("opt", "layer_norm_elementwise_affine", False, True),
+)
 # Text models that are only found within others: the first by head_dim 12, of 6 frequencies.
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _TEXT_FAMILY: dict[str, dict[str, Any]] = {

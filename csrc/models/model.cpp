@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "models/decoder.h"
 
 namespace llmserve {
 
@@ -11,6 +12,8 @@ std::vector<KvLayerSpec> kv_lanes(std::span<const KvLayerSpec> layers) {
   for (const KvLayerSpec& layer : layers) {
     const auto lane = static_cast<size_t>(layer.lane);
     if (lane >= lanes.size()) lanes.resize(lane + 1);
+    check_internal(lanes[lane].num_kv_heads == 0 || lanes[lane].has_rows_of(layer),
+                   "layers of a lane are alike");
     lanes[lane] = layer;
   }
   return lanes;
@@ -49,8 +52,7 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfi
                                   PackedWeights* packed, std::vector<DeferredWeight>* deferred) {
   WeightLoader weights(checkpoint, backend, format,
                        {.load = true, .packed = packed, .deferred = deferred});
-  std::unique_ptr<Model> model =
-      find_architecture(config.architecture, "ModelConfig").build(config, weights);
+  std::unique_ptr<Model> model = build_decoder(config, weights);
   check_all_used(checkpoint, model->weights());
   return model;
 }
@@ -89,8 +91,7 @@ ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Ba
     throw InvalidArgument(concat("max_tokens and max_logit_rows: expected at least 1, got ",
                                  options.max_tokens, " and ", options.max_logit_rows));
   WeightLoader weights(checkpoint, backend, options.format, {.packed = options.packed});
-  const std::unique_ptr<Model> model =
-      find_architecture(config.architecture, "ModelConfig").build(config, weights);
+  const std::unique_ptr<Model> model = build_decoder(config, weights);
   return {.weights = model->weights(),
           .kv_bytes_per_token = model->kv_bytes_per_token(options.kv_cache_dtype),
           .workspace_bytes = model->workspace_bytes(options.max_tokens, options.max_logit_rows)};

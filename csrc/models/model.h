@@ -61,14 +61,13 @@ class Model {
   WeightReport weights_;
 };
 
-// One row an architecture: the only place that lists them.
+// A row of architectures.inc, which lists them.
 struct ArchitectureRow {
   std::string_view name;        // as in config.json's "architectures"
   std::string_view model_type;  // as in config.json's "model_type"; used where there is no name
   std::string_view summary;
   // Fills in what this family spells or defaults in its own way.
   void (*configure)(const JsonNode& json, ModelConfig& config);
-  std::unique_ptr<Model> (*build)(const ModelConfig& config, WeightLoader& weights);
 };
 std::span<const ArchitectureRow> architecture_registry();
 // Throws NotSupported that begins with `where` (file and field) and lists the names.

@@ -390,28 +390,8 @@ def test_layer_types_must_fit() -> None:
             "config.json: attn_logit_softcapping: a cap on attention scores is not supported by",
         ),
         (
-            {"model_type": "gpt2", "architectures": None, "scale_attn_by_inverse_layer_idx": True},
-            "config.json: scale_attn_by_inverse_layer_idx: true is not supported, only false",
-        ),
-        (
-            {"model_type": "gpt_bigcode", "architectures": None, "add_cross_attention": True},
-            "config.json: add_cross_attention: true is not supported, only false",
-        ),
-        (
             {"model_type": "opt", "architectures": None, "word_embed_proj_dim": 32},
             "config.json: word_embed_proj_dim: embeddings of another width (32) than hidden_size",
-        ),
-        (
-            {"model_type": "opt", "architectures": None, "do_layer_norm_before": False},
-            "config.json: do_layer_norm_before: false is not supported, only true",
-        ),
-        (
-            {"model_type": "opt", "architectures": None, "_remove_final_layer_norm": True},
-            "config.json: _remove_final_layer_norm: true is not supported, only false",
-        ),
-        (
-            {"model_type": "opt", "architectures": None, "layer_norm_elementwise_affine": False},
-            "config.json: layer_norm_elementwise_affine: false is not supported, only true",
         ),
         (
             {"model_type": "phi3", "architectures": None, "rope_scaling": YARN},
@@ -431,6 +411,18 @@ def test_what_is_not_supported_is_named(fields: dict[str, Any], message: str) ->
     with pytest.raises(NotSupported) as error:
         parse(BASE, **fields)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(("model_type", "field", "value", "supported"), checkpoints.REFUSED)
+def test_what_a_family_does_not_support_is_named(
+    model_type: str, field: str, value: Any, supported: Any
+) -> None:
+    with pytest.raises(NotSupported) as error:
+        parse(BASE, model_type=model_type, architectures=None, **{field: value})
+    only = json.dumps(supported)
+    assert str(error.value).startswith(
+        f"config.json: {field}: {json.dumps(value)} is not supported, only {only}"
+    )
 
 
 @pytest.mark.parametrize(
