@@ -116,6 +116,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
             "partial_rotary_factor": 0.5,
         },
     },
+    "olmo": {},
     "olmo2": {},
     "olmo3": {
         "sliding_window": 20,
@@ -168,6 +169,7 @@ FAMILIES = tuple(_FAMILY)
 REFUSED: tuple[tuple[str, str, Any, Any], ...] = (
     ("gpt2", "scale_attn_by_inverse_layer_idx", True, False),
     ("gpt_bigcode", "add_cross_attention", True, False),
+    ("olmo", "clip_qkv", 8.5, None),
     ("opt", "do_layer_norm_before", False, True),
     ("opt", "_remove_final_layer_norm", True, False),
     ("opt", "layer_norm_elementwise_affine", False, True),

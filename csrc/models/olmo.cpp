@@ -1,10 +1,22 @@
+// OLMo 1: LayerNorms without weights before attention and MLP. Groeneveld et al. 2024.
 // OLMo 2 and 3: norms after attention and MLP instead of before, and over all queries and all keys;
 // since OLMo 3 windows on most layers, whose rotary embedding is not stretched. OLMo Team 2024;
 // Olmo Team 2025.
+#include "core/error.h"
 #include "models/architectures.h"
 #include "models/layer_types.h"
 
 namespace llmserve {
+
+void configure_olmo(const JsonNode& json, ModelConfig& config) {
+  config.norm = {.kind = NormKind::kLayer, .numbers = {.eps = 1e-5f}, .has_weight = false};
+  config.attention_bias = json["attention_bias"].as_bool_or(false);
+  config.output_bias = config.attention_bias;
+  if (config.max_position_embeddings == 0) config.max_position_embeddings = 2048;
+  if (!json["clip_qkv"].is_null())
+    throw NotSupported(concat(json["clip_qkv"].where(), ": ", json["clip_qkv"].describe(),
+                              " is not supported, only null"));
+}
 
 void configure_olmo2(const JsonNode& json, ModelConfig& config) {
   config.names.attention_norm = "";
