@@ -15,14 +15,8 @@ import tokenizer_files
 import tokenizers
 import transformers
 from llmserve import CorruptFile, InvalidArgument, NotSupported, Tokenizer, demo_model_path
-from llmserve._core import (
-    ByteFallbackStep,
-    ByteLevelStep,
-    ReplaceStep,
-    StripStep,
-    Vocabulary,
-    testing,
-)
+from llmserve import _core_testing as testing
+from llmserve._core import ByteFallbackStep, ByteLevelStep, ReplaceStep, StripStep, Vocabulary
 from llmserve.tokenization.eos_token import read_eos_token_id
 from llmserve.tokenization.vocabulary import byte_level_text, decoder_steps
 

@@ -46,7 +46,7 @@ inline void multiply_panels(const uint16_t* a, int64_t lda, const uint16_t* b, i
 }  // namespace
 
 constexpr LinearKernel kLinear = {
-    round_row,    linear_scratch_floats<uint16_t>,   linear<uint16_t, uint16_t>,
+    round_row,    linear_scratch_floats<uint16_t>,       linear<uint16_t, uint16_t>,
     piece_panels, transposed_linear<uint16_t, uint16_t>, kTransposedAtLeast};
 
 }  // namespace llmserve::cpu::avx512_bf16
