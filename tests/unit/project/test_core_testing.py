@@ -34,9 +34,9 @@ def test_their_exceptions_are_those_of_the_package() -> None:
 
 
 def test_their_types_are_those_of_the_core() -> None:
-    config = _core.EngineConfig()
-    config.cache.num_blocks = 8
-    config.scheduler.max_model_len = 64
+    config = _core.EngineConfig(
+        cache=_core.CacheConfig(num_blocks=8), scheduler=_core.SchedulerConfig(max_model_len=64)
+    )
     engine = _core_testing.oracle_engine(config, _core_testing.OracleOptions())
     assert type(engine) is _core.Engine
 

@@ -24,7 +24,6 @@ TOP = {
     "outputs": "outputs",
     "pooling_outputs": "outputs",
     "async_llm": "llm",
-    "engine_arguments": "llm",
     "llm": "llm",
     "llm_base": "llm",
     "ops": "llm",
@@ -42,8 +41,9 @@ TOP = {
 # may import itself and _core.
 _CHECKPOINT = {"errors", "common", "checkpoint"}
 _TOKENIZATION = _CHECKPOINT | {"chat", "tokenization"}
+_OPTIONS = _CHECKPOINT | {"options"}
 _REQUESTS = _TOKENIZATION | {"parameters", "outputs", "requests"}
-_LLM = _REQUESTS | {"insight", "plan", "llm"}
+_LLM = _REQUESTS | {"insight", "options", "plan", "llm"}
 _RUNNING = _LLM | {"server/settings", "server/models", "server/http", "server/running"}
 MAY_IMPORT = {
     "errors": set(),
@@ -54,6 +54,7 @@ MAY_IMPORT = {
     "parameters": _CHECKPOINT,
     "outputs": {"errors", "common"},
     "insight": {"errors", "common"},
+    "options": _OPTIONS,
     "plan": _CHECKPOINT,
     "requests": _REQUESTS,
     "llm": _LLM,
