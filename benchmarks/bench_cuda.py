@@ -125,7 +125,7 @@ def fused_rows(
                          gate_up: Any = gate_up, out: Any = out) -> None:  # fmt: skip
                 backend.rms_norm(x, norm, out=normed)
                 backend.linear(normed, weight, out=gate_up)
-                backend.gated_activation(gate_up, out=out)
+                backend.gated_activation(gate_up, "silu", out=out)
 
             num_bytes = 2 * n * width + 4 * m * (width + ffn)
             for kind, run in (("one op", fused), ("three ops", composed)):
@@ -219,7 +219,7 @@ def row_op_rows(
     )
     yield limits.row(
         f"gated_activation {tokens}x{width}",
-        seconds_of(backend, lambda: backend.gated_activation(x, out=out)),
+        seconds_of(backend, lambda: backend.gated_activation(x, "silu", out=out)),
         3 * size,
     )
     vocabulary, rows = sizes.vocabulary, sizes.sampled_rows
