@@ -51,7 +51,6 @@ class RequestBook {
   RequestEntry* find(RequestId id);
   // Of an unfinished sequence; null where it has ended.
   Sequence* find(RequestId id, int32_t sample_index);
-  const std::unordered_map<RequestId, RequestEntry>& requests() const { return requests_; }
   int64_t num_added() const { return next_order_; }
 
   RunningSet& running() { return running_; }

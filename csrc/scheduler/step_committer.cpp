@@ -134,7 +134,6 @@ void StepCommitter::append_samples(Sequence& sequence, size_t row) {
 // after it is the sequence's next token, just as if it had run by itself. The blocks of those that
 // are not accepted go back.
 void StepCommitter::accept_drafts(Sequence& sequence, const Share& share) {
-  num_drafted_tokens_ += std::ssize(share.drafts);
   for (size_t i = 0; i < share.drafts.size(); ++i) {
     if (sequence.is_ended() || share.drafts[i] != sequence.token_ids.back()) break;
     ++num_accepted_tokens_;

@@ -35,7 +35,6 @@ class StepCommitter {
   void clear() { beams_.clear(); }
 
   int64_t num_generation_tokens() const { return num_generation_tokens_; }
-  int64_t num_drafted_tokens() const { return num_drafted_tokens_; }
   int64_t num_accepted_tokens() const { return num_accepted_tokens_; }
 
  private:
@@ -73,7 +72,6 @@ class StepCommitter {
   int64_t now_us_ = 0;
 
   int64_t num_generation_tokens_ = 0;
-  int64_t num_drafted_tokens_ = 0;
   int64_t num_accepted_tokens_ = 0;
 };
 
