@@ -37,7 +37,7 @@ TOP = {
     "server/metrics": "server/context",
     "server/tracing": "server/context",
 }
-# docs/architecture.md, "Who may include whom": direct imports, those for types as well. Every room
+# The one table of who may include whom: direct imports, those for types as well. Every room
 # may import itself and _core.
 _CHECKPOINT = {"errors", "common", "checkpoint"}
 _TOKENIZATION = _CHECKPOINT | {"chat", "tokenization"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 CSRC = Path(__file__).parents[3] / "csrc"
 
-# docs/architecture.md, "Who may include whom": direct includes; a folder may include itself.
+# The one table of who may include whom: direct includes; a folder may include itself.
 _LAYERS = {"core", "quant", "kernels", "comm", "io"}
 _ALL_BELOW_ENGINE = _LAYERS | {
     "api",
