@@ -95,7 +95,8 @@ StepRunner::StepRunner(const EngineConfig& config, int num_workers, const MakeWo
       outputs_(workers_.size()),
       masks_(first().vocab_size()),
       sampler_(first().backend()),
-      pooler_(first().backend().memory()) {}
+      pooler_(first().backend().memory()),
+      flights_(max_in_flight()) {}
 
 // A worker goes on its rank's thread, as it came.
 StepRunner::~StepRunner() {
@@ -112,8 +113,7 @@ StepBatch& StepRunner::build(const StepPlan& plan, const BatchShape& shape) {
 }
 
 StepRunner::Flight& StepRunner::begin_flight() {
-  Flight& flight =
-      flights_[static_cast<size_t>((oldest_flight_ + num_in_flight_) % Scheduler::kMaxInFlight)];
+  Flight& flight = flights_.next();
   flight.is_empty = true;
   flight.sampled.clear();
   flight.num_rows = 0;
@@ -148,7 +148,7 @@ void StepRunner::launch(const StepPlan& plan) {
     }
     if (steps_ != nullptr) flight.step = steps_->end();
   }
-  ++num_in_flight_;
+  flights_.launch();
 }
 
 void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
@@ -176,9 +176,7 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
 }
 
 const SampledTokens& StepRunner::wait() {
-  Flight& flight = flights_[static_cast<size_t>(oldest_flight_)];
-  oldest_flight_ = (oldest_flight_ + 1) % Scheduler::kMaxInFlight;
-  --num_in_flight_;
+  Flight& flight = flights_.retire();
   std::swap(sampled_, flight.sampled);
   if (steps_ == nullptr || flight.is_empty) return sampled_;
   const std::span<const DrawnRow> drawn = steps_->wait(flight.step);
@@ -194,7 +192,7 @@ const SampledTokens& StepRunner::wait() {
 }
 
 void StepRunner::abandon() noexcept {
-  num_in_flight_ = 0;
+  flights_.clear();
   if (steps_ != nullptr) steps_->abandon();
 }
 

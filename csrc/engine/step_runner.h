@@ -1,13 +1,13 @@
 // The executor that runs a model: the host's side of a step. Workers compute.
 #pragma once
 
-#include <array>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "api/engine_config.h"
+#include "core/flight_ring.h"
 #include "engine/batch_builder.h"
 #include "engine/executor.h"
 #include "engine/mask_filler.h"
@@ -93,9 +93,7 @@ class StepRunner final : public Executor {
   Sampler sampler_;
   Pooler pooler_;
   std::vector<int32_t> late_tokens_;  // of the rows at hand
-  std::array<Flight, Scheduler::kMaxInFlight> flights_;
-  int32_t oldest_flight_ = 0;
-  int32_t num_in_flight_ = 0;
+  FlightRing<Flight, Scheduler::kMaxInFlight> flights_;
   SampledTokens sampled_;  // that wait() gave last
 };
 
