@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from llmserve import _core_testing as testing
@@ -12,11 +14,16 @@ BLOCK_SIZE = 2
 NUM_BLOCKS = 10
 NUM_SALTS = 2
 GONE = -1  # in a block table
+PREFIXES = [[], [0, 0, 1, 0], [0, 0, 1, 1, 1, 0, 0, 1]]  # that prompts share
 # Of the cache groups: all tokens, windows shorter than a block, as long, and longer; with and
 # without a group that keeps all.
 WINDOWS = [(0,), (0, 3), (5,), (2, 0, 1, 4)]
 
 Slot = tuple[int, int, int]  # salt, token, group
+
+
+def draw_prompt(rng: random.Random) -> list[int]:
+    return rng.choice(PREFIXES) + rng.choices((0, 1), k=rng.randint(1, 4))
 
 
 class Held:
@@ -98,6 +105,16 @@ class PoolModel:
     def reset(self) -> None:
         self.manager.reset_prefix_cache([entry.table for entry in self.held])
 
+    def operations(self, rng: random.Random) -> dict[str, Callable[[], None]]:
+        """All that can happen, by name; each draws what it needs."""
+        return {
+            "admit": lambda: self.admit(rng.randrange(NUM_SALTS), draw_prompt(rng)),
+            "run": lambda: self.run(rng.randrange(10), rng.randint(1, 6)),
+            "fork": lambda: self.fork(rng.randrange(10)),
+            "release": lambda: self.release(rng.randrange(10)),
+            "reset": self.reset,
+        }
+
     def pick(self, idx: int) -> Held | None:
         return self.held[idx % len(self.held)] if self.held else None
 
@@ -129,3 +146,10 @@ class PoolModel:
         assert free + cached + len(holders) == self.num_blocks
         for entry in self.held:
             self.check_content(entry)
+
+    def end(self) -> None:
+        """Nothing is left behind, whatever became of it."""
+        while self.held:
+            self.release(0)
+            self.check()
+        assert self.manager.num_used_blocks == 0

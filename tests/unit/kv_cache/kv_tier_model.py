@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kv_pool_model import BLOCK_SIZE, GONE, Held, PoolModel, Slot
+from kv_pool_model import BLOCK_SIZE, GONE, NUM_SALTS, Held, PoolModel, Slot, draw_prompt
 from llmserve import _core_testing as testing
 
 Content = list[Slot | None]
@@ -133,6 +135,17 @@ class TierModel(PoolModel):
         self.manager.reset_prefix_cache([entry.table for entry in self.held + self.loading])
         assert self.manager.num_stored_blocks == 0
 
+    def operations(self, rng: random.Random) -> dict[str, Callable[[], None]]:
+        def admit() -> None:
+            self.admit(rng.randrange(NUM_SALTS), draw_prompt(rng), loads=rng.random() < 0.8)
+
+        return {
+            **super().operations(rng),
+            "admit": admit,
+            "finish": lambda: self.finish(rng.randrange(10), is_done=rng.random() < 0.85),
+            "evict": self.evict,
+        }
+
     def check(self) -> None:
         tables = [entry.table for entry in self.held + self.loading]
         self.manager.check_integrity(tables)
@@ -150,11 +163,10 @@ class TierModel(PoolModel):
             self.check_content(entry)
 
     def end(self) -> None:
-        """Nothing is left behind, whatever became of it."""
         while self.held or self.loading:
             self.release(0)
             self.check()
         while self.flights:
             self.finish(0, is_done=True)
             self.check()
-        assert self.manager.num_used_blocks == 0
+        super().end()

@@ -2,76 +2,34 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from kv_pool_model import GONE, NUM_SALTS, WINDOWS, PoolModel
+from hypothesis.stateful import initialize, rule
+from kv_machine import PROMPTS, SALTS, PoolRules, drive, machine_settings
+from kv_pool_model import GONE, WINDOWS, PoolModel
 from llmserve import _core_testing as testing
 
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
+WEIGHTS = {"admit": 25, "run": 45, "fork": 8, "release": 21, "reset": 1}
 
 
-class PoolMachine(RuleBasedStateMachine):
+class PoolMachine(PoolRules):
     @initialize(windows=st.sampled_from(WINDOWS))
     def start(self, windows: tuple[int, ...]) -> None:
         self.model = PoolModel(windows)
 
-    @rule(salt=st.integers(0, NUM_SALTS - 1), tokens=PROMPTS)
+    @rule(salt=SALTS, tokens=PROMPTS)
     def admit(self, salt: int, tokens: list[int]) -> None:
         self.model.admit(salt, tokens)
-        self.model.check()
-
-    @rule(idx=st.integers(0, 9), count=st.integers(1, 6))
-    def run_tokens(self, idx: int, count: int) -> None:
-        self.model.run(idx, count)
-        self.model.check()
-
-    @rule(idx=st.integers(0, 9))
-    def fork(self, idx: int) -> None:
-        self.model.fork(idx)
-        self.model.check()
-
-    @rule(idx=st.integers(0, 9))
-    def release(self, idx: int) -> None:
-        self.model.release(idx)
-        self.model.check()
-
-    @rule()
-    def reset(self) -> None:
-        self.model.reset()
-        self.model.check()
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, derandomize=True, database=None
-)
-
-
-def drive(model: PoolModel, rng: random.Random, num_operations: int) -> None:
-    for _ in range(num_operations):
-        choice = rng.random()
-        if choice < 0.25:
-            tokens = [rng.randrange(2) for _ in range(rng.randint(1, 9))]
-            model.admit(rng.randrange(NUM_SALTS), tokens)
-        elif choice < 0.7:
-            model.run(rng.randrange(10), rng.randint(1, 6))
-        elif choice < 0.78:
-            model.fork(rng.randrange(10))
-        elif choice < 0.99:
-            model.release(rng.randrange(10))
-        else:
-            model.reset()
-        model.check()
+TestPool.settings = machine_settings(max_examples=200)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
 def test_a_quarter_million_operations_keep_every_block(windows: tuple[int, ...]) -> None:
-    drive(PoolModel(windows), random.Random(len(windows)), 250_000)
+    drive(PoolModel(windows), len(windows), 250_000, WEIGHTS)
 
 
 def test_a_full_hit_leaves_the_last_token_to_run() -> None:

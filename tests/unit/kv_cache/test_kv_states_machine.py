@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from kv_pool_model import BLOCK_SIZE, NUM_SALTS
+from hypothesis.stateful import initialize, rule
+from kv_machine import INDICES, PROMPTS, SALTS, TierRules, drive, machine_settings
+from kv_pool_model import BLOCK_SIZE
 from kv_tier_model import TierModel
 from llmserve import _core_testing as testing
 from llmserve import errors
 
 WINDOWS = [(0,), (0, 3), (5,)]
-PREFIXES = [[], [0, 0, 1, 0], [0, 0, 1, 1, 1, 0, 0, 1]]
 
 
 class StateModel(TierModel):
@@ -56,6 +56,14 @@ class StateModel(TierModel):
         super().run(idx, count)
         self.states[entry.table.state_slot] = (entry.salt, *entry.tokens[: entry.num_computed])
 
+    def operations(self, rng: random.Random) -> dict[str, Callable[[], None]]:
+        def keep_and_run() -> None:
+            idx = rng.randrange(10)
+            self.keep(idx)
+            self.run(idx, rng.randint(1, 4))
+
+        return {**super().operations(rng), "keep and run": keep_and_run}
+
     def check(self) -> None:
         super().check()
         slots = [entry.table.state_slot for entry in self.held + self.loading]
@@ -67,7 +75,9 @@ class StateModel(TierModel):
         assert num_free + self.manager.num_state_snapshots == self.num_state_slots
 
 
-class StateMachine(RuleBasedStateMachine):
+class StateMachine(TierRules):
+    model: StateModel
+
     @initialize(
         windows=st.sampled_from(WINDOWS),
         num_state_slots=st.sampled_from([1, 2, 5]),
@@ -76,83 +86,28 @@ class StateMachine(RuleBasedStateMachine):
     def start(self, windows: tuple[int, ...], num_state_slots: int, num_slots: int) -> None:
         self.model = StateModel(windows, num_state_slots, num_slots)
 
-    @rule(
-        salt=st.integers(0, NUM_SALTS - 1),
-        prefix=st.sampled_from(PREFIXES),
-        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=4),
-        loads=st.booleans(),
-    )
-    def admit(self, salt: int, prefix: list[int], tokens: list[int], loads: bool) -> None:
-        self.model.admit(salt, prefix + tokens, loads)
-        self.model.check()
+    @rule(salt=SALTS, tokens=PROMPTS, loads=st.booleans())
+    def admit(self, salt: int, tokens: list[int], loads: bool) -> None:
+        self.model.admit(salt, tokens, loads)
 
-    @rule(idx=st.integers(0, 9), count=st.integers(1, 4), keeps=st.booleans())
-    def run_tokens(self, idx: int, count: int, keeps: bool) -> None:
-        if keeps:
-            self.model.keep(idx)
-        self.model.run(idx, count)
-        self.model.check()
-
-    @rule(idx=st.integers(0, 9))
-    def fork(self, idx: int) -> None:
-        self.model.fork(idx)
-        self.model.check()
-
-    @rule(idx=st.integers(0, 9))
-    def release(self, idx: int) -> None:
-        self.model.release(idx)
-        self.model.check()
-
-    @rule(idx=st.integers(0, 9), is_done=st.booleans())
-    def finish(self, idx: int, is_done: bool) -> None:
-        self.model.finish(idx, is_done)
-        self.model.check()
-
-    @rule()
-    def evict(self) -> None:
-        self.model.evict()
-        self.model.check()
-
-    @rule()
-    def reset(self) -> None:
-        self.model.reset()
-        assert self.model.manager.num_state_snapshots == 0
-        self.model.check()
-
-    def teardown(self) -> None:
-        if hasattr(self, "model"):
-            self.model.end()
+    @rule(idx=INDICES)
+    def keep(self, idx: int) -> None:
+        self.model.keep(idx)
 
 
 TestStates = StateMachine.TestCase
-TestStates.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, derandomize=True, database=None
-)
+TestStates.settings = machine_settings(max_examples=100)
 
-
-def drive(model: StateModel, rng: random.Random, num_operations: int) -> None:
-    for _ in range(num_operations):
-        choice = rng.random()
-        if choice < 0.25:
-            tokens = rng.choice(PREFIXES) + rng.choices((0, 1), k=rng.randint(1, 4))
-            model.admit(rng.randrange(NUM_SALTS), tokens, rng.random() < 0.5)
-        elif choice < 0.6:
-            idx = rng.randrange(10)
-            if rng.random() < 0.6:
-                model.keep(idx)
-            model.run(idx, rng.randint(1, 4))
-        elif choice < 0.64:
-            model.fork(rng.randrange(10))
-        elif choice < 0.85:
-            model.release(rng.randrange(10))
-        elif choice < 0.9:
-            model.evict()
-        elif choice < 0.998:
-            model.finish(rng.randrange(10), is_done=rng.random() < 0.85)
-        else:
-            model.reset()
-        model.check()
-    model.end()
+WEIGHTS = {
+    "admit": 25,
+    "run": 21,
+    "keep and run": 21,
+    "fork": 4,
+    "release": 18,
+    "evict": 5,
+    "finish": 5.8,
+    "reset": 0.2,
+}
 
 
 @pytest.mark.parametrize("num_state_slots", [4, 16])
@@ -161,7 +116,7 @@ def test_a_state_that_is_found_is_that_of_the_tokens(
     windows: tuple[int, ...], num_state_slots: int
 ) -> None:
     model = StateModel(windows, num_state_slots, num_slots=10)
-    drive(model, random.Random(len(windows)), 2_000)
+    drive(model, len(windows), 4_000, WEIGHTS)
     assert model.num_restored + model.num_loaded > num_state_slots
 
 
@@ -171,7 +126,7 @@ def test_a_state_that_is_found_is_that_of_the_tokens(
 def test_a_quarter_million_operations_keep_every_state(
     windows: tuple[int, ...], num_slots: int
 ) -> None:
-    drive(StateModel(windows, 5, num_slots), random.Random(num_slots), 250_000)
+    drive(StateModel(windows, 5, num_slots), num_slots, 250_000, WEIGHTS)
 
 
 def computed(manager: testing.KvCacheManager, owner: int, tokens: list[int], keep_at: int) -> None:
