@@ -99,6 +99,9 @@ bool KvCacheManager::cache_block(BlockTable& table, std::span<const int32_t> tok
   }
   const auto equal = pool_.prefix_cache().find(key, parent, tokens);
   if (!equal) return false;
+  // Of a loaded prefix, the pool may have had this group's block and lacked another's beside it. It
+  // is not replaced: its reference would outlive those to its parents, once the table is released.
+  if (*equal == blocks[idx]) return true;
   pool_.add_ref(*equal);
   replaced_.push_back(blocks[idx]);
   blocks[idx] = *equal;

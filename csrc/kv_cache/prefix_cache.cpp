@@ -124,9 +124,14 @@ void PrefixCache::check_integrity() const {
                    "a cached block knows the number of its children");
   }
   int32_t num_listed = 0;
+  std::vector<bool> is_listed(entries_.size(), false);
   for (int32_t block = oldest_; block != kNone; block = entries_[block].newer) {
+    const int32_t parent = entries_[block].parent;
     check_internal(entries_[block].is_evictable && ++num_listed <= num_evictable_,
                    "the eviction list holds the evictable blocks");
+    check_internal(parent == kNone || !is_listed[parent],
+                   "a parent is more recently used than its children");
+    is_listed[block] = true;
   }
   check_internal(num_listed == num_evictable_, "the eviction list is whole");
 }

@@ -174,12 +174,18 @@ void register_kv_cache(py::module_& testing) {
       .def("can_allocate", &KvCacheManager::can_allocate)
       .def("num_needed", &KvCacheManager::num_needed)
       .def("allocate", &allocate)
-      .def("commit",
-           [](KvCacheManager& self, BlockTable& table, const Tokens& token_ids,
-              int64_t num_computed) {
-             self.commit(table, token_ids, num_computed);
-             self.give_back_replaced();
-           })
+      .def(
+          "commit",
+          [](KvCacheManager& self, BlockTable& table, const Tokens& token_ids, int64_t num_computed,
+             bool gives_back) {
+            self.commit(table, token_ids, num_computed);
+            if (gives_back) self.give_back_replaced();
+          },
+          py::arg("table"), py::arg("token_ids"), py::arg("num_computed"), py::kw_only(),
+          py::arg("gives_back") = true,
+          "gives_back: no step in flight reads the blocks that it replaces.")
+      .def("give_back_replaced", &KvCacheManager::give_back_replaced)
+      .def_property_readonly("replaced", &KvCacheManager::replaced)
       .def("fork", &KvCacheManager::fork)
       .def("release", &KvCacheManager::release)
       .def("reset_prefix_cache",

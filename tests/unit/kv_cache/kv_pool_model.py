@@ -69,6 +69,7 @@ class PoolModel:
             entry.tokens.append(count % 2)
         start = entry.num_computed
         count = min(count, len(entry.tokens) - start)
+        self.manager.give_back_replaced()  # what ran before has ended
         if not self.manager.can_allocate(entry.table, start, count):
             before = [list(group) for group in entry.table.groups]
             with pytest.raises(errors.InternalError):
@@ -84,7 +85,7 @@ class PoolModel:
                 slot = (entry.salt, entry.tokens[position], group)
                 self.pool[block][position % BLOCK_SIZE] = slot
         entry.num_computed = start + count
-        self.manager.commit(entry.table, entry.tokens, entry.num_computed)
+        self.manager.commit(entry.table, entry.tokens, entry.num_computed, gives_back=False)
 
     def fork(self, idx: int) -> None:
         entry = self.pick(idx)
@@ -140,6 +141,7 @@ class PoolModel:
             for block in blocks
             if block != GONE
         )
+        holders.update(self.manager.replaced)
         for block in range(self.num_blocks):
             assert self.manager.ref_count(block) == holders[block]
         free, cached = self.manager.num_free_blocks, self.manager.num_cached_blocks
@@ -152,4 +154,5 @@ class PoolModel:
         while self.held:
             self.release(0)
             self.check()
+        self.manager.give_back_replaced()
         assert self.manager.num_used_blocks == 0

@@ -111,7 +111,7 @@ class TierModel(PoolModel):
             entry.num_computed = len(entry.table.groups[0]) * BLOCK_SIZE
             self.held.append(entry)
             self.check_content(entry)
-            self.manager.commit(entry.table, entry.tokens, entry.num_computed)
+            self.manager.commit(entry.table, entry.tokens, entry.num_computed, gives_back=False)
             self.begin(entry)
         else:
             assert entry.table.groups == []
@@ -150,6 +150,7 @@ class TierModel(PoolModel):
         tables = [entry.table for entry in self.held + self.loading]
         self.manager.check_integrity(tables)
         holders = Counter(b for t in tables for group in t.groups for b in group if b != GONE)
+        holders.update(self.manager.replaced)
         for flight in self.flights.values():
             holders.update(flight.left)
             is_load = flight.transfer.is_load

@@ -25,11 +25,12 @@ def computed(manager: testing.KvCacheManager, owner: int, tokens: list[int]) -> 
     return table
 
 
-def evict(manager: testing.KvCacheManager) -> None:
-    """Somebody takes the whole pool, and gives it back."""
+def evict(manager: testing.KvCacheManager, num_blocks: int | None = None) -> None:
+    """Somebody takes blocks of each group (all, where there is one) and gives them back."""
     table = testing.BlockTable(-1, "evict")
-    num_free = manager.num_free_blocks + manager.num_cached_blocks
-    manager.allocate(table, 0, num_free * 2)
+    if num_blocks is None:
+        num_blocks = manager.num_free_blocks + manager.num_cached_blocks
+    manager.allocate(table, 0, num_blocks * 2)
     manager.release(table)
 
 
@@ -169,9 +170,7 @@ def test_the_groups_of_a_prefix_are_loaded_together_and_a_window_only_as_far_as_
             assert [group for group, _, _ in store.moves] == [0, 1]
             manager.finish_transfer(store.id, True)
     manager.release(table)
-    taker = testing.BlockTable(-1, "evict")
-    manager.allocate(taker, 0, 24)
-    manager.release(taker)
+    evict(manager, 12)
     loaded = testing.BlockTable(2)
     assert manager.load(loaded, TOKENS)
     (load,) = manager.take_transfers()
@@ -180,6 +179,28 @@ def test_the_groups_of_a_prefix_are_loaded_together_and_a_window_only_as_far_as_
     assert manager.finish_transfer(load.id, False) is loaded
     assert manager.find_stored(loaded, TOKENS) == 0
     manager.check_integrity([loaded])
+
+
+def test_a_block_that_the_pool_had_beside_one_that_was_loaded_is_the_tables_own() -> None:
+    """Of one place the window's block comes from the tier, and the full group's was never gone."""
+    manager = make(num_blocks=16, windows=[0, 3])
+    table = computed(manager, 1, TOKENS[:8])
+    (store,) = manager.take_transfers()
+    manager.finish_transfer(store.id, True)
+    manager.release(table)
+    evict(manager, 6)  # 8 free blocks and the 4 of the window, which went first
+    loaded = testing.BlockTable(2)
+    assert manager.load(loaded, TOKENS)
+    (load,) = manager.take_transfers()
+    assert [group for group, _, _ in load.moves] == [1]
+    assert manager.finish_transfer(load.id, True) is loaded
+    manager.commit(loaded, TOKENS, 8, gives_back=False)
+    assert manager.replaced == []
+    manager.release(loaded)
+    manager.check_integrity([])
+    manager.give_back_replaced()
+    manager.check_integrity([])
+    evict(manager, 8)
 
 
 def test_without_prefix_caching_there_is_no_tier() -> None:
