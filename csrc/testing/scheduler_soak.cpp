@@ -415,7 +415,18 @@ class Soak {
   // Independent of the scheduler's own check: reference counts from the tables alone.
   void check() {
     scheduler_.check_integrity();
-    if (config_.num_lower_blocks > 0) return;  // transfers hold blocks, too, as that check knows
+    const KvCacheManager& kv_cache = scheduler_.kv_cache();
+    for (const Flight& flight : flights_) {
+      for (const int32_t block : flight.blocks)
+        require(kv_cache.ref_count(block) > 0, "what a step in flight reads is held for it");
+    }
+    for (const Transfer& transfer : transfers_) {
+      for (const BlockMove& move : transfer.moves)
+        require(kv_cache.ref_count(transfer.to == MemoryTier::kPool ? move.destination
+                                                                    : move.source) > 0,
+                "what a transfer reads or writes is held for it");
+    }
+    if (config_.num_lower_blocks > 0) return;  // what has left a table is a transfer's alone
     holders_.assign(static_cast<size_t>(config_.num_blocks), 0);
     for (const Sequence* sequence : scheduler_.sequences()) {
       require(asked_.contains(sequence->context->request.id), "only unfinished requests are kept");
@@ -427,12 +438,7 @@ class Soak {
       sequence->table.for_each_block(
           [&](int32_t block) { ++holders_[static_cast<size_t>(block)]; });
     }
-    const KvCacheManager& kv_cache = scheduler_.kv_cache();
     for (const int32_t block : kv_cache.replaced()) ++holders_[static_cast<size_t>(block)];
-    for (const Flight& flight : flights_) {
-      for (const int32_t block : flight.blocks)
-        require(kv_cache.ref_count(block) > 0, "what a step in flight reads is held for it");
-    }
     int32_t num_held = 0;
     for (int32_t block = 0; block < config_.num_blocks; ++block) {
       const int32_t num_holders = holders_[static_cast<size_t>(block)];

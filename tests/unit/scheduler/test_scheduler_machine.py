@@ -345,8 +345,10 @@ CASES += [
         {"percent_drafted": 60, "num_blocks": 14, "windows": [0, 4]},
         {"percent_drafted": 40, "num_lower_blocks": 12},
         {"num_blocks": 14, "windows": [0, 4], "num_lower_blocks": 30},
+        {"num_blocks": 14, "windows": [0, 4], "num_lower_blocks": 30, "percent_drafted": 60},
         {"num_state_slots": 8},
         {"num_state_slots": 6, "num_lower_blocks": 20},
+        {"num_state_slots": 6, "num_lower_blocks": 30, "num_blocks": 14, "windows": [0, 4]},
     )
 ]
 CASES += [{**case, "max_in_flight": 2} for case in CASES]
