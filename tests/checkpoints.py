@@ -65,6 +65,11 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "gpt_bigcode": {},
     "gptj": {"rotary_dim": 6},
+    "gpt_neo": {
+        "layer_norm_epsilon": 1e-4,
+        "window_size": 20,
+        "attention_layers": ["global", "local"],
+    },
     "gpt_neox": {
         **_LAYER_NORM,
         "rope_parameters": {
@@ -275,7 +280,8 @@ def make_checkpoint(
     fields = {**_COMMON, **(_FAMILY | _TEXT_FAMILY)[text], **overrides}
     for key, spelling in _SPELLINGS.get(family, {}).items():
         fields[spelling] = fields.pop(key)
-    for key in ("layer_types", "no_rope_layers"):  # a pattern, over as many layers as there are
+    # A pattern, over as many layers as there are.
+    for key in ("layer_types", "no_rope_layers", "attention_layers"):
         if key in fields:
             num_layers = fields["num_hidden_layers"]
             fields[key] = (fields[key] * num_layers)[:num_layers]

@@ -63,8 +63,10 @@ void read_dims(const JsonNode& json, ModelConfig& config) {
   config.intermediate_size =
       first_of(json, {"intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim"})
           .as_int_or(0, 1, kMaxDim);
-  config.num_layers = first_of(json, {"num_hidden_layers", "n_layer"}).as_int(1, kMaxLayers);
-  config.num_heads = first_of(json, {"num_attention_heads", "n_head"}).as_int(1, kMaxDim);
+  config.num_layers =
+      first_of(json, {"num_hidden_layers", "n_layer", "num_layers"}).as_int(1, kMaxLayers);
+  config.num_heads =
+      first_of(json, {"num_attention_heads", "n_head", "num_heads"}).as_int(1, kMaxDim);
   config.num_kv_heads =
       first_of(json, {"num_key_value_heads", "num_kv_heads"}).as_int_or(0, 1, kMaxDim);
   config.head_dim = json["head_dim"].as_int_or(0, 1, kMaxDim);

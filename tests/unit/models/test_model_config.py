@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import Any
 
 import checkpoints
@@ -185,6 +186,46 @@ def test_full_layers_of_exaone4_are_rotated_where_no_layer_has_a_window() -> Non
     assert (plain["windows"], plain["rope_of_layer"]) == ([0] * 3, [0] * 3)
 
 
+GPT_NEO = {
+    **{key: value for key, value in BASE.items() if not key.startswith("num_")},
+    "architectures": ["GPTNeoForCausalLM"],
+    "model_type": "gpt_neo",
+    "num_layers": 4,
+    "num_heads": 4,
+    "window_size": 7,
+}
+
+
+def test_windows_of_gpt_neo_follow_either_spelling_of_its_layers() -> None:
+    types = [[["global", "local"], 1], [["local"], 2]]
+    layers = ["global", "local", "local", "local"]
+    assert parse(GPT_NEO, attention_types=types)["windows"] == [0, 7, 7, 7]
+    assert parse(GPT_NEO, attention_types=types) == parse(GPT_NEO, attention_layers=layers)
+    both = parse(GPT_NEO, attention_types=types, attention_layers=layers[::-1])
+    assert both["windows"] == [7, 7, 7, 0]
+    alternating = parse(GPT_NEO, num_layers=24, window_size=None)
+    assert alternating["windows"] == [0, 256] * 12
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "attention_types: expected an array"),
+        ({"attention_types": [["global", 4]]}, "expected an array"),
+        ({"attention_types": [[["global"]]]}, "expected a list of kinds of layers and a number"),
+        ({"attention_types": [[["global"], 5]]}, "expected an integer from 0 to 4, got 5"),
+        ({"attention_types": [[["global"], 3]]}, "expected num_layers 4 layers, got 3"),
+        ({"attention_types": [[["global"], 3]] * 2}, "expected num_layers 4 layers, got more"),
+        ({"attention_layers": ["local"] * 5}, "attention_layers: expected num_layers 4 layers"),
+        ({"attention_layers": ["global", "near"] * 2}, 'expected global or local, got "near"'),
+        ({"attention_layers": ["local"] * 4, "window_size": 0}, "window_size: expected an integer"),
+    ],
+)
+def test_layers_of_gpt_neo_that_are_damaged_are_named(fields: Any, message: str) -> None:
+    with pytest.raises(CorruptFile, match=re.escape(message)):
+        parse(GPT_NEO, **fields)
+
+
 @pytest.mark.parametrize("model_type", checkpoints.FAMILIES)
 def test_family_defaults_are_those_of_transformers(model_type: str) -> None:
     import transformers
@@ -192,7 +233,7 @@ def test_family_defaults_are_those_of_transformers(model_type: str) -> None:
     # Alibi apart, what a bare config of the family means; sizes that the others must fit. As many
     # heads as no family has by default: absent KV heads must not be as many by chance.
     heads = {"helium": 40, "gptj": 32}.get(model_type, 64)
-    sizes = {"hidden_size": 4096, "num_attention_heads": heads, "num_hidden_layers": 12}
+    sizes = {"hidden_size": 4096, "num_attention_heads": heads, "num_hidden_layers": 24}
     theirs = transformers.AutoConfig.for_model(model_type, **sizes)
     written = {"model_type": model_type, "vocab_size": 320, **sizes}
     if getattr(theirs, "intermediate_size", None) and model_type != "gpt_neox":
