@@ -77,7 +77,7 @@ class ModelShape:
         if data is None:
             raise InvalidArgument(f"model: there is no {file}")
         fields = parse_json_object(data, file)
-        if _is_wrapper(fields):  # their text_config may leave out what the core knows
+        if _is_known(fields):  # windows and absent fields are the family's, which the core knows
             with contextlib.suppress(NotSupported):
                 plan = _core.plan_memory(_core.ConfigRequest(model=str(file)))
                 return ModelShape(tuple(plan.kv_layers), weight_bytes)
@@ -166,10 +166,10 @@ def plan_capacity(
     return Capacity(total, overhead, shape.weight_bytes, left, block_size, lengths, rows)
 
 
-def _is_wrapper(fields: JsonObject) -> bool:
+def _is_known(fields: JsonObject) -> bool:
     names = fields.get("architectures")
-    wrappers = [name for name, _ in _core.supported_wrappers()]
-    return isinstance(names, list) and names[:1] != [] and names[0] in wrappers
+    known = [name for name, _ in (*_core.supported_architectures(), *_core.supported_wrappers())]
+    return isinstance(names, list) and names[:1] != [] and names[0] in known
 
 
 def _shape_of(path: Path, fields: JsonObject, weight_bytes: int) -> ModelShape:

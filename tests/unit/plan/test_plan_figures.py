@@ -145,6 +145,31 @@ CONFIGS: list[tuple[dict[str, object], int]] = [
         {"text_config": {"num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}},
         2 * 16 * 2,
     ),
+    # In a family's own spelling, and in spite of a field that the family does not read.
+    (
+        {
+            "architectures": ["FalconForCausalLM"],
+            "vocab_size": 65024,
+            "hidden_size": 8192,
+            "num_hidden_layers": 60,
+            "num_attention_heads": 128,
+            "num_kv_heads": 8,
+            "multi_query": True,
+            "new_decoder_architecture": True,
+        },
+        60 * 8 * 128 * 2,
+    ),
+    (
+        {
+            "architectures": ["GPTNeoForCausalLM"],
+            "vocab_size": 50257,
+            "hidden_size": 2048,
+            "num_layers": 24,
+            "num_heads": 16,
+            "num_key_value_heads": 1,
+        },
+        24 * 16 * 256 * 2,
+    ),
 ]
 
 
