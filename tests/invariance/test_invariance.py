@@ -220,7 +220,7 @@ def test_a_few_at_a_time(dtype: str, alone: list[Result]) -> None:
         assert run(llm) == alone
 
 
-@pytest.mark.parametrize("policy", ["priority", "static", "dynamic"])
+@pytest.mark.parametrize("policy", [name for name, _ in _core.supported_policies()])
 def test_under_any_policy(dtype: str, alone: list[Result], policy: str) -> None:
     with make_llm(dtype, scheduling_policy=policy, max_num_seqs=5) as llm:
         assert run(llm) == alone
