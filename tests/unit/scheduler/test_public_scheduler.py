@@ -93,7 +93,7 @@ def test_policies_go_by_name_and_differ() -> None:
             steps[policy].append(run_step(scheduler))
     assert steps["fcfs"] == [[0, 1], *[[1, 2]] * 5, [3]]
     assert steps["static"] == [[0, 1], *[[1]] * 5, [2, 3], *[[2]] * 4]
-    with pytest.raises(InvalidArgument, match="one of fcfs, priority, .*, got 'best'"):
+    with pytest.raises(InvalidArgument, match=r"one of fcfs, priority, .*, got 'best'"):
         Scheduler(num_blocks=4, policy="best")
 
 

@@ -336,7 +336,7 @@ def test_an_id_in_use_is_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"policy": "best"}, "one of fcfs, priority, .*, got 'best'"),
+        ({"policy": "best"}, r"one of fcfs, priority, .*, got 'best'"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_batched_tokens": 4, "max_num_seqs": 8}, "at least max_num_seqs"),
         ({"num_blocks": 0}, "num_blocks"),
