@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "io/checkpoint.h"
 #include "io/gguf.h"
-#include "models/model_config.h"
+#include "models/config_reader.h"
 
 namespace py = pybind11;
 

@@ -8,7 +8,9 @@
 #include "core/error.h"
 #include "io/packed_cache.h"
 #include "io/text_part.h"
-#include "models/model.h"
+#include "models/config_reader.h"
+#include "models/model_loader.h"
+#include "models/registry.h"
 #include "quant/quant_format.h"
 #include "scheduler/policy.h"
 

@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "core/system.h"
 #include "kernels/backend_choice.h"
-#include "models/model.h"
+#include "models/model_loader.h"
 
 namespace llmserve {
 namespace {

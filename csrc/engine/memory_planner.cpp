@@ -12,6 +12,8 @@
 #include "engine/worker.h"
 #include "io/checkpoint.h"
 #include "io/packed_cache.h"
+#include "models/config_reader.h"
+#include "models/model_loader.h"
 
 namespace llmserve {
 namespace {

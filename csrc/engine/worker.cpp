@@ -8,6 +8,8 @@
 #include "io/checkpoint.h"
 #include "io/packed_cache.h"
 #include "kernels/device_steps.h"
+#include "models/config_reader.h"
+#include "models/model_loader.h"
 
 namespace llmserve {
 namespace {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "io/json.h"
+#include "models/config_fields.h"
 #include "models/model_config.h"
 
 namespace llmserve {

@@ -1,9 +1,6 @@
 #include "models/model.h"
 
-#include <algorithm>
-
 #include "core/error.h"
-#include "models/decoder.h"
 
 namespace llmserve {
 
@@ -23,78 +20,6 @@ int64_t Model::kv_bytes_per_token(DType dtype) const {
   int64_t bytes = 0;
   for (const KvLayerSpec& layer : kv_layers()) bytes += layer.bytes_per_token(dtype);
   return bytes;
-}
-
-DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint) {
-  if (requested == name(DType::kF32)) return DType::kF32;
-  if (requested == name(DType::kBF16)) return DType::kBF16;
-  if (requested != "auto")
-    throw InvalidArgument(
-        concat("dtype: expected auto, float32 or bfloat16, got \"", requested, "\""));
-  if (!checkpoint.has_tensors()) {
-    const JsonNode json(checkpoint.config());
-    const JsonNode stored = json["dtype"].is_null() ? json["torch_dtype"] : json["dtype"];
-    return !stored.is_null() && stored.as_string() == name(DType::kBF16) ? DType::kBF16
-                                                                         : DType::kF32;
-  }
-  int64_t bf16_bytes = 0;
-  int64_t all_bytes = 0;
-  for (const TensorEntry& entry : checkpoint.tensors()) {
-    all_bytes += entry.num_bytes;
-    if (entry.dtype == DType::kBF16 || checkpoint.storage(entry).blocks)
-      bf16_bytes += entry.num_bytes;
-  }
-  return 2 * bf16_bytes > all_bytes ? DType::kBF16 : DType::kF32;
-}
-
-std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
-                                  Backend& backend, const WeightFormat& format,
-                                  PackedWeights* packed, std::vector<DeferredWeight>* deferred) {
-  WeightLoader weights(checkpoint, backend, format,
-                       {.load = true, .packed = packed, .deferred = deferred});
-  std::unique_ptr<Model> model = build_decoder(config, weights);
-  check_all_used(checkpoint, model->weights());
-  return model;
-}
-
-void check_all_used(const Checkpoint& checkpoint, const WeightReport& weights) {
-  if (checkpoint.format() != "gguf") return;
-  for (const std::string& name : weights.unused_tensors) {
-    // Of rotary frequencies, which config() has or which follow from it.
-    if (name.starts_with("rope_f") || name.ends_with(".attn_rot_embd.weight")) continue;
-    throw NotSupported(concat(checkpoint.path(), ": tensor \"", name,
-                              "\": no layer of this architecture uses it, so that the model would "
-                              "be another one than the file's"));
-  }
-}
-
-WeightFormat resolve_weight_format(DType dtype, std::string_view quantization) {
-  if (quantization.empty()) return {.dtype = dtype, .keeps_blocks = true};
-  if (quantization == "none") return {.dtype = dtype};
-  return {.dtype = dtype, .integers = &find_linear_format(quantization)};
-}
-
-StepShape step_shape(const ModelConfig& config, const WeightReport& weights, int64_t max_tokens) {
-  return {.max_tokens = max_tokens,
-          .max_in_features = weights.max_in_features,
-          .num_kv_heads = config.num_kv_heads,
-          .group = config.num_heads / config.num_kv_heads,
-          .key_dim = config.head_dim,
-          .value_dim = config.head_dim,
-          .vocab_size = config.vocab_size,
-          .activation_bytes = weights.activation_bytes};
-}
-
-ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Backend& backend,
-                     const ModelPlanOptions& options) {
-  if (options.max_tokens < 1 || options.max_logit_rows < 1)
-    throw InvalidArgument(concat("max_tokens and max_logit_rows: expected at least 1, got ",
-                                 options.max_tokens, " and ", options.max_logit_rows));
-  WeightLoader weights(checkpoint, backend, options.format, {.packed = options.packed});
-  const std::unique_ptr<Model> model = build_decoder(config, weights);
-  return {.weights = model->weights(),
-          .kv_bytes_per_token = model->kv_bytes_per_token(options.kv_cache_dtype),
-          .workspace_bytes = model->workspace_bytes(options.max_tokens, options.max_logit_rows)};
 }
 
 }  // namespace llmserve

@@ -1,15 +1,12 @@
-// The one normalised description of a decoder, made from config.json in the spellings of
-// transformers 4 and 5. Other formats write their metadata in those spellings first.
+// The one normalised description of a decoder, which config_reader.h makes.
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "io/json.h"
 #include "kernels/ops.h"
 #include "layers/head_norm.h"
 #include "layers/kv_layer_spec.h"
@@ -97,19 +94,5 @@ struct ModelConfig {
 
   bool operator==(const ModelConfig&) const = default;
 };
-
-// Reads and validates. `max_model_len` 0 takes max_position_embeddings. Throws CorruptFile (a field
-// that is absent or out of range, by name), NotSupported (architecture, activation, RoPE type,
-// quantised weights: names what is), InvalidArgument (max_model_len too long, with the longest).
-ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_len = 0);
-
-// For the files of architectures. The first of the spellings that the object has, or the first.
-JsonNode first_of(const JsonNode& json, std::initializer_list<std::string_view> spellings);
-// Throws NotSupported, naming the field, what it says and what is supported.
-Activation read_activation(const JsonNode& node, Activation fallback);
-// A LayerNorm with a bias, by what the config says of its epsilon (1e-5 where it says nothing).
-NormSpec read_layer_norm(const JsonNode& eps);
-// Throws NotSupported, naming the field, unless it is absent, null or what it says is `supported`.
-void require(const JsonNode& node, bool supported);
 
 }  // namespace llmserve

@@ -1,10 +1,11 @@
 // The table of architectures.inc, to look up in.
+#include "models/registry.h"
+
 #include <sstream>
 
 #include "core/error.h"
 #include "io/text_part.h"
 #include "models/architectures.h"
-#include "models/model.h"
 
 namespace llmserve {
 namespace {

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "models/config_fields.h"
 
 namespace llmserve {
 namespace {

@@ -6,7 +6,7 @@
 #include "bindings/model_records.h"
 #include "core/error.h"
 #include "io/text_part.h"
-#include "models/model.h"
+#include "models/config_reader.h"
 #include "quant/quant_format.h"
 #include "testing/register.h"
 

@@ -14,7 +14,8 @@
 #include "comm/registry.h"
 #include "comm/single_communicator.h"
 #include "engine/kv_storage.h"
-#include "models/model.h"
+#include "models/config_reader.h"
+#include "models/model_loader.h"
 #include "testing/register.h"
 #include "testing/split_mlp.h"
 

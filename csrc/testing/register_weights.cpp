@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "engine/kv_storage.h"
 #include "layers/weight_loader.h"
-#include "models/model.h"
+#include "models/model_loader.h"
 #include "testing/register.h"
 
 namespace py = pybind11;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/cpu/cpu_rows.h"
+#include "kernels/cpu/cpu_norm.h"
 #include "kernels/cpu/quantized_packing.h"
 #include "kernels/host_ops.h"
 

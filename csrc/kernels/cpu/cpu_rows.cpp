@@ -1,9 +1,8 @@
 // Ops of one row at a time, dealt to threads.
-#include "kernels/cpu/cpu_rows.h"
-
 #include <cstring>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/cpu_norm.h"
 #include "kernels/host_ops.h"
 
 namespace llmserve {
@@ -15,16 +14,6 @@ const float* row(const ConstTensor& tensor, int64_t i) {
 }
 
 }  // namespace
-
-void norm_rows(CpuWorkers& workers, const RmsNormArgs& args) {
-  const int64_t width = args.weight.shape[0];
-  workers.pool().parallel_for(
-      num_rows(args.x), row_grain(width), [&](int64_t begin, int64_t end, int) {
-        for (int64_t r = begin; r < end; ++r)
-          workers.kernels().rms_norm(row_of(args.x, r), args.weight.as<float>(), width,
-                                     &args.numbers, row_of(args.out, r));
-      });
-}
 
 void CpuBackend::do_embedding(const EmbeddingArgs& args) {
   workers_.pool().parallel_for(static_cast<int64_t>(args.token_ids.size()),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import graphlib
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 CSRC = Path(__file__).parents[3] / "csrc"
@@ -115,6 +117,32 @@ def test_an_instruction_set_includes_nothing_from_outside_with_code_in_it() -> N
         and not allowed.fullmatch(target)
     ]
     assert wrong == []
+
+
+def circle_of(arrows: Iterable[tuple[str, str]]) -> list[str]:
+    """Units on a circle of includes, or none. A unit is a header and the sources of its name."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    for source, target in arrows:
+        a, b = source.rsplit(".", 1)[0], target.rsplit(".", 1)[0]
+        if a != b:
+            graph[a].add(b)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_two_units_include_each_other_by_any_way() -> None:
+    ours = [(source, target) for source, target in includes() if (CSRC / target).exists()]
+    assert len(ours) > 500
+    assert circle_of(ours) == []
+
+
+def test_a_circle_through_a_source_file_is_found() -> None:
+    arrows = [("a/x.cpp", "b/y.h"), ("b/y.cpp", "c/z.h"), ("c/z.h", "a/x.h")]
+    assert set(circle_of(arrows)) == {"a/x", "b/y", "c/z"}
+    assert circle_of(arrows[:2]) == []
 
 
 def test_the_table_catches_a_wrong_direction() -> None:

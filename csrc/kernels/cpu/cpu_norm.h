@@ -1,4 +1,4 @@
-// Ops over rows that other parts of the cpu backend run, too.
+// The norm of rows, which linear layers run, too, and how rows are dealt to threads.
 #pragma once
 
 #include "kernels/cpu/cpu_workers.h"
