@@ -28,7 +28,6 @@ from llmserve.errors import (
     QueueFull,
     ResourceExhausted,
 )
-from llmserve.insight.trace import Trace
 from llmserve.llm import LLM
 from llmserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from llmserve.pooling_outputs import (
@@ -50,6 +49,7 @@ from llmserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llmserve.async_llm import AsyncLLM
+    from llmserve.insight.trace import Trace
 
 __all__ = [
     "LLM",
@@ -95,9 +95,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what takes long to import when it is first asked for: asyncio as long as the rest."""
+    """Imports what takes long to import, or is seldom needed, when it is first asked for: asyncio
+    takes as long as the rest."""
     if name == "AsyncLLM":
         from llmserve.async_llm import AsyncLLM
 
         return AsyncLLM
+    if name == "Trace":
+        from llmserve.insight.trace import Trace
+
+        return Trace
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,6 @@ from llmserve.common.arguments import (
 )
 from llmserve.common.html_table import html_table
 from llmserve.errors import InvalidArgument
-from llmserve.insight.trace import Trace
 from llmserve.options.engine_options import EngineOptions, read_options
 from llmserve.options.signature import takes
 from llmserve.requests.admission import RequestAdmission, RequestLimits
@@ -36,6 +35,7 @@ from llmserve.tokenization.length_bound import LengthBound
 from llmserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from llmserve.insight.trace import Trace
     from llmserve.plan.memory_plan import MemoryPlan
 
 _log = logging.getLogger(__name__)
@@ -210,9 +210,11 @@ class LLMBase:
         """The bytes that the engine holds."""
         return self._open_engine().memory_use
 
-    def trace(self) -> Trace:
+    def trace(self) -> "Trace":
         """The last few thousand steps and requests: what each step ran, why each sequence ran or
         waited, and how long the phases took."""
+        from llmserve.insight.trace import Trace  # which no start needs
+
         engine = self._open_engine()
         steps, requests = engine.trace(), engine.request_records()
         return Trace(steps, requests, self._config.cache.num_blocks, self._request_names())

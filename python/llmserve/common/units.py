@@ -1,6 +1,5 @@
 """Sizes and rates as people write them: "1.5 MiB", "4x80GiB", "3.35TB/s"."""
 
-import argparse
 import re
 
 from llmserve.errors import InvalidArgument
@@ -49,7 +48,9 @@ def size(text: str) -> int:
     try:
         return parse_size("it", text)
     except InvalidArgument as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        from argparse import ArgumentTypeError  # here: a table of options needs no argparse
+
+        raise ArgumentTypeError(str(error)) from None
 
 
 def parse_bandwidth(name: str, text: str) -> float:

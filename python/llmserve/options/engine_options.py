@@ -41,7 +41,7 @@ _INTEGERS = ", ".join(name for name, _ in _core.supported_quantizations())
 _POLICIES = ", ".join(name for name, _ in _core.supported_policies())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)  # nobody asks, and each takes 0.2 ms
 class EngineOptions:
     """The arguments of LLM and AsyncLLM. None, which vLLM has where it decides for itself, is the
     default of those that the core takes."""

@@ -8,7 +8,7 @@ from llmserve.common.arguments import INT32_MAX, INT64_MAX, boolean, integer, nu
 from llmserve.common.units import size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Option:
     """An option by its name."""
 
@@ -23,7 +23,7 @@ class Option:
         return ["--" + self.name.replace("_", "-"), *([self.alias] if self.alias else [])]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class EngineOption(Option):
     """A row of the table."""
 

@@ -15,7 +15,6 @@ from llmserve.checkpoint.model_files import (
 )
 from llmserve.common.arguments import integer
 from llmserve.errors import CorruptFile, InvalidArgument
-from llmserve.requests.gguf_generation import gguf_generation_fields
 from llmserve.sampling_params import SAMPLING_FIELDS, SamplingParams
 
 # The sampling parameters that makers of models set; of others a file may say what it wants.
@@ -35,6 +34,8 @@ def read_generation_config(source: Path, gguf: _core.GgufFile | None = None) -> 
     """generation_config.json of a directory, or what a GGUF file says of sampling; all defaults
     where that is nothing. `gguf` is the file, where it is open already. Raises CorruptFile."""
     if is_gguf(source):
+        from llmserve.requests.gguf_generation import gguf_generation_fields
+
         return _from_fields(source, gguf_generation_fields(source, gguf))
     path = source / "generation_config.json"
     return _from_fields(path, read_json_object(source, path.name) or {})

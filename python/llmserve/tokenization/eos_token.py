@@ -11,7 +11,6 @@ from llmserve.checkpoint.model_files import (
     read_json_object,
 )
 from llmserve.checkpoint.special_tokens import read_special_tokens
-from llmserve.tokenization.gguf_tokenizer import GgufVocabulary
 from llmserve.tokenization.tokenizer_files import configured_tokens, find_tokenizer, read_tokenizer
 
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
@@ -24,6 +23,8 @@ def read_eos_token_id(source: Path) -> int | None:
     meanwhile: so this id is looked for by itself. Raises what Tokenizer.from_path raises.
     """
     if is_gguf(source):
+        from llmserve.tokenization.gguf_tokenizer import GgufVocabulary
+
         vocabulary = GgufVocabulary(source)
         return vocabulary.special_id("eos") if vocabulary.exists else None
     path = find_tokenizer(source) if source.is_dir() else source

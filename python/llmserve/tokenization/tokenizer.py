@@ -12,7 +12,6 @@ from llmserve.chat.tool_schema import Tool
 from llmserve.checkpoint.model_files import is_gguf
 from llmserve.common.arguments import refuse_unless_default
 from llmserve.errors import InvalidArgument
-from llmserve.tokenization.gguf_tokenizer import GgufVocabulary, gguf_tokenizer
 from llmserve.tokenization.tokenizer_files import find_tokenizer, read_tokenizer
 from llmserve.tokenization.transformers_names import TokenizedText, TransformersNames
 from llmserve.tokenization.vocabulary import read_vocabulary
@@ -62,7 +61,7 @@ class Tokenizer(TransformersNames):
         `chat_template`, a template or its path, stands in for those that come with it. `gguf` is
         a GGUF file that is open already. Raises CorruptFile, NotSupported and InvalidArgument."""
         if is_gguf(path):
-            return cls._from_gguf(GgufVocabulary(path, gguf), chat_template)
+            return cls._from_gguf(path, chat_template, gguf)
         return (
             cls.from_directory(path, chat_template)
             if path.is_dir()
@@ -82,7 +81,12 @@ class Tokenizer(TransformersNames):
         return cls._from_library(tokenizer, path, templates)
 
     @classmethod
-    def _from_gguf(cls, vocabulary: GgufVocabulary, chat_template: object) -> "Tokenizer | None":
+    def _from_gguf(
+        cls, path: Path, chat_template: object, gguf: _core.GgufFile | None
+    ) -> "Tokenizer | None":
+        from llmserve.tokenization.gguf_tokenizer import GgufVocabulary, gguf_tokenizer
+
+        vocabulary = GgufVocabulary(path, gguf)
         if not vocabulary.exists:
             return None
         tokenizer = gguf_tokenizer(vocabulary)
