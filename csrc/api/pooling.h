@@ -34,8 +34,8 @@ struct PoolingParams {
   void validate() const;
 };
 
-// The answer: made at the door, filled in by the executor as the prompt's tokens come by, read once
-// the request has finished.
+// The answer: allocated at admission, filled in by the executor as the prompt's tokens run, and
+// read once the request has finished.
 struct PooledOutput {
   PoolingParams params;
   int64_t num_prompt_tokens = 0;  // T

@@ -25,7 +25,7 @@ struct Request {
   std::shared_ptr<const HostArray> prompt_embeds;  // [T, E] or none: rows in the place of the ids
   SamplingParams params;
   std::optional<PoolingParams> pooling;         // hidden states are wanted and no tokens
-  std::shared_ptr<PooledOutput> pooled;         // they go here; made at the door
+  std::shared_ptr<PooledOutput> pooled;         // they go here; made at admission
   std::optional<BeamSearchParams> beam_search;  // the most likely continuations are wanted
   uint64_t seed =
       0;  // resolved: params.seed, or a hash of the engine's seed and the request's number

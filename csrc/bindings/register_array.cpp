@@ -18,14 +18,14 @@ namespace {
 
 // What a capsule's struct points to. Lives until the consumer's deleter runs, on whatever thread.
 template <class Managed>
-struct Lent {
+struct Exported {
   Managed managed;
   std::array<int64_t, kMaxRank> shape;
   std::array<int64_t, kMaxRank> strides;
   std::shared_ptr<const void> owner;
 };
 
-dlpack::Tensor lend(const Tensor& tensor, int64_t* shape, int64_t* strides) {
+dlpack::Tensor to_dlpack(const Tensor& tensor, int64_t* shape, int64_t* strides) {
   return {.data = tensor.data,
           .rank = tensor.rank,
           .dtype = dlpack_type(tensor.dtype),
@@ -34,21 +34,24 @@ dlpack::Tensor lend(const Tensor& tensor, int64_t* shape, int64_t* strides) {
 }
 
 template <class Managed>
-std::unique_ptr<Lent<Managed>> lend(const Array& array) {
-  auto lent = std::make_unique<Lent<Managed>>();
-  lent->shape = array.tensor().shape;
-  lent->strides = array.tensor().strides;
-  lent->owner = array.owner();
-  lent->managed.tensor = lend(array.tensor(), lent->shape.data(), lent->strides.data());
-  lent->managed.context = lent.get();
-  lent->managed.deleter = [](Managed* self) { delete static_cast<Lent<Managed>*>(self->context); };
-  return lent;
+std::unique_ptr<Exported<Managed>> export_as(const Array& array) {
+  auto exported = std::make_unique<Exported<Managed>>();
+  exported->shape = array.tensor().shape;
+  exported->strides = array.tensor().strides;
+  exported->owner = array.owner();
+  exported->managed.tensor =
+      to_dlpack(array.tensor(), exported->shape.data(), exported->strides.data());
+  exported->managed.context = exported.get();
+  exported->managed.deleter = [](Managed* self) {
+    delete static_cast<Exported<Managed>*>(self->context);
+  };
+  return exported;
 }
 
 // A capsule that nobody consumed still has its first name, and frees what it holds.
 template <class Managed>
-py::object to_capsule(std::unique_ptr<Lent<Managed>> lent, const char* name) {
-  PyObject* capsule = PyCapsule_New(&lent->managed, name, [](PyObject* self) {
+py::object to_capsule(std::unique_ptr<Exported<Managed>> exported, const char* name) {
+  PyObject* capsule = PyCapsule_New(&exported->managed, name, [](PyObject* self) {
     const char* given = PyCapsule_GetName(self);
     const bool is_unused = given == std::string_view(dlpack::kCapsule) ||
                            given == std::string_view(dlpack::kVersionedCapsule);
@@ -57,7 +60,7 @@ py::object to_capsule(std::unique_ptr<Lent<Managed>> lent, const char* name) {
     managed->deleter(managed);
   });
   if (capsule == nullptr) throw py::error_already_set();
-  lent.release();
+  exported.release();
   return py::reinterpret_steal<py::object>(capsule);
 }
 
@@ -73,16 +76,16 @@ py::object to_dlpack(const Array& self, const py::object& stream,
   const bool is_copied = copy.value_or(false);
   const Array array = is_copied ? Array::copy_of(self.tensor()) : self;
   if (max_version && max_version->first >= static_cast<int32_t>(dlpack::kMajorVersion)) {
-    auto lent = lend<dlpack::VersionedManagedTensor>(array);
-    lent->managed.flags =
+    auto exported = export_as<dlpack::VersionedManagedTensor>(array);
+    exported->managed.flags =
         (array.is_read_only() ? dlpack::kReadOnly : 0) | (is_copied ? dlpack::kIsCopied : 0);
-    return to_capsule(std::move(lent), dlpack::kVersionedCapsule);
+    return to_capsule(std::move(exported), dlpack::kVersionedCapsule);
   }
   if (array.is_read_only()) {
     throw py::buffer_error(
         "a read-only array crosses by DLPack 1.0 or later (max_version); use copy=True");
   }
-  return to_capsule(lend<dlpack::ManagedTensor>(array), dlpack::kCapsule);
+  return to_capsule(export_as<dlpack::ManagedTensor>(array), dlpack::kCapsule);
 }
 
 // The array as NumPy sees it, in place, or of bfloat16 the same values in float32.

@@ -1,4 +1,4 @@
-// How a token is drawn from its row of logits: one struct from the door to the kernels.
+// How a token is drawn from its row of logits: one struct from admission to the kernels.
 #pragma once
 
 #include <cstdint>

@@ -114,7 +114,7 @@ class HostMemory final : public Memory {
   std::map<std::byte*, int64_t> sizes_;  // of what is allocated
 };
 
-// Never destroyed: what it lent may be given back after the end of main().
+// Never destroyed: allocations may be released after the end of main().
 HostMemory& the_host_memory() {
   static auto* const memory = new HostMemory;
   return *memory;

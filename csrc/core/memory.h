@@ -39,8 +39,8 @@ class Memory {
 // nothing until used.
 Memory& host_memory();
 
-// What this process was lent of it. Until a page is touched the system counts it as free, so that
-// available_bytes() takes untouched_bytes off.
+// What this process has allocated of it. Until a page is touched the system counts it as free, so
+// that available_bytes() takes untouched_bytes off.
 struct HostAllocations {
   int64_t num_bytes = 0;
   int64_t untouched_bytes = 0;

@@ -1,6 +1,5 @@
-// Turns a StepPlan into the flat batch that models take. Prefill and decode share one ragged batch,
-// and all integers that the device reads lie in one block of memory, so that one copy brings them
-// over.
+// Makes the flat batch that models take of a StepPlan. Prefill and decode share one ragged batch.
+// All integers that the device reads lie in one block of memory, so that one copy brings them over.
 #pragma once
 
 #include <span>
@@ -23,8 +22,8 @@ struct BatchShape {
   int64_t max_blocks = 0;     // M
 };
 
-// Tokens of a pooled prompt whose logits are wanted: tokens [begin, begin + count) of the step. The
-// first of them is the prompt's token at `position`.
+// Tokens of a pooled prompt whose logits are wanted: tokens [begin, begin + count) of the step.
+// Token `begin` of the step is the prompt's token at `position`.
 struct PooledRows {
   PooledOutput* output = nullptr;
   int64_t begin = 0;
@@ -32,13 +31,13 @@ struct PooledRows {
   int64_t position = 0;
 };
 
-// One step, as workers run it. All spans point into the block or the builder, and all are valid
-// until its next build().
+// One step, as workers run it. All spans point into the block or the builder, and are valid until
+// the builder's next build().
 struct StepBatch {
   ModelInput input;
-  // [T] The token is what this row of the step before draws; -1: it is in input.token_ids.
+  // [T] The logit row of the step before that draws the token; -1: the token is in input.token_ids.
   std::span<const int32_t> awaited_rows;
-  bool has_awaited = false;                         // whether any is
+  bool has_awaited = false;                         // whether any entry is not -1
   std::span<const SeededDraw> draws;                // [S]
   std::vector<SampleTask> sample_tasks;             // [S], parallel to input.logit_rows
   std::vector<PooledRows> pooled_rows;              // one record a prompt, in the plan's order
@@ -47,7 +46,7 @@ struct StepBatch {
 
 class BatchBuilder {
  public:
-  // num_groups: of the KV cache, as many as a plan's sequences have block tables.
+  // num_groups: cache groups, as many as a plan's sequences have block tables.
   BatchBuilder(int64_t block_size, size_t num_groups)
       : block_size_(block_size), groups_(num_groups), group_inputs_(num_groups) {}
 
@@ -58,10 +57,10 @@ class BatchBuilder {
 
   // Writes the plan's batch into `block`, which has num_bytes(shape) bytes, aligned to 8.
   //
-  // Awaited tokens are 0 until the device takes them. Of a sample task, what the grammar says is
-  // the caller's to fill in. A shape larger than the plan is filled up with sequences of one token:
-  // they store no key or value, and their context is the first position of block 0. Throws
-  // InternalError for a block that is too small.
+  // Awaited tokens are 0 until the device fills them in. The caller fills in the mask of each
+  // sample task. A shape larger than the plan is filled up with sequences of one token, which store
+  // no key or value, and whose context is the first position of block 0. Throws InternalError for a
+  // block that is too small.
   StepBatch& build(const StepPlan& plan, const BatchShape& shape, std::span<std::byte> block);
 
  private:
@@ -99,10 +98,10 @@ class BatchBuilder {
   size_t num_tokens_ = 0;
   size_t num_sequences_ = 0;
   size_t num_rows_ = 0;
-  // The known tokens of a sequence and its drafted ones, which a plan has apart.
+  // A sequence's known tokens and its drafted ones together; a plan has them apart.
   std::vector<std::vector<int32_t>> contexts_;
   size_t num_contexts_ = 0;
-  int32_t context_sequence_ = -1;  // whose the last one is
+  int32_t context_sequence_ = -1;  // index in the plan of the last context's sequence
   std::vector<int32_t> wanted_layers_;
   std::vector<int32_t> wanted_tokens_;  // [T] 0, 1, 2 … where layers are wanted
   std::vector<GivenRows> given_embeddings_;

@@ -32,8 +32,8 @@
 
 namespace llmserve {
 
-// Too many requests wait: the same call may succeed later (Python: a ResourceExhausted of its own;
-// HTTP 429).
+// Too many requests wait: the same call may succeed later (in Python a subclass of
+// ResourceExhausted, HTTP 429).
 class QueueFull : public ResourceExhausted {
  public:
   using ResourceExhausted::ResourceExhausted;
@@ -45,7 +45,7 @@ class Engine {
   Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
          std::unique_ptr<Executor> executor);
   ~Engine();  // close()
-  // Not so in a child that was forked: it has no thread of the engine's, and locks may be held.
+  // False in a forked child, which has no engine thread, and where locks may be held for ever.
   bool is_of_this_process() const;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -55,17 +55,17 @@ class Engine {
   // stopped the engine. A request that is not streamed has a single event a sequence, at its end.
   std::vector<RequestId> add_requests(std::vector<Request> requests);
 
-  // Waits until the queue may have room, and returns for how many requests: 0 at the timeout, which
-  // is also how long the wait lasts where the engine was closed or has stopped meanwhile.
+  // Waits until the queue may have room, and returns for how many requests. Returns 0 at the
+  // timeout. The wait also lasts that long where the engine was closed or has stopped.
   int64_t wait_for_room(double timeout_s);
 
-  // The request's sequences end with FinishReason::kAbort after the running step; unknown or
+  // The request's sequences end with FinishReason::kAbort after the running step. Unknown and
   // finished ids are ignored.
   void abort(RequestId id);
 
-  // Events since the last call, one a sequence, in the order of its last news; waits up to
-  // `timeout_s` for the first, and returns none at the timeout or once closed. One consumer at a
-  // time.
+  // Events since the last call, one a sequence, in the order in which each was last added to. Waits
+  // up to `timeout_s` for the first, and returns none at the timeout or once closed. One consumer
+  // at a time.
   std::vector<TokenEvent> wait_events(double timeout_s) {
     return events_.take(std::chrono::duration<double>(timeout_s));
   }
@@ -73,19 +73,20 @@ class Engine {
   // Readable (level-triggered) while events are waiting: for an event loop. -1 once closed.
   int event_fd() const { return events_.fd(); }
 
-  // Has the engine's thread write the lines of a connection, until it comes back: see EventBuffer.
+  // The engine's thread writes the lines of the connection until it is taken back: see EventBuffer.
   bool lend(std::shared_ptr<LentConnection> connection) {
     return events_.lend(std::move(connection));
   }
   WrittenLines take_back(LentConnection& connection) { return events_.take_back(connection); }
 
-  // Gives memory back while nobody needs the model: that of the KV cache (level 1), and that of
-  // weights and workspace as well (level 2). The prefix cache is forgotten. Only an idle engine
-  // sleeps, and add_requests() refuses until it is awake. Returns when the engine's thread has done
-  // it. Throws InvalidArgument for another level or with unfinished requests: nothing changed then.
+  // Gives memory back while nobody needs the model: that of the KV cache (level 1), and also that
+  // of weights and workspace (level 2). The prefix cache is forgotten. Only an idle engine sleeps,
+  // and add_requests() refuses until the engine is awake. Returns when the memory is back. Throws
+  // InvalidArgument for another level or with unfinished requests: nothing changed then.
   void sleep(int32_t level);
-  // Takes the memory of these parts again, weights from the checkpoint as it is now; awake once all
-  // are there. Throws what loading throws; what could not be had can be asked for again.
+  // Takes the memory of these parts again. Weights come from the checkpoint as it is now. The
+  // engine is awake once all parts are there. Throws what loading throws; the call may then be
+  // repeated.
   void wake_up(const std::vector<MemoryPart>& parts);
   bool is_sleeping() const;
 
@@ -94,23 +95,23 @@ class Engine {
 
   EngineMetrics metrics() const;
   EngineHistograms histograms() const { return recorder_.snapshot(); }
-  // Why it stopped; empty while it runs. A step that the executor cannot carry out ends the
-  // requests of its batch, with an error event each, and the engine goes on with the others. What
-  // throws elsewhere ends all requests. Three such steps in a row, or three that the device failed,
-  // stop it.
+  // Why the engine stopped; empty while it runs. A step that the executor cannot carry out ends the
+  // requests of its batch with an error event each, and the engine goes on with the others. An
+  // exception elsewhere ends all requests. Three of those in a row, or three steps in a row that
+  // fail with DeviceError, stop the engine.
   std::string failure() const;
-  // What does the work.
+  // What does the work: Executor::description().
   const std::string& description() const { return description_; }
-  // What was not as it should be when it was made, and did no harm; empty: nothing.
+  // What was wrong at the start and did no harm; empty: nothing.
   const std::string& warning() const { return warning_; }
-  // The bytes that it holds; once closed, those of the end.
+  // The bytes that the executor holds; once closed, those that it held last.
   MemoryUse memory_use() const;
   const EngineConfig& config() const { return config_; }
   int64_t vocab_size() const { return vocab_size_; }
   int64_t hidden_size() const { return hidden_size_; }
   std::vector<StepRecord> trace() const { return trace_.steps(); }
   std::vector<RequestRecord> request_records() const { return trace_.requests(); }
-  // Of one request, none once a later one has its place.
+  // None once a later request has taken the record's place.
   std::optional<RequestRecord> request_record(RequestId id) const { return trace_.request(id); }
 
   // Ends the thread after the running step, without finishing requests, and frees model, cache and
@@ -168,14 +169,15 @@ class Engine {
   std::unique_ptr<Executor> executor_;  // used by the engine thread only
   const std::string description_;
   const std::string warning_;
-  std::unique_ptr<Scheduler> scheduler_;  // likewise, but for admission()
+  std::unique_ptr<Scheduler> scheduler_;  // likewise; any thread may use admission()
   StepTrace trace_;
   MetricsRecorder recorder_;
-  bool is_executing_ = false;     // so that what is caught is known to be the batch's
+  bool is_executing_ = false;     // an exception now is the batch's
   int32_t num_failed_steps_ = 0;  // in a row, of those that stop the engine
-  // Those of the scheduler's.
+  // Beside the scheduler's flights, one each.
   FlightRing<Flight, Scheduler::kMaxInFlight> flights_;
-  bool has_background_work_ = true;  // as far as is known, the executor
+  // What the executor said last.
+  bool has_background_work_ = true;
   bool has_idle_work_ = true;
   bool is_stuck_ = false;  // the last plan was empty, with no step in flight
 
@@ -183,11 +185,11 @@ class Engine {
   std::condition_variable intake_ready_;
   std::condition_variable room_made_;
   Intake intake_;
-  // Taken out of the intake and not yet the scheduler's; the engine thread's. What throws on the
-  // way leaves them here for fail_all().
+  // Requests on the way from the intake to the scheduler; the engine thread's. An exception leaves
+  // them here for fail_all().
   std::deque<Request> taken_;
   RequestId next_id_ = 0;
-  // Of unfinished requests that have any: to be told of an abort while a step waits for them.
+  // By unfinished request. An abort cancels them, since a step may wait for their answer.
   std::unordered_map<RequestId, std::vector<std::shared_ptr<LogitsProcessor>>> processors_;
   std::string failure_;                              // why the engine stopped; empty while it runs
   std::array<bool, kNumMemoryParts> is_released_{};  // by MemoryPart

@@ -1,4 +1,4 @@
-// How KvCacheManager finds prefixes, and files what it will find later.
+// How KvCacheManager finds prefixes, and caches what it will find later.
 #include <utility>
 
 #include "kv_cache/kv_cache_manager.h"

@@ -45,7 +45,7 @@ class Tiers {
   // Up to `count` blocks of the table's tokens, which are hashed; `states` or nullptr.
   StoredPrefix find(const BlockTable& table, std::span<const int32_t> token_ids, int64_t count,
                     const StateSlots* states) const;
-  // Begins to store what the table has filed and the tier lacks.
+  // Begins to store the table's cached blocks that the tier lacks.
   void store(BlockTable& table, std::span<const int32_t> token_ids);
   // Gives a table without blocks those of the prefix: the pool's, and new ones for what is loaded.
   // Precondition: so many are available.

@@ -24,7 +24,7 @@ struct AttentionSpec {
   QkNorm qk_norm = QkNorm::kNone;
   NormSpec norm;                     // of queries and keys
   bool has_norm_after_rope = false;  // instead of before
-  bool is_interleaved = false;       // the rotation turns neighbours, not halves
+  bool is_interleaved = false;       // the rotation pairs neighbours, not halves
   float scale = 1.0f;                // of the scores
   float soft_cap = 0.0f;             // of the scores; 0: none
   int32_t window = 0;                // 0: unlimited

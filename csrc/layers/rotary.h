@@ -8,7 +8,7 @@
 
 namespace llmserve {
 
-// A step's cos_sin [T, d], in the arena; none: nothing turns. One table serves both unless queries
+// A step's cos_sin [T, d], in the arena; none: no rotation. One table serves both unless queries
 // are scaled by their positions.
 struct RotaryTables {
   ConstTensor queries;

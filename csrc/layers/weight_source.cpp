@@ -22,15 +22,15 @@ float element(const ConstTensor& tensor, int64_t i) {
 ConstTensor transpose_into(Buffer& buffer, const ConstTensor& matrix, const IndexRange& taken) {
   const int64_t rows = matrix.shape[0];
   buffer = Buffer(rows * taken.size * size_bytes(matrix.dtype));
-  const auto turn = [&](const auto* from, auto* to) {
+  const auto transpose = [&](const auto* from, auto* to) {
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t c = 0; c < taken.size; ++c)
         to[c * rows + r] = from[r * matrix.shape[1] + taken.begin + c];
   };
   if (size_bytes(matrix.dtype) == 4)
-    turn(matrix.as<uint32_t>(), reinterpret_cast<uint32_t*>(buffer.data()));
+    transpose(matrix.as<uint32_t>(), reinterpret_cast<uint32_t*>(buffer.data()));
   else
-    turn(matrix.as<uint16_t>(), reinterpret_cast<uint16_t*>(buffer.data()));
+    transpose(matrix.as<uint16_t>(), reinterpret_cast<uint16_t*>(buffer.data()));
   return ConstTensor(buffer.data(), matrix.dtype, {taken.size, rows});
 }
 

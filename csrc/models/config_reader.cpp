@@ -128,8 +128,8 @@ void assign_kv_groups(ModelConfig& config) {
   }
 }
 
-// Of files (GGUF) whose converter turned every linear weight to [out, in], put a fused qkv in order
-// and laid the norms of all heads into one tensor, whatever the family does.
+// Of files (GGUF) whose converter transposed every linear weight to [out, in], put a fused qkv in
+// order and laid the norms of all heads into one tensor, whatever the family does.
 void expect_plain_weights(ModelConfig& config) {
   config.has_transposed_weights = config.is_qkv_by_group = false;
   for (std::string* name : {&config.names.q_norm, &config.names.k_norm})

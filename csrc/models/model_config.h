@@ -68,7 +68,7 @@ struct ModelConfig {
   bool lm_head_bias = false;
   bool is_qkv_by_group = false;         // a fused qkv has each KV head's queries, key and value
   bool has_transposed_weights = false;  // linear weights are stored [in, out]
-  bool is_rope_interleaved = false;     // neighbours turn, not halves
+  bool is_rope_interleaved = false;     // pairs are neighbours, not halves
   Activation activation = Activation::kSilu;
   std::optional<float> attention_scale;  // of the scores, instead of 1 / sqrt(D)
   float attention_soft_cap = 0.0f;       // 0: none

@@ -35,8 +35,8 @@ double dynamic_theta(const RopeParameters& rope, int64_t rotary_dim,
          std::pow(rope.factor * length / original - (rope.factor - 1.0), dim / (dim - 2.0));
 }
 
-// Peng et al. 2023 (YaRN), section 3.2 and equations 17 to 22: frequencies that turn often within
-// the original context stay, those that turn seldom are divided by the factor, a ramp between.
+// Peng et al. 2023 (YaRN), section 3.2 and equations 17 to 22: frequencies that rotate often within
+// the original context stay, those that rotate seldom are divided by the factor, a ramp between.
 std::vector<float> yarn_frequencies(const RopeParameters& rope, int64_t rotary_dim) {
   const double dim = static_cast<double>(rotary_dim);
   const auto correction_dim = [&](double num_rotations) {

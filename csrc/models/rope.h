@@ -18,7 +18,7 @@ std::string_view name(RopeType type);
 struct RopeParameters {
   RopeType type = RopeType::kDefault;
   double theta = 10000.0;
-  int64_t rotary_dim = 0;                        // d: elements of a head that turn; even
+  int64_t rotary_dim = 0;                        // d: elements of a head that rotate; even
   double factor = 1.0;                           // all but default
   int64_t original_max_position_embeddings = 0;  // yarn, llama3, longrope
   std::optional<double> attention_factor;        // yarn, longrope; else follows from the factor

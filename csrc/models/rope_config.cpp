@@ -58,8 +58,7 @@ std::vector<float> read_factors(const JsonNode& node, int64_t count) {
   for (const JsonNode& factor : node.as_array())
     out.push_back(static_cast<float>(factor.as_number(1e-6, 1e6)));
   if (static_cast<int64_t>(out.size()) != count)
-    node.fail(
-        concat("expected ", count, " factors, one for each pair that turns, got ", out.size()));
+    node.fail(concat("expected ", count, " factors, one for each rotated pair, got ", out.size()));
   return out;
 }
 

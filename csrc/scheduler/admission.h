@@ -15,13 +15,13 @@ namespace llmserve {
 // The ids that end a sequence: the request's and, unless it ignores them, the model's. Sorted.
 std::vector<int32_t> stop_token_ids(const SchedulerConfig& config, const SamplingParams& params);
 
-// What a request may ask of the model behind the scheduler. Sizes that are negative are not known,
-// and not checked.
+// What a request may ask of the model behind the scheduler. A negative size is unknown and is not
+// checked.
 struct RequestLimits {
   int64_t vocab_size = -1;
   int64_t hidden_size = -1;
   int32_t max_logprobs = -1;    // -1: no bound
-  bool must_make_text = false;  // who asks for text where there is none is refused
+  bool must_make_text = false;  // a request for text is refused where there is no vocabulary
   bool has_adapters = true;
 };
 
@@ -32,8 +32,8 @@ class RequestAdmission {
                    const RequestLimits& limits)
       : config_(config), kv_cache_(kv_cache), makes_text_(makes_text), limits_(limits) {}
 
-  // Brings what was left open to what is served: the number of prompt_logprobs that are "all", and
-  // stand-ins for the ids of a prompt of embeddings. Then throws unless the request can run:
+  // First resolves what the request left open: how many prompt_logprobs "all" are, and kNoTokenId
+  // for each token of a prompt of embeddings. Then throws unless the request can run:
   // InvalidArgument for what can never be served, NotSupported for what no part of this engine does
   // yet, ResourceExhausted if the KV pool is smaller than the prompt and one token.
   void admit(Request& request) const;

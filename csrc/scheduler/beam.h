@@ -1,4 +1,4 @@
-// What a sequence of a beam search carries besides its tokens.
+// The records of a beam search.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,13 @@ struct Sequence;
 // The most likely next tokens after a sequence, best first; shared by all that continue it.
 using Candidates = std::shared_ptr<const std::vector<TokenLogprob>>;
 
+// What a sequence of a beam search carries besides its tokens.
 struct Beam {
   double cumulative_logprob = 0;
   std::vector<TokenLogprob> logprobs;    // of the generated tokens
   std::vector<Candidates> top_logprobs;  // what each was chosen from
-  // Of the next token, once they are known: the sequence then waits for the other beams of its
-  // request, even without its blocks.
+  // For the next token; null until they are known. A sequence that has them waits for the other
+  // beams of its request, even without its blocks.
   Candidates candidates;
 };
 
@@ -28,7 +29,7 @@ struct BeamExtension {
   Sequence* parent = nullptr;
   TokenLogprob token;
   double cumulative_logprob = 0;
-  double score = 0;  // by which they are ranked
+  double score = 0;  // the rank among extensions
 };
 
 // A continuation that has reached its end.

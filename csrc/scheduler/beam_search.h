@@ -1,11 +1,11 @@
-// Beam search. The beams of a request are sequences that share blocks. Each runs when there is room
-// for it, and then holds the candidates for its next token until the others are as far; what the
-// best of them give replaces them all.
+// Beam search. The beams of a request are sequences that share blocks. Each beam runs when there is
+// room for it. It then holds the candidates for its next token until the other beams have theirs.
+// The best extensions of all beams replace the beams.
 //
-// As vLLM does it: a beam proposes its 2 * beam_width most likely tokens; those that end the text
-// are set aside, and the best beam_width of the others go on. At the end all are ranked. The score
-// is cumulative logprob / tokens^length_penalty, where the prompt counts and an end-of-sequence
-// token does not.
+// The search is vLLM's. A beam proposes its 2 * beam_width most likely tokens. Tokens that end the
+// text are set aside, and the best beam_width of the others go on. At the end all are ranked. The
+// score is cumulative logprob / tokens^length_penalty. The prompt's tokens count, an
+// end-of-sequence token does not.
 #pragma once
 
 #include <cstdint>
@@ -27,12 +27,12 @@ class BeamSearch {
              Outbox& outbox)
       : config_(config), admission_(admission), book_(book), outbox_(outbox) {}
 
-  // A beam's candidates, best first; none: its logits were not finite.
+  // Keeps a beam's candidates, best first. None: its logits were not finite, and it ends.
   void hold(Sequence& sequence, std::span<const TokenLogprob> candidates);
-  // At the end of a commit: the requests whose beams all have theirs go on, or end. Returns how
-  // many tokens they got.
+  // At the end of a commit: a request goes on, or ends, once all of its beams have candidates.
+  // Returns how many tokens these requests got.
   int64_t advance(int64_t now_us);
-  // The commit was cut off.
+  // Forgets a commit that was cut off.
   void clear() { complete_.clear(); }
 
  private:
@@ -44,7 +44,8 @@ class BeamSearch {
   const RequestAdmission& admission_;
   RequestBook& book_;
   Outbox& outbox_;
-  std::vector<RequestEntry*> complete_;  // of the commit under way: all have their candidates
+  // Requests of the current commit whose beams all have candidates.
+  std::vector<RequestEntry*> complete_;
 };
 
 }  // namespace llmserve

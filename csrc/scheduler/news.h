@@ -1,6 +1,6 @@
-// What finishes beside the steps. It enters the scheduler as a record, between two steps and in any
-// order; nobody calls into the scheduler from elsewhere. News of what is there no more change
-// nothing: their request has ended, or the sequence has gone on without them.
+// News: what finishes beside the steps. A piece of news enters the scheduler as a record, between
+// two steps and in any order. No other thread calls into the scheduler. News of a request that has
+// ended, or of a sequence that has gone on without them, change nothing.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct DraftReady {
   std::vector<int32_t> token_ids;
 };
 
-// All blocks of a transfer have arrived, or not all will.
+// All blocks of a transfer have arrived; or it failed, and some never will.
 struct TransferDone {
   TransferId id = kNoTransfer;
 };

@@ -13,26 +13,26 @@ namespace llmserve {
 
 class Outbox {
  public:
-  // A new event of the sequence; valid until the next one. Made where it stays: one is made for
-  // each token that is streamed, and it is large. Of a sequence that is not streamed it is the
-  // last, and brings what was withheld.
+  // A new event of the sequence, valid until the next one is added. A sequence that is not streamed
+  // has this one event, which brings all that was withheld. An event is built in place: it is
+  // large, and each streamed token has one.
   TokenEvent& add_event(Sequence& sequence);
-  // Where the next token of a sequence goes: the event that it has already since the last take(), a
-  // new one, or what is withheld until its end.
+  // The event that takes the sequence's next token: the one that it has since the last take(), a
+  // new one, or the one that is withheld until its end.
   TokenEvent& news_of(Sequence& sequence);
-  // The last event of a sequence, whose news these are.
+  // The last event of a sequence, where `news` is what news_of() gave.
   TokenEvent& last_event(Sequence& sequence, TokenEvent& news) {
     return sequence.is_streamed ? news : add_event(sequence);
   }
   void add_progress(const TokenProgress& progress) { progress_.push_back(progress); }
 
-  // Everything since the last call. Swapped into `result`, so that both keep their memory.
+  // Gives everything since the last call. Vectors are swapped, so that both sides keep their
+  // memory.
   void take(StepResult& result);
-  // The result has been read: the memory of its events' tokens goes to later ones, of no more than
-  // max_spare.
+  // Keeps the memory of a read result's token ids for later events, of max_spare events at most.
   void recycle(StepResult& result, size_t max_spare);
 
-  // Asks for what num_events events and num_progress records will be written to.
+  // Prefetches the memory of the next num_events events and num_progress records.
   void prefetch(size_t num_events, size_t num_progress) const;
 
  private:

@@ -39,13 +39,13 @@ class SchedulingPolicy {
 
   virtual ~SchedulingPolicy() = default;
 
-  // Who is served first: lower keys, equal ones in the order of arrival. A request has one when it
-  // arrives and, where keys_change(), a new one before each step.
+  // Who is served first: lower keys first, equal keys in the order of arrival. A request gets its
+  // key when it arrives. Where keys_change(), it gets a new one before each step.
   virtual int64_t service_key(const Request& /*request*/) const { return 0; }
   virtual bool keys_change() const { return false; }
 
-  // Whose blocks go first: the highest key's, of equal ones the last in the order of service. Asked
-  // of those that run and are not in the step yet.
+  // Who gives blocks back first: the highest key, of equal keys the last in the order of service.
+  // Asked of running sequences that are not in the step yet.
   virtual int64_t victim_key(const Victim& /*victim*/) const { return 0; }
 
   // How many newcomers this step may admit. Called once a step.

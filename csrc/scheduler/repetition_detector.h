@@ -1,5 +1,5 @@
-// Notices that a sequence's output ends in a pattern of tokens that stands there several times in a
-// row, after each token in time that depends on the sizes of patterns looked for alone.
+// Finds out that a sequence's output ends in a pattern of tokens, several times in a row. The time
+// a token depends only on the sizes of the patterns that are looked for.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@ class RepetitionDetector {
  public:
   explicit RepetitionDetector(const RepetitionDetection& params);
 
-  // After each token: `output` is all that was generated, that token last. True if its end is a
-  // pattern of min_pattern_size to max_pattern_size tokens, min_count times or more.
+  // To be called after each token: `output` is all that was generated, that token last. True if the
+  // output ends in a pattern of min_pattern_size to max_pattern_size tokens, min_count times or
+  // more.
   bool append(std::span<const int32_t> output);
 
  private:

@@ -1,6 +1,6 @@
-// All unfinished requests and their sequences: who waits, who runs, and how each moves on. The only
-// one that changes a sequence's state, by the table of sequence_state.h, and what it owns with it:
-// its place in the queue, its seat and its blocks.
+// RequestBook has all unfinished requests and their sequences: who waits, who runs, and how each
+// moves on. RequestBook alone changes a sequence's state, by the table of sequence_state.h. With
+// the state it changes what the sequence owns: its place in the queue, its seat and its blocks.
 //
 // A sequence that ends while a step in flight runs it keeps its blocks until that step's commit.
 #pragma once
@@ -29,7 +29,7 @@ struct RequestEntry {
   std::vector<std::unique_ptr<Sequence>> sequences;  // unfinished, or in a step in flight
 };
 
-// Of a sequence whose logits of this position are NaN or infinite.
+// The error of a sequence whose logits at this position are NaN or infinite.
 std::string not_finite_error(int64_t position);
 
 class RequestBook {
@@ -44,57 +44,60 @@ class RequestBook {
         outbox_(outbox),
         running_(config.max_num_seqs) {}
 
-  // A request that has been admitted by RequestAdmission. Throws InvalidArgument if its id is in
-  // use, ResourceExhausted if the queue is full; nothing changed then.
+  // Queues a request that RequestAdmission has admitted. Throws InvalidArgument if its id is in use
+  // and ResourceExhausted if the queue is full. Nothing changed then.
   void add(Request request);
   bool is_empty() const { return requests_.empty(); }
   RequestEntry* find(RequestId id);
-  // Of an unfinished sequence; null where it has ended.
+  // Null where the sequence has ended.
   Sequence* find(RequestId id, int32_t sample_index);
   int64_t num_added() const { return next_order_; }
 
   RunningSet& running() { return running_; }
   const RunningSet& running() const { return running_; }
   const WaitingQueue& waiting() const { return waiting_; }
-  // Asks the policy for new keys, where they change.
+  // Asks the policy for new service keys, where keys_change().
   void reorder();
 
-  // Out of the queue: it has a seat, and the blocks of a prefix of num_hit_tokens.
+  // Takes the sequence out of the queue. It has a seat and the blocks of a prefix of
+  // num_hit_tokens.
   void start(Sequence& sequence, SequenceEvent event, int64_t num_hit_tokens);
   void finish_load(Sequence& sequence, bool is_done);
-  // Another sequence with the tokens, and the blocks, that `parent` has now. It runs, but has no
-  // seat before place_forks().
+  // Makes another sequence with the tokens and the blocks that `parent` has now. The new sequence
+  // runs, but has no seat before place_forks().
   Sequence& fork(Sequence& parent, int32_t sample_index);
-  // Forks run on where there is a seat. The others queue, to start over from the prefix cache.
+  // Gives forks a seat while there are seats. The other forks queue, and will start over from the
+  // prefix cache.
   void place_forks();
-  // Of the commit under way, in the order in which they were made.
+  // Forks of the current commit, in the order in which they were made.
   const std::vector<Sequence*>& forks() const { return forks_; }
 
   void hold(Sequence& sequence) { move_on(sequence, SequenceEvent::kHold); }
-  // Of a beam that may have been preempted since it was held.
+  // A held beam, which may have been preempted since, runs again.
   void advance(Sequence& sequence);
-  // Gives blocks and seat back, and queues.
+  // The sequence gives its blocks and its seat back, and queues.
   void preempt(Sequence& sequence);
-  // Ends it with one last event for each sample whose tokens would have come from it.
+  // Ends a sequence with one last event for each sample whose tokens would have come from it.
   void finish(Sequence& sequence, FinishReason reason, const std::string& error);
-  // All sequences of a request.
+  // Ends all sequences of a request.
   void finish(RequestEntry& entry, FinishReason reason, const std::string& error);
-  // Its last event has been written.
+  // Ends a sequence whose last event has been written.
   void retire(Sequence& sequence, TokenEvent& event);
-  // Without an event: its place is free, and so are its blocks unless a step in flight runs it.
+  // Ends a sequence without an event. Its place is free, and so are its blocks unless a step in
+  // flight runs it.
   void drop(Sequence& sequence);
-  // The last step in flight that ran it, or a part of it that was void, is over.
+  // The last step in flight that ran the sequence, or a void part of it, is over.
   void leave_flight(Sequence& sequence);
-  // As a request's last event is written by hand.
+  // Counts a request whose last event the caller writes itself.
   void count_finished(const Request& request);
-  // Ended sequences that nothing refers to go, with their requests.
+  // Frees ended sequences that nothing refers to, and their requests.
   void drop_ended();
-  // All end with kError; no step is in flight.
+  // Ends all sequences with kError. Precondition: no step is in flight.
   void fail(const std::string& reason);
 
   void reset_prefix_cache();
 
-  // Their counters alone.
+  // Sets the counters of requests and sequences; the others are left alone.
   void fill_metrics(EngineMetrics& metrics) const;
   int64_t num_transitions(SequenceState state, SequenceEvent event) const {
     return num_transitions_[static_cast<size_t>(state)][static_cast<size_t>(event)];

@@ -1,5 +1,6 @@
-// Sequences with a seat, in the order of service, and how many seats there are: max_num_seqs or,
-// after a step that failed, half of what it ran, until enough steps have gone well.
+// Sequences with a seat, in the order of service, and the number of seats. There are max_num_seqs
+// seats. After a step that failed there are half as many as it ran sequences, until enough steps
+// have gone well.
 #pragma once
 
 #include <algorithm>
@@ -32,12 +33,12 @@ class RunningSet {
 
   int64_t num_seats() const { return num_seats_; }
   bool has_seat() const { return size() < num_seats_; }
-  // A step of so many sequences has failed.
+  // After a step of num_sequences that failed: half as many may run.
   void take_seats(int64_t num_sequences) {
     num_seats_ = std::max<int64_t>(1, num_sequences / 2);
     num_good_steps_ = 0;
   }
-  // A step has gone well.
+  // After a step that went well.
   void give_seats_back() {
     if (num_seats_ >= max_seats_ || ++num_good_steps_ < kStepsToGrow) return;
     num_good_steps_ = 0;

@@ -8,9 +8,9 @@
 // in order. Everything else may be called at any time on the same thread.
 //
 // A step is one ragged batch. Prefill and decode are the same code: a sequence runs the tokens that
-// it has and the KV cache has not, as far as the budget goes (step_budget.h). Preemption is by
-// recompute: a victim gives its blocks back and waits. Its tokens stay, and since a token depends
-// on seed and position alone, it goes on as if nothing had happened.
+// it has and the KV cache lacks, as far as the budget goes (step_budget.h). Preemption is by
+// recompute: a victim gives its blocks back and waits. The victim keeps its tokens. Draws depend on
+// seed and position alone, so that its later tokens are the same.
 //
 // A step ahead: a sequence may be in two steps in flight, the second with the next chunk of its
 // prompt or with the token that the first one draws. Ends by length are known beforehand. Where
@@ -79,54 +79,55 @@ class Scheduler {
   void abort(RequestId id);
   void take(News news);
   // Instead of commit(), where a step in flight could not be executed: ends the requests of all
-  // steps in flight, with all their sequences, with kError and this reason, or as they were aborted
-  // meanwhile. What the steps wrote lies in blocks of theirs alone, none of which is in the prefix
-  // cache. All others go on, in smaller batches for a while: what failed may have been their size.
-  // No step is in flight then.
+  // steps in flight, with all their sequences, with kError and this reason. Requests that were
+  // aborted meanwhile end with kAbort. The steps wrote to blocks of these requests alone, and none
+  // of the blocks is in the prefix cache. All other requests go on, in smaller batches for a while:
+  // the step may have failed for its size. No step is in flight then.
   void fail_step(const std::string& reason);
-  // Ends every request with kError and this reason, and empties the prefix cache: the books are not
-  // to be trusted any more, or the device is not.
+  // Ends every request with kError and this reason, and empties the prefix cache: neither the books
+  // nor the device can be trusted.
   void fail(const std::string& reason);
 
-  // The next step; empty when nothing can run, or nothing before a commit. Valid until its own.
+  // The next step. Empty when nothing can run, or nothing can run before a commit. Valid until the
+  // plan's own commit.
   const StepPlan& schedule();
-  // The last plan's decisions, which nothing here reads, in exchange for these, whose memory is a
-  // later plan's.
+  // Swaps the last plan's decisions, which the scheduler does not read, with `decisions`. A later
+  // plan uses the memory of the latter.
   void take_decisions(std::vector<Decision>& decisions) { newest_->plan.decisions.swap(decisions); }
   int32_t max_in_flight() const { return max_in_flight_; }
   int32_t num_in_flight() const { return flights_.size(); }
-  // Of the oldest plan in flight: one row for each of its logit rows, in order. A row that is not
-  // valid ends its request's sequence with kError. The result holds all events since the last one,
-  // and is valid until the next schedule() or commit().
+  // Commits the oldest plan in flight. `sampled` has one row for each logit row of the plan, in
+  // order. A row that is not valid ends its sequence with kError. The result has all events since
+  // the last result, and is valid until the next schedule() or commit().
   StepResult& commit(const SampledTokens& sampled);
-  // The result has been read: the memory of its events' tokens goes to the next ones. Better at
-  // once than at the next commit, when a forward has driven it from the caches.
+  // Keeps the memory of a read result for the next events. The caller should do so at once: at the
+  // next commit a forward has driven the memory from the caches.
   void recycle(StepResult& result) {
     outbox_.recycle(result, static_cast<size_t>(book_.running().size()));
   }
-  // What abort(), take(), fail_step() and fail() have brought and no commit has given out.
+  // The events of abort(), take(), fail_step() and fail() that no commit has given out.
   StepResult take_result();
 
   bool has_unfinished() const { return !book_.is_empty(); }
-  // After an empty plan, the only one in flight: when the next one may not be, on the clock, though
-  // nothing arrives; now or earlier: at once. SchedulingPolicy::kNever: only an arrival, an abort
-  // or news change anything.
+  // After an empty plan, the only one in flight: the time on the clock when the next plan may have
+  // work though nothing arrives. SchedulingPolicy::kNever: only an arrival, an abort or news change
+  // anything.
   int64_t wake_us() const { return planner_.wake_us(); }
 
   // Preempts the running sequences of a request, between steps.
   void preempt(RequestId id);
-  // What was computed so far is not reused by anybody who comes later.
+  // No later request reuses what was computed so far.
   void reset_prefix_cache() { book_.reset_prefix_cache(); }
 
-  // The scheduler's and the cache's counters; the others are left alone.
+  // Sets the scheduler's and the cache's counters; the others are left alone.
   void fill_metrics(EngineMetrics& metrics) const;
   // Throws InternalError unless blocks, sequences and queues agree.
   void check_integrity() const;
 
-  // For tests and tools: all unfinished sequences, those with a seat first, in the order of
-  // service; valid until the next call that is not const.
+  // For tests and tools: all unfinished sequences in the order of service, those with a seat first.
+  // Valid until the next call that is not const.
   std::vector<const Sequence*> sequences() const { return book_.sequences(); }
-  // Likewise: those that have ended while a step in flight runs them, and still hold their blocks.
+  // Likewise: sequences that have ended while a step in flight runs them. They still hold blocks.
   std::vector<const Sequence*> ended_in_flight() const { return book_.ended(); }
   const KvCacheManager& kv_cache() const { return kv_cache_; }
   const RequestBook& book() const { return book_; }
@@ -156,7 +157,7 @@ class Scheduler {
   StepCommitter committer_;
 
   FlightRing<StepFlight, kMaxInFlight> flights_;
-  StepFlight* newest_;             // being scheduled, or the last that was
+  StepFlight* newest_;             // the last plan, or the one being made
   int64_t num_steps_ = 0;          // scheduled
   int64_t now_us_ = 0;             // of the last commit
   std::vector<RequestId> aborts_;  // of requests that steps in flight run

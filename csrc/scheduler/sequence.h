@@ -42,9 +42,9 @@ struct RequestContext {
   }
 };
 
-// Written by the scheduler alone. What a step that decodes looks at comes first and without a look
-// at the request: between two steps none of it is in the caches, and the request is a kilobyte
-// more.
+// The scheduler alone writes a sequence. Fields that each decode step reads come first and repeat
+// what the request says of them: between two steps nothing stays in the CPU's caches, and the
+// request is a kilobyte more.
 //
 //   0 ............ num_computed ......... num_scheduled ......... num_tokens + num_awaited
 //   in the KV pool             in steps in flight         not yet run
@@ -65,14 +65,14 @@ struct alignas(kCacheLineBytes) Sequence {
   bool is_streamed = true;          // false: one event, at the end
   bool makes_text = false;          // `text` is there
   bool has_drafter = false;         // it is not run ahead, so that its tokens can be guessed
-  // Nothing is wanted of it but tokens and their text: no beams, logprobs or pooled states, no
-  // prompt of embeddings, no look for repetitions.
+  // Only tokens and their text are wanted: no beams, logprobs or pooled states, no prompt of
+  // embeddings, no search for repetitions.
   bool is_plain = true;
   std::vector<int32_t> token_ids;  // prompt, then generated
   int64_t num_prompt_tokens = 0;
   int64_t num_computed = 0;   // committed
   int64_t num_scheduled = 0;  // num_computed and the steps in flight
-  // Of the prompt: tokens that steps have run or the cache has had, preemptions or not.
+  // Prompt tokens that were ever run or found in the cache; a preemption does not lower it.
   int64_t num_prompt_seen = 0;
   // Tokens that steps in flight draw, and that a later step may run before they are known here.
   int64_t num_awaited = 0;
@@ -81,7 +81,7 @@ struct alignas(kCacheLineBytes) Sequence {
   int32_t num_drafted = 0;    // tokens of the step in flight that are guesses
   int32_t max_tokens = 0;     // of the request, as the next two
   int32_t min_tokens = 0;
-  int32_t num_resumed = 0;  // generated tokens that it came with
+  int32_t num_resumed = 0;  // generated tokens that the request brought
   std::span<const int32_t> stop_token_ids;
   RequestTimes times;
   int64_t num_cached_tokens = 0;  // of the prompt, read from the prefix cache when first admitted
@@ -96,7 +96,7 @@ struct alignas(kCacheLineBytes) Sequence {
   Beam beam;                        // of a beam search
   std::optional<RepetitionDetector> repetition;
 
-  // The bytes at its beginning that a step which decodes looks at, but for `text`.
+  // The first bytes, which each decode step reads, beside `text`.
   static constexpr size_t kNumHotBytes = 4 * kCacheLineBytes;
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
@@ -108,8 +108,8 @@ struct alignas(kCacheLineBytes) Sequence {
   bool is_ended() const { return state == SequenceState::kFinished; }
   const SamplingParams& params() const { return context->request.params; }
   bool is_decoding() const { return num_to_run() == 1; }
-  // A beam that has its candidates: nothing is to be run until the others of its request have
-  // theirs, even where it gave its blocks back.
+  // A beam with candidates runs nothing until the other beams of its request have theirs, even
+  // where it gave its blocks back.
   bool has_candidates() const { return !is_plain && beam.candidates != nullptr; }
 };
 

@@ -1,11 +1,11 @@
 // How many tokens a step of a spread batch takes at least (SchedulerConfig::min_spread_tokens).
 //
-// Where a machine multiplies much faster than it reads weights, as with many cores or AMX, so many
-// tokens do not hide the reading: if steps of about this size run their tokens at a rate well below
-// that of larger ones, the next take twice as many, and so on. Decodes count as any token: where
-// many of them have a large vocabulary to score, steps may grow without need. Each batch begins
-// with the smallest again: what was slow may have been a neighbour. Where no time passes (a test's
-// clock) nothing changes.
+// A machine with many cores or AMX multiplies much faster than it reads weights. There
+// min_spread_tokens do not hide the reading. So if steps of about this size have a token rate well
+// below that of larger steps, the next steps take twice as many tokens, and so on. Decodes count as
+// any token: where many of them have a large vocabulary to score, steps may grow without need. Each
+// batch begins with the smallest size again, since another program may have slowed the last one.
+// Where no time passes (a test's clock) nothing changes.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ class SpreadSize {
   SpreadSize(int64_t min_tokens, int64_t max_tokens)
       : min_tokens_(min_tokens), max_tokens_(max_tokens), num_tokens_(min_tokens) {}
 
-  // Twice as many once, if no step has told yet how fast larger ones are.
+  // Tokens of the next step. It is doubled for one step while the rate of larger steps is unknown.
   int64_t num_tokens() const {
     const bool is_probe = small_.num_steps >= kStepsToTell && large_.num_steps == 0;
     return is_probe ? std::min(2 * num_tokens_, max_tokens_) : num_tokens_;
@@ -44,7 +44,7 @@ class SpreadSize {
   }
 
  private:
-  // Tokens over time of the fastest step: what holds one up has nothing to do with its size.
+  // Tokens over time of the fastest step: a delay has nothing to do with a step's size.
   struct Rate {
     int num_steps = 0;
     double per_us = 0;
@@ -55,7 +55,7 @@ class SpreadSize {
   };
 
   static constexpr int kStepsToTell = 3;
-  // Below it, what spreading saves of a batch's last steps is lost in its first.
+  // Below this ratio the batch's first steps lose more time than spreading saves in its last ones.
   static constexpr double kEnough = 0.8;
 
   const int64_t min_tokens_;

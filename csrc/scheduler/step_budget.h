@@ -1,6 +1,7 @@
-// How many tokens a step may run: max_num_batched_tokens or, while sequences decode, what runs in
-// max_stall_us at the rate of the last steps with prompts (step_pace.h), and no more prompts than
-// have to run by now for all to end together (min_spread_tokens, spread_size.h).
+// How many tokens a step may run: max_num_batched_tokens at most. While sequences decode, the bound
+// is also what runs in max_stall_us at the rate of the last steps with prompts (step_pace.h). In a
+// spread batch it is also the prompt tokens that have to run by now for all requests to end
+// together (min_spread_tokens, spread_size.h).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ namespace llmserve {
 
 // What set a step's budget: max_num_batched_tokens, max_stall_us or min_spread_tokens.
 enum class BudgetBound : uint8_t { kStep, kPace, kSpread };
-// What is decided of whom the budget cuts, and of whom it leaves nothing.
+// The decision on a sequence that the budget cuts, and on one that it leaves no tokens.
 DecisionKind chunked_kind(BudgetBound bound);
 DecisionKind waits_kind(BudgetBound bound);
 
@@ -26,7 +27,8 @@ struct StepBudget {
   int64_t num_decodes = 0;  // running sequences with one token left that are not in the step yet
   BudgetBound bound = BudgetBound::kStep;
 
-  // For a sequence in its turn: each one that decodes is sure of its token.
+  // Tokens that the next sequence in the order of service may take: each decoding one behind it is
+  // sure of its token.
   int64_t num_free() const { return num_tokens - num_decodes; }
 };
 
@@ -37,12 +39,12 @@ class BudgetRule {
         pace_(config.max_stall_us),
         spread_(config.min_spread_tokens, config.max_num_batched_tokens) {}
 
-  // Of a step with num_decodes decoding sequences; has_decodes: they decode, now or after this
-  // step.
+  // The budget of a step with num_decodes decoding sequences. has_decodes: some sequence decodes,
+  // now or after this step.
   StepBudget next(const RequestBook& book, const KvCacheManager& kv_cache, int64_t num_decodes,
                   bool has_decodes) const;
 
-  // Nobody runs: a batch begins.
+  // No sequence runs: a batch begins.
   void begin_batch() { spread_.begin_batch(); }
   // A step with prompt tokens, of num_tokens in all, has taken this long.
   void note_step(int64_t num_tokens, int64_t elapsed_us) {

@@ -61,7 +61,7 @@ void StepCommitter::prefetch_books(const StepFlight& flight) const {
 
 void StepCommitter::commit(Sequence& sequence, Share share) {
   const int32_t num_drafted = std::exchange(sequence.num_drafted, 0);
-  file_blocks(sequence, share.scheduled.num_known());
+  cache_blocks(sequence, share.scheduled.num_known());
   if (sequence.is_abort_requested) {
     if (num_drafted > 0) drop_rejected(sequence);
     return;
@@ -87,7 +87,7 @@ void StepCommitter::commit(Sequence& sequence, Share share) {
 }
 
 // Tokens [0, num_computed) are in the KV pool, and the sequence's own.
-void StepCommitter::file_blocks(Sequence& sequence, int64_t num_computed) {
+void StepCommitter::cache_blocks(Sequence& sequence, int64_t num_computed) {
   sequence.num_computed = num_computed;
   kv_cache_.commit(sequence.table, sequence.token_ids, num_computed);
 }
@@ -137,7 +137,7 @@ void StepCommitter::accept_drafts(Sequence& sequence, const Share& share) {
   for (size_t i = 0; i < share.drafts.size(); ++i) {
     if (sequence.is_ended() || share.drafts[i] != sequence.token_ids.back()) break;
     ++num_accepted_tokens_;
-    file_blocks(sequence, sequence.num_tokens());
+    cache_blocks(sequence, sequence.num_tokens());
     append_token(sequence, sampled_->rows[share.row + 1 + i]);
   }
   if (!sequence.is_ended()) drop_rejected(sequence);

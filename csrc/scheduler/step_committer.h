@@ -1,5 +1,5 @@
-// commit(): what a step's tokens change. It is the only place that appends tokens, and that files
-// blocks in the prefix cache: those of accepted tokens.
+// commit(): what a step's tokens change. It is the only place that appends tokens, and that enters
+// blocks in the prefix cache. Only blocks of accepted tokens enter it.
 #pragma once
 
 #include <cstdint>
@@ -28,18 +28,18 @@ class StepCommitter {
         outbox_(outbox),
         beams_(config, admission, book, outbox) {}
 
-  // Sampled: one row for each logit row of the flight's plan, in order. Sequences that have ended,
-  // and are in no later step, are left to drop_ended().
+  // `sampled` has one row for each logit row of the flight's plan, in order. Ended sequences that
+  // no later step runs are left to RequestBook::drop_ended().
   void commit(const StepFlight& flight, const SampledTokens& sampled, int64_t now_us);
-  // Without the tokens of a commit that was cut off.
+  // Forgets a commit that was cut off.
   void clear() { beams_.clear(); }
 
   int64_t num_generation_tokens() const { return num_generation_tokens_; }
   int64_t num_accepted_tokens() const { return num_accepted_tokens_; }
 
  private:
-  // A sequence's part of the step: rows [row, end_row) are its own, first those of its prompt, then
-  // one a sample, or one for the newest token and one for each drafted one.
+  // A sequence's part of the step. Logit rows [row, end_row) are the sequence's: first those of its
+  // prompt, then one a sample, or one for the newest token and one for each drafted token.
   struct Share {
     const ScheduledSequence& scheduled;
     std::span<const int32_t> drafts;
@@ -49,7 +49,7 @@ class StepCommitter {
 
   void prefetch_books(const StepFlight& flight) const;
   void commit(Sequence& sequence, Share share);
-  void file_blocks(Sequence& sequence, int64_t num_computed);
+  void cache_blocks(Sequence& sequence, int64_t num_computed);
   bool score_prompt_token(Sequence& sequence, const SampledToken& token);
   void finish_pooled(Sequence& sequence);
   void append_samples(Sequence& sequence, size_t row);
@@ -66,7 +66,7 @@ class StepCommitter {
   Outbox& outbox_;
   BeamSearch beams_;
 
-  // Of the commit under way.
+  // Of the current commit.
   const StepPlan* plan_ = nullptr;
   const SampledTokens* sampled_ = nullptr;
   int64_t now_us_ = 0;

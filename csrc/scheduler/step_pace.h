@@ -1,10 +1,10 @@
-// How fast steps with prompts have run of late, and how many tokens a step may take so that those
-// who decode in it do not wait long for their next token.
+// The rate of recent steps with prompts, and how many tokens a step may take so that decoding
+// sequences do not wait long for their next token.
 //
-// The rate is that of the last few such steps, longer ones counting for more: each step halves the
-// weight of those before it. A step that took longer than it may counts as one that was cut off, so
-// that one full step in an idle engine does not outweigh the shorter ones that follow. Where no
-// time passes (a test's clock) there is no rate and no bound.
+// The rate is that of the last few such steps. Each step halves the weight of the steps before it,
+// and longer steps count for more. A step longer than max_step_us counts as if it had been cut off
+// there, so that one full step in an idle engine does not outweigh the shorter steps that follow.
+// Where no time passes (a test's clock) there is no rate and no bound.
 #pragma once
 
 #include <algorithm>
@@ -28,8 +28,8 @@ class StepPace {
     elapsed_us_ = elapsed_us_ / 2 + counted_us;
   }
 
-  // Tokens of a step in which num_decodes sequences decode. However slow the machine, prompts get
-  // on: so many rows cost little more than the weights, which a step reads in any case.
+  // Tokens of a step in which num_decodes sequences decode. Prompts get on however slow the
+  // machine: kMinPromptTokens rows cost little more than reading the weights, which each step does.
   int64_t max_tokens(int64_t num_decodes) const {
     if (max_step_us_ == 0 || elapsed_us_ == 0) return std::numeric_limits<int64_t>::max();
     const double num_in_time = num_tokens_ / elapsed_us_ * static_cast<double>(max_step_us_);

@@ -15,16 +15,16 @@
 
 namespace llmserve {
 
-// One sequence's share of a step: its tokens run at positions [start_position, end_position()).
-// They are committed or, of a sequence that decodes, one is awaited, or one is committed and
-// drafted ones follow.
+// One sequence's share of a step: its tokens run at positions [start_position, end_position()). The
+// tokens are committed. A decoding sequence may instead have one awaited token, or a committed one
+// with drafted ones behind it.
 struct ScheduledSequence {
   RequestId request_id = 0;
   int32_t sample_index = 0;
   int32_t first_token = 0;  // into StepPlan::token_ids
   int32_t num_tokens = 0;   // q >= 1
-  // Of those, the last ones: guesses, which commit() compares with what is drawn in their place.
-  // Each has a logit row, and so has the token before the first.
+  // The last of them are guesses, which commit() compares with what is drawn in their place. Each
+  // guess has a logit row, and so has the token before the first guess.
   int32_t num_drafted = 0;
   // >= 0: the one token is what this logit row of the step before draws, which is still in flight.
   int32_t awaited_row = -1;
@@ -47,8 +47,9 @@ struct PooledSequence {
   PooledOutput* output = nullptr;
 };
 
-// One row of logits to compute and one token to draw from it, or to look up in it. Several rows may
-// share one token: the first tokens of a request's n samples come from the same logits.
+// One row of logits to compute, and one token to draw from it or to look up in it. Several rows may
+// belong to one token of the batch: the first tokens of a request's n samples come from one row of
+// logits.
 struct LogitRow {
   int32_t sequence_idx = 0;  // into StepPlan::sequences
   int32_t token_offset = 0;  // into that sequence's tokens
@@ -59,8 +60,8 @@ struct LogitRow {
   // >= 0: the prompt's token at that position, whose logprob is wanted; nothing is drawn.
   int32_t given_token_id = -1;
   const SamplingParams* params = nullptr;
-  // [position - num_drafted] all tokens before it: prompt, then generated. The drafted ones of this
-  // step follow them.
+  // [position - num_drafted] all tokens before it: prompt, then generated. This step's drafted
+  // tokens stand between them and the row's token.
   std::span<const int32_t> token_ids;
   int32_t num_drafted = 0;
   int64_t num_prompt_tokens = 0;  // of token_ids
@@ -70,7 +71,8 @@ struct LogitRow {
   // `token_ids` lacks that one; SamplingParams::needs_newest_token() is false then.
   bool is_awaitable = false;
 
-  // The token comes of the logits and the numbers of `params` alone, and nothing is reported.
+  // The token depends on the logits and the numbers of `params` alone, and nothing else is
+  // reported.
   bool only_draws() const {
     return given_token_id < 0 && banned_token_ids.empty() && params->only_draws();
   }
@@ -118,8 +120,8 @@ struct StepPlan {
   // layers stands for what leaves the last one.
   std::vector<int32_t> wanted_layers;
   std::vector<Decision> decisions;
-  int32_t num_prefill_tokens = 0;  // of those
-  // Of those: run again after a preemption, and what was generated before it
+  int32_t num_prefill_tokens = 0;  // of num_tokens()
+  // Of num_tokens(): run again after a preemption, the generated tokens before it included.
   int32_t num_recomputed_tokens = 0;
   int32_t num_tokens() const { return static_cast<int32_t>(token_ids.size()); }
   std::span<const int32_t> tokens_of(const ScheduledSequence& sequence) const {
@@ -135,7 +137,7 @@ struct StepPlan {
   void clear();
 };
 
-// That a sequence has new tokens: what the engine keeps books of, given out or not.
+// New tokens of a sequence, given out or not: what the engine's metrics and traces are made from.
 struct TokenProgress {
   RequestId request_id = 0;
   int32_t sample_index = 0;

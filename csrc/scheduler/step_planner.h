@@ -1,6 +1,7 @@
-// schedule(): what the next step runs. Running sequences come first, in the order of service, each
-// that decodes sure of its token; then waiting ones are admitted while there is budget, a seat and
-// blocks. It takes blocks and may preempt; on "does not fit" nothing has changed.
+// schedule(): what the next step runs. Running sequences come first, in the order of service, and
+// each decoding one is sure of its token. Then waiting sequences are admitted while there is
+// budget, a seat and blocks. plan() takes blocks and may preempt. A sequence that does not fit has
+// changed nothing.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,7 @@ class StepPlanner {
   // Fills a flight whose start_us and plan.step_id are set, behind num_in_flight others.
   // runs_ahead: a step may run tokens that one in flight draws.
   void plan(StepFlight& flight, int32_t num_in_flight, bool runs_ahead);
-  // After an empty plan: when the next one may not be; see Scheduler::wake_us().
+  // After an empty plan: when the next one may have work; see Scheduler::wake_us().
   int64_t wake_us() const { return wake_us_; }
 
  private:
@@ -77,7 +78,7 @@ class StepPlanner {
   StepFlight* flight_ = nullptr;
   int32_t num_in_flight_ = 0;
   bool runs_ahead_ = false;
-  bool stands_still_ = false;  // somebody needs what a step in flight holds
+  bool stands_still_ = false;  // a sequence needs what a step in flight holds
   bool has_preempted_ = false;
   int64_t wake_us_ = SchedulingPolicy::kNever;
 };

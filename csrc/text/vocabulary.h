@@ -1,5 +1,5 @@
 // The decoder table of a tokenizer: id -> bytes. Byte-level, Metaspace and WordPiece vocabularies
-// are all turned into it before they come here.
+// all become it before they come here.
 #pragma once
 
 #include <cstdint>

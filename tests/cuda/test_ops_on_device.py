@@ -81,7 +81,7 @@ def test_linear_takes_weights_from_either_side(to_device, normal):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_heads_are_turned_in_place_and_beside(to_device, normal, interleaved):
+def test_heads_are_rotated_in_place_and_beside(to_device, normal, interleaved):
     heads = normal(4, 3, 16)
     expected = ops.rotary_embedding(heads, [0, 5, 9, 2], interleaved=interleaved)
     on = to_device(heads)

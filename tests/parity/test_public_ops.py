@@ -107,7 +107,7 @@ def test_rotary_embedding_agrees_with_torch(backend: str, normal: Any, interleav
     torch.testing.assert_close(heads, got, atol=0, rtol=0)
 
 
-def test_a_part_of_each_head_is_turned_by_given_frequencies(normal: Any) -> None:
+def test_a_part_of_each_head_is_rotated_by_given_frequencies(normal: Any) -> None:
     heads = normal(2, 2, 8)
     got = ops.rotary_embedding(heads, [3, 4], inv_freq=torch.tensor([1.0, 0.5]))
     torch.testing.assert_close(got[..., 4:], heads[..., 4:], atol=0, rtol=0)

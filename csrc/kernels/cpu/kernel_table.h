@@ -54,8 +54,8 @@ struct TransposedPart {
   bool accumulate;
 };
 
-// The products with weights of one dtype. Each output is one sum over k in order, by the kernel's
-// own instruction, then + bias, then + old.
+// The products with weights of one dtype. Each output is one sum over k in order, then + bias, then
+// + the old output where LinearPart::accumulate.
 struct LinearKernel {
   // Rounds a row of x [k], or some columns of it, to the bf16 that `run` takes. An odd k is
   // followed by a zero, and the caller clears the rest of k's last cache line. Null: `run` takes
@@ -86,12 +86,10 @@ struct IntegerGroup {
 // once.
 //   8     [ceil(K / 4)][16][4]: a byte each.
 //   4     [K / 8][16][4]: a byte's low half is of one quad, its high half of the next.
-//   5, 6  For each 8 or 4 quads [1][16][4] of upper bits, the first quad's lowest in a byte; then
-//   the
-//         lower 4 bits of all these quads, as above.
-//   2, 3  For each 4 quads [1][16][4] of lower 2 bits, the first quad's lowest in a byte. Of 3
-//   bits,
-//         [16][2] third bits follow, 4 for each of the 64 places: in order of place, then of quad.
+//   5, 6  For each 8 or 4 quads [1][16][4] of upper bits: the first quad has a byte's lowest bits.
+//         Then the lower 4 bits of all these quads, as for 4.
+//   2, 3  For each 4 quads [1][16][4] of lower 2 bits: the first quad has a byte's lowest bits. For
+//         3 bits, [16][2] third bits follow, 4 for each of 64 places: by place, then by quad.
 //
 // Scales: [groups >> scale_shift][1 or 2][16] of scale_bytes each: scales, then minima if any.
 // Where groups share them, the groups' codes follow each: [1 << scale_shift][1 or 2][16] signed
@@ -109,8 +107,8 @@ struct QuantizedLayout {
   int64_t panel_bytes;
 };
 
-// Working memory for what is unpacked once and read by many rows: scales as floats, and weights of
-// less than 8 bits, other than 4, as bytes. A quarter of the L2 of a Zen 4, half of that of older
+// Bytes of working memory for what is unpacked once and read by many rows: scales as floats, and
+// weights of 2, 3, 5 and 6 bits as bytes. A quarter of the L2 of a Zen 4, half of the L2 of older
 // CPUs with AVX2.
 constexpr int64_t kUnpackedBytes = 262144;
 
@@ -152,8 +150,8 @@ struct AttentionCall {
 };
 
 // The running result of rows over the KV before a position at which a tile ends. Each head has
-// attention_state_floats of its rows: first the result of the position's own span so far, if any,
-// then that of the spans before it, if any. The rows may be more than an item's.
+// attention_state_floats: first the result of the position's own span so far, if any, then that of
+// the spans before it, if any. There may be more rows than an item has.
 struct AttentionState {
   float* at;  // null: none
   int64_t head_stride;
@@ -162,8 +160,9 @@ struct AttentionState {
 };
 
 struct AttentionItem;
-// A thread's items behind the prefixes that sequences share. Their tiles are prefetched while the
-// last tiles of the prefixes are walked, whose many rows leave memory idle. Kernels move it on.
+// A thread's items that follow the prefixes which sequences share. A prefix has many rows, so that
+// walking it leaves memory idle. While its last tiles are walked, the tiles of these items are
+// prefetched, and the kernels advance this record.
 struct alignas(64) AttentionLater {  // one a thread
   const AttentionItem* item;         // the next one to prefetch
   const AttentionItem* end;
@@ -171,11 +170,11 @@ struct alignas(64) AttentionLater {  // one a thread
   int64_t tiles_before;    // tiles of prefixes to walk before prefetching starts
 };
 
-// One piece of work, of one of two kinds. A: consecutive tokens of one sequence, the query heads of
-// consecutive KV heads, and all of the KV that they see or one span of it. Its rows are [num_heads,
-// num_tokens, group]. B: one token each of consecutive sequences whose KV begins in the same
-// blocks, up to where it differs. `kept` then holds what each sequence's own item goes on from as
-// `begun`.
+// One piece of work, of one of two kinds.
+//   A  Consecutive tokens of one sequence, the query heads of consecutive KV heads, and all of the
+//      KV that they see or one span of it. Rows are [num_heads, num_tokens, group].
+//   B  One token each of consecutive sequences whose KV begins in the same blocks, up to where it
+//      differs. The result goes to `kept`, and each sequence's own item has it as `begun`.
 struct AttentionItem {
   const int32_t* block_table;
   int64_t kv_head, num_heads;
@@ -223,8 +222,8 @@ struct KernelTable {
 
   // `rows` is the largest num_heads * num_tokens * group of the items.
   int64_t (*attention_scratch_floats)(int64_t rows, int64_t head_dim, int64_t value_dim);
-  // In the order of CacheStorage. `next` is the thread's next item, which is prefetched towards the
-  // end, or null.
+  // In the order of CacheStorage. `next` is the thread's next item or null: its first tiles are
+  // prefetched towards the end of `item`.
   void (*attention[kNumCacheStorages])(const AttentionCall* call, const AttentionItem* item,
                                        const AttentionItem* next, float* scratch);
   int64_t (*attention_state_floats)(int64_t rows, int64_t value_dim);
@@ -240,7 +239,7 @@ struct KernelTable {
   void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t width,
                      const NormNumbers* norm, float* out);        // bias or null
   void (*add)(float* x, const float* y, float scale, int64_t n);  // x += y * scale
-  // In the order of Activation. Null: the activation is of a gate and what it is multiplied with.
+  // In the order of Activation. `activate` is null for an activation of two inputs.
   void (*gated[kNumActivations])(const float* gate, const float* up, int64_t n, float* out);
   void (*activate[kNumActivations])(const float* x, int64_t n, float* out);
   void (*cap_logits)(float* x, int64_t n, float scale, float soft_cap);

@@ -1,5 +1,5 @@
-// The door between the extension module and the CUDA backend, which is a shared library of its own
-// (lib/libllmserve_cuda.so), so that the module loads where there is no GPU and no driver.
+// The interface between the extension module and the CUDA backend, which is a shared library of its
+// own (lib/libllmserve_cuda.so), so that the module loads where there is no GPU and no driver.
 //
 // The library exports one C function. Behind it is C++: a Backend, and the exceptions that it
 // throws. Both sides are therefore one build: CMake makes them together and gives both the same

@@ -112,7 +112,7 @@ def test_a_copy_is_a_copy() -> None:
     assert np.asarray(array, np.int32).dtype == np.int32
 
 
-def test_what_cannot_be_lent_is_a_buffer_error() -> None:
+def test_what_cannot_be_exported_is_a_buffer_error() -> None:
     array = Array(np.zeros(2, np.float32))
     assert array.__dlpack_device__() == (1, 0)
     with pytest.raises(BufferError, match="stream=None"):

@@ -96,8 +96,8 @@ struct Held {
 
 struct Angles {
   Four cosines;
-  Four sines;  // those of elements that come first in their pair, negated
-  bool turn;   // whether the four is within the rotated width
+  Four sines;       // those of elements that come first in their pair, negated
+  bool is_rotated;  // whether the four is within the rotated width
 };
 
 // Of the four `index` of a head. x * cosine + other * sine is what rotate_pair does: -(b * sine) =
@@ -105,8 +105,8 @@ struct Angles {
 __device__ __forceinline__ Angles angles_of(const float* angles, int index, int half,
                                             bool interleaved) {
   Angles a{};
-  a.turn = 4 * index < 2 * half;
-  if (!a.turn) return a;
+  a.is_rotated = 4 * index < 2 * half;
+  if (!a.is_rotated) return a;
   if (interleaved) {
     const float2 c = *reinterpret_cast<const float2*>(angles + 2 * index);
     const float2 s = *reinterpret_cast<const float2*>(angles + half + 2 * index);
@@ -123,11 +123,11 @@ __device__ __forceinline__ Angles angles_of(const float* angles, int index, int 
   return a;
 }
 
-__device__ __forceinline__ void turn(Four& x, const Four& other, const Angles& a) {
+__device__ __forceinline__ void rotate(Four& x, const Four& other, const Angles& a) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const float turned = x.at[j] * a.cosines.at[j] + other.at[j] * a.sines.at[j];
-    x.at[j] = a.turn ? turned : x.at[j];
+    const float rotated = x.at[j] * a.cosines.at[j] + other.at[j] * a.sines.at[j];
+    x.at[j] = a.is_rotated ? rotated : x.at[j];
   }
 }
 
@@ -142,15 +142,15 @@ __device__ __forceinline__ void turn_head(Four (&x)[Shape::kFours],
 #pragma unroll
     for (int f = 0; f < Shape::kFours; ++f) {
       const Four& v = x[f];
-      turn(x[f], {{v.at[1], v.at[0], v.at[3], v.at[2]}}, angles[f]);
+      rotate(x[f], {{v.at[1], v.at[0], v.at[3], v.at[2]}}, angles[f]);
     }
     return;
   }
   if constexpr (Shape::kFours == 2) {
     if (half == 4 * kLanes) {
       const Four first = x[0];
-      turn(x[0], x[1], angles[0]);
-      turn(x[1], first, angles[1]);
+      rotate(x[0], x[1], angles[0]);
+      rotate(x[1], first, angles[1]);
       return;
     }
   }
@@ -163,7 +163,7 @@ __device__ __forceinline__ void turn_head(Four (&x)[Shape::kFours],
   Four other;
 #pragma unroll
   for (int j = 0; j < 4; ++j) other.at[j] = __shfl_sync(kAllLanes, x[0].at[j], partner);
-  turn(x[0], other, angles[0]);
+  rotate(x[0], other, angles[0]);
 }
 
 // Over the lanes of a head: a warp of the norm's own block adds zeros beside them.

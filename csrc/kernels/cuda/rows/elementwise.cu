@@ -79,7 +79,7 @@ __global__ void rotary_table_kernel(const int32_t* positions, const float* inv_f
 }
 
 // blockIdx.x: token. Threads stride over the pairs of all heads, e in [0, H * half): head e / half,
-// pair e % half. Each pair has one thread, so that it turns in place.
+// pair e % half. Each pair has one thread, so that it is rotated in place.
 __global__ void rotary_kernel(RotaryParams p, unsigned num_pairs) {
   wait_for_previous();
   const int64_t token = blockIdx.x;

@@ -22,8 +22,8 @@ struct SignedQuads {
 constexpr int32_t kSignedOffset = 0;
 inline SignedQuads q_signed(Quads x) { return {_mm512_abs_epi8(x), _mm512_movepi8_mask(x)}; }
 inline IVec dot_signed(IVec sum, const SignedQuads& w, Quads x) {
-  const Quads turned = _mm512_mask_sub_epi8(x, w.is_negative, _mm512_setzero_si512(), x);
-  const Quads pairs = _mm512_maddubs_epi16(w.magnitude, turned);
+  const Quads signed_x = _mm512_mask_sub_epi8(x, w.is_negative, _mm512_setzero_si512(), x);
+  const Quads pairs = _mm512_maddubs_epi16(w.magnitude, signed_x);
   return sum + (IVec)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 }
 inline IVec dot_unsigned(IVec sum, Quads w, Quads x) {
