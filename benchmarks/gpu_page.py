@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md that say what a GPU did.
+"""The tables of docs/performance/gpu.md that say what a GPU did.
 
 They are of benchmarks/results/gpu-*.json, each a results.json of run_on_gpu.sh; what a run has not
 measured is left out. Where there is a gpu-NAME-first.json, it is an earlier run of the same GPU,

@@ -3,7 +3,7 @@
 Example:
     python benchmarks/gpu_stages.py record --out build/gpu --stage build --status 0 --seconds 90
     cp build/gpu/results.json benchmarks/results/gpu-h200.json
-    python benchmarks/gpu_stages.py report    # puts the results into docs/performance.md
+    python benchmarks/gpu_stages.py report    # puts the results into docs/performance/gpu.md
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import json
 import platform
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -75,16 +74,9 @@ def record(args: argparse.Namespace) -> None:
 
 def report(args: argparse.Namespace) -> None:
     import gpu_page  # which needs llmserve: a build that failed is recorded, too
-    from peers.page import PAGE
+    from peers import page
 
-    text = PAGE.read_text(encoding="utf-8")
-    rendered = gpu_page.rendered(text)
-    if args.check:
-        if text != rendered:
-            sys.exit(f"{PAGE} is not what the results say: run this without --check")
-        return
-    PAGE.write_text(rendered, encoding="utf-8")
-    print(f"written: {PAGE}")
+    page.update(page.GPU_PAGE, gpu_page.rendered, check=args.check)
 
 
 def main() -> None:
@@ -98,7 +90,7 @@ def main() -> None:
     recording.add_argument("--seconds", type=int, required=True)
     recording.add_argument("--junit", type=Path)
     recording.add_argument("--rows", type=Path)
-    reporting = commands.add_parser("report", help="write docs/performance.md")
+    reporting = commands.add_parser("report", help="write docs/performance/gpu.md")
     reporting.set_defaults(run=report)
     reporting.add_argument("--check", action="store_true", help="only say whether it is up to date")
     args = parser.parse_args()

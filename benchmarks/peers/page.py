@@ -1,4 +1,4 @@
-"""What was measured: as a report in benchmarks/results, and as tables of docs/performance.md."""
+"""What was measured: as a report in benchmarks/results, and as tables of docs/performance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ Cpu = tuple[str, str | None]  # its name, and the numbers that it gives itself
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "performance.md"
+TARGETS_PAGE = ROOT / "docs" / "performance.md"
+PEERS_PAGE = ROOT / "docs" / "performance" / "peers.md"
+SERVERS_PAGE = ROOT / "docs" / "performance" / "servers.md"
+GPU_PAGE = ROOT / "docs" / "performance" / "gpu.md"
 
 
 def write_report(
@@ -53,6 +56,16 @@ def write_json(path: Path, report: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"written: {path}")
+
+
+def update(path: Path, rendered: Callable[[str], str], *, check: bool) -> None:
+    """Writes what `rendered` makes of the page; check: exits if that is not what is there."""
+    text = path.read_text(encoding="utf-8")
+    if not check:
+        path.write_text(rendered(text), encoding="utf-8")
+        print(f"written: {path}")
+    elif rendered(text) != text:
+        sys.exit(f"{path} is not what the results say: run this without --check")
 
 
 def with_tables(page: str, kind: str, table_of: Callable[[dict[str, Any]], str]) -> str:

@@ -4,7 +4,7 @@
     python benchmarks/peers/run.py measure --shape tinyllama-1.1b   # engines; to benchmarks/results
     python benchmarks/peers/run.py serve --shape tinyllama-1.1b   # HTTP servers; likewise
     python benchmarks/peers/run.py start --shape tinyllama-1.1b   # time to first token; memory
-    python benchmarks/peers/run.py report    # puts the results into docs/performance.md
+    python benchmarks/peers/run.py report    # puts the results into the pages of docs/performance
 
 Each system is a process that loads one checkpoint of random weights. A round runs each workload
 once on every system, one after another, and measures the machine's rates of reading and arithmetic
@@ -35,21 +35,29 @@ from workloads import FORMATS, GGUF_FORMATS
 
 
 def report(options: argparse.Namespace) -> None:
-    if options.check:
-        if page.PAGE.read_text(encoding="utf-8") != rendered():
-            sys.exit(f"{page.PAGE} is not what the results say: run this without --check")
-        return
-    page.PAGE.write_text(rendered(), encoding="utf-8")
-    print(f"written: {page.PAGE}")
+    for path, rendered in PAGES.items():
+        page.update(path, rendered, check=options.check)
 
 
-def rendered() -> str:
-    """docs/performance.md with every table as benchmarks/results has it."""
-    text = page.PAGE.read_text(encoding="utf-8")
-    text = page.with_section(text, "targets", f"\n{targets.tables()}\n\n")
-    text = page.with_tables(text, "servers", servers.table_of)
-    text = page.with_tables(text, "starts", starts.table_of)
+def targets_page(text: str) -> str:
+    return page.with_section(text, "targets", f"\n{targets.tables()}\n\n")
+
+
+def peers_page(text: str) -> str:
     return page.with_tables(text, "peers", engines.table_of)
+
+
+def servers_page(text: str) -> str:
+    text = page.with_tables(text, "servers", servers.table_of)
+    return page.with_tables(text, "starts", starts.table_of)
+
+
+# Each page, and what makes it of its text and benchmarks/results.
+PAGES = {
+    page.TARGETS_PAGE: targets_page,
+    page.PEERS_PAGE: peers_page,
+    page.SERVERS_PAGE: servers_page,
+}
 
 
 def main() -> None:
@@ -93,7 +101,7 @@ def main() -> None:
     add_systems(starting, engines.SYSTEMS)
     starting.add_argument("--rounds", type=int, default=5)
 
-    reporting = commands.add_parser("report", help="write docs/performance.md")
+    reporting = commands.add_parser("report", help="write docs/performance.md and docs/performance")
     reporting.set_defaults(run=report)
     reporting.add_argument("--check", action="store_true", help="only say whether it is up to date")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""docs/performance.md says what benchmarks/results holds."""
+"""The pages of docs/performance say what benchmarks/results holds."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("script", ["peers/run.py", "gpu_stages.py"])
-def test_the_page_shows_the_results_as_they_are(script: str) -> None:
+def test_the_pages_show_the_results_as_they_are(script: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / script), "report", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
