@@ -25,7 +25,7 @@ struct Exported {
   std::shared_ptr<const void> owner;
 };
 
-dlpack::Tensor to_dlpack(const Tensor& tensor, int64_t* shape, int64_t* strides) {
+dlpack::Tensor export_tensor(const Tensor& tensor, int64_t* shape, int64_t* strides) {
   return {.data = tensor.data,
           .rank = tensor.rank,
           .dtype = dlpack_type(tensor.dtype),
@@ -40,7 +40,7 @@ std::unique_ptr<Exported<Managed>> export_as(const Array& array) {
   exported->strides = array.tensor().strides;
   exported->owner = array.owner();
   exported->managed.tensor =
-      to_dlpack(array.tensor(), exported->shape.data(), exported->strides.data());
+      export_tensor(array.tensor(), exported->shape.data(), exported->strides.data());
   exported->managed.context = exported.get();
   exported->managed.deleter = [](Managed* self) {
     delete static_cast<Exported<Managed>*>(self->context);
