@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,6 +21,11 @@
 #include "kernels/ref/bf16_products.h"
 
 namespace llmserve::isa_check {
+
+inline constexpr float kInf = std::numeric_limits<float>::infinity();
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+// tests/parity: n terms with roundings of random signs, and a factor of 8 for the tail.
+inline float sum_tolerance(int64_t n) { return 8 * std::sqrt(static_cast<float>(n)) * 0x1p-24f; }
 
 // Ends where unreadable memory begins: a kernel that touches what lies behind it dies.
 template <class T>
