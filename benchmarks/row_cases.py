@@ -48,19 +48,21 @@ def row_cases(backend, rng) -> Iterator[Case]:
             *(table, ids, out),
         )
     gate_up, activated = normal(rng, tokens, 2 * ffn), empty(tokens, ffn)
-    for activation in ("silu", "gelu_tanh", "gelu", "relu2"):
+    for activation, is_gated in testing.activations():
         yield case(
             f"gated_activation {activation} {tokens}x{ffn}",
             lambda b, x, out, activation=activation: b.gated_activation(x, activation, out=out),
             gate_up.nbytes + activated.nbytes,
             *(gate_up, activated),
         )
-    yield case(
-        f"activation gelu {tokens}x{ffn}",
-        lambda b, x, out: b.activation(x[:, :ffn], "gelu", out=out),
-        2 * activated.nbytes,
-        *(gate_up, activated),
-    )
+        if is_gated:
+            continue  # it takes two numbers
+        yield case(
+            f"activation {activation} {tokens}x{ffn}",
+            lambda b, x, out, activation=activation: b.activation(x[:, :ffn], activation, out=out),
+            2 * activated.nbytes,
+            *(gate_up, activated),
+        )
     heads = normal(rng, tokens, 32, 64)
     positions, inv_freq = np.arange(tokens), (1e4 ** (-np.arange(32) / 32)).astype(np.float32)
     table = backend.rotary_table(positions, inv_freq)

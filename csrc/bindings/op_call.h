@@ -3,8 +3,8 @@
 //
 //   ConstTensor in(name, object)               an array that is read; none for None
 //   Tensor updated(name, object)               one that is changed in place
-//   Tensor cache(name, object)                 keys or values of a cache, as cache_part_of() has
-//   them Tensor result(name, object, shape, bool can_be_first)  the array to write, or a new one
+//   Tensor cache(name, object)                 keys or values of a cache; see cache_part_of()
+//   Tensor result(name, object, shape, bool can_be_first)  the array to write, or a new one
 //   std::span<const T> list<T>(name, object)   integers, numbers or pairs, kept for the call
 //   const LinearWeight* weight(name, object)
 #pragma once

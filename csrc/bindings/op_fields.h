@@ -1,6 +1,9 @@
 // The fields of ops' Args as Python has them, in the order of Python's arguments: what the bindings
-// of ops are made of (op_call.h), for tests and for llmserve.ops alike. One entry an op; an op
-// whose arguments are not arrays, lists, weights and numbers alone has none, and is bound by hand.
+// of ops are made of (op_call.h), for tests and for llmserve.ops alike. One entry an op. An op has
+// none where its arguments are not arrays, lists, weights and numbers alone, and is bound by hand:
+//   paged_attention  the width of its block tables is a number of Args that Python does not give
+//   sample           its rows are records with lists of their own
+//   fused ops        their Args hold those of other ops, whose intermediate arrays the binding makes
 #pragma once
 
 #include <cstdint>
