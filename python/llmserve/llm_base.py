@@ -179,6 +179,11 @@ class LLMBase:
         return self._tokenizer is not None
 
     @property
+    def can_bound_thinking(self) -> bool:
+        """Whether thinking_token_budget is taken: what opens and ends a section is known."""
+        return self._admission.thinking is not None
+
+    @property
     def max_model_len(self) -> int:
         """Tokens that a prompt and its output may have together."""
         return self._config.scheduler.max_model_len

@@ -17,8 +17,9 @@ from llmserve.errors import InvalidArgument
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _BOOLEANS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
-# Between two tokens of JSON. Without a bound a model that likes spaces never comes to an end.
-_WHITESPACE = r"[ \n\r\t]{1,64}"
+# Between two tokens of JSON: what people and programs write. Whatever else there could be, a model
+# that likes whitespace would go on with until its last token.
+_WHITESPACE = r" |\n( {0,32}|\t{0,16})"
 # Schemas under these keys are by name, under the others one or a list of them.
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
@@ -42,9 +43,10 @@ class StructuredOutputsParams:
     json_object=True: any JSON object.
 
     disable_any_whitespace leaves no whitespace between the tokens of JSON; by default there may be
-    64 characters of it, or what whitespace_pattern matches. disable_additional_properties: objects
-    of the schema have no properties but their own, where it does not say. disable_fallback changes
-    nothing: there is one backend, llguidance. structural_tag is not supported yet.
+    a space, a line break and its indent, or what whitespace_pattern matches.
+    disable_additional_properties: objects of the schema have no properties but their own, where it
+    does not say. disable_fallback changes nothing: there is one backend, llguidance. structural_tag
+    is not supported yet.
 
     Raises InvalidArgument or NotSupported; what is no grammar is refused when the request comes in.
 
@@ -105,7 +107,7 @@ class StructuredOutputsParams:
         """The schema with the options that llguidance reads from it; its own go first."""
         if self.disable_additional_properties:
             try:
-                schema = _closed(schema)
+                schema = closed_schema(schema)
             except RecursionError:
                 raise InvalidArgument("structured_outputs: json is nested too deeply") from None
         pattern = _WHITESPACE if self.whitespace_pattern is None else self.whitespace_pattern
@@ -151,20 +153,20 @@ def _literal(words: str) -> str:
     return re.sub(r"[\\.+*?()|\[\]{}^$#&\-~]", r"\\\g<0>", words)
 
 
-def _closed(schema: object) -> object:
+def closed_schema(schema: object) -> object:
     """The schema with additionalProperties: false wherever it lists properties and does not say."""
     if isinstance(schema, list):
-        return [_closed(item) for item in schema]
+        return [closed_schema(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
     closed: dict[object, object] = {}
     for key, value in schema.items():
         if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
-            closed[key] = {name: _closed(item) for name, item in value.items()}
+            closed[key] = {name: closed_schema(item) for name, item in value.items()}
         elif key in ("enum", "const", "default", "examples"):
             closed[key] = value  # values, not schemas
         else:
-            closed[key] = _closed(value)
+            closed[key] = closed_schema(value)
     if "properties" in closed or "patternProperties" in closed:
         closed.setdefault("additionalProperties", False)
     return closed

@@ -43,7 +43,7 @@ BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
     (COMPLETIONS, {"prompt": "x", "best_of": 10**6}, 400, "best_of"),
     (COMPLETIONS, {"prompt": "x", "logprobs": 10**6}, 400, "logprobs"),
     (COMPLETIONS, {"prompt": "x", "logprobs": 2**63}, 400, "logprobs"),
-    (COMPLETIONS, {"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": -2}, 400, "max_tokens"),
     (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
     (COMPLETIONS, {"prompt": "x", "max_tokens": 2**63}, 400, "max_tokens"),
     (COMPLETIONS, {"prompt": "x", "temperature": -1}, 400, "temperature"),
@@ -428,7 +428,7 @@ def test_other_routes_methods_and_types_are_refused_in_the_same_shape(
         ("GET", "/nope", 404),
         ("GET", "/v1/completions", 405),
         ("POST", "/health", 405),
-        ("GET", "/invocations", 404),
+        ("GET", "/invocations", 405),
     ):
         got, answer, _ = server.request(method, path)
         assert got == status
@@ -462,18 +462,21 @@ def locked(demo: AsyncLLM) -> Iterator[RunningServer]:
         yield server
 
 
-def test_every_route_but_health_wants_a_key(locked: RunningServer) -> None:
-    paths = ["/v1/models", "/version", "/load", "/ready", "/docs", "/openapi.json", "/nope", "/"]
+PROBES = {"/health", "/ready", "/ping"}
+
+
+def test_every_route_but_those_of_probes_wants_a_key(locked: RunningServer) -> None:
+    paths = ["/v1/models", "/version", "/load", "/docs", "/openapi.json", "/nope", "/"]
     for path in [*paths, "/health/", "/HEALTH", "//health"]:
         status, answer, headers = locked.request("GET", path)
         assert status == 401, path
         assert headers["www-authenticate"] == "Bearer"
         check_error(answer)
     routes = [re.sub(r"\{.*\}", "x", route.path) for route in ROUTES]
-    for path in {*routes, "/invocations", "/pause", "/update_weights"} - {"/health"}:
+    for path in {*routes, "/invocations", "/pause", "/update_weights"} - PROBES:
         for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS"):
             assert locked.request(method, path, {} if method == "POST" else None)[0] == 401, path
-    assert locked.request("GET", "/health")[0] == 200
+    assert {locked.request("GET", path)[0] for path in PROBES} == {200}
 
 
 @pytest.mark.parametrize(

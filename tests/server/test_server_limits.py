@@ -55,7 +55,7 @@ def test_a_request_that_takes_too_long_returns_what_it_has(
             choices = [d["choices"][0] for d in data_of(list(events(sock)))]
         else:
             choices = server.post(COMPLETIONS, **body)[1]["choices"]
-        assert choices[-1]["finish_reason"] == "timeout"
+        assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("length", "timeout")
         assert 0 < sum(len(choice["token_ids"]) for choice in choices) < 400
         server.wait_until_idle()
         assert server.activity.ended == {"timeout": 1}

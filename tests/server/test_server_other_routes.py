@@ -110,12 +110,50 @@ def test_embeddings_are_those_of_the_offline_engine(
 def test_the_description_names_every_field_and_route(server: RunningServer) -> None:
     document = server.request("GET", "/openapi.json")[1]
     routes = {route.path.replace(":path", "") for route in ROUTES}
-    assert set(document["paths"]) == routes - {"/docs", "/openapi.json"}
+    described = set(document["paths"])
+    bare = {path for path in routes if "/v1" + path in described}  # are the same
+    assert described == routes - {"/docs", "/openapi.json"} - bare
+    assert len(bare) == sum(path.startswith("/v1/") for path in described)
     assert "temperature" in document["components"]["schemas"]["ChatBody"]["properties"]
     page = server.request("GET", "/docs")[1]
     assert "/v1/chat/completions" in page
     assert "<script" not in page
     assert json.dumps(document)
+
+
+def test_routes_are_there_without_their_prefix_too(server: RunningServer) -> None:
+    asked = {"max_tokens": 5, "temperature": 0}
+    for path, body in (
+        ("/completions", {"prompt": PROMPT, **asked}),
+        ("/chat/completions", {"messages": MESSAGES, **asked}),
+        ("/embeddings", {"input": PROMPT}),
+        ("/messages", {"messages": MESSAGES, "max_tokens": 5}),
+        ("/messages/count_tokens", {"messages": MESSAGES}),
+        ("/responses", {"input": PROMPT, "max_output_tokens": 5}),
+    ):
+        status, answer = server.post(path, **body)
+        assert status == 200, answer
+        assert answer.keys() == server.post("/v1" + path, **body)[1].keys()
+    assert server.request("GET", "/models")[1] == server.request("GET", "/v1/models")[1]
+    assert server.request("GET", "/models/alias")[0] == 200
+
+
+def test_an_invocation_is_what_its_body_is_for(server: RunningServer) -> None:
+    asked = {"max_tokens": 5, "temperature": 0}
+    for path, body in (
+        ("/v1/completions", {"prompt": PROMPT, **asked}),
+        ("/v1/chat/completions", {"messages": MESSAGES, **asked}),
+        ("/v1/embeddings", {"input": PROMPT}),
+    ):
+        status, answer = server.post("/invocations", **body)
+        assert status == 200, answer
+        wanted = server.post(path, **body)[1]
+        for name in ("choices", "data"):
+            assert answer.get(name) == wanted.get(name)
+    for data in (b"{}", b"[]", b"\xff"):
+        status, answer, _ = server.request("POST", "/invocations", data)
+        assert status == 400, answer
+    assert server.request("GET", "/ping")[0] == server.request("POST", "/ping", {})[0] == 200
 
 
 def test_operational_routes_answer(server: RunningServer) -> None:

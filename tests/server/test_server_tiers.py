@@ -209,7 +209,8 @@ def test_one_that_leaves_takes_nobody_along(make_oracle: MakeOracle) -> None:
             server.wait_until(lambda: len(server.activity.runs) == 3, "they share it")
             first.close()
             lines = list(events(hasty))
-            assert json.loads(lines[-2][6:])["choices"][0]["finish_reason"] == "timeout"
+            (last,) = json.loads(lines[-2][6:])["choices"]
+            assert (last["finish_reason"], last["stop_reason"]) == ("length", "timeout")
             assert lines[-1] == "data: [DONE]"
             assert text.startswith(text_of(lines))
             assert 0 < len(text_of(lines)) < len(text)

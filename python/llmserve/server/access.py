@@ -3,7 +3,9 @@ log."""
 
 import asyncio
 import logging
+import re
 import time
+from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -11,17 +13,41 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmserve.server.http.connection import own_connection
-from llmserve.server.http.errors import ApiError, to_api_error
+from llmserve.server.http.errors import ApiError, JsonResponse, to_api_error
+from llmserve.server.http.head import header_bytes
 from llmserve.server.metrics import ServerMetrics
+from llmserve.server.routes.anthropic.errors import anthropic_error
+from llmserve.server.routes.ollama.errors import ollama_error
 from llmserve.server.running.activity import Run
 from llmserve.server.running.job import new_id
 from llmserve.server.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
-_QUIET = ("/health", "/ready", "/metrics")
+_QUIET = ("/health", "/ready", "/ping", "/metrics")
+_REQUEST_ID = b"x-request-id"
 # Of a client that left before its answer's head; nginx calls it so.
 _CLIENT_LEFT = 499
+
+
+# Whose words an error has, by what the path begins with; OpenAI's in all others.
+_ERROR_BODIES = (
+    ("/v1/messages", anthropic_error),
+    ("/messages", anthropic_error),
+    ("/api/", ollama_error),
+)
+# A request's id that its client chose.
+_GIVEN_ID = re.compile(rb"[!-~]{1,128}")
+
+
+def _error_response(
+    path: str, error: ApiError, headers: Mapping[str, str] | None = None
+) -> Response:
+    for begin, body in _ERROR_BODIES:
+        if path.startswith(begin):
+            headers = {**error.headers(), **(headers or {})}
+            return JsonResponse(body(error), error.status, headers)
+    return error.response(headers)
 
 
 def answer_error(request: Request, error: Exception) -> Response:
@@ -34,7 +60,7 @@ def answer_error(request: Request, error: Exception) -> Response:
         error = ApiError(
             405, f"{path} takes {headers.get('Allow')}, not {method}", code="method_not_supported"
         )
-    return to_api_error(error).response(headers)
+    return _error_response(path, to_api_error(error), headers)
 
 
 class Access:
@@ -51,14 +77,18 @@ class Access:
             return
         began = time.monotonic()
         status = 0
+        given_id = header_bytes(scope, _REQUEST_ID)
+        if not _GIVEN_ID.fullmatch(given_id):
+            given_id = b""
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if status >= 400:
-                    request_id = (b"x-request-id", _request_id(scope).encode())
-                    message = {**message, "headers": [*message["headers"], request_id]}
+                if given_id or status >= 400:
+                    request_id = given_id or _request_id(scope).encode()
+                    headers = [item for item in message["headers"] if item[0] != _REQUEST_ID]
+                    message = {**message, "headers": [*headers, (_REQUEST_ID, request_id)]}
             await send(message)
 
         try:
@@ -72,13 +102,13 @@ class Access:
             answer = to_api_error(error, fields, _request_id(scope))
             if status == 0:
                 scope["llmserve.error"] = answer  # for the log
-                await answer.response()(scope, receive, watched)
+                await _error_response(scope["path"], answer)(scope, receive, watched)
             else:
                 if (connection := own_connection(scope)) is not None:
                     connection.abort()
         finally:
             status = status or _CLIENT_LEFT
-            _write(scope, status, time.monotonic() - began)
+            _write(scope, status, time.monotonic() - began, given_id)
             if "app" in scope:
                 _count(scope["app"].state.server.metrics, scope, status)
                 _trace(scope["app"].state.server.tracing, scope, status)
@@ -107,7 +137,7 @@ def _trace(tracing: Tracing | None, scope: Scope, status: int) -> None:
         tracing.record(scope, run, status)
 
 
-def _write(scope: Scope, status: int, duration_s: float) -> None:
+def _write(scope: Scope, status: int, duration_s: float, given_id: bytes) -> None:
     if (scope["path"] in _QUIET and status == 200) or not _log.isEnabledFor(logging.INFO):
         return
     client = scope.get("client")
@@ -130,6 +160,8 @@ def _write(scope: Scope, status: int, duration_s: float) -> None:
         }
     if status >= 400:
         fields["request_id"] = _request_id(scope)
+    if given_id:
+        fields["client_request_id"] = given_id.decode("ascii")
     if isinstance(error := scope.get("llmserve.error"), ApiError):
         fields["error"] = error.code  # not its message, which may hold what the client sent
     # Past Logger.info, which looks up the stack for who calls it: nobody is told.

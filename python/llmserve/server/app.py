@@ -17,33 +17,56 @@ from llmserve.server.gpu_metrics import GpuCollector
 from llmserve.server.http.auth import Authentication
 from llmserve.server.metrics import ServerMetrics
 from llmserve.server.models import Models, ServedModel
+from llmserve.server.openapi import docs, openapi
 from llmserve.server.routes import operations, tokens
+from llmserve.server.routes.anthropic.messages import count_tokens, messages
 from llmserve.server.routes.chat import chat_completions
 from llmserve.server.routes.completions import completions
 from llmserve.server.routes.debug import debug_request
 from llmserve.server.routes.embeddings import embeddings
-from llmserve.server.routes.openapi import docs, openapi
+from llmserve.server.routes.invocations import invocations
+from llmserve.server.routes.responses.routes import (
+    create_response,
+    input_tokens,
+    response,
+    response_input_items,
+)
 from llmserve.server.running.activity import Activity
 from llmserve.server.settings import ServerSettings
 from llmserve.server.shortcut import Shortcut
 from llmserve.server.tracing import Tracing, open_tracing
 
+_GET, _POST = ["GET"], ["POST"]
+# Those of OpenAI's and Anthropic's protocols are there without their prefix, too, for clients whose
+# base URL has none.
+_V1 = (
+    ("/models", operations.models, _GET),
+    ("/models/{model:path}", operations.model, _GET),
+    ("/completions", completions, _POST),
+    ("/chat/completions", chat_completions, _POST),
+    ("/embeddings", embeddings, _POST),
+    ("/responses", create_response, _POST),
+    ("/responses/input_tokens", input_tokens, _POST),
+    ("/responses/{response_id}", response, ["GET", "DELETE"]),
+    ("/responses/{response_id}/input_items", response_input_items, _GET),
+    ("/messages", messages, _POST),
+    ("/messages/count_tokens", count_tokens, _POST),
+)
 ROUTES = (
-    Route("/v1/models", operations.models, methods=["GET"]),
-    Route("/v1/models/{model:path}", operations.model, methods=["GET"]),
-    Route("/v1/completions", completions, methods=["POST"]),
-    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-    Route("/v1/embeddings", embeddings, methods=["POST"]),
-    Route("/tokenize", tokens.tokenize, methods=["POST"]),
-    Route("/detokenize", tokens.detokenize, methods=["POST"]),
-    Route("/health", operations.health, methods=["GET"]),
-    Route("/ready", operations.ready, methods=["GET"]),
-    Route("/version", operations.version, methods=["GET"]),
-    Route("/load", operations.load, methods=["GET"]),
-    Route("/metrics", operations.metrics, methods=["GET"]),
-    Route("/debug/requests/{request_id}", debug_request, methods=["GET"]),
-    Route("/openapi.json", openapi, methods=["GET"]),
-    Route("/docs", docs, methods=["GET"]),
+    *(Route("/v1" + path, endpoint, methods=methods) for path, endpoint, methods in _V1),
+    *(Route(path, endpoint, methods=methods) for path, endpoint, methods in _V1),
+    Route("/invocations", invocations, methods=_POST),
+    Route("/tokenize", tokens.tokenize, methods=_POST),
+    Route("/detokenize", tokens.detokenize, methods=_POST),
+    Route("/health", operations.health, methods=_GET),
+    Route("/ping", operations.health, methods=["GET", "POST"]),
+    Route("/ready", operations.ready, methods=_GET),
+    Route("/version", operations.version, methods=_GET),
+    Route("/load", operations.load, methods=_GET),
+    Route("/metrics", operations.metrics, methods=_GET),
+    Route("/debug/requests/{request_id}", debug_request, methods=_GET),
+    Route("/openapi.json", openapi, methods=_GET),
+    Route("/docs", docs, methods=_GET),
 )
 
 
@@ -56,7 +79,7 @@ def create_app(
     tracing: None takes what the settings say."""
     settings = settings or ServerSettings()
     tracing = tracing or open_tracing(settings)
-    served = Models(models)
+    served = Models(models, settings.is_lenient("any_model_name"))
     activity = Activity(models, settings)
     metrics = ServerMetrics(served, activity, settings.vllm_metrics)
     server = ServerContext(settings, served, activity, metrics, tracing)
@@ -69,7 +92,7 @@ def create_app(
         cors = Middleware(
             CORSMiddleware,
             allow_origins=settings.origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],  # OpenAI's client for browsers has a dozen of its own
             expose_headers=["x-request-id", "retry-after"],
         )

@@ -1,6 +1,6 @@
 """What every route of one server shares."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
@@ -8,6 +8,7 @@ from llmserve.server.metrics import ServerMetrics
 from llmserve.server.models import Models
 from llmserve.server.running.activity import Activity
 from llmserve.server.settings import ServerSettings
+from llmserve.server.stored_responses import StoredResponses
 from llmserve.server.tracing import Tracing
 
 
@@ -20,6 +21,7 @@ class ServerContext:
     activity: Activity
     metrics: ServerMetrics
     tracing: Tracing | None
+    responses: StoredResponses = field(default_factory=StoredResponses)
 
 
 def context(request: Request) -> ServerContext:

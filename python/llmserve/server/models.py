@@ -34,8 +34,10 @@ class ServedModel:
 class Models:
     """All of them; the first is taken where a request names none."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
+    def __init__(self, models: Sequence[ServedModel], takes_any_name: bool = False) -> None:
+        """takes_any_name: a name that is not served stands for the first model."""
         self._models = list(models)
+        self._takes_any_name = takes_any_name
         self._by_name: Mapping[str, ServedModel] = {
             name: model for model in models for name in model.names
         }
@@ -45,6 +47,8 @@ class Models:
         if name is None:
             return self._models[0]
         model = self._by_name.get(name)
+        if model is None and self._takes_any_name:
+            return self._models[0]
         if model is None:
             served = ", ".join(self._by_name)
             raise ApiError(

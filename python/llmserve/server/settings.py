@@ -1,5 +1,6 @@
 """The settings of a server: one typed record, from which flags, YAML keys and docs are made."""
 
+import json
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -8,9 +9,32 @@ from llmserve.errors import InvalidArgument
 from llmserve.parsers.registry import tool_style
 from llmserve.server.tiers import read_tiers
 
+# What a server may do as others do where this one is stricter.
+LENIENCIES = {
+    "any_model_name": "a request for a model that is not here gets the first one",
+    "unknown_fields": "fields of bodies that are not known are left out",
+    "open_metrics": "/metrics asks for no key",
+    "closed_schemas": "objects of every schema have no properties but their own, as under strict",
+}
+
 
 def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
+
+
+def _read_list(name: str, value: str) -> list[str]:
+    """Texts with commas between, or a list of them in JSON, as vLLM takes it. Raises
+    InvalidArgument."""
+    items: object = value.split(",")
+    if value.lstrip().startswith("["):
+        try:
+            items = json.loads(value)
+        except ValueError:
+            items = None
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            raise InvalidArgument(f"{name} must be a list of texts in JSON, got {value!r}")
+    assert isinstance(items, list)
+    return [item.strip() for item in items if item.strip()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +54,9 @@ class ServerSettings:
     max_connections: int = _setting(4096, "open connections; more are closed at once")
     read_timeout: float = _setting(30.0, "time that a client has to send a head, and a body (408)")
     max_num_samples: int = _setting(128, "most sequences that one request may ask for")
-    max_output_tokens: int = _setting(4096, "most new tokens a sequence; longer ones end there")
+    max_output_tokens: int = _setting(
+        0, "most new tokens a sequence; longer ones end there; 0: as many as the context holds"
+    )
 
     max_waiting_requests: int = _setting(256, "more than can run at once may wait (429)")
     max_waiting_tokens: int = _setting(2**20, "prompt and new tokens that may wait (429)")
@@ -42,8 +68,7 @@ class ServerSettings:
         0.0, "time that a request waits for others like it, to share one run; 0: none is shared"
     )
 
-    request_timeout: float = _setting(30.0, "default time of a request, as a whole")
-    max_request_timeout: float = _setting(3600.0, "most that a request may ask for")
+    request_timeout: float = _setting(0.0, "time of a request, as a whole; it may ask for less")
     queue_timeout: float = _setting(0.0, "time until a request first runs")
     first_token_timeout: float = _setting(0.0, "time until a request's first token")
     drain_timeout: float = _setting(30.0, "time that running requests have after SIGTERM")
@@ -58,6 +83,11 @@ class ServerSettings:
     stream_buffer_tokens: int = _setting(100, "tokens that a slow client may lag behind")
     pace: str = _setting("", "tokens a second of streams by service_tier: free=8,plus=20")
     stream_grace: float = _setting(10.0, "time that a slow client has to catch up, then it is cut")
+
+    leniency: str = _setting(
+        "",
+        f"what to do as other servers do, with commas between: {', '.join(LENIENCIES)}",
+    )
 
     tool_call_parser: str = _setting("auto", "hermes, mistral, llama3_json or json: how calls look")
     reasoning_parser: str = _setting("auto", "think (splits <think> off) or none")
@@ -89,6 +119,11 @@ class ServerSettings:
             raise InvalidArgument(
                 f"reasoning_parser must be auto, think or none, got {self.reasoning_parser!r}"
             )
+        for name in _read_list("leniency", self.leniency):
+            if name not in LENIENCIES:
+                known = ", ".join(LENIENCIES)
+                raise InvalidArgument(f"leniency must be some of {known}, got {name!r}")
+        _read_list("allowed_origins", self.allowed_origins)
         read_tiers(self.pace)
         if self.log_format not in ("text", "json"):
             raise InvalidArgument(f"log_format must be text or json, got {self.log_format!r}")
@@ -101,4 +136,8 @@ class ServerSettings:
     @property
     def origins(self) -> list[str]:
         """The origins that CORS allows."""
-        return [origin.strip() for origin in self.allowed_origins.split(",") if origin.strip()]
+        return _read_list("allowed_origins", self.allowed_origins)
+
+    def is_lenient(self, name: str) -> bool:
+        """Whether the server does this as others do."""
+        return name in _read_list("leniency", self.leniency)

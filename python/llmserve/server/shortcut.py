@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-_PATHS = ("/v1/completions", "/v1/chat/completions")
+_PATHS = ("/v1/completions", "/v1/chat/completions", "/completions", "/chat/completions")
 
 
 class Shortcut:

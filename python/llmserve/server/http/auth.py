@@ -1,4 +1,4 @@
-"""Keys: every route but /health asks for one once there is one."""
+"""Keys: every route but those of a machine's probes asks for one once there is one."""
 
 import hashlib
 import hmac
@@ -10,7 +10,8 @@ from llmserve.server.http.errors import ApiError
 from llmserve.server.http.head import header_bytes
 from llmserve.server.settings import ServerSettings
 
-_OPEN = ("/health",)
+# Whether the server lives and takes requests, which says nothing of what it does.
+_OPEN = ("/health", "/ready", "/ping")
 _ADMIN = "/debug"
 
 
@@ -48,20 +49,21 @@ class Authentication:
         self._clients = Keys([*settings.api_keys, settings.admin_key])
         self._is_open = not settings.api_keys
         self._admins = Keys([settings.admin_key])
+        self._open_paths = {*_OPEN, *(["/metrics"] if settings.is_lenient("open_metrics") else [])}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers 401 or 403, or hands the request on."""
+        """Hands the request on. Raises ApiError (401, 403)."""
         if scope["type"] == "http" and (error := self._refusal(scope)):
-            await error.response()(scope, receive, send)
-            return
+            raise error
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         path = scope["path"]
-        if path in _OPEN:
+        if path in self._open_paths:
             return None
         kind, _, key = header_bytes(scope, b"authorization").partition(b" ")
         key = key.strip() if kind.lower() == b"bearer" else b""
+        key = key or header_bytes(scope, b"x-api-key").strip()  # Anthropic's
         if path == _ADMIN or path.startswith(_ADMIN + "/"):
             if not self._admins:
                 return ApiError(
@@ -76,6 +78,8 @@ class Authentication:
             return None
         return ApiError(
             401,
-            "the API key is wrong" if key else "send an API key: Authorization: Bearer <key>",
+            "the API key is wrong"
+            if key
+            else "send an API key: Authorization: Bearer <key>, or x-api-key: <key>",
             code="invalid_api_key",
         )

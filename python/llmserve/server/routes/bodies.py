@@ -9,6 +9,8 @@ from msgspec import Meta
 from llmserve.sampling_params import SAMPLING_FIELDS
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+# Of new tokens; -1: as many as the context has room for, as llama.cpp's clients say it
+MaxTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 TokenIds = list[Annotated[int, Meta(ge=0, le=2**31 - 1)]]
 Strings = Annotated[list[Annotated[str, Meta(max_length=4096)]], Meta(max_length=64)]
 
@@ -53,7 +55,7 @@ class GenerationBody(SamplingBody, forbid_unknown_fields=True, kw_only=True):
     stream_options: StreamOptions | None = None
     user: str | None = None
     # OpenAI's sampling parameters of which routes or limits know more
-    max_tokens: Count | None = None
+    max_tokens: MaxTokens | None = None
     n: int | None = None
     stop: str | Strings | None = None
     logit_bias: dict[str, float] | None = None
@@ -100,7 +102,7 @@ class ChatBody(GenerationBody, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None

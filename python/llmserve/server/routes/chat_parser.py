@@ -3,8 +3,8 @@ of one sample as it comes and gives the fields of its deltas."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
 
+from llmserve.outputs import CompletionOutput
 from llmserve.parsers.call_parser import ToolStyle
 from llmserve.parsers.deltas import Pieces, ToolCallDelta, ToolParser
 from llmserve.parsers.registry import (
@@ -83,21 +83,27 @@ class ChatParser:
             self._tools = tool_parser(form.style, form.tool_names)
         self.has_tool_calls = False  # finish_reason "stop" is "tool_calls" then
 
-    def feed(self, text: str) -> dict[str, Any]:
-        """The delta's fields for the next piece of text: "content", "reasoning_content" and
-        "tool_calls" (ToolCallDelta); those that have nothing new are left out."""
-        pieces = Pieces(content=text)
-        if self._think is not None:
-            pieces = self._think.feed(text)
-        return self._fields(self._call(pieces))
+    def read(self, completion: CompletionOutput) -> Pieces:
+        """What the new text of an output adds to the message; at its end also what was held
+        back."""
+        pieces = self._feed(completion.text)
+        if completion.finish_reason is not None:
+            pieces.add(self._finish())
+        if not self._format.gives_reasoning:
+            pieces.reasoning = ""
+        if not self._format.is_parallel:
+            pieces.tool_calls = [delta for delta in pieces.tool_calls if delta.index == 0]
+        self.has_tool_calls |= bool(pieces.tool_calls)
+        return pieces
 
-    def finish(self) -> dict[str, Any]:
-        """What was held back, at the end of the text."""
-        pieces = Pieces() if self._think is None else self._think.finish()
-        pieces = self._call(pieces)
+    def _feed(self, text: str) -> Pieces:
+        return self._call(Pieces(content=text) if self._think is None else self._think.feed(text))
+
+    def _finish(self) -> Pieces:
+        pieces = self._call(Pieces() if self._think is None else self._think.finish())
         if self._tools is not None:
             pieces.add(self._tools.finish())
-        return self._fields(pieces)
+        return pieces
 
     def _call(self, pieces: Pieces) -> Pieces:
         """With the calls that stand in the content."""
@@ -106,18 +112,6 @@ class ChatParser:
         found = self._tools.feed(pieces.content)
         found.reasoning = pieces.reasoning
         return found
-
-    def _fields(self, pieces: Pieces) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        if pieces.reasoning and self._format.gives_reasoning:
-            fields["reasoning_content"] = pieces.reasoning
-        if pieces.content:
-            fields["content"] = pieces.content
-        calls = [d for d in pieces.tool_calls if self._format.is_parallel or d.index == 0]
-        if calls:
-            self.has_tool_calls = True
-            fields["tool_calls"] = calls
-        return fields
 
 
 def streamed_calls(deltas: Iterable[ToolCallDelta]) -> list[dict[str, object]]:

@@ -10,15 +10,29 @@ from llmserve.outputs import CompletionOutput
 from llmserve.requests.state import RequestState
 from llmserve.server.context import context
 from llmserve.server.http.errors import ApiError
-from llmserve.server.http.events import event
+from llmserve.server.http.events import DONE, event
 from llmserve.server.models import ServedModel
 from llmserve.server.routes.bodies import CompletionBody, StreamOptions
 from llmserve.server.routes.generation_job import check_stream_options, generation_job
 from llmserve.server.routes.logprobs import CompletionLogprobs, PromptRows
 from llmserve.server.routes.prompts import prompts
 from llmserve.server.routes.request_body import arrived_at, read_json
-from llmserve.server.routes.sampling import refuse_given, sampling_params, timeout_s
-from llmserve.server.routes.wire import add_usage, error_event, finish_reason, head, usage
+from llmserve.server.routes.sampling import (
+    given_max_tokens,
+    refuse_given,
+    sampling_params,
+    timeout_s,
+)
+from llmserve.server.routes.wire import (
+    NULLS,
+    error_event,
+    error_line,
+    finish_reason,
+    head,
+    stop_reason,
+    usage,
+)
+from llmserve.server.running.answer import EVENTS
 from llmserve.server.running.generation import GenerationResponse
 from llmserve.server.running.job import Job
 
@@ -32,16 +46,14 @@ async def completions(request: Request) -> Response:
     body = await read_json(request, CompletionBody, server.settings)
     model = server.models.get(body.model)
     _check(body)
-    max_tokens = body.max_tokens
-    if max_tokens is None:
-        own = model.llm.get_default_sampling_params().max_tokens
-        max_tokens = _DEFAULT_MAX_TOKENS if own is None else own
+    own = model.llm.get_default_sampling_params().max_tokens
+    max_tokens = given_max_tokens(body.max_tokens, own, _DEFAULT_MAX_TOKENS)
     echoed = body.logprobs if body.echo else None
     params = sampling_params(
         body,
         model.llm.get_default_sampling_params(),
         server.settings,
-        max(max_tokens, 1),
+        None if max_tokens is None else max(max_tokens, 1),
         logprobs=body.logprobs,
         prompt_logprobs=body.prompt_logprobs if echoed is None else echoed,
     )
@@ -91,6 +103,8 @@ def _prompt_text(text: str | None, token_ids: list[int], model: ServedModel) -> 
 
 
 class _Answer:
+    form = EVENTS
+
     def __init__(self, job: Job, body: CompletionBody, texts: list[str]) -> None:
         self._job = job
         self._body = body
@@ -129,7 +143,10 @@ class _Answer:
         counts = usage(states)
         if self._body.max_tokens == 0:
             counts |= {"completion_tokens": 0, "total_tokens": counts["prompt_tokens"]}
-        return {**head(_KIND, self._job), "choices": choices, "usage": counts}
+        for choice in choices:
+            for name in ("token_ids", "prompt_logprobs", "prompt_token_ids"):
+                choice.setdefault(name, None)
+        return {**head(_KIND, self._job), "choices": choices, **NULLS, "usage": counts}
 
     def lines(
         self, prompt_idx: int, news: Sequence[CompletionOutput], cause: str
@@ -142,15 +159,21 @@ class _Answer:
                 if error:
                     choice |= {"finish_reason": None, "stop_reason": None}
                 chunk = {**head(_KIND, self._job), "choices": [choice]}
-                add_usage(chunk, self._options, self._job.states)
+                if self._options.continuous_usage_stats:
+                    chunk["usage"] = usage(self._job.states)
                 yield event(chunk)
             if error:
                 yield error_event(error, self._job)
+
+    def error_line(self, error: ApiError) -> bytes:
+        """See Answer."""
+        return error_line(error)
 
     def last_lines(self) -> Iterable[bytes]:
         """See Answer."""
         if self._options.include_usage:
             yield event({**head(_KIND, self._job), "choices": [], "usage": usage(self._job.states)})
+        yield DONE
 
     def _choice(self, prompt_idx: int, completion: CompletionOutput, cause: str) -> dict[str, Any]:
         state = self._job.states[prompt_idx]
@@ -165,7 +188,7 @@ class _Answer:
             "text": text,
             "logprobs": self._choice_logprobs(prompt_idx, completion, is_first),
             "finish_reason": finish_reason(completion, cause) if self._has_output else "length",
-            "stop_reason": completion.stop_reason,
+            "stop_reason": stop_reason(completion, cause),
         }
         if self._body.return_token_ids:
             choice["token_ids"] = completion.token_ids

@@ -18,10 +18,12 @@ from llmserve.parsers.tool_grammar import (
 )
 from llmserve.server.http.errors import ApiError
 from llmserve.server.routes.bodies import ChatBody, GenerationBody
-from llmserve.structured_outputs import StructuredOutputsParams
+from llmserve.server.settings import ServerSettings
+from llmserve.structured_outputs import StructuredOutputsParams, closed_schema
 from llmserve.tokenization.tokenizer import Tokenizer
 
 _MAX_NUM_TOOLS = 128
+_CLOSES = "disable_additional_properties"
 # How messages about StructuredOutputsParams speak to a client of the server.
 _OF_JSON = {
     "StructuredOutputsParams": "structured_outputs",
@@ -30,9 +32,14 @@ _OF_JSON = {
 }
 
 
-def structured_outputs(body: GenerationBody) -> StructuredOutputsParams | None:
+def structured_outputs(
+    body: GenerationBody, settings: ServerSettings
+) -> StructuredOutputsParams | None:
     """What SamplingParams.structured_outputs is to be. Raises ApiError, InvalidArgument."""
-    formatted = None if body.response_format is None else _of_format(body.response_format)
+    is_closed = settings.is_lenient("closed_schemas")
+    formatted = (
+        None if body.response_format is None else _of_format(body.response_format, is_closed)
+    )
     given = body.structured_outputs
     if given is None:
         return formatted
@@ -43,7 +50,7 @@ def structured_outputs(body: GenerationBody) -> StructuredOutputsParams | None:
             param="response_format",
         )
     try:
-        return StructuredOutputsParams(**given)
+        return StructuredOutputsParams(**({_CLOSES: True} if is_closed else {}) | given)
     except (InvalidArgument, NotSupported) as error:
         message = str(error)
         for of_python, of_json in _OF_JSON.items():
@@ -51,7 +58,8 @@ def structured_outputs(body: GenerationBody) -> StructuredOutputsParams | None:
         raise ApiError(400, message, param="structured_outputs") from None
 
 
-def _of_format(value: Mapping[str, Any]) -> StructuredOutputsParams | None:
+def _of_format(value: Mapping[str, Any], is_closed: bool) -> StructuredOutputsParams | None:
+    """is_closed: objects of its schema have no properties but their own, also without strict."""
     if value.get("type") is None:
         raise _bad("response_format", "type is missing; it is text, json_object or json_schema")
     kind = value["type"]
@@ -66,10 +74,11 @@ def _of_format(value: Mapping[str, Any]) -> StructuredOutputsParams | None:
         )
     inner = value.get("json_schema")
     schema = inner.get("schema") if isinstance(inner, Mapping) else None
-    if not isinstance(schema, Mapping):
+    if not isinstance(inner, Mapping) or not isinstance(schema, Mapping):
         raise _bad("response_format", "json_schema.schema must be a JSON schema, an object")
     try:
-        return StructuredOutputsParams(json=schema)
+        is_closed = is_closed or inner.get("strict") is True
+        return StructuredOutputsParams(json=schema, disable_additional_properties=is_closed)
     except InvalidArgument as error:
         raise _renamed(error, "response_format") from None
 
@@ -105,6 +114,7 @@ def with_calls(
     given: StructuredOutputsParams | None,
     style: ToolStyle,
     tokenizer: Tokenizer,
+    settings: ServerSettings,
 ) -> StructuredOutputsParams | None:
     """What the text must match where there are tools: a call that tool_choice asks for, a call or
     what response_format says, strict tools' schemas where they are called, or else what was
@@ -118,7 +128,8 @@ def with_calls(
     if is_text and (style.is_bare or not any(map(is_strict, tools))):
         return None
     names = tool_names(body)
-    functions = [tool_function("tools", tool) for tool in tools]
+    is_closed = settings.is_lenient("closed_schemas")
+    functions = [_tool_function(tool, is_closed or is_strict(tool)) for tool in tools]
     if is_text:  # what is not strict takes any object
         functions = [
             (name, schema if is_strict(tool) else ANY_ARGUMENTS)
@@ -132,6 +143,13 @@ def with_calls(
         answer = f"start: calls | answer\nanswer: %json {given.source().text}\n"
         calls = answer + calls.replace("start:", "calls:", 1)
     return StructuredOutputsParams(grammar=calls)
+
+
+def _tool_function(tool: Mapping[str, Any], is_closed: bool) -> tuple[str, Mapping[str, object]]:
+    name, schema = tool_function("tools", tool)
+    closed = closed_schema(schema) if is_closed else schema
+    assert isinstance(closed, Mapping)
+    return name, closed
 
 
 def with_reasoning(

@@ -17,6 +17,7 @@ from llmserve.server.routes.bodies import EmbeddingBody
 from llmserve.server.routes.prompts import prompts
 from llmserve.server.routes.request_body import arrived_at, read_json
 from llmserve.server.routes.sampling import timeout_s
+from llmserve.server.running.answer import EVENTS
 from llmserve.server.running.generation import GenerationResponse
 from llmserve.server.running.job import Job, new_id
 
@@ -51,6 +52,7 @@ async def embeddings(request: Request) -> Response:
 
 
 class _Answer:
+    form = EVENTS
     is_plain = False
     words_empty_texts = False
 
@@ -80,6 +82,10 @@ class _Answer:
     ) -> Iterable[bytes]:
         """Embeddings are not streamed."""
         return ()
+
+    def error_line(self, error: ApiError) -> bytes:
+        """See Answer."""
+        return b""
 
     def last_lines(self) -> Iterable[bytes]:
         """See Answer."""

@@ -22,25 +22,42 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 # Schemas in the wild nest a dozen deep.
 _MAX_JSON_DEPTH = 64
 _NESTED = (dict, list)
-_NUM_BYTES, _ARRIVED = "llmserve.num_body_bytes", "llmserve.arrived"  # in the scope
+# In the scope.
+_BODY, _NUM_BYTES, _ARRIVED = "llmserve.body", "llmserve.num_body_bytes", "llmserve.arrived"
+# Fields within a field that are left out one by one, where those that are unknown are.
+_MAX_NUM_UNKNOWN = 16
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$(.*)`)?$")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
 _AT = re.compile(r" - at `\$\.?([^.\[`]*).*`$")
 
 
-async def read_json(request: Request, kind: type[_T], settings: ServerSettings) -> _T:
-    """The body as a record. Raises ApiError: 400 that names the field, 408, 413, 415, and 503 where
-    it has not come when the server drains."""
+async def read_json(
+    request: Request, kind: type[_T], settings: ServerSettings, any_media_type: bool = False
+) -> _T:
+    """The body as a record. any_media_type: programs of this protocol do not say that it is JSON;
+    a page of another origin has to. Raises ApiError: 400 that names the field, 408, 413, 415, and
+    503 where it has not come when the server drains."""
     scope = request.scope
     scope["llmserve.fields"] = kind.__struct_fields__  # for the errors of what follows
-    media_type = header(scope, b"content-type").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
-        raise ApiError(
-            415,
-            f"the body must be JSON, and the Content-Type application/json, got "
-            f"{media_type[:80]!r}",
-        )
+    if not any_media_type or header(scope, b"origin"):
+        _check_media_type(scope)
+    data = await read_body(request, settings)
+    try:
+        record = _decode(data, kind, settings.is_lenient("unknown_fields"))
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    _check_depth(record)
+    return record
+
+
+async def read_body(request: Request, settings: ServerSettings) -> bytes:
+    """The body's bytes. Raises ApiError: 408, 413, 503."""
+    scope = request.scope
+    if _BODY in scope:
+        return bytes(scope.pop(_BODY))
     length = header(scope, b"content-length")
     if length.isdecimal() and int(length[:20]) > settings.max_body_bytes:
         raise _too_large(settings.max_body_bytes)
@@ -50,14 +67,42 @@ async def read_json(request: Request, kind: type[_T], settings: ServerSettings) 
     data = await (reading if has_come else _in_time(reading, request, settings.read_timeout))
     scope[_NUM_BYTES] = len(data)
     scope[_ARRIVED] = asyncio.get_running_loop().time()
+    return data
+
+
+def give_back(request: Request, data: bytes) -> None:
+    """For who reads the body after one who looked into it."""
+    request.scope[_BODY] = data
+
+
+def _check_media_type(scope: Scope) -> None:
+    media_type = header(scope, b"content-type").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise ApiError(
+            415,
+            f"the body must be JSON, and the Content-Type application/json, got "
+            f"{media_type[:80]!r}",
+        )
+
+
+def _decode(data: bytes, kind: type[_T], ignores_unknown: bool) -> _T:
     try:
-        record = msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error), kind) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
-    _check_depth(record)
-    return record
+        if not ignores_unknown or not _UNKNOWN.search(str(error)):
+            raise
+    fields = msgspec.json.decode(data)
+    fields = {name: fields[name] for name in kind.__struct_fields__ if name in fields}
+    for _ in range(_MAX_NUM_UNKNOWN):
+        try:
+            return msgspec.convert(fields, kind)
+        except msgspec.ValidationError as error:
+            unknown = _UNKNOWN.search(str(error))
+            inner = fields.get((unknown[2] or "").removeprefix(".")) if unknown else None
+            if unknown is None or not isinstance(inner, dict):
+                raise
+            del inner[unknown[1]]
+    return msgspec.convert(fields, kind)
 
 
 def num_body_bytes(request: Request) -> int:
@@ -71,8 +116,8 @@ def arrived_at(scope: Scope) -> float:
 
 
 async def _in_time(
-    reading: Coroutine[Any, Any, bytearray], request: Request, timeout_s: float
-) -> bytearray:
+    reading: Coroutine[Any, Any, bytes], request: Request, timeout_s: float
+) -> bytes:
     """What the client may take long to send. timeout_s: 0: no bound."""
     try:
         with context(request).activity.reading():
@@ -85,7 +130,7 @@ async def _in_time(
         reading.close()  # it may not have begun
 
 
-async def _read(receive: Receive, max_bytes: int) -> bytearray:
+async def _read(receive: Receive, max_bytes: int) -> bytes:
     data = bytearray()
     is_whole = False
     while not is_whole:
@@ -96,7 +141,7 @@ async def _read(receive: Receive, max_bytes: int) -> bytearray:
         if len(data) > max_bytes:
             raise _too_large(max_bytes)
         is_whole = not message.get("more_body", False)
-    return data
+    return bytes(data)
 
 
 def _too_large(max_bytes: int) -> ApiError:

@@ -1,6 +1,7 @@
 """From a body's fields to SamplingParams: the model's defaults, with what was given over them."""
 
 import dataclasses
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +26,7 @@ _SAME = tuple(
     for name in GenerationBody.__struct_fields__
     if name in SAMPLING_FIELDS and name not in _OWN
 )
-_NUMBERS = (bool, int, float)
+_NUMBERS = (bool, int, float, type(None))
 
 
 def sampling_params(
@@ -48,14 +49,23 @@ def sampling_params(
             for name in body.repetition_detection.__struct_fields__
         }
         given["repetition_detection"] = RepetitionDetectionParams(**values)
-    cap = settings.max_output_tokens
-    given["max_tokens"] = cap if max_tokens is None else min(max_tokens, cap)
-    given["structured_outputs"] = structured_outputs(body)
+    given["structured_outputs"] = structured_outputs(body, settings)
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     changes = {name: value for name, value in given.items() if value is not None}
+    cap = settings.max_output_tokens
+    if cap and (max_tokens is None or max_tokens > cap):
+        max_tokens = cap
+    changes["max_tokens"] = max_tokens
     is_small = all(isinstance(value, _NUMBERS) for value in changes.values())
     replace = _remembered if is_small else dataclasses.replace
     return replace(defaults, output_kind=kind, **changes)
+
+
+def given_max_tokens(*values: int | None) -> int | None:
+    """The first that is given; None, as many as the context has room for, where that is -1 or none
+    is."""
+    value = next((value for value in values if value is not None), None)
+    return None if value == -1 else value
 
 
 @lru_cache(maxsize=64, typed=True)
@@ -76,11 +86,12 @@ def refuse_given(body: msgspec.Struct, names: tuple[str, ...], why: str) -> None
 
 def timeout_s(body_timeout: float | None, settings: ServerSettings) -> float:
     """Seconds that a request may take as a whole; 0: no bound."""
+    most = settings.request_timeout
     if body_timeout is None:
-        return settings.request_timeout
-    if not 0 < body_timeout <= settings.max_request_timeout:
+        return most
+    if not 0 < body_timeout <= (most or math.inf):
+        at_most = f" and at most {most:g} (request_timeout)" if most else ""
         raise InvalidArgument(
-            f"timeout must be more than 0 and at most {settings.max_request_timeout} seconds, got "
-            f"{body_timeout}"
+            f"timeout must be more than 0{at_most}, in seconds, got {body_timeout}"
         )
     return body_timeout

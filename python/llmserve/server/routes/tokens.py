@@ -26,12 +26,15 @@ async def tokenize(request: Request) -> Response:
     model = server.models.get(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt or messages, one of them", param="prompt")
-    document = await _on_thread(request, model, partial(_document, body, model))
+    document = await counted_on_thread(request, model, partial(_document, body, model))
     return JsonResponse(document)
 
 
-async def _on_thread(request: Request, model: ServedModel, call: Callable[[], _Result]) -> _Result:
-    """Like any other request it counts for the key's quota, and has its time."""
+async def counted_on_thread(
+    request: Request, model: ServedModel, call: Callable[[], _Result]
+) -> _Result:
+    """What `call` makes of the body's texts. Like any other request it counts for the key's quota,
+    and has its time."""
     server = context(request)
     tenant = request.scope.get("llmserve.key", "")
     server.activity.quotas.check(tenant, 0)
@@ -68,7 +71,7 @@ async def detokenize(request: Request) -> Response:
     model = server.models.get(body.model)
     try:
         decode = partial(model.tokenizer().decode, body.tokens, skip_special_tokens=False)
-        text = await _on_thread(request, model, decode)
+        text = await counted_on_thread(request, model, decode)
     except ValueError as error:
         raise ApiError(400, f"tokens: {error}", param="tokens") from None
     return JsonResponse({"prompt": text})

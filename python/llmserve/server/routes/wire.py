@@ -5,16 +5,23 @@ from typing import Any
 
 from llmserve.outputs import CompletionOutput
 from llmserve.requests.state import RequestState
+from llmserve.server.http.errors import ApiError
 from llmserve.server.http.events import event
-from llmserve.server.routes.bodies import StreamOptions
 from llmserve.server.running.activity import TIMEOUT
 from llmserve.server.running.failures import generation_error
 from llmserve.server.running.job import Job
 
+Usage = dict[str, Any]
+
 
 def error_event(message: str, job: Job) -> bytes:
     """What a stream says where it cannot go on."""
-    return event(generation_error(message, job).body())
+    return error_line(generation_error(message, job))
+
+
+def error_line(error: ApiError) -> bytes:
+    """Likewise."""
+    return event(error.body())
 
 
 def head(kind: str, job: Job) -> dict[str, Any]:
@@ -27,32 +34,37 @@ def head(kind: str, job: Job) -> dict[str, Any]:
     }
 
 
+# Of whole answers, as vLLM has them.
+NULLS = {"service_tier": None, "system_fingerprint": None, "kv_transfer_params": None}
+
+
 def finish_reason(completion: CompletionOutput, cause: str) -> str | None:
-    """The engine's, or "timeout" where the server ended it."""
+    """The engine's, or "length" where the server's time limit ended it: clients with types know no
+    other word for an answer that was cut."""
     if completion.finish_reason == "abort" and cause == TIMEOUT:
-        return TIMEOUT
+        return "length"
     return completion.finish_reason
 
 
-def usage(states: Sequence[RequestState]) -> dict[str, Any]:
-    """Token counts of an HTTP request so far, as OpenAI's answers have them."""
+def stop_reason(completion: CompletionOutput, cause: str) -> int | str | None:
+    """The stop string or token that ended it, or "timeout"."""
+    if completion.finish_reason == "abort" and cause == TIMEOUT:
+        return TIMEOUT
+    return completion.stop_reason
+
+
+def usage(states: Sequence[RequestState], num_reasoning_tokens: int | None = None) -> Usage:
+    """Token counts of an HTTP request so far, as OpenAI's answers have them. num_reasoning_tokens:
+    None where nothing was thought."""
     prompt_tokens = sum(len(state.prompt.token_ids) for state in states)
     completion_tokens = sum(state.num_generation_tokens for state in states)
     cached_tokens = sum(state.num_cached_tokens for state in states)
-    return {
+    counts: Usage = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
-
-
-def add_usage(
-    chunk: dict[str, Any], options: StreamOptions, states: Sequence[RequestState]
-) -> None:
-    """What a chunk before the last one says of token counts: nothing, null where the last one has
-    them, or those so far."""
-    if options.continuous_usage_stats:
-        chunk["usage"] = usage(states)
-    elif options.include_usage:
-        chunk["usage"] = None
+    if num_reasoning_tokens is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+    return counts

@@ -1,14 +1,31 @@
 """What a route brings to a run: the words of its answer."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from llmserve.outputs import CompletionOutput
 from llmserve.requests.state import RequestState
+from llmserve.server.http.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """What a protocol's streams are framed in."""
+
+    media_type: str
+    keep_alive: bytes  # what a quiet stream gets, and no reader takes for news
+
+
+EVENTS = StreamForm("text/event-stream; charset=utf-8", b": keep-alive\n\n")
 
 
 class Answer(Protocol):
     """How a route words what the engine gives."""
+
+    @property
+    def form(self) -> StreamForm:
+        """Of its stream."""
 
     @property
     def is_plain(self) -> bool:
@@ -30,5 +47,8 @@ class Answer(Protocol):
     ) -> Iterable[bytes]:
         """Events of a stream for what is new of one prompt, an entry a sample."""
 
+    def error_line(self, error: ApiError) -> bytes:
+        """The event of a stream that has nothing to give but this error; `last_lines` follow."""
+
     def last_lines(self) -> Iterable[bytes]:
-        """Events after the last news."""
+        """Events after the last news, the end among them."""

@@ -12,7 +12,6 @@ from llmserve.common.text_threads import MAX_ROWS_IN_LOOP, on_answer_thread
 from llmserve.requests.state import RequestState
 from llmserve.server.http.connection import Connection, own_connection
 from llmserve.server.http.errors import ApiError, JsonResponse, LargeJsonResponse
-from llmserve.server.http.events import event
 from llmserve.server.running.activity import (
     SHUTDOWN,
     TIMEOUT,
@@ -27,11 +26,9 @@ from llmserve.server.running.failures import generation_error
 from llmserve.server.running.job import Job
 
 _STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # or nginx would gather it
 ]
-_COMMENT = b": keep-alive\n\n"
 Write = Callable[[bytes], Awaitable[None]]  # a piece of the body that is not the last
 
 
@@ -120,7 +117,9 @@ class GenerationResponse(Response):
         return kind(self._answer.document(states, cause), headers=headers)
 
     async def _stream(self, run: Run, send: Send, connection: Connection | None) -> None:
-        headers = _STREAM_HEADERS + self._own_headers
+        form = self._answer.form
+        media_type = (b"content-type", form.media_type.encode())
+        headers = [media_type, *_STREAM_HEADERS, *self._own_headers]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
         async def write(body: bytes, more_body: bool = True) -> None:
@@ -132,7 +131,7 @@ class GenerationResponse(Response):
         with self._direct_lines(run, connection) as direct:
             lines = await self._write_news(run, write, direct)
         if not run.is_cut:
-            last = b"".join([lines, *self._answer.last_lines(), b"data: [DONE]\n\n"])
+            last = b"".join([lines, *self._answer.last_lines()])
             await write(last, more_body=False)
             run.note_first()
 
@@ -155,7 +154,7 @@ class GenerationResponse(Response):
                 run.note_first()
                 is_first = False
             elif run.is_comment_due:
-                await write(_COMMENT)
+                await write(self._answer.form.keep_alive)
             if direct is not None:
                 direct.lend_soon()
 
@@ -163,7 +162,7 @@ class GenerationResponse(Response):
         if (error := self._lack(run)) is not None:
             # Once it is certain that no token comes: the running step may still give one.
             if run.is_finished:
-                yield event(error.body())
+                yield self._answer.error_line(error)
             return
         for idx, stream in enumerate(run.streams):
             if stream.state.has_news:

@@ -2,6 +2,7 @@
 
 import html
 import re
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from starlette.responses import HTMLResponse, Response
 
 from llmserve._version import __version__
 from llmserve.server.http.errors import JsonResponse
+from llmserve.server.routes.anthropic.bodies import CountTokensBody, MessagesBody
 from llmserve.server.routes.bodies import (
     ChatBody,
     CompletionBody,
@@ -17,17 +19,27 @@ from llmserve.server.routes.bodies import (
     EmbeddingBody,
     TokenizeBody,
 )
+from llmserve.server.routes.responses.bodies import ResponsesBody
 
 _POST: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/completions": (CompletionBody, "Continue prompts"),
     "/v1/chat/completions": (ChatBody, "Answer a conversation"),
     "/v1/embeddings": (EmbeddingBody, "A vector a text"),
+    "/v1/responses": (ResponsesBody, "Answer an input, perhaps going on from an earlier answer"),
+    "/v1/responses/input_tokens": (ResponsesBody, "The tokens of such an input"),
+    "/v1/messages": (MessagesBody, "Answer a conversation, in Anthropic's words"),
+    "/v1/messages/count_tokens": (CountTokensBody, "The tokens of such a conversation"),
     "/tokenize": (TokenizeBody, "The token ids of a text or conversation"),
     "/detokenize": (DetokenizeBody, "The text of token ids"),
 }
+# By the fields of its body it is one of these.
+_INVOCATIONS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 _GET = {
+    "/v1/responses/{response_id}": "A response that was stored",
+    "/v1/responses/{response_id}/input_items": "What its input was",
     "/v1/models": "The models that are served",
     "/v1/models/{model}": "One of them",
+    "/ping": "As /health",
     "/health": "Are the engines alive",
     "/ready": "Are new requests taken",
     "/version": "llmserve's version",
@@ -35,6 +47,7 @@ _GET = {
     "/metrics": "Counters and distributions for Prometheus",
     "/debug/requests/{request_id}": "What a request did at every moment; for admins",
 }
+_DELETE = {"/v1/responses/{response_id}": "Forget a response that was stored"}
 _ERRORS = {
     "400": "a parameter is wrong; the error names it",
     "401": "no key, or a wrong one",
@@ -49,6 +62,7 @@ _ERRORS = {
     "500": "an error of the server",
     "503": "shutting down, asleep, stopped, or too slow",
 }
+_DESCRIPTION = "Routes under /v1 are there without that prefix, too."
 _PREFIX = "#/components/schemas/{name}"
 
 
@@ -57,13 +71,20 @@ def document() -> dict[str, Any]:
     kinds = [kind for kind, _ in _POST.values()]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_PREFIX)
     components["Error"] = _error_schema()
-    paths: dict[str, Any] = {path: _get(path, text) for path, text in _GET.items()}
+    paths: dict[str, Any] = {path: {"get": _bare(path, text)} for path, text in _GET.items()}
+    for path, text in _DELETE.items():
+        paths[path]["delete"] = _bare(path, text)
     for (path, (_, text)), schema in zip(_POST.items(), schemas, strict=True):
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[path] = {"post": {**_operation(text), "requestBody": body}}
+    bodies = [paths[path]["post"]["requestBody"]["content"] for path in _INVOCATIONS]
+    schema = {"anyOf": [body["application/json"]["schema"] for body in bodies]}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    text = "Answer a chat, continue prompts or embed, as the body's fields say"
+    paths["/invocations"] = {"post": {**_operation(text), "requestBody": body}}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "llmserve", "version": __version__},
+        "info": {"title": "llmserve", "version": __version__, "description": _DESCRIPTION},
         "paths": paths,
         "components": {
             "schemas": components,
@@ -73,13 +94,14 @@ def document() -> dict[str, Any]:
     }
 
 
-def _get(path: str, text: str) -> dict[str, Any]:
+def _bare(path: str, text: str) -> dict[str, Any]:
+    """Of what has no body."""
     names = re.findall(r"{(\w+)}", path)
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in names
     ]
-    return {"get": _operation(text) | ({"parameters": parameters} if parameters else {})}
+    return _operation(text) | ({"parameters": parameters} if parameters else {})
 
 
 def _operation(text: str) -> dict[str, Any]:
@@ -115,10 +137,11 @@ async def docs(request: Request) -> Response:
             body = operation.get("requestBody")
             fields = ""
             if body is not None:
-                name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-                properties = described["components"]["schemas"][name]["properties"]
+                schema = body["content"]["application/json"]["schema"]
+                names = [s["$ref"].rpartition("/")[2] for s in schema.get("anyOf", [schema])]
+                known = [described["components"]["schemas"][n]["properties"] for n in names]
                 fields = "<br>fields: " + ", ".join(
-                    f"<code>{html.escape(field)}</code>" for field in properties
+                    f"<code>{html.escape(field)}</code>" for field in dict.fromkeys(chain(*known))
                 )
             rows.append(
                 f"<h3><code>{method.upper()} {html.escape(path)}</code></h3>"

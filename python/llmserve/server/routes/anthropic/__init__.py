@@ -1,0 +1,1 @@
+"""Anthropic's protocol: POST /v1/messages."""
