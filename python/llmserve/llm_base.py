@@ -174,6 +174,11 @@ class LLMBase:
         return self._config.device
 
     @property
+    def description(self) -> str:
+        """Architecture, data type and backend: "LlamaForCausalLM bfloat16 on cpu/avx2"."""
+        return self._open_engine().description
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether prompts and outputs may be text."""
         return self._tokenizer is not None

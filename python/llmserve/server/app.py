@@ -25,6 +25,13 @@ from llmserve.server.routes.completions import completions
 from llmserve.server.routes.debug import debug_request
 from llmserve.server.routes.embeddings import embeddings
 from llmserve.server.routes.invocations import invocations
+from llmserve.server.routes.ollama.generate import ollama_chat, ollama_generate
+from llmserve.server.routes.ollama.models import (
+    ollama_ps,
+    ollama_show,
+    ollama_tags,
+    ollama_version,
+)
 from llmserve.server.routes.responses.routes import (
     create_response,
     input_tokens,
@@ -55,6 +62,12 @@ _V1 = (
 ROUTES = (
     *(Route("/v1" + path, endpoint, methods=methods) for path, endpoint, methods in _V1),
     *(Route(path, endpoint, methods=methods) for path, endpoint, methods in _V1),
+    Route("/api/chat", ollama_chat, methods=_POST),
+    Route("/api/generate", ollama_generate, methods=_POST),
+    Route("/api/tags", ollama_tags, methods=_GET),
+    Route("/api/show", ollama_show, methods=_POST),
+    Route("/api/ps", ollama_ps, methods=_GET),
+    Route("/api/version", ollama_version, methods=_GET),
     Route("/invocations", invocations, methods=_POST),
     Route("/tokenize", tokens.tokenize, methods=_POST),
     Route("/detokenize", tokens.detokenize, methods=_POST),

@@ -19,6 +19,11 @@ from llmserve.server.routes.bodies import (
     EmbeddingBody,
     TokenizeBody,
 )
+from llmserve.server.routes.ollama.bodies import (
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaShowBody,
+)
 from llmserve.server.routes.responses.bodies import ResponsesBody
 
 _POST: dict[str, tuple[type[msgspec.Struct], str]] = {
@@ -29,6 +34,9 @@ _POST: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/responses/input_tokens": (ResponsesBody, "The tokens of such an input"),
     "/v1/messages": (MessagesBody, "Answer a conversation, in Anthropic's words"),
     "/v1/messages/count_tokens": (CountTokensBody, "The tokens of such a conversation"),
+    "/api/chat": (OllamaChatBody, "Answer a conversation, in Ollama's words"),
+    "/api/generate": (OllamaGenerateBody, "Continue a prompt, in Ollama's words"),
+    "/api/show": (OllamaShowBody, "What a model is, in Ollama's words"),
     "/tokenize": (TokenizeBody, "The token ids of a text or conversation"),
     "/detokenize": (DetokenizeBody, "The text of token ids"),
 }
@@ -39,6 +47,9 @@ _GET = {
     "/v1/responses/{response_id}/input_items": "What its input was",
     "/v1/models": "The models that are served",
     "/v1/models/{model}": "One of them",
+    "/api/tags": "The models that are served, in Ollama's words",
+    "/api/ps": "Those that are loaded: the same",
+    "/api/version": "llmserve's version",
     "/ping": "As /health",
     "/health": "Are the engines alive",
     "/ready": "Are new requests taken",
