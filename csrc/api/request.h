@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "api/adapter.h"
 #include "api/beam_search_params.h"
+#include "api/hand_over.h"
 #include "api/pooling.h"
 #include "api/sampling_params.h"
 #include "core/host_array.h"
@@ -36,7 +38,11 @@ struct Request {
   int64_t ttft_us = 0;
   int64_t tpot_us = 0;
   int64_t prefix_ttl_us = 0;  // how long its prompt's cached blocks are worth keeping; 0: as others
-  std::string adapter;        // whose weights are added to the model's; "": none
+  std::optional<AdapterRef> adapter;  // whose weights are added to the model's
+  // The blocks of its first tokens come from a peer, once; if they do not come, they are computed.
+  std::optional<HandOver> receive_from;
+  // When it has ended by a stop or its length, its full blocks go to a peer.
+  std::optional<HandOver> send_to;
   // Tokens that were generated, and given out, before: the request goes on after them, at their
   // positions and with its seed. They count as generated, and are in no event.
   std::vector<int32_t> resumed_token_ids;

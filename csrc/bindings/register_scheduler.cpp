@@ -32,6 +32,7 @@ void register_plan(py::module_& module) {
       .def_readonly("awaited_row", &Scheduled::awaited_row)
       .def_readonly("num_tokens", &Scheduled::num_tokens)
       .def_readonly("num_drafted", &Scheduled::num_drafted)
+      .def_readonly("adapter", &Scheduled::adapter)
       .def_readonly("token_ids", &Scheduled::token_ids)
       .def_property_readonly(
           "block_table", [](const Scheduled& self) { return self.tables.front(); },

@@ -64,7 +64,8 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
                                   .hidden_size = hidden_size_,
                                   .max_logprobs = config_.max_logprobs,
                                   .must_make_text = true,
-                                  .has_adapters = false}});
+                                  .has_adapters = false,
+                                  .has_peers = false}});
   executor_->report_to([this](News news) { give_news(std::move(news)); });
   scheduler_->fill_metrics(metrics_);
   executor_->fill_metrics(metrics_);
@@ -261,7 +262,7 @@ void Engine::run() {
 bool Engine::take_in() {
   std::unique_lock lock(intake_mutex_);
   const auto has_news = [&] { return !intake_.is_empty(); };
-  if (!scheduler_->has_unfinished()) {
+  if (!scheduler_->has_work()) {
     if (has_background_work_ || has_idle_work_)
       intake_ready_.wait_for(lock, kIdleBeforeWork, has_news);
     while (has_background_work_ && !has_news()) {

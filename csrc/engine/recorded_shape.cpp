@@ -6,7 +6,8 @@ namespace {
 bool runs_one_token(const ScheduledSequence& sequence) {
   const bool is_given = sequence.prompt_embeds != nullptr &&
                         sequence.start_position < sequence.prompt_embeds->num_rows;
-  return sequence.num_tokens == 1 && !is_given;
+  return sequence.num_tokens == 1 && !is_given && sequence.adapter < 0 &&
+         sequence.state_slot == kNoSlot;
 }
 
 }  // namespace

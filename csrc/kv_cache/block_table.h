@@ -56,7 +56,7 @@ struct BlockTable {
   RequestId owner = 0;  // named to those who wait for its blocks
 
   GroupBlocks slots;                  // of a lower tier that has its leading blocks, as `blocks`
-  TransferId transfer = kNoTransfer;  // under way between the two, of its blocks
+  TransferId transfer = kNoTransfer;  // under way, of its blocks: one with the tier or from a peer
 
   int32_t state_slot = kNoSlot;  // of StateSlots, where there are any
   std::vector<KeptState> kept_states;

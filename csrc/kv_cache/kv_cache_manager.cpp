@@ -21,7 +21,7 @@ KvCacheManager::KvCacheManager(const CacheConfig& config, Hasher hasher, int64_t
       groups_(config_.groups, config.block_size),
       pool_(config.num_blocks, config.block_size) {
   if (config.enable_prefix_caching && config.lower_tier.num_blocks > 0)
-    tiers_.emplace(config.lower_tier, groups_, pool_);
+    tiers_.emplace(config.lower_tier, groups_, pool_, transfers_);
   if (config.num_state_slots > 0) states_.emplace(config.num_state_slots);
 }
 
@@ -137,17 +137,19 @@ void KvCacheManager::fork(const BlockTable& parent, BlockTable& child) {
   parent.for_each_block([&](int32_t block) { pool_.add_ref(block); });
   child = parent;
   child.num_announced = child.num_cached;
-  if (tiers_) tiers_->fork(parent, child);
+  child.transfer = kNoTransfer;
+  if (tiers_) tiers_->fork(parent);
   if (states_) fork_state(parent, child);
 }
 
 void KvCacheManager::release(BlockTable& table) {
   withdraw_all(table);
   if (states_) release_state(table);
-  if (tiers_) {
-    tiers_->release(table);
+  if (is_moving(table)) {
+    transfers_.leave(table);
   } else {
     pool_.drop_refs(table.blocks, groups_.in_order());
+    if (tiers_) tiers_->let_go(table);
   }
   table.blocks.clear();
   table.num_cached = table.num_announced = 0;
@@ -168,7 +170,10 @@ void KvCacheManager::reset_prefix_cache(std::span<BlockTable* const> tables) {
 }
 
 BlockTable* KvCacheManager::finish_transfer(TransferId id, bool is_done) {
-  BlockTable* table = tiers_ ? tiers_->finish(id, is_done) : nullptr;
+  const std::optional<TransferBook::Entry> ended = transfers_.end(id);
+  if (!ended) return nullptr;
+  BlockTable* table =
+      ended->transfer.is_hand_over() ? end_hand_over(*ended) : tiers_->finish(*ended, is_done);
   if (table != nullptr && !is_done) release(*table);
   return table;
 }
@@ -190,7 +195,8 @@ void KvCacheManager::check_integrity(std::span<const BlockTable* const> tables) 
     }
   }
   check_internal(num_announced == announced_.size(), "each announced block has a table");
-  if (tiers_) tiers_->check_integrity(tables, num_holders);
+  transfers_.check_integrity(tables, num_holders);
+  if (tiers_) tiers_->check_integrity(tables);
   pool_.check_integrity(num_holders);
   if (states_) check_states(tables);
 }

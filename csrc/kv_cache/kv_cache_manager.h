@@ -29,6 +29,7 @@
 #include "kv_cache/cache_groups.h"
 #include "kv_cache/state_slots.h"
 #include "kv_cache/tiers.h"
+#include "kv_cache/transfer_book.h"
 
 namespace llmserve {
 
@@ -139,9 +140,8 @@ class KvCacheManager {
   // -- transfers --------------------------------------------------------------------------------
 
   // Appends the transfers that began since the last call, each to be begun with the next plan.
-  void take_transfers(std::vector<Transfer>& transfers) {
-    if (tiers_) tiers_->take(transfers);
-  }
+  void take_transfers(std::vector<Transfer>& transfers) { transfers_.take(transfers); }
+  bool has_begun_transfers() const { return transfers_.has_begun(); }
   // A transfer has ended, and nobody touches its blocks any more; is_done: all have arrived. Ids
   // that are not under way are passed over. Returns the table that waited for it, or nullptr: one
   // that was released meanwhile waits no more, and a store has none. With a load that is done the
@@ -150,10 +150,27 @@ class KvCacheManager {
   BlockTable* finish_transfer(TransferId id, bool is_done);
   // The table's blocks are under way, and releasing it would not make them available.
   static bool is_moving(const BlockTable& table) { return table.transfer != kNoTransfer; }
-  int64_t num_transfers() const { return tiers_ ? tiers_->num_in_flight() : 0; }
+  int64_t num_transfers() const { return transfers_.num_in_flight(); }
   int32_t num_stored_blocks() const {  // in the lower tier, those on their way included
     return tiers_ ? tiers_->index().entries().num_held() : 0;
   }
+
+  // -- hand-over ---------------------------------------------------------------------------------
+  // Between instances, of one sequence: the keys and values of all its tokens but the last, which
+  // has to run to give logits.
+
+  // What a match has of the first num_tokens tokens that the next one looks at.
+  PrefixMatch keep_for(PrefixMatch match, int64_t num_tokens) const;
+  // Gives a table without blocks those of all of token_ids but the last: the match's, and new ones
+  // that a transfer fills; until it has ended the table is neither read nor grown. Preconditions:
+  // num_lacking(match, tokens) is 0; the match is kept for the tokens but the last.
+  void receive(BlockTable& table, const PrefixMatch& match, std::span<const int32_t> token_ids,
+               const HandOver& from);
+  // Begins to send the blocks of the first num_computed tokens, all that the table has scheduled.
+  // The transfer holds them; the table may be released.
+  void send(const BlockTable& table, int64_t num_computed, const HandOver& to);
+  // Sends that no plan has: what they would send is not to be trusted.
+  void cancel_sends();
 
   // -- fixed states ------------------------------------------------------------------------------
   // Of models that have layers with one (CacheConfig::num_state_slots): each table that is attached
@@ -162,6 +179,7 @@ class KvCacheManager {
 
   // Whether attach(), load() (of a match's snapshot) or fork() (kNoSlot) finds a slot.
   bool has_state_slot(int32_t snapshot) const;
+  bool has_states() const { return states_.has_value(); }
   bool can_keep_state(const BlockTable& table) const;
   // The state after num_tokens, a multiple of the block size up to which all has been scheduled and
   // after which nothing has, becomes a snapshot: copied with the next plan, found once a step that
@@ -200,6 +218,7 @@ class KvCacheManager {
   int32_t num_lacking(const GroupBlocks& blocks, int64_t num_tokens) const;
   StoredPrefix find_stored(const BlockTable& table, std::span<const int32_t> token_ids,
                            int32_t num_blocks) const;
+  BlockTable* end_hand_over(const TransferBook::Entry& ended);
   void take_state(BlockTable& table, int32_t snapshot);
   void fork_state(const BlockTable& parent, BlockTable& child);
   void file_states(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_computed);
@@ -223,6 +242,7 @@ class KvCacheManager {
   const int64_t max_step_tokens_;
   const CacheGroups groups_;
   BlockPool pool_;
+  TransferBook transfers_;
   std::optional<Tiers> tiers_;
   std::optional<StateSlots> states_;
   std::vector<StateCopy> state_copies_;  // not taken yet

@@ -131,20 +131,15 @@ void Tiers::load(BlockTable& table, const StoredPrefix& prefix) {
 }
 
 void Tiers::begin(BlockTable& table, Transfer transfer) {
-  transfer.id = table.transfer = next_id_++;
   for (const BlockMove& move : transfer.moves) {
-    pool_.add_ref(block_of(move, transfer));
+    pool_.add_ref(pool_block(transfer, move));
     index_.add_ref(slot_of(move, transfer));
   }
-  begun_.push_back(transfer);
-  InFlight& in_flight = in_flight_[transfer.id];
-  in_flight.transfer = std::move(transfer);
-  in_flight.table = &table;
+  transfers_.begin(std::move(transfer), &table);
 }
 
-void Tiers::fork(const BlockTable& parent, BlockTable& child) {
+void Tiers::fork(const BlockTable& parent) {
   for_each_block(parent.slots, [this](int32_t slot) { index_.add_ref(slot); });
-  child.transfer = kNoTransfer;
 }
 
 void Tiers::drop_left(BlockTable& table, int64_t num_computed) {
@@ -156,30 +151,13 @@ void Tiers::drop_left(BlockTable& table, int64_t num_computed) {
   }
 }
 
-void Tiers::release(BlockTable& table) {
-  if (table.transfer == kNoTransfer) {
-    pool_.drop_refs(table.blocks, groups_.in_order());
-    let_go(table);
-  } else {
-    InFlight& left = in_flight_.at(table.transfer);
-    left.table = nullptr;
-    left.blocks = std::exchange(table.blocks, {});
-    left.slots = std::exchange(table.slots, {});
-    table.transfer = kNoTransfer;
-  }
-}
-
 void Tiers::clear(std::span<BlockTable* const> tables) {
   index_.clear();
   for (BlockTable* table : tables)
     if (table->transfer == kNoTransfer) let_go(*table);
 }
 
-BlockTable* Tiers::finish(TransferId id, bool is_done) {
-  const auto found = in_flight_.find(id);
-  if (found == in_flight_.end()) return nullptr;
-  const InFlight ended = std::move(found->second);
-  in_flight_.erase(found);
+BlockTable* Tiers::finish(const TransferBook::Entry& ended, bool is_done) {
   const Transfer& transfer = ended.transfer;
   const bool is_store = transfer.to == MemoryTier::kLower;
   if (is_store) num_storing_ -= std::ssize(transfer.moves);
@@ -190,47 +168,26 @@ BlockTable* Tiers::finish(TransferId id, bool is_done) {
     } else if (is_store) {
       index_.finish_store(slot);
     }
-    pool_.drop_ref(block_of(transfer.moves[i], transfer));
+    pool_.drop_ref(pool_block(transfer, transfer.moves[i]));
     index_.drop_ref(slot);
   }
-  if (ended.table == nullptr) {
-    pool_.drop_refs(ended.blocks, groups_.in_order());
-    index_.drop_refs(ended.slots, groups_.in_order());
-    return nullptr;
-  }
-  ended.table->transfer = kNoTransfer;
+  pool_.drop_refs(ended.blocks, groups_.in_order());
+  index_.drop_refs(ended.slots, groups_.in_order());
   return is_store ? nullptr : ended.table;
 }
 
-void Tiers::take(std::vector<Transfer>& transfers) {
-  std::ranges::move(begun_, std::back_inserter(transfers));
-  begun_.clear();
-}
-
-void Tiers::check_integrity(std::span<const BlockTable* const> tables,
-                            std::vector<int32_t>& num_block_holders) const {
+void Tiers::check_integrity(std::span<const BlockTable* const> tables) const {
   std::vector<int32_t> num_slot_holders(index_.slots().num_blocks(), 0);
   const auto count_slot = [&](int32_t slot) { ++num_slot_holders[slot]; };
   int64_t num_storing = 0;
-  size_t num_tables = 0;
-  for (const auto& [id, in_flight] : in_flight_) {
-    const Transfer& transfer = in_flight.transfer;
-    for (const BlockMove& move : transfer.moves) {
-      ++num_block_holders[block_of(move, transfer)];
-      count_slot(slot_of(move, transfer));
-    }
-    for_each_block(in_flight.blocks, [&](int32_t block) { ++num_block_holders[block]; });
-    for_each_block(in_flight.slots, count_slot);
+  for (const auto& [id, entry] : transfers_.entries()) {
+    const Transfer& transfer = entry.transfer;
+    for_each_block(entry.slots, count_slot);
+    if (transfer.is_hand_over()) continue;
+    for (const BlockMove& move : transfer.moves) count_slot(slot_of(move, transfer));
     if (transfer.to == MemoryTier::kLower) num_storing += std::ssize(transfer.moves);
-    if (in_flight.table == nullptr) continue;
-    check_internal(in_flight.table->transfer == id, "a table knows its transfer");
-    ++num_tables;
   }
-  for (const BlockTable* table : tables) {
-    for_each_block(table->slots, count_slot);
-    if (table->transfer != kNoTransfer) --num_tables;
-  }
-  check_internal(num_tables == 0, "each transfer of a table has it, and no table another");
+  for (const BlockTable* table : tables) for_each_block(table->slots, count_slot);
   check_internal(num_storing == num_storing_, "the blocks on the way down are counted");
   index_.slots().check_integrity(num_slot_holders);
 }

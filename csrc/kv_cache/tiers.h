@@ -7,11 +7,10 @@
 // all others at its place, or not at all.
 //
 // A transfer refers to its blocks and slots until finish(). A table that is released before leaves
-// it all of its blocks, so that parents stay as long as their children.
+// it all of its blocks.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <span>
 #include <vector>
 
@@ -19,7 +18,7 @@
 #include "kv_cache/cache_groups.h"
 #include "kv_cache/state_slots.h"
 #include "kv_cache/tier_index.h"
-#include "kv_cache/transfer.h"
+#include "kv_cache/transfer_book.h"
 
 namespace llmserve {
 
@@ -33,14 +32,15 @@ struct StoredPrefix {
 
 class Tiers {
  public:
-  Tiers(const TierConfig& config, const CacheGroups& groups, BlockPool& pool)
+  Tiers(const TierConfig& config, const CacheGroups& groups, BlockPool& pool,
+        TransferBook& transfers)
       : config_(config),
         groups_(groups),
         pool_(pool),
+        transfers_(transfers),
         index_(config.num_blocks, groups.block_size()) {}
 
   const TierIndex& index() const { return index_; }
-  int64_t num_in_flight() const { return std::ssize(in_flight_); }
 
   // Up to `count` blocks of the table's tokens, which are hashed; `states` or nullptr.
   StoredPrefix find(const BlockTable& table, std::span<const int32_t> token_ids, int64_t count,
@@ -51,47 +51,32 @@ class Tiers {
   // Precondition: so many are available.
   void load(BlockTable& table, const StoredPrefix& prefix);
 
-  // `child`, a copy of `parent`, refers to its slots as well.
-  void fork(const BlockTable& parent, BlockTable& child);
+  // A copy of `parent` refers to its slots as well.
+  void fork(const BlockTable& parent);
   // What left its group's window after num_computed tokens.
   void drop_left(BlockTable& table, int64_t num_computed);
-  // The table gives its blocks and slots back, or leaves them to its transfer.
-  void release(BlockTable& table);
+  // The table, which has no transfer, gives its slots back.
+  void let_go(BlockTable& table);
   // Empties the index; `tables` are all that may refer to it.
   void clear(std::span<BlockTable* const> tables);
 
-  // A transfer's end; is_done: all blocks have arrived. Returns its table, for which it was loaded,
-  // or nullptr: it was a store, or the table was released, or there is no such transfer any more.
-  // Of a load that failed, and of what hangs on it, nothing is found any more.
-  BlockTable* finish(TransferId id, bool is_done);
+  // A transfer has ended; is_done: all blocks have arrived. Returns its table, for which it was
+  // loaded, or nullptr: it was a store, or the table was released. Of a load that failed, and of
+  // what hangs on it, nothing is found any more.
+  BlockTable* finish(const TransferBook::Entry& ended, bool is_done);
 
-  // Appends those that began since the last call.
-  void take(std::vector<Transfer>& transfers);
-
-  // Adds the transfers' references to those of each block, and compares the slots' with `tables`.
-  void check_integrity(std::span<const BlockTable* const> tables,
-                       std::vector<int32_t>& num_block_holders) const;
+  // Compares the references to slots with those of `tables` and transfers.
+  void check_integrity(std::span<const BlockTable* const> tables) const;
 
  private:
-  struct InFlight {
-    Transfer transfer;
-    BlockTable* table = nullptr;  // null: was released, and left what follows
-    GroupBlocks blocks;
-    GroupBlocks slots;
-  };
-
   std::span<const int32_t> tokens_of(std::span<const int32_t> token_ids, int64_t idx) const {
     return token_ids.subspan(idx * groups_.block_size(), groups_.block_size());
   }
   bool is_unlinked(const BlockTable& table) const;
-  void let_go(BlockTable& table);
   bool find_slots(const BlockTable& table, std::span<const int32_t> token_ids, int64_t idx);
   bool add_to_store(BlockTable& table, std::span<const int32_t> token_ids, int64_t idx,
                     Transfer& transfer);
   void begin(BlockTable& table, Transfer transfer);
-  int32_t block_of(const BlockMove& move, const Transfer& transfer) const {
-    return transfer.from == MemoryTier::kPool ? move.source : move.destination;
-  }
   int32_t slot_of(const BlockMove& move, const Transfer& transfer) const {
     return transfer.from == MemoryTier::kPool ? move.destination : move.source;
   }
@@ -99,10 +84,8 @@ class Tiers {
   const TierConfig config_;
   const CacheGroups& groups_;
   BlockPool& pool_;
+  TransferBook& transfers_;
   TierIndex index_;
-  std::map<TransferId, InFlight> in_flight_;
-  std::vector<Transfer> begun_;
-  TransferId next_id_ = 0;
   int64_t num_storing_ = 0;     // blocks on the way down
   std::vector<int32_t> found_;  // [groups] of one place: a slot, kGone or kMissing
 };

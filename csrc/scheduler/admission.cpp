@@ -27,11 +27,8 @@ void RequestAdmission::admit(Request& request) const {
   if (limits_.must_make_text && request.params.detokenize && !makes_text_) {
     throw InvalidArgument("this engine has no tokenizer: pass detokenize=False and read token_ids");
   }
-  if (!limits_.has_adapters && !request.adapter.empty()) {
-    throw NotSupported(concat("adapter '", request.adapter,
-                              "': this engine runs a model's own weights; merge the adapter into "
-                              "the checkpoint and load that"));
-  }
+  check_adapter(request);
+  check_hand_over(request);
   if (request.beam_search) request.beam_search->validate();
   if ((request.beam_search || request.pooling) && request.params.n != 1) {
     throw InvalidArgument(
@@ -102,6 +99,41 @@ void RequestAdmission::check_length(const Request& request) const {
         "the prompt has ", num_tokens, " tokens, but max_model_len=", config_.max_model_len,
         " leaves room for ", config_.max_model_len - num_new_tokens,
         num_new_tokens > 0 ? " and one to generate" : "", "; shorten it or raise max_model_len"));
+  }
+}
+
+void RequestAdmission::check_adapter(const Request& request) const {
+  if (!request.adapter) return;
+  const AdapterRef& adapter = *request.adapter;
+  if (!limits_.has_adapters) {
+    throw NotSupported(concat("adapter '", adapter.name,
+                              "': this engine runs a model's own weights; merge the adapter into "
+                              "the checkpoint and load that"));
+  }
+  if (adapter.index < 0)
+    throw InvalidArgument(concat("adapter '", adapter.name, "' is not loaded; load it first"));
+}
+
+// What is handed over are the blocks of one sequence of token ids.
+void RequestAdmission::check_hand_over(const Request& request) const {
+  if (!request.receive_from && !request.send_to) return;
+  const char* const field = request.receive_from ? "receive_from" : "send_to";
+  if (!limits_.has_peers) {
+    throw NotSupported(concat(field,
+                              ": this engine has no peers to exchange KV blocks with; leave "
+                              "it out, and the prompt is computed here"));
+  }
+  if (kv_cache_.has_states()) {
+    throw NotSupported(concat(field,
+                              ": the states of this model's layers are not handed over; "
+                              "leave it out, and the prompt is computed here"));
+  }
+  if (request.params.n != 1 || request.beam_search || request.pooling || request.prompt_embeds ||
+      request.params.prompt_logprobs) {
+    throw InvalidArgument(concat(field,
+                                 ": one sequence of token ids is handed over: n must be 1, "
+                                 "without beam search, pooling, prompt_embeds and "
+                                 "prompt_logprobs"));
   }
 }
 

@@ -23,6 +23,7 @@ struct RequestLimits {
   int32_t max_logprobs = -1;    // -1: no bound
   bool must_make_text = false;  // a request for text is refused where there is no vocabulary
   bool has_adapters = true;
+  bool has_peers = true;  // instances that KV blocks come from and go to
 };
 
 class RequestAdmission {
@@ -51,6 +52,8 @@ class RequestAdmission {
   void check_ids(const Request& request) const;
   void check_length(const Request& request) const;
   void check_logprobs(const SamplingParams& params) const;
+  void check_adapter(const Request& request) const;
+  void check_hand_over(const Request& request) const;
   void check_can_go_on(const SamplingParams& params) const;
   void check_resumed(const Request& request) const;
 

@@ -19,6 +19,12 @@ SamplingParams beam_sampling_params(const Request& request) {
           .detokenize = false};
 }
 
+// What, beside its tokens, decides what the request's blocks hold.
+TokenHash prefix_root(const Request& request) {
+  if (!request.adapter) return root_hash(request.cache_salt);
+  return root_hash(request.cache_salt, {&request.adapter->digest, 1});
+}
+
 }  // namespace
 
 std::string not_finite_error(int64_t position) {
@@ -64,9 +70,10 @@ std::unique_ptr<Sequence> RequestBook::make_sequence(RequestContext& context,
   sequence->sample_index = sample_index;
   sequence->seed = sample_seed(request.seed, sample_index);
   sequence->table.owner = request.id;
-  sequence->table.root = root_hash(request.cache_salt);
+  sequence->table.root = prefix_root(request);
   sequence->table.is_private = request.prompt_embeds != nullptr;
   sequence->num_prompt_tokens = static_cast<int64_t>(request.prompt_token_ids.size());
+  sequence->adapter = request.adapter ? request.adapter->index : -1;
   sequence->max_tokens = params.max_tokens;
   sequence->min_tokens = params.min_tokens;
   sequence->stop_token_ids = context.stop_token_ids;
@@ -228,6 +235,9 @@ void RequestBook::finish(RequestEntry& entry, FinishReason reason, const std::st
 }
 
 void RequestBook::retire(Sequence& sequence, TokenEvent& event) {
+  sequence.is_to_send =
+      sequence.context->request.send_to &&
+      (event.finish_reason == FinishReason::kStop || event.finish_reason == FinishReason::kLength);
   drop(sequence);
   event.is_request_finished = --sequence.context->num_unfinished == 0;
   if (event.is_request_finished) count_finished(sequence.context->request);
@@ -248,10 +258,18 @@ void RequestBook::leave_flight(Sequence& sequence) {
   if (sequence.is_ended() && sequence.num_in_flight == 0) let_go(sequence);
 }
 
-// Nothing refers to an ended sequence any more.
+// Nothing refers to an ended sequence any more, and nobody writes to its blocks.
 void RequestBook::let_go(Sequence& sequence) {
+  if (sequence.is_to_send && sequence.num_computed > 0)
+    kv_cache_.send(sequence.table, sequence.num_computed, *sequence.context->request.send_to);
   kv_cache_.release(sequence.table);
   ended_.push_back(&sequence);
+}
+
+void RequestBook::cancel_sends() {
+  for (const auto& [id, entry] : requests_)
+    for (const auto& sequence : entry.sequences) sequence->is_to_send = false;
+  kv_cache_.cancel_sends();
 }
 
 void RequestBook::drop_ended() {

@@ -90,6 +90,8 @@ class RequestBook {
   void leave_flight(Sequence& sequence);
   // Counts a request whose last event the caller writes itself.
   void count_finished(const Request& request);
+  // Cancels what goes to peers: what has been computed is not to be trusted.
+  void cancel_sends();
   // Frees ended sequences that nothing refers to, and their requests.
   void drop_ended();
   // Ends all sequences with kError. Precondition: no step is in flight.

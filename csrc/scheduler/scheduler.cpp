@@ -146,6 +146,7 @@ void Scheduler::take(GrammarReady& grammar) {
 void Scheduler::start_over() {
   for (int32_t i = 0; i < flights_.size(); ++i)
     count_prefill(flights_[i].plan);  // once, as planned
+  book_.cancel_sends();
   end_flights();
   RunningSet& running = book_.running();
   running.erase_ended();
@@ -218,6 +219,7 @@ void Scheduler::end_flights() {
 }
 
 void Scheduler::fail(const std::string& reason) {
+  book_.cancel_sends();
   end_flights();
   aborts_.clear();
   committer_.clear();

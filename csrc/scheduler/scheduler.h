@@ -109,6 +109,8 @@ class Scheduler {
   StepResult take_result();
 
   bool has_unfinished() const { return !book_.is_empty(); }
+  // The next plan may have work: requests, or transfers that those that have ended have begun.
+  bool has_work() const { return has_unfinished() || kv_cache_.has_begun_transfers(); }
   // After an empty plan, the only one in flight: the time on the clock when the next plan may have
   // work though nothing arrives. SchedulingPolicy::kNever: only an arrival, an abort or news change
   // anything.

@@ -64,6 +64,8 @@ struct alignas(kCacheLineBytes) Sequence {
   bool was_admitted = false;        // has run, or was forked from one that has
   bool is_streamed = true;          // false: one event, at the end
   bool makes_text = false;          // `text` is there
+  bool has_received = false;        // what was to come from a peer has come, or will not
+  bool is_to_send = false;          // it has ended so that its blocks go to a peer
   bool has_drafter = false;         // it is not run ahead, so that its tokens can be guessed
   // Only tokens and their text are wanted: no beams, logprobs or pooled states, no prompt of
   // embeddings, no search for repetitions.
@@ -82,6 +84,7 @@ struct alignas(kCacheLineBytes) Sequence {
   int32_t max_tokens = 0;     // of the request, as the next two
   int32_t min_tokens = 0;
   int32_t num_resumed = 0;  // generated tokens that the request brought
+  int32_t adapter = -1;     // the index of the request's; -1: none
   std::span<const int32_t> stop_token_ids;
   RequestTimes times;
   int64_t num_cached_tokens = 0;  // of the prompt, read from the prefix cache when first admitted

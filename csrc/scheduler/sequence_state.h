@@ -19,7 +19,7 @@ namespace llmserve {
 
 enum class SequenceState : uint8_t {
   kWaiting,  // in the queue
-  kLoading,  // a transfer fills its blocks
+  kLoading,  // a transfer fills its blocks, from a lower tier or a peer
   kRunning,
   kHeld,  // a beam that has its candidates, and waits for the other beams of its request
   kFinished,
@@ -29,7 +29,7 @@ std::string_view name(SequenceState state);
 
 enum class SequenceEvent : uint8_t {
   kAdmit,       // schedule() gives it a seat and its first blocks; fork() does so for a child
-  kLoad,        // likewise, and a lower tier has a prefix of it
+  kLoad,        // likewise, and a lower tier or a peer has a prefix of it
   kLoaded,      // TransferDone
   kLoadFailed,  // TransferFailed: its blocks are gone, and it is computed instead
   kHold,        // commit(): its candidates are known

@@ -95,7 +95,7 @@ enum class DecisionKind : uint8_t {
   kWaitsForBatch,     // the policy is filling a batch
   kWaitsForBeams,     // has its next tokens' candidates, other beams of its request have not
   kWaitsForStep,      // what it runs next depends on what a step in flight gives
-  kWaitsForTransfer,  // its blocks come from a lower tier
+  kWaitsForTransfer,  // its blocks come from a lower tier or a peer
   kWaitsForGrammar,   // its grammar is being compiled
 };
 std::string_view name(DecisionKind kind);

@@ -199,6 +199,7 @@ StepPlanner::Admission StepPlanner::try_admit(Sequence& sequence, StepBudget& bu
   const PrefixMatch match = reads_prefix_cache(sequence)
                                 ? kv_cache_.find_prefix(sequence.table, sequence.token_ids)
                                 : kv_cache_.skip_prefix(sequence.table, sequence.token_ids);
+  if (is_to_receive(sequence)) return receive(sequence, match);
   if (match.pending)
     return wait(sequence, DecisionKind::kWaitsForPrefix, match.pending->owner, Admission::kSkipped);
   if (match.stored.num_blocks > 0) return load(sequence, match.stored);
@@ -229,6 +230,24 @@ StepPlanner::Admission StepPlanner::load(Sequence& sequence, const StoredPrefix&
     return wait(sequence, DecisionKind::kWaitsForSeqs, 0, Admission::kStop);
   kv_cache_.load(sequence.table, prefix, sequence.token_ids);
   enter(sequence, SequenceEvent::kLoad, int64_t{prefix.num_blocks} * kv_cache_.block_size());
+  return wait(sequence, DecisionKind::kWaitsForTransfer, 0, Admission::kAdmitted);
+}
+
+bool StepPlanner::is_to_receive(const Sequence& sequence) const {
+  return !sequence.has_received && sequence.context->request.receive_from &&
+         sequence.num_tokens() > 1;
+}
+
+// Likewise, and all of its tokens but the last are there then.
+StepPlanner::Admission StepPlanner::receive(Sequence& sequence, const PrefixMatch& match) {
+  const PrefixMatch kept = kv_cache_.keep_for(match, sequence.num_tokens() - 1);
+  const int32_t num_lacking = kv_cache_.num_lacking(kept, sequence.num_tokens());
+  if (num_lacking > 0)
+    return wait(sequence, DecisionKind::kWaitsForBlocks, num_lacking, Admission::kStop);
+  kv_cache_.receive(sequence.table, kept, sequence.token_ids,
+                    *sequence.context->request.receive_from);
+  sequence.has_received = true;
+  enter(sequence, SequenceEvent::kLoad, sequence.num_tokens() - 1);
   return wait(sequence, DecisionKind::kWaitsForTransfer, 0, Admission::kAdmitted);
 }
 
@@ -282,6 +301,7 @@ void StepPlanner::put_in_step(Sequence& sequence, int64_t num_new_tokens, int64_
        .start_position = start,
        .block_tables = sequence.table.blocks,
        .state_slot = sequence.table.state_slot,
+       .adapter = sequence.adapter,
        .is_prefill = is_prefill,
        .prompt_embeds =
            sequence.is_plain ? nullptr : sequence.context->request.prompt_embeds.get()});

@@ -50,6 +50,8 @@ class StepPlanner {
   Admission try_admit(Sequence& sequence, StepBudget& budget);
   Admission wait(const Sequence& sequence, DecisionKind kind, int64_t detail, Admission admission);
   Admission load(Sequence& sequence, const StoredPrefix& prefix);
+  bool is_to_receive(const Sequence& sequence) const;
+  Admission receive(Sequence& sequence, const PrefixMatch& match);
   void enter(Sequence& sequence, SequenceEvent event, int64_t num_hit_tokens);
   void put_in_step(Sequence& sequence, int64_t num_new_tokens, int64_t num_drafted,
                    StepBudget& budget);

@@ -60,6 +60,13 @@ void register_transfers(py::module_& testing) {
       .def_readonly("id", &Transfer::id)
       .def_property_readonly("is_load",
                              [](const Transfer& self) { return self.to == MemoryTier::kPool; })
+      .def_property_readonly(
+          "hand_over",
+          [](const Transfer& self) -> std::optional<std::pair<int32_t, int64_t>> {
+            if (!self.is_hand_over()) return std::nullopt;
+            return std::pair(self.hand_over.peer, self.hand_over.id);
+          },
+          "(peer, id); None: with the lower tier.")
       .def_property_readonly("moves", &moves_of);
 }
 

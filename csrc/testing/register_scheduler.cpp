@@ -47,13 +47,31 @@ std::vector<std::tuple<double, double, int64_t>> time_steps(SteppedScheduler& st
   return times;
 }
 
+using Adapter =
+    std::tuple<std::string, int32_t, std::string>;  // name, index, what its digest is of
+using Peer = std::pair<int32_t, int64_t>;           // peer, id of the hand-over
+
+std::optional<AdapterRef> to_adapter(const std::optional<Adapter>& given) {
+  if (!given) return std::nullopt;
+  const auto& [name, index, contents] = *given;
+  Sha256 sha;
+  sha.update({reinterpret_cast<const uint8_t*>(contents.data()), contents.size()});
+  return AdapterRef{.name = name, .index = index, .digest = sha.finish()};
+}
+
+std::optional<HandOver> to_hand_over(const std::optional<Peer>& given) {
+  if (!given) return std::nullopt;
+  return HandOver{.peer = given->first, .id = given->second};
+}
+
 // What `llmserve.Scheduler` does not take: beam searches, pooling requests, prompts of embeddings,
-// requests that go on, and those that something beside the steps has a part in.
+// adapters, requests that go on, and those that something beside the steps has a part in.
 void add_request(SteppedScheduler& stepped, RequestId id, Tokens prompt_token_ids,
                  const SamplingParams& params, std::optional<BeamSearchParams> beam_search,
                  bool is_pooled, bool has_embeds, int32_t priority, std::string cache_salt,
                  Tokens resumed_token_ids, bool has_drafter, bool awaits_grammar,
-                 std::string tenant, bool is_streamed) {
+                 std::string tenant, bool is_streamed, const std::optional<Adapter>& adapter,
+                 const std::optional<Peer>& receive_from, const std::optional<Peer>& send_to) {
   Request request{.id = id,
                   .prompt_token_ids = std::move(prompt_token_ids),
                   .params = params,
@@ -62,6 +80,9 @@ void add_request(SteppedScheduler& stepped, RequestId id, Tokens prompt_token_id
                   .priority = priority,
                   .cache_salt = std::move(cache_salt),
                   .tenant = std::move(tenant),
+                  .adapter = to_adapter(adapter),
+                  .receive_from = to_hand_over(receive_from),
+                  .send_to = to_hand_over(send_to),
                   .resumed_token_ids = std::move(resumed_token_ids),
                   .has_drafter = has_drafter,
                   .awaits_grammar = awaits_grammar,
@@ -101,6 +122,10 @@ void register_executors(py::module_& testing) {
       .def(py::init<int32_t, int32_t, int32_t, Tokens>(), py::arg("num_blocks"),
            py::arg("block_size"), py::arg("vocab_size"), py::arg("windows") = Tokens{0})
       .def("forget", &ShadowModel::forget)
+      .def("carry_out",
+           [](ShadowModel& self, const Transfer& transfer) {
+             self.carry_out(transfer, transfer.moves.size());
+           })
       .def("execute", [](ShadowModel& self,
                          const StepPlanRecord& record) { return self.execute(record.plan); })
       .def_static(
@@ -140,6 +165,17 @@ void register_news(py::module_& testing) {
                                             .token_ids = std::move(token_ids)});
       },
       "scheduler"_a, "request_id"_a, "sample_index"_a, "position"_a, "token_ids"_a);
+  testing.def("transfers", [](const StepPlanRecord& record) { return record.plan.transfers; });
+  testing.def(
+      "transfer_done",
+      [](SteppedScheduler& stepped, TransferId id) { stepped.scheduler().take(TransferDone{id}); },
+      "scheduler"_a, "id"_a);
+  testing.def(
+      "transfer_failed",
+      [](SteppedScheduler& stepped, TransferId id) {
+        stepped.scheduler().take(TransferFailed{id});
+      },
+      "scheduler"_a, "id"_a);
   testing.def(
       "grammar_failed",
       [](SteppedScheduler& stepped, RequestId id, std::string error) {
@@ -195,7 +231,19 @@ void register_testing_scheduler(py::module_& testing) {
               "params"_a, "beam_search"_a = py::none(), "is_pooled"_a = false,
               "has_embeds"_a = false, "priority"_a = 0, "cache_salt"_a = "",
               "resumed_token_ids"_a = Tokens(), "has_drafter"_a = false, "awaits_grammar"_a = false,
-              "tenant"_a = "", "is_streamed"_a = true);
+              "tenant"_a = "", "is_streamed"_a = true, "adapter"_a = py::none(),
+              "receive_from"_a = py::none(), "send_to"_a = py::none());
+  testing.def(
+      "with_peers",
+      [](Request request, const std::optional<Adapter>& adapter,
+         const std::optional<Peer>& receive_from, const std::optional<Peer>& send_to) {
+        request.adapter = to_adapter(adapter);
+        request.receive_from = to_hand_over(receive_from);
+        request.send_to = to_hand_over(send_to);
+        return request;
+      },
+      "request"_a, py::kw_only(), "adapter"_a = py::none(), "receive_from"_a = py::none(),
+      "send_to"_a = py::none(), "An EngineRequest with what Python gives none.");
   register_news(testing);
   testing.def("time_steps", &time_steps, "scheduler"_a, "num_steps"_a, "vocab_size"_a);
   testing.def(

@@ -25,9 +25,12 @@ py::dict to_dict(const SoakCounts& counts) {
   fields["num_dropped"] = counts.num_dropped;
   fields["num_drafted"] = counts.num_drafted;
   fields["num_accepted"] = counts.num_accepted;
+  fields["num_adapted"] = counts.num_adapted;
   fields["num_resumed"] = counts.num_resumed;
   fields["num_stores"] = counts.num_stores;
   fields["num_loads"] = counts.num_loads;
+  fields["num_sends"] = counts.num_sends;
+  fields["num_receives"] = counts.num_receives;
   fields["num_broken"] = counts.num_broken;
   fields["num_snapshots"] = counts.num_snapshots;
   fields["num_restarts"] = counts.num_restarts;
@@ -53,7 +56,7 @@ void register_testing_soak(py::module_& testing) {
          int32_t max_num_seqs, int32_t max_num_batched_tokens, bool enable_prefix_caching,
          bool forge_collisions, const std::vector<int32_t>& windows, int32_t max_in_flight,
          int32_t num_lower_blocks, int32_t num_state_slots, int32_t percent_drafted,
-         uint64_t seed) {
+         int32_t percent_handed_over, uint64_t seed) {
         SoakCounts counts;
         {
           const py::gil_scoped_release release;
@@ -69,6 +72,7 @@ void register_testing_soak(py::module_& testing) {
                                    .num_lower_blocks = num_lower_blocks,
                                    .num_state_slots = num_state_slots,
                                    .percent_drafted = percent_drafted,
+                                   .percent_handed_over = percent_handed_over,
                                    .seed = seed},
                                   num_operations);
         }
@@ -83,7 +87,9 @@ void register_testing_soak(py::module_& testing) {
       py::arg("windows") = defaults.windows, py::arg("max_in_flight") = defaults.max_in_flight,
       py::arg("num_lower_blocks") = defaults.num_lower_blocks,
       py::arg("num_state_slots") = defaults.num_state_slots,
-      py::arg("percent_drafted") = defaults.percent_drafted, py::arg("seed") = defaults.seed);
+      py::arg("percent_drafted") = defaults.percent_drafted,
+      py::arg("percent_handed_over") = defaults.percent_handed_over,
+      py::arg("seed") = defaults.seed);
 }
 
 }  // namespace llmserve

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -26,6 +27,7 @@ constexpr int32_t kStopToken = 3;
 constexpr int32_t kMaxSamples = 4;
 constexpr int32_t kMaxTokens = 12;
 constexpr int64_t kOperationsBetweenEnds = 500;
+constexpr int32_t kNumAdapters = 2;
 
 // What a request asked for, and how far each of its samples has come.
 struct Sample {
@@ -37,8 +39,17 @@ struct Sample {
 struct Asked {
   SamplingParams params;
   int64_t num_prompt_tokens = 0;
+  std::optional<AdapterRef> adapter;
+  std::optional<HandOver> send_to;
   bool is_cut_short = false;  // aborted, or failed with all the others
   std::vector<Sample> samples;
+};
+
+// A sequence that has ended, and whose blocks are on their way to a peer, or there.
+struct HandedOver {
+  HandOver hand_over;
+  std::vector<int32_t> token_ids;
+  std::optional<AdapterRef> adapter;
 };
 
 // A step that has been carried out and not been committed.
@@ -128,6 +139,7 @@ class Soak {
     } else if (per_mille < 998 && happens(50)) {
       flights_.clear();  // what was in flight went with the rank, and so did the KV cache
       model_.forget();
+      break_sends();
       scheduler_.take(RankLost());
       ++counts_.num_restarts;
     } else if (per_mille < 998) {
@@ -155,7 +167,13 @@ class Soak {
     while (request.prompt_token_ids.size() < length) {
       request.prompt_token_ids.push_back(static_cast<int32_t>(below(2)));
     }
-    Asked asked{.params = request.params, .num_prompt_tokens = static_cast<int64_t>(length)};
+    // A forged hash is that of all roots.
+    if (!config_.forge_collisions && happens(40)) request.adapter = adapter();
+    if (config_.percent_handed_over > 0) hand_over(request);
+    Asked asked{.params = request.params,
+                .num_prompt_tokens = std::ssize(request.prompt_token_ids),
+                .adapter = request.adapter,
+                .send_to = request.send_to};
     for (int32_t i = 0; i < request.params.n; ++i) {
       asked.samples.push_back(
           {.token_ids = request.prompt_token_ids, .seed = sample_seed(request.seed, i)});
@@ -173,7 +191,40 @@ class Soak {
     }
     ++counts_.num_requests;
     counts_.num_forked += asked.params.n - 1;
+    counts_.num_adapted += asked.adapter ? 1 : 0;
     asked_.emplace(id, std::move(asked));
+  }
+
+  // Of two with one name each has weights of its own.
+  AdapterRef adapter() {
+    AdapterRef adapter{.name = "a", .index = static_cast<int32_t>(below(kNumAdapters))};
+    adapter.digest.bytes.fill(static_cast<uint8_t>(1 + adapter.index));
+    return adapter;
+  }
+
+  // Its blocks go to a peer at its end, or it goes on with those of another one.
+  void hand_over(Request& request) {
+    if (request.params.n > 1 || !happens(static_cast<uint64_t>(config_.percent_handed_over)))
+      return;
+    if (!handed_over_.empty() && happens(60)) {
+      HandedOver& last = handed_over_.back();
+      request.prompt_token_ids = std::move(last.token_ids);
+      request.adapter = std::move(last.adapter);
+      request.receive_from = last.hand_over;
+      handed_over_.pop_back();
+    }
+    if (happens(70)) request.send_to = {.peer = 1, .id = next_hand_over_++};
+  }
+
+  // What a lost rank was sending is lost, too.
+  void break_sends() {
+    for (const Transfer& transfer : transfers_) {
+      if (transfer.to != MemoryTier::kPeer) continue;
+      ++counts_.num_broken;
+      news_.emplace_back(TransferFailed{transfer.id});
+    }
+    std::erase_if(transfers_,
+                  [](const Transfer& transfer) { return transfer.to == MemoryTier::kPeer; });
   }
 
   // It has had some of its tokens elsewhere, none of which was its last.
@@ -219,10 +270,13 @@ class Soak {
         continue;
       }
       const Transfer& transfer = transfers_[i];
-      const bool is_done = happens(85);
-      model_.carry_out(transfer, is_done ? transfer.moves.size() : below(transfer.moves.size()));
+      // A peer that has not got the blocks yet, or never will, has none to give.
+      const bool is_done =
+          happens(85) && (transfer.from != MemoryTier::kPeer || model_.has_sent(transfer));
+      if (is_done || transfer.from != MemoryTier::kPeer)
+        model_.carry_out(transfer, is_done ? transfer.moves.size() : below(transfer.moves.size()));
       if (is_done) {
-        ++(transfer.to == MemoryTier::kPool ? counts_.num_loads : counts_.num_stores);
+        count_done(transfer);
         news_.emplace_back(TransferDone{transfer.id});
       } else {
         ++counts_.num_broken;
@@ -230,6 +284,14 @@ class Soak {
       }
       if (happens(5)) news_.emplace_back(TransferDone{transfer.id + 1'000'000});  // of no transfer
       transfers_.erase(transfers_.begin() + static_cast<int64_t>(i));
+    }
+  }
+
+  void count_done(const Transfer& transfer) {
+    if (transfer.is_hand_over()) {
+      ++(transfer.to == MemoryTier::kPool ? counts_.num_receives : counts_.num_sends);
+    } else {
+      ++(transfer.to == MemoryTier::kPool ? counts_.num_loads : counts_.num_stores);
     }
   }
 
@@ -301,6 +363,10 @@ class Soak {
     bool has_first = false;
     for (const ScheduledSequence& sequence : plan.sequences) {
       require(sequence.num_tokens > 0, "a scheduled sequence runs a token");
+      const auto found = asked_.find(sequence.request_id);  // none: ended with the step before
+      require(found == asked_.end() ||
+                  sequence.adapter == (found->second.adapter ? found->second.adapter->index : -1),
+              "a sequence runs with the adapter of its request");
       num_tokens += sequence.num_tokens;
       has_first |= std::pair(sequence.request_id, sequence.sample_index) == first;
     }
@@ -389,6 +455,10 @@ class Soak {
 
   void check_end(const Asked& asked, Sample& sample, const TokenEvent& event) {
     sample.is_finished = true;
+    const bool is_whole =
+        event.finish_reason == FinishReason::kStop || event.finish_reason == FinishReason::kLength;
+    if (asked.send_to && is_whole)
+      handed_over_.push_back({*asked.send_to, sample.token_ids, asked.adapter});
     const int64_t num_tokens = std::ssize(sample.token_ids);
     const int64_t num_generated = num_tokens - asked.num_prompt_tokens;
     switch (event.finish_reason) {
@@ -426,7 +496,8 @@ class Soak {
                                                                     : move.source) > 0,
                 "what a transfer reads or writes is held for it");
     }
-    if (config_.num_lower_blocks > 0) return;  // what has left a table is a transfer's alone
+    // What has left a table is a transfer's alone.
+    if (config_.num_lower_blocks > 0 || config_.percent_handed_over > 0) return;
     holders_.assign(static_cast<size_t>(config_.num_blocks), 0);
     for (const Sequence* sequence : scheduler_.sequences()) {
       require(asked_.contains(sequence->context->request.id), "only unfinished requests are kept");
@@ -465,6 +536,8 @@ class Soak {
       check();
     }
     require(scheduler_.kv_cache().num_used_blocks() == 0, "every block comes back");
+    handed_over_.clear();
+    model_.forget_sent();
   }
 
   void require(bool holds, const char* invariant) const {
@@ -485,7 +558,9 @@ class Soak {
   std::deque<Flight> flights_;        // the oldest first
   std::vector<News> news_;            // not given yet
   std::vector<Transfer> transfers_;   // under way
-  std::vector<int32_t> holders_;      // [N]
+  std::vector<HandedOver> handed_over_;
+  int64_t next_hand_over_ = 0;
+  std::vector<int32_t> holders_;  // [N]
   std::pair<RequestId, int32_t> first_;
   int64_t stall_ = 0;
   RequestId next_id_ = 0;

@@ -22,6 +22,9 @@ struct SoakConfig {
   int32_t num_lower_blocks = 0;
   int32_t num_state_slots = 0;
   int32_t percent_drafted = 0;  // of the requests: their next tokens are guessed
+  // Of the requests: their blocks go to a peer, which is the scheduler itself, and another request
+  // goes on with them.
+  int32_t percent_handed_over = 0;
   uint64_t seed = 0;
 };
 
@@ -40,9 +43,12 @@ struct SoakCounts {
   int64_t num_dropped = 0;  // of those, whose sequence ended with the step before
   int64_t num_drafted = 0;  // tokens that ran as guesses
   int64_t num_accepted = 0;
+  int64_t num_adapted = 0;    // requests that named an adapter
   int64_t num_resumed = 0;    // requests that came with generated tokens
   int64_t num_stores = 0;     // transfers to the lower tier that came to their end
   int64_t num_loads = 0;      // from it
+  int64_t num_sends = 0;      // to a peer
+  int64_t num_receives = 0;   // from it
   int64_t num_broken = 0;     // transfers that did not come to their end
   int64_t num_snapshots = 0;  // of fixed states, copied
   int64_t num_restarts = 0;   // of the KV cache, since a rank was lost

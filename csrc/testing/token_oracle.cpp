@@ -48,7 +48,7 @@ void ShadowModel::write(const ScheduledSequence& sequence, std::span<const int32
                                  ? token_ids[i]
                                  : drawn_.at(static_cast<size_t>(sequence.awaited_row));
     for (size_t g = 0; g < windows_.size(); ++g)
-      slot(sequence, g, position) = {token_id, position, g};
+      slot(sequence, g, position) = {token_id, position, g, sequence.adapter};
   }
 }
 
@@ -57,14 +57,17 @@ void ShadowModel::read(const ScheduledSequence& sequence, int64_t num_tokens,
   context.clear();
   for (int64_t p = 0; p < num_tokens; ++p) {
     const Slot& full = slot(sequence, 0, p);
-    context.push_back(full.position == p && full.group == 0 ? full.token_id : -1);
+    const bool is_own = full.position == p && full.group == 0 && full.adapter == sequence.adapter;
+    context.push_back(is_own ? full.token_id : -1);
   }
   for (size_t g = 1; g < windows_.size(); ++g) {
     const int64_t begin =
         windows_[g] == 0 ? 0 : std::max<int64_t>(0, num_tokens - int64_t{windows_[g]});
     for (int64_t p = begin; p < num_tokens; ++p) {
       const Slot& seen = slot(sequence, g, p);
-      if (seen.position != p || seen.group != g || seen.token_id != context[p]) context[p] = -1;
+      if (seen.position != p || seen.group != g || seen.adapter != sequence.adapter ||
+          seen.token_id != context[p])
+        context[p] = -1;
     }
   }
 }
@@ -84,13 +87,27 @@ void ShadowModel::take_in(const ScheduledSequence& sequence) {
 }
 
 void ShadowModel::carry_out(const Transfer& transfer, size_t count) {
-  const bool is_load = transfer.to == MemoryTier::kPool;
-  const std::vector<Slot>& from = is_load ? lower_ : pool_;
-  std::vector<Slot>& to = is_load ? pool_ : lower_;
+  if (transfer.to == MemoryTier::kPeer) num_sent_[transfer.hand_over.id] = transfer.num_tokens;
   for (const BlockMove& move : std::span(transfer.moves).first(count)) {
-    std::copy_n(from.begin() + int64_t{move.source} * block_size_, block_size_,
-                to.begin() + int64_t{move.destination} * block_size_);
+    const auto block_of = [&](MemoryTier tier, int32_t block) {
+      if (tier == MemoryTier::kPeer) {
+        std::vector<Slot>& sent = sent_[{transfer.hand_over.id, move.group, block}];
+        sent.resize(static_cast<size_t>(block_size_));
+        return sent.begin();
+      }
+      return (tier == MemoryTier::kPool ? pool_ : lower_).begin() + int64_t{block} * block_size_;
+    };
+    std::copy_n(block_of(transfer.from, move.source), block_size_,
+                block_of(transfer.to, move.destination));
   }
+}
+
+bool ShadowModel::has_sent(const Transfer& transfer) const {
+  const auto num_sent = num_sent_.find(transfer.hand_over.id);
+  if (num_sent == num_sent_.end() || num_sent->second < transfer.num_tokens) return false;
+  return std::ranges::all_of(transfer.moves, [&](const BlockMove& move) {
+    return sent_.contains({transfer.hand_over.id, move.group, move.source});
+  });
 }
 
 SampledTokens ShadowModel::execute(const StepPlan& plan) {

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -20,7 +22,7 @@ SampledTokens sample_oracle(const StepPlan& plan, int32_t vocab_size);
 // A model whose "keys and values" are the token ids themselves with their positions: it writes them
 // where the plan says, reads each context back through the block table, and makes the next token a
 // hash of seed and whole context. A block that was freed, shared or copied wrongly, or is found at
-// another position than it was computed for, changes the output.
+// another position or adapter than it was computed for, changes the output.
 class ShadowModel {
  public:
   // The first group keeps all tokens. Of a windowed one the window is read as well, and what
@@ -38,6 +40,13 @@ class ShadowModel {
   }
   // Moves the first `count` blocks of a transfer.
   void carry_out(const Transfer& transfer, size_t count);
+  // What was sent to peers, which is this model, too: whether it has all of what a transfer is to
+  // bring, and an end to it.
+  bool has_sent(const Transfer& transfer) const;
+  void forget_sent() {
+    sent_.clear();
+    num_sent_.clear();
+  }
   // In the order of the plans: a sequence may run what the plan before drew.
   SampledTokens execute(const StepPlan& plan);
   // Banned tokens are passed over as a sampler would do.
@@ -55,7 +64,9 @@ class ShadowModel {
     int32_t token_id = -1;  // never written
     int64_t position = -1;
     size_t group = 0;
+    int32_t adapter = -1;
   };
+  using SentKey = std::array<int64_t, 3>;  // hand-over, group, place
   // Of a sequence: how many tokens it has taken in, and a hash of them.
   struct State {
     int64_t num_tokens = -1;  // never set
@@ -70,11 +81,13 @@ class ShadowModel {
 
   const int32_t block_size_;
   const int32_t vocab_size_;
-  const std::vector<int32_t> windows_;  // [groups]
-  std::vector<Slot> pool_;              // [N, P]
-  std::vector<Slot> lower_;             // likewise, of the lower tier
-  std::vector<State> states_;           // [slots]
-  std::vector<int32_t> drawn_;          // [S] by the last plan
+  const std::vector<int32_t> windows_;         // [groups]
+  std::vector<Slot> pool_;                     // [N, P]
+  std::vector<Slot> lower_;                    // likewise, of the lower tier
+  std::map<SentKey, std::vector<Slot>> sent_;  // [P]
+  std::map<int64_t, int64_t> num_sent_;        // tokens of each hand-over
+  std::vector<State> states_;                  // [slots]
+  std::vector<int32_t> drawn_;                 // [S] by the last plan
 };
 
 // A block hasher that gives all chains of as many blocks the same hash, whatever their root.

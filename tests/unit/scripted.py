@@ -81,6 +81,9 @@ def add_request(scheduler: Scheduler, request_id: int, prompt: list[int], **fiel
         "has_drafter",
         "awaits_grammar",
         "tenant",
+        "adapter",
+        "receive_from",
+        "send_to",
     )
     kind = {name: fields.pop(name) for name in kinds if name in fields}
     beams = {name: fields.pop(name) for name in ("beam_width", "length_penalty") if name in fields}

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from engine_requests import add_request
 from llmserve import _core, _core_testing
-from llmserve.errors import DeviceError, InvalidArgument, ResourceExhausted
+from llmserve.errors import DeviceError, InvalidArgument, NotSupported, ResourceExhausted
 
 DEADLINE_S = 30.0  # tells a hang from an answer; steps take microseconds
 VOCAB = 256
@@ -519,4 +519,22 @@ def test_counters_of_the_prefix_cache_add_up() -> None:
     engine.reset_prefix_cache()
     collect(engine, [add_request(engine, prompt, params(seed=1))])
     assert wait_idle(engine).prefix_cache_hits == 2 * 40
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"adapter": ("a", 0, "weights")}, "adapter 'a': this engine runs a model's own weights"),
+        ({"receive_from": (1, 7)}, "receive_from: this engine has no peers"),
+        ({"send_to": (1, 7)}, "send_to: this engine has no peers"),
+    ],
+)
+def test_what_no_executor_does_yet_is_refused_by_name(
+    fields: dict[str, object], message: str
+) -> None:
+    request = _core_testing.with_peers(_core.EngineRequest([1, 2, 3], params()), **fields)
+    engine = make_engine()
+    with pytest.raises(NotSupported, match=message):
+        engine.add_requests([request])
     engine.close()

@@ -349,6 +349,9 @@ CASES += [
         {"num_state_slots": 8},
         {"num_state_slots": 6, "num_lower_blocks": 20},
         {"num_state_slots": 6, "num_lower_blocks": 30, "num_blocks": 14, "windows": [0, 4]},
+        {"percent_handed_over": 80},
+        {"percent_handed_over": 80, "num_blocks": 14, "windows": [0, 4]},
+        {"percent_handed_over": 60, "num_lower_blocks": 12, "percent_drafted": 30},
     )
 ]
 CASES += [{**case, "max_in_flight": 2} for case in CASES]
@@ -370,7 +373,13 @@ def soak(case: dict[str, Any], seed: int, num_operations: int) -> None:
     if "percent_drafted" not in case:
         idle |= {"num_drafted", "num_accepted"}
     if "num_lower_blocks" not in case:
-        idle |= {"num_stores", "num_loads", "num_broken"}
+        idle |= {"num_stores", "num_loads"}
+    if "percent_handed_over" not in case:
+        idle |= {"num_sends", "num_receives"}
+    if "num_lower_blocks" not in case and "percent_handed_over" not in case:
+        idle |= {"num_broken"}
+    if case.get("forge_collisions"):
+        idle |= {"num_adapted"}
     if "num_state_slots" not in case:
         idle |= {"num_snapshots"}
     assert {name for name, count in counts.items() if count == 0} == idle

@@ -1,0 +1,87 @@
+// What KvCacheManager does with the blocks of sequences that go to a peer or come from one.
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "kv_cache/kv_cache_manager.h"
+
+namespace llmserve {
+
+PrefixMatch KvCacheManager::keep_for(PrefixMatch match, int64_t num_tokens) const {
+  for (int64_t g = 0; g < std::ssize(match.blocks); ++g) {
+    std::vector<int32_t>& group = match.blocks[g];
+    const int64_t end = std::min(groups_.first_needed(g, num_tokens), std::ssize(group));
+    std::fill_n(group.begin(), end, kGone);
+  }
+  return match;
+}
+
+void KvCacheManager::receive(BlockTable& table, const PrefixMatch& match,
+                             std::span<const int32_t> token_ids, const HandOver& from) {
+  const int64_t num_tokens = std::ssize(token_ids) - 1;
+  check_internal(table.num_blocks() == 0, "blocks are received by a table that has none");
+  check_internal(num_lacking(match, std::ssize(token_ids)) == 0,
+                 "blocks are received where they fit");
+  table.waits_for = -1;
+  table.blocks = match.blocks;
+  table.for_each_block([&](int32_t block) { pool_.add_ref(block); });
+  table.blocks.resize(groups_.count());
+  for (std::vector<int32_t>& group : table.blocks) group.resize(num_logical(num_tokens), kGone);
+  Transfer transfer{.from = MemoryTier::kPeer,
+                    .to = MemoryTier::kPool,
+                    .hand_over = from,
+                    .num_tokens = num_tokens,
+                    .moves = {}};
+  int64_t num_here = match.num_blocks;  // leading places that lack no block
+  for (int64_t i = 0; i < table.num_blocks(); ++i) {
+    for (const int64_t g : groups_.in_order()) {
+      int32_t& block = table.blocks[g][i];
+      if (block != kGone || i < groups_.first_needed(g, num_tokens)) continue;
+      block = pool_.take();
+      pool_.add_ref(block);  // the transfer's
+      transfer.moves.push_back({.group = static_cast<int32_t>(g),
+                                .source = static_cast<int32_t>(i),
+                                .destination = block});
+      num_here = std::min(num_here, i);
+    }
+  }
+  if (config_.enable_prefix_caching) {
+    table.num_cached = static_cast<int32_t>(num_here);
+    announce(table, token_ids);
+  }
+  transfers_.begin(std::move(transfer), &table);
+}
+
+void KvCacheManager::send(const BlockTable& table, int64_t num_computed, const HandOver& to) {
+  Transfer transfer{.from = MemoryTier::kPool,
+                    .to = MemoryTier::kPeer,
+                    .hand_over = to,
+                    .num_tokens = num_computed,
+                    .moves = {}};
+  for (int64_t i = 0; i < num_logical(num_computed); ++i) {
+    for (const int64_t g : groups_.in_order()) {
+      const int32_t block = table.blocks[g][i];
+      if (block == kGone) continue;
+      pool_.add_ref(block);
+      transfer.moves.push_back({.group = static_cast<int32_t>(g),
+                                .source = block,
+                                .destination = static_cast<int32_t>(i)});
+    }
+  }
+  transfers_.begin(std::move(transfer), nullptr);
+}
+
+void KvCacheManager::cancel_sends() {
+  while (const std::optional<TransferBook::Entry> send = transfers_.cancel_send())
+    end_hand_over(*send);
+}
+
+BlockTable* KvCacheManager::end_hand_over(const TransferBook::Entry& ended) {
+  const std::vector<BlockMove>& moves = ended.transfer.moves;
+  for (size_t i = moves.size(); i-- > 0;)  // children before parents
+    pool_.drop_ref(pool_block(ended.transfer, moves[i]));
+  pool_.drop_refs(ended.blocks, groups_.in_order());
+  return ended.table;
+}
+
+}  // namespace llmserve
