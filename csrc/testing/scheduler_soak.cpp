@@ -132,16 +132,17 @@ class Soak {
     } else if (per_mille < 985) {
       finish_steps(0);
       scheduler_.preempt(pick());
-    } else if (per_mille < 996) {
+    } else if (per_mille < 994) {
       scheduler_.reset_prefix_cache();
-    } else if (per_mille < 997) {
-      fail();
-    } else if (per_mille < 998 && happens(50)) {
+    } else if (per_mille < 996) {
       flights_.clear();  // what was in flight went with the rank, and so did the KV cache
       model_.forget();
       break_sends();
       scheduler_.take(RankLost());
+      take(scheduler_.take_result().events);
       ++counts_.num_restarts;
+    } else if (per_mille < 997) {
+      fail();
     } else if (per_mille < 998) {
       keep_transfers(scheduler_.schedule());  // a step that never comes back
       fail();
