@@ -124,6 +124,8 @@ SCALE_PLACES: dict[str, tuple[int, ...]] = {
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
     "MXFP4": (),  # a byte, an exponent
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
 }
 
 # Of the types that the gguf package does not quantize to: a scale for values around 1 over the

@@ -66,6 +66,15 @@ constexpr LinearFormat kQ4_K = k_quant("Q4_K", 4, 32, true);
 constexpr LinearFormat kQ5_K = k_quant("Q5_K", 5, 32, true);
 constexpr LinearFormat kQ6_K = k_quant("Q6_K", 6, 16, false);
 
+// A scale alone for 256 values, and so for 256 activations. Values of -1 to 2 go with a minimum,
+// since the zero point of 2 bits is 2.
+constexpr LinearFormat ternary(std::string_view name) {
+  return {
+      .name = name, .bits = 2, .group_size = 256, .has_min = true, .scale_type = ScaleType::kF16};
+}
+constexpr LinearFormat kTQ1_0 = ternary("TQ1_0");
+constexpr LinearFormat kTQ2_0 = ternary("TQ2_0");
+
 // As the format stores them. Returns how many are not finite; without branches, for vectors of
 // them.
 template <const LinearFormat& kFormat>
@@ -150,6 +159,10 @@ constexpr std::array kFormats{
         row<BlockIQ4_XS, 256>("IQ4_XS", "8 groups of 32 values of that table, scales", 23)),
     integers<BlockMXFP4, 32, kMXFP4>(
         row<BlockMXFP4, 32>("MXFP4", "32 values of E2M1 and a power of two", 39)),
+    integers<BlockTQ1_0, 256, kTQ1_0>(
+        row<BlockTQ1_0, 256>("TQ1_0", "256 values of -1, 0 and 1, five a byte, and a scale", 34)),
+    integers<BlockTQ2_0, 256, kTQ2_0>(
+        row<BlockTQ2_0, 256>("TQ2_0", "256 values of -1, 0 and 1, four a byte, and a scale", 35)),
 };
 
 template <class Predicate>

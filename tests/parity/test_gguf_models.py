@@ -236,17 +236,11 @@ def test_rotary_factors_beside_a_scale_are_refused(tmp_path: Path) -> None:
         LLM(path)
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"])
+ON_INTEGERS = [name for name, *_ in _core_testing.kept_formats()]
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", *ON_INTEGERS])
 def test_quantized_file_gives_what_its_dequantized_weights_give(kind: str, tmp_path: Path) -> None:
-    source = checkpoint("llama", **WIDE)
-    path = write_gguf(tmp_path / "model.gguf", source, quantized(kind))
-    expected = dequantized_copy(source, tmp_path / "copy", quantized(kind))
-    got = answers(path, dtype="float32", quantization="none")
-    assert got == answers(expected, dtype="float32")
-
-
-@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
-def test_k_quants_give_what_their_dequantized_weights_give(kind: str, tmp_path: Path) -> None:
     source = checkpoint("qwen2", **WIDE)
     path = write_gguf(tmp_path / "model.gguf", source, in_format(kind))
     expected = dequantized_copy(source, tmp_path / "copy", in_format(kind))
@@ -258,21 +252,6 @@ def test_k_quants_give_what_their_dequantized_weights_give(kind: str, tmp_path: 
 # largest: 0.29 of a step is 0.2% of the largest and below 1% of a typical activation. A layer and
 # the head carry it to the logits, of which the worst of 40 * 320 is five deviations.
 BLOCKS_TOLERANCE = 0.15
-ON_INTEGERS = [
-    "Q8_0",
-    "Q4_0",
-    "Q4_1",
-    "Q5_0",
-    "Q5_1",
-    "Q2_K",
-    "Q3_K",
-    "Q4_K",
-    "Q5_K",
-    "Q6_K",
-    "IQ4_NL",
-    "IQ4_XS",
-    "MXFP4",
-]
 
 
 def blocks_file(kind: str, path: Path) -> Path:
@@ -294,7 +273,9 @@ def test_blocks_run_as_they_are_close_to_their_values(kind: str, tmp_path: Path)
     assert not np.array_equal(got[0], values)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4"])
+@pytest.mark.parametrize(
+    "kind", ["Q8_0", "Q4_0", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4", "TQ1_0"]
+)
 def test_plan_of_blocks_that_run_as_they_are_is_exact_and_small(kind: str, tmp_path: Path) -> None:
     path = blocks_file(kind, tmp_path / "model.gguf")
     arguments: dict[str, Any] = {"num_gpu_blocks_override": 32, "max_model_len": 64}
