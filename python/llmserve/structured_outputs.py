@@ -3,19 +3,21 @@ strings, or a grammar."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from llmserve.common.arguments import (
     boolean,
     describe,
     refuse_unknown,
-    refuse_unless_default,
     unicode_text,
 )
-from llmserve.errors import InvalidArgument
+from llmserve.common.init_signature import InitSignature
+from llmserve.errors import InvalidArgument, LLMServeError
 
-_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _BOOLEANS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 # Between two tokens of JSON: what people and programs write. Whatever else there could be, a model
 # that likes whitespace would go on with until its last token.
@@ -35,18 +37,20 @@ class GrammarSource:
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputsParams:
-    """What the text of an output must match; exactly one of the first five.
+    """What the text of an output must match; exactly one of the first five and
+    structural_tag.
 
     json: a JSON schema, as a dict or a string. regex: a regular expression for the whole text
     (Rust's syntax, without look-around and references). choice: strings, of which the text is one.
-    grammar: a grammar in llguidance's variant of Lark, whose first rule is `start`.
-    json_object=True: any JSON object.
+    grammar: a grammar in GBNF or the EBNF of XGrammar, whose first rule is `root ::=`, or in
+    llguidance's variant of Lark, whose first rule is `start:`. json_object=True: any JSON object.
+    structural_tag: a text in which a schema holds between a begin and an end, as a dict or JSON:
+    {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, or {"format": {...}}.
 
     disable_any_whitespace leaves no whitespace between the tokens of JSON; by default there may be
     a space, a line break and its indent, or what whitespace_pattern matches.
     disable_additional_properties: objects of the schema have no properties but their own, where it
-    does not say. disable_fallback changes nothing: there is one backend, llguidance. structural_tag
-    is not supported yet.
+    does not say. disable_fallback changes nothing: there is one backend, llguidance.
 
     Raises InvalidArgument or NotSupported; what is no grammar is refused when the request comes in.
 
@@ -63,7 +67,9 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
-    structural_tag: str | None = None
+    structural_tag: str | Mapping[str, object] | None = field(default=None, hash=False)
+
+    __signature__ = InitSignature()
 
     def __new__(cls, *args: object, **kwargs: object) -> "StructuredOutputsParams":
         """Refuses unknown names with a hint before the generated __init__ sees them."""
@@ -71,8 +77,6 @@ class StructuredOutputsParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        what = "StructuredOutputsParams"
-        refuse_unless_default(what, "structural_tag", self.structural_tag, None)
         given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             raise InvalidArgument(
@@ -89,6 +93,8 @@ class StructuredOutputsParams:
             _schema(self.json)
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
+        if self.grammar is not None or self.structural_tag is not None:
+            self.source()  # raises what is wrong with it
 
     def source(self) -> GrammarSource:
         """The grammar that the engine's compiler takes."""
@@ -101,7 +107,19 @@ class StructuredOutputsParams:
         if self.choice is not None:
             # One terminal: as alternatives of a rule, a few thousand are too many for its parser.
             return GrammarSource("choice", "regex", "|".join(map(_literal, self.choice)))
-        return GrammarSource("grammar", "lark", self.grammar or "")
+        if self.structural_tag is not None:
+            from llmserve.common.structural_tag import structural_tag_to_lark  # seldom needed
+
+            with _named("structural_tag"):
+                lark = structural_tag_to_lark(self.structural_tag, self._json_text)
+            return GrammarSource("structural_tag", "lark", lark)
+        from llmserve.common.gbnf import gbnf_to_lark, is_gbnf  # seldom needed
+
+        grammar = self.grammar or ""
+        if is_gbnf(grammar):
+            with _named("grammar"):
+                grammar = gbnf_to_lark(grammar)
+        return GrammarSource("grammar", "lark", grammar)
 
     def _json_text(self, schema: object) -> str:
         """The schema with the options that llguidance reads from it; its own go first."""
@@ -120,6 +138,34 @@ class StructuredOutputsParams:
         if isinstance(own, Mapping):
             options.update(own)
         return json.dumps({**schema, "x-guidance": options}, separators=(",", ":"))
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Errors name the field."""
+    try:
+        yield
+    except LLMServeError as error:
+        raise type(error)(f"structured_outputs: {name}: {error}") from None
+
+
+class GuidedDecodingParams(StructuredOutputsParams):
+    """StructuredOutputsParams as older versions of vLLM call them; `backend` changes nothing: there
+    is one.
+
+    >>> GuidedDecodingParams(choice=["yes", "no"]).choice
+    ('yes', 'no')
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *args: object, **kwargs: object) -> "GuidedDecodingParams":
+        kwargs.pop("backend", None)
+        refuse_unknown("GuidedDecodingParams", kwargs, StructuredOutputsParams.__slots__)
+        return object.__new__(cls)
+
+    def __init__(self, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
 
 
 def _schema(value: object) -> object:
