@@ -10,7 +10,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from llmserve import ops
+from llmserve import ops, vllm_paths
 from llmserve._core import Array, BlockAllocator
 from llmserve._version import __version__
 from llmserve.beam_search import BeamSearchOutput, BeamSearchSequence
@@ -49,12 +49,17 @@ from llmserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llmserve.async_llm import AsyncLLM
+    from llmserve.async_llm import AsyncLLM as AsyncLLMEngine
     from llmserve.insight.trace import Trace
+    from llmserve.llm_engine import LLMEngine
+    from llmserve.options.engine_args import AsyncEngineArgs, EngineArgs
 
 __all__ = [
     "LLM",
     "Array",
+    "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
@@ -65,9 +70,11 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EmbedsPrompt",
+    "EngineArgs",
     "HubError",
     "InternalError",
     "InvalidArgument",
+    "LLMEngine",
     "LLMServeError",
     "Logprob",
     "NotSupported",
@@ -94,15 +101,25 @@ __all__ = [
 ]
 
 
+# What takes long to import, or is seldom needed: imported when it is first asked for. asyncio takes
+# as long as the rest.
+_LATER = {
+    "AsyncEngineArgs": "llmserve.options.engine_args",
+    "AsyncLLM": "llmserve.async_llm",
+    "AsyncLLMEngine": "llmserve.async_llm:AsyncLLM",  # as vLLM calls it, too
+    "EngineArgs": "llmserve.options.engine_args",
+    "LLMEngine": "llmserve.llm_engine",
+    "Trace": "llmserve.insight.trace",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """Imports what takes long to import, or is seldom needed, when it is first asked for: asyncio
-    takes as long as the rest."""
-    if name == "AsyncLLM":
-        from llmserve.async_llm import AsyncLLM
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
 
-        return AsyncLLM
-    if name == "Trace":
-        from llmserve.insight.trace import Trace
+    module, _, renamed = _LATER[name].partition(":")
+    return getattr(importlib.import_module(module), renamed or name)
 
-        return Trace
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+vllm_paths.install()

@@ -6,7 +6,10 @@ import os
 import threading
 from collections.abc import (
     AsyncGenerator,
+    AsyncIterator,
     Callable,
+    Coroutine,
+    Generator,
     Iterable,
     Iterator,
     Mapping,
@@ -15,18 +18,18 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llmserve.beam_search import BeamSearchOutput
 from llmserve.beam_search_params import BeamSearchParams
 from llmserve.chat.chat_messages import Conversation
 from llmserve.chat.chat_template import chat_request
 from llmserve.chat.tool_schema import Tool
-from llmserve.common.arguments import describe, refuse_unless_default, text
+from llmserve.common.arguments import describe, text
 from llmserve.common.text_threads import MAX_SHORT_SIZE, on_text_thread
-from llmserve.errors import InvalidArgument
+from llmserve.common.vllm_arguments import check_method_arguments
+from llmserve.errors import InternalError, InvalidArgument
 from llmserve.llm_base import LLMBase
 from llmserve.outputs import RequestOutput
 from llmserve.pooling_outputs import EmbeddingRequestOutput, PoolingRequestOutput
@@ -34,7 +37,6 @@ from llmserve.pooling_params import (
     PoolingConfig,
     PoolingParams,
     check_task,
-    read_pooling_config,
 )
 from llmserve.prompts import Prompts, SinglePrompt
 from llmserve.requests.async_stream import AsyncStream
@@ -43,6 +45,9 @@ from llmserve.requests.pooling_state import PoolingState
 from llmserve.requests.prompt_parser import chat_prompts
 from llmserve.requests.state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from llmserve.model_config import ModelConfig
 
 # Requests of more characters (or token ids) are tokenized and checked on a thread: the tokenizers
 # library takes about a microsecond a character, and an event loop should not stand still for more
@@ -55,6 +60,23 @@ _MAX_NUM_NAMES = 4096
 _State = TypeVar("_State", bound=RequestState)
 
 _log = logging.getLogger(__name__)
+
+
+_Output = TypeVar("_Output")
+
+
+class Answer(Generic[_Output]):
+    """An output that is awaited, or read by `async for` as vLLM's users do. Each runs the request
+    anew."""
+
+    def __init__(self, run: Callable[[], Coroutine[Any, Any, _Output]]) -> None:
+        self._run = run
+
+    def __await__(self) -> Generator[Any, None, _Output]:
+        return self._run().__await__()
+
+    async def __aiter__(self) -> AsyncIterator[_Output]:
+        yield await self._run()
 
 
 class AsyncLLM(LLMBase):
@@ -86,8 +108,12 @@ class AsyncLLM(LLMBase):
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        prompt_text: None = None,
         lora_request: None = None,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        data_parallel_rank: None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continues one prompt and yields an output whenever there is something new.
 
@@ -97,7 +123,14 @@ class AsyncLLM(LLMBase):
         where max_num_queued_reqs requests wait already.
         """
         self._open_engine()
-        refuse_unless_default("generate", "lora_request", lora_request, None)
+        check_method_arguments(
+            "generate",
+            prompt_text=prompt_text,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            data_parallel_rank=data_parallel_rank,
+        )
         admitted = await self.admit(prompt, sampling_params, priority=priority)
         state = _only("generate", admitted)
         kind = state.params.output_kind
@@ -146,29 +179,49 @@ class AsyncLLM(LLMBase):
             async for output in outputs:
                 yield output
 
-    async def embed(
+    def embed(
         self,
         prompt: SinglePrompt,
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
-    ) -> EmbeddingRequestOutput:
-        """One vector of a prompt, as `LLM.embed` gives it. Cancelling the task aborts it."""
-        return (await self._pool(prompt, pooling_params, "embed", request_id)).embedding_output()
+    ) -> Answer[EmbeddingRequestOutput]:
+        """One vector of a prompt, as `LLM.embed` gives it: to be awaited, or read by `async for`,
+        which gives it once. Cancelling the task aborts it."""
 
-    async def encode(
+        async def answer() -> EmbeddingRequestOutput:
+            state = await self._pool(prompt, pooling_params, "embed", request_id)
+            return state.embedding_output()
+
+        return Answer(answer)
+
+    def encode(
         self,
         prompt: SinglePrompt,
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        tokenization_kwargs: Mapping[str, object] | None = None,
         pooling_task: str | None = None,
-    ) -> PoolingRequestOutput:
-        """What the model makes of a prompt, as `LLM.encode` gives it."""
+    ) -> Answer[PoolingRequestOutput]:
+        """What the model makes of a prompt, as `LLM.encode` gives it: to be awaited, or read by
+        `async for`."""
+        check_method_arguments(
+            "encode",
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            tokenization_kwargs=tokenization_kwargs,
+        )
         task = pooling_task
         if task is None and isinstance(pooling_params, PoolingParams):
             task = pooling_params.task
-        task = check_task("pooling_task", "token_embed" if task is None else task)
-        return (await self._pool(prompt, pooling_params, task, request_id)).pooling_output()
+        checked = check_task("pooling_task", "token_embed" if task is None else task)
+
+        async def answer() -> PoolingRequestOutput:
+            return (await self._pool(prompt, pooling_params, checked, request_id)).pooling_output()
+
+        return Answer(answer)
 
     async def beam_search(
         self, prompt: SinglePrompt, params: BeamSearchParams, request_id: str | None = None
@@ -194,7 +247,7 @@ class AsyncLLM(LLMBase):
         self._open_engine()
         config = PoolingConfig()
         if task == "embed":
-            config = read_pooling_config(Path(self._config.model_path))
+            config = self.pooling_config()
         admit = partial(self._admission.admit_pooling, prompts, params, task, config)
         return await _admitted(admit, _size(prompts))
 
@@ -278,6 +331,42 @@ class AsyncLLM(LLMBase):
         """Forgets the cached blocks that no running request uses. True: it cannot fail."""
         self._open_engine().reset_prefix_cache()
         return True
+
+    async def check_health(self) -> None:
+        """Raises InternalError that says why the engine stopped, if it did."""
+        if self.failure is not None:
+            raise InternalError(self.failure)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine takes requests."""
+        return not self.errored
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it takes none any more."""
+        return self.errored
+
+    @property
+    def dead_error(self) -> InternalError:
+        """What `check_health` raises of an engine that has stopped."""
+        return InternalError(self.failure or "the engine runs")
+
+    async def get_model_config(self) -> "ModelConfig":
+        """What is known of the model."""
+        return self.model_config
+
+    async def start_profile(self) -> None:
+        """As `LLM.start_profile`."""
+        self._start_profile()
+
+    async def stop_profile(self) -> None:
+        """As `LLM.stop_profile`; the file is written on a thread."""
+        await asyncio.to_thread(self._stop_profile)
+
+    async def do_log_stats(self) -> None:
+        """Logs the counters."""
+        _log.info("%r", self.get_metrics())
 
     async def __aenter__(self) -> "AsyncLLM":
         self._open_engine()

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from llmserve import _core
 from llmserve.common.arguments import boolean, describe, integer, number, refuse_unknown
+from llmserve.common.init_signature import InitSignature
 from llmserve.errors import NotSupported
 
 
@@ -27,6 +28,8 @@ class BeamSearchParams:
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+
+    __signature__ = InitSignature()
 
     def __new__(cls, *args: object, **kwargs: object) -> "BeamSearchParams":
         """Refuses unknown names with a hint before the generated __init__ sees them."""

@@ -2,16 +2,15 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from llmserve.beam_search import BeamSearchOutput
 from llmserve.beam_search_params import BeamSearchParams
 from llmserve.chat.chat_messages import Conversation
 from llmserve.chat.chat_template import chat_request
 from llmserve.chat.tool_schema import Tool
-from llmserve.common.arguments import boolean, describe, text
+from llmserve.common.arguments import describe, text
 from llmserve.common.vllm_arguments import check_method_arguments
 from llmserve.errors import InvalidArgument
 from llmserve.llm_base import LLMBase
@@ -21,15 +20,17 @@ from llmserve.pooling_params import (
     PoolingConfig,
     PoolingParams,
     check_task,
-    read_pooling_config,
     task_not_supported,
 )
 from llmserve.prompts import Prompts, SinglePrompt
 from llmserve.requests.enqueued import EnqueuedRequests
-from llmserve.requests.progress import Progress
+from llmserve.requests.progress import Progress, UseTqdm, check_use_tqdm
 from llmserve.requests.prompt_parser import chat_prompts
 from llmserve.requests.state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from llmserve.llm_engine import LLMEngine
 
 _MAX_ID_DIGITS = 18  # of what fits in the engine's 64 bits
 
@@ -62,9 +63,10 @@ class LLM(LLMBase):
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
-        **unknown: object,
+        tokenization_kwargs: Mapping[str, object] | None = None,
     ) -> list[RequestOutput]:
         """Continues every prompt and returns the outputs in the prompts' order.
 
@@ -76,13 +78,15 @@ class LLM(LLMBase):
         Requests that may generate more are given to the engine first, those that may generate the
         same in the prompts' order: else the last to begin could run on in a nearly empty batch.
 
+        No prompts have no outputs. use_tqdm: True, False, or what makes a bar, called as tqdm is.
         A bad prompt or parameter is refused (InvalidArgument, NotSupported) before anything runs.
         What goes wrong for one request later on concerns that request alone: its output has
         finish_reason "error" and says why in `error`, and the others are complete.
         """
         self._open_engine()
-        check_method_arguments("generate", unknown)
-        boolean("use_tqdm", use_tqdm)
+        _check("generate", use_tqdm, lora_request, tokenization_kwargs)
+        if _is_none(prompts):
+            return RequestOutputs()
         states = self._admission.admit(prompts, sampling_params, priority)
         self._run(sorted(states, key=lambda state: -state.core_params.max_tokens), use_tqdm)
         return RequestOutputs(state.output() for state in states)
@@ -92,8 +96,9 @@ class LLM(LLMBase):
         prompts: Prompts,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
-        use_tqdm: bool = True,
-        **unknown: object,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, object] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """One vector a prompt, in their order: the final-normed hidden state of the last token, or
         the mean or the first one where the checkpoint's sentence-transformers files say so, brought
@@ -106,9 +111,10 @@ class LLM(LLMBase):
         1.0
         """
         self._open_engine()
-        check_method_arguments("embed", unknown)
-        boolean("use_tqdm", use_tqdm)
-        config = read_pooling_config(Path(self._config.model_path))
+        _check("embed", use_tqdm, lora_request, tokenization_kwargs)
+        if _is_none(prompts):
+            return []
+        config = self.pooling_config()
         states = self._admission.admit_pooling(prompts, pooling_params, "embed", config)
         self._run(states, use_tqdm)
         return [state.embedding_output() for state in states]
@@ -118,9 +124,10 @@ class LLM(LLMBase):
         prompts: Prompts,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
         pooling_task: str | None = None,
-        **unknown: object,
+        tokenization_kwargs: Mapping[str, object] | None = None,
     ) -> list[PoolingRequestOutput]:
         """What the model makes of each prompt, in float32: the last hidden states [T, E] by
         default, or what pooling_task (or PoolingParams.task) says. An answer of more than 1 GiB is
@@ -133,15 +140,16 @@ class LLM(LLMBase):
         3
         """
         self._open_engine()
-        check_method_arguments("encode", unknown)
-        boolean("use_tqdm", use_tqdm)
+        _check("encode", use_tqdm, lora_request, tokenization_kwargs)
+        if _is_none(prompts):
+            return []
         task = pooling_task
         if task is None and isinstance(pooling_params, PoolingParams):
             task = pooling_params.task
         task = check_task("pooling_task", "token_embed" if task is None else task)
         config = PoolingConfig()
         if task == "embed":
-            config = read_pooling_config(Path(self._config.model_path))
+            config = self.pooling_config()
         states = self._admission.admit_pooling(prompts, pooling_params, task, config)
         self._run(states, use_tqdm)
         return [state.pooling_output() for state in states]
@@ -158,9 +166,9 @@ class LLM(LLMBase):
         self,
         prompts: Prompts,
         params: BeamSearchParams,
-        *,
-        use_tqdm: bool = False,
-        **unknown: object,
+        lora_request: None = None,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """The most likely continuations of each prompt that a search of beam_width finds, best
         first.
@@ -177,13 +185,15 @@ class LLM(LLMBase):
         3
         """
         self._open_engine()
-        check_method_arguments("beam_search", unknown)
-        boolean("use_tqdm", use_tqdm)
+        _check("beam_search", use_tqdm, lora_request, None)
+        check_method_arguments("beam_search", concurrency_limit=concurrency_limit)
+        if _is_none(prompts):
+            return []
         states = self._admission.admit_beam_search(prompts, params)
         self._run(states, use_tqdm)
         return [state.beam_output() for state in states]
 
-    def _run(self, states: Sequence[RequestState], use_tqdm: bool) -> None:
+    def _run(self, states: Sequence[RequestState], use_tqdm: UseTqdm) -> None:
         """Runs requests to their end."""
         progress = Progress(len(states), use_tqdm)
         try:
@@ -197,14 +207,16 @@ class LLM(LLMBase):
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
-        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
         chat_template: str | os.PathLike[str] | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Tool] | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
-        **unknown: object,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        mm_processor_kwargs: Mapping[str, object] | None = None,
     ) -> list[RequestOutput]:
         """Answers a conversation, or a list of them, as `generate` continues prompts.
 
@@ -225,7 +237,14 @@ class LLM(LLMBase):
         >>> output.prompt
         '<|im_start|>user\\nTell me a story.<|im_end|>\\n<|im_start|>assistant\\n'
         """
-        check_method_arguments("chat", unknown)
+        _check("chat", use_tqdm, lora_request, tokenization_kwargs)
+        check_method_arguments(
+            "chat",
+            chat_template_content_format=chat_template_content_format,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
+        if _is_none(messages):
+            return RequestOutputs()
         request = chat_request(
             add_generation_prompt, continue_final_message, tools, chat_template_kwargs
         )
@@ -268,8 +287,9 @@ class LLM(LLMBase):
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
-        **unknown: object,
+        tokenization_kwargs: Mapping[str, object] | None = None,
     ) -> list[str]:
         """Queues every prompt without waiting, and returns their request ids in the prompts' order.
 
@@ -284,17 +304,19 @@ class LLM(LLMBase):
         True
         """
         self._open_engine()
-        check_method_arguments("enqueue", unknown)
+        _check("enqueue", False, lora_request, tokenization_kwargs)
+        if _is_none(prompts):
+            return []
         states = self._admission.admit(prompts, sampling_params, priority)
         self._enqueued.add(states)
         return [str(state.request_id) for state in states]
 
-    def wait_for_completion(self, *, use_tqdm: bool = True) -> list[RequestOutput]:
+    def wait_for_completion(self, *, use_tqdm: UseTqdm = True) -> list[RequestOutput]:
         """Waits for all requests that were enqueued and not waited for yet, and returns their
         outputs in the order in which they were enqueued. Ctrl-C ends the wait and nothing else:
         another call waits for the same requests."""
         self._open_engine()
-        boolean("use_tqdm", use_tqdm)
+        check_use_tqdm(use_tqdm)
         progress = Progress(len(self._enqueued), use_tqdm)
         try:
             states = self._enqueued.wait(progress.finish)
@@ -356,5 +378,31 @@ class LLM(LLMBase):
     ) -> None:
         self.close()
 
+    @property
+    def llm_engine(self) -> "LLMEngine":
+        """This LLM as scripts for vLLM drive it: add_request, step, has_unfinished_requests."""
+        from llmserve.llm_engine import LLMEngine  # seldom needed
+
+        return LLMEngine(self)
+
+    def start_profile(self) -> None:
+        """From here on what the engine does goes into the file of `stop_profile`. Raises
+        InvalidArgument without LLM(profiler_config={"torch_profiler_dir": a folder})."""
+        self._start_profile()
+
+    def stop_profile(self) -> None:
+        """Writes the steps and requests since `start_profile` for https://ui.perfetto.dev."""
+        self._stop_profile()
+
     def _begin(self) -> None:
         self._enqueued = EnqueuedRequests(self._runner)
+
+
+def _check(method: str, use_tqdm: object, lora_request: object, kwargs: object) -> None:
+    check_use_tqdm(use_tqdm)
+    check_method_arguments(method, lora_request=lora_request, tokenization_kwargs=kwargs)
+
+
+def _is_none(prompts: object) -> bool:
+    """Whether it is a list of no prompts."""
+    return isinstance(prompts, list | tuple) and not prompts

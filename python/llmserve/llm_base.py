@@ -6,8 +6,9 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from llmserve import _core
 from llmserve.checkpoint.model_files import config_file, find_checkpoint, is_gguf, text_source
@@ -17,12 +18,15 @@ from llmserve.common.arguments import (
     describe,
     integer,
     optional_integer,
+    refuse_unknown,
     text,
 )
 from llmserve.common.html_table import html_table
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.options.engine_options import EngineOptions, read_options
+from llmserve.options.fitting import resolve
 from llmserve.options.signature import takes
+from llmserve.pooling_params import PoolingConfig, read_pooling_config
 from llmserve.requests.admission import RequestAdmission, RequestLimits
 from llmserve.requests.generation_config import GenerationConfig, read_generation_config
 from llmserve.requests.grammars import Grammars
@@ -35,11 +39,23 @@ from llmserve.tokenization.length_bound import LengthBound
 from llmserve.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from llmserve.insight.metric_objects import EngineMetrics
+    from llmserve.insight.profile import Profile
     from llmserve.insight.trace import Trace
+    from llmserve.model_config import ModelConfig
+    from llmserve.options.engine_args import EngineArgs
     from llmserve.plan.memory_plan import MemoryPlan
+    from llmserve.requests.stepped import SteppedRequests
 
 _log = logging.getLogger(__name__)
 
+_Self = TypeVar("_Self", bound="LLMBase")
+
+# What vLLM's from_engine_args takes besides.
+_OF_FROM_ENGINE_ARGS = (
+    *("usage_context", "start_engine_loop", "stat_loggers", "enable_log_requests"),
+    "disable_log_stats",
+)
 MEMORY_TAGS = ("weights", "kv_cache")  # what wake_up() gets back
 
 
@@ -53,18 +69,23 @@ class LLMBase:
     @takes(EngineOptions)
     def __init__(self, model: str | os.PathLike[str], **given: object) -> None:
         options = read_options(type(self).__name__, model, given)
+        if options.seed is None:
+            options = replace(options, seed=int.from_bytes(os.urandom(4), "little"))
+            _log.info("seed=%d was drawn; the same one gives the same tokens", options.seed)
+        self._seed = integer("seed", options.seed, 0, 2**64 - 1)
+        self._profile = None if options.profiler_config is None else self._make_profile(options)
         if options.max_stall_ms is None and options.enable_chunked_prefill is not False:
             options = replace(options, max_stall_ms=self._default_max_stall_ms)
         checkpoint = find_checkpoint(model, options.revision, options.download_dir)
         source = text_source(checkpoint)
         opened = _core.Checkpoint(str(checkpoint))  # once, for all that a start reads of it
         defaults = _read_generation_config(source, options.generation_config, opened.gguf)
-        request = options.to_request(
-            checkpoint,
+        self._config = resolve(
+            options,
+            opened,
             eos_token_ids=defaults.eos_token_ids,
             spreads_prompts=self._spreads_prompts,
         )
-        self._config = _core.resolve_config(request, opened)
         vocab_size = opened.read_vocab_size()
         tokenizer = options.tokenizer
         text_path = source if tokenizer is None else _tokenizer_path(tokenizer)
@@ -100,9 +121,27 @@ class LLMBase:
         self._admission = RequestAdmission(
             self._tokenizer, limits, defaults.default_params, thinking, grammars
         )
+        self._text_path = text_path
+        self._vocab_size = vocab_size
+        self._quantization = options.quantization
+        if options.logits_processors:
+            from llmserve.model_config import VllmConfig  # seldom needed
+            from llmserve.requests.processor_classes import ProcessorClasses
+
+            self._admission.processor_classes = ProcessorClasses.from_argument(
+                options.logits_processors, VllmConfig.of(self.model_config, self._config.scheduler)
+            )
         self._runner = RequestRunner(self._engine)
         _OPEN.add(self)
         self._begin()
+
+    @classmethod
+    def from_engine_args(cls: type[_Self], engine_args: "EngineArgs", **vllms: object) -> _Self:
+        """One with the arguments that an EngineArgs holds. vllms: what vLLM takes besides, and what
+        changes nothing here: usage_context, start_engine_loop, stat_loggers, enable_log_requests,
+        disable_log_stats."""
+        refuse_unknown(f"{cls.__name__}.from_engine_args", vllms, _OF_FROM_ENGINE_ARGS)
+        return cls(**vars(engine_args))
 
     def _request_names(self) -> Mapping[str, int]:
         """The engine's ids of requests that their users gave a name."""
@@ -164,6 +203,56 @@ class LLMBase:
         check_text("prompt", prompt, self._admission.limits.prompt_limits())
 
     @property
+    def model_config(self) -> "ModelConfig":
+        """What is known of the model, by vLLM's names."""
+        from llmserve.model_config import ModelConfig  # seldom needed
+
+        return ModelConfig(
+            model=self._config.model_path,
+            tokenizer=None if self._tokenizer is None else str(self._text_path),
+            dtype=self._config.dtype,
+            max_model_len=self._config.scheduler.max_model_len,
+            seed=self._seed,
+            vocab_size=self._vocab_size,
+            quantization=self._quantization,
+        )
+
+    @cached_property
+    def _stepped(self) -> "SteppedRequests":
+        """What `LLMEngine` runs."""
+        from llmserve.requests.stepped import SteppedRequests  # seldom needed
+
+        return SteppedRequests(self._runner)
+
+    def pooling_config(self) -> PoolingConfig:
+        """How the checkpoint says that one vector of a prompt is made. Raises CorruptFile."""
+        return read_pooling_config(Path(self._config.model_path))
+
+    def collective_rpc(self, *_arguments: object, **_keywords: object) -> NoReturn:
+        """Not here: raises NotSupported that says what to use."""
+        raise NotSupported(
+            "collective_rpc is not supported: there are no worker processes to call into; "
+            "get_metrics(), get_memory_use(), trace(), sleep() and wake_up() are methods of LLM"
+        )
+
+    def apply_model(self, *_arguments: object, **_keywords: object) -> NoReturn:
+        """Not here: raises NotSupported that says what to use."""
+        raise NotSupported(
+            "apply_model is not supported: the model is C++ and no torch module; encode(..., "
+            "pooling_task='token_embed') gives hidden states, 'token_logits' logits, and "
+            "llmserve.ops the operations that models are made of"
+        )
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine has stopped; `failure` says why."""
+        return self._engine is None or self.failure is not None
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """As `close`, which waits for nothing: timeout is vLLM's and changes nothing."""
+        self.close()
+
+    @property
     def failure(self) -> str | None:
         """Why the engine stopped and takes no more requests; None while it runs."""
         return self._open_engine().failure or None
@@ -205,12 +294,16 @@ class LLMBase:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` takes where it is given none: SamplingParams' own defaults, with those of
-        the model's generation_config.json over them."""
-        return self._admission.default_params
+        the model's generation_config.json over them: a copy, to be changed as one likes."""
+        return replace(self._admission.default_params)
 
-    def get_metrics(self) -> _core.EngineMetrics:
-        """Counters since the start: requests, steps, tokens, prefix cache, KV blocks."""
-        return self._open_engine().metrics()
+    def get_metrics(self) -> "EngineMetrics":
+        """Counters since the start: requests, steps, tokens, prefix cache, KV blocks. Each is a
+        field, and to iterate over them gives metrics by vLLM's names, distributions as well."""
+        from llmserve.insight.metric_objects import EngineMetrics  # no call of generate needs them
+
+        engine = self._open_engine()
+        return EngineMetrics(engine.metrics(), engine.histograms, self._config.model_path)
 
     def get_histograms(self) -> _core.EngineHistograms:
         """Distributions since the start: latencies, and sizes of requests and steps."""
@@ -228,6 +321,23 @@ class LLMBase:
         engine = self._open_engine()
         steps, requests = engine.trace(), engine.request_records()
         return Trace(steps, requests, self._config.cache.num_blocks, self._request_names())
+
+    def _start_profile(self) -> None:
+        self._open_engine()
+        if self._profile is None:
+            self._profile = self._make_profile(EngineOptions(""))
+        self._profile.start()
+
+    def _stop_profile(self) -> None:
+        if self._profile is None:
+            raise InvalidArgument("stop_profile: no profile was started; call start_profile first")
+        _log.info("wrote %s", self._profile.stop(self.trace()))
+
+    @staticmethod
+    def _make_profile(options: EngineOptions) -> "Profile":
+        from llmserve.insight.profile import Profile  # seldom needed
+
+        return Profile(options.profiler_config)
 
     def _sleep(self, level: object) -> None:
         engine = self._open_engine()

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 
 from llmserve.common.html_table import html_table
+from llmserve.pooling_outputs import EmbeddingOutput as EmbeddingOutput  # as vLLM has them
+from llmserve.pooling_outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+from llmserve.pooling_outputs import PoolingOutput as PoolingOutput
+from llmserve.pooling_outputs import PoolingRequestOutput as PoolingRequestOutput
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from llmserve import _core
 from llmserve.checkpoint.model_files import MAX_CONFIG_BYTES, parse_json_object, read_bytes
 from llmserve.common.arguments import describe, optional_integer, refuse_unknown, truncation
+from llmserve.common.init_signature import InitSignature
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
 
 TASKS = ("embed", "token_embed", "token_logits")
@@ -39,6 +40,8 @@ class PoolingParams:
     normalize: bool | None = None
     task: str | None = None
     skip_reading_prefix_cache: bool | None = None
+
+    __signature__ = InitSignature()
 
     def __new__(cls, *args: object, **kwargs: object) -> "PoolingParams":
         """Refuses unknown names with a hint before the generated __init__ sees them."""

@@ -43,3 +43,5 @@ class EmbedsPrompt(TypedDict, total=False):
 
 SinglePrompt = str | TokenIds | TextPrompt | TokensPrompt | EmbedsPrompt
 Prompts = SinglePrompt | Sequence[SinglePrompt]
+
+PromptType = SingletonPrompt = SinglePrompt  # as vLLM calls them

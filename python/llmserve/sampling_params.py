@@ -2,8 +2,9 @@
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from llmserve import _core
@@ -11,15 +12,19 @@ from llmserve.beam_search_params import BeamSearchParams as BeamSearchParams  # 
 from llmserve.common import sampling_checks as checks
 from llmserve.common.arguments import (
     boolean,
+    describe,
     integer,
     number,
     optional_integer,
     refuse_unknown,
     truncation,
 )
+from llmserve.common.init_signature import InitSignature
 from llmserve.common.sampling_checks import PythonLogitsProcessor as PythonLogitsProcessor
 from llmserve.common.sampling_fields import FIELD, SamplingField, apart, same
-from llmserve.structured_outputs import StructuredOutputsParams
+from llmserve.errors import InvalidArgument, NotSupported
+from llmserve.structured_outputs import GuidedDecodingParams as GuidedDecodingParams
+from llmserve.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 
 class RequestOutputKind(enum.Enum):
@@ -62,8 +67,15 @@ class RepetitionDetectionParams:
         return detection
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class _Taken:
+    """Beside the fields, and none of them: the last copy that `checked` made."""
+
+    __slots__ = ("_taken",)
+    _taken: "SamplingParams | None"
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class SamplingParams(_Taken):
     """Sampling parameters of one request; names and defaults as users of vLLM know them.
 
     n: sequences sampled from the prompt, 1 to 128.
@@ -103,8 +115,12 @@ class SamplingParams:
     min_tokens and ignore_eos do not lengthen a text that is complete, and max_tokens, stop strings
     and stop_token_ids cut it off.
 
-    extra_args is refused by name unless None. Raises InvalidArgument that names the field and the
-    value, or NotSupported.
+    extra_args: what classes of LLM(logits_processors) read; without such classes requests with any
+    are refused. best_of, use_beam_search and guided_decoding are older names of vLLM's:
+    guided_decoding is structured_outputs, the others are refused with what to use.
+
+    Fields may be assigned; a request takes the values that they have when it comes in, and those
+    are checked then. Raises InvalidArgument that names the field and the value, or NotSupported.
 
     >>> SamplingParams(temperature=0.8, top_p=0.95, max_tokens=64, stop="\\n").stop
     ('\\n',)
@@ -161,7 +177,9 @@ class SamplingParams:
     )
     allowed_token_ids: Sequence[int] | None = field(default=None, metadata=same(checks.token_ids))
     bad_words: Sequence[str] | None = field(default=None, metadata=apart(checks.bad_words))
-    extra_args: Mapping[str, object] | None = field(default=None, metadata=apart(checks.refused))
+    extra_args: Mapping[str, object] | None = field(
+        default=None, hash=False, metadata=apart(checks.extra_args)
+    )
     logprob_token_ids: Sequence[int] | None = field(default=None, metadata=apart(checks.token_ids))
     skip_reading_prefix_cache: bool | None = field(default=None, metadata=apart(boolean, bool))
     thinking_token_budget: int | None = field(
@@ -181,18 +199,53 @@ class SamplingParams:
         ),
     )
 
+    # Of older versions of vLLM.
+    best_of: InitVar[int | None] = None
+    use_beam_search: InitVar[bool] = False
+    guided_decoding: InitVar[StructuredOutputsParams | None] = None
+
+    __signature__ = InitSignature()
+
     def __new__(cls, *args: object, **kwargs: object) -> "SamplingParams":
         """Refuses unknown names with a hint before the generated __init__ sees them."""
-        refuse_unknown("SamplingParams", kwargs, cls.__slots__)
+        refuse_unknown("SamplingParams", kwargs, (*cls.__slots__, *_OLDER_NAMES))
         return object.__new__(cls)
 
-    def __post_init__(self) -> None:
-        for name, value in self._given(SAMPLING_FIELDS):
-            object.__setattr__(self, name, SAMPLING_FIELDS[name].check(name, value))
+    def __post_init__(
+        self,
+        best_of: int | None,
+        use_beam_search: bool,
+        guided_decoding: StructuredOutputsParams | None,
+    ) -> None:
+        if guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise InvalidArgument("guided_decoding is structured_outputs; give one")
+            self.structured_outputs = guided_decoding
+        self._taken = None  # type: ignore[misc]  # the base has the slot
+        self._check()
         self.to_core().validate()
+        _refuse_older(self.n, best_of, use_beam_search)
+
+    def _check(self) -> None:
+        """Each field by itself, and brought to the form in which it is kept."""
+        for name, value in self._given(SAMPLING_FIELDS):
+            setattr(self, name, SAMPLING_FIELDS[name].check(name, value))
+
+    def checked(self) -> "SamplingParams":
+        """A copy for one request or several, whatever is assigned to this one later. What is wrong
+        between fields is said by the engine's own check. Raises InvalidArgument, NotSupported."""
+        if self._taken is not None and _VALUES(self._taken) == _VALUES(self):
+            return self._taken  # most are used again as they are
+        copy: SamplingParams = object.__new__(type(self))
+        for name, value in zip(_NAMES, _VALUES(self), strict=True):
+            setattr(copy, name, value)
+        copy._taken = None  # type: ignore[misc]
+        copy._check()
+        self._taken = copy  # type: ignore[misc]
+        return copy
 
     def clone(self, **changes: Any) -> "SamplingParams":
-        """Parameters like these but for what is given: they are values, which are not changed.
+        """Parameters like these but for what is given.
 
         >>> SamplingParams(temperature=0.8).clone(max_tokens=100).max_tokens
         100
@@ -231,10 +284,29 @@ class SamplingParams:
                 yield name, value
 
 
+_OLDER_NAMES = ("best_of", "use_beam_search", "guided_decoding")
+
+
+def _refuse_older(n: int, best_of: int | None, use_beam_search: bool) -> None:
+    if best_of is not None and best_of != n:
+        raise NotSupported(
+            f"SamplingParams: best_of={describe(best_of)} with n={n} is not supported; take n="
+            f"{describe(best_of)} and logprobs=0, and the outputs with the largest "
+            f"cumulative_logprob"
+        )
+    if use_beam_search:
+        raise NotSupported(
+            "SamplingParams: use_beam_search=True is not supported; use LLM.beam_search(prompts, "
+            "BeamSearchParams(beam_width=..., max_tokens=...))"
+        )
+
+
 # What is known of each, by name.
 SAMPLING_FIELDS: Mapping[str, SamplingField] = {
     item.name: item.metadata[FIELD] for item in fields(SamplingParams)
 }
+_NAMES = tuple(SAMPLING_FIELDS)
+_VALUES = attrgetter(*_NAMES)
 _SAME_IN_CORE = tuple(name for name, known in SAMPLING_FIELDS.items() if known.is_same_in_core)
 # What a field is without an argument, as its check leaves it.
 _PLAIN: Mapping[str, object] = {

@@ -2,11 +2,11 @@
 
 import argparse
 import difflib
-import json
 from typing import Any
 
 from llmserve.common.vllm_arguments import NOT_HERE, refuse_what_is_not_here
 from llmserve.options.engine_options import argument_names
+from llmserve.options.flags import json_or_text
 
 _USAGE_ERROR = 2  # argparse's own exit code
 
@@ -38,7 +38,7 @@ class CommandParser(argparse.ArgumentParser):
             if isinstance(values[0], bool):
                 self.add_argument(flag, action=_RefusedSwitch, **hidden)
             else:
-                self.add_argument(flag, action=_Refused, type=_value, **hidden)
+                self.add_argument(flag, action=_Refused, type=json_or_text, **hidden)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """What an abbreviation may stand for: nothing hidden."""
@@ -78,11 +78,3 @@ class _RefusedSwitch(argparse.BooleanOptionalAction):
 
 def _command(parser: argparse.ArgumentParser) -> str:
     return parser.prog.removeprefix("llmserve ")
-
-
-def _value(text: str) -> object:
-    """JSON, or a text by itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -8,9 +8,9 @@ from typing import Any
 from llmserve import _core
 from llmserve.checkpoint.model_files import find_checkpoint, text_source
 from llmserve.cli.inspect_text import text_report
-from llmserve.cli.options import add_flags
 from llmserve.common.units import human_bytes
 from llmserve.options.engine_options import options_of
+from llmserve.options.flags import add_flags
 
 _EXAMPLES = """examples:
   llmserve inspect ./Qwen3-0.6B

@@ -2,46 +2,21 @@
 
 import argparse
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 from llmserve.cli.command_parser import take_llm_arguments
-from llmserve.common.units import size
 from llmserve.llm import LLM
 from llmserve.options.engine_options import options_of
-from llmserve.options.option import Option
+from llmserve.options.flags import add_flags
 from llmserve.outputs import RequestOutput
 from llmserve.sampling_params import SAMPLING_FIELDS, RequestOutputKind, SamplingParams
 
-_METAVARS = {str: "X", float: "X", size: "SIZE"}
 # The sampling parameters that are options.
 _SAMPLING_OPTIONS = {
     name: (known.body, known.option)
     for name, known in SAMPLING_FIELDS.items()
     if known.body is not None and known.option
 }
-
-
-def add_flags(
-    parser: argparse._ActionsContainer, options: Iterable[Option], default: object = None
-) -> None:
-    """A flag for each option; one that is not given is `default`."""
-    for option in options:
-        if option.kind is bool:
-            parser.add_argument(
-                *option.flags,
-                action=argparse.BooleanOptionalAction,
-                default=default,
-                help=option.help,
-            )
-            continue
-        parser.add_argument(
-            *option.flags,
-            type=option.kind,
-            metavar=_METAVARS.get(option.kind, "N"),
-            default=default,
-            help=option.help,
-        )
 
 
 def add_engine_options(

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.checkpoint.model_files import demo_model_path
-from llmserve.cli.options import add_engine_options, add_flags
+from llmserve.cli.options import add_engine_options
 from llmserve.errors import InvalidArgument
+from llmserve.options.flags import add_flags
 from llmserve.server import check_extra
 
 _EXAMPLES = """examples:

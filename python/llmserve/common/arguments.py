@@ -96,7 +96,7 @@ def refuse_unless_default(
 ) -> None:
     """Raises NotSupported, with the reason, if an argument whose feature is not there is set to
     anything else. Without a reason it is not there yet."""
-    if any(_is_default(value, default) for default in defaults):
+    if any(is_default(value, default) for default in defaults):
         return
     why = f": {reason}" if reason else " yet"
     raise NotSupported(
@@ -104,7 +104,8 @@ def refuse_unless_default(
     )
 
 
-def _is_default(value: object, default: object) -> bool:
+def is_default(value: object, default: object) -> bool:
+    """Whether an argument is at a default; an empty list or dict is none."""
     is_empty = default is None and isinstance(value, Sized) and len(value) == 0
     is_plain = isinstance(value, float | int | str | list) and not isinstance(value, bool)
     return value is default or is_empty or (is_plain and value == default)

@@ -7,7 +7,6 @@ from llmserve.common.arguments import (
     integer,
     number,
     optional_integer,
-    refuse_unless_default,
     unicode_text,
 )
 from llmserve.errors import InvalidArgument
@@ -86,7 +85,7 @@ def callables(name: str, value: object) -> tuple[PythonLogitsProcessor, ...] | N
     return functions or None
 
 
-def refused(name: str, value: object) -> None:
-    """For good: extra_args is for plugins, of which llmserve has none, and what nobody reads is
-    better refused."""
-    refuse_unless_default("SamplingParams", name, value, None)
+def extra_args(name: str, value: object) -> Mapping[str, object] | None:
+    if not isinstance(value, Mapping):
+        raise InvalidArgument(f"{name} must be a dict, got {describe(value)}")
+    return dict(value) or None

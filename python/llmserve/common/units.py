@@ -6,6 +6,7 @@ from llmserve.errors import InvalidArgument
 
 _PREFIXES = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _QUANTITY = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)([KMGTP]?)(i?)", re.IGNORECASE)
+_TOKENS = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
 
 
 def human_bytes(num_bytes: int) -> str:
@@ -47,6 +48,35 @@ def size(text: str) -> int:
     """
     try:
         return parse_size("it", text)
+    except InvalidArgument as error:
+        from argparse import ArgumentTypeError  # here: a table of options needs no argparse
+
+        raise ArgumentTypeError(str(error)) from None
+
+
+def parse_tokens(name: str, text: str) -> int:
+    """Tokens of "4096", "1k" (1000), "1K" (1024) or "1.5M"; "auto" and "-1" are -1.
+
+    >>> parse_tokens("it", "1k"), parse_tokens("it", "2K"), parse_tokens("it", "auto")
+    (1000, 2048, -1)
+    """
+    if text in ("auto", "-1"):
+        return -1
+    match = _TOKENS.fullmatch(text)
+    if match is None:
+        raise InvalidArgument(
+            f"{name} must be a number of tokens such as 4096, 1k (1000) or 1K (1024), or auto for "
+            f"what fits, got {text!r}"
+        )
+    number, prefix = match.groups()
+    base = 1000 if prefix.islower() else 1024
+    return round(float(number) * float(base ** _PREFIXES[prefix.upper()]))
+
+
+def token_count(text: str) -> int:
+    """As `parse_tokens`, for argparse, whose error it raises."""
+    try:
+        return parse_tokens("it", text)
     except InvalidArgument as error:
         from argparse import ArgumentTypeError  # here: a table of options needs no argparse
 

@@ -3,9 +3,12 @@
 Those that scripts give, at their defaults: where versions of vLLM differ, each is taken.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from llmserve.common.arguments import refuse_unknown, refuse_unless_default
+from llmserve.common.arguments import describe, is_default, refuse_unknown, refuse_unless_default
+
+_log = logging.getLogger(__name__)
 
 _AUTO, _NONE, _OFF, _ONE = ("auto",), (None,), (False, None), (1,)
 _NO_ADAPTERS = "adapters are not applied; merge them into the checkpoint"
@@ -146,8 +149,7 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "guided_decoding_disable_any_whitespace": _OFF,
         "guided_decoding_disable_additional_properties": _OFF,
     },
-    "SamplingParams(logits_processors=[fn]) takes functions": {
-        "logits_processors": _NONE,
+    "LLM(logits_processors=[...]) and SamplingParams(logits_processors=[...]) take what runs": {
         "logits_processor_pattern": _NONE,
     },
     "log-probabilities are of the raw distribution": {"logprobs_mode": ("raw_logprobs",)},
@@ -173,7 +175,6 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "enable_mfu_metrics": _OFF,
         "enable_logging_iteration_details": _OFF,
         "enable_layerwise_nvtx_tracing": _OFF,
-        "profiler_config": _NONE,
     },
     "llmserve serve has it": {
         "served_model_name": _NONE,
@@ -208,6 +209,36 @@ NOT_HERE: Mapping[str, tuple[Sequence[object], str]] = {
 }
 
 
+_ANY = None
+# Of those, values that change nothing here, whatever they do in vLLM: they are taken with a warning
+# that gives the reason.
+_CHANGES_NOTHING: Mapping[str, Sequence[object] | None] = {
+    **dict.fromkeys(
+        _BY_REASON["nothing is compiled, and CUDA graphs are recorded as they come up"], _ANY
+    ),
+    **dict.fromkeys(_BY_REASON["models take text alone"], _ANY),
+    **dict.fromkeys(
+        (
+            *("swap_space", "disable_custom_all_reduce", "max_parallel_loading_workers"),
+            *("ray_workers_use_nsight", "distributed_timeout_seconds", "moe_backend"),
+            *("master_addr", "master_port", "all2all_backend", "expert_placement_strategy"),
+            *("safetensors_load_strategy", "pt_load_map_location", "ignore_patterns"),
+            *("tokenizer_pool_size", "attention_backend", "attention_config"),
+            *("disable_hybrid_kv_cache_manager", "prefix_caching_hash_algo"),
+            *("guided_decoding_backend", "guided_decoding_disable_fallback"),
+            *("show_hidden_metrics_for_version", "kv_cache_metrics", "cudagraph_metrics"),
+            *("enable_log_requests", "disable_async_output_proc", "num_lookahead_slots"),
+        ),
+        _ANY,
+    ),
+    "distributed_executor_backend": ("mp", "ray", "external_launcher"),
+    "load_format": ("safetensors", "gguf", "hf", "mistral"),
+    "config_format": ("hf", "mistral"),
+    "model_impl": ("vllm", "transformers"),
+    "tokenizer_mode": ("slow", "fast", "hf", "mistral"),
+}
+
+
 def check_names(what: str, given: Mapping[str, object], known: Iterable[str]) -> None:
     """Raises InvalidArgument for the name of no argument, and NotSupported for one of vLLM's whose
     feature is not here, unless it is as vLLM has it by default."""
@@ -218,8 +249,14 @@ def check_names(what: str, given: Mapping[str, object], known: Iterable[str]) ->
 
 
 def refuse_what_is_not_here(what: str, name: str, value: object) -> None:
-    """Raises NotSupported for an argument of NOT_HERE, unless it is as vLLM has it by default."""
+    """Raises NotSupported for an argument of NOT_HERE, unless it is as vLLM has it by default; a
+    value that changes nothing here is taken with a warning."""
     values, reason = NOT_HERE[name]
+    if name in _CHANGES_NOTHING and not any(is_default(value, default) for default in values):
+        taken = _CHANGES_NOTHING[name]
+        if taken is None or value in taken:
+            _log.warning("%s: %s=%s changes nothing: %s", what, name, describe(value), reason)
+            return
     refuse_unless_default(what, name, value, *values, reason=reason)
 
 
@@ -230,14 +267,15 @@ _OF_METHODS: Mapping[str, tuple[Sequence[object], str]] = {
     "mm_processor_kwargs": (_NONE, "models take text alone"),
     "chat_template_content_format": (_AUTO, "the template takes texts and parts alike"),
     "concurrency_limit": (_NONE, "the engine runs as many as it has room for"),
+    "trace_headers": (_NONE, "llmserve serve has traces"),
+    "data_parallel_rank": (_NONE, "an LLM is one process on one device"),
+    "prompt_text": (_NONE, "give the text in the prompt, {'prompt': ..., 'prompt_token_ids': ...}"),
 }
 
 
-def check_method_arguments(method: str, given: Mapping[str, object]) -> None:
-    """Raises TypeError, as Python does, for the name of no argument, and NotSupported for one of
-    vLLM's method, unless it is as vLLM has it by default."""
+def check_method_arguments(method: str, **given: object) -> None:
+    """Raises NotSupported for an argument of one of vLLM's methods, unless it is as vLLM has it by
+    default."""
     for name, value in given.items():
-        if name not in _OF_METHODS:
-            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
         values, reason = _OF_METHODS[name]
         refuse_unless_default(method, name, value, *values, reason=reason)

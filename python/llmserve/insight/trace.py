@@ -69,6 +69,12 @@ class Trace(Sequence[_core.StepRecord]):
         """The last requests, in the order of their coming: times, tokens, how they ended."""
         return list(self._requests.values())
 
+    def since(self, start_us: int) -> "Trace":
+        """What began at that time of the engine's clock or later."""
+        steps = [step for step in self._steps if step.start_us >= start_us]
+        requests = [record for record in self.requests if record.arrival_us >= start_us]
+        return Trace(steps, requests, self._num_blocks, self._ids)
+
     def steps_of(self, request_id: str | int) -> list[_core.StepRecord]:
         """The steps that decided something about this request."""
         wanted = self._record(request_id).request_id

@@ -5,17 +5,20 @@ keys of a server's file, what the core makes its config from, and docs/engine-op
 """
 
 # ruff: noqa: RUF009  # engine_option() gives a field, whose default cannot change
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
 from llmserve import _core
 from llmserve.checkpoint.packed_cache import packed_cache_folder
-from llmserve.common.arguments import INT64_MAX, integer, text
+from llmserve.common.arguments import INT64_MAX, describe, integer, text
+from llmserve.common.units import parse_tokens
 from llmserve.common.vllm_arguments import check_names
-from llmserve.errors import NotSupported
 from llmserve.options.option import EngineOption, engine_option, kind_of, not_here
+
+_log = logging.getLogger(__name__)
 
 # Where an option acts: the sections of the page.
 _TEXT, _WEIGHTS, _CACHE = "The model and its text", "Weights and arithmetic", "KV cache"
@@ -23,14 +26,29 @@ _STEPS, _REQUESTS = "Steps", "Requests"
 
 
 def _as_dtype(name: str, value: object) -> str:
-    dtype = text(name, value)
+    """Names as they are here, of torch's and NumPy's types and of vLLM's names for them."""
+    dtype = value if isinstance(value, str) else getattr(value, "name", None) or str(value)
+    dtype = dtype.removeprefix("torch.")
+    if isinstance(value, type) or not dtype.isidentifier():  # numpy.float32, or nothing of the kind
+        dtype = text(name, getattr(value, "__name__", value))
     if dtype in ("half", "float16"):
-        raise NotSupported(
-            f"dtype={dtype!r} is not supported: nothing is computed in float16, whose range is "
-            f"small; use 'bfloat16', as many bytes, or 'float32', which 'auto' takes for a "
-            f"checkpoint in float16"
+        _log.warning(
+            "%s=%s runs as bfloat16: nothing is computed in float16, whose range is small; "
+            "bfloat16 takes as many bytes",
+            name,
+            describe(value),
         )
+        return "bfloat16"
     return "float32" if dtype == "float" else dtype  # as vLLM names it, too
+
+
+def as_max_model_len(name: str, value: object) -> int:
+    """Tokens; -1, and "auto", what fits in the KV cache."""
+    if isinstance(value, str):
+        value = parse_tokens(name, value)
+    if isinstance(value, int) and value == -1:
+        return -1
+    return integer(name, value, 2, INT64_MAX)
 
 
 def _as_us(name: str, value: object) -> int:
@@ -62,7 +80,7 @@ class EngineOptions:
         "auto (as the checkpoint), float32 or bfloat16",
         commands="run serve plan bench inspect",
         convert=_as_dtype,
-        more="float16 checkpoints run as float32",
+        more="float16 checkpoints run as float32; float16 and half are taken as bfloat16",
     )
     quantization: str | None = engine_option(
         None,
@@ -80,18 +98,21 @@ class EngineOptions:
         "auto (a GPU where there is one), cuda, cpu or ref (slow reference)",
         commands="run serve plan bench",
     )
-    max_model_len: int | None = engine_option(
+    max_model_len: int | str | None = engine_option(
         None,
         _REQUESTS,
-        "tokens of prompt and output together; default: the model's maximum",
+        "tokens of prompt and output together; default: the model's maximum; auto: what fits",
         commands="run serve plan bench",
         minimum=2,
         maximum=INT64_MAX,
+        convert=as_max_model_len,
+        more="At least 2, or a text such as 1k (1000) or 1K (1024). auto, and -1, take the model's "
+        "maximum or what the KV cache holds, if that is less",
     )
     seed: int | None = engine_option(
         0,
         _REQUESTS,
-        "what requests without a seed draw theirs from",
+        "what requests without a seed draw theirs from; None: one is drawn",
         commands="serve bench",
         maximum=2**64 - 1,
     )
@@ -228,6 +249,7 @@ class EngineOptions:
         _TEXT,
         "what opens and ends a section of thinking, for thinking_token_budget",
         core=None,
+        is_text=False,
         more='{"reasoning_start_str": ..., "reasoning_end_str": ...}; default: the tokenizer\'s '
         "`<think>` and `</think>`",
     )
@@ -262,6 +284,22 @@ class EngineOptions:
         "it is idle, has packed them. False packs all before the constructor returns. The tokens "
         "are the same",
     )
+    profiler_config: Mapping[str, object] | None = engine_option(
+        None,
+        _STEPS,
+        "where stop_profile writes the steps since start_profile: {'torch_profiler_dir': a folder}",
+        core=None,
+        is_text=False,
+    )
+    logits_processors: Sequence[type | str] | None = engine_option(
+        None,
+        _REQUESTS,
+        "classes of vLLM's LogitsProcessor, or module:Class, that edit the logits of requests",
+        core=None,
+        is_text=False,
+        more="An object of each for every request; slow. Functions are taken by "
+        "SamplingParams(logits_processors)",
+    )
     skip_tokenizer_init: bool = engine_option(
         False, _TEXT, "no tokenizer is read: prompts are token ids, outputs have no text", core=None
     )
@@ -276,6 +314,8 @@ class EngineOptions:
             value = option.default if given is None else given
             if option.core is not None and value is not None:
                 request[option.core or option.name] = option.checked(value)
+        if request.get("max_model_len") == -1:  # fitting.py tries others where that is too much
+            del request["max_model_len"]
         if request.get("packed_cache_bytes"):
             request["packed_cache_folder"] = str(packed_cache_folder())
         return _core.ConfigRequest(model=str(model), **request)

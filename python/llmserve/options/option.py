@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from llmserve.common.arguments import INT32_MAX, INT64_MAX, boolean, integer, number, text
-from llmserve.common.units import size
+from llmserve.common.units import size, token_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -35,6 +35,7 @@ class EngineOption(Option):
     core: str | None = ""  # its name in the core where that is another; None: Python's alone
     convert: Callable[[str, object], object] | None = None  # into what the core takes
     more: str = ""  # for the page: what its help leaves out
+    is_text: bool = True  # a flag can say it
 
     def checked(self, value: object) -> object:
         """`value` as the core takes it. Raises InvalidArgument that names the option."""
@@ -72,4 +73,6 @@ def kind_of(name: str, hint: object) -> Callable[[str], Any]:
     """How a text becomes a value of that type; names say what is in bytes."""
     hints = get_args(hint) or (hint,)
     kind = next((kind for kind in (bool, int, float) if kind in hints), str)
+    if name == "max_model_len":
+        return token_count
     return size if kind is int and name.endswith("_bytes") else kind

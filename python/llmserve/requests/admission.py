@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmserve import _core
 from llmserve.beam_search_params import BeamSearchParams
 from llmserve.common.arguments import INT32_MIN, describe, integer
-from llmserve.errors import InvalidArgument, ResourceExhausted
+from llmserve.errors import InvalidArgument, NotSupported, ResourceExhausted
 from llmserve.pooling_params import PoolingConfig, PoolingParams
 from llmserve.requests.beam_search_state import BeamSearchState
 from llmserve.requests.grammars import Grammars
@@ -18,6 +18,9 @@ from llmserve.requests.word_tokens import ThinkingTokens, bad_word_token_ids
 from llmserve.sampling_params import SamplingParams
 from llmserve.tokenization.length_bound import LengthBound
 from llmserve.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llmserve.requests.processor_classes import ProcessorClasses
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class RequestLimits:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestAdmission:
     """Turns the arguments of a call into requests. Raises InvalidArgument that names the first bad
     one by its index."""
@@ -52,6 +55,7 @@ class RequestAdmission:
     default_params: SamplingParams
     thinking: ThinkingTokens | None
     grammars: Grammars | None  # None without a tokenizer
+    processor_classes: "ProcessorClasses | None" = None  # of LLM(logits_processors=[...])
 
     def admit(self, prompts: object, params: object, priority: object) -> list[RequestState]:
         """One request a prompt, in their order; `params` and `priority` are one for all or one a
@@ -70,10 +74,15 @@ class RequestAdmission:
                     f"prompt_embeds have none"
                 )
         core_params = self._core_params(all_params)
-        return [
+        states = [
             RequestState(*request, self.tokenizer)
             for request in zip(parsed, all_params, core_params, priorities, strict=True)
         ]
+        if self.processor_classes is not None:
+            for state in states:
+                more = self.processor_classes.functions(state.prompt.token_ids, state.params)
+                state.processors = (*state.processors, *more)
+        return states
 
     def admit_pooling(
         self, prompts: object, params: object, task: str, config: PoolingConfig
@@ -117,9 +126,29 @@ class RequestAdmission:
             raise InvalidArgument(
                 f"{num_prompts} prompts need one SamplingParams or {num_prompts}, got {len(params)}"
             )
+        made: dict[int, SamplingParams] = {}  # by identity: often one is for all
         for idx, item in enumerate(params):
-            self._check_params(f"sampling_params[{idx}]", item)
-        return params
+            if id(item) not in made:
+                made[id(item)] = self._taken(f"sampling_params[{idx}]", item)
+        return [made[id(item)] for item in params]
+
+    def _taken(self, label: str, params: object) -> SamplingParams:
+        """Parameters as they are now, whatever is assigned to them later."""
+        if not isinstance(params, SamplingParams):
+            raise InvalidArgument(f"{label} must be SamplingParams, got {describe(params)}")
+        try:
+            taken = params.checked()
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{label}: {error}") from None
+        self._check_params(label, taken)
+        if self.processor_classes is not None:
+            self.processor_classes.check(label, taken)
+        elif taken.extra_args:
+            raise NotSupported(
+                f"{label}: extra_args={describe(taken.extra_args)} is read by classes of "
+                f"LLM(logits_processors=[...]) alone, and there are none; leave it at None"
+            )
+        return taken
 
     def _core_params(self, all_params: Sequence[SamplingParams]) -> list[_core.SamplingParams]:
         """The engine's structs, one a prompt. Parameters that several prompts share are one struct
@@ -156,9 +185,7 @@ class RequestAdmission:
                 f"--scheduling-policy priority)"
             )
 
-    def _check_params(self, label: str, params: object) -> None:
-        if not isinstance(params, SamplingParams):
-            raise InvalidArgument(f"{label} must be SamplingParams, got {describe(params)}")
+    def _check_params(self, label: str, params: SamplingParams) -> None:
         num_logprobs = self.limits.vocab_size if params.logprobs == -1 else params.logprobs or 0
         if 0 <= self.limits.max_logprobs < num_logprobs:
             raise InvalidArgument(

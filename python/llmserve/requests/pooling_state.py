@@ -39,7 +39,7 @@ class PoolingState(RequestState):
     def pooling_output(self) -> PoolingRequestOutput:
         """Of a finished request."""
         return PoolingRequestOutput(
-            request_id=str(self.request_id),
+            request_id=self.name or str(self.request_id),
             outputs=PoolingOutput(self._data),
             prompt_token_ids=self.prompt.token_ids,
             num_cached_tokens=0,
@@ -50,7 +50,7 @@ class PoolingState(RequestState):
     def embedding_output(self) -> EmbeddingRequestOutput:
         """Of a finished request of the task "embed"."""
         return EmbeddingRequestOutput(
-            request_id=str(self.request_id),
+            request_id=self.name or str(self.request_id),
             outputs=EmbeddingOutput(self._data),
             prompt_token_ids=self.prompt.token_ids,
             num_cached_tokens=0,

@@ -1,23 +1,32 @@
 """The progress bar of `LLM.generate`."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+from llmserve.common.arguments import boolean
 from llmserve.requests.state import RequestState
+
+# Whether a bar is shown; or what makes one, called as tqdm.tqdm is.
+UseTqdm = bool | Callable[..., Any]
+
+
+def check_use_tqdm(use_tqdm: object) -> None:
+    """Raises InvalidArgument."""
+    if not callable(use_tqdm):
+        boolean("use_tqdm", use_tqdm)
 
 
 class Progress:
     """A tqdm bar that counts finished requests and shows tokens per second."""
 
-    def __init__(self, num_requests: int, is_shown: bool) -> None:
+    def __init__(self, num_requests: int, use_tqdm: UseTqdm) -> None:
         self._bar: Any = None  # tqdm has no types
         self._start = time.monotonic()
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
-        if is_shown:
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(
+        if use_tqdm:
+            self._bar = _maker(use_tqdm)(
                 total=num_requests, desc="Processed prompts", unit="req", dynamic_ncols=True
             )
 
@@ -39,3 +48,12 @@ class Progress:
         """Leaves the bar as it is."""
         if self._bar is not None:
             self._bar.close()
+
+
+def _maker(use_tqdm: UseTqdm) -> Callable[..., Any]:
+    if callable(use_tqdm):
+        return use_tqdm
+    from tqdm.auto import tqdm
+
+    bar: Callable[..., Any] = tqdm
+    return bar

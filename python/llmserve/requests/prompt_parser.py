@@ -142,9 +142,14 @@ def _to_numpy(label: str, array: SupportsDLPack) -> "npt.NDArray[Any]":
     if isinstance(array, numpy.ndarray):
         return array
     try:
-        return numpy.asarray(_core.Array(array))
+        return numpy.asarray(_core.Array(_detached(array)))
     except LLMServeError as error:
         raise type(error)(f"{label}: {error}") from None
+
+
+def _detached(array: Any) -> Any:
+    """A tensor of torch's without what it keeps for gradients, which forbids to export it."""
+    return array.detach() if getattr(array, "requires_grad", False) else array
 
 
 def _draft(label: str, item: object) -> _Draft:
@@ -159,7 +164,7 @@ def _draft_of_mapping(label: str, item: Mapping[object, object]) -> _Draft:
     refuse_unknown(label, [str(key) for key in item], _KEYS)
     salt = item.get("cache_salt")
     prompt, token_ids = item.get("prompt"), item.get("prompt_token_ids")
-    embeds = item.get("prompt_embeds")
+    embeds = _detached(item.get("prompt_embeds"))
     if prompt is None and token_ids is None and embeds is None:
         raise InvalidArgument(f"{label} needs 'prompt' or 'prompt_token_ids', got {describe(item)}")
     if embeds is not None:

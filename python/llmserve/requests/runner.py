@@ -71,9 +71,9 @@ class RequestRunner:
     def engine_request(self, state: RequestState, is_streamed: bool) -> _core.EngineRequest:
         """What the engine takes for it."""
         params = state.core_params
-        if state.params.logits_processors:
+        if state.processors:
             # The engine copies them, and lets go of each request's own with its request.
-            params.logits_processors = [self._processors.attach(state.params.logits_processors)]
+            params.logits_processors = [self._processors.attach(state.processors)]
         prompt = state.prompt
         return _core.EngineRequest(
             prompt.token_ids,

@@ -57,6 +57,7 @@ class RequestState:
         self.params = params
         self.core_params = core_params  # of all requests of a call with these parameters
         self.priority = priority
+        self.processors = tuple(params.logits_processors or ())
         self.request_id = -1  # the engine gives it
         self.name = ""  # as its user knows it; empty: by the engine's id
         self.is_finished = False
@@ -77,6 +78,7 @@ class RequestState:
             self.prompt, self.params, self.core_params, self.priority, self._tokenizer
         )
         state.request_id, state.name = self.request_id, self.name
+        state.processors = self.processors
         state._arrival_us = self._arrival_us
         return state
 

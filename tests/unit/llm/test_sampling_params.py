@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
 from typing import Any
 
@@ -20,6 +21,7 @@ from llmserve import (
     StructuredOutputsParams,
     _core,
 )
+from llmserve.sampling_params import GuidedDecodingParams
 
 # vLLM's own, in its order (docs of vLLM 0.33).
 DEFAULTS = {
@@ -134,21 +136,58 @@ def test_a_bad_value_is_refused_with_field_rule_and_value(
         SamplingParams(**fields)  # type: ignore[arg-type]
 
 
-NOT_YET = [
-    {"extra_args": {"a": 1}},
+NOT_HERE = [
+    ({"best_of": 3, "n": 2}, "best_of=3 with n=2 is not supported; take n=3 and logprobs=0"),
+    ({"use_beam_search": True}, "use_beam_search=True is not supported; use LLM.beam_search"),
 ]
 
 
-@pytest.mark.parametrize("fields", NOT_YET)
-def test_a_feature_that_is_not_there_yet_is_refused_by_name(fields: dict[str, object]) -> None:
-    (name,) = fields
-    with pytest.raises(NotSupported, match=f"^SamplingParams: {name}=.*not supported yet"):
+@pytest.mark.parametrize(("fields", "message"), NOT_HERE)
+def test_an_older_name_of_vllms_is_refused_with_what_to_use(
+    fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(NotSupported, match=f"^SamplingParams: {message}"):
         SamplingParams(**fields)  # type: ignore[arg-type]
 
 
-def test_a_feature_that_is_not_there_yet_is_accepted_where_it_asks_for_nothing() -> None:
-    params = SamplingParams(extra_args={}, prompt_logprobs=None)
-    assert params.temperature == 1.0
+def test_an_older_name_of_vllms_is_taken_where_it_asks_for_nothing_else() -> None:
+    guided = GuidedDecodingParams(choice=["a", "b"], backend="xgrammar")
+    params = SamplingParams(n=2, best_of=2, use_beam_search=False, guided_decoding=guided)
+    assert params.structured_outputs == guided
+    assert dataclasses.replace(params, n=1).structured_outputs == guided
+    with pytest.raises(InvalidArgument, match="guided_decoding is structured_outputs; give one"):
+        SamplingParams(guided_decoding=guided, structured_outputs=guided)
+    with pytest.raises(InvalidArgument, match="GuidedDecodingParams has no argument 'regexp'"):
+        GuidedDecodingParams(regexp="a")
+
+
+def test_fields_are_assigned_and_checked_when_the_parameters_are_used() -> None:
+    params = SamplingParams(temperature=0.5)
+    params.stop, params.max_tokens = "end", 9
+    taken = params.checked()
+    assert (taken.stop, taken.max_tokens) == (("end",), 9)
+    assert params.checked() == taken
+    params.max_tokens = 3
+    assert (taken.max_tokens, params.checked().max_tokens) == (9, 3)
+    params.logit_bias = {5: 1.0}
+    taken = params.checked()
+    params.logit_bias[6] = 2.0
+    assert (taken.logit_bias, params.checked().logit_bias) == ({5: 1.0}, {5: 1.0, 6: 2.0})
+    params.top_k = "many"  # type: ignore[assignment]
+    with pytest.raises(InvalidArgument, match=r"^top_k must be an integer, got 'many'"):
+        params.checked()
+    with pytest.raises(AttributeError):
+        params.max_token = 3  # type: ignore[attr-defined]
+
+
+PARAMETERS = [SamplingParams, StructuredOutputsParams, PoolingParams, BeamSearchParams]
+
+
+@pytest.mark.parametrize("kind", PARAMETERS)
+def test_help_shows_the_fields_with_their_defaults(kind: type) -> None:
+    parameters = inspect.signature(kind).parameters
+    for field in dataclasses.fields(kind):
+        assert parameters[field.name].default in (field.default, inspect.Parameter.empty)
 
 
 REFUSED_DETECTIONS = [
@@ -215,8 +254,6 @@ def test_parameters_are_values() -> None:
         params.clone(max_token=9)
     with pytest.raises(InvalidArgument, match="max_tokens must be between 1"):
         params.clone(max_tokens=0)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        params.n = 3  # type: ignore[misc]
 
 
 def test_a_field_that_was_not_given_is_the_engines_own() -> None:

@@ -7,11 +7,21 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from llmserve import LLM, AsyncLLM, InvalidArgument, _core
+from llmserve import (
+    LLM,
+    AsyncLLM,
+    InvalidArgument,
+    ResourceExhausted,
+    SamplingParams,
+    _core,
+    demo_model_path,
+)
 from llmserve.cli import bench, chat, generate, plan, serve
 from llmserve.cli import inspect as inspect_command
 from llmserve.cli.command_parser import CommandParser
+from llmserve.common.units import token_count
 from llmserve.common.vllm_arguments import NOT_HERE
 from llmserve.options.engine_options import (
     ENGINE_OPTIONS,
@@ -25,7 +35,7 @@ from llmserve.options.page import page
 PAGE = Path(__file__).parents[3] / "docs" / "engine-options.md"
 OF_CORE = [option for option in ENGINE_OPTIONS if option.core is not None]
 INTEGERS = [option for option in OF_CORE if isinstance(option.default, int | None)]
-INTEGERS = [option for option in INTEGERS if option.kind not in (bool, float, str)]
+INTEGERS = [option for option in INTEGERS if option.kind not in (bool, float, str, token_count)]
 COMMANDS = [
     (generate, "run", ("generate",)),
     (chat, "run", ("chat",)),
@@ -111,3 +121,95 @@ def test_what_an_option_says_is_text_for_a_table() -> None:
         assert option.help[-1] != "."
         assert "|" not in option.description
         assert set(option.commands.split()) <= {"run", "serve", "plan", "bench", "inspect"}
+
+
+def checked(name: str, value: object) -> object:
+    (option,) = (option for option in ENGINE_OPTIONS if option.name == name)
+    return option.checked(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "num_tokens"),
+    [(256, 256), ("256", 256), ("1k", 1000), ("1K", 1024), ("1.5k", 1500), ("auto", -1), (-1, -1)],
+)
+def test_max_model_len_is_a_number_or_what_people_write(value: object, num_tokens: int) -> None:
+    assert checked("max_model_len", value) == num_tokens
+
+
+@pytest.mark.parametrize("value", [1, -2, "", "many", "1 k", "1kk", "-1k", 1.5])
+def test_a_max_model_len_that_is_none_is_refused(value: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"^max_model_len must be "):
+        checked("max_model_len", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ("float", "float32"),
+        (np.float32, "float32"),
+        (np.dtype("float32"), "float32"),
+        ("bfloat16", "bfloat16"),
+    ],
+)
+def test_a_dtype_may_be_an_object_of_numpy(value: object, name: str) -> None:
+    assert checked("dtype", value) == name
+
+
+def test_a_dtype_may_be_an_object_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    assert checked("dtype", torch.bfloat16) == "bfloat16"
+    assert checked("dtype", torch.float32) == "float32"
+
+
+@pytest.mark.parametrize("value", ["half", "float16", np.float16])
+def test_float16_runs_as_bfloat16_with_one_warning(
+    value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LLM(demo_model_path(), dtype=value, max_model_len=64) as llm:  # type: ignore[arg-type]
+        assert llm.model_config.dtype == "bfloat16"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "runs as bfloat16: nothing is computed in float16" in caplog.text
+
+
+CHANGES_NOTHING = [
+    ({"tokenizer_mode": "slow"}, "tokenizer_mode='slow' changes nothing: the tokenizers library"),
+    ({"load_format": "safetensors"}, "load_format='safetensors' changes nothing: there is one way"),
+    ({"compilation_config": 3}, "compilation_config=3 changes nothing: nothing is compiled"),
+    ({"swap_space": 8}, "swap_space=8 changes nothing"),
+    ({"limit_mm_per_prompt": {"image": 1}}, "changes nothing: models take text alone"),
+    ({"distributed_executor_backend": "mp"}, "changes nothing: an LLM is one process"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), CHANGES_NOTHING)
+def test_an_argument_that_changes_nothing_is_taken_with_one_warning(
+    given: dict[str, object], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LLM(demo_model_path(), max_model_len=64, **given):  # type: ignore[arg-type]
+        pass
+    assert len(caplog.records) == 1
+    assert message in caplog.text
+
+
+def test_max_model_len_auto_takes_what_the_kv_cache_holds(checkpoint: Path) -> None:
+    # 384 bytes a token, in blocks of 16: five and a third, of which whole ones count
+    with LLM(checkpoint, kv_cache_memory_bytes=2**15, max_model_len="auto") as llm:
+        assert llm.max_model_len == 80
+        outputs = llm.generate([[5] * 76], use_tqdm=False)
+        assert len(outputs[0].outputs[0].token_ids) == 4
+    with LLM(checkpoint, kv_cache_memory_bytes=2**22, max_model_len=-1) as llm:
+        assert llm.max_model_len == 256
+    with pytest.raises(ResourceExhausted, match="KV cache"):
+        LLM(checkpoint, kv_cache_memory_bytes=2, max_model_len=-1)
+
+
+def test_a_seed_of_none_is_drawn_and_told(checkpoint: Path) -> None:
+    with LLM(checkpoint, seed=None) as one, LLM(checkpoint, seed=None) as other:
+        assert one.model_config.seed != other.model_config.seed
+        params = SamplingParams(max_tokens=8, ignore_eos=True)
+        drawn = one.generate([[5, 6]], params, use_tqdm=False)
+        with LLM(checkpoint, seed=one.model_config.seed) as same:
+            again = same.generate([[5, 6]], params, use_tqdm=False)
+    assert drawn[0].outputs[0].token_ids == again[0].outputs[0].token_ids
+    with LLM(checkpoint) as llm:
+        assert llm.model_config.seed == 0

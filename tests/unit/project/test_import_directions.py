@@ -26,6 +26,8 @@ TOP = {
     "async_llm": "llm",
     "llm": "llm",
     "llm_base": "llm",
+    "llm_engine": "llm",
+    "model_config": "outputs",
     "ops": "llm",
     "scheduler": "llm",
     "support_matrix": "llm",

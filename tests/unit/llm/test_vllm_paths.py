@@ -1,0 +1,45 @@
+"""What scripts import from vLLM's modules is there by the same path."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+from llmserve.vllm_paths import PATHS
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_module_has_its_names(path: str) -> None:
+    module = importlib.import_module(f"llmserve.{path}")
+    assert dir(module) == sorted(PATHS[path])
+    for name in PATHS[path]:
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match=f"llmserve.{path} has no 'nonsense'; it has "):
+        module.nonsense  # noqa: B018
+
+
+def test_what_is_the_same_thing_is_one_thing() -> None:
+    import llmserve
+    from llmserve.engine.arg_utils import EngineArgs
+    from llmserve.entrypoints.llm import LLM
+    from llmserve.inputs import TokensPrompt
+    from llmserve.v1.engine.async_llm import AsyncLLM
+
+    assert (LLM, AsyncLLM) == (llmserve.LLM, llmserve.AsyncLLM)
+    assert (TokensPrompt, EngineArgs) == (llmserve.TokensPrompt, llmserve.EngineArgs)
+
+
+def test_a_module_that_is_nowhere_is_told_as_python_does() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'llmserve\.attention'"):
+        importlib.import_module("llmserve.attention")
+
+
+def test_importing_llmserve_makes_none_of_them() -> None:
+    script = (
+        "import sys, llmserve; late = [m for m in sys.modules if m in "
+        "('argparse', 'llmserve.engine', 'llmserve.options.engine_args', 'llmserve.common.gbnf', "
+        "'llmserve.requests.processor_classes')]; assert not late, late"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,16 @@
+"""Drafts from the prompt.
+
+absent: speculative_config=
+"""
+
+from vllm import LLM, SamplingParams
+
+llm = LLM(
+    model="org/model",
+    speculative_config={
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 4,
+    },
+)
+llm.generate(["The fox"], SamplingParams(temperature=0))
