@@ -121,6 +121,25 @@ def test_the_description_names_every_field_and_route(server: RunningServer) -> N
     assert json.dumps(document)
 
 
+def test_a_template_is_applied_and_told(server: RunningServer) -> None:
+    status, answer = server.post("/apply-template", messages=MESSAGES)
+    assert status == 200
+    assert answer["prompt"].startswith("<|im_start|>user\nTell me a story.")
+    tokens = server.post("/tokenize", messages=MESSAGES)[1]["tokens"]
+    assert server.post("/detokenize", tokens=tokens)[1]["prompt"] == answer["prompt"]
+    info = server.request("GET", "/tokenizer_info")[1]
+    props = server.request("GET", "/props?model=alias")[1]
+    assert info["chat_template"] == props["chat_template"]
+    assert "<|im_start|>" in info["chat_template"]
+    assert info["eos_token"] == props["eos_token"] == "<|im_end|>"
+    names = [token["content"] for token in info["added_tokens_decoder"].values()]
+    assert {"<|im_start|>", "<|im_end|>"} <= set(names)
+    assert props["default_generation_settings"]["n_ctx"] == info["max_model_len"] == 2048
+    assert props["default_generation_settings"]["params"]["temperature"] == 0.7
+    assert props["model_path"] == "demo"
+    assert server.request("GET", "/props?model=no")[0] == 404
+
+
 def test_routes_are_there_without_their_prefix_too(server: RunningServer) -> None:
     asked = {"max_tokens": 5, "temperature": 0}
     for path, body in (

@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
             llm = AsyncLLM(path, **effective.engine)
             stack.callback(llm.close)
             _log.info("loaded %r", llm)
-            models.append(ServedModel(names, llm))
+            models.append(ServedModel(names, llm, aliases=[path]))
         serve(models, effective.server, sock, tracing)
         for served, file in zip(models, traces, strict=False):
             served.llm.trace().to_perfetto(file)
@@ -110,12 +110,19 @@ def _trace_files(trace: str, names: list[str]) -> list[Path]:
     return files
 
 
+def _plain_name(model: str) -> str:
+    """What answers call a model that has no name: its id, or what its path ends with. Where it lies
+    is nobody's business."""
+    path = Path(model)
+    return (path.resolve().name or model) if path.exists() else model
+
+
 def _named_models(models: list[str], names: list[str]) -> list[tuple[list[str], str]]:
     """(names, path) a model."""
     if not models:
         return [(names or ["demo"], str(demo_model_path()))]
     if len(models) == 1 and "=" not in models[0]:
-        return [(names or [models[0]], models[0])]
+        return [(names or [_plain_name(models[0])], models[0])]
     if names:
         raise InvalidArgument(
             "served_model_name is for one model; name several as NAME=MODEL NAME=MODEL"

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from llmserve import _core
@@ -160,6 +160,18 @@ class RequestState:
         line of for every token."""
         return [self._completion(sample, True) for sample in self._samples if sample.has_news]
 
+    def take_news_apart(self) -> list[CompletionOutput]:
+        """Likewise, but a sample's first token is an output of its own where others have come with
+        it, and its text can be told from theirs."""
+        news: list[CompletionOutput] = []
+        for sample in self._samples:
+            if not sample.has_news:
+                continue
+            is_first = not sample.num_given_tokens
+            completion = self._completion(sample, True)
+            news += self._apart(completion) if is_first else (completion,)
+        return news
+
     def completions(self) -> list[CompletionOutput]:
         """Likewise, of a CUMULATIVE output."""
         return [self._completion(sample, False) for sample in self._samples]
@@ -221,6 +233,28 @@ class RequestState:
                 for sampled, top in zip(event.logprobs, event.top_logprobs, strict=True):
                     sample.cumulative_logprob += sampled.logprob
                     sample.logprobs.append(self._logprob_dict(sampled, top))
+
+    def _apart(self, completion: CompletionOutput) -> tuple[CompletionOutput, ...]:
+        """A sample's first output, in two where that can be."""
+        ids, text, rows = completion.token_ids, completion.text, completion.logprobs
+        if len(ids) < 2 or self._tokenizer is None:
+            return (completion,)
+        begin = self._tokenizer.token_text(ids[0])
+        if not begin or not text.startswith(begin):
+            return (completion,)
+        first = replace(
+            completion,
+            text=begin,
+            token_ids=ids[:1],
+            logprobs=rows and rows[:1],
+            finish_reason=None,
+            stop_reason=None,
+            error=None,
+        )
+        rest = replace(
+            completion, text=text[len(begin) :], token_ids=ids[1:], logprobs=rows and rows[1:]
+        )
+        return first, rest
 
     def _completion(self, sample: SampleState, is_delta: bool) -> CompletionOutput:
         first_text = sample.num_given_texts if is_delta else 0

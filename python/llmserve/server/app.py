@@ -18,7 +18,7 @@ from llmserve.server.http.auth import Authentication
 from llmserve.server.metrics import ServerMetrics
 from llmserve.server.models import Models, ServedModel
 from llmserve.server.openapi import docs, openapi
-from llmserve.server.routes import operations, tokens
+from llmserve.server.routes import operations, templates, tokens
 from llmserve.server.routes.anthropic.messages import count_tokens, messages
 from llmserve.server.routes.chat import chat_completions
 from llmserve.server.routes.completions import completions
@@ -71,6 +71,9 @@ ROUTES = (
     Route("/invocations", invocations, methods=_POST),
     Route("/tokenize", tokens.tokenize, methods=_POST),
     Route("/detokenize", tokens.detokenize, methods=_POST),
+    Route("/apply-template", templates.apply_template, methods=_POST),
+    Route("/tokenizer_info", templates.tokenizer_info, methods=_GET),
+    Route("/props", templates.props, methods=_GET),
     Route("/health", operations.health, methods=_GET),
     Route("/ping", operations.health, methods=["GET", "POST"]),
     Route("/ready", operations.ready, methods=_GET),

@@ -16,6 +16,7 @@ class ServedModel:
     names: Sequence[str]  # the first is the one that answers carry
     llm: AsyncLLM
     created: int = field(default_factory=lambda: int(time.time()))
+    aliases: Sequence[str] = ()  # taken in requests, and told nowhere
 
     @property
     def name(self) -> str:
@@ -41,12 +42,13 @@ class Models:
         self._by_name: Mapping[str, ServedModel] = {
             name: model for model in models for name in model.names
         }
+        self._by_alias = {name: model for model in models for name in model.aliases}
 
     def get(self, name: str | None) -> ServedModel:
         """Raises ApiError (404) for a name that is not served."""
         if name is None:
             return self._models[0]
-        model = self._by_name.get(name)
+        model = self._by_name.get(name) or self._by_alias.get(name)
         if model is None and self._takes_any_name:
             return self._models[0]
         if model is None:

@@ -38,6 +38,7 @@ _POST: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/api/generate": (OllamaGenerateBody, "Continue a prompt, in Ollama's words"),
     "/api/show": (OllamaShowBody, "What a model is, in Ollama's words"),
     "/tokenize": (TokenizeBody, "The token ids of a text or conversation"),
+    "/apply-template": (ChatBody, "The prompt of a conversation, as text"),
     "/detokenize": (DetokenizeBody, "The text of token ids"),
 }
 # By the fields of its body it is one of these.
@@ -50,6 +51,8 @@ _GET = {
     "/api/tags": "The models that are served, in Ollama's words",
     "/api/ps": "Those that are loaded: the same",
     "/api/version": "llmserve's version",
+    "/tokenizer_info": "The tokenizer and chat template of the first model",
+    "/props": "The same in llama.cpp's words, and the model's own sampling parameters",
     "/ping": "As /health",
     "/health": "Are the engines alive",
     "/ready": "Are new requests taken",

@@ -21,6 +21,7 @@ from llmserve.errors import (
 
 _log = logging.getLogger(__name__)
 
+_CONTEXT = re.compile(r"\bmax_model_len=(\d+)")
 _PREFIX = re.compile(r"^(?:sampling_params|pooling_params)\[\d+\]: ")
 # A message that is about a field begins with its name, perhaps in a list or dict: `stop[1] must`.
 _FIELD = re.compile(r"([a-z][a-z0-9_]*)(?=[ :\[=])")
@@ -132,8 +133,14 @@ def to_api_error(
         return ApiError(429, str(error), code="queue_full", retry_after=1)
     if isinstance(error, InvalidArgument | NotSupported):
         message = _PREFIX.sub("", _PATH.sub("<path>", str(error)))
-        code = "context_length_exceeded" if isinstance(error, PromptTooLong) else "invalid_value"
-        return ApiError(400, message, param=_param(message, fields), code=code)
+        param, code = _param(message, fields), "invalid_value"
+        if isinstance(error, PromptTooLong):
+            code = "context_length_exceeded"
+            if found := _CONTEXT.search(message):  # by these words clients know to shorten it
+                message = (
+                    f"This model's maximum context length is {found[1]} tokens. However, {message}"
+                )
+        return ApiError(400, message, param=param, code=code)
     if isinstance(error, ResourceExhausted):  # of this request alone: trying again does not help
         return ApiError(422, _PATH.sub("<path>", str(error)), code="does_not_fit")
     of_request = {"request_id": request_id}

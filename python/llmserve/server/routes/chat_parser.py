@@ -80,7 +80,10 @@ class ChatParser:
         self._think = ThinkParser(form.is_thinking, *form.reasoning) if form.reasoning else None
         self._tools: ToolParser | None = None
         if form.style is not None:
-            self._tools = tool_parser(form.style, form.tool_names)
+            # A call of a tool that is not there is the client's to refuse; only where any object
+            # may be a call are the names needed to tell.
+            names = form.tool_names if form.style.is_bare else None
+            self._tools = tool_parser(form.style, names)
         self.has_tool_calls = False  # finish_reason "stop" is "tool_calls" then
 
     def read(self, completion: CompletionOutput) -> Pieces:

@@ -166,7 +166,7 @@ class GenerationResponse(Response):
             return
         for idx, stream in enumerate(run.streams):
             if stream.state.has_news:
-                news = stream.state.take_news()
+                news = stream.state.take_news_apart()
                 yield from self._answer.lines(idx, news, run.cause)
                 if direct is not None:
                     for completion in news:

@@ -1,0 +1,194 @@
+"""What clients of other servers are used to, and the settings that have a server do as they do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llmserve import AsyncLLM, InvalidArgument, demo_model_path
+from llmserve.cli.serve import _named_models
+from llmserve.server.models import ServedModel
+from llmserve.server.settings import LENIENCIES, ServerSettings
+from serving import RunningServer, data_of, events, running_server
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO: list[Any] = [{"role": "user", "content": "Tell me a story."}]
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 4}}}
+FORM = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
+def test_as_many_tokens_as_the_context_holds_may_be_asked_for(
+    server: RunningServer, route: str
+) -> None:
+    body = {"messages": HELLO} if route == CHAT else {"prompt": "Once"}
+    stop = {"structured_outputs": {"regex": "[a-c]{300}"}}  # more than the model's own 256
+    status, answer = server.post(route, **body, max_tokens=-1, **stop)
+    assert status == 200, answer
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_chat_without_limits_ends_with_its_context(demo: AsyncLLM) -> None:
+    llm = AsyncLLM(
+        demo_model_path(),
+        num_threads=1,
+        kv_cache_memory_bytes=2**23,
+        max_model_len=64,
+        generation_config="vllm",
+    )
+    with running_server(llm) as server:
+        status, answer = server.post(CHAT, messages=HELLO, ignore_eos=True)
+        assert (status, answer["usage"]["total_tokens"]) == (200, 64)
+        long = [{"role": "user", "content": "a " * 100}]
+        status, answer = server.post(CHAT, messages=long)
+        assert answer["error"]["code"] == "context_length_exceeded"
+        assert answer["error"]["param"] == "messages"
+        start = "This model's maximum context length is 64 tokens. However, "
+        assert answer["error"]["message"].startswith(start)
+    llm.close()
+
+
+def test_a_request_id_that_the_client_chose_is_given_back(server: RunningServer) -> None:
+    body = {"prompt": "x", "max_tokens": 1}
+    for path, sent, status in (
+        (COMPLETIONS, body, 200),
+        (COMPLETIONS, {**body, "stream": True}, 200),
+        (COMPLETIONS, {}, 400),
+        ("/nope", {}, 404),
+    ):
+        given = {"X-Request-Id": "my-request.1"}
+        got, _, headers = server.request("POST", path, sent, given)
+        assert (got, headers["x-request-id"]) == (status, "my-request.1")
+    for odd in ("x" * 129, "\xe4", "a b"):
+        headers = server.request("POST", COMPLETIONS, body, {"X-Request-Id": odd})[2]
+        assert headers["x-request-id"].startswith("cmpl-")
+
+
+def test_a_whole_answer_has_the_null_fields_of_vllms(server: RunningServer) -> None:
+    chat = server.post(CHAT, messages=HELLO, max_tokens=2)[1]
+    names = ("service_tier", "system_fingerprint", "kv_transfer_params")
+    for name in (*names, "prompt_logprobs", "prompt_token_ids"):
+        assert chat[name] is None
+    (choice,) = chat["choices"]
+    assert choice["stop_reason"] is choice["token_ids"] is choice["logprobs"] is None
+    for name in ("refusal", "annotations", "audio", "function_call", "reasoning"):
+        assert choice["message"][name] is None
+    assert "tool_calls" not in choice["message"]
+    assert chat["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+    completion = server.post(COMPLETIONS, prompt="x", max_tokens=2)[1]
+    assert all(completion[name] is None for name in names)
+    for name in ("token_ids", "prompt_logprobs", "prompt_token_ids"):
+        assert completion["choices"][0][name] is None
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
+def test_the_first_token_is_an_event_of_its_own(server: RunningServer, route: str) -> None:
+    """Also where others come with it: here the whole answer is there before anybody reads."""
+    body = {"messages": HELLO} if route == CHAT else {"prompt": "Once"}
+    body |= {"max_tokens": 12, "return_token_ids": True, "stream": True, "logprobs": 1}
+    if route == CHAT:
+        body |= {"logprobs": True}
+    for _ in range(5):
+        chunks = data_of(events(server.open_stream(route, **body)))
+        ids = [c["token_ids"] for d in chunks for c in d["choices"] if "token_ids" in c]
+        assert len(next(filter(None, ids))) == 1
+
+
+def test_objects_are_closed_under_strict_and_by_a_setting(
+    demo: AsyncLLM, server: RunningServer
+) -> None:
+    def keys(server: RunningServer, form: dict[str, Any]) -> set[str]:
+        """Of answers that would rather go on with other properties."""
+        (quote,) = server.post("/tokenize", prompt='"')[1]["tokens"]
+        found: set[str] = set()
+        for seed in range(4):
+            body = {"messages": HELLO, "seed": seed, "max_tokens": 60, "temperature": 1.5}
+            answer = server.post(CHAT, **body, response_format=form, logit_bias={str(quote): 5})[1]
+            found |= set(answer["choices"][0]["message"]["content"].split('"')[1::2])
+        return found
+
+    strict = {**FORM, "json_schema": {**FORM["json_schema"], "strict": True}}  # type: ignore[dict-item]
+    first = {key[:4] for key in keys(server, FORM)}
+    assert first - {"city"}, "an open schema lets other names in"
+    text = server.post(CHAT, messages=HELLO, max_tokens=60, response_format=strict, seed=1)[1]
+    content = text["choices"][0]["message"]["content"]
+    assert set(json.loads(content)) <= {"city"}
+    with running_server(demo, ["demo"], leniency="closed_schemas") as closed:
+        answer = closed.post(CHAT, messages=HELLO, max_tokens=60, response_format=FORM, seed=1)[1]
+        assert set(json.loads(answer["choices"][0]["message"]["content"])) <= {"city"}
+
+
+def test_fields_that_are_not_known_may_be_left_out(demo: AsyncLLM) -> None:
+    body = {"prompt": "x", "max_tokens": 1, "stream": True, "best_friend": [1]}
+    options = {"include_usage": True, "include_weather": True}
+    with running_server(demo, ["demo"], leniency="unknown_fields") as server:
+        chunks = data_of(events(server.open_stream(COMPLETIONS, **body, stream_options=options)))
+        assert chunks[-1]["usage"]["completion_tokens"] == 1
+        assert server.post(COMPLETIONS, prompt="x", max_tokens="x", best_friend=1)[0] == 400
+        answer = server.post("/api/generate", model="demo", prompt="x", options={"num_coffee": 1})
+        assert answer[0] == 200
+    status, answer = 0, {}
+    with running_server(demo, ["demo"]) as server:
+        status, answer = server.post(COMPLETIONS, **body)
+    assert (status, answer["error"]["param"]) == (400, "best_friend")
+
+
+def test_any_model_name_may_be_taken(demo: AsyncLLM) -> None:
+    with running_server(demo, ["demo"], leniency="any_model_name") as server:
+        answer = server.post(COMPLETIONS, model="gpt-5", prompt="x", max_tokens=1)[1]
+        assert answer["model"] == "demo"
+
+
+def test_metrics_may_be_open(demo: AsyncLLM) -> None:
+    with running_server(demo, api_key="alpha", leniency="open_metrics") as server:
+        assert server.request("GET", "/metrics")[0] == 200
+        assert server.request("GET", "/load")[0] == 401
+    with running_server(demo, api_key="alpha") as server:
+        assert server.request("GET", "/metrics")[0] == 401
+
+
+def test_settings_name_what_they_take() -> None:
+    every = ",".join(LENIENCIES)
+    assert all(map(ServerSettings(leniency=every).is_lenient, LENIENCIES))
+    assert not any(map(ServerSettings().is_lenient, LENIENCIES))
+    with pytest.raises(InvalidArgument, match="any_model_name"):
+        ServerSettings(leniency="all")
+    for given in ("*", '["*"]'):
+        assert ServerSettings(allowed_origins=given).origins == ["*"]
+    both = '["https://a.example", "https://b.example"]'
+    assert len(ServerSettings(allowed_origins=both).origins) == 2
+    with pytest.raises(InvalidArgument, match="allowed_origins"):
+        ServerSettings(allowed_origins="[5]")
+
+
+def test_a_call_of_a_tool_that_was_not_offered_is_the_clients_to_judge(demo: AsyncLLM) -> None:
+    call = '<tool_call>\n{"name": "now", "arguments": {"zone": 1}}\n</tool_call>'
+    asked = {"messages": HELLO, "tools": [TOOL], "structured_outputs": {"choice": [call]}}
+    with running_server(demo, ["demo"], tool_call_parser="hermes") as server:
+        (choice,) = server.post(CHAT, **asked, max_tokens=100)[1]["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        (made,) = choice["message"]["tool_calls"]
+        assert made["function"] == {"name": "now", "arguments": '{"zone": 1}'}
+        (choice,) = server.post(CHAT, **asked, max_tokens=100, tool_choice="none")[1]["choices"]
+        assert choice["finish_reason"] == "stop"
+
+
+def test_where_a_model_lies_is_told_nowhere(tmp_path: Path, demo: AsyncLLM) -> None:
+    folder = tmp_path / "tale"
+    folder.symlink_to(demo_model_path())
+    ((names, path),) = _named_models([str(folder)], [])
+    assert names == [demo_model_path().resolve().name]
+    assert _named_models(["org/tale"], []) == [(["org/tale"], "org/tale")]
+    with running_server(demo, ["other"], others=[]) as server:
+        assert server.post(COMPLETIONS, model=path, prompt="x")[0] == 404
+    served = ServedModel(names, demo, aliases=[path])
+    with running_server(demo, ["first"], others=[served]) as server:
+        answer = server.post(COMPLETIONS, model=path, prompt="x", max_tokens=1)[1]
+        assert answer["model"] == names[0]
+        listed = server.request("GET", "/v1/models")[1]
+        error = server.post(COMPLETIONS, model="no", prompt="x")[1]
+        text = server.request("GET", "/metrics")[1]
+        assert str(tmp_path) not in json.dumps([listed, error, text])
