@@ -273,6 +273,11 @@ class LLMBase:
         return self._tokenizer is not None
 
     @property
+    def engine_is_sleeping(self) -> bool:
+        """As `is_sleeping`, which AsyncLLM has to be awaited for."""
+        return self._open_engine().is_sleeping
+
+    @property
     def can_bound_thinking(self) -> bool:
         """Whether thinking_token_budget is taken: what opens and ends a section is known."""
         return self._admission.thinking is not None

@@ -136,6 +136,29 @@ def test_the_aliases_have_the_same_values(fresh: RunningServer) -> None:
     assert "vllm:request_success_total" in names
 
 
+def test_what_vllms_dashboards_look_for_is_there(fresh: RunningServer) -> None:
+    found = samples(fresh)
+    for name, total in (
+        ("request_params_n", NUM_REQUESTS),
+        ("request_params_max_tokens", NUM_REQUESTS * NUM_TOKENS),
+        ("request_max_num_generation_tokens", NUM_REQUESTS * NUM_TOKENS),
+        ("request_prefill_kv_computed_tokens", NUM_REQUESTS * 40 - (NUM_REQUESTS - 1) * 32),
+        ("request_num_preemptions", 0),
+    ):
+        assert value(found, f"vllm:{name}_count") == NUM_REQUESTS, name
+        assert value(found, f"vllm:{name}_sum") == total, name
+    assert value(found, "vllm:request_inference_time_seconds_sum") > 0
+    hits = value(found, "vllm:prompt_tokens_by_source_total", source="local_cache_hit")
+    computed = value(found, "vllm:prompt_tokens_by_source_total", source="local_compute")
+    assert hits == value(found, "vllm:prompt_tokens_cached_total") == (NUM_REQUESTS - 1) * 32
+    assert hits + computed == value(found, "vllm:prompt_tokens_total")
+    assert value(found, "vllm:engine_sleep_state", sleep_state="awake") == 1
+    assert value(found, "vllm:num_requests_waiting_by_reason", reason="capacity") == 0
+    num_blocks = str(fresh.llm.get_metrics().num_blocks_total)
+    labels = {"block_size": "16", "num_gpu_blocks": num_blocks}
+    assert value(found, "vllm:cache_config_info", **labels) == 1
+
+
 def test_without_the_flag_there_are_no_aliases(server: RunningServer) -> None:
     assert not any(name.startswith("vllm:") for name, _ in samples(server))
 

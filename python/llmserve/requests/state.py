@@ -88,6 +88,11 @@ class RequestState:
         return sum(len(sample.token_ids) for sample in self._samples)
 
     @property
+    def max_num_sample_tokens(self) -> int:
+        """Of the longest of the n."""
+        return max(len(sample.token_ids) for sample in self._samples)
+
+    @property
     def error(self) -> str | None:
         """What went wrong with one of its samples, if anything did."""
         errors = (sample.last.error for sample in self._samples if sample.last)

@@ -127,7 +127,10 @@ def _request_id(scope: Scope) -> str:
 def _count(metrics: ServerMetrics, scope: Scope, status: int) -> None:
     metrics.count_answer(status)
     run = scope.get("llmserve.run")
-    if isinstance(run, Run) and (rate := run.tokens_per_s) is not None:
+    if not isinstance(run, Run):
+        return
+    metrics.requests.note(run)
+    if (rate := run.tokens_per_s) is not None:
         metrics.delivery.observe(rate)
 
 

@@ -13,7 +13,9 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from llmserve import _core
+from llmserve.server import request_metrics
 from llmserve.server.models import Models, ServedModel
+from llmserve.server.request_metrics import RequestMetrics
 from llmserve.server.running.activity import Activity
 
 PREFIX = "llmserve:"
@@ -26,6 +28,8 @@ VLLM_NAMES = (
     *("e2e_request_latency_seconds", "request_queue_time_seconds"),
     *("request_prefill_time_seconds", "request_decode_time_seconds", "request_prompt_tokens"),
     *("request_generation_tokens", "iteration_tokens_total"),
+    *("prompt_tokens_cached", "prompt_tokens_by_source", "num_requests_waiting_by_reason"),
+    *("engine_sleep_state", "cache_config_info", *request_metrics.NAMES),
 )
 # Values by their labels, the model's name first.
 _Values = Mapping[tuple[str], float] | Mapping[tuple[str, str], float]
@@ -48,9 +52,16 @@ _HELP = {
 class EngineCollector(Collector):
     """The engines' own counters, and the server's."""
 
-    def __init__(self, models: Models, activity: Activity, has_vllm_names: bool) -> None:
+    def __init__(
+        self,
+        models: Models,
+        activity: Activity,
+        requests: RequestMetrics,
+        has_vllm_names: bool,
+    ) -> None:
         self._models = models
         self._activity = activity
+        self._requests = requests
         self._has_vllm_names = has_vllm_names
 
     def collect(self) -> Iterator[Metric]:
@@ -61,7 +72,8 @@ class EngineCollector(Collector):
                 known = families.setdefault(family.name, family)
                 if known is not family:
                     known.samples += family.samples
-        for family in (*families.values(), *_of_server(self._activity)):
+        of_requests = self._requests.collect()
+        for family in (*families.values(), *of_requests, *_of_server(self._activity)):
             yield family
             name = family.name.removeprefix(PREFIX)
             if self._has_vllm_names and name in VLLM_NAMES:
@@ -104,6 +116,13 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
         ("engine_hung", "1 while a step hangs", activity.watchdog.is_hung(model)),
     ):
         yield _gauge(key, text, {(name,): float(value)})
+    is_sleeping = llm.engine_is_sleeping
+    states = {(name, "awake"): not is_sleeping, (name, "asleep"): is_sleeping}
+    yield _gauge("engine_sleep_state", "1 for the state that it is in", states, "sleep_state")
+    waiting = {(name, "capacity"): metrics.num_requests_waiting, (name, "deferred"): 0}
+    text = "sequences that wait for room; none waits for anything else"
+    yield _gauge("num_requests_waiting_by_reason", text, waiting, "reason")
+    yield _cache_config(model, metrics.num_blocks_total)
     blocks = {
         (name, "used"): metrics.num_blocks_used,
         (name, "cached"): metrics.num_blocks_cached,
@@ -141,6 +160,14 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
         ("graph_replays", "steps that were one launch of such a graph", metrics.num_graph_replays),
     ):
         yield _counter(key, text, {(name,): value})
+    hits = metrics.prefix_cache_hits
+    sources = {
+        (name, "local_cache_hit"): hits,
+        (name, "local_compute"): metrics.num_prompt_tokens - hits,
+        (name, "external_kv_transfer"): 0,
+    }
+    yield _counter("prompt_tokens_cached", "prompt tokens from the cache", {(name,): hits})
+    yield _counter("prompt_tokens_by_source", "where prompts come from", sources, "source")
     finished = {(name, reason): count for reason, count in distributions.num_finished.items()}
     yield _counter("request_success", "finished requests", finished, "finished_reason")
     steps = {
@@ -150,6 +177,19 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
     yield _counter("steps", "steps", steps, "phase")
     for key, histogram in distributions.by_name.items():
         yield _histogram(key, name, histogram)
+
+
+def _cache_config(model: ServedModel, num_blocks: int) -> Metric:
+    labels = {
+        "model_name": model.name,
+        "block_size": str(model.llm.num_kv_tokens // max(num_blocks, 1)),
+        "num_gpu_blocks": str(num_blocks),  # vLLM's name, wherever the blocks are
+    }
+    family = GaugeMetricFamily(
+        PREFIX + "cache_config_info", "the KV cache, in labels", labels=list(labels)
+    )
+    family.add_metric(list(labels.values()), 1.0)
+    return family
 
 
 def _histogram(name: str, model_name: str, histogram: _core.Histogram) -> Metric:
@@ -209,7 +249,8 @@ class ServerMetrics:
 
     def __init__(self, models: Models, activity: Activity, has_vllm_names: bool) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(models, activity, has_vllm_names))
+        self.requests = RequestMetrics(PREFIX)
+        self.registry.register(EngineCollector(models, activity, self.requests, has_vllm_names))
         ProcessCollector(registry=self.registry)
         self._answers = Counter(
             PREFIX + "http_responses", "answers by status", ["status"], registry=self.registry

@@ -37,6 +37,7 @@ TOP = {
     "server/context": "server/context",
     "server/gpu_metrics": "server/context",
     "server/metrics": "server/context",
+    "server/request_metrics": "server/context",
     "server/stored_responses": "server/context",
     "server/tracing": "server/context",
 }
