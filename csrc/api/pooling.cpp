@@ -40,4 +40,18 @@ void PoolingParams::validate() const {
   if (normalize) throw InvalidArgument("normalize is for embeddings, not for logits; leave it out");
 }
 
+void PoolingParams::validate_dimensions(int64_t hidden_size) const {
+  if (dimensions > hidden_size) {
+    throw InvalidArgument(concat("dimensions must be at most the model's hidden size ", hidden_size,
+                                 ", got ", dimensions));
+  }
+}
+
+PooledShape pooled_shape(const PoolingParams& params, int64_t num_tokens, int64_t hidden_size,
+                         int64_t vocab_size) {
+  const int64_t num_rows = params.task == PoolingTask::kEmbed ? 1 : num_tokens;
+  if (params.task == PoolingTask::kTokenLogits) return {num_rows, vocab_size};
+  return {num_rows, params.dimensions > 0 ? params.dimensions : hidden_size};
+}
+
 }  // namespace llmserve

@@ -32,7 +32,24 @@ struct PoolingParams {
 
   // Throws InvalidArgument that names the field, the range and the value.
   void validate() const;
+  // Throws InvalidArgument for more dimensions than the model's hidden size.
+  void validate_dimensions(int64_t hidden_size) const;
 };
+
+// More than this for one request is refused: 1 GiB.
+inline constexpr int64_t kMaxPooledBytes = int64_t{1} << 30;
+
+// Of an answer in float32.
+struct PooledShape {
+  int64_t num_rows = 0;
+  int64_t width = 0;
+
+  int64_t bytes() const { return num_rows * width * static_cast<int64_t>(sizeof(float)); }
+};
+
+// What a prompt of T tokens gives with a model of E and V.
+PooledShape pooled_shape(const PoolingParams& params, int64_t num_tokens, int64_t hidden_size,
+                         int64_t vocab_size);
 
 // The answer: allocated at admission, filled in by the executor as the prompt's tokens run, and
 // read once the request has finished.

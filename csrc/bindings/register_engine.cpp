@@ -257,14 +257,44 @@ struct DeleteInOwnProcess {
 };
 using EngineHolder = std::unique_ptr<Engine, DeleteInOwnProcess>;
 
+// A number as Python writes it, where it writes one of so many digits at all.
+std::string text_of(py::handle number) {
+  PyObject* const text = PyObject_Str(number.ptr());
+  if (text != nullptr) return py::reinterpret_steal<py::str>(text);
+  PyErr_Clear();
+  return "a number of thousands of digits";
+}
+
+// Token ids of any sequence: for lists several times as fast as pybind11's caster. Throws
+// InvalidArgument for what no vocabulary has an entry for, which would not fit.
+std::vector<int32_t> read_token_ids(py::handle sequence) {
+  // A tuple: what an item's __index__ does to a list would be done to the loop.
+  const auto items = py::reinterpret_steal<py::object>(PySequence_Tuple(sequence.ptr()));
+  if (!items) throw py::error_already_set();
+  const Py_ssize_t count = PyTuple_GET_SIZE(items.ptr());
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* const item = PyTuple_GET_ITEM(items.ptr(), i);
+    int overflow = 0;
+    const long value = PyLong_AsLongAndOverflow(item, &overflow);
+    if (value == -1 && overflow == 0 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    ids[static_cast<size_t>(i)] = static_cast<int32_t>(value);
+    if (overflow != 0 || ids[static_cast<size_t>(i)] != value) {
+      throw InvalidArgument(concat("prompt_token_ids[", i, "] is ", text_of(item),
+                                   ", and the ids of every vocabulary have 32 bits"));
+    }
+  }
+  return ids;
+}
+
 void register_request(py::module_& module) {
   py::class_<Request>(module, "EngineRequest")
-      .def(py::init([](std::vector<int32_t> prompt_token_ids, const SamplingParams& params,
-                       int32_t priority, std::string cache_salt, bool is_streamed,
+      .def(py::init([](py::handle prompt_token_ids, const SamplingParams& params, int32_t priority,
+                       std::string cache_salt, bool is_streamed,
                        std::shared_ptr<HostArray> prompt_embeds,
                        std::optional<PoolingParams> pooling,
                        std::optional<BeamSearchParams> beam_search) {
-             return Request{.prompt_token_ids = std::move(prompt_token_ids),
+             return Request{.prompt_token_ids = read_token_ids(prompt_token_ids),
                             .prompt_embeds = std::move(prompt_embeds),
                             .params = params,
                             .pooling = pooling,
@@ -275,7 +305,9 @@ void register_request(py::module_& module) {
            }),
            "prompt_token_ids"_a, "params"_a, "priority"_a = 0, "cache_salt"_a = "",
            "is_streamed"_a = true, "prompt_embeds"_a = py::none(), "pooling"_a = py::none(),
-           "beam_search"_a = py::none());
+           "beam_search"_a = py::none())
+      .def_readwrite("params", &Request::params)
+      .def_readwrite("is_streamed", &Request::is_streamed);
 }
 
 }  // namespace
@@ -307,6 +339,12 @@ void register_engine(py::module_& module) {
            }),
            "model"_a, "vocabulary"_a = py::none(),
            "Waits for the model and starts the engine's thread.")
+      .def(
+          "check",
+          [](const Engine& engine, const std::vector<const Request*>& requests) {
+            engine.check(requests);
+          },
+          "requests"_a)
       .def("add_requests", &Engine::add_requests, "requests"_a, Release())
       .def("wait_for_room", &Engine::wait_for_room, "timeout_s"_a, Release())
       .def("abort", &Engine::abort, "request_id"_a, Release())
@@ -336,7 +374,6 @@ void register_engine(py::module_& module) {
       .def_property_readonly("warning", &Engine::warning)
       .def_property_readonly("memory_use", &Engine::memory_use)
       .def_property_readonly("vocab_size", &Engine::vocab_size)
-      .def_property_readonly("hidden_size", &Engine::hidden_size)
       .def_property_readonly("config", &Engine::config)
       .def_property_readonly("is_of_this_process", &Engine::is_of_this_process)
       .def("close", &Engine::close, Release());

@@ -27,6 +27,8 @@ void raise(const char* class_name, const Error& error) {
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
+  } catch (const PromptTooLong& error) {
+    raise("PromptTooLong", error);
   } catch (const InvalidArgument& error) {
     raise("InvalidArgument", error);
   } catch (const NotSupported& error) {

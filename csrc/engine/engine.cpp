@@ -76,10 +76,20 @@ Engine::~Engine() { close(); }
 
 bool Engine::is_of_this_process() const { return process_id_ == getpid(); }
 
+void Engine::check(std::span<const Request* const> requests) const {
+  PlaceInCall place{.num_requests = std::ssize(requests)};
+  for (const Request* request : requests) {
+    scheduler_->admission().check(*request, place);
+    ++place.index;
+  }
+}
+
 std::vector<RequestId> Engine::add_requests(std::vector<Request> requests) {
   const int64_t arrival_us = clock_.now_us();
+  PlaceInCall place{.num_requests = std::ssize(requests)};
   for (Request& request : requests) {
-    scheduler_->admission().admit(request);
+    scheduler_->admission().admit(request, place);
+    ++place.index;
     if (request.pooling) {
       request.pooled = make_pooled_output(*request.pooling, std::ssize(request.prompt_token_ids),
                                           hidden_size_, vocab_size_);

@@ -50,6 +50,10 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  // Throws unless all of these could be added to an empty queue, as add_requests() would: the
+  // message says by its index which could not, the first. Nothing is added.
+  void check(std::span<const Request* const> requests) const;
+
   // Checks the requests, gives each its id and resolved seed, and queues all of them at once, so
   // that the same step finds them, or none. Throws InvalidArgument, QueueFull, or the error that
   // stopped the engine. A request that is not streamed has a single event a sequence, at its end.
@@ -108,7 +112,6 @@ class Engine {
   MemoryUse memory_use() const;
   const EngineConfig& config() const { return config_; }
   int64_t vocab_size() const { return vocab_size_; }
-  int64_t hidden_size() const { return hidden_size_; }
   std::vector<StepRecord> trace() const { return trace_.steps(); }
   std::vector<RequestRecord> request_records() const { return trace_.requests(); }
   // None once a later request has taken the record's place.

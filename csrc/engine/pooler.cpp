@@ -27,26 +27,11 @@ void store_vector(const float* state, const PoolingParams& params, int64_t width
 
 std::shared_ptr<PooledOutput> make_pooled_output(const PoolingParams& params, int64_t num_tokens,
                                                  int64_t hidden_size, int64_t vocab_size) {
-  params.validate();
-  if (params.dimensions > hidden_size) {
-    throw InvalidArgument(concat("dimensions must be at most the model's hidden size ", hidden_size,
-                                 ", got ", params.dimensions));
-  }
-  const bool is_logits = params.task == PoolingTask::kTokenLogits;
-  const int64_t rows = params.task == PoolingTask::kEmbed ? 1 : num_tokens;
-  const int64_t width =
-      is_logits ? vocab_size : (params.dimensions > 0 ? params.dimensions : hidden_size);
-  const int64_t bytes = rows * width * static_cast<int64_t>(sizeof(float));
-  if (bytes > kMaxPooledBytes) {
-    throw ResourceExhausted(concat("task ", name(params.task), " of a prompt of ", num_tokens,
-                                   " tokens gives ", rows, " x ", width, " float32 = ", bytes,
-                                   " bytes, and the limit is ", kMaxPooledBytes, "; pass at most ",
-                                   kMaxPooledBytes / 4 / width, " tokens"));
-  }
+  const PooledShape shape = pooled_shape(params, num_tokens, hidden_size, vocab_size);
   auto output = std::make_shared<PooledOutput>();
   output->params = params;
   output->num_prompt_tokens = num_tokens;
-  output->values = HostArray(rows, width);
+  output->values = HostArray(shape.num_rows, shape.width);
   if (params.task == PoolingTask::kEmbed && params.pooling == PoolingType::kMean) {
     output->sum.resize(static_cast<size_t>(hidden_size));
   }

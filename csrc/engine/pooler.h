@@ -14,11 +14,7 @@
 
 namespace llmserve {
 
-// More than this for one request is refused: 1 GiB.
-inline constexpr int64_t kMaxPooledBytes = int64_t{1} << 30;
-
-// A place for the answer to a prompt of T tokens. Throws InvalidArgument for dimensions beyond E,
-// ResourceExhausted with the arithmetic past kMaxPooledBytes or without memory.
+// A place for the answer to a prompt of T tokens, of a request that has been admitted.
 std::shared_ptr<PooledOutput> make_pooled_output(const PoolingParams& params, int64_t num_tokens,
                                                  int64_t hidden_size, int64_t vocab_size);
 

@@ -106,11 +106,9 @@ class LLMBase:
         if self._engine.warning:
             _log.warning("%s", self._engine.warning)
         limits = RequestLimits(
-            vocab_size,
             self._config.scheduler.max_model_len,
-            self._config.max_logprobs,
             self._config.scheduler.policy,
-            self._engine.hidden_size if takes_embeds else None,
+            takes_embeds,
             None if self._tokenizer is None else LengthBound(self._tokenizer),
         )
         grammars = None
@@ -119,7 +117,7 @@ class LLMBase:
             end_token_ids = [token_id for token_id in ends if token_id < vocab_size]
             grammars = Grammars(vocabulary, self._engine.vocab_size, end_token_ids)
         self._admission = RequestAdmission(
-            self._tokenizer, limits, defaults.default_params, thinking, grammars
+            self._engine, self._tokenizer, limits, defaults.default_params, thinking, grammars
         )
         self._text_path = text_path
         self._vocab_size = vocab_size

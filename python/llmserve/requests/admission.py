@@ -1,8 +1,9 @@
-"""Where requests come in: a call's prompts and parameters are all checked before any runs."""
+"""Where requests come in: a call's prompts and parameters become requests, which the engine checks
+before any runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmserve import _core
 from llmserve.beam_search_params import BeamSearchParams
@@ -12,7 +13,12 @@ from llmserve.pooling_params import PoolingConfig, PoolingParams
 from llmserve.requests.beam_search_state import BeamSearchState
 from llmserve.requests.grammars import Grammars
 from llmserve.requests.pooling_state import PoolingState
-from llmserve.requests.prompt_parser import PromptLimits, parse_prompts, split_prompts
+from llmserve.requests.prompt_parser import (
+    PromptLimits,
+    parse_prompts,
+    prompt_label,
+    split_prompts,
+)
 from llmserve.requests.state import RequestState
 from llmserve.requests.word_tokens import ThinkingTokens, bad_word_token_ids
 from llmserve.sampling_params import SamplingParams
@@ -22,34 +28,31 @@ from llmserve.tokenization.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llmserve.requests.processor_classes import ProcessorClasses
 
+_State = TypeVar("_State", bound=RequestState)
+
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What the engine takes."""
+    """What is refused here, where the engine does not see it."""
 
-    vocab_size: int  # V
     max_model_len: int
-    max_logprobs: int  # -1: no bound
     scheduling_policy: str
-    hidden_size: int | None = None  # E, None: prompts of embeddings are not taken
+    takes_embeds: bool = False
     length_bound: LengthBound | None = None  # of texts; None: without a tokenizer
 
     def prompt_limits(self, num_new_tokens: int = 1) -> PromptLimits:
         """Of a prompt that is to be followed by so many tokens at least."""
         return PromptLimits(
-            self.vocab_size,
-            self.max_model_len,
-            self.hidden_size,
-            num_new_tokens,
-            self.length_bound,
+            self.max_model_len, self.takes_embeds, num_new_tokens, self.length_bound
         )
 
 
 @dataclass(slots=True)
 class RequestAdmission:
-    """Turns the arguments of a call into requests. Raises InvalidArgument that names the first bad
-    one by its index."""
+    """Turns the arguments of a call into requests. Raises InvalidArgument, or ResourceExhausted for
+    what the KV cache does not hold, that names the first bad one by its index."""
 
+    engine: _core.Engine
     tokenizer: Tokenizer | None
     limits: RequestLimits
     default_params: SamplingParams
@@ -67,17 +70,12 @@ class RequestAdmission:
         parsed = parse_prompts(items, self.tokenizer, limits, truncations)
         priorities = _priorities(priority, len(parsed))
         self._check_priorities(priorities)
-        for idx, (prompt, one) in enumerate(zip(parsed, all_params, strict=True)):
-            if prompt.embeds is not None and one.prompt_logprobs is not None:
-                raise InvalidArgument(
-                    f"sampling_params[{idx}]: prompt_logprobs are of token ids, and "
-                    f"prompt_embeds have none"
-                )
         core_params = self._core_params(all_params)
         states = [
             RequestState(*request, self.tokenizer)
             for request in zip(parsed, all_params, core_params, priorities, strict=True)
         ]
+        self._checked(states)
         if self.processor_classes is not None:
             for state in states:
                 more = self.processor_classes.functions(state.prompt.token_ids, state.params)
@@ -103,7 +101,7 @@ class RequestAdmission:
         truncations = [params.truncate_prompt_tokens for params in all_params]
         limits = self.limits.prompt_limits(0)
         parsed = parse_prompts(items, self.tokenizer, limits, truncations)
-        return list(map(PoolingState, parsed, core_params))
+        return self._checked(list(map(PoolingState, parsed, core_params)))
 
     def admit_beam_search(self, prompts: object, params: object) -> list[BeamSearchState]:
         """One beam search a prompt, with the same parameters."""
@@ -111,7 +109,21 @@ class RequestAdmission:
             raise InvalidArgument(f"params must be BeamSearchParams, got {describe(params)}")
         items = split_prompts(prompts)
         parsed = parse_prompts(items, self.tokenizer, self.limits.prompt_limits())
-        return [BeamSearchState(prompt, params, self.tokenizer) for prompt in parsed]
+        states = [BeamSearchState(prompt, params, self.tokenizer) for prompt in parsed]
+        return self._checked(states)
+
+    def _checked(self, states: list[_State]) -> list[_State]:
+        """All requests of a call, if the engine would take each of them."""
+        requests = []
+        for idx, state in enumerate(states):
+            try:
+                state.engine_request = state.to_core()
+            except InvalidArgument as error:
+                label = prompt_label(idx, len(states))
+                raise InvalidArgument(f"{label}: {error}") from None
+            requests.append(state.engine_request)
+        self.engine.check(requests)
+        return states
 
     def _one_a_prompt(self, params: object, num_prompts: int) -> Sequence[SamplingParams]:
         if params is None:
@@ -151,8 +163,8 @@ class RequestAdmission:
         return taken
 
     def _core_params(self, all_params: Sequence[SamplingParams]) -> list[_core.SamplingParams]:
-        """The engine's structs, one a prompt. Parameters that several prompts share are one struct
-        and checked once."""
+        """The engine's structs, one a prompt. Parameters that several prompts share are one
+        struct."""
         made: dict[int, _core.SamplingParams] = {}  # by identity: often one is for all
         for idx, params in enumerate(all_params):
             if id(params) not in made:
@@ -166,13 +178,11 @@ class RequestAdmission:
             core.bad_words = bad_word_token_ids(params.bad_words, self.tokenizer)
         if params.thinking_token_budget is not None and self.thinking is not None:
             core.thinking_budget = self.thinking.budget(params.thinking_token_budget)
-        try:
-            core.validate()
-            core.validate_token_ids(self.limits.vocab_size)
-            if params.structured_outputs is not None and self.grammars is not None:
+        if params.structured_outputs is not None and self.grammars is not None:
+            try:
                 core.grammar = self.grammars.compile(params.structured_outputs)
-        except (InvalidArgument, ResourceExhausted) as error:
-            raise type(error)(f"{label}: {error}") from None
+            except (InvalidArgument, ResourceExhausted) as error:
+                raise type(error)(f"{label}: {error}") from None
         return core
 
     def _check_priorities(self, priorities: Sequence[int]) -> None:
@@ -186,27 +196,6 @@ class RequestAdmission:
             )
 
     def _check_params(self, label: str, params: SamplingParams) -> None:
-        num_logprobs = self.limits.vocab_size if params.logprobs == -1 else params.logprobs or 0
-        if 0 <= self.limits.max_logprobs < num_logprobs:
-            raise InvalidArgument(
-                f"{label}: logprobs={params.logprobs} asks for {num_logprobs} a token, more than "
-                f"max_logprobs={self.limits.max_logprobs}; raise it with LLM(max_logprobs=...), "
-                f"-1 for no bound"
-            )
-        num_prompt_logprobs = params.prompt_logprobs or 0
-        if num_prompt_logprobs == -1:
-            num_prompt_logprobs = self.limits.vocab_size
-        if 0 <= self.limits.max_logprobs < num_prompt_logprobs:
-            raise InvalidArgument(
-                f"{label}: prompt_logprobs={params.prompt_logprobs} asks for {num_prompt_logprobs} "
-                f"a token, more than max_logprobs={self.limits.max_logprobs}; "
-                f"raise it with LLM(max_logprobs=...)"
-            )
-        if self.tokenizer is None and params.stop:
-            raise InvalidArgument(
-                f"{label}: stop strings need a tokenizer, and the model has no tokenizer; "
-                f"use stop_token_ids"
-            )
         if self.tokenizer is None and params.bad_words:
             raise InvalidArgument(
                 f"{label}: bad_words need a tokenizer, and the model has no tokenizer"

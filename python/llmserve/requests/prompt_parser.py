@@ -1,4 +1,4 @@
-"""Every form of a prompt brought to one: token ids or embeddings, checked."""
+"""Every form of a prompt brought to one: token ids or embeddings, which the engine then checks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,18 +28,17 @@ class Prompt:
     """One prompt, ready for the engine."""
 
     text: str | None
-    token_ids: list[int]  # [T >= 1], each in [0, V); empty where there are embeds
+    token_ids: list[int]  # [T]; empty where there are embeds
     cache_salt: str = ""
     embeds: _core.PromptEmbeds | None = None  # [T, E]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLimits:
-    """What prompts may be."""
+    """What has to be known of prompts before they are tokens."""
 
-    vocab_size: int  # V
     max_model_len: int
-    hidden_size: int | None  # E, None: embeddings are not taken
+    takes_embeds: bool = False
     num_new_tokens: int = 1  # that max_model_len has to hold besides the prompt
     length_bound: LengthBound | None = None  # of texts; None: without a tokenizer
 
@@ -50,28 +49,26 @@ def parse_prompts(
     limits: PromptLimits,
     truncations: Sequence[int | None] | None = None,
 ) -> list[Prompt]:
-    """Every prompt tokenized and checked. truncations: how many of its last tokens each keeps;
+    """Every prompt tokenized. truncations: how many of its last tokens each keeps;
     None: all, -1: what fits.
 
     Raises InvalidArgument that names the prompt by its index.
     """
     kept = truncations or [None] * len(items)
-    drafts = [_draft(_label(items, idx), item) for idx, item in enumerate(items)]
+    drafts = [_draft(prompt_label(idx, len(items)), item) for idx, item in enumerate(items)]
     for idx, (draft, num_kept) in enumerate(zip(drafts, kept, strict=True)):
         if draft.token_ids is None and num_kept is None:
-            check_text(_label(items, idx), draft.text or "", limits)
+            check_text(prompt_label(idx, len(items)), draft.text or "", limits)
     encoded = iter(_encode([d.text for d in drafts if d.token_ids is None], tokenizer))
     result = []
     for idx, (draft, num_kept) in enumerate(zip(drafts, kept, strict=True)):
-        label = _label(items, idx)
+        label = prompt_label(idx, len(items))
         token_ids = next(encoded) if draft.token_ids is None else draft.token_ids
         if num_kept is not None:
             token_ids = _last(label, draft, token_ids, num_kept, limits)
         embeds = None
         if draft.embeds is not None:
             embeds = _take_embeds(label, draft.embeds, limits)
-        else:
-            _check_token_ids(label, token_ids, limits, tokenizer)
         result.append(Prompt(draft.text, token_ids, draft.cache_salt, embeds))
     return result
 
@@ -95,8 +92,9 @@ class _Draft:
     embeds: object | None = None
 
 
-def _label(items: Sequence[object], idx: int) -> str:
-    return f"prompts[{idx}]" if len(items) > 1 else "prompt"
+def prompt_label(idx: int, num_prompts: int) -> str:
+    """What messages call one of a call's prompts; as the engine's do."""
+    return f"prompts[{idx}]" if num_prompts > 1 else "prompt"
 
 
 def split_prompts(prompts: object) -> Sequence[object]:
@@ -216,19 +214,11 @@ def _encode(texts: list[str | None], tokenizer: Tokenizer | None) -> list[list[i
 
 
 def _take_embeds(label: str, array: object, limits: PromptLimits) -> _core.PromptEmbeds:
-    if limits.hidden_size is None:
+    if not limits.takes_embeds:
         raise InvalidArgument(
             f"{label}['prompt_embeds'] is taken by LLM(..., enable_prompt_embeds=True) alone"
         )
-    embeds = _core.PromptEmbeds(f"{label}['prompt_embeds']", array)
-    num_tokens, width = embeds.shape
-    if width != limits.hidden_size:
-        raise InvalidArgument(
-            f"{label}['prompt_embeds'] must have the model's hidden size {limits.hidden_size} as "
-            f"its last dimension, got shape {embeds.shape}"
-        )
-    _check_length(label, num_tokens, limits)
-    return embeds
+    return _core.PromptEmbeds(f"{label}['prompt_embeds']", array)
 
 
 def check_text(label: str, text: str, limits: PromptLimits) -> None:
@@ -238,35 +228,8 @@ def check_text(label: str, text: str, limits: PromptLimits) -> None:
         return
     num_tokens = bound.min_num_tokens(text)
     if num_tokens + limits.num_new_tokens > limits.max_model_len:
-        raise _too_long(label, f"at least {num_tokens}", limits)
-
-
-def _check_length(label: str, num_tokens: int, limits: PromptLimits) -> None:
-    if num_tokens == 0:
-        raise InvalidArgument(f"{label} is empty; a prompt has at least one token")
-    if num_tokens + limits.num_new_tokens > limits.max_model_len:
-        raise _too_long(label, str(num_tokens), limits)
-
-
-def _too_long(label: str, num_tokens: str, limits: PromptLimits) -> PromptTooLong:
-    new_token = " and at least one new token" if limits.num_new_tokens else ""
-    return PromptTooLong(
-        f"{label} has {num_tokens} tokens, but max_model_len={limits.max_model_len} has to hold "
-        f"the prompt{new_token}; shorten it or raise max_model_len"
-    )
-
-
-def _check_token_ids(
-    label: str, token_ids: list[int], limits: PromptLimits, tokenizer: Tokenizer | None
-) -> None:
-    _check_length(label, len(token_ids), limits)
-    low, high = min(token_ids), max(token_ids)
-    if low < 0 or high >= limits.vocab_size:
-        bad = low if low < 0 else high
-        name = ""
-        if tokenizer is not None and 0 <= bad < tokenizer.num_tokens:
-            name = f" ({tokenizer.convert_ids_to_tokens(bad)!r})"
-        raise InvalidArgument(
-            f"{label}[{token_ids.index(bad)}] is token id {bad}{name}, outside the model's "
-            f"vocabulary (0 to {limits.vocab_size - 1})"
+        new_token = " and at least one new token" if limits.num_new_tokens else ""
+        raise PromptTooLong(
+            f"{label} has at least {num_tokens} tokens, but max_model_len={limits.max_model_len} "
+            f"has to hold the prompt{new_token}; shorten it or raise max_model_len"
         )

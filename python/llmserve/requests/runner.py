@@ -15,8 +15,7 @@ from llmserve.requests.state import RequestState
 
 # How long an interrupted call waits for its requests to end before it gives the interruption on.
 _DRAIN_S = 5.0
-# Requests that go in together: the engine has work while the next are made ready (8 us each of 256
-# tokens).
+# Requests that go in together: the engine has work while the next are made ready.
 _MAX_AT_ONCE = 1024
 
 
@@ -69,22 +68,13 @@ class RequestRunner:
         self._processors.check_may_wait()
 
     def engine_request(self, state: RequestState, is_streamed: bool) -> _core.EngineRequest:
-        """What the engine takes for it."""
-        params = state.core_params
+        """What the engine takes for it, which its state then keeps no longer."""
+        request, state.engine_request = state.engine_request or state.to_core(), None
+        request.is_streamed = is_streamed
         if state.processors:
             # The engine copies them, and lets go of each request's own with its request.
-            params.logits_processors = [self._processors.attach(state.processors)]
-        prompt = state.prompt
-        return _core.EngineRequest(
-            prompt.token_ids,
-            params,
-            state.priority,
-            prompt.cache_salt,
-            is_streamed,
-            prompt.embeds,
-            state.pooling,
-            state.beam_search,
-        )
+            request.params.logits_processors = [self._processors.attach(state.processors)]
+        return request
 
     def abandon(self, inbox: ThreadInbox, request_ids: Iterable[int]) -> None:
         """Aborts requests, and waits until the engine has let go of them."""

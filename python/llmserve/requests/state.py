@@ -58,6 +58,7 @@ class RequestState:
         self.core_params = core_params  # of all requests of a call with these parameters
         self.priority = priority
         self.processors = tuple(params.logits_processors or ())
+        self.engine_request: _core.EngineRequest | None = None  # that was checked, until it goes in
         self.request_id = -1  # the engine gives it
         self.name = ""  # as its user knows it; empty: by the engine's id
         self.is_finished = False
@@ -71,6 +72,19 @@ class RequestState:
         self._num_cached_tokens = 0
         self._num_preemptions = 0
         self._is_cut_short = False
+
+    def to_core(self) -> _core.EngineRequest:
+        """What the engine takes for it. Raises InvalidArgument for ids beyond 32 bits."""
+        prompt = self.prompt
+        return _core.EngineRequest(
+            prompt.token_ids,
+            self.core_params,
+            self.priority,
+            prompt.cache_salt,
+            prompt_embeds=prompt.embeds,
+            pooling=self.pooling,
+            beam_search=self.beam_search,
+        )
 
     def renewed(self) -> "RequestState":
         """The same request, before anything came out."""

@@ -12,7 +12,13 @@ import msgspec
 import pytest
 from engine_requests import add_request
 from llmserve import _core, _core_testing
-from llmserve.errors import DeviceError, InvalidArgument, NotSupported, ResourceExhausted
+from llmserve.errors import (
+    DeviceError,
+    InvalidArgument,
+    NotSupported,
+    PromptTooLong,
+    ResourceExhausted,
+)
 
 DEADLINE_S = 30.0  # tells a hang from an answer; steps take microseconds
 VOCAB = 256
@@ -387,8 +393,8 @@ def test_a_call_with_more_requests_than_there_is_room_for_queues_none() -> None:
     ("prompt", "fields", "message"),
     [
         ([], {}, "prompt"),
-        ([VOCAB], {}, r"token id 256 is outside the vocabulary \[0, 256\)"),
-        ([-1], {}, "outside the vocabulary"),
+        ([VOCAB], {}, r"prompt\[0\] is token id 256, outside the model's vocabulary \(0 to 255\)"),
+        ([-1], {}, "token id -1, outside the model's vocabulary"),
         ([1] * 256, {}, "max_model_len"),
         ([1], {"n": 129}, "n must be between 1 and 128"),
         ([1], {"n": 0}, "n must be between 1 and 128"),
@@ -402,7 +408,7 @@ def test_a_call_with_more_requests_than_there_is_room_for_queues_none() -> None:
         ([1], {"min_tokens": 9}, "min_tokens"),
         ([1], {"logprobs": 21}, "max_logprobs=20"),
         ([1], {"detokenize": True}, "no tokenizer"),
-        ([1], {"stop": ["x"]}, "detokenize"),
+        ([1], {"stop": ["x"]}, "stop strings need a tokenizer"),
     ],
 )
 def test_a_bad_request_is_refused_at_admission(
@@ -414,6 +420,34 @@ def test_a_bad_request_is_refused_at_admission(
     request = add_request(engine, [1], params(seed=1))
     assert tokens(collect(engine, [request])[request]) == oracle(1, 1, 8)
     engine.close()
+
+
+def test_a_check_says_what_adding_would_and_leaves_engine_and_requests_as_they_are() -> None:
+    config = _core.EngineConfig(
+        cache=_core.CacheConfig(num_blocks=64), scheduler=make_config().scheduler, max_logprobs=-1
+    )
+    engine = _core_testing.oracle_engine(config, _core_testing.OracleOptions(vocab_size=VOCAB))
+    good = _core.EngineRequest([1], params(prompt_logprobs=-1, max_tokens=4))
+    bad = {
+        "long": _core.EngineRequest([1] * 256, params()),
+        "sampling": _core.EngineRequest([1], params(stop_token_ids=[VOCAB])),
+        "pooling": _core.EngineRequest([1], params(), pooling=_core.PoolingParams(dimensions=9)),
+    }
+    messages = {
+        "long": r"^prompts\[1\] has 256 tokens, but max_model_len=256 has to hold the prompt",
+        "sampling": r"^sampling_params\[1\]: stop_token_ids: token id 256 is outside",
+        "pooling": r"^pooling_params\[1\]: dimensions must be at most the model's hidden size 1",
+    }
+    for name, request in bad.items():
+        kind = PromptTooLong if name == "long" else InvalidArgument
+        for call in (engine.check, engine.add_requests):
+            with pytest.raises(kind, match=messages[name]):
+                call([good, request])
+    engine.check([good, good])
+    assert good.params.prompt_logprobs == -1
+    assert engine.metrics().num_requests_waiting == engine.metrics().num_requests_running == 0
+    engine.close()
+    engine.check([good])
 
 
 def test_close_in_mid_flight_returns_soon_and_may_be_repeated() -> None:

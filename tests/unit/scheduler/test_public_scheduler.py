@@ -164,7 +164,7 @@ def test_with_a_tokenizer_events_have_text() -> None:
     ("call", "message"),
     [
         (lambda s: s.commit([]), "there is no plan to commit"),
-        (lambda s: s.add(0, []), "the prompt is empty"),
+        (lambda s: s.add(0, []), "prompt is empty"),
         (lambda s: s.add(0, [-1]), "prompt_token_ids must be between 0"),
         (lambda s: s.add(0, [1], {"n": 2}), "params must be SamplingParams"),
         (lambda s: s.ref_count(99), r"block must be in \[0, 4\), got 99"),

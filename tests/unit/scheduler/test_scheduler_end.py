@@ -292,7 +292,7 @@ def test_times_are_the_clock_at_each_event() -> None:
         ([1], {"n": 0}, "n must be between 1 and 128"),
         ([1], {"max_tokens": 0}, "max_tokens must be at least 1"),
         ([1], {"max_tokens": 2, "min_tokens": 3}, "min_tokens must not exceed"),
-        ([1], {"stop": ["x"]}, "stop strings need a vocabulary"),
+        ([1], {"stop": ["x"]}, "stop strings need a tokenizer"),
     ],
 )
 def test_a_request_that_can_never_run_is_refused(
