@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from llmserve.server.answer_schemas import answer_components
 from llmserve.server.openapi import document
 from serving import DEADLINE_S, RunningServer
 
@@ -69,6 +71,91 @@ def test_no_request_that_the_description_tells_of_breaks_the_server(
     fuzz(server, path, method, schemathesis.GenerationMode[mode], num_examples)
     server.wait_until_idle()
     assert server.post("/v1/completions", prompt="Once", max_tokens=2)[0] == 200
+
+
+SHORT: dict[str, Any] = {"max_tokens": 3}
+HELLO = [{"role": "user", "content": "Hello"}]
+CALLED = {
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    "tool_choice": "required",
+}
+ASKED: list[tuple[str, str, dict[str, Any]]] = [
+    ("post", "/v1/chat/completions", {"messages": HELLO, **SHORT}),
+    ("post", "/v1/chat/completions", {"messages": HELLO, "max_tokens": 90, "n": 2, **CALLED}),
+    (
+        "post",
+        "/v1/chat/completions",
+        {"messages": HELLO, **SHORT, "logprobs": True, "top_logprobs": 1, "return_token_ids": True},
+    ),
+    ("post", "/v1/completions", {"prompt": "x", **SHORT, "prompt_logprobs": 1, "logprobs": 1}),
+    ("post", "/v1/embeddings", {"input": "x"}),
+    ("post", "/v1/embeddings", {"input": ["x", "y"], "encoding_format": "base64"}),
+    ("post", "/v1/responses/input_tokens", {"input": "x"}),
+    ("post", "/v1/messages", {"messages": HELLO, **SHORT}),
+    ("post", "/v1/messages/count_tokens", {"messages": HELLO}),
+    ("post", "/api/chat", {"model": "demo", "messages": HELLO, "stream": False}),
+    ("post", "/api/chat", {"model": "demo", "stream": False}),
+    ("post", "/api/generate", {"model": "demo", "prompt": "x", "stream": False}),
+    ("post", "/api/show", {"model": "demo"}),
+    ("post", "/tokenize", {"prompt": "x", "return_token_strs": True}),
+    ("post", "/detokenize", {"tokens": [5]}),
+    ("post", "/apply-template", {"messages": HELLO}),
+    ("post", "/invocations", {"prompt": "x", **SHORT}),
+    *(
+        ("get", path, {})
+        for path, operations in document()["paths"].items()
+        if "get" in operations and "{" not in path and path != "/metrics"
+    ),
+    ("get", "/v1/models/{model}", {"model": "demo"}),
+]
+
+
+def check_answer(method: str, path: str, answer: Any) -> None:
+    """Fails for a field that is not as the description says, or that it does not tell of."""
+    described = document()
+    content = described["paths"][path][method]["responses"]["200"]["content"]
+    schema = content["application/json"]["schema"]
+    registry = {"components": described["components"], **schema}
+    jsonschema.Draft202012Validator(registry).validate(answer)
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        known = described["components"]["schemas"][name]["properties"]
+        unknown = set(answer) - set(known) - LEFT_OUT.get(name, set())
+        assert not unknown
+
+
+# What an answer repeats of its request, of which the description names the most telling.
+LEFT_OUT = {
+    "Response": {"background", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user"}
+    | {"service_tier", "top_logprobs"}
+}
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ASKED)
+def test_an_answer_is_what_the_description_says(
+    server: RunningServer, method: str, path: str, body: dict[str, Any]
+) -> None:
+    target = path.format(**body) if method == "get" else path
+    status, answer, _ = server.request(method.upper(), target, body if method == "post" else None)
+    assert status == 200, answer
+    check_answer(method, path, answer)
+
+
+def test_so_is_one_that_is_stored(server: RunningServer) -> None:
+    path = "/v1/responses"
+    made = server.post(path, input="x", max_output_tokens=3)[1]
+    check_answer("post", path, made)
+    for method, more in (("get", ""), ("get", "/input_items"), ("delete", "")):
+        answer = server.request(method.upper(), f"{path}/{made['id']}{more}")[1]
+        check_answer(method, f"{path}/{{response_id}}{more}", answer)
+
+
+def test_every_route_says_what_it_answers() -> None:
+    for path, method in OPERATIONS:
+        operation = document()["paths"][path][method]
+        assert operation["responses"]["200"]["content"], path
+    for schema in answer_components().values():
+        assert all(field["description"] for field in schema["properties"].values())
 
 
 @pytest.mark.long

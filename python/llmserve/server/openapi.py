@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from llmserve._version import __version__
+from llmserve.server.answer_schemas import ANSWERS, STREAMS, answer_components
 from llmserve.server.http.errors import JsonResponse
 from llmserve.server.routes.anthropic.bodies import CountTokensBody, MessagesBody
 from llmserve.server.routes.bodies import (
@@ -84,18 +85,19 @@ def document() -> dict[str, Any]:
     """OpenAPI 3.1."""
     kinds = [kind for kind, _ in _POST.values()]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_PREFIX)
-    components["Error"] = _error_schema()
-    paths: dict[str, Any] = {path: {"get": _bare(path, text)} for path, text in _GET.items()}
+    components |= {**answer_components(), **_error_components()}
+    paths: dict[str, Any] = {path: {"get": _bare("get", path, text)} for path, text in _GET.items()}
     for path, text in _DELETE.items():
-        paths[path]["delete"] = _bare(path, text)
+        paths[path]["delete"] = _bare("delete", path, text)
     for (path, (_, text)), schema in zip(_POST.items(), schemas, strict=True):
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
-        paths[path] = {"post": {**_operation(text), "requestBody": body}}
+        paths[path] = {"post": {**_operation("post", path, text), "requestBody": body}}
     bodies = [paths[path]["post"]["requestBody"]["content"] for path in _INVOCATIONS]
     schema = {"anyOf": [body["application/json"]["schema"] for body in bodies]}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     text = "Answer a chat, continue prompts or embed, as the body's fields say"
-    paths["/invocations"] = {"post": {**_operation(text), "requestBody": body}}
+    invoke = _operation("post", "/invocations", text)
+    paths["/invocations"] = {"post": {**invoke, "requestBody": body}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "llmserve", "version": __version__, "description": _DESCRIPTION},
@@ -108,33 +110,61 @@ def document() -> dict[str, Any]:
     }
 
 
-def _bare(path: str, text: str) -> dict[str, Any]:
+def _bare(method: str, path: str, text: str) -> dict[str, Any]:
     """Of what has no body."""
     names = re.findall(r"{(\w+)}", path)
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in names
     ]
-    return _operation(text) | ({"parameters": parameters} if parameters else {})
+    return _operation(method, path, text) | ({"parameters": parameters} if parameters else {})
 
 
-def _operation(text: str) -> dict[str, Any]:
-    error = {"schema": {"$ref": _PREFIX.format(name="Error")}}
-    responses: dict[str, Any] = {"200": {"description": "done"}}
+def _operation(method: str, path: str, text: str) -> dict[str, Any]:
+    kind = "Error"
+    if path.startswith("/v1/messages"):
+        kind = "AnthropicError"
+    elif path.startswith("/api/"):
+        kind = "OllamaError"
+    responses: dict[str, Any] = {"200": {"description": "done", "content": _content(method, path)}}
     for status, description in _ERRORS.items():
         responses[status] = {
             "description": description,
-            "content": {"application/json": error},
+            "content": {"application/json": {"schema": _ref(kind)}},
         }
     return {"summary": text, "responses": responses}
 
 
-def _error_schema() -> dict[str, Any]:
-    text = {"type": "string"}
-    maybe = {"type": ["string", "null"]}
-    properties = {"message": text, "type": text, "param": maybe, "code": maybe}
-    error = {"type": "object", "required": list(properties), "properties": properties}
-    return {"type": "object", "required": ["error"], "properties": {"error": error}}
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": _PREFIX.format(name=name)}
+
+
+def _content(method: str, path: str) -> dict[str, Any]:
+    """Of an answer with status 200."""
+    if path == "/metrics":
+        return {"text/plain": {"schema": {"type": "string"}}}
+    paths = _INVOCATIONS if path == "/invocations" else (path,)
+    answers = [_ref(ANSWERS[method, item]) for item in paths]
+    schema = answers[0] if len(answers) == 1 else {"anyOf": answers}
+    content: dict[str, Any] = {"application/json": {"schema": schema}}
+    if path in STREAMS:
+        media_type, text = STREAMS[path]
+        content[media_type] = {"schema": {"type": "string", "description": text}}
+    return content
+
+
+def _error_components() -> dict[str, Any]:
+    """An error in the words of each protocol."""
+    text, maybe = {"type": "string"}, {"type": ["string", "null"]}
+
+    def record(**properties: Any) -> dict[str, Any]:
+        return {"type": "object", "required": list(properties), "properties": properties}
+
+    return {
+        "Error": record(error=record(message=text, type=text, param=maybe, code=maybe)),
+        "AnthropicError": record(type=text, error=record(type=text, message=text)),
+        "OllamaError": record(error=text),
+    }
 
 
 async def openapi(request: Request) -> Response:
