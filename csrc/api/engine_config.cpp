@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 #include "core/error.h"
 
@@ -24,14 +25,21 @@ void CacheConfig::validate() const {
   check_minimums(*this);
   if (block_size > 256)
     throw InvalidArgument(concat("block_size must be at most 256, got ", block_size));
-  if (groups.empty()) throw InvalidArgument("cache groups must be at least 1, got 0");
+  const std::span<const CacheGroupSpec> rows = row_groups(groups);
+  if (rows.empty()) throw InvalidArgument("cache groups of rows must be at least 1, got 0");
   for (const CacheGroupSpec& group : groups) {
     if (group.window < 0)
       throw InvalidArgument(concat("window must be at least 0, got ", group.window));
   }
+  const std::span<const CacheGroupSpec> states = std::span(groups).subspan(rows.size());
+  if (!std::ranges::all_of(states, &CacheGroupSpec::is_state))
+    throw InvalidArgument("cache groups of rows come before those of states");
   lower_tier.validate();
-  if (num_state_slots < 0)
-    throw InvalidArgument(concat("num_state_slots must be at least 0, got ", num_state_slots));
+  if (num_state_slots < 0 || (num_state_slots > 0) == states.empty())
+    throw InvalidArgument(concat(
+        "num_state_slots must be ",
+        states.empty() ? "0 where no group keeps states" : "at least 1 where a group keeps states",
+        ", got ", num_state_slots));
 }
 
 void SchedulerConfig::validate() const {

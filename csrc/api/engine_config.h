@@ -9,8 +9,8 @@
 #include <tuple>
 #include <vector>
 
-#include "api/cache_group.h"
 #include "api/config_fields.h"
+#include "core/cache_group.h"
 #include "core/dtype.h"
 
 namespace llmserve {
@@ -28,10 +28,9 @@ struct CacheConfig {
       16;  // tokens a block: 8, 16, 32, 64 …; divides or is a multiple of nothing else
   int32_t num_blocks = 0;
   bool enable_prefix_caching = true;
-  std::vector<CacheGroupSpec> groups = std::vector<CacheGroupSpec>(1);
-  TierConfig lower_tier;  // with prefix caching only
-  // Of models whose layers keep a fixed state of each sequence: one for each that runs, and others
-  // for snapshots. 0: no layer does.
+  std::vector<CacheGroupSpec> groups = std::vector<CacheGroupSpec>(1);  // those of rows first
+  TierConfig lower_tier;                                                // with prefix caching only
+  // Where a group keeps states: a slot for each sequence that runs, and others for snapshots.
   int32_t num_state_slots = 0;
 
   static constexpr auto fields() {
@@ -120,6 +119,9 @@ struct EngineConfig {
   bool async_scheduling = true;
   // On a device: true asks for every step anew, where decode steps would be recorded as graphs.
   bool enforce_eager = false;
+  // Hidden states of at most so many layers are wanted of a step, by a drafter; memory for those of
+  // the largest step is taken at load.
+  int32_t max_wanted_layers = 0;
   // Linear weights run on their rows in the file until they have been packed, between steps. None:
   // where packing takes long enough to be waited for. Not with a packed_cache.
   std::optional<bool> defer_packing;
@@ -137,6 +139,7 @@ struct EngineConfig {
         ConfigField{"max_logprobs", &EngineConfig::max_logprobs, -1},
         ConfigField{"async_scheduling", &EngineConfig::async_scheduling},
         ConfigField{"enforce_eager", &EngineConfig::enforce_eager},
+        ConfigField{"max_wanted_layers", &EngineConfig::max_wanted_layers, 0},
         ConfigField{"defer_packing", &EngineConfig::defer_packing},
     };
   }

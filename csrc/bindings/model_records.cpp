@@ -61,13 +61,16 @@ py::dict to_dict(const ModelConfig& config) {
     rope_of_layer.append(layer.rope);
     feed_forward_of_layer.append(layer.feed_forward->name);
   }
-  for (const KvLayerSpec& layer : config.kv_layers) {
-    kv_group_of_layer.append(layer.group);
-    kv_lane_of_layer.append(layer.lane);
+  py::list kv_windows;
+  for (const CacheGroupSpec& group : row_groups(config.cache_groups))
+    kv_windows.append(group.window);
+  for (const KvPlace& place : config.kv_places) {
+    kv_group_of_layer.append(place.group);
+    kv_lane_of_layer.append(place.lane);
   }
   out["windows"] = windows;
   out["feed_forward_of_layer"] = feed_forward_of_layer;
-  out["kv_windows"] = config.kv_windows;
+  out["kv_windows"] = kv_windows;
   out["kv_group_of_layer"] = kv_group_of_layer;
   out["kv_lane_of_layer"] = kv_lane_of_layer;
   out["rope_of_layer"] = rope_of_layer;

@@ -35,9 +35,26 @@ void register_config_request(py::module_& module) {
 
 void register_engine_config(py::module_& module) {
   py::class_<CacheGroupSpec>(module, "CacheGroupSpec")
-      .def(py::init([](int32_t window) { return CacheGroupSpec{.window = window}; }), py::kw_only(),
-           py::arg("window") = 0)
+      .def(py::init([](int32_t window, int32_t num_layers, int64_t num_kv_heads, int64_t key_dim,
+                       int64_t value_dim, bool values_in_keys, int64_t state_bytes) {
+             return CacheGroupSpec{.window = window,
+                                   .num_layers = num_layers,
+                                   .num_kv_heads = num_kv_heads,
+                                   .key_dim = key_dim,
+                                   .value_dim = value_dim,
+                                   .values_in_keys = values_in_keys,
+                                   .state_bytes = state_bytes};
+           }),
+           py::kw_only(), py::arg("window") = 0, py::arg("num_layers") = 1,
+           py::arg("num_kv_heads") = 0, py::arg("key_dim") = 0, py::arg("value_dim") = 0,
+           py::arg("values_in_keys") = false, py::arg("state_bytes") = 0)
       .def_readonly("window", &CacheGroupSpec::window)
+      .def_readonly("num_layers", &CacheGroupSpec::num_layers)
+      .def_readonly("num_kv_heads", &CacheGroupSpec::num_kv_heads)
+      .def_readonly("key_dim", &CacheGroupSpec::key_dim)
+      .def_readonly("value_dim", &CacheGroupSpec::value_dim)
+      .def_readonly("values_in_keys", &CacheGroupSpec::values_in_keys)
+      .def_readonly("state_bytes", &CacheGroupSpec::state_bytes)
       .def(py::self == py::self);
   register_config<CacheConfig>(module, "CacheConfig")
       .def_readonly("block_size", &CacheConfig::block_size)

@@ -26,34 +26,13 @@ void register_kv_pool(py::module_& module) {
       },
       "Every element type of a KV cache: those that run, and those that are only planned with.");
 
-  py::class_<KvLayerSpec>(module, "KvLayerSpec")
-      .def(py::init([](int64_t num_kv_heads, int64_t key_dim, int64_t value_dim, int32_t window,
-                       bool values_in_keys, int64_t state_bytes) {
-             if (num_kv_heads < 1 || key_dim < 0 || value_dim < 0 || key_dim + value_dim < 1)
-               throw InvalidArgument(concat("a KV layer needs a head and a dimension, got ",
-                                            num_kv_heads, " heads of ", key_dim, " + ", value_dim));
-             return KvLayerSpec{.num_kv_heads = num_kv_heads,
-                                .key_dim = key_dim,
-                                .value_dim = value_dim,
-                                .values_in_keys = values_in_keys,
-                                .state_bytes = state_bytes,
-                                .window = window};
-           }),
-           "num_kv_heads"_a, "key_dim"_a, "value_dim"_a, "window"_a = 0, "values_in_keys"_a = false,
-           "state_bytes"_a = 0)
-      .def_readonly("num_kv_heads", &KvLayerSpec::num_kv_heads)
-      .def_readonly("key_dim", &KvLayerSpec::key_dim)
-      .def_readonly("value_dim", &KvLayerSpec::value_dim)
-      .def_readonly("values_in_keys", &KvLayerSpec::values_in_keys)
-      .def_readonly("state_bytes", &KvLayerSpec::state_bytes)
-      .def_readonly("window", &KvLayerSpec::window);
   module.def(
       "kv_bytes_per_token",
-      [](const std::vector<KvLayerSpec>& layers, const std::string& dtype, bool with_scales) {
-        return kv_bytes_per_token(layers, find_kv_cache_dtype(dtype), with_scales);
+      [](const std::vector<CacheGroupSpec>& groups, const std::string& dtype, bool with_scales) {
+        return kv_bytes_per_token(groups, find_kv_cache_dtype(dtype), with_scales);
       },
-      "layers"_a, "dtype"_a, "with_scales"_a = true,
-      "Bytes that one token takes in a KV cache of these layers.");
+      "groups"_a, "dtype"_a, "with_scales"_a = true,
+      "Bytes that one token takes in a KV cache of these groups.");
 
   py::class_<KvPool>(module, "KvPool")
       .def(py::init(&KvPool::of_bytes), "num_bytes"_a, "bytes_per_token"_a, "block_size"_a = 16,
@@ -97,7 +76,8 @@ void register_memory_plan(py::module_& module) {
                              [](const MemoryPlan& plan) { return to_dict(plan.weights); })
       .def_readonly("workspace_bytes", &MemoryPlan::workspace_bytes)
       .def_readonly("state_bytes", &MemoryPlan::state_bytes)
-      .def_readonly("kv_layers", &MemoryPlan::kv_layers)
+      .def_property_readonly("cache_groups",
+                             [](const MemoryPlan& self) { return self.config.cache.groups; })
       .def_readonly("machine", &MemoryPlan::machine)
       .def_readonly("memory_utilization", &MemoryPlan::memory_utilization)
       .def_readonly("pool", &MemoryPlan::pool)

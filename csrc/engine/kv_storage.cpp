@@ -14,16 +14,15 @@ constexpr int64_t kTouchedBytes = 2 << 20;
 
 }  // namespace
 
-int64_t KvStorage::num_bytes(std::span<const KvLayerSpec> layers, const Shape& shape) {
-  int64_t bytes = 0;
-  for (const KvLayerSpec& lane : kv_lanes(layers))
-    bytes += shape.num_blocks * shape.block_size * lane.bytes_per_token(shape.dtype);
-  for (const KvLayerSpec& layer : layers) bytes += shape.num_states * layer.state_bytes;
-  return bytes;
+int64_t KvStorage::num_bytes(std::span<const CacheGroupSpec> groups, const Shape& shape) {
+  return shape.num_blocks * shape.block_size * num_lanes(groups) *
+             row_bytes(groups.front(), shape.dtype) +
+         shape.num_state_slots * state_bytes(groups);
 }
 
-KvStorage::KvStorage(std::span<const KvLayerSpec> layers, const Shape& shape, Backend& backend)
-    : buffer_(num_bytes(layers, shape), backend.memory()) {
+KvStorage::KvStorage(std::span<const CacheGroupSpec> groups, std::span<const KvPlace> places,
+                     const Shape& shape, Backend& backend)
+    : buffer_(num_bytes(groups, shape), backend.memory()) {
   std::byte* next = buffer_.data();
   const auto take = [&](int64_t num_heads, int64_t dim) {
     const Tensor pool =
@@ -35,24 +34,28 @@ KvStorage::KvStorage(std::span<const KvLayerSpec> layers, const Shape& shape, Ba
     next += num_bytes;
     return pool;
   };
-  for (const KvLayerSpec& lane : kv_lanes(layers)) {
-    const Tensor keys = take(lane.num_kv_heads, lane.key_dim);
-    if (lane.values_in_keys) {
+  const CacheGroupSpec& rows = groups.front();  // all groups of rows have the same
+  for (int32_t lane = 0; lane < num_lanes(groups); ++lane) {
+    const Tensor keys = take(rows.num_kv_heads, rows.key_dim);
+    if (rows.values_in_keys) {
       lanes_.push_back({.keys = keys, .values = keys});
       continue;
     }
     lanes_.push_back({.keys = keys,
-                      .values = take(lane.num_kv_heads, lane.value_dim),
-                      .key_layout = backend.key_layout(shape.block_size, lane.key_dim,
-                                                       lane.value_dim, shape.dtype)});
+                      .values = take(rows.num_kv_heads, rows.value_dim),
+                      .key_layout = backend.key_layout(shape.block_size, rows.key_dim,
+                                                       rows.value_dim, shape.dtype)});
   }
-  for (const KvLayerSpec& layer : layers) {
-    PagedKvCache& cache = layers_.emplace_back(lanes_[static_cast<size_t>(layer.lane)]);
-    if (layer.values_in_keys) cache.values = cache.keys.slice(3, 0, layer.value_dim);
-    states_.push_back(layer.state_bytes == 0
-                          ? Tensor()
-                          : Tensor(next, DType::kU8, {shape.num_states, layer.state_bytes}));
-    next += shape.num_states * layer.state_bytes;
+  for (const KvPlace& place : places) {
+    PagedKvCache& cache = layers_.emplace_back();
+    if (place.group >= 0) cache = lanes_[static_cast<size_t>(place.lane)];
+    if (place.group >= 0 && rows.values_in_keys)
+      cache.values = cache.keys.slice(3, 0, rows.value_dim);
+    const int64_t bytes =
+        place.state_group < 0 ? 0 : groups[static_cast<size_t>(place.state_group)].state_bytes;
+    states_.push_back(bytes == 0 ? Tensor()
+                                 : Tensor(next, DType::kU8, {shape.num_state_slots, bytes}));
+    next += shape.num_state_slots * bytes;
   }
 }
 

@@ -20,16 +20,17 @@ class KvStorage {
     int64_t num_blocks = 0;
     int64_t block_size = 16;  // tokens
     DType dtype = DType::kF32;
-    int64_t num_states = 0;  // sequences that have states at once
+    int64_t num_state_slots = 0;
   };
   // Zero-filled, in the backend's memory and with the key layout that it reads fastest. Throws
   // ResourceExhausted.
-  KvStorage(std::span<const KvLayerSpec> layers, const Shape& shape, Backend& backend);
+  KvStorage(std::span<const CacheGroupSpec> groups, std::span<const KvPlace> places,
+            const Shape& shape, Backend& backend);
   // What that takes.
-  static int64_t num_bytes(std::span<const KvLayerSpec> layers, const Shape& shape);
+  static int64_t num_bytes(std::span<const CacheGroupSpec> groups, const Shape& shape);
 
   std::span<const PagedKvCache> layers() const { return layers_; }
-  // [layers] u8 [num_states, bytes of a state], or none.
+  // [layers] u8 [num_state_slots, bytes of a state], or none.
   std::span<const Tensor> states() const { return states_; }
   int64_t num_bytes() const { return buffer_.num_bytes(); }
   int64_t block_bytes() const;  // of all lanes

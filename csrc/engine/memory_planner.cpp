@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "core/system.h"
-#include "engine/worker.h"
+#include "engine/worker_plan.h"
 #include "io/checkpoint.h"
 #include "io/packed_cache.h"
 #include "models/config_reader.h"
@@ -63,11 +63,12 @@ struct SizedPool {
 // The order is that of plan_memory's documentation.
 SizedPool size_pool(const ConfigRequest& request, const MemoryPlan& plan,
                     const KvCacheDType& dtype) {
-  const std::vector<CacheGroupSpec>& groups = plan.config.cache.groups;
-  const int64_t group_bytes = kv_bytes_per_token(kv_lanes(plan.kv_layers), dtype);
-  SizedPool sized{{.bytes_per_token = group_bytes * std::ssize(groups),
+  const std::span<const CacheGroupSpec> groups = row_groups(plan.config.cache.groups);
+  CacheGroupSpec whole = groups.front();  // of a block without empty room
+  whole.num_layers = num_lanes(groups);
+  SizedPool sized{{.bytes_per_token = kv_bytes_per_token({&whole, 1}, dtype) * std::ssize(groups),
                    .block_size = plan.config.cache.block_size,
-                   .groups = groups,
+                   .groups = {groups.begin(), groups.end()},
                    .max_step_tokens = plan.config.scheduler.max_num_batched_tokens},
                   PoolBound::kUtilization};
   KvPool& pool = sized.pool;
@@ -167,19 +168,17 @@ std::string find_refusal(const MemoryPlan& plan) {
 }
 
 // That the ops take such a cache (kernels/ops.h).
-void check_kv_rows(DType dtype, std::span<const KvLayerSpec> layers) {
-  for (const KvLayerSpec& layer : layers) {
-    if (dtype == DType::kF8E4M3 && layer.values_in_keys)
-      throw NotSupported(
-          "kv_cache_dtype 'fp8' takes keys and values in rows of their own, and this model's "
-          "values "
-          "are part of the keys; use kv_cache_dtype='auto'");
-    if (dtype == DType::kF8E4M3 && (layer.key_dim % 4 != 0 || layer.value_dim % 4 != 0))
-      throw NotSupported(
-          concat("kv_cache_dtype 'fp8' takes heads of a multiple of 4 elements, and "
-                 "this model has keys of ",
-                 layer.key_dim, " and values of ", layer.value_dim, "; use kv_cache_dtype='auto'"));
-  }
+void check_kv_rows(DType dtype, const CacheGroupSpec& rows) {
+  if (dtype != DType::kF8E4M3) return;
+  if (rows.values_in_keys)
+    throw NotSupported(
+        "kv_cache_dtype 'fp8' takes keys and values in rows of their own, and this model's values "
+        "are part of the keys; use kv_cache_dtype='auto'");
+  if (rows.key_dim % 4 != 0 || rows.value_dim % 4 != 0)
+    throw NotSupported(
+        concat("kv_cache_dtype 'fp8' takes heads of a multiple of 4 elements, and this model has "
+               "keys of ",
+               rows.key_dim, " and values of ", rows.value_dim, "; use kv_cache_dtype='auto'"));
 }
 
 }  // namespace
@@ -196,12 +195,12 @@ const KvCacheDType& find_kv_cache_dtype(std::string_view name) {
       concat("KV cache dtype \"", name.substr(0, 80), "\" is not known (", known.str(), ")"));
 }
 
-int64_t kv_bytes_per_token(std::span<const KvLayerSpec> layers, const KvCacheDType& dtype,
+int64_t kv_bytes_per_token(std::span<const CacheGroupSpec> groups, const KvCacheDType& dtype,
                            bool with_scales) {
   int64_t bytes = 0;
-  for (const KvLayerSpec& layer : layers) {
-    bytes += (layer.elements_per_token() * dtype.bits + 7) / 8;
-    if (with_scales) bytes += layer.num_rows() * dtype.scale_bytes;
+  for (const CacheGroupSpec& group : groups) {
+    const int64_t scale_bytes = with_scales ? group.num_rows() * dtype.scale_bytes : 0;
+    bytes += group.num_layers * ((group.num_elements() * dtype.bits + 7) / 8 + scale_bytes);
   }
   return bytes;
 }
@@ -244,7 +243,9 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
       read_model_config(checkpoint.config(), check_max_model_len(request.max_model_len));
   MemoryPlan plan;
   plan.config = resolve_settings(request, checkpoint, model);
-  plan.config.cache.groups = groups_of_windows(model.kv_windows);
+  plan.config.cache.groups = model.cache_groups;
+  plan.state_bytes = plan.config.scheduler.max_num_seqs * state_bytes(model.cache_groups);
+  if (plan.state_bytes > 0) plan.config.cache.num_state_slots = plan.config.scheduler.max_num_seqs;
   plan.architecture = model.architecture;
   plan.format = checkpoint.format();
   const std::unique_ptr<Backend> backend = make_backend(plan.config.device, {.num_threads = 1});
@@ -267,13 +268,10 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
                   .packed = &packed});
   plan.weights = std::move(sizes.weights);
   check_all_used(checkpoint, plan.weights);
-  plan.workspace_bytes =
-      sizes.workspace_bytes + backend->scratch_bytes(largest_step(model, plan.weights, plan.config),
-                                                     plan.config.num_threads);
-  plan.kv_layers = model.kv_layers;
-  check_kv_rows(plan.config.kv_cache_dtype, plan.kv_layers);
-  for (const KvLayerSpec& layer : plan.kv_layers)
-    plan.state_bytes += plan.config.scheduler.max_num_seqs * layer.state_bytes;
+  plan.workspace_bytes = sizes.workspace_bytes + layer_state_bytes(model, plan.config) +
+                         backend->scratch_bytes(largest_step(model, plan.weights, plan.config),
+                                                plan.config.num_threads);
+  check_kv_rows(plan.config.kv_cache_dtype, plan.config.cache.groups.front());
   plan.memory_utilization = resolve_utilization(request, backend->memory());
   plan.machine = resolve_machine(request, backend->memory());
 

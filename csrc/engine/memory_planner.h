@@ -27,9 +27,9 @@ std::span<const KvCacheDType> kv_cache_dtypes();
 // Throws NotSupported that lists the names.
 const KvCacheDType& find_kv_cache_dtype(std::string_view name);
 
-// Bytes of one token in all layers, rounded up to whole bytes a layer. Without scales it is the
-// arithmetic of the literature.
-int64_t kv_bytes_per_token(std::span<const KvLayerSpec> layers, const KvCacheDType& dtype,
+// Bytes of one token in all layers of these groups, rounded up to whole bytes a layer. Without
+// scales it is the arithmetic of the literature.
+int64_t kv_bytes_per_token(std::span<const CacheGroupSpec> groups, const KvCacheDType& dtype,
                            bool with_scales = true);
 
 // The arithmetic of a paged pool. A sequence takes whole blocks, of each cache group.
@@ -37,8 +37,8 @@ struct KvPool {
   int64_t bytes_per_token = 0;  // in all groups, with the room that they leave empty
   int32_t block_size = 16;      // tokens
   int64_t num_blocks = 0;
-  std::vector<CacheGroupSpec> groups = std::vector<CacheGroupSpec>(1);
-  int64_t max_step_tokens = std::numeric_limits<int32_t>::max();  // of a sequence
+  std::vector<CacheGroupSpec> groups = std::vector<CacheGroupSpec>(1);  // of rows
+  int64_t max_step_tokens = std::numeric_limits<int32_t>::max();        // of a sequence
 
   int64_t num_groups() const { return std::ssize(groups); }
   int64_t block_bytes() const { return bytes_per_token / num_groups() * block_size; }
@@ -77,8 +77,7 @@ struct MemoryPlan {
   std::string format;  // of the checkpoint; "config" if there are no weights yet
   WeightReport weights;
   int64_t workspace_bytes = 0;
-  int64_t state_bytes = 0;  // of all sequences that may run at once
-  std::vector<KvLayerSpec> kv_layers;
+  int64_t state_bytes = 0;  // of all state slots
   MachineMemory machine;
   double memory_utilization = 0;
   KvPool pool;

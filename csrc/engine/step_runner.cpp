@@ -91,7 +91,7 @@ StepRunner::StepRunner(const EngineConfig& config, int num_workers, const MakeWo
       limits_{.max_num_seqs = config_.scheduler.max_num_seqs,
               .max_model_len = config_.scheduler.max_model_len,
               .block_size = config_.cache.block_size},
-      batch_builder_(config.cache.block_size, config.cache.groups.size()),
+      batch_builder_(config.cache.block_size, row_groups(config.cache.groups).size()),
       outputs_(workers_.size()),
       masks_(first().vocab_size()),
       sampler_(first().backend()),

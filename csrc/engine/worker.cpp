@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/worker_plan.h"
 #include "io/checkpoint.h"
 #include "io/packed_cache.h"
 #include "kernels/device_steps.h"
@@ -32,31 +33,6 @@ int64_t workspace_bytes(const Model& model, const EngineConfig& config) {
 
 }  // namespace
 
-StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
-                       const EngineConfig& config) {
-  const SchedulerConfig& scheduler = config.scheduler;
-  const int64_t block_size = config.cache.block_size;
-  const int64_t max_blocks = (scheduler.max_model_len + block_size - 1) / block_size;
-  StepShape shape = step_shape(model, weights, scheduler.max_num_batched_tokens);
-  shape.weight_dtype = config.dtype;
-  shape.cache_dtype = config.kv_cache_dtype;
-  shape.max_sequences = scheduler.max_num_seqs;
-  shape.max_context = max_blocks * block_size;
-  shape.max_logit_rows = kMaxLogitRowsAtOnce;
-  // Each token may have logits: those of prompts are asked for, too.
-  shape.block_bytes = BatchBuilder(block_size, config.cache.groups.size())
-                          .num_bytes({.num_tokens = shape.max_tokens,
-                                      .num_sequences = shape.max_sequences,
-                                      .num_rows = shape.max_tokens,
-                                      .max_blocks = max_blocks});
-  return shape;
-}
-
-std::string packed_variant(const EngineConfig& config, const Backend& backend) {
-  return concat(config.quantization.empty() ? "" : config.quantization + " of ", name(config.dtype),
-                " in ", backend.packed_layout());
-}
-
 Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint)
     : config_(config),
       backend_(make_backend(config.device, {.num_threads = config.num_threads})),
@@ -65,9 +41,11 @@ Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint)
   vocab_size_ = model_->config().vocab_size;
   hidden_size_ = model_->config().hidden_size;
   workspace_bytes_ = workspace_bytes(*model_, config_);
-  kv_layers_.assign(model_->kv_layers().begin(), model_->kv_layers().end());
-  check_internal(groups_of_windows(model_->config().kv_windows) == config_.cache.groups,
+  kv_places_.assign(model_->kv_places().begin(), model_->kv_places().end());
+  check_internal(std::ranges::equal(model_->cache_groups(), config_.cache.groups),
                  "the plan's cache groups are the model's");
+  if (const int64_t num_bytes = layer_state_bytes(model_->config(), config_); num_bytes > 0)
+    layer_state_buffer_ = Buffer(num_bytes, backend_->memory());
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
   restore(MemoryPart::kKvCache);
   const StepShape shape = largest_step(model_->config(), model_->weights(), config_);
@@ -91,13 +69,13 @@ void Worker::restore(MemoryPart part) {
   if (part == MemoryPart::kWeights) {
     if (!model_) load_weights();
   } else if (!kv_storage_) {
-    kv_storage_ =
-        std::make_unique<KvStorage>(kv_layers_,
-                                    KvStorage::Shape{.num_blocks = config_.cache.num_blocks,
-                                                     .block_size = config_.cache.block_size,
-                                                     .dtype = config_.kv_cache_dtype,
-                                                     .num_states = config_.scheduler.max_num_seqs},
-                                    *backend_);
+    kv_storage_ = std::make_unique<KvStorage>(
+        config_.cache.groups, kv_places_,
+        KvStorage::Shape{.num_blocks = config_.cache.num_blocks,
+                         .block_size = config_.cache.block_size,
+                         .dtype = config_.kv_cache_dtype,
+                         .num_state_slots = config_.cache.num_state_slots},
+        *backend_);
   }
 }
 
@@ -138,7 +116,8 @@ void Worker::check_shapes(const Model& model) const {
   const bool is_same = model.config().vocab_size == vocab_size_ &&
                        model.config().hidden_size == hidden_size_ &&
                        workspace_bytes(model, config_) == workspace_bytes_ &&
-                       std::ranges::equal(model.kv_layers(), kv_layers_);
+                       std::ranges::equal(model.cache_groups(), config_.cache.groups) &&
+                       std::ranges::equal(model.kv_places(), kv_places_);
   if (is_same) return;
   throw InvalidArgument(concat(config_.model_path,
                                " holds another model than when it was first loaded: the "
@@ -159,19 +138,18 @@ void Worker::prepare(const StepBatch& batch) {
   num_used_blocks_ = num_blocks;
 }
 
-void Worker::make_room_for_layer_states(const ModelInput& input) {
+void Worker::lay_out_layer_states(const ModelInput& input) {
   const int64_t num_layers = std::ssize(input.wanted_layers);
-  const int64_t num_tokens = std::ssize(input.wanted_tokens);
-  const int64_t num_bytes =
-      num_layers * num_tokens * hidden_size_ * static_cast<int64_t>(sizeof(float));
-  if (num_bytes > layer_state_buffer_.num_bytes())
-    layer_state_buffer_ = Buffer(num_bytes, backend_->memory());
-  layer_states_ =
-      Tensor(layer_state_buffer_.data(), DType::kF32, {num_layers, num_tokens, hidden_size_});
+  if (num_layers > config_.max_wanted_layers)
+    throw InvalidArgument(concat(
+        "a step wants the states of ", num_layers,
+        " layers, and memory was planned for max_wanted_layers=", config_.max_wanted_layers));
+  layer_states_ = Tensor(layer_state_buffer_.data(), DType::kF32,
+                         {num_layers, std::ssize(input.wanted_tokens), hidden_size_});
 }
 
 void Worker::run(const StepBatch& batch, StepSink& sink) {
-  make_room_for_layer_states(batch.input);
+  lay_out_layer_states(batch.input);
   const Arena::Scope scope(*arena_);
   const ForwardContext context{.backend = *backend_,
                                .arena = *arena_,

@@ -16,18 +16,6 @@
 
 namespace llmserve {
 
-// Logits are computed for at most this many rows at a time: enough that the head's weights are read
-// once for many rows, and a bound on the largest buffer of the step (64 rows of a 152k vocabulary
-// are 39 MB).
-inline constexpr int64_t kMaxLogitRowsAtOnce = 64;
-
-// The largest that these settings allow.
-StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
-                       const EngineConfig& config);
-
-// What packed weights depend on beside the checkpoint; PackedKey.
-std::string packed_variant(const EngineConfig& config, const Backend& backend);
-
 // Where a step's outputs go. The calls come in this order, on the worker's thread. The tensors are
 // the worker's, in the memory of its backend, and are valid during the call. What a call throws
 // ends the step.
@@ -58,8 +46,8 @@ class Worker {
   // whenever two batches differ in numbers alone, so that a device may record it.
   void run(const StepBatch& batch, StepSink& sink);
 
-  // [L, T, E] f32 in the backend's memory: the states of the last run's input.wanted_layers. Valid
-  // until the next one.
+  // [L, T, E] f32 in the backend's memory: the states of the last run's input.wanted_layers, at
+  // most config.max_wanted_layers. Valid until the next one.
   const Tensor& layer_states() const { return layer_states_; }
 
   // Background work, as Executor has it: packs a weight; has the next blocks' pages at hand.
@@ -85,7 +73,7 @@ class Worker {
   std::unique_ptr<Model> load(const Checkpoint& checkpoint);
   void load_weights();
   void check_shapes(const Model& model) const;
-  void make_room_for_layer_states(const ModelInput& input);
+  void lay_out_layer_states(const ModelInput& input);
   void compute_pooled_logits(const ForwardContext& context, const ConstTensor& hidden,
                              const PooledRows& pooled, StepSink& sink);
 
@@ -102,11 +90,11 @@ class Worker {
   int64_t hidden_size_ = 0;
   int64_t workspace_bytes_ = 0;
   int64_t scratch_bytes_ = 0;  // that the backend reserved for it, and keeps
-  std::vector<KvLayerSpec> kv_layers_;
+  std::vector<KvPlace> kv_places_;
   DeviceSteps* const steps_;
   SingleCommunicator alone_;
   const ParallelGroups groups_{.tp = alone_, .pp = alone_, .ep = alone_, .cp = alone_};
-  Buffer layer_state_buffer_;  // as large as the largest that was wanted
+  Buffer layer_state_buffer_;  // of as many as the config allows
   Tensor layer_states_;
   std::vector<int32_t> pooled_tokens_;  // whose logits are computed
 };

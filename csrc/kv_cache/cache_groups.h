@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "api/cache_group.h"
+#include "core/cache_group.h"
 #include "core/token_hash.h"
 #include "kv_cache/block_table.h"
 
@@ -41,7 +41,7 @@ inline int64_t max_blocks_held(std::span<const CacheGroupSpec> groups, int64_t n
   return sum;
 }
 
-// The groups of one cache, which never change.
+// The groups of one cache that keep rows, which never change.
 class CacheGroups {
  public:
   CacheGroups(std::span<const CacheGroupSpec> specs, int32_t block_size);

@@ -18,7 +18,7 @@ KvCacheManager::KvCacheManager(const CacheConfig& config, Hasher hasher, int64_t
     : config_(validated(config)),
       hasher_(hasher),
       max_step_tokens_(max_step_tokens),
-      groups_(config_.groups, config.block_size),
+      groups_(row_groups(config_.groups), config.block_size),
       pool_(config.num_blocks, config.block_size) {
   if (config.enable_prefix_caching && config.lower_tier.num_blocks > 0)
     tiers_.emplace(config.lower_tier, groups_, pool_, transfers_);

@@ -173,7 +173,7 @@ class KvCacheManager {
   void cancel_sends();
 
   // -- fixed states ------------------------------------------------------------------------------
-  // Of models that have layers with one (CacheConfig::num_state_slots): each table that is attached
+  // Where a group keeps them (CacheConfig::num_state_slots): each table that is attached
   // or loaded has a slot until its release, into which a snapshot is copied where its prefix has
   // one, and which a step that begins at position 0 sets. All of it is nothing for other models.
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 
 #include "core/error.h"
 #include "models/config_fields.h"
@@ -108,22 +107,55 @@ void choose_layer_kinds(ModelConfig& config) {
   }
 }
 
-// Layers that look back equally far share cache groups. All blocks of the pool are of one size, so
-// that a group has as many layers as the rarest kind: the other kinds are several groups, of which
-// the last may leave some of its room empty. A window that no sequence outgrows is none.
-void assign_kv_groups(ModelConfig& config) {
-  for (const LayerTraits& layer : config.layers)
-    config.kv_layers.push_back(layer.attention->kv(config, layer));
-  std::map<int32_t, std::vector<KvLayerSpec*>> kinds;
-  for (KvLayerSpec& layer : config.kv_layers)
-    kinds[layer.window >= config.max_model_len ? 0 : layer.window].push_back(&layer);
+// Layers that keep the same, and the places of those layers.
+struct CacheKind {
+  CacheGroupSpec spec;
+  std::vector<KvPlace*> places;
+};
+
+void add_to_kind(std::vector<CacheKind>& kinds, const CacheGroupSpec& spec, KvPlace& place) {
+  auto kind = std::ranges::find(kinds, spec, &CacheKind::spec);
+  if (kind == kinds.end()) kind = kinds.insert(kinds.end(), {.spec = spec, .places = {}});
+  kind->places.push_back(&place);
+}
+
+// All blocks of the pool are of one size, so that a group of rows has as many layers as the rarest
+// kind: the other kinds are several groups, of which the last may leave some of its room empty. A
+// window that no sequence outgrows is none. Each kind of states is a group.
+void assign_cache_groups(ModelConfig& config) {
+  std::vector<CacheKind> rows;
+  std::vector<CacheKind> states;
+  config.kv_places.resize(config.layers.size());
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    const LayerTraits& layer = config.layers[i];
+    for (CacheGroupSpec& spec : layer.attention->keeps(config, layer)) {
+      if (spec.window >= config.max_model_len) spec.window = 0;
+      add_to_kind(spec.is_state() ? states : rows, spec, config.kv_places[i]);
+    }
+  }
+  std::ranges::stable_sort(rows, {}, [](const CacheKind& kind) { return kind.spec.window; });
   size_t num_lanes = config.layers.size();
-  for (const auto& [window, layers] : kinds) num_lanes = std::min(num_lanes, layers.size());
-  for (const auto& [window, layers] : kinds) {
-    for (size_t i = 0; i < layers.size(); ++i) {
-      if (i % num_lanes == 0) config.kv_windows.push_back(window);
-      layers[i]->group = static_cast<int32_t>(config.kv_windows.size() - 1);
-      layers[i]->lane = static_cast<int32_t>(i % num_lanes);
+  for (const CacheKind& kind : rows) num_lanes = std::min(num_lanes, kind.places.size());
+  for (const CacheKind& kind : rows) {
+    if (!kind.spec.has_rows_of(rows.front().spec))
+      throw NotSupported(concat(config.architecture,
+                                ": layers with keys and values of different sizes are not "
+                                "supported, since all blocks of the KV pool are of one size"));
+    for (size_t i = 0; i < kind.places.size(); ++i) {
+      if (i % num_lanes == 0) {
+        config.cache_groups.push_back(kind.spec);
+        config.cache_groups.back().num_layers = 0;
+      }
+      kind.places[i]->group = static_cast<int32_t>(config.cache_groups.size() - 1);
+      kind.places[i]->lane = config.cache_groups.back().num_layers++;
+    }
+  }
+  for (const CacheKind& kind : states) {
+    config.cache_groups.push_back(kind.spec);
+    config.cache_groups.back().num_layers = 0;
+    for (KvPlace* place : kind.places) {
+      place->state_group = static_cast<int32_t>(config.cache_groups.size() - 1);
+      place->state_lane = config.cache_groups.back().num_layers++;
     }
   }
 }
@@ -166,7 +198,7 @@ ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_le
   }
   choose_max_model_len(json, max_model_len, config);
   choose_layer_kinds(config);
-  assign_kv_groups(config);
+  assign_cache_groups(config);
   return config;
 }
 

@@ -17,7 +17,7 @@ NormSpec qk_norm_spec(const ModelConfig& config) {
 }
 
 AttentionSpec attention_spec(const ModelConfig& config, int64_t layer_idx) {
-  const KvLayerSpec& kv = config.kv_layers[static_cast<size_t>(layer_idx)];
+  const auto idx = static_cast<size_t>(layer_idx);
   return {.hidden_size = config.hidden_size,
           .num_heads = config.num_heads,
           .num_kv_heads = config.num_kv_heads,
@@ -33,15 +33,15 @@ AttentionSpec attention_spec(const ModelConfig& config, int64_t layer_idx) {
           .scale = config.attention_scale.value_or(1.0f /
                                                    std::sqrt(static_cast<float>(config.head_dim))),
           .soft_cap = config.attention_soft_cap,
-          .window = kv.window,
-          .kv_group = kv.group};
+          .window = config.layers[idx].window,
+          .kv_group = config.kv_places[idx].group};
 }
 
-KvLayerSpec grouped_kv(const ModelConfig& config, const LayerTraits& layer) {
-  return {.num_kv_heads = config.num_kv_heads,
-          .key_dim = config.head_dim,
-          .value_dim = config.head_dim,
-          .window = layer.window};
+std::vector<CacheGroupSpec> grouped_keeps(const ModelConfig& config, const LayerTraits& layer) {
+  return {{.window = layer.window,
+           .num_kv_heads = config.num_kv_heads,
+           .key_dim = config.head_dim,
+           .value_dim = config.head_dim}};
 }
 
 std::unique_ptr<AttentionLayer> make_grouped(WeightLoader& weights, const ModelConfig& config,
@@ -63,7 +63,8 @@ std::unique_ptr<FeedForward> make_mlp(WeightLoader& weights, const ModelConfig& 
 
 }  // namespace
 
-const AttentionKind kGroupedAttention{.name = "grouped", .kv = &grouped_kv, .make = &make_grouped};
+const AttentionKind kGroupedAttention{
+    .name = "grouped", .keeps = &grouped_keeps, .make = &make_grouped};
 
 const FeedForwardKind kGatedMlp{.name = "gated", .make = &make_mlp<GatedMlp>};
 const FeedForwardKind kPlainMlp{.name = "plain", .make = &make_mlp<PlainMlp>};

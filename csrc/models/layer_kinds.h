@@ -4,10 +4,11 @@
 
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "layers/attention_layer.h"
 #include "layers/feed_forward.h"
-#include "layers/kv_layer_spec.h"
+#include "layers/kv_place.h"
 #include "layers/weight_loader.h"
 #include "models/model_config.h"
 
@@ -15,8 +16,8 @@ namespace llmserve {
 
 struct AttentionKind {
   std::string_view name;
-  // What such a layer keeps of a sequence. Its group and lane are not set.
-  KvLayerSpec (*kv)(const ModelConfig& config, const LayerTraits& layer);
+  // What such a layer keeps of a sequence, as groups of one layer: rows, a state, or both.
+  std::vector<CacheGroupSpec> (*keeps)(const ModelConfig& config, const LayerTraits& layer);
   std::unique_ptr<AttentionLayer> (*make)(WeightLoader& weights, const ModelConfig& config,
                                           int64_t layer_idx);
 };

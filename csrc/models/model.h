@@ -8,14 +8,11 @@
 
 #include "core/tensor.h"
 #include "layers/forward_context.h"
-#include "layers/kv_layer_spec.h"
+#include "layers/kv_place.h"
 #include "layers/weight_report.h"
 #include "models/model_config.h"
 
 namespace llmserve {
-
-// What a block of the pool holds: one layer of each lane, in order. Layers of a lane are alike.
-std::vector<KvLayerSpec> kv_lanes(std::span<const KvLayerSpec> layers);
 
 // Immutable once loaded; forward() may run on one thread at a time, because the backend's pool and
 // the arena do.
@@ -28,7 +25,8 @@ class Model {
   // What the weights take, by group, and the checkpoint's tensors that no layer asked for.
   const WeightReport& weights() const { return weights_; }
 
-  std::span<const KvLayerSpec> kv_layers() const { return config_.kv_layers; }  // [layers]
+  std::span<const CacheGroupSpec> cache_groups() const { return config_.cache_groups; }
+  std::span<const KvPlace> kv_places() const { return config_.kv_places; }  // [layers]
   int64_t kv_bytes_per_token(DType dtype) const;
 
   // Runs the step's tokens through all layers, storing keys and values in context.kv_caches and the

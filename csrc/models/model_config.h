@@ -9,7 +9,7 @@
 
 #include "kernels/ops.h"
 #include "layers/head_norm.h"
-#include "layers/kv_layer_spec.h"
+#include "layers/kv_place.h"
 #include "layers/norm.h"
 #include "layers/tensor_names.h"
 #include "models/rope.h"
@@ -86,8 +86,8 @@ struct ModelConfig {
   int64_t max_position_embeddings = 0;
   int64_t max_model_len = 0;  // what this process serves; fixes the frequencies of some ropes
 
-  std::vector<KvLayerSpec> kv_layers;  // [num_layers]
-  std::vector<int32_t> kv_windows;     // [cache groups], as in CacheConfig
+  std::vector<CacheGroupSpec> cache_groups;  // as in CacheConfig
+  std::vector<KvPlace> kv_places;            // [num_layers]
 
   std::vector<int32_t> bos_token_ids;
   std::vector<int32_t> eos_token_ids;

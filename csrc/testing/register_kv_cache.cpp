@@ -11,10 +11,12 @@
 
 #include "core/token_hash.h"
 #include "kv_cache/kv_cache_manager.h"
+#include "testing/cache_groups.h"
 #include "testing/register.h"
 #include "testing/token_oracle.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace llmserve {
 namespace {
@@ -88,6 +90,13 @@ std::pair<Tokens, std::optional<int64_t>> find_prefix(const KvCacheManager& self
 }
 
 void register_kv_cache(py::module_& testing) {
+  testing.def(
+      "check_cache_config",
+      [](const std::vector<CacheGroupSpec>& groups, int32_t num_state_slots) {
+        CacheConfig{.num_blocks = 1, .groups = groups, .num_state_slots = num_state_slots}
+            .validate();
+      },
+      "groups"_a, "num_state_slots"_a);
   py::class_<BlockTable>(testing, "BlockTable")
       .def(py::init([](int64_t owner, const std::string& salt) {
              auto table = std::make_unique<BlockTable>();
@@ -115,7 +124,7 @@ void register_kv_cache(py::module_& testing) {
                  CacheConfig{.block_size = block_size,
                              .num_blocks = num_blocks,
                              .enable_prefix_caching = enable_prefix_caching,
-                             .groups = groups_of_windows(windows),
+                             .groups = groups_of_windows(windows, num_state_slots),
                              .lower_tier = {.num_blocks = num_slots, .max_stores = max_stores},
                              .num_state_slots = num_state_slots},
                  forge_collisions ? &forged_hash : &chain_hash, max_step_tokens);

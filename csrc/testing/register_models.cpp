@@ -56,11 +56,11 @@ class TestModel {
     arena_ = std::make_unique<Arena>(model_->workspace_bytes(max_tokens, max_logit_rows),
                                      backend_->memory());
     const DType cache_dtype = kv_cache_dtype_from_name(kv_dtype, resolve_dtype("auto", checkpoint));
-    num_groups_ = static_cast<int64_t>(config.kv_windows.size());
+    num_groups_ = std::ssize(row_groups(config.cache_groups));
     num_slots_ = num_blocks * block_size;
     num_blocks_ = num_blocks;
     storage_ = std::make_unique<KvStorage>(
-        model_->kv_layers(),
+        model_->cache_groups(), model_->kv_places(),
         KvStorage::Shape{
             .num_blocks = num_groups_ * num_blocks, .block_size = block_size, .dtype = cache_dtype},
         *backend_);

@@ -87,16 +87,21 @@ std::vector<float> load_vector(const WeightRequest& request) {
 }
 
 // Offsets of a KV cache's parts in its memory, and their strides, in bytes.
-py::dict lay_out_cache(const std::vector<KvLayerSpec>& layers, int64_t num_blocks,
-                       int64_t block_size, int64_t num_states, const std::string& dtype) {
+py::dict lay_out_cache(const std::vector<CacheGroupSpec>& groups, int64_t num_blocks,
+                       int64_t block_size, int64_t num_state_slots, const std::string& dtype) {
   const std::unique_ptr<Backend> backend = make_backend("cpu", {});
-  std::vector<KvLayerSpec> placed = layers;
-  for (size_t i = 0; i < placed.size(); ++i) placed[i].lane = static_cast<int32_t>(i);
+  std::vector<KvPlace> places;  // of all layers of a group, then those of the next
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto group = static_cast<int32_t>(g);
+    for (int32_t lane = 0; lane < groups[g].num_layers; ++lane)
+      places.push_back(groups[g].is_state() ? KvPlace{.state_group = group, .state_lane = lane}
+                                            : KvPlace{.group = group, .lane = lane});
+  }
   const KvStorage::Shape shape{.num_blocks = num_blocks,
                                .block_size = block_size,
                                .dtype = kv_cache_dtype_from_name(dtype, DType::kF32),
-                               .num_states = num_states};
-  const KvStorage storage(placed, shape, *backend);
+                               .num_state_slots = num_state_slots};
+  const KvStorage storage(groups, places, shape, *backend);
   const auto* start = static_cast<const std::byte*>(storage.layers()[0].keys.data);
   const auto offset = [&](const Tensor& tensor) {
     return tensor ? static_cast<const std::byte*>(tensor.data) - start : -1;
@@ -105,7 +110,8 @@ py::dict lay_out_cache(const std::vector<KvLayerSpec>& layers, int64_t num_block
   for (const PagedKvCache& cache : storage.layers()) {
     keys.append(offset(cache.keys));
     values.append(offset(cache.values));
-    value_strides.append(cache.values.strides[2] * size_bytes(cache.values.dtype));
+    value_strides.append(cache.values ? cache.values.strides[2] * size_bytes(cache.values.dtype)
+                                      : -1);
   }
   for (const Tensor& state : storage.states()) states.append(offset(state));
   py::dict out;
@@ -157,8 +163,8 @@ void register_testing_weights(py::module_& testing) {
   testing.def("load_linear", &load_linear, "request"_a,
               "(N, K, format, packed bytes) of each of the weights; the plan agrees.");
   testing.def("load_vector", &load_vector, "request"_a);
-  testing.def("lay_out_cache", &lay_out_cache, "layers"_a, py::kw_only(), "num_blocks"_a,
-              "block_size"_a, "num_states"_a = 0, "dtype"_a = "float32");
+  testing.def("lay_out_cache", &lay_out_cache, "groups"_a, py::kw_only(), "num_blocks"_a,
+              "block_size"_a, "num_state_slots"_a = 0, "dtype"_a = "float32");
 }
 
 }  // namespace llmserve

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/mix.h"
 #include "scheduler/scheduler.h"
+#include "testing/cache_groups.h"
 #include "testing/token_oracle.h"
 
 // GCC 12 takes the inactive members of a std::variant that is moved for uninitialized ones.
@@ -83,7 +84,7 @@ class Soak {
                    {.block_size = config.block_size,
                     .num_blocks = config.num_blocks,
                     .enable_prefix_caching = config.enable_prefix_caching,
-                    .groups = groups_of_windows(config.windows),
+                    .groups = groups_of_windows(config.windows, config.num_state_slots),
                     .lower_tier = {.num_blocks = config.num_lower_blocks, .max_stores = 4},
                     .num_state_slots = config.num_state_slots},
                    nullptr, clock_,

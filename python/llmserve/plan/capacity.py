@@ -31,10 +31,10 @@ _MAX_WIDTH = 2**16  # KV heads, elements of one: the bytes of a block of all lay
 class ModelShape:
     """What a KV cache needs to know of a model.
 
-    layers: what each keeps of a token. weight_bytes: the whole model's, 0 if unknown.
+    cache_groups: what its layers keep of a token. weight_bytes: the whole model's, 0 if unknown.
     """
 
-    layers: tuple[_core.KvLayerSpec, ...]
+    cache_groups: tuple[_core.CacheGroupSpec, ...]
     weight_bytes: int = 0
 
     @staticmethod
@@ -57,8 +57,10 @@ class ModelShape:
         heads = integer("num_kv_heads", num_kv_heads, 1, _MAX_WIDTH)
         keys = integer("head_dim", head_dim, 1, _MAX_WIDTH)
         values = keys if value_dim is None else integer("value_dim", value_dim, 0, _MAX_WIDTH)
-        layer = _core.KvLayerSpec(heads, keys, values)
-        return ModelShape((layer,) * count, integer("weight_bytes", weight_bytes, 0, 2**63 - 1))
+        group = _core.CacheGroupSpec(
+            num_layers=count, num_kv_heads=heads, key_dim=keys, value_dim=values
+        )
+        return ModelShape((group,), integer("weight_bytes", weight_bytes, 0, 2**63 - 1))
 
     @staticmethod
     def from_config(path: str | os.PathLike[str], *, weight_bytes: int = 0) -> "ModelShape":
@@ -70,7 +72,7 @@ class ModelShape:
         file = only_gguf(file) or file
         if is_gguf(file):
             plan = _core.plan_memory(_core.ConfigRequest(model=str(file)))
-            return ModelShape(tuple(plan.kv_layers), weight_bytes)
+            return ModelShape(tuple(plan.cache_groups), weight_bytes)
         file = file.parent if file.suffix == ".safetensors" else file
         file = file / "config.json" if file.is_dir() else file
         data = read_bytes(file.parent, file.name, MAX_CONFIG_BYTES)
@@ -80,7 +82,7 @@ class ModelShape:
         if _is_known(fields):  # windows and absent fields are the family's, which the core knows
             with contextlib.suppress(NotSupported):
                 plan = _core.plan_memory(_core.ConfigRequest(model=str(file)))
-                return ModelShape(tuple(plan.kv_layers), weight_bytes)
+                return ModelShape(tuple(plan.cache_groups), weight_bytes)
         return _shape_of(file, fields, weight_bytes)
 
     def kv_bytes(self, num_tokens: int, dtype: str = "bfloat16") -> int:
@@ -93,7 +95,7 @@ class ModelShape:
         234881024
         """
         tokens = integer("num_tokens", num_tokens, 0, 2**62)
-        return tokens * _core.kv_bytes_per_token(self.layers, dtype, with_scales=False)
+        return tokens * _core.kv_bytes_per_token(self.cache_groups, dtype, with_scales=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ def plan_memory(
         weight_bytes=core.weights["total_bytes"],
         mapped_bytes=core.weights["mapped_bytes"],
         workspace_bytes=core.workspace_bytes,
-        kv_layers=_layer_kinds(core.kv_layers, config.kv_cache_dtype),
+        kv_layers=_layer_kinds(core.cache_groups, config.kv_cache_dtype),
         kv_bytes_per_token=core.pool.bytes_per_token,
         kv_cache_bytes=core.pool.num_bytes + core.state_bytes,
         block_size=core.pool.block_size,
@@ -205,15 +205,18 @@ def _resolve_contexts(contexts: Sequence[int] | None, max_model_len: int) -> tup
     return (*(c for c in _DEFAULT_CONTEXTS if c < max_model_len), max_model_len)
 
 
-def _layer_kinds(layers: Sequence[_core.KvLayerSpec], dtype: str) -> tuple[KvLayers, ...]:
-    def kind(layer: _core.KvLayerSpec) -> tuple[int, int, int, int]:
-        return (layer.num_kv_heads, layer.key_dim, layer.value_dim, layer.window)
+def _layer_kinds(groups: Sequence[_core.CacheGroupSpec], dtype: str) -> tuple[KvLayers, ...]:
+    def kind(group: _core.CacheGroupSpec) -> tuple[int, int, int, int]:
+        return (group.num_kv_heads, group.key_dim, group.value_dim, group.window)
 
+    rows = sorted((group for group in groups if group.state_bytes == 0), key=kind)
     return tuple(
-        KvLayers(len(alike), *key, _core.kv_bytes_per_token(alike, dtype))
-        for key, alike in (
-            (key, list(group)) for key, group in itertools.groupby(sorted(layers, key=kind), kind)
+        KvLayers(
+            sum(group.num_layers for group in alike),
+            *key,
+            _core.kv_bytes_per_token(alike, dtype),
         )
+        for key, alike in ((key, list(group)) for key, group in itertools.groupby(rows, kind))
     )
 
 

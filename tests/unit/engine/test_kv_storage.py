@@ -1,23 +1,22 @@
-"""The memory of a KV cache is what the layers' specs say: rows of any widths, values within keys,
-states."""
+"""The memory of a KV cache is what its groups say: rows of any widths, values in keys, states."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from llmserve import _core, _core_testing
-from llmserve._core import KvLayerSpec
+from llmserve import _core, _core_testing, errors
+from llmserve._core import CacheGroupSpec
 
 testing: Any = _core_testing
-PAGED = KvLayerSpec(2, 16, 8)
-LATENT = KvLayerSpec(1, 24, 16, values_in_keys=True)
-STATE = KvLayerSpec(1, 8, 8, state_bytes=100)
+PAGED = CacheGroupSpec(num_layers=2, num_kv_heads=2, key_dim=16, value_dim=8)
+LATENT = CacheGroupSpec(num_layers=2, num_kv_heads=1, key_dim=24, value_dim=16, values_in_keys=True)
+STATES = CacheGroupSpec(num_layers=3, state_bytes=100)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
 def test_keys_and_values_have_pools_of_their_own_widths(dtype: str, size: int) -> None:
-    cache = testing.lay_out_cache([PAGED, PAGED], num_blocks=3, block_size=16, dtype=dtype)
+    cache = testing.lay_out_cache([PAGED], num_blocks=3, block_size=16, dtype=dtype)
     keys, values = 3 * 16 * 2 * 16 * size, 3 * 16 * 2 * 8 * size
     assert cache["num_bytes"] == 2 * (keys + values)
     assert cache["block_bytes"] == 2 * 16 * 2 * (16 + 8) * size
@@ -27,20 +26,43 @@ def test_keys_and_values_have_pools_of_their_own_widths(dtype: str, size: int) -
 
 
 def test_values_within_keys_take_no_room() -> None:
-    cache = testing.lay_out_cache([LATENT, PAGED], num_blocks=2, block_size=16)
+    cache = testing.lay_out_cache([LATENT], num_blocks=2, block_size=16)
     latent = 2 * 16 * 24 * 4
-    assert cache["keys"] == [0, latent]
-    assert cache["values"] == [0, latent + 2 * 16 * 2 * 16 * 4]
-    assert cache["value_strides"] == [24 * 4, 8 * 4]
-    assert cache["num_bytes"] == latent + 2 * 16 * 2 * (16 + 8) * 4
-    assert _core.kv_bytes_per_token([LATENT], "float32") == 24 * 4
+    assert cache["keys"] == cache["values"] == [0, latent]
+    assert cache["value_strides"] == [24 * 4] * 2
+    assert cache["num_bytes"] == 2 * latent
+    assert _core.kv_bytes_per_token([LATENT], "float32") == 2 * 24 * 4
     # One scale a row, and there is one row.
     with_scales = _core.kv_bytes_per_token([LATENT], "fp8")
-    assert with_scales - _core.kv_bytes_per_token([LATENT], "fp8", with_scales=False) == 4
+    assert with_scales - _core.kv_bytes_per_token([LATENT], "fp8", with_scales=False) == 2 * 4
 
 
-def test_a_layer_with_a_state_has_one_for_each_sequence() -> None:
-    cache = testing.lay_out_cache([STATE, PAGED, STATE], num_blocks=2, block_size=16, num_states=5)
+def test_groups_share_the_pools_of_the_one_with_the_most_layers() -> None:
+    other = CacheGroupSpec(window=32, num_layers=1, num_kv_heads=2, key_dim=16, value_dim=8)
+    cache = testing.lay_out_cache([PAGED, other], num_blocks=3, block_size=16)
+    assert cache["keys"][2] == cache["keys"][0]
+    assert cache["num_bytes"] == 3 * cache["block_bytes"]
+
+
+def test_a_layer_with_a_state_has_one_in_each_slot() -> None:
+    cache = testing.lay_out_cache([PAGED, STATES], num_blocks=2, block_size=16, num_state_slots=5)
     pools = 2 * cache["block_bytes"]
-    assert cache["states"] == [pools, -1, pools + 500]
-    assert cache["num_bytes"] == pools + 2 * 500
+    assert cache["states"] == [-1, -1, pools, pools + 500, pools + 1000]
+    assert cache["keys"][2:] == [-1] * 3
+    assert cache["num_bytes"] == pools + 3 * 500
+
+
+@pytest.mark.parametrize(
+    ("groups", "num_state_slots", "message"),
+    [
+        ([STATES], 1, "cache groups of rows must be at least 1"),
+        ([PAGED, STATES, PAGED], 1, "cache groups of rows come before those of states"),
+        ([PAGED, STATES], 0, "num_state_slots must be at least 1 where a group keeps states"),
+        ([PAGED], 1, "num_state_slots must be 0 where no group keeps states"),
+    ],
+)
+def test_groups_that_no_cache_has_are_refused(
+    groups: list[CacheGroupSpec], num_state_slots: int, message: str
+) -> None:
+    with pytest.raises(errors.InvalidArgument, match=message):
+        testing.check_cache_config(groups, num_state_slots)

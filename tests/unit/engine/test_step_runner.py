@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,24 @@ NUM_TOKENS = 12
 @pytest.fixture(scope="module")
 def config() -> _core.EngineConfig:
     return engine_config(checkpoint("llama"))
+
+
+def wanting_request(num_layers: int) -> _core.ConfigRequest:
+    return _core.ConfigRequest(
+        model=str(checkpoint("llama")),
+        device="cpu",
+        dtype="float32",
+        max_model_len=128,
+        num_gpu_blocks_override=64,
+        num_threads=1,
+        max_wanted_layers=num_layers,
+    )
+
+
+def wanting_config(num_layers: int) -> _core.EngineConfig:
+    """Of steps of which the states of so many layers are wanted."""
+    request = wanting_request(num_layers)
+    return _core.resolve_config(request, _core.Checkpoint(str(checkpoint("llama"))))
 
 
 def make_scheduler(config: _core.EngineConfig) -> _core.Scheduler:
@@ -66,9 +85,8 @@ def test_empty_steps_run_nothing_and_change_nothing(
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_states_of_wanted_layers_are_those_of_the_model(
-    config: _core.EngineConfig, num_workers: int
-) -> None:
+def test_states_of_wanted_layers_are_those_of_the_model(num_workers: int) -> None:
+    config = wanting_config(2)
     runner = testing.StepRunner([config] * num_workers)
     scheduler = make_scheduler(config)
     add(scheduler, PROMPTS)
@@ -133,3 +151,21 @@ def test_a_worker_that_cannot_be_made_ends_the_others(config: _core.EngineConfig
     )
     with pytest.raises(InvalidArgument, match='"/nowhere", which does not exist'):
         testing.StepRunner([config, missing])
+
+
+def test_memory_of_wanted_layers_is_planned_and_taken_at_load() -> None:
+    plans = [_core.plan_memory(wanting_request(n)) for n in (0, 3)]
+    num_tokens = plans[1].config.scheduler.max_num_batched_tokens
+    hidden_size = json.loads((checkpoint("llama") / "config.json").read_text())["hidden_size"]
+    num_bytes = 3 * num_tokens * hidden_size * 4
+    assert plans[1].workspace_bytes - plans[0].workspace_bytes == num_bytes
+    runners = [testing.StepRunner([plan.config]) for plan in plans]
+    assert [runner.workspace_bytes for runner in runners] == [p.workspace_bytes for p in plans]
+
+
+def test_more_layers_than_were_planned_for_are_refused(config: _core.EngineConfig) -> None:
+    runner = testing.StepRunner([config])
+    scheduler = make_scheduler(config)
+    add(scheduler, PROMPTS)
+    with pytest.raises(InvalidArgument, match=r"states of 2 layers.*max_wanted_layers=0"):
+        runner.launch(scheduler.schedule(), wanted_layers=[0, 2])

@@ -1,0 +1,39 @@
+#include "engine/worker_plan.h"
+
+#include "core/error.h"
+#include "engine/batch_builder.h"
+#include "models/model_loader.h"
+
+namespace llmserve {
+
+StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
+                       const EngineConfig& config) {
+  const SchedulerConfig& scheduler = config.scheduler;
+  const int64_t block_size = config.cache.block_size;
+  const int64_t max_blocks = (scheduler.max_model_len + block_size - 1) / block_size;
+  StepShape shape = step_shape(model, weights, scheduler.max_num_batched_tokens);
+  shape.weight_dtype = config.dtype;
+  shape.cache_dtype = config.kv_cache_dtype;
+  shape.max_sequences = scheduler.max_num_seqs;
+  shape.max_context = max_blocks * block_size;
+  shape.max_logit_rows = kMaxLogitRowsAtOnce;
+  // Each token may have logits: those of prompts are asked for, too.
+  shape.block_bytes = BatchBuilder(block_size, row_groups(config.cache.groups).size())
+                          .num_bytes({.num_tokens = shape.max_tokens,
+                                      .num_sequences = shape.max_sequences,
+                                      .num_rows = shape.max_tokens,
+                                      .max_blocks = max_blocks});
+  return shape;
+}
+
+int64_t layer_state_bytes(const ModelConfig& model, const EngineConfig& config) {
+  return int64_t{config.max_wanted_layers} * config.scheduler.max_num_batched_tokens *
+         model.hidden_size * static_cast<int64_t>(sizeof(float));
+}
+
+std::string packed_variant(const EngineConfig& config, const Backend& backend) {
+  return concat(config.quantization.empty() ? "" : config.quantization + " of ", name(config.dtype),
+                " in ", backend.packed_layout());
+}
+
+}  // namespace llmserve
