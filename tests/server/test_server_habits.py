@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from llmserve import AsyncLLM, InvalidArgument, demo_model_path
 from llmserve.cli.serve import _named_models
 from llmserve.server.models import ServedModel
+from llmserve.server.routes.vllm_fields import FIELDS
 from llmserve.server.settings import LENIENCIES, ServerSettings
 from serving import RunningServer, data_of, events, running_server
 
@@ -55,13 +57,16 @@ def test_a_request_id_that_the_client_chose_is_given_back(server: RunningServer)
     body = {"prompt": "x", "max_tokens": 1}
     for path, sent, status in (
         (COMPLETIONS, body, 200),
-        (COMPLETIONS, {**body, "stream": True}, 200),
+        (COMPLETIONS, body, 200),
+        (CHAT, {"messages": HELLO, "max_tokens": 1, "stream": True}, 200),
         (COMPLETIONS, {}, 400),
         ("/nope", {}, 404),
     ):
         given = {"X-Request-Id": "my-request.1"}
-        got, _, headers = server.request("POST", path, sent, given)
+        got, answer, headers = server.request("POST", path, sent, given)
         assert (got, headers["x-request-id"]) == (status, "my-request.1")
+        if status == 200:
+            assert "cmpl-my-request.1" in str(answer)
     for odd in ("x" * 129, "\xe4", "a b"):
         headers = server.request("POST", COMPLETIONS, body, {"X-Request-Id": odd})[2]
         assert headers["x-request-id"].startswith("cmpl-")
@@ -192,3 +197,61 @@ def test_where_a_model_lies_is_told_nowhere(tmp_path: Path, demo: AsyncLLM) -> N
         error = server.post(COMPLETIONS, model="no", prompt="x")[1]
         text = server.request("GET", "/metrics")[1]
         assert str(tmp_path) not in json.dumps([listed, error, text])
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
+def test_fields_of_vllms_bodies_are_taken_or_refused_by_name(
+    server: RunningServer, route: str
+) -> None:
+    body: dict[str, Any] = {"messages": HELLO} if route == CHAT else {"prompt": "Once"}
+    body |= {"max_tokens": 2, "request_id": "mine"}
+    neutral = {name: field.neutral[0] for name, field in FIELDS.items() if field.neutral}
+    status, answer = server.post(route, **body, **neutral, session_id="s", stream_interval=4)
+    assert status == 200, answer
+    assert answer["id"].endswith("cmpl-mine")
+    for name, value in (
+        ("use_beam_search", True),
+        ("length_penalty", 0.5),
+        ("truncation_side", "right"),
+        ("kv_transfer_params", {"do_remote_decode": True}),
+        ("vllm_xargs", {"a": 1}),
+        ("mm_processor_kwargs", {"a": 1}),
+    ):
+        status, answer = server.post(route, **body, **{name: value})
+        assert (status, answer["error"]["param"]) == (400, name)
+        assert answer["error"]["message"].startswith(name + ": ")
+
+
+def test_tokens_may_be_called_by_their_ids(server: RunningServer) -> None:
+    asked = {"max_tokens": 3, "temperature": 0, "return_token_ids": True}
+    asked["return_tokens_as_token_ids"] = True
+    (choice,) = server.post(COMPLETIONS, prompt="Once", **asked, logprobs=1)[1]["choices"]
+    names = [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+    assert choice["logprobs"]["tokens"] == names
+    assert all(n in top for n, top in zip(names, choice["logprobs"]["top_logprobs"], strict=True))
+    answer = server.post(CHAT, messages=HELLO, **asked, logprobs=True, return_prompt_text=True)[1]
+    (choice,) = answer["choices"]
+    found = [row["token"] for row in choice["logprobs"]["content"]]
+    assert found == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+    assert answer["prompt_text"].startswith("<|im_start|>user")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("guided_choice", ["red", "grey"], "red|grey"),
+        ("guided_regex", "[ab]{3}", "[ab]{3}"),
+        ("guided_grammar", 'start: "x" "y"', "xy"),
+        ("guided_json", {"enum": [5]}, "5"),
+    ],
+)
+def test_older_names_for_what_a_text_must_match_work(
+    server: RunningServer, name: str, value: object, text: str
+) -> None:
+    for route, body in ((CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "x"})):
+        (choice,) = server.post(route, **body, **{name: value})[1]["choices"]
+        found = choice["text"] if route == COMPLETIONS else choice["message"]["content"]
+        assert re.fullmatch(text, found)
+        both = {name: value, "structured_outputs": {"choice": ["a"]}}
+        status, answer = server.post(route, **body, **both)
+        assert (status, answer["error"]["param"]) == (400, name)

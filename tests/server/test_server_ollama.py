@@ -24,8 +24,10 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": CITY, 
 
 
 @pytest.fixture(scope="module")
-def client(server: RunningServer) -> Any:
-    return ollama.Client(host=f"http://127.0.0.1:{server.port}")
+def client(server: RunningServer) -> Iterator[Any]:
+    client = ollama.Client(host=f"http://127.0.0.1:{server.port}")
+    yield client
+    client._client.close()
 
 
 def chat_text(server: RunningServer, messages: list[Any]) -> str:
@@ -121,6 +123,7 @@ def test_what_a_model_thinks_and_calls_is_told_apart(
         for call in calls:
             assert tools
             assert (call.function.name, list(call.function.arguments)) == ("weather", ["city"])
+    client._client.close()
 
 
 def test_calls_go_back_into_the_conversation(client: Any, server: RunningServer) -> None:

@@ -3,7 +3,6 @@ log."""
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Mapping
 
@@ -14,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmserve.server.http.connection import own_connection
 from llmserve.server.http.errors import ApiError, JsonResponse, to_api_error
-from llmserve.server.http.head import header_bytes
+from llmserve.server.http.head import given_request_id
 from llmserve.server.metrics import ServerMetrics
 from llmserve.server.routes.anthropic.errors import anthropic_error
 from llmserve.server.routes.ollama.errors import ollama_error
@@ -36,8 +35,6 @@ _ERROR_BODIES = (
     ("/messages", anthropic_error),
     ("/api/", ollama_error),
 )
-# A request's id that its client chose.
-_GIVEN_ID = re.compile(rb"[!-~]{1,128}")
 
 
 def _error_response(
@@ -77,9 +74,7 @@ class Access:
             return
         began = time.monotonic()
         status = 0
-        given_id = header_bytes(scope, _REQUEST_ID)
-        if not _GIVEN_ID.fullmatch(given_id):
-            given_id = b""
+        given_id = given_request_id(scope)
 
         async def watched(message: Message) -> None:
             nonlocal status

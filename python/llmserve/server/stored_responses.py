@@ -40,8 +40,11 @@ class StoredResponses:
         data = msgspec.json.encode(response)
         if len(data) > self._max_bytes:
             return
+        response_id = response.document["id"]
         with self._lock:
-            self._kept[response.document["id"]] = _Kept(tenant, data)
+            if (before := self._kept.pop(response_id, None)) is not None:
+                self.num_bytes -= len(before.data)
+            self._kept[response_id] = _Kept(tenant, data)
             self.num_bytes += len(data)
             while self.num_bytes > self._max_bytes:
                 _, oldest = self._kept.popitem(last=False)

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from llmserve.sampling_params import SAMPLING_FIELDS
+from llmserve.server.routes.vllm_fields import FIELDS
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 # Of new tokens; -1: as many as the context has room for, as llama.cpp's clients say it
@@ -34,6 +35,7 @@ class RepetitionDetection(msgspec.Struct, forbid_unknown_fields=True):
 
 if TYPE_CHECKING:
     SamplingBody = msgspec.Struct
+    VllmBody = msgspec.Struct
 else:
     # Sampling parameters that are passed on as they are, OpenAI's and vLLM's.
     SamplingBody = msgspec.defstruct(
@@ -45,9 +47,15 @@ else:
         ],
         kw_only=True,
     )
+    VllmBody = msgspec.defstruct(
+        "VllmBody",
+        [(name, known.kind | None, None) for name, known in FIELDS.items()],
+        bases=(SamplingBody,),
+        kw_only=True,
+    )
 
 
-class GenerationBody(SamplingBody, forbid_unknown_fields=True, kw_only=True):
+class GenerationBody(VllmBody, forbid_unknown_fields=True, kw_only=True):
     """Fields that completions and chat completions have in common."""
 
     model: str | None = None
@@ -72,9 +80,17 @@ class GenerationBody(SamplingBody, forbid_unknown_fields=True, kw_only=True):
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     priority: int | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    # What the answer's id ends with; X-Request-Id says it, too
+    request_id: Annotated[str, Meta(pattern="^[!-~]{1,128}$")] | None = None
     # How the output is constrained: see constraints.py
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+    # The same by the names that vLLM had for it
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # llmserve's own: seconds that the request may take, up to max_request_timeout
     timeout: float | None = None
     # The tier whose pace a stream has: see the setting `pace`
@@ -95,7 +111,9 @@ class CompletionBody(GenerationBody, kw_only=True):
     logprobs: int | None = None
     add_special_tokens: bool | None = None
     best_of: int | None = None
+    # Refused unless left out
     suffix: str | None = None
+    prompt_embeds: str | list[str] | None = None
 
 
 class ChatBody(GenerationBody, kw_only=True):
@@ -108,6 +126,8 @@ class ChatBody(GenerationBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: bool | None = None
+    return_prompt_text: bool | None = None
+    add_special_tokens: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

@@ -12,6 +12,7 @@ from llmserve.requests.state import RequestState
 from llmserve.server.context import context
 from llmserve.server.http.errors import ApiError
 from llmserve.server.http.events import DONE, event
+from llmserve.server.http.head import given_request_id
 from llmserve.server.routes.bodies import ChatBody, StreamOptions
 from llmserve.server.routes.chat_job import chat_job
 from llmserve.server.routes.chat_parser import ChatFormat, streamed_calls
@@ -43,7 +44,8 @@ _MESSAGE = {
 async def chat_completions(request: Request) -> Response:
     """Answers a conversation."""
     body = await read_json(request, ChatBody, context(request).settings)
-    found = await chat_job(request, body, "chatcmpl")
+    given_id = body.request_id or given_request_id(request.scope).decode("ascii")
+    found = await chat_job(request, body, "chatcmpl", given_id)
     return found.response(_Answer(found.job, body, found.form))
 
 
@@ -157,6 +159,8 @@ class _Answer:
             fields["prompt_logprobs"] = self._prompt_rows.of(0)
         if self._body.return_token_ids:
             fields["prompt_token_ids"] = state.prompt.token_ids
+        if self._body.return_prompt_text:
+            fields["prompt_text"] = state.prompt.text
         return fields
 
     def _chunk(
@@ -194,4 +198,5 @@ class _Answer:
             return None
         tokenizer = self._job.model.tokenizer()
         num_top, named = self._body.top_logprobs or 0, self._body.logprob_token_ids or ()
-        return chat_logprobs(completion.logprobs, num_top, named, tokenizer)
+        as_ids = bool(self._body.return_tokens_as_token_ids)
+        return chat_logprobs(completion.logprobs, num_top, named, tokenizer, as_ids)

@@ -61,9 +61,9 @@ class ChatJob:
         return GenerationResponse(self.server.activity, self.job, answer, self.arrived)
 
 
-async def chat_job(request: Request, body: ChatBody, kind: str) -> ChatJob:
-    """The job of a conversation whose request's body has been read. kind: what its id begins with.
-    Raises ApiError, InvalidArgument, ResourceExhausted."""
+async def chat_job(request: Request, body: ChatBody, kind: str, given_id: str = "") -> ChatJob:
+    """The job of a conversation whose request's body has been read. kind and given_id: as in
+    `generation_job`. Raises ApiError, InvalidArgument, ResourceExhausted."""
     server = context(request)
     model = server.models.get(body.model)
     _check(body)
@@ -84,7 +84,7 @@ async def chat_job(request: Request, body: ChatBody, kind: str) -> ChatJob:
         text = prompt.get("prompt") or ""
         params, section = _with_reasoning(body, params, model, server.settings, text)
         form = chat_format(body, model, server.settings, names, text, section)
-        job = await generation_job(kind, body, model, [prompt], params, server.settings)
+        job = await generation_job(kind, body, model, [prompt], params, server.settings, given_id)
     return ChatJob(server, body, job, form, arrived)
 
 
@@ -105,6 +105,12 @@ def _check(body: ChatBody) -> None:
             "echo gives back the message that is continued; set continue_final_message, or leave "
             "echo out",
             param="echo",
+        )
+    if body.add_special_tokens:
+        raise ApiError(
+            400,
+            "add_special_tokens: the chat template writes them; leave it out",
+            param="add_special_tokens",
         )
     check_stream_options(body)
     for name in ("max_tokens", "max_completion_tokens"):

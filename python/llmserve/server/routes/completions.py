@@ -11,6 +11,7 @@ from llmserve.requests.state import RequestState
 from llmserve.server.context import context
 from llmserve.server.http.errors import ApiError
 from llmserve.server.http.events import DONE, event
+from llmserve.server.http.head import given_request_id
 from llmserve.server.models import ServedModel
 from llmserve.server.routes.bodies import CompletionBody, StreamOptions
 from llmserve.server.routes.generation_job import check_stream_options, generation_job
@@ -70,7 +71,8 @@ async def completions(request: Request) -> Response:
             cache_salt=body.cache_salt or "",
             is_truncated=params.truncate_prompt_tokens is not None,
         )
-        job = await generation_job("cmpl", body, model, given, params, server.settings)
+        given_id = body.request_id or given_request_id(request.scope).decode("ascii")
+        job = await generation_job("cmpl", body, model, given, params, server.settings, given_id)
     texts = []
     if body.echo:
         is_whole = body.truncate_prompt_tokens is None
@@ -83,6 +85,7 @@ async def completions(request: Request) -> Response:
 
 def _check(body: CompletionBody) -> None:
     refuse_given(body, ("suffix",), "models that fill in the middle are not served")
+    refuse_given(body, ("prompt_embeds",), "send text or token ids")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise ApiError(400, f"best_of must be n or left out, got {body.best_of}", param="best_of")
     if body.max_tokens == 0 and not body.echo:
@@ -232,4 +235,5 @@ class _Answer:
             llm.get_tokenizer() if llm.has_tokenizer else None,
             self._job.states[prompt_idx].params.skip_special_tokens,
             begin=len(self._texts[prompt_idx]) if self._body.echo else 0,
+            as_ids=bool(self._body.return_tokens_as_token_ids),
         )

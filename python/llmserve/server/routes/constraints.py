@@ -40,7 +40,7 @@ def structured_outputs(
     formatted = (
         None if body.response_format is None else _of_format(body.response_format, is_closed)
     )
-    given = body.structured_outputs
+    given = _given(body)
     if given is None:
         return formatted
     if formatted is not None:
@@ -56,6 +56,19 @@ def structured_outputs(
         for of_python, of_json in _OF_JSON.items():
             message = message.replace(of_python, of_json, 1)
         raise ApiError(400, message, param="structured_outputs") from None
+
+
+def _given(body: GenerationBody) -> dict[str, Any] | None:
+    """structured_outputs, or what older clients of vLLM's say in its place."""
+    guided = {
+        name: getattr(body, "guided_" + name)
+        for name in ("json", "regex", "choice", "grammar")
+        if getattr(body, "guided_" + name) is not None
+    }
+    if guided and body.structured_outputs is not None:
+        name = "guided_" + next(iter(guided))
+        raise _bad(name, "structured_outputs says what the text must be; give one")
+    return guided or body.structured_outputs
 
 
 def _of_format(value: Mapping[str, Any], is_closed: bool) -> StructuredOutputsParams | None:
@@ -120,7 +133,7 @@ def with_calls(
     what response_format says, strict tools' schemas where they are called, or else what was
     `given`."""
     is_forced, tools = _is_forced(body), body.tools or []
-    if body.structured_outputs is not None:
+    if _given(body) is not None:
         if is_forced:
             raise _bad("structured_outputs", "tool_choice says what the text must be; give one")
         return given
@@ -167,7 +180,7 @@ def with_reasoning(
     if given is None:
         return None, True
     prompt = prompt.rstrip()
-    if given.grammar is not None and body.structured_outputs is not None:
+    if given.grammar is not None and _given(body) is not None:
         return given, False
     if prompt.endswith(section[1]):
         return given, False
@@ -192,7 +205,7 @@ def constraint_name(body: GenerationBody) -> str:
     """The field of the body from which the grammar was made."""
     if isinstance(body, ChatBody) and _is_forced(body):
         return "tools"
-    if body.structured_outputs is not None:
+    if _given(body) is not None:
         return "structured_outputs"
     is_formatted = body.response_format and body.response_format.get("type") != "text"
     return "response_format" if is_formatted else "tools"

@@ -8,6 +8,7 @@ from llmserve.server.models import ServedModel
 from llmserve.server.routes.bodies import GenerationBody
 from llmserve.server.routes.constraints import constraint_name, named_error
 from llmserve.server.routes.sampling import timeout_s
+from llmserve.server.routes.vllm_fields import check_vllm_fields
 from llmserve.server.running.job import Job, new_id
 from llmserve.server.settings import ServerSettings
 from llmserve.server.tiers import read_tier, read_tiers
@@ -36,16 +37,19 @@ async def generation_job(
     prompts: list[SinglePrompt],
     params: SamplingParams,
     settings: ServerSettings,
+    given_id: str = "",
 ) -> Job:
-    """The job of a body, its prompts checked and tokenized. kind: what its id begins with. Raises
-    ApiError, InvalidArgument, ResourceExhausted."""
+    """The job of a body, its prompts checked and tokenized. kind: what its id begins with.
+    given_id: what it ends with; empty for one that nobody can guess. Raises ApiError,
+    InvalidArgument, ResourceExhausted."""
+    check_vllm_fields(body)
     tier = read_tier(body.service_tier, read_tiers(settings.pace))
     try:
         states = await model.llm.admit(prompts, params, priority=body.priority or 0)
     except InvalidArgument as error:
         raise named_error(error, body) from None
     return Job(
-        new_id(kind),
+        f"{kind}-{given_id}" if given_id else new_id(kind),
         model,
         states,
         bool(body.stream),

@@ -24,8 +24,12 @@ def _finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _LOWEST
 
 
+def _id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"
+
+
 def _text(token_id: int, logprob: Logprob) -> str:
-    return f"token_id:{token_id}" if logprob.decoded_token is None else logprob.decoded_token
+    return _id_name(token_id) if logprob.decoded_token is None else logprob.decoded_token
 
 
 def _top(row: TokenLogprobs, num_top: int, named: Sequence[int]) -> list[tuple[int, Logprob]]:
@@ -37,14 +41,19 @@ def _top(row: TokenLogprobs, num_top: int, named: Sequence[int]) -> list[tuple[i
 
 
 def chat_logprobs(
-    rows: Sequence[TokenLogprobs], num_top: int, named: Sequence[int], tokenizer: Tokenizer
+    rows: Sequence[TokenLogprobs],
+    num_top: int,
+    named: Sequence[int],
+    tokenizer: Tokenizer,
+    as_ids: bool = False,
 ) -> dict[str, Any]:
     """{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}, an entry a token. Its
-    top_logprobs are the num_top most likely tokens and those of `named`."""
+    top_logprobs are the num_top most likely tokens and those of `named`. as_ids: tokens are called
+    token_id:7 and so on."""
 
     def entry(token_id: int, logprob: Logprob) -> dict[str, Any]:
         return {
-            "token": _text(token_id, logprob),
+            "token": _id_name(token_id) if as_ids else _text(token_id, logprob),
             "logprob": _finite(logprob.logprob),
             "bytes": list(tokenizer.token_bytes(token_id)),
         }
@@ -105,9 +114,12 @@ class CompletionLogprobs:
         tokenizer: Tokenizer | None = None,
         skips_special: bool = True,
         begin: int = 0,
+        as_ids: bool = False,
     ) -> None:
         """top_logprobs has the num_top most likely tokens and those of `named`. skips_special: the
-        text has no special tokens. begin: characters before it, of the prompt."""
+        text has no special tokens. begin: characters before it, of the prompt. as_ids: as in
+        `chat_logprobs`."""
+        self._as_ids = as_ids
         self._num_top = num_top
         self._named = named
         self._tokenizer = tokenizer
@@ -157,6 +169,8 @@ class CompletionLogprobs:
 
     def _name(self, token_id: int, logprob: Logprob) -> str:
         """Its text; where that is no whole characters `bytes:\\xf0\\x9f`, as in OpenAI's API."""
+        if self._as_ids:
+            return _id_name(token_id)
         text = _text(token_id, logprob)
         if self._tokenizer is None or _REPLACED not in text:
             return text

@@ -22,6 +22,8 @@ class CountTokensBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # {"format": {"type": "json_schema", "schema": ...}, "effort": ...}
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
+    # vLLM's, as in a chat's body
+    chat_template_kwargs: dict[str, Any] | None = None
     # Accepted, and of no effect here: the prefix cache works by itself
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
@@ -39,7 +41,8 @@ class MessagesBody(CountTokensBody, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    # llmserve's own, as in a chat's body
+    # vLLM's and llmserve's own, as in a chat's body
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     seed: int | None = None
     timeout: float | None = None
     # Accepted, and of no effect here

@@ -29,7 +29,7 @@ def chat_body(body: CountTokensBody, can_bound_thinking: bool) -> ChatBody:
         "tools": None if body.tools is None else list(map(_tool, body.tools)) or None,
         "tool_choice": choice,
         "parallel_tool_calls": is_parallel,
-        "chat_template_kwargs": {"enable_thinking": thinks},
+        "chat_template_kwargs": {"enable_thinking": thinks, **(body.chat_template_kwargs or {})},
         "include_reasoning": thinks,
         "reasoning_effort": config.get("effort"),
         "response_format": _response_format(body.output_format or config.get("format")),
@@ -45,6 +45,7 @@ def chat_body(body: CountTokensBody, can_bound_thinking: bool) -> ChatBody:
             "top_p": body.top_p,
             "top_k": body.top_k,
             "seed": body.seed,
+            "cache_salt": body.cache_salt,
             "timeout": body.timeout,
             "thinking_token_budget": budget if can_bound_thinking else None,
         }

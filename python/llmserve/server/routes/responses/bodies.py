@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from llmserve.server.routes.bodies import Count, MaxTokens, SamplingBody, Strings
+from llmserve.server.routes.bodies import Count, MaxTokens, Strings, VllmBody
 
 
 class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -15,7 +15,7 @@ class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class ResponsesBody(SamplingBody, forbid_unknown_fields=True, kw_only=True):
+class ResponsesBody(VllmBody, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/responses, and /v1/responses/input_tokens."""
 
     # A text, or items: messages, calls, results of calls, reasoning

@@ -5,7 +5,7 @@ from typing import Any
 
 from llmserve.common.arguments import describe
 from llmserve.server.http.errors import ApiError
-from llmserve.server.routes.bodies import ChatBody, SamplingBody
+from llmserve.server.routes.bodies import ChatBody, VllmBody
 from llmserve.server.routes.responses.bodies import ResponsesBody
 from llmserve.server.routes.sampling import refuse_given
 from llmserve.server.running.job import new_id
@@ -15,7 +15,7 @@ Item = dict[str, Any]
 
 # Fields that a chat's body has, too, with the same meaning.
 _SAME = (
-    *SamplingBody.__struct_fields__,
+    *VllmBody.__struct_fields__,
     *("model", "stream", "stop", "logit_bias", "structured_outputs", "cache_salt", "priority"),
     *("timeout", "service_tier", "parallel_tool_calls", "user"),
 )
