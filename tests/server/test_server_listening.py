@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import http.client
+import resource
 import signal
 import socket
 import ssl
 import subprocess
 import time
 import urllib.request
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from llmserve import AsyncLLM
 from llmserve.cli import main
-from llmserve.server.main import listen
+from llmserve.server.main import listen, with_descriptors
 from llmserve.server.settings import ServerSettings
 from serving import (
     DEADLINE_S,
@@ -52,18 +52,27 @@ def test_a_client_that_sends_a_letter_at_a_time_is_let_go(demo: AsyncLLM) -> Non
         connection.close()
 
 
-def test_more_connections_than_allowed_are_closed_at_once(demo: AsyncLLM) -> None:
-    with running_server(demo, max_connections=5) as server:
-        address = ("127.0.0.1", server.port)
-        held = [socket.create_connection(address, timeout=DEADLINE_S) for _ in range(5)]
-        server.wait_until(lambda: server.num_connections == 5, "five are open")
-        sixth = socket.create_connection(address, timeout=DEADLINE_S)
-        with sixth, suppress(ConnectionResetError):
-            assert sixth.recv(10) == b""
-        for sock in held:
-            sock.close()
-        server.wait_until(lambda: server.num_connections == 0, "they are gone")
-        assert server.request("GET", "/health")[0] == 200
+@pytest.mark.parametrize(
+    ("limits", "raised_to", "num_connections"),
+    [
+        ((1024, 1_000_000), 4352, 4096),
+        ((1024, resource.RLIM_INFINITY), 4352, 4096),
+        ((1024, 2048), 2048, 1792),
+        ((1024, 1024), None, 768),
+        ((65536, 65536), None, 4096),
+    ],
+)
+def test_as_many_files_may_be_open_as_connections(
+    limits: tuple[int, int],
+    raised_to: int | None,
+    num_connections: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, values: given.append(values))
+    assert with_descriptors(ServerSettings()).max_connections == num_connections
+    assert given == ([] if raised_to is None else [(raised_to, limits[1])])
 
 
 def test_tls_serves_https_and_nothing_else(demo: AsyncLLM, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Runs the server: sockets, signals, and the end."""
 
 import asyncio
+import dataclasses
 import logging
+import resource
 import socket
 import ssl
 import time
@@ -29,6 +31,8 @@ _FLUSH_S, _FORCED_FLUSH_S = 5.0, 1.0
 # Until uvicorn gives up by itself: what runs on a thread may take a moment to notice.
 _CLOSE_S = 10
 _POLL_S = 0.05
+# Descriptors that the process has for what is no client's connection.
+_NUM_OWN_DESCRIPTORS = 256
 
 
 class Server(uvicorn.Server):
@@ -129,6 +133,26 @@ class Server(uvicorn.Server):
             task.cancel()
 
 
+def with_descriptors(settings: ServerSettings) -> ServerSettings:
+    """Raises the process' limit of open files so that it holds max_connections, or lowers that to
+    what the limit holds: past it nobody gets in, not even a probe."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = settings.max_connections + _NUM_OWN_DESCRIPTORS
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return settings
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if limit > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit == needed:
+        return settings
+    num = max(limit - _NUM_OWN_DESCRIPTORS, 1)
+    _log.warning(
+        "max_connections is %d and not %d: the process may have %d files open (ulimit -n)",
+        *(num, settings.max_connections, limit),
+    )
+    return dataclasses.replace(settings, max_connections=num)
+
+
 def serve(
     models: Sequence[ServedModel],
     settings: ServerSettings,
@@ -136,6 +160,7 @@ def serve(
     tracing: Tracing | None = None,
 ) -> None:
     """Serves on what `listen` gave until SIGTERM or Ctrl-C."""
+    settings = with_descriptors(settings)
     app = create_app(models, settings, tracing)
     if not settings.api_key and sock.getsockname()[0] not in ("127.0.0.1", "::1"):
         _log.warning("no api_key: everybody who reaches this machine may use the server")

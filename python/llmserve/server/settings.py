@@ -51,7 +51,7 @@ class ServerSettings:
     allowed_origins: str = _setting("", "origins of web pages that may call, with commas between")
 
     max_body_bytes: int = _setting(2**22, "longest request body (413)")
-    max_connections: int = _setting(4096, "open connections; more are closed at once")
+    max_connections: int = _setting(4096, "open connections; silent ones make room for more")
     read_timeout: float = _setting(30.0, "time that a client has to send a head, and a body (408)")
     max_num_samples: int = _setting(128, "most sequences that one request may ask for")
     max_output_tokens: int = _setting(

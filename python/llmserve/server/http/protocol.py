@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from email.utils import formatdate
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import httptools
 import msgspec
@@ -24,7 +24,11 @@ from llmserve.server.settings import ServerSettings
 
 _log = logging.getLogger(__name__)
 
+# Of a head, and of what frames a body's bytes: sizes of chunks, their extensions, trailers.
 _MAX_HEAD_BYTES = 2**15
+# Requests that a client may send ahead of their answers: each takes kilobytes, of 18 bytes read.
+_MAX_NUM_AHEAD = 64
+_VERSIONS = ("1.0", "1.1")
 
 
 def http_protocol(
@@ -36,6 +40,7 @@ def http_protocol(
     class Protocol(_BoundedProtocol):
         bounds = settings
         count_answer = staticmethod(answered)
+        waiting: ClassVar = {}
 
     return Protocol
 
@@ -70,26 +75,47 @@ def _new_parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
 class _BoundedProtocol(HttpToolsProtocol):
     bounds: ServerSettings
     count_answer: Callable[[int], None]
-    _num_head_bytes = 0
+    # The connections that owe a head or a body, not an answer; who has for longest comes first.
+    waiting: ClassVar[dict["_BoundedProtocol", None]]
+    _num_head_bytes = 0  # since the last byte of a body, or the last whole request
     _is_in_head = True
+    _is_in_body = False  # of the request that `cycle` answers
     _is_refused = False
+    _last_words: bytes | None = None  # of a refusal that earlier answers go before
     _head_timer: asyncio.TimerHandle | None = None
+    _rest_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
     _connection: Connection | None = None
 
     def connection_made(self, transport: Any) -> None:
-        if len(self.connections) >= self.bounds.max_connections:
+        if len(self.connections) >= self.bounds.max_connections and not self._make_room():
             self._is_refused = True
             transport.abort()
             return
         super().connection_made(transport)
         self._connection = Connection(self)
+        self.waiting[self] = None
         self._expect_head()
 
+    def _make_room(self) -> bool:
+        """Cuts the connection that has owed a request for longest, or silent ones would keep out
+        all others. Returns whether there is one."""
+        owing = (one for one in self.waiting if not one.transport.get_write_buffer_size())
+        silent = next(owing, None)
+        if silent is None:
+            return False
+        del self.waiting[silent]
+        self.connections.discard(silent)
+        silent.transport.abort()
+        _log.info("a silent connection makes room", extra={"client": silent._client_host})
+        return True
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self.waiting.pop(self, None)
         self._stop_timer()
-        if self._reader_timer is not None:
-            self._reader_timer.cancel()
+        for timer in (self._reader_timer, self._rest_timer):
+            if timer is not None:
+                timer.cancel()
         if self._connection is not None:
             self._connection.lose()
         if self.transport is not None:
@@ -98,13 +124,12 @@ class _BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        if self._is_in_head:
-            # What comes in one piece with a head may be its body: a piece is 256 KiB at most, and
-            # on_headers_complete tells.
-            self._num_head_bytes += len(data)
-            if self._num_head_bytes - len(data) > _MAX_HEAD_BYTES:
-                self._refuse_head()
-                return
+        # What comes in one piece with a head may be its body, and what comes with a body's last
+        # chunk its trailers: a piece is 256 KiB at most, and the parser tells.
+        self._num_head_bytes += len(data)
+        if self._num_head_bytes - len(data) > _MAX_HEAD_BYTES:
+            self._refuse_head()
+            return
         self._unset_keepalive_if_required()
         rest = memoryview(data)
         try:
@@ -112,6 +137,12 @@ class _BoundedProtocol(HttpToolsProtocol):
                 rest = self._feed(rest)
         except httptools.HttpParserError:
             self.send_400_response("")
+        is_between = self._is_answered and not self._is_in_body and self._head_timer is None
+        if is_between and self.timeout_keep_alive_task is None:
+            # The rest of a body has come whose answer did not wait for it.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _feed(self, data: memoryview) -> memoryview:
         """Returns what follows a head that asks for an upgrade, where there is one: its body, if it
@@ -142,6 +173,11 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self.scope["extensions"] = {EXTENSION: self._connection}  # type: ignore[dict-item]
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers come by the same way. They are no part of the head, which has been acted upon.
+        if self._is_in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._stop_timer()
         self._is_in_head = False
@@ -149,30 +185,56 @@ class _BoundedProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > _MAX_HEAD_BYTES:
             self._refuse_head()
-            return
-        if self.parser.get_method() == b"CONNECT":
+        elif self.parser.get_http_version() not in _VERSIONS:
+            self._refuse(505, "this server speaks HTTP/1.1 and HTTP/1.0")
+        elif self.parser.get_method() == b"CONNECT":
             self._refuse(400, "CONNECT is for proxies, and this is none")
-            return
-        if not self.parser.should_upgrade():  # or it comes again, without
+        elif len(self.pipeline) >= _MAX_NUM_AHEAD:
+            self._refuse(429, f"more than {_MAX_NUM_AHEAD} requests were sent ahead of an answer")
+        elif not self.parser.should_upgrade():  # or it comes again, without
             super().on_headers_complete()
+            self._is_in_body = True
             if self.scope["http_version"] == "1.0":
                 _send_without_chunks(self.cycle)
 
     def on_body(self, body: bytes) -> None:
+        self._num_head_bytes = 0
         if not self._is_refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._num_head_bytes = 0
         if not self._is_refused and not self.parser.should_upgrade():
             super().on_message_complete()
+            self._is_in_body = False
+            self.waiting.pop(self, None)
+            if self._rest_timer is not None:
+                self._rest_timer.cancel()
+                self._rest_timer = None
+            if self.cycle.response_complete:
+                self._await_request()
         self._is_in_head = True
 
     def on_response_complete(self) -> None:
+        is_last = not self.pipeline
         super().on_response_complete()
+        if is_last and not self.transport.is_closing():
+            self._await_request()
         # TLS does not tell what waits below it, and gives up by itself 30 s after it is closed.
         is_watched = self.bounds.stream_grace and self.scheme != "https"
         if is_watched and self._reader_timer is None:
             self.loop.call_soon(self._expect_reader)  # once what the loop can write is written
+
+    def _await_request(self) -> None:
+        """Every request that has come has its answer."""
+        if self._last_words is not None:
+            self._end_with(self._last_words)
+            return
+        self.waiting[self] = None
+        if self._is_in_body and self.bounds.read_timeout:
+            # An answer did not wait for the rest, which is read so that a client that is busy
+            # sending finds its answer, and dropped.
+            self._rest_timer = self.loop.call_later(self.bounds.read_timeout, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
         if not self._is_refused:
@@ -214,13 +276,30 @@ class _BoundedProtocol(HttpToolsProtocol):
         _log.info("an answer was not read within stream_grace", extra={"client": client})
         self.transport.abort()
 
+    @property
+    def _is_answered(self) -> bool:
+        """Whether every request whose head has come has its answer."""
+        return not self.pipeline and (self.cycle is None or self.cycle.response_complete)
+
+    @property
+    def _client_host(self) -> str:
+        return self.client[0] if self.client else ""
+
     def _refuse(self, status: int, message: str) -> None:
+        """Reads no more, and says why once all that was asked before has its answer."""
         self._is_refused = True
-        client = self.client[0] if self.client else ""
-        _log.info("no request", extra={"status": status, "client": client})
+        _log.info("no request", extra={"status": status, "client": self._client_host})
+        is_answered = self._is_answered
+        if self._is_in_body and self.pipeline:
+            self.pipeline.popleft()  # what is refused is the last that came
+        elif self._is_in_body:
+            if self.cycle.response_started:  # another would be taken for the next request's
+                self._end_with(b"")
+                return
+            is_answered = True
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.count_answer(status)
-        if self._connection is not None:
-            self._connection.claim()
         body = msgspec.json.encode(ApiError(status, message).body())
         head = [
             STATUS_LINE[status],
@@ -228,5 +307,13 @@ class _BoundedProtocol(HttpToolsProtocol):
             str(len(body)).encode(),
             b"\r\n\r\n",
         ]
-        self.transport.write(b"".join([*head, body]))
+        self._last_words = b"".join([*head, body])
+        if is_answered:
+            self._end_with(self._last_words)
+
+    def _end_with(self, last_words: bytes) -> None:
+        if self._connection is not None:
+            self._connection.claim()
+        if last_words:
+            self.transport.write(last_words)
         self.transport.close()
