@@ -33,7 +33,8 @@ class Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path.strip("/")
         self.server.requests.append(path)
         parts = path.removeprefix("api/models/").split("/")
-        model_id = "/".join(parts[:2])
+        model_id = parts[0] if parts[0] in self.server.models else "/".join(parts[:2])
+        parts = ["", "", *parts[model_id.count("/") + 1 :]]
         if model_id in self.server.errors:
             self.send_error_code(*self.server.errors[model_id])
         elif model_id not in self.server.models:
@@ -63,16 +64,25 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error_code(404, "EntryNotFound")
             return
         headers = {"ETag": f'"{etag(path)}"', "X-Repo-Commit": COMMIT}
-        self.send_bytes(path.read_bytes(), "application/octet-stream", headers, has_body)
+        data, status = path.read_bytes(), 200
+        wanted = self.headers.get("Range", "") if self.server.has_ranges else ""
+        if has_body and wanted:
+            self.server.ranges.append(wanted)
+            begin = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
+            data, status = data[begin:], 206
+        self.send_bytes(data, "application/octet-stream", headers, has_body, status)
 
-    def send_bytes(self, data: bytes, kind: str, headers: dict[str, str], has_body: bool) -> None:
-        self.send_response(200)
+    def send_bytes(
+        self, data: bytes, kind: str, headers: dict[str, str], has_body: bool, status: int = 200
+    ) -> None:
+        self.send_response(status)
         for name, value in {**headers, "Content-Type": kind}.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if has_body:
-            self.wfile.write(data)
+            self.wfile.write(data[: self.server.breaks_after])
 
     def send_error_code(self, status: int, code: str) -> None:
         self.send_response(status)
@@ -95,6 +105,9 @@ class HubServer(ThreadingHTTPServer):
         self.models: dict[str, Path] = {}
         self.errors: dict[str, tuple[int, str]] = {}
         self.requests: list[str] = []
+        self.breaks_after: int | None = None  # bytes of an answer, after which the connection ends
+        self.has_ranges = True
+        self.ranges: list[str] = []  # that were asked for
 
     @property
     def url(self) -> str:

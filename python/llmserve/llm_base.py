@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from llmserve import _core
-from llmserve.checkpoint.model_files import config_file, find_checkpoint, is_gguf, text_source
+from llmserve.checkpoint.model_files import (
+    config_file,
+    find_checkpoint,
+    find_tokenizer_folder,
+    is_gguf,
+    text_source,
+)
 from llmserve.common.arguments import (
     INT64_MAX,
     boolean,
@@ -88,7 +94,9 @@ class LLMBase:
         )
         vocab_size = opened.read_vocab_size()
         tokenizer = options.tokenizer
-        text_path = source if tokenizer is None else _tokenizer_path(tokenizer)
+        text_path = source
+        if tokenizer is not None:
+            text_path = find_tokenizer_folder(tokenizer, None, options.download_dir)
         if tokenizer is not None or not is_gguf(source):  # whose end is among `defaults`
             _add_end(self._config.scheduler, read_eos_token_id(text_path), vocab_size)
         takes_embeds = boolean("enable_prompt_embeds", options.enable_prompt_embeds)
@@ -443,15 +451,6 @@ def _read_generation_config(
             f"got {describe(argument)}"
         )
     return read_generation_config(Path(os.fsdecode(argument)))
-
-
-def _tokenizer_path(argument: object) -> Path:
-    if not isinstance(argument, str | os.PathLike) or not os.path.exists(argument):
-        raise InvalidArgument(
-            f"tokenizer must be a folder with a tokenizer, or the file of one (tokenizer.json, "
-            f"tekken.json, tokenizer.model, *.tiktoken, *.gguf), got {describe(argument)}"
-        )
-    return Path(os.fsdecode(argument))
 
 
 def _read_tokenizer(

@@ -1,64 +1,139 @@
-"""Models by their id on the Hugging Face Hub, or a server that speaks like it (HF_ENDPOINT).
+"""Models by their name on the Hugging Face Hub, or a server that speaks like it (HF_ENDPOINT).
 
 The files come from huggingface-hub, with its cache, login, progress bar and environment variables.
 Only what llmserve reads is downloaded: never a pickle, never code.
 """
 
 import os
-import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
-from llmserve.errors import HubError, InvalidArgument, NotSupported
+from llmserve.checkpoint.model_name import ModelName
+from llmserve.checkpoint.repository import model_files, tokenizer_repository_files
+from llmserve.checkpoint.resume import RemoteFile, fetch_large_files
+from llmserve.errors import HubError, InvalidArgument, LLMServeError, NotSupported
 
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-    "modules.json",
-    "*_Pooling/config.json",
-    "*.safetensors",
-    "model.safetensors.index.json",
-)
-# Weights in other layouts beside the ones that are read: folders such as original/ and onnx/.
-_NOT_FILES = ("*/*.safetensors", "consolidated*.safetensors", "adapter_model.safetensors")
+_SERVER_ERROR = 500  # HTTP: this and above
+_NO_FILE = "*/none/*"  # a pattern that no file's name matches
+# The names of the files to download, of those that are there.
+_Choose = Callable[[Collection[str]], list[str]]
 
 
-def is_hub_id(model: str) -> bool:
-    """Whether a string has the form of an id, "organisation/name"; it may be a path too."""
-    return _ID.fullmatch(model) is not None and ".." not in model
-
-
-def download_model(model_id: str, revision: str | None, download_dir: Path | None) -> Path:
-    """The folder of a model's files, downloaded unless the cache has them.
+def download_model(name: ModelName, revision: str | None, download_dir: Path | None) -> Path:
+    """The folder of a model's files, or its GGUF file, downloaded unless the cache has them.
 
     revision: a branch, tag or commit, by default the main one. download_dir: the cache's folder, by
     default HF_HUB_CACHE. With HF_HUB_OFFLINE=1 only the cache is looked at. Raises HubError that
-    says what to do, and NotSupported without huggingface-hub or for a model without safetensors.
+    says what to do, InvalidArgument for a GGUF file that is not there, and NotSupported without
+    huggingface-hub or for what is no model that llmserve reads.
     """
-    try:
-        from huggingface_hub import errors, snapshot_download
-    except ImportError as error:
+
+    def choose(files: Collection[str]) -> list[str]:
+        return model_files(files, name.file, str(name))
+
+    folder, files = _download(name.model_id, revision or name.revision, download_dir, choose)
+    return folder / files[0] if files[0].endswith(".gguf") else folder
+
+
+def download_tokenizer(name: ModelName, revision: str | None, download_dir: Path | None) -> Path:
+    """The folder of the files of a model's tokenizer alone. Raises as `download_model`."""
+
+    def choose(files: Collection[str]) -> list[str]:
+        return tokenizer_repository_files(files, str(name))
+
+    return _download(name.model_id, revision or name.revision, download_dir, choose)[0]
+
+
+def _download(
+    model_id: str, revision: str | None, download_dir: Path | None, choose: _Choose
+) -> tuple[Path, list[str]]:
+    """The folder that holds a repository's files, and the names of those that were chosen."""
+    if find_spec("huggingface_hub") is None:
         raise NotSupported(
             f"there is no folder {model_id!r} here, and as the id of a model on a Hub it "
             f"needs huggingface-hub: pip install 'llmserve[hub]'"
-        ) from error
-    name = model_id if revision is None else f"{model_id} at revision {revision!r}"
-    try:
-        folder = snapshot_download(
+        )
+    fetch = partial(_snapshot, model_id, revision, download_dir)
+    with _told(model_id, revision):
+        files = _listed(model_id, revision)
+        if isinstance(files, dict):
+            wanted = choose(files)
+            weights = {n: files[n] for n in wanted if n.endswith((".gguf", ".safetensors"))}
+            fetch_large_files(model_id, revision, download_dir, weights)
+            return fetch(False, wanted), wanted
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        try:
+            folder = fetch(True, [_NO_FILE])
+            paths = (path for path in folder.rglob("*") if path.is_file())
+            wanted = choose([path.relative_to(folder).as_posix() for path in paths])
+            # Nor may one of several files of weights be missing.
+            is_of_shards = wanted[0].endswith(".json")
+            fetch(True, [*wanted, "model*.safetensors"] if is_of_shards else wanted)
+            return folder, wanted
+        except LocalEntryNotFoundError as error:
+            raise HubError(_not_cached(model_id, revision, files)) from error
+
+
+def _snapshot(
+    model_id: str, revision: str | None, cache: Path | None, is_local: bool, files: list[str]
+) -> Path:
+    from huggingface_hub import snapshot_download
+
+    endpoint = os.environ.get("HF_ENDPOINT") or None
+    return Path(
+        snapshot_download(
             model_id,
             revision=revision,
-            cache_dir=download_dir,
-            endpoint=os.environ.get("HF_ENDPOINT") or None,
-            local_files_only=_is_offline(),
-            allow_patterns=list(_FILES),
-            ignore_patterns=list(_NOT_FILES),
+            cache_dir=cache,
+            endpoint=endpoint,
+            local_files_only=is_local,
+            allow_patterns=files,
         )
+    )
+
+
+def _listed(model_id: str, revision: str | None) -> dict[str, RemoteFile] | Exception | None:
+    """A repository's files by their names; None offline, and the error of a server that does not
+    answer: the cache may have the model."""
+    if _is_offline():
+        return None
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.hf_api import RepoFile
+
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    try:
+        return {
+            entry.path: RemoteFile(
+                entry.size, entry.blob_id if entry.lfs is None else entry.lfs.sha256
+            )
+            for entry in api.list_repo_tree(model_id, recursive=True, revision=revision)
+            if isinstance(entry, RepoFile)
+        }
+    except HFValidationError:
+        raise
+    except HfHubHTTPError as error:
+        if error.response.status_code < _SERVER_ERROR:
+            raise
+        return error
+    except Exception as error:
+        return error
+
+
+@contextmanager
+def _told(model_id: str, revision: str | None) -> Iterator[None]:
+    """What huggingface-hub raises, as errors that say what to do."""
+    from huggingface_hub import errors
+
+    name = _named(model_id, revision)
+    try:
+        yield
+    except LLMServeError:
+        raise
     except errors.HFValidationError as error:
         raise InvalidArgument(f"model: {error}") from error
     except errors.GatedRepoError as error:
@@ -77,31 +152,30 @@ def download_model(model_id: str, revision: str | None, download_dir: Path | Non
             f"check the spelling, or, for a private model, log in with `hf auth login` or set "
             f"HF_TOKEN"
         ) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise HubError(_not_cached(name, error)) from error
     except Exception as error:  # of the connection, the disk, the server
         raise HubError(
             f"{name} cannot be downloaded from {_endpoint()}: {type(error).__name__}: {error}"
         ) from error
-    if not any(Path(folder).glob("*.safetensors")):
-        raise NotSupported(
-            f"{name} has no *.safetensors; pickled weights (*.bin) run code when they are loaded "
-            f"and are not downloaded. Look for a revision or a copy of the model with safetensors"
-        )
-    return Path(folder)
 
 
-def _not_cached(name: str, error: Exception) -> str:
-    if _is_offline() or error.__cause__ is None:
-        return (
-            f"{name} is not in the cache, or not all of it, and HF_HUB_OFFLINE is set; unset it to "
-            f"download the model, or copy the cache from a machine that has it"
-        )
-    cause = error.__cause__
-    return (
-        f"{name} is not in the cache, or not all of it, and {_endpoint()} cannot be reached: "
-        f"{type(cause).__name__}: {cause}; check the network, HF_ENDPOINT and the proxy"
+def _not_cached(model_id: str, revision: str | None, cause: object) -> str:
+    begin = (
+        f"there is no folder {model_id!r} here, and as the id of a model "
+        f"{_named(model_id, revision)} is not in the cache, or not all of it, and"
     )
+    if cause is None:
+        return (
+            f"{begin} HF_HUB_OFFLINE is set; unset it to download the model, or copy the cache "
+            f"from a machine that has it"
+        )
+    return (
+        f"{begin} {_endpoint()} cannot be reached: {type(cause).__name__}: {cause}; check the "
+        f"network, HF_ENDPOINT and the proxy"
+    )
+
+
+def _named(model_id: str, revision: str | None) -> str:
+    return model_id if revision is None else f"{model_id} at revision {revision!r}"
 
 
 def _is_offline() -> bool:

@@ -4,24 +4,30 @@ The bytes are untrusted: nothing is executed, nothing outside the directory is o
 bounded, and what does not fit is a CorruptFile that names the file and the field.
 """
 
+import difflib
 import json
 import os
-import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from llmserve.checkpoint.hub import download_model, is_hub_id
+from llmserve.checkpoint.foreign import (
+    is_lfs_pointer,
+    lfs_error,
+    refuse_foreign_folder,
+    refuse_lfs_pointers,
+)
+from llmserve.checkpoint.hub import download_model, download_tokenizer
+from llmserve.checkpoint.model_name import ModelName, parse_model_name
+from llmserve.checkpoint.repository import LATER_PART
 from llmserve.common.arguments import INT32_MAX, describe, integer, text
+from llmserve.common.units import human_bytes
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
 
 # Published files: config.json under 100 KB, tokenizer.json up to 35 MB (262,144 tokens).
 MAX_CONFIG_BYTES = 16 * 2**20
 MAX_TOKENIZER_BYTES = 256 * 2**20
-
-_FILE_SUFFIXES = (".gguf", ".json", ".safetensors")
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 JsonObject = Mapping[str, object]
 Value = TypeVar("Value")
@@ -44,19 +50,16 @@ def demo_text_path() -> Path:
 
 def find_checkpoint(model: object, revision: object = None, download_dir: object = None) -> Path:
     """The checkpoint that `model` names: a folder with a config.json, a .safetensors file beside
-    one, or a .gguf file, alone or the only one of a folder. What is no path is an id on the Hugging
-    Face Hub, "organisation/name", and is downloaded; what only a path can be named is not asked
-    of the Hub.
+    one, or a .gguf file, alone or the only one of a folder. What is no path is a name on the
+    Hugging Face Hub (`parse_model_name`) and is downloaded; what only a path can be named is not
+    asked of the Hub.
 
-    Raises InvalidArgument, NotSupported, HubError.
+    Raises InvalidArgument, NotSupported, CorruptFile, HubError.
     """
     path = _model_path(model)
-    if isinstance(model, str) and is_hub_id(model) and not _is_meant_as_path(path):
-        path = download_model(
-            model,
-            None if revision is None else text("revision", revision),
-            None if download_dir is None else _directory("download_dir", download_dir),
-        )
+    name = _hub_name(model, path)
+    if name is not None:
+        path = download_model(name, *_hub_arguments(revision, download_dir))
     elif revision is not None:
         raise InvalidArgument(
             f"revision is for models of the Hugging Face Hub, and {str(path)!r} is a path"
@@ -65,9 +68,46 @@ def find_checkpoint(model: object, revision: object = None, download_dir: object
         check_access(path)
         path = only_gguf(path) or path
         _check_checkpoint(path)
+        names = ("config.json", "*.safetensors")
+        files = (file for name in names for file in path.glob(name)) if path.is_dir() else [path]
+        refuse_lfs_pointers(files)
     if not is_gguf(path):
         _refuse_quantized(text_source(path))
     return path
+
+
+def find_tokenizer_folder(
+    name: object, revision: object = None, download_dir: object = None
+) -> Path:
+    """The folder or file of a tokenizer: a path, or a model's name on the Hub, of which only the
+    tokenizer is downloaded. Raises InvalidArgument, NotSupported, HubError."""
+    is_path = isinstance(name, str | os.PathLike)
+    if is_path and os.path.exists(name):  # type: ignore[arg-type]
+        return Path(os.fsdecode(name))  # type: ignore[arg-type]
+    hub_name = _hub_name(name, Path(os.fsdecode(name))) if is_path else None  # type: ignore[arg-type]
+    if hub_name is not None and ("/" in hub_name.model_id or hub_name.is_address):
+        return download_tokenizer(hub_name, *_hub_arguments(revision, download_dir))
+    raise InvalidArgument(
+        f"tokenizer must be a folder with a tokenizer, the file of one (tokenizer.json, "
+        f"tekken.json, tokenizer.model, vocab.json, *.tiktoken, *.gguf) or a model's id on the "
+        f"Hugging Face Hub, got {describe(name)}"
+    )
+
+
+def _hub_name(model: object, path: Path) -> ModelName | None:
+    """The name of a model on the Hub; None for what is a path, or, mistyped, was to be one:
+    nobody's paths are sent to the Hub."""
+    name = parse_model_name(model) if isinstance(model, str) else None
+    if name is None or name.is_address:
+        return name
+    return None if os.path.lexists(path) or path.is_absolute() else name
+
+
+def _hub_arguments(revision: object, download_dir: object) -> tuple[str | None, Path | None]:
+    return (
+        None if revision is None else text("revision", revision),
+        None if download_dir is None else _directory("download_dir", download_dir),
+    )
 
 
 def is_gguf(path: Path) -> bool:
@@ -99,12 +139,6 @@ def _model_path(model: object) -> Path:
     return path
 
 
-def _is_meant_as_path(path: Path) -> bool:
-    """Of what has the form of an id: whether it is there or, mistyped, was to be: nobody's paths
-    are sent to the Hub."""
-    return os.path.lexists(path) or path.suffix in _FILE_SUFFIXES
-
-
 def check_access(path: Path) -> None:
     """Of what may not be looked at, `exists` and its like say only that it is not there.
     Raises InvalidArgument."""
@@ -121,7 +155,7 @@ def only_gguf(path: Path) -> Path | None:
     """The GGUF file of a folder without other weights, the first of its parts if it is split."""
     if not path.is_dir() or os.path.lexists(path / "config.json"):
         return None
-    files = [file for file in sorted(path.glob("*.gguf")) if not _LATER_PART.search(file.name)]
+    files = [file for file in sorted(path.glob("*.gguf")) if not LATER_PART.search(file.name)]
     if len(files) > 1:
         raise InvalidArgument(
             f"model: {path} has several GGUF files; pass the path of one: "
@@ -139,15 +173,27 @@ def _check_checkpoint(path: Path) -> None:
         raise InvalidArgument(
             f"model must be a checkpoint directory (config.json, *.safetensors, tokenizer.json), a "
             f".safetensors file in one, a .gguf file, or the id of a model on the Hugging Face Hub "
-            f"such as Qwen/Qwen3-0.6B; there is {found} at {str(path)!r}"
+            f"such as Qwen/Qwen3-0.6B; there is {found} at {str(path)!r}{_near(path)}"
         )
     directory = path.parent if is_weights else path
+    if not is_weights:
+        refuse_foreign_folder(directory)
     is_mistral = os.path.lexists(directory / "params.json") and path.is_dir()
     if not os.path.lexists(directory / "config.json") and not is_mistral:
         raise InvalidArgument(
             f"{directory} has no config.json; a checkpoint directory holds config.json, "
             f"*.safetensors and tokenizer.json"
         )
+
+
+def _near(path: Path) -> str:
+    """A name beside a path that is not there which it may have meant."""
+    try:
+        names = [] if path.exists() else os.listdir(path.parent)
+    except OSError:
+        return ""
+    found = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {str(path.parent / found[0])!r}?" if found else ""
 
 
 def _refuse_quantized(directory: Path) -> None:
@@ -198,10 +244,14 @@ def read_bytes(directory: Path, name: str, max_bytes: int) -> bytes | None:
             raise CorruptFile(f"{path}: expected a regular file")
         if status.st_size > max_bytes:
             raise CorruptFile(
-                f"{path}: {status.st_size} bytes, more than the {max_bytes} allowed for such a file"
+                f"{path}: {human_bytes(status.st_size)}, more than the {human_bytes(max_bytes)} "
+                f"allowed for such a file"
             )
         with target.open("rb") as file:
-            return file.read(max_bytes)
+            data = file.read(max_bytes)
+        if is_lfs_pointer(data):
+            raise lfs_error(path)
+        return data
     except OSError as error:
         if isinstance(error, CorruptFile):
             raise

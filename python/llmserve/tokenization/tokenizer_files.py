@@ -12,6 +12,7 @@ from llmserve.checkpoint.model_files import (
     read_bytes,
     read_json_object,
 )
+from llmserve.checkpoint.repository import tokenizer_files
 from llmserve.errors import CorruptFile, InvalidArgument
 from llmserve.tokenization.sentencepiece_tokenizer import (
     PieceType,
@@ -23,23 +24,16 @@ from llmserve.tokenization.sentencepiece_tokenizer import (
 from llmserve.tokenization.tekken_tokenizer import is_tekken, tekken_document
 from llmserve.tokenization.tiktoken_tokenizer import is_tiktoken, tiktoken_document
 from llmserve.tokenization.tokenizer_document import AddedToken, Document, Ends
+from llmserve.tokenization.vocab_and_merges import vocabulary_document
 
 if TYPE_CHECKING:
     import tokenizers
 
-# In the order in which a folder is searched; *.tiktoken comes last.
-_NAMES = (
-    *("tokenizer.json", "tekken.json"),
-    *("tokenizer.model", "tokenizer.model.v3", "tiktoken.model"),
-)
-
 
 def find_tokenizer(directory: Path) -> Path | None:
     """The tokenizer's file in a folder."""
-    for name in _NAMES:
-        if (directory / name).exists():
-            return directory / name
-    return next(iter(sorted(directory.glob("*.tiktoken"))), None)
+    names = sorted(path.name for path in directory.glob("*") if path.exists())
+    return next((directory / name for name in tokenizer_files(names)), None)
 
 
 def read_tokenizer(path: Path) -> "tokenizers.Tokenizer":
@@ -49,11 +43,13 @@ def read_tokenizer(path: Path) -> "tokenizers.Tokenizer":
     data = read_bytes(path.parent, path.name, MAX_TOKENIZER_BYTES)
     if data is None:
         raise InvalidArgument(f"tokenizer: there is nothing at {str(path)!r}")
-    if path.suffix == ".json":
+    if path.suffix == ".json" and path.name != "vocab.json":
         return _from_json(data, path)
     config = read_json_object(path.parent, "tokenizer_config.json") or {}
     added = list(configured_tokens(config, path.parent / "tokenizer_config.json"))
-    if is_tiktoken(data):
+    if path.name == "vocab.json":
+        document = vocabulary_document(data, path, added, config)
+    elif is_tiktoken(data):
         document = tiktoken_document(data, path, added, _tiktoken_ends(config, added))
     else:
         document = _sentencepiece(parse_sentencepiece(data, path), config, added, path)

@@ -13,7 +13,9 @@ import checkpoints
 import hub_server
 import llmserve
 import pytest
+from gguf_files import write_gguf
 from llmserve import LLM, HubError, InvalidArgument, NotSupported, cli
+from llmserve.checkpoint import resume
 from llmserve.checkpoint.model_files import find_checkpoint
 from offline import GREEDY, generate, tokens
 
@@ -77,6 +79,74 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: hub_server.HubServer, cac
         find_checkpoint(MODEL, "v9", cache)
 
 
+def test_an_id_without_an_organisation_is_one_of_the_hubs_own(
+    hub: hub_server.HubServer, cache: Path
+) -> None:
+    hub.models["gpt2"] = hub.models[MODEL]
+    assert (find_checkpoint("gpt2", None, cache) / "model.safetensors").exists()
+    with pytest.raises(HubError, match="no folder 'gpt3' here and no model of that name"):
+        find_checkpoint("gpt3", None, cache)
+
+
+def test_a_gguf_file_is_chosen_by_its_quantization_and_downloaded_alone(
+    hub: hub_server.HubServer, checkpoint: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = hub.models[MODEL].parent / "gguf"
+    folder.mkdir()
+    write_gguf(folder / "tiny-Q8_0.gguf", checkpoint)
+    for name in ("tiny-Q4_K_M.gguf", "mmproj-tiny-Q8_0.gguf", "config.json"):
+        (folder / name).write_bytes(b"not wanted")
+    hub.models["some-org/tiny-GGUF"] = folder
+    for name in ("some-org/tiny-GGUF:Q8_0", "hf.co/some-org/tiny-GGUF:tiny-Q8_0.gguf"):
+        with LLM(name, download_dir=cache, num_gpu_blocks_override=32) as llm:
+            (output,) = llm.generate({"prompt_token_ids": [3, 5]}, GREEDY, use_tqdm=False)
+            assert output.outputs[0].token_ids
+    snapshot = find_checkpoint("some-org/tiny-GGUF:Q8_0", None, cache).parent
+    assert [path.name for path in snapshot.iterdir()] == ["tiny-Q8_0.gguf"]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert find_checkpoint("some-org/tiny-GGUF:Q8_0", None, cache).parent == snapshot
+    with pytest.raises(InvalidArgument, match="has no GGUF file for 'Q4_K_M'"):
+        find_checkpoint("some-org/tiny-GGUF:Q4_K_M", None, cache)
+
+
+def test_a_tokenizer_comes_by_its_models_id_without_the_weights(
+    hub: hub_server.HubServer, checkpoint: Path, cache: Path, tmp_path: Path, llm: LLM
+) -> None:
+    folder = checkpoints.copy_checkpoint(checkpoint, tmp_path / "bare")
+    (folder / "tokenizer.json").unlink()
+    with LLM(folder, tokenizer=MODEL, download_dir=cache, num_gpu_blocks_override=32) as bare:
+        assert tokens(generate(bare, "the fox")) == tokens(generate(llm, "the fox"))
+    assert not [request for request in hub.requests if request.endswith(".safetensors")]
+    with pytest.raises(InvalidArgument, match=r"tokenizer must be a folder .* or a model's id"):
+        LLM(folder, tokenizer="nothing")
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_a_download_that_was_interrupted_goes_on_where_it_ended(
+    has_ranges: bool, hub: hub_server.HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "MIN_BYTES", 10_000)
+    hub.has_ranges = has_ranges
+    hub.breaks_after = 9000
+    with pytest.raises(HubError, match=r"cannot be downloaded|the next start goes on"):
+        find_checkpoint(MODEL, None, cache)
+    (kept,) = cache.rglob("*.incomplete")
+    assert kept.stat().st_size == 9000
+    hub.breaks_after = None
+    folder = find_checkpoint(MODEL, None, cache)
+    assert hub.ranges == (["bytes=0-", "bytes=9000-"] if has_ranges else [])
+    original = hub.models[MODEL] / "model.safetensors"
+    assert (folder / "model.safetensors").read_bytes() == original.read_bytes()
+    assert not list(cache.rglob("*.incomplete"))
+
+
+def test_bytes_that_are_not_the_hubs_are_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "partial").write_bytes(b"other")
+    with pytest.raises(HubError, match="what came is not the file that the Hub has"):
+        resume._check(tmp_path / "partial", "0" * 64, 5, "model.gguf")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_second_time_nothing_is_downloaded(hub: hub_server.HubServer, cache: Path) -> None:
     folder = find_checkpoint(MODEL, None, cache)
     hub.requests.clear()
@@ -134,7 +204,8 @@ def test_a_server_out_of_reach_is_reported(
 
 
 def test_a_model_of_pickles_is_refused(hub: hub_server.HubServer, cache: Path) -> None:
-    (hub.models[MODEL] / "model.safetensors").unlink()
+    for name in ("model.safetensors", "model.gguf"):
+        (hub.models[MODEL] / name).unlink()
     with pytest.raises(NotSupported, match=r"has no \*.safetensors; pickled weights"):
         find_checkpoint(MODEL, None, cache)
 
@@ -151,7 +222,7 @@ def test_a_string_that_is_a_path_is_always_a_path(
 
 @pytest.mark.parametrize(
     "model",
-    ["nothing", "./some-org/x", "a/b/c", "/some/where", "~/x", "some-org/", "a/..", "a b/c"],
+    ["./some-org/x", "a/b/c", "/some/where", "~/x", "some-org/", "a/..", "a b/c"],
 )
 def test_what_has_not_the_form_of_an_id_is_a_path(
     model: str, hub: hub_server.HubServer, cache: Path

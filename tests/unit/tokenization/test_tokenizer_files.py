@@ -336,3 +336,47 @@ def test_tokenizer_argument_takes_a_file_or_a_folder(tmp_path: Path) -> None:
     assert texts[0] == texts[1] == texts[2]
     with pytest.raises(InvalidArgument, match="has no tokenizer"):
         LLM(source, tokenizer=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "Qwen2Tokenizer"])
+def test_vocab_and_merges_give_the_ids_of_transformers(kind: str, tmp_path: Path) -> None:
+    import transformers
+
+    model = json.loads(byte_level().to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = "\n".join(" ".join(pair) for pair in model["merges"])
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    end = len(model["vocab"])
+    added = {str(end): {"content": "<|im_end|>", "special": True}}
+    config = {"tokenizer_class": kind, "added_tokens_decoder": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = getattr(transformers, kind)(
+        vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]]
+    )
+    for ours in (tokenizer_of(tmp_path), tokenizer_of(tmp_path / "vocab.json")):
+        for text in [*SAMPLES, "e\u0301te\u0301 1234 DON'T don't"]:
+            assert ours.encode(text) == theirs(text)["input_ids"], text
+        assert ours.encode("a<|im_end|>")[-1] == end
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("merges.txt", "a b c\n", "merges.txt: line 1: expected two tokens, got 'a b c'"),
+        ("merges.txt", None, "has vocab.json and no merges.txt"),
+        ("vocab.json", '{"a": 0, "b": 0}', "two tokens have one id"),
+        ("vocab.json", '{"a": "x"}', "'a': expected an id, got 'x'"),
+        ("tokenizer_config.json", '{"tokenizer_class": "XTokenizer"}', "XTokenizer is not known"),
+    ],
+)
+def test_a_damaged_vocabulary_says_where(
+    name: str, text: str | None, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
+    (tmp_path / "merges.txt").write_text("a b\n")
+    if text is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text(text)
+    with pytest.raises((CorruptFile, NotSupported), match=message):
+        Tokenizer.from_path(tmp_path / "vocab.json")
