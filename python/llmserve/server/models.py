@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmserve.async_llm import AsyncLLM
+from llmserve.sampling_params import SamplingParams
 from llmserve.server.http.errors import ApiError
 from llmserve.tokenization.tokenizer import Tokenizer
 
@@ -17,6 +18,11 @@ class ServedModel:
     llm: AsyncLLM
     created: int = field(default_factory=lambda: int(time.time()))
     aliases: Sequence[str] = ()  # taken in requests, and told nowhere
+    # The model's own, over which what a request gives goes. Not to be changed.
+    default_params: SamplingParams = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "default_params", self.llm.get_default_sampling_params())
 
     @property
     def name(self) -> str:

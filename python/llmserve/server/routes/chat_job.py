@@ -67,7 +67,7 @@ async def chat_job(request: Request, body: ChatBody, kind: str, given_id: str = 
     server = context(request)
     model = server.models.get(body.model)
     _check(body)
-    defaults = model.llm.get_default_sampling_params()
+    defaults = model.default_params
     params = sampling_params(
         body,
         defaults,

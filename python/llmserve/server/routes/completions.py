@@ -47,12 +47,12 @@ async def completions(request: Request) -> Response:
     body = await read_json(request, CompletionBody, server.settings)
     model = server.models.get(body.model)
     _check(body)
-    own = model.llm.get_default_sampling_params().max_tokens
+    own = model.default_params.max_tokens
     max_tokens = given_max_tokens(body.max_tokens, own, _DEFAULT_MAX_TOKENS)
     echoed = body.logprobs if body.echo else None
     params = sampling_params(
         body,
-        model.llm.get_default_sampling_params(),
+        model.default_params,
         server.settings,
         None if max_tokens is None else max(max_tokens, 1),
         logprobs=body.logprobs,

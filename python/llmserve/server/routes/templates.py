@@ -52,7 +52,7 @@ async def tokenizer_info(request: Request) -> Response:
 async def props(request: Request) -> Response:
     """GET /props: likewise, as llama.cpp's server says it."""
     model = context(request).models.get(request.query_params.get("model"))
-    own, llm = model.llm.get_default_sampling_params(), model.llm
+    own, llm = model.default_params, model.llm
     has_text = llm.has_tokenizer
     params = {
         "n_predict": -1 if own.max_tokens is None else own.max_tokens,

@@ -48,6 +48,7 @@ class Run:
         """arrived: when its request had come, by the loop's clock."""
         self.job = job
         self.streams: list[AsyncStream | SharedStream] = []
+        self.records: list[_core.RequestRecord | None] = []  # one a stream, from its end on
         self.pacers: list[Pacer] = []
         self.cause = ""  # why it was ended, if it was
         self.limit_s = job.timeout_s  # the time limit that ended it, if one did
@@ -145,10 +146,16 @@ class Run:
         """Tokens were written, the first ones unless it has been told before."""
         self.first_sent = self.first_sent or self.last_sent
 
+    def keep_records(self) -> None:
+        """Asks for the engine's records of its requests: none for one that it has not taken in,
+        and for one that thousands have followed."""
+        self.records = [stream.record() for stream in self.streams]
+
     @property
     def num_used_tokens(self) -> int:
-        """Of the job's num_tokens, those that the engine has run or made so far."""
-        return sum(map(_num_used_tokens, self.streams))
+        """Of the job's num_tokens, those that the engine had run or made when the records were
+        kept."""
+        return sum(map(_num_used_tokens, self.streams, self.records))
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -210,10 +217,9 @@ def _lacks(stream: AsyncStream | SharedStream, time: str) -> bool:
     return bool(getattr(record, time) == 0)
 
 
-def _num_used_tokens(stream: AsyncStream | SharedStream) -> int:
-    """By the engine's record, which has what nobody read, too; there is none before the engine has
-    taken a request in, and of one that thousands have followed."""
-    state, record = stream.state, stream.record()
+def _num_used_tokens(stream: AsyncStream | SharedStream, record: _core.RequestRecord | None) -> int:
+    """By the engine's record, which has what nobody read, too."""
+    state = stream.state
     num_new = record.num_generation_tokens if record else state.num_generation_tokens
     has_run = record.scheduled_us if record else num_new
     return num_new + (len(state.prompt.token_ids) if has_run else 0)
@@ -322,6 +328,7 @@ class Activity:
                 raise
             finally:
                 self.runs.discard(run)
+                run.keep_records()
                 self.quotas.give_back(tenant, job.num_tokens - run.num_used_tokens)
                 for pacer in run.pacers:
                     pacer.release()

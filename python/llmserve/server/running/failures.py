@@ -29,6 +29,6 @@ def generation_error(message: str, job: Job) -> ApiError:
 
 def _rules(job: Job) -> list[str]:
     """Those that the request sets, by the names that its body gives them; not the model's own."""
-    params, own = job.states[0].params, job.model.llm.get_default_sampling_params()
+    params, own = job.states[0].params, job.model.default_params
     names = [name for name in _RULES if getattr(params, name) != getattr(own, name)]
     return [job.constraint if name == "structured_outputs" else name for name in names]

@@ -79,7 +79,7 @@ async def _raw_job(request: Request, body: OllamaGenerateBody) -> ChatJob:
     server, fields = context(request), _fields(request, body)
     model = server.models.get(fields["model"])
     completion = CompletionBody(prompt=body.prompt or "", **fields)
-    defaults = model.llm.get_default_sampling_params()
+    defaults = model.default_params
     params = sampling_params(
         completion,
         defaults,

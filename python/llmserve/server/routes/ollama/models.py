@@ -115,6 +115,6 @@ def _details(model: ServedModel) -> dict[str, Any]:
 
 def _parameters(model: ServedModel) -> str:
     """The model's own sampling parameters, a line each."""
-    own = model.llm.get_default_sampling_params()
+    own = model.default_params
     names = {"temperature": own.temperature, "top_p": own.top_p, "top_k": own.top_k}
     return "\n".join(f"{name} {value}" for name, value in names.items())
