@@ -33,8 +33,8 @@ def test_a_server_that_refuses_nobody_forgets_who_has_left(monkeypatch: pytest.M
     monkeypatch.setattr(
         "llmserve.server.running.admission.time", SimpleNamespace(monotonic=lambda: now)
     )
-    admission = Admission(ServerSettings())
-    model = SimpleNamespace(llm=SimpleNamespace(max_num_seqs=4, num_kv_tokens=100))
+    model: Any = SimpleNamespace(llm=SimpleNamespace(max_num_seqs=4, num_kv_tokens=100))
+    admission = Admission(ServerSettings(), model)
     state = SimpleNamespace(params=SimpleNamespace(n=1))
     job: Any = SimpleNamespace(states=[state], num_tokens=8, model=model)
     for _ in range(100):
@@ -137,8 +137,8 @@ def test_a_time_to_come_again_is_that_of_the_measured_rate(
     now = 100.0
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr("llmserve.server.running.admission.time", clock)
-    llm = SimpleNamespace(max_num_seqs=8, num_kv_tokens=10**6)
-    admission = Admission(ServerSettings())
+    llm: Any = SimpleNamespace(max_num_seqs=8, num_kv_tokens=10**6)
+    admission = Admission(ServerSettings(), ServedModel(["demo"], llm))
 
     def pass_through(num_tokens: int) -> None:
         params = SimpleNamespace(n=1)
@@ -162,8 +162,8 @@ def test_a_time_to_come_again_is_that_of_the_measured_rate(
 
 
 def test_large_batches_get_in_beside_others_and_leave_them_room() -> None:
-    llm = SimpleNamespace(max_num_seqs=256, num_kv_tokens=10**6)
-    admission = Admission(ServerSettings(max_waiting_requests=256))
+    llm: Any = SimpleNamespace(max_num_seqs=256, num_kv_tokens=10**6)
+    admission = Admission(ServerSettings(max_waiting_requests=256), ServedModel(["demo"], llm))
 
     def job(num_texts: int) -> Any:
         states = [SimpleNamespace(params=SimpleNamespace(n=1))] * num_texts

@@ -37,9 +37,10 @@ _ERROR_BODIES = (
 )
 
 
-def _error_response(
+def error_response(
     path: str, error: ApiError, headers: Mapping[str, str] | None = None
 ) -> Response:
+    """In the words of the protocol that the path belongs to."""
     for begin, body in _ERROR_BODIES:
         if path.startswith(begin):
             headers = {**error.headers(), **(headers or {})}
@@ -57,7 +58,7 @@ def answer_error(request: Request, error: Exception) -> Response:
         error = ApiError(
             405, f"{path} takes {headers.get('Allow')}, not {method}", code="method_not_supported"
         )
-    return _error_response(path, to_api_error(error), headers)
+    return error_response(path, to_api_error(error), headers)
 
 
 class Access:
@@ -97,13 +98,13 @@ class Access:
             answer = to_api_error(error, fields, _request_id(scope))
             if status == 0:
                 scope["llmserve.error"] = answer  # for the log
-                await _error_response(scope["path"], answer)(scope, receive, watched)
+                await error_response(scope["path"], answer)(scope, receive, watched)
             else:
                 if (connection := own_connection(scope)) is not None:
                     connection.abort()
         finally:
             status = status or _CLIENT_LEFT
-            _write(scope, status, time.monotonic() - began, given_id)
+            write_line(scope, status, time.monotonic() - began, given_id)
             if "app" in scope:
                 _count(scope["app"].state.server.metrics, scope, status)
                 _trace(scope["app"].state.server.tracing, scope, status)
@@ -135,7 +136,8 @@ def _trace(tracing: Tracing | None, scope: Scope, status: int) -> None:
         tracing.record(scope, run, status)
 
 
-def _write(scope: Scope, status: int, duration_s: float, given_id: bytes) -> None:
+def write_line(scope: Scope, status: int, duration_s: float, given_id: bytes = b"") -> None:
+    """The line of a request in the log."""
     if (scope["path"] in _QUIET and status == 200) or not _log.isEnabledFor(logging.INFO):
         return
     client = scope.get("client")

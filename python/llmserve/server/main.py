@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from llmserve.errors import InvalidArgument
 from llmserve.server.app import create_app
 from llmserve.server.context import ServerContext
+from llmserve.server.early_refusal import EarlyRefusal
 from llmserve.server.http.protocol import http_protocol
 from llmserve.server.models import ServedModel
 from llmserve.server.settings import ServerSettings
@@ -45,7 +46,11 @@ class Server(uvicorn.Server):
             app,
             host=settings.host,
             port=settings.port,
-            http=http_protocol(settings, app.state.server.metrics.count_answer),
+            http=http_protocol(
+                settings,
+                app.state.server.metrics.count_answer,
+                EarlyRefusal(app.state.server),
+            ),
             ws="none",
             lifespan="on",
             log_config=None,

@@ -41,23 +41,22 @@ class Keys:
         return found
 
 
-class Authentication:
-    """ASGI middleware."""
+def tenant(scope: Scope) -> str:
+    """Whose quotas a request counts for: its key's digest; empty where no key is asked for."""
+    return str(scope.get("llmserve.key", ""))
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self._app = app
+
+class KeyCheck:
+    """What a server asks of a request before anything else."""
+
+    def __init__(self, settings: ServerSettings) -> None:
         self._clients = Keys([*settings.api_keys, settings.admin_key])
         self._is_open = not settings.api_keys
         self._admins = Keys([settings.admin_key])
         self._open_paths = {*_OPEN, *(["/metrics"] if settings.is_lenient("open_metrics") else [])}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hands the request on. Raises ApiError (401, 403)."""
-        if scope["type"] == "http" and (error := self._refusal(scope)):
-            raise error
-        await self._app(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> ApiError | None:
+    def refusal(self, scope: Scope) -> ApiError | None:
+        """401, 403, or None for one that may go on, whose tenant is known then."""
         path = scope["path"]
         if path in self._open_paths:
             return None
@@ -83,3 +82,17 @@ class Authentication:
             else "send an API key: Authorization: Bearer <key>, or x-api-key: <key>",
             code="invalid_api_key",
         )
+
+
+class Authentication:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._keys = KeyCheck(settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands the request on. Raises ApiError (401, 403)."""
+        if scope["type"] == "http" and (error := self._keys.refusal(scope)):
+            raise error
+        await self._app(scope, receive, send)

@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable
 from email.utils import formatdate
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import httptools
 import msgspec
+from starlette.responses import Response
+from starlette.types import Scope
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -32,14 +34,18 @@ _VERSIONS = ("1.0", "1.1")
 
 
 def http_protocol(
-    settings: ServerSettings, answered: Callable[[int], None]
+    settings: ServerSettings,
+    answered: Callable[[int], None],
+    refused: Callable[[Scope], Response | None],
 ) -> type[HttpToolsProtocol]:
     """The protocol class of a server with these bounds. answered: told the status of what gets its
-    answer here, since it is no request."""
+    answer here, since it is no request. refused: the answer of a request whose body need not be
+    read, by its head."""
 
     class Protocol(_BoundedProtocol):
         bounds = settings
         count_answer = staticmethod(answered)
+        early_answer = staticmethod(refused)
         waiting: ClassVar = {}
 
     return Protocol
@@ -75,11 +81,13 @@ def _new_parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
 class _BoundedProtocol(HttpToolsProtocol):
     bounds: ServerSettings
     count_answer: Callable[[int], None]
+    early_answer: Callable[[Scope], Response | None]
     # The connections that owe a head or a body, not an answer; who has for longest comes first.
     waiting: ClassVar[dict["_BoundedProtocol", None]]
     _num_head_bytes = 0  # since the last byte of a body, or the last whole request
     _is_in_head = True
     _is_in_body = False  # of the request that `cycle` answers
+    _is_dropped = False  # the body that comes: its request has an answer
     _is_refused = False
     _last_words: bytes | None = None  # of a refusal that earlier answers go before
     _head_timer: asyncio.TimerHandle | None = None
@@ -191,27 +199,52 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._refuse(400, "CONNECT is for proxies, and this is none")
         elif len(self.pipeline) >= _MAX_NUM_AHEAD:
             self._refuse(429, f"more than {_MAX_NUM_AHEAD} requests were sent ahead of an answer")
-        elif not self.parser.should_upgrade():  # or it comes again, without
+        elif not self.parser.should_upgrade() and not self._answer_early():  # or it comes again
             super().on_headers_complete()
             self._is_in_body = True
             if self.scope["http_version"] == "1.0":
                 _send_without_chunks(self.cycle)
 
+    def _answer_early(self) -> bool:
+        """Whether a request has been answered without its body, which is dropped."""
+        if not self._is_answered or self.flow.write_paused:
+            return False  # those before it come first
+        self.scope["method"] = self.parser.get_method().decode("ascii")
+        self.scope["path"] = self.url.decode("latin-1")
+        answer = self.early_answer(cast(Scope, self.scope))
+        if answer is None:
+            return False
+        is_last = self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
+        fields = [*self.server_state.default_headers, *answer.raw_headers]
+        if is_last:
+            fields.append((b"connection", b"close"))
+        lines = [b"%b: %b\r\n" % field for field in fields]
+        data = b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n", answer.body])
+        if is_last:
+            self._is_refused = True
+            self._end_with(data)
+            return True
+        self.transport.write(data)
+        self._is_dropped = self._is_in_body = True
+        self._await_request()
+        return True
+
     def on_body(self, body: bytes) -> None:
         self._num_head_bytes = 0
-        if not self._is_refused:
+        if not self._is_refused and not self._is_dropped:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._num_head_bytes = 0
         if not self._is_refused and not self.parser.should_upgrade():
-            super().on_message_complete()
-            self._is_in_body = False
+            if not self._is_dropped:
+                super().on_message_complete()
+            self._is_in_body = self._is_dropped = False
             self.waiting.pop(self, None)
             if self._rest_timer is not None:
                 self._rest_timer.cancel()
                 self._rest_timer = None
-            if self.cycle.response_complete:
+            if self._is_answered:
                 self._await_request()
         self._is_in_head = True
 
@@ -293,7 +326,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self._is_in_body and self.pipeline:
             self.pipeline.popleft()  # what is refused is the last that came
         elif self._is_in_body:
-            if self.cycle.response_started:  # another would be taken for the next request's
+            if (
+                self._is_dropped or self.cycle.response_started
+            ):  # another would be taken for the next request's
                 self._end_with(b"")
                 return
             is_answered = True

@@ -12,6 +12,7 @@ from llmserve.prompts import TokensPrompt
 from llmserve.requests.generation_config import own_max_tokens
 from llmserve.sampling_params import SamplingParams
 from llmserve.server.context import ServerContext, context
+from llmserve.server.http.auth import tenant
 from llmserve.server.http.errors import ApiError
 from llmserve.server.models import ServedModel
 from llmserve.server.routes.bodies import ChatBody
@@ -79,7 +80,7 @@ async def chat_job(request: Request, body: ChatBody, kind: str, given_id: str = 
     params = _with_tools(body, params, model, server.settings, bool(names))
     limit_s = timeout_s(body.timeout, server.settings)
     arrived = arrived_at(request.scope)
-    with server.activity.in_time(model, arrived, limit_s):
+    with server.activity.preparing(model, arrived, limit_s, tenant(request.scope)):
         prompt = await _prompt(body, params, model, num_body_bytes(request))
         text = prompt.get("prompt") or ""
         params, section = _with_reasoning(body, params, model, server.settings, text)

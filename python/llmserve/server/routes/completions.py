@@ -9,6 +9,7 @@ from starlette.responses import Response
 from llmserve.outputs import CompletionOutput
 from llmserve.requests.state import RequestState
 from llmserve.server.context import context
+from llmserve.server.http.auth import tenant
 from llmserve.server.http.errors import ApiError
 from llmserve.server.http.events import DONE, event
 from llmserve.server.http.head import given_request_id
@@ -61,7 +62,7 @@ async def completions(request: Request) -> Response:
     max_num = max(server.settings.max_num_samples // params.n, 1)
     limit_s = timeout_s(body.timeout, server.settings)
     arrived = arrived_at(request.scope)
-    with server.activity.in_time(model, arrived, limit_s):
+    with server.activity.preparing(model, arrived, limit_s, tenant(request.scope)):
         given = await prompts(
             "prompt",
             body.prompt,

@@ -12,6 +12,7 @@ from llmserve.pooling_params import PoolingParams
 from llmserve.requests.pooling_state import PoolingState
 from llmserve.requests.state import RequestState
 from llmserve.server.context import context
+from llmserve.server.http.auth import tenant
 from llmserve.server.http.errors import ApiError
 from llmserve.server.routes.bodies import EmbeddingBody
 from llmserve.server.routes.prompts import prompts
@@ -43,7 +44,7 @@ async def embeddings(request: Request) -> Response:
     )
     limit_s = timeout_s(body.timeout, server.settings)
     arrived = arrived_at(request.scope)
-    with server.activity.in_time(model, arrived, limit_s):
+    with server.activity.preparing(model, arrived, limit_s, tenant(request.scope)):
         given = await prompts("input", body.input, model, _MAX_NUM_INPUTS)
         states = await model.llm.admit_pooling(given, params, "embed")
     job = Job(new_id("embd"), model, states, False, limit_s)

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from llmserve.common.text_threads import on_text_thread
 from llmserve.server.context import context
+from llmserve.server.http.auth import tenant
 from llmserve.server.http.errors import ApiError, JsonResponse
 from llmserve.server.models import ServedModel
 from llmserve.server.routes.bodies import DetokenizeBody, TokenizeBody
@@ -36,9 +37,9 @@ async def counted_on_thread(
     """What `call` makes of the body's texts. Like any other request it counts for the key's quota,
     and has its time."""
     server = context(request)
-    tenant = request.scope.get("llmserve.key", "")
-    server.activity.quotas.check(tenant, 0)
-    server.activity.quotas.take(tenant, 0)
+    key_name = tenant(request.scope)
+    server.activity.quotas.check(key_name, 0)
+    server.activity.quotas.take(key_name, 0)
     limit_s = server.settings.request_timeout
     with server.activity.in_time(model, arrived_at(request.scope), limit_s):
         return await on_text_thread(num_body_bytes(request), call)

@@ -254,7 +254,7 @@ class Activity:
     def __init__(self, models: Sequence[ServedModel], settings: ServerSettings) -> None:
         self.settings = settings
         self.runs: set[Run] = set()
-        self.admissions = {model: Admission(settings) for model in models}
+        self.admissions = {model: Admission(settings, model) for model in models}
         self.ended: Counter[str] = Counter()  # early, by cause
         self.is_draining = False
         self.watchdog = Watchdog(models, settings)
@@ -263,6 +263,28 @@ class Activity:
         self._tiers = read_tiers(settings.pace)
         self._has_nothing = asyncio.Event()  # to do, while it drains
         self._readers: set[asyncio.Task[object]] = set()  # of bodies that have not come
+
+    @contextmanager
+    def preparing(
+        self, model: ServedModel, arrived: float, timeout_s: float, tenant: str = ""
+    ) -> Iterator[None]:
+        """As `in_time`, of a request that is to run. Raises ApiError (429, 503) where `running`
+        would, so that no text is read and no grammar compiled for a request that is refused."""
+        if self.is_draining:
+            raise shutting_down()
+        self.watchdog.check(model)
+        self.quotas.check(tenant, 0)
+        with self.admissions[model].reserved(), self.in_time(model, arrived, timeout_s):
+            yield
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no model takes a request, whichever it asks for."""
+        return all(admission.is_full for admission in self.admissions.values())
+
+    def refusal(self) -> ApiError:
+        """What a request is told then (429)."""
+        return next(iter(self.admissions.values())).refusal()
 
     @contextmanager
     def in_time(self, model: ServedModel, arrived: float, timeout_s: float) -> Iterator[None]:

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from llmserve.common.text_threads import MAX_ROWS_IN_LOOP, on_answer_thread
 from llmserve.requests.state import RequestState
+from llmserve.server.http.auth import tenant
 from llmserve.server.http.connection import Connection, own_connection
 from llmserve.server.http.errors import ApiError, JsonResponse, LargeJsonResponse
 from llmserve.server.running.activity import (
@@ -46,9 +47,8 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError before anything was sent."""
-        tenant = scope.get("llmserve.key", "")
         await self._activity.coalescer.wait()
-        with self._activity.running(self._job, self._arrived, tenant) as run:
+        with self._activity.running(self._job, self._arrived, tenant(scope)) as run:
             connection = own_connection(scope)
             if connection is not None:
                 run.cut_connection = connection.abort

@@ -11,6 +11,7 @@ from llmserve.common.arguments import describe
 from llmserve.prompts import SinglePrompt
 from llmserve.requests.generation_config import own_max_tokens
 from llmserve.server.context import context
+from llmserve.server.http.auth import tenant
 from llmserve.server.http.errors import ApiError, JsonResponse
 from llmserve.server.routes.bodies import ChatBody, CompletionBody
 from llmserve.server.routes.chat_job import ChatJob, chat_job
@@ -88,7 +89,7 @@ async def _raw_job(request: Request, body: OllamaGenerateBody) -> ChatJob:
         logprobs=_num_top(body),
     )
     arrived, limit_s = arrived_at(request.scope), timeout_s(None, server.settings)
-    with server.activity.in_time(model, arrived, limit_s):
+    with server.activity.preparing(model, arrived, limit_s, tenant(request.scope)):
         given: list[SinglePrompt] = await prompts("prompt", body.prompt or "", model, 1)
         job = await generation_job("ollama", completion, model, given, params, server.settings)
     form = ChatFormat(None, (), True, None, False, False)

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.server.context import context
+from llmserve.server.http.auth import tenant
 from llmserve.server.http.errors import ApiError, JsonResponse
 from llmserve.server.routes.chat_job import chat_job
 from llmserve.server.routes.prompts import chat_prompt
@@ -49,7 +50,7 @@ async def response(request: Request) -> Response:
     """GET and DELETE /v1/responses/{response_id}."""
     response_id = request.path_params["response_id"]
     if request.method == "DELETE":
-        if not context(request).responses.delete(_tenant(request), response_id):
+        if not context(request).responses.delete(tenant(request.scope), response_id):
             raise _unknown(response_id)
         return JsonResponse({"id": response_id, "object": "response", "deleted": True})
     if request.query_params.get("stream", "false").lower() not in ("false", "0"):
@@ -72,7 +73,7 @@ def _conversation(request: Request, body: ResponsesBody) -> tuple[list[Item], li
     items, messages = read_input(body.input)
     if body.previous_response_id is None:
         return items, messages
-    before = context(request).responses.get(_tenant(request), body.previous_response_id)
+    before = context(request).responses.get(tenant(request.scope), body.previous_response_id)
     if before is None:
         error = _unknown(body.previous_response_id, "previous_response_id")
         raise error
@@ -82,7 +83,7 @@ def _conversation(request: Request, body: ResponsesBody) -> tuple[list[Item], li
 def _keep(request: Request, items: list[Item], messages: list[Message], document: Document) -> None:
     answered = read_input(document["output"])[1] if document["output"] else []
     stored = StoredResponse(document, items, [*messages, *answered])
-    context(request).responses.put(_tenant(request), stored)
+    context(request).responses.put(tenant(request.scope), stored)
 
 
 def _forget(_: Document) -> None:
@@ -90,14 +91,10 @@ def _forget(_: Document) -> None:
 
 
 def _stored(request: Request, response_id: str) -> StoredResponse:
-    found = context(request).responses.get(_tenant(request), response_id)
+    found = context(request).responses.get(tenant(request.scope), response_id)
     if found is None:
         raise _unknown(response_id)
     return found
-
-
-def _tenant(request: Request) -> str:
-    return str(request.scope.get("llmserve.key", ""))
 
 
 def _unknown(response_id: str, param: str | None = None) -> ApiError:
