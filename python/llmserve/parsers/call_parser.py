@@ -1,206 +1,153 @@
-"""Reads the calls in a model's text, whatever its family's signs for them: a style says which."""
+"""Calls that are JSON objects, whatever a family's signs around them: a style says which."""
 
-import enum
-import re
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from llmserve.parsers.call_object import CallObject, State
-from llmserve.parsers.deltas import ContentWriter, Pieces, held_length
+from llmserve.parsers.call_object import CallObject
+from llmserve.parsers.call_object import State as CallState
+from llmserve.parsers.lark import Lark, joined
+from llmserve.parsers.text_parser import MAX_HEAD, NAME, State, TextParser, sign_at
+from llmserve.parsers.tool_style import Schemas, ToolStyle
 
-_WHITESPACE = re.compile(r"[ \t\n\r]+")
-_NAME = re.compile(r"[A-Za-z0-9_.:-]+")
-_MAX_NAME_LENGTH = 256
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonStyle(ToolStyle):
+    """{"name": ..., "arguments": {...}}, with signs around it."""
 
-@dataclass(frozen=True, slots=True)
-class ToolStyle:
-    """How a family of models writes calls."""
-
-    name: str
-    begin: str  # before a call, or before the first of several
-    end: str = ""  # after it, where there is one
-    separator: str = ""  # between calls after one `begin`, where there may be more
+    other_begins: tuple[str, ...] = ()  # that models write in the place of `begin`
+    ends: tuple[str, ...] = ()  # after a call, or after a list of them, where there is an end
+    more: str = ""  # between calls after one `begin`, where there may be more
     argument_key: str = "arguments"
     is_list: bool = False  # calls may stand in a JSON list
-    is_bare: bool = False  # a text may start with a call, without `begin`
     name_end: str = ""  # where a name may stand before its arguments alone: what parts the two
-    # Special tokens in which the style shows: they have to be in the text, and tell a template.
-    special_tokens: tuple[str, ...] = ()
-    hints: tuple[str, ...] = ()  # what else in a chat template tells that it is this style
+
+    def parser(self, names: Collection[str] | None, schemas: Schemas) -> "CallParser":
+        """See ToolStyle."""
+        return CallParser(self, names)
+
+    def body(self, lark: Lark, name: str, parameters: Mapping[str, object]) -> str:
+        """See ToolStyle."""
+        head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{self.argument_key}": '
+        return joined(lark.literal(head), lark.value(parameters), lark.literal("}"))
 
 
-class _At(enum.Enum):
-    START = enum.auto()
-    CONTENT = enum.auto()
-    CALL_OR_LIST = enum.auto()  # after `begin`
-    CALL = enum.auto()  # after a separator
-    NAME = enum.auto()
-    IN_CALL = enum.auto()
-    AFTER_CALL = enum.auto()
+class CallParser(TextParser):
+    """Of one sample, see ToolStyle.parser."""
 
-
-class CallParser:
-    """Of one sample, see ToolParser. `names`: of the tools that there are; calls of others are
-    content. None takes any."""
-
-    def __init__(self, style: ToolStyle, names: Collection[str] | None = None) -> None:
+    def __init__(self, style: JsonStyle, names: Collection[str] | None = None) -> None:
+        super().__init__(*filter(None, (style.begin, *style.other_begins)))
         self._style = style
         self._names = names
-        self._at = _At.START if style.is_bare else _At.CONTENT
-        self._rest = ""  # read and not decided
-        self._raw = ""  # of what may turn out to be content: since the last that was none
-        self._writer = ContentWriter()
-        self._pieces = Pieces()
+        if style.is_bare:
+            self._at = self._start
+        self._between_calls = (self._next_call, self._after_call)
         self._call = CallObject(0, names)
-        self._num_calls = 0
         self._in_list = False
         self._has_bare_arguments = False
 
-    def feed(self, text: str) -> Pieces:
-        """See ToolParser."""
-        text = self._rest + text
-        self._rest = ""
-        pos = 0
-        while pos < len(text):
-            stop = self._step(text, pos)
-            if stop is None:  # more has to be known
-                self._rest = text[pos:]
-                break
-            pos = stop
-        return self._take()
+    def _begin(self, sign: str) -> State:
+        return self._first_call
 
-    def finish(self) -> Pieces:
-        """See ToolParser."""
-        raw, self._raw, self._rest = self._raw + self._rest, "", ""
-        if self._at in (_At.AFTER_CALL, _At.CALL) and self._writer.is_after_call:
-            raw = ""  # signs of the call before
-        self._pieces.content += self._writer.write(raw) + self._writer.finish()
-        return self._take()
+    def _give_up(self, pos: int) -> int:
+        self._in_list = False
+        return super()._give_up(pos)
 
-    def _take(self) -> Pieces:
-        pieces, self._pieces = self._pieces, Pieces()
-        return pieces
+    def _start(self, text: str, pos: int) -> int | None:
+        """Of a text that may begin with a call, or with the sign of one."""
+        if (stop := self._past_whitespace(text, pos)) != pos:
+            return stop
+        sign = sign_at(text, pos, *self._begins)
+        if sign is None:
+            return None
+        self._raw += sign
+        self._at = self._first_call
+        return pos + len(sign)
 
-    def _step(self, text: str, pos: int) -> int | None:
-        """Where the next thing begins; None where more has to be known."""
-        if self._at is _At.CONTENT:
-            return self._read_content(text, pos)
-        if self._at is _At.IN_CALL:
-            return self._read_call(text, pos)
-        if self._at is _At.NAME:
-            return self._read_name(text, pos)
-        if match := _WHITESPACE.match(text, pos):
-            self._raw += match.group()
-            return match.end()
-        if self._at is _At.AFTER_CALL:
-            return self._read_after_call(text, pos)
-        return self._read_begin(text, pos)
-
-    def _read_content(self, text: str, pos: int) -> int | None:
-        begin = self._style.begin
-        found = text.find(begin, pos) if begin else -1
-        end = found if found >= 0 else len(text) - held_length(text[pos:], begin)
-        self._pieces.content += self._writer.write(text[pos:end])
-        if found < 0:
-            return end if end > pos else None
-        self._raw = begin
-        self._at = _At.CALL_OR_LIST
-        return found + len(begin)
-
-    def _read_begin(self, text: str, pos: int) -> int | None:
-        """At a call's first character, or that of a list of them."""
-        style = self._style
-        if self._at is _At.START and style.begin:
-            if text.startswith(style.begin, pos):
-                self._raw += style.begin
-                self._at = _At.CALL_OR_LIST
-                return pos + len(style.begin)
-            if style.begin.startswith(text[pos:]):
-                return None
-        if text[pos] == "[" and style.is_list and self._at is not _At.CALL:
+    def _first_call(self, text: str, pos: int) -> int | None:
+        """A call, or a list of them."""
+        if (stop := self._past_whitespace(text, pos)) != pos:
+            return stop
+        if text[pos] == "[" and self._style.is_list:
             self._in_list = True
             self._raw += "["
-            self._at = _At.CALL
+            self._at = self._next_call
             return pos + 1
-        if text[pos] == "{":
-            self._begin_call()
+        if self._style.name_end and NAME.match(text, pos):
+            self._at = self._name
             return pos
-        if style.name_end and self._at is _At.CALL_OR_LIST and _NAME.match(text, pos):
-            self._at = _At.NAME
-            return pos
-        return self._give_up(pos)
+        return self._next_call(text, pos)
 
-    def _begin_call(self) -> None:
-        self._call = CallObject(self._num_calls, self._names)
-        self._has_bare_arguments = False
-        self._at = _At.IN_CALL
-
-    def _read_name(self, text: str, pos: int) -> int | None:
-        """name[ARGS]{...}: the arguments alone."""
-        match = _NAME.match(text, pos)
-        end = match.end() if match else pos
-        if end - pos > _MAX_NAME_LENGTH:
+    def _next_call(self, text: str, pos: int) -> int | None:
+        if (stop := self._past_whitespace(text, pos)) != pos:
+            return stop
+        if text[pos] != "{":
             return self._give_up(pos)
-        sign = self._style.name_end
-        if text.startswith(sign, end):
-            begin = end + len(sign)
-        elif text.startswith("{", end):
-            begin = end
-        elif end == len(text) or sign.startswith(text[end:]):
+        self._begin_call(has_bare_arguments=False)
+        return pos
+
+    def _begin_call(self, has_bare_arguments: bool) -> None:
+        self._call = CallObject(self._num_calls, self._names)
+        self._has_bare_arguments = has_bare_arguments
+        self._at = self._in_call
+
+    def _name(self, text: str, pos: int) -> int | None:
+        """name[ARGS]{...}: the arguments alone."""
+        match = NAME.match(text, pos)
+        end = match.end() if match else pos
+        if end - pos > MAX_HEAD:
+            return self._give_up(pos)
+        if end == len(text):
             return None
-        else:
+        sign = "" if text[end] == "{" else sign_at(text, end, self._style.name_end)
+        if sign is None:
+            return None
+        begin = end + len(sign)
+        if not sign and text[end] != "{":
             return self._give_up(pos)
         self._raw += text[pos:begin]
-        self._begin_call()
-        self._has_bare_arguments = True
+        self._begin_call(has_bare_arguments=True)
         self._feed_call(f'{{"name":"{text[pos:end]}","arguments":', 0)
         return begin
 
     def _feed_call(self, text: str, pos: int) -> int:
         stop = self._call.feed(text, pos, self._pieces.tool_calls)
-        if self._has_bare_arguments and self._call.state is State.AFTER_VALUE:
+        if self._has_bare_arguments and self._call.state is CallState.AFTER_VALUE:
             self._call.feed("}", 0, self._pieces.tool_calls)
         return stop
 
-    def _read_call(self, text: str, pos: int) -> int:
+    def _in_call(self, text: str, pos: int) -> int:
         stop = self._feed_call(text, pos)
-        if self._call.is_announced:
-            if self._num_calls == self._call.index:
-                self._num_calls += 1
-                self._writer.call()
-            self._raw = ""
-        else:
+        if not self._call.is_announced:
             self._raw += text[pos:stop]
-        if self._call.state is State.FAILED:
+        elif self._num_calls == self._call.index:
+            self._note_call()
+        else:
+            self._raw = ""
+        if self._call.state is CallState.FAILED:
             return self._give_up(stop)
-        if self._call.state is State.DONE:
-            self._at = _At.AFTER_CALL
+        if self._call.state is CallState.DONE:
+            self._at = self._after_call
         return stop
 
-    def _read_after_call(self, text: str, pos: int) -> int | None:
-        separator = "," if self._in_list else self._style.separator
-        sign = "]" if self._in_list else self._style.end
-        if separator and text.startswith(separator, pos):
-            self._raw += separator
-            self._at = _At.CALL
-            return pos + len(separator)
-        if sign and text.startswith(sign, pos):
-            self._raw = ""
-            if self._in_list and self._style.end:
-                self._in_list = False  # the style's own end is to come
-                return pos + 1
-            self._in_list = False
-            self._at = _At.CONTENT
-            return pos + len(sign)
-        if sign and sign.startswith(text[pos:]):
+    def _after_call(self, text: str, pos: int) -> int | None:
+        if (stop := self._past_whitespace(text, pos)) != pos:
+            return stop
+        more = "," if self._in_list else self._style.more
+        ends = ("]",) if self._in_list else self._style.ends
+        sign = sign_at(text, pos, more, *ends)
+        if sign is None:
             return None
-        return self._give_up(pos)
-
-    def _give_up(self, pos: int) -> int:
-        """What was no call is content, and what follows too, until the next one."""
-        raw, self._raw = self._raw, ""
-        self._pieces.content += self._writer.write(raw)
-        self._in_list = False
-        self._at = _At.CONTENT
-        return pos
+        if not sign:
+            return self._give_up(pos)
+        if sign == more:
+            self._raw += more
+            self._at = self._next_call
+        elif self._in_list and self._style.ends:
+            self._raw = ""
+            self._in_list = False  # the style's own end is to come
+        else:
+            self._raw = ""
+            self._in_list = False
+            self._at = self._content
+        return pos + len(sign)

@@ -1,5 +1,13 @@
 """Any other model: the text starts with {"name": ..., "arguments": {...}}, or a list of them."""
 
-from llmserve.parsers.call_parser import ToolStyle
+from llmserve.parsers.call_parser import JsonStyle
 
-STYLE = ToolStyle(name="json", begin="", is_list=True, is_bare=True)
+STYLE = JsonStyle(
+    name="json",
+    aliases=("xlam",),
+    is_list=True,
+    is_bare=True,
+    section=("[", "]"),
+    separator=", ",
+    has_section_of_one=False,
+)

@@ -1,30 +1,71 @@
 """The styles of calls and of reasoning that there are, and which one a chat template uses."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from llmserve.common.arguments import describe
 from llmserve.errors import InvalidArgument
-from llmserve.parsers import generic_json, hermes, llama3, mistral
-from llmserve.parsers.call_parser import CallParser, ToolStyle
+from llmserve.parsers import (
+    deepseek_v3,
+    deepseek_v31,
+    generic_json,
+    glm45,
+    granite,
+    harmony,
+    hermes,
+    kimi_k2,
+    llama3,
+    llama4,
+    minimax_m2,
+    mistral,
+    phi4,
+    pythonic,
+    qwen3_coder,
+    seed_oss,
+)
+from llmserve.parsers.deltas import ToolParser
+from llmserve.parsers.reasoning import REASONING_STYLES, ReasoningStyle
+from llmserve.parsers.tool_style import Schemas, ToolStyle
 
 # In the order in which a template is looked at: the first whose hint is in it.
 TOOL_STYLES: tuple[ToolStyle, ...] = (
+    harmony.STYLE,
+    qwen3_coder.STYLE,
+    glm45.STYLE,
+    seed_oss.STYLE,
+    minimax_m2.STYLE,
+    kimi_k2.STYLE,
+    deepseek_v3.STYLE,
+    deepseek_v31.STYLE,
+    phi4.STYLE,
+    granite.STYLE,
     hermes.STYLE,
     mistral.STYLE,
+    llama4.STYLE,
+    pythonic.STYLE,
     llama3.STYLE,
     generic_json.STYLE,
 )
-# What opens and ends a section, by name.
-REASONING_STYLES = {"think": ("<think>", "</think>")}
 
 
 def tool_style(name: str) -> ToolStyle:
     """The style of that name. Raises InvalidArgument that lists them."""
     for style in TOOL_STYLES:
-        if style.name == name:
+        if name in (style.name, *style.aliases):
             return style
-    names = ", ".join(style.name for style in TOOL_STYLES)
-    raise InvalidArgument(f"tool_call_parser must be one of {names}, got {describe(name)}")
+    raise _unknown("tool_call_parser", name, (style.name for style in TOOL_STYLES))
+
+
+def reasoning_style(name: str) -> ReasoningStyle:
+    """The style of that name. Raises InvalidArgument that lists them."""
+    for style in REASONING_STYLES:
+        if name in (style.name, *style.aliases):
+            return style
+    names = [name for style in REASONING_STYLES for name in (style.name, *style.aliases)]
+    raise _unknown("reasoning_parser", name, names)
+
+
+def _unknown(setting: str, name: str, known: Iterable[str]) -> InvalidArgument:
+    return InvalidArgument(f"{setting} must be one of {', '.join(known)}, got {describe(name)}")
 
 
 def detect_tool_style(chat_template: str) -> ToolStyle:
@@ -33,12 +74,22 @@ def detect_tool_style(chat_template: str) -> ToolStyle:
     >>> detect_tool_style("... <tool_call>{{ call }}</tool_call>").name
     'hermes'
     """
-    for style in TOOL_STYLES:
-        if any(hint in chat_template for hint in (*style.special_tokens, *style.hints)):
-            return style
-    return generic_json.STYLE
+    taught = (style for style in TOOL_STYLES if style.is_taught_by(chat_template))
+    return next(taught, generic_json.STYLE)
 
 
-def tool_parser(style: ToolStyle, names: Collection[str] | None = None) -> CallParser:
-    """For one sample. `names`: of the tools that there are."""
-    return CallParser(style, names)
+def detect_reasoning_style(chat_template: str) -> ReasoningStyle | None:
+    """The style that a chat template teaches, if there is one.
+
+    >>> detect_reasoning_style("... <think>{{ thought }}</think>").name
+    'think'
+    """
+    taught = (style for style in REASONING_STYLES if style.is_taught_by(chat_template))
+    return next(taught, None)
+
+
+def tool_parser(
+    style: ToolStyle, names: Collection[str] | None = None, schemas: Schemas | None = None
+) -> ToolParser:
+    """For one sample. `names`: of the tools that there are. schemas: of their arguments."""
+    return style.parser(names, schemas or {})

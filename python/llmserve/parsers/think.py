@@ -1,5 +1,5 @@
-"""Reasoning between <think> and </think> at the beginning of a text, which a template may have
-opened already."""
+"""Reasoning between two signs at the beginning of a text, which a template may have opened
+already."""
 
 from llmserve.parsers.deltas import Pieces, held_length
 
@@ -8,16 +8,22 @@ _WHITESPACE = " \n\r\t"
 
 class ThinkParser:
     """Of one sample: splits what was thought from what is answered. is_open: the prompt ends
-    within a section. Whitespace at the ends of both is left out.
+    within a section. Whitespace at the ends of both is left out. starts, ends: the signs, any of
+    which opens or ends it.
 
     >>> parser = ThinkParser(is_open=False)
     >>> parser.feed("<think>Hm.</think>Yes")
     Pieces(reasoning='Hm.', content='Yes', tool_calls=[])
     """
 
-    def __init__(self, is_open: bool, start: str = "<think>", end: str = "</think>") -> None:
-        self._start = start
-        self._end = end
+    def __init__(
+        self,
+        is_open: bool,
+        starts: tuple[str, ...] = ("<think>",),
+        ends: tuple[str, ...] = ("</think>",),
+    ) -> None:
+        self._starts = starts
+        self._ends = ends
         self._is_undecided = not is_open
         self._is_thinking = is_open
         self._is_at_edge = is_open  # whitespace here belongs to nobody
@@ -48,24 +54,26 @@ class ThinkParser:
     def _decide(self, text: str) -> str:
         """Whether the text begins with a section; what follows its beginning."""
         stripped = text.lstrip(_WHITESPACE)
-        if stripped.startswith(self._start):
-            self._is_undecided = False
-            self._is_thinking = self._is_at_edge = True
-            return stripped[len(self._start) :]
-        self._is_undecided = self._start.startswith(stripped)
+        for start in self._starts:
+            if stripped.startswith(start):
+                self._is_undecided = False
+                self._is_thinking = self._is_at_edge = True
+                return stripped[len(start) :]
+        self._is_undecided = any(start.startswith(stripped) for start in self._starts)
         self._rest = text if self._is_undecided else ""
         return text
 
     def _think(self, text: str, pieces: Pieces) -> str:
         """Adds to the reasoning; what follows its end."""
         text = self._past_edge(text)
-        found = text.find(self._end)
-        if found >= 0:
+        places = [(found, end) for end in self._ends if (found := text.find(end)) >= 0]
+        if places:
+            found, sign = min(places)
             pieces.reasoning = text[:found].rstrip(_WHITESPACE)
             self._is_thinking = False
             self._is_at_edge = True
-            return text[found + len(self._end) :]
-        end = len(text) - held_length(text, self._end)
+            return text[found + len(sign) :]
+        end = len(text) - max(held_length(text, sign) for sign in self._ends)
         end = len(text[:end].rstrip(_WHITESPACE))
         pieces.reasoning = text[:end]
         self._rest = text[end:]

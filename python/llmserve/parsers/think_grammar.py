@@ -1,10 +1,12 @@
-"""The grammar of an answer that may be thought about first: anything between <think> and </think>,
-and from there on what the answer has to match."""
+"""The grammar of an answer that may be thought about first: anything in a section of reasoning, and
+from there on what the answer has to match."""
 
 import json
 import re
 from collections.abc import Callable
 
+from llmserve.parsers.lark import Lark, joined
+from llmserve.parsers.reasoning import ReasoningStyle
 from llmserve.structured_outputs import GrammarSource
 
 _WHITESPACE = r"/[ \n\r\t]{0,16}/"  # between the section and the answer
@@ -12,31 +14,43 @@ _WHITESPACE = r"/[ \n\r\t]{0,16}/"  # between the section and the answer
 
 def thinking_first(
     source: GrammarSource,
-    section: tuple[str, str],
+    style: ReasoningStyle,
     is_open: bool,
     special_token_id: Callable[[str], int | None],
+    has_head: bool = False,
 ) -> str:
     """Lark for a section of reasoning, then `source`; a Lark text of it has its rule `start` first
-    and nowhere else. section: what opens and ends it. is_open: the prompt ends within one; else the
-    answer may begin with one. special_token_id: as in `call_grammar`.
+    and nowhere else. is_open: the prompt ends within a section; else the answer may begin with one.
+    special_token_id: as in `call_grammar`. has_head: what begins an answer stands in `source`.
 
     >>> source = GrammarSource("regex", "regex", "a/b")
-    >>> print(thinking_first(source, ("<think>", "</think>"), True, lambda text: None), end="")
+    >>> style = ReasoningStyle(name="think", starts=("<think>",), ends=("</think>",))
+    >>> print(thinking_first(source, style, True, lambda text: None), end="")
     start: thought result
     thought: reasoning space
     reasoning[suffix="</think>"]: /(.|\\n)*/
     space: /[ \\n\\r\\t]{0,16}/
     result: /a\\/b/
     """
-    begin, end = section
-    end_id = special_token_id(end)
-    if end_id is None:
-        rules = ["thought: reasoning space", f"reasoning[suffix={json.dumps(end)}]: /(.|\\n)*/"]
+    lark = Lark(special_token_id)
+    begin, end = style.starts[0], style.ends[0]
+    answer = joined(
+        lark.literal(style.between), "" if has_head else lark.literal(style.answer_begin)
+    )
+    if special_token_id(end) is None:
+        suffix = json.dumps(end)
+        rules = [joined("thought: reasoning space", answer)]
+        rules.append(f"reasoning[suffix={suffix}]: /(.|\\n)*/")
     else:
-        rules = [f"thought: reasoning <[{end_id}]> space", "reasoning: /(.|\\n)*/"]
-    begin_id = special_token_id(begin)
-    opening = json.dumps(begin) if begin_id is None else f"<[{begin_id}]>"
-    start = "start: thought result" if is_open else f"start: ({opening} thought)? result"
+        rules = [joined("thought: reasoning", lark.literal(end), "space", answer)]
+        rules.append("reasoning: /(.|\\n)*/")
+    opening = lark.literal(begin)
+    if is_open:
+        start = "start: thought result"
+    elif style.answer_begin and not has_head:
+        start = f"start: ({opening} thought | {lark.literal(style.answer_begin)}) result"
+    else:
+        start = f"start: ({opening} thought)? result"
     return "\n".join([start, *rules, f"space: {_WHITESPACE}", _answer(source)]) + "\n"
 
 

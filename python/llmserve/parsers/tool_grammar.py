@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from llmserve.common.arguments import describe
 from llmserve.errors import InvalidArgument
-from llmserve.parsers.call_parser import ToolStyle
+from llmserve.parsers.lark import Lark, joined
+from llmserve.parsers.tool_style import ToolStyle
 
 ANY_ARGUMENTS: Mapping[str, object] = {"type": "object"}
 
@@ -48,18 +49,14 @@ def call_grammar(
 
     >>> from llmserve.parsers.hermes import STYLE
     >>> lark = call_grammar(STYLE, [("now", {"type": "object"})], False, lambda token: None)
-    >>> lark.splitlines()[0]
-    'start: call'
+    >>> print("\\n".join(lark.splitlines()[:2]))
+    start: call
+    call: "<tool_call>\\n" tool "\\n</tool_call>"
     """
-    begin = "" if style.is_bare else _literal(style.begin, special_token_id) + " "
-    if style.end:
-        start = r'start: call ("\n" call)*' if is_parallel else "start: call"
-        rules = [start, f"call: {begin}{_after_begin(style, is_parallel, special_token_id)}"]
-    elif is_parallel or not style.is_bare:
-        rules = [f"start: {begin}{_after_begin(style, is_parallel, special_token_id)}"]
-    else:
-        rules = ["start: object"]
-    return "\n".join([*rules, *_objects(style, tools)]) + "\n"
+    lark = Lark(special_token_id)
+    begin, end = style.section if is_parallel or style.has_section_of_one else ("", "")
+    start = f"start: {_section(style, lark, begin, end, is_parallel)}"
+    return _grammar(style, tools, lark, [start], style.call[0])
 
 
 def text_with_calls(
@@ -69,7 +66,7 @@ def text_with_calls(
     special_token_id: Callable[[str], int | None],
 ) -> str:
     """Lark for a text in which any number of calls may stand or, unless is_parallel, that may end
-    in one. What begins a call begins nothing else: not for styles that are bare.
+    in one. What begins a call begins nothing else: for styles that mark their calls.
 
     >>> from llmserve.parsers.hermes import STYLE
     >>> lark = text_with_calls(STYLE, [("now", {"type": "object"})], True, lambda token: None)
@@ -77,43 +74,48 @@ def text_with_calls(
     start: (before call)* TEXT
     before[suffix="<tool_call>"]: /(.|\\n)*/
     TEXT: /(.|\\n)*/ & ~/(.|\\n)*<tool_call>(.|\\n)*/
-    call: "\\n" object "\\n" "</tool_call>"
+    call: "\\n" tool "\\n</tool_call>"
     """
+    lark = Lark(special_token_id)
     begin_id = special_token_id(style.begin)
     if begin_id is None:
         sign = re.escape(style.begin)
-        before = rf"before[suffix={json.dumps(style.begin)}]: /(.|\n)*/"
+        before = rf"before[suffix={json.dumps(style.begin, ensure_ascii=False)}]: /(.|\n)*/"
         text = rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{sign}(.|\n)*/"
     else:
         before, text = f"before: TEXT <[{begin_id}]>", r"TEXT: /(.|\n)*/"
-    start = "start: (before call)* TEXT" if is_parallel else "start: before call | TEXT"
-    call = f"call: {_after_begin(style, is_parallel, special_token_id)}"
-    return "\n".join([start, before, text, call, *_objects(style, tools)]) + "\n"
+    begin, end = style.section
+    calls, call_begin = "call", style.call[0]
+    if begin:
+        calls = "calls"
+        section = _section(style, lark, begin.removeprefix(style.begin), end, is_parallel)
+    else:
+        call_begin = call_begin.removeprefix(style.begin)
+    start = f"start: (before {calls})* TEXT" if is_parallel else f"start: before {calls} | TEXT"
+    rules = [start, before, text, *([f"calls: {section}"] if begin else [])]
+    return _grammar(style, tools, lark, rules, call_begin)
 
 
-def _literal(text: str, special_token_id: Callable[[str], int | None]) -> str:
-    token_id = special_token_id(text)
-    return json.dumps(text, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
+def _section(style: ToolStyle, lark: Lark, begin: str, end: str, is_parallel: bool) -> str:
+    more = f"({joined(lark.literal(style.separator), 'call')})*" if is_parallel else ""
+    return joined(lark.literal(begin), "call", more, lark.literal(end))
 
 
-def _after_begin(
-    style: ToolStyle, is_parallel: bool, special_token_id: Callable[[str], int | None]
+def _grammar(
+    style: ToolStyle,
+    tools: Sequence[tuple[str, Mapping[str, object]]],
+    lark: Lark,
+    rules: list[str],
+    call_begin: str,
 ) -> str:
-    if style.end:
-        return rf'"\n" object "\n" {_literal(style.end, special_token_id)}'
-    more = ' (", " object)*' if is_parallel else ""
-    return f'"[" object{more} "]"'
-
-
-def _objects(style: ToolStyle, tools: Sequence[tuple[str, Mapping[str, object]]]) -> list[str]:
-    """The rule `object`, a call of one of the tools, and what it is made of."""
-    rules = ["object: " + " | ".join(f"tool_{idx}" for idx in range(len(tools)))]
-    for idx, (name, parameters) in enumerate(tools):
-        head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{style.argument_key}": '
-        options = {"x-guidance": {"whitespace_flexible": False}}
-        schema = json.dumps({**_of_object(name, parameters), **options})
-        rules.append(f'tool_{idx}: {json.dumps(head, ensure_ascii=False)} %json {schema} "}}"')
-    return rules
+    """With the rules of a call of one of the tools."""
+    call = joined(lark.literal(call_begin), "tool", lark.literal(style.call[1]))
+    bodies = [
+        f"tool_{idx}: {style.body(lark, name, _of_object(name, parameters))}"
+        for idx, (name, parameters) in enumerate(tools)
+    ]
+    tool = "tool: " + " | ".join(f"tool_{idx}" for idx in range(len(tools)))
+    return "\n".join([*rules, f"call: {call}", tool, *bodies, *lark.rules]) + "\n"
 
 
 def _of_object(name: str, parameters: Mapping[str, object]) -> Mapping[str, object]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from llmserve.common.arguments import boolean, integer, number, text
 from llmserve.errors import InvalidArgument
-from llmserve.parsers.registry import tool_style
+from llmserve.parsers.reasoning import REASONING_STYLES
+from llmserve.parsers.registry import TOOL_STYLES, reasoning_style, tool_style
 from llmserve.server.tiers import read_tiers
 
 # What a server may do as others do where this one is stricter.
@@ -89,8 +90,13 @@ class ServerSettings:
         f"what to do as other servers do, with commas between: {', '.join(LENIENCIES)}",
     )
 
-    tool_call_parser: str = _setting("auto", "hermes, mistral, llama3_json or json: how calls look")
-    reasoning_parser: str = _setting("auto", "think (splits <think> off) or none")
+    tool_call_parser: str = _setting(
+        "auto", f"how calls look: {', '.join(style.name for style in TOOL_STYLES)}"
+    )
+    reasoning_parser: str = _setting(
+        "auto",
+        f"how reasoning looks: {', '.join(style.name for style in REASONING_STYLES)}; or none",
+    )
 
     log_format: str = _setting("text", "text or json")
     trace: str = _setting("", "file for a Perfetto trace of the last steps, written at the end")
@@ -115,10 +121,8 @@ class ServerSettings:
             raise InvalidArgument("ssl_certfile and ssl_keyfile belong together; give both")
         if self.tool_call_parser != "auto":
             tool_style(self.tool_call_parser)
-        if self.reasoning_parser not in ("auto", "think", "none"):
-            raise InvalidArgument(
-                f"reasoning_parser must be auto, think or none, got {self.reasoning_parser!r}"
-            )
+        if self.reasoning_parser not in ("auto", "none"):
+            reasoning_style(self.reasoning_parser)
         for name in _read_list("leniency", self.leniency):
             if name not in LENIENCIES:
                 known = ", ".join(LENIENCIES)

@@ -1,4 +1,5 @@
 """Calls and reasoning in a model's text: whatever the style, wherever it is cut, however broken."""
+# ruff: noqa: RUF001  # DeepSeek's tokens have wide bars
 
 from __future__ import annotations
 
@@ -7,120 +8,55 @@ import json
 import random
 from collections.abc import Iterable
 
-import jsonschema
-import numpy as np
 import pytest
+from call_texts import (
+    ADD,
+    BEGINS,
+    BROKEN,
+    CALL,
+    CALL_END,
+    CASES,
+    ENDS,
+    NAMES,
+    OWN,
+    ROME,
+    SCHEMAS,
+    SECTION,
+    SECTION_END,
+    SEP,
+    SOUP,
+    START,
+    STYLES,
+    SUM,
+    WEATHER,
+    Calls,
+    cut,
+    glm,
+    harmony,
+    kimi,
+    parsed,
+    soup_of,
+    to,
+    xml,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llmserve import (
-    LLM,
+    CompletionOutput,
     InvalidArgument,
-    SamplingParams,
-    StructuredOutputsParams,
-    demo_model_path,
 )
 from llmserve.parsers.deltas import Pieces, merged
+from llmserve.parsers.reasoning import REASONING_STYLES
 from llmserve.parsers.registry import (
-    REASONING_STYLES,
     TOOL_STYLES,
+    detect_reasoning_style,
     detect_tool_style,
+    reasoning_style,
     tool_parser,
     tool_style,
 )
 from llmserve.parsers.think import ThinkParser
-from llmserve.parsers.tool_grammar import call_grammar, text_with_calls, tool_function
 from llmserve.server.routes.chat_parser import ChatFormat
-
-NAMES = ["weather", "add", "now"]
-STYLES = [style.name for style in TOOL_STYLES]
-WEATHER = '{"name": "weather", "arguments": {"city": "Rome, \\"IT\\"", "days": [1, 2]}}'
-ADD = '{"arguments": {"x": {"a": "}{]"}, "y": null}, "name": "add"}'
-
-Calls = list[tuple[str, str]]
-
-
-def parsed(style: str, pieces: Iterable[str]) -> tuple[str, Calls]:
-    """Content and calls. Checks the form of what is streamed."""
-    parser = tool_parser(tool_style(style), NAMES)
-    whole = Pieces()
-    for piece in pieces:
-        whole.add(parser.feed(piece))
-    whole.add(parser.finish())
-    seen: list[int] = []
-    ids = set()
-    for delta in whole.tool_calls:
-        if delta.index in seen:
-            assert delta.index == seen[-1]
-            assert delta.to_dict() == {
-                "index": delta.index,
-                "function": {"arguments": delta.arguments},
-            }
-        else:
-            assert delta.index == len(seen)
-            assert delta.to_dict()["type"] == "function"
-            assert delta.name in NAMES
-            seen.append(delta.index)
-            ids.add(delta.id)
-    assert len(ids) == len(seen)
-    calls = [call["function"] for call in merged(whole.tool_calls)]
-    return whole.content, [(c["name"], c["arguments"]) for c in calls]  # type: ignore[index]
-
-
-def cut(text: str, rng: random.Random) -> list[str]:
-    places = sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(len(text) + 1)))
-    return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
-
-
-ROME = ("weather", '{"city": "Rome, \\"IT\\"", "days": [1, 2]}')
-SUM = ("add", '{"x": {"a": "}{]"}, "y": null}')
-NOW = ("now", "{}")
-CASES: list[tuple[str, str, str, Calls]] = [
-    ("hermes", f"Let me see.\n<tool_call>\n{WEATHER}\n</tool_call>", "Let me see.", [ROME]),
-    (
-        "hermes",
-        f"<tool_call>{ADD}</tool_call>\n<tool_call>\n{WEATHER}\n</tool_call>\n",
-        "",
-        [SUM, ROME],
-    ),
-    ("hermes", f"<tool_call>{WEATHER}</tool_call> and so on.\n", "and so on.\n", [ROME]),
-    ("hermes", f"I ask. <tool_call>{ADD}</tool_call>\nThen I say.", "I ask. Then I say.", [SUM]),
-    ("hermes", f"I ask:<tool_call>{ADD}</tool_call>Done.\n", "I ask:\nDone.\n", [SUM]),
-    (
-        "hermes",
-        f"1\n\n<tool_call>{ADD}</tool_call> <tool_call>{WEATHER}</tool_call>2 "
-        f"<tool_call>{ADD}</tool_call>\n",
-        "1\n\n2",
-        [SUM, ROME, SUM],
-    ),
-    ("hermes", f"1 <tool_call>{ADD}</tool_call> <tool_call> 2", "1 <tool_call> 2", [SUM]),
-    ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", [NOW]),
-    ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>', "", [NOW]),
-    ("hermes", '<tool_call>{"name": "now", "arguments": "{}"}</tool_call>', "", [NOW]),
-    ("hermes", '<tool_call>{"arguments": "{}", "name": "now"}</tool_call>', "", [NOW]),
-    ("hermes", '<tool_call>{"name": "now", "arguments": ""}</tool_call>', "", [NOW]),
-    ("hermes", '<tool_call>{"name": "now", "arguments": "x"}</tool_call>', "", [("now", '"x"')]),
-    (
-        "hermes",
-        '<tool_call>{"arguments": "[3]", "name": "now"}</tool_call>',
-        "",
-        [("now", '"[3]"')],
-    ),
-    ("hermes", '<tool_call>{"id": 3, "x": [{}], "name": "now"}</tool_call>', "", [NOW]),
-    ("llama3_json", ADD.replace("arguments", "parameters"), "", [SUM]),
-    ("llama3_json", f"<|python_tag|>{WEATHER}; {ADD}", "", [ROME, SUM]),
-    ("llama3_json", f"\n [{WEATHER}, {ADD}]\n", "", [ROME, SUM]),
-    ("llama3_json", f"First: {WEATHER}", f"First: {WEATHER}", []),
-    ("mistral", f"[TOOL_CALLS] [{WEATHER}, {ADD}]", "", [ROME, SUM]),
-    ("mistral", f"Yes.[TOOL_CALLS]{WEATHER}", "Yes.", [ROME]),
-    ("mistral", "[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]add{ }", "", [NOW, ("add", "{ }")]),
-    ("mistral", 'So. [TOOL_CALLS][{"name": "now"}] Yes.', "So. Yes.", [NOW]),
-    ("mistral", "a [TOOL_CALLS] b", "a [TOOL_CALLS] b", []),
-    ("json", f"  [{WEATHER} , {ADD}]", "", [ROME, SUM]),
-    ("json", WEATHER, "", [ROME]),
-    ("json", '{"temperature": 3}', '{"temperature": 3}', []),
-    ("json", "[1, 2]", "[1, 2]", []),
-    ("json", "Hello, {}", "Hello, {}", []),
-]
 
 
 @pytest.mark.parametrize(("style", "text", "content", "calls"), CASES)
@@ -132,25 +68,6 @@ def test_calls_are_found_wherever_the_text_is_cut(
     rng = random.Random(text)
     for _ in range(30):
         assert parsed(style, cut(text, rng)) == (content, calls)
-
-
-BROKEN: list[tuple[str, str]] = [
-    ("hermes", "<tool_call>"),
-    ("hermes", "<tool_call> weather"),
-    ("hermes", '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": 3}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "wea'),
-    ("hermes", "<tool_call>{name: now}</tool_call>"),
-    ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
-    ("hermes", '<tool_call>{"\\ud800": {"a": [}}</tool_call>'),
-    ("hermes", "a < b <tool_cal> c <tool"),
-    ("hermes", '<tool_call>[{"name": "now"}]</tool_call>'),
-    ("llama3_json", "<|python_tag|>print(1)"),
-    ("mistral", "[TOOL_CALLS]" + "x" * 300 + "[ARGS]{}"),
-    ("mistral", "[TOOL_CALLS]nobody[ARGS]{}"),
-    ("json", "[" * 3000),
-    ("json", '{"a":' * 3000),
-]
 
 
 @pytest.mark.parametrize(("style", "text"), BROKEN)
@@ -183,22 +100,17 @@ def test_arguments_go_out_as_they_come() -> None:
     assert parser.feed("}\n</tool_call>").tool_calls == []
 
 
-# Texts out of the signs that the styles are made of, so that every state meets every sign.
-SIGNS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", WEATHER, ADD]
-SIGNS += ['{"name": "now"', '"name"', '"arguments": ', "{", "}", "[", "]", ",", ";", ":", '"']
-SIGNS += ["\\", " ", "\n", "now", "é", "null", "12", "<", "</", "<think>", "</think>"]
-SOUP = st.lists(st.sampled_from(SIGNS), max_size=14).map("".join)
-
-
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(style=st.sampled_from(STYLES), text=SOUP, seed=st.integers(0, 2**16))
+@pytest.mark.parametrize("style", STYLES)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data(), seed=st.integers(0, 2**16))
 def test_the_result_never_depends_on_where_the_text_is_cut(
-    style: str, text: str, seed: int
+    style: str, data: st.DataObject, seed: int
 ) -> None:
+    text = data.draw(soup_of(style) if tool_style(style).signs or style in OWN else SOUP)
     whole = parsed(style, [text])
     assert parsed(style, text) == whole
     assert parsed(style, cut(text, random.Random(seed))) == whole
-    if not whole[1]:
+    if not whole[1] and style != "openai":  # whose messages stand in signs
         assert whole[0] == text
 
 
@@ -245,6 +157,9 @@ def test_hostile_texts_take_no_longer_than_they_are() -> None:
         assert (content, calls) == (text, [])
     content, calls = parsed("mistral", ["[TOOL_CALLS]x" * 6_000])
     assert calls == []
+    for style, signs in OWN.items():
+        text = "".join(signs) * 500
+        assert parsed(style, text) == parsed(style, [text])
 
 
 def split(is_open: bool, pieces: Iterable[str]) -> tuple[str, str]:
@@ -293,116 +208,65 @@ def test_reasoning_never_depends_on_where_the_text_is_cut(
 def test_a_chat_template_tells_its_style() -> None:
     templates = {
         "<tool_call>\n{{ call | tojson }}\n</tool_call>": "hermes",
+        "<tool_call>\n<function=f>\n<parameter=p>": "qwen3_coder",
+        "<tool_call>{{ name }}\n<arg_key>": "glm45",
+        "<seed:tool_call><function=f><parameter=p>": "seed_oss",
+        '<minimax:tool_call><invoke name="f">': "minimax_m2",
         "[AVAILABLE_TOOLS]{{ tools }}[TOOL_CALLS]{{ calls }}": "mistral",
-        "Environment: ipython": "llama3_json",
+        "Environment: ipython <|python_tag|>": "llama3_json",
+        "<|python_start|>[func_name1(params_name1=params_value1)]": "llama4_pythonic",
+        "[func_name1(params_name1=params_value1)]": "pythonic",
+        "function<｜tool▁sep｜>f\n```json\n{}": "deepseek_v3",
+        "f<｜tool▁sep｜>{}": "deepseek_v31",
+        "functions.f:0<|tool_call_argument_begin|>{}": "kimi_k2",
+        "<|tool_call|>{{ calls }}": "granite",
+        "<|tool|>{{ tools }}<|/tool|>": "phi4_mini_json",
+        "<|channel|>analysis<|message|>": "openai",
         "{{ messages }}": "json",
     }
     for template, style in templates.items():
         assert detect_tool_style(template).name == style
-    assert set(REASONING_STYLES) == {"think"}
-    with pytest.raises(InvalidArgument, match=r"must be one of hermes, .* got 'pythonic'"):
-        tool_style("pythonic")
+    assert set(templates.values()) == set(STYLES)
+    with pytest.raises(InvalidArgument, match=r"must be one of openai, .* got 'nobody'"):
+        tool_style("nobody")
 
 
-TOOLS: list[object] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string", "maxLength": 8},
-                    "days": {"type": "integer", "minimum": 1, "maximum": 9},
-                },
-                "required": ["city", "days"],
-                "additionalProperties": False,
-            },
-        },
-    },
-    {"type": "function", "function": {"name": "now", "parameters": {"enum": [{}]}}},
-]
+def test_a_chat_template_tells_its_style_of_reasoning() -> None:
+    templates = {
+        "<think>{{ thought }}</think>": "think",
+        "[THINK]{{ thought }}[/THINK]": "mistral",
+        "<seed:think></seed:think>": "seed_oss",
+        "<|START_THINKING|><|END_THINKING|>": "cohere_command",
+        "Write 'Here's my thought process:' first.": "granite",
+        "<|channel|>analysis<|message|>": "openai_gptoss",
+    }
+    for template, name in templates.items():
+        style = detect_reasoning_style(template)
+        assert style is not None
+        assert style.name == name
+    assert detect_reasoning_style("{{ messages }}") is None
+    assert set(templates.values()) == {style.name for style in REASONING_STYLES}
+    with pytest.raises(InvalidArgument, match=r"must be one of openai_gptoss, .* got 'nobody'"):
+        reasoning_style("nobody")
 
 
-@pytest.mark.parametrize("is_parallel", [False, True])
-@pytest.mark.parametrize("style", STYLES)
-def test_a_forced_call_is_found_by_its_own_parser(style: str, is_parallel: bool) -> None:
-    functions = [tool_function(f"tools[{i}]", tool) for i, tool in enumerate(TOOLS)]
-    lark = call_grammar(tool_style(style), functions, is_parallel, lambda token: None)
-    params = SamplingParams(
-        structured_outputs=StructuredOutputsParams(grammar=lark),
-        max_tokens=300,
-        seed=3,
-        n=4,
-        temperature=1.0,
+def test_every_name_is_of_one_style() -> None:
+    for styles, find in ((TOOL_STYLES, tool_style), (REASONING_STYLES, reasoning_style)):
+        names = [(name, s) for s in styles for name in (s.name, *s.aliases)]
+        assert len({name for name, _ in names}) == len(names)
+        for name, style in names:
+            assert find(name) is style
+
+
+def output(text: str, finish_reason: str | None = None) -> CompletionOutput:
+    return CompletionOutput(
+        index=0,
+        text=text,
+        token_ids=[],
+        cumulative_logprob=None,
+        logprobs=None,
+        finish_reason=finish_reason,
     )
-    messages = [{"role": "user", "content": "What is the weather in Rome?"}]
-    with LLM(demo_model_path(), num_threads=1, num_gpu_blocks_override=256) as llm:
-        (output,) = llm.chat(messages, params, use_tqdm=False, tools=TOOLS)  # type: ignore[arg-type]
-    for sample in output.outputs:
-        assert sample.finish_reason in ("stop", "length")
-        content, calls = parsed(style, sample.text)
-        if sample.finish_reason == "length":
-            continue
-        assert content == ""
-        assert len(calls) == 1 or is_parallel
-        for name, arguments in calls:
-            schema = dict(functions)[name]
-            jsonschema.validate(json.loads(arguments), schema)
-
-
-@pytest.mark.parametrize("is_parallel", [False, True])
-@pytest.mark.parametrize("style", ["hermes", "mistral"])
-def test_a_call_within_a_text_is_found_by_its_own_parser(style: str, is_parallel: bool) -> None:
-    functions = [tool_function(f"tools[{i}]", tool) for i, tool in enumerate(TOOLS)]
-    lark = text_with_calls(tool_style(style), functions, is_parallel, lambda token: None)
-    with LLM(demo_model_path(), num_threads=1, num_gpu_blocks_override=256) as llm:
-        tokenizer = llm.get_tokenizer()
-        said = tokenizer.encode("Well, I ask. " + tool_style(style).begin)
-        prompt = tokenizer.encode("What is the weather in Rome?")
-
-        def says(token_ids: np.ndarray, logits: np.ndarray) -> None:
-            num_new = len(token_ids) - len(prompt)
-            if num_new < len(said):
-                logits[said[num_new]] = 1e4
-
-        params = SamplingParams(
-            structured_outputs=StructuredOutputsParams(grammar=lark),
-            logits_processors=[says],
-            max_tokens=200,
-            n=4,
-            seed=3,
-        )
-        (output,) = llm.generate([prompt], params, use_tqdm=False)
-    for sample in output.outputs:
-        content, calls = parsed(style, sample.text)
-        assert content.startswith("Well, I ask.")
-        if sample.finish_reason == "stop":
-            assert calls
-        for name, arguments in calls if sample.finish_reason == "stop" else calls[:-1]:
-            jsonschema.validate(json.loads(arguments), dict(functions)[name])
-
-
-def test_a_grammar_of_calls_names_special_tokens_by_their_id() -> None:
-    ids = {"[TOOL_CALLS]": 7}.get
-    lark = call_grammar(tool_style("mistral"), [("now", {})], True, ids)
-    assert lark.startswith('start: <[7]> "["')
-    lark = text_with_calls(tool_style("mistral"), [("now", {})], True, ids)
-    assert "before: TEXT <[7]>" in lark
-
-
-@pytest.mark.parametrize(
-    ("tool", "message"),
-    [
-        (3, r"tools\[0\] must be a tool"),
-        ({"type": "function"}, r"tools\[0\] must be a tool"),
-        ({"function": {"name": ""}}, r"tools\[0\] must be a tool"),
-        ({"function": {"name": "a", "parameters": 3}}, r"tools\[0\]: parameters must be"),
-    ],
-)
-def test_what_is_no_tool_is_refused(tool: object, message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        tool_function("tools[0]", tool)
 
 
 def test_calls_are_not_looked_for_in_reasoning_and_both_come_wherever_the_text_is_cut() -> None:
@@ -410,7 +274,7 @@ def test_calls_are_not_looked_for_in_reasoning_and_both_come_wherever_the_text_i
         style=tool_style("hermes"),
         tool_names=NAMES,
         is_parallel=False,
-        reasoning=REASONING_STYLES["think"],
+        reasoning=reasoning_style("think"),
         is_thinking=True,
         gives_reasoning=True,
     )
@@ -419,11 +283,81 @@ def test_calls_are_not_looked_for_in_reasoning_and_both_come_wherever_the_text_i
     rng = random.Random(1)
     for pieces in ([text], list(text), *(cut(text, rng) for _ in range(20))):
         parser = form.parser()
-        found = [parser.feed(piece) for piece in pieces] + [parser.finish()]
-        assert "".join(f.get("reasoning_content", "") for f in found) == f"I might {block}."
-        assert "".join(f.get("content", "") for f in found) == "Yes."
-        calls = merged([delta for f in found for delta in f.get("tool_calls", ())])
+        found = Pieces()
+        for piece in pieces:
+            found.add(parser.read(output(piece)))
+        found.add(parser.read(output("", "stop")))
+        assert found.reasoning == f"I might {block}."
+        assert found.content == "Yes."
+        calls = merged(found.tool_calls)
         assert [call["function"] for call in calls] == [{"name": SUM[0], "arguments": SUM[1]}]
         assert parser.has_tool_calls
     silent = dataclasses.replace(form, gives_reasoning=False).parser()
-    assert silent.feed("Hm.</think>") == {}
+    assert silent.read(output("Hm.</think>")) == Pieces()
+
+
+def test_messages_of_channels_are_reasoning_calls_and_content() -> None:
+    form = ChatFormat(
+        style=tool_style("openai"),
+        tool_names=NAMES,
+        is_parallel=True,
+        reasoning=reasoning_style("openai_gptoss"),
+        is_thinking=False,
+        gives_reasoning=True,
+    )
+    text = START.join(
+        [harmony("analysis", "Hm."), harmony("analysis", "So."), to("add", SUM[1]), "x"]
+    ).removesuffix("x")
+    text += harmony("final", "1 <|x", "<|return|>")
+    rng = random.Random(1)
+    for pieces in ([text], list(text), *(cut(text, rng) for _ in range(20))):
+        parser = form.parser()
+        found = Pieces()
+        for piece in pieces:
+            found.add(parser.read(output(piece)))
+        found.add(parser.read(output("", "stop")))
+        assert found.reasoning == "Hm.\nSo."
+        assert found.content == "1 <|x"
+        calls = merged(found.tool_calls)
+        assert [call["function"] for call in calls] == [{"name": SUM[0], "arguments": SUM[1]}]
+
+
+def test_kimis_own_ids_are_kept_and_none_comes_twice() -> None:
+    parser = tool_parser(tool_style("kimi_k2"))
+    text = SECTION + 2 * kimi("functions.now:0", "{}") + SECTION_END
+    ids = [call["id"] for call in merged(parser.feed(text).tool_calls)]
+    assert ids[0] == "functions.now:0"
+    assert isinstance(ids[1], str)
+    assert ids[1].startswith("call_")
+
+
+def test_texts_of_arguments_go_out_as_they_come() -> None:
+    parser = tool_parser(tool_style("qwen3_coder"), None, SCHEMAS)
+    parser.feed("<tool_call>\n<function=weather>\n<parameter=city>\nRo")
+    assert parser.feed('me\n"').tool_calls[0].arguments == 'me\\n\\"'
+    assert parser.feed("\n</parameter").tool_calls == []
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    style=st.sampled_from(["qwen3_coder", "glm45", "pythonic", "deepseek_v3", "kimi_k2"]),
+    city=st.text(max_size=12).filter(lambda text: "<" not in text),
+    days=st.lists(st.integers(), max_size=3),
+    seed=st.integers(0, 2**16),
+)
+def test_any_arguments_come_through_signs(
+    style: str, city: str, days: list[int], seed: int
+) -> None:
+    arguments = {"city": city, "days": days}
+    written = json.dumps(arguments)
+    text = {
+        "qwen3_coder": xml("weather", city=city, days=str(days)),
+        "glm45": glm("weather", city=city, days=str(days)),
+        "pythonic": f"[weather(city={city!r}, days={days})]",
+        "deepseek_v3": f"{BEGINS}{CALL}function{SEP}weather\n```json\n{written}\n```{CALL_END}"
+        f"{ENDS}",
+        "kimi_k2": f"{SECTION}{kimi('functions.weather:0', written)}{SECTION_END}",
+    }[style]
+    content, calls = parsed(style, cut(text, random.Random(seed)))
+    assert content == ""
+    assert [(name, json.loads(found)) for name, found in calls] == [("weather", arguments)]

@@ -25,6 +25,7 @@ from llmserve import (
     _core_testing,
     demo_model_path,
 )
+from llmserve.parsers.registry import reasoning_style
 from llmserve.parsers.think_grammar import thinking_first
 from llmserve.requests.grammars import Grammars
 from llmserve.tokenization.tokenizer import Tokenizer
@@ -116,7 +117,7 @@ def test_masks_are_those_of_llguidances_python_interface(field: str) -> None:
 )
 def test_an_answer_may_follow_a_thought(is_open: bool, text: str, is_whole: bool) -> None:
     source = StructuredOutputsParams(choice=["yes", "no"]).source()
-    lark = thinking_first(source, ("<think>", "</think>"), is_open, lambda _: None)
+    lark = thinking_first(source, reasoning_style("think"), is_open, lambda _: None)
     matcher = _core_testing.TokenMatcher(compile_one(make(), "grammar", lark))
     for token_id in TOKENIZER.encode(text, add_special_tokens=False):
         matcher.append(token_id)

@@ -2,12 +2,14 @@
 what every protocol that speaks of conversations does, whatever its own words for it."""
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from starlette.requests import Request
 
 from llmserve.common.text_threads import on_text_thread
+from llmserve.parsers.reasoning import ReasoningStyle
 from llmserve.prompts import TokensPrompt
 from llmserve.requests.generation_config import own_max_tokens
 from llmserve.sampling_params import SamplingParams
@@ -19,7 +21,7 @@ from llmserve.server.routes.bodies import ChatBody
 from llmserve.server.routes.chat_parser import (
     ChatFormat,
     chat_format,
-    reasoning_section,
+    served_reasoning_style,
     served_tool_style,
 )
 from llmserve.server.routes.constraints import (
@@ -83,8 +85,8 @@ async def chat_job(request: Request, body: ChatBody, kind: str, given_id: str = 
     with server.activity.preparing(model, arrived, limit_s, tenant(request.scope)):
         prompt = await _prompt(body, params, model, num_body_bytes(request))
         text = prompt.get("prompt") or ""
-        params, section = _with_reasoning(body, params, model, server.settings, text)
-        form = chat_format(body, model, server.settings, names, text, section)
+        params, reasoning = _with_reasoning(body, params, model, server.settings, text)
+        form = chat_format(body, model, server.settings, names, text, reasoning)
         job = await generation_job(kind, body, model, [prompt], params, server.settings, given_id)
     return ChatJob(server, body, job, form, arrived)
 
@@ -134,7 +136,7 @@ def _with_tools(
     constraint = with_calls(body, given, style, model.tokenizer(), settings)
     if constraint is not given:
         params = dataclasses.replace(params, structured_outputs=constraint)
-    return _showing_special_tokens(body, params) if style.special_tokens else params
+    return _showing_special_tokens(body, params, model, style.signs)
 
 
 def _with_reasoning(
@@ -143,23 +145,27 @@ def _with_reasoning(
     model: ServedModel,
     settings: ServerSettings,
     prompt: str,
-) -> tuple[SamplingParams, tuple[str, str] | None]:
+) -> tuple[SamplingParams, ReasoningStyle | None]:
     """What the model may think first is held to nothing, and what parts it from the answer has to
-    be in the text; with what opens and ends it, None where none is to be looked for."""
-    section = reasoning_section(model, settings)
+    be in the text; with its style, None where none is to be looked for."""
+    style = served_reasoning_style(model, settings)
     given, tokenizer = params.structured_outputs, model.tokenizer()
-    constraint, may_think = with_reasoning(body, given, section, prompt, tokenizer)
+    constraint, may_think = with_reasoning(body, given, style, prompt, tokenizer)
     if constraint is not given:
         params = dataclasses.replace(params, structured_outputs=constraint)
-    if section is None or not may_think:
+    if style is None or not may_think:
         return params, None
-    if any(special_token_id(tokenizer, sign) is not None for sign in section):
-        params = _showing_special_tokens(body, params)
-    return params, section
+    return _showing_special_tokens(body, params, model, style.signs), style
 
 
-def _showing_special_tokens(body: ChatBody, params: SamplingParams) -> SamplingParams:
-    """Parts of the answer are told by them; a body that says otherwise is obeyed."""
+def _showing_special_tokens(
+    body: ChatBody, params: SamplingParams, model: ServedModel, signs: Iterable[str]
+) -> SamplingParams:
+    """Parts of the answer are told by signs: those that are special tokens have to be in the text.
+    A body that says otherwise is obeyed."""
+    tokenizer = model.tokenizer()
+    if all(special_token_id(tokenizer, sign) is None for sign in signs):
+        return params
     if body.skip_special_tokens is not None:
         return params
     return dataclasses.replace(params, skip_special_tokens=False)

@@ -2,18 +2,21 @@
 of one sample as it comes and gives the fields of its deltas."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llmserve.outputs import CompletionOutput
-from llmserve.parsers.call_parser import ToolStyle
 from llmserve.parsers.deltas import Pieces, ToolCallDelta, ToolParser
+from llmserve.parsers.reasoning import ReasoningStyle
 from llmserve.parsers.registry import (
-    REASONING_STYLES,
+    detect_reasoning_style,
     detect_tool_style,
+    reasoning_style,
     tool_parser,
     tool_style,
 )
 from llmserve.parsers.think import ThinkParser
+from llmserve.parsers.tool_grammar import tool_function
+from llmserve.parsers.tool_style import Schemas, ToolStyle
 from llmserve.server.models import ServedModel
 from llmserve.server.routes.bodies import ChatBody
 from llmserve.server.settings import ServerSettings
@@ -26,9 +29,10 @@ class ChatFormat:
     style: ToolStyle | None  # None: no call is looked for
     tool_names: Collection[str]
     is_parallel: bool  # several calls may be given on
-    reasoning: tuple[str, str] | None  # what opens and ends a section; None: none is looked for
+    reasoning: ReasoningStyle | None  # None: no section is looked for
     is_thinking: bool  # the prompt ends within a section
     gives_reasoning: bool
+    schemas: Schemas = field(default_factory=dict)  # of the tools' arguments
 
     def parser(self) -> "ChatParser":
         """For one sample."""
@@ -42,14 +46,13 @@ def served_tool_style(model: ServedModel, settings: ServerSettings) -> ToolStyle
     return detect_tool_style(model.tokenizer().chat_template_source)
 
 
-def reasoning_section(model: ServedModel, settings: ServerSettings) -> tuple[str, str] | None:
-    """What opens and ends the model's reasoning; None where none is looked for."""
+def served_reasoning_style(model: ServedModel, settings: ServerSettings) -> ReasoningStyle | None:
+    """How the model writes its reasoning; None where none is looked for."""
     if settings.reasoning_parser == "none":
         return None
-    start, end = REASONING_STYLES["think"]
-    if settings.reasoning_parser == "think" or end in model.tokenizer().chat_template_source:
-        return start, end
-    return None
+    if settings.reasoning_parser != "auto":
+        return reasoning_style(settings.reasoning_parser)
+    return detect_reasoning_style(model.tokenizer().chat_template_source)
 
 
 def chat_format(
@@ -58,17 +61,18 @@ def chat_format(
     settings: ServerSettings,
     names: Collection[str],
     prompt: str,
-    reasoning: tuple[str, str] | None,
+    reasoning: ReasoningStyle | None,
 ) -> ChatFormat:
     """names: of the tools that may be called. reasoning: the section to look for."""
-    is_thinking = reasoning is not None and prompt.rstrip().endswith(reasoning[0])
+    style = served_tool_style(model, settings)
     return ChatFormat(
-        style=served_tool_style(model, settings) if names else None,
+        style=style if names or style.is_envelope else None,
         tool_names=names,
         is_parallel=body.parallel_tool_calls is not False,
         reasoning=reasoning,
-        is_thinking=is_thinking,
+        is_thinking=reasoning is not None and reasoning.is_open(prompt),
         gives_reasoning=body.include_reasoning is not False,
+        schemas=dict(tool_function("tools", tool) for tool in body.tools or ()) if names else {},
     )
 
 
@@ -77,13 +81,15 @@ class ChatParser:
 
     def __init__(self, form: ChatFormat) -> None:
         self._format = form
-        self._think = ThinkParser(form.is_thinking, *form.reasoning) if form.reasoning else None
+        self._think: ThinkParser | None = None
+        if (reasoning := form.reasoning) is not None:
+            self._think = ThinkParser(form.is_thinking, reasoning.starts, reasoning.ends)
         self._tools: ToolParser | None = None
         if form.style is not None:
             # A call of a tool that is not there is the client's to refuse; only where any object
             # may be a call are the names needed to tell.
             names = form.tool_names if form.style.is_bare else None
-            self._tools = tool_parser(form.style, names)
+            self._tools = tool_parser(form.style, names, form.schemas)
         self.has_tool_calls = False  # finish_reason "stop" is "tool_calls" then
 
     def read(self, completion: CompletionOutput) -> Pieces:
@@ -113,7 +119,7 @@ class ChatParser:
         if self._tools is None:
             return pieces
         found = self._tools.feed(pieces.content)
-        found.reasoning = pieces.reasoning
+        found.reasoning = pieces.reasoning + found.reasoning
         return found
 
 

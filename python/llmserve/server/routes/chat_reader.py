@@ -31,18 +31,21 @@ class _ThoughtCounter:
         if self._is_over:
             return
         assert self.form.reasoning is not None
-        start, end = (sign.encode() for sign in self.form.reasoning)
+        starts = tuple(sign.encode() for sign in self.form.reasoning.starts)
+        ends = tuple(sign.encode() for sign in self.form.reasoning.ends)
+        longest = max(map(len, starts)) + max(map(len, ends))
         for token_id in token_ids:
             self._num_read += 1
             self._read += self.tokenizer.token_bytes(token_id)
             if not self._is_open:
                 text = bytes(self._read).lstrip()
-                self._is_open = text.startswith(start)
-                self._is_over = not self._is_open and not start.startswith(text)
+                self._is_open = text.startswith(starts)
+                may_open = any(start.startswith(text) for start in starts)
+                self._is_over = not self._is_open and not may_open
             if self._is_open:
                 self.num_tokens = self._num_read
-                self._is_over = end in self._read
-                del self._read[: -len(start + end)]
+                self._is_over = any(end in self._read for end in ends)
+                del self._read[:-longest]
             if self._is_over:
                 return
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from llmserve.common.arguments import describe
 from llmserve.errors import InvalidArgument, NotSupported
-from llmserve.parsers.call_parser import ToolStyle
+from llmserve.parsers.lark import Lark, joined
+from llmserve.parsers.reasoning import ReasoningStyle
 from llmserve.parsers.think_grammar import thinking_first
 from llmserve.parsers.tool_grammar import (
     ANY_ARGUMENTS,
@@ -16,6 +17,7 @@ from llmserve.parsers.tool_grammar import (
     text_with_calls,
     tool_function,
 )
+from llmserve.parsers.tool_style import ToolStyle
 from llmserve.server.http.errors import ApiError
 from llmserve.server.routes.bodies import ChatBody, GenerationBody
 from llmserve.server.settings import ServerSettings
@@ -138,7 +140,7 @@ def with_calls(
             raise _bad("structured_outputs", "tool_choice says what the text must be; give one")
         return given
     is_text = not is_forced and given is None
-    if is_text and (style.is_bare or not any(map(is_strict, tools))):
+    if is_text and not (style.marks_calls and any(map(is_strict, tools))):
         return None
     names = tool_names(body)
     is_closed = settings.is_lenient("closed_schemas")
@@ -153,7 +155,9 @@ def with_calls(
     grammar = text_with_calls if is_text else call_grammar
     calls = grammar(style, chosen, is_parallel, partial(special_token_id, tokenizer))
     if given is not None and not is_forced:
-        answer = f"start: calls | answer\nanswer: %json {given.source().text}\n"
+        begin = Lark(partial(special_token_id, tokenizer)).literal(style.answer_begin)
+        answer = joined("answer:", begin, f"%json {given.source().text}")
+        answer = f"start: calls | answer\n{answer}\n"
         calls = answer + calls.replace("start:", "calls:", 1)
     return StructuredOutputsParams(grammar=calls)
 
@@ -168,25 +172,25 @@ def _tool_function(tool: Mapping[str, Any], is_closed: bool) -> tuple[str, Mappi
 def with_reasoning(
     body: ChatBody,
     given: StructuredOutputsParams | None,
-    section: tuple[str, str] | None,
+    style: ReasoningStyle | None,
     prompt: str,
     tokenizer: Tokenizer,
 ) -> tuple[StructuredOutputsParams | None, bool]:
     """What the text must match where the model may think first, and whether it may. A grammar of
     the request's own holds from the first token on, and so does everything once the prompt has an
     empty section."""
-    if section is None:
+    if style is None:
         return given, False
     if given is None:
         return None, True
     prompt = prompt.rstrip()
     if given.grammar is not None and _given(body) is not None:
         return given, False
-    if prompt.endswith(section[1]):
+    if prompt.endswith(style.ends):
         return given, False
-    is_open = prompt.endswith(section[0])
     token_id = partial(special_token_id, tokenizer)
-    grammar = thinking_first(given.source(), section, is_open, token_id)
+    has_calls = given.grammar is not None
+    grammar = thinking_first(given.source(), style, style.is_open(prompt), token_id, has_calls)
     return StructuredOutputsParams(grammar=grammar), True
 
 

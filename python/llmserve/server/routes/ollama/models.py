@@ -10,7 +10,7 @@ from llmserve._version import __version__
 from llmserve.server.context import context
 from llmserve.server.http.errors import ApiError, JsonResponse
 from llmserve.server.models import Models, ServedModel
-from llmserve.server.routes.chat_parser import reasoning_section
+from llmserve.server.routes.chat_parser import served_reasoning_style
 from llmserve.server.routes.ollama.answer import timestamp
 from llmserve.server.routes.ollama.bodies import OllamaShowBody
 from llmserve.server.routes.request_body import read_json
@@ -70,7 +70,7 @@ async def ollama_show(request: Request) -> Response:
     capabilities = ["completion"]
     if "tools" in template:
         capabilities.append("tools")
-    if template and reasoning_section(model, server.settings) is not None:
+    if template and served_reasoning_style(model, server.settings) is not None:
         capabilities.append("thinking")
     family = details["family"]
     return JsonResponse(
