@@ -81,6 +81,29 @@ def test_answers_are_dated(server: RunningServer) -> None:
     assert abs(sent.timestamp() - time.time()) < 30
 
 
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_an_alarm_for_a_time_that_is_over_rings_at_once(loop: str) -> None:
+    """A loaded machine may take longer to make a request ready than the request may take."""
+    factory = (
+        asyncio.new_event_loop
+        if loop == "asyncio"
+        else pytest.importorskip("uvloop").new_event_loop
+    )
+    rung: list[str] = []
+
+    async def main() -> None:
+        alarms = Alarms()
+        now = asyncio.get_running_loop().time()
+        alarms.set(lambda: rung.append("late"), now - 1.0)
+        alarms.set(lambda: rung.append("later"), now + 0.01)
+        await asyncio.sleep(0.1)
+
+    running = factory()
+    running.run_until_complete(main())
+    running.close()
+    assert rung == ["late", "later"]
+
+
 def test_alarms_ring_in_order_and_none_that_was_dropped() -> None:
     rung: list[str] = []
 

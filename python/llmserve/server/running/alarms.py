@@ -17,7 +17,9 @@ class Alarms:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._times: dict[Act, float] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        # uvloop's handle of what is due already does not know when that is.
+        self._timer: asyncio.Handle | None = None
+        self._rings_at = 0.0
 
     def __contains__(self, act: Act) -> bool:
         """Whether it is going to be called."""
@@ -41,10 +43,12 @@ class Alarms:
     def _arm(self) -> None:
         at = min(self._times.values(), default=None)
         if self._timer is not None:
-            if at is not None and self._timer.when() <= at:
+            if at is not None and self._rings_at <= at:
                 return
             self._timer.cancel()
-        self._timer = None if at is None else self._loop.call_at(at, self._ring)
+        self._timer = None
+        if at is not None:
+            self._timer, self._rings_at = self._loop.call_at(at, self._ring), at
 
     def _ring(self) -> None:
         self._timer = None

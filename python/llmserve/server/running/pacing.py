@@ -121,7 +121,8 @@ class Pacer:
         self._lanes = [_Lane() for _ in range(stream.state.params.n)]
         self._num_held = 0  # events
         self._has_end = False  # the request's last event has come
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._rings_at = 0.0  # while there is a timer
         self._is_open = False
 
     def take(self, event: _core.TokenEvent) -> bool:
@@ -157,10 +158,12 @@ class Pacer:
     def _arm(self) -> None:
         at = min((lane.next_at for lane in self._lanes if lane.held), default=None)
         if self._timer is not None:
-            if at == self._timer.when():
+            if at == self._rings_at:
                 return
             self._timer.cancel()
-        self._timer = None if at is None else self._loop.call_at(at, self._ring)
+        self._timer = None
+        if at is not None:
+            self._timer, self._rings_at = self._loop.call_at(at, self._ring), at
 
     def _give_due(self, lane: _Lane, now: float) -> None:
         """What a late timer has let wait goes on together: the rate is that of the whole."""
