@@ -85,11 +85,12 @@ void register_checkpoint(py::module_& module) {
       .def("metadata", &metadata, py::arg("prefix"),
            "The metadata whose keys begin with `prefix`, by key.");
   py::class_<Checkpoint, std::shared_ptr<Checkpoint>>(module, "Checkpoint")
-      .def(py::init([](const std::string& path) {
+      .def(py::init([](const std::string& path, std::string config_text) {
              const py::gil_scoped_release release;
-             return std::make_shared<Checkpoint>(open_checkpoint(path));
+             return std::make_shared<Checkpoint>(open_checkpoint(path, std::move(config_text)));
            }),
-           py::arg("path"))
+           py::arg("path"), py::arg("config_text") = "",
+           "config_text is read in the place of config.json, unless it is empty.")
       .def_property_readonly("path", &Checkpoint::path)
       .def_property_readonly("gguf", &gguf_of, "The file, if it is one: nothing is opened again.")
       .def(

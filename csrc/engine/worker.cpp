@@ -80,6 +80,7 @@ void Worker::restore(MemoryPart part) {
 }
 
 std::unique_ptr<Model> Worker::load(const Checkpoint& checkpoint) {
+  config_text_ = checkpoint.config_text();
   const ModelConfig model_config =
       read_model_config(checkpoint.config(), config_.scheduler.max_model_len);
   const WeightFormat format = resolve_weight_format(config_.dtype, config_.quantization);
@@ -105,7 +106,7 @@ std::unique_ptr<Model> Worker::load(const Checkpoint& checkpoint) {
 }
 
 void Worker::load_weights() {
-  std::unique_ptr<Model> model = load(open_checkpoint(config_.model_path));
+  std::unique_ptr<Model> model = load(open_checkpoint(config_.model_path, config_text_));
   check_shapes(*model);
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
   model_ = std::move(model);

@@ -82,6 +82,7 @@ class Worker {
   std::unique_ptr<Model> model_;           // null while the weights are given back
   std::vector<DeferredWeight> deferred_;   // of the model, the next to be packed at the back
   std::string warning_;                    // of the last load
+  std::string config_text_;                // of the last load: what stands in for config.json
   std::unique_ptr<Arena> arena_;           // likewise
   std::unique_ptr<KvStorage> kv_storage_;  // null while the KV cache is
   int64_t num_used_blocks_ = 0;            // of it: behind them none was ever written to

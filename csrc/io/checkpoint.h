@@ -85,6 +85,9 @@ class Checkpoint {
   const std::string& path() const { return path_; }
   // The model's description, with the fields of Hugging Face's config.json.
   const JsonDocument& config() const { return config_; }
+  // What open_checkpoint took in the place of config.json, for who opens the same model anew.
+  const std::string& config_text() const { return config_text_; }
+  void set_config_text(std::string text) { config_text_ = std::move(text); }
   std::span<const std::shared_ptr<const MappedFile>> files() const { return files_; }
   // Sorted by name.
   std::span<const TensorEntry> tensors() const { return tensors_; }
@@ -114,6 +117,7 @@ class Checkpoint {
   std::string_view format_;
   std::string path_;
   JsonDocument config_;
+  std::string config_text_;
   std::vector<std::shared_ptr<const MappedFile>> files_;
   std::vector<TensorEntry> tensors_;
   std::vector<TensorStorage> storages_;
@@ -130,8 +134,9 @@ std::span<const CheckpointFormatRow> checkpoint_format_registry();
 
 // Opens a checkpoint directory, or a file with weights, in the first format that is detected. Reads
 // headers only. Throws InvalidArgument (no directory), NotSupported (no known format; says why and
-// what to do), CorruptFile (file, field or byte, reason).
-Checkpoint open_checkpoint(const std::string& path);
+// what to do), CorruptFile (file, field or byte, reason). `config_text`, if not empty, is read in
+// the place of a config.json: NotSupported for a format that has none.
+Checkpoint open_checkpoint(const std::string& path, std::string config_text = {});
 
 // A config.json by itself, as a checkpoint of format "config" without tensors. Throws
 // InvalidArgument (no such file), CorruptFile.

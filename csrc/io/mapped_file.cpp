@@ -84,7 +84,8 @@ void MappedFile::fetch(int64_t offset, int64_t num_bytes) const {
   advise(offset, num_bytes, kPopulateRead);
 }
 
-CheckpointDirectory::CheckpointDirectory(const std::string& path) : path_(path) {
+CheckpointDirectory::CheckpointDirectory(const std::string& path, std::string config_text)
+    : path_(path), config_text_(std::move(config_text)) {
   std::error_code error;
   const bool is_weights = path_.extension() == ".safetensors" || path_.extension() == ".gguf";
   if (is_weights && fs::is_regular_file(path_, error)) {

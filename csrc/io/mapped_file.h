@@ -59,12 +59,14 @@ class MappedFile {
 class CheckpointDirectory {
  public:
   // Throws InvalidArgument unless `path` is a directory that can be read, or a .safetensors or
-  // .gguf file in one, which is then weights_file().
-  explicit CheckpointDirectory(const std::string& path);
+  // .gguf file in one, which is then weights_file(). `config_text` stands in for its config.json.
+  explicit CheckpointDirectory(const std::string& path, std::string config_text = {});
 
   const std::filesystem::path& path() const { return path_; }
   // The one file that the caller wants the weights from; empty where the directory is to say.
   const std::string& weights_file() const { return weights_file_; }
+  // Empty where config.json is to say.
+  const std::string& config_text() const { return config_text_; }
 
   // Whether something of that plain name is there.
   bool contains(std::string_view name) const;
@@ -79,6 +81,7 @@ class CheckpointDirectory {
   std::filesystem::path path_;       // as given, for messages
   std::filesystem::path canonical_;  // links resolved
   std::string weights_file_;
+  std::string config_text_;
 };
 
 }  // namespace llmserve

@@ -52,10 +52,18 @@ bool has_suffix(const std::string& text, std::initializer_list<std::string_view>
 
 std::span<const CheckpointFormatRow> checkpoint_format_registry() { return kFormats; }
 
-Checkpoint open_checkpoint(const std::string& path) {
-  const CheckpointDirectory directory(path);
+Checkpoint open_checkpoint(const std::string& path, std::string config_text) {
+  const CheckpointDirectory directory(path, config_text);
   for (const CheckpointFormatRow& row : kFormats) {
-    if (row.detect(directory)) return row.open(directory);
+    if (!row.detect(directory)) continue;
+    if (!config_text.empty() && row.open != &open_safetensors)
+      throw NotSupported(concat(path,
+                                ": hf_overrides change a config.json, and a checkpoint of "
+                                "format ",
+                                row.name, " has none; leave them out"));
+    Checkpoint checkpoint = row.open(directory);
+    checkpoint.set_config_text(std::move(config_text));
+    return checkpoint;
   }
   refuse(directory);
 }

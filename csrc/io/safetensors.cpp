@@ -320,7 +320,9 @@ bool is_safetensors(const CheckpointDirectory& directory) {
 
 Checkpoint open_safetensors(const CheckpointDirectory& directory) {
   const auto config_file = directory.map("config.json");
-  JsonDocument config = JsonDocument::parse(config_file->path().string(), config_file->text());
+  const std::string& own = directory.config_text();
+  JsonDocument config = JsonDocument::parse(
+      config_file->path().string(), own.empty() ? config_file->text() : std::string_view(own));
   const bool is_single = !directory.weights_file().empty() || directory.contains(kSingleFile);
   return take_text_part(is_single ? open_single(directory, std::move(config))
                                   : open_sharded(directory, std::move(config)));

@@ -114,6 +114,8 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in vllm_paths.REFUSED_NAMES:
+        raise AttributeError(f"llmserve has no {name}: {vllm_paths.REFUSED_NAMES[name]}")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

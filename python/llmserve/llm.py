@@ -162,6 +162,10 @@ class LLM(LLMBase):
         """Not there yet: raises NotSupported."""
         raise task_not_supported("score")
 
+    def reward(self, *_arguments: object, **_keywords: object) -> NoReturn:
+        """Not there yet: raises NotSupported."""
+        raise task_not_supported("reward")
+
     def beam_search(
         self,
         prompts: Prompts,

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from llmserve.insight.metric_objects import EngineMetrics
     from llmserve.insight.profile import Profile
     from llmserve.insight.trace import Trace
-    from llmserve.model_config import ModelConfig
+    from llmserve.model_config import ModelConfig, VllmConfig
     from llmserve.options.engine_args import EngineArgs
     from llmserve.plan.memory_plan import MemoryPlan
     from llmserve.requests.stepped import SteppedRequests
@@ -84,7 +84,8 @@ class LLMBase:
             options = replace(options, max_stall_ms=self._default_max_stall_ms)
         checkpoint = find_checkpoint(model, options.revision, options.download_dir)
         source = text_source(checkpoint)
-        opened = _core.Checkpoint(str(checkpoint))  # once, for all that a start reads of it
+        # Once, for all that a start reads of it.
+        opened = _core.Checkpoint(str(checkpoint), _config_text(options, source))
         defaults = _read_generation_config(source, options.generation_config, opened.gguf)
         self._config = resolve(
             options,
@@ -131,11 +132,10 @@ class LLMBase:
         self._vocab_size = vocab_size
         self._quantization = options.quantization
         if options.logits_processors:
-            from llmserve.model_config import VllmConfig  # seldom needed
-            from llmserve.requests.processor_classes import ProcessorClasses
+            from llmserve.requests.processor_classes import ProcessorClasses  # seldom needed
 
             self._admission.processor_classes = ProcessorClasses.from_argument(
-                options.logits_processors, VllmConfig.of(self.model_config, self._config.scheduler)
+                options.logits_processors, self.vllm_config
             )
         self._runner = RequestRunner(self._engine)
         _OPEN.add(self)
@@ -185,6 +185,11 @@ class LLMBase:
         from llmserve.plan.memory_plan import plan_memory  # loading a model needs none of it
 
         options = read_options(f"{cls.__name__}.plan", model, arguments)
+        if options.hf_overrides:
+            raise NotSupported(
+                f"{cls.__name__}.plan: hf_overrides are not supported; give a config.json with the "
+                f"fields changed, of which there may be a copy by itself"
+            )
         path = config_file(model) or find_checkpoint(model, options.revision, options.download_dir)
         request = options.to_request(
             path,
@@ -222,6 +227,13 @@ class LLMBase:
             vocab_size=self._vocab_size,
             quantization=self._quantization,
         )
+
+    @property
+    def vllm_config(self) -> "VllmConfig":
+        """The engine's own sizes, by vLLM's names."""
+        from llmserve.model_config import VllmConfig  # seldom needed
+
+        return VllmConfig.of(self.model_config, self._config)
 
     @cached_property
     def _stepped(self) -> "SteppedRequests":
@@ -451,6 +463,20 @@ def _read_generation_config(
             f"got {describe(argument)}"
         )
     return read_generation_config(Path(os.fsdecode(argument)))
+
+
+def _config_text(options: EngineOptions, source: Path) -> str:
+    """config.json with hf_overrides in it; empty without."""
+    if not options.hf_overrides:
+        return ""
+    from llmserve.checkpoint.config_overrides import overridden_config  # seldom needed
+
+    if options.packed_cache_bytes:
+        raise NotSupported(
+            "packed_cache_bytes is not supported with hf_overrides, of which the packed files know "
+            "nothing; leave one of them out"
+        )
+    return overridden_config(source, options.hf_overrides)
 
 
 def _read_tokenizer(

@@ -7,7 +7,7 @@ from llmserve.common.arguments import describe, text
 from llmserve.common.vllm_arguments import check_method_arguments
 from llmserve.errors import InternalError, InvalidArgument
 from llmserve.llm_base import LLMBase
-from llmserve.model_config import ModelConfig
+from llmserve.model_config import ModelConfig, VllmConfig
 from llmserve.outputs import RequestOutput
 from llmserve.pooling_outputs import PoolingRequestOutput
 from llmserve.pooling_params import PoolingConfig, PoolingParams
@@ -112,6 +112,11 @@ class LLMEngine:
     def model_config(self) -> ModelConfig:
         """What is known of the model."""
         return self.llm.model_config
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        """The engine's own sizes: model_config, scheduler_config, cache_config."""
+        return self.llm.vllm_config
 
     def get_model_config(self) -> ModelConfig:
         """The same, as older versions of vLLM ask for it."""

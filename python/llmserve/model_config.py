@@ -33,18 +33,44 @@ class SchedulerSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """The KV cache."""
+
+    block_size: int
+    num_gpu_blocks: int  # of whatever device
+
+
+@dataclass(frozen=True, slots=True)
 class VllmConfig:
-    """What classes of logits processors get of the engine."""
+    """What classes of logits processors get of the engine, and `llm.llm_engine.vllm_config`."""
 
     model_config: ModelConfig
     scheduler_config: SchedulerSizes
+    cache_config: CacheSizes
     speculative_config: None = None
     additional_config: SimpleNamespace = field(default_factory=SimpleNamespace)
 
     @classmethod
-    def of(cls, model_config: ModelConfig, scheduler: _core.SchedulerConfig) -> "VllmConfig":
+    def of(cls, model_config: ModelConfig, config: _core.EngineConfig) -> "VllmConfig":
         """Of an engine."""
+        scheduler = config.scheduler
         sizes = SchedulerSizes(
             scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.max_model_len
         )
-        return cls(model_config, sizes)
+        cache = CacheSizes(config.cache.block_size, config.cache.num_blocks)
+        return cls(model_config, sizes, cache)
+
+
+class CompilationConfig(dict[str, object]):
+    """For LLM(compilation_config=...), where it changes nothing."""
+
+    def __init__(self, level: int | None = None, **fields: object) -> None:
+        super().__init__(fields if level is None else {"level": level, **fields})
+
+
+class ProfilerConfig(dict[str, object]):
+    """For LLM(profiler_config=...)."""
+
+
+class StructuredOutputsConfig(dict[str, object]):
+    """For LLM(structured_outputs_config=...), where the backend changes nothing."""

@@ -12,7 +12,7 @@ from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
 
 TASKS = ("embed", "token_embed", "token_logits")
 # Tasks of vLLM's that need a head of another kind.
-_TASKS_NOT_YET_SUPPORTED = ("classify", "score", "token_classify", "plugin")
+_TASKS_NOT_YET_SUPPORTED = ("classify", "score", "reward", "token_classify", "plugin")
 
 
 @dataclass(frozen=True, slots=True)

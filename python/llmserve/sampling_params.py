@@ -226,6 +226,15 @@ class SamplingParams(_Taken):
         self.to_core().validate()
         _refuse_older(self.n, best_of, use_beam_search)
 
+    @classmethod
+    def from_optional(cls, **fields: Any) -> "SamplingParams":
+        """As the constructor; what is None is left at its default.
+
+        >>> SamplingParams.from_optional(n=None, top_p=0.5).n
+        1
+        """
+        return cls(**{name: value for name, value in fields.items() if value is not None})
+
     def _check(self) -> None:
         """Each field by itself, and brought to the form in which it is kept."""
         for name, value in self._given(SAMPLING_FIELDS):

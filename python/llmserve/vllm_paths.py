@@ -24,8 +24,19 @@ _PROMPTS = {
 # By module, below llmserve: its names, and where they are. A name that is called otherwise there
 # follows a colon.
 PATHS: Mapping[str, Mapping[str, str]] = {
-    "config": {"ModelConfig": "llmserve.model_config", "VllmConfig": "llmserve.model_config"},
+    "config": {
+        name: "llmserve.model_config"
+        for name in (
+            *("CompilationConfig", "ModelConfig", "ProfilerConfig", "StructuredOutputsConfig"),
+            "VllmConfig",
+        )
+    },
     "distributed": {"cleanup_dist_env_and_memory": "llmserve.vllm_utils"},
+    "distributed.parallel_state": {
+        "cleanup_dist_env_and_memory": "llmserve.vllm_utils",
+        "destroy_distributed_environment": "llmserve.vllm_utils:cleanup_dist_env_and_memory",
+        "destroy_model_parallel": "llmserve.vllm_utils:cleanup_dist_env_and_memory",
+    },
     "engine": {},
     "engine.arg_utils": {"EngineArgs": _ENGINE_ARGS, "AsyncEngineArgs": _ENGINE_ARGS},
     "engine.async_llm_engine": {"AsyncLLMEngine": "llmserve.async_llm:AsyncLLM"},
@@ -38,6 +49,9 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "logprobs": {"Logprob": "llmserve.outputs"},
     "lora": {},
     "lora.request": {"LoRARequest": "llmserve.vllm_utils"},
+    "tokenizers": {"get_tokenizer": "llmserve.vllm_utils"},
+    "transformers_utils": {},
+    "transformers_utils.tokenizer": {"get_tokenizer": "llmserve.vllm_utils"},
     "usage": {},
     "usage.usage_lib": {"UsageContext": "llmserve.vllm_utils"},
     "utils": {
@@ -65,6 +79,28 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
+# Modules whose features are not here, and why.
+REFUSED: Mapping[str, str] = {
+    "assets": "models take text alone",
+    "multimodal": "models take text alone",
+    "model_executor": "models are C++; docs/adding-a-model.md says how one is added",
+    "platforms": "LLM(device='auto') takes a GPU where there is one, and llmserve doctor tells",
+    "attention": "attention is C++; llmserve.ops has it as a function",
+    "plugins": "there are no plugins",
+}
+# Names at the top of vllm whose features are not here, and why.
+REFUSED_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            *("ClassificationOutput", "ClassificationRequestOutput"),
+            *("ScoringOutput", "ScoringRequestOutput"),
+        ),
+        "heads for classification and scores are not loaded; embed and encode are there",
+    ),
+    "ModelRegistry": REFUSED["model_executor"],
+    "LoRARequest": "adapters are not applied; merge them into the checkpoint",
+}
+
 
 def find(path: str, name: str) -> Any:
     """What a module of the table has under a name. Raises AttributeError."""
@@ -84,9 +120,16 @@ class VllmPaths:
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a module of the table, None for others."""
+        """The spec of a module of the table, None for others. Raises ModuleNotFoundError that says
+        why a module of vLLM's is not here."""
         package, _, path = fullname.partition(".")
-        if package != "llmserve" or path not in PATHS:
+        if package != "llmserve":
+            return None
+        if path in REFUSED:
+            raise ModuleNotFoundError(
+                f"llmserve has nothing of vllm.{path}: {REFUSED[path]}", name=fullname
+            )
+        if path not in PATHS:
             return None
         return ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]
 

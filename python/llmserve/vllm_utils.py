@@ -4,9 +4,12 @@ import enum
 import gc
 import itertools
 import logging
+import os
 import uuid
 
-from llmserve.errors import NotSupported
+from llmserve.checkpoint.model_files import find_checkpoint, text_source
+from llmserve.errors import InvalidArgument, NotSupported
+from llmserve.tokenization.tokenizer import Tokenizer
 
 
 class UsageContext(str, enum.Enum):
@@ -66,3 +69,23 @@ def init_logger(name: str) -> logging.Logger:
 def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
     """Collects garbage: an LLM that nobody holds any more gives its memory back by itself."""
     gc.collect()
+
+
+def get_tokenizer(
+    tokenizer_name: str | os.PathLike[str],
+    *,
+    tokenizer_mode: str = "auto",
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> Tokenizer:
+    """The tokenizer of a checkpoint. tokenizer_mode and trust_remote_code are vLLM's: there is one
+    way to read it, and nothing is executed. Raises InvalidArgument where it has none.
+
+    >>> from llmserve import demo_model_path
+    >>> get_tokenizer(demo_model_path()).encode("The fox") != []
+    True
+    """
+    tokenizer = Tokenizer.from_path(text_source(find_checkpoint(tokenizer_name, revision)), None)
+    if tokenizer is None:
+        raise InvalidArgument(f"{tokenizer_name} has no tokenizer")
+    return tokenizer

@@ -1,7 +1,4 @@
-"""More context than the model was trained for, by fields of its config.
-
-absent: LLM: hf_overrides=
-"""
+"""More context than the model was trained for, by fields of its config."""
 
 from vllm import LLM, SamplingParams
 

@@ -12,6 +12,7 @@ from llmserve.cli.interrupts import Interrupts
 from llmserve.cli.options import (
     add_engine_options,
     add_sampling_options,
+    draw_seed,
     figures,
     load_model,
     sampling_params,
@@ -56,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
     if options.name is not None and options.model is not None:
         raise InvalidArgument("chat takes MODEL or --model, not both")
     model = options.name or options.model or demo_model_path()
+    draw_seed(options)
     screen = _Screen(sys.stdin.isatty(), options.quiet)
     with screen.loading(model):
         llm = load_model(options, model, chat_template=options.chat_template)
@@ -70,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
         params = sampling_params(options, defaults, max_tokens)
         session = ChatSession(llm, params, options.system)
         screen.say("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+        screen.say(f"seed {params.seed}; --seed {params.seed} gives these answers again")
         with screen.interrupts or nullcontext():
             return _converse(session, screen)
 

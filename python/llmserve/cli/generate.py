@@ -10,6 +10,7 @@ from llmserve.cli.console import dim, printable
 from llmserve.cli.options import (
     add_engine_options,
     add_sampling_options,
+    draw_seed,
     figures,
     load_model,
     sampling_params,
@@ -36,7 +37,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "generate",
         help="continue a prompt",
         description="Continues PROMPT and writes the text to stdout as it comes, then a line of "
-        "figures to stderr. Sampling parameters default to the model's generation_config.json.",
+        "figures to stderr. Sampling parameters default to the model's generation_config.json, and "
+        "the seed is drawn at each start.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -62,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     prompt = _prompt(options.prompt)
     model = demo_model_path() if options.model is None else options.model
+    draw_seed(options)
     with load_model(options, model) as llm:
         params = _params(options, llm.get_default_sampling_params())
         last = _stream(llm, prompt, params) if params.n == 1 else _sections(llm, prompt, params)

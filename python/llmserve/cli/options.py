@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import os
 from typing import Any
 
 from llmserve.cli.command_parser import take_llm_arguments
@@ -53,6 +54,13 @@ def load_model(options: argparse.Namespace, model: object, **arguments: object) 
     )
 
 
+def draw_seed(options: argparse.Namespace) -> None:
+    """Where no --seed was given: else each start would tell the same story. What is said of an
+    output has it."""
+    if options.seed is None:
+        options.seed = int.from_bytes(os.urandom(4), "little")
+
+
 def sampling_params(
     options: argparse.Namespace, defaults: SamplingParams, max_tokens: int | None, **more: object
 ) -> SamplingParams:
@@ -77,5 +85,6 @@ def figures(output: RequestOutput) -> str:
     reasons = ", ".join(sorted({c.finish_reason or "-" for c in output.outputs}))
     return (
         f"[{len(output.prompt_token_ids)} prompt tokens, {num_tokens} new tokens in {total_s:.2f} s"
-        f" ({rate}), first after {first_ms:.1f} ms, finished by {reasons}]"
+        f" ({rate}), first after {first_ms:.1f} ms, finished by {reasons}, "
+        f"seed {output.outputs[0].seed}]"
     )

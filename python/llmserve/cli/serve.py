@@ -80,9 +80,9 @@ def run(options: argparse.Namespace) -> int:
         traces = _trace_files(effective.server.trace, [names[0] for names, _ in named])
         models = []
         for names, path in named:
-            llm = AsyncLLM(path, **effective.engine)
+            llm = AsyncLLM(path, **{"seed": None, **effective.engine})  # None: one is drawn
             stack.callback(llm.close)
-            _log.info("loaded %r", llm)
+            _log.info("loaded %r; its seed is %d", llm, llm.model_config.seed)
             models.append(ServedModel(names, llm, aliases=[path]))
         serve(models, effective.server, sock, tracing)
         for served, file in zip(models, traces, strict=False):

@@ -83,6 +83,20 @@ def token_count(text: str) -> int:
         raise ArgumentTypeError(str(error)) from None
 
 
+def json_object(text: str) -> dict[str, object]:
+    """A JSON object, for argparse, whose error it raises."""
+    import json  # here, as argparse below: a table of options needs neither
+    from argparse import ArgumentTypeError
+
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"it is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ArgumentTypeError(f"it must be a JSON object, got {text!r}")
+    return value
+
+
 def parse_bandwidth(name: str, text: str) -> float:
     """Bytes a second of "3.35TB/s" or a bare number.
 

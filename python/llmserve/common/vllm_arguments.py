@@ -17,7 +17,7 @@ _NO_ADAPTERS = "adapters are not applied; merge them into the checkpoint"
 _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
     "": {
         **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), _ONE),
-        **dict.fromkeys(("speculative_config", "structured_outputs_config"), _NONE),
+        "speculative_config": _NONE,
         **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), _NONE),
     },
     "nothing of a checkpoint is ever executed": {
@@ -100,8 +100,11 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "tokenizer_pool_size": (0,),
     },
     "the cache of the Hugging Face Hub has its token: set HF_TOKEN": {"hf_token": _NONE},
+    "hf_overrides={...} changes fields of config.json": dict.fromkeys(
+        ("rope_scaling", "rope_theta"), _NONE
+    ),
     "the checkpoint's files say it; change it in a copy": {
-        **dict.fromkeys(("hf_overrides", "hf_config_path", "rope_scaling", "rope_theta"), _NONE),
+        "hf_config_path": _NONE,
         "override_generation_config": _NONE,
         "disable_sliding_window": _OFF,
     },
@@ -144,6 +147,7 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "override_pooler_config": _NONE,
     },
     "llguidance makes the masks, with its defaults": {
+        "structured_outputs_config": _NONE,
         "guided_decoding_backend": _AUTO,
         "guided_decoding_disable_fallback": _OFF,
         "guided_decoding_disable_any_whitespace": _OFF,
@@ -236,7 +240,13 @@ _CHANGES_NOTHING: Mapping[str, Sequence[object] | None] = {
     "config_format": ("hf", "mistral"),
     "model_impl": ("vllm", "transformers"),
     "tokenizer_mode": ("slow", "fast", "hf", "mistral"),
+    "structured_outputs_config": (),
 }
+
+
+def _is_backend(value: object) -> bool:
+    """Of structured_outputs_config: nothing but who makes the masks."""
+    return isinstance(value, Mapping) and set(value) <= {"backend", "disable_fallback"}
 
 
 def check_names(what: str, given: Mapping[str, object], known: Iterable[str]) -> None:
@@ -254,7 +264,7 @@ def refuse_what_is_not_here(what: str, name: str, value: object) -> None:
     values, reason = NOT_HERE[name]
     if name in _CHANGES_NOTHING and not any(is_default(value, default) for default in values):
         taken = _CHANGES_NOTHING[name]
-        if taken is None or value in taken:
+        if taken is None or value in taken or _is_backend(value):
             _log.warning("%s: %s=%s changes nothing: %s", what, name, describe(value), reason)
             return
     refuse_unless_default(what, name, value, *values, reason=reason)

@@ -7,7 +7,7 @@ keys of a server's file, what the core makes its config from, and docs/engine-op
 # ruff: noqa: RUF009  # engine_option() gives a field, whose default cannot change
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
@@ -218,7 +218,15 @@ class EngineOptions:
     async_scheduling: bool | None = engine_option(
         True, _STEPS, "CUDA: the next step is launched while one is under way"
     )
-    hf_overrides: None = not_here(None)
+    hf_overrides: Mapping[str, object] | Callable[[Any], Any] | None = engine_option(
+        None,
+        _WEIGHTS,
+        "fields of config.json in the place of its own: a dict, or what is given the config",
+        core=None,
+        commands="run",
+        more="Objects within are merged, those of RoPE replaced. For checkpoints in safetensors, "
+        "without packed_cache_bytes",
+    )
     chat_template: str | os.PathLike[str] | None = engine_option(
         None,
         _TEXT,

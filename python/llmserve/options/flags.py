@@ -5,11 +5,11 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from llmserve.common.units import size, token_count
+from llmserve.common.units import json_object, size, token_count
 from llmserve.common.vllm_arguments import NOT_HERE
 from llmserve.options.option import Option
 
-_METAVARS = {str: "X", float: "X", size: "SIZE", token_count: "N"}
+_METAVARS = {str: "X", float: "X", size: "SIZE", token_count: "N", json_object: "JSON"}
 
 
 def add_flags(

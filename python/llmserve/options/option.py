@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from llmserve.common.arguments import INT32_MAX, INT64_MAX, boolean, integer, number, text
-from llmserve.common.units import size, token_count
+from llmserve.common.units import json_object, size, token_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -75,4 +75,6 @@ def kind_of(name: str, hint: object) -> Callable[[str], Any]:
     kind = next((kind for kind in (bool, int, float) if kind in hints), str)
     if name == "max_model_len":
         return token_count
+    if name == "hf_overrides":
+        return json_object
     return size if kind is int and name.endswith("_bytes") else kind

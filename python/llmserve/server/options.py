@@ -57,11 +57,11 @@ class Effective:
 
 
 def engine_defaults() -> dict[str, Any]:
-    """What AsyncLLM takes for each of ENGINE_OPTIONS that is not given."""
+    """What AsyncLLM takes for each of ENGINE_OPTIONS that is not given; a seed is drawn."""
     from llmserve.async_llm import AsyncLLM  # needed here alone
 
     defaults = {option.name: option.default for option in ENGINE_OPTIONS}
-    return {**defaults, "max_stall_ms": AsyncLLM._default_max_stall_ms}
+    return {**defaults, "max_stall_ms": AsyncLLM._default_max_stall_ms, "seed": None}
 
 
 def resolve(flags: Mapping[str, Any], path: str | None) -> Effective:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -99,6 +100,17 @@ def test_a_seed_repeats_and_stop_ends_the_text(call: Run, model: str) -> None:
     assert call(*arguments, "--stop", stop).stdout == first[: first.index(stop)] + "\n"
 
 
+def test_a_start_draws_a_seed_and_says_which(call: Run, model: str) -> None:
+    arguments = ("generate", "--model", model, "--max-tokens", "40", "--ignore-eos", "hello")
+    first, second = call(*arguments), call(*arguments)
+    assert first.stdout != second.stdout
+    seed = re.search(r", seed (\d+)\]", first.stderr)
+    assert seed is not None
+    assert call(*arguments, "--seed", seed[1]).stdout == first.stdout
+    shown = call("serve", model, "--show-config").stdout.splitlines()
+    assert "seed=None (default)" in shown
+
+
 def test_n_writes_every_continuation_under_a_heading(call: Run, model: str) -> None:
     done = call(
         "generate", "--model", model, "--n", "3", "--seed", "2", "--max-tokens", "5", "hello"
@@ -146,7 +158,7 @@ def test_bad_usage_shows_the_usage(call: Run) -> None:
 
 LATER = [
     ("--tensor-parallel-size", "2", "tensor_parallel_size=2 is not supported yet; leave it at 1"),
-    ("--hf-overrides", '{"a": 1}', "hf_overrides={'a': 1} is not supported: the checkpoint's"),
+    ("--hf-config-path", "x", "hf_config_path='x' is not supported: the checkpoint's files say"),
     ("--trust-remote-code", None, "trust_remote_code=True is not supported: nothing of a check"),
 ]
 COMMANDS = [
@@ -175,6 +187,14 @@ def test_an_argument_whose_feature_is_not_there_is_taken_at_its_default(
 ) -> None:
     flags = ("--pipeline-parallel-size", "1", "--no-enable-lora", "--speculative-config", "{}")
     assert call("generate", "--model", model, *flags, "--quiet", "hello").returncode == 0
+
+
+def test_fields_of_config_json_are_a_flag(call: Run, model: str) -> None:
+    arguments = ("generate", "--model", model, "--temperature", "0", "--quiet", "hello")
+    changed = call(*arguments, "--hf-overrides", '{"rms_norm_eps": 0.5}')
+    assert changed.returncode == 0
+    assert changed.stdout != call(*arguments).stdout
+    assert "must be a JSON object, got '3'" in call(*arguments, "--hf-overrides", "3").stderr
 
 
 @pytest.mark.parametrize(
@@ -306,10 +326,10 @@ def test_a_reader_that_leaves_is_no_error(model: str) -> None:
     generate = f"-m llmserve generate --model {model} --ignore-eos --quiet hello"
     command = f"{sys.executable} {generate} | head -c 1"
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        ["bash", "-c", command], capture_output=True, timeout=DEADLINE_S, check=False
     )
     assert done.returncode == 0
-    assert done.stderr == ""
+    assert done.stderr == b""
 
 
 def test_inspect_shows_sizes_that_add_up(call: Run, model: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,8 @@ def test_what_vllm_asks_of_an_engine_is_there(llm: LLM) -> None:
     engine = llm.llm_engine
     assert engine.model_config.max_model_len == llm.max_model_len
     assert engine.get_model_config().get_vocab_size() == engine.model_config.vocab_size
+    assert engine.vllm_config.cache_config.num_gpu_blocks > 0
+    assert engine.vllm_config.scheduler_config.max_num_seqs == llm.max_num_seqs
     assert engine.get_tokenizer() is engine.tokenizer is llm.get_tokenizer()
     assert not engine.errored
     engine.check_health()
@@ -123,6 +126,17 @@ def test_what_vllm_asks_of_an_engine_is_there(llm: LLM) -> None:
     for call in (engine.apply_model, llm.apply_model):
         with pytest.raises(NotSupported, match=r"the model is C\+\+ and no torch module"):
             call(print)
+
+
+METHODS = ["generate", "chat", "embed", "encode", "beam_search", "enqueue"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_help_shows_what_a_method_takes(name: str) -> None:
+    kinds = {
+        parameter.kind for parameter in inspect.signature(getattr(LLM, name)).parameters.values()
+    }
+    assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
 
 
 def test_a_closed_engine_says_so(checkpoint: Path) -> None:

@@ -6,8 +6,9 @@ import importlib
 import subprocess
 import sys
 
+import llmserve
 import pytest
-from llmserve.vllm_paths import PATHS
+from llmserve.vllm_paths import PATHS, REFUSED, REFUSED_NAMES
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -21,7 +22,6 @@ def test_a_module_has_its_names(path: str) -> None:
 
 
 def test_what_is_the_same_thing_is_one_thing() -> None:
-    import llmserve
     from llmserve.engine.arg_utils import EngineArgs
     from llmserve.entrypoints.llm import LLM
     from llmserve.inputs import TokensPrompt
@@ -32,8 +32,20 @@ def test_what_is_the_same_thing_is_one_thing() -> None:
 
 
 def test_a_module_that_is_nowhere_is_told_as_python_does() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'llmserve\.attention'"):
-        importlib.import_module("llmserve.attention")
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'llmserve\.nowhere'"):
+        importlib.import_module("llmserve.nowhere")
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_a_module_whose_feature_is_not_here_says_why(path: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=f"llmserve has nothing of vllm.{path}: "):
+        importlib.import_module(f"llmserve.{path}")
+
+
+@pytest.mark.parametrize("name", REFUSED_NAMES)
+def test_a_name_whose_feature_is_not_here_says_why(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"llmserve has no {name}: "):
+        getattr(llmserve, name)
 
 
 def test_importing_llmserve_makes_none_of_them() -> None:

@@ -23,6 +23,7 @@ from llmserve.cli import inspect as inspect_command
 from llmserve.cli.command_parser import CommandParser
 from llmserve.common.units import token_count
 from llmserve.common.vllm_arguments import NOT_HERE
+from llmserve.config import CompilationConfig
 from llmserve.options.engine_options import (
     ENGINE_OPTIONS,
     EngineOptions,
@@ -178,6 +179,8 @@ CHANGES_NOTHING = [
     ({"swap_space": 8}, "swap_space=8 changes nothing"),
     ({"limit_mm_per_prompt": {"image": 1}}, "changes nothing: models take text alone"),
     ({"distributed_executor_backend": "mp"}, "changes nothing: an LLM is one process"),
+    ({"structured_outputs_config": {"backend": "xgrammar"}}, "nothing: llguidance makes the masks"),
+    ({"compilation_config": CompilationConfig(3)}, "changes nothing: nothing is compiled"),
 ]
 
 
