@@ -135,6 +135,13 @@ def test_what_was_called_goes_back_into_the_conversation(
     assert ask(client, messages=CALLED, tools=TOOLS).usage.output_tokens > 0
 
 
+def test_a_long_conversation_is_counted_too(client: Any, server: RunningServer) -> None:
+    long = [message for _ in range(200) for message in CALLED]
+    counted = client.messages.count_tokens(model="demo", messages=long)
+    short = client.messages.count_tokens(model="demo", messages=CALLED)
+    assert counted.input_tokens > 150 * short.input_tokens
+
+
 def test_what_the_assistant_has_begun_is_gone_on_with(client: Any, server: RunningServer) -> None:
     begun = [*HELLO, {"role": "assistant", "content": "Once upon"}]
     counted = client.messages.count_tokens(model="demo", messages=begun)

@@ -154,6 +154,11 @@ def test_models_are_told_of(client: Any) -> None:
     assert caught.value.status_code == 404
 
 
+def test_somebody_is_there(server: RunningServer) -> None:
+    assert server.request("HEAD", "/")[0] == 200
+    assert "llmserve" in server.request("GET", "/")[1]
+
+
 def test_a_body_need_not_say_that_it_is_json_unless_a_page_sends_it(server: RunningServer) -> None:
     body = json.dumps({"model": "demo", "prompt": "Hi", "stream": False, "options": GREEDY})
     form = {"Content-Type": "application/x-www-form-urlencoded"}

@@ -243,20 +243,20 @@ def test_each_key_sees_its_own_responses(demo: AsyncLLM) -> None:
 
 
 def test_the_oldest_responses_go_where_there_is_no_room() -> None:
-    stored = StoredResponses(max_bytes=1000)
-    for number in range(20):
+    stored = StoredResponses(max_bytes=4000)
+    for number in range(60):
         messages = [{"role": "user", "content": "x" * 100}]
         stored.put("", StoredResponse({"id": f"r{number}"}, [], messages))
         stored.get("", "r0")  # which is thereby kept
-    assert stored.num_bytes <= 1000
+    assert stored.num_bytes <= 4000
     assert stored.get("", "r0")
-    assert stored.get("", "r19")
+    assert stored.get("", "r59")
     assert stored.get("", "r1") is None
     stored.put("", StoredResponse({"id": "huge"}, [], [{"content": "x" * 1000}]))
     assert stored.get("", "huge") is None
-    assert stored.get("", "r19"), "for which nothing else had to go"
-    assert stored.delete("", "r19")
-    assert not stored.delete("", "r19")
+    assert stored.get("", "r59"), "for which nothing else had to go"
+    assert stored.delete("", "r59")
+    assert not stored.delete("", "r59")
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
     *(
         ("get", path, {})
         for path, operations in document()["paths"].items()
-        if "get" in operations and "{" not in path and path != "/metrics"
+        if "get" in operations and "{" not in path and path not in ("/", "/metrics")
     ),
     ("get", "/v1/models/{model}", {"model": "demo"}),
 ]

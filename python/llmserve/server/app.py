@@ -74,6 +74,7 @@ ROUTES = (
     Route("/apply-template", templates.apply_template, methods=_POST),
     Route("/tokenizer_info", templates.tokenizer_info, methods=_GET),
     Route("/props", templates.props, methods=_GET),
+    Route("/", operations.root, methods=_GET),
     Route("/health", operations.health, methods=_GET),
     Route("/ping", operations.health, methods=["GET", "POST"]),
     Route("/ready", operations.ready, methods=_GET),

@@ -54,6 +54,7 @@ _GET = {
     "/api/version": "llmserve's version",
     "/tokenizer_info": "The tokenizer and chat template of the first model",
     "/props": "The same in llama.cpp's words, and the model's own sampling parameters",
+    "/": "Says that somebody is there",
     "/ping": "As /health",
     "/health": "Are the engines alive",
     "/ready": "Are new requests taken",
@@ -141,7 +142,7 @@ def _ref(name: str) -> dict[str, str]:
 
 def _content(method: str, path: str) -> dict[str, Any]:
     """Of an answer with status 200."""
-    if path == "/metrics":
+    if path in ("/", "/metrics"):
         return {"text/plain": {"schema": {"type": "string"}}}
     paths = _INVOCATIONS if path == "/invocations" else (path,)
     answers = [_ref(ANSWERS[method, item]) for item in paths]

@@ -4,7 +4,7 @@ from functools import partial
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from llmserve._version import __version__
 from llmserve.server.context import context
@@ -58,6 +58,11 @@ async def ready(request: Request) -> Response:
         if await served.llm.is_sleeping():
             raise ApiError(503, f"the engine of {served.name!r} is asleep", code="asleep")
     return await health(request)
+
+
+async def root(request: Request) -> Response:
+    """GET /, by which programs of Ollama's look whether somebody is there."""
+    return PlainTextResponse("llmserve is running; /docs lists its routes\n")
 
 
 async def version(request: Request) -> Response:

@@ -3,7 +3,7 @@
 import asyncio
 import difflib
 import re
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope
 
+from llmserve.common.text_threads import on_text_thread
 from llmserve.server.context import context
 from llmserve.server.http.connection import own_connection
 from llmserve.server.http.errors import ApiError
@@ -18,6 +19,11 @@ from llmserve.server.http.head import header
 from llmserve.server.settings import ServerSettings
 
 _T = TypeVar("_T", bound=msgspec.Struct)
+_Result = TypeVar("_Result")
+
+# A body of so many bytes is translated in less than a millisecond, for which other streams may
+# wait.
+_MAX_BYTES_IN_LOOP = 2**14
 
 # Schemas in the wild nest a dozen deep.
 _MAX_JSON_DEPTH = 64
@@ -106,8 +112,22 @@ def _decode(data: bytes, kind: type[_T], ignores_unknown: bool) -> _T:
 
 
 def num_body_bytes(request: Request) -> int:
-    """Of a request whose body has been read."""
+    """Of a request whose body has been read, and of what it refers to."""
     return int(request.scope[_NUM_BYTES])
+
+
+def add_body_bytes(request: Request, num_bytes: int) -> None:
+    """Its body refers to so many bytes more."""
+    request.scope[_NUM_BYTES] += num_bytes
+
+
+async def off_the_loop(request: Request, call: Callable[[], _Result]) -> _Result:
+    """What `call` makes of the body, which takes the time of all its bytes: on a thread where they
+    are many."""
+    num_bytes = num_body_bytes(request)
+    if num_bytes <= _MAX_BYTES_IN_LOOP:
+        return call()
+    return await on_text_thread(num_bytes, call)
 
 
 def arrived_at(scope: Scope) -> float:

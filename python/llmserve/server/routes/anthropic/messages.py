@@ -12,7 +12,7 @@ from llmserve.server.routes.anthropic.bodies import CountTokensBody, MessagesBod
 from llmserve.server.routes.anthropic.conversation import chat_body
 from llmserve.server.routes.chat_job import chat_job
 from llmserve.server.routes.prompts import chat_prompt
-from llmserve.server.routes.request_body import read_json
+from llmserve.server.routes.request_body import off_the_loop, read_json
 from llmserve.server.routes.tokens import counted_on_thread
 
 
@@ -20,7 +20,8 @@ async def messages(request: Request) -> Response:
     """Answers a conversation."""
     server = context(request)
     body = await read_json(request, MessagesBody, server.settings)
-    chat = chat_body(body, server.models.get(body.model).llm.can_bound_thinking)
+    can_bound = server.models.get(body.model).llm.can_bound_thinking
+    chat = await off_the_loop(request, partial(chat_body, body, can_bound))
     found = await chat_job(request, chat, "msg")
     return found.response(MessageAnswer(found.job, found.form, body.stop_sequences or ()))
 
@@ -30,6 +31,7 @@ async def count_tokens(request: Request) -> Response:
     server = context(request)
     body = await read_json(request, CountTokensBody, server.settings)
     model = server.models.get(body.model)
-    make = partial(chat_prompt, chat_body(body, False), model.tokenizer())
+    chat = await off_the_loop(request, partial(chat_body, body, False))
+    make = partial(chat_prompt, chat, model.tokenizer())
     _, token_ids = await counted_on_thread(request, model, make)
     return JsonResponse({"input_tokens": len(token_ids)})

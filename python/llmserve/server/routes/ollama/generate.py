@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -26,7 +27,7 @@ from llmserve.server.routes.ollama.bodies import (
 from llmserve.server.routes.ollama.models import served_name
 from llmserve.server.routes.ollama.options import body_fields, format_fields
 from llmserve.server.routes.prompts import prompts
-from llmserve.server.routes.request_body import arrived_at, read_json
+from llmserve.server.routes.request_body import arrived_at, off_the_loop, read_json
 from llmserve.server.routes.sampling import (
     given_max_tokens,
     refuse_given,
@@ -43,7 +44,7 @@ async def ollama_chat(request: Request) -> Response:
     body = await read_json(request, OllamaChatBody, server.settings, any_media_type=True)
     if not body.messages:
         return _loaded(request, body, {"message": {"role": "assistant", "content": ""}})
-    messages = [_message(f"messages[{i}]", message) for i, message in enumerate(body.messages)]
+    messages = await off_the_loop(request, partial(_messages, body.messages))
     fields = {**_fields(request, body), **_chat_fields(body)}
     found = await chat_job(
         request, ChatBody(messages=messages, tools=body.tools or None, **fields), "ollama"
@@ -121,6 +122,10 @@ def _chat_fields(body: OllamaBody) -> dict[str, Any]:
 
 def _num_top(body: OllamaBody) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _messages(messages: list[Message]) -> list[Message]:
+    return [_message(f"messages[{idx}]", message) for idx, message in enumerate(messages)]
 
 
 def _message(label: str, message: Message) -> Message:

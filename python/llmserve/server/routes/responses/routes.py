@@ -10,7 +10,7 @@ from llmserve.server.http.auth import tenant
 from llmserve.server.http.errors import ApiError, JsonResponse
 from llmserve.server.routes.chat_job import chat_job
 from llmserve.server.routes.prompts import chat_prompt
-from llmserve.server.routes.request_body import read_json
+from llmserve.server.routes.request_body import add_body_bytes, off_the_loop, read_json
 from llmserve.server.routes.responses.answer import Document, ResponseAnswer
 from llmserve.server.routes.responses.bodies import ResponsesBody
 from llmserve.server.routes.responses.conversation import (
@@ -27,7 +27,7 @@ async def create_response(request: Request) -> Response:
     """Answers an input."""
     server = context(request)
     body = await read_json(request, ResponsesBody, server.settings)
-    items, messages = _conversation(request, body)
+    items, messages = await _conversation(request, body)
     found = await chat_job(request, chat_body(body, messages), "resp")
     keep = partial(_keep, request, items, messages)
     return found.response(
@@ -40,7 +40,7 @@ async def input_tokens(request: Request) -> Response:
     server = context(request)
     body = await read_json(request, ResponsesBody, server.settings)
     model = server.models.get(body.model)
-    chat = chat_body(body, _conversation(request, body)[1])
+    chat = chat_body(body, (await _conversation(request, body))[1])
     make = partial(chat_prompt, chat, model.tokenizer())
     _, token_ids = await counted_on_thread(request, model, make)
     return JsonResponse({"object": "response.input_tokens", "input_tokens": len(token_ids)})
@@ -68,15 +68,15 @@ async def response_input_items(request: Request) -> Response:
     return JsonResponse({**document, "has_more": False})
 
 
-def _conversation(request: Request, body: ResponsesBody) -> tuple[list[Item], list[Message]]:
+async def _conversation(request: Request, body: ResponsesBody) -> tuple[list[Item], list[Message]]:
     """The body's items, and all messages. Raises ApiError."""
-    items, messages = read_input(body.input)
+    items, messages = await off_the_loop(request, partial(read_input, body.input))
     if body.previous_response_id is None:
         return items, messages
     before = context(request).responses.get(tenant(request.scope), body.previous_response_id)
     if before is None:
-        error = _unknown(body.previous_response_id, "previous_response_id")
-        raise error
+        raise _unknown(body.previous_response_id, "previous_response_id")
+    add_body_bytes(request, sum(len(str(message)) for message in before.messages))
     return items, [*before.messages, *messages]
 
 
