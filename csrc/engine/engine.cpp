@@ -104,9 +104,12 @@ std::vector<RequestId> Engine::add_requests(std::vector<Request> requests) {
     throw InvalidArgument("the engine is asleep; call wake_up() first");
   }
   if (std::ssize(requests) > room()) {
+    const int32_t limit = config_.scheduler.max_num_queued_reqs;
+    const char* const advice = std::ssize(requests) > limit
+                                   ? "; so many never have room: send fewer at once or raise it"
+                                   : "; retry later or raise it";
     throw QueueFull(concat("the queue is full: ", num_queued(), " requests wait, ", requests.size(),
-                           " more were to come and max_num_queued_reqs is ",
-                           config_.scheduler.max_num_queued_reqs, "; retry later or raise it"));
+                           " more were to come and max_num_queued_reqs is ", limit, advice));
   }
   for (Request& request : requests) {
     request.id = next_id_++;

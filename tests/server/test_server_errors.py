@@ -116,6 +116,7 @@ BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {**HELLO, "chat_template_kwargs": {"tokenize": True}}, 400, "chat_template_kwargs"),
     (CHAT, {**HELLO, "functions": []}, 400, "functions"),
     (CHAT, {**HELLO, "modalities": ["audio"]}, 400, "modalities"),
+    (CHAT, {**HELLO, "thinking_token_budget": 5}, 400, "thinking_token_budget"),
 ]
 
 
@@ -137,6 +138,7 @@ def check_error(answer: Any) -> None:
     assert "Traceback" not in text
     assert not re.search(r"/(?:home|root|tmp|usr|work|opt)/", text)
     assert ".py" not in text
+    assert "LLM(" not in text  # a client of the server has none to call
 
 
 @pytest.mark.parametrize(

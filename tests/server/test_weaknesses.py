@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import socket
 import threading
@@ -169,6 +170,18 @@ def test_megabytes_of_one_text_are_tokenized(server: RunningServer, unit: str) -
     # The server refuses it by its size, and lives.
     assert server.post(COMPLETIONS, prompt=text)[0] == 413
     assert server.post("/tokenize", prompt=text[: 2**16])[0] == 200
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_memory_that_a_long_text_took_is_given_back(server: RunningServer) -> None:
+    server.post("/tokenize", prompt="é " * 40_000)  # what is made once
+    before = _resident_bytes()
+    assert server.post("/tokenize", prompt="é " * 130_000)[1]["count"] > 260_000
+    assert _resident_bytes() - before < 2**25  # it takes 100 MB
 
 
 def test_structs_of_bodies_take_no_unknown_field() -> None:

@@ -358,7 +358,7 @@ def test_a_full_queue_is_refused_at_admission_with_its_numbers() -> None:
     accepted = [add_request(engine, [1, 2], params(max_tokens=4))]
     gate.wait_until_held()  # the first has its seat
     accepted += [add_request(engine, [1, 2], params(max_tokens=2)) for _ in range(4)]
-    with pytest.raises(ResourceExhausted, match="max_num_queued_reqs is 4"):
+    with pytest.raises(ResourceExhausted, match="max_num_queued_reqs is 4; retry later"):
         add_request(engine, [1, 2], params(max_tokens=2))
     gate.open()
     collect(engine, accepted)
@@ -379,7 +379,7 @@ def test_requests_of_one_call_are_in_one_step() -> None:
 def test_a_call_with_more_requests_than_there_is_room_for_queues_none() -> None:
     engine = make_engine(max_num_queued_reqs=4)
     requests = [_core.EngineRequest([1, 2, 3], params(seed=i)) for i in range(5)]
-    with pytest.raises(ResourceExhausted, match="0 requests wait, 5 more were to come"):
+    with pytest.raises(ResourceExhausted, match="5 more were to come .* never have room"):
         engine.add_requests(requests)
     with pytest.raises(InvalidArgument, match="prompt"):
         engine.add_requests([*requests[:2], _core.EngineRequest([], params())])

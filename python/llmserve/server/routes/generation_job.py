@@ -43,6 +43,14 @@ async def generation_job(
     given_id: what it ends with; empty for one that nobody can guess. Raises ApiError,
     InvalidArgument, ResourceExhausted."""
     check_vllm_fields(body)
+    if params.thinking_token_budget is not None and not model.llm.can_bound_thinking:
+        raise ApiError(
+            400,
+            "thinking_token_budget needs a model whose tokenizer has <think> and </think>, between "
+            "which tokens are counted; leave it out",
+            param="thinking_token_budget",
+            code="unsupported_parameter",
+        )
     tier = read_tier(body.service_tier, read_tiers(settings.pace))
     try:
         states = await model.llm.admit(prompts, params, priority=body.priority or 0)
