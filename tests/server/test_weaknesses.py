@@ -16,6 +16,7 @@ from typing import Any
 import llmserve
 import msgspec
 import pytest
+from llmserve.server.options import SETTINGS
 from llmserve.server.routes import bodies
 from serving import RunningServer
 
@@ -25,6 +26,8 @@ PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 # `tests/unit/test_x.py::test_y`, or a test of the file that was named last in the row.
 REFERENCE = re.compile(r"`(?:(tests/[\w/]+\.\w+))?(?:::)?(test_\w+)?`")
 ROWS = [line for line in PAGE.splitlines() if re.match(r"\| \d+ \|", line)]
+_PROMISED = PAGE[PAGE.index("## What is promised") : PAGE.index("## What is not promised")]
+PROMISES = [line for line in _PROMISED.splitlines() if line.startswith("| ")][2:]
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ROUTES = {
@@ -38,22 +41,39 @@ ROUTES = {
 HOSTILE = ["-1", "0", "2147483648", "-2147483649", "9223372036854775808", "1e400", "NaN", "-0.0"]
 
 
+def num_tests(row: str) -> int:
+    """How many a row names; each has to exist."""
+    file, num_found = "", 0
+    for found in REFERENCE.finditer(row):
+        file = found[1] or file
+        if not found[2]:
+            continue
+        names = {
+            node.name
+            for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        assert found[2] in names, f"{file} has no {found[2]}"
+        num_found += 1
+    return num_found
+
+
 def test_every_row_names_tests_that_exist() -> None:
     assert [int(row.split("|")[1]) for row in ROWS] == list(range(1, 26))
     for row in ROWS:
-        file, num_found = "", 0
-        for found in REFERENCE.finditer(row):
-            file = found[1] or file
-            if not found[2]:
-                continue
-            names = {
-                node.name
-                for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            }
-            assert found[2] in names, f"{file} has no {found[2]}"
-            num_found += 1
-        assert num_found or "not there" in row, row
+        assert num_tests(row) or "not there" in row, row
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    assert len(PROMISES) >= 15
+    for promise in PROMISES:
+        assert num_tests(promise), promise
+
+
+def test_what_to_set_can_be_set() -> None:
+    flags = set(re.findall(r"`--([a-z-]+)`", PAGE[PAGE.index("## What to set") :]))
+    assert len(flags) > 10
+    assert flags <= {name.replace("_", "-") for name in SETTINGS}
 
 
 def test_nothing_is_unpickled_and_no_code_of_a_model_is_loaded() -> None:
