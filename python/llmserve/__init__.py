@@ -114,12 +114,14 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in vllm_paths.REFUSED_NAMES:
-        raise AttributeError(f"llmserve has no {name}: {vllm_paths.REFUSED_NAMES[name]}")
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
+    if name in vllm_paths.REFUSED_NAMES:
+        raise AttributeError(f"llmserve has no {name}: {vllm_paths.REFUSED_NAMES[name]}")
+    if name in vllm_paths.PATHS:
+        return importlib.import_module(f"llmserve.{name}")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, renamed = _LATER[name].partition(":")
     return getattr(importlib.import_module(module), renamed or name)
 

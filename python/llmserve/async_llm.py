@@ -47,7 +47,7 @@ from llmserve.requests.state import RequestState
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
-    from llmserve.model_config import ModelConfig
+    from llmserve.model_config import ModelConfig, VllmConfig
 
 # Requests of more characters (or token ids) are tokenized and checked on a thread: the tokenizers
 # library takes about a microsecond a character, and an event loop should not stand still for more
@@ -355,6 +355,10 @@ class AsyncLLM(LLMBase):
     async def get_model_config(self) -> "ModelConfig":
         """What is known of the model."""
         return self.model_config
+
+    async def get_vllm_config(self) -> "VllmConfig":
+        """The engine's own sizes: model_config, scheduler_config, cache_config."""
+        return self.vllm_config
 
     async def start_profile(self) -> None:
         """As `LLM.start_profile`."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -96,6 +97,7 @@ class LLM(LLMBase):
         prompts: Prompts,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: UseTqdm = True,
         lora_request: None = None,
         tokenization_kwargs: Mapping[str, object] | None = None,
@@ -103,6 +105,7 @@ class LLM(LLMBase):
         """One vector a prompt, in their order: the final-normed hidden state of the last token, or
         the mean or the first one where the checkpoint's sentence-transformers files say so, brought
         to an L2 norm of 1. `outputs.embedding` has it as numbers, `outputs.data` in place.
+        truncate_prompt_tokens: that of all pooling_params.
 
         >>> from llmserve import LLM, demo_model_path
         >>> with LLM(demo_model_path()) as llm:
@@ -114,8 +117,8 @@ class LLM(LLMBase):
         _check("embed", use_tqdm, lora_request, tokenization_kwargs)
         if _is_none(prompts):
             return []
-        config = self.pooling_config()
-        states = self._admission.admit_pooling(prompts, pooling_params, "embed", config)
+        params = _truncated(pooling_params, truncate_prompt_tokens)
+        states = self._admission.admit_pooling(prompts, params, "embed", self.pooling_config())
         self._run(states, use_tqdm)
         return [state.embedding_output() for state in states]
 
@@ -124,6 +127,7 @@ class LLM(LLMBase):
         prompts: Prompts,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: UseTqdm = True,
         lora_request: None = None,
         pooling_task: str | None = None,
@@ -150,7 +154,8 @@ class LLM(LLMBase):
         config = PoolingConfig()
         if task == "embed":
             config = self.pooling_config()
-        states = self._admission.admit_pooling(prompts, pooling_params, task, config)
+        params = _truncated(pooling_params, truncate_prompt_tokens)
+        states = self._admission.admit_pooling(prompts, params, task, config)
         self._run(states, use_tqdm)
         return [state.pooling_output() for state in states]
 
@@ -405,6 +410,17 @@ class LLM(LLMBase):
 def _check(method: str, use_tqdm: object, lora_request: object, kwargs: object) -> None:
     check_use_tqdm(use_tqdm)
     check_method_arguments(method, lora_request=lora_request, tokenization_kwargs=kwargs)
+
+
+def _truncated(params: object, truncate_prompt_tokens: int | None) -> object:
+    """Pooling parameters, all of which keep so many tokens of a prompt; None: what each says."""
+    if truncate_prompt_tokens is None:
+        return params
+    if isinstance(params, Sequence):
+        return [_truncated(one, truncate_prompt_tokens) for one in params]
+    if params is not None and not isinstance(params, PoolingParams):
+        return params  # which is refused
+    return replace(params or PoolingParams(), truncate_prompt_tokens=truncate_prompt_tokens)
 
 
 def _is_none(prompts: object) -> bool:

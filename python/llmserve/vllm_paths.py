@@ -104,6 +104,8 @@ REFUSED_NAMES: Mapping[str, str] = {
 
 def find(path: str, name: str) -> Any:
     """What a module of the table has under a name. Raises AttributeError."""
+    if f"{path}.{name}" in PATHS:
+        return importlib.import_module(f"llmserve.{path}.{name}")
     where = PATHS[path].get(name)
     if where is None:
         known = ", ".join(PATHS[path]) or "modules alone"

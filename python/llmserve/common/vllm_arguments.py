@@ -249,23 +249,26 @@ def _is_backend(value: object) -> bool:
     return isinstance(value, Mapping) and set(value) <= {"backend", "disable_fallback"}
 
 
-def check_names(what: str, given: Mapping[str, object], known: Iterable[str]) -> None:
+def check_names(
+    what: str, given: Mapping[str, object], known: Iterable[str], warns: bool = True
+) -> None:
     """Raises InvalidArgument for the name of no argument, and NotSupported for one of vLLM's whose
     feature is not here, unless it is as vLLM has it by default."""
     refuse_unknown(what, [name for name in given if name not in NOT_HERE], known)
     for name, value in given.items():
         if name in NOT_HERE:
-            refuse_what_is_not_here(what, name, value)
+            refuse_what_is_not_here(what, name, value, warns)
 
 
-def refuse_what_is_not_here(what: str, name: str, value: object) -> None:
+def refuse_what_is_not_here(what: str, name: str, value: object, warns: bool = True) -> None:
     """Raises NotSupported for an argument of NOT_HERE, unless it is as vLLM has it by default; a
     value that changes nothing here is taken with a warning."""
     values, reason = NOT_HERE[name]
     if name in _CHANGES_NOTHING and not any(is_default(value, default) for default in values):
         taken = _CHANGES_NOTHING[name]
         if taken is None or value in taken or _is_backend(value):
-            _log.warning("%s: %s=%s changes nothing: %s", what, name, describe(value), reason)
+            if warns:
+                _log.warning("%s: %s=%s changes nothing: %s", what, name, describe(value), reason)
             return
     refuse_unless_default(what, name, value, *values, reason=reason)
 

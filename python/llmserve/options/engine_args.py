@@ -43,7 +43,8 @@ class EngineArgs(_Fields):  # type: ignore[misc, valid-type]  # made from the ta
     """
 
     def __init__(self, model: str | os.PathLike[str] = _DEFAULTS["model"], **given: Any) -> None:
-        check_names(type(self).__name__, given, argument_names())
+        # LLM warns of what changes nothing.
+        check_names(type(self).__name__, given, argument_names(), warns=False)
         super().__init__(model, **given)
 
     @staticmethod

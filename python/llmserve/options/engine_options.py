@@ -25,7 +25,7 @@ _TEXT, _WEIGHTS, _CACHE = "The model and its text", "Weights and arithmetic", "K
 _STEPS, _REQUESTS = "Steps", "Requests"
 
 
-def _as_dtype(name: str, value: object) -> str:
+def as_dtype(name: str, value: object) -> str:
     """Names as they are here, of torch's and NumPy's types and of vLLM's names for them."""
     dtype = value if isinstance(value, str) else getattr(value, "name", None) or str(value)
     dtype = dtype.removeprefix("torch.")
@@ -79,7 +79,7 @@ class EngineOptions:
         _WEIGHTS,
         "auto (as the checkpoint), float32 or bfloat16",
         commands="run serve plan bench inspect",
-        convert=_as_dtype,
+        convert=as_dtype,
         more="float16 checkpoints run as float32; float16 and half are taken as bfloat16",
     )
     quantization: str | None = engine_option(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from llmserve import _core
 from llmserve.errors import ResourceExhausted
-from llmserve.options.engine_options import EngineOptions, as_max_model_len
+from llmserve.options.engine_options import EngineOptions, as_dtype, as_max_model_len
 
 _MIN_MODEL_LEN = 2
 
@@ -14,6 +14,8 @@ def resolve(
 ) -> _core.EngineConfig:
     """The config of an engine. max_model_len of "auto" or -1 is the model's maximum or, if the KV
     cache holds less than one sequence of that, what it holds. Raises as the core does."""
+
+    options = replace(options, dtype=as_dtype("dtype", options.dtype))  # which warns once
 
     def resolved(max_model_len: int | None) -> _core.EngineConfig:
         tried = replace(options, max_model_len=max_model_len)

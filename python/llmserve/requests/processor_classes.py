@@ -46,8 +46,8 @@ class BatchUpdate:
 class LogitsProcessor(ABC):
     """What LLM(logits_processors=[...]) takes: a class whose objects edit logits [B, V].
 
-    Its __init__ takes (vllm_config, device, is_pin_memory). Logits are torch tensors where torch is
-    installed, and NumPy arrays elsewhere.
+    Its __init__ takes (vllm_config, device, is_pin_memory). Logits are torch tensors where torch
+    has been imported, and NumPy arrays elsewhere.
     """
 
     @classmethod  # noqa: B027
@@ -92,7 +92,9 @@ class AdapterLogitsProcessor(LogitsProcessor):
     def apply(self, logits: Any) -> Any:
         """Each row by its function."""
         for row, function in self._functions.items():
-            logits[row] = function(logits[row])
+            edited = function(logits[row])
+            if edited is not None:  # else in place
+                logits[row] = edited
         return logits
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from llmserve import _core
 from llmserve.chat.chat_template import ChatRequest
 from llmserve.common.arguments import describe, integer, refuse_unknown, text, unicode_text
-from llmserve.errors import InvalidArgument, LLMServeError, PromptTooLong
+from llmserve.errors import InvalidArgument, LLMServeError, NotSupported, PromptTooLong
 from llmserve.prompts import SinglePrompt, SupportsDLPack, TokensPrompt
 from llmserve.tokenization.length_bound import LengthBound
 from llmserve.tokenization.tokenizer import Tokenizer
@@ -20,6 +20,14 @@ if TYPE_CHECKING:  # NumPy's import takes longer than the rest of the package
 # min_num_tokens says of it is not worth its time.
 _MIN_CHARACTERS_A_TOKEN = 16
 
+# Keys of vLLM's prompts.
+_NOT_HERE = {
+    **dict.fromkeys(
+        ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"), "models take text alone"
+    ),
+    **dict.fromkeys(("encoder_prompt", "decoder_prompt"), "models with an encoder are not there"),
+    "token_type_ids": "models for pairs of texts are not there",
+}
 _KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
 
 
@@ -159,7 +167,10 @@ def _draft(label: str, item: object) -> _Draft:
 
 
 def _draft_of_mapping(label: str, item: Mapping[object, object]) -> _Draft:
-    refuse_unknown(label, [str(key) for key in item], _KEYS)
+    for key, reason in _NOT_HERE.items():
+        if item.get(key):
+            raise NotSupported(f"{label}[{key!r}] is not supported: {reason}; leave it out")
+    refuse_unknown(label, [str(key) for key in item if key not in _NOT_HERE], _KEYS)
     salt = item.get("cache_salt")
     prompt, token_ids = item.get("prompt"), item.get("prompt_token_ids")
     embeds = _detached(item.get("prompt_embeds"))

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,11 @@ class Tokenizer(TransformersNames):
         self._vocabulary = vocabulary
         self._chat_templates = chat_templates
         self._path = path
+
+    def __await__(self) -> Generator[None, None, "Tokenizer"]:
+        """Itself: vLLM's AsyncLLM gives its tokenizer by a coroutine, which scripts await."""
+        return self
+        yield
 
     @classmethod
     def from_path(

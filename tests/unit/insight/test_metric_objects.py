@@ -77,6 +77,8 @@ def test_the_environments_folder_serves_an_async_llm(
             await llm.check_health()
             assert llm.is_running
             assert not llm.is_stopped
+            assert await llm.get_tokenizer() is llm.get_tokenizer()
+            assert (await llm.get_vllm_config()).model_config == await llm.get_model_config()
             assert (await llm.get_model_config()).max_model_len == llm.max_model_len
             first = await llm.embed([5, 6])
             async for output in llm.embed([5, 6]):

@@ -307,6 +307,17 @@ def test_a_bad_argument_is_refused(llm: LLM, arguments: dict[str, object], messa
         llm.generate(["hello", "world"], **arguments)  # type: ignore[arg-type]
 
 
+def test_what_vllms_prompts_have_besides_is_refused_unless_it_is_empty(llm: LLM) -> None:
+    (output,) = generate(llm, {"prompt": "hello", "multi_modal_data": None, "token_type_ids": []})
+    assert output.finished
+    with pytest.raises(
+        NotSupported, match=r"prompt\['multi_modal_data'\] .* models take text alon"
+    ):
+        generate(llm, {"prompt": "hello", "multi_modal_data": {"image": 1}})
+    with pytest.raises(NotSupported, match=r"prompts\[1\]\['encoder_prompt'\] is not supported"):
+        generate(llm, ["a", {"encoder_prompt": "hello"}])
+
+
 def test_nothing_runs_if_one_prompt_is_bad(llm: LLM) -> None:
     before = llm.get_metrics()
     with pytest.raises(InvalidArgument, match=r"prompts\[100\]"):

@@ -156,6 +156,19 @@ def test_no_prompts_have_no_outputs(llm: LLM) -> None:
     assert llm.encode([]) == llm.enqueue([], params) == llm.generate(()) == []
 
 
+def test_pooling_keeps_so_many_tokens_of_each_prompt(llm: LLM) -> None:
+    prompts = [[5, 6, 7, 8], [9, 10, 11]]
+    kept = llm.embed(prompts, truncate_prompt_tokens=2, use_tqdm=False)
+    assert [output.prompt_token_ids for output in kept] == [[7, 8], [10, 11]]
+    each = [PoolingParams(dimensions=3), PoolingParams(dimensions=4)]
+    kept = llm.embed(prompts, each, truncate_prompt_tokens=1, use_tqdm=False)
+    assert [len(output.outputs.embedding) for output in kept] == [3, 4]
+    (hidden,) = llm.encode([prompts[0]], truncate_prompt_tokens=3, use_tqdm=False)
+    assert hidden.prompt_token_ids == [6, 7, 8]
+    with pytest.raises(InvalidArgument, match="must be PoolingParams, got 3"):
+        llm.embed(prompts, 3, truncate_prompt_tokens=1)  # type: ignore[arg-type]
+
+
 def test_parameters_may_change_while_requests_run(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     llm.enqueue([[5], [6]], params)

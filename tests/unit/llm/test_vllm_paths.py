@@ -31,6 +31,11 @@ def test_what_is_the_same_thing_is_one_thing() -> None:
     assert (TokensPrompt, EngineArgs) == (llmserve.TokensPrompt, llmserve.EngineArgs)
 
 
+def test_a_module_is_an_attribute_as_well() -> None:
+    script = "import llmserve; assert llmserve.engine.arg_utils.EngineArgs is llmserve.EngineArgs"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_a_module_that_is_nowhere_is_told_as_python_does() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'llmserve\.nowhere'"):
         importlib.import_module("llmserve.nowhere")

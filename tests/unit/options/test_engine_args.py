@@ -51,6 +51,15 @@ def test_what_is_not_here_is_refused_by_its_name() -> None:
         EngineArgs().create_engine_config()
 
 
+def test_what_changes_nothing_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    args = parsed("--max-model-len", "64", "--tokenizer-mode", "slow")
+    assert caplog.records == []
+    LLM.from_engine_args(args).close()
+    assert [r.message.partition(" changes")[0] for r in caplog.records] == [
+        "LLM: tokenizer_mode='slow'"
+    ]
+
+
 def test_an_llm_takes_them() -> None:
     args = EngineArgs(max_num_seqs=4)
     args.max_model_len = 64

@@ -166,7 +166,8 @@ def test_a_dtype_may_be_an_object_of_torch() -> None:
 def test_float16_runs_as_bfloat16_with_one_warning(
     value: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with LLM(demo_model_path(), dtype=value, max_model_len=64) as llm:  # type: ignore[arg-type]
+    given: Any = {"dtype": value, "max_model_len": "auto", "kv_cache_memory_bytes": 2**18}
+    with LLM(demo_model_path(), **given) as llm:
         assert llm.model_config.dtype == "bfloat16"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "runs as bfloat16: nothing is computed in float16" in caplog.text
