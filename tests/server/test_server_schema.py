@@ -44,7 +44,7 @@ def fuzz(server: RunningServer, path: str, method: str, mode: Any, num_examples:
     def run(case: Any) -> None:
         if isinstance(case.body, dict):
             # Whatever it asks for, it shall not take long.
-            case.body.update({name: 3 for name in ("max_tokens",) if name in case.body})
+            case.body.update({name: 3 for name in ("max_tokens", "n_predict") if name in case.body})
             case.body.pop("timeout", None)
         response = case.call(timeout=DEADLINE_S)
         assert response.status_code < 500, (response.text, case.body)
@@ -93,6 +93,7 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
     ("post", "/v1/responses/input_tokens", {"input": "x"}),
     ("post", "/v1/messages", {"messages": HELLO, **SHORT}),
     ("post", "/v1/messages/count_tokens", {"messages": HELLO}),
+    ("post", "/completion", {"prompt": "x", "n_predict": 3, "n_probs": 1}),
     ("post", "/api/chat", {"model": "demo", "messages": HELLO, "stream": False}),
     ("post", "/api/chat", {"model": "demo", "stream": False}),
     ("post", "/api/generate", {"model": "demo", "prompt": "x", "stream": False}),

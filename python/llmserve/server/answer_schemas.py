@@ -165,6 +165,25 @@ _TABLES = {
         eval_duration? integer nanoseconds from the first token to the last
         logprobs? [object] an entry a token
     """,
+    "LlamaCompletion": """
+        index integer which prompt and sample
+        content string what goes on from the prompt
+        tokens [integer] its ids, where return_tokens asks for them
+        stop boolean whether it is at its end
+        id_slot integer -1: there are none
+        tokens_predicted integer new tokens
+        tokens_evaluated integer tokens of the prompt
+        completion_probabilities? [object] an entry a token, where n_probs asks for them
+        model? string the model's first name
+        prompt? string the prompt's text
+        generation_settings? object what was sampled with
+        has_new_line? boolean whether there is a line break in the text
+        truncated? boolean false: a prompt that does not fit is refused
+        stop_type? string eos, word, limit or none
+        stopping_word? string the stop string that ended it
+        tokens_cached? integer tokens of the prompt that were in the cache
+        timings? object tokens, milliseconds and tokens a second of prompt and answer
+    """,
     "OllamaModels": """
         models [object] name, model, size, digest (of the name) and details of each
     """,
@@ -289,6 +308,7 @@ ANSWERS: Mapping[tuple[str, str], str] = {
     ("get", "/v1/responses/{response_id}/input_items"): "InputItems",
     ("post", "/v1/messages"): "Message",
     ("post", "/v1/messages/count_tokens"): "MessageTokens",
+    ("post", "/completion"): "LlamaCompletion",
     ("post", "/api/chat"): "OllamaChat",
     ("post", "/api/generate"): "OllamaGenerate",
     ("post", "/api/show"): "OllamaModel",
@@ -315,6 +335,7 @@ STREAMS: Mapping[str, tuple[str, str]] = {
     "/v1/completions": ("text/event-stream", "chunks, each a completion's piece; then [DONE]"),
     "/v1/responses": ("text/event-stream", "events response.created to response.completed"),
     "/v1/messages": ("text/event-stream", "events message_start to message_stop"),
+    "/completion": ("text/event-stream", "results, the last with stop: true"),
     "/api/chat": ("application/x-ndjson", "a line of JSON a piece, the last with done: true"),
     "/api/generate": ("application/x-ndjson", "a line of JSON a piece, the last with done: true"),
 }

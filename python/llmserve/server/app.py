@@ -25,6 +25,7 @@ from llmserve.server.routes.completions import completions
 from llmserve.server.routes.debug import debug_request
 from llmserve.server.routes.embeddings import embeddings
 from llmserve.server.routes.invocations import invocations
+from llmserve.server.routes.llama_cpp.completion import llama_completion
 from llmserve.server.routes.ollama.generate import ollama_chat, ollama_generate
 from llmserve.server.routes.ollama.models import (
     ollama_ps,
@@ -62,6 +63,7 @@ _V1 = (
 ROUTES = (
     *(Route("/v1" + path, endpoint, methods=methods) for path, endpoint, methods in _V1),
     *(Route(path, endpoint, methods=methods) for path, endpoint, methods in _V1),
+    Route("/completion", llama_completion, methods=_POST),
     Route("/api/chat", ollama_chat, methods=_POST),
     Route("/api/generate", ollama_generate, methods=_POST),
     Route("/api/tags", ollama_tags, methods=_GET),

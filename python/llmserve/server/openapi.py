@@ -20,6 +20,7 @@ from llmserve.server.routes.bodies import (
     EmbeddingBody,
     TokenizeBody,
 )
+from llmserve.server.routes.llama_cpp.bodies import LlamaCompletionBody
 from llmserve.server.routes.ollama.bodies import (
     OllamaChatBody,
     OllamaGenerateBody,
@@ -35,6 +36,7 @@ _POST: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/responses/input_tokens": (ResponsesBody, "The tokens of such an input"),
     "/v1/messages": (MessagesBody, "Answer a conversation, in Anthropic's words"),
     "/v1/messages/count_tokens": (CountTokensBody, "The tokens of such a conversation"),
+    "/completion": (LlamaCompletionBody, "Continue prompts, in llama.cpp's words"),
     "/api/chat": (OllamaChatBody, "Answer a conversation, in Ollama's words"),
     "/api/generate": (OllamaGenerateBody, "Continue a prompt, in Ollama's words"),
     "/api/show": (OllamaShowBody, "What a model is, in Ollama's words"),

@@ -72,6 +72,7 @@ MAY_IMPORT = {
     "server/context": _RUNNING,
     "server/routes": _ROUTES,
     "server/routes/anthropic": _ROUTES,
+    "server/routes/llama_cpp": _ROUTES,
     "server/routes/ollama": _ROUTES,
     "server/routes/responses": _ROUTES,
 }

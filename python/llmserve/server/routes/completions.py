@@ -9,21 +9,17 @@ from starlette.responses import Response
 from llmserve.outputs import CompletionOutput
 from llmserve.requests.state import RequestState
 from llmserve.server.context import context
-from llmserve.server.http.auth import tenant
 from llmserve.server.http.errors import ApiError
 from llmserve.server.http.events import DONE, event
 from llmserve.server.http.head import given_request_id
 from llmserve.server.models import ServedModel
 from llmserve.server.routes.bodies import CompletionBody, StreamOptions
-from llmserve.server.routes.generation_job import check_stream_options, generation_job
+from llmserve.server.routes.completion_job import completion_job
+from llmserve.server.routes.generation_job import check_stream_options
 from llmserve.server.routes.logprobs import CompletionLogprobs, PromptRows
-from llmserve.server.routes.prompts import prompts
-from llmserve.server.routes.request_body import arrived_at, read_json
+from llmserve.server.routes.request_body import read_json
 from llmserve.server.routes.sampling import (
-    given_max_tokens,
     refuse_given,
-    sampling_params,
-    timeout_s,
 )
 from llmserve.server.routes.wire import (
     NULLS,
@@ -35,7 +31,6 @@ from llmserve.server.routes.wire import (
     usage,
 )
 from llmserve.server.running.answer import EVENTS
-from llmserve.server.running.generation import GenerationResponse
 from llmserve.server.running.job import Job
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -44,36 +39,11 @@ _KIND = "text_completion"
 
 async def completions(request: Request) -> Response:
     """Continues prompts."""
-    server = context(request)
-    body = await read_json(request, CompletionBody, server.settings)
-    model = server.models.get(body.model)
+    body = await read_json(request, CompletionBody, context(request).settings)
     _check(body)
-    own = model.default_params.max_tokens
-    max_tokens = given_max_tokens(body.max_tokens, own, _DEFAULT_MAX_TOKENS)
-    echoed = body.logprobs if body.echo else None
-    params = sampling_params(
-        body,
-        model.default_params,
-        server.settings,
-        None if max_tokens is None else max(max_tokens, 1),
-        logprobs=body.logprobs,
-        prompt_logprobs=body.prompt_logprobs if echoed is None else echoed,
-    )
-    max_num = max(server.settings.max_num_samples // params.n, 1)
-    limit_s = timeout_s(body.timeout, server.settings)
-    arrived = arrived_at(request.scope)
-    with server.activity.preparing(model, arrived, limit_s, tenant(request.scope)):
-        given = await prompts(
-            "prompt",
-            body.prompt,
-            model,
-            max_num,
-            add_special_tokens=body.add_special_tokens is not False,
-            cache_salt=body.cache_salt or "",
-            is_truncated=params.truncate_prompt_tokens is not None,
-        )
-        given_id = body.request_id or given_request_id(request.scope).decode("ascii")
-        job = await generation_job("cmpl", body, model, given, params, server.settings, given_id)
+    given_id = body.request_id or given_request_id(request.scope).decode("ascii")
+    found = await completion_job(request, body, "cmpl", _DEFAULT_MAX_TOKENS, given_id)
+    job, model = found.job, found.job.model
     texts = []
     if body.echo:
         is_whole = body.truncate_prompt_tokens is None
@@ -81,7 +51,7 @@ async def completions(request: Request) -> Response:
             _prompt_text(s.prompt.text if is_whole else None, s.prompt.token_ids, model)
             for s in job.states
         ]
-    return GenerationResponse(server.activity, job, _Answer(job, body, texts), arrived)
+    return found.response(_Answer(job, body, texts))
 
 
 def _check(body: CompletionBody) -> None:

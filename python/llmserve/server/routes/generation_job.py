@@ -7,8 +7,9 @@ from llmserve.server.http.errors import ApiError
 from llmserve.server.models import ServedModel
 from llmserve.server.routes.bodies import GenerationBody
 from llmserve.server.routes.constraints import constraint_name, named_error
+from llmserve.server.routes.neutral_fields import check_neutral
 from llmserve.server.routes.sampling import timeout_s
-from llmserve.server.routes.vllm_fields import check_vllm_fields
+from llmserve.server.routes.vllm_fields import FIELDS
 from llmserve.server.running.job import Job, new_id
 from llmserve.server.settings import ServerSettings
 from llmserve.server.tiers import read_tier, read_tiers
@@ -42,7 +43,7 @@ async def generation_job(
     """The job of a body, its prompts checked and tokenized. kind: what its id begins with.
     given_id: what it ends with; empty for one that nobody can guess. Raises ApiError,
     InvalidArgument, ResourceExhausted."""
-    check_vllm_fields(body)
+    check_neutral(body, FIELDS)
     if params.thinking_token_budget is not None and not model.llm.can_bound_thinking:
         raise ApiError(
             400,

@@ -9,15 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.common.arguments import describe
-from llmserve.prompts import SinglePrompt
-from llmserve.requests.generation_config import own_max_tokens
 from llmserve.server.context import context
-from llmserve.server.http.auth import tenant
 from llmserve.server.http.errors import ApiError, JsonResponse
 from llmserve.server.routes.bodies import ChatBody, CompletionBody
-from llmserve.server.routes.chat_job import ChatJob, chat_job
+from llmserve.server.routes.chat_job import chat_job
 from llmserve.server.routes.chat_parser import ChatFormat
-from llmserve.server.routes.generation_job import generation_job
+from llmserve.server.routes.completion_job import completion_job
 from llmserve.server.routes.ollama.answer import OllamaAnswer, timestamp
 from llmserve.server.routes.ollama.bodies import (
     OllamaBody,
@@ -26,13 +23,9 @@ from llmserve.server.routes.ollama.bodies import (
 )
 from llmserve.server.routes.ollama.models import served_name
 from llmserve.server.routes.ollama.options import body_fields, format_fields
-from llmserve.server.routes.prompts import prompts
-from llmserve.server.routes.request_body import arrived_at, off_the_loop, read_json
+from llmserve.server.routes.request_body import off_the_loop, read_json
 from llmserve.server.routes.sampling import (
-    given_max_tokens,
     refuse_given,
-    sampling_params,
-    timeout_s,
 )
 
 Message = dict[str, Any]
@@ -65,36 +58,18 @@ async def ollama_generate(request: Request) -> Response:
         raise ApiError(400, "context is not supported: send the conversation to /api/chat")
     if not body.prompt:
         return _loaded(request, body, {"response": ""})
-    if body.raw:
-        found = await _raw_job(request, body)
-    else:
-        messages: list[Message] = [{"role": "user", "content": body.prompt}]
-        if body.system:
-            messages.insert(0, {"role": "system", "content": body.system})
-        fields = {**_fields(request, body), **_chat_fields(body)}
-        found = await chat_job(request, ChatBody(messages=messages, **fields), "ollama")
-    return found.response(OllamaAnswer(found.job, found.form, False, _num_top(body)))
-
-
-async def _raw_job(request: Request, body: OllamaGenerateBody) -> ChatJob:
-    """A prompt that no template is put around; all of its answer is text."""
-    server, fields = context(request), _fields(request, body)
-    model = server.models.get(fields["model"])
-    completion = CompletionBody(prompt=body.prompt or "", **fields)
-    defaults = model.default_params
-    params = sampling_params(
-        completion,
-        defaults,
-        server.settings,
-        given_max_tokens(completion.max_tokens, own_max_tokens(defaults)),
-        logprobs=_num_top(body),
-    )
-    arrived, limit_s = arrived_at(request.scope), timeout_s(None, server.settings)
-    with server.activity.preparing(model, arrived, limit_s, tenant(request.scope)):
-        given: list[SinglePrompt] = await prompts("prompt", body.prompt or "", model, 1)
-        job = await generation_job("ollama", completion, model, given, params, server.settings)
-    form = ChatFormat(None, (), True, None, False, False)
-    return ChatJob(server, ChatBody(messages=[]), job, form, arrived)
+    num_top = _num_top(body)
+    if body.raw:  # no template is put around it, and all of its answer is text
+        completion = CompletionBody(prompt=body.prompt, logprobs=num_top, **_fields(request, body))
+        raw = await completion_job(request, completion, "ollama")
+        form = ChatFormat(None, (), True, None, False, False)
+        return raw.response(OllamaAnswer(raw.job, form, False, num_top))
+    messages: list[Message] = [{"role": "user", "content": body.prompt}]
+    if body.system:
+        messages.insert(0, {"role": "system", "content": body.system})
+    fields = {**_fields(request, body), **_chat_fields(body)}
+    found = await chat_job(request, ChatBody(messages=messages, **fields), "ollama")
+    return found.response(OllamaAnswer(found.job, found.form, False, num_top))
 
 
 def _fields(request: Request, body: OllamaBody) -> dict[str, Any]:
