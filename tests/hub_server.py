@@ -42,7 +42,8 @@ class Handler(BaseHTTPRequestHandler):
         elif len(parts) < 4 or parts[3] not in REVISIONS:
             self.send_error_code(404, "RevisionNotFound")
         elif parts[2] == "revision":
-            self.send_json({"id": model_id, "sha": COMMIT, "siblings": []}, has_body)
+            siblings = [self.sibling(file) for file in self.files(model_id)]
+            self.send_json({"id": model_id, "sha": COMMIT, "siblings": siblings}, has_body)
         elif parts[2] == "tree":
             self.send_json([self.entry(p) for p in self.files(model_id)], has_body)
         else:
@@ -55,6 +56,10 @@ class Handler(BaseHTTPRequestHandler):
     def entry(self, file: tuple[str, Path]) -> dict[str, object]:
         name, path = file
         return {"type": "file", "path": name, "size": path.stat().st_size, "oid": etag(path)}
+
+    def sibling(self, file: tuple[str, Path]) -> dict[str, object]:
+        name, path = file
+        return {"rfilename": name, "size": path.stat().st_size, "blobId": etag(path)}
 
     def send_json(self, value: object, has_body: bool) -> None:
         self.send_bytes(json.dumps(value).encode(), "application/json", {}, has_body)

@@ -10,11 +10,15 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmserve.checkpoint.model_name import ModelName
 from llmserve.checkpoint.repository import model_files, tokenizer_repository_files
 from llmserve.checkpoint.resume import RemoteFile, fetch_large_files
 from llmserve.errors import HubError, InvalidArgument, LLMServeError, NotSupported
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
 
 _SERVER_ERROR = 500  # HTTP: this and above
 _NO_FILE = "*/none/*"  # a pattern that no file's name matches
@@ -103,17 +107,12 @@ def _listed(model_id: str, revision: str | None) -> dict[str, RemoteFile] | Exce
         return None
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    from huggingface_hub.hf_api import RepoFile
 
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
     try:
-        return {
-            entry.path: RemoteFile(
-                entry.size, entry.blob_id if entry.lfs is None else entry.lfs.sha256
-            )
-            for entry in api.list_repo_tree(model_id, recursive=True, revision=revision)
-            if isinstance(entry, RepoFile)
-        }
+        # One request, which is not repeated where there is no network.
+        info = api.model_info(model_id, revision=revision or "main", files_metadata=True)
+        return {file.rfilename: _remote(file) for file in info.siblings or []}
     except HFValidationError:
         raise
     except HfHubHTTPError as error:
@@ -122,6 +121,11 @@ def _listed(model_id: str, revision: str | None) -> dict[str, RemoteFile] | Exce
         return error
     except Exception as error:
         return error
+
+
+def _remote(file: "RepoSibling") -> RemoteFile:
+    blob = file.blob_id if file.lfs is None else file.lfs.sha256
+    return RemoteFile(file.size or 0, blob or "")
 
 
 @contextmanager

@@ -47,8 +47,8 @@ def model_files(names: Collection[str], file: str | None, where: str) -> list[st
     file: a GGUF file's name or the quantization in one; None takes safetensors where there are any.
     Raises InvalidArgument for one that is not there, and NotSupported for what is no model here.
     """
-    weights = [name for name in names if _is_weights(name)]
-    ggufs = sorted(name for name in names if _is_gguf_model(name))
+    weights = [name for name in names if is_weights(name)]
+    ggufs = sorted(name for name in names if is_gguf_model(name))
     if file is not None or (ggufs and not weights):
         return _with_parts(_chosen(ggufs, file, where), names)
     if weights:
@@ -80,7 +80,7 @@ def tokenizer_repository_files(names: Collection[str], where: str) -> list[str]:
     return [*_matching(names, _CONFIGS), *found]
 
 
-def _is_weights(name: str) -> bool:
+def is_weights(name: str) -> bool:
     """Whether it is weights in the layout of transformers: not of a folder such as original/."""
     return (
         name.endswith(".safetensors")
@@ -90,7 +90,7 @@ def _is_weights(name: str) -> bool:
     )
 
 
-def _is_gguf_model(name: str) -> bool:
+def is_gguf_model(name: str) -> bool:
     path = PurePosixPath(name)
     return (
         path.suffix == ".gguf"

@@ -10,15 +10,17 @@ from llmserve.errors import DeviceError, InternalError, LLMServeError
 
 _EXAMPLES = """examples:
   llmserve generate "Once upon a time"
-  llmserve generate --model ./Qwen3-0.6B --temperature 0 --max-tokens 64 "The capital of France is"
+  llmserve generate ./Qwen3-0.6B "The capital of France is" --temperature 0 -n 64
   llmserve chat Qwen/Qwen3-0.6B
+  llmserve chat Qwen/Qwen3-0.6B-GGUF:Q8_0 --device cuda
+  llmserve pull Qwen/Qwen3-0.6B
   llmserve serve ./Qwen3-0.6B --port 8000
   llmserve inspect ./Qwen3-0.6B
   llmserve explain trace.json 7
   llmserve plan ./Qwen3-0.6B --contexts 2048,8192
   llmserve cache list
   llmserve eval perplexity --quantization none,int8,int4
-  llmserve bench latency --model ./Qwen3-0.6B --batch-size 8
+  llmserve bench latency ./Qwen3-0.6B --batch-size 8
 """
 
 # Exit codes: 0 done; 1 our or the machine's fault; 2 the caller's; 128 + n as a shell reports the
@@ -53,22 +55,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     try:
-        return _parser().parse_args(arguments)
+        parser = _parser()
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        if not given:
+            parser.print_help(sys.stderr)
+            sys.exit(_USER_ERROR)
+        return parser.parse_args(given)
     finally:
         sys.stdout.flush()  # --help and --version write to it and end the program
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     # The commands are imported here, where a Ctrl-C is caught, since that takes a while.
     from llmserve.cli import (
         bench,
         cache,
         chat,
+        completion,
         doctor,
         eval,
         explain,
         generate,
         inspect,
+        models,
         plan,
         serve,
     )
@@ -76,7 +86,9 @@ def _parser() -> argparse.ArgumentParser:
 
     parser: argparse.ArgumentParser = CommandParser(
         prog="llmserve",
-        description="An LLM serving engine: runs Hugging Face checkpoints on the CPU.",
+        description="An LLM serving engine: runs Hugging Face checkpoints and GGUF files on the "
+        "CPU, and on a CUDA GPU where it was built for one. MODEL is a directory, a .gguf file or "
+        "a Hub id; without it the demo runs, a small model of stories that ships inside.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -92,6 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_parser(commands)
     eval.add_parser(commands)
     doctor.add_parsers(commands)
+    models.add_parsers(commands)
+    completion.add_parser(commands, parser)
     return parser
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from llmserve.bench.run import Result, Workload, run_latency, run_startup, run_throughput
-from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.cli import bench_serve
-from llmserve.cli.options import add_engine_options, engine_arguments
+from llmserve.cli.model_argument import add_model_argument, model_of
+from llmserve.cli.options import add_engine_options, add_short_flags, engine_arguments
 from llmserve.common.arguments import integer
 from llmserve.errors import InvalidArgument
 
 _EXAMPLES = """examples:
-  llmserve bench latency --model ./Qwen3-0.6B --input-len 32 --output-len 128 --batch-size 8
-  llmserve bench throughput --model ./Qwen3-0.6B --num-prompts 100 --output-json run.json
-  llmserve bench startup --model ./Qwen3-0.6B --quantization int8
+  llmserve bench latency ./Qwen3-0.6B --input-len 32 --output-len 128 --batch-size 8
+  llmserve bench throughput ./Qwen3-0.6B --num-prompts 100 --output-json run.json
+  llmserve bench startup ./Qwen3-0.6B --quantization int8
 
 startup: weight_read_s and weight_pack_s are parts of load_s. Reading also looks for values that are
 not finite; packing also rounds to integers, and reads the blocks of a GGUF file. Neither has what a
@@ -49,6 +49,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         benchmark.add_argument("--output-len", type=int, default=64, metavar="N", help="default 64")
     for benchmark in (startup, latency, throughput):
         add_engine_options(benchmark, "bench")
+        add_short_flags(benchmark)
 
 
 def _add(
@@ -66,7 +67,7 @@ def _add(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("--model", metavar="DIR", help="checkpoint directory (default: the demo)")
+    add_model_argument(parser)
     parser.add_argument(
         "--num-iters", type=int, default=num_iters, metavar="N", help=f"default {num_iters}"
     )
@@ -111,7 +112,7 @@ def _throughput(options: argparse.Namespace) -> int:
 
 
 def _model(options: argparse.Namespace) -> str:
-    return str(demo_model_path() if options.model is None else options.model)
+    return str(model_of(options))
 
 
 def _workload(options: argparse.Namespace, flag: str, num_prompts: int) -> Workload:

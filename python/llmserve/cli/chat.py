@@ -5,13 +5,14 @@ import sys
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from typing import Any
 
-from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.cli.chat_session import ChatSession
 from llmserve.cli.console import dim, printable
 from llmserve.cli.interrupts import Interrupts
+from llmserve.cli.model_argument import add_model_argument, model_of
 from llmserve.cli.options import (
     add_engine_options,
     add_sampling_options,
+    add_short_flags,
     draw_seed,
     figures,
     load_model,
@@ -40,8 +41,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("name", nargs="?", metavar="MODEL", help="checkpoint directory, or Hub id")
-    parser.add_argument("--model", metavar="MODEL", help="the same (default: the demo)")
+    add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument("--chat-template", metavar="FILE", help="in place of the model's own")
     parser.add_argument(
@@ -50,13 +50,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_sampling_options(parser)
     add_engine_options(parser)
     parser.add_argument("--quiet", action="store_true", help="no lines of figures")
+    add_short_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    if options.name is not None and options.model is not None:
-        raise InvalidArgument("chat takes MODEL or --model, not both")
-    model = options.name or options.model or demo_model_path()
+    model = model_of(options)
     draw_seed(options)
     screen = _Screen(sys.stdin.isatty(), options.quiet)
     with screen.loading(model):

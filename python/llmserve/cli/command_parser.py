@@ -2,7 +2,7 @@
 
 import argparse
 import difflib
-from typing import Any
+from typing import Any, NoReturn
 
 from llmserve.common.vllm_arguments import NOT_HERE, refuse_what_is_not_here
 from llmserve.options.engine_options import argument_names
@@ -15,18 +15,53 @@ class CommandParser(argparse.ArgumentParser):
     """As argparse's; the parsers of its subcommands are of this kind, too."""
 
     takes_llm_arguments = False
+    gathers_words = False  # words between options are words of the command, too
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Ends the program where an option is unknown. Raises NotSupported for an argument of LLM
+        """Ends the program where something is left over. Raises NotSupported for an argument of LLM
         whose feature is not here."""
         if self.takes_llm_arguments:
             self._add_what_is_not_here()
         found, rest = super().parse_known_args(args, namespace)
-        unknown = next((word for word in rest if word.startswith("--")), None)
+        unknown = next((word for word in rest if word.startswith("-")), None)
         if unknown is not None:
             flag = unknown.partition("=")[0]
-            self.exit(_USAGE_ERROR, f"{self.prog}: error: there is no {flag}; {self._hint(flag)}\n")
-        return found, rest
+            self.error(f"there is no {flag}; {self._hint(flag)}")
+        if rest and self.gathers_words:
+            found.words += rest
+        elif rest:
+            self.error(f"{' '.join(map(repr, rest))} is more than the command takes")
+        return found, []
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program, after a line of usage: --help has all of it."""
+        self.exit(_USAGE_ERROR, f"{self.short_usage()}\n{self.prog}: error: {message}\n")
+
+    def short_usage(self) -> str:
+        """One line, without the options."""
+        words = []
+        for action in self._actions:
+            if not action.option_strings:
+                name = action.metavar or action.dest
+                is_plain = action.nargs not in ("?", "*") or "[" in str(name)
+                words.append(str(name) if is_plain else f"[{name}]")
+        return " ".join(["usage:", self.prog, "[OPTION ...]", *words])
+
+    def also(self, flag: str, *names: str) -> None:
+        """More names of an option that is there; those that are taken stay what they are."""
+        action = self._option_string_actions.get(flag)
+        for name in names:
+            if action is not None and name not in self._option_string_actions:
+                self._option_string_actions[name] = action
+                action.option_strings = [*action.option_strings, name]
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Of a command that is not there, the nearest one."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            near = difflib.get_close_matches(str(value), action.choices, n=1)
+            hint = f"did you mean {near[0]}?" if near else "there are " + ", ".join(action.choices)
+            self.error(f"there is no command {value!r}; {hint}")
+        super()._check_value(action, value)
 
     def _add_what_is_not_here(self) -> None:
         """But what the command has."""

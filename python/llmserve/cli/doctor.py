@@ -2,9 +2,14 @@
 
 import argparse
 import os
+import select
+import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from llmserve.common.arguments import number
+from llmserve.common.units import human_bytes
 from llmserve.errors import InvalidArgument
 from llmserve.insight.doctor import examine
 from llmserve.insight.live_metrics import LiveMetrics
@@ -27,7 +32,9 @@ def add_parsers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="look at what happens in so many seconds; default: since the server's start",
     )  # fmt: skip
     top = commands.add_parser(
-        "top", help="watch a server that runs", description="Shows a server's figures, live."
+        "top",
+        help="watch a server that runs",
+        description="Shows a server's figures, live; q leaves.",
     )
     top.set_defaults(run=run_top)
     top.add_argument("--interval", type=float, default=2.0, metavar="S", help="default 2")
@@ -59,14 +66,55 @@ def run_top(options: argparse.Namespace) -> int:
         raise InvalidArgument(f"--interval must be more than 0, got {interval_s}")
     earlier = _fetch(options)
     shown = 0
-    while options.count is None or shown < options.count:
-        time.sleep(interval_s)
-        now = _fetch(options)
-        clear = _CLEAR if options.count is None else ""
-        print(clear + "\n".join(_view(now, now.since(earlier), interval_s)), flush=True)
-        earlier = now
-        shown += 1
+    with _keys() as is_left:
+        while options.count is None or shown < options.count:
+            if is_left(interval_s):
+                break
+            now = _fetch(options)
+            clear = _CLEAR if options.count is None else ""
+            lines = _view(now, now.since(earlier), interval_s)
+            print(clear + "\n".join([*lines, *_hint(options)]), flush=True)
+            earlier = now
+            shown += 1
     return 0
+
+
+def _hint(options: argparse.Namespace) -> list[str]:
+    return ["q leaves"] if sys.stdin.isatty() and options.count is None else []
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """A wait of so many seconds that says whether q, or Ctrl-D, was pressed in a terminal."""
+    if not sys.stdin.isatty():
+        yield _sleep
+        return
+    import termios
+    import tty
+
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+    try:
+        yield lambda seconds: _is_left(fd, seconds)
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+def _is_left(fd: int, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if not select.select([fd], [], [], left)[0]:
+            return False
+        key = os.read(fd, 1)
+        if key in (b"q", b"Q", b"\x04", b""):
+            return True
+    return False
 
 
 def _fetch(options: argparse.Namespace) -> LiveMetrics:
@@ -88,7 +136,7 @@ def _view(now: LiveMetrics, recent: LiveMetrics, interval_s: float) -> list[str]
         f"requests/s     {rate('request_success_total'):.1f} finished, "
         f"{rate('requests_refused_total'):.1f} refused, "
         f"{rate('requests_ended_early_total'):.1f} ended early",
-        f"memory         {now.value('process_resident_memory_bytes') / 2**20:.0f} MiB",
+        f"memory         {human_bytes(round(now.value('process_resident_memory_bytes')))}",
     ]
 
 

@@ -9,7 +9,13 @@ from typing import Any
 
 from llmserve.bench.perplexity import measure_perplexity, windows_of
 from llmserve.checkpoint.model_files import demo_model_path, demo_text_path
-from llmserve.cli.options import add_engine_options, engine_arguments, load_model
+from llmserve.cli.model_argument import add_model_argument, model_of
+from llmserve.cli.options import (
+    add_engine_options,
+    add_short_flags,
+    engine_arguments,
+    load_model,
+)
 from llmserve.common.arguments import integer
 from llmserve.errors import InvalidArgument
 from llmserve.llm import LLM
@@ -18,7 +24,7 @@ _EXAMPLES = """examples:
   llmserve eval perplexity
   llmserve eval perplexity --quantization int8
   llmserve eval perplexity --quantization int8,int4,int4-g32 --text book.txt
-  llmserve eval perplexity --model ./Qwen3-0.6B --text book.txt --max-tokens 20000 --json
+  llmserve eval perplexity ./Qwen3-0.6B --text book.txt --max-tokens 20000 --json
 
 The text is cut into windows of --context tokens, one every --stride; each token counts once, in the
 first window that has it. With --quantization the model is measured without any as well, which is
@@ -40,9 +46,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     perplexity.set_defaults(run=run)
-    perplexity.add_argument(
-        "--model", metavar="DIR", help="checkpoint directory, or Hub id (default: the demo)"
-    )
+    add_model_argument(perplexity)
     perplexity.add_argument(
         "--text", metavar="FILE", help="UTF-8 text (default: the demo's held-out stories)"
     )
@@ -53,6 +57,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     ):
         perplexity.add_argument(f"--{name}", type=int, metavar="N", help=text)
     add_engine_options(perplexity)
+    add_short_flags(perplexity)
     perplexity.add_argument("--json", action="store_true", help="everything, as JSON")
     perplexity.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
@@ -60,7 +65,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     text = _read(options)
-    model = demo_model_path() if options.model is None else options.model
+    model = model_of(options)
     names = _names(options)
     for name in names:  # all that can be said before the first is measured
         options.quantization = name
@@ -134,8 +139,8 @@ def _sizes(options: argparse.Namespace, max_model_len: int) -> tuple[int, int]:
 
 
 def _read(options: argparse.Namespace) -> str:
-    if options.text is None and options.model is not None:
-        raise InvalidArgument("--model needs a text of its own: pass --text FILE")
+    if options.text is None and model_of(options) != demo_model_path():
+        raise InvalidArgument("MODEL needs a text of its own: pass --text FILE")
     path = demo_text_path() if options.text is None else Path(options.text)
     try:
         return path.read_text(encoding="utf-8")

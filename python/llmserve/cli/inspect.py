@@ -8,6 +8,7 @@ from typing import Any
 from llmserve import _core
 from llmserve.checkpoint.model_files import find_checkpoint, text_source
 from llmserve.cli.inspect_text import text_report
+from llmserve.cli.model_argument import add_model_argument, model_of
 from llmserve.common.units import human_bytes
 from llmserve.options.engine_options import options_of
 from llmserve.options.flags import add_flags
@@ -29,7 +30,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("model", metavar="MODEL", help="checkpoint directory, or Hub id")
+    add_model_argument(parser)
     add_flags(parser, options_of("inspect"))
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
@@ -37,7 +38,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    checkpoint = find_checkpoint(options.model, options.revision)
+    checkpoint = find_checkpoint(model_of(options), options.revision)
     report = _core.inspect_checkpoint(
         str(checkpoint),
         dtype=options.dtype or "auto",

@@ -5,7 +5,7 @@ import dataclasses
 import os
 from typing import Any
 
-from llmserve.cli.command_parser import take_llm_arguments
+from llmserve.cli.command_parser import CommandParser, take_llm_arguments
 from llmserve.llm import LLM
 from llmserve.options.engine_options import options_of
 from llmserve.options.flags import add_flags
@@ -17,6 +17,20 @@ _SAMPLING_OPTIONS = {
     name: (known.body, known.option)
     for name, known in SAMPLING_FIELDS.items()
     if known.body is not None and known.option
+}
+
+_SHORT_FLAGS = {
+    "--max-tokens": ("-n", "--n-predict"),
+    "--temperature": ("--temp",),
+    "--seed": ("-s",),
+    "--num-threads": ("-t",),
+    "--max-model-len": ("-c", "--ctx-size"),
+    "--prompt": ("-p",),
+    "--file": ("-f",),
+    "--system": ("-sys", "--system-prompt"),
+    "--stop": ("-r", "--reverse-prompt"),
+    "--quiet": ("-q",),
+    "--json-schema": ("-j",),
 }
 
 
@@ -37,6 +51,13 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="ends the text; may be given again"
     )
+
+
+def add_short_flags(parser: argparse.ArgumentParser) -> None:
+    """The names that users of llama.cpp know, of what the command has."""
+    assert isinstance(parser, CommandParser)
+    for flag, names in _SHORT_FLAGS.items():
+        parser.also(flag, *names)
 
 
 def engine_arguments(options: argparse.Namespace, command: str = "run") -> dict[str, Any]:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llmserve.cli.options import add_engine_options, engine_arguments
+from llmserve.cli.model_argument import add_model_argument, model_of
+from llmserve.cli.options import add_engine_options, add_short_flags, engine_arguments
 from llmserve.common.units import parse_bandwidth, parse_bytes, parse_flops
 from llmserve.errors import InvalidArgument
 from llmserve.llm import LLM
@@ -47,12 +48,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="checkpoint directory, or a config.json alone"
-    )
+    add_model_argument(parser)
     parser.add_argument("--contexts", metavar="N,N", help="tokens of a user, e.g. 2048,8192")
     parser.add_argument("--memory", metavar="SIZE", help="plan for so much available memory")
     add_engine_options(parser, "plan")
+    add_short_flags(parser)
     hardware = parser.add_argument_group("other hardware")
     hardware.add_argument("--shape", metavar="LxKxD", help="layers x KV heads x head dim")
     hardware.add_argument("--weights", metavar="SIZE", help="bytes of weights, e.g. 140GB")
@@ -78,8 +78,6 @@ def run(options: argparse.Namespace) -> int:
     if is_calculation:
         _refuse_engine_options(options)
         return _calculate(options)
-    if options.model is None:
-        raise InvalidArgument("plan needs a MODEL, or --shape LxKxD; see llmserve plan --help")
     for name in ("rate", "price", "link", "weights"):
         if getattr(options, name) is not None:
             raise InvalidArgument(f"--{name} goes with --gpu-memory or --shape")
@@ -88,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     plan = LLM.plan(
-        options.model,
+        model_of(options),
         contexts=_contexts(options),
         available_memory_bytes=(
             None if options.memory is None else parse_bytes("--memory", options.memory)
@@ -138,7 +136,7 @@ def _calculate(options: argparse.Namespace) -> int:
 def _shape(options: argparse.Namespace) -> ModelShape:
     weights = None if options.weights is None else parse_bytes("--weights", options.weights)
     if options.shape is not None:
-        if options.model is not None:
+        if options.model is not None or options.word is not None:
             raise InvalidArgument("plan takes a MODEL or --shape, not both")
         match = re.fullmatch(r"(\d{1,9})x(\d{1,9})x(\d{1,9})", options.shape)
         if match is None:
@@ -147,12 +145,12 @@ def _shape(options: argparse.Namespace) -> ModelShape:
             )
         layers, heads, dim = (int(number) for number in match.groups())
         return ModelShape.of(layers, heads, dim, weight_bytes=weights or 0)
-    if options.model is None:
+    if options.model is None and options.word is None:
         raise InvalidArgument("--gpu-memory needs a MODEL or --shape LxKxD")
     if weights is None:  # then the architecture must be one that llmserve knows
-        plan = LLM.plan(options.model, dtype=options.dtype or "auto")
+        plan = LLM.plan(model_of(options), dtype=options.dtype or "auto")
         return ModelShape.from_config(plan.model, weight_bytes=plan.weight_bytes)
-    return ModelShape.from_config(options.model, weight_bytes=weights)
+    return ModelShape.from_config(model_of(options), weight_bytes=weights)
 
 
 def _device(options: argparse.Namespace) -> Device:

@@ -8,43 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import checkpoints
 import llmserve
 import pytest
-from llmserve import LLM, SamplingParams, cli, demo_model_path
+from cli_calls import Run
+from llmserve import LLM, SamplingParams, demo_model_path
 from llmserve.cli import console
 
 # A start of Python, a tiny model and a few tokens take well under a second.
 DEADLINE_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Done]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command in this process, which saves the start of another."""
-
-    def call(*arguments: str) -> Done:
-        try:
-            exit_code = cli.main(arguments)
-        except SystemExit as end:  # argparse's own
-            exit_code = int(end.code or 0)
-        captured = capsys.readouterr()
-        return Done(exit_code, captured.out, captured.err)
-
-    return call
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -220,7 +194,12 @@ UNKNOWN = [
     (("bench", "latency", "--nmu-iters", "3"), "did you mean --num-iters?"),
     (("serve", "--tensor-paralel-size", "2"), "did you mean --tensor-parallel-size?"),
     (("generate", "--block-size", "8", "x"), "there is no --block-size; in Python LLM takes block"),
-    (("generate", "--logprobs", "2", "x"), "there is no --logprobs; "),
+    (("generate", "--prompt-logprobs", "2", "x"), "there is no --prompt-logprobs; "),
+    (("generate", "-x"), "there is no -x; llmserve generate --help lists what there is"),
+    (("plan", "a", "b"), "llmserve plan: error: 'b' is more than the command takes"),
+    (("generat", "x"), "llmserve: error: there is no command 'generat'; did you mean generate?"),
+    (("dance",), "llmserve: error: there is no command 'dance'; there are generate, chat, "),
+    (("bench", "latncy"), "llmserve bench: error: there is no command 'latncy'; did you mean lat"),
     (("eval", "perplexity", "--xyzzy"), "llmserve eval perplexity --help lists what there is"),
 ]
 
@@ -230,8 +209,9 @@ def test_an_unknown_option_is_answered_with_what_to_do(
     call: Run, arguments: tuple[str, ...], message: str
 ) -> None:
     done = call(*arguments)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert message in done.stderr
+    usage, error = done.stderr.splitlines()
+    assert (done.returncode, usage.split(" [OPTION")[0]) == (2, "usage: " + error.split(":")[0])
+    assert message in error
 
 
 def test_help_has_examples(call: Run) -> None:
@@ -244,6 +224,18 @@ def test_help_has_examples(call: Run) -> None:
         done = call(*arguments)
         assert done.returncode == 0
         assert "examples:" in done.stdout
+
+
+def test_the_command_alone_lists_the_commands(call: Run) -> None:
+    done = call()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "list the models that are downloaded" in done.stderr
+
+
+def test_help_says_what_runs_and_on_what(call: Run) -> None:
+    shown = call("--help").stdout
+    assert "GGUF" in shown
+    assert "CUDA" in shown
 
 
 def test_version(call: Run) -> None:
@@ -323,7 +315,7 @@ def test_a_tokenizer_may_be_given_beside_the_model(call: Run, model: str, tmp_pa
 
 
 def test_a_reader_that_leaves_is_no_error(model: str) -> None:
-    generate = f"-m llmserve generate --model {model} --ignore-eos --quiet hello"
+    generate = f"-m llmserve generate --model {model} --ignore-eos --quiet --seed 1 hello"
     command = f"{sys.executable} {generate} | head -c 1"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, timeout=DEADLINE_S, check=False

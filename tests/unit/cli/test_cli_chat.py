@@ -279,4 +279,4 @@ def test_a_conversation_that_cannot_be_saved_says_why(
 
 def test_one_model_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["chat", "a", "--model", "b"]) == 2
-    assert "MODEL or --model, not both" in capsys.readouterr().err
+    assert "MODEL is given twice, as 'a' and as 'b'" in capsys.readouterr().err

@@ -119,7 +119,6 @@ def test_tables_and_plots_go_to_files(
 
 
 ERRORS = [
-    ((), "plan needs a MODEL, or --shape"),
     (("--gpu-memory", "1GiB"), "--gpu-memory needs a MODEL or --shape"),
     (("--shape", "80x8"), "--shape must be LAYERSxKV_HEADSxHEAD_DIM"),
     (("--shape", "1x1x8", "--gpu-memory", "much"), "--gpu-memory must be a size such as"),
