@@ -317,8 +317,7 @@ class LLM(LLMBase):
         if _is_none(prompts):
             return []
         states = self._admission.admit(prompts, sampling_params, priority)
-        self._enqueued.add(states)
-        return [str(state.request_id) for state in states]
+        return self._enqueued.add(states)
 
     def wait_for_completion(self, *, use_tqdm: UseTqdm = True) -> list[RequestOutput]:
         """Waits for all requests that were enqueued and not waited for yet, and returns their
@@ -326,12 +325,7 @@ class LLM(LLMBase):
         another call waits for the same requests."""
         self._open_engine()
         check_use_tqdm(use_tqdm)
-        progress = Progress(len(self._enqueued), use_tqdm)
-        try:
-            states = self._enqueued.wait(progress.finish)
-            return RequestOutputs(state.output() for state in states)
-        finally:
-            progress.close()
+        return self._enqueued.wait(Progress(len(self._enqueued), use_tqdm))
 
     def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests, enqueued or of other threads: their outputs have finish_reason "abort" and

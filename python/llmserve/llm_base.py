@@ -74,6 +74,13 @@ class LLMBase:
 
     @takes(EngineOptions)
     def __init__(self, model: str | os.PathLike[str], **given: object) -> None:
+        try:
+            self._load(model, given)
+        except BaseException:  # Ctrl-C as well
+            self.close()
+            raise
+
+    def _load(self, model: str | os.PathLike[str], given: dict[str, object]) -> None:
         options = read_options(type(self).__name__, model, given)
         if options.seed is None:
             options = replace(options, seed=int.from_bytes(os.urandom(4), "little"))
@@ -112,6 +119,7 @@ class LLMBase:
             thinking = read_thinking_tokens(options.reasoning_config, self._tokenizer)
             vocabulary = self._tokenizer.to_core() if self._tokenizer is not None else None
             self._engine = _core.Engine(loading, vocabulary)
+            self._runner = RequestRunner(self._engine)
         if self._engine.warning:
             _log.warning("%s", self._engine.warning)
         limits = RequestLimits(
@@ -137,7 +145,6 @@ class LLMBase:
             self._admission.processor_classes = ProcessorClasses.from_argument(
                 options.logits_processors, self.vllm_config
             )
-        self._runner = RequestRunner(self._engine)
         _OPEN.add(self)
         self._begin()
 
@@ -380,9 +387,19 @@ class LLMBase:
         """Ends the engine and gives all its memory back. Calls that are waiting in other threads
         raise InvalidArgument. May be called twice. In a forked child it does nothing: the engine is
         the parent's."""
-        engine, self._engine = self._engine, None
-        if engine is not None and engine.is_of_this_process:
-            self._runner.close()
+        engine = self._engine
+        if engine is None:
+            return
+        if engine.is_of_this_process:
+            # Without a runner the constructor has not come to its end.
+            (getattr(self, "_runner", None) or engine).close()
+        self._engine = None  # last: a call that was interrupted may be repeated
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: its engine has one owner; share "
+            f"the object, or make another"
+        )
 
     def __del__(self) -> None:
         self.close()

@@ -38,7 +38,7 @@ class EventRouter:
 
     def __init__(self, engine: _core.Engine) -> None:
         self._engine = engine
-        self._asking = threading.Lock()  # held by the thread that asks the engine
+        self._asking = threading.RLock()  # held by the thread that asks the engine
         # Guards what follows. Reentrant: within it the garbage collector may drop a stream, which
         # then leaves.
         self._lock = threading.RLock()

@@ -36,6 +36,7 @@ class RequestRunner:
         request_ids: list[int] = []
         by_id: dict[int, RequestState] = {}
         outside = deque(states)
+        events: list[_core.TokenEvent] = []
         num_unfinished = len(states)
         try:
             while num_unfinished > 0:
@@ -50,7 +51,7 @@ class RequestRunner:
                             state = outside.popleft()
                             state.request_id = request_id
                             by_id[request_id] = state
-                events: list[_core.TokenEvent] = []
+                events = []
                 self.router.wait(inbox, events, 0.0 if outside else POLL_S)
                 for event in events:
                     state = by_id[event.request_id]
@@ -60,6 +61,8 @@ class RequestRunner:
                     yield state
         finally:
             finished = {state.request_id for state in states if state.is_finished}
+            # Of those that were interrupted on their way to their states nothing more comes.
+            finished |= {event.request_id for event in events if event.is_request_finished}
             self.abandon(inbox, set(request_ids) - finished)
             self.router.leave(request_ids)
 

@@ -39,6 +39,8 @@ class SteppedRequests:
             state.request_id = request_ids[0]
             self._states[state.request_id] = state
         except BaseException:
+            for request_id in request_ids:
+                self._states.pop(request_id, None)
             self._runner.abandon(SimpleQueue(), request_ids)
             self._runner.router.leave(request_ids)
             raise

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import checkpoints
@@ -126,6 +129,26 @@ def test_a_closed_llm_says_so(checkpoint: Path) -> None:
     for call in (lambda: generate(llm, "hello"), llm.get_metrics, llm.__enter__):
         with pytest.raises(InvalidArgument, match="this LLM is closed"):
             call()
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_llm_is_not_copied_and_the_attempt_leaves_it_open(
+    llm: LLM, take: Callable[[LLM], object]
+) -> None:
+    before = tokens(generate(llm, "hello"))
+    with pytest.raises(TypeError, match="LLM cannot be copied or pickled"):
+        take(llm)
+    gc.collect()
+    assert tokens(generate(llm, "hello")) == before
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_start_that_fails_late_leaves_nothing(checkpoint: Path) -> None:
+    before = len(list(Path("/proc/self/task").iterdir()))
+    with pytest.raises(InvalidArgument, match=r"logits_processors\[0\]: int has no method apply"):
+        LLM(checkpoint, num_threads=2, logits_processors=[int])
+    gc.collect()
+    assert len(list(Path("/proc/self/task").iterdir())) <= before
 
 
 def test_closing_ends_a_call_in_another_thread(checkpoint: Path) -> None:
