@@ -1,5 +1,5 @@
-"""Every block of the README and of the pages that promise it runs as printed, but the two commands
-that .ci/run runs."""
+"""Every block of the README and of the pages that promise it runs as printed, but the commands that
+.ci/run runs."""
 
 from __future__ import annotations
 
@@ -47,6 +47,9 @@ def test_the_commands_that_the_checks_run_are_marked() -> None:
     assert commands["try"].strip() == 'pip install . && llmserve generate "Once upon a time"'
     assert commands["test"].strip() == (
         "pip install '.[test]' -C cmake.define.LLMSERVE_TESTING=ON && pytest"
+    )
+    assert commands["cuda"].strip() == (
+        "pip install '.[cuda]' -C cmake.define.LLMSERVE_CUDA=ON -C cmake.version='>=3.26'"
     )
     assert NUM_OF_README >= 4
     assert {block["kind"] for block in TO_RUN} <= {"python", "sh"}
