@@ -96,8 +96,9 @@ class StructuredOutputsParams:
         if self.grammar is not None or self.structural_tag is not None:
             self.source()  # raises what is wrong with it
 
-    def source(self) -> GrammarSource:
-        """The grammar that the engine's compiler takes."""
+    def source(self, special_token_ids: Mapping[str, int] | None = None) -> GrammarSource:
+        """The grammar that the engine's compiler takes. special_token_ids: of the tokenizer, by how
+        they are written; structural_tag's begin or end may be one."""
         if self.json is not None:
             return GrammarSource("json", "json_schema", self._json_text(_schema(self.json)))
         if self.json_object:
@@ -111,7 +112,9 @@ class StructuredOutputsParams:
             from llmserve.common.structural_tag import structural_tag_to_lark  # seldom needed
 
             with _named("structural_tag"):
-                lark = structural_tag_to_lark(self.structural_tag, self._json_text)
+                lark = structural_tag_to_lark(
+                    self.structural_tag, self._json_text, special_token_ids or {}
+                )
             return GrammarSource("structural_tag", "lark", lark)
         from llmserve.common.gbnf import gbnf_to_lark, is_gbnf  # seldom needed
 

@@ -19,19 +19,24 @@ _TYPES = (
 _ANY = r"/(?s:.)*/"
 
 
-def structural_tag_to_lark(tag: object, schema_text: Callable[[object], str]) -> str:
+def structural_tag_to_lark(
+    tag: object, schema_text: Callable[[object], str], special_token_ids: Mapping[str, int]
+) -> str:
     """The Lark of a structural tag, a dict or its JSON. schema_text: a JSON schema as llguidance
-    takes it. Raises InvalidArgument that says where it is wrong, NotSupported for a type of format
-    that is not here.
+    takes it. special_token_ids: of tokens that are no text, which a begin or end is often one of,
+    by how they are written. Raises InvalidArgument that says where it is wrong, NotSupported for a
+    type of format that is not here.
 
     >>> tag = {"format": {"type": "tag", "begin": "<a>", "content": {"type": "any_text"},
     ...                   "end": "</a>"}}
-    >>> print(structural_tag_to_lark(tag, str))
+    >>> print(structural_tag_to_lark(tag, str, {}))
     start: "<a>" p0
     p0[suffix="</a>"]: /(?s:.)*/
+    >>> print(structural_tag_to_lark(tag, str, {"<a>": 7}).splitlines()[0])
+    start: <[7]> p0
     """
     document = _object("structural_tag", _parsed(tag))
-    writer = _Writer(schema_text)
+    writer = _Writer(schema_text, special_token_ids)
     if "format" in document:
         start = writer.write("format", document["format"])
     else:
@@ -53,8 +58,14 @@ def structural_tag_to_lark(tag: object, schema_text: Callable[[object], str]) ->
 
 
 class _Writer:
-    def __init__(self, schema_text: Callable[[object], str]) -> None:
+    def __init__(
+        self, schema_text: Callable[[object], str], special_token_ids: Mapping[str, int]
+    ) -> None:
         self._schema_text = schema_text
+        self._special = special_token_ids
+        signs = sorted(filter(None, special_token_ids), key=len, reverse=True)
+        # What never matches, where there are none.
+        self._special_token = re.compile("|".join(map(re.escape, signs)) or r"(?!)")
         self.lines: list[str] = []
 
     def write(self, where: str, value: object) -> str:
@@ -67,7 +78,7 @@ class _Writer:
                 f"{', '.join(_TYPES)}"
             )
         if kind == "const_string":
-            return _literal(f"{where}.value", item.get("value"))
+            return self._literal(_text(f"{where}.value", item.get("value")))
         if kind == "json_schema":
             schema = item.get("json_schema")
             if not isinstance(schema, Mapping | bool):
@@ -110,8 +121,11 @@ class _Writer:
             begin = _text(f"{where}.tags.begin", tag.get("begin"))
             if not any(begin.startswith(trigger) for trigger in triggers):
                 raise InvalidArgument(f"{where}: no trigger begins the tag {begin!r}")
-        signs = "|".join(re.escape(trigger).replace("/", r"\/") for trigger in triggers)
-        text = self._terminal(rf"{_ANY} & ~/(?s:.)*({signs})(?s:.)*/")
+        signs = [
+            _escaped(trigger) for trigger in triggers if not self._special_token.search(trigger)
+        ]
+        other = rf" & ~/(?s:.)*({'|'.join(signs)})(?s:.)*/" if signs else ""
+        text = self._terminal(_ANY + other)
         one = "(" + " | ".join(ways) + ")"
         if item.get("stop_after_first"):
             return one if item.get("at_least_one") else f"({one} | {text})"
@@ -119,7 +133,7 @@ class _Writer:
 
     def _separated(self, where: str, item: Mapping[str, Any]) -> str:
         tags = _objects(f"{where}.tags", item.get("tags"))
-        separator = _literal(f"{where}.separator", item.get("separator"))
+        separator = self._literal(_text(f"{where}.separator", item.get("separator")))
         one = "(" + " | ".join(self._tag(f"{where}.tags", tag) for tag in tags) + ")"
         written = one if item.get("stop_after_first") else f"{one} ({separator} {one})*"
         return written if item.get("at_least_one") else f"({written})?"
@@ -131,19 +145,35 @@ class _Writer:
         end = ends[0] if isinstance(ends, list) and len(ends) == 1 else ends
         end = _text(f"{where}.end", end)
         content = item.get("content")
-        parts = [json.dumps(begin, ensure_ascii=False)] if begin else []
+        parts = [self._literal(begin)] if begin else []
         if isinstance(content, Mapping) and content.get("type") == "any_text" and end:
             parts.append(self._until(end))
         else:
             parts.append(self.write(f"{where}.content", content))
-            parts += [json.dumps(end, ensure_ascii=False)] if end else []
+            parts += [self._literal(end)] if end else []
         return " ".join(parts)
 
     def _until(self, end: str) -> str:
         """Any text up to the first of these, and these."""
-        name = f"p{len(self.lines)}"
-        self.lines.append(f"{name}[suffix={json.dumps(end, ensure_ascii=False)}]: {_ANY}")
-        return name
+        special = self._special_token.search(end)
+        if special is None:
+            name = f"p{len(self.lines)}"
+            self.lines.append(f"{name}[suffix={json.dumps(end, ensure_ascii=False)}]: {_ANY}")
+            return name
+        before = self._terminal(f"/(?s:.)*{_escaped(end[: special.start()])}/")
+        return f"{before} {self._literal(end[special.start() :])}"
+
+    def _literal(self, text: str) -> str:
+        """A text, with the special tokens in it."""
+        parts, at = [], 0
+        for special in self._special_token.finditer(text):
+            if special.start() > at:
+                parts.append(json.dumps(text[at : special.start()], ensure_ascii=False))
+            parts.append(f"<[{self._special[special[0]]}]>")
+            at = special.end()
+        if at < len(text) or not parts:
+            parts.append(json.dumps(text[at:], ensure_ascii=False))
+        return " ".join(parts)
 
     def _terminal(self, regex: str) -> str:
         name = f"P{len(self.lines)}"
@@ -187,8 +217,9 @@ def _texts(where: str, value: object) -> list[str]:
     return texts
 
 
-def _literal(where: str, value: object) -> str:
-    return json.dumps(_text(where, value), ensure_ascii=False)
+def _escaped(text: str) -> str:
+    """A regular expression of this text alone."""
+    return re.escape(text).replace("/", r"\/")
 
 
 def _escaped_slashes(pattern: str) -> str:

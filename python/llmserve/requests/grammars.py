@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from llmserve import _core
@@ -28,6 +29,15 @@ class Grammars:
         self._limits = limits or _core.GrammarLimits()
         self._compiler: _core.GrammarCompiler | None = None
 
+    @cached_property
+    def _special_token_ids(self) -> dict[str, int]:
+        """By how they are written."""
+        vocabulary = self._vocabulary
+        written = {
+            vocabulary.bytes(token_id): token_id for token_id in vocabulary.special_token_ids
+        }
+        return {name.decode(errors="replace"): token_id for name, token_id in written.items()}
+
     def compile(self, params: StructuredOutputsParams) -> _core.TokenGrammar:
         """The grammar, from the cache if it was compiled before. Raises InvalidArgument for one
         that is none, too large or too slow to compile, QueueFull where others keep the
@@ -40,7 +50,7 @@ class Grammars:
                 self._end_token_ids,
                 self._limits,
             )
-        source = params.source()
+        source = params.source(self._special_token_ids)
         field = f"structured_outputs: {source.field}"
         try:
             return self._compiler.compile(field, source.kind, source.text)

@@ -379,7 +379,7 @@ def test_requests_of_one_call_are_in_one_step() -> None:
 def test_a_call_with_more_requests_than_there_is_room_for_queues_none() -> None:
     engine = make_engine(max_num_queued_reqs=4)
     requests = [_core.EngineRequest([1, 2, 3], params(seed=i)) for i in range(5)]
-    with pytest.raises(ResourceExhausted, match="5 more were to come .* never have room"):
+    with pytest.raises(ResourceExhausted, match=r"5 more were to come .* never have room"):
         engine.add_requests(requests)
     with pytest.raises(InvalidArgument, match="prompt"):
         engine.add_requests([*requests[:2], _core.EngineRequest([], params())])

@@ -153,6 +153,28 @@ def test_a_structural_tag_is_followed(llm: LLM) -> None:
         assert re.fullmatch(r"<n>(1|22)</n>(\+<n>(1|22)</n>)*", output.text)
 
 
+def test_the_begin_of_a_structural_tag_may_be_a_special_token(llm: LLM) -> None:
+    begin = llm.get_tokenizer().encode("<|im_start|>")
+    assert len(begin) == 1
+    tag = {
+        "type": "triggered_tags",
+        "triggers": ["<|im_start|>"],
+        "tags": [
+            {
+                "begin": "<|im_start|>[",
+                "content": {"type": "const_string", "value": "x"},
+                "end": "]",
+            }
+        ],
+        "at_least_one": True,
+        "stop_after_first": True,
+    }
+    fields = {"skip_special_tokens": False, "logit_bias": {begin[0]: 100.0}, "max_tokens": 20}
+    for output in samples(llm, {"structural_tag": {"format": tag}}, n=3, **fields):
+        assert begin[0] in output.token_ids
+        assert output.text.endswith("<|im_start|>[x]")
+
+
 def test_the_end_is_the_grammars_whatever_min_tokens_and_ignore_eos_say(llm: LLM) -> None:
     for fields in (
         {"min_tokens": 50},
