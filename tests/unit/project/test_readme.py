@@ -84,6 +84,36 @@ def test_a_block_runs_as_printed(idx: int, tmp_path: Path) -> None:
     assert done.stdout.strip()
 
 
+def test_the_block_of_the_server_ends_where_its_extra_is_missing(tmp_path: Path) -> None:
+    (block,) = (b["code"] for b in TO_RUN[:NUM_OF_README] if "llmserve serve" in b["code"])
+    surroundings = environment(tmp_path)
+    (tmp_path / "missing").mkdir()
+    hidden = "import sys\nsys.modules['starlette'] = None\n"
+    (tmp_path / "missing" / "sitecustomize.py").write_text(hidden)
+    paths = [str(tmp_path / "missing"), surroundings["PYTHONPATH"]]
+    surroundings["PYTHONPATH"] = os.pathsep.join(paths)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", on_a_free_port(block)],
+        env=surroundings,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "llmserve[serve]" in done.stderr
+
+
+def test_figures_of_speed_are_those_of_the_page() -> None:
+    page = (ROOT / "docs" / "performance" / "peers.md").read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"TinyLlama 1\.1B on .*?\(llama\.cpp [\d.]+\)", README, re.DOTALL)
+    figures = re.findall(r"\d+\.\d(?=[ ,)])", sentence)
+    assert len(figures) >= 7
+    for figure in figures:
+        assert re.search(rf"^\| (?:32 requests|decode of 128).*\| {figure} \|", page, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     "page", ["README.md", "CONTRIBUTING.md", *(p.name for p in (ROOT / "docs").glob("*.md"))]
 )
