@@ -16,6 +16,7 @@ from llmserve._version import __version__
 from llmserve.beam_search import BeamSearchOutput, BeamSearchSequence
 from llmserve.beam_search_params import BeamSearchParams
 from llmserve.checkpoint.model_files import demo_model_path
+from llmserve.common.refused_names import REFUSED_NAMES, refused_class
 from llmserve.errors import (
     CorruptFile,
     DeviceError,
@@ -116,8 +117,8 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in vllm_paths.REFUSED_NAMES:
-        raise AttributeError(f"llmserve has no {name}: {vllm_paths.REFUSED_NAMES[name]}")
+    if name in REFUSED_NAMES:
+        return refused_class(name)
     if name in vllm_paths.PATHS:
         return importlib.import_module(f"llmserve.{name}")
     if name not in _LATER:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from llmserve.common.html_table import html_table
+from llmserve.common.refused_names import REFUSED_NAMES, refused_class
 from llmserve.pooling_outputs import EmbeddingOutput as EmbeddingOutput  # as vLLM has them
 from llmserve.pooling_outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
 from llmserve.pooling_outputs import PoolingOutput as PoolingOutput
@@ -92,3 +93,10 @@ class RequestOutputs(list[RequestOutput]):
             for completion in output.outputs
         ]
         return html_table(f"{len(self)} outputs", head, rows)
+
+
+def __getattr__(name: str) -> type:
+    """The outputs of vLLM's tasks that are not here."""
+    if name not in REFUSED_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return refused_class(name)

@@ -11,6 +11,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from llmserve.common.refused_names import REFUSED_NAMES
+
 _PARAMETERS = "llmserve.sampling_params"
 _ENGINE_ARGS = "llmserve.options.engine_args"
 _PROCESSORS = "llmserve.requests.processor_classes"
@@ -83,22 +85,10 @@ PATHS: Mapping[str, Mapping[str, str]] = {
 REFUSED: Mapping[str, str] = {
     "assets": "models take text alone",
     "multimodal": "models take text alone",
-    "model_executor": "models are C++; docs/adding-a-model.md says how one is added",
+    "model_executor": REFUSED_NAMES["ModelRegistry"],
     "platforms": "LLM(device='auto') takes a GPU where there is one, and llmserve doctor tells",
     "attention": "attention is C++; llmserve.ops has it as a function",
     "plugins": "there are no plugins",
-}
-# Names at the top of vllm whose features are not here, and why.
-REFUSED_NAMES: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            *("ClassificationOutput", "ClassificationRequestOutput"),
-            *("ScoringOutput", "ScoringRequestOutput"),
-        ),
-        "heads for classification and scores are not loaded; embed and encode are there",
-    ),
-    "ModelRegistry": REFUSED["model_executor"],
-    "LoRARequest": "adapters are not applied; merge them into the checkpoint",
 }
 
 

@@ -8,8 +8,11 @@ import os
 import uuid
 
 from llmserve.checkpoint.model_files import find_checkpoint, text_source
-from llmserve.errors import InvalidArgument, NotSupported
+from llmserve.common.refused_names import refused_class
+from llmserve.errors import InvalidArgument
 from llmserve.tokenization.tokenizer import Tokenizer
+
+LoRARequest = refused_class("LoRARequest")
 
 
 class UsageContext(str, enum.Enum):
@@ -40,16 +43,6 @@ class Counter:
     def reset(self) -> None:
         """Counts from 0 again."""
         self._numbers = itertools.count()
-
-
-class LoRARequest:
-    """Not here: raises NotSupported that says what to use."""
-
-    def __init__(self, *_arguments: object, **_keywords: object) -> None:
-        raise NotSupported(
-            "LoRARequest is not supported: adapters are not applied; merge them into the "
-            "checkpoint (peft's merge_and_unload), and load that"
-        )
 
 
 def random_uuid() -> str:

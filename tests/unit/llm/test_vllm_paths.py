@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 
 import llmserve
 import pytest
-from llmserve.vllm_paths import PATHS, REFUSED, REFUSED_NAMES
+from llmserve import NotSupported
+from llmserve.common.refused_names import REFUSED_NAMES
+from llmserve.vllm_paths import PATHS, REFUSED
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -48,9 +51,15 @@ def test_a_module_whose_feature_is_not_here_says_why(path: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED_NAMES)
-def test_a_name_whose_feature_is_not_here_says_why(name: str) -> None:
-    with pytest.raises(AttributeError, match=f"llmserve has no {name}: "):
-        getattr(llmserve, name)
+def test_a_class_whose_feature_is_not_here_says_why_when_it_is_used(name: str) -> None:
+    refused = getattr(llmserve, name)
+    assert not isinstance(3, refused)
+    message = f"^{name}.* is not supported: {re.escape(REFUSED_NAMES[name])}"
+    with pytest.raises(NotSupported, match=message):
+        refused("x", y=1)
+    with pytest.raises(NotSupported, match=message):
+        refused.register_model("x")
+    assert getattr(llmserve.outputs, name) is refused
 
 
 def test_importing_llmserve_makes_none_of_them() -> None:
