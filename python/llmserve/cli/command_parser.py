@@ -2,12 +2,23 @@
 
 import argparse
 import difflib
+import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from llmserve.common.vllm_arguments import NOT_HERE, refuse_what_is_not_here
-from llmserve.options.engine_options import argument_names
+from llmserve.common.flexible_parser import spelled, with_dotted
+from llmserve.common.vllm_arguments import (
+    MAY_TAKE_NONE,
+    NOT_HERE,
+    TAKE_SEVERAL,
+    refuse_what_is_not_here,
+)
+from llmserve.options.engine_options import ENGINE_OPTIONS, argument_names
 from llmserve.options.flags import json_or_text
+from llmserve.options.peer_flags import PeerFlag, peer_flags
+from llmserve.options.peer_flags import spelled as peer_spelled
 
+NAMED_MODEL = "named_model"  # where a namespace has the model of a flag
 _USAGE_ERROR = 2  # argparse's own exit code
 
 
@@ -16,12 +27,16 @@ class CommandParser(argparse.ArgumentParser):
 
     takes_llm_arguments = False
     gathers_words = False  # words between options are words of the command, too
+    takes_peer_flags = False  # those of others' servers, too
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Ends the program where something is left over. Raises NotSupported for an argument of LLM
         whose feature is not here."""
         if self.takes_llm_arguments:
+            if self.takes_peer_flags:
+                self._add_peer_flags()
             self._add_what_is_not_here()
+            args = self._spelled(sys.argv[1:] if args is None else args)
         found, rest = super().parse_known_args(args, namespace)
         unknown = next((word for word in rest if word.startswith("-")), None)
         if unknown is not None:
@@ -73,12 +88,42 @@ class CommandParser(argparse.ArgumentParser):
             if isinstance(values[0], bool):
                 self.add_argument(flag, action=_RefusedSwitch, **hidden)
             else:
-                self.add_argument(flag, action=_Refused, type=json_or_text, **hidden)
+                nargs = "*" if name in TAKE_SEVERAL else "?" if name in MAY_TAKE_NONE else None
+                self.add_argument(flag, action=_Refused, type=json_or_text, nargs=nargs, **hidden)
+
+    def _add_peer_flags(self) -> None:
+        """The engine's options that have no flag of the command, and other servers' flags."""
+        known = self._option_string_actions
+        hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        for row in peer_flags().values():
+            flags = [flag for flag in row.flags if flag not in known]
+            if flags and row.arity == "":
+                off = [f"--no-{flag[2:]}" for flag in flags if flag.startswith("--")]
+                flags += [flag for flag in off if flag not in known]
+            if flags:
+                nargs = {"": 0, "=": None, "*": "*"}[row.arity]
+                self.add_argument(*flags, action=_PeerAction, row=row, nargs=nargs, **hidden)
+        for option in ENGINE_OPTIONS:
+            if option.flags[0] in known:
+                continue
+            if option.kind is bool:
+                self.add_argument(*option.flags, action=argparse.BooleanOptionalAction, **hidden)
+            else:
+                kind = option.kind if option.is_text else json_or_text
+                nargs = "*" if option.name in TAKE_SEVERAL else None
+                self.add_argument(*option.flags, type=kind, nargs=nargs, **hidden)
+
+    def _spelled(self, words: Sequence[str]) -> list[str]:
+        """By the names that are here, and keys of JSON together."""
+        known = self._option_string_actions
+        ours = [word if word in known else peer_spelled(word) for word in words]
+        return with_dotted([spelled(word, known) for word in ours])
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """What an abbreviation may stand for: nothing hidden."""
+        """What an abbreviation may stand for: nothing hidden, but for short flags with a value."""
         found = super()._get_option_tuples(option_string)
-        return [option for option in found if option[0].help is not argparse.SUPPRESS]
+        is_long = option_string.startswith("--")
+        return [item for item in found if not is_long or item[0].help is not argparse.SUPPRESS]
 
     def _hint(self, flag: str) -> str:
         name = flag.removeprefix("--").replace("-", "_")
@@ -89,6 +134,12 @@ class CommandParser(argparse.ArgumentParser):
         near = difflib.get_close_matches(flag, shown, n=1)
         near = difflib.get_close_matches(flag, flags, n=1, cutoff=0.9) or near
         return f"did you mean {near[0]}?" if near else f"{self.prog} --help lists what there is"
+
+
+def take_peer_flags(parser: argparse.ArgumentParser) -> None:
+    """Has a command take the flags of vLLM's server, SGLang's and llama.cpp's."""
+    assert isinstance(parser, CommandParser)
+    parser.takes_peer_flags = True
 
 
 def take_llm_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +160,20 @@ class _RefusedSwitch(argparse.BooleanOptionalAction):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         is_on = not option_string.startswith("--no-")
         refuse_what_is_not_here(_command(parser), self.dest, is_on)
+
+
+class _PeerAction(argparse.Action):
+    """Sets what a row of the table says, and leaves nothing else."""
+
+    def __init__(self, *arguments: Any, row: PeerFlag, **details: Any) -> None:
+        super().__init__(*arguments, **details)
+        self._row = row
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        if self.nargs == 0:
+            values = not option_string.startswith("--no-") or option_string in self._row.flags
+        for name, value in self._row.settings(values).items():
+            setattr(namespace, NAMED_MODEL if name == "model" else name, value)
 
 
 def _command(parser: argparse.ArgumentParser) -> str:

@@ -4,13 +4,17 @@ import argparse
 import logging
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmserve.checkpoint.model_files import demo_model_path
+from llmserve.cli.command_parser import NAMED_MODEL, take_peer_flags
 from llmserve.cli.options import add_engine_options
-from llmserve.errors import InvalidArgument
+from llmserve.errors import InvalidArgument, ResourceExhausted
 from llmserve.options.flags import add_flags
 from llmserve.server import check_extra
+
+if TYPE_CHECKING:
+    from llmserve.server.options import Effective
 
 _EXAMPLES = """examples:
   llmserve serve
@@ -49,6 +53,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     # What is not given is not in the namespace, so that a file may say it.
     add_flags(parser.add_argument_group("server"), SERVER_OPTIONS, argparse.SUPPRESS)
     add_engine_options(parser, "serve", argparse.SUPPRESS)
+    take_peer_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -58,21 +63,17 @@ def run(options: argparse.Namespace) -> int:
     from llmserve.server.logs import configure_logs
     from llmserve.server.main import listen, serve
     from llmserve.server.models import ServedModel
-    from llmserve.server.options import SETTINGS, resolve
+    from llmserve.server.options import resolve
     from llmserve.server.tracing import open_tracing
 
-    flags: dict[str, Any] = {
-        name: value
-        for name, value in vars(options).items()
-        if name in SETTINGS and value not in (None, [])
-    }
-    effective = resolve(flags, options.config)
+    effective = resolve(_flags(options), options.config)
+    named = _named_models(effective.models, effective.served_model_names)
     if options.show_config:
+        _check(effective, named)
         print("\n".join(effective.lines()))
         return 0
     configure_logs(effective.server.log_format)
     _log.info("settings: %s", effective.changed() or "all at their defaults")
-    named = _named_models(effective.models, effective.served_model_names)
     tracing = open_tracing(effective.server)
     with ExitStack() as stack:
         sock = listen(effective.server)
@@ -89,6 +90,29 @@ def run(options: argparse.Namespace) -> int:
             served.llm.trace().to_perfetto(file)
             _log.info("wrote %s", file)
     return 0
+
+
+def _flags(options: argparse.Namespace) -> dict[str, Any]:
+    """Those that were given, by setting."""
+    from llmserve.server.options import TAKEN
+
+    given = vars(options)
+    flags = {name: given[name] for name in TAKEN if given.get(name) not in (None, [])}
+    named = given.get(NAMED_MODEL)
+    if named is not None and flags.get("model", [named]) != [named]:
+        raise InvalidArgument("serve takes MODEL or --model, not both")
+    return flags if named is None else {**flags, "model": [named]}
+
+
+def _check(effective: "Effective", named: list[tuple[list[str], str]]) -> None:
+    """Raises what the start would raise, as far as that is known without weights."""
+    from llmserve.async_llm import AsyncLLM
+
+    _trace_files(effective.server.trace, [names[0] for names, _ in named])
+    for _, path in named:
+        plan = AsyncLLM.plan(path, **effective.engine)
+        if plan.refusal is not None:
+            raise ResourceExhausted(plan.refusal)
 
 
 def _trace_files(trace: str, names: list[str]) -> list[Path]:

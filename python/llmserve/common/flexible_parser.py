@@ -3,7 +3,7 @@
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from llmserve.errors import InvalidArgument, NotSupported
@@ -36,21 +36,10 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         import sys
 
         words = list(sys.argv[1:] if args is None else args)
-        words = [self._spelled(word) for word in words]
+        words = [spelled(word, self._option_string_actions) for word in words]
         if "--config" not in self._option_string_actions:
             words = self._with_config(words)
-        return super().parse_known_args(_with_dotted(words), namespace)
-
-    def _spelled(self, word: str) -> str:
-        """With hyphens where the parser has the option so."""
-        flag, equals, value = word.partition("=")
-        if not flag.startswith("--") or flag in self._option_string_actions:
-            return word
-        name, dot, keys = flag.partition(".")
-        for spelled in (name.replace("_", "-"), "--" + name[2:].replace("-", "_")):
-            if spelled in self._option_string_actions:
-                return spelled + dot + keys + equals + value
-        return word
+        return super().parse_known_args(with_dotted(words), namespace)
 
     def _with_config(self, words: list[str]) -> list[str]:
         """The options of a file in the place of its name, before those of the line."""
@@ -65,7 +54,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
     def _of_file(self, path: str) -> list[str]:
         words = []
         for name, value in _read_yaml(path).items():
-            flag = self._spelled(f"--{name}")
+            flag = spelled(f"--{name}", self._option_string_actions)
             if value is True or value is False:
                 action = self._option_string_actions.get(flag)
                 if isinstance(action, argparse.BooleanOptionalAction):
@@ -94,7 +83,19 @@ def _read_yaml(path: str) -> dict[str, Any]:
     return {str(name): value for name, value in (document or {}).items()}
 
 
-def _with_dotted(words: list[str]) -> list[str]:
+def spelled(word: str, flags: Container[str]) -> str:
+    """With hyphens, or underscores, where there is a flag so."""
+    flag, equals, value = word.partition("=")
+    if not flag.startswith("--") or flag in flags:
+        return word
+    name, dot, keys = flag.partition(".")
+    for known in (name.replace("_", "-"), "--" + name[2:].replace("-", "_")):
+        if known in flags:
+            return known + dot + keys + equals + value
+    return word
+
+
+def with_dotted(words: list[str]) -> list[str]:
     """`--name.a.b value` as `--name '{"a": {"b": value}}'`, all keys of an option together."""
     kept: list[str] = []
     objects: dict[str, dict[str, Any]] = {}

@@ -212,6 +212,14 @@ NOT_HERE: Mapping[str, tuple[Sequence[object], str]] = {
     for name, values in arguments.items()
 }
 
+# Those of which a command line may have several values behind the name.
+TAKE_SEVERAL = frozenset(
+    (
+        *("cuda_graph_sizes", "cudagraph_capture_sizes", "ignore_patterns", "device_ids"),
+        *("allowed_media_domains", "collect_detailed_traces", "logits_processors"),
+    )
+)
+MAY_TAKE_NONE = frozenset(("hf_token",))  # the name alone is the default
 
 _ANY = None
 # Of those, values that change nothing here, whatever they do in vLLM: they are taken with a warning
@@ -232,11 +240,17 @@ _CHANGES_NOTHING: Mapping[str, Sequence[object] | None] = {
             *("guided_decoding_backend", "guided_decoding_disable_fallback"),
             *("show_hidden_metrics_for_version", "kv_cache_metrics", "cudagraph_metrics"),
             *("enable_log_requests", "disable_async_output_proc", "num_lookahead_slots"),
+            *("calculate_kv_scales", "collect_detailed_traces", "model_loader_extra_config"),
+            *("max_num_partial_prefills", "max_long_partial_prefills"),
+            "long_prefill_token_threshold",
         ),
         _ANY,
     ),
     "distributed_executor_backend": ("mp", "ray", "external_launcher"),
-    "load_format": ("safetensors", "gguf", "hf", "mistral"),
+    "load_format": (
+        *("safetensors", "gguf", "hf", "mistral"),
+        *("fastsafetensors", "instanttensor", "runai_streamer"),
+    ),
     "config_format": ("hf", "mistral"),
     "model_impl": ("vllm", "transformers"),
     "tokenizer_mode": ("slow", "fast", "hf", "mistral"),

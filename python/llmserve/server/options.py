@@ -10,8 +10,10 @@ from llmserve.common.arguments import describe
 from llmserve.common.units import parse_size, size
 from llmserve.common.vllm_arguments import check_names
 from llmserve.errors import InvalidArgument, NotSupported
+from llmserve.options.engine_options import ENGINE_OPTIONS as ALL_ENGINE_OPTIONS
 from llmserve.options.engine_options import options_of
 from llmserve.options.option import Option
+from llmserve.options.peer_flags import peer_flags
 from llmserve.server.settings import ServerSettings
 
 _MAX_FILE_BYTES = 2**20
@@ -28,6 +30,13 @@ SETTINGS = (
     *("model", "served_model_name"),
     *(option.name for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS)),
 )
+# What is taken besides: options of the engine that have no flag of their own in the help.
+_MORE_OPTIONS = tuple(
+    option
+    for option in ALL_ENGINE_OPTIONS
+    if option not in ENGINE_OPTIONS and option.name not in peer_flags()
+)
+TAKEN = (*SETTINGS, *(option.name for option in _MORE_OPTIONS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,7 @@ def resolve(flags: Mapping[str, Any], path: str | None) -> Effective:
         for name, value in given.items():
             values[name], origins[name] = value, origin
     server_names = {option.name for option in SERVER_OPTIONS}
-    engine_names = {option.name for option in ENGINE_OPTIONS}
+    engine_names = {option.name for option in ALL_ENGINE_OPTIONS}
     return Effective(
         {name: value for name, value in values.items() if name in engine_names},
         ServerSettings(**{name: values[name] for name in values if name in server_names}),
@@ -116,10 +125,8 @@ def _read(path: str) -> dict[str, Any]:
             f"--config: {path} must be a mapping of settings, got {describe(document)}"
         )
     settings = {str(name).replace("-", "_"): value for name, value in document.items()}
-    not_ours = {name: value for name, value in settings.items() if name not in SETTINGS}
-    check_names(f"--config {path}", not_ours, SETTINGS)
-    settings = {name: value for name, value in settings.items() if name in SETTINGS}
-    kinds = {option.name: option.kind for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS)}
+    settings = _by_our_names(f"--config {path}", settings)
+    kinds = {option.name: option.kind for option in (*ALL_ENGINE_OPTIONS, *SERVER_OPTIONS)}
     for name, value in settings.items():
         # In YAML `5` is an integer where a time may be given.
         if kinds.get(name) is float and type(value) is int:
@@ -127,3 +134,16 @@ def _read(path: str) -> dict[str, Any]:
         elif kinds.get(name) is size and isinstance(value, str):
             settings[name] = parse_size(name, value)
     return settings
+
+
+def _by_our_names(what: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that have other servers' names by ours. Raises InvalidArgument for what is none, and
+    NotSupported for what is not here."""
+    rows = peer_flags()
+    ours = {name: value for name, value in given.items() if name in TAKEN}
+    for name, value in given.items():
+        if name not in TAKEN and name in rows:
+            found = rows[name].settings(value)
+            ours = {**{k: v for k, v in found.items() if k not in given}, **ours}
+    check_names(what, {k: v for k, v in given.items() if k not in ours and k not in rows}, SETTINGS)
+    return ours

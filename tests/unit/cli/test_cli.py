@@ -183,8 +183,8 @@ def test_threads_and_the_packed_cache_have_the_same_names_everywhere(call: Run, 
             2,
             True,
         )
-    lines = call("serve", *given, "--show-config").stdout.splitlines()
-    assert {"num_threads=2000 (flag)", "packed_cache_bytes=2048 (flag)"} <= {*lines}
+    lines = call("serve", threads, "3", *given[2:], "--show-config").stdout.splitlines()
+    assert {"num_threads=3 (flag)", "packed_cache_bytes=2048 (flag)"} <= {*lines}
     done = call("serve", packed, "much")
     assert "must be a size such as 140GB or 4x80GiB, got 'much'" in done.stderr
 

@@ -1,0 +1,385 @@
+"""The flags of `vllm serve`, SGLang and llama-server that have other names here, change nothing, or
+are of what is not here: one table. Arguments of engines are in common/vllm_arguments.py.
+
+A flag is written as its long name, with `=` behind it where it takes a value and `*` where it takes
+several; `=x` is a value at which it is taken without a word, and `|-x` another name.
+"""
+
+import dataclasses
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from llmserve.common.arguments import describe
+from llmserve.common.units import parse_tokens
+from llmserve.errors import InvalidArgument, NotSupported
+
+_log = logging.getLogger(__name__)
+Convert = Callable[[str, str], object]  # of flag and text; None: nothing is set
+
+
+def _number(kind: type[int] | type[float]) -> Convert:
+    def convert(flag: str, text: str) -> object:
+        try:
+            return kind(text)
+        except ValueError:
+            raise InvalidArgument(f"{flag} must be a number, got {describe(text)}") from None
+
+    return convert
+
+
+def _unless(kept: str, convert: Convert) -> Convert:
+    """The flag's value for what is the default here."""
+    return lambda flag, text: None if text == kept else convert(flag, text)
+
+
+def _text(_flag: str, text: str) -> str:
+    return text
+
+
+def _names(_flag: str, text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _always(value: object) -> Convert:
+    return lambda _flag, _text: value
+
+
+def _one_of(**values: object) -> Convert:
+    def convert(flag: str, text: str) -> object:
+        if text not in values:
+            raise NotSupported(
+                f"serve: {flag} {text} is not supported; it may be {', '.join(values)}"
+            )
+        return values[text]
+
+    return convert
+
+
+def _layers(flag: str, text: str) -> str | None:
+    if text == "0":
+        return "cpu"
+    _log.warning("serve: %s=%s changes nothing: a model is on one device, as a whole", flag, text)
+    return None
+
+
+_INT, _FLOAT = _number(int), _number(float)
+_CACHE_TYPES = _one_of(
+    f32="float32", f16="auto", bf16="bfloat16", auto="auto", float32="float32", fp8="fp8"
+)
+
+# By setting of ours: the names that others have for it, and what their text becomes.
+_SETS: tuple[tuple[str, str, Convert], ...] = (
+    ("model", "model=|-m model-path= hf-repo=|-hf|-hfr", _text),
+    ("served_model_name", "alias=|-a", _names),
+    ("tokenizer", "tokenizer-path=", _text),
+    ("chat_template", "chat-template-file=", _text),
+    ("max_model_len", "ctx-size=|-c", _unless("0", parse_tokens)),
+    ("max_model_len", "context-length=", parse_tokens),
+    ("max_num_seqs", "parallel=|-np max-running-requests=", _unless("-1", _INT)),
+    ("max_num_batched_tokens", "batch-size=|-b", _INT),
+    ("max_num_batched_tokens", "chunked-prefill-size=", _unless("-1", _INT)),
+    ("max_output_tokens", "predict=|-n n-predict=", _unless("-1", _INT)),
+    ("max_waiting_requests", "max-queued-requests= max-num-queued-reqs=", _INT),
+    ("gpu_memory_utilization", "mem-fraction-static=", _FLOAT),
+    ("num_threads", "t=|-t", _unless("-1", _INT)),
+    ("seed", "random-seed= s=|-s", _unless("-1", _INT)),
+    ("block_size", "page-size=", _INT),
+    ("scheduling_policy", "schedule-policy=", _one_of(fcfs="fcfs", lpm=None, priority="priority")),
+    ("enable_prefix_caching", "disable-radix-cache no-cache-prompt", _always(False)),
+    ("enforce_eager", "disable-cuda-graph", _always(True)),
+    ("enable_chunked_prefill", "disable-chunked-prefill", _always(False)),
+    ("kv_cache_dtype", "cache-type-k=|-ctk cache-type-v=|-ctv", _CACHE_TYPES),
+    ("device", "n-gpu-layers=|-ngl gpu-layers=", _layers),
+    ("stream_flush_tokens", "stream-interval=", _INT),
+    ("read_timeout", "timeout=|-to", _FLOAT),
+    ("ssl_keyfile", "ssl-key-file=", _text),
+    ("ssl_certfile", "ssl-cert-file=", _text),
+    (
+        "reasoning_parser",
+        "reasoning-format=",
+        _one_of(none="none", auto="auto", deepseek="auto"),
+    ),
+)
+
+# By reason: what is taken with a warning. Without a reason the server does it anyhow.
+_CHANGES_NOTHING: Mapping[str, str] = {
+    "": """
+        enable-auto-tool-choice enable-request-id-headers enable-tokenizer-info-endpoint
+        enable-prompt-tokens-details enable-server-load-tracking jinja metrics
+        enable-metrics cont-batching|-cb cache-prompt enable-cache-report props is-embedding
+        embedding embeddings trust-request-chat-template enable-mixed-chunk prometheus-port=
+        response-role=assistant chat-template-content-format=auto api-server-count=1|-asc
+        tool-server=none allow-credentials
+    """,
+    "logs have one form, log_format": """
+        uvicorn-log-level= log-level= log-level-http= max-log-len=
+        disable-uvicorn-access-log disable-access-log-for-endpoints= enable-log-outputs
+        enable-log-deltas log-error-stack log-requests log-requests-level= show-time-cost
+        decode-log-interval= verbose|-v verbosity=|-lv log-disable log-verbose log-colors=
+        log-prefix log-timestamps disable-log-requests-content crash-dump-folder=
+    """,
+    "the server is one process with one thread for text": """
+        disable-frontend-multiprocessing api-server-count=|-asc tokenizer-worker-num=
+        threads-http= threads-batch=|-tb http-workers= max-concurrent-requests-per-worker=
+        detokenizer-worker-num= prio= poll= cpu-mask=|-C cpu-range=|-Cr cpu-strict= numa=
+    """,
+    "HTTP is read by the server itself, and max_body_bytes bounds it": """
+        h11-max-header-count= h11-max-incomplete-event-size=
+    """,
+    "CORS allows every method and header for allowed_origins": """
+        allowed-methods= allowed-headers=
+    """,
+    "the template takes texts and parts alike": """
+        chat-template-content-format=
+    """,
+    "calls of tools are as tool_choice says": """
+        exclude-tools-when-tool-choice-none
+    """,
+    "/docs and /openapi.json are always there": """
+        disable-fastapi-docs enable-offline-docs
+    """,
+    "weights are mapped, and read as they are needed": """
+        mlock mmap no-mmap|-nmmap direct-io weight-loader-disable-mmap load-watch-interval=
+        check-tensors
+    """,
+    "the kernels are the device's": """
+        flash-attn=|-fa sampling-backend= grammar-backend= prefill-attention-backend=
+        decode-attention-backend= enable-torch-compile torch-compile-max-bs=
+        cuda-graph-max-bs= cuda-graph-bs* disable-cuda-graph-padding
+        enable-flashinfer-allreduce-fusion moe-runner-backend= fp8-gemm-backend=
+        disable-flashinfer disable-flashinfer-sampling triton-attention-num-kv-splits=
+        enable-nan-detection enable-deterministic-inference op-offload no-op-offload
+    """,
+    "steps take prompts and tokens together, within max_num_batched_tokens and max_stall_ms": """
+        ubatch-size=|-ub schedule-conservativeness= max-prefill-tokens=
+        num-continuous-decode-steps= disable-overlap-schedule num-scheduler-steps=
+        multi-step-stream-outputs preemption-mode= no-cont-batching|-nocb
+        prefill-max-requests= enable-dynamic-batch-tokenizer
+    """,
+    "the server is ready as soon as it listens": """
+        warmups= skip-server-warmup no-warmup warmup
+    """,
+    "there is one device": """
+        main-gpu=|-mg split-mode=|-sm tensor-split=|-ts base-gpu-id= gpu-id-step=
+        enable-p2p-check disable-custom-all-reduce nccl-init-addr= nccl-port=
+        dist-init-addr= enable-nccl-nvls enable-symm-mem dist-timeout=
+    """,
+    "the web page is not there": """
+        no-webui no-ui webui
+    """,
+    "the prefix cache is bounded by memory": """
+        cache-reuse= cache-ram=|-cram slot-prompt-similarity= ctx-checkpoints=
+        radix-eviction-policy= swa-full kv-unified|-kvu
+    """,
+    "tokenizers read in threads of their own": """
+        enable-tokenizer-batch-encode tokenizer-backend=
+    """,
+    "the protocol of each route is always there": """
+        enable-response-api
+    """,
+    "usage has what OpenAI's has": """
+        enable-usage-stats no-usage-stats
+    """,
+}
+
+# By what to use: what is refused by its name.
+_REFUSED: Mapping[str, str] = {
+    "adapters are not applied; merge them into the checkpoint": """
+        lora-modules* prompt-adapters* lora-paths* lora= lora-scaled*
+        lora-init-without-apply max-loras-per-batch= lora-backend= control-vector=
+        enable-prompt-adapter
+    """,
+    "drafts are not there yet": """
+        model-draft=|-md draft= draft-max= draft-min= gpu-layers-draft=|-ngld
+        speculative-algorithm= speculative-algo= speculative-draft-model-path=
+        speculative-num-steps= speculative-eagle-topk= speculative-num-draft-tokens=
+        speculative-model= num-speculative-tokens= speculative-token-map=
+        hf-repo-draft=|-hfd ctx-size-draft=|-cd
+    """,
+    "an LLM is one process on one device; run several behind a load balancer": """
+        headless enable-dp-attention enable-ep-moe nccl-id= disaggregation-mode=
+        disaggregation-ib-device= disaggregation-transfer-backend=
+        disaggregation-bootstrap-port= rpc= data-parallel-multi-port-external-lb
+        load-balance-method= ep-size=1|--ep|--expert-parallel-size enable-two-batch-overlap
+        moe-a2a-backend=none deepep-mode=auto ep-num-redundant-experts=0 enable-elastic-ep
+    """,
+    "KV blocks stay in one memory": """
+        enable-hierarchical-cache hicache-ratio= hicache-size= hicache-write-policy=
+        hicache-storage-backend= enable-lmcache cpu-offload= no-kv-offload|-nkvo
+        n-cpu-moe=|-ncmoe cpu-moe|-cmoe override-tensor=|-ot slot-save-path=
+        max-total-tokens=
+    """,
+    (
+        "nothing of others' code is loaded; parsers are in the table of tool_call_parser "
+        "and reasoning_parser"
+    ): """
+        tool-parser-plugin= reasoning-parser-plugin= middleware* custom-weight-loader*
+        logits-processors-plugin= enable-custom-logit-processor
+    """,
+    "prompts and answers of a server are texts": """
+        skip-tokenizer-init enable-prompt-embeds
+    """,
+    "tools run at the client": """
+        tool-server= mcp-server=
+    """,
+    "put a proxy in front of the server": """
+        root-path= ssl-ca-certs= ssl-cert-reqs=0 ssl-ciphers= enable-ssl-refresh uds= path=
+        api-prefix= ssl-keyfile-password= fastapi-root-path= media-path=
+    """,
+    "give the keys in LLMSERVE_API_KEY and LLMSERVE_ADMIN_KEY": """
+        api-key-file= admin-api-key=
+    """,
+    "send it in each request's body": """
+        return-tokens-as-token-ids enable-force-include-usage default-chat-template-kwargs=
+        chat-template-kwargs= temp= temperature= top-k= top-p= min-p= repeat-penalty=
+        presence-penalty= frequency-penalty= samplers= grammar= grammar-file=
+        json-schema=|-j json-schema-file=|-jf response-role= reasoning-budget=-1 ignore-eos
+        logit-bias=|-l preferred-sampling-params= mirostat= dry-multiplier= xtc-probability=
+        typical= typical-p= dynatemp-range= top-n-sigma= enable-thinking prefill-assistant
+    """,
+    "log_format and the environment say how to log": """
+        log-config-file= log-file=
+    """,
+    "HTTP is what it speaks": """
+        grpc grpc-mode tokens-only
+    """,
+    "models take text alone": """
+        mmproj=|-mm mmproj-url=|-mmu no-mmproj-offload image-min-tokens= enable-multimodal
+        vision-model=
+    """,
+    "name the quantization behind the model, as in ORG/NAME:Q4_K_M": """
+        hf-file=|-hff
+    """,
+    "give the checkpoint's folder, its file or its id on the Hub": """
+        model-url=|-mu docker-repo=|-dr models-dir= models-max= models-preset=
+        models-autoload
+    """,
+    "hf_overrides={...} changes fields of config.json": """
+        rope-scale= rope-freq-base= rope-freq-scale= yarn-orig-ctx= yarn-ext-factor=
+        yarn-attn-factor= override-kv= grp-attn-n= grp-attn-w= json-model-override-args=
+        pooling=
+    """,
+    "a context that is full ends the text": """
+        context-shift keep=0 cache-context-shift
+    """,
+    "slots are not shown; /metrics and /debug are": """
+        slots
+    """,
+    "completions end where the model ends them": """
+        spm-infill
+    """,
+    "an LLM generates and embeds": """
+        reranking rerank
+    """,
+    "quantize a checkpoint with --quantization, or load one that is": """
+        torchao-config= modelopt-quant= quantization-param-path= weight-cache-dtype=
+    """,
+    "it is no test of loading": """
+        dummy-weights
+    """,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFlag:
+    """A row: of its first name, the others are spellings."""
+
+    name: str  # with underscores
+    flags: tuple[str, ...]
+    arity: str  # "": a switch, "=": a value, "*": several
+    setting: str = ""
+    convert: Convert = _text
+    reason: str = ""
+    is_refused: bool = False
+    default: str | None = None  # at which it is taken without a word
+
+    def settings(self, value: object) -> dict[str, object]:
+        """What it sets. value: a text or several; True or False of a switch. Raises NotSupported,
+        InvalidArgument."""
+        flag = self.flags[0]
+        if (self.arity == "" and value is False) or str(value) == self.default:
+            return {}
+        if self.setting:
+            found = self.convert(flag, str(value))
+            return {} if found is None else {self.setting: found}
+        shown = flag if self.arity == "" else f"{flag} {value}"
+        if self.is_refused:
+            raise NotSupported(f"serve: {shown} is not supported: {self.reason}")
+        if self.reason:
+            _log.warning("serve: %s changes nothing: %s", shown, self.reason)
+        return {}
+
+
+def _rows(names: str, **details: object) -> list[PeerFlag]:
+    rows = []
+    for word in names.split():
+        first, *others = word.split("|")
+        arity = "*" if first.endswith("*") else "=" if "=" in first else ""
+        name, _, default = first.rstrip("*").partition("=")
+        long = f"--{name}" if len(name) > 1 else others.pop(0)
+        rows.append(
+            PeerFlag(
+                name.replace("-", "_"),
+                (long, *others),
+                arity,
+                default=default or None,
+                **details,  # type: ignore[arg-type]  # fields by name
+            )
+        )
+    return rows
+
+
+def peer_flags() -> dict[str, PeerFlag]:
+    """By name. Where two rows have a flag, the first says what becomes of it; a default of another
+    row counts, too."""
+    rows = [
+        *(row for s, names, convert in _SETS for row in _rows(names, setting=s, convert=convert)),
+        *(row for why, names in _CHANGES_NOTHING.items() for row in _rows(names, reason=why)),
+        *(
+            row
+            for why, names in _REFUSED.items()
+            for row in _rows(names, reason=why, is_refused=True)
+        ),
+    ]
+    found: dict[str, PeerFlag] = {}
+    for row in rows:
+        known = found.get(row.name)
+        if known is None or known.default is not None:
+            default = row.default if known is None else known.default
+            found[row.name] = dataclasses.replace(row, default=default)
+    return found
+
+
+# Other names of arguments of engines.
+_SPELLINGS: Mapping[str, str] = {
+    **dict.fromkeys(("-tp", "--tp", "--tp-size"), "--tensor-parallel-size"),
+    **dict.fromkeys(("-pp", "--pp", "--pp-size"), "--pipeline-parallel-size"),
+    **dict.fromkeys(("-dp", "--dp", "--dp-size"), "--data-parallel-size"),
+    "-dpl": "--data-parallel-size-local",
+    "-dpr": "--data-parallel-start-rank",
+    "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpb": "--data-parallel-backend",
+    "-dcp": "--decode-context-parallel-size",
+    "-ep": "--enable-expert-parallel",
+    "-q": "--quantization",
+    "-cc": "--compilation-config",
+    "-ac": "--attention-config",
+    "-sc": "--speculative-config",
+}
+_LEVEL = re.compile(r"-O(=?\d*|\..*)", re.DOTALL)
+
+
+def spelled(word: str) -> str:
+    """A word of a command line by the names that are here.
+
+    >>> spelled("-tp=2"), spelled("-O3"), spelled("-O.mode=3")
+    ('--tensor-parallel-size=2', '--compilation-config=3', '--compilation-config.mode=3')
+    """
+    if match := _LEVEL.fullmatch(word):
+        level = match[1].lstrip("=")
+        return "--compilation-config" + (f"={level}" if level.isdigit() else level)
+    end = next((i for i, character in enumerate(word) if character in "=."), len(word))
+    return _SPELLINGS.get(word[:end], word[:end]) + word[end:]

@@ -1,0 +1,169 @@
+"""Command lines for other servers: what they set here, what changes nothing, what is refused."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llmserve import InvalidArgument, NotSupported
+from llmserve.cli import _parse, main
+from llmserve.cli.serve import _flags
+from llmserve.options.engine_options import read_options
+from llmserve.options.peer_flags import peer_flags
+from llmserve.server.options import TAKEN, Effective, resolve
+
+LINES = (Path(__file__).parent / "vllm_serve_lines.txt").read_text(encoding="utf-8")
+VLLM = [line for line in LINES.splitlines() if not line.startswith("#")]
+# Of VLLM's lines those that are about features that are here; the others are refused by name.
+NUM_TAKEN = 162
+
+
+def read(*words: str) -> Effective:
+    options = _parse(["serve", *words])
+    effective = resolve(_flags(options), options.config)
+    read_options("serve", "model", effective.engine).to_request("model")
+    return effective
+
+
+def refusal(words: list[str]) -> str:
+    """What is said of it; "" where it is taken."""
+    try:
+        assert len(read(*words).models) == 1
+    except NotSupported as refused:
+        return str(refused)
+    return ""
+
+
+def test_lines_for_vllms_server_are_taken_or_refused_by_the_name_of_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.yaml").write_text("port: 8000\n")
+    monkeypatch.chdir(tmp_path)
+    said = [refusal(shlex.split(line)[2:]) for line in VLLM]
+    for line, message in zip(VLLM, said, strict=True):
+        named = message.split("=")[0].removeprefix("serve: ").split(" ")[0].lstrip("-")
+        spelled = line.replace("_", "-").replace("-tp ", "tensor-parallel-size ")
+        assert named.replace("_", "-") in spelled.replace("-dp ", "data-parallel-size "), message
+    assert len(VLLM) == 229
+    assert said.count("") == NUM_TAKEN
+
+
+@pytest.mark.parametrize(
+    ("line", "settings"),
+    [
+        (
+            "-m model.gguf -c 4096 -t 4 -ngl 0 -np 8 --port 8080",
+            {"model": ["model.gguf"], "max_model_len": 4096, "num_threads": 4, "device": "cpu"}
+            | {"max_num_seqs": 8, "port": 8080},
+        ),
+        ("-hf org/x:Q4_K_M --ctx-size 0 -ngl 99 -fa on --jinja", {"model": ["org/x:Q4_K_M"]}),
+        ("-m x -a a,b -n 128 -s 7 -b 512 -ub 256", {"served_model_name": ["a", "b"], "seed": 7}),
+        ("-m x --ssl-key-file k --ssl-cert-file c -to 60", {"ssl_keyfile": "k"}),
+        ("-m x -ctk f32 --reasoning-format none", {"kv_cache_dtype": "float32"}),
+        ("--model-path x --context-length 8k --tp 1", {"max_model_len": 8000, "model": ["x"]}),
+        (
+            "--model-path x --mem-fraction-static 0.8 --max-running-requests 4 --page-size 32",
+            {"gpu_memory_utilization": 0.8, "max_num_seqs": 4, "block_size": 32},
+        ),
+        ("x --chunked-prefill-size 256 --random-seed 3", {"max_num_batched_tokens": 256}),
+        ("x --disable-radix-cache --disable-cuda-graph", {"enable_prefix_caching": False}),
+        ("x --schedule-policy lpm --stream-interval 4", {"stream_flush_tokens": 4}),
+        ("x --enforce-eager --no-enable-chunked-prefill", {"enforce_eager": True}),
+        ("x --hf-overrides.rope_theta 5", {"hf_overrides": {"rope_theta": 5}}),
+        ("x --max_num_seqs=4 --cudagraph-capture-sizes 1 2 4", {"max_num_seqs": 4}),
+        ("--port 1 x", {"model": ["x"], "port": 1}),
+    ],
+)
+def test_flags_of_others_set_what_is_here(line: str, settings: dict[str, Any]) -> None:
+    flags = _flags(_parse(["serve", *line.split()]))
+    assert {name: flags[name] for name in settings} == settings
+    read(*line.split())
+
+
+def test_what_changes_nothing_is_taken_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = read("x", "--mlock", "--log-level", "debug", "--enable-auto-tool-choice")
+    assert found.engine == {}
+    assert [record.getMessage().split(" changes nothing: ")[0] for record in caplog.records] == [
+        "serve: --mlock",
+        "serve: --log-level debug",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("x --lora-modules a=b", "--lora-modules .* merge them into the checkpoint"),
+        ("x -md draft.gguf", "--model-draft draft.gguf is not supported"),
+        ("x --enable-dp-attention", "--enable-dp-attention is not supported"),
+        ("x --temp 0.5", "--temp 0.5 is not supported: send it in each request's body"),
+        ("x --speculative-algorithm EAGLE", "--speculative-algorithm EAGLE"),
+        ("x -ctk q4_1", "--cache-type-k q4_1 is not supported; it may be f32, f16"),
+        ("x --tp 2", "tensor_parallel_size=2 is not supported"),
+    ],
+)
+def test_what_is_not_here_is_refused_by_its_name(line: str, message: str) -> None:
+    with pytest.raises(NotSupported, match=message):
+        read(*line.split())
+
+
+def test_a_value_that_is_none_is_told_by_the_flag() -> None:
+    with pytest.raises(InvalidArgument, match="--parallel must be a number, got 'many'"):
+        read("x", "-np", "many")
+    with pytest.raises(InvalidArgument, match="not both"):
+        read("x", "-m", "y")
+    assert read("x", "-m", "x").models == ["x"]
+
+
+def test_a_file_may_have_the_names_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "model-path: x\ncontext_length: 512\nuvicorn-log-level: info\nenforce-eager: true\n"
+        "disable-radix-cache: true\nenable-metrics: true\nno-webui: false\n"
+    )
+    found = resolve({}, str(path))
+    assert found.models == ["x"]
+    assert found.engine == {
+        "max_model_len": 512,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+    }
+    path.write_text("lora-modules: [a=b]\n")
+    with pytest.raises(NotSupported, match="merge them"):
+        resolve({}, str(path))
+
+
+def test_every_row_sets_a_setting_and_no_flag_is_in_two() -> None:
+    rows = peer_flags().values()
+    flags = [flag for row in rows for flag in row.flags]
+    assert len(set(flags)) == len(flags)
+    assert {row.setting for row in rows} - {""} <= set(TAKEN)
+    assert [row.name for row in rows if row.name in TAKEN] == ["model"]  # a file has it itself
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--max-model-len", "9999999"],
+        ["--quantization", "awq"],
+        ["--kv-cache-dtype", "int2"],
+        ["--gpu-memory-utilization", "7"],
+        ["--max-num-seqs", "0"],
+        ["--trace", "/no/such/folder/x"],
+        ["--port", "99999"],
+        ["--leniency", "everything"],
+        ["no-such-model-at-all"],
+        ["x=a", "x=b"],
+    ],
+)
+def test_the_settings_are_not_shown_where_the_start_would_refuse_them(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(["serve", *words, "--show-config"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("llmserve: ")
