@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import partial
 from operator import attrgetter
@@ -243,13 +244,16 @@ class SamplingParams(_Taken):
     def checked(self) -> "SamplingParams":
         """A copy for one request or several, whatever is assigned to this one later. What is wrong
         between fields is said by the engine's own check. Raises InvalidArgument, NotSupported."""
-        if self._taken is not None and _VALUES(self._taken) == _VALUES(self):
-            return self._taken  # most are used again as they are
+        values = _VALUES(self)
+        with suppress(ValueError):  # an array, which is not simply equal or not
+            if self._taken is not None and _VALUES(self._taken) == values:
+                return self._taken  # most are used again as they are
         copy: SamplingParams = object.__new__(type(self))
-        for name, value in zip(_NAMES, _VALUES(self), strict=True):
-            setattr(copy, name, value)
+        for name, value, plain in zip(_NAMES, values, _PLAIN_VALUES, strict=True):
+            setattr(
+                copy, name, value if value is plain else SAMPLING_FIELDS[name].check(name, value)
+            )
         copy._taken = None  # type: ignore[misc]
-        copy._check()
         self._taken = copy  # type: ignore[misc]
         return copy
 
@@ -323,3 +327,4 @@ _PLAIN: Mapping[str, object] = {
     "stop": (),
     "stop_token_ids": (),
 }
+_PLAIN_VALUES = tuple(_PLAIN[name] for name in _NAMES)

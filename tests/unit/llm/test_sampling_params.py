@@ -173,6 +173,8 @@ def test_fields_are_assigned_and_checked_when_the_parameters_are_used() -> None:
     taken = params.checked()
     params.logit_bias[6] = 2.0
     assert (taken.logit_bias, params.checked().logit_bias) == ({5: 1.0}, {5: 1.0, 6: 2.0})
+    params.stop_token_ids = np.array([3, 4])  # type: ignore[assignment]
+    assert params.checked().stop_token_ids == params.checked().stop_token_ids == (3, 4)
     params.top_k = "many"  # type: ignore[assignment]
     with pytest.raises(InvalidArgument, match=r"^top_k must be an integer, got 'many'"):
         params.checked()
