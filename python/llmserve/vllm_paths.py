@@ -13,7 +13,7 @@ from typing import Any
 
 from llmserve.common.refused_names import REFUSED_NAMES
 
-_PARAMETERS = "llmserve.sampling_params"
+_REFUSED = "llmserve.common.refused_names"
 _ENGINE_ARGS = "llmserve.options.engine_args"
 _PROCESSORS = "llmserve.requests.processor_classes"
 _PARSER = {"FlexibleArgumentParser": "llmserve.common.flexible_parser"}
@@ -27,11 +27,14 @@ _PROMPTS = {
 # follows a colon.
 PATHS: Mapping[str, Mapping[str, str]] = {
     "config": {
-        name: "llmserve.model_config"
-        for name in (
-            *("CompilationConfig", "ModelConfig", "ProfilerConfig", "StructuredOutputsConfig"),
-            "VllmConfig",
-        )
+        **dict.fromkeys(
+            (
+                *("CompilationConfig", "ModelConfig", "ProfilerConfig"),
+                *("StructuredOutputsConfig", "VllmConfig"),
+            ),
+            "llmserve.model_config",
+        ),
+        **dict.fromkeys(("KVTransferConfig", "SpeculativeConfig"), _REFUSED),
     },
     "distributed": {"cleanup_dist_env_and_memory": "llmserve.vllm_utils"},
     "distributed.parallel_state": {
@@ -50,7 +53,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "logger": {"init_logger": "llmserve.vllm_utils"},
     "logprobs": {"Logprob": "llmserve.outputs"},
     "lora": {},
-    "lora.request": {"LoRARequest": "llmserve.vllm_utils"},
+    "lora.request": {"LoRARequest": _REFUSED},
     "tokenizers": {"get_tokenizer": "llmserve.vllm_utils"},
     "transformers_utils": {},
     "transformers_utils.tokenizer": {"get_tokenizer": "llmserve.vllm_utils"},

@@ -8,11 +8,8 @@ import os
 import uuid
 
 from llmserve.checkpoint.model_files import find_checkpoint, text_source
-from llmserve.common.refused_names import refused_class
 from llmserve.errors import InvalidArgument
 from llmserve.tokenization.tokenizer import Tokenizer
-
-LoRARequest = refused_class("LoRARequest")
 
 
 class UsageContext(str, enum.Enum):

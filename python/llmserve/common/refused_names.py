@@ -14,9 +14,11 @@ REFUSED_NAMES: Mapping[str, str] = {
         ),
         _NO_HEADS,
     ),
+    "KVTransferConfig": "weights and KV cache stay in one memory",
     "LoRARequest": "adapters are not applied; merge them into the checkpoint (peft's "
     "merge_and_unload), and load that",
     "ModelRegistry": "models are C++; docs/adding-a-model.md says how one is added",
+    "SpeculativeConfig": "drafts are not there yet; leave LLM(speculative_config) at None",
 }
 
 
@@ -44,4 +46,10 @@ def refused_class(name: str) -> type:
     >>> refused_class("LoRARequest").__name__
     'LoRARequest'
     """
+    return _CLASSES[name]
+
+
+def __getattr__(name: str) -> type:
+    if name not in _CLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _CLASSES[name]
