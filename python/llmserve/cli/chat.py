@@ -1,13 +1,15 @@
 """`llmserve chat`: a conversation with a model in the terminal, or by a pipe."""
 
 import argparse
+import shutil
 import sys
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from typing import Any
 
-from llmserve.cli.chat_session import ChatSession
-from llmserve.cli.console import dim, printable
+from llmserve.cli.chat_session import Again, ChatSession
+from llmserve.cli.console import dim, has_colours, printable
 from llmserve.cli.interrupts import Interrupts
+from llmserve.cli.markdown import MarkdownWriter
 from llmserve.cli.model_argument import add_model_argument, model_of
 from llmserve.cli.options import (
     add_engine_options,
@@ -19,7 +21,9 @@ from llmserve.cli.options import (
     sampling_params,
 )
 from llmserve.errors import InvalidArgument, LLMServeError
+from llmserve.llm import LLM
 from llmserve.requests.generation_config import own_max_tokens
+from llmserve.sampling_params import SamplingParams
 
 _EXAMPLES = """examples:
   llmserve chat
@@ -50,6 +54,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_sampling_options(parser)
     add_engine_options(parser)
     parser.add_argument("--quiet", action="store_true", help="no lines of figures")
+    parser.add_argument(
+        "--plain", action="store_true", help="answers as they are: no wrapping, no Markdown"
+    )
     add_short_flags(parser)
 
 
@@ -57,21 +64,30 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     model = model_of(options)
     draw_seed(options)
-    screen = _Screen(sys.stdin.isatty(), options.quiet)
+    screen = _Screen(sys.stdin.isatty(), options.quiet, options.plain)
     with screen.loading(model):
         llm = load_model(options, model, chat_template=options.chat_template)
-    with llm:
+
+    def load(name: str) -> LLM:
+        with screen.loading(name):
+            return load_model(options, name, chat_template=options.chat_template)
+
+    def params_of(llm: LLM) -> SamplingParams:
+        defaults = llm.get_default_sampling_params()
+        max_tokens = options.max_tokens or own_max_tokens(defaults)
+        return sampling_params(options, defaults, max_tokens)
+
+    session = ChatSession(llm, params_of, options.system, load)
+    with closing(session):
         if not llm.get_tokenizer().chat_template_names:
             raise InvalidArgument(
                 f"{model} has no chat template; use `llmserve generate`, or give one with "
                 f"--chat-template FILE"
             )
-        defaults = llm.get_default_sampling_params()
-        max_tokens = options.max_tokens or own_max_tokens(defaults)
-        params = sampling_params(options, defaults, max_tokens)
-        session = ChatSession(llm, params, options.system)
         screen.say("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
-        screen.say(f"seed {params.seed}; --seed {params.seed} gives these answers again")
+        screen.say(
+            f"seed {session.params.seed}; --seed {session.params.seed} gives these answers again"
+        )
         with screen.interrupts or nullcontext():
             return _converse(session, screen)
 
@@ -84,7 +100,10 @@ def _converse(session: ChatSession, screen: "_Screen") -> int:
             said = session.command(line)
             if said is None:
                 break
-            screen.say(said)
+            if isinstance(said, Again):
+                _answer(session, said.message, screen)
+            else:
+                screen.say(said)
         elif line.strip():
             num_failed += not _answer(session, line, screen)
     return 1 if num_failed and not screen.is_terminal else 0
@@ -118,9 +137,11 @@ def _answer(session: ChatSession, line: str, screen: "_Screen") -> bool:
 class _Screen:
     """Where a person reads and writes, or a pipe. rich draws it where it is installed."""
 
-    def __init__(self, is_terminal: bool, is_quiet: bool) -> None:
+    def __init__(self, is_terminal: bool, is_quiet: bool, is_plain: bool) -> None:
         self.is_terminal = is_terminal
         self.is_quiet = is_quiet or not is_terminal
+        self._is_drawn = is_terminal and not is_plain
+        self._writer: MarkdownWriter | None = None  # while an answer is written
         self.interrupts = Interrupts() if is_terminal else None
         self._rich = _rich_console() if is_terminal else None
         if is_terminal:
@@ -159,15 +180,24 @@ class _Screen:
         """Before the first piece."""
         if self._rich is not None:
             self._rich.print("\u25cf ", end="", style="cyan")
+        if self._is_drawn and sys.stdout.isatty():
+            width = shutil.get_terminal_size().columns
+            column = 0 if self._rich is None else 2
+            self._writer = MarkdownWriter(width, has_colours(sys.stdout), column)
 
     def write(self, piece: str) -> None:
         """A piece of the answer."""
-        sys.stdout.write(printable(piece) if sys.stdout.isatty() else piece)
+        if sys.stdout.isatty():
+            piece = printable(piece)
+            piece = piece if self._writer is None else self._writer.feed(piece)
+        sys.stdout.write(piece)
         sys.stdout.flush()
 
     def end_answer(self) -> None:
         """After the last piece."""
-        print(flush=True)
+        rest = "" if self._writer is None else self._writer.end()
+        self._writer = None
+        print(rest, flush=True)
 
     def _read_message(self) -> str:
         line = self._read_line(">>> ")

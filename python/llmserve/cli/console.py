@@ -7,9 +7,14 @@ from typing import TextIO
 
 def dim(stream: TextIO, text: str, end: str = "\n") -> None:
     """Writes text that stands back, where the stream is a terminal with colours."""
-    is_coloured = stream.isatty() and "NO_COLOR" not in os.environ
-    stream.write(f"\033[2m{text}\033[0m{end}" if is_coloured else text + end)
+    stream.write(f"\033[2m{text}\033[0m{end}" if has_colours(stream) else text + end)
     stream.flush()
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether the stream is a terminal with colours."""
+    is_wanted = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return is_wanted and stream.isatty()
 
 
 def printable(text: str) -> str:

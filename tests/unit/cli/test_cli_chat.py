@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -14,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from llmserve import LLM, SamplingParams, cli, demo_model_path
-from llmserve.cli.chat_session import ChatSession
+from llmserve import LLM, InvalidArgument, SamplingParams, cli, demo_model_path
+from llmserve.cli.chat_session import Again, ChatSession
 
 # Starts of Python and a few tokens take a second or two.
 DEADLINE_S = 120.0
@@ -234,7 +235,92 @@ def test_a_model_without_a_chat_template_is_refused(
 
 @pytest.fixture
 def session(llm: LLM) -> ChatSession:
-    return ChatSession(llm, SamplingParams(max_tokens=4), "Be kind.")
+    return session_of(llm)
+
+
+def session_of(llm: LLM) -> ChatSession:
+    """A session whose /model loads the demo, and nothing else."""
+
+    def load(name: str) -> LLM:
+        if name != "demo":
+            raise InvalidArgument(f"there is nothing at {name!r}")
+        return LLM(demo_model_path(), max_model_len=256)
+
+    def params_of(llm: LLM) -> SamplingParams:
+        return SamplingParams(max_tokens=4, seed=5)
+
+    return ChatSession(llm, params_of, "Be kind.", load)
+
+
+def test_set_changes_what_the_next_answer_is_drawn_with(session: ChatSession) -> None:
+    assert session.command("/set temperature 0") == "temperature is 0.0"
+    assert session.command("/set max-tokens 2") == "max_tokens is 2"
+    assert (session.params.temperature, session.params.max_tokens) == (0.0, 2)
+    list(session.answer("hello"))
+    assert session.last is not None
+    assert len(session.last.outputs[0].token_ids) <= 2
+    assert session.command("/set max_tokens none") == "max_tokens is None"
+    assert "temperature          0.0" in str(session.command("/set"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/set temperatur 1", "there is no temperatur; did you mean temperature?"),
+        ("/set temperature hot", "temperature is a number, got 'hot'"),
+        ("/set temperature -1", "/set: temperature must be finite and at least 0, got -1"),
+        ("/set top_p", "top_p is 1.0"),
+        ("/regenerat", "no command /regenerat; did you mean /regenerate?"),
+        ("/dance", "no command /dance; "),
+        ("/regenerate", "there is no answer yet"),
+        ("/model", "/model needs a directory"),
+        ("/model nowhere", "/model: there is nothing at 'nowhere'"),
+        ("/load", "/load needs the name of a file"),
+        ("/load /nowhere", "/load: [Errno 2] No such file"),
+    ],
+)
+def test_a_bad_command_says_what_is_wrong_and_changes_nothing(
+    session: ChatSession, line: str, message: str
+) -> None:
+    before = session.params
+    assert str(session.command(line)).startswith(message)
+    assert session.params == before
+    assert session.messages == [{"role": "system", "content": "Be kind."}]
+
+
+def test_regenerate_asks_again_with_another_seed(session: ChatSession) -> None:
+    list(session.answer("hello"))
+    assert session.command("/regenerate") == Again("hello")
+    assert session.messages == [{"role": "system", "content": "Be kind."}]
+    assert session.params.seed == 6
+
+
+def test_a_conversation_is_saved_and_loaded(session: ChatSession, tmp_path: Path) -> None:
+    list(session.answer("hello"))
+    said = list(session.messages)
+    path = tmp_path / "talk.json"
+    assert session.command(f"/save {path}") == f"3 messages in {path}"
+    session.command("/system Be brief.")
+    assert session.command(f"/load {path}") == f"3 messages from {path}"
+    assert session.messages == said
+    assert session.command("/system") == "Be kind."
+    for text in ("[1]", '{"role": "user"}', '[{"role": "pope", "content": "x"}]', "[", '"x"'):
+        path.write_text(text)
+        assert str(session.command(f"/load {path}")).startswith(f"/load: {path} is no ")
+        assert session.messages == said
+
+
+def test_another_model_goes_on_with_the_conversation(checkpoint: Path) -> None:
+    old = LLM(checkpoint, num_gpu_blocks_override=32)
+    with contextlib.closing(session_of(old)) as session:
+        session.command("/set temperature 0")
+        list(session.answer("hello"))
+        assert session.command("/model demo") == "demo answers from here on"
+        with pytest.raises(InvalidArgument, match="this LLM is closed"):
+            old.generate("a", use_tqdm=False)
+        assert session.params.temperature == 0.0
+        list(session.answer("And then?"))
+        assert len(session.messages) == 5
 
 
 def test_a_message_that_cannot_be_answered_is_not_kept(session: ChatSession) -> None:
