@@ -137,8 +137,9 @@ def test_a_time_to_come_again_is_that_of_the_measured_rate(
     now = 100.0
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr("llmserve.server.running.admission.time", clock)
-    llm: Any = SimpleNamespace(max_num_seqs=8, num_kv_tokens=10**6)
-    admission = Admission(ServerSettings(), ServedModel(["demo"], llm))
+    llm = SimpleNamespace(max_num_seqs=8, num_kv_tokens=10**6)
+    model: Any = SimpleNamespace(llm=llm)
+    admission = Admission(ServerSettings(), model)
 
     def pass_through(num_tokens: int) -> None:
         params = SimpleNamespace(n=1)
@@ -162,8 +163,9 @@ def test_a_time_to_come_again_is_that_of_the_measured_rate(
 
 
 def test_large_batches_get_in_beside_others_and_leave_them_room() -> None:
-    llm: Any = SimpleNamespace(max_num_seqs=256, num_kv_tokens=10**6)
-    admission = Admission(ServerSettings(max_waiting_requests=256), ServedModel(["demo"], llm))
+    llm = SimpleNamespace(max_num_seqs=256, num_kv_tokens=10**6)
+    model: Any = SimpleNamespace(llm=llm)
+    admission = Admission(ServerSettings(max_waiting_requests=256), model)
 
     def job(num_texts: int) -> Any:
         states = [SimpleNamespace(params=SimpleNamespace(n=1))] * num_texts

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from llmserve import AsyncLLM, _core_testing
 from llmserve.server.app import ROUTES
 from llmserve.server.early_refusal import _PATHS
+from llmserve.server.http import refusals
 from llmserve.server.routes import request_body
 from llmserve.tokenization.tokenizer import Tokenizer
 from serving import DEADLINE_S, RunningServer, running_server
@@ -147,6 +151,40 @@ def test_a_client_that_reads_none_of_its_refusals_makes_the_server_keep_few(
             while num_sent < 2**26:
                 num_sent += sock.send(head * 1000)
     assert num_sent < 2**24
+    assert full.request("GET", "/health")[0] == 200
+
+
+def test_refusals_are_paced_and_keep_their_order(
+    full: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each takes a second of this clock, and all a fifth of it, so that four looks pass between two.
+    seconds = itertools.count(int(time.monotonic()) + 1)
+    clock = SimpleNamespace(monotonic=lambda: float(next(seconds)))
+    monkeypatch.setattr(refusals, "_SHARE", 0.2)
+    monkeypatch.setattr(refusals, "time", clock)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    data = head + b"Content-Length: 2\r\n\r\n{}"
+    last = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    began = time.monotonic()
+    with ExitStack() as stack:
+        socks = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", full.port), DEADLINE_S))
+            for _ in range(12)
+        ]
+        for sock in socks:
+            sock.sendall(data)
+        for sock in socks:
+            assert _responses(sock, 1)[0][0] == 429
+        assert time.monotonic() - began > 0.3  # eleven that waited for four looks, 10 ms apart
+        for sock in socks:
+            sock.sendall(data + last)  # what comes after it does not overtake it
+        for sock in socks:
+            assert [status for status, _ in _responses(sock, 2)] == [429, 200]
+        for sock in socks:
+            sock.sendall(data)
+            sock.sendall(b"GARBAGE\r\n\r\n")
+        for sock in socks:
+            assert [status for status, _ in _responses(sock, 2)] == [429, 400]
     assert full.request("GET", "/health")[0] == 200
 
 

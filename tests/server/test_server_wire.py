@@ -250,10 +250,11 @@ def streams_cut(server: RunningServer, num_streams: int, seed: int) -> None:
                 sock.sendall(request[: draws.randrange(len(request))])
                 continue
             sock.sendall(request)
-            num_left, data = draws.randrange(5000), b""
-            while num_left > 0 and b"[DONE]" not in data:
-                data = sock.recv(min(num_left, 512))
-                num_left -= len(data)
+            num_wanted, data = draws.randrange(5000), b""
+            while len(data) < num_wanted and b"[DONE]" not in data:
+                piece = sock.recv(min(num_wanted - len(data), 512))
+                assert piece, "the stream ended before its end"
+                data += piece
 
 
 def check_cut_streams(server: RunningServer, num_streams: int) -> None:

@@ -1,8 +1,6 @@
 """What a server that is full says, before it has read a body: parsing, templates and tokens of the
 requests that it refuses would take the time of those that it answers."""
 
-import time
-
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -15,7 +13,7 @@ from llmserve.server.running.job import new_id
 # Those that a model answers.
 _PATHS = (
     *("/completions", "/chat/completions", "/embeddings", "/responses", "/messages"),
-    *("/api/chat", "/api/generate", "/invocations"),
+    *("/api/chat", "/api/generate", "/invocations", "/completion"),
 )
 
 
@@ -27,22 +25,22 @@ class EarlyRefusal:
         self._keys = KeyCheck(server.settings)
         self._paths = {*_PATHS, *("/v1" + path for path in _PATHS)}
 
-    def __call__(self, scope: Scope) -> Response | None:
-        """The answer (429) to a request whose head has come, if it is one that would be refused
-        whatever is in its body. Everything that has more to it goes its way: a key that is wrong, a
-        page that has to be told that it may read the answer. scope: method, path, headers, client.
-        """
-        began = time.monotonic()
+    def refuses(self, scope: Scope) -> bool:
+        """Whether a request whose head has come would be refused (429) whatever is in its body.
+        Everything that has more to it goes its way: a key that is wrong, a page that has to be told
+        that it may read the answer."""
         if scope["path"] not in self._paths or scope["method"] != "POST":
-            return None
+            return False
         if header_bytes(scope, b"origin") or not self._server.activity.is_full:
-            return None
-        if self._keys.refusal(scope) is not None:
-            return None
+            return False
+        return self._keys.refusal(scope) is None
+
+    def answer(self, scope: Scope) -> Response:
+        """What it is told, with its line in the log and its count."""
         error = self._server.activity.refusal()
         given_id, own_id = given_request_id(scope), new_id("req")
         scope["llmserve.error"], scope["llmserve.request_id"] = error, own_id  # for the log
         self._server.metrics.count_answer(error.status)
-        write_line(scope, error.status, time.monotonic() - began, given_id)
+        write_line(scope, error.status, 0.0, given_id)
         shown_id = given_id.decode("ascii") or own_id
         return error_response(scope["path"], error, {"x-request-id": shown_id})

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, cast
 
 import httptools
 import msgspec
-from starlette.responses import Response
 from starlette.types import Scope
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import (
@@ -22,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from llmserve.server.http.connection import EXTENSION, Connection
 from llmserve.server.http.errors import ApiError
+from llmserve.server.http.refusals import RefusalPace, Refuser
 from llmserve.server.settings import ServerSettings
 
 _log = logging.getLogger(__name__)
@@ -36,16 +36,17 @@ _VERSIONS = ("1.0", "1.1")
 def http_protocol(
     settings: ServerSettings,
     answered: Callable[[int], None],
-    refused: Callable[[Scope], Response | None],
+    refusing: Refuser,
 ) -> type[HttpToolsProtocol]:
     """The protocol class of a server with these bounds. answered: told the status of what gets its
-    answer here, since it is no request. refused: the answer of a request whose body need not be
-    read, by its head."""
+    answer here, since it is no request. refusing: knows the requests whose
+    body need not be read, by their heads."""
 
     class Protocol(_BoundedProtocol):
         bounds = settings
         count_answer = staticmethod(answered)
-        early_answer = staticmethod(refused)
+        refuser = refusing
+        pace = RefusalPace()
         waiting: ClassVar = {}
 
     return Protocol
@@ -81,13 +82,15 @@ def _new_parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
 class _BoundedProtocol(HttpToolsProtocol):
     bounds: ServerSettings
     count_answer: Callable[[int], None]
-    early_answer: Callable[[Scope], Response | None]
+    refuser: Refuser
+    pace: RefusalPace
     # The connections that owe a head or a body, not an answer; who has for longest comes first.
     waiting: ClassVar[dict["_BoundedProtocol", None]]
     _num_head_bytes = 0  # since the last byte of a body, or the last whole request
     _is_in_head = True
     _is_in_body = False  # of the request that `cycle` answers
     _is_dropped = False  # the body that comes: its request has an answer
+    _is_due = False  # that request's answer, which is paced
     _is_refused = False
     _last_words: bytes | None = None  # of a refusal that earlier answers go before
     _head_timer: asyncio.TimerHandle | None = None
@@ -174,6 +177,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
+        self._send_early()
         super().on_message_begin()
         self.server_state.default_headers = _date_header(int(time.time()))
         if self._head_timer is None:
@@ -211,23 +215,33 @@ class _BoundedProtocol(HttpToolsProtocol):
             return False  # those before it come first
         self.scope["method"] = self.parser.get_method().decode("ascii")
         self.scope["path"] = self.url.decode("latin-1")
-        answer = self.early_answer(cast(Scope, self.scope))
-        if answer is None:
+        if not self.refuser.refuses(cast(Scope, self.scope)):
             return False
-        is_last = self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
+        if self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive():
+            self._is_refused = True  # reads no more
+        self._is_dropped = self._is_in_body = self._is_due = True
+        if not self.pace.soon(self._send_early):
+            self.flow.pause_reading()
+        return True
+
+    def _send_early(self) -> None:
+        if not self._is_due:
+            return
+        self._is_due = False
+        if self.transport.is_closing():
+            return
+        answer = self.refuser.answer(cast(Scope, self.scope))
         fields = [*self.server_state.default_headers, *answer.raw_headers]
-        if is_last:
+        if self._is_refused:
             fields.append((b"connection", b"close"))
         lines = [b"%b: %b\r\n" % field for field in fields]
         data = b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n", answer.body])
-        if is_last:
-            self._is_refused = True
+        if self._is_refused:
             self._end_with(data)
-            return True
+            return
         self.transport.write(data)
-        self._is_dropped = self._is_in_body = True
+        self.flow.resume_reading()
         self._await_request()
-        return True
 
     def on_body(self, body: bytes) -> None:
         self._num_head_bytes = 0
@@ -244,7 +258,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             if self._rest_timer is not None:
                 self._rest_timer.cancel()
                 self._rest_timer = None
-            if self._is_answered:
+            if self._is_answered and not self._is_due:
                 self._await_request()
         self._is_in_head = True
 
@@ -268,6 +282,10 @@ class _BoundedProtocol(HttpToolsProtocol):
             # An answer did not wait for the rest, which is read so that a client that is busy
             # sending finds its answer, and dropped.
             self._rest_timer = self.loop.call_later(self.bounds.read_timeout, self.transport.abort)
+
+    def shutdown(self) -> None:
+        self._send_early()
+        super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
         if not self._is_refused:
@@ -320,6 +338,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Reads no more, and says why once all that was asked before has its answer."""
+        self._send_early()
         self._is_refused = True
         _log.info("no request", extra={"status": status, "client": self._client_host})
         is_answered = self._is_answered
