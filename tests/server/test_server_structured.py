@@ -78,7 +78,10 @@ def checked(calls: list[Any]) -> None:
     assert len({call.id for call in calls}) == len(calls)
 
 
-@pytest.mark.parametrize("parser", ["hermes", "mistral", "llama3_json", "json"])
+@pytest.mark.parametrize(
+    "parser",
+    ["hermes", "mistral", "llama3_json", "json", "qwen3_xml", "glm45", "kimi_k2"],
+)
 def test_a_call_that_is_asked_for_is_made(demo: AsyncLLM, parser: str) -> None:
     with running_server(demo, ["demo"], tool_call_parser=parser) as server:
         client = server.openai()
@@ -239,6 +242,36 @@ def test_a_strict_tools_schema_is_refused_by_its_name(server: RunningServer) -> 
     assert server.post(CHAT, **asked, tools=[tool])[0] == 200
     status, answer = server.post(CHAT, **asked, tools=[strict(tool)])
     assert (status, answer["error"]["param"]) == (400, "tools"), answer
+
+
+def test_messages_of_channels_are_calls_answers_and_thoughts() -> None:
+    signs = {
+        "reasoning_start_str": "<|channel|>analysis<|message|>",
+        "reasoning_end_str": "<|end|>",
+    }
+    llm = AsyncLLM(
+        demo_model_path(),
+        chat_template="{{ messages[0].content }}\n" + signs["reasoning_start_str"],
+        reasoning_config=signs,
+        num_threads=1,
+        kv_cache_memory_bytes=2**23,
+    )
+    styles = {"tool_call_parser": "openai", "reasoning_parser": "openai_gptoss"}
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+    extra = {"thinking_token_budget": 6}
+    with running_server(llm, ["demo"], **styles) as server:
+        client = server.openai()
+        for is_streamed in (False, True):
+            answer = ask(client, response_format=form, stream=is_streamed, extra_body=extra)
+            reasoning, content = told(answer, is_streamed)
+            jsonschema.validate(json.loads(content), CITY)
+            assert reasoning
+        one = {"parallel_tool_calls": False, "extra_body": extra}
+        choice = ask(client, tools=TOOLS, tool_choice="required", **one).choices[0]
+        (call,) = choice.message.tool_calls
+        checked([call])
+        assert choice.finish_reason == "tool_calls"
+    llm.close()
 
 
 @pytest.fixture(scope="module")

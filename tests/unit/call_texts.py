@@ -204,6 +204,14 @@ CASES += [
     ("granite", f"<|tool_call|>[{WEATHER}, {ADD}]", "", [ROME, SUM]),
     ("granite", f"<|tool_call|>{WEATHER}", "", [ROME]),
     ("phi4_mini_json", f"functools[{WEATHER},{ADD}]", "", [ROME, SUM]),
+    ("jamba", f"So.\n<tool_calls>[{WEATHER}, {ADD}]</tool_calls>", "So.", [ROME, SUM]),
+    ("longcat", f"<longcat_tool_call>{WEATHER}</longcat_tool_call>Yes", "Yes", [ROME]),
+    (
+        "internlm",
+        f"So.<|action_start|><|plugin|>\n{ADD}<|action_end|>\n",
+        "So.",
+        [SUM],
+    ),
     ("phi4_mini_json", f"<|tool_call|>[{ADD}]", "", [SUM]),
     (
         "pythonic",

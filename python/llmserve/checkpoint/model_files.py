@@ -76,6 +76,12 @@ def find_checkpoint(model: object, revision: object = None, download_dir: object
     return path
 
 
+def is_on_the_hub(model: object) -> bool:
+    """Whether find_checkpoint takes it for a name on the Hugging Face Hub. Raises InvalidArgument
+    for what is neither a name nor a path."""
+    return _hub_name(model, _model_path(model)) is not None
+
+
 def find_tokenizer_folder(
     name: object, revision: object = None, download_dir: object = None
 ) -> Path:

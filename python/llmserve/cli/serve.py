@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmserve.checkpoint.model_files import demo_model_path
+from llmserve.checkpoint.model_files import demo_model_path, is_on_the_hub
 from llmserve.cli.command_parser import NAMED_MODEL, take_peer_flags
 from llmserve.cli.options import add_engine_options
 from llmserve.errors import InvalidArgument, ResourceExhausted
@@ -105,11 +105,16 @@ def _flags(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check(effective: "Effective", named: list[tuple[list[str], str]]) -> None:
-    """Raises what the start would raise, as far as that is known without weights."""
+    """Raises what the start would raise, as far as that is known without weights, and without a
+    download: of a model of the Hub only the options are looked at."""
     from llmserve.async_llm import AsyncLLM
+    from llmserve.options.engine_options import read_options
 
     _trace_files(effective.server.trace, [names[0] for names, _ in named])
     for _, path in named:
+        read_options("serve", path, effective.engine).to_request(path)
+        if is_on_the_hub(path):
+            continue
         plan = AsyncLLM.plan(path, **effective.engine)
         if plan.refusal is not None:
             raise ResourceExhausted(plan.refusal)

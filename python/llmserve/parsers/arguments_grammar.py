@@ -28,7 +28,7 @@ def keyword_arguments(lark: Lark, parameters: Mapping[str, object]) -> str:
     """`a=1, b="x"`, in the schema's order; any where the schema is of another kind."""
     arguments = _arguments(parameters)
     if arguments is None or not all(_IDENTIFIER.fullmatch(item.name) for item in arguments):
-        free = lark.rule(rf'/[A-Za-z_][A-Za-z0-9_]*/ "=" {lark.value({})}')
+        free = lark.rule(rf'/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ "=" {lark.value({})}')
         return f'({free} (", " {free})*)?'
     written = [lark.literal(f"{item.name}=") + " " + lark.value(item.schema) for item in arguments]
     # From the last one on: what may follow where nothing has been written, and where something has.
@@ -89,7 +89,7 @@ def _arguments(parameters: Mapping[str, object]) -> Sequence[_Argument] | None:
         return None
     if not isinstance(required, list) or not set(required) <= set(properties):
         return None
-    if not properties and parameters.get("additionalProperties") is not False:
+    if "properties" not in parameters and parameters.get("additionalProperties") is not False:
         return None
     root = {name: parameters[name] for name in _ROOT if name in parameters}
     return [

@@ -131,6 +131,7 @@ STYLE = HarmonyStyle(
     name="openai",
     aliases=("gptoss", "gpt-oss", "harmony"),
     is_envelope=True,
+    separator=f"<|call|>{_START}assistant",
     answer_begin=f"{_CHANNEL}final{_MESSAGE}",
     signs=(_START, _CHANNEL, _MESSAGE, *_ENDS, "<|constrain|>"),
     hints=("<|channel|>analysis",),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from llmserve.common.arguments import describe
 from llmserve.errors import InvalidArgument
-from llmserve.parsers.lark import Lark, joined
+from llmserve.parsers.lark import Lark, joined, special_token_texts
 from llmserve.parsers.tool_style import ToolStyle
 
 ANY_ARGUMENTS: Mapping[str, object] = {"type": "object"}
@@ -77,13 +77,12 @@ def text_with_calls(
     call: "\\n" tool "\\n</tool_call>"
     """
     lark = Lark(special_token_id)
-    begin_id = special_token_id(style.begin)
-    if begin_id is None:
+    if all(special_token_id(sign) is None for sign in special_token_texts(style.begin)):
         sign = re.escape(style.begin)
         before = rf"before[suffix={json.dumps(style.begin, ensure_ascii=False)}]: /(.|\n)*/"
         text = rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{sign}(.|\n)*/"
     else:
-        before, text = f"before: TEXT <[{begin_id}]>", r"TEXT: /(.|\n)*/"
+        before, text = f"before: TEXT {lark.literal(style.begin)}", r"TEXT: /(.|\n)*/"
     begin, end = style.section
     calls, call_begin = "call", style.call[0]
     if begin:

@@ -222,6 +222,9 @@ def test_a_chat_template_tells_its_style() -> None:
         "<|tool_call|>{{ calls }}": "granite",
         "<|tool|>{{ tools }}<|/tool|>": "phi4_mini_json",
         "<|channel|>analysis<|message|>": "openai",
+        "<tool_calls>{{ calls }}</tool_calls>": "jamba",
+        "<|action_start|><|plugin|>": "internlm",
+        "<longcat_tool_call>": "longcat",
         "{{ messages }}": "json",
     }
     for template, style in templates.items():
