@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/human_bytes.h"
 #include "core/memory.h"
 #include "core/system.h"
 
@@ -61,9 +62,8 @@ class HostMemory final : public Memory {
                        : mmap(nullptr, static_cast<size_t>(num_bytes), PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) {
-      throw ResourceExhausted(
-          concat("the system refused ", num_bytes,
-                 " bytes of memory; use a smaller model, max_model_len or KV cache"));
+      throw ResourceExhausted(concat("the system refused ", human_bytes(num_bytes),
+                                     " of memory; use a smaller model, max_model_len or KV cache"));
     }
     // Large pages spare TLB misses on weights and cache; a hint only, ignored where not to be had.
     madvise(mapped, static_cast<size_t>(num_bytes), MADV_HUGEPAGE);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/human_bytes.h"
 #include "core/system.h"
 #include "engine/worker_plan.h"
 #include "io/checkpoint.h"
@@ -42,7 +43,9 @@ MachineMemory resolve_machine(const ConfigRequest& request, const Memory& memory
 
 // ", 42 of sequences' states", of a model whose layers have any.
 std::string states_of(const MemoryPlan& plan) {
-  return plan.state_bytes == 0 ? "" : concat(", ", plan.state_bytes, " of sequences' states");
+  return plan.state_bytes == 0
+             ? ""
+             : concat(", ", human_bytes(plan.state_bytes), " of sequences' states");
 }
 
 // Bytes beside the KV cache.
@@ -106,11 +109,12 @@ std::string bound_of(const MachineMemory& machine) {
 
 std::string refuse_fixed(const MemoryPlan& plan, int64_t sequence_bytes) {
   const int64_t fixed = fixed_bytes(plan);
-  return concat("the model needs ", plan.weights.total_bytes(), " bytes of weights and ",
-                plan.workspace_bytes, " of workspace", states_of(plan), ", ", fixed,
-                " together, and ", plan.memory_utilization, " of the ",
-                plan.machine.available_bytes, " bytes available (of ", plan.machine.total_bytes,
-                bound_of(plan.machine), ") is ", usable_bytes(plan), "; pass ",
+  return concat("the model needs ", human_bytes(plan.weights.total_bytes()), " of weights and ",
+                human_bytes(plan.workspace_bytes), " of workspace", states_of(plan), ", ",
+                human_bytes(fixed), " together, and ", plan.memory_utilization, " of the ",
+                human_bytes(plan.machine.available_bytes), " available (of ",
+                human_bytes(plan.machine.total_bytes), bound_of(plan.machine), ") is ",
+                human_bytes(usable_bytes(plan)), "; pass ",
                 share_to_pass(plan, fixed + sequence_bytes),
                 "dtype=\"bfloat16\" if it is not, a smaller model or max_num_batched_tokens, or "
                 "free memory");
@@ -120,9 +124,9 @@ std::string refuse_short_pool(const MemoryPlan& plan, int64_t sequence_bytes) {
   const KvPool& pool = plan.pool;
   std::ostringstream out;
   out << "a sequence of max_model_len=" << plan.config.scheduler.max_model_len << " tokens needs "
-      << sequence_bytes << " bytes of KV cache (" << pool.bytes_per_token
-      << " a token), and the pool has " << pool.num_bytes() << " (by " << name(plan.pool_bound)
-      << "); pass ";
+      << human_bytes(sequence_bytes) << " of KV cache (" << human_bytes(pool.bytes_per_token)
+      << " a token), and the pool has " << human_bytes(pool.num_bytes()) << " (by "
+      << name(plan.pool_bound) << "); pass ";
   if (plan.pool_bound == PoolBound::kNumBlocks)
     out << "num_gpu_blocks_override=" << sequence_bytes / pool.block_bytes() << " or more";
   if (plan.pool_bound == PoolBound::kKvCacheBytes)
@@ -142,10 +146,11 @@ std::string refuse_large_pool(const MemoryPlan& plan) {
   const int64_t left = plan.machine.available_bytes - fixed_bytes(plan);
   const int64_t blocks = std::max<int64_t>(0, left) / pool.block_bytes();
   std::ostringstream out;
-  out << "weights of " << plan.weights.total_bytes() << " bytes, workspace of "
-      << plan.workspace_bytes << states_of(plan) << " and a KV cache of " << pool.num_bytes()
-      << " (by " << name(plan.pool_bound) << ") are " << plan.total_bytes() << " bytes, and "
-      << plan.machine.available_bytes << " are available; pass ";
+  out << "weights of " << human_bytes(plan.weights.total_bytes()) << ", workspace of "
+      << human_bytes(plan.workspace_bytes) << states_of(plan) << " and a KV cache of "
+      << human_bytes(pool.num_bytes()) << " (by " << name(plan.pool_bound) << ") are "
+      << human_bytes(plan.total_bytes()) << ", and " << human_bytes(plan.machine.available_bytes)
+      << " are available; pass ";
   if (blocks > 0) {
     if (plan.pool_bound == PoolBound::kNumBlocks) out << "num_gpu_blocks_override=" << blocks;
     if (plan.pool_bound == PoolBound::kKvCacheBytes)

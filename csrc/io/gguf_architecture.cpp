@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <array>
-#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/error.h"
+#include "core/near_names.h"
 
 namespace llmserve {
 namespace {
@@ -356,14 +359,17 @@ const GgufArchitecture& find_gguf_architecture(const GgufFile& file) {
   const GgufValue* value = file.find("general.architecture");
   if (!value) file.fail("general.architecture", "is absent; this is no model, or a part of one");
   const std::string_view name = file.string(*value);
-  std::ostringstream known;
+  std::vector<std::string_view> known;
   for (const GgufArchitecture& row : kArchitectures) {
     const bool has_other_tensors = !row.if_tensor.empty() && !file.find_tensor(row.if_tensor);
     if (row.name == name && !has_other_tensors) return row;
-    if (row.if_tensor.empty()) known << (known.tellp() > 0 ? ", " : "") << row.name;
+    if (row.if_tensor.empty()) known.push_back(row.name);
   }
+  const std::string near = near_names(name, known);
   throw NotSupported(concat(file.file()->path().string(), ": architecture \"", name.substr(0, 80),
-                            "\" is not supported in GGUF files; supported are ", known.str()));
+                            "\" is not supported in GGUF files; ",
+                            near.empty() ? "" : "near it are " + near + "; ",
+                            "docs/support-matrix.md has all ", known.size(), " that are"));
 }
 
 std::string model_tensor_name(const GgufArchitecture& architecture, std::string_view gguf_name) {

@@ -1,9 +1,12 @@
 // The table of architectures.inc, to look up in.
 #include "models/registry.h"
 
-#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/error.h"
+#include "core/near_names.h"
 #include "io/text_part.h"
 #include "models/architectures.h"
 
@@ -21,16 +24,16 @@ constexpr ArchitectureRow kArchitectures[] = {
 std::span<const ArchitectureRow> architecture_registry() { return kArchitectures; }
 
 const ArchitectureRow& find_architecture(std::string_view name, std::string_view where) {
-  std::ostringstream known;
+  std::vector<std::string_view> known;
   for (const ArchitectureRow& row : kArchitectures) {
     if (row.name == name) return row;
-    known << (known.tellp() > 0 ? ", " : "") << row.name;
+    known.push_back(row.name);
   }
-  known << ", and the text parts of ";
-  for (const WrapperRow& row : wrapper_registry())
-    known << (&row == &wrapper_registry().front() ? "" : ", ") << row.name;
-  throw NotSupported(concat(where, ": architecture \"", name.substr(0, 80),
-                            "\" is not supported; supported are ", known.str()));
+  for (const WrapperRow& row : wrapper_registry()) known.push_back(row.name);
+  const std::string near = near_names(name, known);
+  throw NotSupported(concat(where, ": architecture \"", name.substr(0, 80), "\" is not supported; ",
+                            near.empty() ? "" : "near it are " + near + "; ",
+                            "docs/support-matrix.md has all ", known.size(), " that are"));
 }
 
 }  // namespace llmserve

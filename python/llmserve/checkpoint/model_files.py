@@ -20,7 +20,7 @@ from llmserve.checkpoint.foreign import (
 )
 from llmserve.checkpoint.hub import download_model, download_tokenizer
 from llmserve.checkpoint.model_name import ModelName, parse_model_name
-from llmserve.checkpoint.repository import LATER_PART
+from llmserve.checkpoint.repository import is_gguf_model
 from llmserve.common.arguments import INT32_MAX, describe, integer, text
 from llmserve.common.units import human_bytes
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
@@ -161,7 +161,7 @@ def only_gguf(path: Path) -> Path | None:
     """The GGUF file of a folder without other weights, the first of its parts if it is split."""
     if not path.is_dir() or os.path.lexists(path / "config.json"):
         return None
-    files = [file for file in sorted(path.glob("*.gguf")) if not LATER_PART.search(file.name)]
+    files = [file for file in sorted(path.glob("*.gguf")) if is_gguf_model(file.name)]
     if len(files) > 1:
         raise InvalidArgument(
             f"model: {path} has several GGUF files; pass the path of one: "

@@ -14,9 +14,8 @@ _STYLES = {"**": _BOLD, "*": _ITALIC, "`": _CODE}
 # What may begin a line and says what the line is.
 _BEGINS = re.compile(r"(?P<heading>#{1,6} )|(?P<item>\s*(?:[-*+]|\d{1,3}[.)]) )|(?P<quote>> )")
 _MAY_BEGIN = re.compile(r"#{0,6}|\s*(?:[-*+]|\d{0,3}[.)]?)|>|`{1,2}")
-_OPENS_AFTER = (
-    "([{\"'*"  # a mark opens at a word's begin, or behind one of these for a part of the word
-)
+# A mark opens at a word's begin, or behind one of these for a part of the word.
+_OPENS_AFTER = "([{\"'*"
 
 
 class MarkdownWriter:

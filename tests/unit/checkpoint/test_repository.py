@@ -151,6 +151,12 @@ def test_a_gguf_pointer_of_git_lfs_is_told(tmp_path: Path) -> None:
         find_checkpoint(tmp_path)
 
 
+def test_a_projector_beside_a_gguf_file_is_left_out(tmp_path: Path) -> None:
+    for name in ("tiny-Q8_0.gguf", "mmproj-F16.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    assert find_checkpoint(tmp_path) == tmp_path / "tiny-Q8_0.gguf"
+
+
 def test_a_mistyped_folder_is_answered_with_the_one_beside_it(tmp_path: Path) -> None:
     (tmp_path / "Qwen3-0.6B").mkdir()
     with pytest.raises(InvalidArgument, match=r"nothing at .*; did you mean '.*/Qwen3-0.6B'\?"):

@@ -218,7 +218,7 @@ def test_refuses_file_that_was_cut(cut: int, tmp_path: Path) -> None:
         (with_tensor(raw_tensor(b"t", [256], 31, 384)), '"t" is of type Q4_0_4_4'),
         (
             raw_file([raw_value(b"general.architecture", STRING, b"rwkv6")], TENSORS, DATA),
-            'architecture "rwkv6" is not supported in GGUF files; supported are llama',
+            'architecture "rwkv6" is not supported in GGUF files; docs/support-matrix.md has',
         ),
         (
             raw_file(

@@ -382,7 +382,7 @@ def test_a_bad_setting_is_refused(
 
 def test_a_pool_too_small_for_the_context_is_refused_with_the_numbers(checkpoint: Path) -> None:
     # 384 bytes a token: keys and values, 2 layers, 2 KV heads of 12, float32
-    with pytest.raises(ResourceExhausted, match=r"needs 98304 bytes of KV cache \(384 a token\)"):
+    with pytest.raises(ResourceExhausted, match=r"needs 96.0 KiB of KV cache \(384 B a token\)"):
         LLM(checkpoint, kv_cache_memory_bytes=2**15)
     with LLM(checkpoint, kv_cache_memory_bytes=2**15, max_model_len=64) as llm:
         assert len(tokens(generate(llm, [[1] * 50]))[0]) == 8

@@ -13,6 +13,7 @@ from typing import Any
 import checkpoints
 import pytest
 from llmserve import LLM, InvalidArgument, NotSupported, ResourceExhausted, SamplingParams, _core
+from llmserve.common.units import human_bytes
 from llmserve.options.engine_options import EngineOptions
 from llmserve.plan import MemoryPlan
 
@@ -221,9 +222,10 @@ def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
     available = 2 * fixed - 2
     share = share_for(fixed + sequence, available)
     assert refusal(path, available) == (
-        f"the model needs {plan.weight_bytes} bytes of weights and {plan.workspace_bytes} of "
-        f"workspace, {fixed} together, and 0.5 of the {available} bytes available (of "
-        f"{available}) is {available // 2}; pass gpu_memory_utilization={share:g} or more, "
+        f"the model needs {human_bytes(plan.weight_bytes)} of weights and "
+        f"{human_bytes(plan.workspace_bytes)} of workspace, {human_bytes(fixed)} together, and 0.5 "
+        f"of the {human_bytes(available)} available (of {human_bytes(available)}) is "
+        f"{human_bytes(available // 2)}; pass gpu_memory_utilization={share:g} or more, "
         f'dtype="bfloat16" if it is not, a smaller model or max_num_batched_tokens, or free memory'
     )
     resolve(path, available, gpu_memory_utilization=share)  # what it says helps
@@ -231,13 +233,13 @@ def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
 
 def test_a_pool_too_small_for_one_sequence_is_refused_with_what_to_pass() -> None:
     path = checkpoints.checkpoint("llama")
-    needs = "a sequence of max_model_len=256 tokens needs 98304 bytes of KV cache (384 a token), "
+    needs = "a sequence of max_model_len=256 tokens needs 96.0 KiB of KV cache (384 B a token), "
     assert refusal(path, 64 * MIB, kv_cache_memory_bytes=40000) == (
-        needs + "and the pool has 36864 (by kv_cache_memory_bytes); pass "
+        needs + "and the pool has 36.0 KiB (by kv_cache_memory_bytes); pass "
         "kv_cache_memory_bytes=98304 or more, or max_model_len=96 or less"
     )
     assert refusal(path, 64 * MIB, num_gpu_blocks_override=2) == (
-        needs + "and the pool has 12288 (by num_gpu_blocks_override); pass "
+        needs + "and the pool has 12.0 KiB (by num_gpu_blocks_override); pass "
         "num_gpu_blocks_override=16 or more, or max_model_len=32 or less"
     )
     plan = LLM.plan(path)
@@ -245,7 +247,7 @@ def test_a_pool_too_small_for_one_sequence_is_refused_with_what_to_pass() -> Non
     available = 2 * (fixed + 6144)
     share = share_for(fixed + 98304, available)
     assert refusal(path, available) == (
-        needs + "and the pool has 6144 (by gpu_memory_utilization); pass "
+        needs + "and the pool has 6.0 KiB (by gpu_memory_utilization); pass "
         f"gpu_memory_utilization={share:g} or more, or max_model_len=16 or less"
     )
     resolve(path, available, gpu_memory_utilization=share)
@@ -258,9 +260,10 @@ def test_a_pool_that_memory_cannot_hold_is_refused_with_what_would_fit() -> None
     available = 64 * MIB
     fits = (available - plan.weight_bytes - plan.workspace_bytes) // 6144
     assert refusal(path, available, kv_cache_memory_bytes=6144 * 20000) == (
-        f"weights of {plan.weight_bytes} bytes, workspace of {plan.workspace_bytes} and a KV cache "
-        f"of 122880000 (by kv_cache_memory_bytes) are "
-        f"{plan.weight_bytes + plan.workspace_bytes + 122880000} bytes, and 67108864 are "
+        f"weights of {human_bytes(plan.weight_bytes)}, workspace of "
+        f"{human_bytes(plan.workspace_bytes)} and a KV cache of 117.2 MiB (by "
+        f"kv_cache_memory_bytes) are "
+        f"{human_bytes(plan.weight_bytes + plan.workspace_bytes + 122880000)}, and 64.0 MiB are "
         f"available; pass kv_cache_memory_bytes={fits * 6144} or less, or free memory"
     )
     resolve(path, available, kv_cache_memory_bytes=fits * 6144)
