@@ -213,6 +213,8 @@ CASES += [
         [SUM],
     ),
     ("phi4_mini_json", f"<|tool_call|>[{ADD}]", "", [SUM]),
+    ("phi4_mini_json", f"<|tool_call|>{ADD}<|/tool_call|>So.", "So.", [SUM]),
+    ("phi4_mini_json", f"functools[{ADD}]\nSo.", "So.", [SUM]),
     (
         "pythonic",
         """ [weather(city='Rome, "IT"', days=[1, 2]), add(x={'a': "}{]"}, y=None), now()]""",

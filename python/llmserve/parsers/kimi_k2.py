@@ -23,5 +23,5 @@ STYLE = NamedStyle(
     section=(_BEGIN, _END),
     call=(_CALL, _CALL_END),
     signs=(_BEGIN, _END, _CALL, _CALL_END, _ARGUMENTS),
-    hints=(_ARGUMENTS,),
+    hints=(_ARGUMENTS, "<|im_system|>tool_declare<|im_middle|>"),
 )

@@ -11,5 +11,5 @@ STYLE = PythonicStyle(
     section=("[", "]"),
     separator=", ",
     signs=("<|python_start|>", "<|python_end|>"),
-    hints=("<|python_start|>",),
+    hints=(("<|python_start|>", "[func_name1("),),
 )

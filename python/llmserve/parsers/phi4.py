@@ -1,4 +1,4 @@
-"""Phi-4 mini: functools and a list of {"name": ..., "arguments": {...}}, or the list between
+"""Phi-4 mini: functools and a list of {"name": ..., "arguments": {...}}, or one or the list between
 <|tool_call|> and <|/tool_call|>."""
 
 from llmserve.parsers.call_parser import JsonStyle
@@ -7,6 +7,7 @@ STYLE = JsonStyle(
     name="phi4_mini_json",
     begin="functools",
     other_begins=("<|tool_call|>",),
+    ends=("<|/tool_call|>",),
     is_list=True,
     section=("functools[", "]"),
     separator=", ",
