@@ -61,13 +61,14 @@ class LLM(LLMBase):
 
     def generate(
         self,
-        prompts: Prompts,
+        prompts: Prompts | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
         lora_request: None = None,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, object] | None = None,
+        prompt_token_ids: Prompts | None = None,
     ) -> list[RequestOutput]:
         """Continues every prompt and returns the outputs in the prompts' order.
 
@@ -75,6 +76,8 @@ class LLM(LLMBase):
         "prompt_token_ids" (and "cache_salt"), or a list of them. sampling_params: one for all or
         one a prompt; None takes get_default_sampling_params(). priority: one a prompt, lower runs
         earlier under scheduling_policy="priority"; under others it must be 0.
+
+        prompt_token_ids is an older name of vLLM's for prompts that are token ids.
 
         Requests that may generate more are given to the engine first, those that may generate the
         same in the prompts' order: else the last to begin could run on in a nearly empty batch.
@@ -86,6 +89,10 @@ class LLM(LLMBase):
         """
         self._open_engine()
         _check("generate", use_tqdm, lora_request, tokenization_kwargs)
+        if prompt_token_ids is not None:
+            if prompts is not None:
+                raise InvalidArgument("generate has prompts and prompt_token_ids; give one of them")
+            prompts = prompt_token_ids
         if _is_none(prompts):
             return RequestOutputs()
         states = self._admission.admit(prompts, sampling_params, priority)

@@ -156,6 +156,16 @@ def test_no_prompts_have_no_outputs(llm: LLM) -> None:
     assert llm.encode([]) == llm.enqueue([], params) == llm.generate(()) == []
 
 
+def test_token_ids_have_an_older_name(llm: LLM) -> None:
+    expected = tokens(generate(llm, PROMPTS))
+    outputs = llm.generate(prompt_token_ids=PROMPTS, sampling_params=GREEDY, use_tqdm=False)
+    assert tokens(outputs) == expected
+    with pytest.raises(InvalidArgument, match="generate has prompts and prompt_token_ids; give on"):
+        llm.generate(PROMPTS, prompt_token_ids=PROMPTS)
+    with pytest.raises(InvalidArgument, match="prompts must be a string"):
+        llm.generate()
+
+
 def test_pooling_keeps_so_many_tokens_of_each_prompt(llm: LLM) -> None:
     prompts = [[5, 6, 7, 8], [9, 10, 11]]
     kept = llm.embed(prompts, truncate_prompt_tokens=2, use_tqdm=False)
