@@ -89,7 +89,12 @@ class LLMBase:
         self._profile = None if options.profiler_config is None else self._make_profile(options)
         if options.max_stall_ms is None and options.enable_chunked_prefill is not False:
             options = replace(options, max_stall_ms=self._default_max_stall_ms)
-        checkpoint = find_checkpoint(model, options.revision, options.download_dir)
+        checkpoint = find_checkpoint(
+            model,
+            options.revision,
+            options.download_dir,
+            is_overridden=bool(options.hf_overrides),
+        )
         source = text_source(checkpoint)
         # Once, for all that a start reads of it.
         opened = _core.Checkpoint(str(checkpoint), _config_text(options, source))

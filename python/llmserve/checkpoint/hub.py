@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from llmserve.checkpoint.model_name import ModelName
 from llmserve.checkpoint.repository import model_files, tokenizer_repository_files
-from llmserve.checkpoint.resume import RemoteFile, fetch_large_files
+from llmserve.checkpoint.resume import RemoteFile, fetch_large_files, missing_files
 from llmserve.errors import HubError, InvalidArgument, LLMServeError, NotSupported
 
 if TYPE_CHECKING:
@@ -26,19 +26,27 @@ _NO_FILE = "*/none/*"  # a pattern that no file's name matches
 _Choose = Callable[[Collection[str]], list[str]]
 
 
-def download_model(name: ModelName, revision: str | None, download_dir: Path | None) -> Path:
+def download_model(
+    name: ModelName,
+    revision: str | None,
+    download_dir: Path | None,
+    check_config: Callable[[Path], None],
+) -> Path:
     """The folder of a model's files, or its GGUF file, downloaded unless the cache has them.
 
     revision: a branch, tag or commit, by default the main one. download_dir: the cache's folder, by
-    default HF_HUB_CACHE. With HF_HUB_OFFLINE=1 only the cache is looked at. Raises HubError that
-    says what to do, InvalidArgument for a GGUF file that is not there, and NotSupported without
-    huggingface-hub or for what is no model that llmserve reads.
+    default HF_HUB_CACHE. With HF_HUB_OFFLINE=1 only the cache is looked at. check_config: is given
+    the folder of config.json before weights are downloaded, and what it raises ends it. Raises
+    HubError that says what to do, InvalidArgument for a GGUF file that is not there, and
+    NotSupported without huggingface-hub or for what is no model that llmserve reads.
     """
 
     def choose(files: Collection[str]) -> list[str]:
         return model_files(files, name.file, str(name))
 
-    folder, files = _download(name.model_id, revision or name.revision, download_dir, choose)
+    folder, files = _download(
+        name.model_id, revision or name.revision, download_dir, choose, check_config
+    )
     return folder / files[0] if files[0].endswith(".gguf") else folder
 
 
@@ -48,11 +56,16 @@ def download_tokenizer(name: ModelName, revision: str | None, download_dir: Path
     def choose(files: Collection[str]) -> list[str]:
         return tokenizer_repository_files(files, str(name))
 
-    return _download(name.model_id, revision or name.revision, download_dir, choose)[0]
+    revision = revision or name.revision
+    return _download(name.model_id, revision, download_dir, choose, check_config=None)[0]
 
 
 def _download(
-    model_id: str, revision: str | None, download_dir: Path | None, choose: _Choose
+    model_id: str,
+    revision: str | None,
+    download_dir: Path | None,
+    choose: _Choose,
+    check_config: Callable[[Path], None] | None,
 ) -> tuple[Path, list[str]]:
     """The folder that holds a repository's files, and the names of those that were chosen."""
     if find_spec("huggingface_hub") is None:
@@ -66,6 +79,9 @@ def _download(
         if isinstance(files, dict):
             wanted = choose(files)
             weights = {n: files[n] for n in wanted if n.endswith((".gguf", ".safetensors"))}
+            weights = missing_files(model_id, download_dir, weights)
+            if weights and check_config is not None and "config.json" in wanted:
+                check_config(fetch(False, ["config.json"]))
             fetch_large_files(model_id, revision, download_dir, weights)
             return fetch(False, wanted), wanted
         from huggingface_hub.errors import LocalEntryNotFoundError

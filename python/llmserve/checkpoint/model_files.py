@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from llmserve import _core
 from llmserve.checkpoint.foreign import (
     is_lfs_pointer,
     lfs_error,
@@ -23,7 +24,7 @@ from llmserve.checkpoint.model_name import ModelName, parse_model_name
 from llmserve.checkpoint.repository import is_gguf_model
 from llmserve.common.arguments import INT32_MAX, describe, integer, text
 from llmserve.common.units import human_bytes
-from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
+from llmserve.errors import CorruptFile, InvalidArgument, LLMServeError, NotSupported
 
 # Published files: config.json under 100 KB, tokenizer.json up to 35 MB (262,144 tokens).
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -48,18 +49,26 @@ def demo_text_path() -> Path:
     return Path(__file__).parents[1] / "demo" / "held_out.txt"
 
 
-def find_checkpoint(model: object, revision: object = None, download_dir: object = None) -> Path:
+def find_checkpoint(
+    model: object,
+    revision: object = None,
+    download_dir: object = None,
+    *,
+    is_overridden: bool = False,
+) -> Path:
     """The checkpoint that `model` names: a folder with a config.json, a .safetensors file beside
     one, or a .gguf file, alone or the only one of a folder. What is no path is a name on the
     Hugging Face Hub (`parse_model_name`) and is downloaded; what only a path can be named is not
-    asked of the Hub.
+    asked of the Hub. is_overridden: other fields than config.json's will be read, so that it does
+    not say yet whether the model runs.
 
     Raises InvalidArgument, NotSupported, CorruptFile, HubError.
     """
     path = _model_path(model)
     name = _hub_name(model, path)
     if name is not None:
-        path = download_model(name, *_hub_arguments(revision, download_dir))
+        check = _refuse_quantized if is_overridden else _refuse_config
+        path = download_model(name, *_hub_arguments(revision, download_dir), check)
     elif revision is not None:
         raise InvalidArgument(
             f"revision is for models of the Hugging Face Hub, and {str(path)!r} is a path"
@@ -218,6 +227,18 @@ def _refuse_quantized(directory: Path) -> None:
         f"are not supported; use a GGUF file of the model, or its original checkpoint with "
         f"quantization='int8' or 'int4'"
     )
+
+
+def _refuse_config(directory: Path) -> None:
+    """What a config.json by itself says is not supported. What else is wrong with it is said when
+    the model is loaded."""
+    _refuse_quantized(directory)
+    try:
+        _core.plan_memory(_core.ConfigRequest(model=str(directory / "config.json")))
+    except NotSupported:
+        raise
+    except LLMServeError:
+        return
 
 
 def _directory(name: str, value: object) -> Path:

@@ -32,26 +32,32 @@ class RemoteFile:
     blob: str  # what the cache calls its bytes, and the ETag that comes with them
 
 
+def missing_files(
+    model_id: str, cache: Path | None, files: Mapping[str, RemoteFile]
+) -> dict[str, RemoteFile]:
+    """Those of a repository's files that the cache lacks."""
+    blobs = _blobs(model_id, cache)
+    return {name: file for name, file in files.items() if not (blobs / file.blob).exists()}
+
+
 def fetch_large_files(
     model_id: str, revision: str | None, cache: Path | None, files: Mapping[str, RemoteFile]
 ) -> None:
-    """Downloads those of the files, by name, that are large and not in the cache yet.
+    """Downloads those of the files that are missing, by name, that are large.
 
     Leaves the others to huggingface-hub: those of Xet, whose own client keeps what came, and all
     where its version resumes by itself. Raises HubError for a file whose bytes are not those that
     the Hub has, and what the library raises.
     """
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.file_download import repo_folder_name
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
     if not hasattr(get_session(), "stream"):  # before 1.0
         return
-    folder = Path(cache or constants.HF_HUB_CACHE)
-    blobs = folder / repo_folder_name(repo_id=model_id, repo_type="model") / "blobs"
+    blobs = _blobs(model_id, cache)
     endpoint = os.environ.get("HF_ENDPOINT") or None
     for name, listed in files.items():
-        if listed.num_bytes < MIN_BYTES or (blobs / listed.blob).exists():
+        if listed.num_bytes < MIN_BYTES:
             continue
         url = hf_hub_url(model_id, name, revision=revision, endpoint=endpoint)
         file = get_hf_file_metadata(url, endpoint=endpoint)
@@ -61,6 +67,15 @@ def fetch_large_files(
         blobs.mkdir(parents=True, exist_ok=True)
         is_foreign = urlsplit(file.location).netloc != urlsplit(url).netloc
         _fetch(file.location, blobs / file.etag, file.size, name, is_foreign)
+
+
+def _blobs(model_id: str, cache: Path | None) -> Path:
+    """Where the cache keeps the bytes of a repository's files."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(cache or constants.HF_HUB_CACHE)
+    return folder / repo_folder_name(repo_id=model_id, repo_type="model") / "blobs"
 
 
 def _fetch(url: str, blob: Path, size: int, name: str, is_foreign: bool) -> None:

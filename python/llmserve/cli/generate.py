@@ -164,7 +164,10 @@ def _prompt(options: argparse.Namespace, text: str | None) -> str:
     parts = [_read_file(name) for name in options.file or []]
     if text is None and not parts:
         if sys.stdin.isatty():
-            raise InvalidArgument('generate needs a prompt: llmserve generate "Once upon a time"')
+            taken = f"; {options.model!r} is the MODEL" if options.words else ""
+            raise InvalidArgument(
+                f'generate needs a prompt{taken}: llmserve generate [MODEL] "Once upon a time"'
+            )
         return sys.stdin.read().removesuffix("\n")
     return "\n\n".join(parts + ([] if text is None else [text]))
 

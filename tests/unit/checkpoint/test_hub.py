@@ -210,6 +210,29 @@ def test_a_model_of_pickles_is_refused(hub: hub_server.HubServer, cache: Path) -
         find_checkpoint(MODEL, None, cache)
 
 
+def test_what_a_config_says_is_not_supported_is_told_before_the_weights_come(
+    hub: hub_server.HubServer, cache: Path
+) -> None:
+    config = {"architectures": ["Qwen3MoeForCausalLM"]}
+    checkpoints.edit_config(hub.models[MODEL], **config)
+    with pytest.raises(NotSupported, match="near it are Qwen3ForCausalLM"):
+        find_checkpoint(MODEL, None, cache)
+    quantized = {"quantization_config": {"quant_method": "awq"}}
+    checkpoints.edit_config(hub.models[MODEL], **quantized)
+    with pytest.raises(NotSupported, match="quantized by 'awq' are not supported"):
+        find_checkpoint(MODEL, None, cache.with_name("other"), is_overridden=True)
+    assert not [request for request in hub.requests if request.endswith(".safetensors")]
+
+
+def test_a_config_that_is_overridden_may_name_any_architecture(
+    hub: hub_server.HubServer, cache: Path
+) -> None:
+    checkpoints.edit_config(hub.models[MODEL], architectures=["XForCausalLM"])
+    overrides = {"architectures": ["LlamaForCausalLM"]}
+    with LLM(MODEL, download_dir=cache, hf_overrides=overrides, num_gpu_blocks_override=32) as llm:
+        assert tokens(generate(llm, "the fox"))
+
+
 def test_a_string_that_is_a_path_is_always_a_path(
     hub: hub_server.HubServer, checkpoint: Path, cache: Path
 ) -> None:
