@@ -327,6 +327,11 @@ class LLMBase:
         """Tokens that the KV cache holds."""
         return self._config.cache.num_blocks * self._config.cache.block_size
 
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """As `get_default_sampling_params`, but shared, and not to be changed."""
+        return self._admission.default_params
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` takes where it is given none: SamplingParams' own defaults, with those of
         the model's generation_config.json over them: a copy, to be changed as one likes."""

@@ -18,11 +18,11 @@ class ServedModel:
     llm: AsyncLLM
     created: int = field(default_factory=lambda: int(time.time()))
     aliases: Sequence[str] = ()  # taken in requests, and told nowhere
-    # The model's own, over which what a request gives goes. Not to be changed.
-    default_params: SamplingParams = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "default_params", self.llm.get_default_sampling_params())
+    @property
+    def default_params(self) -> SamplingParams:
+        """The model's own, over which what a request gives goes. Not to be changed."""
+        return self.llm.default_sampling_params
 
     @property
     def name(self) -> str:
