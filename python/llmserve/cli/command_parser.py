@@ -114,10 +114,11 @@ class CommandParser(argparse.ArgumentParser):
                 self.add_argument(*option.flags, type=kind, nargs=nargs, **hidden)
 
     def _spelled(self, words: Sequence[str]) -> list[str]:
-        """By the names that are here, and keys of JSON together."""
+        """By the names that are here, and keys of JSON together. Behind "--" there are no flags."""
         known = self._option_string_actions
-        ours = [word if word in known else peer_spelled(word) for word in words]
-        return with_dotted([spelled(word, known) for word in ours])
+        end = words.index("--") if "--" in words else len(words)
+        ours = [word if word in known else peer_spelled(word) for word in words[:end]]
+        return [*with_dotted([spelled(word, known) for word in ours]), *words[end:]]
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """What an abbreviation may stand for: nothing hidden, but for short flags with a value."""

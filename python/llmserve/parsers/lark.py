@@ -58,7 +58,7 @@ class Lark:
 
     def text_until(self, end: str, lengths: str = "*") -> str:
         """Any text, and `end` behind it. lengths: a regular expression's count of characters."""
-        if self._special_token_id(end) is None:
+        if all(self._special_token_id(sign) is None for sign in special_token_texts(end)):
             return self.rule(rf"/(.|\n){lengths}/", f"[suffix={_quoted(end)}]")
         return joined(self.rule(rf"/(.|\n){lengths}/"), self.literal(end))
 

@@ -109,6 +109,15 @@ def test_a_call_within_a_text_is_found_by_its_own_parser(style: str, is_parallel
             jsonschema.validate(json.loads(arguments), dict(functions)[name])
 
 
+def test_texts_of_arguments_end_at_special_tokens() -> None:
+    ids = {"</arg_value>": 7, "<tool_call>": 8}.get
+    schema = {"properties": {"city": {"type": "string"}}}
+    lark = call_grammar(tool_style("glm45"), [("weather", schema)], True, ids)
+    assert 'call: <[8]> tool "</tool_call>"' in lark
+    assert '<[7]> "\\n"' in lark
+    assert "suffix" not in lark
+
+
 def test_a_grammar_of_calls_names_special_tokens_by_their_id() -> None:
     ids = {"[TOOL_CALLS]": 7}.get
     lark = call_grammar(tool_style("mistral"), [("now", {})], True, ids)
