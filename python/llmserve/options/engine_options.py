@@ -69,10 +69,11 @@ class EngineOptions:
     tokenizer: str | os.PathLike[str] | None = engine_option(
         None,
         _TEXT,
-        "another folder with a tokenizer, or the file of one",
+        "another folder with a tokenizer, the file of one, or a Hub id",
         commands="run serve",
         core=None,
-        more="tokenizer.json, tekken.json, tokenizer.model, *.tiktoken or *.gguf",
+        more="tokenizer.json, tekken.json, tokenizer.model, vocab.json (with merges.txt), "
+        "*.tiktoken or *.gguf",
     )
     dtype: str = engine_option(
         "auto",

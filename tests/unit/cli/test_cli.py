@@ -198,6 +198,8 @@ UNKNOWN = [
     (("generate", "-x"), "there is no -x; llmserve generate --help lists what there is"),
     (("plan", "a", "b"), "llmserve plan: error: 'b' is more than the command takes"),
     (("generat", "x"), "llmserve: error: there is no command 'generat'; did you mean generate?"),
+    (("run", "Qwen/Qwen3-0.6B"), "there is no command 'run'; did you mean chat?"),
+    (("ls",), "there is no command 'ls'; did you mean list?"),
     (("dance",), "llmserve: error: there is no command 'dance'; there are generate, chat, "),
     (("bench", "latncy"), "llmserve bench: error: there is no command 'latncy'; did you mean lat"),
     (("eval", "perplexity", "--xyzzy"), "llmserve eval perplexity --help lists what there is"),

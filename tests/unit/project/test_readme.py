@@ -23,7 +23,7 @@ BLOCK = re.compile(r"(?:<!-- ci: (?P<ci>\w+) -->\n)?```(?P<kind>\w+)\n(?P<code>.
 BLOCKS = [match.groupdict() for match in BLOCK.finditer(README)]
 TO_RUN = [block for block in BLOCKS if block["ci"] is None]
 NUM_OF_README = len(TO_RUN)
-for page in ("memory-plan.md", "serving.md", "observability.md", "security.md"):
+for page in ("command-line.md", "memory-plan.md", "serving.md", "observability.md", "security.md"):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     TO_RUN += [match.groupdict() for match in BLOCK.finditer(text)]
 
