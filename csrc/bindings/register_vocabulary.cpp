@@ -25,6 +25,7 @@ Vocabulary decode_vocabulary(const py::dict& tokens, const std::vector<TokenStep
                              const std::vector<int32_t>& special_token_ids) {
   std::vector<std::string> bytes_by_id;
   bytes_by_id.reserve(tokens.size());
+  TokenDecoder decoder(steps);
   for (const auto& [token, id] : tokens) {
     const auto text = token.cast<std::string_view>();
     const auto at = id.cast<int64_t>();
@@ -33,7 +34,7 @@ Vocabulary decode_vocabulary(const py::dict& tokens, const std::vector<TokenStep
           concat("the id ", at, " of the token \"", text, "\" is outside 0 to 2^24 - 1"));
     if (at >= static_cast<int64_t>(bytes_by_id.size()))
       bytes_by_id.resize(static_cast<size_t>(at) + 1);
-    bytes_by_id[static_cast<size_t>(at)] = decode_token(text, steps);
+    bytes_by_id[static_cast<size_t>(at)] = decoder.decode(text);
   }
   return {bytes_by_id, special_token_ids};
 }

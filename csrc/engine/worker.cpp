@@ -84,6 +84,8 @@ std::unique_ptr<Model> Worker::load(const Checkpoint& checkpoint) {
   const ModelConfig model_config =
       read_model_config(checkpoint.config(), config_.scheduler.max_model_len);
   const WeightFormat format = resolve_weight_format(config_.dtype, config_.quantization);
+  files_.clear();
+  for (const auto& file : checkpoint.files()) files_.push_back(file->read_state());
   if (config_.packed_cache.max_bytes == 0) {
     deferred_.clear();  // of a load that failed
     const bool is_deferred = packs_later(config_, checkpoint);
@@ -100,6 +102,7 @@ std::unique_ptr<Model> Worker::load(const Checkpoint& checkpoint) {
   const PackedKey key = packed_key(checkpoint, packed_variant(config_, *backend_));
   warning_.clear();
   PackedWeights packed{.file = cache.find(key, run, warning_)};
+  if (packed.file) files_.push_back(packed.file->file()->read_state());
   std::unique_ptr<Model> model = load_model(checkpoint, model_config, *backend_, format, &packed);
   if (!packed.is_from_file) cache.store(key, packed.tensors, run, warning_);
   return model;
@@ -160,6 +163,7 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
                                .layer_states = layer_states_};
   if (batch.has_awaited) steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
   const Tensor hidden = model_->forward(context);
+  check_files();
   sink.take_hidden(hidden);
   for (const PooledRows& pooled : batch.pooled_rows)
     compute_pooled_logits(context, hidden, pooled, sink);
@@ -167,8 +171,14 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
   for (size_t begin = 0; begin < rows.size(); begin += kMaxLogitRowsAtOnce) {
     const size_t count = std::min<size_t>(kMaxLogitRowsAtOnce, rows.size() - begin);
     const Arena::Scope logits_scope(*arena_);
-    sink.take_logits(model_->compute_logits(context, hidden, rows.subspan(begin, count)), begin);
+    const Tensor logits = model_->compute_logits(context, hidden, rows.subspan(begin, count));
+    check_files();
+    sink.take_logits(logits, begin);
   }
+}
+
+void Worker::check_files() const {
+  for (const auto& file : files_) file->check();
 }
 
 void Worker::compute_pooled_logits(const ForwardContext& context, const ConstTensor& hidden,
@@ -181,7 +191,9 @@ void Worker::compute_pooled_logits(const ForwardContext& context, const ConstTen
     pooled_tokens_.resize(static_cast<size_t>(part.count));
     std::iota(pooled_tokens_.begin(), pooled_tokens_.end(), static_cast<int32_t>(part.begin));
     const Arena::Scope scope(*arena_);
-    sink.take_pooled_logits(model_->compute_logits(context, hidden, pooled_tokens_), part);
+    const Tensor logits = model_->compute_logits(context, hidden, pooled_tokens_);
+    check_files();
+    sink.take_pooled_logits(logits, part);
   }
 }
 

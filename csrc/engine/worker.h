@@ -12,6 +12,7 @@
 #include "engine/batch_builder.h"
 #include "engine/executor.h"
 #include "engine/kv_storage.h"
+#include "io/bus_errors.h"
 #include "models/model.h"
 
 namespace llmserve {
@@ -43,7 +44,8 @@ class Worker {
   // Before run(): copies the batch's blocks, and has the pages at hand that the step writes to.
   void prepare(const StepBatch& batch);
   // Runs the layers and computes the logits that are wanted. It asks the device for the same work
-  // whenever two batches differ in numbers alone, so that a device may record it.
+  // whenever two batches differ in numbers alone, so that a device may record it. Throws
+  // CorruptFile once a file that weights are read from in place was cut short.
   void run(const StepBatch& batch, StepSink& sink);
 
   // [L, T, E] f32 in the backend's memory: the states of the last run's input.wanted_layers, at
@@ -74,13 +76,16 @@ class Worker {
   void load_weights();
   void check_shapes(const Model& model) const;
   void lay_out_layer_states(const ModelInput& input);
+  void check_files() const;
   void compute_pooled_logits(const ForwardContext& context, const ConstTensor& hidden,
                              const PooledRows& pooled, StepSink& sink);
 
   const EngineConfig config_;
   const std::unique_ptr<Backend> backend_;
-  std::unique_ptr<Model> model_;           // null while the weights are given back
-  std::vector<DeferredWeight> deferred_;   // of the model, the next to be packed at the back
+  std::unique_ptr<Model> model_;          // null while the weights are given back
+  std::vector<DeferredWeight> deferred_;  // of the model, the next to be packed at the back
+  // Of the files that its weights came from, of which some are read in place.
+  std::vector<std::shared_ptr<const ReadState>> files_;
   std::string warning_;                    // of the last load
   std::string config_text_;                // of the last load: what stands in for config.json
   std::unique_ptr<Arena> arena_;           // likewise

@@ -86,7 +86,7 @@ class Storages {
   std::vector<TensorStorage> all_{{}};
 };
 
-TensorEntry make_entry(const GgufTensor& tensor, int32_t file_idx,
+TensorEntry make_entry(const GgufFile& file, const GgufTensor& tensor, int32_t file_idx,
                        const GgufArchitecture& architecture, const JsonNode& config,
                        Storages& storages) {
   TensorEntry entry;
@@ -99,6 +99,12 @@ TensorEntry make_entry(const GgufTensor& tensor, int32_t file_idx,
   entry.num_bytes = tensor.num_bytes;
   TensorStorage storage;
   if (tensor.format && !tensor.format->dtype) storage.blocks = tensor.format;
+  if (storage.blocks && tensor.rank < 2)
+    throw NotSupported(
+        concat(file.file()->path().string(), ": tensor \"", tensor.name,
+               "\": a vector in blocks of ", storage.blocks->name,
+               "; norms and biases are read as F32, F16 or BF16, as converters write "
+               "them"));
   storage.paired_heads = paired_heads(architecture, config, entry.name);
   if (entry.name.ends_with("norm.weight")) storage.added = architecture.norm_added;
   entry.storage_idx = storages.find_or_add(storage);
@@ -129,8 +135,8 @@ Checkpoint open_gguf(const CheckpointDirectory& directory) {
   Storages storages;
   const auto add = [&](const GgufFile& file) {
     for (const GgufTensor& tensor : file.tensors())
-      entries.push_back(make_entry(tensor, static_cast<int32_t>(files.size()) - 1, architecture,
-                                   JsonNode(config), storages));
+      entries.push_back(make_entry(file, tensor, static_cast<int32_t>(files.size()) - 1,
+                                   architecture, JsonNode(config), storages));
   };
   add(first);
   for (int64_t i = 1; i < num_files; ++i) {

@@ -58,7 +58,15 @@ std::shared_ptr<const MappedFile> map_regular_file(const fs::path& shown,
 
 }  // namespace
 
+MappedFile::MappedFile(fs::path path, const std::byte* data, int64_t num_bytes, const Times& times)
+    : path_(std::move(path)), data_(data), num_bytes_(num_bytes), times_(times) {
+  const auto state = std::make_shared<ReadState>(path_.string());
+  if (data_) guard_.emplace(data_, static_cast<size_t>(num_bytes_), *state);
+  read_state_ = state;
+}
+
 MappedFile::~MappedFile() {
+  guard_.reset();
   if (data_) munmap(const_cast<std::byte*>(data_), static_cast<size_t>(num_bytes_));
 }
 

@@ -10,15 +10,18 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "io/bus_errors.h"
+
 namespace llmserve {
 
 // The file must not be overwritten or shortened while it is mapped (replacing it by a rename is
-// fine): reads past a new end kill the process.
+// fine). Reads past a new end give zeros, and read_state() says so from then on.
 class MappedFile {
  public:
   struct Times {
@@ -28,8 +31,7 @@ class MappedFile {
   MappedFile(std::filesystem::path path, const std::byte* data, int64_t num_bytes)
       : MappedFile(std::move(path), data, num_bytes, Times()) {}
   MappedFile(std::filesystem::path path, const std::byte* data, int64_t num_bytes,
-             const Times& times)
-      : path_(std::move(path)), data_(data), num_bytes_(num_bytes), times_(times) {}
+             const Times& times);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -40,6 +42,8 @@ class MappedFile {
   int64_t num_bytes() const { return num_bytes_; }
   const Times& times() const { return times_; }  // when it was opened
   std::string_view text() const;
+  // Whoever uses bytes of the mapping checks it afterwards.
+  const std::shared_ptr<const ReadState>& read_state() const { return read_state_; }
 
   // Brings a range into memory by one call, where reading it would take a fault every few pages.
   void fetch(int64_t offset, int64_t num_bytes) const;
@@ -54,6 +58,8 @@ class MappedFile {
   const std::byte* data_;
   int64_t num_bytes_;
   Times times_;
+  std::shared_ptr<const ReadState> read_state_;
+  std::optional<BusErrorGuard> guard_;  // none of an empty file
 };
 
 class CheckpointDirectory {

@@ -203,6 +203,7 @@ ConstTensor host_values(const Checkpoint& checkpoint, const TensorEntry& entry, 
   }
   const Matrix matrix = matrix_of(checkpoint.storage(entry), entry);
   const int64_t per_row = matrix.rows / entry.shape[0];  // 1, but for more than two dimensions
+  check_internal(per_row > 0, "checkpoints refuse vectors in blocks");
   buffer = Buffer(rows.size * per_row * matrix.width * size_bytes(dtype));
   const Converter converter(checkpoint, entry, dtype, buffer.data());
   backend.run_on_host_threads(rows.size * per_row, std::max<int64_t>(1, kChunk / matrix.width),

@@ -58,15 +58,6 @@ std::string shape_text(std::initializer_list<int64_t> shape) {
   return out.str();
 }
 
-// Older exports carry rotary frequencies and causal masks.
-bool follows_from_config(std::string_view name) {
-  static constexpr std::string_view kEndings[] = {"rotary_emb.inv_freq", ".attn.bias",
-                                                  ".attn.masked_bias", ".attention.bias",
-                                                  ".attention.masked_bias"};
-  return std::any_of(std::begin(kEndings), std::end(kEndings),
-                     [&](std::string_view ending) { return name.ends_with(ending); });
-}
-
 // A rank's share of K that is kept in blocks has whole ones.
 void check_columns(const WeightPart& part, const QuantFormat& blocks, const IndexRange& columns) {
   if (columns.begin % blocks.block_elements == 0 && columns.size % blocks.block_elements == 0)
@@ -183,8 +174,7 @@ StackedRows WeightSource::stack_vectors(std::span<const WeightPart> parts, const
 std::vector<std::string> WeightSource::unused() const {
   std::vector<std::string> names;
   for (const TensorEntry& entry : checkpoint_.tensors())
-    if (!used_.contains(entry.name) && !follows_from_config(entry.name))
-      names.push_back(entry.name);
+    if (!used_.contains(entry.name)) names.push_back(entry.name);
   return names;
 }
 

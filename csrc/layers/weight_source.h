@@ -59,7 +59,7 @@ class WeightSource {
 
   // A tensor that may be in the file and is not needed.
   void ignore(const std::string& name) { used_.insert(name); }
-  // Those that nobody asked for, but for what follows from the config; sorted.
+  // Those that nobody asked for; sorted.
   std::vector<std::string> unused() const;
 
   // Part i of the rows as finite values [N_i, K] in host memory: in place if they can be, and

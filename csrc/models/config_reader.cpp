@@ -45,6 +45,31 @@ std::vector<int32_t> read_token_ids(const JsonNode& node) {
   return ids;
 }
 
+// What the weights are in says the file; the name is shown, and chosen by where there is no file.
+std::string read_dtype(const JsonNode& json) {
+  static constexpr std::string_view kNames[] = {
+      "auto",    "float32", "float",         "float16",     "half", "bfloat16",
+      "float64", "double",  "float8_e4m3fn", "float8_e5m2", "int8"};
+  const JsonNode node = json["dtype"].is_null() ? json["torch_dtype"] : json["dtype"];
+  if (node.is_null()) return "";
+  std::string_view dtype = node.as_string();
+  if (dtype.starts_with("torch.")) dtype.remove_prefix(6);
+  if (std::ranges::find(kNames, dtype) == std::end(kNames))
+    node.fail(concat("expected a floating-point type such as \"bfloat16\", got ", node.describe()));
+  return std::string(dtype);
+}
+
+// Of a dense model's config: some families write 1 expert, or none.
+void refuse_experts(const JsonNode& json, std::string_view architecture) {
+  for (const std::string_view field :
+       {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}) {
+    const JsonNode node = json[field];
+    if (node.is_null() || (!node.is_array() && node.as_int(0, kMaxDim) <= 1)) continue;
+    throw NotSupported(concat(node.where(), ": got ", node.describe(), " experts, and ",
+                              architecture, " is run as the dense model that it is"));
+  }
+}
+
 void read_dims(const JsonNode& json, ModelConfig& config) {
   config.vocab_size = json["vocab_size"].as_int(1, kMaxTokens);
   config.hidden_size = first_of(json, {"hidden_size", "n_embd", "n_embed"}).as_int(1, kMaxDim);
@@ -180,8 +205,8 @@ ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_le
   ModelConfig config;
   config.architecture = row.name;
   if (!json["text_part_of"].is_null()) config.text_part_of = json["text_part_of"].as_string();
-  const JsonNode dtype = json["dtype"].is_null() ? json["torch_dtype"] : json["dtype"];
-  if (!dtype.is_null()) config.stored_dtype = dtype.as_string();
+  config.stored_dtype = read_dtype(json);
+  refuse_experts(json, row.name);
   read_dims(json, config);
   config.activation = read_activation(json["hidden_act"], Activation::kSilu);
   config.norm.numbers.eps = static_cast<float>(json["rms_norm_eps"].as_number_or(1e-6, 1e-12, 1.0));

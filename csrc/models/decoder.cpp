@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "core/error.h"
 #include "models/layer_kinds.h"
+#include "models/skipped_tensors.h"
 
 namespace llmserve {
 namespace {
@@ -130,7 +132,11 @@ Decoder::Decoder(const ModelConfig& config, WeightLoader& weights)
         QueryScaling{.growth = static_cast<float>(rope.query_growth),
                      .period = static_cast<int32_t>(rope.original_max_position_embeddings)});
   }
-  set_weights(weights.report());
+  WeightReport report = weights.report();
+  std::erase_if(report.unused_tensors, [&](const std::string& name) {
+    return is_skipped_tensor(config.architecture, name);
+  });
+  set_weights(std::move(report));
 }
 
 void Decoder::keep_wanted(const ForwardContext& context, int64_t layer_idx,

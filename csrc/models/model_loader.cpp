@@ -34,19 +34,20 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfi
   WeightLoader weights(checkpoint, backend, format,
                        {.load = true, .packed = packed, .deferred = deferred});
   std::unique_ptr<Model> model = build_decoder(config, weights);
+  for (const auto& file : checkpoint.files()) file->read_state()->check();
   check_all_used(checkpoint, model->weights());
   return model;
 }
 
 void check_all_used(const Checkpoint& checkpoint, const WeightReport& weights) {
-  if (checkpoint.format() != "gguf") return;
-  for (const std::string& name : weights.unused_tensors) {
-    // Of rotary frequencies, which config() has or which follow from it.
-    if (name.starts_with("rope_f") || name.ends_with(".attn_rot_embd.weight")) continue;
-    throw NotSupported(concat(checkpoint.path(), ": tensor \"", name,
-                              "\": no layer of this architecture uses it, so that the model would "
-                              "be another one than the file's"));
-  }
+  if (weights.unused_tensors.empty()) return;
+  const size_t num_others = weights.unused_tensors.size() - 1;
+  throw NotSupported(concat(
+      checkpoint.path(), ": tensor \"", weights.unused_tensors[0], "\"",
+      num_others == 0 ? "" : concat(" and ", num_others, " others"),
+      ": no layer of this model uses ", num_others == 0 ? "it" : "them",
+      ", so that it would be another model than the file's; the configuration may be of a smaller "
+      "model, or the architecture not the file's"));
 }
 
 WeightFormat resolve_weight_format(DType dtype, std::string_view quantization) {

@@ -20,7 +20,8 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint);
 
 // Reads and packs all weights in the given format. The model keeps what it needs of the
 // mapping; the checkpoint may go. Throws CorruptFile (absent, mis-shaped or non-finite tensors:
-// file, tensor, expected, got), ResourceExhausted, and what check_all_used() throws.
+// file, tensor, expected, got; a file that cannot be read to its end), ResourceExhausted, and what
+// check_all_used() throws.
 // `packed`: where linear weights come from as far as it has them, and are noted in any case.
 // `deferred`: takes those that are to be packed later, which run already.
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
@@ -28,8 +29,7 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfi
                                   PackedWeights* packed = nullptr,
                                   std::vector<DeferredWeight>* deferred = nullptr);
 
-// Throws NotSupported for a tensor of a GGUF file, which is of one model alone, that nothing uses.
-// Other checkpoints may hold what only others use.
+// Throws NotSupported for a tensor that no layer uses and models/skipped_tensors.cpp does not name.
 void check_all_used(const Checkpoint& checkpoint, const WeightReport& weights);
 
 // What `dtype` and LLM(quantization=...) ask for: "" keeps blocks that the backend runs on, "none"

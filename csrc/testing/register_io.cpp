@@ -1,10 +1,15 @@
 // The parsers of untrusted files, for the tests.
+#include <filesystem>
+#include <memory>
+#include <string>
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "bindings/model_records.h"
 #include "core/error.h"
+#include "io/mapped_file.h"
 #include "io/text_part.h"
 #include "models/config_reader.h"
 #include "quant/quant_format.h"
@@ -56,9 +61,28 @@ py::array_t<float> dequantize(const std::string& format_name, const py::bytes& b
   throw InvalidArgument(concat("no format ", format_name));
 }
 
+// A file as checkpoints map theirs.
+class TestedFile {
+ public:
+  explicit TestedFile(const std::filesystem::path& path)
+      : file_(CheckpointDirectory(path.parent_path().empty() ? "." : path.parent_path().string())
+                  .map(path.filename().string())) {}
+  py::bytes read(size_t begin, size_t num_bytes) const {
+    return py::bytes(std::string(file_->text().substr(begin, num_bytes)));
+  }
+  void check() const { file_->read_state()->check(); }
+
+ private:
+  std::shared_ptr<const MappedFile> file_;
+};
+
 }  // namespace
 
 void register_testing_io(py::module_& testing) {
+  py::class_<TestedFile>(testing, "MappedFile")
+      .def(py::init([](const std::string& path) { return TestedFile(path); }))
+      .def("read", &TestedFile::read)
+      .def("check", &TestedFile::check);
   testing.def("dequantize", &dequantize);
   testing.def("parse_json", [](const std::string& file, const py::bytes& text) {
     return to_python(JsonDocument::parse(file, std::string_view(text)).root());

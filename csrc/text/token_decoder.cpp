@@ -4,6 +4,8 @@
 #include <charconv>
 #include <utility>
 
+#include "core/error.h"
+
 namespace llmserve {
 namespace {
 
@@ -52,15 +54,27 @@ std::optional<char> fallback_byte(std::string_view text) {
   return static_cast<char>(value);
 }
 
-void replace_all(std::string& text, std::string_view old_text, std::string_view new_text) {
-  for (size_t at = text.find(old_text); at != text.npos;
-       at = text.find(old_text, at + new_text.size()))
-    text.replace(at, old_text.size(), new_text);
+void check_size(size_t num_bytes) {
+  if (num_bytes > TokenDecoder::kMaxTokenBytes)
+    throw CorruptFile(concat("a token has more than ", TokenDecoder::kMaxTokenBytes,
+                             " bytes, in the vocabulary or after a step of the decoder"));
+}
+
+std::string replace_all(std::string_view text, std::string_view old_text,
+                        std::string_view new_text) {
+  std::string out;
+  size_t done = 0;
+  for (size_t at = text.find(old_text); at != text.npos; at = text.find(old_text, done)) {
+    out.append(text, done, at - done).append(new_text);
+    done = at + old_text.size();
+    check_size(out.size());
+  }
+  return out.append(text, done);
 }
 
 // Each applies its step and says whether the text is bytes now.
 bool apply(const ReplaceStep& step, std::string& text) {
-  replace_all(text, step.old_text, step.new_text);
+  if (text.find(step.old_text) != text.npos) text = replace_all(text, step.old_text, step.new_text);
   return false;
 }
 
@@ -95,11 +109,29 @@ bool apply(const ByteLevelStep&, std::string& text) {
 
 }  // namespace
 
-std::string decode_token(std::string_view token, std::span<const TokenStep> steps) {
+TokenDecoder::TokenDecoder(std::span<const TokenStep> steps) : steps_(steps) {
+  if (steps.size() > kMaxSteps)
+    throw CorruptFile(
+        concat("the decoder has ", steps.size(), " steps; at most ", kMaxSteps, " are run"));
+}
+
+std::string TokenDecoder::decode(std::string_view token) {
+  count(token.size());
   std::string text(token);
-  for (const TokenStep& step : steps)
-    if (std::visit([&](const auto& kind) { return apply(kind, text); }, step)) break;
+  for (const TokenStep& step : steps_) {
+    const bool is_bytes = std::visit([&](const auto& kind) { return apply(kind, text); }, step);
+    count(text.size());
+    if (is_bytes) break;
+  }
   return text;
+}
+
+void TokenDecoder::count(size_t num_bytes) {
+  check_size(num_bytes);
+  num_bytes_ += num_bytes;
+  if (num_bytes_ > kMaxBytes)
+    throw CorruptFile(concat("the tokens have more than ", kMaxBytes,
+                             " bytes in all after the steps of the decoder"));
 }
 
 }  // namespace llmserve

@@ -35,8 +35,27 @@ struct ByteLevelStep {};
 
 using TokenStep = std::variant<ReplaceStep, StripStep, WordStep, ByteFallbackStep, ByteLevelStep>;
 
-// The bytes that a token stands for; where a step turns it into bytes the chain ends. `token` is
-// UTF-8.
-std::string decode_token(std::string_view token, std::span<const TokenStep> steps);
+// The decoder is a file's, and steps can double a text each: what they make is bounded.
+class TokenDecoder {
+ public:
+  static constexpr size_t kMaxSteps = 64;  // published: up to 12 (WordPiece's clean-up)
+  // Of one token, after each step; published: 1,000 spaces.
+  static constexpr size_t kMaxTokenBytes = 1 << 16;
+  // Of all tokens after all steps; published: 262,144 tokens, four steps, 8 MB.
+  static constexpr size_t kMaxBytes = 1 << 28;
+
+  // `steps` outlive the decoder. Throws CorruptFile for more than kMaxSteps.
+  explicit TokenDecoder(std::span<const TokenStep> steps);
+
+  // The bytes that a token stands for; where a step turns it into bytes the chain ends. `token` is
+  // UTF-8. Throws CorruptFile for more bytes than the bounds above.
+  std::string decode(std::string_view token);
+
+ private:
+  void count(size_t num_bytes);
+
+  std::span<const TokenStep> steps_;
+  size_t num_bytes_ = 0;
+};
 
 }  // namespace llmserve

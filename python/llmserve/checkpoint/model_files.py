@@ -29,6 +29,8 @@ from llmserve.errors import CorruptFile, InvalidArgument, LLMServeError, NotSupp
 # Published files: config.json under 100 KB, tokenizer.json up to 35 MB (262,144 tokens).
 MAX_CONFIG_BYTES = 16 * 2**20
 MAX_TOKENIZER_BYTES = 256 * 2**20
+# Of a JSON object: Python takes some 70 bytes for one, where the file takes three.
+MAX_CONFIG_VALUES = 2**20
 
 JsonObject = Mapping[str, object]
 Value = TypeVar("Value")
@@ -262,7 +264,10 @@ def read_bytes(directory: Path, name: str, max_bytes: int) -> bytes | None:
     path = directory / name
     if not os.path.lexists(path):
         return None
-    target = path.resolve()
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError) as error:  # a link that leads to itself
+        raise CorruptFile(f"{path}: cannot be read: {error}") from error
     if not target.is_relative_to(_link_root(directory)):
         raise CorruptFile(f"{path}: links to {target}, outside the checkpoint directory")
     try:
@@ -275,7 +280,7 @@ def read_bytes(directory: Path, name: str, max_bytes: int) -> bytes | None:
                 f"allowed for such a file"
             )
         with target.open("rb") as file:
-            data = file.read(max_bytes)
+            data = file.read(status.st_size)  # room for more would be made at once
         if is_lfs_pointer(data):
             raise lfs_error(path)
         return data
@@ -294,8 +299,10 @@ def _link_root(directory: Path) -> Path:
     return resolved
 
 
-def parse_json_object(data: bytes, path: Path) -> JsonObject:
+def parse_json_object(data: bytes, path: Path, max_values: int = MAX_CONFIG_VALUES) -> JsonObject:
     """The JSON object in `data`. Raises CorruptFile that names the file and where it breaks."""
+    if len(data) > max_values and data.count(b",") > max_values:
+        raise CorruptFile(f"{path}: more than the {max_values} values allowed for such a file")
     try:
         value = json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:

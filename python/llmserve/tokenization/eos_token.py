@@ -49,5 +49,5 @@ def _added_token_ids(path: Path) -> dict[str, int]:
     try:
         tokens, _ = json.JSONDecoder().raw_decode(text, found.end())
         return {token["content"]: int(token["id"]) for token in tokens}
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return {}  # the library says what is wrong

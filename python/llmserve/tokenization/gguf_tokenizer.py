@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from llmserve import _core
 from llmserve.common.arguments import describe
 from llmserve.errors import CorruptFile, NotSupported
+from llmserve.tokenization.file_bounds import MAX_TOKENS
 from llmserve.tokenization.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from llmserve.tokenization.sentencepiece_tokenizer import (
     PieceType,
@@ -100,6 +101,11 @@ class GgufVocabulary:
         tokens = self._strings("tokens")
         if not tokens:
             raise CorruptFile(f"{self.path}: metadata {_PREFIX}tokens: expected tokens, got none")
+        if len(tokens) > MAX_TOKENS:
+            raise CorruptFile(
+                f"{self.path}: metadata {_PREFIX}tokens: {len(tokens)} tokens, at most "
+                f"{MAX_TOKENS} are read"
+            )
         named = [token or f"[EMPTY_{idx}]" for idx, token in enumerate(tokens)]
         if len(set(named)) < len(named):
             twice = next(token for token, count in Counter(named).items() if count > 1)
@@ -112,7 +118,10 @@ class GgufVocabulary:
     def types(self) -> list[int]:
         """The PieceType of each token."""
         count = len(self.tokens)
-        return [int(kind) for kind in self.numbers("token_type", count, PieceType.NORMAL)]
+        kinds = self.numbers("token_type", count, int(PieceType.NORMAL))
+        if set(map(type, kinds)) != {int}:
+            raise CorruptFile(f"{self.path}: metadata {_PREFIX}token_type: expected integers")
+        return [int(kind) for kind in kinds]
 
     @property
     def merges(self) -> Merges | None:
@@ -148,7 +157,8 @@ class GgufVocabulary:
     def numbers(self, name: str, count: int, default: float) -> list[float]:
         """One number a token."""
         values = self._fields.get(_PREFIX + name, [default] * count)
-        if not isinstance(values, list) or len(values) < count or isinstance(values[0], str):
+        are_numbers = isinstance(values, list) and not set(map(type, values)) - {int, float}
+        if not isinstance(values, list) or len(values) < count or not are_numbers:
             raise CorruptFile(
                 f"{self.path}: metadata {_PREFIX}{name}: expected {count} numbers, one a token"
             )
@@ -274,7 +284,7 @@ def _gpt2(vocabulary: GgufVocabulary, tokens: list[str], types: list[int]) -> Do
     merges = vocabulary.merges
     if merges is None:  # Kimi's: the ids of the tokens are their ranks
         normal = [t for t, kind in zip(tokens, types, strict=True) if kind == PieceType.NORMAL]
-        merges = merges_of_ranks(vocab, normal)
+        merges = merges_of_ranks(vocab, normal, vocabulary.path)
     return byte_level_bpe(
         vocab, merges, vocabulary.pre_tokenizer, _added(tokens, types), vocabulary.ends()
     )

@@ -4,6 +4,7 @@ Kudo & Richardson 2018; the file is the protobuf message ModelProto of sentencep
 which the few fields that matter are read here.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -11,6 +12,7 @@ from pathlib import Path
 from struct import unpack_from
 
 from llmserve.errors import CorruptFile, NotSupported
+from llmserve.tokenization.file_bounds import MAX_TOKENS, check_charsmap
 from llmserve.tokenization.tokenizer_document import (
     SPACE,
     AddedToken,
@@ -64,9 +66,14 @@ def sentencepiece_document(
     vocab: dict[str, int] = {}
     for token_id, piece in enumerate(model.pieces):
         if vocab.setdefault(piece, token_id) != token_id:
-            raise CorruptFile(f"{path}: the piece {piece!r} comes twice")
+            raise CorruptFile(f"{path}: the piece {piece!r:.80} comes twice")
+    for piece, score in zip(model.pieces, model.scores, strict=True):
+        if not math.isfinite(score):
+            raise CorruptFile(f"{path}: the score of the piece {piece!r:.80} is {score}")
+    if model.charsmap:
+        check_charsmap(model.charsmap, f"{path}: precompiled_charsmap")
     return document(
-        _unigram(model) if model.is_unigram else _bpe(model, vocab),
+        _unigram(model) if model.is_unigram else _bpe(model, vocab, path),
         [*_added_tokens(model), *beyond],
         ends,
         normalizer_of_spaces(model.add_prefix, model.squeeze, model.charsmap),
@@ -84,13 +91,13 @@ def _unigram(model: SentencePieceModel) -> Document:
     }
 
 
-def _bpe(model: SentencePieceModel, vocab: dict[str, int]) -> Document:
+def _bpe(model: SentencePieceModel, vocab: dict[str, int], path: Path) -> Document:
     kinds = (PieceType.NORMAL, PieceType.USER_DEFINED)
     usable = [p for p, kind in zip(model.pieces, model.types, strict=True) if kind in kinds]
     ranks = {piece: -score for piece, score in zip(model.pieces, model.scores, strict=True)}
     return bpe_model(
         vocab,
-        merges_of_ranks(ranks, usable),
+        merges_of_ranks(ranks, usable, path),
         byte_fallback=model.byte_fallback,
         unknown=model.pieces[model.unk_id],
     )
@@ -121,6 +128,8 @@ def parse_sentencepiece(data: bytes, path: Path) -> SentencePieceModel:
 
 
 def _read_piece(model: SentencePieceModel, data: bytes, path: Path) -> None:
+    if len(model.pieces) == MAX_TOKENS:
+        raise CorruptFile(f"{path}: more than {MAX_TOKENS} pieces")
     piece, score, kind = "", 0.0, int(PieceType.NORMAL)
     for number, value in _fields(data, path):
         if number == 1:

@@ -53,7 +53,7 @@ def tekken_document(parsed: Mapping[str, Any], path: Path) -> Document:
     ranks = _ranks(parsed["vocab"], size - num_special, path)
     special = {token.content: token.token_id for token in added}
     vocab = {byte_level_text(token): rank + num_special for token, rank in ranks.items()}
-    merges = merges_of_ranks(vocab, vocab.keys() - special.keys())
+    merges = merges_of_ranks(vocab, vocab.keys() - special.keys(), path)
     bos = [(token.content, token.token_id) for token in added if token.content == _BOS]
     words = PreTokenizer((pattern,), ignore_merges=True)  # whole words are looked up first
     # Special tokens are in the vocabulary, too: the library would give them other ids.
@@ -73,15 +73,18 @@ def _special_tokens(listed: Any, count: int, path: Path) -> list[AddedToken]:
         listed = [{"rank": rank, "token_str": text} for rank, text in enumerate(_UNLISTED.split())]
     if not isinstance(listed, list) or len(listed) > count:
         raise CorruptFile(f"{path}: special_tokens: expected a list of up to {count}")
-    texts: dict[int, str] = {}
+    texts: list[str] = []
+    known: set[str] = set()
     for place, token in enumerate(listed):
         text = token.get("token_str") if isinstance(token, dict) else None
-        if not isinstance(text, str) or token.get("rank") != place or text in texts.values():
+        if not isinstance(text, str) or token.get("rank") != place or text in known:
             raise CorruptFile(
                 f"{path}: special_tokens[{place}]: expected rank {place} and a text of its own"
             )
-        texts[place] = text
-    return [AddedToken(i, texts.get(i, f"<SPECIAL_{i}>"), is_special=True) for i in range(count)]
+        texts.append(text)
+        known.add(text)
+    texts += [f"<SPECIAL_{i}>" for i in range(len(texts), count)]
+    return [AddedToken(i, text, is_special=True) for i, text in enumerate(texts)]
 
 
 def _ranks(vocab: list[Any], count: int, path: Path) -> dict[bytes, int]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from llmserve.errors import CorruptFile, NotSupported
+from llmserve.tokenization.file_bounds import MAX_TOKENS
 from llmserve.tokenization.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from llmserve.tokenization.tokenizer_document import (
     AddedToken,
@@ -52,7 +53,7 @@ def tiktoken_document(data: bytes, path: Path, added: Iterable[AddedToken], ends
     # Whole words are looked up first, and pairs are merged by the rank of what they make.
     pattern = _pattern(path)
     words = PreTokenizer(pattern.patterns, ignore_merges=True)
-    return byte_level_bpe(vocab, merges_of_ranks(vocab, vocab), words, added, ends)
+    return byte_level_bpe(vocab, merges_of_ranks(vocab, vocab, path), words, added, ends)
 
 
 def _pattern(path: Path) -> PreTokenizer:
@@ -69,6 +70,8 @@ def _pattern(path: Path) -> PreTokenizer:
 
 def _ranks(data: bytes, path: Path) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
+    if data.count(b"\n") + data.count(b"\r") > MAX_TOKENS:
+        raise CorruptFile(f"{path}: more than {MAX_TOKENS} lines")
     for number, line in enumerate(data.splitlines(), 1):
         if not line:
             continue
@@ -77,7 +80,7 @@ def _ranks(data: bytes, path: Path) -> dict[bytes, int]:
         if not decoded or not rank.isdigit() or len(rank) > 9:
             raise CorruptFile(f"{path}: line {number}: expected a token in base64 and its rank")
         if ranks.setdefault(decoded, int(rank)) != int(rank):
-            raise CorruptFile(f"{path}: line {number}: the token {decoded!r} comes twice")
+            raise CorruptFile(f"{path}: line {number}: the token {decoded!r:.80} comes twice")
     if len(set(ranks.values())) != len(ranks):
         raise CorruptFile(f"{path}: two tokens have one rank")
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmserve import _core
 from llmserve.chat.chat_template import ChatRequest, ChatTemplates, chat_request
@@ -12,6 +12,8 @@ from llmserve.chat.tool_schema import Tool
 from llmserve.checkpoint.model_files import is_gguf
 from llmserve.common.arguments import refuse_unless_default
 from llmserve.errors import InvalidArgument
+from llmserve.tokenization.file_bounds import check_loaded
+from llmserve.tokenization.library_calls import library_call
 from llmserve.tokenization.tokenizer_files import find_tokenizer, read_tokenizer
 from llmserve.tokenization.transformers_names import TokenizedText, TransformersNames
 from llmserve.tokenization.vocabulary import read_vocabulary
@@ -110,12 +112,13 @@ class Tokenizer(TransformersNames):
         # As transformers does: what the file says about batches of a training run is not wanted.
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        check_loaded(tokenizer, path)
         return cls(tokenizer, read_vocabulary(tokenizer, path), chat_templates, path)
 
     @property
     def kind(self) -> str:
         """What it is made of: 'BPE, decoder ByteLevel'."""
-        parsed = json.loads(self._tokenizer.to_str())
+        parsed = json.loads(library_call(self._path, "be shown", self._tokenizer.to_str))
         return f"{_kind(parsed.get('model'))}, decoder {_kind(parsed.get('decoder'))}"
 
     @property
@@ -153,7 +156,8 @@ class Tokenizer(TransformersNames):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text, with what the model wants at its ends (usually a
-        begin-of-sequence id) unless told otherwise. Raises InvalidArgument for lone surrogates."""
+        begin-of-sequence id) unless told otherwise. Raises InvalidArgument for lone surrogates,
+        and CorruptFile where the tokenizer's file does not let the library encode it."""
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(
@@ -163,18 +167,29 @@ class Tokenizer(TransformersNames):
         for text in texts:
             _check_unicode(text)
         if len(texts) == 1 and len(texts[0]) <= _MAX_HELD_CHARACTERS:
-            return [self._tokenizer.encode(texts[0], add_special_tokens=add_special_tokens).ids]
-        encodings = self._tokenizer.encode_batch_fast(
-            list(texts), add_special_tokens=add_special_tokens
+            return [self._encode_call(self._tokenizer.encode, texts[0], add_special_tokens).ids]
+        encodings = self._encode_call(
+            self._tokenizer.encode_batch_fast, list(texts), add_special_tokens
         )
         return [encoding.ids for encoding in encodings]
+
+    def _encode_call(self, encode: Any, text: object, add_special_tokens: bool) -> Any:
+        return library_call(
+            self._path, "encode a text", encode, text, add_special_tokens=add_special_tokens
+        )
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids, or of one, as the tokenizers library gives it."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         for token_id in ids:
             self._check_id(token_id)
-        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return library_call(
+            self._path,
+            "decode tokens",
+            self._tokenizer.decode,
+            ids,
+            skip_special_tokens=skip_special_tokens,
+        )
 
     def batch_decode(
         self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True

@@ -14,6 +14,8 @@ from llmserve.checkpoint.model_files import (
 )
 from llmserve.checkpoint.repository import tokenizer_files
 from llmserve.errors import CorruptFile, InvalidArgument
+from llmserve.tokenization.file_bounds import MAX_VALUES, check_json
+from llmserve.tokenization.library_calls import is_library_error
 from llmserve.tokenization.sentencepiece_tokenizer import (
     PieceType,
     SentencePieceModel,
@@ -64,11 +66,14 @@ def make_tokenizer(document: Document, path: Path) -> "tokenizers.Tokenizer":
 def _from_json(data: bytes, path: Path) -> "tokenizers.Tokenizer":
     import tokenizers  # here, so that importing llmserve stays quick
 
+    check_json(data, path)
     try:
         return tokenizers.Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises nothing narrower
+    except BaseException as error:  # the library raises nothing narrower
+        if not is_library_error(error):
+            raise
         # What else it is, or where it breaks, is looked for now: parsing takes long.
-        parsed = parse_json_object(data, path)
+        parsed = parse_json_object(data, path, MAX_VALUES)
         if is_tekken(parsed):
             return make_tokenizer(tekken_document(parsed, path), path)
         raise CorruptFile(f"{path}: not a tokenizer: {error}") from error
@@ -113,6 +118,7 @@ def configured_tokens(config: JsonObject, path: Path) -> Iterator[AddedToken]:
         raise CorruptFile(f"{path}: added_tokens_decoder must be an object")
     for token_id, token in decoder.items():
         content = token.get("content") if isinstance(token, dict) else None
-        if not isinstance(content, str) or not str(token_id).isdigit():
+        is_id = len(token_id) < 10 and token_id.isascii() and token_id.isdecimal()
+        if not isinstance(content, str) or not is_id:
             raise CorruptFile(f"{path}: added_tokens_decoder: expected ids and their tokens")
         yield AddedToken(int(token_id), content, bool(token.get("special")))

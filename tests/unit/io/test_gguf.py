@@ -8,9 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
+import numpy as np
 import pytest
+from checkpoints import checkpoint
 from fuzzing import fuzzed, mutations
 from gguf_files import (
     ARRAY,
@@ -27,6 +30,7 @@ from gguf_files import (
     raw_string,
     raw_tensor,
     raw_value,
+    write_gguf,
 )
 from llmserve import _core, _core_testing
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
@@ -235,6 +239,24 @@ def test_refuses_file_that_was_cut(cut: int, tmp_path: Path) -> None:
 )
 def test_what_is_not_supported_is_named(contents: bytes, message: str, tmp_path: Path) -> None:
     assert message in refusal(tmp_path, contents, NotSupported)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K"])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.self_attn.k_proj.bias"])
+def test_vector_in_blocks_is_refused(name: str, kind: str, tmp_path: Path) -> None:
+    source = checkpoint("qwen2", hidden_size=256, intermediate_size=256, num_key_value_heads=4)
+    qtype = gguf.GGMLQuantizationType[kind]
+
+    def quantize(tensor: str, array: np.ndarray) -> Any:
+        if tensor != name:
+            return array, None
+        block_elements, block_bytes = gguf.GGML_QUANT_SIZES[qtype]
+        return np.zeros(array.size // block_elements * block_bytes, np.uint8), qtype
+
+    path = write_gguf(tmp_path / "model.gguf", source, quantize)
+    for load in (_core_testing.Model, _core_testing.list_tensors):
+        with pytest.raises(NotSupported, match=f"a vector in blocks of {kind}"):
+            load(str(path))
 
 
 def test_text_that_is_not_utf8_is_refused_by_key(tmp_path: Path) -> None:

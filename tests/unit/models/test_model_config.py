@@ -539,3 +539,24 @@ def test_any_config_is_read_or_refused_by_type(architecture: str, fields: dict[s
     for inv_freq, attention_factor in ropes:
         assert np.isfinite(inv_freq).all()
         assert np.isfinite(attention_factor)
+
+
+@pytest.mark.parametrize("dtype", ["torch.bfloat16", "float16", "auto", "float32"])
+def test_dtypes_that_exporters_write_are_taken(dtype: str) -> None:
+    assert parse(BASE, dtype=dtype)["stored_dtype"] == dtype.removeprefix("torch.")
+
+
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("dtype", ["", "float33", "x" * 1000, "__import__('os')"])
+def test_unknown_dtype_is_refused(dtype: str, field: str) -> None:
+    with pytest.raises(CorruptFile, match="dtype: expected a floating-point type"):
+        parse({key: value for key, value in BASE.items() if key != "dtype"}, **{field: dtype})
+
+
+@pytest.mark.parametrize("field", ["num_experts", "num_local_experts", "n_routed_experts"])
+def test_experts_of_a_dense_model_are_refused(field: str) -> None:
+    for harmless in (None, 0, 1):
+        parse(BASE, **{field: harmless})
+    for experts in (2, 128, [8, 8]):
+        with pytest.raises(NotSupported, match=f"{field}: got .* experts"):
+            parse(BASE, **{field: experts})

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import checkpoint, copy_checkpoint, edit_config
-from llmserve import _core, _core_testing
+from checkpoints import FAMILIES, checkpoint, copy_checkpoint, edit_config
+from llmserve import LLM, _core, _core_testing
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
 from safetensors.numpy import load_file, save_file
 from safetensors_files import safetensors_bytes
@@ -88,13 +89,52 @@ def test_config_of_another_model_is_refused_by_tensor(tmp_path: Path) -> None:
     assert "[320, 64], as config.json has it, got float32 [320, 48]" in message
 
 
-def test_tensors_that_no_layer_takes_are_listed(tmp_path: Path) -> None:
+def test_tensors_that_no_layer_takes_are_listed_and_refused(tmp_path: Path) -> None:
     def change(arrays: dict[str, np.ndarray]) -> None:
         arrays["extra.weight"] = np.zeros(3, np.float32)
         arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(3, np.float32)
+        arrays["model.mtp_linear_proj.weight"] = np.zeros(3, np.float32)
 
-    model = load(_damaged(tmp_path, change))
-    assert model.weights()["unused_tensors"] == ["extra.weight"]
+    path = _damaged(tmp_path, change)
+    assert _core.inspect_checkpoint(str(path))["plan"]["unused_tensors"] == ["extra.weight"]
+    message = refusal(path, NotSupported)
+    assert 'tensor "extra.weight": no layer of this model uses it' in message
+    with pytest.raises(NotSupported, match=r"extra\.weight"):
+        LLM(path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layer_that_the_config_leaves_out_is_refused(family: str, tmp_path: Path) -> None:
+    directory = copy_checkpoint(checkpoint(family), tmp_path / "model")
+    arrays = load_file(directory / "model.safetensors")
+    more = {re.sub(r"\.1\.", ".97.", name, count=1): array for name, array in arrays.items()}
+    assert len(more.keys() - arrays.keys()) > 4
+    save_file({**arrays, **more}, directory / "model.safetensors")
+    assert re.search(r'tensor ".*\.97\..*" and \d+ others', refusal(directory, NotSupported))
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("gpt2", "h.0.attn.masked_bias"),
+        ("gpt_bigcode", "transformer.h.0.attn.bias"),
+        ("gptj", "transformer.h.0.attn.bias"),
+        ("gpt_neo", "transformer.h.0.attn.attention.bias"),
+        ("gpt_neox", "gpt_neox.layers.0.attention.masked_bias"),
+        ("opt", "model.decoder.version"),
+    ],
+)
+def test_buffers_of_older_exports_are_skipped_where_they_belong(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    for source, is_skipped in ((family, True), ("llama", False)):
+        directory = copy_checkpoint(checkpoint(source), tmp_path / source)
+        arrays = load_file(directory / "model.safetensors")
+        save_file({**arrays, name: np.ones(1, np.float32)}, directory / "model.safetensors")
+        if is_skipped:
+            load(directory)
+        else:
+            assert name in refusal(directory, NotSupported)
 
 
 def test_tied_checkpoint_may_carry_a_copy_of_the_head(tmp_path: Path) -> None:
