@@ -43,6 +43,11 @@ void add_dims(GgufConfig& config) {
                              ": expected a tensor \"token_embd.weight\" of 2 dimensions, got ",
                              table ? "another number of them" : "none"));
   refuse_unknown_layers(config);
+  const GgufValue* said = config.find("vocab_size");
+  if (said && config.file().integer(*said) != table->shape[0])
+    config.file().fail(concat(config.prefix(), "vocab_size"),
+                       concat("expected the ", table->shape[0], " rows of token_embd.weight, got ",
+                              config.file().integer(*said)));
   config.set("vocab_size", {table->shape[0]});
   config.set("tie_word_embeddings", {!config.has_tensor("output.weight")});
   config.copy_integer("embedding_length", "hidden_size");

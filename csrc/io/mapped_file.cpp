@@ -60,7 +60,8 @@ std::shared_ptr<const MappedFile> map_regular_file(const fs::path& shown,
 
 MappedFile::MappedFile(fs::path path, const std::byte* data, int64_t num_bytes, const Times& times)
     : path_(std::move(path)), data_(data), num_bytes_(num_bytes), times_(times) {
-  const auto state = std::make_shared<ReadState>(path_.string());
+  // By its name alone: a server tells its clients why a step failed, and no path.
+  const auto state = std::make_shared<ReadState>(name());
   if (data_) guard_.emplace(data_, static_cast<size_t>(num_bytes_), *state);
   read_state_ = state;
 }

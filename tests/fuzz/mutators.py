@@ -16,6 +16,10 @@ _INTEGERS = [0, 1, 2, 3, 7, 255, 256, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**32,
 _INTEGERS += [2**63 - 1, 2**63, 2**64 - 1, 10**30]
 
 
+# Bytes that one mutation of a message may add: files stay small, so that many are made.
+_MAX_ADDED = 2**17
+
+
 class Raw(str):
     """Text that is written into JSON as it is."""
 
@@ -56,6 +60,12 @@ def dump(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ",".join(map(dump, value)) + "]"
     return json.dumps(value)
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, Raw):
+        return "int"
+    return type(value).__name__
 
 
 def _slots(tree: Any, rng: random.Random) -> tuple[list[Any], int] | None:
@@ -103,7 +113,10 @@ def _mutate_tree(rng: random.Random, tree: Any) -> None:
     value = container[index]
     choice = rng.randrange(10)
     if choice < 4:
-        container[index] = rng.choice(_ODD_VALUES)
+        odd = _ODD_VALUES
+        if rng.random() < 0.8:  # what a parser of types lets through
+            odd = [item for item in odd if _type(item) == _type(value)] or [None]
+        container[index] = rng.choice(odd)
     elif choice == 4 and isinstance(value, str):
         container[index] = _odd_string(rng, value)
     elif choice == 5 and isinstance(value, int) and not isinstance(value, bool):
@@ -111,7 +124,9 @@ def _mutate_tree(rng: random.Random, tree: Any) -> None:
     elif choice == 6 and isinstance(value, list) and value:
         del value[rng.randrange(len(value))]
     elif choice == 7 and isinstance(value, list) and value:
-        value += [rng.choice(value)] * rng.choice((1, 2, 25, 2000))
+        item = rng.choice(value)
+        num_bytes = len(_plain([item[1] if isinstance(value, Pairs) else item]))
+        value += [item] * min(rng.choice((1, 2, 25, 2000)), 1 + _MAX_ADDED // num_bytes)
     elif choice == 8:
         # A part of the tree at another place: never of itself, which would have no end.
         container[index] = parse(_plain(rng.choice(_containers(tree))))
@@ -260,7 +275,9 @@ def _mutate_fields(rng: random.Random, fields: list[list[Any]]) -> None:
     if choice == 0:
         del fields[at]
     elif choice == 1:
-        fields[at:at] = [list(field) for _ in range(rng.choice((1, 2, 500)))]
+        size = len(field[2]) if field[1] == 2 else 8
+        count = rng.choice((1, 2, 500))
+        fields[at:at] = [list(field) for _ in range(min(count, 1 + _MAX_ADDED // (size + 1)))]
     elif choice == 2:
         field[0] = rng.randrange(1, 50)
     elif field[1] == 0:
@@ -268,7 +285,8 @@ def _mutate_fields(rng: random.Random, fields: list[list[Any]]) -> None:
     elif field[1] == 5:
         field[2] = struct.pack("<f", rng.choice((float("nan"), float("inf"), 0.0, -1e38)))
     elif choice == 3:
-        field[2] = field[2] * rng.choice((2, 50, 3000))
+        times = rng.choice((2, 50, 3000))
+        field[2] = field[2] * min(times, 1 + _MAX_ADDED // (len(field[2]) + 1))
     else:
         field[2] = mutate_bytes(rng, field[2])
 
@@ -377,24 +395,37 @@ def mutate_gguf(rng: random.Random, data: bytes) -> bytes:
     return bytes(out)
 
 
+# Whole parts, for between two others, and words that break or stretch what they are put into.
 _TEMPLATE_PARTS = [
-    *("{% for i in range(99999) %}", "{% endfor %}", "{{ 'x' * 10**10 }}", "{{ messages }}"),
-    *("{% set ns = namespace(x='x') %}", "{% set ns.x = ns.x ~ ns.x %}", "{{ ns.x }}", "((((((("),
-    *("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", ".__class__", "['__init__']", "|tojson"),
-    *("{% if true %}", "{% endif %}", "{{ raise_exception('no') }}", "| join(',') | upper"),
-    *("{% block a %}{% endblock %}", "{% include 'x' %}", "{{ [[[[1]]]] }}", "{{ 9**9**9 }}"),
-    *(
-        "{% set x = messages * 99 %}",
-        "{{ '%9999999d' % 1 }}",
-        "{{ x.y.z }}",
-        "{#",
-        "#}",
-        "{{",
-        "%}",
-    ),
-    *("{{ strftime_now('%Y') }}", "\0", "\u2028", "{{ messages[0].content[::-1] }}", "{{ 1/0 }}"),
+    "{% for i in range(99999) %}x{% endfor %}",
     "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+    "{{ 'x' * 10**10 }}",
+    "{{ messages }}",
+    "{% set ns = namespace(x='x') %}{% for i in range(60) %}"
+    "{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{{ messages | tojson }}",
+    "{{ raise_exception('no') }}",
+    "{{ messages | map(attribute='content') | join(',') | upper }}",
+    "{% block a %}{% endblock %}",
+    "{% include 'x' %}",
+    "{{ [[[[1]]]] }}",
+    "{{ 9**9**9 }}",
+    "{% set x = messages * 99 %}",
+    "{{ '%9999999d' % 1 }}",
+    "{{ strftime_now('%Y') }}",
+    "{{ messages[0].content[::-1] }}",
+    "{{ 1 / 0 }}",
+    "{{ messages.__class__ }}",
+    "{{ ''.join(['a'] * 99999) }}",
+    "{{ (('a' * 9999) ~ 'b') | replace('a', 'b' * 999) }}",
+    "{{ dict(a=messages) | dictsort }}",
+    "{{ " + "(" * 40 + "1" + ")" * 40 + " }}",
+    "{{ " + "not " * 300 + "1 }}",
+    "\0\u2028",
 ]
+_TEMPLATE_WORDS = ["((((((", ".__class__", "['__init__']", "| tojson", "{#", "{{", "%}", "not", "'"]
+_TEMPLATE_WORDS += ["{% if true %}", "{% endif %}", "{% endfor %}", "\0", "messages", "1e400"]
 
 
 def mutate_template(rng: random.Random, data: bytes) -> bytes:
@@ -402,16 +433,18 @@ def mutate_template(rng: random.Random, data: bytes) -> bytes:
     if rng.random() < 0.1:
         return mutate_bytes(rng, data)
     words = re.findall(r"\{[%{#]-?|-?[%}#]\}|\w+|\s+|.", data.decode("utf-8", "replace"))
-    for _ in range(rng.randint(1, 4)):
-        choice, at = rng.randrange(5), rng.randrange(len(words) + 1)
+    for _ in range(rng.randint(1, 3)):
+        choice, at = rng.randrange(8), rng.randrange(len(words) + 1)
         if choice == 0:
             del words[at : at + rng.choice((1, 2, 10))]
         elif choice == 1:
             words[at:at] = words[at : at + 10] * rng.choice((1, 2, 300))
         elif choice == 2:
-            words[at:at] = [rng.choice(_TEMPLATE_PARTS)] * rng.choice((1, 1, 1, 30, 500))
+            words[at:at] = [rng.choice(_TEMPLATE_WORDS)] * rng.choice((1, 1, 30, 500))
         elif choice == 3 and words:
             words[at % len(words)] = rng.choice(words)
         else:
-            words[at:at] = [rng.choice(_TEMPLATE_PARTS)]
+            ends = [i + 1 for i, word in enumerate(words) if word.endswith(("%}", "}}"))]
+            at = rng.choice([0, len(words), *ends])
+            words[at:at] = [rng.choice(_TEMPLATE_PARTS)] * rng.choice((1, 1, 1, 30))
     return "".join(words).encode("utf-8", "replace")

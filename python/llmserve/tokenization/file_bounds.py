@@ -111,7 +111,6 @@ def check_loaded(tokenizer: "tokenizers.Tokenizer", path: Path) -> None:
     if post_processor is not None and len(post_processor.__getstate__()) > _MAX_POST_PROCESSOR:
         raise CorruptFile(f"{path}: post_processor: more than {_MAX_POST_PROCESSOR} bytes long")
 
-
     _check_unknown(tokenizer, path)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmserve.errors import CorruptFile
+from llmserve.errors import NotSupported
 
 Result = TypeVar("Result")
 
@@ -13,14 +13,14 @@ Result = TypeVar("Result")
 def library_call(
     path: Path, purpose: str, function: Callable[..., Result], *args: Any, **kwargs: Any
 ) -> Result:
-    """What a call of the library gives, on the tokenizer of `path`. Raises CorruptFile for all that
-    the library throws: its arguments have been checked, so that the file is at fault."""
+    """What a call of the library gives, on the tokenizer of `path`, which has been loaded. Raises
+    NotSupported for all that the library throws: one text cannot be served, others can."""
     try:
         return function(*args, **kwargs)
     except BaseException as error:
         if not is_library_error(error):
             raise
-        raise CorruptFile(f"{path}: the tokenizer cannot {purpose}: {error}") from error
+        raise NotSupported(f"{path}: the tokenizer cannot {purpose}: {error}") from error
 
 
 def is_library_error(error: BaseException) -> bool:

@@ -97,7 +97,7 @@ def _ranks(vocab: list[Any], count: int, path: Path) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
     for rank, entry in enumerate(vocab[:count]):
         text = entry.get("token_bytes") if isinstance(entry, dict) else None
-        token = decoded_token(text.encode()) if isinstance(text, str) else None
+        token = decoded_token(text.encode(errors="replace")) if isinstance(text, str) else None
         is_byte = rank >= 256 or token == bytes([rank])
         if not token or not is_byte or entry.get("rank") != rank:
             raise CorruptFile(f"{path}: vocab[{rank}]: expected rank {rank} and bytes in base64")

@@ -157,7 +157,7 @@ class Tokenizer(TransformersNames):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text, with what the model wants at its ends (usually a
         begin-of-sequence id) unless told otherwise. Raises InvalidArgument for lone surrogates,
-        and CorruptFile where the tokenizer's file does not let the library encode it."""
+        and NotSupported where the tokenizer's file does not let the library encode it."""
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(

@@ -259,6 +259,16 @@ def test_vector_in_blocks_is_refused(name: str, kind: str, tmp_path: Path) -> No
             load(str(path))
 
 
+def test_vocabulary_of_another_size_than_the_table_is_refused(tmp_path: Path) -> None:
+    for size in (2, 3, 1):
+        contents = raw_file([*SHAPE, raw_value(b"llama.vocab_size", U32, size)], TENSORS, DATA)
+        if size == 2:
+            _core_testing.list_tensors(write(tmp_path, contents))
+        else:
+            with pytest.raises(CorruptFile, match=f"expected the 2 rows of .* got {size}"):
+                _core_testing.list_tensors(write(tmp_path, contents))
+
+
 def test_text_that_is_not_utf8_is_refused_by_key(tmp_path: Path) -> None:
     path = write(tmp_path, with_value(raw_value(b"tokenizer.chat_template", STRING, b"\xff")))
     with pytest.raises(CorruptFile, match=r"metadata tokenizer.chat_template: expected UTF-8"):

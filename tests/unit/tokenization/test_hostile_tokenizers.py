@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import sentencepiece_files
-from llmserve.errors import CorruptFile
+from llmserve.errors import CorruptFile, NotSupported
 from llmserve.tokenization.eos_token import read_eos_token_id
 from llmserve.tokenization.file_bounds import check_charsmap
 from llmserve.tokenization.tokenizer import Tokenizer
@@ -124,7 +124,7 @@ def test_panic_in_encode_and_decode_is_an_error_and_the_next_call_works(
             lambda: tokenizer.encode("h" * 5000),
             lambda: tokenizer.decode(wanted),
         ):
-            with pytest.raises(CorruptFile, match=r"the tokenizer cannot .*index out of bounds"):
+            with pytest.raises(NotSupported, match=r"the tokenizer cannot .*index out of bounds"):
                 call()
     assert tokenizer.encode("hello") == wanted
 
@@ -268,3 +268,10 @@ def test_special_token_of_megabytes_is_refused(tmp_path: Path) -> None:
     save_tokenizer(byte_level(), tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "x" * 2_000_000}))
     assert "bos_token: 2000000 characters" in refusal(tmp_path)
+
+
+def test_tekken_token_of_half_a_character_is_refused(tmp_path: Path) -> None:
+    config = {"default_vocab_size": 286, "default_num_special_tokens": 30, "pattern": "a"}
+    vocab = [{"rank": rank, "token_bytes": "\ud800"} for rank in range(256)]
+    (tmp_path / "tekken.json").write_text(json.dumps({"config": config, "vocab": vocab}))
+    assert "vocab[0]: expected rank 0 and bytes in base64" in refusal(tmp_path)
