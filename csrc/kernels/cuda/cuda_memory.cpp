@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "core/error.h"
+#include "core/human_bytes.h"
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/nvtx.h"
 
@@ -95,7 +96,8 @@ std::byte* DeviceMemory::allocate(int64_t num_bytes) {
                                : cudaMallocFromPoolAsync(&data, size, pool_, stream_);
   if (code == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // it is told here; later calls need not hear of it
-    throw ResourceExhausted(concat("the GPU has no ", num_bytes, " bytes left (", available_bytes(),
+    throw ResourceExhausted(concat("the GPU has no ", human_bytes(num_bytes), " left (",
+                                   human_bytes(available_bytes()),
                                    " are free); use a smaller model, max_model_len or KV cache"));
   }
   check("cudaMalloc", code);

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/human_bytes.h"
 #include "kernels/cuda/cuda_check.h"
 
 namespace llmserve::cuda {
@@ -17,8 +18,8 @@ std::byte* PinnedMemory::allocate(int64_t num_bytes) {
                                                cudaHostAllocMapped | cudaHostAllocPortable);
   if (code == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // it is told here; later calls need not hear of it
-    throw ResourceExhausted(concat("the system does not pin ", num_bytes,
-                                   " bytes of host memory for the GPU; raise `ulimit -l`, or free "
+    throw ResourceExhausted(concat("the system does not pin ", human_bytes(num_bytes),
+                                   " of host memory for the GPU; raise `ulimit -l`, or free "
                                    "memory"));
   }
   check("cudaHostAlloc", code);
