@@ -21,6 +21,7 @@ from llmserve.errors import HubError
 MIN_BYTES = 32 * 2**20  # smaller files come again in seconds
 _CHUNK_BYTES = 2**20
 _SHA256 = re.compile(r"[0-9a-f]{64}")  # the ETag of a file in large-file storage
+_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # what the server says becomes a file's name
 _PARTIAL = 206  # HTTP
 
 
@@ -57,7 +58,7 @@ def fetch_large_files(
     blobs = _blobs(model_id, cache)
     endpoint = os.environ.get("HF_ENDPOINT") or None
     for name, listed in files.items():
-        if listed.num_bytes < MIN_BYTES:
+        if listed.num_bytes < MIN_BYTES or _BLOB.fullmatch(listed.blob) is None:
             continue
         url = hf_hub_url(model_id, name, revision=revision, endpoint=endpoint)
         file = get_hf_file_metadata(url, endpoint=endpoint)

@@ -140,6 +140,18 @@ def test_a_download_that_was_interrupted_goes_on_where_it_ended(
     assert not list(cache.rglob("*.incomplete"))
 
 
+def test_what_a_server_calls_its_bytes_names_no_file_elsewhere(
+    hub: hub_server.HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "MIN_BYTES", 1)
+    fetched: list[Path] = []
+    monkeypatch.setattr(resume, "_fetch", lambda url, blob, *rest: fetched.append(blob))
+    for blob in ("../../evil", "/evil", "", "a" * 39):
+        files = {"model.safetensors": resume.RemoteFile(10**9, blob)}
+        resume.fetch_large_files(MODEL, None, cache, files)
+    assert fetched == []
+
+
 def test_bytes_that_are_not_the_hubs_are_not_kept(tmp_path: Path) -> None:
     (tmp_path / "partial").write_bytes(b"other")
     with pytest.raises(HubError, match="what came is not the file that the Hub has"):
