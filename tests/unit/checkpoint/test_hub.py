@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import checkpoints
 import hub_server
+import huggingface_hub
 import llmserve
 import pytest
 from gguf_files import write_gguf
@@ -146,10 +148,14 @@ def test_what_a_server_calls_its_bytes_names_no_file_elsewhere(
     monkeypatch.setattr(resume, "MIN_BYTES", 1)
     fetched: list[Path] = []
     monkeypatch.setattr(resume, "_fetch", lambda url, blob, *rest: fetched.append(blob))
-    for blob in ("../../evil", "/evil", "", "a" * 39):
+    for blob in ("../../evil", "/evil", "", "a" * 39, "a" * 40):
+        answer = SimpleNamespace(etag=blob, size=10**9, location=hub.url, xet_file_data=None)
+        monkeypatch.setattr(
+            huggingface_hub, "get_hf_file_metadata", lambda *_, answer=answer, **__: answer
+        )
         files = {"model.safetensors": resume.RemoteFile(10**9, blob)}
         resume.fetch_large_files(MODEL, None, cache, files)
-    assert fetched == []
+    assert [path.name for path in fetched] == ["a" * 40]
 
 
 def test_bytes_that_are_not_the_hubs_are_not_kept(tmp_path: Path) -> None:
