@@ -137,6 +137,21 @@ def glm(name: str, **values: str) -> str:
     return f"<tool_call>{name}\n{''.join(pairs)}</tool_call>"
 
 
+DSML, DSML_END = "<｜DSML｜", "</｜DSML｜"
+
+
+def invoke(name: str, **values: object) -> str:
+    lines = [f'{DSML}invoke name="{name}">']
+    for key, value in values.items():
+        kind = "true" if isinstance(value, str) else "false"
+        head = f'{DSML}parameter name="{key}" string="{kind}">'
+        lines.append(f"{head}{value}{DSML_END}parameter>")
+    return "\n".join([*lines, f"{DSML_END}invoke>"])
+
+
+DSML_ROME = invoke("weather", city='Rome, "IT"', days=[1, 2])
+
+
 def harmony(channel: str, text: str, end: str = "<|end|>") -> str:
     return f"<|channel|>{channel}<|message|>{text}{end}"
 
@@ -190,6 +205,12 @@ CASES += [
         f"{BEGINS}{CALL}function{SEP}weather\n```json\n{ROME[1]}\n```{CALL_END}\n"
         f"{CALL}function{SEP}now\n```json\n{{}}\n```{CALL_END}{ENDS}",
         "",
+        [ROME, NOW],
+    ),
+    (
+        "deepseek_v32",
+        f"So.\n\n{DSML}function_calls>\n{DSML_ROME}\n{invoke('now')}\n{DSML_END}function_calls>",
+        "So.",
         [ROME, NOW],
     ),
     ("deepseek_v31", f"So. {BEGINS}{CALL}add{SEP}{SUM[1]}{CALL_END}{ENDS}", "So.", [SUM]),
@@ -312,6 +333,10 @@ OWN = {
     "glm45": [glm("add", y="1"), "<arg_key>city", "</arg_key>", "<arg_value>", "</arg_value>"],
     "seed_oss": ["<seed:tool_call><function=add>", "<parameter=x>", "</parameter>", "</function>"],
     "minimax_m2": ['<minimax:tool_call><invoke name="add">', '<parameter name="x">', "</invoke>"],
+    "deepseek_v32": [
+        *(f"{DSML}function_calls>", invoke("add", y=1), f'{DSML}parameter name="', 'x" string="'),
+        *('true">', f"{DSML_END}parameter>", f"{DSML_END}invoke>", f"{DSML_END}function_calls>"),
+    ],
     "deepseek_v3": [f"{BEGINS}{CALL}function{SEP}now\n", "```json\n", "{}", "```", CALL_END, ENDS],
     "deepseek_v31": [BEGINS, CALL, f"now{SEP}", "{}", CALL_END, ENDS],
     "kimi_k2": [SECTION, "<|tool_call_begin|>", kimi("functions.now:0", "{}"), SECTION_END],

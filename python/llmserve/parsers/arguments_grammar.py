@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llmserve.parsers.lark import Lark, joined
-from llmserve.parsers.text_values import is_text, value_types
+from llmserve.parsers.text_values import TEXT, value_types
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 # What a schema of an object may say if its arguments are to be written one by one.
@@ -47,32 +47,35 @@ def keyed_arguments(
     parameters: Mapping[str, object],
     *,
     before_key: str,
-    before_value: str,
+    before_value: tuple[str, str],
     after_value: str,
 ) -> str:
     """Each key and value between signs, in the schema's order; any where the schema is of another
-    kind. A text stands as it is: of its schema, an enumeration and the lengths are kept to."""
+    kind. before_value: of a text, and of another value. A text stands as it is: of its schema, an
+    enumeration and the lengths are kept to."""
     arguments = _arguments(parameters)
     if arguments is None or any(">" in item.name or "<" in item.name for item in arguments):
-        key = lark.literal(before_key) + r" /[^<>\s]{1,64}/ " + lark.literal(before_value)
+        key = lark.literal(before_key) + r' /[^<>"\s]{1,64}/ ' + lark.literal(before_value[0])
         return f"({lark.rule(f'{key} {lark.text_until(after_value)}')})*"
     parts = []
     for item in arguments:
-        head = lark.literal(before_key + item.name + before_value)
-        rule = lark.rule(f"{head} {_value(lark, parameters, item, after_value)}")
+        is_text, value = _value(lark, parameters, item, after_value)
+        head = lark.literal(before_key + item.name + before_value[not is_text])
+        rule = lark.rule(f"{head} {value}")
         parts.append(rule if item.is_required else f"({rule})?")
     return joined(*parts)
 
 
-def _value(lark: Lark, root: Mapping[str, object], item: _Argument, after: str) -> str:
+def _value(lark: Lark, root: Mapping[str, object], item: _Argument, after: str) -> tuple[bool, str]:
+    """Whether it is a text, and its expression with what stands behind it."""
     choices = item.schema.get("enum", [item.schema["const"]] if "const" in item.schema else None)
     if isinstance(choices, list) and choices and all(isinstance(text, str) for text in choices):
         literals = " | ".join(lark.literal(text) for text in choices)
-        return f"({literals}) {lark.literal(after)}"
+        return True, f"({literals}) {lark.literal(after)}"
     types = value_types(root, item.name)
     if not types or "string" in types:
-        return lark.text_until(after, _lengths(item.schema) if is_text(types) else "*")
-    return f"{lark.value(item.schema)} {lark.literal(after)}"
+        return True, lark.text_until(after, _lengths(item.schema) if types == TEXT else "*")
+    return False, f"{lark.value(item.schema)} {lark.literal(after)}"
 
 
 def _lengths(schema: Mapping[str, object]) -> str:

@@ -9,7 +9,7 @@ from llmserve.parsers.arguments_grammar import keyed_arguments
 from llmserve.parsers.deltas import Pieces, held_length
 from llmserve.parsers.lark import Lark, joined
 from llmserve.parsers.text_parser import MAX_HEAD, NAME, State, TextParser, sign_at
-from llmserve.parsers.text_values import is_text, json_value, value_types
+from llmserve.parsers.text_values import TEXT, json_value, value_types
 from llmserve.parsers.tool_style import Schemas, ToolStyle
 
 
@@ -22,6 +22,7 @@ class KeyedStyle(ToolStyle):
     function: tuple[str, str, str] = ("", "", "")  # before the name, behind it, at the end of all
     key: tuple[str, str]
     value: tuple[str, str]
+    kinds: tuple[str, str] = ("", "")  # behind a key that has a text, and another value
     pads_values: bool = False  # a line break before a value and one behind it are not its own
     may_omit_begin: bool = False  # models forget it; the sign of a function tells enough
 
@@ -33,12 +34,12 @@ class KeyedStyle(ToolStyle):
         """See ToolStyle."""
         head = lark.literal(f"{self.function[0]}{name}{self.function[1]}\n")
         pad = "\n" if self.pads_values else ""
-        between = "\n" if self.value[0] else ""
+        behind_key = self.key[1] + ("\n" if self.value[0] else "") + self.value[0] + pad
         arguments = keyed_arguments(
             lark,
             parameters,
             before_key=self.key[0],
-            before_value=self.key[1] + between + self.value[0] + pad,
+            before_value=(self.kinds[0] + behind_key, self.kinds[1] + behind_key),
             after_value=pad + self.value[1] + "\n",
         )
         return joined(head, arguments, lark.literal(self.function[2]))
@@ -151,8 +152,13 @@ class KeyedParser(TextParser):
         if not 0 <= end - pos <= MAX_HEAD:
             return self._break_off(pos)
         key = text[pos:end].strip()
-        schema = self._schemas.get(self._name_read, {})
-        self._types = value_types(schema, key)
+        of_text, of_other = self._style.kinds
+        is_text, is_other = key.endswith(of_text), key.endswith(of_other)
+        if of_text and (is_text or is_other):  # the model says what it is
+            key = key.removesuffix(of_text if is_text else of_other)
+            self._types = TEXT if is_text else frozenset()
+        else:
+            self._types = value_types(self._schemas.get(self._name_read, {}), key)
         self._send(f"{', ' if self._num_values else '{'}{json.dumps(key, ensure_ascii=False)}: ")
         self._num_values += 1
         self._at = self._before_value
@@ -169,7 +175,7 @@ class KeyedParser(TextParser):
                 self._send("null")
                 return self._break_off(pos)
             pos += len(sign)
-        if is_text(self._types):
+        if self._types == TEXT:
             self._send('"')
         self._value_text = ""
         self._is_value_begin = self._style.pads_values
@@ -191,13 +197,13 @@ class KeyedParser(TextParser):
             return end if end > pos else None
         pad = self._style.pads_values and text.endswith("\n", pos, end)
         self._add_value(text[pos : end - pad])
-        self._send('"' if is_text(self._types) else json_value(self._value_text, self._types))
+        self._send('"' if self._types == TEXT else json_value(self._value_text, self._types))
         self._at = self._between
         return end + len(sign)
 
     def _add_value(self, text: str) -> None:
         """Texts go out as they come, other values at their end."""
-        if is_text(self._types):
+        if self._types == TEXT:
             self._send(json.dumps(text, ensure_ascii=False)[1:-1])
         else:
             self._value_text += text

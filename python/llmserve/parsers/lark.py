@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 # ruff: noqa: RUF001  # DeepSeek's tokens have wide bars
 # What a special token may look like. Those that the tokenizer has are named by their id.
-_TOKEN = re.compile(r"(<\|[^<>|]+\|>|<｜[^<>｜]+｜>|\[/?[A-Z_]+\]|</?[a-z_:]+>)")
+_TOKEN = re.compile(r"(<\|[^<>|]+\|>|<｜[^<>｜]+｜>|\[/?[A-Z_]+\]|</?[a-z_:]+>|｜[A-Z]+｜)")
 _TIGHT = {"x-guidance": {"whitespace_flexible": False}}
 
 

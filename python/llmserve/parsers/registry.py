@@ -7,6 +7,7 @@ from llmserve.errors import InvalidArgument
 from llmserve.parsers import (
     deepseek_v3,
     deepseek_v31,
+    deepseek_v32,
     generic_json,
     glm45,
     granite,
@@ -37,6 +38,7 @@ TOOL_STYLES: tuple[ToolStyle, ...] = (
     seed_oss.STYLE,
     minimax_m2.STYLE,
     kimi_k2.STYLE,
+    deepseek_v32.STYLE,
     deepseek_v3.STYLE,
     deepseek_v31.STYLE,
     phi4.STYLE,

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 
+TEXT = frozenset(("string",))  # the types of what is a text, whatever it looks like
 _MAX_DEPTH = 8
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 
@@ -46,11 +47,6 @@ def _types(root: Mapping[str, object], schema: object, depth: int) -> set[str]:
 def _type_of(value: object) -> str:
     names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
     return "null" if value is None else names.get(type(value), "object")
-
-
-def is_text(types: frozenset[str]) -> bool:
-    """Whether the argument is a text, whatever it looks like."""
-    return types == {"string"}
 
 
 def json_value(text: str, types: frozenset[str]) -> str:

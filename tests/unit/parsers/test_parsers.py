@@ -218,6 +218,7 @@ def test_a_chat_template_tells_its_style() -> None:
         "[func_name1(params_name1=params_value1)]": "pythonic",
         "function<｜tool▁sep｜>f\n```json\n{}": "deepseek_v3",
         "f<｜tool▁sep｜>{}": "deepseek_v31",
+        '{%- set dsml_token = "｜DSML｜" -%}': "deepseek_v32",
         "functions.f:0<|tool_call_argument_begin|>{}": "kimi_k2",
         "<|tool_call|>{{ calls }}": "granite",
         "<|tool|>{{ tools }}<|/tool|> with <|tool_call|>": "phi4_mini_json",

@@ -41,7 +41,15 @@ TOOLS: list[object] = [
     {"type": "function", "function": {"name": "now", "parameters": {"enum": [{}]}}},
 ]
 # Where arguments are written one by one, a schema lists them.
-BY_ONE = ["qwen3_coder", "glm45", "seed_oss", "minimax_m2", "pythonic", "llama4_pythonic"]
+BY_ONE = [
+    "qwen3_coder",
+    "glm45",
+    "seed_oss",
+    "minimax_m2",
+    "deepseek_v32",
+    "pythonic",
+    "llama4_pythonic",
+]
 NO_ARGUMENTS = ("now", {"properties": {}, "additionalProperties": False})
 
 
