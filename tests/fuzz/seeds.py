@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from safetensors_files import header_entry, safetensors_bytes
-from unit.test_gguf import GOOD
+from unit.io.test_gguf import GOOD
 
 
 def write_seeds(directory: Path) -> None:

@@ -110,6 +110,7 @@ def test_the_llms_template_stands_in_for_the_models(checkpoint: Path) -> None:
         (7, "chat_template must be a Jinja template"),
         ("", "chat_template must be a Jinja template"),
         ("{# " + "x" * 2**18 + " #}", "more than the 262144 allowed"),
+        ("{{ a }}" * 11_000, "33000 tokens of Jinja, more than the 32768 allowed"),
     ],
 )
 def test_a_bad_template_is_refused_when_the_llm_is_made(
