@@ -169,8 +169,8 @@ def check_access(path: Path) -> None:
 
 
 def only_gguf(path: Path) -> Path | None:
-    """The GGUF file of a folder without other weights, the first of its parts if it is split."""
-    if not path.is_dir() or os.path.lexists(path / "config.json"):
+    """The GGUF file of a folder without safetensors, the first of its parts if it is split."""
+    if not path.is_dir() or any(path.glob("*.safetensors")):
         return None
     files = [file for file in sorted(path.glob("*.gguf")) if is_gguf_model(file.name)]
     if len(files) > 1:

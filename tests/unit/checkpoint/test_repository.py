@@ -152,7 +152,7 @@ def test_a_gguf_pointer_of_git_lfs_is_told(tmp_path: Path) -> None:
 
 
 def test_a_projector_beside_a_gguf_file_is_left_out(tmp_path: Path) -> None:
-    for name in ("tiny-Q8_0.gguf", "mmproj-F16.gguf"):
+    for name in ("tiny-Q8_0.gguf", "mmproj-F16.gguf", "config.json"):  # as repositories have it
         (tmp_path / name).write_bytes(b"GGUF")
     assert find_checkpoint(tmp_path) == tmp_path / "tiny-Q8_0.gguf"
 
