@@ -139,6 +139,9 @@ class ChatSession:
             return "\n".join(f"{name:<20} {getattr(self.params, name)}" for name in _SETTINGS)
         name, _, value = text.partition(" ")
         name = name.replace("-", "_")
+        begun = [known for known in _SETTINGS if known.startswith(name)]
+        if len(begun) == 1:  # "temp"
+            name = begun[0]
         if name not in _SETTINGS:
             near = difflib.get_close_matches(name, _SETTINGS, n=1)
             hint = f"did you mean {near[0]}?" if near else "/set alone lists what there is"

@@ -255,6 +255,7 @@ def session_of(llm: LLM) -> ChatSession:
 def test_set_changes_what_the_next_answer_is_drawn_with(session: ChatSession) -> None:
     assert session.command("/set temperature 0") == "temperature is 0.0"
     assert session.command("/set max-tokens 2") == "max_tokens is 2"
+    assert session.command("/set temp") == "temperature is 0.0"
     assert (session.params.temperature, session.params.max_tokens) == (0.0, 2)
     list(session.answer("hello"))
     assert session.last is not None
@@ -266,7 +267,7 @@ def test_set_changes_what_the_next_answer_is_drawn_with(session: ChatSession) ->
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("/set temperatur 1", "there is no temperatur; did you mean temperature?"),
+        ("/set temprature 1", "there is no temprature; did you mean temperature?"),
         ("/set temperature hot", "temperature is a number, got 'hot'"),
         ("/set temperature -1", "/set: temperature must be finite and at least 0, got -1"),
         ("/set top_p", "top_p is 1.0"),
