@@ -203,6 +203,8 @@ KINDS: dict[str, Kind] = {
     ),
     "tiktoken": Kind("qwen.tiktoken", mutators.mutate_lines, _load_tokenizer, _wrong_lines),
     "tekken": Kind("tekken.json", mutators.mutate_json, _load_tokenizer),
+    "vocab": Kind("vocab.json", mutators.mutate_json, _load_tokenizer),
+    "merges": Kind("merges.txt", mutators.mutate_lines, _load_tokenizer),
     "tokenizer-config": Kind("tokenizer_config.json", mutators.mutate_json, _load_template),
     "special-tokens": Kind("special_tokens_map.json", mutators.mutate_json, _load_template),
     "chat-template": Kind("chat_template.jinja", mutators.mutate_template, _load_template),
@@ -283,6 +285,11 @@ def write_seeds(directory: Path) -> None:
         "special_tokens": [{"rank": 0, "token_str": "<unk>"}, {"rank": 1, "token_str": "<s>"}],
     }
     (folder("tekken") / "tekken.json").write_text(json.dumps(tekken))
+    for kind in ("vocab", "merges"):
+        tokenizer_files.byte_level().model.save(str(folder(kind)))
+        (directory / kind / "tokenizer_config.json").write_text(
+            json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|end|>"})
+        )
     for kind in ("chat-template", "special-tokens"):
         tokenizer_files.save(tokenizer_files.byte_level(), folder(kind))
         (directory / kind / "chat_template.jinja").write_text(_TEMPLATE)

@@ -32,8 +32,10 @@ def test_the_good_file_that_is_mutated_is_taken(kind: str, seeds: Path) -> None:
 def test_mutated_files_are_taken_or_refused(seeds: Path) -> None:
     figures = run_loads(seeds, cases(CASES, 0), num_workers=2)
     assert figures.findings == []
-    for outcome in ("loaded", "refused"):  # the mutations are neither too mild nor too wild
-        assert {kind for kind in KINDS if figures.outcomes[f"{kind} {outcome}"]} == {*KINDS}
+    # The mutations are neither too mild nor too wild; of a vocabulary few changes are good ones.
+    for outcome, never in (("loaded", {"vocab"}), ("refused", set())):
+        met = {kind for kind in KINDS if figures.outcomes[f"{kind} {outcome}"]}
+        assert met >= KINDS.keys() - never, figures
 
 
 @pytest.mark.long

@@ -72,7 +72,9 @@ def test_integers_are_read_and_no_weights(stored: str, tmp_path: Path) -> None:
 
     copy_checkpoint(checkpoint("llama"), tmp_path / "model")
     tensors = load(tmp_path / "model")
-    tensors["extra"] = torch.ones(3).to(getattr(torch, stored))
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(3).to(
+        getattr(torch, stored)
+    )
     save(tmp_path / "model", tensors)
     assert answers(tmp_path / "model") == answers(checkpoint("llama"))
     name = "model.norm.weight"

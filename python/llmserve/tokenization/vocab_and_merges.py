@@ -17,6 +17,7 @@ from llmserve.checkpoint.model_files import (
 from llmserve.checkpoint.special_tokens import read_special_tokens
 from llmserve.common.arguments import INT32_MAX
 from llmserve.errors import CorruptFile, NotSupported
+from llmserve.tokenization.file_bounds import MAX_TOKENS
 from llmserve.tokenization.pre_tokenizers import PRE_TOKENIZERS
 from llmserve.tokenization.tokenizer_document import AddedToken, Document, Ends, byte_level_bpe
 
@@ -57,7 +58,7 @@ def _vocab(data: bytes, path: Path) -> dict[str, int]:
     vocab: dict[str, int] = {}
     for token, token_id in parse_json_object(data, path).items():
         if type(token_id) is not int or not 0 <= token_id <= INT32_MAX:
-            raise CorruptFile(f"{path}: {token!r}: expected an id, got {token_id!r:.80}")
+            raise CorruptFile(f"{path}: {token!r:.80}: expected an id, got {token_id!r:.80}")
         vocab[token] = token_id
     if len(set(vocab.values())) < len(vocab):
         raise CorruptFile(f"{path}: two tokens have one id")
@@ -68,6 +69,8 @@ def _merges(path: Path) -> list[tuple[str, str]]:
     data = read_bytes(path.parent, path.name, MAX_TOKENIZER_BYTES)
     if data is None:
         raise CorruptFile(f"{path.parent} has vocab.json and no merges.txt, which belongs to it")
+    if data.count(b"\n") > MAX_TOKENS:
+        raise CorruptFile(f"{path}: more than {MAX_TOKENS} lines")
     try:
         lines = data.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -105,7 +108,7 @@ def _added(folder: Path) -> Iterator[AddedToken]:
     """added_tokens.json, which older checkpoints have."""
     for content, token_id in (read_json_object(folder, "added_tokens.json") or {}).items():
         if type(token_id) is not int or not 0 <= token_id <= INT32_MAX:
-            raise CorruptFile(f"{folder / 'added_tokens.json'}: {content!r}: expected an id")
+            raise CorruptFile(f"{folder / 'added_tokens.json'}: {content!r:.80}: expected an id")
         yield AddedToken(token_id, content, is_special=True)
 
 

@@ -243,6 +243,12 @@ def test_file_of_many_empty_values_is_refused_by_their_number(tmp_path: Path) ->
 def test_file_of_many_empty_lines_is_refused_by_their_number(tmp_path: Path) -> None:
     (tmp_path / "qwen.tiktoken").write_bytes(b"IQ== 0\n" + b"\n" * (2**21 + 1))
     assert "more than 2097152 lines" in refusal(tmp_path)
+    byte_level().model.save(str(tmp_path))
+    (tmp_path / "qwen.tiktoken").unlink()
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    load(tmp_path)
+    (tmp_path / "merges.txt").write_bytes(b"\n" * (2**21 + 1))
+    assert "more than 2097152 lines" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("token_id", ["1e400", "NaN", "[]"])
