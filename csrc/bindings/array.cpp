@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <utility>
 #include <vector>
@@ -222,6 +224,7 @@ ImportedArray::ImportedArray(std::string name, py::handle object, const ArrayPla
         name_, ": expected a NumPy array, a torch tensor or another array with __dlpack__, got ",
         std::string(py::str(py::type::of(object).attr("__name__")))));
   }
+  check_extent();
   // Libraries put anything into strides that are never taken.
   int64_t stride = 1;
   for (int d = view_.rank - 1; d >= 0; --d) {
@@ -274,15 +277,46 @@ void ImportedArray::import_dlpack(py::handle object, const ArrayPlace& place) {
 void ImportedArray::take(const dlpack::Tensor& tensor, const ArrayPlace& place) {
   check_device(name_, tensor.device, place);  // what it said before was about itself
   check_rank(name_, tensor.rank);
+  if (tensor.rank < 0 || (tensor.rank > 0 && tensor.shape == nullptr)) {
+    throw InvalidArgument(
+        concat(name_, ": its DLPack tensor has ", tensor.rank, " dimensions and no shape"));
+  }
   view_.dtype = dtype_of(name_, tensor.dtype);
-  view_.data = static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
+  view_.data = tensor.data == nullptr
+                   ? nullptr
+                   : static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
   view_.rank = tensor.rank;
   int64_t stride = 1;
   for (int d = view_.rank - 1; d >= 0; --d) {
     view_.shape[d] = tensor.shape[d];
     view_.strides[d] = tensor.strides ? tensor.strides[d] : stride;
-    stride *= tensor.shape[d];
+    // Where it overflows, check_extent() refuses the shape.
+    if (__builtin_mul_overflow(stride, tensor.shape[d], &stride)) stride = 1;
   }
+}
+
+// Shapes and strides are any library's. What is counted of them later fits 64 bits.
+void ImportedArray::check_extent() const {
+  const auto dims = std::span(view_.shape).first(static_cast<size_t>(view_.rank));
+  const bool is_empty = std::ranges::count(dims, 0) > 0;
+  int64_t num_bytes = size_bytes(view_.dtype), reach_bytes = num_bytes;
+  bool overflows = false;
+  for (size_t d = 0; d < dims.size(); ++d) {
+    if (dims[d] < 0)
+      throw InvalidArgument(concat(name_, ": its dimension ", d, " is negative: ", dims[d]));
+    if (dims[d] < 2) continue;
+    int64_t reach = 0;
+    overflows |= __builtin_mul_overflow(num_bytes, dims[d], &num_bytes);
+    overflows |= view_.strides[d] == std::numeric_limits<int64_t>::min() ||
+                 __builtin_mul_overflow(std::abs(view_.strides[d]), dims[d] - 1, &reach) ||
+                 __builtin_mul_overflow(reach, size_bytes(view_.dtype), &reach) ||
+                 __builtin_add_overflow(reach_bytes, reach, &reach_bytes);
+  }
+  if (overflows) {
+    throw InvalidArgument(concat(name_, ": its shape and strides reach further than memory does"));
+  }
+  if (view_.data == nullptr && !is_empty)
+    throw InvalidArgument(concat(name_, ": it has elements, and no memory"));
 }
 
 void ImportedArray::check_alignment() const {
@@ -298,18 +332,19 @@ Tensor ImportedArray::writable() const {
   }
   // From the densest dimension outwards, each must step over all that lies inside it.
   std::vector<std::pair<int64_t, int64_t>> dims;  // (stride, size)
-  for (int d = 0; d < view_.rank; ++d)
-    dims.emplace_back(std::abs(view_.strides[d]), view_.shape[d]);
+  for (int d = 0; d < view_.rank; ++d) {
+    if (view_.shape[d] > 1) dims.emplace_back(std::abs(view_.strides[d]), view_.shape[d]);
+  }
   std::sort(dims.begin(), dims.end());
   int64_t extent = 1;
   for (const auto& [stride, size] : dims) {
-    if (size > 1 && stride < extent) {
+    if (stride < extent) {
       throw InvalidArgument(
           concat(name_,
                  ": expected elements with memory of their own, got an array whose elements "
                  "overlap; pass a copy"));
     }
-    if (size > 1) extent += stride * (size - 1);
+    extent += stride * (size - 1);
   }
   Tensor tensor(const_cast<void*>(view_.data), view_.dtype, {});
   tensor.rank = view_.rank;

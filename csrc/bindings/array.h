@@ -60,9 +60,9 @@ dlpack::DataType dlpack_type(DType dtype);
 class ImportedArray {
  public:
   // `name` is the argument's, for messages. Throws InvalidArgument for what is no array, has an
-  // element type that llmserve lacks, more than kMaxRank dimensions or elements that are not
-  // aligned, and for one in host memory that is to be on a device; NotSupported for one on another
-  // device.
+  // element type that llmserve lacks, more than kMaxRank dimensions, a shape that is none, or
+  // elements that are not aligned, and for one in host memory that is to be on a device;
+  // NotSupported for one on another device.
   ImportedArray(std::string name, pybind11::handle object, const ArrayPlace& place = {});
 
   const ConstTensor& view() const { return view_; }
@@ -74,6 +74,7 @@ class ImportedArray {
   void import_numpy(const pybind11::array& array);
   void import_dlpack(pybind11::handle object, const ArrayPlace& place);
   void take(const dlpack::Tensor& tensor, const ArrayPlace& place);
+  void check_extent() const;
   void check_alignment() const;
 
   std::string name_;

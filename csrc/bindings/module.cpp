@@ -2,7 +2,15 @@
 
 #include "bindings/register.h"
 
-PYBIND11_MODULE(_core, module) {
+namespace {
+
+// pybind11 would wait for the main interpreter's lock for ever.
+bool is_sub_interpreter() { return PyInterpreterState_Get() != PyInterpreterState_Main(); }
+
+}  // namespace
+
+// What Python calls is PyInit__core(), below; the module's name comes from its place.
+PYBIND11_MODULE(_core_of_main_interpreter, module) {
   module.doc() = "llmserve's C++ core; use the names that the llmserve package re-exports.";
   llmserve::register_errors(module);
   llmserve::register_checkpoint(module);
@@ -21,4 +29,13 @@ PYBIND11_MODULE(_core, module) {
   llmserve::register_line_template(module);
   llmserve::register_ops(module);
   llmserve::register_scheduler(module);
+}
+
+extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
+  if (is_sub_interpreter()) {
+    PyErr_SetString(PyExc_ImportError,
+                    "llmserve runs in the main interpreter only; use threads or processes there");
+    return nullptr;
+  }
+  return PyInit__core_of_main_interpreter();
 }

@@ -19,6 +19,7 @@ void register_grammar(py::module_& module) {
       .def_readwrite("max_text_bytes", &GrammarLimits::max_text_bytes)
       .def_readwrite("timeout_s", &GrammarLimits::timeout_s)
       .def_readwrite("max_num_threads", &GrammarLimits::max_num_threads)
+      .def_readwrite("max_num_given_up", &GrammarLimits::max_num_given_up)
       .def_readwrite("cache_bytes", &GrammarLimits::cache_bytes);
   py::class_<GrammarCompiler>(module, "GrammarCompiler")
       .def(py::init([](const std::string& library_path, const Vocabulary& vocabulary,

@@ -1,6 +1,8 @@
 #include "core/thread_pool.h"
 
 #include <algorithm>
+#include <exception>
+#include <utility>
 
 #include "core/error.h"
 #include "core/pin_thread.h"
@@ -21,6 +23,32 @@ void pause() {
   std::this_thread::yield();
 #endif
 }
+
+// A task whose exceptions wait until all threads are out of it: it lives on the caller's stack.
+class Guarded {
+ public:
+  using Call = void (*)(void*, int64_t, int64_t, int);
+  Guarded(Call call, void* context) : call_(call), context_(context) {}
+
+  static void run(void* self, int64_t begin, int64_t end, int thread_idx) {
+    auto& guarded = *static_cast<Guarded*>(self);
+    try {
+      guarded.call_(guarded.context_, begin, end, thread_idx);
+    } catch (...) {
+      if (!guarded.has_failed_.exchange(true)) guarded.error_ = std::current_exception();
+    }
+  }
+  // Once all threads are done.
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  const Call call_;
+  void* const context_;
+  std::atomic<bool> has_failed_{false};
+  std::exception_ptr error_;  // the first
+};
 
 }  // namespace
 
@@ -76,7 +104,8 @@ void ThreadPool::run_part(int thread_idx) const {
 }
 
 void ThreadPool::run(const Task& task) {
-  task_ = task;
+  Guarded guarded(task.call, task.context);
+  task_ = {&Guarded::run, &guarded, task.count, task.grain};
   num_running_.store(num_threads_ - 1, std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_seq_cst);
   if (num_parked_.load(std::memory_order_seq_cst) > 0) {
@@ -94,6 +123,7 @@ void ThreadPool::run(const Task& task) {
     else
       pause();
   }
+  guarded.rethrow();
 }
 
 void ThreadPool::worker(int thread_idx) {

@@ -29,7 +29,7 @@ class ThreadPool {
   int num_parked() const { return num_parked_.load(std::memory_order_relaxed); }
 
   // Calls fn(begin, end, thread_idx) once a thread for its part of [0, count), cut at multiples of
-  // `grain`; returns when all are done. fn must not throw. One caller at a time; not reentrant.
+  // `grain`; returns when all are done, or throws what one threw. One caller at a time; not nested.
   template <class Fn>
   void parallel_for(int64_t count, int64_t grain, Fn&& fn) {
     if (num_threads_ == 1 || count <= grain) {

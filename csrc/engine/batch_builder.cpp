@@ -110,6 +110,9 @@ void BatchBuilder::append_row(const StepPlan& plan, const LogitRow& row) {
   draws_[num_rows_] = {.draw = row.params->draw, .seed = row.seed, .position = row.position};
   ++num_rows_;
   const bool sees_drafts = row.num_drafted > 0 && !row.only_draws();
+  // A state cannot take tokens back.
+  const bool can_run_again =
+      plan.sequences[static_cast<size_t>(row.sequence_idx)].state_slot == kNoSlot;
   const bool is_late = awaited_rows_[static_cast<size_t>(logit_rows_[num_rows_ - 1])] >= 0;
   batch_.sample_tasks.push_back({.request_id = row.request_id,
                                  .sample_index = row.sample_index,
@@ -122,7 +125,8 @@ void BatchBuilder::append_row(const StepPlan& plan, const LogitRow& row) {
                                  .num_drafted_tokens = sees_drafts ? row.num_drafted : 0,
                                  .late_token = is_late ? logit_rows_[num_rows_ - 1] : -1,
                                  .only_draws = row.only_draws(),
-                                 .banned_token_ids = row.banned_token_ids});
+                                 .banned_token_ids = row.banned_token_ids,
+                                 .can_await_mask = can_run_again});
 }
 
 void BatchBuilder::append_pooled(const StepPlan& plan, const PooledSequence& pooled) {

@@ -1,10 +1,18 @@
 // Fills the masks of a step's constrained rows while its forward runs. It has threads of its own;
-// the engine's hands them the rows before the forward and waits for them after it, before sampling.
+// the engine's hands them the rows before the forward and asks for the masks after it, before
+// sampling.
+//
+// A slow grammar holds up nobody but its own sequence. Where a sequence's masks are not there
+// shortly after the forward, its rows await them: nothing is drawn from these, a later step runs
+// the sequence's last token again, and the masks are kept for that step. Sequences whose masks take
+// long share a thread of low priority, and the masks of one that were late have a budget together.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,36 +29,33 @@ namespace llmserve {
 
 class MaskFiller {
  public:
+  // Told once for each sequence and step whose rows await masks, when they are there. On a thread
+  // of the filler's, with its lock held.
+  using Report = std::function<void(RequestId request_id, int32_t sample_index)>;
+
   explicit MaskFiller(int64_t vocab_size);
   ~MaskFiller();
   MaskFiller(const MaskFiller&) = delete;
   MaskFiller& operator=(const MaskFiller&) = delete;
 
-  // Masks under way: whoever leaves early waits for them, since they read the tasks.
-  class Pending {
-   public:
-    explicit Pending(MaskFiller& filler) : filler_(filler) {}
-    ~Pending() { filler_.finish(); }
-    Pending(const Pending&) = delete;
-    Pending& operator=(const Pending&) = delete;
-    void finish() { filler_.finish(); }
+  void report_to(Report report) { report_ = std::move(report); }  // before the first begin()
 
-   private:
-    MaskFiller& filler_;
-  };
-
-  // Hands on those tasks that have a grammar. finish() waits, and sets allowed, end_token_id and
-  // mask_error of these tasks; what they point to stays valid until the next begin(). A row that
-  // takes too long is cancelled, and fails.
-  // For rows after drafted tokens the matcher runs ahead and is rolled back. A row behind a draft
-  // that the grammar does not allow has no mask: its draft is not drawn, and its token is not used.
-  [[nodiscard]] Pending begin(std::span<SampleTask> tasks);
+  // Takes those tasks that have a grammar; nothing of them is read later. For rows after drafted
+  // tokens the matcher runs ahead and is rolled back. A row behind a draft that the grammar does
+  // not allow has no mask: its draft is not drawn, and its token is not used.
+  void begin(std::span<const SampleTask> tasks);
+  // Waits a little, and sets allowed, end_token_id and mask_error of begin()'s tasks, or
+  // awaits_mask; what they point to stays valid until the next begin(). For rows that cannot await
+  // theirs it waits as long as it takes.
+  void finish(std::span<SampleTask> tasks);
 
   // The sequence has ended: its matcher goes.
   void forget(RequestId request_id, int32_t sample_index);
-  int64_t num_matchers() const { return static_cast<int64_t>(matchers_.size()); }
+  int64_t num_matchers() const { return static_cast<int64_t>(sequences_.size()); }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   // What the grammar says of one row.
   struct RowMask {
     std::vector<uint32_t> bits;  // [ceil(V / 32)], or empty: it says nothing
@@ -58,41 +63,66 @@ class MaskFiller {
     int32_t end_token_id = -1;   // >= 0: nothing but the end may come
     std::string error;
   };
-  // A sequence in its grammar. Its thread's between begin() and finish(), the engine's otherwise.
+  enum class State : uint8_t { kIdle, kQueued, kRunning };
+  // A sequence in its grammar. While a thread runs it, all that the lock does not guard is the
+  // thread's, and otherwise the engine's.
   struct Followed {
+    RequestId request_id = 0;
+    int32_t sample_index = 0;
+    std::shared_ptr<TokenGrammar> grammar;
+    bool ignore_eos = false;
+    std::vector<int32_t> generated;  // committed, without the prompt
+    std::vector<int32_t> drafted;    // behind them
+    size_t num_appended = 0;         // of `generated`, that the matcher has
+    size_t num_rows = 0;             // rows that hold for `generated`; the first, for any drafts
+    std::vector<RowMask> rows;       // [at least num_rows]
+    // Under the lock.
     std::unique_ptr<TokenMatcher> matcher;  // null: at the beginning of the text
-    size_t num_seen = 0;        // committed tokens that the matcher has, prompt included
-    std::vector<RowMask> rows;  // [at least the rows of its tasks]
+    State state = State::kIdle;
+    bool is_slow = false;       // took long for its last masks
+    bool is_forgotten = false;  // nobody asks for its masks any more
+    bool is_cancelled = false;  // where it runs: too long for its thread, or for its budget
+    int32_t num_reports = 0;    // due when it is idle
+    Clock::time_point begin;    // once a thread has it
+    Clock::duration used{};     // of the budget
   };
-  // The rows of one sequence, which one thread fills.
-  struct Job {
-    std::span<SampleTask> tasks;
-    Followed* followed = nullptr;
-    std::chrono::steady_clock::time_point begin;  // once a thread has it
-    bool is_running = false;
+  using Sequence = std::shared_ptr<Followed>;
+  // The rows of one sequence in the step.
+  struct Share {
+    size_t first_task = 0;
+    size_t num_tasks = 0;
+    bool can_await = true;
+    bool is_other = false;  // a thread has the sequence with other drafts than the tasks
+    Sequence sequence;
   };
 
   void start_threads();
-  void work();
-  void fill(std::span<const SampleTask> tasks, Followed& followed);
-  void fill_rows(std::span<const SampleTask> tasks, Followed& followed, size_t& num_filled);
-  void follow(const SampleTask& task, Followed& followed);
-  void let_go_of_matcher(Followed& followed);
+  void work(std::deque<Sequence>& queue);
+  void watch();
+  void cancel_late();
+  void follow(std::span<const SampleTask> tasks, Share& share);
+  void enqueue(const Sequence& sequence);
+  void end_run(const Sequence& sequence, bool has_failed);
+  bool fill(Followed& sequence);
+  void fill_rows(Followed& sequence);
+  void catch_up(Followed& sequence);
   static bool is_allowed(const RowMask& row, int32_t token_id);
-  static void separate_ends(const SampleTask& task, RowMask& row);
-  void finish();
-  void cancel_late_jobs();
+  static void separate_ends(const Followed& sequence, RowMask& row);
+  static void hand_over(const Share& share, std::span<SampleTask> tasks);
 
   const int64_t vocab_size_;
-  std::map<std::pair<RequestId, int32_t>, Followed> matchers_;  // by request and sample
-  std::vector<std::thread> threads_;                            // none before the first grammar
+  Report report_;
+  std::map<std::pair<RequestId, int32_t>, Sequence> sequences_;  // by request and sample
+  std::vector<Share> shares_;                                    // of the step
+  std::vector<std::thread> threads_;                             // none before the first grammar
 
-  std::mutex mutex_;  // guards what follows, and where Followed::matcher points while a job runs
+  std::mutex mutex_;  // guards what follows
   std::condition_variable has_work_;
   std::condition_variable has_result_;
-  std::vector<Job> jobs_;
-  size_t next_job_ = 0;
-  size_t num_done_ = 0;
+  std::condition_variable has_late_;
+  std::deque<Sequence> quick_;
+  std::deque<Sequence> slow_;   // of those that are
+  std::vector<Sequence> late_;  // that a step has gone on without, or waits for longer
   bool is_stopping_ = false;
 };
 

@@ -31,12 +31,11 @@ std::vector<std::unique_ptr<Worker>> make_workers(RankThreads& ranks,
 
 }  // namespace
 
-// Pools, samples, and waits for the masks as late as it can.
+// Pools, samples, and asks for the masks as late as it can.
 class StepRunner::Draw final : public StepSink {
  public:
-  Draw(StepRunner& runner, const StepPlan& plan, const StepBatch& batch, MaskFiller::Pending& masks,
-       Flight& flight)
-      : runner_(runner), plan_(plan), batch_(batch), masks_(masks), flight_(flight) {}
+  Draw(StepRunner& runner, const StepPlan& plan, StepBatch& batch, Flight& flight)
+      : runner_(runner), plan_(plan), batch_(batch), flight_(flight) {}
 
   void take_hidden(const ConstTensor& hidden) override {
     runner_.pooler_.take(hidden, batch_.input, plan_);
@@ -45,7 +44,7 @@ class StepRunner::Draw final : public StepSink {
     runner_.pooler_.take_logits(logits, rows);
   }
   void take_logits(const ConstTensor& logits, size_t begin) override {
-    if (begin == 0) masks_.finish();
+    if (begin == 0) runner_.masks_.finish(batch_.sample_tasks);
     if (runner_.steps_ != nullptr) {
       runner_.draw_rows(logits, batch_, begin, flight_);
     } else {
@@ -58,8 +57,7 @@ class StepRunner::Draw final : public StepSink {
  private:
   StepRunner& runner_;
   const StepPlan& plan_;
-  const StepBatch& batch_;
-  MaskFiller::Pending& masks_;
+  StepBatch& batch_;
   Flight& flight_;
 };
 
@@ -152,9 +150,9 @@ void StepRunner::launch(const StepPlan& plan) {
 }
 
 void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
-  MaskFiller::Pending masks = masks_.begin(batch.sample_tasks);
+  masks_.begin(batch.sample_tasks);
   if (steps_ != nullptr) steps_->bring_over();
-  Draw draw(*this, plan, batch, masks, flight);
+  Draw draw(*this, plan, batch, flight);
   if (workers_.size() == 1) {
     first().prepare(batch);
     first().run(batch, draw);
@@ -229,6 +227,12 @@ void StepRunner::sample_on_device(const ConstTensor& logits, const StepBatch& ba
       .out = std::span(flight.answered).subspan(begin, count)};
   steps_->sample(args, static_cast<int64_t>(begin),
                  {.token_ids = batch.input.token_ids, .indices = late_tokens_});
+}
+
+void StepRunner::report_to(NewsSink sink) {
+  masks_.report_to([sink = std::move(sink)](RequestId request_id, int32_t sample_index) {
+    sink(MaskReady{.request_id = request_id, .sample_index = sample_index});
+  });
 }
 
 bool StepRunner::do_background_work() {

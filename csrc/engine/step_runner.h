@@ -42,6 +42,7 @@ class StepRunner final : public Executor {
   void launch(const StepPlan& plan) override;
   const SampledTokens& wait() override;
   void abandon() noexcept override;
+  void report_to(NewsSink sink) override;
   bool do_background_work() override;
   bool do_idle_work() override;
   void forget(RequestId request_id, int32_t sample_index) override;

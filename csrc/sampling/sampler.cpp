@@ -17,6 +17,7 @@ SampleRow Sampler::make_row(const SampleTask& task, const ConstTensor& logits, s
   const int32_t all = static_cast<int32_t>(logits.shape[0]);
   if (params.has_logprobs()) row.num_top = params.logprobs.value_or(0);
   if (params.logprobs && *params.logprobs < 0) row.num_top = all;
+  if (task.awaits_mask) return {.forced_token_id = 0};
   if (!task.mask_error.empty()) {
     error = task.mask_error;
     return {.forced_token_id = 0};
@@ -41,7 +42,9 @@ std::span<const SampleRow> Sampler::ask(const ConstTensor& logits,
   for (size_t i = 0; i < tasks.size(); ++i) {
     const float* row = logits.as<float>() + static_cast<int64_t>(i) * logits.strides[0];
     const ConstTensor row_logits(row, DType::kF32, {logits.shape[1]});
-    pending[i] = {.position = tasks[i].position, .is_end = tasks[i].end_token_id >= 0};
+    pending[i] = {.position = tasks[i].position,
+                  .is_end = tasks[i].end_token_id >= 0,
+                  .awaits_mask = tasks[i].awaits_mask};
     rows_.push_back(make_row(tasks[i], row_logits, pending[i].error));
   }
   return rows_;
@@ -63,7 +66,8 @@ void Sampler::append(const SampledRow& row, const PendingSample& pending, Sample
                      .logprob = row.logprob,
                      .rank = row.rank,
                      .is_valid = row.is_valid && pending.error.empty(),
-                     .is_end = pending.is_end};
+                     .is_end = pending.is_end,
+                     .awaits_mask = pending.awaits_mask};
   if (!token.is_valid && row.is_raw_valid) {
     token.error_idx = static_cast<int32_t>(out.errors.size());
     out.errors.push_back(

@@ -17,6 +17,7 @@ namespace llmserve {
 struct PendingSample {
   int64_t position = 0;
   bool is_end = false;
+  bool awaits_mask = false;
   std::string error;  // why its token counts for nothing; empty: it does
 };
 

@@ -36,6 +36,8 @@ struct SampleTask {
   std::span<const uint32_t> allowed;  // [ceil(V / 32)] bits, as in SampleRow; empty: all
   int32_t end_token_id = -1;          // >= 0: nothing may come but this, the text's end
   std::string_view mask_error;        // why there is no mask, where there should be
+  bool can_await_mask = false;        // the sequence's last token may run again in a later step
+  bool awaits_mask = false;           // there is no mask yet: nothing is drawn
 
   // What is certain of token_ids.
   std::span<const int32_t> committed_token_ids() const {

@@ -39,13 +39,21 @@ struct GrammarReady {
   std::string error;
 };
 
+// One of the masks that a sequence awaits is there. It may come before the commit of the step that
+// the mask was too late for.
+struct MaskReady {
+  RequestId request_id = 0;
+  int32_t sample_index = 0;
+};
+
 // A rank has gone and another takes its place, with an empty KV cache. The executor has abandoned
 // its steps in flight.
 struct RankLost {
   int32_t rank = 0;
 };
 
-using News = std::variant<DraftReady, TransferDone, TransferFailed, GrammarReady, RankLost>;
+using News =
+    std::variant<DraftReady, TransferDone, TransferFailed, GrammarReady, MaskReady, RankLost>;
 // Takes news from any thread.
 using NewsSink = std::function<void(News)>;
 

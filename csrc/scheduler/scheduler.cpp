@@ -102,6 +102,7 @@ void Scheduler::take(News news) {
                  [this](const TransferDone& done) { finish_transfer(done.id, true); },
                  [this](const TransferFailed& failed) { finish_transfer(failed.id, false); },
                  [this](GrammarReady& grammar) { take(grammar); },
+                 [this](const MaskReady& mask) { take(mask); },
                  [this](const RankLost&) { start_over(); },
              },
              news);
@@ -140,6 +141,13 @@ void Scheduler::take(GrammarReady& grammar) {
   if (request.params.grammar) return;
   book_.finish(*entry, FinishReason::kInvalid, grammar.error);
   book_.drop_ended();
+}
+
+// Samples that are not forked yet wait together, as their first.
+void Scheduler::take(const MaskReady& mask) {
+  Sequence* sequence = book_.find(mask.request_id, mask.sample_index);
+  if (sequence == nullptr) sequence = book_.find(mask.request_id, 0);
+  if (sequence != nullptr) --sequence->num_awaited_masks;
 }
 
 // The KV cache is gone, the tokens are not: everything is computed again.

@@ -22,6 +22,10 @@
 // that equal what was drawn in their place, and the token drawn after them; so drafts change how
 // many tokens a step gives, and no token.
 //
+// A row may await a mask: nothing was drawn from it. commit() takes the sequence's last token back,
+// and the sequence waits for MaskReady and runs that token again. So slow masks change when tokens
+// come, and no token.
+//
 // A request that outgrows the whole KV pool by itself ends with kError. The pool was configured too
 // small for max_model_len, and a short answer that looks like a long one would hide it.
 #pragma once
@@ -139,6 +143,7 @@ class Scheduler {
   void take(DraftReady& draft);
   void finish_transfer(TransferId id, bool is_done);
   void take(GrammarReady& grammar);
+  void take(const MaskReady& mask);
   void start_over();
   void count_step(const StepFlight& flight);
   void count_prefill(const StepPlan& plan);

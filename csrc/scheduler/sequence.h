@@ -81,7 +81,9 @@ struct alignas(kCacheLineBytes) Sequence {
   int32_t awaited_row = -1;   // the logit row of the newest step in flight that draws the last
   int32_t num_in_flight = 0;  // steps that run this sequence
   int32_t num_drafted = 0;    // tokens of the step in flight that are guesses
-  int32_t max_tokens = 0;     // of the request, as the next two
+  // Masks that were not there when its last token ran, and are not yet. It runs again then.
+  int32_t num_awaited_masks = 0;
+  int32_t max_tokens = 0;  // of the request, as the next two
   int32_t min_tokens = 0;
   int32_t num_resumed = 0;  // generated tokens that the request brought
   int32_t adapter = -1;     // the index of the request's; -1: none

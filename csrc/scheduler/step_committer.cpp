@@ -61,9 +61,10 @@ void StepCommitter::prefetch_books(const StepFlight& flight) const {
 
 void StepCommitter::commit(Sequence& sequence, Share share) {
   const int32_t num_drafted = std::exchange(sequence.num_drafted, 0);
-  cache_blocks(sequence, share.scheduled.num_known());
+  const int32_t num_awaited_masks = count_awaited_masks(sequence, share);
+  cache_blocks(sequence, share.scheduled.num_known() - (num_awaited_masks > 0 ? 1 : 0));
   if (sequence.is_abort_requested) {
-    if (num_drafted > 0) drop_rejected(sequence);
+    if (num_drafted > 0 || num_awaited_masks > 0) drop_rejected(sequence);
     return;
   }
   if (share.row < share.end_row && plan_->logit_rows[share.end_row - 1].is_awaitable)
@@ -77,6 +78,10 @@ void StepCommitter::commit(Sequence& sequence, Share share) {
     return;
   }
   if (share.row == share.end_row) return;
+  if (num_awaited_masks > 0) {
+    sequence.num_awaited_masks += num_awaited_masks;
+    return drop_rejected(sequence);
+  }
   if (!sequence.is_plain && sequence.context->request.beam_search) {
     const SampledToken& token = sampled_->rows[share.row];
     return beams_.hold(sequence,
@@ -84,6 +89,15 @@ void StepCommitter::commit(Sequence& sequence, Share share) {
   }
   append_samples(sequence, share.row);
   if (num_drafted > 0) accept_drafts(sequence, share);
+}
+
+// One a sample: rows after drafted tokens wait for one mask with the first. Where one of several
+// samples awaits its mask, all are drawn in a later step.
+int32_t StepCommitter::count_awaited_masks(const Sequence& sequence, const Share& share) const {
+  int32_t count = 0;
+  for (size_t row = share.row; row < share.end_row; ++row)
+    if (sampled_->rows[row].awaits_mask) ++count;
+  return sequence.num_samples > 1 ? count : std::min(count, 1);
 }
 
 // Tokens [0, num_computed) are in the KV pool, and the sequence's own.
@@ -143,7 +157,8 @@ void StepCommitter::accept_drafts(Sequence& sequence, const Share& share) {
   if (!sequence.is_ended()) drop_rejected(sequence);
 }
 
-// What it has in the KV pool beyond its own tokens counts for nothing.
+// What it has in the KV pool beyond what was committed counts for nothing: guesses, or a last token
+// that runs again.
 void StepCommitter::drop_rejected(Sequence& sequence) {
   sequence.num_scheduled = sequence.num_computed;
   kv_cache_.truncate(sequence.table, sequence.num_computed);

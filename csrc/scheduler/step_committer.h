@@ -49,6 +49,7 @@ class StepCommitter {
 
   void prefetch_books(const StepFlight& flight) const;
   void commit(Sequence& sequence, Share share);
+  int32_t count_awaited_masks(const Sequence& sequence, const Share& share) const;
   void cache_blocks(Sequence& sequence, int64_t num_computed);
   bool score_prompt_token(Sequence& sequence, const SampledToken& token);
   void finish_pooled(Sequence& sequence);

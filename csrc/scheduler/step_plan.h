@@ -96,7 +96,7 @@ enum class DecisionKind : uint8_t {
   kWaitsForBeams,     // has its next tokens' candidates, other beams of its request have not
   kWaitsForStep,      // what it runs next depends on what a step in flight gives
   kWaitsForTransfer,  // its blocks come from a lower tier or a peer
-  kWaitsForGrammar,   // its grammar is being compiled
+  kWaitsForGrammar,   // its grammar is being compiled, or the mask of its next token is not there
 };
 std::string_view name(DecisionKind kind);
 

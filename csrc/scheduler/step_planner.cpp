@@ -70,6 +70,8 @@ bool StepPlanner::cannot_run(const Sequence& sequence) {
     decide(sequence, DecisionKind::kWaitsForBeams, 0);
   } else if (sequence.state == SequenceState::kLoading) {
     decide(sequence, DecisionKind::kWaitsForTransfer, 0);
+  } else if (sequence.num_awaited_masks > 0) {
+    decide(sequence, DecisionKind::kWaitsForGrammar, 0);
   } else if (waits_for_step(sequence)) {
     decide(sequence, DecisionKind::kWaitsForStep, 0);
   } else {
@@ -78,11 +80,12 @@ bool StepPlanner::cannot_run(const Sequence& sequence) {
   return true;
 }
 
-// What it has to run is not known, or what a step in flight finds decides whether it goes on: the
-// score of a prompt's token may end it, so may an abort, whoever outgrows the pool will end, and
-// drafted tokens may be wrong.
+// What it has to run is not known, or its next token could not be drawn, or what a step in flight
+// finds decides whether it goes on: the score of a prompt's token may end it, so may an abort,
+// whoever outgrows the pool will end, and drafted tokens may be wrong.
 bool StepPlanner::waits_for_step(const Sequence& sequence) const {
   if (sequence.is_abort_requested || sequence.state == SequenceState::kLoading) return true;
+  if (sequence.num_awaited_masks > 0) return true;
   if (sequence.num_in_flight == 0) return false;
   if (sequence.num_to_run() == 0 || outgrows_pool(sequence)) return true;
   return !sequence.is_plain &&
@@ -107,7 +110,7 @@ StepPlanner::Room StepPlanner::make_room(Sequence& sequence, int64_t num_new_tok
              kv_cache_.num_needed(sequence.table, sequence.num_scheduled, num_new_tokens));
       return Room::kWaits;
     }
-    if (!is_itself && victim.is_decoding()) --budget.num_decodes;
+    if (!is_itself && victim.is_decoding() && !waits_for_step(victim)) --budget.num_decodes;
     decide(victim, DecisionKind::kPreempted, victim.table.num_references());
     book_.preempt(victim);
     has_preempted_ = true;
@@ -188,7 +191,7 @@ StepPlanner::Admission StepPlanner::try_admit(Sequence& sequence, StepBudget& bu
     return wait(sequence, DecisionKind::kWaitsForBeams, 0, Admission::kSkipped);
   if (sequence.is_abort_requested)
     return wait(sequence, DecisionKind::kWaitsForStep, 0, Admission::kSkipped);
-  if (sequence.context->request.awaits_grammar)
+  if (sequence.context->request.awaits_grammar || sequence.num_awaited_masks > 0)
     return wait(sequence, DecisionKind::kWaitsForGrammar, 0, Admission::kSkipped);
   if (outgrows_pool(sequence)) {
     finish_outgrown(sequence);

@@ -256,7 +256,8 @@ class StagedOperands {
     if constexpr (std::is_arithmetic_v<T>) {
       const auto array = op_call::cast<Array<T>>(name, given);
       kept_.push_back(array);
-      return span_of(array);
+      const auto* data = staging_.guarded(array.data(), array.nbytes());
+      return {static_cast<const T*>(data), static_cast<size_t>(array.size())};
     } else {
       const auto values =
           std::make_shared<std::vector<T>>(op_call::cast<std::vector<T>>(name, given));
@@ -385,6 +386,14 @@ void register_testing_ops(py::module_& testing) {
         return rows;
       },
       "Every activation, and whether it is of a gate and what it is multiplied with.");
+  testing.def("guard_operands", &guard_operands, "side"_a);
+  testing.def(
+      "read_operand",
+      [](Backend& backend, const py::array& array, int64_t idx) {
+        Staging staging(backend);
+        return staging.in(array).as<float>()[idx];
+      },
+      "backend"_a, "array"_a, "idx"_a, "One number, wherever that is: what guard pages are for.");
   testing.def("backend_names", [] {
     std::vector<std::string> names;
     for (const BackendRow& row : backend_registry()) names.emplace_back(row.name);

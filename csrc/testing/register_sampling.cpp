@@ -83,7 +83,8 @@ class TestMasks {
   // The rows of one step.
   std::vector<RowMask> fill(const std::vector<Context>& contexts, int64_t num_prompt_tokens) {
     std::vector<SampleTask> tasks = make_tasks(params_, contexts, num_prompt_tokens);
-    filler_.begin(tasks).finish();
+    filler_.begin(tasks);
+    filler_.finish(tasks);
     std::vector<RowMask> masks;
     for (const SampleTask& task : tasks) {
       std::optional<Tokens> allowed;

@@ -25,6 +25,7 @@ py::dict to_dict(const SoakCounts& counts) {
   fields["num_dropped"] = counts.num_dropped;
   fields["num_drafted"] = counts.num_drafted;
   fields["num_accepted"] = counts.num_accepted;
+  fields["num_late_masks"] = counts.num_late_masks;
   fields["num_adapted"] = counts.num_adapted;
   fields["num_resumed"] = counts.num_resumed;
   fields["num_stores"] = counts.num_stores;
@@ -56,7 +57,7 @@ void register_testing_soak(py::module_& testing) {
          int32_t max_num_seqs, int32_t max_num_batched_tokens, bool enable_prefix_caching,
          bool forge_collisions, const std::vector<int32_t>& windows, int32_t max_in_flight,
          int32_t num_lower_blocks, int32_t num_state_slots, int32_t percent_drafted,
-         int32_t percent_handed_over, uint64_t seed) {
+         int32_t percent_handed_over, int32_t percent_late_masks, uint64_t seed) {
         SoakCounts counts;
         {
           const py::gil_scoped_release release;
@@ -73,6 +74,7 @@ void register_testing_soak(py::module_& testing) {
                                    .num_state_slots = num_state_slots,
                                    .percent_drafted = percent_drafted,
                                    .percent_handed_over = percent_handed_over,
+                                   .percent_late_masks = percent_late_masks,
                                    .seed = seed},
                                   num_operations);
         }
@@ -89,7 +91,7 @@ void register_testing_soak(py::module_& testing) {
       py::arg("num_state_slots") = defaults.num_state_slots,
       py::arg("percent_drafted") = defaults.percent_drafted,
       py::arg("percent_handed_over") = defaults.percent_handed_over,
-      py::arg("seed") = defaults.seed);
+      py::arg("percent_late_masks") = defaults.percent_late_masks, py::arg("seed") = defaults.seed);
 }
 
 }  // namespace llmserve

@@ -2,9 +2,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <tuple>
 #include <vector>
 
@@ -56,6 +59,17 @@ std::vector<std::tuple<int64_t, int64_t, int>> pieces(ThreadPool& pool, int64_t 
   return done;
 }
 
+// Calls fn once a thread; those of `failing` have no memory. How many were called.
+int64_t fail(ThreadPool& pool, const std::vector<int>& failing) {
+  const py::gil_scoped_release release;
+  std::atomic<int64_t> num_called{0};
+  pool.parallel_for(pool.num_threads(), 1, [&](int64_t, int64_t, int thread_idx) {
+    ++num_called;
+    if (std::ranges::count(failing, thread_idx) > 0) throw std::bad_alloc();
+  });
+  return num_called;
+}
+
 }  // namespace
 
 void register_testing_threads(py::module_& testing) {
@@ -67,6 +81,8 @@ void register_testing_threads(py::module_& testing) {
            py::arg("held_thread") = -1,
            "(begin, end, thread) of parallel_pieces, as they were done; held_thread's first comes "
            "last.")
+      .def("fail", &fail, py::arg("failing"),
+           "Has these threads of a parallel_for throw bad_alloc.")
       .def_property_readonly("num_parked", &ThreadPool::num_parked);
 }
 

@@ -326,7 +326,8 @@ class Soak {
     const StepPlan& plan = scheduler_.schedule();
     check_plan(plan, key);
     SampledTokens sampled = model_.execute(plan);
-    if (!sampled.rows.empty() && happens(1)) spoil(plan, sampled);
+    const bool has_late = config_.percent_late_masks > 0 && delay_masks(plan, sampled);
+    if (!sampled.rows.empty() && !has_late && happens(1)) spoil(plan, sampled);
     flights_.push_back({.sampled = std::move(sampled), .blocks = blocks_read(plan)});
     keep_transfers(plan);
     counts_.num_snapshots += std::ssize(plan.state_copies);
@@ -380,6 +381,27 @@ class Soak {
     first_ = first;
     counts_.longest_stall = std::max(counts_.longest_stall, stall_);
     require(stall_ <= max_stall_, "whoever is served first is not passed over for ever");
+  }
+
+  // Nothing is drawn from some rows, and their masks come later. Whether any.
+  bool delay_masks(const StepPlan& plan, SampledTokens& sampled) {
+    int32_t last_sequence = -1;
+    for (size_t i = 0; i < plan.logit_rows.size(); ++i) {
+      const LogitRow& row = plan.logit_rows[i];
+      if (row.num_drafted > 0 && last_sequence == row.sequence_idx) {
+        sampled.rows[i].awaits_mask = true;  // with the first
+        continue;
+      }
+      const ScheduledSequence& sequence = plan.sequences[static_cast<size_t>(row.sequence_idx)];
+      if (row.is_awaitable || row.given_token_id >= 0 || sequence.state_slot != kNoSlot ||
+          !happens(static_cast<uint64_t>(config_.percent_late_masks)))
+        continue;
+      last_sequence = row.sequence_idx;
+      sampled.rows[i].awaits_mask = true;
+      ++counts_.num_late_masks;
+      news_.emplace_back(MaskReady{.request_id = row.request_id, .sample_index = row.sample_index});
+    }
+    return last_sequence >= 0;
   }
 
   void spoil(const StepPlan& plan, SampledTokens& sampled) {

@@ -25,6 +25,7 @@ struct SoakConfig {
   // Of the requests: their blocks go to a peer, which is the scheduler itself, and another request
   // goes on with them.
   int32_t percent_handed_over = 0;
+  int32_t percent_late_masks = 0;  // of rows whose token nothing runs ahead of
   uint64_t seed = 0;
 };
 
@@ -43,6 +44,7 @@ struct SoakCounts {
   int64_t num_dropped = 0;  // of those, whose sequence ended with the step before
   int64_t num_drafted = 0;  // tokens that ran as guesses
   int64_t num_accepted = 0;
+  int64_t num_late_masks = 0;
   int64_t num_adapted = 0;    // requests that named an adapter
   int64_t num_resumed = 0;    // requests that came with generated tokens
   int64_t num_stores = 0;     // transfers to the lower tier that came to their end

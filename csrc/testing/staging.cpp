@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "testing/guarded_memory.h"
 
 namespace py = pybind11;
 
@@ -45,13 +46,36 @@ int64_t extent(const Tensor& tensor) {
   return last + 1;
 }
 
+Memory* guard = nullptr;
+
+Memory& staging_memory(Backend& backend) {
+  return guard != nullptr && backend.memory().is_host() ? *guard : backend.memory();
+}
+
 }  // namespace
+
+void guard_operands(const std::string& side) {
+  static GuardedMemory at_begin(GuardedMemory::Side::kBegin), at_end(GuardedMemory::Side::kEnd);
+  if (side != "begin" && side != "end" && !side.empty())
+    throw InvalidArgument(concat("side must be begin, end or empty, got ", side));
+  guard = side.empty() ? nullptr : side == "end" ? &at_end : &at_begin;
+}
+
+Staging::Staging(Backend& backend)
+    : memory_(staging_memory(backend)), is_in_place_(guard == nullptr && memory_.is_host()) {}
+
+const void* Staging::guarded(const void* data, int64_t num_bytes) {
+  if (guard == nullptr) return data;
+  Buffer& copy = inputs_.emplace_back(num_bytes, *guard);
+  guard->copy_from_host(copy.data(), data, num_bytes);
+  return copy.data();
+}
 
 ConstTensor host_view(const py::array& array) { return view_of<ConstTensor>(array, array.data()); }
 Tensor host_view(py::array& array) { return view_of<Tensor>(array, array.mutable_data()); }
 
 Tensor Staging::stage(const Tensor& host, bool is_output) {
-  if (memory_.is_host()) return host;
+  if (is_in_place_) return host;
   const int64_t num_bytes = extent(host) * size_bytes(host.dtype);
   Buffer data(num_bytes, memory_);
   memory_.copy_from_host(data.data(), host.data, num_bytes);
@@ -68,7 +92,7 @@ ConstTensor Staging::in(const py::handle& operand) {
   if (operand.is_none()) return {};
   if (py::isinstance<DeviceArray>(operand)) return operand.cast<const DeviceArray&>().view;
   const ConstTensor host = host_view(operand.cast<const py::array>());
-  if (memory_.is_host()) return host;
+  if (is_in_place_) return host;
   Tensor view(const_cast<void*>(host.data), host.dtype, {});
   view.rank = host.rank;
   view.shape = host.shape;

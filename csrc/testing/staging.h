@@ -1,5 +1,6 @@
 // NumPy arrays as operands of any backend, for tests and benchmarks: those of a device are copied
-// to it before an op and back after.
+// to it before an op and back after. Those of a host backend stay where they are, or go between
+// guard pages and back (guard_operands()).
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -7,6 +8,7 @@
 
 #include <list>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/buffer.h"
@@ -27,10 +29,14 @@ struct DeviceArray {
   Tensor view;
 };
 
+// From now on the operands of host backends lie between pages that nobody may touch: "end" has them
+// end at the second, "begin" has them begin after the first, "" stops it. Throws InvalidArgument.
+void guard_operands(const std::string& side);
+
 // The operands of one call: NumPy arrays or DeviceArrays.
 class Staging {
  public:
-  explicit Staging(Backend& backend) : memory_(backend.memory()) {}
+  explicit Staging(Backend& backend);
 
   // What the op reads; none for None.
   ConstTensor in(const pybind11::handle& operand);
@@ -41,6 +47,9 @@ class Staging {
   // `given`, or a new float32 NumPy array of the shape. result() is what to return to Python.
   Tensor make_out(const pybind11::object& given, std::vector<pybind11::ssize_t> shape);
   const pybind11::object& result() const { return result_; }
+
+  // A copy between guard pages, or `data` itself.
+  const void* guarded(const void* data, int64_t num_bytes);
 
   // Working memory of the op: as given, or [rows, columns] of NaN, so that nobody takes it for
   // zeros.
@@ -57,7 +66,8 @@ class Staging {
   // The array's memory from its first element to its last, on the device.
   Tensor stage(const Tensor& host, bool is_output);
 
-  Memory& memory_;
+  Memory& memory_;  // of the backend, or guarded
+  const bool is_in_place_;
   std::list<Buffer> inputs_;
   std::list<Copy> outputs_;
   std::vector<pybind11::object> work_;

@@ -1,5 +1,6 @@
 #include "text/grammar_compiler.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/pin_thread.h"
 #include "core/start_thread.h"
 
 namespace llmserve {
@@ -28,6 +30,7 @@ struct Job {
   std::string text;
   bool is_done = false;
   bool is_given_up = false;  // took too long for whoever asked
+  int64_t thread_id = 0;     // once it has begun
   std::shared_ptr<TokenGrammar> grammar;
   std::exception_ptr error;
 };
@@ -48,7 +51,8 @@ struct GrammarCompiler::Shared {
 
   mutable std::mutex mutex;
   std::condition_variable changed;  // a job is done, a thread is free
-  int32_t num_threads = 0;
+  int32_t num_threads = 0;          // that somebody waits for
+  int32_t num_given_up = 0;         // threads that nobody does
   int64_t num_compiled = 0;
   std::unordered_map<std::string, std::shared_ptr<Job>> jobs;  // under way, by key
   std::list<CachedGrammar> cache;                              // the latest used first
@@ -58,6 +62,8 @@ struct GrammarCompiler::Shared {
   std::shared_ptr<TokenGrammar> find(const std::string& key);
   void keep(const std::string& key, const Job& job);
   void run(const std::string& key, Job& job);
+  bool has_thread() const;
+  void give_up(const std::string& key, Job& job);
 };
 
 std::shared_ptr<TokenGrammar> GrammarCompiler::Shared::find(const std::string& key) {
@@ -81,6 +87,11 @@ void GrammarCompiler::Shared::keep(const std::string& key, const Job& job) {
 
 // On a thread of its own.
 void GrammarCompiler::Shared::run(const std::string& key, Job& job) {
+  {
+    const std::lock_guard lock(mutex);
+    job.thread_id = current_thread_id();
+    if (job.is_given_up) lower_priority(job.thread_id);
+  }
   std::shared_ptr<TokenGrammar> grammar;
   std::exception_ptr error;
   try {
@@ -93,13 +104,27 @@ void GrammarCompiler::Shared::run(const std::string& key, Job& job) {
   job.grammar = std::move(grammar);
   job.error = error;
   job.is_done = true;
-  --num_threads;
+  --(job.is_given_up ? num_given_up : num_threads);
   ++num_compiled;
   // What took too long is refused every time, however full the machine was.
   if (!job.is_given_up) {
     jobs.erase(key);
     if (job.grammar) keep(key, job);
   }
+  changed.notify_all();
+}
+
+bool GrammarCompiler::Shared::has_thread() const {
+  const int32_t num_too_many = std::max(0, num_given_up - limits.max_num_given_up);
+  return num_threads + num_too_many < limits.max_num_threads;
+}
+
+void GrammarCompiler::Shared::give_up(const std::string& key, Job& job) {
+  if (std::exchange(job.is_given_up, true)) return;
+  jobs.erase(key);
+  --num_threads;
+  ++num_given_up;
+  if (job.thread_id != 0) lower_priority(job.thread_id);
   changed.notify_all();
 }
 
@@ -127,8 +152,7 @@ std::shared_ptr<TokenGrammar> GrammarCompiler::compile(const std::string& field,
   std::unique_lock lock(shared.mutex);
   std::shared_ptr<Job> job;
   const auto can_begin = [&] {
-    return shared.places.contains(key) || shared.jobs.contains(key) ||
-           shared.num_threads < limits.max_num_threads;
+    return shared.places.contains(key) || shared.jobs.contains(key) || shared.has_thread();
   };
   if (!shared.changed.wait_until(lock, deadline, can_begin)) {
     throw ResourceExhausted(concat(field, " waited ", limits.timeout_s,
@@ -144,7 +168,7 @@ std::shared_ptr<TokenGrammar> GrammarCompiler::compile(const std::string& field,
     ++shared.num_threads;
   }
   if (!shared.changed.wait_until(lock, deadline, [&] { return job->is_done; })) {
-    if (!std::exchange(job->is_given_up, true)) shared.jobs.erase(key);
+    shared.give_up(key, *job);
     throw InvalidArgument(concat(field, " took more than ", limits.timeout_s,
                                  " s to compile; make it smaller or simpler"));
   }

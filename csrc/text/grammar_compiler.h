@@ -16,6 +16,9 @@ struct GrammarLimits {
   // From the call to its answer: 1000 times what a schema of everyday use takes.
   double timeout_s = 10;
   int32_t max_num_threads = 2;  // that compile at a time
+  // Beside them: threads that somebody has given up waiting for, which nothing can stop. They run
+  // at low priority. More of them count among max_num_threads.
+  int32_t max_num_given_up = 4;
   // Of compiled grammars that nobody has used for the longest time the rest are forgotten. What one
   // takes cannot be asked for; it is estimated from its text.
   int64_t cache_bytes = 128 << 20;
@@ -35,8 +38,8 @@ class GrammarCompiler {
 
   // The grammar, compiled or found; waits for it. Throws what compiling throws, InvalidArgument for
   // a text that is too long or took too long, ResourceExhausted where others kept the threads busy
-  // all the time, and names `field`. A thread that took too long is left to itself and counts until
-  // it comes back. Any number of threads may call it.
+  // all the time, and names `field`. A thread that took too long is left to itself; see
+  // max_num_given_up. Any number of threads may call it.
   std::shared_ptr<TokenGrammar> compile(const std::string& field, const std::string& kind,
                                         const std::string& text);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -30,12 +31,15 @@ namespace {
 using State = std::shared_ptr<const LlGuidance::State>;
 
 constexpr uint8_t kSpecialMarker = 0xff;  // before the name of a special token
-constexpr size_t kMaxErrorBytes = 300;    // llguidance repeats the grammar
+// What llguidance calls a place of a text that nothing can follow.
+constexpr std::string_view kNothingFollows = "NoExtensionBias";
+constexpr size_t kMaxErrorBytes = 300;  // llguidance repeats the grammar
 
 std::string error_of(const llg::Functions& functions, llg::Matcher* matcher) {
   const char* error = functions.get_error(matcher);
   std::string text = error == nullptr ? "llguidance gives no reason" : error;
   if (const size_t end = text.find("\n<non-verbose/>"); end != std::string::npos) text.resize(end);
+  if (text == kNothingFollows) return "no token may come next";
   if (text.size() > kMaxErrorBytes) {
     size_t end = kMaxErrorBytes;
     while (end > 0 && (text[end] & 0xc0) == 0x80) --end;  // characters stay whole

@@ -51,6 +51,7 @@ class GrammarLimits:
     max_text_bytes: int
     timeout_s: float
     max_num_threads: int
+    max_num_given_up: int
     cache_bytes: int
 
 class GrammarCompiler:

@@ -1,6 +1,7 @@
 """Backends for the op tests: every instruction set of the build, CUDA with and without cuBLAS."""
 
 import functools
+import os
 
 import numpy as np
 import op_formulas as formulas
@@ -9,6 +10,15 @@ from llmserve import _core_testing as testing
 from llmserve.errors import NotSupported
 
 CPU_ISAS = dict(testing.cpu_isas())
+# test_guard_pages.py runs the tests of this folder so, all or every n-th.
+testing.guard_operands(os.environ.get("LLMSERVE_GUARD_OPERANDS", ""))
+GUARD_EVERY = int(os.environ.get("LLMSERVE_GUARD_EVERY", "1"))
+
+
+def pytest_collection_modifyitems(items):
+    """Where every test runs, nothing."""
+    if GUARD_EVERY > 1:
+        items[:] = [item for item in items if "cuda" not in item.keywords][::GUARD_EVERY]
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import pickle
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmserve import Array, InvalidArgument, NotSupported
+from llmserve import Array, InvalidArgument, NotSupported, ops
 from llmserve import _core_testing as testing
 
 DTYPES = ["float32", "float16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"]
@@ -204,3 +205,81 @@ def test_arrays_are_copied_and_pickled(dtype: str) -> None:
         assert (other.dtype, other.shape) == (array.dtype, array.shape)
         np.testing.assert_array_equal(np.asarray(other), np.asarray(array))
         assert not np.shares_memory(np.asarray(other), np.asarray(array))
+
+
+class DlTensor(ctypes.Structure):
+    """DLPack's, of the standard's C API."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),  # DLManagedTensor's, from here on
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+class Liar:
+    """What gives a capsule of any fields."""
+
+    def __init__(self, shape: list[int] | None, strides: list[int] | None = None, **fields: int):
+        self.memory = (ctypes.c_float * 8)()
+        common = {"data": ctypes.addressof(self.memory), "device_type": 1, "ndim": len(shape or ())}
+        common |= {"code": 2, "bits": 32, "lanes": 1}
+        self.tensor = DlTensor(**{**common, **fields})
+        for name, part in (("shape", shape), ("strides", strides)):
+            if part is not None:
+                array = (ctypes.c_int64 * len(part))(*part)
+                setattr(self.tensor, name, ctypes.cast(array, ctypes.POINTER(ctypes.c_int64)))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_: object) -> Any:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+
+
+@pytest.mark.parametrize(
+    ("liar", "message"),
+    [
+        (Liar(None, ndim=2), "has 2 dimensions and no shape"),
+        (Liar([2, 2], ndim=-1), "-1 dimensions"),
+        (Liar([2, -1]), "dimension 1 is negative: -1"),
+        (Liar([2**32, 2**32]), "reach further than memory"),
+        (Liar([2**62, 2]), "reach further than memory"),
+        (Liar([0, 2**40, 2**40]), "reach further than memory"),
+        (Liar([2, 2], [2**62, 1]), "reach further than memory"),
+        (Liar([2, 2], [-(2**63), 1]), "reach further than memory"),
+        (Liar([3, 2], [2**61, 2**61]), "reach further than memory"),
+        (Liar([2, 2], data=0), "it has elements, and no memory"),
+        (Liar([2, 2], data=0, byte_offset=64), "it has elements, and no memory"),
+    ],
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_a_capsule_that_lies_about_its_shape_is_refused(liar: Liar, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        Array(liar)
+    with pytest.raises(InvalidArgument, match=message):
+        ops.rms_norm(np.ones((2, 4), "f4"), np.ones(4, "f4"), out=liar)
+
+
+def test_a_capsule_that_does_not_lie_is_read() -> None:
+    np.testing.assert_array_equal(np.asarray(Array(Liar([2, 3]))), np.zeros((2, 3), "f4"))
+    assert Array(Liar([0, 3], data=0)).shape == (0, 3)
+    assert Array(Liar([1, 3], [-(2**63), 1])).shape == (1, 3)  # a stride that is never taken
+
+
+def test_far_strides_are_not_written_to() -> None:
+    far = np.lib.stride_tricks.as_strided(np.ones(4, "f4"), (3, 2), (2**62, 4))
+    with pytest.raises(InvalidArgument, match="reach further than memory"):
+        ops.rms_norm(np.ones((3, 2), "f4"), np.ones(2, "f4"), out=far)

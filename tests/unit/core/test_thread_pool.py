@@ -6,7 +6,7 @@ import time
 from collections import Counter
 
 import pytest
-from llmserve import InvalidArgument, _core_testing
+from llmserve import InvalidArgument, ResourceExhausted, _core_testing
 
 ThreadPool = _core_testing.ThreadPool
 DEADLINE_S = 60.0
@@ -97,3 +97,13 @@ def test_a_pool_ends_whether_its_threads_are_new_awake_or_asleep() -> None:
 def test_a_pool_has_a_thread_at_least() -> None:
     with pytest.raises(InvalidArgument, match="num_threads must be at least 1, got 0"):
         ThreadPool(0)
+
+
+@pytest.mark.parametrize("failing", [[0], [1], [2], [0, 1, 2]])
+def test_what_a_part_throws_is_the_callers_once_all_are_done(failing: list[int]) -> None:
+    pool = ThreadPool(3)
+    for _ in range(20):
+        with pytest.raises(ResourceExhausted, match="no more memory"):
+            pool.fail(failing)
+        assert pool.fail([]) == 3
+    assert pool.owners(3, 1) == [0, 1, 2]

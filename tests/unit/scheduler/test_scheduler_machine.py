@@ -352,6 +352,9 @@ CASES += [
         {"percent_handed_over": 80},
         {"percent_handed_over": 80, "num_blocks": 14, "windows": [0, 4]},
         {"percent_handed_over": 60, "num_lower_blocks": 12, "percent_drafted": 30},
+        {"percent_late_masks": 30, "percent_drafted": 60},
+        {"percent_late_masks": 30, "percent_drafted": 60, "num_blocks": 14, "windows": [0, 4]},
+        {"percent_late_masks": 10, "percent_drafted": 50, "num_lower_blocks": 12},
     )
 ]
 CASES += [{**case, "max_in_flight": 2} for case in CASES]
@@ -372,6 +375,8 @@ def soak(case: dict[str, Any], seed: int, num_operations: int) -> None:
         idle |= {"num_awaited", "num_dropped"}
     if "percent_drafted" not in case:
         idle |= {"num_drafted", "num_accepted"}
+    if "percent_late_masks" not in case:
+        idle |= {"num_late_masks"}
     if "num_lower_blocks" not in case:
         idle |= {"num_stores", "num_loads"}
     if "percent_handed_over" not in case:

@@ -266,7 +266,7 @@ BAD = [
     ({"json": {"type": "array", "uniqueItems": True}}, "json: .*uniqueItems"),
     ({"json": False}, None),
     ({"json": {"enum": []}}, "json: "),
-    ({"json": {"$ref": "#"}}, "json: "),
+    ({"json": {"$ref": "#"}}, "json: no text can begin to match it: no token may come next$"),
     ({"regex": "("}, "regex: (?s:.)*unclosed group"),
     ({"regex": r"(a)\1"}, "regex: "),
     ({"grammar": "start: ("}, "grammar: "),
