@@ -3,7 +3,7 @@
 // none where its arguments are not arrays, lists, weights and numbers alone, and is bound by hand:
 //   paged_attention  the width of its block tables is a number of Args that Python does not give
 //   sample           its rows are records with lists of their own
-//   fused ops        their Args hold those of other ops, whose intermediate arrays the binding makes
+//   fused ops        their Args hold those of other ops, between which are arrays of the binding
 #pragma once
 
 #include <cstdint>

@@ -98,7 +98,7 @@ REFUSED: list[tuple[Any, type[LLMServeError], str]] = [
     ({"a": float("nan")}, InvalidArgument, "hf_overrides: not what JSON can hold"),
     (failing, InvalidArgument, "the function raised KeyError: 'x'"),
     (lambda config: 5, InvalidArgument, "the function must give the config back, got 5"),
-    ({"hidden_size": 7}, LLMServeError, ""),
+    ({"hidden_size": 7}, CorruptFile, r"expected floats \[\d+, 7\], as config.json has it"),
     ({"num_hidden_layers": "x"}, CorruptFile, "config.json: num_hidden_layers: expected"),
 ]
 
