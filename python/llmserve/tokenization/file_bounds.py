@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from llmserve.checkpoint.model_files import parse_json_object
 from llmserve.errors import CorruptFile
 
@@ -86,6 +84,8 @@ def check_charsmap(data: bytes, label: str) -> None:
             f"{label}: makes {longest} bytes of a character, at most {_MAX_REPLACEMENT_BYTES} are "
             f"supported"
         )
+    import numpy as np  # here, so that importing llmserve stays quick
+
     units = np.frombuffer(data, "<u4", num_bytes // 4, 4).astype(np.int64)
     is_value = units >> 31 != 0
     is_value[0] = False  # the root is walked whatever it says
