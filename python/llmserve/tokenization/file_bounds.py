@@ -111,7 +111,23 @@ def check_loaded(tokenizer: "tokenizers.Tokenizer", path: Path) -> None:
     if post_processor is not None and len(post_processor.__getstate__()) > _MAX_POST_PROCESSOR:
         raise CorruptFile(f"{path}: post_processor: more than {_MAX_POST_PROCESSOR} bytes long")
 
+    if post_processor is not None:
+        _check_template(json.loads(post_processor.__getstate__()), tokenizer, path)
     _check_unknown(tokenizer, path)
+
+
+def _check_template(element: Any, tokenizer: "tokenizers.Tokenizer", path: Path) -> None:
+    """What is put around a text has the text in it, and tokens of the vocabulary."""
+    for inner in element.get("processors") or ():
+        _check_template(inner, tokenizer, path)
+    if element.get("type") != "TemplateProcessing":
+        return
+    if not any("Sequence" in piece for piece in element["single"]):
+        raise CorruptFile(f"{path}: post_processor: its template leaves the text out")
+    for token in element["special_tokens"].values():
+        for token_id in token["ids"]:
+            if tokenizer.id_to_token(token_id) is None:
+                raise CorruptFile(f"{path}: post_processor: {token_id} is no token's id")
 
 
 def _check_unknown(tokenizer: "tokenizers.Tokenizer", path: Path) -> None:

@@ -281,3 +281,12 @@ def test_tekken_token_of_half_a_character_is_refused(tmp_path: Path) -> None:
     vocab = [{"rank": rank, "token_bytes": "\ud800"} for rank in range(256)]
     (tmp_path / "tekken.json").write_text(json.dumps({"config": config, "vocab": vocab}))
     assert "vocab[0]: expected rank 0 and bytes in base64" in refusal(tmp_path)
+
+
+def test_template_without_the_text_or_of_no_token_is_refused(tmp_path: Path) -> None:
+    document = parsed(sentence_piece())
+    template = document["post_processor"]
+    save(tmp_path, {**document, "post_processor": {**template, "single": template["single"][:1]}})
+    assert "its template leaves the text out" in refusal(tmp_path)
+    template["special_tokens"]["<s>"]["ids"] = [2**31]
+    assert "2147483648 is no token's id" in refusal(save(tmp_path, document))
