@@ -133,7 +133,7 @@ def test_any_text_is_measured_as_it_is_encoded(
     [
         (["--quantization", "int3"], "quantization 'int3' is not supported; use one of"),
         (["--text", "no-such-file"], "--text no-such-file: expected UTF-8 text"),
-        (["--model", "x"], "--model needs a text of its own: pass --text FILE"),
+        (["--model", "x"], "MODEL needs a text of its own: pass --text FILE"),
         (["--context", "1"], "--context must be between 2 and"),
         (["--context", "64", "--stride", "64"], "--stride must be between 1 and 63"),
         (["--max-model-len", "2"], "max_model_len is 2; pass --max-model-len 3 or more"),

@@ -122,7 +122,6 @@ def test_a_bad_template_is_refused_when_the_llm_is_made(
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 BAD_CALLS: list[tuple[dict[str, Any], str]] = [
-    ({"messages": []}, "messages must be a conversation"),
     ({"messages": "hello"}, "messages must be a conversation"),
     ({"messages": ["hello"]}, r"messages\[0\] must be a dict with 'role' and 'content'"),
     ({"messages": [[USER], []]}, r"messages\[1\] must be a list of messages"),
