@@ -19,7 +19,6 @@ from llmserve.checkpoint.foreign import (
     refuse_foreign_folder,
     refuse_lfs_pointers,
 )
-from llmserve.checkpoint.hub import download_model, download_tokenizer
 from llmserve.checkpoint.model_name import ModelName, parse_model_name
 from llmserve.checkpoint.repository import is_gguf_model
 from llmserve.common.arguments import INT32_MAX, describe, integer, text
@@ -70,6 +69,8 @@ def find_checkpoint(
     name = _hub_name(model, path)
     if name is not None:
         check = _refuse_quantized if is_overridden else _refuse_config
+        from llmserve.checkpoint.hub import download_model  # only for a model by its id
+
         path = download_model(name, *_hub_arguments(revision, download_dir), check)
     elif revision is not None:
         raise InvalidArgument(
@@ -103,6 +104,8 @@ def find_tokenizer_folder(
         return Path(os.fsdecode(name))  # type: ignore[arg-type]
     hub_name = _hub_name(name, Path(os.fsdecode(name))) if is_path else None  # type: ignore[arg-type]
     if hub_name is not None and ("/" in hub_name.model_id or hub_name.is_address):
+        from llmserve.checkpoint.hub import download_tokenizer  # as above
+
         return download_tokenizer(hub_name, *_hub_arguments(revision, download_dir))
     raise InvalidArgument(
         f"tokenizer must be a folder with a tokenizer, the file of one (tokenizer.json, "
