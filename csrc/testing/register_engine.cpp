@@ -166,6 +166,7 @@ class FaultyExecutor final : public Executor {
   }
   bool do_background_work() override { return executor_->do_background_work(); }
   bool do_idle_work() override { return executor_->do_idle_work(); }
+  void report_to(NewsSink sink) override { executor_->report_to(std::move(sink)); }
   void abandon() noexcept override { executor_->abandon(); }
   void forget(RequestId request_id, int32_t sample_index) override {
     executor_->forget(request_id, sample_index);
