@@ -41,7 +41,7 @@ struct Request {
   std::optional<AdapterRef> adapter;  // whose weights are added to the model's
   // The blocks of its first tokens come from a peer, once; if they do not come, they are computed.
   std::optional<HandOver> receive_from;
-  // When it has ended by a stop or its length, its full blocks go to a peer.
+  // When it has ended by a stop or its length, its blocks go to a peer.
   std::optional<HandOver> send_to;
   // Tokens that were generated, and given out, before: the request goes on after them, at their
   // positions and with its seed. They count as generated, and are in no event.

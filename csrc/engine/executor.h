@@ -56,7 +56,7 @@ class Executor {
   virtual void abandon() noexcept {}
 
   // Where the executor tells what finishes beside its steps; given once, before the first step.
-  virtual void report_to(NewsSink /*sink*/) {}
+  virtual void report_to(NewsSink sink) = 0;
 
   // Background work makes later steps quicker. A call does some milliseconds of it, between two
   // steps, and returns false where nothing is left to do.

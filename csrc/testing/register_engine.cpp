@@ -124,6 +124,7 @@ class OracleExecutor final : public Executor {
     return num_background_tasks_ > 0 && --num_background_tasks_ > 0;
   }
   void abandon() noexcept override { flights_.clear(); }
+  void report_to(NewsSink) override {}  // nothing finishes beside its steps
   int64_t vocab_size() const override { return options_.vocab_size; }
   int64_t hidden_size() const override { return 1; }
   std::string description() const override { return "token oracle"; }

@@ -91,7 +91,7 @@ class GenerationBody(VllmBody, forbid_unknown_fields=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    # llmserve's own: seconds that the request may take, up to max_request_timeout
+    # llmserve's own: seconds that the request may take, up to request_timeout
     timeout: float | None = None
     # The tier whose pace a stream has: see the setting `pace`
     service_tier: str | None = None
