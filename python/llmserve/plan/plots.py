@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmserve.errors import NotSupported
+from llmserve.common.plotting import axes_or_new
 from llmserve.plan.bounds import crossover_ops_per_byte, roofline_flops
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def plot_roofline(
 ) -> Any:
     """The roofline of a device: reachable FLOP/s over operations a byte, its crossover marked, and
     `points` (label, operations a byte) on it. Returns matplotlib's axes."""
-    axes = _axes(axes)
+    axes = axes_or_new(axes)
     crossover = crossover_ops_per_byte(flops, bandwidth)
     intensities = [crossover * 2.0**exponent for exponent in range(-10, 5)]
     reached = [roofline_flops(intensity, flops, bandwidth) for intensity in intensities]
@@ -39,7 +39,7 @@ def plot_roofline(
 def plot_users(plan: "Capacity | MemoryPlan", *, axes: Any = None) -> Any:
     """Users that fit over the context, a line a KV dtype; dashed where it does not run yet. Returns
     matplotlib's axes."""
-    axes = _axes(axes)
+    axes = axes_or_new(axes)
     for row in plan.rows:
         style = "-" if row.is_supported else "--"
         axes.plot(plan.contexts, row.num_users, style, marker="o", label=row.dtype)
@@ -49,15 +49,3 @@ def plot_users(plan: "Capacity | MemoryPlan", *, axes: Any = None) -> Any:
     axes.set_ylabel("users")
     axes.legend()
     return axes
-
-
-def _axes(axes: Any) -> Any:
-    if axes is not None:
-        return axes
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise NotSupported(
-            "plots need matplotlib; install it with: pip install 'llmserve[plot]'"
-        ) from error
-    return Figure(layout="tight").subplots()

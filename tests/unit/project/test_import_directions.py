@@ -61,6 +61,7 @@ MAY_IMPORT = {
     "insight": {"errors", "common"},
     "options": _OPTIONS,
     "plan": _CHECKPOINT,
+    "sim": {"errors", "common", "sim"},
     "requests": _REQUESTS,
     "llm": _LLM,
     "parsers": {"errors", "common", "parameters"},

@@ -1,0 +1,1 @@
+"""What serving would be like, worked out in simulated time."""
