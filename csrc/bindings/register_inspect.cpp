@@ -148,6 +148,15 @@ void register_inspect(py::module_& module) {
   module.def(
       "supported_policies", [] { return rows_of(scheduling_policies()); },
       "(name, summary) of every scheduling policy.");
+  module.def(
+      "policies_with_priority",
+      [] {
+        std::vector<std::string> names;
+        for (const PolicyRow& row : scheduling_policies())
+          if (row.reads_priority) names.emplace_back(row.name);
+        return names;
+      },
+      "Of the scheduling policies, those that read a request's priority.");
 }
 
 }  // namespace llmserve

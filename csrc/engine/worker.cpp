@@ -92,6 +92,7 @@ std::unique_ptr<Model> Worker::load(const Checkpoint& checkpoint) {
     std::unique_ptr<Model> model = load_model(checkpoint, model_config, *backend_, format, nullptr,
                                               is_deferred ? &deferred_ : nullptr);
     std::ranges::reverse(deferred_);  // in the order of their use
+    warning_ = describe_unused(checkpoint, model->weights());
     return model;
   }
 

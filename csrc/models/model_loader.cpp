@@ -39,13 +39,18 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfi
   return model;
 }
 
-void check_all_used(const Checkpoint& checkpoint, const WeightReport& weights) {
-  if (weights.unused_tensors.empty()) return;
+std::string describe_unused(const Checkpoint& checkpoint, const WeightReport& weights) {
+  if (weights.unused_tensors.empty()) return "";
   const size_t num_others = weights.unused_tensors.size() - 1;
+  return concat(checkpoint.path(), ": tensor \"", weights.unused_tensors[0], "\"",
+                num_others == 0 ? "" : concat(" and ", num_others, " others"),
+                ": no layer of this model uses ", num_others == 0 ? "it" : "them");
+}
+
+void check_all_used(const Checkpoint& checkpoint, const WeightReport& weights) {
+  if (weights.unused_tensors.empty() || !checkpoint.config_text().empty()) return;
   throw NotSupported(concat(
-      checkpoint.path(), ": tensor \"", weights.unused_tensors[0], "\"",
-      num_others == 0 ? "" : concat(" and ", num_others, " others"),
-      ": no layer of this model uses ", num_others == 0 ? "it" : "them",
+      describe_unused(checkpoint, weights),
       ", so that it would be another model than the file's; the configuration may be of a smaller "
       "model, or the architecture not the file's"));
 }

@@ -29,7 +29,9 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfi
                                   PackedWeights* packed = nullptr,
                                   std::vector<DeferredWeight>* deferred = nullptr);
 
-// Throws NotSupported for a tensor that no layer uses and models/skipped_tensors.cpp does not name.
+// Which tensors no layer uses; empty: all are used, or named by models/skipped_tensors.cpp.
+std::string describe_unused(const Checkpoint& checkpoint, const WeightReport& weights);
+// Throws NotSupported for them, unless another config.json was given: then it is another model.
 void check_all_used(const Checkpoint& checkpoint, const WeightReport& weights);
 
 // What `dtype` and LLM(quantization=...) ask for: "" keeps blocks that the backend runs on, "none"

@@ -1,10 +1,17 @@
 #include "scheduler/admission.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "core/error.h"
 
 namespace llmserve {
+namespace {
+
+// What gives more blocks, for who reads that there are too few.
+constexpr std::string_view kPoolSize = "kv_cache_memory_bytes (num_blocks of a Scheduler)";
+
+}  // namespace
 
 std::vector<int32_t> stop_token_ids(const SchedulerConfig& config, const SamplingParams& params) {
   std::vector<int32_t> ids = params.stop_token_ids;
@@ -227,7 +234,7 @@ void RequestAdmission::check_memory(const Request& request, const PlaceInCall& p
   const int64_t num_tokens = num_prompt + std::ssize(request.resumed_token_ids) + num_new_tokens;
   if (outgrows_pool(num_tokens)) {
     throw ResourceExhausted(concat(place.prompt(), " ", pool_arithmetic(num_tokens),
-                                   "; raise num_blocks or shorten the prompt"));
+                                   "; raise ", kPoolSize, " or shorten the prompt"));
   }
   if (!request.pooling || limits_.hidden_size < 0) return;
   const PooledShape shape =
@@ -250,7 +257,7 @@ std::string RequestAdmission::pool_arithmetic(int64_t num_tokens) const {
 
 std::string RequestAdmission::outgrown_error(int64_t num_tokens) const {
   return concat("the sequence ", pool_arithmetic(num_tokens),
-                "; raise num_blocks or lower max_tokens");
+                "; raise ", kPoolSize, " or lower max_tokens");
 }
 
 }  // namespace llmserve

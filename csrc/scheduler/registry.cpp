@@ -12,7 +12,7 @@ namespace {
 constexpr std::array<PolicyRow, 4> kPolicies = {{
     {"fcfs", "continuous batching, first come, first served", &make_fcfs_policy},
     {"priority", "continuous batching, lower priority values first, ties by arrival",
-     &make_priority_policy},
+     &make_priority_policy, /*reads_priority=*/true},
     {"static", "fills a batch, runs it until all of it has ended; for comparison",
      &make_static_policy},
     {"dynamic",

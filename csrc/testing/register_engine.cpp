@@ -177,6 +177,7 @@ class FaultyExecutor final : public Executor {
   int64_t hidden_size() const override { return executor_->hidden_size(); }
   std::string description() const override { return executor_->description(); }
   MemoryUse memory_use() const override { return executor_->memory_use(); }
+  std::string warning() const override { return executor_->warning(); }
   void fill_metrics(EngineMetrics& metrics) const override { executor_->fill_metrics(metrics); }
   void release(MemoryPart part) override { executor_->release(part); }
   void restore(MemoryPart part) override { executor_->restore(part); }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from llmserve import _core
+from llmserve.chat.chat_template import template_variables
 from llmserve.checkpoint.model_files import (
     config_file,
     find_checkpoint,
@@ -34,7 +35,11 @@ from llmserve.options.fitting import resolve
 from llmserve.options.signature import takes
 from llmserve.pooling_params import PoolingConfig, read_pooling_config
 from llmserve.requests.admission import RequestAdmission, RequestLimits
-from llmserve.requests.generation_config import GenerationConfig, read_generation_config
+from llmserve.requests.generation_config import (
+    GenerationConfig,
+    overridden,
+    read_generation_config,
+)
 from llmserve.requests.grammars import Grammars
 from llmserve.requests.prompt_parser import check_text
 from llmserve.requests.runner import RequestRunner
@@ -98,7 +103,10 @@ class LLMBase:
         source = text_source(checkpoint)
         # Once, for all that a start reads of it.
         opened = _core.Checkpoint(str(checkpoint), _config_text(options, source))
-        defaults = _read_generation_config(source, options.generation_config, opened.gguf)
+        defaults = overridden(
+            _read_generation_config(source, options.generation_config, opened.gguf),
+            options.override_generation_config,
+        )
         self._config = resolve(
             options,
             opened,
@@ -117,7 +125,7 @@ class LLMBase:
             self._tokenizer = (
                 None
                 if boolean("skip_tokenizer_init", options.skip_tokenizer_init)
-                else _read_tokenizer(text_path, tokenizer, options.chat_template, opened.gguf)
+                else _read_tokenizer(text_path, options, opened.gguf)
             )
             if self._tokenizer is not None:
                 _warn_of_tokens(self._tokenizer.check_fits(vocab_size), vocab_size)
@@ -507,11 +515,16 @@ def _config_text(options: EngineOptions, source: Path) -> str:
 
 
 def _read_tokenizer(
-    path: Path, argument: object, chat_template: object, gguf: _core.GgufFile | None
+    path: Path, options: EngineOptions, gguf: _core.GgufFile | None
 ) -> Tokenizer | None:
-    tokenizer = Tokenizer.from_path(path, chat_template, gguf if argument is None else None)
-    if tokenizer is None and argument is not None:
+    is_given = options.tokenizer is not None
+    tokenizer = Tokenizer.from_path(path, options.chat_template, None if is_given else gguf)
+    if tokenizer is None and is_given:
         raise InvalidArgument(f"tokenizer: {path} has no tokenizer")
+    name = "default_chat_template_kwargs"
+    variables = template_variables(name, options.default_chat_template_kwargs)
+    if tokenizer is not None:
+        tokenizer.default_template_variables = variables
     return tokenizer
 
 

@@ -18,7 +18,7 @@ from llmserve.server.options import TAKEN, Effective, resolve
 LINES = (Path(__file__).parent / "vllm_serve_lines.txt").read_text(encoding="utf-8")
 VLLM = [line for line in LINES.splitlines() if not line.startswith("#")]
 # Of VLLM's lines those that are about features that are here; the others are refused by name.
-NUM_TAKEN = 162
+NUM_TAKEN = 164
 
 
 def read(*words: str) -> Effective:
@@ -75,6 +75,28 @@ def test_lines_for_vllms_server_are_taken_or_refused_by_the_name_of_what_is_miss
         ("x --hf-overrides.rope_theta 5", {"hf_overrides": {"rope_theta": 5}}),
         ("x --max_num_seqs=4 --cudagraph-capture-sizes 1 2 4", {"max_num_seqs": 4}),
         ("--port 1 x", {"model": ["x"], "port": 1}),
+        (
+            "-hf org/x --temp 0.6 --top-k 20 --top-p 0.95 --min-p 0 -c 4096 --no-context-shift",
+            {
+                "override_generation_config": {"temperature": 0.6, "top_k": 20}
+                | {"top_p": 0.95, "min_p": 0.0}
+            },
+        ),
+        (
+            'x --override-generation-config {"top_k":5} --temp 0.5',
+            {"override_generation_config": {"top_k": 5, "temperature": 0.5}},
+        ),
+        (
+            'x --reasoning-budget 0 --default-chat-template-kwargs {"a":1}',
+            {"default_chat_template_kwargs": {"enable_thinking": False, "a": 1}},
+        ),
+        ('x --chat-template-kwargs {"a":1}', {"default_chat_template_kwargs": {"a": 1}}),
+        (
+            "x --any-model-name --unknown-fields ignore --leniency open_metrics",
+            {"leniency": "any_model_name,unknown_fields,open_metrics"},
+        ),
+        ("x --unknown-fields refuse --closed-schemas", {"leniency": "closed_schemas"}),
+        ("x --api-key a --api-key b", {"api_key": "a,b"}),
     ],
 )
 def test_flags_of_others_set_what_is_here(line: str, settings: dict[str, Any]) -> None:
@@ -99,7 +121,8 @@ def test_what_changes_nothing_is_taken_with_one_warning(caplog: pytest.LogCaptur
         ("x --lora-modules a=b", "--lora-modules .* merge them into the checkpoint"),
         ("x -md draft.gguf", "--model-draft draft.gguf is not supported"),
         ("x --enable-dp-attention", "--enable-dp-attention is not supported"),
-        ("x --temp 0.5", "--temp 0.5 is not supported: send it in each request's body"),
+        ("x --samplers top_k", "--samplers top_k is not supported: send it in each request's body"),
+        ("x --reasoning-budget 64", "send thinking_token_budget in each request's body"),
         ("x --speculative-algorithm EAGLE", "--speculative-algorithm EAGLE"),
         ("x -ctk q4_1", "--cache-type-k q4_1 is not supported; it may be f32, f16"),
         ("x --tp 2", "tensor_parallel_size=2 is not supported"),
@@ -123,13 +146,21 @@ def test_a_file_may_have_the_names_of_others(tmp_path: Path) -> None:
     path.write_text(
         "model-path: x\ncontext_length: 512\nuvicorn-log-level: info\nenforce-eager: true\n"
         "disable-radix-cache: true\nenable-metrics: true\nno-webui: false\n"
+        "unknown_fields: ignore\nany-model-name: true\nopen_metrics: false\n"
+        "temp: 0.5\ndefault-chat-template-kwargs: {enable_thinking: false}\n"
+        "override-generation-config: {top_k: 5}\nleniency: closed_schemas\n"
     )
     found = resolve({}, str(path))
+    assert set(found.server.leniency.split(",")) == {
+        *("unknown_fields", "any_model_name", "closed_schemas")
+    }
     assert found.models == ["x"]
     assert found.engine == {
         "max_model_len": 512,
         "enforce_eager": True,
         "enable_prefix_caching": False,
+        "override_generation_config": {"temperature": 0.5, "top_k": 5},
+        "default_chat_template_kwargs": {"enable_thinking": False},
     }
     path.write_text("lora-modules: [a=b]\n")
     with pytest.raises(NotSupported, match="merge them"):

@@ -71,15 +71,23 @@ def chat_request(
             "continue_final_message=True continues the last message and add_generation_prompt=True "
             "begins a new one; set one of them to False"
         )
-    if variables is not None and not isinstance(variables, Mapping):
-        raise InvalidArgument(f"chat_template_kwargs must be a dict, got {describe(variables)}")
-    for name in variables or ():
+    own = template_variables("chat_template_kwargs", variables)
+    return ChatRequest(prompt, continues, _tools(tools), own)
+
+
+def template_variables(argument: str, variables: object) -> dict[str, object]:
+    """Of an argument, checked; none for None. Raises InvalidArgument."""
+    if variables is None:
+        return {}
+    if not isinstance(variables, Mapping):
+        raise InvalidArgument(f"{argument} must be a dict, got {describe(variables)}")
+    for name in variables:
         if not isinstance(name, str) or name in _RESERVED:
             raise InvalidArgument(
-                f"chat_template_kwargs cannot set {describe(name)}: it takes variables of the "
-                f"template's own, such as enable_thinking"
+                f"{argument} cannot set {describe(name)}: it takes variables of the template's "
+                f"own, such as enable_thinking"
             )
-    return ChatRequest(prompt, continues, _tools(tools), _plain_mapping(variables or {}))
+    return {name: plain_data(f"{argument}[{name!r}]", v) for name, v in variables.items()}
 
 
 def _tools(tools: object) -> list[object] | None:
@@ -91,10 +99,6 @@ def _tools(tools: object) -> list[object] | None:
         )
     schemas = [tool_schema(f"tools[{idx}]", tool) for idx, tool in enumerate(tools)]
     return [plain_data(f"tools[{idx}]", schema) for idx, schema in enumerate(schemas)]
-
-
-def _plain_mapping(variables: Mapping[str, object]) -> dict[str, object]:
-    return {name: plain_data(f"chat_template_kwargs[{name!r}]", v) for name, v in variables.items()}
 
 
 class ChatTemplates:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from llmserve.common.flexible_parser import spelled, with_dotted
+from llmserve.common.units import json_object
 from llmserve.common.vllm_arguments import (
     MAY_TAKE_NONE,
     NOT_HERE,
@@ -14,8 +15,8 @@ from llmserve.common.vllm_arguments import (
     refuse_what_is_not_here,
 )
 from llmserve.options.engine_options import ENGINE_OPTIONS, argument_names
-from llmserve.options.flags import json_or_text
-from llmserve.options.peer_flags import PeerFlag, peer_flags
+from llmserve.options.flags import JoinAction, json_or_text
+from llmserve.options.peer_flags import PeerFlag, joined, peer_flags
 from llmserve.options.peer_flags import spelled as peer_spelled
 
 NAMED_MODEL = "named_model"  # where a namespace has the model of a flag
@@ -130,7 +131,8 @@ class CommandParser(argparse.ArgumentParser):
             else:
                 kind = option.kind if option.is_text else json_or_text
                 nargs = "*" if option.name in TAKE_SEVERAL else None
-                self.add_argument(*option.flags, type=kind, nargs=nargs, **hidden)
+                action = JoinAction if kind is json_object else "store"
+                self.add_argument(*option.flags, action=action, type=kind, nargs=nargs, **hidden)
 
     def _spelled(self, words: Sequence[str]) -> list[str]:
         """By the names that are here, and keys of JSON together. Behind "--" there are no flags."""
@@ -192,8 +194,11 @@ class _PeerAction(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         if self.nargs == 0:
             values = not option_string.startswith("--no-") or option_string in self._row.flags
+        actions = parser._option_string_actions
         for name, value in self._row.settings(values).items():
-            setattr(namespace, NAMED_MODEL if name == "model" else name, value)
+            is_list = isinstance(actions.get("--" + name.replace("_", "-")), JoinAction)
+            dest = NAMED_MODEL if name == "model" else name
+            setattr(namespace, dest, joined(getattr(namespace, dest, None), value, is_list))
 
 
 def _command(parser: argparse.ArgumentParser) -> str:

@@ -105,7 +105,6 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
     ),
     "the checkpoint's files say it; change it in a copy": {
         "hf_config_path": _NONE,
-        "override_generation_config": _NONE,
         "disable_sliding_window": _OFF,
     },
     "models take text alone": {

@@ -235,6 +235,15 @@ class EngineOptions:
         commands="serve",
         core=None,
     )
+    default_chat_template_kwargs: Mapping[str, object] | None = engine_option(
+        None,
+        _TEXT,
+        "variables of the chat template where a request says nothing else",
+        commands="run",
+        core=None,
+        more='Such as {"enable_thinking": false}. What a request has in its chat_template_kwargs '
+        "goes before",
+    )
     trust_remote_code: bool = not_here(False)
     max_logprobs: int = engine_option(
         20,
@@ -249,6 +258,14 @@ class EngineOptions:
         "default sampling parameters: auto (the model's own), vllm (none), or a folder's",
         commands="serve",
         core=None,
+    )
+    override_generation_config: Mapping[str, object] | None = engine_option(
+        None,
+        _TEXT,
+        "default sampling parameters in the place of those of generation_config",
+        core=None,
+        commands="run",
+        more='Such as {"temperature": 0.6, "top_k": 20, "max_new_tokens": 512}',
     )
     speculative_config: None = not_here(None)
     structured_outputs_config: None = not_here(None)

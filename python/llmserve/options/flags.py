@@ -8,6 +8,7 @@ from typing import Any
 from llmserve.common.units import json_object, size, token_count
 from llmserve.common.vllm_arguments import NOT_HERE
 from llmserve.options.option import Option
+from llmserve.options.peer_flags import joined
 
 _METAVARS = {str: "X", float: "X", size: "SIZE", token_count: "N", json_object: "JSON"}
 
@@ -27,11 +28,20 @@ def add_flags(
             continue
         parser.add_argument(
             *option.flags,
+            action=JoinAction if option.is_list or option.kind is json_object else "store",
             type=option.kind,
             metavar=_METAVARS.get(option.kind, "N"),
             default=default,
             help=option.help,
         )
+
+
+class JoinAction(argparse.Action):
+    """Adds a text to those that are there, with a comma between, or fields to an object."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, joined(before, values, is_list=True))
 
 
 def add_flags_of_what_is_not_here(parser: argparse.ArgumentParser) -> None:

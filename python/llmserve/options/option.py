@@ -16,6 +16,7 @@ class Option:
     kind: Callable[[str], Any]  # bool, int, float or str; or `size`, of bytes
     help: str  # a line
     alias: str = ""  # another flag
+    is_list: bool = False  # texts with commas between: a flag that comes again adds to them
 
     @property
     def flags(self) -> list[str]:
@@ -69,12 +70,16 @@ def not_here(default: object) -> Any:
     return field(default=default)
 
 
+# Those that are an object of JSON on a command line.
+_OBJECTS = ("hf_overrides", "default_chat_template_kwargs", "override_generation_config")
+
+
 def kind_of(name: str, hint: object) -> Callable[[str], Any]:
     """How a text becomes a value of that type; names say what is in bytes."""
     hints = get_args(hint) or (hint,)
     kind = next((kind for kind in (bool, int, float) if kind in hints), str)
     if name == "max_model_len":
         return token_count
-    if name == "hf_overrides":
+    if name in _OBJECTS:
         return json_object
     return size if kind is int and name.endswith("_bytes") else kind

@@ -6,6 +6,7 @@ several; `=x` is a value at which it is taken without a word, and `|-x` another 
 """
 
 import dataclasses
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -40,6 +41,31 @@ def _text(_flag: str, text: str) -> str:
 
 def _names(_flag: str, text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _own_name(flag: str, _text: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _json(flag: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{flag} must be JSON, got {describe(text)}: {error}") from None
+
+
+def _sampling(name: str, kind: type[int] | type[float]) -> Convert:
+    number = _number(kind)
+    return lambda flag, text: {name: number(flag, text)}
+
+
+def _thinking(flag: str, text: str) -> object:
+    if text not in ("0", "-1"):
+        raise NotSupported(
+            f"serve: {flag} {text} is not supported: send thinking_token_budget in each request's "
+            f"body; 0 turns thinking off, -1 bounds it by nothing"
+        )
+    return {"enable_thinking": False} if text == "0" else None
 
 
 def _always(value: object) -> Convert:
@@ -94,6 +120,20 @@ _SETS: tuple[tuple[str, str, Convert], ...] = (
     ("device", "n-gpu-layers=|-ngl gpu-layers=", _layers),
     ("stream_flush_tokens", "stream-interval=", _INT),
     ("read_timeout", "timeout=|-to", _FLOAT),
+    ("leniency", "any-model-name open-metrics closed-schemas", _own_name),
+    ("leniency", "unknown-fields=", _one_of(ignore="unknown_fields", refuse=None)),
+    ("default_chat_template_kwargs", "chat-template-kwargs=", _json),
+    ("default_chat_template_kwargs", "enable-thinking", _always({"enable_thinking": True})),
+    ("default_chat_template_kwargs", "reasoning-budget=", _thinking),
+    ("override_generation_config", "temp= temperature=", _sampling("temperature", float)),
+    ("override_generation_config", "top-k=", _sampling("top_k", int)),
+    ("override_generation_config", "top-p=", _sampling("top_p", float)),
+    ("override_generation_config", "min-p=", _sampling("min_p", float)),
+    ("override_generation_config", "repeat-penalty=", _sampling("repetition_penalty", float)),
+    ("override_generation_config", "presence-penalty=", _sampling("presence_penalty", float)),
+    ("override_generation_config", "frequency-penalty=", _sampling("frequency_penalty", float)),
+    ("override_generation_config", "top-n-sigma=", _unless("-1", _sampling("top_n_sigma", float))),
+    ("override_generation_config", "preferred-sampling-params=", _json),
     ("ssl_keyfile", "ssl-key-file=", _text),
     ("ssl_certfile", "ssl-cert-file=", _text),
     (
@@ -232,12 +272,10 @@ _REFUSED: Mapping[str, str] = {
         api-key-file= admin-api-key=
     """,
     "send it in each request's body": """
-        return-tokens-as-token-ids enable-force-include-usage default-chat-template-kwargs=
-        chat-template-kwargs= temp= temperature= top-k= top-p= min-p= repeat-penalty=
-        presence-penalty= frequency-penalty= samplers= grammar= grammar-file=
-        json-schema=|-j json-schema-file=|-jf response-role= reasoning-budget=-1 ignore-eos
-        logit-bias=|-l preferred-sampling-params= mirostat= dry-multiplier= xtc-probability=
-        typical= typical-p= dynatemp-range= top-n-sigma= enable-thinking prefill-assistant
+        return-tokens-as-token-ids enable-force-include-usage samplers= grammar= grammar-file=
+        json-schema=|-j json-schema-file=|-jf response-role= ignore-eos logit-bias=|-l mirostat=0
+        dry-multiplier=0.0 xtc-probability=0.0 typical=1.0 typical-p=1.0 dynatemp-range=0.0
+        prefill-assistant
     """,
     "log_format and the environment say how to log": """
         log-config-file= log-file=
@@ -329,6 +367,14 @@ def _rows(names: str, **details: object) -> list[PeerFlag]:
             )
         )
     return rows
+
+
+def joined(before: object, found: object, is_list: bool) -> object:
+    """What a setting is that was something before: fields are added to an object, and texts to a
+    list of them."""
+    if isinstance(before, dict) and isinstance(found, dict):
+        return {**before, **found}
+    return f"{before},{found}" if is_list and before else found
 
 
 def peer_flags() -> dict[str, PeerFlag]:

@@ -188,11 +188,11 @@ class RequestAdmission:
     def _check_priorities(self, priorities: Sequence[int]) -> None:
         policy = self.limits.scheduling_policy
         ignored = next(filter(None, priorities), 0)
-        if ignored and policy != "priority":
+        if ignored and policy not in (names := _core.policies_with_priority()):
             raise InvalidArgument(
                 f"priority={ignored} has no effect under scheduling_policy={policy!r}; leave it at "
-                f"0, or start with scheduling_policy='priority' (llmserve serve "
-                f"--scheduling-policy priority)"
+                f"0, or start with scheduling_policy={names[0]!r} (llmserve serve "
+                f"--scheduling-policy {names[0]})"
             )
 
     def _check_params(self, label: str, params: SamplingParams) -> None:

@@ -1,7 +1,7 @@
 """generation_config.json: the sampling parameters that a model's makers recommend."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from llmserve.checkpoint.model_files import (
     read_json_object,
     token_id_tuple,
 )
-from llmserve.common.arguments import integer
+from llmserve.common.arguments import describe, integer, refuse_unknown
 from llmserve.errors import CorruptFile, InvalidArgument
 from llmserve.sampling_params import SAMPLING_FIELDS, SamplingParams
 
 # The sampling parameters that makers of models set; of others a file may say what it wants.
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# Those that who starts a server sets besides.
+_MORE = ("presence_penalty", "frequency_penalty", "top_n_sigma")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,27 @@ def read_generation_config(source: Path, gguf: _core.GgufFile | None = None) -> 
         return _from_fields(source, gguf_generation_fields(source, gguf))
     path = source / "generation_config.json"
     return _from_fields(path, read_json_object(source, path.name) or {})
+
+
+def overridden(config: GenerationConfig, overrides: object) -> GenerationConfig:
+    """With the fields of override_generation_config in the place of the config's. Raises
+    InvalidArgument."""
+    if not overrides:
+        return config
+    if not isinstance(overrides, Mapping):
+        raise InvalidArgument(
+            f"override_generation_config must be a dict, got {describe(overrides)}"
+        )
+    names = ("max_new_tokens", *_RECOMMENDED, *_MORE)
+    refuse_unknown("override_generation_config", overrides, names)
+    given = dict(overrides)
+    if "max_new_tokens" in given:
+        given["max_tokens"] = given.pop("max_new_tokens")
+    try:
+        params = config.default_params.clone(**given)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"override_generation_config: {error}") from None
+    return replace(config, default_params=params)
 
 
 def own_max_tokens(defaults: SamplingParams) -> int | None:

@@ -13,7 +13,7 @@ from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.options.engine_options import ENGINE_OPTIONS as ALL_ENGINE_OPTIONS
 from llmserve.options.engine_options import options_of
 from llmserve.options.option import Option
-from llmserve.options.peer_flags import peer_flags
+from llmserve.options.peer_flags import joined, peer_flags
 from llmserve.server.settings import ServerSettings
 
 _MAX_FILE_BYTES = 2**20
@@ -23,9 +23,10 @@ _ENVIRONMENT = {"api_key": "LLMSERVE_API_KEY", "admin_key": "LLMSERVE_ADMIN_KEY"
 # Arguments of LLM; without a value they are LLM's defaults.
 ENGINE_OPTIONS = options_of("serve")
 SERVER_OPTIONS = tuple(
-    Option(name=item.name, kind=type(item.default), help=item.metadata["help"])
+    Option(name=item.name, kind=type(item.default), **item.metadata)
     for item in dataclasses.fields(ServerSettings)
 )
+_LISTS = tuple(option.name for option in SERVER_OPTIONS if option.is_list)
 SETTINGS = (
     *("model", "served_model_name"),
     *(option.name for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS)),
@@ -143,7 +144,8 @@ def _by_our_names(what: str, given: Mapping[str, Any]) -> dict[str, Any]:
     ours = {name: value for name, value in given.items() if name in TAKEN}
     for name, value in given.items():
         if name not in TAKEN and name in rows:
-            found = rows[name].settings(value)
-            ours = {**{k: v for k, v in found.items() if k not in given}, **ours}
+            for setting, found in rows[name].settings(value).items():
+                is_list = setting in _LISTS
+                ours[setting] = joined(found, ours[setting], is_list) if setting in ours else found
     check_names(what, {k: v for k, v in given.items() if k not in ours and k not in rows}, SETTINGS)
     return ours

@@ -19,8 +19,8 @@ LENIENCIES = {
 }
 
 
-def _setting(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def _setting(default: Any, help: str, is_list: bool = False) -> Any:
+    return field(default=default, metadata={"help": help, "is_list": is_list})
 
 
 def _read_list(name: str, value: str) -> list[str]:
@@ -45,11 +45,13 @@ class ServerSettings:
 
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = _setting(8000, "port to listen on; 0 takes a free one")
-    api_key: str = _setting("", "key that clients must send; several with commas between")
+    api_key: str = _setting("", "key that clients must send; several with commas between", True)
     admin_key: str = _setting("", "key of the /debug routes, which are closed without one")
     ssl_certfile: str = _setting("", "PEM file of the certificate: serves HTTPS")
     ssl_keyfile: str = _setting("", "PEM file of its private key")
-    allowed_origins: str = _setting("", "origins of web pages that may call, with commas between")
+    allowed_origins: str = _setting(
+        "", "origins of web pages that may call, with commas between", True
+    )
 
     max_body_bytes: int = _setting(2**22, "longest request body (413)")
     max_connections: int = _setting(4096, "open connections; silent ones make room for more")
@@ -88,6 +90,7 @@ class ServerSettings:
     leniency: str = _setting(
         "",
         f"what to do as other servers do, with commas between: {', '.join(LENIENCIES)}",
+        is_list=True,
     )
 
     tool_call_parser: str = _setting(

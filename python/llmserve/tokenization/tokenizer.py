@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ class Tokenizer(TransformersNames):
         self._vocabulary = vocabulary
         self._chat_templates = chat_templates
         self._path = path
+        # Of chat templates, where a request says nothing else: LLM sets them.
+        self.default_template_variables: Mapping[str, object] = {}
 
     def __await__(self) -> Generator[None, None, "Tokenizer"]:
         """Itself: vLLM's AsyncLLM gives its tokenizer by a coroutine, which scripts await."""
@@ -247,6 +250,9 @@ class Tokenizer(TransformersNames):
         self, messages: object, chat_template: object, request: ChatRequest
     ) -> tuple[list[str], bool]:
         """The prompt of every conversation as text, and whether `messages` is a list of them."""
+        if self.default_template_variables:
+            variables = {**self.default_template_variables, **request.variables}
+            request = replace(request, variables=variables)
         return self._chat_templates.render(messages, chat_template, request)
 
     def encode_chat(self, texts: Sequence[str]) -> list[list[int]]:

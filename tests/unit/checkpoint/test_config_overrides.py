@@ -121,6 +121,17 @@ def test_a_file_without_a_config_is_refused(tmp_path: Path, overrides: Any) -> N
         _core.Checkpoint(str(file), "{}")
 
 
+def test_a_model_may_be_made_smaller_and_says_what_it_leaves_out(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = run(checkpoint)
+    assert run(checkpoint, hf_overrides={"num_hidden_layers": 1}) != whole
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert "layers.1." in said
+    assert said.endswith("others: no layer of this model uses them")
+
+
 def test_what_does_not_know_of_them_is_refused(checkpoint: Path) -> None:
     with pytest.raises(NotSupported, match="packed_cache_bytes is not supported with hf_overri"):
         LLM(checkpoint, hf_overrides=FIELDS, packed_cache_bytes=2**30)

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from checkpoints import checkpoint, copy_checkpoint, edit_config
 from gguf_files import quantized, write_gguf
-from llmserve import LLM, InvalidArgument, NotSupported, SamplingParams, _core, cli
+from llmserve import LLM, InvalidArgument, NotSupported, SamplingParams, _core, _core_testing, cli
 from offline import generate
 from safetensors.numpy import load_file, save_file
+from workers import engine_config
 
 _PROMPTS = [{"prompt_token_ids": list(range(5, 5 + length))} for length in (1, 17, 40)]
 _PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=2)
@@ -397,3 +398,10 @@ def test_a_layout_of_one_name_has_one_form(form: str, folder: Path, tmp_path: Pa
     assert header["__metadata__"]["variant"].endswith(f"in {_LAYOUT}")
     assert (8 + header_bytes) % 4096 == 0
     assert hashlib.sha256(content[8 + header_bytes :]).hexdigest()[:16] == expected
+
+
+def test_an_engine_of_tests_tells_what_was_not_kept(model: Path) -> None:
+    config = engine_config(model, packed_cache_bytes=1000)
+    engine = _core_testing.faulty_engine(config)
+    assert "packed weights are not kept: they take" in engine.warning
+    engine.close()

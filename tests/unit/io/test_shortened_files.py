@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import checkpoint, copy_checkpoint
@@ -21,8 +22,15 @@ def generate(llm: LLM) -> list[int] | str:
     return completion.error or list(completion.token_ids)
 
 
-def open_model(path: Path) -> LLM:
-    return LLM(path, dtype="float32", num_threads=1, max_model_len=64, num_gpu_blocks_override=16)
+def open_model(path: Path, **arguments: Any) -> LLM:
+    return LLM(
+        path,
+        dtype="float32",
+        num_threads=1,
+        max_model_len=64,
+        num_gpu_blocks_override=16,
+        **arguments,
+    )
 
 
 def test_model_whose_file_is_shortened_fails_alone(tmp_path: Path) -> None:
@@ -52,6 +60,34 @@ def test_shortened_file_loads_anew_once_it_is_put_back(tmp_path: Path) -> None:
         llm.sleep(level=2)
         llm.wake_up()
         assert generate(llm) == wanted
+
+
+@pytest.mark.parametrize("of_cache", [True, False])
+def test_model_of_packed_files_fails_alone_and_loads_anew(
+    of_cache: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = copy_checkpoint(checkpoint("llama"), tmp_path / "model")
+    with open_model(path, packed_cache_bytes=2**30) as llm:
+        wanted = generate(llm)
+    (packed,) = (tmp_path / "cache").rglob("*.safetensors")
+    file = packed if of_cache else path / "model.safetensors"
+    contents = file.read_bytes()
+    with open_model(path, packed_cache_bytes=2**30) as llm, open_model(checkpoint("llama")) as one:
+        assert llm.get_memory_use().mapped_bytes > packed.stat().st_size / 2  # it is read in place
+        assert generate(llm) == wanted
+        os.truncate(file, 0)
+        for _ in range(2):
+            error = generate(llm)
+            assert isinstance(error, str)
+            assert error.startswith(f"{file.name}: was shortened")
+        assert generate(one) == wanted
+        if not of_cache:
+            (tmp_path / "new").write_bytes(contents)
+            os.replace(tmp_path / "new", file)
+        llm.sleep(level=2)
+        llm.wake_up()
+        assert generate(llm) == wanted  # packed weights are made anew
 
 
 def test_read_past_the_end_while_loading_is_a_corrupt_file(tmp_path: Path) -> None:

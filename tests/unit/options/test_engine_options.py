@@ -217,3 +217,53 @@ def test_a_seed_of_none_is_drawn_and_told(checkpoint: Path) -> None:
     assert drawn[0].outputs[0].token_ids == again[0].outputs[0].token_ids
     with LLM(checkpoint) as llm:
         assert llm.model_config.seed == 0
+
+
+def test_variables_of_the_template_are_the_models_unless_a_request_has_others() -> None:
+    template = "{{ messages[0].content }}{% if enable_thinking %}<think>{% endif %}{{ level }}"
+    defaults = {"enable_thinking": True, "level": "low"}
+    conversation = [{"role": "user", "content": "a"}]
+    with LLM(
+        demo_model_path(),
+        chat_template=template,
+        default_chat_template_kwargs=defaults,
+        kv_cache_memory_bytes=2**22,
+    ) as llm:
+
+        def prompt(**more: object) -> object:
+            tokenizer = llm.get_tokenizer()
+            return tokenizer.apply_chat_template(conversation, tokenize=False, **more)
+
+        assert prompt() == "a<think>low"
+        assert prompt(enable_thinking=False) == "alow"
+        (output,) = llm.chat(
+            conversation,
+            SamplingParams(max_tokens=1),
+            use_tqdm=False,
+            chat_template_kwargs={"level": "high"},
+        )
+        assert output.prompt == "a<think>high"
+    for wrong in ({"messages": []}, ["a"]):
+        with pytest.raises(InvalidArgument, match="default_chat_template_kwargs"):
+            LLM(demo_model_path(), default_chat_template_kwargs=wrong)
+
+
+def test_default_sampling_parameters_are_overridden_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.9}')
+    overrides = {"top_p": 0.5, "max_new_tokens": 7, "presence_penalty": 1.0}
+    with LLM(
+        demo_model_path(),
+        generation_config=tmp_path,
+        override_generation_config=overrides,
+        kv_cache_memory_bytes=2**22,
+    ) as llm:
+        params = llm.get_default_sampling_params()
+    assert (params.temperature, params.top_p, params.presence_penalty) == (0.6, 0.5, 1.0)
+    assert params.max_tokens == 7
+    for wrong, message in (
+        ({"tempreature": 1.0}, "did you mean 'temperature'"),
+        ({"top_p": 2.0}, "override_generation_config: top_p"),
+        (7, "must be a dict"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            LLM(demo_model_path(), override_generation_config=wrong)

@@ -13,6 +13,16 @@ def ids(step: Step) -> list[int]:
     return [s[0] for s in step.sequences]
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_policies_that_read_a_priority_are_told(policy: str) -> None:
+    runner = Runner(num_blocks=8, policy=policy, max_num_seqs=1)
+    runner.add(0, [5, 6], max_tokens=1)
+    runner.add(1, [5, 6], max_tokens=1, priority=-1)
+    runner.scheduler.advance_us(20_000)  # longer than any of them waits
+    is_first = ids(runner.step()) == [1]
+    assert is_first == (policy in _core.policies_with_priority())
+
+
 def test_each_policy_has_a_name_and_a_summary() -> None:
     assert {"fcfs", "priority", "static", "dynamic"} <= set(POLICIES)
     assert len(set(POLICIES)) == len(POLICIES)
