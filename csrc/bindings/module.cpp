@@ -26,6 +26,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   llmserve::register_machine(module);
   llmserve::register_memory_plan(module);
   llmserve::register_engine(module);
+  llmserve::register_layer_runner(module);
   llmserve::register_line_template(module);
   llmserve::register_ops(module);
   llmserve::register_scheduler(module);

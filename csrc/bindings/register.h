@@ -11,6 +11,7 @@ void register_inspect(pybind11::module_& module);
 void register_array(pybind11::module_& module);
 void register_block_allocator(pybind11::module_& module);
 void register_vocabulary(pybind11::module_& module);
+void register_layer_runner(pybind11::module_& module);
 void register_line_template(pybind11::module_& module);
 void register_grammar(pybind11::module_& module);
 void register_sampling_params(pybind11::module_& module);

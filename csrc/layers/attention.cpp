@@ -81,7 +81,7 @@ void Attention::forward(const ForwardContext& context, const LinearInput& x,
                                 .window = spec_.window,
                                 .soft_cap = spec_.soft_cap,
                                 .out = head_view(attended, 0, spec_.num_heads, spec_.head_dim)};
-  if (const auto output = output_.as_one(attended, to.out, to.accumulate))
+  if (const auto output = output_.as_one(context, attended, to.out, to.accumulate))
     return context.backend.fused_attention({.attention = args, .output = *output});
   context.backend.paged_attention(args);
   output_.forward(context, {attended}, to.out, to.accumulate);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 
 #include "comm/communicator.h"
 #include "core/arena.h"
@@ -26,6 +27,15 @@ void check_whole(const ParallelGroups& groups);
 // sequence comes with one.
 void check_plain(const ModelInput& input);
 
+// Sees what linear layers read: calibration learns from it which activations a weight meets.
+class LinearObserver {
+ public:
+  virtual ~LinearObserver() = default;
+  // x [M, K] f32 is about to be multiplied by the tensors named `weights`, each once. Valid during
+  // the call; the same layer may come several times in a step, each time with other rows.
+  virtual void see(std::span<const std::string> weights, const ConstTensor& x) = 0;
+};
+
 // References to what the worker owns; made anew every step.
 struct ForwardContext {
   Backend& backend;
@@ -36,6 +46,9 @@ struct ForwardContext {
   // [L, W, E] f32, contiguous: where the hidden states of input.wanted_layers go. None: none are
   // wanted.
   Tensor layer_states;
+  // Whoever sees the inputs of linear layers, or null. With it ops run one by one instead of fused,
+  // with the same bits.
+  LinearObserver* observer = nullptr;
 };
 
 }  // namespace llmserve

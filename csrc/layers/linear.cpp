@@ -1,5 +1,6 @@
 #include "layers/linear.h"
 
+#include <algorithm>
 #include <string_view>
 
 namespace llmserve {
@@ -11,11 +12,19 @@ std::vector<WeightPart> with_suffix(const std::vector<WeightPart>& parts, std::s
   return named;
 }
 
+std::vector<std::string> names_of(const std::vector<WeightPart>& parts) {
+  std::vector<std::string> names;
+  for (const WeightPart& part : parts)
+    if (std::ranges::find(names, part.name) == names.end()) names.push_back(part.name);
+  return names;
+}
+
 }  // namespace
 
 Linear::Linear(WeightLoader& weights, WeightGroup group, const std::vector<WeightPart>& parts,
                int64_t in_features, const LinearSpec& spec)
-    : weights_(weights.linear(group, with_suffix(parts, ".weight"), in_features, spec.is_transposed,
+    : names_(names_of(with_suffix(parts, ".weight"))),
+      weights_(weights.linear(group, with_suffix(parts, ".weight"), in_features, spec.is_transposed,
                               spec.shard)) {
   for (const LinearWeight& weight : weights_) out_features_ += weight.out_features;
   const bool has_bias =
@@ -43,9 +52,9 @@ void Linear::forward_gated(const ForwardContext& context, const LinearInput& x,
       GatedActivationArgs{.gate_up = gate_up, .out = out, .activation = activation});
 }
 
-std::optional<LinearArgs> Linear::as_one(const ConstTensor& x, const Tensor& out,
-                                         bool accumulate) const {
-  if (weights_.size() != 1) return std::nullopt;
+std::optional<LinearArgs> Linear::as_one(const ForwardContext& context, const ConstTensor& x,
+                                         const Tensor& out, bool accumulate) const {
+  if (weights_.size() != 1 || context.observer) return std::nullopt;
   return part(0, 0, x, out, accumulate);
 }
 
@@ -63,9 +72,10 @@ LinearArgs Linear::part(size_t i, int64_t begin, const ConstTensor& x, const Ten
 void Linear::run(const ForwardContext& context, const LinearInput& x, const Tensor& out,
                  bool accumulate, const std::optional<GatedActivationArgs>& gate) const {
   Backend& backend = context.backend;
-  if (const auto whole = as_one(x.x, out, accumulate))
+  if (const auto whole = as_one(context, x.x, out, accumulate))
     return backend.fused_linear({.norm = x.norm, .linear = *whole, .gate = gate});
   if (x.norm) backend.rms_norm(*x.norm);
+  if (context.observer) context.observer->see(names_, x.x);
   int64_t begin = 0;
   for (size_t i = 0; i < weights_.size(); ++i) {
     backend.linear(part(i, begin, x.x, out, accumulate));

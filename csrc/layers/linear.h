@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "layers/forward_context.h"
@@ -38,9 +39,10 @@ class Linear {
   // out [M, N] = x [M, K] W^T + b, added to what `out` holds if `accumulate`.
   void forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
                bool accumulate = false) const;
-  // The op of forward() without a norm, where it is one op: none if weights are of several kinds.
-  std::optional<LinearArgs> as_one(const ConstTensor& x, const Tensor& out,
-                                   bool accumulate = false) const;
+  // The op of forward() without a norm, where it is one op: none if weights are of several kinds,
+  // or if the context's observer has to see x.
+  std::optional<LinearArgs> as_one(const ForwardContext& context, const ConstTensor& x,
+                                   const Tensor& out, bool accumulate = false) const;
   // out [M, N / 2] = activation of the first half of x W^T + b, times the second half. gate_up
   // [M, N] is working memory.
   void forward_gated(const ForwardContext& context, const LinearInput& x, const Tensor& gate_up,
@@ -53,6 +55,7 @@ class Linear {
   void run(const ForwardContext& context, const LinearInput& x, const Tensor& out, bool accumulate,
            const std::optional<GatedActivationArgs>& gate) const;
 
+  std::vector<std::string> names_;     // of the parts' tensors, each once
   std::vector<LinearWeight> weights_;  // side by side along N; one, but for files of mixed blocks
   int64_t out_features_ = 0;           // N
   VectorWeight bias_;                  // [N] or empty

@@ -47,8 +47,8 @@ void GatedMlp::forward_rows(const ForwardContext& context, const LinearInput& x,
       context.arena.allocate(DType::kF32, {x.num_rows(), gate_up_.out_features()});
   const Tensor activated =
       context.arena.allocate(DType::kF32, {x.num_rows(), spec_.intermediate_size});
-  const auto up = gate_up_.as_one(x.x, gate_up);
-  const auto down = down_.as_one(activated, out, accumulate);
+  const auto up = gate_up_.as_one(context, x.x, gate_up);
+  const auto down = down_.as_one(context, activated, out, accumulate);
   if (up && down) {
     const GatedActivationArgs gate{
         .gate_up = gate_up, .out = activated, .activation = spec_.activation};

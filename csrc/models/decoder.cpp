@@ -1,10 +1,10 @@
 #include "models/decoder.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "core/error.h"
+#include "models/decoder_parts.h"
 #include "models/layer_kinds.h"
 #include "models/skipped_tensors.h"
 
@@ -20,28 +20,6 @@ std::optional<Norm> layer_norm(WeightLoader& weights, const ModelConfig& config,
                                const std::string& name) {
   if (name.empty()) return std::nullopt;
   return Norm(weights, layer_prefix(config, layer_idx) + name, config.hidden_size, config.norm);
-}
-
-// A tied checkpoint may still carry a copy of the head.
-const std::string& head_name(WeightLoader& weights, const ModelConfig& config) {
-  if (!config.tie_word_embeddings) return config.names.lm_head;
-  weights.ignore(config.names.lm_head + ".weight");
-  return config.names.embedding;
-}
-
-LmHeadSpec lm_head_spec(const ModelConfig& config) {
-  return {.vocab_size = config.vocab_size,
-          .hidden_size = config.hidden_size,
-          .bias = config.lm_head_bias ? config.names.lm_head + ".bias" : "",
-          .scale = config.logit_scale,
-          .soft_cap = config.logit_soft_cap};
-}
-
-std::optional<PositionEmbedding> position_embedding(WeightLoader& weights,
-                                                    const ModelConfig& config) {
-  if (config.names.positions.empty()) return std::nullopt;
-  return PositionEmbedding(weights, config.names.positions, config.position_offset,
-                           config.max_position_embeddings, config.hidden_size);
 }
 
 std::vector<DecoderLayer> make_layers(WeightLoader& weights, const ModelConfig& config) {
@@ -122,16 +100,8 @@ Decoder::Decoder(const ModelConfig& config, WeightLoader& weights)
       positions_(position_embedding(weights, config)),
       layers_(make_layers(weights, config)),
       final_norm_(weights, config.names.final_norm, config.hidden_size, config.norm),
-      lm_head_(weights, head_name(weights, config), lm_head_spec(config)) {
-  check_internal(config.ropes.size() <= kMaxRopes, "too many rotary embeddings");
-  for (const RopeParameters& rope : config.ropes) {
-    RopeFrequencies frequencies =
-        compute_rope(rope, config.max_position_embeddings, config.max_model_len);
-    rotaries_.emplace_back(
-        std::move(frequencies.inv_freq), frequencies.attention_factor,
-        QueryScaling{.growth = static_cast<float>(rope.query_growth),
-                     .period = static_cast<int32_t>(rope.original_max_position_embeddings)});
-  }
+      lm_head_(weights, head_name(weights, config), lm_head_spec(config)),
+      rotaries_(make_rotaries(config)) {
   WeightReport report = weights.report();
   std::erase_if(report.unused_tensors, [&](const std::string& name) {
     return is_skipped_tensor(config.architecture, name);
@@ -160,13 +130,10 @@ Tensor Decoder::forward(const ForwardContext& context) const {
   const Arena::Scope scope(context.arena);
   embedding_.forward(context, hidden);
   if (positions_) positions_->add_to(context, hidden);
-  std::array<RotaryTables, kMaxRopes> tables;
-  for (size_t i = 0; i < rotaries_.size(); ++i) tables[i] = rotaries_[i].make_tables(context);
+  const RotaryTableSet tables = make_tables(rotaries_, context);
   for (size_t i = 0; i < layers_.size(); ++i) {
     keep_wanted(context, static_cast<int64_t>(i), hidden);
-    const int32_t rope = config().layers[i].rope;
-    layers_[i].forward(context, rope < 0 ? RotaryTables{} : tables[static_cast<size_t>(rope)],
-                       context.kv_caches[i], hidden);
+    layers_[i].forward(context, layer_tables(tables, config(), i), context.kv_caches[i], hidden);
   }
   keep_wanted(context, std::ssize(layers_), hidden);
   final_norm_.forward(context, hidden, hidden);

@@ -4,7 +4,7 @@ One extension module has one stub, so that this file is longer than others may b
 """
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -551,6 +551,38 @@ class Ops:
         seed: Any,
         position: Any,
     ) -> Any: ...
+
+class LayerRunner:
+    def __init__(
+        self,
+        path: str,
+        *,
+        config_text: str = "",
+        dtype: str = "auto",
+        max_model_len: int = 0,
+        max_tokens: int = 2048,
+        max_sequences: int = 128,
+        num_threads: int = 1,
+    ) -> None: ...
+    @property
+    def config(self) -> dict[str, Any]: ...
+    @property
+    def fixed_bytes(self) -> int: ...
+    def layer_names(self, layer_idx: int) -> dict[str, Any]: ...
+    def embed(
+        self,
+        token_ids: Sequence[int],
+        lengths: Sequence[int],
+        hidden: npt.NDArray[np.float32],
+    ) -> None: ...
+    def load(self, layer_idx: int, path: str = "") -> None: ...
+    def unload(self) -> None: ...
+    def forward(
+        self,
+        lengths: Sequence[int],
+        hidden: npt.NDArray[np.float32],
+        observe: Callable[[list[str], npt.NDArray[np.float32]], object] | None = None,
+    ) -> tuple[float, float]: ...
 
 class LineTemplate:
     def __init__(self, prefix: bytes, suffix: bytes, skips_empty: bool) -> None: ...
