@@ -40,6 +40,7 @@ from llmserve.pooling_params import (
 )
 from llmserve.prompts import Prompts, SinglePrompt
 from llmserve.requests.async_stream import AsyncStream
+from llmserve.requests.beam_search_state import BeamSearchState
 from llmserve.requests.loop_waker import LoopWaker
 from llmserve.requests.pooling_state import PoolingState
 from llmserve.requests.prompt_parser import chat_prompts
@@ -227,9 +228,7 @@ class AsyncLLM(LLMBase):
         self, prompt: SinglePrompt, params: BeamSearchParams, request_id: str | None = None
     ) -> BeamSearchOutput:
         """The most likely continuations of a prompt, as `LLM.beam_search` finds them."""
-        self._open_engine()
-        admit = partial(self._admission.admit_beam_search, prompt, params)
-        state = _only("beam_search", await _admitted(admit, _size(prompt)))
+        state = _only("beam_search", await self.admit_beam_search(prompt, params))
         await self._finish(state, request_id)
         return state.beam_output()
 
@@ -269,6 +268,14 @@ class AsyncLLM(LLMBase):
         return await _admitted(
             admit, _size(prompts) + _params_size(sampling_params), _has_grammar(sampling_params)
         )
+
+    async def admit_beam_search(
+        self, prompts: Prompts, params: BeamSearchParams, skip_special_tokens: bool = True
+    ) -> Sequence[BeamSearchState]:
+        """As `admit`, of beam searches. skip_special_tokens: of their `completions`."""
+        self._open_engine()
+        admit = partial(self._admission.admit_beam_search, prompts, params, skip_special_tokens)
+        return await _admitted(admit, _size(prompts))
 
     @contextmanager
     def running(

@@ -17,6 +17,7 @@ from llmserve.checkpoint.model_files import (
     find_checkpoint,
     find_tokenizer_folder,
     is_gguf,
+    plain_name,
     text_source,
 )
 from llmserve.common.arguments import (
@@ -90,6 +91,7 @@ class LLMBase:
         if options.seed is None:
             options = replace(options, seed=int.from_bytes(os.urandom(4), "little"))
             _log.info("seed=%d was drawn; the same one gives the same tokens", options.seed)
+        self._name = plain_name(model)
         self._seed = integer("seed", options.seed, 0, 2**64 - 1)
         self._profile = None if options.profiler_config is None else self._make_profile(options)
         if options.max_stall_ms is None and options.enable_chunked_prefill is not False:
@@ -351,7 +353,7 @@ class LLMBase:
         from llmserve.insight.metric_objects import EngineMetrics  # no call of generate needs them
 
         engine = self._open_engine()
-        return EngineMetrics(engine.metrics(), engine.histograms, self._config.model_path)
+        return EngineMetrics(engine.metrics(), engine.histograms, self._name)
 
     def get_histograms(self) -> _core.EngineHistograms:
         """Distributions since the start: latencies, and sizes of requests and steps."""

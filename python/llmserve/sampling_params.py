@@ -13,7 +13,6 @@ from llmserve.beam_search_params import BeamSearchParams as BeamSearchParams  # 
 from llmserve.common import sampling_checks as checks
 from llmserve.common.arguments import (
     boolean,
-    describe,
     integer,
     number,
     optional_integer,
@@ -117,8 +116,11 @@ class SamplingParams(_Taken):
     and stop_token_ids cut it off.
 
     extra_args: what classes of LLM(logits_processors) read; without such classes requests with any
-    are refused. best_of, use_beam_search and guided_decoding are older names of vLLM's:
-    guided_decoding is structured_outputs, the others are refused with what to use.
+    are refused.
+
+    best_of: so many sequences run, n to 128, and the n with the largest cumulative_logprob come
+    out, the best first; not in deltas. use_beam_search and guided_decoding are older names of
+    vLLM's: guided_decoding is structured_outputs, use_beam_search is refused with what to use.
 
     Fields may be assigned; a request takes the values that they have when it comes in, and those
     are checked then. Raises InvalidArgument that names the field and the value, or NotSupported.
@@ -200,8 +202,11 @@ class SamplingParams(_Taken):
         ),
     )
 
+    best_of: int | None = field(
+        default=None, metadata=apart(partial(optional_integer, minimum=1, maximum=128))
+    )
+
     # Of older versions of vLLM.
-    best_of: InitVar[int | None] = None
     use_beam_search: InitVar[bool] = False
     guided_decoding: InitVar[StructuredOutputsParams | None] = None
 
@@ -214,7 +219,6 @@ class SamplingParams(_Taken):
 
     def __post_init__(
         self,
-        best_of: int | None,
         use_beam_search: bool,
         guided_decoding: StructuredOutputsParams | None,
     ) -> None:
@@ -225,7 +229,11 @@ class SamplingParams(_Taken):
         self._taken = None  # type: ignore[misc]  # the base has the slot
         self._check()
         self.to_core().validate()
-        _refuse_older(self.n, best_of, use_beam_search)
+        if use_beam_search:
+            raise NotSupported(
+                "SamplingParams: use_beam_search=True is not supported; use LLM.beam_search("
+                "prompts, BeamSearchParams(beam_width=..., max_tokens=...))"
+            )
 
     @classmethod
     def from_optional(cls, **fields: Any) -> "SamplingParams":
@@ -240,6 +248,27 @@ class SamplingParams(_Taken):
         """Each field by itself, and brought to the form in which it is kept."""
         for name, value in self._given(SAMPLING_FIELDS):
             setattr(self, name, SAMPLING_FIELDS[name].check(name, value))
+        self._check_best_of()
+
+    def _check_best_of(self) -> None:
+        if self.best_of is None:
+            return
+        if self.best_of < self.n:
+            raise InvalidArgument(f"best_of must be at least n={self.n}, got {self.best_of}")
+        if self.best_of == self.n:
+            self.best_of = None
+        elif self.output_kind is RequestOutputKind.DELTA:
+            raise InvalidArgument(
+                f"best_of={self.best_of}: which are the best is known at the end, and none can be "
+                f"had in deltas; take output_kind FINAL_ONLY, or leave best_of out"
+            )
+
+    def of_the_run(self) -> "SamplingParams":
+        """What runs for these: all of best_of, with the log-probabilities that rank them."""
+        if self.best_of is None:
+            return self
+        logprobs = 0 if self.logprobs is None else self.logprobs
+        return self.clone(n=self.best_of, best_of=None, logprobs=logprobs)
 
     def checked(self) -> "SamplingParams":
         """A copy for one request or several, whatever is assigned to this one later. What is wrong
@@ -253,6 +282,7 @@ class SamplingParams(_Taken):
             setattr(
                 copy, name, value if value is plain else SAMPLING_FIELDS[name].check(name, value)
             )
+        copy._check_best_of()
         copy._taken = None  # type: ignore[misc]
         self._taken = copy  # type: ignore[misc]
         return copy
@@ -271,6 +301,9 @@ class SamplingParams(_Taken):
         params = _core.SamplingParams()
         for name, value in self._given(_SAME_IN_CORE):
             setattr(params, name, value)
+        if self.best_of is not None:
+            params.n = self.best_of
+            params.logprobs = 0 if self.logprobs is None else self.logprobs
         params.max_tokens = max_tokens if self.max_tokens is None else self.max_tokens
         if self.logit_bias:
             params.logit_bias = list(self.logit_bias.items())
@@ -297,22 +330,7 @@ class SamplingParams(_Taken):
                 yield name, value
 
 
-_OLDER_NAMES = ("best_of", "use_beam_search", "guided_decoding")
-
-
-def _refuse_older(n: int, best_of: int | None, use_beam_search: bool) -> None:
-    if best_of is not None and best_of != n:
-        raise NotSupported(
-            f"SamplingParams: best_of={describe(best_of)} with n={n} is not supported; take n="
-            f"{describe(best_of)} and logprobs=0, and the outputs with the largest "
-            f"cumulative_logprob"
-        )
-    if use_beam_search:
-        raise NotSupported(
-            "SamplingParams: use_beam_search=True is not supported; use LLM.beam_search(prompts, "
-            "BeamSearchParams(beam_width=..., max_tokens=...))"
-        )
-
+_OLDER_NAMES = ("use_beam_search", "guided_decoding")
 
 # What is known of each, by name.
 SAMPLING_FIELDS: Mapping[str, SamplingField] = {

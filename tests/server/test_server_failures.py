@@ -22,13 +22,20 @@ LONG: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 2000, "ignore_eos": T
 
 
 def test_a_step_that_fails_ends_its_requests_and_the_server_lives_on(
-    make_oracle: MakeOracle,
+    make_oracle: MakeOracle, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running_server(make_oracle(1000, fail_at_step=20)) as server:
         sock = server.open_stream(COMPLETIONS, stream=True, **LONG)
         lines = list(events(sock))
         error = data_of(lines)[-1]["error"]
         assert error["code"] == "generation_failed"
+        # The engine's own words are for the log alone.
+        server.wait_until(lambda: "the engine failed: " in caplog.text, "it is in the log")
+        request_id = data_of(lines)[0]["id"]
+        assert error["message"].endswith(f"the server's log has {request_id}")
+        (record,) = [r for r in caplog.records if "the engine failed" in r.getMessage()]
+        assert "the executor was told to have no memory left" in record.getMessage()
+        assert record.__dict__["request_id"] == request_id
         assert lines[-1] == "data: [DONE]"
         assert server.request("GET", "/health")[0] == 200
         assert server.post(COMPLETIONS, prompt=[5], max_tokens=4)[0] == 200

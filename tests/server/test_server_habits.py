@@ -210,8 +210,6 @@ def test_fields_of_vllms_bodies_are_taken_or_refused_by_name(
     assert status == 200, answer
     assert answer["id"].endswith("cmpl-mine")
     for name, value in (
-        ("use_beam_search", True),
-        ("length_penalty", 0.5),
         ("truncation_side", "right"),
         ("kv_transfer_params", {"do_remote_decode": True}),
         ("vllm_xargs", {"a": 1}),

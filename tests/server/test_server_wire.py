@@ -347,3 +347,54 @@ def test_mutated_requests_are_answered_or_refused(server: RunningServer) -> None
 @pytest.mark.long
 def test_many_mutated_requests_are_answered_or_refused(server: RunningServer) -> None:
     check_mutated_requests(server, 100_000)
+
+
+STREAMED = b'{"prompt": "x", "max_tokens": 3, "stream": true}'
+
+
+@pytest.mark.parametrize(
+    ("sent", "num_answers", "end"),
+    [
+        (HEALTH, 1, b"}"),
+        (HEALTH + VERSION, 2, b"}"),
+        (WHOLE + b"0\r\n\r\n", 1, b"}"),
+        (post(b"Content-Length: 48\r\n") + STREAMED, 1, b"data: [DONE]\n\n\r\n0\r\n\r\n"),
+        (WHOLE + b"0\r\n\r\n" + HEALTH, 2, b"}"),
+    ],
+)
+def test_a_client_that_sends_no_more_gets_its_answer(
+    server: RunningServer, sent: bytes, num_answers: int, end: bytes
+) -> None:
+    with closing(connected(server)) as sock:
+        sock.sendall(sent)
+        sock.shutdown(socket.SHUT_WR)
+        data = b""
+        while more := sock.recv(65536):  # to the end of the connection
+            data += more
+    assert [status for status in statuses(data) if status != 100] == [200] * num_answers
+    assert data.endswith(end)
+    server.wait_until(lambda: server.num_connections == 0, "the connection has ended")
+
+
+def test_a_client_that_left_with_its_last_byte_is_found_out(make_oracle: MakeOracle) -> None:
+    llm = make_oracle(2000, max_num_seqs=1)  # 2 ms a step
+    with running_server(llm) as server:
+        body = b'{"prompt": [5], "max_tokens": 2000, "ignore_eos": true}'
+        framing = b"Content-Length: %d\r\n" % len(body)
+        for _ in range(4):
+            sock = connected(server)
+            sock.sendall(post(framing) + body)
+            server.wait_until(lambda: bool(server.activity.runs), "it runs")
+            sock.close()
+            begin = time.monotonic()
+            server.wait_until(lambda: not server.activity.runs, "it was ended")
+            assert time.monotonic() - begin < 2.0  # of 4 s that it would take
+        server.wait_until_idle()
+        assert server.activity.ended["client_left"] == 4
+
+
+def test_half_a_request_has_no_answer(server: RunningServer) -> None:
+    with closing(connected(server)) as sock:
+        sock.sendall(post(b"Content-Length: 100\r\n") + JSON_BODY)
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(100) == b""

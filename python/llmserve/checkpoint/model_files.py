@@ -94,6 +94,13 @@ def is_on_the_hub(model: object) -> bool:
     return _hub_name(model, _model_path(model)) is not None
 
 
+def plain_name(model: object) -> str:
+    """What a model that nobody named is called: its id on the Hub, or what its path ends with.
+    Where it lies is nobody's business."""
+    path = Path(os.fsdecode(model) if isinstance(model, str | bytes | os.PathLike) else "")
+    return (path.resolve().name or str(path)) if path.exists() else str(path)
+
+
 def find_tokenizer_folder(
     name: object, revision: object = None, download_dir: object = None
 ) -> Path:

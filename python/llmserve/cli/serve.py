@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmserve.checkpoint.model_files import demo_model_path, is_on_the_hub
+from llmserve.checkpoint.model_files import demo_model_path, is_on_the_hub, plain_name
 from llmserve.cli.command_parser import NAMED_MODEL, take_peer_flags
 from llmserve.cli.options import add_engine_options
 from llmserve.errors import InvalidArgument, ResourceExhausted
@@ -139,19 +139,12 @@ def _trace_files(trace: str, names: list[str]) -> list[Path]:
     return files
 
 
-def _plain_name(model: str) -> str:
-    """What answers call a model that has no name: its id, or what its path ends with. Where it lies
-    is nobody's business."""
-    path = Path(model)
-    return (path.resolve().name or model) if path.exists() else model
-
-
 def _named_models(models: list[str], names: list[str]) -> list[tuple[list[str], str]]:
     """(names, path) a model."""
     if not models:
         return [(names or ["demo"], str(demo_model_path()))]
     if len(models) == 1 and "=" not in models[0]:
-        return [(names or [_plain_name(models[0])], models[0])]
+        return [(names or [plain_name(models[0])], models[0])]
     if names:
         raise InvalidArgument(
             "served_model_name is for one model; name several as NAME=MODEL NAME=MODEL"

@@ -11,6 +11,7 @@ from llmserve.common.arguments import INT32_MIN, describe, integer
 from llmserve.errors import InvalidArgument, NotSupported, ResourceExhausted
 from llmserve.pooling_params import PoolingConfig, PoolingParams
 from llmserve.requests.beam_search_state import BeamSearchState
+from llmserve.requests.best_of_state import BestOfState
 from llmserve.requests.grammars import Grammars
 from llmserve.requests.pooling_state import PoolingState
 from llmserve.requests.prompt_parser import (
@@ -72,7 +73,7 @@ class RequestAdmission:
         self._check_priorities(priorities)
         core_params = self._core_params(all_params)
         states = [
-            RequestState(*request, self.tokenizer)
+            (RequestState if request[1].best_of is None else BestOfState)(*request, self.tokenizer)
             for request in zip(parsed, all_params, core_params, priorities, strict=True)
         ]
         self._checked(states)
@@ -103,13 +104,18 @@ class RequestAdmission:
         parsed = parse_prompts(items, self.tokenizer, limits, truncations)
         return self._checked(list(map(PoolingState, parsed, core_params)))
 
-    def admit_beam_search(self, prompts: object, params: object) -> list[BeamSearchState]:
+    def admit_beam_search(
+        self, prompts: object, params: object, skip_special_tokens: bool = True
+    ) -> list[BeamSearchState]:
         """One beam search a prompt, with the same parameters."""
         if not isinstance(params, BeamSearchParams):
             raise InvalidArgument(f"params must be BeamSearchParams, got {describe(params)}")
         items = split_prompts(prompts)
         parsed = parse_prompts(items, self.tokenizer, self.limits.prompt_limits())
-        states = [BeamSearchState(prompt, params, self.tokenizer) for prompt in parsed]
+        states = [
+            BeamSearchState(prompt, params, self.tokenizer, skip_special_tokens)
+            for prompt in parsed
+        ]
         return self._checked(states)
 
     def _checked(self, states: list[_State]) -> list[_State]:

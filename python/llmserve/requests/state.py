@@ -55,6 +55,7 @@ class RequestState:
     ) -> None:
         self.prompt = prompt
         self.params = params
+        self.asked = params  # by its user, where what runs for it differs
         self.core_params = core_params  # of all requests of a call with these parameters
         self.priority = priority
         self.processors = tuple(params.logits_processors or ())
@@ -88,13 +89,18 @@ class RequestState:
 
     def renewed(self) -> "RequestState":
         """The same request, before anything came out."""
-        state = RequestState(
-            self.prompt, self.params, self.core_params, self.priority, self._tokenizer
+        state = type(self)(
+            self.prompt, self.asked, self.core_params, self.priority, self._tokenizer
         )
         state.request_id, state.name = self.request_id, self.name
         state.processors = self.processors
         state._arrival_us = self._arrival_us
         return state
+
+    @property
+    def num_returned(self) -> int:
+        """Continuations that come out."""
+        return self.params.n
 
     @property
     def num_generation_tokens(self) -> int:

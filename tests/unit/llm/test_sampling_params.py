@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from llmserve import (
+    LLM,
     BeamSearchParams,
     InvalidArgument,
     NotSupported,
@@ -57,7 +58,12 @@ DEFAULTS = {
     "repetition_detection": None,
 }
 # llmserve's own, after them.
-OWN = {"logits_processors": None, "truncate_prompt_tokens": None, "top_n_sigma": 0.0}
+OWN = {
+    "logits_processors": None,
+    "truncate_prompt_tokens": None,
+    "top_n_sigma": 0.0,
+    "best_of": None,
+}
 
 
 def test_names_order_and_defaults_are_those_of_the_field() -> None:
@@ -66,6 +72,9 @@ def test_names_order_and_defaults_are_those_of_the_field() -> None:
 
 
 REFUSED = [
+    ({"best_of": 1, "n": 2}, "best_of must be at least n=2, got 1"),
+    ({"best_of": 129}, "best_of must be"),
+    ({"best_of": 2, "output_kind": RequestOutputKind.DELTA}, "best_of=2: which are the best is"),
     ({"n": 0}, "n must be between 1 and 128, got 0"),
     ({"n": 10**18}, "n must be between 1 and 128, got 1000000000000000000"),
     ({"n": True}, "n must be an integer, got True"),
@@ -137,7 +146,6 @@ def test_a_bad_value_is_refused_with_field_rule_and_value(
 
 
 NOT_HERE = [
-    ({"best_of": 3, "n": 2}, "best_of=3 with n=2 is not supported; take n=3 and logprobs=0"),
     ({"use_beam_search": True}, "use_beam_search=True is not supported; use LLM.beam_search"),
 ]
 
@@ -305,3 +313,28 @@ def test_every_field_reaches_the_engine() -> None:
     assert detection.repetition_detection is not None
     assert detection.repetition_detection.max_pattern_size == 9
     assert SamplingParams(max_tokens=None).to_core(max_tokens=77).max_tokens == 77
+
+
+def test_the_best_of_several_are_those_with_the_largest_probability(llm: LLM) -> None:
+    params = SamplingParams(n=5, max_tokens=4, seed=1, logprobs=1)
+    prompts: Any = [{"prompt_token_ids": [5, 6, 7]}] * 2
+    every = llm.generate(prompts, params, use_tqdm=False)
+    ranked = [sorted(o.outputs, key=lambda one: -(one.cumulative_logprob or 0)) for o in every]
+
+    best = params.clone(n=2, best_of=5)
+    for logprobs in (1, None):
+        best.logprobs = logprobs
+        outputs = llm.generate(prompts, best, use_tqdm=False)
+        for output, wanted in zip(outputs, ranked, strict=True):
+            assert [o.token_ids for o in output.outputs] == [o.token_ids for o in wanted[:2]]
+            assert [o.cumulative_logprob for o in output.outputs] == [
+                o.cumulative_logprob for o in wanted[:2]
+            ]
+            assert [o.index for o in output.outputs] == [0, 1]
+            assert all((o.logprobs is None) == (logprobs is None) for o in output.outputs)
+    llm.enqueue(prompts, best)
+    waited = llm.wait_for_completion(use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in waited] == [w[0].token_ids for w in ranked]
+    best.n = 6
+    with pytest.raises(InvalidArgument, match="best_of must be at least n=6, got 5"):
+        llm.generate(prompts, best, use_tqdm=False)

@@ -309,7 +309,7 @@ def test_a_prompt_larger_than_the_pool_is_refused_with_the_arithmetic() -> None:
     runner = Runner(num_blocks=4)
     with pytest.raises(
         errors.ResourceExhausted,
-        match=r"needs 5 blocks \(17 tokens.*4 \(16 tokens\); raise kv_cache_memory_bytes \(num_blocks",
+        match=r"needs 5 blocks \(17 tokens.*4 \(16 tokens\); raise kv_cache_memory_bytes \(num_",
     ):
         runner.add(1, prompt_of(16))
     runner.add(2, prompt_of(15), max_tokens=1)

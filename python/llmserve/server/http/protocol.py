@@ -3,6 +3,7 @@ connection, and no other protocol that a connection could be upgraded to."""
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable
 from email.utils import formatdate
@@ -31,6 +32,13 @@ _MAX_HEAD_BYTES = 2**15
 # Requests that a client may send ahead of their answers: each takes kilobytes, of 18 bytes read.
 _MAX_NUM_AHEAD = 64
 _VERSIONS = ("1.0", "1.1")
+# An answer that is none yet, which every client of HTTP/1.1 reads over (RFC 9110, 15.2).
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+# When to see whether a client has refused it: after a way there and back, then ever less often.
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.005, 1.0
+# Who only reads on says so with its request.
+_SAYS_SO_WITHIN_S = 0.25
+_TCP_CLOSE = 7  # Linux, net/tcp_states.h
 
 
 def http_protocol(
@@ -86,6 +94,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     pace: RefusalPace
     # The connections that owe a head or a body, not an answer; who has for longest comes first.
     waiting: ClassVar[dict["_BoundedProtocol", None]]
+    _whole_at = 0.0  # when the last request had come, by the loop's clock
     _num_head_bytes = 0  # since the last byte of a body, or the last whole request
     _is_in_head = True
     _is_in_body = False  # of the request that `cycle` answers
@@ -96,6 +105,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _rest_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
+    _reset_timer: asyncio.TimerHandle | None = None
     _connection: Connection | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -124,13 +134,40 @@ class _BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.waiting.pop(self, None)
         self._stop_timer()
-        for timer in (self._reader_timer, self._rest_timer):
+        for timer in (self._reader_timer, self._rest_timer, self._reset_timer):
             if timer is not None:
                 timer.cancel()
         if self._connection is not None:
             self._connection.lose()
         if self.transport is not None:
             super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client may say that it sends no more and read on (RFC 9112, 9.6). One that has left
+        looks the same, until its side refuses what is written to it. Returns whether the connection
+        stays open."""
+        if self._is_refused or self._is_in_body or self._is_answered or self.scheme == "https":
+            return False
+        if self.scope["http_version"] == "1.0":  # no interim answers, by which to find out
+            return False
+        if not self.pipeline and not self.cycle.response_started:
+            self.transport.write(_INTERIM)
+        elif self.loop.time() - self._whole_at > _SAYS_SO_WITHIN_S:
+            return False  # a stream that its reader has had enough of
+        self.cycle.keep_alive = False
+        self._watch_for_reset(_FIRST_LOOK_S)
+        return True
+
+    def _watch_for_reset(self, wait_s: float) -> None:
+        """Nobody reads from a socket that has ended, so that nobody is told of a reset."""
+        if self.transport.is_closing() or self._is_answered:
+            return
+        sock = self.transport.get_extra_info("socket")
+        if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+            self.transport.abort()
+            return
+        wait_s = min(2 * wait_s, _LAST_LOOK_S)
+        self._reset_timer = self.loop.call_later(wait_s, self._watch_for_reset, wait_s)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -250,6 +287,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._num_head_bytes = 0
+        self._whole_at = self.loop.time()
         if not self._is_refused and not self.parser.should_upgrade():
             if not self._is_dropped:
                 super().on_message_complete()

@@ -79,6 +79,9 @@ class GenerationBody(VllmBody, forbid_unknown_fields=True, kw_only=True):
     repetition_detection: RepetitionDetection | None = None
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     priority: int | None = None
+    # The n most likely continuations, instead of n that are drawn
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     # What the answer's id ends with; X-Request-Id says it, too

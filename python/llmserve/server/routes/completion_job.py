@@ -54,8 +54,9 @@ async def completion_job(
         None if max_tokens is None else max(max_tokens, 1),
         logprobs=body.logprobs,
         prompt_logprobs=body.prompt_logprobs if echoed is None else echoed,
+        best_of=body.best_of,
     )
-    max_num = max(server.settings.max_num_samples // params.n, 1)
+    max_num = max(server.settings.max_num_samples // (params.best_of or params.n), 1)
     limit_s = timeout_s(body.timeout, server.settings)
     arrived = arrived_at(request.scope)
     with server.activity.preparing(model, arrived, limit_s, tenant(request.scope)):

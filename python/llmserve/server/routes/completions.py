@@ -57,8 +57,13 @@ async def completions(request: Request) -> Response:
 def _check(body: CompletionBody) -> None:
     refuse_given(body, ("suffix",), "models that fill in the middle are not served")
     refuse_given(body, ("prompt_embeds",), "send text or token ids")
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise ApiError(400, f"best_of must be n or left out, got {body.best_of}", param="best_of")
+    if body.stream and body.best_of not in (None, body.n or 1):
+        raise ApiError(
+            400,
+            f"best_of={body.best_of} is not streamed: which are the best is known at the end; "
+            f"leave best_of or stream out",
+            param="best_of",
+        )
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens must be at least 1, or echo true", param="max_tokens")
     if body.logprob_token_ids and (body.logprobs is None or body.max_tokens == 0):
@@ -84,7 +89,7 @@ class _Answer:
         self._body = body
         self._options = body.stream_options or StreamOptions()
         self._texts = texts
-        self._n = job.states[0].params.n
+        self._n = job.states[0].num_returned
         self._is_begun: set[int] = set()  # choices
         self._prompt_rows = PromptRows(job.states)
         self._logprobs: dict[int, CompletionLogprobs] = {}

@@ -1,10 +1,14 @@
 """From a body to the job that the engine is given."""
 
+from collections.abc import Sequence
+
 from llmserve.errors import InvalidArgument
 from llmserve.prompts import SinglePrompt
+from llmserve.requests.state import RequestState
 from llmserve.sampling_params import SamplingParams
 from llmserve.server.http.errors import ApiError
 from llmserve.server.models import ServedModel
+from llmserve.server.routes.beams import beam_params
 from llmserve.server.routes.bodies import GenerationBody
 from llmserve.server.routes.constraints import constraint_name, named_error
 from llmserve.server.routes.neutral_fields import check_neutral
@@ -54,7 +58,12 @@ async def generation_job(
         )
     tier = read_tier(body.service_tier, read_tiers(settings.pace))
     try:
-        states = await model.llm.admit(prompts, params, priority=body.priority or 0)
+        beams = beam_params(body, params, model)
+        states: Sequence[RequestState]
+        if beams is not None:
+            states = await model.llm.admit_beam_search(prompts, beams, params.skip_special_tokens)
+        else:
+            states = await model.llm.admit(prompts, params, priority=body.priority or 0)
     except InvalidArgument as error:
         raise named_error(error, body) from None
     return Job(

@@ -39,10 +39,10 @@ def sampling_params(
     """max_tokens: None runs to the end of the context or the server's cap. more: fields that
     depend on the route. Raises ApiError, InvalidArgument."""
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | more
-    if body.n is not None and body.n > settings.max_num_samples:
-        raise ApiError(
-            400, f"n must be at most {settings.max_num_samples}, got {body.n}", param="n"
-        )
+    most = settings.max_num_samples
+    for name, value in (("n", body.n), ("best_of", more.get("best_of"))):
+        if value is not None and value > most:
+            raise ApiError(400, f"{name} must be at most {most}, got {value}", param=name)
     if body.repetition_detection is not None:
         values = {
             name: getattr(body.repetition_detection, name)

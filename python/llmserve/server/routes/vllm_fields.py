@@ -5,14 +5,11 @@ from typing import Any
 
 from llmserve.server.routes.neutral_fields import NeutralField
 
-_BEAMS = "beams are LLM.beam_search's"
 _MEDIA = "the model reads and writes text"
 _EXPERTS = "which experts ran is not told"
 _TRANSFER = "the KV cache stays with this server"
 
 FIELDS: Mapping[str, NeutralField] = {
-    "use_beam_search": NeutralField(bool, (False,), _BEAMS),
-    "length_penalty": NeutralField(float, (1.0,), _BEAMS),
     "watermarking": NeutralField(bool, (False,), "texts are not marked"),
     "truncation_side": NeutralField(str, ("left",), "a prompt that is cut keeps its last tokens"),
     "return_token_offsets": NeutralField(bool, (False,), "text_offset is in completions' logprobs"),

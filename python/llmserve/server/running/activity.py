@@ -86,6 +86,13 @@ class Run:
         errors = [stream.state.error for stream in self.streams if stream.state.error]
         return not self.cause and any(generation_error(e, self.job).status >= 500 for e in errors)
 
+    def log_failures(self) -> None:
+        """For the operator: what a client is not told."""
+        if self.has_failed:
+            errors = {stream.state.error for stream in self.streams if stream.state.error}
+            of_request = {"request_id": self.job.request_id}
+            _log.error("the engine failed: %s", "; ".join(sorted(errors)), extra=of_request)
+
     @property
     def has_news(self) -> bool:
         """Whether something has come that was not taken yet."""
@@ -357,6 +364,7 @@ class Activity:
                 if not self.runs:
                     self._has_nothing.set()
                 self.watchdog.note(job.model, run.has_failed)
+                run.log_failures()
                 if run.cause:
                     self.ended[run.cause] += 1
 

@@ -181,4 +181,4 @@ def _is_determined(state: RequestState) -> bool:
 
 def _identity(state: RequestState) -> tuple[Hashable, ...]:
     prompt = state.prompt
-    return (tuple(prompt.token_ids), prompt.cache_salt, state.priority, repr(state.params))
+    return (tuple(prompt.token_ids), prompt.cache_salt, state.priority, repr(state.asked))

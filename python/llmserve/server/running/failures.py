@@ -15,15 +15,21 @@ _RULES = (
 )
 
 
+# And of those that say something of the request; of others a client is not told what they are.
+_TOLD = ("the sequence needs", "the logits of position")
+
+
 def generation_error(message: str, job: Job) -> ApiError:
     """What a client is told of an engine's error: 400 that names the parameters that brought it
-    about, or 500."""
+    about, or 500, whose reason is in the log unless it is the request's own."""
     names = [job.constraint] if message.startswith(_NO_MASK) else []
     if message.startswith(_NO_TOKEN):
         names = _rules(job)
         message = f"{message.partition(':')[0]}; allow more"
     if not names:
-        return ApiError(500, message, code="generation_failed")
+        told = f"the engine failed at this request; the server's log has {job.request_id}"
+        told = message if message.startswith(_TOLD) else told
+        return ApiError(500, told, code="generation_failed")
     return ApiError(400, f"{' and '.join(names)}: {message}", param=names[0])
 
 
