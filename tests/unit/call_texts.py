@@ -162,6 +162,10 @@ def to(name: str, arguments: str) -> str:
 
 START = "<|start|>assistant"
 X = '{"a": "}{]"}'
+LIST_A = '{"city": "a", "days": [1, 2]}'
+FACES = ("now", '{"a": "\U0001f600\ufffd", "b": ""}')
+GEMMA_TAIL = "}<end_function_call>"
+ENDED = "<|return|>"
 LINES = ("weather", json.dumps({"city": 'a\n "<b>"\n', "days": [1, 2]}))
 CASES += [
     ("qwen3_coder", "So. " + xml("weather", city='Rome, "IT"', days="[1, 2]"), "So.", [ROME]),
@@ -265,6 +269,70 @@ CASES += [
 ]
 
 
+STEP_CALL = "<｜tool_call_begin｜>function<｜tool_sep｜>"
+GEMMA, GEMMA_END, ESCAPE = "<start_function_call>", "<end_function_call>", "<escape>"
+
+
+def step(name: str, **values: str) -> str:
+    head, name_end = '<steptml:parameter name="', '">'
+    pairs = (f"{head}{k}{name_end}{v}</steptml:parameter>" for k, v in values.items())
+    invoke = f'<steptml:invoke name="{name}">{"".join(pairs)}</steptml:invoke>'
+    return f"{STEP_CALL}{invoke}<｜tool_call_end｜>"
+
+
+def gemma(name: str, arguments: str) -> str:
+    return f"{GEMMA}call:{name}{{{arguments}}}{GEMMA_END}"
+
+
+STEP_ROME = step("weather", city='Rome, "IT"', days="[1, 2]")
+GEMMA_ROME = gemma("weather", f'city:{ESCAPE}Rome, "IT"{ESCAPE},days:[1,2]')
+PY_ROME = """weather(city='Rome, "IT"', days=[1, 2])"""
+CASES += [
+    ("pythonic", "[now(),]", "", [NOW]),
+    ("pythonic", "[weather(city='a', days=[1,2],)]", "", [("weather", LIST_A)]),
+    ("pythonic", "[now(a='b", "", [("now", '{"a": "b')]),
+    ("pythonic", "[now(a=1, b=c)] x", ")] x", [("now", '{"a": 1}')]),
+    ("pythonic", "[now(a='\\ud83d\\ude00\\ud83d', b='\\x')]", "\\x')]", [FACES]),
+    ("olmo3", f"So.\n<function_calls>{PY_ROME}\nnow()\n</function_calls>", "So.", [ROME, NOW]),
+    ("olmo3", "<function_calls>\nnow()\n</function_calls>\nYes", "Yes", [NOW]),
+    ("lfm2", f"<|tool_call_start|>[{PY_ROME}, now()]<|tool_call_end|>So.", "So.", [ROME, NOW]),
+    (
+        "step3",
+        f"So.<｜tool_calls_begin｜>{STEP_ROME}\n{step('now')}<｜tool_calls_end｜>",
+        "So.",
+        [ROME, NOW],
+    ),
+    ("gigachat3", f"So.\n\nfunction call<|role_sep|>\n{WEATHER}", "So.", [ROME]),
+    (
+        "functiongemma",
+        f"{GEMMA_ROME}{gemma('now', '')}",
+        "",
+        [ROME, NOW],
+    ),
+    (
+        "functiongemma",
+        gemma("add", f"x:{{a:{ESCAPE}}}{{]{ESCAPE}}},y:null"),
+        "",
+        [SUM],
+    ),
+    (
+        "functiongemma",
+        gemma("now", f"a:{{b:[{ESCAPE}x,<{ESCAPE},true,{{}}],c:d}} , e:<f,g:{ESCAPE}h"),
+        "",
+        [("now", '{"a": {"b": ["x,<", true, {}], "c": "d"}, "e": "<f", "g": "h' + GEMMA_TAIL)],
+    ),
+    ("jamba", f"<tool_calls>\n{WEATHER}\n{ADD}\n</tool_calls>", "", [ROME, SUM]),
+    ("openai", f"<|channel|>final to=assistant<|message|>Yes.{ENDED}", "Yes.", []),
+    (
+        "openai",
+        f"{harmony('analysis', 'Hm.')}{START} to=functions.add<|channel|>commentary"
+        f"<|constrain|>json<|message|>{SUM[1]}<|call|>",
+        "",
+        [SUM],
+    ),
+]
+
+
 BROKEN: list[tuple[str, str]] = [
     ("qwen3_coder", "<tool_call>\n<function=now"),
     ("qwen3_coder", "<tool_call>\n<function=nobody>\n</function>"),
@@ -284,11 +352,16 @@ BROKEN: list[tuple[str, str]] = [
     ("pythonic", "[nobody()]"),
     ("pythonic", "[now(1)]"),
     ("pythonic", "[now(a=b)]"),
-    ("pythonic", "[now(a='b"),
     ("pythonic", "[now(a=])]"),
     ("pythonic", f"[now(a={'[' * 100}{']' * 100})]"),
     ("pythonic", f"[now(a={'9' * 5000})]"),
     ("llama4_pythonic", "<|python_start|>print(1)<|python_end|>"),
+    ("olmo3", "<function_calls>\nnobody\n</function_calls>"),
+    ("lfm2", "<|tool_call_start|>now()"),
+    ("step3", f"<｜tool_calls_begin｜>{step('nobody')}"),
+    ("functiongemma", f"{GEMMA}now{{}}"),
+    ("functiongemma", f"{GEMMA}call:nobody{{}}"),
+    ("gigachat3", "function call<|role_sep|>\nnow"),
     ("hermes", "<tool_call>"),
     ("hermes", "<tool_call> weather"),
     ("hermes", '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>'),
@@ -323,11 +396,16 @@ SIGNS += ['<invoke name="add">', "</invoke>", '<parameter name="x">', "</minimax
 SIGNS += ["<minimax:tool_call>", BEGINS, CALL, SEP, CALL_END, ENDS, "```json\n", "```", "function"]
 SIGNS += [SECTION, SECTION_END, kimi("functions.now:0", "{"), "<|tool_call|>", "now(", ")", "x=1"]
 SIGNS += ["<|python_start|>", "<|python_end|>", "'", "<|channel|>", "<|message|>", "<|end|>", START]
+SIGNS += ["<function_calls>", "<|tool_call_start|>", "<steptml:invoke", GEMMA, GEMMA_END, ESCAPE]
 SIGNS += ["analysis", "final", " to=functions.now", "<|call|>"]
 SIGNS += ["\\", " ", "\n", "now", "é", "null", "12", "<", "</", "<think>", "</think>"]
 SOUP = st.lists(st.sampled_from(SIGNS), max_size=14).map("".join)
 # Of each style, what its states look for.
 OWN = {
+    "olmo3": ["<function_calls>", "now(", "add(x=", "'", '"', "{}", ")", "\n", "</function_calls>"],
+    "lfm2": ["<|tool_call_start|>[", "now(", "add(x=", "'", ")", ", ", "]<|tool_call_end|>"],
+    "step3": ["<｜tool_calls_begin｜>", step("add", y="1"), STEP_CALL, "<｜tool_calls_end｜>"],
+    "functiongemma": [GEMMA, "call:", "add{", "x:", ESCAPE, "}", ",", "[", "]", "{", GEMMA_END],
     "openai": [START, "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "analysis", "final"],
     "qwen3_coder": [xml("weather", city="a"), "<function=now>", "<parameter=city>", "</parameter>"],
     "glm45": [glm("add", y="1"), "<arg_key>city", "</arg_key>", "<arg_value>", "</arg_value>"],

@@ -30,12 +30,41 @@ def keyword_arguments(lark: Lark, parameters: Mapping[str, object]) -> str:
     if arguments is None or not all(_IDENTIFIER.fullmatch(item.name) for item in arguments):
         free = lark.rule(rf'/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ "=" {lark.value({})}')
         return f'({free} (", " {free})*)?'
-    written = [lark.literal(f"{item.name}=") + " " + lark.value(item.schema) for item in arguments]
+    return _separated(
+        lark,
+        arguments,
+        '", "',
+        [lark.literal(f"{item.name}=") + " " + lark.value(item.schema) for item in arguments],
+    )
+
+
+def escaped_arguments(lark: Lark, parameters: Mapping[str, object], quote: str) -> str:
+    """`a:1,b:<escape>x<escape>`, in the schema's order; texts alone where it is of another kind.
+    quote: stands on both sides of a text. Values within others are JSON."""
+    arguments = _arguments(parameters)
+    sign = lark.literal(quote)
+    if arguments is None or not all(_IDENTIFIER.fullmatch(item.name) for item in arguments):
+        free = lark.rule(rf'/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ ":" {sign} {lark.text_until(quote)}')
+        return f'({free} ("," {free})*)?'
+    written = []
+    for item in arguments:
+        is_text, value = _value(lark, parameters, item, quote)
+        if not is_text:
+            value = lark.value(item.schema)
+        head = lark.literal(f"{item.name}:") + (f" {sign}" if is_text else "")
+        written.append(f"{head} {value}")
+    return _separated(lark, arguments, '","', written)
+
+
+def _separated(
+    lark: Lark, arguments: Sequence[_Argument], separator: str, written: Sequence[str]
+) -> str:
+    """Those that are required, and any of the others, in their order."""
     # From the last one on: what may follow where nothing has been written, and where something has.
     first = rest = ""
     for item, text in zip(reversed(arguments), reversed(written), strict=True):
         argument = lark.rule(text)
-        here, behind = joined(argument, rest), joined('", "', argument, rest)
+        here, behind = joined(argument, rest), joined(separator, argument, rest)
         if not item.is_required:
             here, behind = f"({here} | {first or _NOTHING})", f"({behind} | {rest or _NOTHING})"
         first, rest = lark.rule(here), lark.rule(behind)

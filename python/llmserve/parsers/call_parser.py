@@ -20,6 +20,7 @@ class JsonStyle(ToolStyle):
     more: str = ""  # between calls after one `begin`, where there may be more
     argument_key: str = "arguments"
     is_list: bool = False  # calls may stand in a JSON list
+    may_be_lines: bool = False  # or one behind the other, with nothing between
     name_end: str = ""  # where a name may stand before its arguments alone: what parts the two
 
     def parser(self, names: Collection[str] | None, schemas: Schemas) -> "CallParser":
@@ -138,6 +139,9 @@ class CallParser(TextParser):
         sign = sign_at(text, pos, more, *ends)
         if sign is None:
             return None
+        if not sign and self._style.may_be_lines and not self._in_list and text[pos] == "{":
+            self._begin_call(has_bare_arguments=False)
+            return pos
         if not sign:
             return self._give_up(pos)
         if sign == more:

@@ -10,6 +10,7 @@ _CALL, _CALL_END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call�
 
 STYLE = NamedStyle(
     name="deepseek_v3",
+    aliases=("deepseekv3",),
     begin=_BEGIN,
     end=_END,
     call_begin=_CALL,

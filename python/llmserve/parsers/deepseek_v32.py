@@ -8,6 +8,7 @@ _BEGIN, _END = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
 
 STYLE = KeyedStyle(
     name="deepseek_v32",
+    aliases=("deepseekv32",),
     begin=_BEGIN,
     end=_END,
     function=('<｜DSML｜invoke name="', '">', "</｜DSML｜invoke>"),

@@ -13,6 +13,7 @@ from llmserve.parsers.tool_style import Schemas, ToolStyle
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([A-Za-z0-9_.:-]+)")
+_NO_TOOLS = ("assistant", "user", "all")  # whom a message may be to, besides
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
@@ -75,6 +76,8 @@ class HarmonyParser(TextParser):
         head = self._raw + text[pos:end]
         self._raw = ""
         channel, recipient = _CHANNEL_NAME.search(head), _RECIPIENT.search(head)
+        if recipient is not None and recipient[1] in _NO_TOOLS:
+            recipient = None
         self._is_reasoning = channel is not None and channel[1] == "analysis" and not recipient
         self._is_call = recipient is not None
         if recipient is not None:

@@ -5,7 +5,7 @@ from llmserve.parsers.call_parser import JsonStyle
 
 STYLE = JsonStyle(
     name="hermes",
-    aliases=("qwen25", "qwen2_5", "granite4", "ernie45"),
+    aliases=("qwen", "qwen25", "qwen2_5", "granite4", "ernie45"),
     begin="<tool_call>",
     ends=("</tool_call>",),
     call=("<tool_call>\n", "\n</tool_call>"),

@@ -1,11 +1,12 @@
-"""Jamba and Hunyuan: a list of {"name": ..., "arguments": {...}} between <tool_calls> and
-</tool_calls>."""
+"""Jamba, Hunyuan and MiniMax-M1: a list of {"name": ..., "arguments": {...}}, or a line each,
+between <tool_calls> and </tool_calls>."""
 
 from llmserve.parsers.call_parser import JsonStyle
 
 STYLE = JsonStyle(
     name="jamba",
-    aliases=("hunyuan_a13b",),
+    aliases=("hunyuan_a13b", "hunyuan", "minimax"),
+    may_be_lines=True,
     begin="<tool_calls>",
     ends=("</tool_calls>",),
     is_list=True,

@@ -5,6 +5,7 @@ from llmserve.parsers.keyed_parser import KeyedStyle
 
 STYLE = KeyedStyle(
     name="minimax_m2",
+    aliases=("minimax-m2",),
     begin="<minimax:tool_call>",
     end="</minimax:tool_call>",
     function=('<invoke name="', '">', "</invoke>"),

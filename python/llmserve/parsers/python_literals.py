@@ -1,27 +1,79 @@
-"""Arguments as Python writes them, `city="Rome", days=[1, 2]`, read without running anything. Words
-and texts of JSON are taken as well."""
+"""Values as Python writes them, read without running anything. Words and texts of JSON are taken as
+well."""
 
 import re
+import sys
 
 _MAX_DEPTH = 64
 _SPACE = re.compile(r"\s*")
-_KEY = re.compile(r"[A-Za-z_][\w.-]*")
+KEY = re.compile(r"[A-Za-z_][\w.-]*")
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?")
 _WORD = re.compile(r"[A-Za-z]+")
 _WORDS = {"None": None, "null": None, "True": True, "true": True, "False": False, "false": False}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
 _NUMBERED = {"x": 2, "u": 4, "U": 8}  # digits of an escape by number
+# Halves of characters (UTF-16's surrogates), the second kind from _LOW on.
+_HIGH, _LOW, _LAST_HALF = 0xD800, 0xDC00, 0xDFFF
+_HALF = "\ufffd"
 _MAX_DIGITS = 400  # of an integer: more are no number that a tool takes
 
 
-def read_arguments(text: str) -> dict[str, object]:
-    """Keyword arguments. Raises ValueError for what is something else.
+def read_value(text: str) -> object:
+    """A value, and nothing behind it. Raises ValueError for what is none.
 
-    >>> read_arguments("city='Rome', days=[1, 2], sure=True")
-    {'city': 'Rome', 'days': [1, 2], 'sure': True}
+    >>> read_value("{'a': [1, None], 'b': (true,)}")
+    {'a': [1, None], 'b': [True]}
     """
-    return _Reader(text).arguments()
+    reader = _Reader(text)
+    value = reader.value(0)
+    if reader.peek():
+        raise ValueError("something stands behind the value")
+    return value
+
+
+def read_escape(text: str, pos: int) -> tuple[str, int] | None:
+    """What a backslash within a text stands for, and the place behind; None where more of the text
+    has to be known. A backslash that escapes nothing is itself, and half a character U+FFFD. Raises
+    ValueError.
+
+    >>> read_escape(r"a\\u00e9", 1), read_escape(r"\\q", 0), read_escape(r"\\u00", 0)
+    (('é', 7), ('\\\\q', 2), None)
+    """
+    sign = text[pos + 1 : pos + 2]
+    if sign not in _NUMBERED:
+        if not sign:
+            return None
+        if sign in _ESCAPES:
+            return _ESCAPES[sign], pos + 2
+        if sign == "\n":
+            return "", pos + 2
+        return sign if sign in ("\\", "'", '"', "/") else "\\" + sign, pos + 2
+    end = pos + 2 + _NUMBERED[sign]
+    if end > len(text):
+        return None
+    code = _code(sign, text[pos + 2 : end])
+    if not _HIGH <= code <= _LAST_HALF:
+        return chr(code), end
+    if code >= _LOW:
+        return _HALF, end
+    # The first half of a character, as JSON writes some; the other comes next.
+    other = text[end : end + 6]
+    if len(other) < 6 and "\\u".startswith(other[:2]):
+        return None
+    if other.startswith("\\u") and _LOW <= (low := _code("u", other[2:])) <= _LAST_HALF:
+        return chr(0x10000 + ((code - _HIGH) << 10) + (low - _LOW)), end + 6
+    return _HALF, end
+
+
+def _code(sign: str, digits: str) -> int:
+    try:
+        code = int(digits, 16) if digits.isalnum() else -1
+        if not 0 <= code <= sys.maxunicode:
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"\\{sign}{digits} is no character") from None
+    return code
 
 
 class _Reader:
@@ -29,23 +81,13 @@ class _Reader:
         self._text = text
         self._pos = 0
 
-    def arguments(self) -> dict[str, object]:
-        found: dict[str, object] = {}
-        while self._peek():
-            key = self._match(_KEY)
-            self._expect("=")
-            found[key] = self._value(0)
-            if self._peek():
-                self._expect(",")
-        return found
-
-    def _peek(self) -> str:
+    def peek(self) -> str:
         """The next character that is no space; "" at the end."""
         self._pos = _SPACE.match(self._text, self._pos).end()  # type: ignore[union-attr]  # always
         return self._text[self._pos : self._pos + 1]
 
     def _expect(self, sign: str) -> None:
-        if self._peek() != sign:
+        if self.peek() != sign:
             raise ValueError(f"{sign!r} is missing")
         self._pos += 1
 
@@ -56,10 +98,10 @@ class _Reader:
         self._pos = match.end()
         return match.group()
 
-    def _value(self, depth: int) -> object:
+    def value(self, depth: int) -> object:
         if depth > _MAX_DEPTH:
             raise ValueError("nested too deep")
-        sign = self._peek()
+        sign = self.peek()
         if sign in ("'", '"'):
             return self._string(sign)
         if sign == "{":
@@ -83,9 +125,9 @@ class _Reader:
     def _list(self, end: str, depth: int) -> list[object]:
         self._pos += 1
         items: list[object] = []
-        while self._peek() != end:
-            items.append(self._value(depth + 1))
-            if self._peek() != end:
+        while self.peek() != end:
+            items.append(self.value(depth + 1))
+            if self.peek() != end:
                 self._expect(",")
         self._pos += 1
         return items
@@ -93,11 +135,11 @@ class _Reader:
     def _dict(self, depth: int) -> dict[str, object]:
         self._pos += 1
         items: dict[str, object] = {}
-        while self._peek() != "}":
-            key = self._value(depth + 1)
+        while self.peek() != "}":
+            key = self.value(depth + 1)
             self._expect(":")
-            items[key if isinstance(key, str) else str(key)] = self._value(depth + 1)
-            if self._peek() != "}":
+            items[key if isinstance(key, str) else str(key)] = self.value(depth + 1)
+            if self.peek() != "}":
                 self._expect(",")
         self._pos += 1
         return items
@@ -110,33 +152,14 @@ class _Reader:
             escape = self._text.find("\\", self._pos, end if end >= 0 else None)
             if escape >= 0:
                 parts.append(self._text[self._pos : escape])
-                self._pos = escape + 1
-                parts.append(self._escaped())
+                found = read_escape(self._text, escape)
+                if found is None:
+                    raise ValueError("a text has no end")
+                character, self._pos = found
+                parts.append(character)
                 continue
             if end < 0:
                 raise ValueError("a text has no end")
             parts.append(self._text[self._pos : end])
             self._pos = end + 1
-            return _paired("".join(parts))
-
-    def _escaped(self) -> str:
-        """What stands behind a backslash; the backslash stays where it escapes nothing."""
-        sign = self._text[self._pos : self._pos + 1]
-        self._pos += 1
-        if sign in _NUMBERED:
-            digits = self._text[self._pos : self._pos + _NUMBERED[sign]]
-            self._pos += len(digits)
-            try:
-                return chr(int(digits, 16))
-            except (ValueError, OverflowError):
-                raise ValueError(f"\\{sign}{digits} is no character") from None
-        if sign in _ESCAPES:
-            return _ESCAPES[sign]
-        if sign == "\n":
-            return ""
-        return sign if sign in ("\\", "'", '"', "/") else "\\" + sign
-
-
-def _paired(text: str) -> str:
-    """Halves of a character, as JSON writes some, put together; a half alone is replaced."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            return "".join(parts)

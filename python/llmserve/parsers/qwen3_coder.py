@@ -5,7 +5,7 @@ from llmserve.parsers.keyed_parser import KeyedStyle
 
 STYLE = KeyedStyle(
     name="qwen3_coder",
-    aliases=("qwen3_xml",),
+    aliases=("qwen3_xml", "step3p5", "mimo"),
     begin="<tool_call>",
     end="</tool_call>",
     function=("<function=", ">", "</function>"),

@@ -16,17 +16,22 @@ class ReasoningStyle:
     ends: tuple[str, ...]
     between: str = ""  # what stands between the section and what follows it
     answer_begin: str = ""  # what begins an answer
-    hints: tuple[str, ...] = ()  # what in a chat template tells it
+    answer: tuple[str, str] = ("", "")  # signs that may stand around one, and are none of it
+    # What in a chat template tells it: any text of these, or all of a tuple
+    hints: tuple[str | tuple[str, ...], ...] = ()
 
     @property
     def signs(self) -> tuple[str, ...]:
         """Those of its texts that may be special tokens, one by one."""
-        texts = (*self.starts, *self.ends, self.between, self.answer_begin)
+        texts = (*self.starts, *self.ends, self.between, self.answer_begin, *self.answer)
         return tuple(sign for text in texts for sign in special_token_texts(text))
 
     def is_taught_by(self, chat_template: str) -> bool:
         """Whether a chat template shows this style."""
-        return any(hint in chat_template for hint in self.hints)
+        return any(
+            all(text in chat_template for text in ((hint,) if isinstance(hint, str) else hint))
+            for hint in self.hints
+        )
 
     def is_open(self, prompt: str) -> bool:
         """Whether the prompt ends within a section."""
@@ -69,10 +74,26 @@ REASONING_STYLES: tuple[ReasoningStyle, ...] = (
         hints=("Here is my thought process:", "Here's my thought process:"),
     ),
     ReasoningStyle(
+        name="ernie45",
+        starts=("<think>",),
+        ends=("</think>",),
+        answer=("<response>", "</response>"),
+        hints=(("</think>", "<response>"),),
+    ),
+    ReasoningStyle(
+        name="hunyuan_a13b",
+        aliases=("hunyuan",),
+        starts=("<think>",),
+        ends=("</think>",),
+        answer=("<answer>", "</answer>"),
+        hints=(("</think>", "<answer>"),),
+    ),
+    ReasoningStyle(
         name="think",
         aliases=(
-            *("qwen3", "deepseek_r1", "deepseek_v3", "deepseek_v31", "glm45", "kimi_k2"),
-            *("minimax_m2", "nemotron_v3", "olmo3", "ernie45", "holo2", "step3", "mimo"),
+            *("qwen3", "qwen3-thinking", "deepseek_r1", "deepseek-r1", "deepseek_v3"),
+            *("deepseek-v3", "deepseek_v31", "glm45", "glm47", "kimi_k2", "minimax_m2", "minimax"),
+            *("nemotron_v3", "nano_v3", "olmo3", "holo2", "step3", "step3p5", "mimo", "interns1"),
         ),
         starts=("<think>",),
         ends=("</think>",),

@@ -9,7 +9,7 @@ _WHITESPACE = " \n\r\t"
 class ThinkParser:
     """Of one sample: splits what was thought from what is answered. is_open: the prompt ends
     within a section. Whitespace at the ends of both is left out. starts, ends: the signs, any of
-    which opens or ends it.
+    which opens or ends it. answer: signs that may stand around what is answered, and are left out.
 
     >>> parser = ThinkParser(is_open=False)
     >>> parser.feed("<think>Hm.</think>Yes")
@@ -21,6 +21,7 @@ class ThinkParser:
         is_open: bool,
         starts: tuple[str, ...] = ("<think>",),
         ends: tuple[str, ...] = ("</think>",),
+        answer: tuple[str, str] = ("", ""),
     ) -> None:
         self._starts = starts
         self._ends = ends
@@ -28,6 +29,7 @@ class ThinkParser:
         self._is_thinking = is_open
         self._is_at_edge = is_open  # whitespace here belongs to nobody
         self._rest = ""
+        self._answer = _Unwrapped(*answer) if answer[0] else None
 
     def feed(self, text: str) -> Pieces:
         """The next piece of text."""
@@ -42,6 +44,8 @@ class ThinkParser:
             text = self._think(text, pieces)
         if not self._is_thinking:
             pieces.content = self._past_edge(text)
+            if self._answer is not None:
+                pieces.content = self._answer.feed(pieces.content)
         return pieces
 
     def finish(self) -> Pieces:
@@ -49,6 +53,8 @@ class ThinkParser:
         rest, self._rest = self._rest, ""
         if self._is_thinking:
             return Pieces(reasoning=rest.rstrip(_WHITESPACE))
+        if self._answer is not None:
+            rest = self._answer.feed(rest) + self._answer.finish()
         return Pieces(content=rest)
 
     def _decide(self, text: str) -> str:
@@ -78,6 +84,56 @@ class ThinkParser:
         pieces.reasoning = text[:end]
         self._rest = text[end:]
         return ""
+
+    def _past_edge(self, text: str) -> str:
+        if self._is_at_edge:
+            text = text.lstrip(_WHITESPACE)
+            self._is_at_edge = not text
+        return text
+
+
+class _Unwrapped:
+    """An answer without the signs that may stand around it, and the whitespace at its ends then."""
+
+    def __init__(self, begin: str, end: str) -> None:
+        self._begin = begin
+        self._end = end
+        self._is_undecided = True
+        self._is_within = False
+        self._is_at_edge = False
+        self._rest = ""
+
+    def feed(self, text: str) -> str:
+        """The next piece of it."""
+        text, self._rest = self._rest + text, ""
+        if self._is_undecided:
+            stripped = text.lstrip(_WHITESPACE)
+            if stripped.startswith(self._begin):
+                self._is_within = self._is_at_edge = True
+                self._is_undecided = False
+                text = stripped[len(self._begin) :]
+            elif self._begin.startswith(stripped):
+                self._rest = text
+                return ""
+            self._is_undecided = False
+        text = self._past_edge(text)
+        if not self._is_within:
+            return text
+        found = text.find(self._end)
+        if found >= 0:
+            self._is_within = False
+            self._is_at_edge = True
+            rest = self._past_edge(text[found + len(self._end) :])
+            return text[:found].rstrip(_WHITESPACE) + rest
+        end = len(text) - held_length(text, self._end)
+        end = len(text[:end].rstrip(_WHITESPACE))
+        self._rest = text[end:]
+        return text[:end]
+
+    def finish(self) -> str:
+        """There is no more: what was held back."""
+        rest, self._rest = self._rest, ""
+        return rest
 
     def _past_edge(self, text: str) -> str:
         if self._is_at_edge:

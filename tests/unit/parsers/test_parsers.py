@@ -205,6 +205,50 @@ def test_reasoning_never_depends_on_where_the_text_is_cut(
     assert split(is_open, cut(text, random.Random(seed))) == whole
 
 
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<think>\nHm.\n</think>\n\n<response>\nYes.\n</response>\n", "Hm.", "Yes."),
+        ("<response>Yes.</response> <tool_call>", "", "Yes.<tool_call>"),
+        ("<think>a</think>\nYes </response> ", "a", "Yes </response> "),
+        ("<think>a</think><response>\nb \n c\n\n", "a", "b \n c\n\n"),
+        ("<think>a</think><respo", "a", "<respo"),
+        ("<think>a</think><response> <response>", "a", "<response>"),
+    ],
+)
+def test_signs_around_an_answer_are_none_of_it(text: str, reasoning: str, content: str) -> None:
+    style = reasoning_style("ernie45")
+
+    def read(pieces: Iterable[str]) -> tuple[str, str]:
+        parser = ThinkParser(False, style.starts, style.ends, style.answer)
+        whole = Pieces()
+        for piece in pieces:
+            whole.add(parser.feed(piece))
+        whole.add(parser.finish())
+        return whole.reasoning, whole.content
+
+    assert read([text]) == (reasoning, content)
+    assert read(text) == (reasoning, content)
+    rng = random.Random(text)
+    for _ in range(20):
+        assert read(cut(text, rng)) == (reasoning, content)
+
+
+def test_texts_in_pythons_style_go_out_as_they_come() -> None:
+    parser = tool_parser(tool_style("pythonic"), NAMES)
+    assert parser.feed("[weather(city").tool_calls == []
+    begin = parser.feed("='Ro").tool_calls
+    assert [(d.name, d.arguments) for d in begin] == [
+        ("weather", ""),
+        (None, '{"city": '),
+        (None, '"'),
+        (None, "Ro"),
+    ]
+    assert "".join(d.arguments for d in parser.feed("me\\").tool_calls) == "me"
+    assert "".join(d.arguments for d in parser.feed("n', days=[1").tool_calls) == '\\n"'
+    assert "".join(d.arguments for d in parser.feed(", 2])]").tool_calls) == ', "days": [1, 2]}'
+
+
 def test_a_chat_template_tells_its_style() -> None:
     templates = {
         "<tool_call>\n{{ call | tojson }}\n</tool_call>": "hermes",
@@ -228,6 +272,11 @@ def test_a_chat_template_tells_its_style() -> None:
         "<tool_calls>{{ calls }}</tool_calls>": "jamba",
         "<|action_start|><|plugin|>": "internlm",
         "<longcat_tool_call>": "longcat",
+        "<function_calls>{{ calls }}</function_calls>": "olmo3",
+        "<|tool_call_start|>[{{ calls }}]<|tool_call_end|>": "lfm2",
+        '<steptml:invoke name="f">': "step3",
+        "<start_function_call>call:f{}<end_function_call>": "functiongemma",
+        "function call<|role_sep|>": "gigachat3",
         "{{ messages }}": "json",
     }
     for template, style in templates.items():
@@ -240,6 +289,8 @@ def test_a_chat_template_tells_its_style() -> None:
 def test_a_chat_template_tells_its_style_of_reasoning() -> None:
     templates = {
         "<think>{{ thought }}</think>": "think",
+        "<think></think><response>": "ernie45",
+        "<think></think><answer>": "hunyuan_a13b",
         "[THINK]{{ thought }}[/THINK]": "mistral",
         "<seed:think></seed:think>": "seed_oss",
         "<|START_THINKING|><|END_THINKING|>": "cohere_command",

@@ -49,6 +49,10 @@ BY_ONE = [
     "deepseek_v32",
     "pythonic",
     "llama4_pythonic",
+    "olmo3",
+    "lfm2",
+    "step3",
+    "functiongemma",
 ]
 NO_ARGUMENTS = ("now", {"properties": {}, "additionalProperties": False})
 

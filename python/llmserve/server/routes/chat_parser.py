@@ -83,7 +83,9 @@ class ChatParser:
         self._format = form
         self._think: ThinkParser | None = None
         if (reasoning := form.reasoning) is not None:
-            self._think = ThinkParser(form.is_thinking, reasoning.starts, reasoning.ends)
+            self._think = ThinkParser(
+                form.is_thinking, reasoning.starts, reasoning.ends, reasoning.answer
+            )
         self._tools: ToolParser | None = None
         if form.style is not None:
             # A call of a tool that is not there is the client's to refuse; only where any object
