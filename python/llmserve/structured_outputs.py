@@ -121,7 +121,7 @@ class StructuredOutputsParams:
         grammar = self.grammar or ""
         if is_gbnf(grammar):
             with _named("grammar"):
-                grammar = gbnf_to_lark(grammar)
+                grammar = gbnf_to_lark(grammar, special_token_ids)
         return GrammarSource("grammar", "lark", grammar)
 
     def _json_text(self, schema: object) -> str:

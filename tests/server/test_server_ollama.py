@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from llmserve import AsyncLLM, demo_model_path
+from llmserve import LLM, AsyncLLM, demo_model_path
 from serving import RunningServer, running_server
 
 ollama = pytest.importorskip("ollama", reason="Ollama's client is not installed")
@@ -196,3 +196,42 @@ def test_options_that_say_how_ollama_runs_a_model_change_nothing(client: Any) ->
         client.generate(model="demo", prompt="Hi", options=given) for given in (GREEDY, options)
     ]
     assert answers[0].response == answers[1].response
+
+
+def test_texts_become_the_vectors_that_other_routes_give(
+    client: Any, server: RunningServer, offline: LLM
+) -> None:
+    texts = ["Once upon a time", "The fox"]
+    expected = [list(o.outputs.embedding) for o in offline.embed(texts, use_tqdm=False)]
+    found = client.embed(model="demo:latest", input=texts, options={"num_ctx": 64})
+    assert [list(vector) for vector in found.embeddings] == [pytest.approx(v) for v in expected]
+    assert found.model == "demo"
+    assert found.prompt_eval_count == sum(len(offline.get_tokenizer().encode(t)) for t in texts)
+    one = client.embed(model="demo", input=texts[0], dimensions=None)
+    assert list(one.embeddings[0]) == pytest.approx(expected[0])
+    old = client.embeddings(model="demo", prompt=texts[1])
+    assert list(old.embedding) == pytest.approx(expected[1])
+    assert server.post("/api/embed", model="demo", input=[])[1]["embeddings"] == []
+
+
+def test_a_text_that_is_too_long_is_cut_unless_that_is_not_wanted(server: RunningServer) -> None:
+    long = "a fox " * 3000
+    status, answer = server.post("/api/embed", model="demo", input=long)
+    assert status == 200
+    assert answer["prompt_eval_count"] == server.llm.max_model_len
+    status, answer = server.post("/api/embed", model="demo", input=long, truncate=False)
+    assert status == 400
+    assert "maximum context length" in answer["error"]
+    status, answer = server.post("/api/embed", model="demo", input="x", options={"temprature": 1})
+    assert (status, "temprature" in answer["error"]) == (400, True)
+
+
+def test_models_are_pulled_where_they_are_served_and_nothing_is_changed(
+    client: Any, server: RunningServer
+) -> None:
+    assert client.pull("demo").status == "success"
+    assert server.post("/api/pull", name="nobody")[0] == 404
+    for method, path in (("POST", "create"), ("POST", "copy"), ("DELETE", "delete")):
+        status, answer, _ = server.request(method, f"/api/{path}", {"model": "demo"})
+        assert status == 400
+        assert answer["error"].startswith(f"/api/{path} is not supported: the models of a server")

@@ -85,9 +85,8 @@ def run(options: argparse.Namespace) -> int:
                 f"--chat-template FILE"
             )
         screen.say("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
-        screen.say(
-            f"seed {session.params.seed}; --seed {session.params.seed} gives these answers again"
-        )
+        seed = session.params.seed
+        screen.say(f"seed {seed}; --seed {seed} gives these answers again", to_pipes=True)
         with screen.interrupts or nullcontext():
             return _converse(session, screen)
 
@@ -140,6 +139,7 @@ class _Screen:
     def __init__(self, is_terminal: bool, is_quiet: bool, is_plain: bool) -> None:
         self.is_terminal = is_terminal
         self.is_quiet = is_quiet or not is_terminal
+        self._leaves_out = is_quiet
         self._is_drawn = is_terminal and not is_plain
         self._writer: MarkdownWriter | None = None  # while an answer is written
         self.interrupts = Interrupts() if is_terminal else None
@@ -153,9 +153,10 @@ class _Screen:
             return self._rich.status(f"loading {model}")
         return _Plain(f"loading {model}" if self.is_terminal else "")
 
-    def say(self, text: str) -> None:
-        """A remark to the person, none to a pipe."""
-        if self.is_terminal:
+    def say(self, text: str, to_pipes: bool = False) -> None:
+        """A remark to the person. to_pipes: also where the messages come from a pipe, unless all
+        remarks are left out."""
+        if self.is_terminal or (to_pipes and not self._leaves_out):
             dim(sys.stderr, printable(text))
 
     def read(self) -> str | None:

@@ -87,7 +87,7 @@ def _zsh(tree: list[_Command]) -> Iterator[str]:
     yield "_llmserve() {"
     yield '  local at="" word'  # `path` is zsh's own
     yield "  local -a items"
-    yield '  for word in "${words[@]:1:CURRENT-2}"; do'
+    yield '  for word in "${(@)words[2,CURRENT-1]}"; do'
     yield '    case "${at:+$at }$word" in'
     known = "|".join(shlex.quote(command.path) for command in tree if command.path)
     yield f'      {known}) at="${{at:+$at }}$word" ;;'
@@ -114,7 +114,7 @@ def _fish(tree: list[_Command]) -> Iterator[str]:
     known = " ".join(shlex.quote(command.path) for command in tree if command.path)
     yield f'    contains -- (string join " " $at $word) {known}; and set -a at $word'
     yield "  end"
-    yield '  test (string join " " -- $at) = "$argv[1]"'
+    yield '  test "$at" = "$argv[1]"'
     yield "end"
     for command in tree:
         where = f"-n {shlex.quote(f'__llmserve_at {shlex.quote(command.path)}')}"

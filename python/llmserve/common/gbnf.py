@@ -15,9 +15,11 @@ from llmserve.common.arguments import describe
 from llmserve.errors import InvalidArgument
 
 _ROOT = "root"
+_NO_LEXEME = "<>"  # the name of no rule
 _RULE = re.compile(r"^[ \t]*[A-Za-z_][\w-]*[ \t]*::=", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _SPACE = re.compile(r"(?:\s|#[^\n]*)+")
+_TOKEN = re.compile(r"(?P<other>!?)(?:<\[(?P<id>\d{1,9})\]>|(?P<name><[^<>\s\[\]]{1,256}>))")
 _REPEAT = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
 _HEX_ESCAPE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", **{sign: sign for sign in "\\\"'[]-^/"}}
@@ -33,8 +35,10 @@ def is_gbnf(grammar: str) -> bool:
     return _RULE.search(grammar) is not None
 
 
-def gbnf_to_lark(grammar: str) -> str:
+def gbnf_to_lark(grammar: str, special_token_ids: Mapping[str, int] | None = None) -> str:
     """The same language in Lark, whose first rule is `start`. Raises InvalidArgument with the line.
+    special_token_ids: by how they are written, for `<|name|>`; None takes any name, for a grammar
+    that is only looked at.
 
     >>> print(gbnf_to_lark('root ::= "a" digit+  # as many as you like\\ndigit ::= [0-9]'))
     start: T0
@@ -42,7 +46,7 @@ def gbnf_to_lark(grammar: str) -> str:
     T1: /[0-9]/
     """
     try:
-        rules = _Parser(grammar).rules()
+        rules = _Parser(grammar, special_token_ids).rules()
         return _Writer(rules).lark()
     except RecursionError:
         raise InvalidArgument("the grammar is nested too deeply") from None
@@ -54,6 +58,14 @@ class _Text:
 
     regex: str  # of Rust's
     is_empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """One token, or any but that one; no text, and so no part of a lexeme."""
+
+    token_id: int
+    is_other: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +90,7 @@ class _Repeat:
     most: int | None
 
 
-_Node = _Text | _Ref | _Sequence | _Choice | _Repeat
+_Node = _Text | _Token | _Ref | _Sequence | _Choice | _Repeat
 
 
 def _escaped(character: str) -> str:
@@ -91,6 +103,7 @@ class _Parser:
     """Goes through a text once."""
 
     text: str
+    special_token_ids: Mapping[str, int] | None
     at: int = 0
     lines_of: dict[str, int] = field(default_factory=dict)  # where a rule is first referred to
 
@@ -142,6 +155,8 @@ class _Parser:
             return inner
         if sign in ("", "|", ")"):
             return None
+        if match := _TOKEN.match(self.text, self.at):
+            return self._token(match)
         match = _NAME.match(self.text, self.at)
         if match is None:
             raise self._error("expected a literal, [characters], a name or (")
@@ -151,6 +166,16 @@ class _Parser:
         self.at = match.end()
         self.lines_of.setdefault(match[0], self._line())
         return _Ref(match[0])
+
+    def _token(self, match: re.Match[str]) -> _Token:
+        """<[id]>, or <name> of a special token; with ! before it any other token."""
+        token_id = int(match["id"] or 0)
+        if match["name"] is not None and self.special_token_ids is not None:
+            if match["name"] not in self.special_token_ids:
+                raise self._error(f"there is no special token {match['name']}")
+            token_id = self.special_token_ids[match["name"]]
+        self.at = match.end()
+        return _Token(token_id, bool(match["other"]))
 
     def _repeated(self, part: _Node) -> _Node:
         while True:
@@ -250,7 +275,10 @@ class _Parser:
 
 
 def _refs(node: _Node) -> Iterator[str]:
-    if isinstance(node, _Ref):
+    """Rules that it refers to; a token as one that is no lexeme's."""
+    if isinstance(node, _Token):
+        yield _NO_LEXEME
+    elif isinstance(node, _Ref):
         yield node.name
     elif isinstance(node, _Repeat):
         yield from _refs(node.part)
@@ -285,7 +313,7 @@ class _Writer:
         return "\n".join([f"start: {root}", *lines, *pieces])
 
     def _is_recursive(self, node: _Node) -> bool:
-        return any(name in self._recursive for name in _refs(node))
+        return any(name == _NO_LEXEME or name in self._recursive for name in _refs(node))
 
     def _can_be_empty(self, node: _Node) -> bool:
         return _is_nullable(node, self._nullable)
@@ -298,6 +326,7 @@ class _Writer:
             return self._names[node.name]
         if isinstance(node, _Repeat):
             return _repeat(self._terminal(node.part), node, isinstance(node.part, _Text | _Ref))
+        assert not isinstance(node, _Token)  # a rule's
         parts = [_bracketed(self._terminal(part), part, node) for part in node.parts]
         if isinstance(node, _Choice):
             return " | ".join(parts)
@@ -307,6 +336,8 @@ class _Writer:
         """Of several lexemes."""
         if not self._is_recursive(node):
             return self._lexeme(node)
+        if isinstance(node, _Token):
+            return f"<[{'^' if node.is_other else ''}{node.token_id}]>"
         if isinstance(node, _Ref):
             return self._names[node.name]
         if isinstance(node, _Repeat):
@@ -363,7 +394,7 @@ def _repeat(text: str, node: _Repeat, is_one: bool) -> str:
 
 
 def _recursive(rules: Mapping[str, _Node]) -> set[str]:
-    """Rules that refer to themselves, or to such rules, by whatever way."""
+    """Rules that refer to themselves or to tokens, or to such rules, by whatever way."""
     refers = {name: set(_refs(node)) for name, node in rules.items()}
     regular: set[str] = set()
     while True:
@@ -386,6 +417,8 @@ def _nullable(rules: Mapping[str, _Node]) -> set[str]:
 def _is_nullable(node: _Node, nullable: set[str]) -> bool:
     if isinstance(node, _Text):
         return node.is_empty
+    if isinstance(node, _Token):
+        return False
     if isinstance(node, _Ref):
         return node.name in nullable
     if isinstance(node, _Repeat):

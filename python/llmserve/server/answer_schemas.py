@@ -232,6 +232,19 @@ _TABLES = {
         build_info string llmserve and its version
         is_sleeping boolean whether its memory was given back
     """,
+    "OllamaEmbeddings": """
+        model string the model's first name
+        embeddings [[number]] a vector a text
+        total_duration? integer nanoseconds
+        load_duration? integer 0
+        prompt_eval_count? integer tokens of all texts
+    """,
+    "OllamaEmbedding": """
+        embedding [number] of the text
+    """,
+    "OllamaStatus": """
+        status string success
+    """,
     "Health": """
         status string ok
     """,
@@ -312,6 +325,9 @@ ANSWERS: Mapping[tuple[str, str], str] = {
     ("post", "/api/chat"): "OllamaChat",
     ("post", "/api/generate"): "OllamaGenerate",
     ("post", "/api/show"): "OllamaModel",
+    ("post", "/api/embed"): "OllamaEmbeddings",
+    ("post", "/api/embeddings"): "OllamaEmbedding",
+    ("post", "/api/pull"): "OllamaStatus",
     ("get", "/api/tags"): "OllamaModels",
     ("get", "/api/ps"): "OllamaModels",
     ("get", "/api/version"): "Version",

@@ -26,9 +26,12 @@ from llmserve.server.routes.debug import debug_request
 from llmserve.server.routes.embeddings import embeddings
 from llmserve.server.routes.invocations import invocations
 from llmserve.server.routes.llama_cpp.completion import llama_completion
+from llmserve.server.routes.ollama.embed import ollama_embed, ollama_embeddings
 from llmserve.server.routes.ollama.generate import ollama_chat, ollama_generate
 from llmserve.server.routes.ollama.models import (
+    ollama_change,
     ollama_ps,
+    ollama_pull,
     ollama_show,
     ollama_tags,
     ollama_version,
@@ -66,8 +69,15 @@ ROUTES = (
     Route("/completion", llama_completion, methods=_POST),
     Route("/api/chat", ollama_chat, methods=_POST),
     Route("/api/generate", ollama_generate, methods=_POST),
+    Route("/api/embed", ollama_embed, methods=_POST),
+    Route("/api/embeddings", ollama_embeddings, methods=_POST),
     Route("/api/tags", ollama_tags, methods=_GET),
     Route("/api/show", ollama_show, methods=_POST),
+    Route("/api/pull", ollama_pull, methods=_POST),
+    Route("/api/create", ollama_change, methods=_POST),
+    Route("/api/copy", ollama_change, methods=_POST),
+    Route("/api/push", ollama_change, methods=_POST),
+    Route("/api/delete", ollama_change, methods=["DELETE", "POST"]),
     Route("/api/ps", ollama_ps, methods=_GET),
     Route("/api/version", ollama_version, methods=_GET),
     Route("/invocations", invocations, methods=_POST),

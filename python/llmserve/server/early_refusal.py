@@ -13,7 +13,7 @@ from llmserve.server.running.job import new_id
 # Those that a model answers.
 _PATHS = (
     *("/completions", "/chat/completions", "/embeddings", "/responses", "/messages"),
-    *("/api/chat", "/api/generate", "/invocations", "/completion"),
+    *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/invocations", "/completion"),
 )
 
 

@@ -23,7 +23,10 @@ from llmserve.server.routes.bodies import (
 from llmserve.server.routes.llama_cpp.bodies import LlamaCompletionBody
 from llmserve.server.routes.ollama.bodies import (
     OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
     OllamaGenerateBody,
+    OllamaPullBody,
     OllamaShowBody,
 )
 from llmserve.server.routes.responses.bodies import ResponsesBody
@@ -39,6 +42,9 @@ _POST: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/completion": (LlamaCompletionBody, "Continue prompts, in llama.cpp's words"),
     "/api/chat": (OllamaChatBody, "Answer a conversation, in Ollama's words"),
     "/api/generate": (OllamaGenerateBody, "Continue a prompt, in Ollama's words"),
+    "/api/embed": (OllamaEmbedBody, "A vector a text, in Ollama's words"),
+    "/api/embeddings": (OllamaEmbeddingsBody, "A vector of a text, in Ollama's older words"),
+    "/api/pull": (OllamaPullBody, "Whether a model is served, in Ollama's words"),
     "/api/show": (OllamaShowBody, "What a model is, in Ollama's words"),
     "/tokenize": (TokenizeBody, "The token ids of a text or conversation"),
     "/apply-template": (ChatBody, "The prompt of a conversation, as text"),

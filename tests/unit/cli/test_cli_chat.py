@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -200,7 +201,8 @@ def test_lines_of_a_pipe_are_messages_of_one_conversation(
             (output,) = llm.chat(messages, params, use_tqdm=False)
             texts.append(output.outputs[0].text)
             messages = [*messages, {"role": "assistant", "content": texts[-1]}]
-    assert (exit_code, out, err) == (0, "".join(text + "\n" for text in texts), "")
+    assert (exit_code, out) == (0, "".join(text + "\n" for text in texts))
+    assert re.fullmatch(r"seed (\d+); --seed \1 gives these answers again\n", err)
 
 
 def test_a_conversation_that_grows_too_long_says_what_to_do(
@@ -214,8 +216,9 @@ def test_a_conversation_that_grows_too_long_says_what_to_do(
         monkeypatch=monkeypatch,
     )
     assert exit_code == 1
-    assert "max_model_len=24" in err
-    assert len(err.splitlines()) == 1
+    seed, error = err.splitlines()
+    assert seed.startswith("seed ")
+    assert "max_model_len=24" in error
     assert out.splitlines()[1].strip()  # the next one is answered
 
 

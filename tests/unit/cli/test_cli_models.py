@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,6 +96,51 @@ def test_bash_completes_commands_and_options(typed: list[str], some: set[str], c
     found = set(done.stdout.split())
     assert some <= found
     assert all(word.startswith(typed[-1]) for word in found)
+
+
+# What the shell's own completion would show of a line; zsh's needs a terminal to show it in.
+_PROBES = {
+    "fish": "source {script}; complete -C {line}",
+    "zsh": """
+autoload -U compinit; compinit -u -D; source {script}
+(( $+_comps[llmserve] )) || exit 1
+_describe() {{ print -l -- "${{(@P)2}}" }}
+_files() {{ }}
+line={line}; words=("${{(@)${{(z)line}}}}"); [[ $line = *" " ]] && words+=(""); CURRENT=$#words
+_llmserve
+""",
+}
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+@pytest.mark.parametrize(
+    ("line", "some", "others"),
+    [
+        ("llmserve ", {"generate", "bench"}, {"latency", "--batch-size"}),
+        ("llmserve bench ", {"latency", "serve"}, {"generate"}),
+        ("llmserve generate --", {"--max-tokens", "--temperature"}, {"--batch-size"}),
+        ("llmserve bench latency --", {"--batch-size"}, {"--max-tokens"}),
+    ],
+)
+def test_the_other_shells_complete_what_stands_there(
+    shell: str, line: str, some: set[str], others: set[str], call: Run, tmp_path: Path
+) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    script = tmp_path / "script"
+    script.write_text(call("completion", shell).stdout)
+    probe = _PROBES[shell].format(script=script, line=shlex.quote(line))
+    done = subprocess.run(
+        [shell, *(["-f"] if shell == "zsh" else []), "-c", probe],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "HOME": str(tmp_path), "TERM": "dumb"},
+    )
+    assert done.stderr == ""
+    found = {re.split("[:\t]", text)[0] for text in done.stdout.splitlines()}
+    assert some <= found
+    assert not others & found
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

@@ -90,6 +90,28 @@ def test_a_grammar_that_is_none_is_refused_with_its_line(grammar: str, message: 
         StructuredOutputsParams(grammar=grammar)
 
 
+# Tokens of BYTES are bytes: 97 is "a", 98 "b".
+TOKENS = [
+    ('root ::= <[97]> "x" [y]*', ["ax", "axyy"], ["bx", "x"]),
+    ('root ::= ("(" t ")")+\nt ::= <[98]> | !<[97]> "z"', ["(b)", "(b)(cz)"], ["(az)", "(a)"]),
+    ('root ::= "q" <[97]>? <[98]>{2}', ["qabb", "qbb"], ["qab", "abb"]),
+]
+
+
+@pytest.mark.parametrize(("grammar", "yes", "no"), TOKENS)
+def test_tokens_may_be_named_by_their_ids(grammar: str, yes: list[str], no: list[str]) -> None:
+    test_a_grammar_matches_what_it_says(grammar, yes, no)
+
+
+def test_special_tokens_may_be_named_by_how_they_are_written() -> None:
+    grammar = "root ::= <|think|> [a-z]+ !<|end|> <|end|>"
+    lark = gbnf_to_lark(grammar, {"<|think|>": 7, "<|end|>": 8})
+    assert lark.splitlines()[1] == "r0: <[7]> P0 <[^8]> <[8]>"
+    assert StructuredOutputsParams(grammar=grammar).grammar == grammar  # whatever the tokenizer
+    with pytest.raises(InvalidArgument, match=r"line 1: there is no special token <\|think\|>"):
+        gbnf_to_lark(grammar, {})
+
+
 def test_lark_stays_as_it_is() -> None:
     lark = 'start: "a" | "::="\n'
     assert not is_gbnf(lark)

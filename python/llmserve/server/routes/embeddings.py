@@ -4,6 +4,7 @@ import base64
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,7 +24,7 @@ from llmserve.server.running.generation import GenerationResponse
 from llmserve.server.running.job import Job, new_id
 
 # OpenAI's own bound on the texts of a request.
-_MAX_NUM_INPUTS = 2048
+MAX_NUM_INPUTS = 2048
 
 
 async def embeddings(request: Request) -> Response:
@@ -45,11 +46,17 @@ async def embeddings(request: Request) -> Response:
     limit_s = timeout_s(body.timeout, server.settings)
     arrived = arrived_at(request.scope)
     with server.activity.preparing(model, arrived, limit_s, tenant(request.scope)):
-        given = await prompts("input", body.input, model, _MAX_NUM_INPUTS)
+        given = await prompts("input", body.input, model, MAX_NUM_INPUTS)
         states = await model.llm.admit_pooling(given, params, "embed")
     job = Job(new_id("embd"), model, states, False, limit_s)
     answer = _Answer(job, body.encoding_format == "base64")
     return GenerationResponse(server.activity, job, answer, arrived)
+
+
+def vector(state: RequestState) -> npt.NDArray[np.float32]:
+    """Of a request for an embedding that has ended."""
+    assert isinstance(state, PoolingState)
+    return np.asarray(state.embedding_output().outputs.data, dtype=np.float32)
 
 
 class _Answer:
@@ -93,9 +100,8 @@ class _Answer:
         return ()
 
     def _vector(self, state: RequestState) -> str | list[float]:
-        assert isinstance(state, PoolingState)
-        vector = np.asarray(state.embedding_output().outputs.data, dtype=np.float32)
+        found = vector(state)
         if self._is_base64:  # little-endian float32, as OpenAI's
-            return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
-        values: list[float] = vector.tolist()
+            return base64.b64encode(found.astype("<f4").tobytes()).decode("ascii")
+        values: list[float] = found.tolist()
         return values

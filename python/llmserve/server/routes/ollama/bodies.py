@@ -51,6 +51,36 @@ class OllamaGenerateBody(OllamaBody, kw_only=True):
     steps: int | None = None
 
 
+class OllamaEmbedBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /api/embed."""
+
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: dict[str, Any] | None = None
+    # Accepted, and of no effect here, as in OllamaBody
+    keep_alive: str | float | None = None
+
+
+class OllamaEmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /api/embeddings."""
+
+    model: str
+    prompt: str
+    options: dict[str, Any] | None = None
+    keep_alive: str | float | None = None
+
+
+class OllamaPullBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /api/pull."""
+
+    model: str | None = None
+    name: str | None = None  # what it was called once
+    insecure: bool | None = None
+    stream: bool | None = None
+
+
 class OllamaShowBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /api/show."""
 

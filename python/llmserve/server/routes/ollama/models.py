@@ -12,7 +12,7 @@ from llmserve.server.http.errors import ApiError, JsonResponse
 from llmserve.server.models import Models, ServedModel
 from llmserve.server.routes.chat_parser import served_reasoning_style
 from llmserve.server.routes.ollama.answer import timestamp
-from llmserve.server.routes.ollama.bodies import OllamaShowBody
+from llmserve.server.routes.ollama.bodies import OllamaPullBody, OllamaShowBody
 from llmserve.server.routes.request_body import read_json
 
 _TAG = ":latest"
@@ -86,6 +86,28 @@ async def ollama_show(request: Request) -> Response:
             "capabilities": capabilities,
             "modified_at": timestamp(model.created),
         }
+    )
+
+
+async def ollama_pull(request: Request) -> Response:
+    """What programs ask for before they use a model: one that is served is there. Raises
+    ApiError."""
+    server = context(request)
+    body = await read_json(request, OllamaPullBody, server.settings, any_media_type=True)
+    name = body.model or body.name
+    if name is None:
+        raise ApiError(400, "model is missing", param="model", code="missing_required_parameter")
+    server.models.get(served_name(server.models, name))
+    return JsonResponse({"status": "success"})
+
+
+async def ollama_change(request: Request) -> Response:
+    """Of the routes that change what there is: raises ApiError."""
+    raise ApiError(
+        400,
+        f"{request.url.path} is not supported: the models of a server are those that it was "
+        f"started with; `llmserve pull`, `list` and `rm` say which are on this machine",
+        code="not_supported",
     )
 
 
