@@ -80,7 +80,8 @@ def _lines(ticks: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield 'bfloat16, `kv_cache_dtype="fp8"` (e4m3; heads of a multiple of 4 elements), on every'
     yield "device."
     kept = ", ".join(_core.supported_block_formats())
-    yield "Linear layers and the head also run on integers of 2 to 8 bits, on `cpu` and `ref`:"
+    yield "Linear layers and the head also run on integers of 2 to 8 bits, on every device (`cuda`:"
+    yield "on an emulator so far):"
     yield f"those of `quantization`, and of files {kept}.\n"
     yield _POSITIONS
     yield _TEXT

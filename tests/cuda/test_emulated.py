@@ -76,9 +76,10 @@ def package(tmp_path_factory):
         ("test_op_invariance.py", "cuda-invariant and every_tile"),
         (
             "test_fused_ops.py",
-            "(cuda-auto or cuda-cublaslt) and not company and not int and not Q5_0 and not 1184 "
-            "and not 256-256 and not 592",
+            "(cuda-auto or cuda-cublaslt) and not company and not 1184 and not 256-256 and not 592",
         ),
+        ("test_quantized_linear.py", "cuda-auto and not deep and not any_batch"),
+        ("test_quantized_linear.py", "cuda-invariant and (deep or any_batch) and (int8 or Q4_K)"),
         (
             "test_op_invariance.py",
             "cuda-auto and (many_spans or (bfloat16 and 64) or 4-2-bfloat16-150)",
@@ -108,6 +109,7 @@ def package(tmp_path_factory):
         ("../cuda/test_row_kernels.py", ""),
         ("../cuda/test_sampling_shapes.py", ""),
         ("../cuda/test_few_rows.py", ""),
+        ("../cuda/test_quantized_on_device.py", "not 4096"),
     ],
 )
 def test_the_parity_tests_pass_on_emulated_kernels(package, files, selection):

@@ -44,8 +44,6 @@ def fused(backend, x, weight, bias, norm, activation, out, accumulate):
 def test_a_fused_linear_equals_its_ops(any_backend, rng, kind, n, k):
     backend = any_backend
     if kind.startswith("int"):
-        if backend.name == "cuda":
-            pytest.skip("the cuda backend does not run integers")
         weight = backend.pack_quantized(normal(rng, n, k), kind)
     else:
         weight = backend.pack_linear([formulas.as_dtype(normal(rng, n, k), kind)], kind)
@@ -70,8 +68,6 @@ def test_a_fused_linear_equals_its_ops(any_backend, rng, kind, n, k):
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4", "Q5_0"])
 def test_a_gate_over_many_rows_and_columns_equals_its_ops(any_backend, rng, kind):
     # Several blocks of rows, several pieces of columns a thread, and a last one that is shorter.
-    if any_backend.name == "cuda" and kind.startswith(("int", "Q")):
-        pytest.skip("the cuda backend does not run integers")
     n, k = 2 * 16 * 37, 128
     rows = normal(rng, n, k)
     if kind == "Q5_0":
@@ -97,8 +93,6 @@ def test_a_gate_over_many_rows_and_columns_equals_its_ops(any_backend, rng, kind
 @pytest.mark.parametrize(("width", "k"), [(16 * 6, 128), (16 * 37, 64), (66, 34)])
 def test_a_fused_mlp_equals_its_ops(any_backend, rng, up_kind, down_kind, width, k):
     # A middle that is whole tiles of 32, one that ends in half a tile, one that ends in none.
-    if any_backend.name == "cuda" and up_kind == "int8":
-        pytest.skip("the cuda backend does not run integers")
     up_rows = normal(rng, 2 * width, k)
     if up_kind == "int8":
         up = any_backend.pack_quantized(up_rows, up_kind)

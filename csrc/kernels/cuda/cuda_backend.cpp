@@ -10,6 +10,7 @@
 #include "kernels/cuda/argument_views.h"
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/launch_math.h"
+#include "kernels/cuda/linear/quantized.h"
 #include "kernels/host_ops.h"
 
 namespace llmserve::cuda {
@@ -73,6 +74,7 @@ CudaBackend::CudaBackend(const BackendOptions& options)
   uses_gemv_ = choice == "auto";
   uses_mma_gemv_ = uses_gemv_ && properties.major >= 8;
   uses_mma_ = choice == "invariant";
+  can_run_integers_ = properties.major >= 8;
   if (uses_mma_) prepare_mma_linear();
   if (chosen("LLMSERVE_CUDA_ATTENTION", {"auto", "plain"}) == "auto" && properties.major >= 8)
     tiled_shared_bytes_ = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
@@ -102,10 +104,14 @@ int64_t CudaBackend::op_scratch_bytes(const StepShape& shape) const {
   const bool is_rounded = shape.weight_dtype == DType::kBF16 && (uses_mma_ || cublaslt_);
   const bool is_tiled = shape.cache_dtype != DType::kF32 && shape.key_dim == shape.value_dim &&
                         tiled_fits(shape.key_dim, tiled_shared_bytes_);
-  return std::max(is_rounded ? shape.max_tokens * shape.max_in_features * 2 : 0,
-                  is_tiled ? max_partial_bytes(shape.max_sequences, shape.max_context,
-                                               shape.num_kv_heads, shape.group, shape.key_dim)
-                           : 0);
+  // Rows of integers, which this backend rounds up to more than the host does.
+  const int64_t integer_bytes =
+      shape.activation_bytes > 0 ? shape.activation_bytes + kQuantizedUnit : 0;
+  return std::max({is_rounded ? shape.max_tokens * shape.max_in_features * 2 : 0,
+                   shape.max_tokens * integer_bytes,
+                   is_tiled ? max_partial_bytes(shape.max_sequences, shape.max_context,
+                                                shape.num_kv_heads, shape.group, shape.key_dim)
+                            : 0});
 }
 
 int64_t CudaBackend::scratch_bytes(const StepShape& shape, int) const {

@@ -46,6 +46,12 @@ class CudaBackend final : public Backend {
   // ops asked for later.
   LinearWeight pack_linear(std::span<const ConstTensor> parts, DType dtype) override;
   int64_t packed_bytes(int64_t out_features, int64_t in_features, DType dtype) const override;
+  // Integers of every format that has a kernel, packed on the host's threads.
+  bool can_run(const LinearFormat& format) const override;
+  LinearWeight pack_quantized(const LinearFormat& format, int64_t out_features, int64_t in_features,
+                              const QuantizedRowReader& read) override;
+  int64_t packed_bytes(int64_t out_features, int64_t in_features,
+                       const LinearFormat& format) const override;
   int64_t first_non_finite(const ConstTensor& tensor) override;
 
   // Where a graph is kept, nothing of this may move: a larger step would end all graphs.
@@ -62,8 +68,9 @@ class CudaBackend final : public Backend {
   int64_t mlp_rows() const override { return kMlpRows; }
 
  private:
-  // Products sum in float32. With bf16 weights x is rounded to bf16 first, to nearest even. Of the
-  // fused ops, some products norm and gate on the way, and one kernel prepares queries and keys.
+  // Products of floats sum in float32. With bf16 weights x is rounded to bf16 first, to nearest
+  // even. Of the fused ops, some products norm and gate on the way, and one kernel prepares queries
+  // and keys.
 #define LLMSERVE_OP(name, Args) void do_##name(const Args& args) override;
 #define LLMSERVE_FUSED_OP(name, Args)
 #include "kernels/op_list.inc"
@@ -83,6 +90,7 @@ class CudaBackend final : public Backend {
   }
   // Working memory for x as bf16, [M, K].
   uint16_t* rounded_rows(const LinearParams& params);
+  void quantized_linear(const LinearArgs& args);
   // By tensor cores or cuBLASLt, of x as bf16 or, if null, as it is; false if neither does this.
   bool multiply(const LinearParams& params, const uint16_t* rounded);
   static LinearFusion fusion_of(const FusedLinearArgs& args);
@@ -111,6 +119,7 @@ class CudaBackend final : public Backend {
   bool uses_gemv_ = false;
   bool uses_mma_gemv_ = false;
   bool uses_mma_ = false;
+  bool can_run_integers_ = false;   // products of bytes by tensor cores
   int64_t tiled_shared_bytes_ = 0;  // that a block may ask for; 0: no attention by tensor cores
   std::vector<std::pair<int64_t, Storage>> tiled_kernels_;  // widths and caches that are prepared
   std::unique_ptr<CublasLt> cublaslt_;                      // null: plain products

@@ -8,6 +8,10 @@
 //     2t, 2t + 1 of the first eight (registers 0, 1), 2t + 8, 2t + 9 (registers 2, 3)
 //   B [16, 8], 2 registers: column g, rows 2t, 2t + 1 (register 0), 2t + 8, 2t + 9 (register 1)
 //   C [16, 8], 4 floats: row g, columns 2t, 2t + 1; row g + 8, the same columns
+// Of m16n8k32 and m16n8k16 over signed bytes, four a register, the lowest first (C as above):
+//   A [16, 32], 4 registers: rows g, g + 8, g, g + 8, columns 4t ... 4t + 3 (registers 0, 1), 16
+//     more (2, 3); of [16, 16] the first two
+//   B [32, 8], 2 registers: column g, rows 4t ... 4t + 3, and 16 more; of [16, 8] the first
 #pragma once
 
 #include "kernels/cuda/device_math.cuh"
@@ -43,6 +47,24 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same of signed bytes, exact; k = 32, and k = 16.
+__device__ __forceinline__ void multiply_integers(int32_t (&c)[4], const uint32_t (&a)[4],
+                                                  uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void multiply_integers(int32_t (&c)[4], uint32_t a0, uint32_t a1,
+                                                  uint32_t b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(b));
 }
 
 // 16 bytes, aligned on both sides, from global to shared memory; zeros if not `is_there`, and then
@@ -89,6 +111,7 @@ using emulator::copy_async;
 using emulator::load_matrices;
 using emulator::load_transposed;
 using emulator::multiply_add;
+using emulator::multiply_integers;
 inline void wait_for_copies() {}
 inline void commit_copies() {}
 template <int kGroups>

@@ -41,6 +41,8 @@ uint64_t shuffle(uint64_t value, int from);
 void load_matrices(uint32_t (&to)[4], const uint16_t* row);
 void load_transposed(uint32_t (&to)[4], const uint16_t* row);
 void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+void multiply_integers(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+void multiply_integers(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b);
 // Done at once.
 void copy_async(void* to, const void* from, bool is_there);
 
@@ -112,5 +114,13 @@ inline float __uint_as_float(uint32_t x) { return __builtin_bit_cast(float, x); 
 inline int __clz(int x) { return std::countl_zero(static_cast<uint32_t>(x)); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(static_cast<uint64_t>(a) * b >> 32);
+}
+// Byte i of the result is that of x (0 to 3) or y (4 to 7) which four bits of `selector` name.
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+  const uint64_t both = static_cast<uint64_t>(y) << 32 | x;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i)
+    result |= static_cast<uint32_t>(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
 }
 using std::isnan;

@@ -1,4 +1,4 @@
-// mma.sync.m16n8k16, ldmatrix and cp.async by the tables of the PTX ISA.
+// mma.sync, ldmatrix and cp.async by the tables of the PTX ISA.
 // fragments.h has those of the product.
 #include <cstdint>
 #include <cstdlib>
@@ -45,6 +45,36 @@ void multiply(void* const* lanes) {
   }
 }
 
+struct IntegerProduct {
+  int32_t* c;
+  uint32_t a[4];
+  uint32_t b[2];
+};
+
+int8_t byte_of(const uint32_t* registers, int i) {
+  return static_cast<int8_t>(registers[i / 4] >> (i % 4 * 8));
+}
+
+// k = 16 is the first half of the registers.
+template <int kDepth>
+void multiply_bytes(void* const* lanes) {
+  int a[16][kDepth];
+  int b[kDepth][8];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const auto& mine = *static_cast<const IntegerProduct*>(lanes[lane]);
+    for (int i = 0; i < kDepth / 2; ++i)
+      a[byte_row_of_a(lane, i)][byte_column_of_a(lane, i)] = byte_of(mine.a, i);
+    for (int i = 0; i < kDepth / 4; ++i)
+      b[byte_row_of_b(lane, i)][column_of_b(lane)] = byte_of(mine.b, i);
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    int32_t* c = static_cast<const IntegerProduct*>(lanes[lane])->c;
+    for (int i = 0; i < 4; ++i) {
+      for (int k = 0; k < kDepth; ++k) c[i] += a[row_of_c(lane, i)][k] * b[k][column_of_c(lane, i)];
+    }
+  }
+}
+
 struct Load {
   uint32_t* to;
   const uint16_t* row;
@@ -72,6 +102,16 @@ void load(void* const* lanes) {
 void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   Product mine{c, a, {b0, b1}};
   act_together(&mine, &multiply);
+}
+
+void multiply_integers(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  IntegerProduct mine{c, {a[0], a[1], a[2], a[3]}, {b0, b1}};
+  act_together(&mine, &multiply_bytes<32>);
+}
+
+void multiply_integers(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  IntegerProduct mine{c, {a0, a1, 0, 0}, {b, 0}};
+  act_together(&mine, &multiply_bytes<16>);
 }
 
 void load_matrices(uint32_t (&to)[4], const uint16_t* row) {
