@@ -30,6 +30,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   llmserve::register_line_template(module);
   llmserve::register_ops(module);
   llmserve::register_scheduler(module);
+  llmserve::register_router(module);
 }
 
 extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {

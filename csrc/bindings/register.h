@@ -23,5 +23,6 @@ void register_memory_plan(pybind11::module_& module);
 void register_engine(pybind11::module_& module);
 void register_ops(pybind11::module_& module);
 void register_scheduler(pybind11::module_& module);
+void register_router(pybind11::module_& module);
 
 }  // namespace llmserve

@@ -29,6 +29,7 @@ MAY_INCLUDE = {
     "text": {"core", "api"},
     "kv_cache": {"core", "api"},
     "scheduler": {"core", "api", "text", "kv_cache"},
+    "routing": {"core", "api"},
     "kernels": {"core", "quant"},
     "io": {"core", "quant"},
     "layers": _LAYERS,
@@ -36,7 +37,8 @@ MAY_INCLUDE = {
     "sampling": {"core", "api", "kernels"},
     "engine": _ALL_BELOW_ENGINE,
     "testing": set(),
-    "bindings": {"core", "api", "text", "kv_cache", "scheduler", "kernels", "sampling", "engine"},
+    "bindings": {"core", "api", "text", "kv_cache", "scheduler", "kernels", "sampling", "engine"}
+    | {"routing"},
 }
 # What exists for tests may look at anything, and so may what shows a checkpoint's insides.
 ANYTHING = re.compile(
