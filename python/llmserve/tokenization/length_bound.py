@@ -7,12 +7,12 @@ beside an added token). Which elements do neither is written down here; with any
 bound. Semantics: tokenizers 0.23.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from llmserve.tokenization.long_texts import elements
 from llmserve.tokenization.tokenizer import Tokenizer
 from llmserve.tokenization.vocabulary import byte_level_text
 
@@ -64,8 +64,8 @@ def read_length_ratio(tokenizer: "tokenizers.Tokenizer") -> LengthRatio | None:
     import tokenizers
 
     model = tokenizer.model
-    normalizers = list(_elements(tokenizer.normalizer, "normalizers"))
-    pre_tokenizers = list(_elements(tokenizer.pre_tokenizer, "pretokenizers"))
+    normalizers = list(elements(tokenizer.normalizer, "normalizers"))
+    pre_tokenizers = list(elements(tokenizer.pre_tokenizer, "pretokenizers"))
     added = tokenizer.get_added_tokens_decoder().values()
     if (
         not isinstance(model, tokenizers.models.BPE)
@@ -86,20 +86,6 @@ def read_length_ratio(tokenizer: "tokenizers.Tokenizer") -> LengthRatio | None:
         names += [tokenizer.normalizer.normalize_str(token.content) for token in added]
     composes = any(element["type"] in _COMPOSING for element in normalizers)
     return LengthRatio(max(map(len, names)), _MAX_COMPOSED if composes else 1)
-
-
-def _elements(element: object, members: str) -> Iterator[_Element]:
-    """Those of a normalizer or pre-tokenizer, as in tokenizer.json."""
-    if element is not None:
-        yield from _flat(json.loads(element.__getstate__()), members)  # type: ignore[attr-defined]
-
-
-def _flat(element: _Element, members: str) -> Iterator[_Element]:
-    if element["type"] != "Sequence":
-        yield element
-        return
-    for member in element[members]:
-        yield from _flat(member, members)
 
 
 def _knows_all(vocabulary: Mapping[str, int], is_byte_level: bool, has_fallback: bool) -> bool:

@@ -17,11 +17,14 @@ class PreTokenizer:
     ignore_merges: bool = False  # a word that is a token is that token
     add_bos: bool = False  # where the file does not say
     is_byte_level: bool = True  # False: spaces become U+2581, other bytes are tokens of their own
+    # A word ends before a space and a letter, behind a lone line break and at the ends of a
+    # number, whatever else stands there (long_texts.py)
+    ends_words_everywhere: bool = True
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _ASCII_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 
@@ -87,7 +90,7 @@ _YOUTU_SCRIPTS = (
     r"\x{2019}\x{2014}\x{FF1A}\x{FF1B}\x{FF0C}\x{3001}-\x{303F}\x{FE30}-\x{FE4F}]+|["
     r"\x{3105}-\x{312F}]+|[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+"
 )
-_GPT2_DIGITS = (r"\p{N}", _GPT2)
+_GPT2_DIGITS = (r"\p{N}", GPT2)
 _NEWLINES = r"[^\n]+|[\n]+"
 _BLOOM = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+"
 _QWEN2 = _llama3(r"\p{N}")
@@ -97,7 +100,7 @@ _GPT4O = _cased(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")
 _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
     (
         "default",
-        PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+        PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     ),
     (
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
@@ -160,13 +163,14 @@ _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
             (
                 rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
                 r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
-            )
+            ),
+            ends_words_everywhere=False,
         ),
     ),
     (
         "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert "
         "jina-v1-en jina-v2-code roberta-bpe exaone4 mpt olmo jais trillion granite-docling",
-        PreTokenizer((_GPT2,)),
+        PreTokenizer((GPT2,)),
     ),
     (
         "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2",
@@ -174,9 +178,9 @@ _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
     ),
     (
         "falcon",
-        PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+        PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
     ),
-    ("bloom poro-chat gpt3-finnish", PreTokenizer((_BLOOM,))),
+    ("bloom poro-chat gpt3-finnish", PreTokenizer((_BLOOM,), ends_words_everywhere=False)),
     ("viking", PreTokenizer((_BLOOM, r"\p{N}"))),
     (
         "chameleon",
@@ -187,9 +191,10 @@ _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
                 r"([\t\n]|    |  )",
                 r"\p{N}",
                 r"[\p{P}!-/:-@\[-`{-~]",
-                _GPT2,
+                GPT2,
             ),
             add_bos=True,
+            ends_words_everywhere=False,
         ),
     ),
     (
@@ -243,7 +248,7 @@ _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
     ),
     ("gpt-4o llama4 kanana2 talkie minimax-m2", PreTokenizer((_GPT4O,))),
     ("granite-embed-multi-97m", PreTokenizer((_GPT4O,), ignore_merges=True)),
-    ("tiny_aya cohere2moe", PreTokenizer((_THREES, _GPT4O))),
+    ("tiny_aya cohere2moe", PreTokenizer((_THREES, _GPT4O), ends_words_everywhere=False)),
     (
         "kimi-k2",
         PreTokenizer(
@@ -256,10 +261,10 @@ _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
             ignore_merges=True,
         ),
     ),
-    ("superbpe", PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))"))),
+    ("superbpe", PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))"), ends_words_everywhere=False)),
     (
         "gemma4 granite-embed-multi-311m sarvam-moe",
-        PreTokenizer((_NEWLINES,), is_byte_level=False),
+        PreTokenizer((_NEWLINES,), is_byte_level=False, ends_words_everywhere=False),
     ),
 )
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {

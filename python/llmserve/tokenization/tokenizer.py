@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from llmserve.common.arguments import refuse_unless_default
 from llmserve.errors import InvalidArgument
 from llmserve.tokenization.file_bounds import check_loaded
 from llmserve.tokenization.library_calls import library_call
+from llmserve.tokenization.long_texts import PIECE_CHARACTERS, TextCutter
 from llmserve.tokenization.tokenizer_files import find_tokenizer, read_tokenizer
 from llmserve.tokenization.transformers_names import TokenizedText, TransformersNames
 from llmserve.tokenization.vocabulary import read_vocabulary
@@ -169,12 +171,44 @@ class Tokenizer(TransformersNames):
         """As `encode`, for several texts at once."""
         for text in texts:
             _check_unicode(text)
+        if any(len(text) > PIECE_CHARACTERS for text in texts):
+            return [self._encode_long(text, add_special_tokens) for text in texts]
         if len(texts) == 1 and len(texts[0]) <= _MAX_HELD_CHARACTERS:
             return [self._encode_call(self._tokenizer.encode, texts[0], add_special_tokens).ids]
         encodings = self._encode_call(
             self._tokenizer.encode_batch_fast, list(texts), add_special_tokens
         )
         return [encoding.ids for encoding in encodings]
+
+    def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
+        """In pieces, where it can be cut: the library takes hundreds of bytes for a character."""
+        pieces = self._cutter.pieces(text)
+        ends = self._ends if add_special_tokens and len(pieces) > 1 else ([], [])
+        if ends is None:
+            pieces, ends = [text], ([], [])
+        token_ids = list(ends[0])
+        for piece in pieces:
+            adds = add_special_tokens and len(pieces) == 1
+            (encoding,) = self._encode_call(self._tokenizer.encode_batch_fast, [piece], adds)
+            token_ids += encoding.ids
+        return [*token_ids, *ends[1]] if ends[1] else token_ids
+
+    @cached_property
+    def _cutter(self) -> TextCutter:
+        return TextCutter(self._tokenizer)
+
+    @cached_property
+    def _ends(self) -> tuple[list[int], list[int]] | None:
+        """What the model wants before a text and behind it; None where that is not so simple."""
+        with_ends, bare = self._encode_ends("a", True), self._encode_ends("a", False)
+        for begin in range(len(with_ends) - len(bare) + 1):
+            if with_ends[begin : begin + len(bare)] == bare:
+                return with_ends[:begin], with_ends[begin + len(bare) :]
+        return None
+
+    def _encode_ends(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._encode_call(self._tokenizer.encode, text, add_special_tokens).ids
+        return ids
 
     def _encode_call(self, encode: Any, text: object, add_special_tokens: bool) -> Any:
         return library_call(
