@@ -105,7 +105,7 @@ def word_patterns(pre_tokenizers: Sequence[Element]) -> tuple[str, ...] | None:
             regex = element["pattern"].get("Regex")
             if regex is None or element["behavior"] != "Isolated" or element["invert"]:
                 return None
-            patterns.append(_canonical(regex))
+            patterns.append(canonical(regex))
         elif element["type"] == "Digits" and element["individual_digits"]:
             patterns.append(r"\p{N}")
         elif element["type"] == "ByteLevel" and not element["add_prefix_space"]:
@@ -115,7 +115,7 @@ def word_patterns(pre_tokenizers: Sequence[Element]) -> tuple[str, ...] | None:
     return tuple(patterns)
 
 
-def _canonical(pattern: str) -> str:
+def canonical(pattern: str) -> str:
     """With characters in the place of their numbers."""
     return _CODE_POINT.sub(lambda found: chr(int(found[1], 16)), pattern)
 
@@ -127,7 +127,10 @@ def _kinds(patterns: Sequence[str]) -> tuple[str, ...]:
 
 # By the patterns of a tokenizer.
 _KINDS = {
-    tuple(map(_canonical, row.patterns)): _kinds(row.patterns)
+    tuple(map(canonical, row.patterns)): _kinds(row.patterns)
     for row in PRE_TOKENIZERS.values()
     if row.ends_words_everywhere
 }
+KNOWN_PATTERNS = frozenset(
+    canonical(pattern) for row in PRE_TOKENIZERS.values() for pattern in row.patterns
+)

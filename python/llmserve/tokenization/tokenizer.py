@@ -17,6 +17,7 @@ from llmserve.errors import InvalidArgument
 from llmserve.tokenization.file_bounds import check_loaded
 from llmserve.tokenization.library_calls import library_call
 from llmserve.tokenization.long_texts import PIECE_CHARACTERS, TextCutter
+from llmserve.tokenization.slow_patterns import check_patterns
 from llmserve.tokenization.tokenizer_files import find_tokenizer, read_tokenizer
 from llmserve.tokenization.transformers_names import TokenizedText, TransformersNames
 from llmserve.tokenization.vocabulary import read_vocabulary
@@ -118,6 +119,7 @@ class Tokenizer(TransformersNames):
         tokenizer.no_truncation()
         tokenizer.no_padding()
         check_loaded(tokenizer, path)
+        check_patterns(tokenizer, path)
         return cls(tokenizer, read_vocabulary(tokenizer, path), chat_templates, path)
 
     @property

@@ -7,13 +7,15 @@ import random
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tokenizers
-from llmserve import Tokenizer, demo_model_path
-from llmserve.tokenization import long_texts, tokenizer
+from llmserve import CorruptFile, Tokenizer, demo_model_path
+from llmserve.tokenization import long_texts, slow_patterns, tokenizer
 from llmserve.tokenization.long_texts import CUTS, CUTS_AT_NUMBERS, TextCutter, word_patterns
 from llmserve.tokenization.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from llmserve.tokenization.slow_patterns import check_patterns
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 ROWS = {row.patterns: row for row in PRE_TOKENIZERS.values() if row.ends_words_everywhere}
@@ -154,13 +156,13 @@ def test_published_tokenizers_are_known_by_their_patterns() -> None:
         assert found in long_texts._KINDS
     cjk = {**split, "pattern": {"Regex": "[一-龥\u3040-\u309f\u30a0-\u30ff]+"}}  # DeepSeek V3
     assert word_patterns([cjk]) == (
-        long_texts._canonical(PRE_TOKENIZERS["deepseek-v3"].patterns[1]),
+        long_texts.canonical(PRE_TOKENIZERS["deepseek-v3"].patterns[1]),
     )
 
 
 MEASURE = """
 import resource
-from llmserve import Tokenizer, demo_model_path
+from llmserve import CorruptFile, Tokenizer, demo_model_path
 tokenizer = Tokenizer.from_directory(demo_model_path())
 tokenizer.encode("x" * 2**16)
 texts = [kind * (2**20 // len(kind)) for kind in ("once upon ", "0123456789", "ab12+")]
@@ -175,3 +177,37 @@ def test_a_megabyte_of_text_takes_no_more_than_a_few() -> None:
     # At once: 120 to 300 MB. What is left is mostly the list of ids.
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, check=True)
     assert int(done.stdout) < 48 * 2**10  # KiB
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a+)+b",
+        r"(\w+\s?)+;",
+        "a*a*a*a*a*b",  # near the library's limit, and not beyond it
+        "(xyz|xyzxyz)+q",
+        r"( |  )+;",
+    ],
+)
+@pytest.mark.parametrize("where", ["pre_tokenizer", "normalizer"])
+def test_a_pattern_that_backtracks_too_long_is_refused(
+    pattern: str, where: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = library()
+    if where == "normalizer":
+        made.normalizer = normalizers.Replace(Regex(pattern), "")
+    else:
+        made.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    with pytest.raises(CorruptFile, match=f"a.json: {where}: the pattern .* (takes|gives up)"):
+        check_patterns(made, Path("a.json"))
+
+
+def test_published_patterns_are_quick_and_take_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = library()
+    for row in PRE_TOKENIZERS.values():
+        made.pre_tokenizer = pre_tokenizer(row)
+        with monkeypatch.context() as without:
+            without.setattr(slow_patterns, "KNOWN_PATTERNS", ())
+            check_patterns(made, Path("a.json"))
+    monkeypatch.setattr(slow_patterns, "_tries", None)
+    check_patterns(made, Path("a.json"))
