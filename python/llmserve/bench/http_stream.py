@@ -10,6 +10,12 @@ from urllib.parse import urlsplit
 
 from llmserve.errors import InvalidArgument
 
+# Of a connection, and of what comes over it.
+FAILURES = (
+    *(OSError, ValueError, RecursionError),
+    *(asyncio.IncompleteReadError, asyncio.LimitOverrunError),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -80,7 +86,7 @@ async def measure(target: Target, body: dict[str, object], num_prompt_tokens: in
         status = await _run(target, body, measured)
         if status != 200 and not measured.error:
             measured.error = f"status {status}"
-    except (OSError, ValueError, asyncio.IncompleteReadError) as error:
+    except FAILURES as error:
         measured.error = str(error) or type(error).__name__
     measured.ended_at = time.perf_counter()
     return measured
@@ -99,7 +105,7 @@ async def get_json(target: Target, path: str) -> object:
         if status != 200:
             raise InvalidArgument(f"{path} of {target.host}:{target.port} says {status}: {text}")
         return json.loads(text)
-    except (OSError, ValueError, asyncio.IncompleteReadError) as error:
+    except FAILURES as error:
         raise InvalidArgument(
             f"no server answers at {target.host}:{target.port}: {error}; start one with "
             f"`llmserve serve` or give --base-url"
@@ -113,20 +119,28 @@ async def _run(target: Target, body: dict[str, object], measured: Measured) -> i
         writer.write(_head(target, "POST", "/v1/completions", len(data)) + data)
         status, lines = await _answer(reader)
         measured.answered_at = time.perf_counter()
-        async for line in lines:
-            now = time.perf_counter()
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line[6:])
-            if "error" in event:
-                measured.error = str(event["error"].get("message"))
-            if event.get("choices"):
-                measured.arrivals.append(now)
-            if usage := event.get("usage"):
-                measured.num_output_tokens = usage["completion_tokens"]
+        await read_events(lines, measured)
         return status
     finally:
         writer.close()
+
+
+async def read_events(lines: AsyncIterator[str], measured: Measured) -> None:
+    """Notes what a stream tells, whatever a server sends. Raises one of FAILURES."""
+    async for line in lines:
+        now = time.perf_counter()
+        if not line.startswith("data: {"):
+            continue
+        event = json.loads(line[6:])
+        if "error" in event:
+            error = event["error"]
+            measured.error = str(error.get("message") if isinstance(error, dict) else error)
+        if event.get("choices"):
+            measured.arrivals.append(now)
+        usage = event.get("usage")
+        num_tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        if isinstance(num_tokens, int):
+            measured.num_output_tokens = max(num_tokens, 0)
 
 
 async def _open(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -149,7 +163,7 @@ def _head(target: Target, method: str, path: str, length: int) -> bytes:
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, AsyncIterator[str]]:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    status = int(head[0].split()[1])
+    status = int(head[0].split()[1] if " " in head[0].strip() else "")
     is_chunked = any(line.lower() == "transfer-encoding: chunked" for line in head[1:])
     return status, _lines(reader, is_chunked)
 

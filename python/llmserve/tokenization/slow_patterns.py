@@ -1,7 +1,7 @@
 """Patterns of a tokenizer's file that take too long to match.
 
-The library's regular expressions (Oniguruma) backtrack, 10^7 steps a match before they give up: some
-0.3 s for a word of 30 characters, and as long for the next. So a pattern that is not known is
+The library's regular expressions (Oniguruma) backtrack, 10^7 steps a match before they give up:
+some 0.3 s for a word of 30 characters, and as long for the next. So a pattern that is not known is
 tried on repeated parts of itself, which is where such patterns are slow, before a text comes.
 """
 
