@@ -84,6 +84,41 @@ py::dict to_dict(const ModelConfig& config) {
   return out;
 }
 
+py::dict layer_names(const ModelConfig& config, int64_t layer_idx) {
+  const TensorNames& names = config.names;
+  const std::string prefix = layer_prefix(config, layer_idx);
+  py::dict out;
+  const auto put = [&](const char* key, const std::string& name) {
+    out[key] = name.empty() ? py::object(py::none()) : py::str(prefix + name);
+  };
+  out["prefix"] = prefix;
+  put("attention_norm", names.attention_norm);
+  put("attention_post_norm", names.attention_post_norm);
+  put("mlp_norm", names.mlp_norm);
+  put("mlp_post_norm", names.mlp_post_norm);
+  put("qkv", names.qkv);
+  put("q", names.qkv.empty() ? names.q : "");
+  put("k", names.qkv.empty() ? names.k : "");
+  put("v", names.qkv.empty() ? names.v : "");
+  put("attention_output", names.attention_output);
+  put("gate_up", names.gate_up);
+  put("gate", names.gate_up.empty() ? names.gate : "");
+  put("up", names.gate_up.empty() ? names.up : "");
+  put("down", names.down);
+  out["attention"] = config.layers[static_cast<size_t>(layer_idx)].attention->name;
+  out["feed_forward"] = config.layers[static_cast<size_t>(layer_idx)].feed_forward->name;
+  out["norm_has_weight"] = config.norm.has_weight;
+  out["norm_has_bias"] = config.norm.kind == NormKind::kLayer && config.norm.has_bias;
+  out["norm_weight_offset"] = config.norm.numbers.weight_offset;
+  out["is_parallel"] = config.is_parallel;
+  out["is_transposed"] = config.has_transposed_weights;
+  out["num_heads"] = config.num_heads;
+  out["num_kv_heads"] = config.num_kv_heads;
+  out["head_dim"] = config.head_dim;
+  out["has_gated_activation"] = !names.gate.empty() || !names.gate_up.empty();
+  return out;
+}
+
 py::dict to_dict(const WeightReport& weights) {
   py::dict groups;
   for (int i = 0; i < kNumWeightGroups; ++i)

@@ -50,6 +50,12 @@ def demo_text_path() -> Path:
     return Path(__file__).parents[1] / "demo" / "held_out.txt"
 
 
+def demo_calibration_path() -> Path:
+    """Text to calibrate the demo model with: documents of its generator from another seed, of which
+    neither its training nor the held-out text has any."""
+    return Path(__file__).parents[1] / "demo" / "calibration.txt"
+
+
 def find_checkpoint(
     model: object,
     revision: object = None,

@@ -19,6 +19,7 @@ _EXAMPLES = """examples:
   llmserve explain trace.json 7
   llmserve plan ./Qwen3-0.6B --contexts 2048,8192
   llmserve cache list
+  llmserve quantize ./Qwen3-0.6B ./Qwen3-0.6B-int4 --calibration chats.jsonl
   llmserve eval perplexity --quantization none,int8,int4
   llmserve bench latency ./Qwen3-0.6B --batch-size 8
 """
@@ -80,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         inspect,
         models,
         plan,
+        quantize,
         serve,
     )
     from llmserve.cli.command_parser import CommandParser
@@ -102,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_parser(commands)
     serve.add_parser(commands)
     bench.add_parser(commands)
+    quantize.add_parser(commands)
     eval.add_parser(commands)
     doctor.add_parsers(commands)
     models.add_parsers(commands)

@@ -1,4 +1,4 @@
-"""One layer at a time: the same hidden states as the whole model, and what its linear layers read."""
+"""One layer at a time: the hidden states of the whole model, and what linear layers read."""
 
 from __future__ import annotations
 
