@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from llmserve import AsyncLLM, InvalidArgument, demo_model_path
 from llmserve.cli.serve import _named_models
+from llmserve.server.app import ROUTES
 from llmserve.server.models import ServedModel
+from llmserve.server.peer_routes import PEER_ROUTES
 from llmserve.server.routes.vllm_fields import FIELDS
 from llmserve.server.settings import LENIENCIES, ServerSettings
 from serving import RunningServer, data_of, events, running_server
@@ -253,3 +255,79 @@ def test_older_names_for_what_a_text_must_match_work(
         both = {name: value, "structured_outputs": {"choice": ["a"]}}
         status, answer = server.post(route, **body, **both)
         assert (status, answer["error"]["param"]) == (400, name)
+
+
+LLAMA = {"n_predict": 3, "cache_prompt": True, "repeat_penalty": 1.1, "mirostat": 0, "id_slot": -1}
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
+def test_llama_cpps_names_work_on_openais_routes(server: RunningServer, route: str) -> None:
+    body: dict[str, Any] = {"messages": HELLO} if route == CHAT else {"prompt": "Once"}
+    body |= {"temperature": 0}
+    status, theirs = server.post(route, **body, **LLAMA, verbosity="low", ttl=300)
+    assert status == 200, theirs
+    _, ours = server.post(route, **body, max_tokens=3, repetition_penalty=1.1)
+    assert theirs["choices"] == ours["choices"]
+    for name, value, text in (
+        ("grammar", 'root ::= "yes" | "no"', "yes|no"),
+        ("json_schema", {"enum": [5]}, "5"),
+        ("response_format", {"type": "json_object", "schema": {"enum": [7]}}, "7"),
+    ):
+        (choice,) = server.post(route, **body, **{name: value})[1]["choices"]
+        found = choice["text"] if route == COMPLETIONS else choice["message"]["content"]
+        assert re.fullmatch(text, found)
+    for more, param in (
+        ({"mirostat": 2}, "mirostat"),
+        ({"samplers": ["top_k"]}, "samplers"),
+        ({"grammar": 'root ::= "a"', "guided_choice": ["a"]}, "guided_choice"),
+    ):
+        status, answer = server.post(route, **body, **more)
+        assert (status, answer["error"]["param"]) == (400, param)
+
+
+def test_llama_cpps_tokenize_works_by_its_names(server: RunningServer) -> None:
+    _, ours = server.post("/tokenize", prompt="Once upon", add_special_tokens=False)
+    _, theirs = server.post("/v1/tokenize", content="Once upon", with_pieces=True)
+    assert [token["id"] for token in theirs["tokens"]] == ours["tokens"]
+    assert "".join(token["piece"] for token in theirs["tokens"]) == "Once upon"
+    assert server.post("/detokenize", tokens=ours["tokens"])[1]["content"] == "Once upon"
+    assert server.post("/tokenize", content="a", prompt="b")[0] == 400
+
+
+def test_lm_studios_routes_are_openais(server: RunningServer) -> None:
+    body = {"messages": HELLO, "max_tokens": 2, "temperature": 0}
+    (ours,) = server.post(CHAT, **body)[1]["choices"]
+    (theirs,) = server.post("/api/v0/chat/completions", **body)[1]["choices"]
+    assert theirs == ours
+    status, listed, _ = server.request("GET", "/api/v0/models")
+    assert (status, listed["data"][0]["id"]) == (200, "demo")
+    assert server.post("/api/v0/completions", prompt=7)[1]["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("POST", "/v1/score", "compare vectors of /v1/embeddings"),
+        ("POST", "/rerank", "compare vectors"),
+        ("POST", "/v1/load_lora_adapter", "merge them into the checkpoint"),
+        ("POST", "/v1/audio/transcriptions", "reads and writes text"),
+        ("POST", "/generate", "use /v1/completions"),
+        ("GET", "/slots", "/debug/requests"),
+        ("GET", "/get_model_info", "/props"),
+        ("POST", "/reset_prefix_cache", "skip_reading_prefix_cache"),
+        ("GET", "/v1/files/file-1", "engine batches"),
+    ],
+)
+def test_a_route_that_is_another_servers_says_what_to_use(
+    server: RunningServer, method: str, path: str, said: str
+) -> None:
+    status, answer, _ = server.request(method, path, {} if method == "POST" else None)
+    assert (status, answer["error"]["code"]) == (404, "not_supported")
+    assert answer["error"]["message"].startswith(f"{method} {path} is not supported: ")
+    assert said in answer["error"]["message"]
+    assert "there is no route" in server.request(method, "/nothing")[1]["error"]["message"]
+
+
+def test_no_route_of_another_server_is_one_of_ours() -> None:
+    ours = {route.path.removeprefix("/v1") for route in ROUTES}
+    assert not ours & set(PEER_ROUTES)

@@ -15,6 +15,7 @@ from llmserve.server.http.connection import own_connection
 from llmserve.server.http.errors import ApiError, JsonResponse, to_api_error
 from llmserve.server.http.head import given_request_id
 from llmserve.server.metrics import ServerMetrics
+from llmserve.server.peer_routes import why_not_here
 from llmserve.server.routes.anthropic.errors import anthropic_error
 from llmserve.server.routes.ollama.errors import ollama_error
 from llmserve.server.running.activity import Run
@@ -37,11 +38,16 @@ _ERROR_BODIES = (
 )
 
 
+_OPENAIS = "/api/v0/"  # LM Studio's prefix of OpenAI's routes
+
+
 def error_response(
     path: str, error: ApiError, headers: Mapping[str, str] | None = None
 ) -> Response:
     """In the words of the protocol that the path belongs to."""
     for begin, body in _ERROR_BODIES:
+        if path.startswith(_OPENAIS):
+            break
         if path.startswith(begin):
             headers = {**error.headers(), **(headers or {})}
             return JsonResponse(body(error), error.status, headers)
@@ -53,7 +59,11 @@ def answer_error(request: Request, error: Exception) -> Response:
     headers = getattr(error, "headers", None) or {}
     method, path = request.method, request.url.path[:200]
     if isinstance(error, HTTPException) and error.status_code == 404:
-        error = ApiError(404, f"there is no route {method} {path}; /docs lists them")
+        why = why_not_here(path)
+        said = f"there is no route {method} {path}; /docs lists them"
+        if why is not None:
+            said = f"{method} {path} is not supported: {why}"
+        error = ApiError(404, said, code=None if why is None else "not_supported")
     elif isinstance(error, HTTPException) and error.status_code == 405:
         error = ApiError(
             405, f"{path} takes {headers.get('Allow')}, not {method}", code="method_not_supported"

@@ -202,11 +202,12 @@ _TABLES = {
     "Tokens": """
         count integer how many there are
         max_model_len integer tokens that a prompt and its answer may have together
-        tokens [integer] their ids
+        tokens [integer]|[object] their ids; with_pieces: objects of id and piece
         token_strs? [string] the text of each, where return_token_strs asks for it
     """,
     "Prompt": """
         prompt string the text
+        content? string the same, by llama.cpp's name
     """,
     "TokenizerInfo": """
         tokenizer_class string? what kind of tokenizer it is

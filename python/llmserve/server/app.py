@@ -63,9 +63,26 @@ _V1 = (
     ("/messages", messages, _POST),
     ("/messages/count_tokens", count_tokens, _POST),
 )
+# Those of them that LM Studio has under /api/v0.
+_LM_STUDIOS = (
+    "/models",
+    "/models/{model:path}",
+    "/completions",
+    "/chat/completions",
+    "/embeddings",
+)
 ROUTES = (
     *(Route("/v1" + path, endpoint, methods=methods) for path, endpoint, methods in _V1),
     *(Route(path, endpoint, methods=methods) for path, endpoint, methods in _V1),
+    *(
+        Route("/api/v0" + path, endpoint, methods=methods)
+        for path, endpoint, methods in _V1
+        if path in _LM_STUDIOS
+    ),
+    Route("/v1/tokenize", tokens.tokenize, methods=_POST),
+    Route("/v1/detokenize", tokens.detokenize, methods=_POST),
+    Route("/v1/health", operations.health, methods=_GET),
+    Route("/health_generate", operations.health, methods=_GET),
     Route("/completion", llama_completion, methods=_POST),
     Route("/api/chat", ollama_chat, methods=_POST),
     Route("/api/generate", ollama_generate, methods=_POST),

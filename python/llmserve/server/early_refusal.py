@@ -14,6 +14,7 @@ from llmserve.server.running.job import new_id
 _PATHS = (
     *("/completions", "/chat/completions", "/embeddings", "/responses", "/messages"),
     *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/invocations", "/completion"),
+    *("/api/v0/completions", "/api/v0/chat/completions", "/api/v0/embeddings"),
 )
 
 

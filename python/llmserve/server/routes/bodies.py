@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from llmserve.sampling_params import SAMPLING_FIELDS
+from llmserve.server.routes.llama_fields import FIELDS as LLAMA_FIELDS
 from llmserve.server.routes.vllm_fields import FIELDS
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -47,9 +48,10 @@ else:
         ],
         kw_only=True,
     )
+    neutral = {**LLAMA_FIELDS, **FIELDS}
     VllmBody = msgspec.defstruct(
         "VllmBody",
-        [(name, known.kind | None, None) for name, known in FIELDS.items()],
+        [(name, known.kind | None, None) for name, known in neutral.items()],
         bases=(SamplingBody,),
         kw_only=True,
     )
@@ -94,6 +96,13 @@ class GenerationBody(VllmBody, forbid_unknown_fields=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    # llama.cpp's names: for max_tokens, repetition_penalty, structured_outputs and
+    # skip_reading_prefix_cache
+    n_predict: MaxTokens | None = None
+    repeat_penalty: float | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    cache_prompt: bool | None = None
     # llmserve's own: seconds that the request may take, up to request_timeout
     timeout: float | None = None
     # The tier whose pace a stream has: see the setting `pace`
@@ -152,6 +161,11 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
+    # llama.cpp's names for prompt, add_special_tokens, and tokens with their texts
+    content: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None

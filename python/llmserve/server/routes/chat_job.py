@@ -75,7 +75,9 @@ async def chat_job(request: Request, body: ChatBody, kind: str, given_id: str = 
         body,
         defaults,
         server.settings,
-        given_max_tokens(body.max_completion_tokens, body.max_tokens, own_max_tokens(defaults)),
+        given_max_tokens(
+            body.max_completion_tokens, body.max_tokens, body.n_predict, own_max_tokens(defaults)
+        ),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     names = tool_names(body)
@@ -116,7 +118,7 @@ def _check(body: ChatBody) -> None:
             param="add_special_tokens",
         )
     check_stream_options(body)
-    for name in ("max_tokens", "max_completion_tokens"):
+    for name in ("max_tokens", "max_completion_tokens", "n_predict"):
         if getattr(body, name) == 0:
             raise ApiError(400, f"{name} must be at least 1", param=name)
 

@@ -45,7 +45,7 @@ async def completion_job(
     model = server.models.get(body.model)
     defaults = model.default_params
     own = own_max_tokens(defaults)
-    max_tokens = given_max_tokens(body.max_tokens, own, default_max_tokens)
+    max_tokens = given_max_tokens(body.max_tokens, body.n_predict, own, default_max_tokens)
     echoed = body.logprobs if body.echo else None
     params = sampling_params(
         body,

@@ -24,6 +24,11 @@ from llmserve.server.settings import ServerSettings
 from llmserve.structured_outputs import StructuredOutputsParams, closed_schema
 from llmserve.tokenization.tokenizer import Tokenizer
 
+# Of bodies, for fields of structured_outputs.
+_OTHER_NAMES = {
+    **{f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")},
+    **{"grammar": "grammar", "json_schema": "json"},
+}
 _MAX_NUM_TOOLS = 128
 _CLOSES = "disable_additional_properties"
 # How messages about StructuredOutputsParams speak to a client of the server.
@@ -61,16 +66,15 @@ def structured_outputs(
 
 
 def _given(body: GenerationBody) -> dict[str, Any] | None:
-    """structured_outputs, or what older clients of vLLM's say in its place."""
-    guided = {
-        name: getattr(body, "guided_" + name)
-        for name in ("json", "regex", "choice", "grammar")
-        if getattr(body, "guided_" + name) is not None
-    }
-    if guided and body.structured_outputs is not None:
-        name = "guided_" + next(iter(guided))
-        raise _bad(name, "structured_outputs says what the text must be; give one")
-    return guided or body.structured_outputs
+    """structured_outputs, or what older clients of vLLM's and those of llama.cpp say in its
+    place."""
+    given = [name for name in _OTHER_NAMES if getattr(body, name) not in (None, "")]
+    if given and (body.structured_outputs is not None or len(given) > 1):
+        other = "structured_outputs" if body.structured_outputs is not None else given[1]
+        raise _bad(given[0], f"{other} says what the text must be; give one")
+    if given:
+        return {_OTHER_NAMES[given[0]]: getattr(body, given[0])}
+    return body.structured_outputs
 
 
 def _of_format(value: Mapping[str, Any], is_closed: bool) -> StructuredOutputsParams | None:
@@ -80,8 +84,10 @@ def _of_format(value: Mapping[str, Any], is_closed: bool) -> StructuredOutputsPa
     kind = value["type"]
     if kind == "text":
         return None
-    if kind == "json_object":
+    if kind == "json_object" and not isinstance(value.get("schema"), Mapping):
         return StructuredOutputsParams(json_object=True)
+    if kind == "json_object":  # llama.cpp's, and others'
+        kind, value = "json_schema", {**value, "json_schema": {"schema": value["schema"]}}
     if kind != "json_schema":
         raise _bad(
             "response_format",

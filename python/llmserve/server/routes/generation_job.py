@@ -11,6 +11,7 @@ from llmserve.server.models import ServedModel
 from llmserve.server.routes.beams import beam_params
 from llmserve.server.routes.bodies import GenerationBody
 from llmserve.server.routes.constraints import constraint_name, named_error
+from llmserve.server.routes.llama_fields import FIELDS as LLAMA_FIELDS
 from llmserve.server.routes.neutral_fields import check_neutral
 from llmserve.server.routes.sampling import timeout_s
 from llmserve.server.routes.vllm_fields import FIELDS
@@ -48,6 +49,7 @@ async def generation_job(
     given_id: what it ends with; empty for one that nobody can guess. Raises ApiError,
     InvalidArgument, ResourceExhausted."""
     check_neutral(body, FIELDS)
+    check_neutral(body, LLAMA_FIELDS)
     if params.thinking_token_budget is not None and not model.llm.can_bound_thinking:
         raise ApiError(
             400,

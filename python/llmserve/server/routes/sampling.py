@@ -39,6 +39,10 @@ def sampling_params(
     """max_tokens: None runs to the end of the context or the server's cap. more: fields that
     depend on the route. Raises ApiError, InvalidArgument."""
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | more
+    if given["repetition_penalty"] is None:
+        given["repetition_penalty"] = body.repeat_penalty
+    if given["skip_reading_prefix_cache"] is None and body.cache_prompt is False:
+        given["skip_reading_prefix_cache"] = True
     most = settings.max_num_samples
     for name, value in (("n", body.n), ("best_of", more.get("best_of"))):
         if value is not None and value > most:

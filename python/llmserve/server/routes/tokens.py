@@ -25,7 +25,8 @@ async def tokenize(request: Request) -> Response:
     server = context(request)
     body = await read_json(request, TokenizeBody, server.settings)
     model = server.models.get(body.model)
-    if (body.prompt is None) == (body.messages is None):
+    texts = [text for text in (body.prompt, body.content) if text is not None]
+    if len(texts) + (body.messages is not None) != 1:
         raise ApiError(400, "give prompt or messages, one of them", param="prompt")
     document = await counted_on_thread(request, model, partial(_document, body, model))
     return JsonResponse(document)
@@ -56,10 +57,15 @@ def _document(body: TokenizeBody, model: ServedModel) -> dict[str, object]:
     }
     if body.return_token_strs:
         document["token_strs"] = list(map(tokenizer.token_text, tokens))
+    if body.with_pieces:
+        pieces = [{"id": token_id, "piece": tokenizer.token_text(token_id)} for token_id in tokens]
+        document["tokens"] = pieces
     return document
 
 
 def _token_ids(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
+    if body.content is not None:  # llama.cpp's, which adds nothing unless it is asked to
+        return tokenizer.encode(body.content, body.add_special is True)
     if body.prompt is not None:
         return tokenizer.encode(body.prompt, body.add_special_tokens is not False)
     return chat_prompt(body, tokenizer)[1]
@@ -75,4 +81,4 @@ async def detokenize(request: Request) -> Response:
         text = await counted_on_thread(request, model, decode)
     except ValueError as error:
         raise ApiError(400, f"tokens: {error}", param="tokens") from None
-    return JsonResponse({"prompt": text})
+    return JsonResponse({"prompt": text, "content": text})  # vLLM's name, and llama.cpp's

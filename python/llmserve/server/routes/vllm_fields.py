@@ -1,4 +1,4 @@
-"""Fields of vLLM's bodies that have nothing to do here."""
+"""Fields of bodies of vLLM's, OpenAI's and LM Studio's servers that have nothing to do here."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +22,9 @@ FIELDS: Mapping[str, NeutralField] = {
     "ec_transfer_params": NeutralField(dict[str, Any], ({},), _TRANSFER),
     "vllm_xargs": NeutralField(dict[str, Any], ({},), "nothing here reads it"),
     "mm_payload": NeutralField(str),
+    "verbosity": NeutralField(str),
+    "prediction": NeutralField(dict[str, Any]),
+    "ttl": NeutralField(int),
     "session_id": NeutralField(str),
     "stream_interval": NeutralField(int),
 }

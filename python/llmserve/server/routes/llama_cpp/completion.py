@@ -13,7 +13,8 @@ from llmserve.server.http.errors import ApiError
 from llmserve.server.http.events import event
 from llmserve.server.routes.bodies import CompletionBody
 from llmserve.server.routes.completion_job import CompletionJob, completion_job
-from llmserve.server.routes.llama_cpp.bodies import FIELDS, LlamaCompletionBody
+from llmserve.server.routes.llama_cpp.bodies import LlamaCompletionBody
+from llmserve.server.routes.llama_fields import FIELDS
 from llmserve.server.routes.logprobs import chat_logprobs
 from llmserve.server.routes.neutral_fields import check_neutral
 from llmserve.server.routes.request_body import read_json
