@@ -13,6 +13,7 @@ namespace {
 }  // namespace
 
 float fp8_to_f32(uint8_t code) { return v_from_fp8(code); }
+uint8_t f32_to_fp8(float value) { return static_cast<uint8_t>(v_to_fp8(value)); }
 
 float round_row_to_fp8(const float* x, int64_t n, uint8_t* codes) {
   int32_t largest = 0;

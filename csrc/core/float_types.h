@@ -48,6 +48,8 @@ inline uint16_t f32_to_f16(float value) {
 
 // e4m3 (core/math/fp8.inc).
 float fp8_to_f32(uint8_t code);
+// The nearest, ties to even; 448 for what is larger. NaN stays NaN.
+uint8_t f32_to_fp8(float value);
 // A row as codes and the scale that they are to be multiplied with: v_to_fp8(x / scale), the scale
 // by v_fp8_scale. A row with infinity or NaN has zeros and the scale NaN, and so is NaN.
 float round_row_to_fp8(const float* x, int64_t n, uint8_t* codes);

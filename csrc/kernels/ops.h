@@ -98,6 +98,9 @@ struct LinearWeight {
   std::span<const std::byte> mapped;     // the same bytes in a file
   std::shared_ptr<const void> file;      // keeps them
   std::shared_ptr<LinearRows> rows;      // instead of both, where it is packed later
+  // [K]: column i of the weight multiplies x's column (*input_order)[i]. Null: its own. Only beside
+  // a format; set by whoever packs the weight.
+  std::shared_ptr<const std::vector<int32_t>> input_order;
   const std::byte* bytes() const {
     if (rows) return rows->packed.data();
     return mapped.empty() ? data.data() : mapped.data();
@@ -117,9 +120,17 @@ struct LinearWeight {
 // weight's integers less their zero point, and groups g in order, from sum = 0,
 //   sum = sum + (scale[n, g] * s[m, g]) * float(sum_k q[m, k] * Q[n, k])   over k in g
 //   sum = sum - min[n, g] * (s[m, g] * float(sum_k q[m, k]))   where the format has minima
-// each operation rounded to f32, none fused, and out = (sum + bias) + old. Sums of integers are
-// exact, so that every backend gives the same bits. Per-token scales: Dettmers et al. 2022,
-// section 2; groups: Frantar et al. 2022, section 4.
+// each operation rounded to f32, none fused, then sum = sum * row_scale[n] where rows have scales,
+// and out = (sum + bias) + old. Sums of integers are exact, so that every backend gives the same
+// bits. Per-token scales: Dettmers et al. 2022, section 2; groups: Frantar et al. 2022, section 4.
+//
+// With an outlier threshold (Dettmers et al. 2022, section 3), the finite x[m, k] of that magnitude
+// and more count as 0 above, and out = out + scale[n] * (the sum of x[m, k] * Q[n, k] over these k,
+// in order, unfused).
+//
+// With a weight of fp8 or of values that are floats, x stays in floats, or is rounded to bf16 where
+// the backend does so beside bf16 weights, and sum = sum + scale[n, g] * (one chain over k in g), a
+// fused multiply-add, groups in order from 0. The chain is that of a bf16 weight.
 struct LinearArgs {
   ConstTensor x;  // [M, K]; rows may be strided
   const LinearWeight* weight = nullptr;

@@ -1,15 +1,21 @@
-// Weights in the blocks of files, on every backend: testing.Backend's.
+// Weights in the blocks of files, and in any format that is made of its traits, on every backend:
+// testing.Backend's.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <atomic>
+#include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
 #include "kernels/backend.h"
+#include "quant/linear_format.h"
 #include "quant/quant_format.h"
 #include "testing/staging.h"
 
@@ -66,6 +72,81 @@ py::array_t<float> embedding_of_blocks(Backend& backend, const py::array& table,
   return out;
 }
 
+ScaleType parse_scale_type(const std::string& name) {
+  constexpr std::pair<std::string_view, ScaleType> kTypes[] = {
+      {"float32", ScaleType::kF32},
+      {"float16", ScaleType::kF16},
+      {"bfloat16", ScaleType::kBF16},
+      {"fp8", ScaleType::kE4M3},
+      {"power-of-two", ScaleType::kPowerOfTwo}};
+  for (const auto& [known, type] : kTypes)
+    if (known == name) return type;
+  throw InvalidArgument(concat("scale_type: none is called '", name, "'"));
+}
+
+const LinearFormat& make_format(int bits, int64_t group_size, const std::string& scale_type,
+                                bool has_min, bool has_zero, bool has_row_scale, bool is_fp8,
+                                const std::vector<int8_t>& table, const std::vector<float>& values,
+                                float outlier_threshold) {
+  for (const size_t size : {table.size(), values.size()})
+    if (size != 0 && size != 16) throw InvalidArgument("table, values: expected 16 numbers");
+  return linear_format({.bits = bits,
+                        .group_size = group_size,
+                        .has_min = has_min,
+                        .scale_type = parse_scale_type(scale_type),
+                        .table = table.empty() ? nullptr : table.data(),
+                        .has_zero = has_zero,
+                        .has_row_scale = has_row_scale,
+                        .values = values.empty() ? nullptr : values.data(),
+                        .is_fp8 = is_fp8,
+                        .outlier_threshold = outlier_threshold});
+}
+
+template <class T>
+using Numbers = py::array_t<T, py::array::c_style>;
+
+// Of row i, `count` numbers, which there may be none of.
+template <class T>
+void copy_row(const std::optional<Numbers<T>>& from, int64_t i, int64_t count, T* to) {
+  if (from)
+    std::copy_n(from->data() + i * count, count, to);
+  else
+    std::fill_n(to, count, T{});
+}
+
+// Numbers q [N, K], as LinearFormat says, scales (and minima) [N, groups], zero points [N, groups]
+// and scales of rows [N].
+LinearWeight pack_numbers(Backend& backend, const LinearFormat& format, const Numbers<int8_t>& q,
+                          const Numbers<float>& scales, const std::optional<Numbers<float>>& mins,
+                          const std::optional<Numbers<int16_t>>& zeros,
+                          const std::optional<Numbers<float>>& row_scales,
+                          const std::optional<std::vector<int32_t>>& input_order) {
+  const int64_t n = q.shape(0);
+  const int64_t k = q.shape(1);
+  check_fits(format, "q", k);
+  const int64_t groups = format.num_groups(k);
+  const auto check = [](const char* name, py::ssize_t size, int64_t expected) {
+    if (size != expected)
+      throw InvalidArgument(concat(name, ": expected ", expected, " numbers, got ", size));
+  };
+  check("scales", scales.size(), n * groups);
+  if (mins) check("mins", mins->size(), n * groups);
+  if (format.has_zero) check("zeros", zeros ? zeros->size() : 0, n * groups);
+  if (format.has_row_scale) check("row_scales", row_scales ? row_scales->size() : 0, n);
+  if (input_order) check("input_order", std::ssize(*input_order), k);
+  py::gil_scoped_release release;
+  LinearWeight weight =
+      backend.pack_quantized(format, n, k, [&](int64_t i, const QuantizedRow& row) {
+        std::copy_n(q.data() + i * k, k, row.values);
+        std::copy_n(scales.data() + i * groups, groups, row.scales);
+        copy_row(mins, i, groups, row.mins);
+        if (format.has_zero) copy_row(zeros, i, groups, row.zeros);
+        if (format.has_row_scale) copy_row(row_scales, i, 1, row.row_scale);
+      });
+  if (input_order) weight.input_order = std::make_shared<std::vector<int32_t>>(*input_order);
+  return weight;
+}
+
 }  // namespace
 
 void register_testing_blocks(py::module_& testing, py::class_<Backend>& backend) {
@@ -73,6 +154,25 @@ void register_testing_blocks(py::module_& testing, py::class_<Backend>& backend)
   backend.def("pack_blocks", &pack_blocks, "rows"_a, "format"_a, py::keep_alive<0, 1>());
   backend.def("embedding_of_blocks", &embedding_of_blocks, "table"_a, "format"_a, "token_ids"_a,
               "scale"_a = 1.0f);
+  py::class_<LinearFormat, std::unique_ptr<LinearFormat, py::nodelete>>(
+      testing, "LinearFormat", "How a weight's numbers are kept; made once of its traits.")
+      .def_readonly("name", &LinearFormat::name)
+      .def_property_readonly("description",
+                             [](const LinearFormat& self) { return describe(self); });
+  testing.def("make_format", &make_format, "bits"_a = 8, "group_size"_a = 0,
+              "scale_type"_a = "float32", py::kw_only(), "has_min"_a = false, "has_zero"_a = false,
+              "has_row_scale"_a = false, "is_fp8"_a = false, "table"_a = std::vector<int8_t>{},
+              "values"_a = std::vector<float>{}, "outlier_threshold"_a = 0.0f,
+              py::return_value_policy::reference);
+  backend.def("pack_numbers", &pack_numbers, "format"_a, "q"_a, "scales"_a, py::kw_only(),
+              "mins"_a = py::none(), "zeros"_a = py::none(), "row_scales"_a = py::none(),
+              "input_order"_a = py::none(), py::keep_alive<0, 1>());
+  backend.def(
+      "packed_bytes_format",
+      [](const Backend& self, int64_t n, int64_t k, const LinearFormat& format) {
+        return self.packed_bytes(n, k, format);
+      },
+      "out_features"_a, "in_features"_a, "format"_a);
   testing.def(
       "kept_formats",
       [] {

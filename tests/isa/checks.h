@@ -15,6 +15,8 @@ void check_first_non_finite(Checker& check);
 void check_linear(Checker& check);
 void check_quantized(Checker& check);
 void check_grouped_linear(Checker& check);
+// check_formats.cpp
+void check_formats(Checker& check);
 // check_attention.cpp
 void check_attention(Checker& check);
 void check_fused(Checker& check);

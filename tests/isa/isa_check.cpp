@@ -30,6 +30,7 @@ constexpr struct {
     {"first_non_finite", &check_first_non_finite},
     {"pack_linear, linear", &check_linear},
     {"pack_quantized, linear", &check_quantized},
+    {"pack_quantized, linear of traits", &check_formats},
     {"grouped_linear", &check_grouped_linear},
     {"paged_attention", &check_attention},
     {"fused_mlp, prepare_qkv, fused_attention", &check_fused},

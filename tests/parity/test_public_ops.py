@@ -375,8 +375,8 @@ def test_quantize_refuses_what_it_cannot_do() -> None:
         NotSupported, match="quantization 'int3' is not supported; use one of: int8"
     ):
         ops.quantize(weight, "int3")
-    with pytest.raises(NotSupported, match="rows of 96 weights, and int4 takes multiples of 128"):
-        ops.pack_linear(weight, quantization="int4")
+    with pytest.raises(NotSupported, match="rows of 131073 weights, and int8 takes at most 131072"):
+        ops.pack_linear(np.ones((1, 131073), np.float32), quantization="int8")
     with pytest.raises(InvalidArgument, match="expected dtype or quantization, got"):
         ops.pack_linear(weight, "float32", quantization="int8")
     with pytest.raises(InvalidArgument, match=r"quantize.weight"):

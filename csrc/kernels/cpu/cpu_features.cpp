@@ -85,6 +85,7 @@ cpu::KernelTable avx512_vnni() {
 cpu::KernelTable avx512_bf16() {
   cpu::KernelTable table = avx512_vnni();
   table.linear_bf16 = cpu::avx512_bf16::kLinear;
+  table.coded_linear = &cpu::avx512_bf16::coded_linear;
   table.attention[static_cast<size_t>(cpu::CacheStorage::kBf16)] =
       &cpu::avx512_bf16::attention_bf16;
   table.attention[static_cast<size_t>(cpu::CacheStorage::kFp8)] = &cpu::avx512_bf16::attention_fp8;

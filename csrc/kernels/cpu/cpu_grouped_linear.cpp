@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/quantized_packing.h"
+#include "kernels/cpu/quantized_rows.h"
 
 namespace llmserve {
 namespace {
@@ -128,39 +128,28 @@ void CpuLinear::multiply_groups(const GroupedLinearArgs& args, float* out) {
 
 void CpuLinear::multiply_quantized_groups(const GroupedLinearArgs& args, float* out) {
   const LinearWeight& like = *args.weights[0];
-  const int64_t k = like.in_features;
   const int64_t n = like.out_features;
   const int64_t num_rows = std::ssize(row_order_);
-  const cpu::QuantizedLayout layout = cpu::layout_of(*like.format, k);
-  const int64_t stride = cpu::integer_stride(k);
-  grow(rounded_, num_rows * quantized_activation_bytes(*like.format, k));
-  auto* q = reinterpret_cast<int8_t*>(rounded_.data());
-  auto* integers = reinterpret_cast<cpu::IntegerGroup*>(q + num_rows * stride);
-  workers_.reserve_scratch(cpu::kUnpackedBytes);
+  const cpu::QuantizedRows rows(kernels_, like, num_rows, rounded_);
+  workers_.reserve_scratch_floats(cpu::QuantizedRows::scratch_floats(like.in_features));
+  workers_.reserve_scratch(rows.product_bytes());
   // One row is rounded sooner than a thread wakes.
-  pool_.parallel_for(num_rows, 1, [&](int64_t begin, int64_t end, int) {
+  pool_.parallel_for(num_rows, 1, [&](int64_t begin, int64_t end, int thread_idx) {
     for (int64_t i = begin; i < end; ++i) {
       const size_t row = static_cast<size_t>(row_order_[static_cast<size_t>(i)]);
-      kernels_.round_row(args.x.as<float>() + args.x_rows[row] * args.x.strides[0], k,
-                         layout.group_size, q + i * stride, integers + i * layout.num_groups);
+      rows.write(i, args.x.as<float>() + args.x_rows[row] * args.x.strides[0],
+                 *args.weights[static_cast<size_t>(args.weight_ids[row])],
+                 workers_.scratch<float>(thread_idx));
     }
   });
   deal_groups(n, [&](const RowGroup& group, int64_t begin, int64_t end, int thread_idx) {
-    const cpu::QuantizedPart part{.layout = layout,
-                                  .x = q + group.begin * stride,
-                                  .x_stride = stride,
-                                  .groups = integers + group.begin * layout.num_groups,
-                                  .m = group.count,
-                                  .n = n,
-                                  .weight = reinterpret_cast<const uint8_t*>(group.weight->bytes()),
-                                  .bias = nullptr,
-                                  .out = out + group.begin * n,
-                                  .out_stride = n,
-                                  .accumulate = false,
-                                  .panel_begin = begin,
-                                  .panel_end = end,
-                                  .unpacked = workers_.scratch<uint8_t>(thread_idx)};
-    kernels_.quantized_linear(&part);
+    cpu::QuantizedPart part = rows.part(group.begin, group.count, *group.weight);
+    part.out = out + group.begin * n;
+    part.out_stride = n;
+    part.panel_begin = begin;
+    part.panel_end = end;
+    part.unpacked = workers_.scratch<uint8_t>(thread_idx);
+    rows.kernel()(&part);
   });
 }
 

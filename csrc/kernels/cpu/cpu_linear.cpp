@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/cpu_norm.h"
 #include "kernels/cpu/quantized_packing.h"
+#include "kernels/cpu/quantized_rows.h"
 #include "kernels/host_ops.h"
 
 namespace llmserve {
@@ -51,7 +52,9 @@ void CpuLinear::pack_rows(LinearRows& rows) {
 }
 
 int64_t CpuLinear::scratch_floats(const StepShape& shape) const {
-  int64_t floats = shape.max_in_features;  // a row that is normed
+  // A row that is normed, and its columns in a weight's order.
+  int64_t floats =
+      shape.max_in_features + cpu::QuantizedRows::scratch_floats(shape.max_in_features);
   // A few rows may take more than many, see linear.inc.
   for (int64_t m = 1; m <= shape.max_tokens; ++m)
     for (const cpu::LinearKernel& linear : {kernels_.linear_f32, kernels_.linear_bf16})
@@ -326,47 +329,31 @@ void CpuLinear::multiply_quantized(const FusedLinearArgs& args, const RoundedRow
   const LinearWeight& weight = *args.linear.weight;
   const int64_t m = args.linear.x.shape[0];
   const int64_t k = weight.in_features;
-  const cpu::QuantizedLayout layout = cpu::layout_of(*weight.format, k);
-  const int64_t stride = cpu::integer_stride(k);
-  const int64_t bytes = m * quantized_activation_bytes(*weight.format, k);
-  if (rounded_.num_bytes() < bytes) rounded_ = Buffer(bytes);
-  auto* q = reinterpret_cast<int8_t*>(rounded_.data());
-  auto* groups = reinterpret_cast<cpu::IntegerGroup*>(q + m * stride);
-  const int64_t unpacked = layout.bits < 8 ? cpu::kUnpackedBytes : 0;
-  workers_.reserve_scratch(std::max(k * static_cast<int64_t>(sizeof(float)), unpacked));
+  const cpu::QuantizedRows rows(kernels_, weight, m, rounded_);
+  workers_.reserve_scratch_floats(k + cpu::QuantizedRows::scratch_floats(k));
+  workers_.reserve_scratch(rows.product_bytes());
   // One row is rounded sooner than a thread wakes.
   pool_.parallel_for(m, 1, [&](int64_t begin, int64_t end, int thread_idx) {
     auto* normed = workers_.scratch<float>(thread_idx);
     for (int64_t r = begin; r < end; ++r)
-      kernels_.round_row(normed_row(args, r, normed), k, layout.group_size, q + r * stride,
-                         groups + r * layout.num_groups);
+      rows.write(r, normed_row(args, r, normed), weight, normed + k);
   });
-  const cpu::QuantizedPart all{.layout = layout,
-                               .x = q,
-                               .x_stride = stride,
-                               .groups = groups,
-                               .m = m,
-                               .n = weight.out_features,
-                               .weight = reinterpret_cast<const uint8_t*>(weight.bytes()),
-                               .bias = args.linear.bias ? args.linear.bias.as<float>() : nullptr,
-                               .out = args.linear.out.as<float>(),
-                               .out_stride = args.linear.out.strides[0],
-                               .accumulate = args.linear.accumulate,
-                               .panel_begin = 0,
-                               .panel_end = 0,
-                               .unpacked = nullptr};
+  cpu::QuantizedPart all = rows.part(0, m, weight);
+  all.bias = args.linear.bias ? args.linear.bias.as<float>() : nullptr;
+  all.out = args.linear.out.as<float>();
+  all.out_stride = args.linear.out.strides[0];
+  all.accumulate = args.linear.accumulate;
   if (gates_pieces(args)) {
-    workers_.reserve_scratch(kGatedFloats * static_cast<int64_t>(sizeof(float)) + unpacked);
+    workers_.reserve_scratch(kGatedFloats * static_cast<int64_t>(sizeof(float)) +
+                             rows.product_bytes());
     const auto rows_of = [&](int64_t row, int64_t count, float* rest) {
-      cpu::QuantizedPart part = all;
-      part.x += row * stride;
-      part.groups += row * layout.num_groups;
-      part.m = count;
+      cpu::QuantizedPart part = rows.part(row, count, weight);
+      part.bias = all.bias;
       part.unpacked = reinterpret_cast<uint8_t*>(rest);
       return part;
     };
-    return run_gated(all, *args.gate, gated, layout.panel_bytes, kPanelsAtOnce,
-                     kernels_.quantized_linear, rows_of);
+    return run_gated(all, *args.gate, gated, rows.layout().panel_bytes, kPanelsAtOnce,
+                     rows.kernel(), rows_of);
   }
   deal_panels(num_panels(weight.out_features), kPanelsAtOnce,
               [&](int64_t begin, int64_t end, int thread) {
@@ -374,7 +361,7 @@ void CpuLinear::multiply_quantized(const FusedLinearArgs& args, const RoundedRow
                 part.panel_begin = begin;
                 part.panel_end = end;
                 part.unpacked = workers_.scratch<uint8_t>(thread);
-                kernels_.quantized_linear(&part);
+                rows.kernel()(&part);
               });
   if (args.gate) activate_gate(args, gated);
 }

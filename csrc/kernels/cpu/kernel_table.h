@@ -92,32 +92,59 @@ struct IntegerGroup {
 //         3 bits, [16][2] third bits follow, 4 for each of 64 places: by place, then by quad.
 //
 // Scales: [groups >> scale_shift][1 or 2][16] of scale_bytes each: scales, then minima if any.
-// Where groups share them, the groups' codes follow each: [1 << scale_shift][1 or 2][16] signed
-// bytes. Scales of several groups are not floats, and exponents go with a table.
+// Where groups share them, which are halves then, the groups' codes follow each: [1 << scale_shift]
+// [1 or 2][16] signed bytes. Zero points of a group, [16] of zero_bytes each, follow its scales; of
+// 8 bits they are signed and take two. Scales of rows, [16] floats, follow all groups.
+enum class ScaleStorage : uint8_t {
+  kFloats,
+  kHalves,     // float16
+  kExponents,  // of powers of two, as floats have them
+  kBfloats,    // bfloat16
+  kFp8         // e4m3
+};
 struct QuantizedLayout {
   int bits;
-  int scale_bytes;  // 4: floats; 2: float16; 1: exponents of powers of two, as floats have them
+  ScaleStorage scale_storage;
+  int scale_bytes;
   bool has_min;
+  int zero_bytes;  // 0: no zero points but this one:
   int32_t zero_point;
   const int8_t* table;  // [16] that 4 bits index; null: the bits are the integers
   int64_t num_groups;
-  int64_t group_size;    // all of K if one group; a multiple of 16 below 8 bits, of 32 at 5
-  int scale_shift;       // above 0 where groups share scales
-  int64_t scales_begin;  // bytes from the panel's begin
+  int64_t group_size;        // all of K if one group; a multiple of 16 below 8 bits, of 32 at 5
+  int scale_shift;           // above 0 where groups share scales
+  int64_t scales_begin;      // bytes from the panel's begin
+  int64_t row_scales_begin;  // likewise; 0: none
   int64_t panel_bytes;
+  // Where products are of floats, codes of e4m3 or, of 4 bits, of 16 values in bf16.
+  bool has_float_products;
+  uint16_t values[16];
 };
 
-// Bytes of working memory for what is unpacked once and read by many rows: scales as floats, and
-// weights of 2, 3, 5 and 6 bits as bytes. A quarter of the L2 of a Zen 4, half of the L2 of older
-// CPUs with AVX2.
+// One activation that is multiplied as a float.
+struct Outlier {
+  int32_t k;
+  float x;
+};
+
+// Bytes of working memory for what is unpacked once and read by many rows: scales as floats,
+// weights of 2, 3, 5 and 6 bits as bytes, codes as bf16. A quarter of the L2 of a Zen 4, half of
+// the L2 of older CPUs with AVX2.
 constexpr int64_t kUnpackedBytes = 262144;
 
 // One thread's share of a product: the panels [panel_begin, panel_end).
 struct QuantizedPart {
   QuantizedLayout layout;
-  const int8_t* x;  // [m, k] integers, zero-padded to whole quads
+  const int8_t* x;  // [m, k] integers, zero-padded to the layout's K and to whole quads
   int64_t x_stride;
   const IntegerGroup* groups;  // [m, num_groups]
+  // In place of both where products are of floats: [m, k] f32, or bf16 from
+  // LinearKernel::round_row, zero-padded to the layout's K; x_stride counts elements.
+  const void* rows;
+  // [m, outlier_stride] beside integers, of each row as many as counts [m] says; null: none.
+  const Outlier* outliers;
+  const int32_t* outlier_counts;
+  int64_t outlier_stride;
   int64_t m, n;
   const uint8_t* weight;
   const float* bias;  // [n] or null
@@ -125,7 +152,7 @@ struct QuantizedPart {
   int64_t out_stride;
   bool accumulate;
   int64_t panel_begin, panel_end;
-  uint8_t* unpacked;  // kUnpackedBytes where there are less than 8 bits
+  uint8_t* unpacked;  // kUnpackedBytes where there are less than 8 bits, or products of floats
 };
 
 enum class CacheStorage : uint8_t { kF32, kBf16, kFp8 };
@@ -202,9 +229,11 @@ constexpr int kNumActivations = 0
 struct KernelTable {
   LinearKernel linear_f32, linear_bf16;
   // Rounds one row of x [k] to integers as LinearArgs (kernels/ops.h) says. q has room for whole
-  // quads.
+  // groups and quads, which it fills with zeros.
   void (*round_row)(const float* x, int64_t k, int64_t group_size, int8_t* q, IntegerGroup* groups);
   void (*quantized_linear)(const QuantizedPart* part);
+  // Of a layout whose products are of floats; rows are as linear_bf16 takes them.
+  void (*coded_linear)(const QuantizedPart* part);
 
   // Eight columns of a panel: to[16 * i + r] = word i of row r, for i < count. A word is an f32 or
   // a pair of bf16.
@@ -283,6 +312,7 @@ void quantized_linear(const QuantizedPart* part);
 }
 namespace avx512_bf16 {
 extern const LinearKernel kLinear;
+void coded_linear(const QuantizedPart* part);
 void attention_bf16(const AttentionCall* call, const AttentionItem* item, const AttentionItem* next,
                     float* scratch);
 void attention_fp8(const AttentionCall* call, const AttentionItem* item, const AttentionItem* next,

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cstring>
 
-#include "core/error.h"
 #include "core/float_types.h"
 #include "kernels/cpu/packing.h"
 
@@ -71,37 +70,70 @@ void join_quads(int8_t* row, int64_t count, int bits) {
   return bits == 5 ? join_quads<5>(row, count) : join_quads<6>(row, count);
 }
 
-// The rows of a panel before they are woven together, zero-padded to whole quads.
+// Takes whole lines from memory, one after another.
+class Room {
+ public:
+  explicit Room(std::byte* memory) : at_(memory) {}
+  template <class T>
+  T* take(int64_t count) {
+    auto* taken = reinterpret_cast<T*>(at_);
+    at_ += bytes<T>(count);
+    return taken;
+  }
+  template <class T>
+  static int64_t bytes(int64_t count) {
+    return round_up(count * static_cast<int64_t>(sizeof(T)), kCacheLine);
+  }
+
+ private:
+  std::byte* at_;
+};
+
+// The rows of a panel before they are woven together, zero-padded to the layout's K.
 class PanelRows {
  public:
-  // Bytes of memory that it works in, all zero at first.
-  static int64_t num_bytes(const QuantizedLayout& layout, int64_t k) {
-    return kPanelWidth * (round_up(k, 4) + 2 * num_scales(layout) * 4 + 2 * layout.num_groups);
+  // Bytes of memory that it works in.
+  static int64_t num_bytes(const QuantizedLayout& layout) {
+    const int64_t groups = kPanelWidth * layout.num_groups;
+    return Room::bytes<int8_t>(kPanelWidth * stride_of(layout)) + Room::bytes<float>(kPanelWidth) +
+           2 * Room::bytes<float>(kPanelWidth * num_scales(layout)) +
+           2 * Room::bytes<int8_t>(groups) + Room::bytes<int16_t>(groups);
   }
 
   PanelRows(const QuantizedLayout& layout, int64_t k, std::byte* memory)
-      : layout_(layout),
-        stride_(round_up(k, 4)),
-        values_(reinterpret_cast<int8_t*>(memory)),
-        scales_(reinterpret_cast<float*>(memory + kPanelWidth * stride_)),
-        mins_(scales_ + kPanelWidth * num_scales(layout)),
-        scale_codes_(reinterpret_cast<int8_t*>(mins_ + kPanelWidth * num_scales(layout))),
-        min_codes_(scale_codes_ + kPanelWidth * layout.num_groups) {}
+      : layout_(layout), k_(k), stride_(stride_of(layout)) {
+    Room room(memory);
+    const int64_t groups = kPanelWidth * layout.num_groups;
+    values_ = room.take<int8_t>(kPanelWidth * stride_);
+    scales_ = room.take<float>(kPanelWidth * num_scales(layout));
+    mins_ = room.take<float>(kPanelWidth * num_scales(layout));
+    row_scales_ = room.take<float>(kPanelWidth);
+    scale_codes_ = room.take<int8_t>(groups);
+    min_codes_ = room.take<int8_t>(groups);
+    zeros_ = room.take<int16_t>(groups);
+  }
 
+  // To be filled, but for what follows K.
   QuantizedRow row(int64_t column) const {
-    return {.values = values_ + column * stride_,
-            .scales = scales_ + column * num_scales(layout_),
-            .mins = mins_ + column * num_scales(layout_),
-            .scale_codes = scale_codes_ + column * layout_.num_groups,
-            .min_codes = min_codes_ + column * layout_.num_groups};
+    const QuantizedRow of{.values = values_ + column * stride_,
+                          .scales = scales_ + column * num_scales(layout_),
+                          .mins = mins_ + column * num_scales(layout_),
+                          .scale_codes = scale_codes_ + column * layout_.num_groups,
+                          .min_codes = min_codes_ + column * layout_.num_groups,
+                          .zeros = zeros_ + column * layout_.num_groups,
+                          .row_scale = row_scales_ + column};
+    std::memset(of.values + k_, 0, static_cast<size_t>(stride_ - k_));
+    return of;
   }
   void clear(int64_t column) const {
     const QuantizedRow of = row(column);
-    std::memset(of.values, 0, static_cast<size_t>(stride_));
+    std::memset(of.values, 0, static_cast<size_t>(k_));
     std::fill_n(of.scales, num_scales(layout_), 0.0f);
     std::fill_n(of.mins, num_scales(layout_), 0.0f);
     std::fill_n(of.scale_codes, layout_.num_groups, int8_t{0});
     std::fill_n(of.min_codes, layout_.num_groups, int8_t{0});
+    std::fill_n(of.zeros, layout_.num_groups, int16_t{0});
+    *of.row_scale = 0;
   }
   // Once: rows of less than 8 bits are not the same after.
   void weave(const KernelTable& kernels, uint8_t* panel) const {
@@ -122,26 +154,50 @@ class PanelRows {
   void store_scales(uint8_t* panel) const {
     uint8_t* to = panel + layout_.scales_begin;
     const int64_t count = num_scales(layout_);
+    const auto as_is = [](auto value) { return value; };
     for (int64_t i = 0; i < count; ++i) {
-      const auto as_is = [](auto value) { return value; };
-      const auto exponent = [](float scale) {
-        return static_cast<uint8_t>(std::bit_cast<uint32_t>(scale) >> 23);
-      };
-      if (layout_.scale_bytes == 1)
-        to = store(scales_ + i, mins_ + i, count, to, exponent);
-      else if (layout_.scale_bytes == 2)
-        to = store(scales_ + i, mins_ + i, count, to, f32_to_f16);
-      else
-        to = store(scales_ + i, mins_ + i, count, to, as_is);
+      to = store_stored(scales_ + i, mins_ + i, count, to);
+      if (layout_.zero_bytes > 0) to = store_zeros(zeros_ + i, to);
       if (layout_.scale_shift == 0) continue;
       for (int64_t g = i << layout_.scale_shift; g < (i + 1) << layout_.scale_shift; ++g)
         to = store(scale_codes_ + g, min_codes_ + g, layout_.num_groups, to, as_is);
     }
+    if (layout_.row_scales_begin > 0)
+      std::memcpy(panel + layout_.row_scales_begin, row_scales_, kPanelWidth * sizeof(float));
   }
 
  private:
   static int64_t num_scales(const QuantizedLayout& layout) {
     return layout.num_groups >> layout.scale_shift;
+  }
+  static int64_t stride_of(const QuantizedLayout& layout) {
+    return round_up(layout.num_groups * layout.group_size, 4);
+  }
+
+  // A group's scales (and minima) in the layout's storage.
+  uint8_t* store_stored(const float* scales, const float* mins, int64_t stride, uint8_t* to) const {
+    const auto bits = [](float x) { return std::bit_cast<uint32_t>(x); };
+    switch (layout_.scale_storage) {
+      case ScaleStorage::kHalves:
+        return store(scales, mins, stride, to, f32_to_f16);
+      case ScaleStorage::kBfloats:
+        return store(scales, mins, stride, to, f32_to_bf16);
+      case ScaleStorage::kFp8:
+        return store(scales, mins, stride, to, f32_to_fp8);
+      case ScaleStorage::kExponents:
+        return store(scales, mins, stride, to,
+                     [&](float x) { return static_cast<uint8_t>(bits(x) >> 23); });
+      case ScaleStorage::kFloats:
+        break;
+    }
+    return store(scales, mins, stride, to, bits);
+  }
+
+  // One of each row.
+  uint8_t* store_zeros(const int16_t* zeros, uint8_t* to) const {
+    for (int64_t c = 0; c < kPanelWidth; ++c, to += layout_.zero_bytes)
+      std::memcpy(to, zeros + c * layout_.num_groups, static_cast<size_t>(layout_.zero_bytes));
+    return to;
   }
 
   // Words that half words follow.
@@ -172,36 +228,45 @@ class PanelRows {
   }
 
   const QuantizedLayout& layout_;
+  const int64_t k_;
   const int64_t stride_;
   int8_t* values_;  // [16, stride]
   float* scales_;   // [16, num_scales]
   float* mins_;
+  float* row_scales_;    // [16]
   int8_t* scale_codes_;  // [16, groups]
   int8_t* min_codes_;
+  int16_t* zeros_;
 };
 
 }  // namespace
 
 QuantizedLayout layout_of(const LinearFormat& format, int64_t in_features) {
   const int64_t groups = format.num_groups(in_features);
-  check_internal(groups == 1 || format.scale_type != ScaleType::kF32,
-                 "scales of several groups are not floats");
-  check_internal(format.scale_type != ScaleType::kPowerOfTwo || format.table,
-                 "exponents go with a table");
-  const int64_t integers = round_up(in_features, 4) * kPanelWidth * format.bits / 8;
+  const int64_t padded = padded_columns(format, in_features);
+  const int64_t integers = round_up(padded, 4) * kPanelWidth * format.bits / 8;
   const int64_t each = kPanelWidth * (format.has_min ? 2 : 1);
-  const int64_t scales = format.num_scales(in_features) * each * scale_bytes(format.scale_type);
-  const int64_t codes = format.num_codes(in_features) * each;
-  return {.bits = format.bits,
-          .scale_bytes = static_cast<int>(scale_bytes(format.scale_type)),
-          .has_min = format.has_min,
-          .zero_point = format.zero_point(),
-          .table = format.table,
-          .num_groups = groups,
-          .group_size = format.group_elements(in_features),
-          .scale_shift = format.scale_shift,
-          .scales_begin = integers,
-          .panel_bytes = round_up(integers + scales + codes, kCacheLine)};
+  const int zero_bytes = !format.has_zero ? 0 : format.bits == 8 ? 2 : 1;
+  const int64_t scales = format.num_scales(in_features) * each * scale_bytes(format.scale_type) +
+                         format.num_codes(in_features) * each + groups * kPanelWidth * zero_bytes;
+  const int64_t row_scales = format.has_row_scale ? kPanelWidth * 4 : 0;
+  QuantizedLayout layout{.bits = format.bits,
+                         .scale_storage = static_cast<ScaleStorage>(format.scale_type),
+                         .scale_bytes = static_cast<int>(scale_bytes(format.scale_type)),
+                         .has_min = format.has_min,
+                         .zero_bytes = zero_bytes,
+                         .zero_point = format.zero_point(),
+                         .table = format.table,
+                         .num_groups = groups,
+                         .group_size = format.group_size > 0 ? format.group_size : padded,
+                         .scale_shift = format.scale_shift,
+                         .scales_begin = integers,
+                         .row_scales_begin = row_scales > 0 ? integers + scales : 0,
+                         .panel_bytes = round_up(integers + scales + row_scales, kCacheLine),
+                         .has_float_products = format.has_float_products(),
+                         .values = {}};
+  if (format.values) std::transform(format.values, format.values + 16, layout.values, f32_to_bf16);
+  return layout;
 }
 
 int64_t quantized_bytes(const LinearFormat& format, int64_t out_features, int64_t in_features) {
@@ -215,7 +280,7 @@ LinearWeight pack_quantized(CpuWorkers& workers, const LinearFormat& format, int
                       .format = &format,
                       .data = Buffer(quantized_bytes(format, out_features, in_features))};
   const QuantizedLayout layout = layout_of(format, in_features);
-  const int64_t room = round_up(PanelRows::num_bytes(layout, in_features), kCacheLine);
+  const int64_t room = round_up(PanelRows::num_bytes(layout), kCacheLine);
   const Buffer memory(room * workers.num_threads());
   workers.pool().parallel_for(
       num_panels(out_features), 1, [&](int64_t begin, int64_t end, int thread) {

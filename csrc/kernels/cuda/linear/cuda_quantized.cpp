@@ -1,6 +1,7 @@
 // Weights of integers: their packing, and their products.
 #include <vector>
 
+#include "core/error.h"
 #include "kernels/cuda/argument_views.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/linear/quantized_packing.h"
@@ -20,6 +21,11 @@ constexpr int64_t kPackedAtOnce = 4 * kStagingBytes;
 // Of groups of many units the kernels that there are depend on K alone through its number of
 // groups, which all have.
 bool CudaBackend::can_run(const LinearFormat& format) const {
+  const bool has_others = format.has_zero || format.has_row_scale || format.has_float_products() ||
+                          format.outlier_threshold > 0 || format.scale_type == ScaleType::kBF16 ||
+                          format.scale_type == ScaleType::kE4M3 ||
+                          (format.scale_type == ScaleType::kF32 && format.group_size > 0);
+  if (has_others) return false;
   constexpr int64_t kLongRow = 1024;
   const int64_t k = format.group_size == 0 ? kLongRow : format.group_size << format.scale_shift;
   return can_run_integers_ && has_quantized_kernel(quantized_layout(format, 2 * k));
@@ -27,6 +33,10 @@ bool CudaBackend::can_run(const LinearFormat& format) const {
 
 int64_t CudaBackend::packed_bytes(int64_t out_features, int64_t in_features,
                                   const LinearFormat& format) const {
+  if (in_features % format.group_elements(in_features) != 0)
+    throw NotSupported(concat("rows of ", in_features, " weights in groups of ", format.group_size,
+                              " are not supported on device 'cuda'; use quantization='int8', or "
+                              "device='cpu'"));
   return quantized_bytes(format, out_features, in_features);
 }
 

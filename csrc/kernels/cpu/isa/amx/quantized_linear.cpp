@@ -132,14 +132,15 @@ struct PanelBlock {
     const uint8_t* base = part->weight + panel * layout.panel_bytes;
     const Vec scale = load_group_scale(layout, base, g, kScale, 0);
     const Vec min = layout.has_min ? load_group_scale(layout, base, g, kMin, 0) : Vec{};
-    const int32_t offset = layout.zero_point;
+    const IVec zeros = layout.zero_bytes > 0 ? load_group_zeros(layout, base, g, 0)
+                                             : u_to_int(u_splat((uint32_t)layout.zero_point));
     const int64_t end = min_of(rows, (tile + num_tiles) * kTileRows);
     for (int64_t r = tile * kTileRows; r < end; ++r) {
       const int64_t t = r / kTileRows;
       const IntegerGroup& x = part->groups[(row + r) * layout.num_groups + g];
       IVec sum;
       memcpy(&sum, group.sums[t - tile][row + r - tile_start(t)], sizeof(sum));
-      sum = sum - u_to_int(u_splat((uint32_t)offset * (uint32_t)x.sum));
+      sum = sum - zeros * u_to_int(u_splat((uint32_t)x.sum));
       Vec total = v_load(totals + r * kPanelWidth);
       total = total + (scale * v_splat(x.scale)) * v_to_float(sum);
       if (layout.has_min) total = total - min * v_splat(x.scaled_sum);
@@ -186,7 +187,8 @@ struct PanelBlock {
     const QuantizedLayout& layout = part->layout;
     Prefetching ahead[kMaxPasses];
     for (int64_t pass = 0; pass < kMaxPasses; ++pass) ahead[pass] = share_of(pass, step);
-    const uint8_t* w = part->weight + panel * layout.panel_bytes;
+    const uint8_t* base = part->weight + panel * layout.panel_bytes;
+    const uint8_t* w = base;
     alignas(64) float totals[kBlockRows * kPanelWidth];
     memset(totals, 0, (size_t)(rows * kPanelWidth) * sizeof(float));
     for (int64_t g = 0; g < layout.num_groups; ++g) {
@@ -204,8 +206,12 @@ struct PanelBlock {
         w += (layout.group_size + 3) / 4 * 4 * kPanelWidth;
       }
     }
-    for (int64_t r = 0; r < rows; ++r)
-      finish(*part, row + r, panel * kPanelWidth, v_load(totals + r * kPanelWidth));
+    const bool has_row_scales = layout.row_scales_begin > 0;
+    const Vec scales = has_row_scales ? load_row_scales(layout, base, 0) : Vec{};
+    for (int64_t r = 0; r < rows; ++r) {
+      const Vec total = v_load(totals + r * kPanelWidth);
+      finish(*part, row + r, panel * kPanelWidth, has_row_scales ? total * scales : total);
+    }
   }
 
   // Of a group of less than 8 bits, unpacked on the stack.
@@ -218,7 +224,9 @@ void quantized_linear(const QuantizedPart* part) {
   const QuantizedLayout& layout = part->layout;
   const bool has_room = layout.bits == 8 || layout.group_size <= PanelBlock::kMaxGroup;
   const bool has_tiles = layout.group_size >= kMinGroup && layout.bits >= kMinBits;
-  if (part->m < kTileRows || !has_tiles || !has_room) return avx512_vnni::quantized_linear(part);
+  const bool has_outliers = part->outliers != nullptr;
+  if (part->m < kTileRows || !has_tiles || !has_room || has_outliers)
+    return avx512_vnni::quantized_linear(part);
   const int64_t step = min_of(layout.group_size / 32 * 32, kTileRowBytes);
   const int64_t max_rows = part->x_stride * kBlockRows <= kRowsInCache ? kBlockRows : kPassRows;
   // Rows of one block need no panel again.

@@ -71,10 +71,7 @@ inline WidenedBytes widen_bytes(__m256i codes) {
 inline void widen_quads(const uint8_t* quads, uint16_t* to) {
   for (int64_t half = 0; half < 2; ++half, quads += 32, to += 16) {
     const WidenedBytes x = widen_bytes(_mm256_loadu_si256((const __m256i*)quads));
-    const __m256 a = (__m256)_mm256_unpacklo_epi8(x.low, x.high);
-    const __m256 b = (__m256)_mm256_unpackhi_epi8(x.low, x.high);
-    _mm256_storeu_si256((__m256i*)to, (__m256i)_mm256_shuffle_ps(a, b, 0x88));
-    _mm256_storeu_si256((__m256i*)(to + 32), (__m256i)_mm256_shuffle_ps(a, b, 0xdd));
+    store_halves(x.low, x.high, to);
   }
 }
 inline void widen_line(const uint8_t* line, uint16_t* to) {

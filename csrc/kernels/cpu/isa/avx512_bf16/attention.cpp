@@ -18,6 +18,8 @@ namespace {
 
 #include "kernels/cpu/attention_tile.inc"
 
+#include "kernels/cpu/fp8_vbmi.inc"
+
 #include "kernels/cpu/attention_codes.inc"
 
 #include "kernels/cpu/attention_bf16.inc"

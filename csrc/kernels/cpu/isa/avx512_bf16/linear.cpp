@@ -1,5 +1,5 @@
-// Linear layers over bf16 weights by AVX-512 BF16: dot products of pairs, activations rounded to
-// bf16 first.
+// Linear layers over weights in bf16 and in codes of floats by AVX-512 BF16: dot products of pairs,
+// activations rounded to bf16 first.
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -43,7 +43,14 @@ inline void multiply_panels(const uint16_t* a, int64_t lda, const uint16_t* b, i
 #include "kernels/cpu/linear.inc"
 #include "kernels/cpu/transposed_linear.inc"
 
+#include "kernels/cpu/fp8_vbmi.inc"
+#include "kernels/cpu/group_scales.inc"
+// Both come first.
+#include "kernels/cpu/coded_linear.inc"
+
 }  // namespace
+
+void coded_linear(const QuantizedPart* part) { run_coded_linear<uint16_t>(part); }
 
 constexpr LinearKernel kLinear = {
     round_row,    linear_scratch_floats<uint16_t>,       linear<uint16_t, uint16_t>,

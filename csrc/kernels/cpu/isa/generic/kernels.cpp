@@ -136,6 +136,11 @@ inline Quads q_look_up(const Quads& table, Quads x) {
   for (int i = 0; i < 4 * kLanes; ++i) x.bytes[i] = table.bytes[x.bytes[i]];
   return x;
 }
+inline void store_halves(const Quads& low, const Quads& high, uint16_t* to) {
+  for (int i = 0; i < 4 * kLanes; ++i)
+    to[i / 4 * 2 + i % 4 / 2 * 32 + i % 2] =
+        (uint16_t)((uint8_t)low.bytes[i] | (uint8_t)high.bytes[i] << 8);
+}
 typedef Quads SignedQuads;
 constexpr int32_t kSignedOffset = 0;
 inline SignedQuads q_signed(Quads x) { return x; }
