@@ -8,7 +8,7 @@ import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from llmserve.common.refused_names import REFUSED_NAMES
@@ -47,6 +47,8 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "engine.async_llm_engine": {"AsyncLLMEngine": "llmserve.async_llm:AsyncLLM"},
     "engine.llm_engine": {"LLMEngine": "llmserve.llm_engine"},
     "entrypoints": {},
+    "entrypoints.cli": {},
+    "entrypoints.openai": {},
     "entrypoints.llm": {"LLM": "llmserve.llm"},
     "inputs": _PROMPTS,
     "inputs.data": _PROMPTS,
@@ -95,13 +97,22 @@ REFUSED: Mapping[str, str] = {
 }
 
 
+# Modules that people run with `python -m`, and the command that each is; "": the program.
+COMMANDS: Mapping[str, Sequence[str]] = {
+    "entrypoints.openai.api_server": ("serve",),
+    "entrypoints.api_server": ("serve",),
+    "entrypoints.cli.main": (),
+}
+_MAIN = "__main__"
+
+
 def find(path: str, name: str) -> Any:
     """What a module of the table has under a name. Raises AttributeError."""
     if f"{path}.{name}" in PATHS:
         return importlib.import_module(f"llmserve.{path}.{name}")
-    where = PATHS[path].get(name)
+    where = PATHS.get(path, {}).get(name)
     if where is None:
-        known = ", ".join(PATHS[path]) or "modules alone"
+        known = ", ".join(PATHS.get(path, {})) or "modules alone"
         raise AttributeError(
             f"llmserve.{path} has no {name!r}; it has {known}, and llmserve itself what is public"
         )
@@ -124,9 +135,20 @@ class VllmPaths:
             raise ModuleNotFoundError(
                 f"llmserve has nothing of vllm.{path}: {REFUSED[path]}", name=fullname
             )
+        if path.removesuffix("." + _MAIN) in COMMANDS:
+            return ModuleSpec(fullname, self, is_package=not path.endswith(_MAIN))  # type: ignore[arg-type]
         if path not in PATHS:
             return None
         return ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]
+
+    def get_code(self, fullname: str) -> CodeType:
+        """What `python -m` runs."""
+        path = fullname.partition(".")[2].removesuffix("." + _MAIN)
+        words = list(COMMANDS[path])
+        source = (
+            f"import sys\nfrom llmserve.cli import main\nsys.exit(main({words} + sys.argv[1:]))"
+        )
+        return compile(source, f"<{fullname}>", "exec")
 
     def create_module(self, _spec: ModuleSpec) -> None:
         """An ordinary module."""
@@ -134,7 +156,7 @@ class VllmPaths:
     def exec_module(self, module: ModuleType) -> None:
         """Gives the module its names, each of which is imported when it is asked for."""
         path = module.__name__.partition(".")[2]
-        names = PATHS[path]
+        names = PATHS.get(path, {})
         module.__doc__ = f"The names of vllm.{path} that llmserve has."
         module.__dict__["__all__"] = list(names)
         module.__dict__["__getattr__"] = lambda name: find(path, name)

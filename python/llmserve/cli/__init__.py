@@ -17,6 +17,7 @@ _EXAMPLES = """examples:
   llmserve serve ./Qwen3-0.6B --port 8000
   llmserve inspect ./Qwen3-0.6B
   llmserve explain trace.json 7
+  llmserve embed "Once upon a time"
   llmserve plan ./Qwen3-0.6B --contexts 2048,8192
   llmserve cache list
   llmserve quantize ./Qwen3-0.6B ./Qwen3-0.6B-int4 --calibration chats.jsonl
@@ -56,12 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     try:
+        from llmserve.cli.peer_commands import ours
+
         parser = _parser()
         given = sys.argv[1:] if arguments is None else list(arguments)
         if not given:
             parser.print_help(sys.stderr)
             sys.exit(_USER_ERROR)
-        return parser.parse_args(given)
+        (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+        return parser.parse_args(ours(given, list(commands.choices)))
     finally:
         sys.stdout.flush()  # --help and --version write to it and end the program
 
@@ -83,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         plan,
         quantize,
         serve,
+        texts,
     )
     from llmserve.cli.command_parser import CommandParser
 
@@ -106,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_parser(commands)
     quantize.add_parser(commands)
     eval.add_parser(commands)
+    texts.add_parsers(commands)
     doctor.add_parsers(commands)
     models.add_parsers(commands)
     completion.add_parser(commands, parser)

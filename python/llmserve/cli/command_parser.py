@@ -20,24 +20,6 @@ from llmserve.options.peer_flags import PeerFlag, joined, peer_flags
 from llmserve.options.peer_flags import spelled as peer_spelled
 
 NAMED_MODEL = "named_model"  # where a namespace has the model of a flag
-# Commands of Ollama, vLLM, llama.cpp and huggingface-hub, and the one that does the same here.
-_OF_OTHERS = {
-    "run": "chat",
-    "cli": "chat",
-    "show": "inspect",
-    "info": "inspect",
-    "complete": "generate",
-    "completions": "generate",
-    "ps": "top",
-    "ls": "list",
-    "models": "list",
-    "download": "pull",
-    "delete": "rm",
-    "remove": "rm",
-    "server": "serve",
-    "start": "serve",
-    "perplexity": "eval",
-}
 _USAGE_ERROR = 2  # argparse's own exit code
 
 
@@ -92,8 +74,7 @@ class CommandParser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Of a command that is not there, the nearest one."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            near = [_OF_OTHERS[value]] if _OF_OTHERS.get(value) in action.choices else []
-            near = near or difflib.get_close_matches(str(value), action.choices, n=1)
+            near = difflib.get_close_matches(str(value), action.choices, n=1)
             hint = f"did you mean {near[0]}?" if near else "there are " + ", ".join(action.choices)
             self.error(f"there is no command {value!r}; {hint}")
         super()._check_value(action, value)

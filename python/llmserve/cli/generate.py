@@ -135,7 +135,7 @@ def _read_words(options: argparse.Namespace) -> str | None:
             f"generate takes MODEL and PROMPT, got {len(words)} words; quote a prompt of several: "
             f'llmserve generate "Once upon a time"'
         )
-    is_model = len(words) == 2 or (len(words) == 1 and (text is not None or _names_model(words[0])))
+    is_model = len(words) == 2 or (len(words) == 1 and (text is not None or names_model(words[0])))
     if is_model:
         if options.model is not None:
             raise InvalidArgument(f"MODEL is given twice, as {words[0]!r} and as {options.model!r}")
@@ -145,7 +145,7 @@ def _read_words(options: argparse.Namespace) -> str | None:
     return words[0] if words else text
 
 
-def _names_model(word: str) -> bool:
+def names_model(word: str) -> bool:
     """Whether a word by itself is a model rather than a prompt."""
     name = parse_model_name(word)
     if name is not None and ("/" in name.model_id or name.is_address):
