@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from llmserve.bench.perplexity import measure_perplexity, windows_of
-from llmserve.checkpoint.model_files import demo_model_path, demo_text_path
+from llmserve.cli import eval_choices, eval_compare
+from llmserve.cli.eval_text import ProgressBar, read_eval_text
 from llmserve.cli.model_argument import add_model_argument, model_of
 from llmserve.cli.options import (
     add_engine_options,
@@ -38,6 +37,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Adds the command to the parser."""
     parser = commands.add_parser("eval", help="measure what a model and its quantization are worth")
     kinds = parser.add_subparsers(title="evaluations", metavar="EVALUATION", required=True)
+    eval_compare.add_parser(kinds)
+    eval_choices.add_parser(kinds)
     perplexity = kinds.add_parser(
         "perplexity",
         help="of a text, with any quantization",
@@ -64,8 +65,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    text = _read(options)
     model = model_of(options)
+    text = read_eval_text(options.text, model)
     names = _names(options)
     for name in names:  # all that can be said before the first is measured
         options.quantization = name
@@ -100,9 +101,9 @@ def _measure(options: argparse.Namespace, model: object, text: str) -> dict[str,
         if options.max_tokens is not None:
             token_ids = token_ids[: integer("--max-tokens", options.max_tokens, 2)]
         context, stride = _sizes(options, llm.max_model_len)
-        with _Bar(
-            name or "perplexity", windows_of(len(token_ids), context, stride), options
-        ) as bar:
+        windows = windows_of(len(token_ids), context, stride)
+        total = sum(window.end - window.scored for window in windows)
+        with ProgressBar(name or "perplexity", total, options.disable_tqdm) as bar:
             result = measure_perplexity(
                 llm, token_ids, context=context, stride=stride, on_window=bar.advance
             )
@@ -136,39 +137,6 @@ def _sizes(options: argparse.Namespace, max_model_len: int) -> tuple[int, int]:
     if options.stride is not None:
         stride = integer("--stride", options.stride, 1, context - 1)
     return context, stride
-
-
-def _read(options: argparse.Namespace) -> str:
-    if options.text is None and model_of(options) != demo_model_path():
-        raise InvalidArgument("MODEL needs a text of its own: pass --text FILE")
-    path = demo_text_path() if options.text is None else Path(options.text)
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"--text {path}: expected UTF-8 text, got {error}") from error
-
-
-class _Bar:
-    """A bar on stderr that counts tokens."""
-
-    def __init__(self, name: str, windows: list[Any], options: argparse.Namespace) -> None:
-        self._bar: Any = None  # tqdm has no types
-        if not options.disable_tqdm and sys.stderr.isatty():
-            from tqdm.auto import tqdm
-
-            total = sum(window.end - window.scored for window in windows)
-            self._bar = tqdm(total=total, desc=name, unit="tok", dynamic_ncols=True)
-
-    def __enter__(self) -> "_Bar":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def advance(self, num_tokens: int) -> None:
-        if self._bar is not None:
-            self._bar.update(num_tokens)
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ from llmserve.quantize.schemes import METHODS, OBSERVERS, SCHEMES
 
 if TYPE_CHECKING:
     from llmserve.quantize.pipeline import QuantizeResult
+    from llmserve.quantize.report import Report
 
 _EXAMPLES = """examples:
   llmserve quantize demo-int4 --scheme int4
@@ -90,6 +91,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--no-act-order", dest="act_order", action="store_false",
         help="GPTQ takes columns as they lie, not the largest inputs' first",
     )  # fmt: skip
+    parser.add_argument(
+        "--eval-text", metavar="FILE", help="another text, to measure with before and after "
+        "(default: the demo's held-out stories for the demo)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-report", dest="report", action="store_false", help="measure and write no report"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace what OUT has")
     parser.add_argument(
         "--no-resume", dest="resume", action="store_false", help="begin anew after a kill"
@@ -100,6 +108,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
+    from llmserve.quantize import report_on
     from llmserve.quantize.pipeline import Pipeline  # NumPy, which no other command needs
 
     model, out = _words(options.words)
@@ -121,11 +130,14 @@ def run(options: argparse.Namespace) -> int:
         say=lambda text: print(text, file=sys.stderr),
         bar=bar,
     )
+    settings = pipeline.options
     result = pipeline.run()
+    report = report_on(result, pipeline.model, settings) if settings.report else None
     if options.json:
         print(json.dumps(dataclasses.asdict(result), indent=2, default=str))
     else:
         _print(result)
+        _print_report(report)
     return 0
 
 
@@ -151,3 +163,14 @@ def _print(result: "QuantizeResult") -> None:
     print(f"relative error of outputs: {mean:.2e} on average, most {worst:.2e} in {name}")
     for note in result.notes:
         print(f"note: {note}")
+
+
+def _print_report(report: "Report | None") -> None:
+    if report is None:
+        return
+    for row in report.rows:
+        change = "" if row.change is None else f", {row.change:+.2%}, KL {row.mean_kl:.5f}"
+        print(f"perplexity {row.name}: {row.perplexity:.4f}{change}")
+    if report.reason:
+        print(report.reason)
+    print(f"report: {report.result.out / 'quantize-report.html'}")

@@ -1,14 +1,30 @@
 """Quantizes a model's linear layers and writes folders that others load, too."""
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmserve.checkpoint.model_files import demo_model_path, demo_text_path
 from llmserve.quantize.options import QuantizeOptions
 
 if TYPE_CHECKING:
     from llmserve.quantize.pipeline import QuantizeResult
+    from llmserve.quantize.report import Report
 
-__all__ = ["QuantizeOptions", "quantize"]
+__all__ = ["QuantizeOptions", "quantize", "report_on"]
+
+
+def report_on(result: "QuantizeResult", model: Path, settings: QuantizeOptions) -> "Report":
+    """Measures the model before and after, and writes both forms of the report into the folder. The
+    text is settings.eval_text, or the demo's held-out one for the demo."""
+    from llmserve.quantize.report import make_report, write_report
+
+    text = None if settings.eval_text is None else Path(settings.eval_text)
+    if text is None and model == demo_model_path():
+        text = demo_text_path()
+    report = make_report(result, model, text, num_threads=settings.threads())
+    write_report(report)
+    return report
 
 
 def quantize(
@@ -25,7 +41,8 @@ def quantize(
     >>> import tempfile
     >>> from llmserve import demo_model_path
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     result = quantize(demo_model_path(), f"{folder}/int8", scheme="int8", use_tqdm=False)
+    ...     options = {"scheme": "int8", "report": False, "use_tqdm": False}
+    ...     result = quantize(demo_model_path(), f"{folder}/int8", **options)
     >>> result.method, round(result.bits_per_weight, 1)
     ('rtn', 8.1)
     """
@@ -46,4 +63,8 @@ def quantize(
             tqdm.write(text)
 
     settings = QuantizeOptions(**options)
-    return Pipeline(model, out, settings, say=say, bar=bar).run()
+    pipeline = Pipeline(model, out, settings, say=say, bar=bar)
+    result = pipeline.run()
+    if settings.report:
+        report_on(result, pipeline.model, settings)
+    return result

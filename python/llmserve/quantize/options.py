@@ -42,6 +42,8 @@ class QuantizeOptions:
     target_size: int | None = None
     num_threads: int | None = None
     seed: int = 0
+    report: bool = True
+    eval_text: str | os.PathLike[str] | None = None
     resume: bool = True
     overwrite: bool = False
 
@@ -91,6 +93,6 @@ class QuantizeOptions:
     def key(self) -> dict[str, object]:
         """What the bytes of the result depend on."""
         fields = dataclasses.asdict(self)
-        for name in ("num_threads", "resume", "overwrite"):
+        for name in ("num_threads", "resume", "overwrite", "report", "eval_text"):
             del fields[name]
         return fields

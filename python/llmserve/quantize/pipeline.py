@@ -94,6 +94,11 @@ class Pipeline:
         self._schemes = self._choose_modules()
 
     @property
+    def options(self) -> QuantizeOptions:
+        """As they were given."""
+        return self._options
+
+    @property
     def text(self) -> CalibrationText | None:
         """What calibrates, if anything."""
         return self._text

@@ -36,7 +36,7 @@ def written(folder: Path) -> dict[str, Any]:
 
 
 def run(out: Path, model: Path | None = None, **options: Any) -> Any:
-    return quantize(model or demo_model_path(), out, use_tqdm=False, **options)
+    return quantize(model or demo_model_path(), out, use_tqdm=False, **{"report": False, **options})
 
 
 def int4_values(tensors: dict[str, Any], name: str) -> np.ndarray:
@@ -287,12 +287,15 @@ def test_jsonl_documents_are_read_each_in_its_way(tmp_path: Path) -> None:
 
 def test_the_command_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
-    assert cli.main(["quantize", out, "--scheme", "int8", "--method", "rtn"]) == 0
+    assert cli.main(["quantize", out, "--scheme", "int8", "--method", "rtn", "--no-report"]) == 0
     captured = capsys.readouterr()
     assert "int8 by rtn: 35 linear layers of 5 layers" in captured.err
     assert "8.06 bits a weight" in captured.out
-    assert cli.main(["quantize", out, "--scheme", "int8", "--method", "rtn"]) == 2
+    assert cli.main(["quantize", out, "--scheme", "int8", "--method", "rtn", "--no-report"]) == 2
     assert "is not empty" in capsys.readouterr().err
-    words = ["quantize", out, "--scheme", "int8", "--method", "rtn", "--overwrite", "--json"]
+    words = [
+        "quantize", out, "--scheme", "int8", "--method", "rtn", "--no-report", "--overwrite",
+        "--json",
+    ]  # fmt: skip
     assert cli.main(words) == 0
     assert json.loads(capsys.readouterr().out)["bits_per_weight"] == pytest.approx(8.06, abs=0.01)
