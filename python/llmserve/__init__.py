@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from llmserve.insight.trace import Trace
     from llmserve.llm_engine import LLMEngine
     from llmserve.options.engine_args import AsyncEngineArgs, EngineArgs
+    from llmserve.quantization import quantize
 
 __all__ = [
     "LLM",
@@ -99,6 +100,7 @@ __all__ = [
     "__version__",
     "demo_model_path",
     "ops",
+    "quantize",
 ]
 
 
@@ -111,6 +113,7 @@ _LATER = {
     "EngineArgs": "llmserve.options.engine_args",
     "LLMEngine": "llmserve.llm_engine",
     "Trace": "llmserve.insight.trace",
+    "quantize": "llmserve.quantization",
 }
 
 

@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _is_format(word: str) -> bool:
     """Whether it is a format or METHOD:SCHEME rather than a model."""
-    from llmserve.quantize.schemes import METHODS
+    from llmserve.quantization.schemes import METHODS
 
     formats = [name for name, _ in _core.supported_quantizations()]
     method, separator, _ = word.partition(":")
@@ -100,7 +100,7 @@ def _candidates(
     options: argparse.Namespace, model: str | Path, others: list[str], folder: Path
 ) -> list[Any]:
     from llmserve.bench.comparison import Candidate
-    from llmserve.quantize.schemes import find_scheme
+    from llmserve.quantization.schemes import find_scheme
 
     arguments = engine_arguments(options)
     out = [Candidate("base", model, {**arguments, "quantization": "none"})]
@@ -120,7 +120,7 @@ def _candidates(
 def _quantize(
     options: argparse.Namespace, model: str | Path, method: str, scheme: str, folder: Path
 ) -> Path:
-    from llmserve.quantize import quantize
+    from llmserve.quantization import quantize
 
     out = folder / f"{method.replace('+', '-')}-{scheme}"
     quantize(

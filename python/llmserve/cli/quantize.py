@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.common.units import human_bytes
 from llmserve.errors import InvalidArgument
-from llmserve.quantize.options import ACTIVATIONS, KV_CACHES, QuantizeOptions
-from llmserve.quantize.schemes import METHODS, OBSERVERS, SCHEMES
+from llmserve.quantization.options import ACTIVATIONS, KV_CACHES, QuantizeOptions
+from llmserve.quantization.schemes import METHODS, OBSERVERS, SCHEMES
 
 if TYPE_CHECKING:
-    from llmserve.quantize.pipeline import QuantizeResult
-    from llmserve.quantize.report import Report
+    from llmserve.quantization.pipeline import QuantizeResult
+    from llmserve.quantization.report import Report
 
 _EXAMPLES = """examples:
   llmserve quantize demo-int4 --scheme int4
@@ -108,8 +108,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    from llmserve.quantize import report_on
-    from llmserve.quantize.pipeline import Pipeline  # NumPy, which no other command needs
+    from llmserve.quantization import report_on
+    from llmserve.quantization.pipeline import Pipeline  # NumPy, which no other command needs
 
     model, out = _words(options.words)
     names = {field.name for field in dataclasses.fields(QuantizeOptions)}

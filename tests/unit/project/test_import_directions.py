@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "llm": _LLM,
     "parsers": {"errors", "common", "parameters"},
     "bench": _LLM,
-    "quantize": _LLM | {"bench", "quantize"},
+    "quantization": _LLM | {"bench", "quantization"},
     "server/settings": {"errors", "common", "parsers"},
     "server/http": {"errors", "common", "server/settings"},
     "server/models": _LLM | {"server/http"},

@@ -6,7 +6,7 @@ from typing import Literal
 
 from llmserve.common.arguments import describe
 from llmserve.errors import InvalidArgument
-from llmserve.quantize.grids import Grid
+from llmserve.quantization.grids import Grid
 
 DAMP = 0.01  # GPTQ's, as its authors have it
 NUM_SAMPLES = 128

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llmserve.errors import InvalidArgument
-from llmserve.quantize.number_formats import Floats
-from llmserve.quantize.schemes import OBSERVERS, PERCENTILE
-from llmserve.quantize.workers import Workers
+from llmserve.quantization.number_formats import Floats
+from llmserve.quantization.schemes import OBSERVERS, PERCENTILE
+from llmserve.quantization.workers import Workers
 
 _NUM_BINS = 2048
 _PANEL = 256  # columns of the moments that one thread sums at a time

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from checkpoints import checkpoint
 from llmserve import InvalidArgument, NotSupported, cli, demo_model_path
-from llmserve.quantize import QuantizeOptions, quantize
-from llmserve.quantize import pipeline as pipeline_module
-from llmserve.quantize.calibrator import Calibrator
-from llmserve.quantize.number_formats import bf16_to_f32, unpack_words
-from llmserve.quantize.pipeline import Pipeline
-from llmserve.quantize.schemes import SCHEMES
-from llmserve.quantize.tensor_files import TensorFolder
+from llmserve.quantization import QuantizeOptions, quantize
+from llmserve.quantization import pipeline as pipeline_module
+from llmserve.quantization.calibrator import Calibrator
+from llmserve.quantization.number_formats import bf16_to_f32, unpack_words
+from llmserve.quantization.pipeline import Pipeline
+from llmserve.quantization.schemes import SCHEMES
+from llmserve.quantization.tensor_files import TensorFolder
 
 FEW = {"num_samples": 6, "max_length": 96}
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmserve.quantize.grids import BLOCK, Grid
-from llmserve.quantize.number_formats import (
+from llmserve.quantization.grids import BLOCK, Grid
+from llmserve.quantization.number_formats import (
     MAX_E2M1,
     MAX_E4M3,
     Array,

@@ -5,26 +5,26 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llmserve.quantize.activation_stats import InputStats
-from llmserve.quantize.gptq import GptqOptions, gptq
-from llmserve.quantize.layer_plan import (
+from llmserve.quantization.activation_stats import InputStats
+from llmserve.quantization.gptq import GptqOptions, gptq
+from llmserve.quantization.layer_plan import (
     LayerPlan,
     LinearGroup,
     LinearSource,
     Tensors,
     fold,
 )
-from llmserve.quantize.number_formats import MAX_E4M3, Floats
-from llmserve.quantize.schemes import Scheme
-from llmserve.quantize.smoothing import awq_factors, output_error, smoothquant_factors
-from llmserve.quantize.weight_grid import (
+from llmserve.quantization.number_formats import MAX_E4M3, Floats
+from llmserve.quantization.schemes import Scheme
+from llmserve.quantization.smoothing import awq_factors, output_error, smoothquant_factors
+from llmserve.quantization.weight_grid import (
     Quantized,
     round_to,
     scales_of,
     search_scales,
     shared_global_scale,
 )
-from llmserve.quantize.workers import Workers
+from llmserve.quantization.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from llmserve import _core
-from llmserve.quantize.activation_stats import InputStats
-from llmserve.quantize.calibration_text import CalibrationText
-from llmserve.quantize.hidden_states import HiddenStates
-from llmserve.quantize.layer_plan import LayerPlan, Tensors
-from llmserve.quantize.number_formats import Floats
-from llmserve.quantize.tensor_files import raw, write_tensors
-from llmserve.quantize.workers import Workers
+from llmserve.quantization.activation_stats import InputStats
+from llmserve.quantization.calibration_text import CalibrationText
+from llmserve.quantization.hidden_states import HiddenStates
+from llmserve.quantization.layer_plan import LayerPlan, Tensors
+from llmserve.quantization.number_formats import Floats
+from llmserve.quantization.tensor_files import raw, write_tensors
+from llmserve.quantization.workers import Workers
 
 # Rows of a product: many times what keeps a CPU's arithmetic busy, and some MiB of activations.
 _BATCH_TOKENS = 2048

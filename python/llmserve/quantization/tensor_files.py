@@ -12,7 +12,7 @@ import numpy as np
 
 from llmserve import _core
 from llmserve.errors import CorruptFile, NotSupported
-from llmserve.quantize.number_formats import Array, Floats, bf16_to_f32, f32_to_bf16
+from llmserve.quantization.number_formats import Array, Floats, bf16_to_f32, f32_to_bf16
 
 # The core's names of element types: safetensors', and NumPy's for the bytes.
 _TYPES = {

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmserve.checkpoint.model_files import demo_model_path, demo_text_path
-from llmserve.quantize.options import QuantizeOptions
+from llmserve.quantization.options import QuantizeOptions
 
 if TYPE_CHECKING:
-    from llmserve.quantize.pipeline import QuantizeResult
-    from llmserve.quantize.report import Report
+    from llmserve.quantization.pipeline import QuantizeResult
+    from llmserve.quantization.report import Report
 
 __all__ = ["QuantizeOptions", "quantize", "report_on"]
 
@@ -17,7 +17,7 @@ __all__ = ["QuantizeOptions", "quantize", "report_on"]
 def report_on(result: "QuantizeResult", model: Path, settings: QuantizeOptions) -> "Report":
     """Measures the model before and after, and writes both forms of the report into the folder. The
     text is settings.eval_text, or the demo's held-out one for the demo."""
-    from llmserve.quantize.report import make_report, write_report
+    from llmserve.quantization.report import make_report, write_report
 
     text = None if settings.eval_text is None else Path(settings.eval_text)
     if text is None and model == demo_model_path():
@@ -47,7 +47,9 @@ def quantize(
     ('rtn', 8.1)
     """
 
-    from llmserve.quantize.pipeline import Pipeline  # NumPy, which the package's face leaves alone
+    from llmserve.quantization.pipeline import (
+        Pipeline,  # NumPy, which the package's face leaves alone
+    )
 
     def bar(total: int, done: int) -> Any:
         if not use_tqdm:

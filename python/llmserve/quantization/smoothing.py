@@ -7,10 +7,10 @@ layer before, whose rows are divided. Sources: Lin et al. 2023, "AWQ", section 3
 
 import numpy as np
 
-from llmserve.quantize.activation_stats import InputStats
-from llmserve.quantize.grids import Grid
-from llmserve.quantize.number_formats import Floats
-from llmserve.quantize.weight_grid import grouped, round_to, scales_of
+from llmserve.quantization.activation_stats import InputStats
+from llmserve.quantization.grids import Grid
+from llmserve.quantization.number_formats import Floats
+from llmserve.quantization.weight_grid import grouped, round_to, scales_of
 
 _NUM_RATIOS = 20
 _LEAST = 1e-4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from llmserve.quantize.number_formats import (
+from llmserve.quantization.number_formats import (
     e2m1_to_f32,
     e4m3_to_f32,
     e8m0_to_f32,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmserve.common.arguments import describe, integer
 from llmserve.errors import InvalidArgument
-from llmserve.quantize.schemes import (
+from llmserve.quantization.schemes import (
     DAMP,
     MAX_LENGTH,
     NUM_SAMPLES,
@@ -22,7 +22,7 @@ ACTIVATIONS = ("dynamic", "static")
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """See llmserve.quantize. Raises InvalidArgument that names the field and the value."""
+    """See llmserve.quantization. Raises InvalidArgument that names the field and the value."""
 
     scheme: str = "int4"
     method: str = "auto"

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.quantize.grids import BLOCK, Grid
-from llmserve.quantize.number_formats import f32_to_e4m3, pack_nibbles, pack_words
-from llmserve.quantize.schemes import Activations, Scheme
-from llmserve.quantize.tensor_files import RawTensor, raw
-from llmserve.quantize.weight_grid import Quantized
+from llmserve.quantization.grids import BLOCK, Grid
+from llmserve.quantization.number_formats import f32_to_e4m3, pack_nibbles, pack_words
+from llmserve.quantization.schemes import Activations, Scheme
+from llmserve.quantization.tensor_files import RawTensor, raw
+from llmserve.quantization.weight_grid import Quantized
 
 VERSION = "0.20.0"
 

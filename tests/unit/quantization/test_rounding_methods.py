@@ -6,14 +6,14 @@ import itertools
 
 import numpy as np
 import pytest
-from llmserve.quantize.activation_stats import Histogram, InputStats
-from llmserve.quantize.gptq import GptqOptions, damped_factor, gptq, inverse_factor
-from llmserve.quantize.grids import Grid
-from llmserve.quantize.layer_plan import LinearGroup, LinearSource, NormSource, fold
-from llmserve.quantize.number_formats import rounded
-from llmserve.quantize.smoothing import awq_factors, output_error, smoothquant_factors
-from llmserve.quantize.weight_grid import CLIPS, round_to, scales_of, search_scales
-from llmserve.quantize.workers import Workers
+from llmserve.quantization.activation_stats import Histogram, InputStats
+from llmserve.quantization.gptq import GptqOptions, damped_factor, gptq, inverse_factor
+from llmserve.quantization.grids import Grid
+from llmserve.quantization.layer_plan import LinearGroup, LinearSource, NormSource, fold
+from llmserve.quantization.number_formats import rounded
+from llmserve.quantization.smoothing import awq_factors, output_error, smoothquant_factors
+from llmserve.quantization.weight_grid import CLIPS, round_to, scales_of, search_scales
+from llmserve.quantization.workers import Workers
 
 INT4 = Grid("int", 4, 128)
 WHOLE_INT4 = Grid("int", 4)

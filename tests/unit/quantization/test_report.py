@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 from llmserve import demo_model_path
-from llmserve.quantize import quantize
-from llmserve.quantize.report import error_chart
+from llmserve.quantization import quantize
+from llmserve.quantization.report import error_chart
 
 
 def test_a_report_lies_in_the_folder_and_needs_no_other_file(tmp_path: Path) -> None:

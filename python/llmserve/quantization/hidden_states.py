@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from llmserve.errors import CorruptFile
-from llmserve.quantize.number_formats import Floats
+from llmserve.quantization.number_formats import Floats
 
 
 class HiddenStates:

@@ -17,18 +17,18 @@ from llmserve import _core
 from llmserve.checkpoint.model_files import find_checkpoint
 from llmserve.common.units import human_bytes
 from llmserve.errors import InvalidArgument, NotSupported
-from llmserve.quantize.calibration_text import CalibrationText, default_text, read_calibration
-from llmserve.quantize.calibrator import Calibrator
-from llmserve.quantize.compressed_tensors import config_of, tensors_of
-from llmserve.quantize.gptq import GptqOptions
-from llmserve.quantize.layer_plan import LayerPlan, plan_layer
-from llmserve.quantize.layer_rounding import RoundedLayer, RoundingOptions, round_layer
-from llmserve.quantize.number_formats import MAX_E4M3
-from llmserve.quantize.options import QuantizeOptions
-from llmserve.quantize.resume import LayerRecord, Progress, WorkFolder, run_key
-from llmserve.quantize.schemes import Scheme, find_scheme, resolve_method
-from llmserve.quantize.tensor_files import RawTensor, TensorFolder, raw, write_tensors
-from llmserve.quantize.workers import Workers, single_threaded_blas
+from llmserve.quantization.calibration_text import CalibrationText, default_text, read_calibration
+from llmserve.quantization.calibrator import Calibrator
+from llmserve.quantization.compressed_tensors import config_of, tensors_of
+from llmserve.quantization.gptq import GptqOptions
+from llmserve.quantization.layer_plan import LayerPlan, plan_layer
+from llmserve.quantization.layer_rounding import RoundedLayer, RoundingOptions, round_layer
+from llmserve.quantization.number_formats import MAX_E4M3
+from llmserve.quantization.options import QuantizeOptions
+from llmserve.quantization.resume import LayerRecord, Progress, WorkFolder, run_key
+from llmserve.quantization.schemes import Scheme, find_scheme, resolve_method
+from llmserve.quantization.tensor_files import RawTensor, TensorFolder, raw, write_tensors
+from llmserve.quantization.workers import Workers, single_threaded_blas
 from llmserve.tokenization.tokenizer import Tokenizer
 
 # Of a model's folder, what holds or lists weights; everything else is copied.
@@ -380,7 +380,7 @@ class Pipeline:
         (self.out / "config.json").write_text(text, encoding="utf-8")
 
     def _round_head(self) -> dict[str, RawTensor]:
-        from llmserve.quantize.weight_grid import round_to, scales_of
+        from llmserve.quantization.weight_grid import round_to, scales_of
 
         scheme = self._schemes["lm_head"]
         weight = self._tensors.floats("lm_head.weight")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmserve.quantize.grids import Grid
-from llmserve.quantize.number_formats import Floats
-from llmserve.quantize.schemes import DAMP
-from llmserve.quantize.weight_grid import (
+from llmserve.quantization.grids import Grid
+from llmserve.quantization.number_formats import Floats
+from llmserve.quantization.schemes import DAMP
+from llmserve.quantization.weight_grid import (
     Quantized,
     decode,
     encode,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from llmserve.quantize.number_formats import Floats, rounded
+from llmserve.quantization.number_formats import Floats, rounded
 
 Tensors = dict[str, Floats]
 
