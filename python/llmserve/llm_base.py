@@ -30,6 +30,7 @@ from llmserve.common.arguments import (
     text,
 )
 from llmserve.common.html_table import html_table
+from llmserve.common.pooler_config import as_pooler_config
 from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.options.engine_options import EngineOptions, read_options
 from llmserve.options.fitting import resolve
@@ -92,6 +93,7 @@ class LLMBase:
             options = replace(options, seed=int.from_bytes(os.urandom(4), "little"))
             _log.info("seed=%d was drawn; the same one gives the same tokens", options.seed)
         self._name = plain_name(model)
+        self._pooler_config = as_pooler_config(options.pooler_config)
         self._seed = integer("seed", options.seed, 0, 2**64 - 1)
         self._profile = None if options.profiler_config is None else self._make_profile(options)
         if options.max_stall_ms is None and options.enable_chunked_prefill is not False:
@@ -265,8 +267,12 @@ class LLMBase:
         return SteppedRequests(self._runner)
 
     def pooling_config(self) -> PoolingConfig:
-        """How the checkpoint says that one vector of a prompt is made. Raises CorruptFile."""
-        return read_pooling_config(Path(self._config.model_path))
+        """How one vector of a prompt is made: as the checkpoint says, or pooler_config. Raises
+        CorruptFile."""
+        if self._pooler_config.pooling_type is not None:  # whatever modules there are
+            return PoolingConfig().overridden(self._pooler_config)
+        read = read_pooling_config(Path(self._config.model_path))
+        return read.overridden(self._pooler_config)
 
     def collective_rpc(self, *_arguments: object, **_keywords: object) -> NoReturn:
         """Not here: raises NotSupported that says what to use."""

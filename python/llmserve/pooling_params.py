@@ -8,6 +8,7 @@ from llmserve import _core
 from llmserve.checkpoint.model_files import MAX_CONFIG_BYTES, parse_json_object, read_bytes
 from llmserve.common.arguments import describe, optional_integer, refuse_unknown, truncation
 from llmserve.common.init_signature import InitSignature
+from llmserve.common.pooler_config import PoolerConfig
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
 
 TASKS = ("embed", "token_embed", "token_logits")
@@ -72,7 +73,7 @@ class PoolingParams:
             task=task,
             pooling=pooling.type,
             normalize=default if wanted is None else wanted,
-            dimensions=self.dimensions or 0,
+            dimensions=self.dimensions or pooling.dimensions,
         )
         params.validate()
         return params
@@ -101,6 +102,18 @@ class PoolingConfig:
 
     type: str = "last"  # "last", "cls" or "mean"
     normalize: bool = True
+    dimensions: int = 0  # of requests that say nothing; 0: all
+
+    def overridden(self, config: PoolerConfig) -> "PoolingConfig":
+        """With what LLM(pooler_config) says."""
+        kind, normalize = config.pooling_type, config.normalize
+        if normalize is None:
+            normalize = config.use_activation
+        return PoolingConfig(
+            self.type if kind is None else kind.lower(),
+            self.normalize if normalize is None else normalize,
+            config.dimensions or self.dimensions,
+        )
 
 
 _TYPE_OF_MODE = {

@@ -34,6 +34,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
             ),
             "llmserve.model_config",
         ),
+        "PoolerConfig": "llmserve.common.pooler_config",
         **dict.fromkeys(("KVTransferConfig", "SpeculativeConfig"), _REFUSED),
     },
     "distributed": {"cleanup_dist_env_and_memory": "llmserve.vllm_utils"},

@@ -18,7 +18,7 @@ from llmserve.server.options import TAKEN, Effective, resolve
 LINES = (Path(__file__).parent / "vllm_serve_lines.txt").read_text(encoding="utf-8")
 VLLM = [line for line in LINES.splitlines() if not line.startswith("#")]
 # Of VLLM's lines those that are about features that are here; the others are refused by name.
-NUM_TAKEN = 164
+NUM_TAKEN = 168
 
 
 def read(*words: str) -> Effective:
@@ -97,6 +97,12 @@ def test_lines_for_vllms_server_are_taken_or_refused_by_the_name_of_what_is_miss
         ),
         ("x --unknown-fields refuse --closed-schemas", {"leniency": "closed_schemas"}),
         ("x --api-key a --api-key b", {"api_key": "a,b"}),
+        (
+            'x --rope-scaling {"rope_type":"yarn","factor":4.0} --hf-overrides {"a":1}',
+            {"hf_overrides": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "a": 1}},
+        ),
+        ('x --override-pooler-config {"normalize":false}', {"pooler_config": {"normalize": False}}),
+        ("x --enable-force-include-usage", {"leniency": "stream_usage"}),
     ],
 )
 def test_flags_of_others_set_what_is_here(line: str, settings: dict[str, Any]) -> None:

@@ -81,9 +81,10 @@ class CommandParser(argparse.ArgumentParser):
 
     def _add_what_is_not_here(self) -> None:
         """But what the command has."""
+        by_others = peer_flags() if self.takes_peer_flags else {}
         for name, (values, _) in NOT_HERE.items():
             flag = "--" + name.replace("_", "-")
-            if flag in self._option_string_actions:
+            if flag in self._option_string_actions or name in by_others:
                 continue
             hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
             if isinstance(values[0], bool):

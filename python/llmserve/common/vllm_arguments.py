@@ -142,7 +142,6 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "task": (None, "auto", "generate", "embed"),
         "runner": ("auto", "generate", "pooling"),
         "convert": ("auto", "none", "embed"),
-        "pooler_config": _NONE,
         "override_pooler_config": _NONE,
     },
     "llguidance makes the masks, with its defaults": {

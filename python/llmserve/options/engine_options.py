@@ -14,6 +14,7 @@ from typing import Any
 from llmserve import _core
 from llmserve.checkpoint.packed_cache import packed_cache_folder
 from llmserve.common.arguments import INT64_MAX, describe, integer, text
+from llmserve.common.pooler_config import PoolerConfig
 from llmserve.common.units import parse_tokens
 from llmserve.common.vllm_arguments import check_names
 from llmserve.options.option import EngineOption, engine_option, kind_of, not_here
@@ -266,6 +267,13 @@ class EngineOptions:
         core=None,
         commands="run",
         more='Such as {"temperature": 0.6, "top_k": 20, "max_new_tokens": 512}',
+    )
+    pooler_config: Mapping[str, object] | PoolerConfig | None = engine_option(
+        None,
+        _REQUESTS,
+        "how one vector of a prompt is made, in the place of what the model's files say",
+        core=None,
+        more='Such as {"pooling_type": "MEAN", "normalize": true}: LAST, CLS or MEAN',
     )
     speculative_config: None = not_here(None)
     structured_outputs_config: None = not_here(None)

@@ -71,7 +71,12 @@ def not_here(default: object) -> Any:
 
 
 # Those that are an object of JSON on a command line.
-_OBJECTS = ("hf_overrides", "default_chat_template_kwargs", "override_generation_config")
+_OBJECTS = (
+    "hf_overrides",
+    "default_chat_template_kwargs",
+    "override_generation_config",
+    "pooler_config",
+)
 
 
 def kind_of(name: str, hint: object) -> Callable[[str], Any]:

@@ -68,6 +68,10 @@ def _thinking(flag: str, text: str) -> object:
     return {"enable_thinking": False} if text == "0" else None
 
 
+def _field(name: str) -> Convert:
+    return lambda flag, text: {name: _json(flag, text)}
+
+
 def _always(value: object) -> Convert:
     return lambda _flag, _text: value
 
@@ -123,6 +127,11 @@ _SETS: tuple[tuple[str, str, Convert], ...] = (
     ("leniency", "any-model-name open-metrics closed-schemas", _own_name),
     ("leniency", "unknown-fields=", _one_of(ignore="unknown_fields", refuse=None)),
     ("default_chat_template_kwargs", "chat-template-kwargs=", _json),
+    ("leniency", "enable-force-include-usage", _always("stream_usage")),
+    ("pooler_config", "override-pooler-config=", _json),
+    ("hf_overrides", "rope-scaling=", _field("rope_scaling")),
+    ("hf_overrides", "rope-theta=", _field("rope_theta")),
+    ("hf_overrides", "json-model-override-args=", _json),
     ("default_chat_template_kwargs", "enable-thinking", _always({"enable_thinking": True})),
     ("default_chat_template_kwargs", "reasoning-budget=", _thinking),
     ("override_generation_config", "temp= temperature=", _sampling("temperature", float)),
@@ -272,7 +281,7 @@ _REFUSED: Mapping[str, str] = {
         api-key-file= admin-api-key=
     """,
     "send it in each request's body": """
-        return-tokens-as-token-ids enable-force-include-usage samplers= grammar= grammar-file=
+        return-tokens-as-token-ids samplers= grammar= grammar-file=
         json-schema=|-j json-schema-file=|-jf response-role= ignore-eos logit-bias=|-l mirostat=0
         dry-multiplier=0.0 xtc-probability=0.0 typical=1.0 typical-p=1.0 dynatemp-range=0.0
         prefill-assistant
@@ -296,8 +305,7 @@ _REFUSED: Mapping[str, str] = {
     """,
     "hf_overrides={...} changes fields of config.json": """
         rope-scale= rope-freq-base= rope-freq-scale= yarn-orig-ctx= yarn-ext-factor=
-        yarn-attn-factor= override-kv= grp-attn-n= grp-attn-w= json-model-override-args=
-        pooling=
+        yarn-attn-factor= override-kv= grp-attn-n= grp-attn-w= pooling=
     """,
     "a context that is full ends the text": """
         context-shift keep=0 cache-context-shift

@@ -13,6 +13,7 @@ from llmserve import (
     LLM,
     AsyncLLM,
     InvalidArgument,
+    PoolingParams,
     ResourceExhausted,
     SamplingParams,
     _core,
@@ -23,7 +24,7 @@ from llmserve.cli import inspect as inspect_command
 from llmserve.cli.command_parser import CommandParser
 from llmserve.common.units import token_count
 from llmserve.common.vllm_arguments import NOT_HERE
-from llmserve.config import CompilationConfig
+from llmserve.config import CompilationConfig, PoolerConfig
 from llmserve.options.engine_options import (
     ENGINE_OPTIONS,
     EngineOptions,
@@ -267,3 +268,28 @@ def test_default_sampling_parameters_are_overridden_one_by_one(tmp_path: Path) -
     ):
         with pytest.raises(InvalidArgument, match=message):
             LLM(demo_model_path(), override_generation_config=wrong)
+
+
+def test_a_vector_is_made_as_pooler_config_says() -> None:
+    prompt = "Once upon a time"
+    with LLM(demo_model_path(), kv_cache_memory_bytes=2**22) as llm:
+        (states,) = llm.encode(prompt, pooling_task="token_embed", use_tqdm=False)
+        hidden = np.asarray(states.outputs.data)
+        (last,) = llm.embed(prompt, use_tqdm=False)
+    means: Any = {"pooling_type": "mean", "normalize": False, "dimensions": 8}
+    for config in (means, PoolerConfig(**means)):
+        with LLM(demo_model_path(), kv_cache_memory_bytes=2**22, pooler_config=config) as llm:
+            (mean,) = llm.embed(prompt, use_tqdm=False)
+            (longer,) = llm.embed(prompt, PoolingParams(dimensions=16), use_tqdm=False)
+        assert np.allclose(mean.outputs.embedding, hidden.mean(axis=0)[:8], atol=1e-3)
+        assert np.allclose(longer.outputs.embedding, hidden.mean(axis=0)[:16], atol=1e-3)
+    with LLM(demo_model_path(), kv_cache_memory_bytes=2**22, pooler_config={}) as llm:
+        (same,) = llm.embed(prompt, use_tqdm=False)
+    assert same.outputs.embedding == last.outputs.embedding
+    for wrong, message in (
+        ({"pooling_type": "ALL"}, "pooling_type must be one of LAST, CLS, MEAN, got 'ALL'"),
+        ({"poling_type": "CLS"}, "did you mean 'pooling_type'"),
+        ("MEAN", "must be a dict"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            LLM(demo_model_path(), pooler_config=wrong)

@@ -9,7 +9,7 @@ from llmserve.sampling_params import SamplingParams
 from llmserve.server.http.errors import ApiError
 from llmserve.server.models import ServedModel
 from llmserve.server.routes.beams import beam_params
-from llmserve.server.routes.bodies import GenerationBody
+from llmserve.server.routes.bodies import GenerationBody, StreamOptions
 from llmserve.server.routes.constraints import constraint_name, named_error
 from llmserve.server.routes.llama_fields import FIELDS as LLAMA_FIELDS
 from llmserve.server.routes.neutral_fields import check_neutral
@@ -58,6 +58,8 @@ async def generation_job(
             param="thinking_token_budget",
             code="unsupported_parameter",
         )
+    if body.stream and body.stream_options is None and settings.is_lenient("stream_usage"):
+        body.stream_options = StreamOptions(include_usage=True)
     tier = read_tier(body.service_tier, read_tiers(settings.pace))
     try:
         beams = beam_params(body, params, model)
