@@ -39,6 +39,8 @@ class Sizes:
     product: int = 8192
     linears: tuple[tuple[int, int], ...] = ((4096, 1024), (16384, 2048), (151936, 1024))
     linear_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 64, 512)  # up to 8: gemv
+    integers: tuple[str, ...] = ("int8", "int4", "int4-g32")
+    quantized: tuple[tuple[int, int], ...] = ((4096, 4096), (28672, 4096), (4096, 14336))
     mlps: tuple[tuple[int, int], ...] = ((1024, 3072), (4096, 14336))  # E, F
     mlp_rows: tuple[int, ...] = (1, 2, 4, 8, 64)
     qkv_tokens: tuple[int, ...] = (1, 64, 2048)
@@ -68,6 +70,8 @@ SMALL = Sizes(
     product=32,
     linears=((32, 16),),
     linear_rows=(1, 9),
+    integers=("int8",),
+    quantized=((32, 128),),
     mlps=((16, 16),),
     mlp_rows=(1, 9),
     qkv_tokens=(1,),
@@ -100,6 +104,27 @@ def linear_rows(
                 num_bytes = n * k * size + 4 * m * (n + k)
                 name = f"linear {dtype} M={m} {n}x{k}"
                 yield limits.row(name, seconds_of(backend, run, 0.05), num_bytes, 2 * m * n * k)
+
+
+def quantized_rows(
+    backend: Any, limits: Limits, rng: np.random.Generator, sizes: Sizes
+) -> Iterator[Row]:
+    """Weights of integers, the rounding of x included, beside the same in bf16."""
+    for n, k in sizes.quantized:
+        rows = rng.standard_normal((n, k), dtype=np.float32)
+        weights = {name: backend.pack_quantized(rows, name) for name in sizes.integers}
+        weights["bfloat16"] = backend.pack_linear([bf16(rng, n, k)], "bfloat16")
+        for name, weight in weights.items():
+            for m in sizes.linear_rows:
+                x = backend.to_device(rng.standard_normal((m, k), dtype=np.float32))
+                out = backend.empty_device((m, n), "float32")
+
+                def run(x: Any = x, out: Any = out, weight: Any = weight) -> None:
+                    backend.linear(x, weight, out=out)
+
+                num_bytes = weight.num_bytes + 4 * m * (n + k)
+                row = f"quantized {name} M={m} {n}x{k}"
+                yield limits.row(row, seconds_of(backend, run, 0.05), num_bytes, 2 * m * n * k)
 
 
 def fused_rows(
@@ -278,7 +303,14 @@ def torch_rows(limits: Limits, sizes: Sizes, device: str) -> Iterator[Row]:
 
 def all_rows(backend: Any, limits: Limits, sizes: Sizes, is_small: bool) -> Iterator[Row]:
     rng = np.random.default_rng(0)
-    for make in (attention_rows, transfer_rows, row_op_rows, fused_rows, linear_rows):
+    for make in (
+        attention_rows,
+        transfer_rows,
+        row_op_rows,
+        fused_rows,
+        linear_rows,
+        quantized_rows,
+    ):
         yield from make(backend, limits, rng, sizes)
     device = torch_device(is_small)
     if device:

@@ -1,6 +1,6 @@
 """Times a model of a published shape on the GPU: batch-1 decoding, prompts of 2k and 8k, the host's
 own time a step at batch 256, and the workload of nano-vllm's bench.py; then what the invariant mode
-costs, and what PyTorch does on the same GPU.
+costs, what weights of integers gain, and what PyTorch does on the same GPU.
 
 Limits come from the same run: the bandwidth of copies within the GPU's memory, and the largest rate
 of a bf16 product. Weights are random, in bf16, written to memory (/dev/shm) where there is room.
@@ -80,19 +80,22 @@ class Bench:
     def __init__(self, name: str, limits: Limits, sizes: Sizes) -> None:
         self.name, self.limits, self.sizes = name, limits, sizes
         self.config = SHAPES[name]
-        self.rates = Rates(limits.gb_per_s * 1e9, {"bfloat16": {"torch": limits.gflop_per_s * 1e9}})
+        products = limits.gflop_per_s * 1e9
+        # Tensor cores do twice as many products of bytes.
+        rates = {"bfloat16": {"torch": products}, "int8": {"torch": 2 * products}}
+        self.rates = Rates(limits.gb_per_s * 1e9, rates)
         self.nano, self.nano_prompts = nano_vllm(sizes)
         vocab = self.config["vocab_size"]
         self.nano_prompts = [[t % vocab for t in prompt] for prompt in self.nano_prompts]
 
-    def row(self, what: str, seconds: float, work: Workload) -> Row:
+    def row(self, what: str, seconds: float, work: Workload, form: str = "bfloat16") -> Row:
         """The share is of what no program beats: prompts and decoding one after the other."""
-        bound = self.bound_s(work)
+        bound = self.bound_s(work, form)
         row = self.limits.row(f"{what}, {self.name}", seconds, 0, 0, work.num_tokens)
         row.share_of_gpu = bound / seconds
         return row
 
-    def bound_s(self, work: Workload) -> float:
+    def bound_s(self, work: Workload, form: str) -> float:
         parts = [work]
         if not work.is_decode and max(work.max_tokens) > 1:
             ones = (1,) * len(work.prompt_lens)
@@ -100,19 +103,21 @@ class Bench:
                 Workload("prompts", work.prompt_lens, ones),
                 Workload("decoding", work.prompt_lens, work.max_tokens, is_decode=True),
             ]
-        return sum(part.bound_s(self.config, "bfloat16", self.rates) for part in parts)
+        return sum(part.bound_s(self.config, form, self.rates) for part in parts)
 
     def decode_work(self) -> Workload:
         prompt, count = self.sizes.decode
         return Workload("decode", (prompt,), (count + 1,), is_decode=True)
 
-    def engine_rows(self, directory: Path, mode: str) -> Iterator[Row]:
+    def engine_rows(self, directory: Path, mode: str, form: str = "bfloat16") -> Iterator[Row]:
         sizes = self.sizes
-        options = {
+        options: dict[str, Any] = {
             "max_model_len": sizes.max_model_len,
             "max_num_batched_tokens": sizes.max_step_tokens,
             "max_num_seqs": max(sizes.batch, sizes.nano[0]),
         }
+        if form != "bfloat16":
+            options["quantization"] = form
         with LLM(directory, device="cuda", **options) as llm:
             runner = Runner(llm, self.config["vocab_size"])
             prompt, count = sizes.decode
@@ -122,18 +127,20 @@ class Bench:
                 for _ in range(3)
             ]
             seconds = statistics.median(times)
-            yield self.row(f"{mode}decode batch 1", seconds, self.decode_work())
+            yield self.row(f"{mode}decode batch 1", seconds, self.decode_work(), form)
             for length in sizes.prefills:
                 times = [runner.seconds([length], [1]) for _ in range(4)]
                 work = Workload("prefill", (length,), (1,))
-                yield self.row(f"{mode}prefill {length}", min(times[1:]), work)
-            yield from self.step_rows(llm, runner, mode)
+                yield self.row(f"{mode}prefill {length}", min(times[1:]), work, form)
+            yield from self.step_rows(llm, runner, mode, form)
+            if form != "bfloat16":
+                return
             for run in ("first", "second"):
                 seconds = runner.generate(self.nano_prompts, self.nano.max_tokens, 0.6)
                 yield self.row(f"{mode}nano-vllm workload, {run} run", seconds, self.nano)
                 llm.reset_prefix_cache()
 
-    def step_rows(self, llm: LLM, runner: Runner, mode: str) -> Iterator[Row]:
+    def step_rows(self, llm: LLM, runner: Runner, mode: str, form: str) -> Iterator[Row]:
         """Medians of the decode steps with so many sequences."""
         batch, count = self.sizes.batch, self.sizes.batch_tokens
         lengths = [min(64, self.sizes.decode[0])] * batch
@@ -147,7 +154,7 @@ class Bench:
         starts = [step.start_us for step in steps]
         whole = statistics.median(b - a for a, b in itertools.pairwise(starts))
         work = Workload("step", (lengths[0] + count // 2,) * batch, (2,) * batch, is_decode=True)
-        yield self.row(f"{mode}decode batch {batch}, a step", whole * 1e-6, work)
+        yield self.row(f"{mode}decode batch {batch}, a step", whole * 1e-6, work, form)
         yield self.limits.row(
             f"{mode}the host's own time a step, batch {batch}, {self.name}", host * 1e-6, 0
         )
@@ -221,6 +228,8 @@ def all_rows(bench: Bench, is_small: bool) -> Iterator[Row]:
         write_checkpoint(directory, bench.name)
         yield from bench.engine_rows(directory, "")
         yield from invariant_rows(bench, directory)
+        for form in ("int8", "int4"):
+            yield from bench.engine_rows(directory, f"{form}: ", form)
     finally:
         shutil.rmtree(directory)
     device = torch_device(is_small)

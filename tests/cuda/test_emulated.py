@@ -150,11 +150,13 @@ def test_the_benchmarks_run_on_small_shapes_and_leave_their_rows(package, tmp_pa
         "bench-qwen3-0.6b": 0,
     }
     rows = [row["name"] for stage in stages.values() for row in stage["bench"]["rows"]]
-    for part in ("attention decode", "torch: attention decode", "invariant linear", "link to"):
+    first = ("attention decode", "torch: attention decode", "invariant linear", "link to")
+    for part in (*first, "quantized int8"):
         assert any(name.startswith(part) for name in rows), part
     for kind in ("", "invariant: "):
         for part in ("decode batch 1,", "prefill 16", "nano-vllm workload, second", "the host's"):
             assert any(name.startswith(kind + part) for name in rows), kind + part
+    assert any(name.startswith("int8: decode batch 1,") for name in rows)
     for part in ("torch with a CUDA graph: decode", "torch: prefill", "torch: nano-vllm"):
         assert any(name.startswith(part) for name in rows), part
     script = (TESTS.parent / "benchmarks" / "run_on_gpu.sh").read_text()

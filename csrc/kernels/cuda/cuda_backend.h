@@ -4,6 +4,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,6 +17,7 @@
 #include "kernels/cuda/index_upload.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/linear/cublaslt.h"
+#include "kernels/cuda/linear/quantized.h"
 #include "kernels/cuda/steps/cuda_steps.h"
 #include "kernels/cuda/transfers.h"
 
@@ -91,6 +93,8 @@ class CudaBackend final : public Backend {
   // Working memory for x as bf16, [M, K].
   uint16_t* rounded_rows(const LinearParams& params);
   void quantized_linear(const LinearArgs& args);
+  static RoundedX rounded_x(std::byte* memory, int64_t num_rows, const QuantizedLayout& layout);
+  const int32_t* input_order(const LinearWeight& weight);
   // By tensor cores or cuBLASLt, of x as bf16 or, if null, as it is; false if neither does this.
   bool multiply(const LinearParams& params, const uint16_t* rounded);
   static LinearFusion fusion_of(const FusedLinearArgs& args);
@@ -127,6 +131,7 @@ class CudaBackend final : public Backend {
   IndexUpload token_ids_;
   IndexUpload positions_;
   std::deque<IndexUpload> frequencies_;  // of the rotary embeddings that there are
+  std::map<const std::vector<int32_t>*, IndexUpload> orders_;  // of weights' columns
   IndexUpload slots_;
   IndexUpload query_starts_;
   IndexUpload kv_lens_;

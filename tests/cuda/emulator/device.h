@@ -80,6 +80,13 @@ inline int __any_sync(unsigned, int value) {
   for (int mask = 16; mask > 0; mask /= 2) any |= llmserve::cuda::emulator::shuffle_xor(any, mask);
   return any != 0 ? 1 : 0;
 }
+inline uint32_t __ballot_sync(unsigned, bool value) {
+  const unsigned lane = llmserve::cuda::emulator::thread_idx.x % 32;
+  uint64_t all = value ? uint64_t{1} << lane : 0;
+  for (int mask = 16; mask > 0; mask /= 2) all |= llmserve::cuda::emulator::shuffle_xor(all, mask);
+  return static_cast<uint32_t>(all);
+}
+inline int __popc(uint32_t x) { return std::popcount(x); }
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void store_release(int64_t* to, int64_t value) {

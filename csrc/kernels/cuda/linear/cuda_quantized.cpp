@@ -1,7 +1,6 @@
 // Weights of integers: their packing, and their products.
 #include <vector>
 
-#include "core/error.h"
 #include "kernels/cuda/argument_views.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/linear/quantized_packing.h"
@@ -18,25 +17,13 @@ constexpr int64_t kPackedAtOnce = 4 * kStagingBytes;
 
 }  // namespace
 
-// Of groups of many units the kernels that there are depend on K alone through its number of
-// groups, which all have.
 bool CudaBackend::can_run(const LinearFormat& format) const {
-  const bool has_others = format.has_zero || format.has_row_scale || format.has_float_products() ||
-                          format.outlier_threshold > 0 || format.scale_type == ScaleType::kBF16 ||
-                          format.scale_type == ScaleType::kE4M3 ||
-                          (format.scale_type == ScaleType::kF32 && format.group_size > 0);
-  if (has_others) return false;
-  constexpr int64_t kLongRow = 1024;
-  const int64_t k = format.group_size == 0 ? kLongRow : format.group_size << format.scale_shift;
-  return can_run_integers_ && has_quantized_kernel(quantized_layout(format, 2 * k));
+  constexpr int64_t kLongRow = 4096;  // K makes no difference
+  return can_run_integers_ && has_quantized_kernel(quantized_layout(format, kLongRow));
 }
 
 int64_t CudaBackend::packed_bytes(int64_t out_features, int64_t in_features,
                                   const LinearFormat& format) const {
-  if (in_features % format.group_elements(in_features) != 0)
-    throw NotSupported(concat("rows of ", in_features, " weights in groups of ", format.group_size,
-                              " are not supported on device 'cuda'; use quantization='int8', or "
-                              "device='cpu'"));
   return quantized_bytes(format, out_features, in_features);
 }
 
@@ -76,29 +63,48 @@ LinearWeight CudaBackend::pack_quantized(const LinearFormat& format, int64_t out
   return weight;
 }
 
+// Working memory for rows of x beside a weight of this layout.
+RoundedX CudaBackend::rounded_x(std::byte* memory, int64_t num_rows,
+                                const QuantizedLayout& layout) {
+  const int64_t stride =
+      rounded_stride(int64_t{layout.num_units} * kQuantizedUnit, has_float_products(layout.coding));
+  return {memory, stride, reinterpret_cast<RoundedGroup*>(memory + num_rows * stride)};
+}
+
+// [K] on the device, or null.
+const int32_t* CudaBackend::input_order(const LinearWeight& weight) {
+  if (!weight.input_order) return nullptr;
+  const auto at = orders_.try_emplace(weight.input_order.get(), memory_, block_).first;
+  return at->second(std::span<const int32_t>(*weight.input_order));
+}
+
 void CudaBackend::quantized_linear(const LinearArgs& args) {
   const LinearWeight& weight = *args.weight;
   const int64_t num_rows = args.x.shape[0];
-  const int64_t k = weight.in_features;
   check_grid("linear", num_rows);
   memory_.make_current();
   if (num_rows == 0 || weight.out_features == 0) return;
-  const QuantizedLayout layout = quantized_layout(*weight.format, k);
-  std::byte* rounded = scratch(rounded_bytes(num_rows, k, layout.num_groups));
-  const int64_t stride = rounded_stride(k);
-  const RoundedX x{reinterpret_cast<int8_t*>(rounded), stride,
-                   reinterpret_cast<RoundedGroup*>(rounded + num_rows * stride)};
-  round_to_integers(rows_of(args.x), num_rows, k, layout.group_size, x, stream());
-  cuda::quantized_linear({.x = x,
-                          .weight = weight.data.data(),
-                          .layout = layout,
-                          .bias = args.bias.as<float>(),
-                          .out = rows_of(args.out),
-                          .num_rows = num_rows,
-                          .out_features = weight.out_features,
-                          .in_features = k,
-                          .accumulate = args.accumulate},
-                         stream());
+  const QuantizedLayout layout = quantized_layout(*weight.format, weight.in_features);
+  const RoundedX x = rounded_x(scratch(rounded_bytes(num_rows, layout)), num_rows, layout);
+  const RoundParams rows{.x = rows_of(args.x),
+                         .num_rows = num_rows,
+                         .width = weight.in_features,
+                         .order = input_order(weight),
+                         .outlier_threshold = weight.format->outlier_threshold,
+                         .to = x};
+  const QuantizedParams product{.x = x,
+                                .weight = weight.data.data(),
+                                .layout = layout,
+                                .bias = args.bias.as<float>(),
+                                .out = rows_of(args.out),
+                                .num_rows = num_rows,
+                                .rows_at_once = quantized_rows_at_once(num_rows),
+                                .out_features = weight.out_features,
+                                .in_features = weight.in_features,
+                                .accumulate = args.accumulate};
+  round_rows(rows, layout, stream());
+  cuda::quantized_linear(product, stream());
+  if (rows.outlier_threshold > 0) add_outliers(rows, product, stream());
 }
 
 }  // namespace llmserve::cuda

@@ -1,6 +1,7 @@
 // The product by tensor cores whose bits do not depend on M: bf16 x and weight, float32 sums. Each
 // output is one chain of mma.m16n8k16 over K in order; nothing is split along K, whatever the tile.
 #include "kernels/cuda/launch_math.h"
+#include "kernels/cuda/linear/grouped.h"
 #include "kernels/cuda/mma.cuh"
 
 namespace llmserve::cuda {
@@ -24,33 +25,47 @@ struct Tile {
   static_assert(kN % 2 == 0 && kDepth % 16 == 0);
 };
 
-// `count` rows from `first` of a row-major bf16 matrix of `num_rows` rows of K, the columns [k0, k0
-// + kDepth) of each; zeros beyond both ends. K is a multiple of 8: a chunk is whole or beyond the
-// end.
+// `count` rows from `first` of a row-major bf16 matrix of `num_rows` rows of K, or those that
+// `rows` names, the columns [k0, k0 + kDepth) of each; zeros beyond both ends. K is a multiple of
+// 8: a chunk is whole or beyond the end.
 template <class T>
 __device__ __forceinline__ void load_slice(const uint16_t* from, int64_t first, int64_t num_rows,
-                                           int count, int64_t k0, int64_t width, uint16_t* to) {
+                                           int count, int64_t k0, int64_t width, uint16_t* to,
+                                           const int32_t* rows = nullptr) {
   constexpr int kChunks = T::kDepth / 8;  // of 16 bytes
   for (int e = threadIdx.x; e < count * kChunks; e += T::kThreads) {
     const int row = e / kChunks;
     const int column = e % kChunks * 8;
     const bool is_there = first + row < num_rows && k0 + column < width;
-    const int64_t source = is_there ? (first + row) * width + k0 + column : 0;
+    const int64_t from_row = rows ? rows[row] : first + row;
+    const int64_t source = is_there ? from_row * width + k0 + column : 0;
     copy_async(to + row * T::kStride + column, from + source, is_there);
   }
 }
 
-// blockIdx: (tile of columns, tile of rows). Shared memory: kStages times the slice of x [kRows,
-// kDepth] and that of the weight [kColumns, kDepth].
-template <int kTile>
+// blockIdx: (tile of columns, tile of rows, or the task). Shared memory: kStages times the slice of
+// x [kRows, kDepth] and that of the weight [kColumns, kDepth].
+template <int kTile, bool kIsGrouped>
 __global__ void __launch_bounds__(Tile<kTile>::kThreads)
-    mma_kernel(const uint16_t* x, LinearParams p) {
+    mma_kernel(const uint16_t* x, LinearParams p, RowGroups groups) {
   using T = Tile<kTile>;
   LLMSERVE_DYNAMIC_SHARED(uint16_t, shared);
+  __shared__ int32_t x_rows[kIsGrouped ? T::kRows : 1];
   wait_for_previous();
+  RowTask task{};
+  if constexpr (kIsGrouped) {
+    if (static_cast<int32_t>(blockIdx.y) >= *groups.num_tasks) return;
+    task = groups.tasks[blockIdx.y];
+    p.weight = groups.weights[task.weight];
+    if (p.bias) p.bias += task.weight * p.out_features;
+    for (int i = threadIdx.x; i < T::kRows; i += T::kThreads)
+      x_rows[i] = i < task.count ? groups.order[task.begin + i] / groups.rows_each : 0;
+    __syncthreads();
+  }
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int64_t first_row = static_cast<int64_t>(blockIdx.y) * T::kRows;
+  const int64_t first_row = kIsGrouped ? 0 : static_cast<int64_t>(blockIdx.y) * T::kRows;
+  const int64_t num_rows = kIsGrouped ? task.count : p.num_rows;
   const int64_t first_column = static_cast<int64_t>(blockIdx.x) * T::kColumns;
   const int warp_row = warp / T::kWarpsAcross * T::kM * 16;
   const int warp_column = warp % T::kWarpsAcross * T::kN * 8;
@@ -58,7 +73,8 @@ __global__ void __launch_bounds__(Tile<kTile>::kThreads)
   const auto load = [&](int64_t slice) {
     uint16_t* to = shared + slice % T::kStages * T::kStageElements;
     const int64_t k0 = slice * T::kDepth;
-    load_slice<T>(x, first_row, p.num_rows, T::kRows, k0, p.in_features, to);
+    load_slice<T>(x, first_row, num_rows, T::kRows, k0, p.in_features, to,
+                  kIsGrouped ? x_rows : nullptr);
     load_slice<T>(weight, first_column, p.out_features, T::kColumns, k0, p.in_features,
                   to + T::kRows * T::kStride);
   };
@@ -103,9 +119,10 @@ __global__ void __launch_bounds__(Tile<kTile>::kThreads)
     for (int n = 0; n < T::kN; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int64_t row = first_row + warp_row + m * 16 + lane / 4 + i / 2 * 8;
+        int64_t row = first_row + warp_row + m * 16 + lane / 4 + i / 2 * 8;
         const int64_t column = first_column + warp_column + n * 8 + lane % 4 * 2 + i % 2;
-        if (row >= p.num_rows || column >= p.out_features) continue;
+        if (row >= num_rows || column >= p.out_features) continue;
+        if constexpr (kIsGrouped) row = groups.order[task.begin + row];
         float value = sums[m][n][i];
         if (p.bias) value += p.bias[column];
         float& out = p.out.data[row * p.out.stride + column];
@@ -115,10 +132,10 @@ __global__ void __launch_bounds__(Tile<kTile>::kThreads)
   }
 }
 
-template <int kTile>
+template <int kTile, bool kIsGrouped>
 void prepare() {
   check("cudaFuncSetAttribute of linear",
-        cudaFuncSetAttribute(reinterpret_cast<const void*>(mma_kernel<kTile>),
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(mma_kernel<kTile, kIsGrouped>),
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(Tile<kTile>::kSharedBytes)));
 }
@@ -128,16 +145,28 @@ void launch_tile(const uint16_t* x, const LinearParams& p, cudaStream_t stream) 
   using T = Tile<kTile>;
   const dim3 grid(static_cast<unsigned>(ceil_div(p.out_features, T::kColumns)),
                   static_cast<unsigned>(ceil_div(p.num_rows, T::kRows)));
-  launch_early("linear", mma_kernel<kTile>, grid, T::kThreads, static_cast<size_t>(T::kSharedBytes),
-               stream, x, p);
+  launch_early("linear", mma_kernel<kTile, false>, grid, T::kThreads,
+               static_cast<size_t>(T::kSharedBytes), stream, x, p, RowGroups{});
+}
+
+template <int kTile>
+void launch_groups(const uint16_t* x, const LinearParams& p, const RowGroups& groups,
+                   cudaStream_t stream) {
+  using T = Tile<kTile>;
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.out_features, T::kColumns)),
+                  static_cast<unsigned>(groups.max_tasks));
+  launch_early("grouped_linear", mma_kernel<kTile, true>, grid, T::kThreads,
+               static_cast<size_t>(T::kSharedBytes), stream, x, p, groups);
 }
 
 }  // namespace
 
 void prepare_mma_linear() {
-  prepare<0>();
-  prepare<1>();
-  prepare<2>();
+  prepare<0, false>();
+  prepare<1, false>();
+  prepare<2, false>();
+  prepare<0, true>();
+  prepare<1, true>();
 }
 
 void mma_linear(const uint16_t* x, const LinearParams& params, cudaStream_t stream) {
@@ -150,6 +179,15 @@ void mma_linear(const uint16_t* x, const LinearParams& params, cudaStream_t stre
     default:
       return launch_tile<2>(x, params, stream);
   }
+}
+
+void grouped_mma_linear(const uint16_t* x, const LinearParams& params, int64_t rows_at_once,
+                        const RowGroups& groups, cudaStream_t stream) {
+  if (params.num_rows == 0 || params.out_features == 0) return;
+  if (rows_at_once == kSmallMma.rows)
+    launch_groups<0>(x, params, groups, stream);
+  else
+    launch_groups<1>(x, params, groups, stream);
 }
 
 }  // namespace llmserve::cuda

@@ -3,8 +3,21 @@
 #pragma once
 
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/linear/grouped.h"
 
 namespace llmserve::cuda {
+
+// As ScaleType.
+enum class ScaleKind : uint8_t { kF32, kF16, kPowerOfTwo, kBF16, kE4M3 };
+
+// How groups lie among products of 32 elements of K: one to one; one to several, or whole rows; or
+// among products of 16 elements, whatever their size.
+enum class GroupWidth : uint8_t { kHalf, kOne, kMany };
+
+// What a weight's bits are: integers, indices of a table of integers, or of floats, or E4M3.
+// Products with the last two are of bfloat16.
+enum class Coding : uint8_t { kIntegers, kTable, kValues, kFp8 };
+constexpr bool has_float_products(Coding coding) { return coding >= Coding::kValues; }
 
 // Tiles of 8 rows and units of 128 elements of K are what a warp reads at once: a unit of a tile is
 // one piece of memory, the units of a tile follow one another, and so do the tiles. Rows and
@@ -23,34 +36,37 @@ inline constexpr int kQuantizedParts = 8;
 //   2, 3, 6 bits    words s / 2: two bits (low ones, or those above four) at 8 j + 4 (s % 2) + 2 h
 //   3, 5 bits       one word: the uppermost bit at 8 j + 2 s + h
 // Planes of bits follow one another, widest first, each lane after lane. After them come the scales
-// of the 8 rows, each row's groups of the unit side by side (or, of a group of several units, its
-// scale again in each), the minima likewise, the codes of the scales and those of the minima. With
-// codes, a row has one scale, and one minimum, for all groups of a unit. Rows of one group have the
-// scales, and the minima, after their last unit instead.
-// How groups lie among products of 32 elements of K: two to one (groups of 16), one to one, or one
-// to many.
-enum class GroupWidth : uint8_t { kHalf, kOne, kMany };
-
+// of the 8 rows, each row's groups of the unit side by side (a group that lies
+// in several units has its scale in each), the minima likewise, zero points of 16 bits, the codes
+// of the scales and those of the minima. With codes, a row has one scale, and one minimum, for all
+// groups of a unit. Rows of one group have all that after their last unit instead, and rows with a
+// scale of their own have that there.
 struct QuantizedLayout {
   int bits = 8;
   GroupWidth width = GroupWidth::kMany;
-  bool is_table = false;
+  Coding coding = Coding::kIntegers;
   bool has_min = false;
   bool has_codes = false;
+  bool has_zero = false;       // of each group, beside zero_point
+  bool has_row_scale = false;  // of each row, an f32
   int zero_point = 0;
-  int scale_bytes = 4;  // 4: f32; 2: f16; 1: the exponent of a power of two
-  int group_size = 0;   // the whole row: K
+  ScaleKind scale = ScaleKind::kF32;
+  int group_size = 0;  // the whole row: K
   int num_groups = 1;
-  int unit_groups = 1;  // that have a scale in a unit
+  int unit_groups = 1;  // that have a scale in a unit, at most
+  int step_units = 1;   // that have whole groups together
   // Bytes from the start of a unit; of rows of one group, from the end of the last unit.
   int scales_begin = 0;
   int mins_begin = 0;
+  int zeros_begin = 0;
   int codes_begin = 0;
   int min_codes_begin = 0;
-  int unit_bytes = 0;  // a multiple of 16, as all of these
+  int row_scales_begin = 0;  // from the end of the last unit
+  int unit_bytes = 0;        // a multiple of 16, as all of these
   int num_units = 0;
   int64_t tile_bytes = 0;
-  uint32_t table[4] = {};  // 16 bytes
+  uint32_t table[4] = {};       // 16 bytes; of floats, the lower ones of bfloat16
+  uint32_t table_high[4] = {};  // the upper ones
 };
 
 // A group of a row of x: its scale, and the sum of its integers.
@@ -58,22 +74,32 @@ struct RoundedGroup {
   float scale;
   int32_t sum;
 };
-// Rows of x as integers, by LinearArgs' definition: q [M, stride = rounded_stride(K)], in each 128
-// the lanes' elements side by side (32 t + 8 s + 4 h + j), zeros beyond K; groups [M, num_groups].
+// Rows of x [M, K] for such products, `stride` bytes apart, zeros beyond K. As integers, by
+// LinearArgs' definition: in each 128 the lanes' elements side by side, byte 32 t + 8 s + 4 h + j;
+// groups [M, num_groups]. As bfloat16: the same elements, two bytes each, and no groups.
 struct RoundedX {
-  int8_t* q = nullptr;
+  std::byte* rows = nullptr;
   int64_t stride = 0;
   RoundedGroup* groups = nullptr;
 };
-constexpr int64_t rounded_stride(int64_t in_features) {
-  return ceil_div(in_features, kQuantizedUnit) * kQuantizedUnit;
+constexpr int64_t rounded_stride(int64_t in_features, bool is_float) {
+  return ceil_div(in_features, kQuantizedUnit) * kQuantizedUnit * (is_float ? 2 : 1);
 }
-constexpr int64_t rounded_bytes(int64_t rows, int64_t in_features, int64_t num_groups) {
-  return rows *
-         (rounded_stride(in_features) + num_groups * static_cast<int64_t>(sizeof(RoundedGroup)));
+constexpr int64_t rounded_bytes(int64_t rows, const QuantizedLayout& layout) {
+  const bool is_float = has_float_products(layout.coding);
+  const int64_t groups = is_float ? 0 : layout.num_groups;
+  return rows * (rounded_stride(int64_t{layout.num_units} * kQuantizedUnit, is_float) +
+                 groups * static_cast<int64_t>(sizeof(RoundedGroup)));
 }
-void round_to_integers(ConstRows x, int64_t num_rows, int64_t width, int64_t group_size,
-                       const RoundedX& to, cudaStream_t stream);
+struct RoundParams {
+  ConstRows x;
+  int64_t num_rows;         // M
+  int64_t width;            // K
+  const int32_t* order;     // [K] or null: column k is x's column order[k]
+  float outlier_threshold;  // finite elements of that magnitude and more count as 0; 0: none
+  RoundedX to;
+};
+void round_rows(const RoundParams& params, const QuantizedLayout& layout, cudaStream_t stream);
 
 struct QuantizedParams {
   RoundedX x;
@@ -81,15 +107,26 @@ struct QuantizedParams {
   QuantizedLayout layout;
   const float* bias = nullptr;  // [N] or null
   Rows out{};
-  int64_t num_rows = 0;      // M
+  int64_t num_rows = 0;      // M, of out
+  int64_t rows_at_once = 8;  // quantized_rows_at_once(M), or as the tasks have been made
   int64_t out_features = 0;  // N
   int64_t in_features = 0;   // K
   bool accumulate = false;
+  // Of rows with weights of their own: in place of `weight`, and bias is [X, N] or null.
+  RowGroups groups{};
 };
+// Rows of x that a block of a product takes, of so many that there are.
+constexpr int64_t quantized_rows_at_once(int64_t rows) { return rows <= 8 ? 8 : 32; }
+// The same of R rows of X weights.
+constexpr int64_t grouped_rows_at_once(int64_t rows, int64_t weights) {
+  return quantized_rows_at_once(ceil_div(rows, std::max<int64_t>(1, std::min(rows, weights))));
+}
 // LinearArgs' definition for integers, but for the order of sums: K is cut into kQuantizedParts
 // parts, by groups, each part's groups are added in order, from 0, and then the parts. The same for
 // every M; rows of one group have the bits of every other backend.
 void quantized_linear(const QuantizedParams& params, cudaStream_t stream);
+// Adds what round_rows left out: rows of one group of 8 bits, after their product.
+void add_outliers(const RoundParams& rows, const QuantizedParams& product, cudaStream_t stream);
 // Whether there is a kernel for weights of this layout.
 bool has_quantized_kernel(const QuantizedLayout& layout);
 // Once for each layout before its first product, on the device, and not within a capture.

@@ -5,13 +5,11 @@ namespace llmserve::cuda {
 namespace {
 
 QuantizedKernels kernels_of(const QuantizedLayout& layout) {
-  const bool fits = layout.num_groups == 1 || layout.group_size == 16 ||
-                    (layout.group_size % 32 == 0 && (kQuantizedUnit % layout.group_size == 0 ||
-                                                     layout.group_size % kQuantizedUnit == 0));
-  if (!fits) return {};
-  if (layout.is_table) return table_kernels(layout);
+  if (layout.coding == Coding::kTable || layout.coding == Coding::kValues)
+    return table_kernels(layout);
+  if (layout.bits == 8) return byte_kernels(layout);
   if (layout.bits <= 3) return quarter_kernels(layout);
-  return layout.bits == 4 ? nibble_kernels(layout) : byte_kernels(layout);
+  return layout.bits == 4 ? nibble_kernels(layout) : middle_kernels(layout);
 }
 
 }  // namespace

@@ -3,15 +3,8 @@
 namespace llmserve::cuda {
 
 QuantizedKernels nibble_kernels(const QuantizedLayout& layout) {
-  const GroupWidth width = layout.width;
-  if (width == GroupWidth::kOne) return quantized_kernels<4, false, GroupWidth::kOne>();
-  if (width == GroupWidth::kMany) return quantized_kernels<4, false, GroupWidth::kMany>();
-  return {};
-}
-
-QuantizedKernels table_kernels(const QuantizedLayout& layout) {
-  if (layout.width == GroupWidth::kOne) return quantized_kernels<4, true, GroupWidth::kOne>();
-  return {};
+  return find_kernels<4, Coding::kIntegers, GroupWidth::kHalf, GroupWidth::kOne, GroupWidth::kMany>(
+      layout);
 }
 
 }  // namespace llmserve::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 #include "core/float_types.h"
 
@@ -15,35 +16,60 @@ constexpr int kLanes = 32;
 
 int aligned(int64_t bytes) { return static_cast<int>(ceil_div(bytes, 16) * 16); }
 
-void write_scale(float scale, int num_bytes, std::byte* to) {
-  if (num_bytes == 4) {
-    std::memcpy(to, &scale, 4);
-  } else if (num_bytes == 2) {
-    const uint16_t half = f32_to_f16(scale);
-    std::memcpy(to, &half, 2);
-  } else {
-    *to = static_cast<std::byte>(std::bit_cast<uint32_t>(scale) >> 23);
+void write_scale(const LinearFormat& format, float scale, std::byte* to) {
+  uint16_t half = 0;
+  switch (format.scale_type) {
+    case ScaleType::kF32:
+      std::memcpy(to, &scale, sizeof scale);
+      return;
+    case ScaleType::kF16:
+      half = f32_to_f16(scale);
+      break;
+    case ScaleType::kBF16:
+      half = f32_to_bf16(scale);
+      break;
+    case ScaleType::kPowerOfTwo:
+      *to = static_cast<std::byte>(std::bit_cast<uint32_t>(scale) >> 23);
+      return;
+    case ScaleType::kE4M3:
+      *to = static_cast<std::byte>(f32_to_fp8(scale));
+      return;
   }
+  std::memcpy(to, &half, sizeof half);
 }
 
 }  // namespace
 
 QuantizedLayout quantized_layout(const LinearFormat& format, int64_t in_features) {
   QuantizedLayout layout{.bits = format.bits,
-                         .width = format.group_size == 16   ? GroupWidth::kHalf
-                                  : format.group_size == 32 ? GroupWidth::kOne
-                                                            : GroupWidth::kMany,
-                         .is_table = format.table != nullptr,
+                         .width = format.group_size % 32 != 0 ? GroupWidth::kHalf
+                                  : format.group_size == 32   ? GroupWidth::kOne
+                                                              : GroupWidth::kMany,
+                         .coding = format.table    ? Coding::kTable
+                                   : format.values ? Coding::kValues
+                                   : format.is_fp8 ? Coding::kFp8
+                                                   : Coding::kIntegers,
                          .has_min = format.has_min,
                          .has_codes = format.has_scale_codes(),
+                         .has_zero = format.has_zero,
+                         .has_row_scale = format.has_row_scale,
                          .zero_point = format.zero_point(),
-                         .scale_bytes = static_cast<int>(scale_bytes(format.scale_type)),
+                         .scale = static_cast<ScaleKind>(format.scale_type),
                          .group_size = static_cast<int>(format.group_elements(in_features)),
                          .num_groups = static_cast<int>(format.num_groups(in_features)),
                          .num_units = static_cast<int>(ceil_div(in_features, kUnit))};
   if (format.table) std::memcpy(layout.table, format.table, sizeof layout.table);
+  for (size_t i = 0; format.values && i < 16; ++i) {
+    const uint32_t bits = f32_to_bf16(format.values[i]);
+    layout.table[i / 4] |= (bits & 0xffu) << i % 4 * 8;
+    layout.table_high[i / 4] |= (bits >> 8) << i % 4 * 8;
+  }
   const bool is_whole = layout.num_groups == 1;
-  layout.unit_groups = is_whole ? 1 : std::max(1, kUnit / layout.group_size);
+  if (!is_whole) {
+    layout.step_units = layout.group_size / std::gcd(layout.group_size, kUnit);
+    const bool is_split = kUnit % layout.group_size != 0 && layout.group_size % kUnit != 0;
+    layout.unit_groups = std::max(1, kUnit / layout.group_size) + (is_split ? 2 : 0);
+  }
   int at = is_whole ? 0 : kTile * kUnit * layout.bits / 8;
   const auto place = [&](int entries, int each) {
     const int begin = at;
@@ -51,12 +77,16 @@ QuantizedLayout quantized_layout(const LinearFormat& format, int64_t in_features
     return begin;
   };
   const int num_scales = layout.has_codes ? 1 : layout.unit_groups;
-  layout.scales_begin = place(num_scales, layout.scale_bytes);
-  if (layout.has_min) layout.mins_begin = place(num_scales, layout.scale_bytes);
+  const int each = static_cast<int>(scale_bytes(format.scale_type));
+  layout.scales_begin = place(num_scales, each);
+  if (layout.has_min) layout.mins_begin = place(num_scales, each);
+  if (layout.has_zero) layout.zeros_begin = place(layout.unit_groups, 2);
   if (layout.has_codes) layout.codes_begin = place(layout.unit_groups, 1);
   if (layout.has_codes && layout.has_min) layout.min_codes_begin = place(layout.unit_groups, 1);
   layout.unit_bytes = is_whole ? kTile * kUnit * layout.bits / 8 : at;
-  layout.tile_bytes = int64_t{layout.num_units} * layout.unit_bytes + (is_whole ? at : 0);
+  if (!is_whole) at = 0;
+  if (layout.has_row_scale) layout.row_scales_begin = place(1, 4);
+  layout.tile_bytes = int64_t{layout.num_units} * layout.unit_bytes + at;
   return layout;
 }
 
@@ -68,7 +98,9 @@ TileRows::TileRows(const LinearFormat& format, int64_t in_features)
       scales_(static_cast<size_t>(kTile * format.num_scales(in_features))),
       mins_(scales_.size()),
       scale_codes_(static_cast<size_t>(kTile * format.num_codes(in_features))),
-      min_codes_(scale_codes_.size()) {}
+      min_codes_(scale_codes_.size()),
+      zeros_(static_cast<size_t>(kTile * format.num_zeros(in_features))),
+      row_scales_(kTile) {}
 
 QuantizedRow TileRows::row(int64_t i) {
   const int64_t scales = format_.num_scales(in_features_);
@@ -77,7 +109,9 @@ QuantizedRow TileRows::row(int64_t i) {
           .scales = scales_.data() + i * scales,
           .mins = mins_.data() + i * scales,
           .scale_codes = scale_codes_.data() + i * codes,
-          .min_codes = min_codes_.data() + i * codes};
+          .min_codes = min_codes_.data() + i * codes,
+          .zeros = zeros_.data() + i * format_.num_zeros(in_features_),
+          .row_scale = row_scales_.data() + i};
 }
 
 void TileRows::clear(int64_t i) {
@@ -87,12 +121,17 @@ void TileRows::clear(int64_t i) {
   std::fill_n(of.mins, format_.num_scales(in_features_), 0.0f);
   std::fill_n(of.scale_codes, format_.num_codes(in_features_), int8_t{0});
   std::fill_n(of.min_codes, format_.num_codes(in_features_), int8_t{0});
+  std::fill_n(of.zeros, format_.num_zeros(in_features_), int16_t{0});
+  *of.row_scale = 0.0f;
 }
 
 void TileRows::pack(std::byte* to) const {
   std::memset(to, 0, static_cast<size_t>(layout_.tile_bytes));
   for (int64_t u = 0; u < layout_.num_units; ++u) pack_unit(u, to + u * layout_.unit_bytes);
-  if (layout_.num_groups == 1) pack_scales(0, to + int64_t{layout_.num_units} * layout_.unit_bytes);
+  std::byte* tail = to + int64_t{layout_.num_units} * layout_.unit_bytes;
+  if (layout_.num_groups == 1) pack_scales(0, tail);
+  if (layout_.has_row_scale)
+    std::memcpy(tail + layout_.row_scales_begin, row_scales_.data(), kTile * sizeof(float));
 }
 
 void TileRows::pack_unit(int64_t unit, std::byte* to) const {
@@ -115,7 +154,10 @@ void TileRows::pack_integers(const int8_t* values, int lane, std::byte* unit) co
     const int j = i % 4;
     const uint32_t value = static_cast<uint8_t>(values[32 * s + 16 * h + lane % 4 * 4 + j]);
     eights[i / 4] |= value << 8 * j;
-    fours[s] |= (value & 0xfu) << (layout_.is_table ? 16 * h + 4 * j : 8 * j + 4 * h);
+    fours[s] |=
+        (value & 0xfu) << (layout_.coding == Coding::kTable || layout_.coding == Coding::kValues
+                               ? 16 * h + 4 * j
+                               : 8 * j + 4 * h);
     twos[s / 2] |= (value >> (bits == 6 ? 4 : 0) & 3u) << (8 * j + 4 * (s % 2) + 2 * h);
     ones |= (value >> (bits - 1) & 1u) << (8 * j + 2 * s + h);
   }
@@ -144,10 +186,13 @@ void TileRows::pack_scales(int64_t first_group, std::byte* unit) const {
       if (group >= layout_.num_groups) continue;
       const auto shared = static_cast<size_t>(r * num_scales + (group >> format_.scale_shift));
       const int64_t at = r * layout_.unit_groups + e;
-      const int64_t scale_at = (layout_.has_codes ? r : at) * layout_.scale_bytes;
-      write_scale(scales_[shared], layout_.scale_bytes, unit + layout_.scales_begin + scale_at);
+      const int64_t scale_at = (layout_.has_codes ? r : at) * scale_bytes(format_.scale_type);
+      write_scale(format_, scales_[shared], unit + layout_.scales_begin + scale_at);
       if (layout_.has_min)
-        write_scale(mins_[shared], layout_.scale_bytes, unit + layout_.mins_begin + scale_at);
+        write_scale(format_, mins_[shared], unit + layout_.mins_begin + scale_at);
+      if (layout_.has_zero)
+        std::memcpy(unit + layout_.zeros_begin + at * 2,
+                    &zeros_[static_cast<size_t>(r * format_.num_zeros(in_features_) + group)], 2);
       if (!layout_.has_codes) continue;
       const auto code = static_cast<size_t>(r * num_codes + group);
       unit[layout_.codes_begin + at] = static_cast<std::byte>(scale_codes_[code]);

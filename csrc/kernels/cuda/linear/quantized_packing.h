@@ -34,6 +34,8 @@ class TileRows {
   std::vector<float> mins_;
   std::vector<int8_t> scale_codes_;  // [8, num_codes]
   std::vector<int8_t> min_codes_;
+  std::vector<int16_t> zeros_;     // [8, num_zeros]
+  std::vector<float> row_scales_;  // [8]
 };
 
 }  // namespace llmserve::cuda

@@ -3,14 +3,9 @@
 namespace llmserve::cuda {
 
 QuantizedKernels quarter_kernels(const QuantizedLayout& layout) {
-  const GroupWidth width = layout.width;
-  if (layout.bits == 2 && width == GroupWidth::kHalf)
-    return quantized_kernels<2, false, GroupWidth::kHalf>();
-  if (layout.bits == 2 && width == GroupWidth::kMany)
-    return quantized_kernels<2, false, GroupWidth::kMany>();
-  if (layout.bits == 3 && width == GroupWidth::kHalf)
-    return quantized_kernels<3, false, GroupWidth::kHalf>();
-  return {};
+  if (layout.bits == 2)
+    return find_kernels<2, Coding::kIntegers, GroupWidth::kHalf, GroupWidth::kMany>(layout);
+  return find_kernels<3, Coding::kIntegers, GroupWidth::kHalf, GroupWidth::kMany>(layout);
 }
 
 }  // namespace llmserve::cuda

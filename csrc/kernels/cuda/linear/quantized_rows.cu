@@ -1,5 +1,5 @@
-// Rows of x as integers, each row and group of K for itself (LinearArgs), for the products with
-// weights of integers.
+// Rows of x as integers, each row and group of K for itself (LinearArgs), or as bfloat16, as the
+// products of quantized_linear.cuh read them.
 #include "kernels/cuda/fours.cuh"
 #include "kernels/cuda/linear/quantized.h"
 
@@ -32,10 +32,39 @@ __device__ __forceinline__ Rounding rounding_of(int32_t most_bits) {
   return {127.0f / most, most / 127.0f};
 }
 
+// Where four neighbours from element k on, a multiple of 4, lie in a row, in elements.
+__device__ __forceinline__ int64_t place_of(int64_t k) {
+  const int64_t within = k % kQuantizedUnit;  // 32 s + 16 h + 4 t
+  return k - within + within % 16 / 4 * 32 + within / 16 * 4;
+}
+
+__device__ __forceinline__ bool is_outlier(float x, float threshold) {
+  const int32_t magnitude = v_bits(x) & 0x7fffffff;
+  return threshold > 0 && magnitude < 0x7f800000 && v_from_bits(magnitude) >= threshold;
+}
+
+// Four neighbours of a row, in the order that there is, without outliers; 0 beyond the end.
+template <bool kIsAligned>
+__device__ __forceinline__ Four load_row(const RoundParams& p, int64_t row, int64_t k) {
+  const float* from = p.x.data + row * p.x.stride;
+  Four four{};
+  if (p.order == nullptr) {
+    four = load_four<kIsAligned>(from, k, p.width);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (k + j < p.width) four.at[j] = from[p.order[k + j]];
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    if (is_outlier(four.at[j], p.outlier_threshold)) four.at[j] = 0.0f;
+  return four;
+}
+
 // Four neighbours from element k on, a multiple of 4, to where the kernels look for them. Returns
 // their sum.
 __device__ __forceinline__ int32_t round_four(const Four& x, float inverse, int64_t k,
-                                              int8_t* row) {
+                                              std::byte* row) {
   constexpr float kShift = 12582912.0f;  // 1.5 * 2^23 leaves the nearest integer in the low bits
   uint32_t packed = 0;
   int32_t sum = 0;
@@ -47,9 +76,7 @@ __device__ __forceinline__ int32_t round_four(const Four& x, float inverse, int6
     packed |= (static_cast<uint32_t>(q) & 0xffu) << 8 * j;
     sum += q;
   }
-  const int64_t within = k % kQuantizedUnit;  // 32 s + 16 h + 4 t
-  const int64_t to = k - within + within % 16 / 4 * 32 + within / 16 * 4;
-  *reinterpret_cast<uint32_t*>(row + to) = packed;
+  *reinterpret_cast<uint32_t*>(row + place_of(k)) = packed;
   return sum;
 }
 
@@ -57,45 +84,40 @@ __device__ __forceinline__ int32_t round_four(const Four& x, float inverse, int6
 // them.
 template <bool kIsAligned>
 __global__ void __launch_bounds__(kThreads)
-    round_groups_kernel(ConstRows x, int64_t width, int64_t group_size, int64_t num_groups,
-                        RoundedX to) {
+    round_groups_kernel(RoundParams p, int64_t group_size, int64_t num_groups) {
   wait_for_previous();
   const int64_t row = blockIdx.y;
-  const int64_t stride = to.stride;
   const int64_t k = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
-  if (k - k % kWarpGroup >= stride) return;  // whole warps
-  const Four four = load_four<kIsAligned>(x.data + row * x.stride, k, width);
+  if (k - k % kWarpGroup >= p.to.stride) return;  // whole warps
+  const Four four = load_row<kIsAligned>(p, row, k);
   int32_t most = largest_magnitude(four);
   const int lanes = static_cast<int>(group_size / 4);
   for (int offset = 1; offset < lanes; offset *= 2)
     most = larger(most, __shfl_xor_sync(kAllLanes, most, offset));
   const Rounding rounding = rounding_of(most);
-  int32_t sum = round_four(four, rounding.inverse, k, to.q + row * stride);
+  int32_t sum = round_four(four, rounding.inverse, k, p.to.rows + row * p.to.stride);
   for (int offset = 1; offset < lanes; offset *= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
-  if (k % group_size == 0 && k < width)
-    to.groups[row * num_groups + k / group_size] = {rounding.scale, sum};
+  if (k % group_size == 0 && k < p.width)
+    p.to.groups[row * num_groups + k / group_size] = {rounding.scale, sum};
 }
 
 // blockIdx.x: group, blockIdx.y: row. The block's threads stride over the group's fours. Of the
 // last group, up to the end of the row's memory.
 template <bool kIsAligned>
 __global__ void __launch_bounds__(1024)
-    round_wide_kernel(ConstRows x, int64_t width, int64_t group_size, int64_t num_groups,
-                      RoundedX to) {
+    round_wide_kernel(RoundParams p, int64_t group_size, int64_t num_groups) {
   __shared__ int32_t of_warps[32];
   wait_for_previous();
   const int64_t row = blockIdx.y;
-  const int64_t stride = to.stride;
   const int64_t group = blockIdx.x;
-  const float* from = x.data + row * x.stride;
   const int64_t begin = group * group_size;
-  const int64_t end = group + 1 == num_groups ? stride : begin + group_size;
+  const int64_t end = group + 1 == num_groups ? p.to.stride : begin + group_size;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int num_warps = blockDim.x / 32;
   int32_t most = 0;
   for (int64_t k = begin + threadIdx.x * 4; k < end; k += blockDim.x * 4)
-    most = larger(most, largest_magnitude(load_four<kIsAligned>(from, k, width)));
+    most = larger(most, largest_magnitude(load_row<kIsAligned>(p, row, k)));
   for (int offset = 16; offset > 0; offset /= 2)
     most = larger(most, __shfl_xor_sync(kAllLanes, most, offset));
   if (lane == 0) of_warps[warp] = most;
@@ -105,8 +127,8 @@ __global__ void __launch_bounds__(1024)
   const Rounding rounding = rounding_of(most);
   int32_t sum = 0;
   for (int64_t k = begin + threadIdx.x * 4; k < end; k += blockDim.x * 4)
-    sum +=
-        round_four(load_four<kIsAligned>(from, k, width), rounding.inverse, k, to.q + row * stride);
+    sum += round_four(load_row<kIsAligned>(p, row, k), rounding.inverse, k,
+                      p.to.rows + row * p.to.stride);
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
   __syncthreads();  // the maxima have been read
   if (lane == 0) of_warps[warp] = sum;
@@ -114,32 +136,95 @@ __global__ void __launch_bounds__(1024)
   if (threadIdx.x != 0) return;
   sum = 0;
   for (int w = 0; w < num_warps; ++w) sum += of_warps[w];
-  to.groups[row * num_groups + group] = {rounding.scale, sum};
+  p.to.groups[row * num_groups + group] = {rounding.scale, sum};
+}
+
+// blockIdx.y: row.
+template <bool kIsAligned>
+__global__ void __launch_bounds__(kThreads) round_floats_kernel(RoundParams p, int64_t, int64_t) {
+  wait_for_previous();
+  const int64_t row = blockIdx.y;
+  const int64_t k = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
+  if (2 * k >= p.to.stride) return;
+  auto* out = reinterpret_cast<uint16_t*>(p.to.rows + row * p.to.stride) + place_of(k);
+  store_four<true>(out, 0, 4, load_row<kIsAligned>(p, row, k));
+}
+
+// blockIdx.x: part of the weight's rows. blockIdx.y: row of x, whose elements all threads look at.
+__global__ void __launch_bounds__(kThreads)
+    add_outliers_kernel(RoundParams rows, QuantizedParams product) {
+  wait_for_previous();
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (n >= product.out_features) return;
+  const QuantizedLayout& layout = product.layout;
+  const int64_t row = blockIdx.y;
+  const std::byte* tile = product.weight + n / kQuantizedTile * layout.tile_bytes;
+  float sum = 0.0f;
+  bool has_any = false;
+  for (int64_t k = 0; k < rows.width; ++k) {
+    const float x = rows.x.data[row * rows.x.stride + (rows.order ? rows.order[k] : k)];
+    if (!is_outlier(x, rows.outlier_threshold)) continue;
+    has_any = true;
+    // Word 2 s + h of lane (g, t), byte j.
+    const int64_t word = k % kQuantizedUnit / 16;
+    const int64_t lane = n % kQuantizedTile * 4 + k % 16 / 4;
+    const int64_t at = word / 4 * 512 + lane * 16 + word % 4 * 4 + k % 4;
+    const auto q = static_cast<int8_t>(tile[k / kQuantizedUnit * layout.unit_bytes + at]);
+    sum = sum + x * static_cast<float>(q);
+  }
+  if (!has_any) return;
+  const auto* scales = reinterpret_cast<const float*>(
+      tile + int64_t{layout.num_units} * layout.unit_bytes + layout.scales_begin);
+  float& out = product.out.data[row * product.out.stride + n];
+  out = out + scales[n % kQuantizedTile] * sum;
+}
+
+// Rows in launches of as many as a grid has along y.
+template <class Launch>
+void for_rows(const RoundParams& params, int64_t num_groups, Launch launch_some) {
+  for (int64_t first = 0; first < params.num_rows; first += kMaxGridYZ) {
+    RoundParams part = params;
+    part.num_rows = std::min(kMaxGridYZ, params.num_rows - first);
+    part.x.data += first * part.x.stride;
+    part.to.rows += first * part.to.stride;
+    part.to.groups += first * num_groups;
+    launch_some(part, first);
+  }
 }
 
 }  // namespace
 
-void round_to_integers(ConstRows x, int64_t num_rows, int64_t width, int64_t group_size,
-                       const RoundedX& to, cudaStream_t stream) {
-  if (num_rows == 0) return;
-  // Of which the last may be shorter.
-  const int64_t num_groups = group_size == 0 ? 1 : ceil_div(width, group_size);
-  const bool aligned = is_aligned(x) && width % 4 == 0;
-  const bool is_narrow = group_size <= kWarpGroup && num_groups > 1;
-  const int64_t across = is_narrow ? ceil_div(to.stride / 4, kThreads) : num_groups;
-  const int threads = is_narrow ? kThreads : row_threads(ceil_div(group_size, 4), kMaxThreads);
-  // Rows in launches of as many as a grid has along y.
-  for (int64_t first = 0; first < num_rows; first += kMaxGridYZ) {
-    const dim3 grid(static_cast<unsigned>(across),
-                    static_cast<unsigned>(std::min(kMaxGridYZ, num_rows - first)));
-    const ConstRows rows{x.data + first * x.stride, x.stride};
-    const RoundedX part{to.q + first * to.stride, to.stride, to.groups + first * num_groups};
-    const auto kernel = is_narrow
-                            ? (aligned ? round_groups_kernel<true> : round_groups_kernel<false>)
-                            : (aligned ? round_wide_kernel<true> : round_wide_kernel<false>);
-    launch_early("linear", kernel, grid, threads, 0, stream, rows, width, group_size, num_groups,
-                 part);
-  }
+void round_rows(const RoundParams& params, const QuantizedLayout& layout, cudaStream_t stream) {
+  const int64_t num_groups = layout.num_groups;
+  const int64_t group_size = layout.group_size;
+  const bool aligned = is_aligned(params.x) && params.width % 4 == 0;
+  const bool is_float = has_float_products(layout.coding);
+  const bool is_wide = !is_float && (kWarpGroup % std::max<int64_t>(group_size, 1) != 0 ||
+                                     group_size < 16 || num_groups == 1);
+  const int64_t elements = is_float ? params.to.stride / 2 : params.to.stride;
+  const int64_t across = is_wide ? num_groups : ceil_div(elements / 4, kThreads);
+  const int threads = is_wide ? row_threads(ceil_div(group_size, 4), kMaxThreads) : kThreads;
+  const auto kernel = is_float ? (aligned ? round_floats_kernel<true> : round_floats_kernel<false>)
+                      : is_wide
+                          ? (aligned ? round_wide_kernel<true> : round_wide_kernel<false>)
+                          : (aligned ? round_groups_kernel<true> : round_groups_kernel<false>);
+  if (across == 0) return;
+  for_rows(params, num_groups, [&](const RoundParams& part, int64_t) {
+    launch_early("linear", kernel,
+                 dim3(static_cast<unsigned>(across), static_cast<unsigned>(part.num_rows)), threads,
+                 0, stream, part, group_size, num_groups);
+  });
+}
+
+void add_outliers(const RoundParams& rows, const QuantizedParams& product, cudaStream_t stream) {
+  for_rows(rows, 1, [&](const RoundParams& part, int64_t first) {
+    QuantizedParams to = product;
+    to.out.data += first * to.out.stride;
+    launch_early("linear", add_outliers_kernel,
+                 dim3(static_cast<unsigned>(ceil_div(product.out_features, kThreads)),
+                      static_cast<unsigned>(part.num_rows)),
+                 kThreads, 0, stream, part, to);
+  });
 }
 
 }  // namespace llmserve::cuda
