@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmserve.checkpoint.model_files import demo_model_path
-from llmserve.common.units import human_bytes
+from llmserve.common.units import human_bytes, parse_bytes
 from llmserve.errors import InvalidArgument
 from llmserve.quantization.options import ACTIVATIONS, KV_CACHES, QuantizeOptions
 from llmserve.quantization.schemes import METHODS, OBSERVERS, SCHEMES
@@ -88,6 +88,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="where a static scale's range ends (default: percentile)",
     )  # fmt: skip
     parser.add_argument(
+        "--target-bits", type=float, metavar="X", help="bits a weight on average: layers that need "
+        "more than the scheme's get them",
+    )  # fmt: skip
+    parser.add_argument(
+        "--target-size", metavar="SIZE", help="likewise, as bytes of all tensors: 700MB"
+    )
+    parser.add_argument(
         "--no-act-order", dest="act_order", action="store_false",
         help="GPTQ takes columns as they lie, not the largest inputs' first",
     )  # fmt: skip
@@ -114,6 +121,8 @@ def run(options: argparse.Namespace) -> int:
     model, out = _words(options.words)
     names = {field.name for field in dataclasses.fields(QuantizeOptions)}
     given = {name: value for name, value in vars(options).items() if name in names}
+    if options.target_size is not None:
+        given["target_size"] = parse_bytes("--target-size", options.target_size)
     given["ignore"] = ("lm_head",) if options.ignore is None else tuple(options.ignore)
 
     def bar(total: int, done: int) -> Any:

@@ -2,7 +2,7 @@
 with rounded weights, for the next layer."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -99,17 +99,32 @@ class Calibrator:
             each.finish()
         return stats, keys, values
 
+    def sensitivities(self, plan: LayerPlan, variants: Mapping[str, Tensors]) -> dict[str, float]:
+        """By name of the variant, what the next layer's output changes with its weights: the mean
+        over tokens of |dh|^2 / |h|^2."""
+        outputs = []
+        self._runner.load(plan.index)
+        for lengths, _, rows in self._rows():
+            self._runner.forward(lengths, rows)
+            outputs.append(rows)
+        errors = {}
+        for name, tensors in variants.items():
+            self._runner.load(plan.index, self._write_layer(tensors))
+            total = 0.0
+            batches = zip(self._rows(), outputs, strict=True)
+            for (lengths, _, rows), expected in batches:
+                self._runner.forward(lengths, rows)
+                change = np.square(rows - expected).sum(-1)
+                total += float((change / np.square(expected).sum(-1)).sum())
+            errors[name] = total / self._text.num_tokens
+            self._on_batch()
+        self._runner.unload()
+        return errors
+
     def advance(self, plan: LayerPlan, tensors: Tensors | None) -> None:
         """The next layer's outputs become the hidden states, with `tensors` as its weights, or, for
         None, with the model's own."""
-        source = ""
-        if tensors is not None:
-            write_tensors(
-                self._layer_folder / "model.safetensors",
-                {name: raw(values, "float32") for name, values in tensors.items()},
-            )
-            source = str(self._layer_folder)
-        self._runner.load(plan.index, source)
+        self._runner.load(plan.index, "" if tensors is None else self._write_layer(tensors))
         target = self._files[(self._next + 1) % 2]
         for lengths, begin, rows in self._rows():
             self._runner.forward(lengths, rows)
@@ -118,6 +133,14 @@ class Calibrator:
         target.sync()
         self._runner.unload()
         self._next += 1
+
+    def _write_layer(self, tensors: Tensors) -> str:
+        """A folder with a layer of these weights."""
+        write_tensors(
+            self._layer_folder / "model.safetensors",
+            {name: raw(values, "float32") for name, values in tensors.items()},
+        )
+        return str(self._layer_folder)
 
     def close(self) -> None:
         """Lets go of the files."""

@@ -64,6 +64,13 @@ class QuantizeOptions:
             value = getattr(self, name)
             if not isinstance(value, float | int) or not low <= value <= high:
                 raise InvalidArgument(f"{name} must be {low} to {high}, got {describe(value)}")
+        if self.target_bits is not None and self.target_size is not None:
+            raise InvalidArgument("target_bits and target_size say the same; pass one of them")
+        if self.target_size is not None:
+            integer("target_size", self.target_size, 1)
+        bits = self.target_bits
+        if bits is not None and (not isinstance(bits, float | int) or not 1 <= bits <= 16):
+            raise InvalidArgument(f"target_bits must be 1 to 16, got {describe(bits)}")
         if self.num_threads is not None:
             integer("num_threads", self.num_threads, 1)
         if isinstance(self.ignore, str) or not all(isinstance(x, str) for x in self.ignore):
@@ -74,10 +81,17 @@ class QuantizeOptions:
         """Whether activations get one scale a layer."""
         return self.activations == "static"
 
+    @property
+    def has_target(self) -> bool:
+        """Whether layers get bits by what they need."""
+        return self.target_bits is not None or self.target_size is not None
+
     def needs_activations(self, scheme: Scheme) -> bool:
         """Whether a text has to be read whatever the method."""
-        return self.kv_cache == "fp8" or (
-            self.has_static_activations and scheme.activations is not None
+        return (
+            self.has_target
+            or self.kv_cache == "fp8"
+            or (self.has_static_activations and scheme.activations is not None)
         )
 
     def apply_to(self, scheme: Scheme) -> Scheme:

@@ -8,6 +8,7 @@ import resource
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from llmserve.quantization.compressed_tensors import config_of, tensors_of
 from llmserve.quantization.gptq import GptqOptions
 from llmserve.quantization.layer_plan import LayerPlan, plan_layer
 from llmserve.quantization.layer_rounding import RoundedLayer, RoundingOptions, round_layer
+from llmserve.quantization.mixed_precision import NUM_SEQUENCES, GroupCost, allocate
 from llmserve.quantization.number_formats import MAX_E4M3
 from llmserve.quantization.options import QuantizeOptions
 from llmserve.quantization.resume import LayerRecord, Progress, WorkFolder, run_key
@@ -92,6 +94,10 @@ class Pipeline:
         self._tensors = TensorFolder(self.model)
         self._plans = self._plan_layers()
         self._schemes = self._choose_modules()
+        if options.has_target:  # all that can be said before anything is measured
+            shapes = (self._tensors.shape(f"{name}.weight") for name in self._schemes)
+            everything = GroupCost(tuple(self._schemes), tuple((n, k) for n, k in shapes), 0.0)
+            allocate([everything], self._scheme, self._max_bits())
 
     @property
     def options(self) -> QuantizeOptions:
@@ -110,8 +116,8 @@ class Pipeline:
         if path is None:
             if needs and options.method in ("auto", "rtn"):
                 raise InvalidArgument(
-                    "static activations and an fp8 KV cache take scales from a text of the model's "
-                    "use: pass --calibration FILE"
+                    "static activations, an fp8 KV cache and a target of bits are measured with a "
+                    "text of the model's use: pass --calibration FILE"
                 )
             return None
         if options.method == "rtn" and not needs:
@@ -234,6 +240,8 @@ class Pipeline:
             self._say(f"going on after layer {num_done - 1} of {len(self._plans)}")
         rss_before = _rss_bytes()
         peak_before = _peak_bytes()
+        if self._options.has_target:
+            self._choose_bits(progress, work)
         self._quantize_layers(progress, work)
         self._write_rest(progress)
         work.remove()
@@ -257,6 +265,81 @@ class Pipeline:
             f"{self._scheme.name} by {self.method}: {counts}{text}; takes at most "
             f"{human_bytes(planned)} of memory beside the program{disk}"
         )
+
+    def _choose_bits(self, progress: Progress, work: WorkFolder) -> None:
+        """More bits for the layers that need them, once: a run that goes on keeps the choice."""
+        if not progress.schemes:
+            groups = self._measure_sensitivity(work)
+            chosen = allocate(groups, self._scheme, self._max_bits())
+            progress.schemes = {
+                name: "" if scheme is None else scheme.name for name, scheme in chosen.items()
+            }
+            work.write(progress)
+        for name, scheme_name in progress.schemes.items():
+            if not scheme_name:
+                del self._schemes[name]
+            elif scheme_name != self._scheme.name:
+                self._schemes[name] = find_scheme(scheme_name)
+        counts = Counter(scheme or "as it was" for scheme in progress.schemes.values())
+        self._say("bits by need: " + ", ".join(f"{n} x {name}" for name, n in counts.items()))
+
+    def _max_bits(self) -> float:
+        """Of the linear layers that are chosen among."""
+        shapes = [self._tensors.shape(f"{name}.weight") for name in self._schemes]
+        if self._options.target_bits is not None:
+            return self._options.target_bits * sum(n * k for n, k in shapes)
+        assert self._options.target_size is not None
+        names = {f"{name}.weight" for name in self._schemes}
+        rest = sum(self._tensors.num_bytes(name) for name in self._tensors if name not in names)
+        return 8 * (self._options.target_size - rest)
+
+    def _measure_sensitivity(self, work: WorkFolder) -> list[GroupCost]:
+        assert self._text is not None
+        few = CalibrationText(self._text.sequences[:NUM_SEQUENCES], self._text.source)
+        folder = work.path / "sensitivity"
+        folder.mkdir(exist_ok=True)
+        costs = []
+        rounding = RoundingOptions("rtn", self._stored_dtype())
+        with (
+            _Bar(self._make_bar) as bar,
+            Workers(self._options.threads()) as workers,
+            single_threaded_blas(),
+        ):
+            calibrator = Calibrator(
+                self.model, folder, few, workers=workers, next_layer=0, on_batch=bar.advance
+            )
+            num_variants = sum(len(self._units(plan)) for plan in self._plans)
+            bar.begin(num_variants + len(self._plans) * calibrator.num_batches, 0)
+            for plan in self._plans:
+                floats = self._floats(plan)
+                variants = {}
+                for unit, names in self._units(plan).items():
+                    schemes = {name: self._schemes[name] for name in names}
+                    rounded = round_layer(plan, floats, {}, {}, schemes, rounding, workers)
+                    weights = {f"{n}.weight": w.values() for n, w in rounded.weights.items()}
+                    variants[unit] = floats | weights
+                errors = calibrator.sensitivities(plan, variants)
+                for unit, names in self._units(plan).items():
+                    shapes = tuple(self._tensors.shape(f"{name}.weight") for name in names)
+                    costs.append(GroupCost(names, shapes, errors[unit]))  # type: ignore[arg-type]
+                if plan.index < len(self._plans) - 1:
+                    calibrator.advance(plan, None)
+            calibrator.close()
+        shutil.rmtree(folder)
+        return costs
+
+    def _units(self, plan: LayerPlan) -> dict[str, tuple[str, ...]]:
+        """What gets the same bits: layers that engines fuse, and all others of a layer."""
+        units = {group.role: group.names for group in plan.groups} | {"others": plan.others}
+        named = {
+            unit: tuple(name for name in names if name in self._schemes)
+            for unit, names in units.items()
+        }
+        return {unit: names for unit, names in named.items() if names}
+
+    def _floats(self, plan: LayerPlan) -> dict[str, Any]:
+        names = [name for name in self._tensors if name.startswith(plan.prefix)]
+        return {name: self._tensors.floats(name) for name in names if self._is_float(name)}
 
     def _quantize_layers(self, progress: Progress, work: WorkFolder) -> None:
         num_done = len(progress.layers)
@@ -294,7 +377,7 @@ class Pipeline:
     ) -> LayerRecord:
         begin = time.monotonic()
         names = [name for name in self._tensors if name.startswith(plan.prefix)]
-        floats = {name: self._tensors.floats(name) for name in names if self._is_float(name)}
+        floats = self._floats(plan)
         dtypes = {name: self._tensors.dtype(name) for name in floats}
         schemes = {name: self._schemes[name] for name in plan.names() if name in self._schemes}
         stats, keys, values = {}, 0.0, 0.0  # type: ignore[var-annotated]

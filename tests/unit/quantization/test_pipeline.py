@@ -14,9 +14,10 @@ from llmserve import InvalidArgument, NotSupported, cli, demo_model_path
 from llmserve.quantization import QuantizeOptions, quantize
 from llmserve.quantization import pipeline as pipeline_module
 from llmserve.quantization.calibrator import Calibrator
+from llmserve.quantization.mixed_precision import GroupCost, allocate
 from llmserve.quantization.number_formats import bf16_to_f32, unpack_words
 from llmserve.quantization.pipeline import Pipeline
-from llmserve.quantization.schemes import SCHEMES
+from llmserve.quantization.schemes import SCHEMES, find_scheme
 from llmserve.quantization.tensor_files import TensorFolder
 
 FEW = {"num_samples": 6, "max_length": 96}
@@ -179,6 +180,48 @@ def test_static_activations_and_kv_scales_come_from_the_text(tmp_path: Path) -> 
     assert q == k  # one product reads both
 
 
+@pytest.mark.parametrize("target", ["bits", "size"])
+def test_bits_go_where_they_take_away_most_and_keep_to_the_target(
+    target: str, tmp_path: Path
+) -> None:
+    whole = {"target_bits": 5.0} if target == "bits" else {"target_size": 3_000_000}
+    result = run(tmp_path / "out", scheme="int4", method="rtn", **whole, **FEW)
+    counts = {name: list(result.schemes.values()).count(name) for name in ("int4", "int8")}
+    assert counts["int4"] > 5
+    assert counts["int8"] > 2
+    if target == "bits":
+        assert 4.8 < result.bits_per_weight <= 5.01
+    else:
+        assert 2_900_000 < result.bytes_after <= 3_000_000 + 20_000  # shapes of packed tensors
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    groups = config["config_groups"].values()
+    assert {group["weights"]["num_bits"] for group in groups} == {4, 8}
+    targets = [name for group in groups for name in group["targets"]]
+    assert sorted(targets) == sorted(result.schemes)
+    for i in range(5):  # what engines fuse has one scheme
+        kinds = {result.schemes[f"model.layers.{i}.self_attn.{n}_proj"] for n in "qkv"}
+        assert len(kinds) == 1
+
+
+def test_a_greedy_choice_takes_the_best_error_a_bit_first() -> None:
+    lowest = find_scheme("int4")
+    groups = [
+        GroupCost(("a",), ((10, 128),), 1.0),
+        GroupCost(("b", "c"), ((10, 128), (10, 128)), 1.5),
+        GroupCost(("d",), ((10, 128),), 0.01),
+    ]
+    low = sum(group.num_bits(lowest) for group in groups)
+    one = groups[0].num_bits(find_scheme("int8")) - groups[0].num_bits(lowest)
+    chosen = allocate(groups, lowest, low + one)
+    assert {n: s and s.name for n, s in chosen.items()} == {
+        "a": "int8", "b": "int4", "c": "int4", "d": "int4"
+    }  # fmt: skip
+    everything = allocate(groups, lowest, 16 * 40 * 128)
+    assert set(everything.values()) == {None}
+    with pytest.raises(InvalidArgument, match=r"take 4\.125"):
+        allocate(groups, lowest, low - 1)
+
+
 def test_ignored_layers_stay_as_they_are(tmp_path: Path) -> None:
     ignore = ("lm_head", "re:.*layers\\.0\\..*", "down_proj")
     run(tmp_path / "out", scheme="int8", method="rtn", ignore=ignore)
@@ -222,6 +265,9 @@ def test_fused_and_offset_norms_are_folded(tmp_path: Path) -> None:
         ({"scheme": "fp8", "group_size": 32}, "groups of its own"),
         ({"group_size": 24}, "group_size must be 0"),
         ({"activations": "static"}, "static ones are of w8a8"),
+        ({"target_bits": 4.0}, r"all of them in int4 take 4\.125"),
+        ({"target_bits": 9.0, "scheme": "int8"}, "and are for int3, int4"),
+        ({"target_bits": 5.0, "target_size": 9}, "pass one of them"),
         ({"num_samples": 0}, "num_samples must be"),
         ({"alpha": 2}, "alpha must be 0 to 1"),
         ({"kv_cache": "int3"}, "kv_cache must be one of auto, fp8"),
