@@ -77,6 +77,7 @@ class CudaBackend final : public Backend {
 #define LLMSERVE_FUSED_OP(name, Args)
 #include "kernels/op_list.inc"
   void do_fused_linear(const FusedLinearArgs& args) override;
+  void do_fused_mlp(const FusedMlpArgs& args) override;
   void do_prepare_qkv(const PrepareQkvArgs& args) override;
 
   bool uses_gemv(int64_t num_rows) const { return uses_gemv_ && num_rows <= kGemvMaxRows; }
@@ -92,7 +93,9 @@ class CudaBackend final : public Backend {
   }
   // Working memory for x as bf16, [M, K].
   uint16_t* rounded_rows(const LinearParams& params);
-  void quantized_linear(const LinearArgs& args);
+  // Of x, or of what `source` makes of its rows.
+  void quantized_linear(const LinearArgs& args, const RoundParams* source = nullptr);
+  void fuse_in_rounding(const FusedLinearArgs& args);
   static RoundedX rounded_x(std::byte* memory, int64_t num_rows, const QuantizedLayout& layout);
   const int32_t* input_order(const LinearWeight& weight);
   // By tensor cores or cuBLASLt, of x as bf16 or, if null, as it is; false if neither does this.

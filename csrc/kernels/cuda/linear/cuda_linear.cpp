@@ -63,8 +63,12 @@ bool CudaBackend::multiply(const LinearParams& params, const uint16_t* rounded) 
 void CudaBackend::do_fused_linear(const FusedLinearArgs& args) {
   const bool is_plain = !args.norm && !args.gate;
   const int64_t num_rows = args.linear.x.shape[0];
-  if (is_plain || args.linear.weight->format || num_rows == 0 || args.linear.x.shape[1] == 0 ||
-      args.linear.out.shape[1] == 0)
+  if (args.linear.weight->format && !is_plain) {
+    fuse_in_rounding(args);
+    if (args.gate) do_gated_activation(*args.gate);
+    return;
+  }
+  if (is_plain || num_rows == 0 || args.linear.x.shape[1] == 0 || args.linear.out.shape[1] == 0)
     return Backend::do_fused_linear(args);
   if (fuse_in_mma_gemv(args)) return;
   if (uses_gemv(num_rows)) return fuse_in_gemv(args);

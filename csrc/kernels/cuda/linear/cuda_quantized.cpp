@@ -78,7 +78,7 @@ const int32_t* CudaBackend::input_order(const LinearWeight& weight) {
   return at->second(std::span<const int32_t>(*weight.input_order));
 }
 
-void CudaBackend::quantized_linear(const LinearArgs& args) {
+void CudaBackend::quantized_linear(const LinearArgs& args, const RoundParams* source) {
   const LinearWeight& weight = *args.weight;
   const int64_t num_rows = args.x.shape[0];
   check_grid("linear", num_rows);
@@ -86,12 +86,13 @@ void CudaBackend::quantized_linear(const LinearArgs& args) {
   if (num_rows == 0 || weight.out_features == 0) return;
   const QuantizedLayout layout = quantized_layout(*weight.format, weight.in_features);
   const RoundedX x = rounded_x(scratch(rounded_bytes(num_rows, layout)), num_rows, layout);
-  const RoundParams rows{.x = rows_of(args.x),
-                         .num_rows = num_rows,
-                         .width = weight.in_features,
-                         .order = input_order(weight),
-                         .outlier_threshold = weight.format->outlier_threshold,
-                         .to = x};
+  RoundParams rows = source ? *source : RoundParams{};
+  if (!source) rows.x = rows_of(args.x);
+  rows.num_rows = num_rows;
+  rows.width = weight.in_features;
+  rows.order = input_order(weight);
+  rows.outlier_threshold = weight.format->outlier_threshold;
+  rows.to = x;
   const QuantizedParams product{.x = x,
                                 .weight = weight.data.data(),
                                 .layout = layout,
@@ -105,6 +106,40 @@ void CudaBackend::quantized_linear(const LinearArgs& args) {
   round_rows(rows, layout, stream());
   cuda::quantized_linear(product, stream());
   if (rows.outlier_threshold > 0) add_outliers(rows, product, stream());
+}
+
+namespace {
+
+// Whether rows may be normed or gated while they are rounded for this weight.
+bool rounds_on_the_way(const LinearWeight& weight) {
+  return weight.format && !weight.input_order && weight.format->outlier_threshold == 0 &&
+         weight.in_features > 0;
+}
+
+}  // namespace
+
+// The norm, if there is one, is applied where rows are rounded.
+void CudaBackend::fuse_in_rounding(const FusedLinearArgs& args) {
+  if (args.norm && rounds_on_the_way(*args.linear.weight)) {
+    const RoundParams source{.x = rows_of(args.norm->x),
+                             .norm_weight = args.norm->weight.as<float>(),
+                             .norm = args.norm->numbers,
+                             .norm_threads = rms_threads(args.linear.weight->in_features)};
+    quantized_linear(args.linear, &source);
+  } else {
+    if (args.norm) do_rms_norm(*args.norm);
+    quantized_linear(args.linear);
+  }
+}
+
+void CudaBackend::do_fused_mlp(const FusedMlpArgs& args) {
+  if (!args.up.linear.weight->format || !rounds_on_the_way(*args.down.weight))
+    return Backend::do_fused_mlp(args);
+  fuse_in_rounding(args.up);
+  const RoundParams source{.x = rows_of(args.up.gate->gate_up),
+                           .is_gated = true,
+                           .activation = args.up.gate->activation};
+  quantized_linear(args.down, &source);
 }
 
 }  // namespace llmserve::cuda

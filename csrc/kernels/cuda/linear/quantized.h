@@ -98,6 +98,13 @@ struct RoundParams {
   const int32_t* order;     // [K] or null: column k is x's column order[k]
   float outlier_threshold;  // finite elements of that magnitude and more count as 0; 0: none
   RoundedX to;
+  // What is rounded in place of x, with neither of the two above: its norm, or what a gate makes of
+  // rows [2 K]. Both have the bits of rms_norm and activation.
+  const float* norm_weight = nullptr;  // [K], or no norm
+  NormNumbers norm{};
+  int norm_threads = 0;  // rms_threads(K)
+  bool is_gated = false;
+  Activation activation = Activation::kSilu;
 };
 void round_rows(const RoundParams& params, const QuantizedLayout& layout, cudaStream_t stream);
 

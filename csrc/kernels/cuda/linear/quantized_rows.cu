@@ -1,14 +1,17 @@
 // Rows of x as integers, each row and group of K for itself (LinearArgs), or as bfloat16, as the
 // products of quantized_linear.cuh read them.
-#include "kernels/cuda/fours.cuh"
 #include "kernels/cuda/linear/quantized.h"
+#include "kernels/cuda/rows/rms.cuh"
 
 namespace llmserve::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kMostThreads = static_cast<int>(kMaxThreads);
 // Groups of up to so many elements fit a warp, four neighbours a lane.
 constexpr int64_t kWarpGroup = 128;
+// As integers in groups that a warp or that a block has, or as floats.
+enum class RowKind : uint8_t { kGroups, kWide, kFloats };
 
 __device__ __forceinline__ int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
@@ -43,10 +46,18 @@ __device__ __forceinline__ bool is_outlier(float x, float threshold) {
   return threshold > 0 && magnitude < 0x7f800000 && v_from_bits(magnitude) >= threshold;
 }
 
-// Four neighbours of a row, in the order that there is, without outliers; 0 beyond the end.
+// Four neighbours of a row as they are to be rounded; 0 beyond the end.
 template <bool kIsAligned>
 __device__ __forceinline__ Four load_row(const RoundParams& p, int64_t row, int64_t k) {
   const float* from = p.x.data + row * p.x.stride;
+  if (p.is_gated) {
+    Four gate = load_four<kIsAligned>(from, k, p.width);
+    const Four up = load_four<kIsAligned>(from + p.width, k, p.width);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      gate.at[j] = k + j < p.width ? v_gate(p.activation, gate.at[j], up.at[j]) : 0.0f;
+    return gate;
+  }
   Four four{};
   if (p.order == nullptr) {
     four = load_four<kIsAligned>(from, k, p.width);
@@ -58,6 +69,18 @@ __device__ __forceinline__ Four load_row(const RoundParams& p, int64_t row, int6
 #pragma unroll
   for (int j = 0; j < 4; ++j)
     if (is_outlier(four.at[j], p.outlier_threshold)) four.at[j] = 0.0f;
+  return four;
+}
+// The same of a row's norm.
+template <bool kIsAligned>
+__device__ __forceinline__ Four load_normed(const RoundParams& p, int64_t row, int64_t k,
+                                            float factor) {
+  const Four x = load_four<kIsAligned>(p.x.data + row * p.x.stride, k, p.width);
+  const Four weight = load_four<kIsAligned>(p.norm_weight, k, p.width);
+  Four four = normed(x, factor, weight, p.norm);
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    if (k + j >= p.width) four.at[j] = 0.0f;
   return four;
 }
 
@@ -80,16 +103,10 @@ __device__ __forceinline__ int32_t round_four(const Four& x, float inverse, int6
   return sum;
 }
 
-// blockIdx.y: row. Lanes of a warp have four neighbours each of 128; a group is 4, 8, 16 or 32 of
-// them.
-template <bool kIsAligned>
-__global__ void __launch_bounds__(kThreads)
-    round_groups_kernel(RoundParams p, int64_t group_size, int64_t num_groups) {
-  wait_for_previous();
-  const int64_t row = blockIdx.y;
-  const int64_t k = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
-  if (k - k % kWarpGroup >= p.to.stride) return;  // whole warps
-  const Four four = load_row<kIsAligned>(p, row, k);
+// A lane's four neighbours of 128 that a warp has; a group is 4, 8, 16 or 32 lanes.
+__device__ __forceinline__ void round_groups(const RoundParams& p, int64_t row, int64_t k,
+                                             const Four& four, int64_t group_size,
+                                             int64_t num_groups) {
   int32_t most = largest_magnitude(four);
   const int lanes = static_cast<int>(group_size / 4);
   for (int offset = 1; offset < lanes; offset *= 2)
@@ -101,15 +118,12 @@ __global__ void __launch_bounds__(kThreads)
     p.to.groups[row * num_groups + k / group_size] = {rounding.scale, sum};
 }
 
-// blockIdx.x: group, blockIdx.y: row. The block's threads stride over the group's fours. Of the
-// last group, up to the end of the row's memory.
-template <bool kIsAligned>
-__global__ void __launch_bounds__(1024)
-    round_wide_kernel(RoundParams p, int64_t group_size, int64_t num_groups) {
-  __shared__ int32_t of_warps[32];
-  wait_for_previous();
-  const int64_t row = blockIdx.y;
-  const int64_t group = blockIdx.x;
+// A group by the block's threads, which stride over its fours; the last group up to the end of the
+// row's memory. of_warps [32] may be used again when it returns.
+template <class LoadFour>
+__device__ __forceinline__ void round_group(const RoundParams& p, int64_t row, int64_t group,
+                                            int64_t group_size, int64_t num_groups,
+                                            int32_t* of_warps, LoadFour load) {
   const int64_t begin = group * group_size;
   const int64_t end = group + 1 == num_groups ? p.to.stride : begin + group_size;
   const int lane = threadIdx.x % 32;
@@ -117,7 +131,7 @@ __global__ void __launch_bounds__(1024)
   const int num_warps = blockDim.x / 32;
   int32_t most = 0;
   for (int64_t k = begin + threadIdx.x * 4; k < end; k += blockDim.x * 4)
-    most = larger(most, largest_magnitude(load_row<kIsAligned>(p, row, k)));
+    most = larger(most, largest_magnitude(load(k)));
   for (int offset = 16; offset > 0; offset /= 2)
     most = larger(most, __shfl_xor_sync(kAllLanes, most, offset));
   if (lane == 0) of_warps[warp] = most;
@@ -127,16 +141,72 @@ __global__ void __launch_bounds__(1024)
   const Rounding rounding = rounding_of(most);
   int32_t sum = 0;
   for (int64_t k = begin + threadIdx.x * 4; k < end; k += blockDim.x * 4)
-    sum += round_four(load_row<kIsAligned>(p, row, k), rounding.inverse, k,
-                      p.to.rows + row * p.to.stride);
+    sum += round_four(load(k), rounding.inverse, k, p.to.rows + row * p.to.stride);
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
   __syncthreads();  // the maxima have been read
   if (lane == 0) of_warps[warp] = sum;
   __syncthreads();
-  if (threadIdx.x != 0) return;
-  sum = 0;
-  for (int w = 0; w < num_warps; ++w) sum += of_warps[w];
-  p.to.groups[row * num_groups + group] = {rounding.scale, sum};
+  if (threadIdx.x == 0) {
+    sum = 0;
+    for (int w = 0; w < num_warps; ++w) sum += of_warps[w];
+    p.to.groups[row * num_groups + group] = {rounding.scale, sum};
+  }
+  __syncthreads();
+}
+
+// blockIdx.y: row.
+template <bool kIsAligned>
+__global__ void __launch_bounds__(kThreads)
+    round_groups_kernel(RoundParams p, int64_t group_size, int64_t num_groups) {
+  wait_for_previous();
+  const int64_t row = blockIdx.y;
+  const int64_t k = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
+  if (k - k % kWarpGroup >= p.to.stride) return;  // whole warps
+  round_groups(p, row, k, load_row<kIsAligned>(p, row, k), group_size, num_groups);
+}
+
+// blockIdx.x: group, blockIdx.y: row.
+template <bool kIsAligned>
+__global__ void __launch_bounds__(kMostThreads)
+    round_wide_kernel(RoundParams p, int64_t group_size, int64_t num_groups) {
+  __shared__ int32_t of_warps[32];
+  wait_for_previous();
+  const int64_t row = blockIdx.y;
+  round_group(p, row, blockIdx.x, group_size, num_groups, of_warps,
+              [&](int64_t k) { return load_row<kIsAligned>(p, row, k); });
+}
+
+// blockIdx.y: row, whose norm comes first: the sums of the norm's own warps, as in gemv.cu.
+template <bool kIsAligned, RowKind kKind>
+__global__ void __launch_bounds__(kMostThreads)
+    round_normed_kernel(RoundParams p, int64_t group_size, int64_t num_groups) {
+  __shared__ int32_t of_warps[32];
+  __shared__ float partial[32];
+  wait_for_previous();
+  const int64_t row = blockIdx.y;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int num_warps = blockDim.x / 32;
+  const int norm_warps = p.norm_threads / 32;
+  for (int w = warp; w < norm_warps; w += num_warps) {
+    const float sum = warp_squares(p.x.data + row * p.x.stride, p.width, p.norm_threads, w);
+    if (lane == 0) partial[w] = sum;
+  }
+  __syncthreads();
+  const float squares = sum_of_warps(lane < norm_warps ? partial[lane] : 0.0f, norm_warps);
+  const float factor = rms_factor(squares, p.width, p.norm);
+  const auto load = [&](int64_t k) { return load_normed<kIsAligned>(p, row, k, factor); };
+  if constexpr (kKind == RowKind::kWide) {
+    for (int64_t group = 0; group < num_groups; ++group)
+      round_group(p, row, group, group_size, num_groups, of_warps, load);
+  } else if constexpr (kKind == RowKind::kGroups) {
+    for (int64_t first = warp * kWarpGroup; first < p.to.stride; first += num_warps * kWarpGroup)
+      round_groups(p, row, first + lane * 4, load(first + lane * 4), group_size, num_groups);
+  } else {
+    auto* out = reinterpret_cast<uint16_t*>(p.to.rows + row * p.to.stride);
+    for (int64_t k = threadIdx.x * 4; 2 * k < p.to.stride; k += blockDim.x * 4)
+      store_four<true>(out + place_of(k), 0, 4, load(k));
+  }
 }
 
 // blockIdx.y: row.
@@ -197,20 +267,43 @@ void for_rows(const RoundParams& params, int64_t num_groups, Launch launch_some)
 void round_rows(const RoundParams& params, const QuantizedLayout& layout, cudaStream_t stream) {
   const int64_t num_groups = layout.num_groups;
   const int64_t group_size = layout.group_size;
-  const bool aligned = is_aligned(params.x) && params.width % 4 == 0;
   const bool is_float = has_float_products(layout.coding);
-  const bool is_wide = !is_float && (kWarpGroup % std::max<int64_t>(group_size, 1) != 0 ||
-                                     group_size < 16 || num_groups == 1);
+  const bool is_wide =
+      kWarpGroup % std::max<int64_t>(group_size, 1) != 0 || group_size < 16 || num_groups == 1;
+  const RowKind kind = is_float ? RowKind::kFloats : is_wide ? RowKind::kWide : RowKind::kGroups;
   const int64_t elements = is_float ? params.to.stride / 2 : params.to.stride;
-  const int64_t across = is_wide ? num_groups : ceil_div(elements / 4, kThreads);
-  const int threads = is_wide ? row_threads(ceil_div(group_size, 4), kMaxThreads) : kThreads;
-  const auto kernel = is_float ? (aligned ? round_floats_kernel<true> : round_floats_kernel<false>)
-                      : is_wide
-                          ? (aligned ? round_wide_kernel<true> : round_wide_kernel<false>)
-                          : (aligned ? round_groups_kernel<true> : round_groups_kernel<false>);
-  if (across == 0) return;
+  const bool aligned =
+      is_aligned(params.x) && params.width % 4 == 0 && is_aligned(params.norm_weight);
+  if (elements == 0) return;
+  const auto pick = [&](auto yes, auto no) { return aligned ? yes : no; };
+  const auto kernel_for = [&]() -> void (*)(RoundParams, int64_t, int64_t) {
+    const bool is_normed = params.norm_weight != nullptr;
+    switch (kind) {
+      case RowKind::kFloats:
+        return is_normed ? pick(&round_normed_kernel<true, RowKind::kFloats>,
+                                &round_normed_kernel<false, RowKind::kFloats>)
+                         : pick(&round_floats_kernel<true>, &round_floats_kernel<false>);
+      case RowKind::kWide:
+        return is_normed ? pick(&round_normed_kernel<true, RowKind::kWide>,
+                                &round_normed_kernel<false, RowKind::kWide>)
+                         : pick(&round_wide_kernel<true>, &round_wide_kernel<false>);
+      default:
+        return is_normed ? pick(&round_normed_kernel<true, RowKind::kGroups>,
+                                &round_normed_kernel<false, RowKind::kGroups>)
+                         : pick(&round_groups_kernel<true>, &round_groups_kernel<false>);
+    }
+  };
+  int64_t across = 1;
+  int threads = row_threads(ceil_div(elements, 4), kMaxThreads);
+  if (!params.norm_weight && kind == RowKind::kWide) {
+    across = num_groups;
+    threads = row_threads(ceil_div(group_size, 4), kMaxThreads);
+  } else if (!params.norm_weight) {
+    across = ceil_div(elements / 4, kThreads);
+    threads = kThreads;
+  }
   for_rows(params, num_groups, [&](const RoundParams& part, int64_t) {
-    launch_early("linear", kernel,
+    launch_early("linear", kernel_for(),
                  dim3(static_cast<unsigned>(across), static_cast<unsigned>(part.num_rows)), threads,
                  0, stream, part, group_size, num_groups);
   });
