@@ -286,6 +286,11 @@ def gemma(name: str, arguments: str) -> str:
 
 STEP_ROME = step("weather", city='Rome, "IT"', days="[1, 2]")
 GEMMA_ROME = gemma("weather", f'city:{ESCAPE}Rome, "IT"{ESCAPE},days:[1,2]')
+CASES += [
+    # A bracket too many is none of the call.
+    ("deepseek_v31", f"{BEGINS}{CALL}now{SEP}{{}}}}{CALL_END}{ENDS}", f"}}{CALL_END}{ENDS}", [NOW]),
+    ("mistral", "[TOOL_CALLS]now[ARGS]{}} x", "} x", [NOW]),
+]
 PY_ROME = """weather(city='Rome, "IT"', days=[1, 2])"""
 CASES += [
     ("pythonic", "[now(),]", "", [NOW]),

@@ -34,13 +34,17 @@ class State(enum.Enum):
 
 
 class CallObject:
-    """Reads one call. `names`: of the tools that there are, None takes any."""
+    """Reads one call. `names`: of the tools that there are, None takes any. ends_with_arguments: the
+    object was begun by who reads, and its end is not in the text: that of its arguments is."""
 
-    def __init__(self, index: int, names: Collection[str] | None) -> None:
+    def __init__(
+        self, index: int, names: Collection[str] | None, ends_with_arguments: bool = False
+    ) -> None:
         self.state = State.OBJECT
         self.is_announced = False
         self.index = index
         self._names = names
+        self._ends_with_arguments = ends_with_arguments
         self._key = ""
         self._value = ""  # so far; of arguments that go out as they come, what has not gone yet
         self._arguments: str | None = None  # that came before the name
@@ -73,6 +77,8 @@ class CallObject:
             self._send(out)
         if self.state is State.AFTER_VALUE:
             self._take_value(out)
+        if self._ends_with_arguments and self._has_arguments:
+            self._end(out)
         return pos
 
     @property

@@ -45,7 +45,6 @@ class CallParser(TextParser):
         self._between_calls = (self._next_call, self._after_call)
         self._call = CallObject(0, names)
         self._in_list = False
-        self._has_bare_arguments = False
 
     def _begin(self, sign: str) -> State:
         return self._first_call
@@ -88,8 +87,7 @@ class CallParser(TextParser):
         return pos
 
     def _begin_call(self, has_bare_arguments: bool) -> None:
-        self._call = CallObject(self._num_calls, self._names)
-        self._has_bare_arguments = has_bare_arguments
+        self._call = CallObject(self._num_calls, self._names, has_bare_arguments)
         self._at = self._in_call
 
     def _name(self, text: str, pos: int) -> int | None:
@@ -112,10 +110,7 @@ class CallParser(TextParser):
         return begin
 
     def _feed_call(self, text: str, pos: int) -> int:
-        stop = self._call.feed(text, pos, self._pieces.tool_calls)
-        if self._has_bare_arguments and self._call.state is CallState.AFTER_VALUE:
-            self._call.feed("}", 0, self._pieces.tool_calls)
-        return stop
+        return self._call.feed(text, pos, self._pieces.tool_calls)
 
     def _in_call(self, text: str, pos: int) -> int:
         stop = self._feed_call(text, pos)

@@ -85,7 +85,7 @@ class NamedParser(TextParser):
         found = match.groupdict().get("id") or ""
         self._id = "" if found in self._ids else found
         self._ids.add(found)
-        self._call = CallObject(self._num_calls, self._names)
+        self._call = CallObject(self._num_calls, self._names, ends_with_arguments=True)
         self._feed_call(f'{{"name":"{match["name"]}","arguments":', 0)
         if self._call.state is CallState.FAILED:
             return self._give_up(end)
@@ -101,8 +101,6 @@ class NamedParser(TextParser):
 
     def _arguments(self, text: str, pos: int) -> int:
         stop = self._feed_call(text, pos)
-        if self._call.state is CallState.AFTER_VALUE:
-            self._feed_call("}", 0)
         if self._call.is_over:
             self._at = self._after_arguments
         return stop
