@@ -338,3 +338,14 @@ def test_a_route_that_is_another_servers_says_what_to_use(
 def test_no_route_of_another_server_is_one_of_ours() -> None:
     ours = {route.path.removeprefix("/v1") for route in ROUTES}
     assert not ours & set(PEER_ROUTES)
+
+
+def test_a_conversation_becomes_a_vector(server: RunningServer) -> None:
+    _, written = server.post("/apply-template", messages=HELLO, add_generation_prompt=False)
+    _, text = server.post("/v1/embeddings", input=written["prompt"])
+    status, chat = server.post("/v1/embeddings", messages=HELLO)
+    assert status == 200, chat
+    assert chat["data"] == text["data"]
+    for body in ({}, {"input": "x", "messages": HELLO}):
+        status, answer = server.post("/v1/embeddings", **body)
+        assert (status, answer["error"]["param"]) == (400, "input")

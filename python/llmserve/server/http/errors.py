@@ -159,7 +159,8 @@ def _param(message: str, fields: frozenset[str]) -> str | None:
         name = "messages"
     for _ in range(len(_OTHER_NAMES) + 1):
         other = _OTHER_NAMES.get(name, "")
-        if name in fields and other not in fields:
+        # A chat has both of logprobs: how many are asked for is the other's to say.
+        if name in fields and (name != "logprobs" or other not in fields):
             return name
         name = other
     return None

@@ -192,7 +192,12 @@ class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/embeddings."""
 
     # A text, token ids, or a list of either
-    input: str | list[str | int | TokenIds]
+    input: str | list[str | int | TokenIds] | None = None
+    # vLLM's: a conversation, as the chat template writes it, in the place of input
+    messages: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     model: str | None = None
     encoding_format: str | None = None
     dimensions: int | None = None

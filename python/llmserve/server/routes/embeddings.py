@@ -2,22 +2,26 @@
 
 import base64
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmserve.common.text_threads import on_text_thread
 from llmserve.outputs import CompletionOutput
 from llmserve.pooling_params import PoolingParams
+from llmserve.prompts import SinglePrompt, TokensPrompt
 from llmserve.requests.pooling_state import PoolingState
 from llmserve.requests.state import RequestState
 from llmserve.server.context import context
 from llmserve.server.http.auth import tenant
 from llmserve.server.http.errors import ApiError
-from llmserve.server.routes.bodies import EmbeddingBody
-from llmserve.server.routes.prompts import prompts
-from llmserve.server.routes.request_body import arrived_at, read_json
+from llmserve.server.models import ServedModel
+from llmserve.server.routes.bodies import EmbeddingBody, TokenizeBody
+from llmserve.server.routes.prompts import chat_prompt, prompts
+from llmserve.server.routes.request_body import arrived_at, num_body_bytes, read_json
 from llmserve.server.routes.sampling import timeout_s
 from llmserve.server.running.answer import EVENTS
 from llmserve.server.running.generation import GenerationResponse
@@ -46,11 +50,41 @@ async def embeddings(request: Request) -> Response:
     limit_s = timeout_s(body.timeout, server.settings)
     arrived = arrived_at(request.scope)
     with server.activity.preparing(model, arrived, limit_s, tenant(request.scope)):
-        given = await prompts("input", body.input, model, MAX_NUM_INPUTS)
+        given = await _prompts(request, body, model)
         states = await model.llm.admit_pooling(given, params, "embed")
     job = Job(new_id("embd"), model, states, False, limit_s)
     answer = _Answer(job, body.encoding_format == "base64")
     return GenerationResponse(server.activity, job, answer, arrived)
+
+
+async def _prompts(
+    request: Request, body: EmbeddingBody, model: ServedModel
+) -> Sequence[SinglePrompt]:
+    if body.input is not None and body.messages is None:
+        return await prompts(
+            "input",
+            body.input,
+            model,
+            MAX_NUM_INPUTS,
+            is_truncated=body.truncate_prompt_tokens is not None,
+        )
+    if body.input is not None or body.messages is None:
+        raise ApiError(
+            400,
+            "give input or messages, one of them",
+            param="input",
+            code="missing_required_parameter",
+        )
+    conversation = TokenizeBody(
+        messages=body.messages,
+        add_generation_prompt=body.add_generation_prompt is True,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    check_text = model.llm.check_text if body.truncate_prompt_tokens is None else None
+    make = partial(chat_prompt, conversation, model.tokenizer(), check_text)
+    text, token_ids = await on_text_thread(num_body_bytes(request), make)
+    return [TokensPrompt(prompt=text, prompt_token_ids=token_ids)]
 
 
 def vector(state: RequestState) -> npt.NDArray[np.float32]:
