@@ -22,6 +22,7 @@ _EXAMPLES = """examples:
   llmserve quantize ./Qwen3-0.6B ./Qwen3-0.6B-int4 --calibration chats.jsonl
   llmserve quantize ./Qwen3-0.6B ./Qwen3-0.6B-w8a8 --scheme w8a8 --calibration text.txt
   llmserve quantize ./Qwen3-0.6B ./Qwen3-0.6B-fp8 --scheme fp8 --kv-cache fp8 --calibration text.txt
+  llmserve quantize ./Qwen3-0.6B qwen.gguf --scheme gguf:Q4_K_M
   llmserve quantize ./Qwen3-0.6B ./Qwen3-0.6B-rtn --scheme int8 --method rtn --ignore 're:.*down.*'
 
 A run that was killed goes on where it stopped: give the same command again.
@@ -31,6 +32,7 @@ A run that was killed goes on where it stopped: give the same command again.
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command to the parser."""
     lines = "\n".join(f"  {scheme.name:<10} {scheme.summary}" for scheme in SCHEMES)
+    lines += "\n  gguf:TYPE  one file for llama.cpp: Q4_K_M, Q5_K_M, Q6_K, Q8_0 and others"
     parser = commands.add_parser(
         "quantize",
         help="make a model smaller: int8, int4, fp8, fp4",
@@ -115,8 +117,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    from llmserve.quantization import report_on
-    from llmserve.quantization.pipeline import Pipeline  # NumPy, which no other command needs
+    from llmserve.quantization import make_pipeline, report_on  # NumPy: no other command's
 
     model, out = _words(options.words)
     names = {field.name for field in dataclasses.fields(QuantizeOptions)}
@@ -132,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
 
         return tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, desc="quantize")
 
-    pipeline = Pipeline(
+    pipeline = make_pipeline(
         model,
         out,
         QuantizeOptions(**given),
@@ -166,6 +167,8 @@ def _print(result: "QuantizeResult") -> None:
         f"tensors: {human_bytes(result.bytes_before)} -> {human_bytes(result.bytes_after)} "
         f"({share:.2f}x smaller), in {result.seconds:.0f} s"
     )
+    if not result.errors:
+        return
     errors = sorted(result.errors.items(), key=lambda item: -item[1])
     mean = sum(error for _, error in errors) / len(errors)
     name, worst = errors[0]
@@ -182,4 +185,4 @@ def _print_report(report: "Report | None") -> None:
         print(f"perplexity {row.name}: {row.perplexity:.4f}{change}")
     if report.reason:
         print(report.reason)
-    print(f"report: {report.result.out / 'quantize-report.html'}")
+    print(f"report: {report.folder / 'quantize-report.html'}")

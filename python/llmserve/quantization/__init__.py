@@ -1,6 +1,7 @@
 """Quantizes a model's linear layers and writes folders that others load, too."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,10 +9,30 @@ from llmserve.checkpoint.model_files import demo_model_path, demo_text_path
 from llmserve.quantization.options import QuantizeOptions
 
 if TYPE_CHECKING:
-    from llmserve.quantization.pipeline import QuantizeResult
+    from llmserve.quantization.gguf_pipeline import GgufPipeline
+    from llmserve.quantization.pipeline import Pipeline, QuantizeResult
     from llmserve.quantization.report import Report
 
-__all__ = ["QuantizeOptions", "quantize", "report_on"]
+__all__ = ["QuantizeOptions", "make_pipeline", "quantize", "report_on"]
+
+
+def make_pipeline(
+    model: object,
+    out: object,
+    options: QuantizeOptions,
+    *,
+    say: Callable[[str], None],
+    bar: Callable[[int, int], Any],
+) -> "Pipeline | GgufPipeline":
+    """What carries a scheme out. say() is told what people should know; bar() makes a progress bar
+    of a number of steps, some of them done, or None. Raises what quantize() raises."""
+    # NumPy, which the package's face leaves alone
+    from llmserve.quantization.gguf_pipeline import GgufPipeline
+    from llmserve.quantization.pipeline import Pipeline
+
+    if options.scheme.lower().startswith("gguf:"):
+        return GgufPipeline(model, out, options, say=say)
+    return Pipeline(model, out, options, say=say, bar=bar)
 
 
 def report_on(result: "QuantizeResult", model: Path, settings: QuantizeOptions) -> "Report":
@@ -47,10 +68,6 @@ def quantize(
     ('rtn', 8.1)
     """
 
-    from llmserve.quantization.pipeline import (
-        Pipeline,  # NumPy, which the package's face leaves alone
-    )
-
     def bar(total: int, done: int) -> Any:
         if not use_tqdm:
             return None
@@ -65,7 +82,7 @@ def quantize(
             tqdm.write(text)
 
     settings = QuantizeOptions(**options)
-    pipeline = Pipeline(model, out, settings, say=say, bar=bar)
+    pipeline = make_pipeline(model, out, settings, say=say, bar=bar)
     result = pipeline.run()
     if settings.report:
         report_on(result, pipeline.model, settings)

@@ -31,6 +31,12 @@ class Report:
     reason: str
     text: str
 
+    @property
+    def folder(self) -> Path:
+        """Where both files go: the model's folder, or the one of its file."""
+        out = self.result.out
+        return out if out.is_dir() else out.parent
+
 
 def make_report(
     result: QuantizeResult, model: Path, text: Path | None, *, num_threads: int
@@ -53,7 +59,7 @@ def make_report(
 
 def write_report(report: Report) -> None:
     """Both files, in the model's folder."""
-    out = report.result.out
+    out = report.folder
     fields = {"llmserve": __version__, **dataclasses.asdict(report)}
     text = json.dumps(fields, indent=2, default=str) + "\n"
     (out / JSON_NAME).write_text(text, encoding="utf-8")
