@@ -120,6 +120,6 @@ def test_what_gguf_has_no_place_for_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "b.gguf", "Q8_0", method="gptq")
     with pytest.raises(NotSupported, match="gguf is written of LlamaForCausalLM"):
         write(tmp_path / "b.gguf", "Q8_0", checkpoint("gemma2"))
-    with pytest.raises(NotSupported, match=r"gguf takes a tokenizer\.json"):
+    with pytest.raises(NotSupported, match="way to cut words has a name there"):
         write(tmp_path / "b.gguf", "Q8_0", checkpoint("llama"))
     assert not (tmp_path / "b.gguf").exists()
