@@ -16,6 +16,10 @@ SHAPES = ((8, 1, 4096), (32, 1, 1024), (32, 1, 4096), (1, 512, 512), (1, 2048, 2
 # What layers of Gemma have besides, on one decode and one prefill.
 EDITS = ({"window": 1024}, {"soft_cap": 50.0})
 EDITED_SHAPES = ((8, 1, 4096), (1, 2048, 2048))
+# Latent attention: heads of queries, which all read rows of key_dim, whose first value_dim elements
+# are the value. DeepSeek-V2-Lite, GLM-4.7-Flash, Mistral Small 4, DeepSeek-V3.
+LATENTS = ((16, 576, 512), (20, 576, 512), (32, 320, 256), (128, 576, 512))
+LATENT_SHAPES = ((8, 1, 4096), (1, 512, 512))
 # Of stored numbers, relative to a row's largest: bfloat16 has 8 bits, e4m3 has 4.
 STORED_ERROR = {"float32": 0.0, "bfloat16": 2**-8, "fp8": 2**-4}
 
@@ -99,6 +103,47 @@ def attention_case(backend, rng, shape: Shape) -> Case:
         run,
         int((keys.nbytes + values.nbytes) * share_read) + q.nbytes + out.nbytes,
         4 * shape.dim * shape.heads * shape.batch * int(shape.num_seen().sum()),
+        "bfloat16" if shape.dtype == "fp8" else shape.dtype,
+        check=check,
+    )
+
+
+def latent_cases(backend, rng) -> Iterator[Case]:
+    for heads, key_dim, value_dim in LATENTS:
+        for dtype in DTYPES:
+            for batch, queries, context in LATENT_SHAPES:
+                shape = Shape(heads, 1, key_dim, dtype, batch, queries, context)
+                yield latent_case(backend, rng, shape, value_dim)
+
+
+def latent_case(backend, rng, shape: Shape, value_dim: int) -> Case:
+    blocks = shape.context // BLOCK
+    rows = stored(backend, rng, blocks, shape)
+    cache = aligned(np.tile(rows, (shape.batch, 1, 1, 1)))
+    tables = np.arange(shape.batch * blocks, dtype=np.int32).reshape(shape.batch, blocks)
+    q = normal(rng, shape.batch * shape.queries, shape.heads, shape.dim)
+    out = empty(*q.shape[:2], value_dim)
+    starts = np.arange(shape.batch + 1, dtype=np.int32) * shape.queries
+    lens = np.full(shape.batch, shape.context, np.int32)
+    scale = shape.dim**-0.5
+
+    def run():
+        backend.paged_attention(q, cache, value_dim, starts, lens, tables, scale, out=out)
+
+    def check():
+        # The last query of the first sequence, head 0.
+        keys = as_float(cache[:blocks, 0]).reshape(-1, shape.dim)
+        s = keys @ q[shape.queries - 1, 0] * scale
+        p = np.exp(s - s.max())
+        atol = 4 * 2**-9 if shape.dtype != "float32" else 1e-4
+        expected = p @ keys[:, :value_dim] / p.sum()
+        return np.allclose(out[shape.queries - 1, 0], expected, atol=atol)
+
+    return Case(
+        f"latent {shape.name()} values={value_dim}",
+        run,
+        cache.nbytes + q.nbytes + out.nbytes,
+        2 * (shape.dim + value_dim) * shape.heads * shape.batch * int(shape.num_seen().sum()),
         "bfloat16" if shape.dtype == "fp8" else shape.dtype,
         check=check,
     )

@@ -19,7 +19,7 @@ import time
 
 import numpy as np
 import pytest
-from attention_cases import attention_cases, cache_cases, prepare_cases
+from attention_cases import attention_cases, cache_cases, latent_cases, prepare_cases
 from core_testing import testing
 from linear_cases import block_cases, fused_cases, layer_cases, linear_cases, quantized_cases
 from llmserve.bench.machine import GEMM, MachineProbe, Rates, arithmetic_of, medians
@@ -38,6 +38,7 @@ GROUPS = {
     "fused": fused_cases,
     "layers": layer_cases,
     "attention": attention_cases,
+    "latent": latent_cases,
     "cache": cache_cases,
     "prepare": prepare_cases,
     "rows": row_cases,

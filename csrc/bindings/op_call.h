@@ -79,7 +79,7 @@ void set(T& field, Operands& operands, const char* name, const pybind11::object&
   else if constexpr (std::is_same_v<T, ConstTensor>)
     field = operands.in(name, given);
   else if constexpr (std::is_same_v<T, Tensor>)
-    field = operands.updated(name, given);
+    field = kRole == FieldRole::kOptional && given.is_none() ? T() : operands.updated(name, given);
   else if constexpr (std::is_same_v<T, const LinearWeight*>)
     field = operands.weight(name, given);
   else if constexpr (std::is_same_v<T, Activation>)

@@ -182,7 +182,8 @@ template <>
 inline constexpr auto kOpFields<RotaryArgs> =
     std::tuple_cat(op_fields::updated("heads", &RotaryArgs::heads),
                    op_fields::input("cos_sin", &RotaryArgs::cos_sin),
-                   op_fields::number("interleaved", &RotaryArgs::interleaved));
+                   op_fields::number("interleaved", &RotaryArgs::interleaved),
+                   op_fields::optional("out", &RotaryArgs::out));
 
 template <>
 inline constexpr auto kOpFields<StoreKvArgs> = std::tuple_cat(

@@ -383,6 +383,7 @@ struct AttentionOptions {
   std::optional<float> scale;
   int32_t window = 0;
   float soft_cap = 0;
+  py::object sinks;
 };
 
 py::object paged_attention(Ops& ops, const py::object& q, const py::object& key_cache,
@@ -407,6 +408,8 @@ py::object paged_attention(Ops& ops, const py::object& q, const py::object& key_
   const OutputArray result("paged_attention.out", out, DType::kF32,
                            {shape[0], shape[1], cache.values.shape[3]}, place, q);
   result.check_apart({queries.view(), keys.view(), values.view()});
+  std::optional<ImportedArray> sinks;
+  if (!options.sinks.is_none()) sinks.emplace("paged_attention.sinks", options.sinks, place);
   check_finite("paged_attention.scale", scale, 0);
   check_finite("paged_attention.soft_cap", options.soft_cap, 0);
   check_finite("paged_attention.window", static_cast<float>(options.window), 0);
@@ -420,6 +423,7 @@ py::object paged_attention(Ops& ops, const py::object& q, const py::object& key_
                                 .scale = scale,
                                 .window = options.window,
                                 .soft_cap = options.soft_cap,
+                                .sinks = sinks ? sinks->view() : ConstTensor(),
                                 .out = result.tensor()};
   validate(args);
   check_block_tables(args);
@@ -526,12 +530,12 @@ void register_ops(py::module_& module) {
           [](Ops& self, const py::object& q, const py::object& key_cache,
              const py::object& value_cache, const py::object& block_tables,
              const py::object& kv_lens, const py::object& query_starts, std::optional<float> scale,
-             int32_t window, float soft_cap, const py::object& out) {
+             int32_t window, float soft_cap, const py::object& sinks, const py::object& out) {
             return paged_attention(self, q, key_cache, value_cache, block_tables, kv_lens,
-                                   query_starts, {scale, window, soft_cap}, out);
+                                   query_starts, {scale, window, soft_cap, sinks}, out);
           },
           "q"_a, "key_cache"_a, "value_cache"_a, "block_tables"_a, "kv_lens"_a, "query_starts"_a,
-          "scale"_a, "window"_a, "soft_cap"_a, "out"_a)
+          "scale"_a, "window"_a, "soft_cap"_a, "sinks"_a, "out"_a)
       .def(
           "sample",
           [](Ops& self, const py::object& logits, const py::dict& draw, const py::object& seed,

@@ -24,7 +24,8 @@ struct StepShape {
   int64_t group = 1;            // query heads a KV head
   int64_t key_dim = 0;          // D
   int64_t value_dim = 0;        // Dv
-  int64_t vocab_size = 0;       // V
+  bool has_values_in_keys = false;
+  int64_t vocab_size = 0;  // V
   // Of a row of x as integers, the most of all quantized weights (quantized_activation_bytes).
   int64_t activation_bytes = 0;
   DType weight_dtype = DType::kF32;

@@ -104,7 +104,7 @@ int64_t Backend::transfer_blocks(const TransferBlocksArgs& args) {
   };
   for (const BlockRun& run : block_runs(args.pairs)) {
     copy(from.keys, to.keys, run);
-    copy(from.values, to.values, run);
+    if (!from.has_values_in_keys()) copy(from.values, to.values, run);
   }
   return 0;
 }

@@ -166,9 +166,10 @@ struct RotaryTableArgs {
 // Rotates the first d elements of every head in place: halves (x_i, x_{i+d/2}) or, interleaved,
 // pairs (x_2i, x_2i+1).
 struct RotaryArgs {
-  Tensor heads;         // [T, H, D]; tokens may be strided
+  Tensor heads;         // [T, H, D]; tokens and heads may be strided
   ConstTensor cos_sin;  // [T, d], d <= D even
   bool interleaved = false;
+  Tensor out;  // [T, H, D], likewise: where the heads go instead, and stay as they are; or none
 };
 
 // How the keys of one block and KV head lie in memory; values lie as [P][Dv].
@@ -216,8 +217,12 @@ inline int64_t cache_scale_offset(const Tensor& part, int64_t block, int64_t hea
 // One layer's paged cache: a token's slot is block_id * P + offset.
 struct PagedKvCache {
   Tensor keys;    // [N, K, P, D] f32, bf16 or f8, as cache_part lays it out
-  Tensor values;  // [N, K, P, Dv] the same dtype
+  Tensor values;  // [N, K, P, Dv] the same dtype; or keys.slice(3, 0, Dv)
   KeyLayout key_layout = KeyLayout::kRows;
+
+  // A value is the first Dv elements of the key's row, in f8 with its scale, and is not kept by
+  // itself: multi-head latent attention, DeepSeek-AI 2024, section 2.1. Keys lie in rows then.
+  bool has_values_in_keys() const { return keys.data != nullptr && values.data == keys.data; }
 
   // Where element d of a key is, from the start of keys.
   int64_t key_index(int64_t block, int64_t head, int64_t offset, int64_t d) const {
@@ -240,7 +245,7 @@ struct PagedKvCache {
 // largest element comes to at most 448, and a row with infinity or NaN is NaN as a whole.
 struct StoreKvArgs {
   ConstTensor keys;                // [T, K, D]; tokens may be strided
-  ConstTensor values;              // [T, K, Dv]; tokens may be strided
+  ConstTensor values;              // [T, K, Dv]; tokens may be strided; none: values in the keys
   std::span<const int64_t> slots;  // [T], each in [0, N * P), all different; -1 skips the token
   PagedKvCache cache;
 };
@@ -269,14 +274,16 @@ struct TransferBlocksArgs {
 // gives a maximum m, a sum l and an unnormalised output o of its own; the tiles of a span of
 // kKvSpan positions merge in position order, then the spans. Hence the same bits for prefill, chunk
 // and decode, and whether or not the spans are shared among threads. Flash attention: Dao et al.
-// 2022, section 3.1. Over a cache in bf16 or f8, instruction sets with products of bf16 round q and
-// the weights to bf16, and l sums what is used (docs/decisions/bf16-products-on-the-cpu.md). In f8,
-// host backends multiply codes: a key's scale multiplies its score, as scale * (scale of the row),
-// and a value's its weight, after l has it. Powers of two change no bit of that unless something
-// gets out of the range of normal numbers (docs/decisions/fp8-kv-cache.md).
-// 64: four panels of 16 keys, as many as a product of few rows takes at once; the scores of a row
-// tile stay in the L1. 512: a context of 4,096 has a span for each of 8 threads, and to merge one,
-// a multiply-add an output, is a thousandth of its products.
+// 2022, section 3.1. A sink s of a head is one more score, of nothing, that is not scaled: once all
+// spans are merged, with n = max(m, s), out = (o * f) / (l * f + exp(s - n)), f = exp(m - n).
+// OpenAI 2025 (gpt-oss). Over a cache in bf16 or f8, instruction sets with products of bf16 round q
+// and the weights to bf16, and l sums what is used (docs/decisions/bf16-products-on-the-cpu.md). In
+// f8, host backends multiply codes: a key's scale multiplies its score, as scale * (scale of the
+// row), and a value's its weight, after l has it. Powers of two change no bit of that unless
+// something gets out of the range of normal numbers (docs/decisions/fp8-kv-cache.md). 64: four
+// panels of 16 keys, as many as a product of few rows takes at once; the scores of a row tile stay
+// in the L1. 512: a context of 4,096 has a span for each of 8 threads, and to merge one, a
+// multiply-add an output, is a thousandth of its products.
 inline constexpr int64_t kKvTile = 64;
 inline constexpr int64_t kKvSpan = 512;
 struct PagedAttentionArgs {
@@ -289,6 +296,7 @@ struct PagedAttentionArgs {
   float scale = 1.0f;
   int32_t window = 0;     // 0: unlimited
   float soft_cap = 0.0f;  // c > 0: scores become c * tanh(score / c)
+  ConstTensor sinks;      // [H] f32, or none
   Tensor out;             // [T, H, Dv]; tokens may be strided
 };
 

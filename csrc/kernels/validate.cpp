@@ -53,7 +53,13 @@ void check_cache(std::string_view op, const PagedKvCache& cache, int64_t kv_head
       concat(op, ".cache.values"), cache.values,
       {{"N", cache.keys.shape[0]}, {"K", kv_heads}, {"P", cache.keys.shape[2]}, {"Dv", value_dim}},
       {cache.keys.dtype});
-  if (!is_laid_out(cache.keys) || !is_laid_out(cache.values))
+  if (cache.has_values_in_keys()) {
+    if (cache.values.strides != cache.keys.strides || cache.values.shape[3] > cache.keys.shape[3])
+      refuse(concat(op, ".cache.values"),
+             "values in the keys are the first elements of their rows");
+    if (cache.key_layout != KeyLayout::kRows) refuse(keys, "keys that values are in lie in rows");
+  }
+  if (!is_laid_out(cache.keys) || (!cache.has_values_in_keys() && !is_laid_out(cache.values)))
     refuse(keys, "keys and values must be contiguous");
   if (cache.keys.dtype == DType::kF8E4M3 &&
       (cache.keys.shape[3] % 4 != 0 || cache.values.shape[3] % 4 != 0 || !is_aligned(cache.keys) ||
@@ -209,13 +215,23 @@ void validate(const RotaryArgs& args) {
     refuse("rotary.cos_sin",
            concat("expected an even width of at most D=", args.heads.shape[2], ", got ", width));
   }
+  if (args.out)
+    check_tensor(
+        "rotary.out", args.out,
+        {{"T", args.heads.shape[0]}, {"H", args.heads.shape[1]}, {"D", args.heads.shape[2]}},
+        {DType::kF32});
 }
 
 void validate(const StoreKvArgs& args) {
   check_tensor("store_kv.keys", args.keys, {{"T"}, {"K"}, {"D"}}, {DType::kF32});
-  check_tensor("store_kv.values", args.values,
-               {{"T", args.keys.shape[0]}, {"K", args.keys.shape[1]}, {"Dv"}}, {DType::kF32});
-  check_cache("store_kv", args.cache, args.keys.shape[1], args.keys.shape[2], args.values.shape[2]);
+  const bool has_values = !args.cache.has_values_in_keys();
+  if (has_values)
+    check_tensor("store_kv.values", args.values,
+                 {{"T", args.keys.shape[0]}, {"K", args.keys.shape[1]}, {"Dv"}}, {DType::kF32});
+  else if (args.values)
+    refuse("store_kv.values", "expected none beside a cache whose values are in its keys");
+  check_cache("store_kv", args.cache, args.keys.shape[1], args.keys.shape[2],
+              has_values ? args.values.shape[2] : -1);
   check_length("store_kv.slots", args.slots.size(), args.keys.shape[0]);
   check_indices("store_kv.slots", args.slots, -1,
                 args.cache.keys.shape[0] * args.cache.keys.shape[2]);
@@ -262,6 +278,8 @@ void validate(const PagedAttentionArgs& args) {
   check_tensor("paged_attention.out", args.out,
                {{"T", args.q.shape[0]}, {"H", num_heads}, {"Dv", args.cache.values.shape[3]}},
                {DType::kF32});
+  if (args.sinks)
+    check_tensor("paged_attention.sinks", args.sinks, {{"H", num_heads}}, {DType::kF32});
   const int64_t num_sequences = static_cast<int64_t>(args.kv_lens.size());
   check_length("paged_attention.query_starts", args.query_starts.size(), num_sequences + 1);
   check_length("paged_attention.block_tables", args.block_tables.size(),

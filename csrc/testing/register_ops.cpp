@@ -127,11 +127,13 @@ py::object paged_attention(Backend& backend, const py::object& q, const py::obje
                            const py::object& values, const Array<int32_t>& query_starts,
                            const Array<int32_t>& kv_lens, const Array<int32_t>& block_tables,
                            float scale, int32_t window, float soft_cap, const py::object& given,
-                           const std::string& key_layout, const LinearWeight* output) {
+                           const std::string& key_layout, const LinearWeight* output,
+                           const py::object& sinks) {
   Staging staging(backend);
   const ConstTensor queries = staging.in(q);
-  const PagedKvCache cache{staging.cache(keys), staging.cache(values),
-                           parse_key_layout(key_layout)};
+  PagedKvCache cache{staging.cache(keys), {}, parse_key_layout(key_layout)};
+  cache.values = py::isinstance<py::int_>(values) ? cache.keys.slice(3, 0, values.cast<int64_t>())
+                                                  : staging.cache(values);
   PagedAttentionArgs args{.q = queries,
                           .cache = cache,
                           .query_starts = span_of(query_starts),
@@ -140,7 +142,8 @@ py::object paged_attention(Backend& backend, const py::object& q, const py::obje
                           .max_blocks = block_tables.ndim() == 2 ? block_tables.shape(1) : 0,
                           .scale = scale,
                           .window = window,
-                          .soft_cap = soft_cap};
+                          .soft_cap = soft_cap,
+                          .sinks = staging.in(sinks)};
   if (output == nullptr) {
     args.out = staging.make_out(given, {queries.shape[0], queries.shape[1], cache.values.shape[3]});
     py::gil_scoped_release release;
@@ -340,7 +343,8 @@ void register_testing_ops(py::module_& testing) {
       .def("paged_attention", &paged_attention, "q"_a, "key_cache"_a, "value_cache"_a,
            "query_starts"_a, "kv_lens"_a, "block_tables"_a, "scale"_a, "window"_a = 0,
            "soft_cap"_a = 0.0f, "out"_a = py::none(), "key_layout"_a = "rows",
-           "output"_a = py::none(), "With `output`, a weight: fused_attention.")
+           "output"_a = py::none(), "sinks"_a = py::none(),
+           "With `output`, a weight: fused_attention. An int as value_cache: values in the keys.")
       .def("sample", &sample, "logits"_a, "rows"_a);
   register_plain_ops(backend);
   backend.def(

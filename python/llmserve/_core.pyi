@@ -542,6 +542,7 @@ class Ops:
         scale: float | None,
         window: int,
         soft_cap: float,
+        sinks: Any,
         out: Any,
     ) -> Any: ...
     def sample(

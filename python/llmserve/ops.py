@@ -426,6 +426,7 @@ def paged_attention(
     scale: float | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: ArrayLike | None = None,
     out: ArrayLike | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
@@ -438,7 +439,8 @@ def paged_attention(
     block_tables[b][p // P] at offset p % P. kv_lens: [B], positions in the cache. query_starts:
     [B + 1], where each sequence's queries begin, from 0 to T; by default one query a sequence. The
     queries are the last positions of their sequence. scale: by default D ** -0.5. window: w > 0
-    sees only the last w positions. soft_cap: c > 0 makes scores c * tanh(score / c). Returns
+    sees only the last w positions. soft_cap: c > 0 makes scores c * tanh(score / c). sinks: float32
+    [H], a score of each head that takes part in the softmax and has no value, or None. Returns
     float32 [T, H, Dv]. Moves the cache of kv_lens once for each KV head. Kwon et al. 2023, section
     4.1; tiles: Dao et al. 2022, section 3.1.
 
@@ -464,6 +466,7 @@ def paged_attention(
         scale,
         window,
         soft_cap,
+        sinks,
         out,
     )
 

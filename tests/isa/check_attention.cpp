@@ -22,6 +22,7 @@ struct AttentionCase {
   DType dtype;
   int32_t window;
   float soft_cap;
+  bool has_values_in_keys = false;
 };
 
 // What a sequence's query sees is its last tokens; the cache's unused slots hold NaN.
@@ -36,8 +37,9 @@ void check_attention_case(Checker& check, const AttentionCase& c, int64_t block_
   for (int64_t i = 0; i < num_blocks; ++i)
     tables.push_back(static_cast<int32_t>(num_blocks - 1 - i));
   for (size_t i = 1; i + 2 < tables.size(); i += 3) std::swap(tables[i], tables[i + 1]);
-  const KeyLayout layout =
-      check.isas.front().backend->key_layout(block_size, c.head_dim, c.value_dim, c.dtype);
+  const KeyLayout layout = c.has_values_in_keys ? KeyLayout::kRows
+                                                : check.isas.front().backend->key_layout(
+                                                      block_size, c.head_dim, c.value_dim, c.dtype);
   const auto part_of = [&](void* data, int64_t width) {
     return cache_part(data, c.dtype, num_blocks, c.kv_heads, block_size, width);
   };
@@ -87,6 +89,7 @@ void check_attention_case(Checker& check, const AttentionCase& c, int64_t block_
   };
   cache.keys.data = data_of(keys, keys_16, keys_8);
   cache.values.data = data_of(values, values_16, values_8);
+  if (c.has_values_in_keys) cache.values = cache.keys.slice(3, 0, c.value_dim);
   std::vector<int32_t> starts{0};
   for (const int32_t count : counts) starts.push_back(starts.back() + count);
   const int64_t tokens = starts.back();
@@ -114,10 +117,10 @@ void check_attention_case(Checker& check, const AttentionCase& c, int64_t block_
                              .out = out_view});
     return out;
   };
-  const std::string what =
-      concat("attention ", name(c.dtype), " H ", c.heads, "/", c.kv_heads, " D ", c.head_dim, "/",
-             c.value_dim, " window ", c.window, " cap ", c.soft_cap, " P ", block_size,
-             layout == KeyLayout::kPanels ? " panels" : "");
+  const std::string what = concat(
+      "attention ", name(c.dtype), " H ", c.heads, "/", c.kv_heads, " D ", c.head_dim, "/",
+      c.value_dim, " window ", c.window, " cap ", c.soft_cap, " P ", block_size,
+      layout == KeyLayout::kPanels ? " panels" : "", c.has_values_in_keys ? " values in keys" : "");
   const auto batch = [&](Backend& backend) { return run(backend, 0, starts, kv_lens, tables); };
   const Floats plain = batch(*check.ref);
   // Each token as a decode step of its own.
@@ -161,6 +164,10 @@ void check_attention(Checker& check) {
   check_attention_case(check, {2, 2, 80, 80, DType::kF8E4M3, 0, 0.0f}, 32);
   check_attention_case(check, {2, 1, 128, 128, DType::kF8E4M3, 0, 0.0f}, 128);
   check_attention_case(check, {8, 1, 80, 80, DType::kF8E4M3, 69, 0.0f}, 16);
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
+    check_attention_case(check, {5, 1, 80, 64, dtype, 0, 0.0f, true}, 16);
+    check_attention_case(check, {18, 1, 28, 20, dtype, 70, 3.0f, true}, 7);
+  }
 }
 
 namespace {

@@ -163,8 +163,9 @@ def all_activations() -> list[str]:
     return [name for name, _ in _core_testing.activations()]
 
 
-def attention(q, keys, values, scale, window=0, soft_cap=0.0):
-    """One sequence: q [t, H, D] are the last t tokens of keys [n, K, D] and values [n, K, Dv]."""
+def attention(q, keys, values, scale, window=0, soft_cap=0.0, sinks=None):
+    """One sequence: q [t, H, D] are the last t tokens of keys [n, K, D] and values [n, K, Dv].
+    sinks [H]: a score of each head that has no value."""
     q, keys, values = (x.astype(np.float64) for x in (q, keys, values))
     num_queries, heads, _ = q.shape
     num_tokens, kv_heads, _ = keys.shape
@@ -176,8 +177,11 @@ def attention(q, keys, values, scale, window=0, soft_cap=0.0):
     position = np.arange(num_tokens)[None]
     seen = (position <= own) & ((window <= 0) | (position > own - window))
     scores = np.where(seen, scores, -np.inf)
-    p = np.exp(scores - scores.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
+    sink = np.full(heads, -np.inf) if sinks is None else sinks.astype(np.float64)
+    sink = np.broadcast_to(sink[:, None, None], (*scores.shape[:2], 1))
+    largest = np.maximum(scores.max(-1, keepdims=True), sink)
+    p = np.exp(scores - largest)
+    p /= p.sum(-1, keepdims=True) + np.exp(sink - largest)
     return np.einsum("htj,jhd->thd", p, values)
 
 
@@ -341,16 +345,18 @@ def run_attention(
     dtype="float32",
     key_layout="rows",
     shares_prefixes=False,
+    values_in_keys=False,
     **options,
 ):
-    """One call over all sequences; queries[b] [t, H, D] are the last tokens of sequence b."""
+    """One call over all sequences; queries[b] [t, H, D] are the last tokens of sequence b. Values
+    in the keys are their first elements, and are not kept."""
     cache = PagedCache(sequences, block_size, dtype, key_layout, shares_prefixes)
     starts = np.cumsum([0] + [len(q) for q in queries]).astype(np.int32)
     options.setdefault("scale", queries[0].shape[-1] ** -0.5)
     return backend.paged_attention(
         np.concatenate(queries),
         cache.keys,
-        cache.values,
+        sequences[0][1].shape[2] if values_in_keys else cache.values,
         starts,
         np.array([len(keys) for keys, _ in sequences], np.int32),
         cache.block_tables,

@@ -100,6 +100,44 @@ def test_attention_in_chunks_and_batches_equals_whole(
         np.testing.assert_array_equal(chunk[30:], whole[begin:end])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
+@pytest.mark.parametrize("heads", [4, 23])
+def test_latent_attention_in_chunks_batches_and_threads_equals_whole(
+    fast, fast_one_thread, rng, dtype, heads
+):
+    """Rows of queries share panels with whoever comes beside them, and change no bit of them."""
+    if fast.name != "cpu":
+        pytest.skip("this backend keeps values in rows of their own")
+
+    def sequence(n):
+        keys = normal(rng, n, 1, 80)
+        return keys, keys[..., :64]
+
+    n = 1100
+    row, other = sequence(n), sequence(90)
+    q, other_q = normal(rng, n, heads, 80), normal(rng, 30, heads, 80)
+    options = {"values_in_keys": True, "sinks": normal(rng, heads)}
+    whole = formulas.run_attention(fast, [row], [q], 16, dtype, **options)
+    assert np.isfinite(whole).all()  # what lies in unused slots is NaN
+    one_thread = formulas.run_attention(fast_one_thread, [row], [q], 32, dtype, **options)
+    np.testing.assert_array_equal(one_thread, whole)
+    eight = _core_testing.make_backend("cpu", 8, formulas.isa_of(fast))
+    for begin, end in ((0, 50), (500, 530), (1040, 1099), (1099, 1100), (99, 100)):
+        prefix = tuple(part[:end] for part in row)
+        for backend in (fast, eight):
+            for block_size in (16, 7):
+                chunk = formulas.run_attention(
+                    backend, [other, prefix], [other_q, q[begin:end]], block_size, dtype, **options
+                )
+                np.testing.assert_array_equal(chunk[30:], whole[begin:end])
+    several = [row] * 5
+    together = formulas.run_attention(
+        fast_one_thread, several, [q[-1:]] * 5, 16, dtype, shares_prefixes=True, **options
+    )
+    np.testing.assert_array_equal(together, np.repeat(whole[-1:], 5, axis=0))
+    assert (fast_one_thread.num_prefix_items > 0) == (heads == 4)
+
+
 @pytest.mark.parametrize("window", [0, 290])
 def test_a_token_alone_has_the_attention_that_it_has_in_a_prompt_of_many_spans(fast, rng, window):
     """CUDA splits the context of few rows, in spans of 256, and not that of many."""

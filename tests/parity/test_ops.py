@@ -224,6 +224,78 @@ def test_attention_matches_ref(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
+def test_sinks_match_ref(fast, ref_of_fast, attention_tolerance, rng, dtype):
+    """A context of three spans, where a sink counts once."""
+    lengths = [(1, 1), (70, 9), (1100, 2)]
+    sequences = [(normal(rng, n, 2, 32), normal(rng, n, 2, 32)) for n, _ in lengths]
+    queries = [normal(rng, t, 8, 32) for _, t in lengths]
+    sinks = np.array([-95, -3, 0, 1, 2, 5, 9, 150], np.float32)
+    layouts = ("rows", fast.key_layout(16, 32, 32, dtype))
+    for options in ({"window": 70}, {"soft_cap": 3.0}):
+        got = [
+            formulas.run_attention(
+                fast, sequences, queries, 16, dtype, layout, sinks=sinks, **options
+            )
+            for layout in layouts
+        ]
+        expected = formulas.run_attention(
+            ref_of_fast, sequences, queries, 16, dtype, sinks=sinks, **options
+        )
+        np.testing.assert_allclose(got[0], expected, atol=attention_tolerance(dtype))
+        np.testing.assert_array_equal(got[1], got[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
+@pytest.mark.parametrize(
+    ("heads", "rank", "rotary"),
+    [(16, 512, 64), (5, 256, 64), (40, 256, 32), (20, 64, 16), (3, 20, 8), (1, 8, 28)],
+)
+def test_latent_attention_matches_ref(
+    fast, ref_of_fast, attention_tolerance, rng, dtype, heads, rank, rotary
+):
+    """All query heads over one row a token, whose first elements are the value."""
+    if fast.name != "cpu":
+        pytest.skip("this backend keeps values in rows of their own")
+    lengths = [(1, 1), (150, 5), (64, 1), (65, 30), (600, 1)]
+    sequences = [(x, x[..., :rank]) for x in (normal(rng, n, 1, rank + rotary) for n, _ in lengths)]
+    queries = [normal(rng, t, heads, rank + rotary) for _, t in lengths]
+    for options in ({}, {"window": 70, "soft_cap": 5.0, "sinks": normal(rng, heads)}):
+        got, again, expected = (
+            formulas.run_attention(
+                backend, sequences, queries, block_size, dtype, values_in_keys=True, **options
+            )
+            for backend, block_size in ((fast, 16), (fast, 7), (ref_of_fast, 16))
+        )
+        np.testing.assert_allclose(got, expected, atol=attention_tolerance(dtype))
+        np.testing.assert_array_equal(again, got)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
+def test_latent_rows_are_stored_as_ref_stores_them(fast, ref_of_fast, rng, dtype):
+    if fast.name != "cpu":
+        pytest.skip("this backend keeps values in rows of their own")
+    keys = normal(rng, 40, 1, 72)
+    slots = rng.permutation(64)[:40]
+    got, expected = (
+        formulas.as_dtype(np.zeros((4, 1, 16, 72), np.float32), dtype) for _ in range(2)
+    )
+    for backend, cache in ((fast, got), (ref_of_fast, expected)):
+        backend.store_kv(keys, None, slots, cache, cache)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_rotated_heads_go_where_ref_puts_them(fast, ref, rng):
+    if fast.name != "cpu":
+        pytest.skip("this backend rotates in place")
+    heads, angles = normal(rng, 20, 3, 50), normal(rng, 20, 48)
+    for interleaved in (False, True):
+        got, expected = np.zeros_like(heads), np.zeros_like(heads)
+        fast.rotary(heads.copy(), angles, interleaved, got)
+        ref.rotary(heads, angles, interleaved, expected)
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
 def test_keys_in_panels_match_ref(fast, ref_of_fast, attention_tolerance, rng, dtype):
     """Where they are stored, and what attention makes of them."""
     if fast.key_layout(32, 24, 48, dtype) == "rows":

@@ -174,6 +174,62 @@ def test_attention_matches_the_formula(ref, rng, window, soft_cap):
         out = out[len(q) :]
 
 
+@pytest.mark.parametrize("window", [0, 70])
+def test_a_sink_is_a_score_without_a_value(ref, rng, window):
+    """Below, among and far above the scores, and not scaled as they are."""
+    pair = normal(rng, 150, 2, 8), normal(rng, 150, 2, 5)
+    q = normal(rng, 130, 6, 8)
+    sinks = np.array([-90, -2, 0, 1.5, 4, 200], np.float32)
+    options = {"scale": 0.5, "window": window, "sinks": sinks}
+    out = formulas.run_attention(ref, [pair], [q], 7, **options)
+    np.testing.assert_allclose(out, formulas.attention(q, *pair, **options), atol=SUM_TOLERANCE)
+    assert not out[:, 5].any()  # the sink takes it all
+    far = options | {"sinks": np.full(6, -200, np.float32)}
+    without = {"scale": 0.5, "window": window}
+    plain, unsunk = (formulas.run_attention(ref, [pair], [q], 7, **each) for each in (without, far))
+    np.testing.assert_array_equal(unsunk, plain)
+    with pytest.raises(InvalidArgument, match=r"sinks: expected .*H=6"):
+        formulas.run_attention(ref, [pair], [q], 7, sinks=sinks[:5])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
+def test_values_may_be_the_first_elements_of_the_keys(ref, rng, dtype):
+    sequences = [(keys, keys[..., :12]) for keys in (normal(rng, n, 1, 20) for n in (1, 150))]
+    queries = [normal(rng, t, 5, 20) for t in (1, 130)]
+    apart, within = (
+        formulas.run_attention(ref, sequences, queries, 7, dtype, values_in_keys=is_within)
+        for is_within in (False, True)
+    )
+    if dtype == "fp8":  # the value has the scale of the whole row
+        np.testing.assert_allclose(within, apart, atol=0.1)
+    else:
+        np.testing.assert_array_equal(within, apart)
+
+
+def test_a_cache_with_values_in_its_keys_stores_keys_alone(ref, rng):
+    keys = normal(rng, 5, 1, 8)
+    for dtype in ("float32", "bfloat16", "fp8"):
+        got, expected, values = (
+            formulas.as_dtype(np.zeros((2, 1, 4, 8), np.float32), dtype) for _ in range(3)
+        )
+        ref.store_kv(keys, None, [7, 1, -1, 0, 4], got, got)
+        ref.store_kv(keys, keys, [7, 1, -1, 0, 4], expected, values)
+        np.testing.assert_array_equal(got, expected)
+    with pytest.raises(InvalidArgument, match=r"store_kv\.values: expected none"):
+        ref.store_kv(keys, keys, [7, 1, -1, 0, 4], got, got)
+
+
+def test_rotated_heads_may_go_elsewhere(ref, rng):
+    heads, angles = normal(rng, 6, 3, 10), normal(rng, 6, 8)
+    for interleaved in (False, True):
+        out, in_place = np.zeros_like(heads), heads.copy()
+        before = heads.copy()
+        ref.rotary(heads, angles, interleaved, out)
+        ref.rotary(in_place, angles, interleaved)
+        np.testing.assert_array_equal(out, in_place)
+        np.testing.assert_array_equal(heads, before)
+
+
 @pytest.mark.parametrize("isa", ["avx512_bf16", "amx"])
 @pytest.mark.parametrize("window", [0, 3])
 def test_attention_over_bf16_sums_as_the_instruction_sets_do(rng, isa, window):

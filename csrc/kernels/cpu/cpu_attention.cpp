@@ -175,7 +175,8 @@ void CpuAttention::list_items(const PagedAttentionArgs& args, int64_t group) {
     const int64_t last = args.query_starts[b + 1];
     const int64_t max_tokens = std::min(item_tokens(group), last - first);
     if (max_tokens == 0) continue;
-    const int64_t max_heads = item_heads(max_tokens, group, kv_heads);
+    const int64_t max_heads =
+        args.cache.has_values_in_keys() ? 1 : item_heads(max_tokens, group, kv_heads);
     for (int64_t head = 0; head < kv_heads; head += max_heads) {
       for (int64_t t = first; t < last; t += max_tokens) {
         items_.push_back(
@@ -277,8 +278,10 @@ void CpuAttention::reserve() {
 }
 
 int64_t CpuAttention::scratch_bytes(int64_t max_tokens, const StepShape& shape) const {
-  const int64_t rows =
+  int64_t rows =
       std::min(std::max(kMaxQueryRows, shape.group), max_tokens * shape.num_kv_heads * shape.group);
+  if (shape.has_values_in_keys)
+    rows = (rows + cpu::kPanelWidth - 1) / cpu::kPanelWidth * cpu::kPanelWidth;
   return kernels_.attention_scratch_floats(rows, shape.key_dim, shape.value_dim) *
          static_cast<int64_t>(sizeof(float));
 }
@@ -325,6 +328,7 @@ void CpuAttention::run(const PagedAttentionArgs& args, const RoundedRows& rounde
   const Tensor& keys = args.cache.keys;
   const Tensor& values = args.cache.values;
   const bool has_panels = args.cache.key_layout == KeyLayout::kPanels;
+  const bool has_values_in_keys = args.cache.has_values_in_keys();
   if (has_panels && values.shape[3] % cpu::kPanelWidth != 0)
     throw InvalidArgument(concat("paged_attention.cache: expected values of a multiple of ",
                                  cpu::kPanelWidth, " elements beside keys in panels, got ",
@@ -333,13 +337,15 @@ void CpuAttention::run(const PagedAttentionArgs& args, const RoundedRows& rounde
   list_items(args, group);
   if (items_.empty()) return;
   reserve();
-  workers_.reserve_scratch(scratch_bytes(args.q.shape[0], {.num_kv_heads = keys.shape[1],
-                                                           .group = group,
-                                                           .key_dim = keys.shape[3],
-                                                           .value_dim = values.shape[3]}));
+  workers_.reserve_scratch(
+      scratch_bytes(args.q.shape[0], {.num_kv_heads = keys.shape[1],
+                                      .group = group,
+                                      .key_dim = keys.shape[3],
+                                      .value_dim = values.shape[3],
+                                      .has_values_in_keys = has_values_in_keys}));
   split_items(args.window, group, values.shape[3]);
-  const int64_t tile_bytes = kKvTile * (cache_row_bytes(keys.dtype, keys.shape[3]) +
-                                        cache_row_bytes(keys.dtype, values.shape[3]));
+  const int64_t value_bytes = has_values_in_keys ? 0 : cache_row_bytes(keys.dtype, values.shape[3]);
+  const int64_t tile_bytes = kKvTile * (cache_row_bytes(keys.dtype, keys.shape[3]) + value_bytes);
   const bool is_rounded = rounded.data != nullptr;
   const cpu::AttentionCall call{
       .q = args.q.as<float>(),
@@ -348,6 +354,7 @@ void CpuAttention::run(const PagedAttentionArgs& args, const RoundedRows& rounde
       .keys = keys.data,
       .values = values.data,
       .has_key_panels = has_panels,
+      .has_values_in_keys = has_values_in_keys,
       .fits_l1 = fits_l1(tile_bytes),
       .heads_ahead = heads_ahead(tile_bytes),
       .kv_heads = keys.shape[1],
@@ -357,6 +364,7 @@ void CpuAttention::run(const PagedAttentionArgs& args, const RoundedRows& rounde
       .group = group,
       .scale = args.scale,
       .soft_cap = args.soft_cap,
+      .sinks = args.sinks ? args.sinks.as<float>() : nullptr,
       .window = args.window,
       .out = args.out.data,
       .is_out_rounded = is_rounded,

@@ -33,7 +33,7 @@ class KvWriter {
       const int64_t count = t + kPackedTokens <= end && are_packed(t) ? kPackedTokens : 1;
       if (slot(t) >= 0) store_keys(t, count);
       for (const int64_t last = t + count; t < last; ++t)
-        if (slot(t) >= 0) store_values(t);
+        if (slot(t) >= 0 && args_.values) store_values(t);
     }
   }
 

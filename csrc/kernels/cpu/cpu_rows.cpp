@@ -80,8 +80,12 @@ void CpuBackend::do_rotary(const RotaryArgs& args) {
         for (int64_t t = begin; t < end; ++t) {
           const float* cos = row(args.cos_sin, t);
           for (int64_t h = 0; h < heads; ++h) {
-            workers_.kernels().rotary(row(args.heads, t) + h * args.heads.strides[1], cos,
-                                      cos + half, half, args.interleaved);
+            float* head = row(args.heads, t) + h * args.heads.strides[1];
+            if (args.out)
+              head = static_cast<float*>(
+                  std::memcpy(row(args.out, t) + h * args.out.strides[1], head,
+                              static_cast<size_t>(args.heads.shape[2]) * sizeof(float)));
+            workers_.kernels().rotary(head, cos, cos + half, half, args.interleaved);
           }
         }
       });

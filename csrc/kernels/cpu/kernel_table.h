@@ -162,14 +162,16 @@ constexpr int kNumCacheStorages = 3;
 struct AttentionCall {
   const float* q;
   int64_t q_token_stride, q_head_stride;
-  const void* keys;     // [N, K, P, D]; in fp8 each block and head has P rows and then P scales
-  const void* values;   // [N, K, P, Dv], likewise
-  bool has_key_panels;  // keys lie in panels of kPanelWidth tokens, and Dv is a multiple of it
-  bool fits_l1;         // tiles are prefetched into the L1, and not into the L2 alone
-  int64_t heads_ahead;  // heads between prefetching a tile and its use; at most an item's
+  const void* keys;         // [N, K, P, D]; in fp8 each block and head has P rows and then P scales
+  const void* values;       // [N, K, P, Dv], likewise
+  bool has_key_panels;      // keys lie in panels of kPanelWidth tokens, and Dv is a multiple of it
+  bool has_values_in_keys;  // the first Dv elements of a key's row, of keys in rows
+  bool fits_l1;             // tiles are prefetched into the L1, and not into the L2 alone
+  int64_t heads_ahead;      // heads between prefetching a tile and its use; at most an item's
   int64_t kv_heads, block_size, head_dim, value_dim;
   int64_t group;  // query heads of a KV head
   float scale, soft_cap;
+  const float* sinks;  // [query heads] or null
   int64_t window;
   void* out;  // f32, or bf16 where queries are rounded and Dv is whole vectors
   bool is_out_rounded;
@@ -249,7 +251,8 @@ struct KernelTable {
   float (*fp8_row_scale)(const float* x, int64_t n);
   void (*round_to_fp8)(const float* x, int64_t n, float scale, uint8_t* codes);
 
-  // `rows` is the largest num_heads * num_tokens * group of the items.
+  // `rows` is the largest num_heads * num_tokens * group of the items; with values in the keys,
+  // whose items have one head each, in whole panels.
   int64_t (*attention_scratch_floats)(int64_t rows, int64_t head_dim, int64_t value_dim);
   // In the order of CacheStorage. `next` is the thread's next item or null: its first tiles are
   // prefetched towards the end of `item`.

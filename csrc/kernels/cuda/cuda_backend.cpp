@@ -260,6 +260,7 @@ void CudaBackend::do_rotary_table(const RotaryTableArgs& args) {
 }
 
 void CudaBackend::do_rotary(const RotaryArgs& args) {
+  if (args.out) throw NotSupported("cuda rotary: an out of its own is not supported");
   check_grid("rotary", args.heads.shape[0]);
   memory_.make_current();
   cuda::rotary({.heads = args.heads.as<float>(),

@@ -191,7 +191,8 @@ struct AttentionParams {
   float scale;
   int32_t window;
   float soft_cap;
-  float* out;  // [T, H, Dv]
+  const float* sinks;  // [H] or null
+  float* out;          // [T, H, Dv]
   int64_t out_token_stride;
   int64_t out_head_stride;
 };

@@ -56,6 +56,10 @@ struct KvHead {
     return at(values, block_of(position) * values.strides[0] + head * values.strides[1] +
                           offset_of(position) * values.strides[2] + d);
   }
+  // Whose rows have the scales of the values.
+  const Tensor& scales_of_values() const {
+    return args.cache.has_values_in_keys() ? args.cache.keys : args.cache.values;
+  }
   float row_scale(const Tensor& part, int64_t position) const {
     if (part.dtype != DType::kF8E4M3) return 1.0f;
     float scale = 0;
@@ -97,7 +101,7 @@ struct KvHead {
     for (int64_t j = begin; j < end; ++j) {
       const float p = ref::v_exp(scores[static_cast<size_t>(j - begin)] - result.m);
       result.l += p;
-      const float weight = p * row_scale(args.cache.values, j);
+      const float weight = p * row_scale(scales_of_values(), j);
       for (size_t i = 0; i < result.o.size(); ++i)
         result.o[i] += weight * value(j, static_cast<int64_t>(i));
     }
@@ -114,7 +118,7 @@ struct KvHead {
       const auto at = static_cast<size_t>(j - first);
       const float weight = ref::v_exp_bf16(scores[static_cast<size_t>(j - begin)] - result.m);
       result.l += bf16_to_f32(round_to_bf16(weight));
-      p[at] = round_to_bf16(weight * row_scale(args.cache.values, j));
+      p[at] = round_to_bf16(weight * row_scale(scales_of_values(), j));
     }
     for (size_t i = 0; i < result.o.size(); ++i) {
       for (int64_t j = begin; j < end; ++j)
@@ -132,12 +136,16 @@ struct KvHead {
     return sum;
   }
 
-  void row(const float* q, int64_t position, float* out) const {
+  // `sink` is the head's, or null.
+  void row(const float* q, int64_t position, const float* sink, float* out) const {
     const int64_t begin = args.window > 0 ? std::max<int64_t>(0, position - args.window + 1) : 0;
     Softmax sum(args.cache.values.shape[3]);
     for (int64_t s = begin / kKvSpan * kKvSpan; s <= position; s += kKvSpan)
       sum.merge(span(q, std::max(begin, s), std::min(position + 1, s + kKvSpan)));
-    for (size_t i = 0; i < sum.o.size(); ++i) out[i] = sum.o[i] / sum.l;
+    const float m = sink == nullptr ? sum.m : std::max(sum.m, *sink);
+    const float kept = sink == nullptr ? 1.0f : ref::v_exp(sum.m - m);
+    const float l = sink == nullptr ? sum.l : sum.l * kept + ref::v_exp(*sink - m);
+    for (size_t i = 0; i < sum.o.size(); ++i) out[i] = sum.o[i] * kept / l;
   }
 };
 
@@ -155,7 +163,7 @@ void RefBackend::do_paged_attention(const PagedAttentionArgs& args) {
                           args.block_tables.data() + static_cast<int64_t>(b) * args.max_blocks,
                           h / group, has_pairs};
         head.row(args.q.as<float>() + t * args.q.strides[0] + h * args.q.strides[1],
-                 args.kv_lens[b] - (last - t),
+                 args.kv_lens[b] - (last - t), args.sinks ? args.sinks.as<float>() + h : nullptr,
                  args.out.as<float>() + t * args.out.strides[0] + h * args.out.strides[1]);
       }
     }

@@ -1,4 +1,5 @@
 // Embedding, norms, rotary embedding, activation, gather: ops of one row at a time.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -82,6 +83,11 @@ void RefBackend::do_rotary(const RotaryArgs& args) {
     const float* sin = cos + half;
     for (int64_t h = 0; h < args.heads.shape[1]; ++h) {
       float* x = row(args.heads, t) + h * args.heads.strides[1];
+      if (args.out) {
+        float* to = row(args.out, t) + h * args.out.strides[1];
+        std::copy_n(x, args.heads.shape[2], to);
+        x = to;
+      }
       for (int64_t i = 0; i < half; ++i) {
         float& a = args.interleaved ? x[2 * i] : x[i];
         float& b = args.interleaved ? x[2 * i + 1] : x[half + i];

@@ -27,16 +27,18 @@ void RefBackend::do_store_kv(const StoreKvArgs& args) {
     for (int64_t h = 0; h < heads; ++h) {
       const float* key =
           args.keys.as<float>() + t * args.keys.strides[0] + h * args.keys.strides[1];
+      const bool is_fp8 = cache.keys.dtype == DType::kF8E4M3;
+      if (is_fp8) store_fp8_key(cache, block, h, offset, key);
+      for (int64_t d = 0; !is_fp8 && d < cache.keys.shape[3]; ++d)
+        put(cache.keys, cache.key_index(block, h, offset, d), key[d]);
+      if (cache.has_values_in_keys()) continue;
       const float* value =
           args.values.as<float>() + t * args.values.strides[0] + h * args.values.strides[1];
-      if (cache.keys.dtype == DType::kF8E4M3) {
-        store_fp8_key(cache, block, h, offset, key);
+      if (is_fp8) {
         store_fp8_value(cache, block, h, offset, value);
         continue;
       }
       const int64_t row = ((block * heads + h) * block_size + offset) * value_dim;
-      for (int64_t d = 0; d < cache.keys.shape[3]; ++d)
-        put(cache.keys, cache.key_index(block, h, offset, d), key[d]);
       for (int64_t d = 0; d < value_dim; ++d) put(cache.values, row + d, value[d]);
     }
   }

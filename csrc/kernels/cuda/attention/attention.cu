@@ -98,8 +98,15 @@ __global__ void __launch_bounds__(kAttentionThreads) attention_kernel(AttentionP
     l = l * scale_old + tile_l * scale_tile;
     m = m_new;
   }
+  float kept = 1.0f;
+  if (p.sinks != nullptr) {
+    const float sink = p.sinks[head];
+    const float largest = v_max(m, sink);
+    kept = v_exp(m - largest);
+    l = l * kept + v_exp(sink - largest);
+  }
   float* out = p.out + token * p.out_token_stride + head * p.out_head_stride;
-  for (int64_t i = threadIdx.x; i < value_dim; i += blockDim.x) out[i] = o[i] / l;
+  for (int64_t i = threadIdx.x; i < value_dim; i += blockDim.x) out[i] = o[i] * kept / l;
 }
 
 }  // namespace

@@ -28,6 +28,8 @@ namespace {
 
 #include "kernels/cpu/attention.inc"
 
+#include "kernels/cpu/latent_attention.inc"
+
 }  // namespace
 
 void attention_bf16(const AttentionCall* call, const AttentionItem* item, const AttentionItem* next,
