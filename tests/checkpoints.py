@@ -31,6 +31,16 @@ _COMMON: dict[str, Any] = dict(
     pad_token_id=0,
 )
 _LAYER_NORM: dict[str, Any] = {"layer_norm_eps": 1e-4}
+# Latent attention, whose inner norms have an epsilon of their own.
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 8,
+    "rms_norm_eps": 1e-2,
+}
 _FAMILY: dict[str, dict[str, Any]] = {
     "arcee": {},
     "cohere": {**_LAYER_NORM, "logit_scale": 0.3},
@@ -95,6 +105,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
         },
     },
     "llama": {},
+    "minicpm3": {**_LATENT, "scale_emb": 3.0, "scale_depth": 0.8, "dim_model_base": 32},
     "ministral": {
         "head_dim": 12,
         "sliding_window": 20,
@@ -168,16 +179,29 @@ _FAMILY: dict[str, dict[str, Any]] = {
         },
     },
     "starcoder2": {"norm_epsilon": 1e-4},
+    "youtu": {
+        **_LATENT,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 40.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.0,
+        },
+    },
 }
 FAMILIES = tuple(_FAMILY)
 # What a family's config may say and is refused: family, field, its value, what is supported.
 REFUSED: tuple[tuple[str, str, Any, Any], ...] = (
     ("gpt2", "scale_attn_by_inverse_layer_idx", True, False),
     ("gpt_bigcode", "add_cross_attention", True, False),
+    ("minicpm3", "attention_bias", True, False),
     ("olmo", "clip_qkv", 8.5, None),
     ("opt", "do_layer_norm_before", False, True),
     ("opt", "_remove_final_layer_norm", True, False),
     ("opt", "layer_norm_elementwise_affine", False, True),
+    ("youtu", "attention_bias", True, False),
 )
 # Text models that are only found within others: the first by head_dim 12, of 6 frequencies.
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0}

@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "granite": "granite",
     "hunyuan_v1_dense": "hunyuan-dense",
     "llama": "llama",
+    "minicpm3": "minicpm3",
     "ministral3": "mistral3",
     "mistral": "llama",
     "nemotron": "nemotron",
@@ -72,6 +73,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 16,
         "num_hidden_layers": 6,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    },
+    "minicpm3": {
+        "tie_word_embeddings": True,
+        "q_lora_rank": 32,
+        "v_head_dim": None,
+        "scale_emb": 12.0,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
     },
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
 }
@@ -244,11 +253,22 @@ def _add_hyper_parameters(writer: gguf.GGUFWriter, config: dict[str, Any], arch:
     if has_pattern:
         is_sliding = [t == "sliding_attention" for t in config["layer_types"]]
         writer.add_sliding_window_pattern(is_sliding)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
+    if "kv_lora_rank" in config:
+        _add_latent(writer, config)
+    else:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
+
+
+def _add_latent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    if config["q_lora_rank"] is not None:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    writer.add_key_length(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    writer.add_rope_dimension_count(config["qk_rope_head_dim"])
 
 
 def _add_rope_scaling(writer: gguf.GGUFWriter, rope: Mapping[str, Any], arch: str) -> None:

@@ -30,6 +30,16 @@ py::dict to_dict(const RopeParameters& rope) {
   return out;
 }
 
+py::dict to_dict(const LatentDims& dims) {
+  py::dict out;
+  out["query_rank"] = dims.query_rank;
+  out["rank"] = dims.rank;
+  out["plain_dim"] = dims.plain_dim;
+  out["rotary_dim"] = dims.rotary_dim;
+  out["value_dim"] = dims.value_dim;
+  return out;
+}
+
 }  // namespace
 
 py::dict to_dict(const ModelConfig& config) {
@@ -44,6 +54,7 @@ py::dict to_dict(const ModelConfig& config) {
   out["num_heads"] = config.num_heads;
   out["num_kv_heads"] = config.num_kv_heads;
   out["head_dim"] = config.head_dim;
+  out["latent"] = config.latent.rank == 0 ? py::object(py::none()) : to_dict(config.latent);
   out["activation"] = name(config.activation);
   out["norm"] = config.norm.kind == NormKind::kRms ? "rms" : "layer";
   out["norm_eps"] = config.norm.numbers.eps;

@@ -37,7 +37,7 @@ KvStorage::KvStorage(std::span<const CacheGroupSpec> groups, std::span<const KvP
   const CacheGroupSpec& rows = groups.front();  // all groups of rows have the same
   for (int32_t lane = 0; lane < num_lanes(groups); ++lane) {
     const Tensor keys = take(rows.num_kv_heads, rows.key_dim);
-    if (rows.values_in_keys) {
+    if (rows.values_in_keys) {  // in rows
       lanes_.push_back({.keys = keys, .values = keys});
       continue;
     }

@@ -175,10 +175,6 @@ std::string find_refusal(const MemoryPlan& plan) {
 // That the ops take such a cache (kernels/ops.h).
 void check_kv_rows(DType dtype, const CacheGroupSpec& rows) {
   if (dtype != DType::kF8E4M3) return;
-  if (rows.values_in_keys)
-    throw NotSupported(
-        "kv_cache_dtype 'fp8' takes keys and values in rows of their own, and this model's values "
-        "are part of the keys; use kv_cache_dtype='auto'");
   if (rows.key_dim % 4 != 0 || rows.value_dim % 4 != 0)
     throw NotSupported(
         concat("kv_cache_dtype 'fp8' takes heads of a multiple of 4 elements, and this model has "

@@ -197,6 +197,16 @@ constexpr RenamingRow kHunyuanNames[] = {
     {"blk.{}.attn_q_norm", "model.layers.{}.self_attn.query_layernorm"},
     {"blk.{}.attn_k_norm", "model.layers.{}.self_attn.key_layernorm"},
 };
+constexpr RenamingRow kLatentNames[] = {
+    {"blk.{}.attn_q_a", "model.layers.{}.self_attn.q_a_proj"},
+    {"blk.{}.attn_q_a_norm", "model.layers.{}.self_attn.q_a_layernorm"},
+    {"blk.{}.attn_q_b", "model.layers.{}.self_attn.q_b_proj"},
+    {"blk.{}.attn_kv_a_mqa", "model.layers.{}.self_attn.kv_a_proj_with_mqa"},
+    {"blk.{}.attn_kv_a_norm", "model.layers.{}.self_attn.kv_a_layernorm"},
+    {"blk.{}.attn_kv_b", "model.layers.{}.self_attn.kv_b_proj"},
+    {"blk.{}.attn_k_b", "model.layers.{}.self_attn.k_b_proj"},
+    {"blk.{}.attn_v_b", "model.layers.{}.self_attn.v_b_proj"},
+};
 constexpr RenamingRow kSeedOssNames[] = {
     {"blk.{}.post_attention_norm", "model.layers.{}.post_attention_layernorm"},
 };
@@ -292,6 +302,8 @@ constexpr std::array kArchitectures{
                      .model_class = "Exaone4ForCausalLM",
                      .names = kOlmo2Names,
                      .configure = &configure_exaone4},
+    GgufArchitecture{
+        .name = "minicpm3", .model_class = "MiniCPM3ForCausalLM", .names = kLatentNames},
     GgufArchitecture{
         .name = "mistral3", .model_class = "Ministral3ForCausalLM", .has_paired_rows = true},
     GgufArchitecture{

@@ -66,7 +66,29 @@ void add_dims(GgufConfig& config) {
   check_given(config, {"attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"});
 }
 
+// Of multi-head latent attention. Where keys and values are absorbed, the lengths are those of the
+// latents, and the heads' own have names of their own.
+void add_latent(GgufConfig& config) {
+  const auto length = [&](std::string_view own, std::string_view plain) {
+    const GgufValue* value = config.find(own);
+    if (!value) value = config.find(plain);
+    return value ? config.uniform_integer(*value) : 0;
+  };
+  config.copy_integer("attention.kv_lora_rank", "kv_lora_rank");
+  config.set("q_lora_rank", {});
+  config.copy_integer("attention.q_lora_rank", "q_lora_rank");
+  check_given(config, {"rope.dimension_count"});
+  check_given(config, {"attention.key_length_mla", "attention.key_length"});
+  config.copy_integer("rope.dimension_count", "qk_rope_head_dim");
+  const int64_t key = length("attention.key_length_mla", "attention.key_length");
+  config.set("qk_nope_head_dim", {key - config.integer("qk_rope_head_dim")});
+  const int64_t value = length("attention.value_length_mla", "attention.value_length");
+  if (value != 0) config.set("v_head_dim", {value});
+  config.set("has_split_kv_b", {config.has_tensor("blk.0.attn_k_b.weight")});
+}
+
 void add_head_dim(GgufConfig& config) {
+  if (config.find("attention.kv_lora_rank")) return add_latent(config);
   const int64_t heads = config.integer("num_attention_heads");
   const GgufValue* key = config.find("attention.key_length");
   const GgufValue* value = config.find("attention.value_length");

@@ -56,6 +56,8 @@ Attention::Attention(WeightLoader& weights, const TensorNames& names, const std:
     k_norm_.emplace(weights, prefix + names.k_norm, spec.num_kv_heads, spec.head_dim, spec.qk_norm,
                     spec.norm);
   }
+  if (spec.has_sinks)
+    sinks_ = weights.vector(WeightGroup::kAttention, prefix + names.sinks, spec.num_heads);
 }
 
 void Attention::forward(const ForwardContext& context, const LinearInput& x,
@@ -80,6 +82,7 @@ void Attention::forward(const ForwardContext& context, const LinearInput& x,
                                 .scale = spec_.scale,
                                 .window = spec_.window,
                                 .soft_cap = spec_.soft_cap,
+                                .sinks = sinks_.view(),
                                 .out = head_view(attended, 0, spec_.num_heads, spec_.head_dim)};
   if (const auto output = output_.as_one(context, attended, to.out, to.accumulate))
     return context.backend.fused_attention({.attention = args, .output = *output});

@@ -19,6 +19,7 @@ struct AttentionSpec {
   int64_t head_dim = 0;      // D, of queries, keys and values
   bool qkv_bias = false;
   bool output_bias = false;
+  bool has_sinks = false;        // a score of each head that has no value
   bool is_transposed = false;    // weights are stored [in, out]
   bool is_qkv_by_group = false;  // a fused qkv has, for each KV head, its queries, key and value
   QkNorm qk_norm = QkNorm::kNone;
@@ -53,6 +54,7 @@ class Attention final : public AttentionLayer {
   Linear output_;
   std::optional<HeadNorm> q_norm_;
   std::optional<HeadNorm> k_norm_;
+  VectorWeight sinks_;  // [H] or empty
 };
 
 }  // namespace llmserve

@@ -26,6 +26,17 @@ struct TensorNames {
   std::string q_norm = "self_attn.q_norm";  // where the config has such norms
   std::string k_norm = "self_attn.k_norm";
   std::string attention_output = "self_attn.o_proj";
+  std::string sinks = "self_attn.sinks";  // where the config has such
+
+  // Of multi-head latent attention.
+  std::string q_a = "self_attn.q_a_proj";  // in place of q, with the next two
+  std::string q_a_norm = "self_attn.q_a_layernorm";
+  std::string q_b = "self_attn.q_b_proj";
+  std::string kv_a = "self_attn.kv_a_proj_with_mqa";
+  std::string kv_a_norm = "self_attn.kv_a_layernorm";
+  std::string kv_b = "self_attn.kv_b_proj";  // each head's keys and values
+  std::string k_b;                           // or each by itself, keys transposed
+  std::string v_b;
 
   std::string gate_up;                 // one tensor, in place of the next two
   std::string gate = "mlp.gate_proj";  // empty, and no gate_up: an MLP without a gate

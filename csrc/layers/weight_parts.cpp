@@ -31,7 +31,9 @@ std::vector<WeightPart> rows_of(std::span<const WeightPart> parts, const Shard& 
                       .size = end - begin,
                       .begin = part.begin + run * part.stride + begin - run * part.size,
                       .of = part.num_rows(),
-                      .width = part.width});
+                      .width = part.width,
+                      .in_begin = part.in_begin,
+                      .in_of = part.in_of});
     }
   }
   return rows;

@@ -18,6 +18,9 @@ struct WeightPart {
   int64_t num_runs = 1;  // runs of `size` rows that are taken …
   int64_t stride = 0;    // … with so many rows from the beginning of one to that of the next
 
+  int64_t in_begin = 0;  // of a matrix, the first element of K that is taken …
+  int64_t in_of = 0;     // … and how many the tensor has; 0: those that are taken
+
   int64_t num_rows() const { return of == 0 ? size : of; }
 };
 

@@ -149,12 +149,15 @@ std::vector<StackedRows> WeightSource::stack(std::span<const WeightPart> parts, 
       shard.axis == ShardAxis::kInput ? shard.of(in_features) : IndexRange{0, in_features};
   std::vector<StackedRows> stacks;
   for (WeightPart& part : rows_of(parts, shard)) {
-    const TensorEntry& entry = is_transposed ? find(part.name, {in_features, part.num_rows()})
-                                             : find(part.name, {part.num_rows(), in_features});
+    const int64_t width = part.in_of == 0 ? in_features : part.in_of;
+    const IndexRange taken{part.in_begin + columns.begin, columns.size};
+    const TensorEntry& entry = is_transposed ? find(part.name, {width, part.num_rows()})
+                                             : find(part.name, {part.num_rows(), width});
     const QuantFormat* blocks = kept_blocks(entry, is_transposed);
-    if (blocks) check_columns(part, *blocks, columns);
+    if (blocks) check_columns(part, *blocks, taken);
     if (stacks.empty() || stacks.back().blocks != blocks)
-      stacks.push_back({.columns = columns, .is_transposed = is_transposed, .blocks = blocks});
+      stacks.push_back({.columns = taken, .is_transposed = is_transposed, .blocks = blocks});
+    check_internal(stacks.back().columns.begin == taken.begin, "a weight's parts have one K");
     stacks.back().parts.push_back(std::move(part));
     stacks.back().entries.push_back(&entry);
   }

@@ -103,9 +103,8 @@ Decoder::Decoder(const ModelConfig& config, WeightLoader& weights)
       lm_head_(weights, head_name(weights, config), lm_head_spec(config)),
       rotaries_(make_rotaries(config)) {
   WeightReport report = weights.report();
-  std::erase_if(report.unused_tensors, [&](const std::string& name) {
-    return is_skipped_tensor(config.architecture, name);
-  });
+  std::erase_if(report.unused_tensors,
+                [&](const std::string& name) { return is_skipped_tensor(config, name); });
   set_weights(std::move(report));
 }
 

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "layers/attention.h"
+#include "layers/latent_attention.h"
 #include "layers/mlp.h"
 
 namespace llmserve {
@@ -24,6 +25,7 @@ AttentionSpec attention_spec(const ModelConfig& config, int64_t layer_idx) {
           .head_dim = config.head_dim,
           .qkv_bias = config.attention_bias,
           .output_bias = config.output_bias,
+          .has_sinks = config.has_sinks,
           .is_transposed = config.has_transposed_weights,
           .is_qkv_by_group = config.is_qkv_by_group,
           .qk_norm = config.qk_norm,
@@ -50,6 +52,47 @@ std::unique_ptr<AttentionLayer> make_grouped(WeightLoader& weights, const ModelC
                                      attention_spec(config, layer_idx));
 }
 
+// YaRN's factor of the scores, squared, since queries and keys are both to have it.
+float yarn_score_scale(const ModelConfig& config) {
+  if (config.ropes.empty() || config.ropes[0].type == RopeType::kDefault) return 1.0f;
+  const RopeParameters& rope = config.ropes[0];
+  if (rope.mscale_all_dim == 0.0 || rope.factor <= 1.0) return 1.0f;
+  const double scale = 0.1 * rope.mscale_all_dim * std::log(rope.factor) + 1.0;
+  return static_cast<float>(scale * scale);
+}
+
+LatentAttentionSpec latent_spec(const ModelConfig& config, int64_t layer_idx) {
+  const auto idx = static_cast<size_t>(layer_idx);
+  const float scale = config.attention_scale.value_or(
+      1.0f / std::sqrt(static_cast<float>(config.latent.query_dim())));
+  LatentAttentionSpec spec{.hidden_size = config.hidden_size,
+                           .num_heads = config.num_heads,
+                           .dims = config.latent,
+                           .is_interleaved = config.is_rope_interleaved,
+                           .scale = scale * yarn_score_scale(config),
+                           .window = config.layers[idx].window,
+                           .kv_group = config.kv_places[idx].group};
+  if (!config.ropes.empty())
+    spec.query_scaling = {
+        .growth = static_cast<float>(config.ropes[0].query_growth),
+        .period = static_cast<int32_t>(config.ropes[0].original_max_position_embeddings)};
+  return spec;
+}
+
+std::vector<CacheGroupSpec> latent_keeps(const ModelConfig& config, const LayerTraits& layer) {
+  return {{.window = layer.window,
+           .num_kv_heads = 1,
+           .key_dim = config.latent.row_dim(),
+           .value_dim = config.latent.rank,
+           .values_in_keys = true}};
+}
+
+std::unique_ptr<AttentionLayer> make_latent(WeightLoader& weights, const ModelConfig& config,
+                                            int64_t layer_idx) {
+  return std::make_unique<LatentAttention>(weights, config.names, layer_prefix(config, layer_idx),
+                                           latent_spec(config, layer_idx));
+}
+
 template <class SomeMlp>
 std::unique_ptr<FeedForward> make_mlp(WeightLoader& weights, const ModelConfig& config,
                                       int64_t layer_idx) {
@@ -65,6 +108,9 @@ std::unique_ptr<FeedForward> make_mlp(WeightLoader& weights, const ModelConfig& 
 
 const AttentionKind kGroupedAttention{
     .name = "grouped", .keeps = &grouped_keeps, .make = &make_grouped};
+
+const AttentionKind kLatentAttention{
+    .name = "latent", .keeps = &latent_keeps, .make = &make_latent};
 
 const FeedForwardKind kGatedMlp{.name = "gated", .make = &make_mlp<GatedMlp>};
 const FeedForwardKind kPlainMlp{.name = "plain", .make = &make_mlp<PlainMlp>};

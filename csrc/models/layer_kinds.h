@@ -31,6 +31,9 @@ struct FeedForwardKind {
 // Causal, grouped heads, keys and values of each KV head in a paged cache.
 extern const AttentionKind kGroupedAttention;
 
+// One latent a token, of which all heads make their keys and values: ModelConfig::latent.
+extern const AttentionKind kLatentAttention;
+
 // Two dense products: with a gate, or without.
 extern const FeedForwardKind kGatedMlp;
 extern const FeedForwardKind kPlainMlp;

@@ -10,6 +10,7 @@
 #include "kernels/ops.h"
 #include "layers/head_norm.h"
 #include "layers/kv_place.h"
+#include "layers/latent_dims.h"
 #include "layers/norm.h"
 #include "layers/tensor_names.h"
 #include "models/rope.h"
@@ -51,9 +52,10 @@ struct ModelConfig {
   int64_t hidden_size = 0;        // E
   int64_t intermediate_size = 0;  // F
   int64_t num_layers = 0;
-  int64_t num_heads = 0;     // H
-  int64_t num_kv_heads = 0;  // K, divides H
-  int64_t head_dim = 0;      // D
+  int64_t num_draft_layers = 0;  // behind them in files: they draft further tokens, and do not run
+  int64_t num_heads = 0;         // H
+  int64_t num_kv_heads = 0;      // K, divides H
+  int64_t head_dim = 0;          // D
 
   // What the decoder is made of; parts without a name are not there.
   TensorNames names;
@@ -66,6 +68,8 @@ struct ModelConfig {
   bool output_bias = false;             // of the projection after attention
   bool mlp_bias = false;
   bool lm_head_bias = false;
+  bool has_sinks = false;               // of the attention of all layers
+  LatentDims latent;                    // where layers are of kLatentAttention
   bool is_qkv_by_group = false;         // a fused qkv has each KV head's queries, key and value
   bool has_transposed_weights = false;  // linear weights are stored [in, out]
   bool is_rope_interleaved = false;     // pairs are neighbours, not halves

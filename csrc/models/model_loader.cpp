@@ -62,12 +62,14 @@ WeightFormat resolve_weight_format(DType dtype, std::string_view quantization) {
 }
 
 StepShape step_shape(const ModelConfig& config, const WeightReport& weights, int64_t max_tokens) {
+  const CacheGroupSpec& rows = config.cache_groups.front();
   return {.max_tokens = max_tokens,
           .max_in_features = weights.max_in_features,
-          .num_kv_heads = config.num_kv_heads,
-          .group = config.num_heads / config.num_kv_heads,
-          .key_dim = config.head_dim,
-          .value_dim = config.head_dim,
+          .num_kv_heads = rows.num_kv_heads,
+          .group = config.num_heads / rows.num_kv_heads,
+          .key_dim = rows.key_dim,
+          .value_dim = rows.value_dim,
+          .has_values_in_keys = rows.values_in_keys,
           .vocab_size = config.vocab_size,
           .activation_bytes = weights.activation_bytes};
 }

@@ -1,6 +1,7 @@
 #include "models/skipped_tensors.h"
 
 #include <algorithm>
+#include <charconv>
 #include <iterator>
 
 namespace llmserve {
@@ -40,11 +41,22 @@ constexpr SkippedRow kSkipped[] = {
     {"OPTForCausalLM", Place::kEnd, "decoder.version"},
 };
 
+// Of a layer behind those that run: "model.layers.61.…".
+bool is_of_draft_layer(const ModelConfig& config, std::string_view name) {
+  if (!name.starts_with(config.names.layers)) return false;
+  name.remove_prefix(config.names.layers.size());
+  int64_t idx = -1;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), idx);
+  return error == std::errc() && end != name.data() + name.size() && *end == '.' &&
+         idx >= config.num_layers && idx < config.num_layers + config.num_draft_layers;
+}
+
 }  // namespace
 
-bool is_skipped_tensor(std::string_view architecture, std::string_view name) {
+bool is_skipped_tensor(const ModelConfig& config, std::string_view name) {
+  if (is_of_draft_layer(config, name)) return true;
   return std::any_of(std::begin(kSkipped), std::end(kSkipped), [&](const SkippedRow& row) {
-    if (!row.architecture.empty() && row.architecture != architecture) return false;
+    if (!row.architecture.empty() && row.architecture != config.architecture) return false;
     return row.place == Place::kBegin ? name.starts_with(row.text) : name.ends_with(row.text);
   });
 }

@@ -4,9 +4,11 @@
 
 #include <string_view>
 
+#include "models/model_config.h"
+
 namespace llmserve {
 
-// `architecture` as in ModelConfig, `name` as in the checkpoint.
-bool is_skipped_tensor(std::string_view architecture, std::string_view name);
+// `name` as in the checkpoint.
+bool is_skipped_tensor(const ModelConfig& config, std::string_view name);
 
 }  // namespace llmserve

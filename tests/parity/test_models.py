@@ -140,6 +140,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan_v1_dense-biases": ("hunyuan_v1_dense", {"attention_bias": True}),
     "hunyuan_v1_dense-rope-default": ("hunyuan_v1_dense", _rope(rope_type="default")),
     "hunyuan_v1_dense-rope-dynamic": ("hunyuan_v1_dense", _rope(rope_type="dynamic", factor=2.0)),
+    "minicpm3-no-factors": (
+        "minicpm3",
+        {
+            "scale_depth": None,
+            "dim_model_base": None,
+            "v_head_dim": None,
+            "tie_word_embeddings": True,
+            **_rope(**LLAMA3),
+        },
+    ),
     "ministral3-window": ("ministral3", {"sliding_window": 20}),
     "nemotron-biases": ("nemotron", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "olmo2-biases": ("olmo2", {"attention_bias": True}),
@@ -167,6 +177,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
     "stablelm-qk-norm": ("stablelm", {"qk_layernorm": True, "tie_word_embeddings": True}),
     "starcoder2-no-biases": ("starcoder2", {"use_bias": False, "sliding_window": 20}),
+    "youtu-halves": ("youtu", {"rope_interleave": False}),
+    "youtu-one-projection": ("youtu", {"q_lora_rank": None, **_rope(rope_type="default")}),
     "llama-rope-longrope": ("llama", _longrope(64)),
     "llama-mha": ("llama", {"num_key_value_heads": 4}),
     "llama-mqa": ("llama", {"num_key_value_heads": 1}),
@@ -248,9 +260,10 @@ def test_bf16_logprobs_agree_with_transformers(family: str, device: str) -> None
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "minicpm3", "qwen3"])
 def test_logprobs_over_an_fp8_cache_agree_with_transformers(family: str, device: str) -> None:
-    path = checkpoint(family)
+    # Rows are of a multiple of 4 elements.
+    path = checkpoint(family, **({"qk_rope_head_dim": 8} if family == "minicpm3" else {}))
     tokens = _prompt()
     logits = PagedRunner(path, device=device, kv_dtype="fp8").run(tokens)
     difference = np.abs(_log_softmax(logits) - _reference_logprobs(path, tokens))

@@ -68,10 +68,13 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         f"shape          {config['num_layers']} layers, model {config['hidden_size']}, "
         f"FFN {config['intermediate_size']}, vocabulary {config['vocab_size']}"
     )
-    yield (
-        f"attention      {config['num_heads']} heads, {config['num_kv_heads']} KV heads, "
-        f"head dim {config['head_dim']}, RoPE {_rope(config)}"
+    latent = config["latent"]
+    shared = (
+        f"latents of {latent['rank']} and keys of {latent['rotary_dim']} for all"
+        if latent
+        else f"{config['num_kv_heads']} KV heads, head dim {config['head_dim']}"
     )
+    yield f"attention      {config['num_heads']} heads, {shared}, RoPE {_rope(config)}"
     yield f"context        {config['max_model_len']} tokens"
     yield (
         f"files          {report['num_files']} with {len(report['tensors'])} tensors, "
