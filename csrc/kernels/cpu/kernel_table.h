@@ -90,6 +90,8 @@ struct IntegerGroup {
 //         Then the lower 4 bits of all these quads, as for 4.
 //   2, 3  For each 4 quads [1][16][4] of lower 2 bits: the first quad has a byte's lowest bits. For
 //         3 bits, [16][2] third bits follow, 4 for each of 64 places: by place, then by quad.
+// Codes of floats, of 8 and 4 bits, lie so, too, but that of the 4 quads of each 16 bytes the first
+// two K come before the others, as pairs of bf16 have them.
 //
 // Scales: [groups >> scale_shift][1 or 2][16] of scale_bytes each: scales, then minima if any.
 // Where groups share them, which are halves then, the groups' codes follow each: [1 << scale_shift]

@@ -70,6 +70,20 @@ void join_quads(int8_t* row, int64_t count, int bits) {
   return bits == 5 ? join_quads<5>(row, count) : join_quads<6>(row, count);
 }
 
+// Quads of codes, four columns in each 16 bytes, with their first two K before the others.
+void part_quads(uint8_t* panel, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 16) {
+    uint16_t quads[8];
+    uint16_t pairs[8];
+    std::memcpy(quads, panel + i, sizeof(quads));
+    for (int c = 0; c < 4; ++c) {
+      pairs[c] = quads[2 * c];
+      pairs[4 + c] = quads[2 * c + 1];
+    }
+    std::memcpy(panel + i, pairs, sizeof(pairs));
+  }
+}
+
 // Takes whole lines from memory, one after another.
 class Room {
  public:
@@ -294,6 +308,7 @@ LinearWeight pack_quantized(CpuWorkers& workers, const LinearFormat& format, int
           }
           auto* panel = reinterpret_cast<uint8_t*>(weight.data.data()) + p * layout.panel_bytes;
           rows.weave(workers.kernels(), panel);
+          if (layout.has_float_products) part_quads(panel, layout.scales_begin);
           rows.store_scales(panel);
         }
       });

@@ -71,7 +71,28 @@ inline WidenedBytes widen_bytes(__m256i codes) {
 inline void widen_quads(const uint8_t* quads, uint16_t* to) {
   for (int64_t half = 0; half < 2; ++half, quads += 32, to += 16) {
     const WidenedBytes x = widen_bytes(_mm256_loadu_si256((const __m256i*)quads));
-    store_halves(x.low, x.high, to);
+    const __m256 a = (__m256)_mm256_unpacklo_epi8(x.low, x.high);
+    const __m256 b = (__m256)_mm256_unpackhi_epi8(x.low, x.high);
+    _mm256_storeu_si256((__m256i*)to, (__m256i)_mm256_shuffle_ps(a, b, 0x88));
+    _mm256_storeu_si256((__m256i*)(to + 32), (__m256i)_mm256_shuffle_ps(a, b, 0xdd));
+  }
+}
+// Pairs of codes in the order of QuantizedLayout, as two rows of half a panel.
+#define LLMSERVE_HAS_WIDENED_CODES
+struct WidenedCodes {
+  __m256i first, second;
+};
+inline WidenedCodes join_bytes(Quads low, Quads high) {
+  return {_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)};
+}
+inline WidenedCodes widen_codes(Quads codes) {
+  const WidenedBytes x = widen_bytes(codes);
+  return join_bytes(x.low, x.high);
+}
+inline void widen_pairs(const uint8_t* pairs, uint16_t* to) {
+  for (int64_t half = 0; half < 2; ++half, pairs += 32, to += 16) {
+    const WidenedBytes x = widen_bytes(_mm256_loadu_si256((const __m256i*)pairs));
+    store_pairs(x.low, x.high, to);
   }
 }
 inline void widen_line(const uint8_t* line, uint16_t* to) {

@@ -64,6 +64,24 @@ inline void widen_quads(const uint8_t* quads, uint16_t* to) {
   _mm512_storeu_si512(to, widen_codes(a, _mm512_srai_epi16(a, 4)));
   _mm512_storeu_si512(to + 32, widen_codes(b, _mm512_srai_epi16(b, 4)));
 }
+// Pairs of codes in the order of QuantizedLayout, as two rows of a panel.
+#define LLMSERVE_HAS_WIDENED_CODES
+struct WidenedCodes {
+  __m512i first, second;
+};
+inline WidenedCodes join_bytes(Quads low, Quads high) {
+  return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
+}
+inline WidenedCodes widen_codes(Quads codes) {
+  const WidenedCodes twice = join_bytes(codes, codes);  // each code twice in a word
+  return {widen_codes(twice.first, _mm512_srai_epi16(twice.first, 4)),
+          widen_codes(twice.second, _mm512_srai_epi16(twice.second, 4))};
+}
+inline void widen_pairs(const uint8_t* pairs, uint16_t* to) {
+  const WidenedCodes x = widen_codes(_mm512_loadu_si512(pairs));
+  _mm512_storeu_si512(to, x.first);
+  _mm512_storeu_si512(to + 32, x.second);
+}
 inline void widen_line(const uint8_t* line, uint16_t* to) {
   const __m512i a = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)line));
   const __m512i b = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(line + 32)));

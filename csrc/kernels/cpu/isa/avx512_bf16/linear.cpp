@@ -45,7 +45,20 @@ inline void multiply_panels(const uint16_t* a, int64_t lda, const uint16_t* b, i
 
 #include "kernels/cpu/fp8_vbmi.inc"
 #include "kernels/cpu/group_scales.inc"
-// Both come first.
+
+// Pairs multiply as they are.
+#define LLMSERVE_HAS_WIDENED_CODES
+inline WidenedCodes join_bytes(Quads low, Quads high) {
+  return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
+}
+inline WidenedCodes factors_of(WidenedCodes w, const uint16_t*) { return w; }
+inline Vec add_products(Vec sum, const WidenedCodes& w, const uint16_t* x) {
+  int32_t pairs[2];
+  memcpy(pairs, x, sizeof(pairs));
+  sum = _mm512_dpbf16_ps(sum, (__m512bh)w.first, (__m512bh)_mm512_set1_epi32(pairs[0]));
+  return _mm512_dpbf16_ps(sum, (__m512bh)w.second, (__m512bh)_mm512_set1_epi32(pairs[1]));
+}
+
 #include "kernels/cpu/coded_linear.inc"
 
 }  // namespace

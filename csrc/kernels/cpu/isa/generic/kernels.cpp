@@ -136,9 +136,9 @@ inline Quads q_look_up(const Quads& table, Quads x) {
   for (int i = 0; i < 4 * kLanes; ++i) x.bytes[i] = table.bytes[x.bytes[i]];
   return x;
 }
-inline void store_halves(const Quads& low, const Quads& high, uint16_t* to) {
+inline void store_pairs(const Quads& low, const Quads& high, uint16_t* to) {
   for (int i = 0; i < 4 * kLanes; ++i)
-    to[i / 4 * 2 + i % 4 / 2 * 32 + i % 2] =
+    to[i / 16 * 8 + i % 16 / 8 * 32 + i % 8] =
         (uint16_t)((uint8_t)low.bytes[i] | (uint8_t)high.bytes[i] << 8);
 }
 typedef Quads SignedQuads;
@@ -176,6 +176,13 @@ inline void widen_quads(const uint8_t* quads, uint16_t* to) {
   const UVec second = ((UVec)widened_code<2>(x) >> 16) | (UVec)widened_code<3>(x);
   memcpy(to, &first, sizeof(first));
   memcpy(to + 32, &second, sizeof(second));
+}
+
+inline void widen_pairs(const uint8_t* pairs, uint16_t* to) {
+  uint8_t quads[64];
+  for (int i = 0; i < 64; ++i)
+    quads[i / 16 * 16 + i % 8 / 2 * 4 + i % 16 / 8 * 2 + i % 2] = pairs[i];
+  widen_quads(quads, to);
 }
 
 inline void widen_line(const uint8_t* line, uint16_t* to) {
