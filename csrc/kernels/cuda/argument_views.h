@@ -26,15 +26,12 @@ inline ConstRows rows_of(const ConstTensor& tensor) {
 }
 
 inline CachePart part_of(const Tensor& part) {
-  return {part.data, part.shape[1], part.shape[2], part.shape[3], part.strides[1]};
+  return {part.data, part.shape[1], part.shape[2], part.shape[3], part.strides[1], part.strides[2]};
 }
 
 inline void check_layout(const char* op, const PagedKvCache& cache) {
   if (cache.key_layout != KeyLayout::kRows)
     throw NotSupported(concat("cuda ", op, ": keys in panels are not supported"));
-  if (cache.has_values_in_keys() && cache.values.shape[3] != cache.keys.shape[3])
-    throw NotSupported(
-        concat("cuda ", op, ": values in the keys are not supported; use ", "device='cpu'"));
 }
 
 // Blocks along x, one a row or one a head of a token.

@@ -260,7 +260,6 @@ void CudaBackend::do_rotary_table(const RotaryTableArgs& args) {
 }
 
 void CudaBackend::do_rotary(const RotaryArgs& args) {
-  if (args.out) throw NotSupported("cuda rotary: an out of its own is not supported");
   check_grid("rotary", args.heads.shape[0]);
   memory_.make_current();
   cuda::rotary({.heads = args.heads.as<float>(),
@@ -270,7 +269,11 @@ void CudaBackend::do_rotary(const RotaryArgs& args) {
                 .num_heads = args.heads.shape[1],
                 .cos_sin = rows_of(args.cos_sin),
                 .half = args.cos_sin.shape[1] / 2,
-                .interleaved = args.interleaved},
+                .interleaved = args.interleaved,
+                .out = args.out ? args.out.as<float>() : nullptr,
+                .out_token_stride = args.out.strides[0],
+                .out_head_stride = args.out.strides[1],
+                .width = args.heads.shape[2]},
                stream());
 }
 

@@ -128,6 +128,10 @@ struct RotaryParams {
   ConstRows cos_sin;
   int64_t half;
   bool interleaved;
+  float* out;  // where the heads [width] go; null: where they are
+  int64_t out_token_stride;
+  int64_t out_head_stride;
+  int64_t width;
 };
 void rotary(const RotaryParams& params, cudaStream_t stream);
 
@@ -138,6 +142,7 @@ struct CachePart {
   int64_t block_size;   // P
   int64_t width;        // D or Dv
   int64_t head_stride;  // elements from a block's head to the next
+  int64_t row_stride;   // from a row to the next: D of values that are in the keys
 };
 
 struct StoreParams {

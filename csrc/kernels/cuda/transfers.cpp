@@ -66,7 +66,7 @@ int64_t Transfers::transfer_blocks(const TransferBlocksArgs& args) {
   };
   for (const BlockRun& run : block_runs(args.pairs)) {
     copy(from.keys, to.keys, run);
-    copy(from.values, to.values, run);
+    if (!from.has_values_in_keys()) copy(from.values, to.values, run);
   }
   transfers_.push_back({.id = next_transfer_, .done = {}});
   transfers_.back().done.record(stream_);

@@ -16,13 +16,14 @@ __device__ __forceinline__ int64_t row_offset(const CachePart& part, const int32
                                               int64_t head, int32_t position) {
   const auto block_size = static_cast<int32_t>(part.block_size);
   const int64_t block = block_table[position / block_size];
-  return head_offset(part, block, head) + position % block_size * part.width;
+  return head_offset(part, block, head) + position % block_size * part.row_stride;
 }
 
 // The scales of a block and head in f8.
 __device__ __forceinline__ float* head_scales(const CachePart& part, int64_t block, int64_t head) {
   return reinterpret_cast<float*>(static_cast<uint8_t*>(part.data) +
-                                  head_offset(part, block, head) + part.block_size * part.width);
+                                  head_offset(part, block, head) +
+                                  part.block_size * part.row_stride);
 }
 __device__ __forceinline__ float row_scale(const CachePart& part, const int32_t* block_table,
                                            int64_t head, int32_t position) {
@@ -57,7 +58,7 @@ __device__ __forceinline__ void store_row(const CachePart& part, int64_t slot, i
   const int lane = threadIdx.x % 32;
   const int64_t block = slot / part.block_size;
   const int64_t offset = slot % part.block_size;
-  const int64_t to = head_offset(part, block, head) + offset * part.width;
+  const int64_t to = head_offset(part, block, head) + offset * part.row_stride;
   if constexpr (kStorage != Storage::kF8) {
     for (int64_t i = lane; i < part.width; i += 32) store<kStorage>(part.data, to + i, x[i]);
   } else {

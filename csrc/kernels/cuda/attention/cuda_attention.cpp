@@ -46,7 +46,7 @@ void CudaBackend::do_paged_attention(const PagedAttentionArgs& args) {
 bool CudaBackend::can_tile(const AttentionParams& p) const {
   const bool is_bf16 = p.storage == Storage::kBF16;
   const bool has_aligned_codes = p.storage == Storage::kF8 && p.keys.head_stride % 16 == 0;
-  return (is_bf16 || has_aligned_codes) && p.sinks == nullptr && p.keys.width == p.values.width &&
+  return (is_bf16 || has_aligned_codes) && p.keys.width == p.values.width &&
          tiled_fits(p.keys.width, tiled_shared_bytes_) && is_aligned(p.keys.data) &&
          is_aligned(p.values.data) && p.num_heads / p.keys.num_heads <= kTiledRows &&
          p.keys.num_heads <= kMaxGridYZ && p.num_sequences <= kMaxGridYZ &&

@@ -23,7 +23,7 @@ void CudaBackend::do_store_kv(const StoreKvArgs& args) {
                 stream());
   };
   store(args.keys, args.cache.keys);
-  store(args.values, args.cache.values);
+  if (!args.cache.has_values_in_keys()) store(args.values, args.cache.values);
 }
 
 // Each copy is in the stream's order, so that a block may be copied on.
@@ -37,6 +37,7 @@ void CudaBackend::do_copy_blocks(const CopyBlocksArgs& args) {
             cudaMemcpyAsync(part.as<std::byte>() + destination * bytes,
                             part.as<std::byte>() + source * bytes, static_cast<size_t>(bytes),
                             cudaMemcpyDeviceToDevice, stream()));
+      if (args.cache.has_values_in_keys()) break;
     }
   }
 }
@@ -47,8 +48,8 @@ void CudaBackend::do_prepare_qkv(const PrepareQkvArgs& args) {
   };
   const bool turn_alike =
       !args.q_cos_sin || !args.k_cos_sin || args.q_cos_sin.shape[1] == args.k_cos_sin.shape[1];
-  if (args.k.shape[2] > kQkvMaxWidth || !turn_alike || !lie_side_by_side(args.q) ||
-      !lie_side_by_side(args.k) || !lie_side_by_side(args.v))
+  if (args.cache.has_values_in_keys() || args.k.shape[2] > kQkvMaxWidth || !turn_alike ||
+      !lie_side_by_side(args.q) || !lie_side_by_side(args.k) || !lie_side_by_side(args.v))
     return Backend::do_prepare_qkv(args);
   check_layout("prepare_qkv", args.cache);
   const int64_t num_tokens = args.q.shape[0];

@@ -180,7 +180,7 @@ __device__ __forceinline__ void store_head(const CachePart& part, int64_t block,
                                            int64_t head, const Four (&x)[Shape::kFours],
                                            bool is_mine) {
   const int lane = threadIdx.x % Shape::kLanes;
-  const int64_t to = head_offset(part, block, head) + offset * part.width;
+  const int64_t to = head_offset(part, block, head) + offset * part.row_stride;
   if constexpr (kStorage == Storage::kF8) {
     int32_t largest = 0;
 #pragma unroll

@@ -165,10 +165,12 @@ __global__ void __launch_bounds__(32 * kWarps)
           partials.sums[at] = run.sum[g];
         }
       }
-      const float divisor = is_partial ? 1.0f : run.sum[g];
+      const Ending ending =
+          is_partial ? Ending{1.0f, 1.0f} : end_row(p, rows, row, run.m[g], run.sum[g]);
 #pragma unroll
       for (int e = 0; e < kDim / 4; ++e)  // two of each fragment
-        to[e / 2 * 8 + lane % 4 * 2 + e % 2] = run.o[e / 2][2 * g + e % 2] / divisor;
+        to[e / 2 * 8 + lane % 4 * 2 + e % 2] =
+            run.o[e / 2][2 * g + e % 2] * ending.kept / ending.divisor;
     }
   } else {
     float largest[2] = {-INFINITY, -INFINITY};
@@ -228,7 +230,8 @@ __global__ void __launch_bounds__(32 * kWarps)
         value = v_fma(value, scale, sums_of(w)[e]);
       }
       if (!is_partial) {
-        output_of(p, rows, row)[e % kDim] = value / sum;
+        const Ending ending = end_row(p, rows, row, m, sum);
+        output_of(p, rows, row)[e % kDim] = value * ending.kept / ending.divisor;
         continue;
       }
       const int64_t at = partial_index(partials, rows.sequence, rows.kv_head, blockIdx.x, row);
@@ -372,6 +375,7 @@ __global__ void __launch_bounds__(32 * kWarps, kDim <= 128 ? 2 : 1) rows_kernel(
     const int64_t row = warp_row + lane / 4 + g * 8;
     if (row >= rows.num_rows) continue;
     float* to = output_of(p, rows, row);
+    const Ending ending = end_row(p, rows, row, whole.m[g], whole.sum[g]);
 #pragma unroll
     for (int e = 0; e < kDim / 4; ++e) {
       float value;
@@ -379,7 +383,7 @@ __global__ void __launch_bounds__(32 * kWarps, kDim <= 128 ? 2 : 1) rows_kernel(
         value = whole.o[e / 2][2 * g + e % 2];
       else
         value = merged_outputs[(g * (kDim / 4) + e) * kThreads + threadIdx.x];
-      to[e / 2 * 8 + lane % 4 * 2 + e % 2] = value / whole.sum[g];
+      to[e / 2 * 8 + lane % 4 * 2 + e % 2] = value * ending.kept / ending.divisor;
     }
   }
 }
@@ -406,7 +410,8 @@ __global__ void merge_spans_kernel(AttentionParams p, TiledPartials partials) {
       sum = merged(both, sum, partials.sums[at]);
       value = merged(both, value, partials.outputs[at * width + i]);
     }
-    out[i] = value / sum;
+    const Ending ending = end_row(p, rows, row, m, sum);
+    out[i] = value * ending.kept / ending.divisor;
   }
 }
 

@@ -387,6 +387,20 @@ __device__ __forceinline__ float merged(const Merge& both, float old_value, floa
   return v_fma(new_value, both.scale_new, old_value * both.scale_old);
 }
 
+// What a row's sums come to: value * kept / divisor. Its head's sink, if there are any, is one more
+// score, of nothing, that is added once all spans are merged.
+struct Ending {
+  float kept;
+  float divisor;
+};
+__device__ __forceinline__ Ending end_row(const AttentionParams& p, const RowTile& rows,
+                                          int64_t row, float m, float sum) {
+  if (p.sinks == nullptr) return {1.0f, sum};
+  const float sink = p.sinks[rows.kv_head * rows.group + row % rows.group] * kLog2E;
+  const Merge both = merge(m, sink);
+  return {both.scale_old, v_fma(sum, both.scale_old, both.scale_new)};
+}
+
 // Where the result of a split row's span is kept.
 __device__ __forceinline__ int64_t partial_index(const TiledPartials& partials, int64_t sequence,
                                                  int64_t kv_head, int64_t span, int64_t row) {

@@ -79,15 +79,33 @@ __global__ void rotary_table_kernel(const int32_t* positions, const float* inv_f
 }
 
 // blockIdx.x: token. Threads stride over the pairs of all heads, e in [0, H * half): head e / half,
-// pair e % half. Each pair has one thread, so that it is rotated in place.
+// pair e % half. Each pair has one thread, so that it is rotated in place, or where it has been
+// copied to; what is not rotated is copied alone.
 __global__ void rotary_kernel(RotaryParams p, unsigned num_pairs) {
   wait_for_previous();
   const int64_t token = blockIdx.x;
   const auto half = static_cast<unsigned>(p.half);
   const float* angles = p.cos_sin.data + token * p.cos_sin.stride;
   for (unsigned e = threadIdx.x; e < num_pairs; e += blockDim.x) {
-    float* x = p.heads + token * p.token_stride + static_cast<int64_t>(e / half) * p.head_stride;
-    rotate_pair(x, angles, e % half, p.half, p.interleaved);
+    const int64_t head = e / half;
+    const int64_t pair = e % half;
+    float* x = p.heads + token * p.token_stride + head * p.head_stride;
+    if (p.out) {
+      const float* from = x;
+      x = p.out + token * p.out_token_stride + head * p.out_head_stride;
+      const int64_t a = p.interleaved ? 2 * pair : pair;
+      const int64_t b = p.interleaved ? a + 1 : pair + p.half;
+      x[a] = from[a];
+      x[b] = from[b];
+    }
+    rotate_pair(x, angles, pair, p.half, p.interleaved);
+  }
+  if (!p.out) return;
+  const int64_t kept = p.width - 2 * p.half;
+  for (int64_t e = threadIdx.x; e < p.num_heads * kept; e += blockDim.x) {
+    const int64_t i = 2 * p.half + e % kept;
+    p.out[token * p.out_token_stride + e / kept * p.out_head_stride + i] =
+        p.heads[token * p.token_stride + e / kept * p.head_stride + i];
   }
 }
 
@@ -228,7 +246,7 @@ void rotary_table(const int32_t* positions, int64_t num_tokens, const float* inv
 
 void rotary(const RotaryParams& p, cudaStream_t stream) {
   const int64_t pairs = p.num_heads * p.half;
-  if (p.num_tokens == 0 || pairs == 0) return;
+  if (p.num_tokens == 0 || (pairs == 0 && !p.out)) return;
   launch_early("rotary", rotary_kernel, blocks(p.num_tokens), row_threads(pairs), 0, stream, p,
                static_cast<unsigned>(pairs));
 }
