@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -146,11 +147,11 @@ def test_fields_that_are_not_known_may_be_left_out(demo: AsyncLLM) -> None:
 def test_any_model_name_may_be_taken(demo: AsyncLLM) -> None:
     with running_server(demo, ["demo"], leniency="stream_usage") as server:
         for route, body in ((CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "x"})):
-            told = data_of(list(events(server.open_stream(route, **body, stream=True))))
-            assert told[-1]["usage"]["completion_tokens"] > 0
+            with closing(server.open_stream(route, **body, stream=True)) as sock:
+                assert data_of(list(events(sock)))[-1]["usage"]["completion_tokens"] > 0
             asked = {"stream": True, "stream_options": {"include_usage": False}}
-            told = data_of(list(events(server.open_stream(route, **body, **asked))))
-            assert "usage" not in told[-1]
+            with closing(server.open_stream(route, **body, **asked)) as sock:
+                assert "usage" not in data_of(list(events(sock)))[-1]
     with running_server(demo, ["demo"], leniency="any_model_name") as server:
         answer = server.post(COMPLETIONS, model="gpt-5", prompt="x", max_tokens=1)[1]
         assert answer["model"] == "demo"

@@ -12,6 +12,8 @@ from llmserve.errors import InvalidArgument, NotSupported
 # Objects of config.json that are one value: half of one and half of another means nothing.
 _WHOLE = ("rope_parameters", "rope_scaling", "quantization_config")
 
+_LAYERS = "num_hidden_layers"
+
 
 class HfConfig:
     """A config.json as an object, as functions of hf_overrides know it from transformers.
@@ -69,7 +71,23 @@ def _merged(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
         if isinstance(own, Mapping) and isinstance(value, Mapping) and name not in _WHOLE:
             value = _merged(own, value)
         merged[name] = value
-    return _with_one_rope(merged, overrides)
+    return _with_one_rope(_with_fewer_layers(merged, fields, overrides), overrides)
+
+
+def _with_fewer_layers(
+    merged: dict[str, Any], fields: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Lists with an entry a layer (layer_types …), cut to the layers that are left, unless they
+    were given as well."""
+    old, new = fields.get(_LAYERS), overrides.get(_LAYERS)
+    if type(old) is not int or type(new) is not int or not 0 <= new < old:
+        return merged
+    return {
+        name: value[:new]
+        if isinstance(value, list) and len(value) == old and name not in overrides
+        else value
+        for name, value in merged.items()
+    }
 
 
 def _with_one_rope(merged: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -132,6 +132,20 @@ def test_a_model_may_be_made_smaller_and_says_what_it_leaves_out(
     assert said.endswith("others: no layer of this model uses them")
 
 
+def test_lists_of_layers_are_cut_with_them() -> None:
+    model = checkpoints.checkpoint("gemma2")  # two layers of different kinds
+    for overrides in (
+        {"num_hidden_layers": 1},
+        {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
+    ):
+        config = json.loads(overridden_config(model, overrides))
+        assert config["layer_types"] == overrides.get("layer_types", ["sliding_attention"])
+        assert len(run(model, hf_overrides=overrides)[1][0]) > 0
+    both = {"num_hidden_layers": 1, "layer_types": ["full_attention"] * 2}
+    with pytest.raises(CorruptFile, match="layer_types: expected num_hidden_layers 1 entries"):
+        run(model, hf_overrides=both)
+
+
 def test_what_does_not_know_of_them_is_refused(checkpoint: Path) -> None:
     with pytest.raises(NotSupported, match="packed_cache_bytes is not supported with hf_overri"):
         LLM(checkpoint, hf_overrides=FIELDS, packed_cache_bytes=2**30)
