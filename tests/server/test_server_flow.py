@@ -77,7 +77,7 @@ def _leave_at_random_moments(server: RunningServer, num_clients: int) -> None:
 def test_two_hundred_clients_leave_at_random_moments_and_everything_is_free(
     make_oracle: MakeOracle,
 ) -> None:
-    # Steps of 5 ms: what runs takes 10 s, longer than a loaded machine may look away. What has ended
+    # Steps of 5 ms: what runs takes 10 s, longer than a loaded machine looks away. What has ended
     # when its client is found to have left was not aborted.
     with running_server(make_oracle(5000), max_waiting_requests=1000) as server:
         num_fds = len(os.listdir("/proc/self/fd"))

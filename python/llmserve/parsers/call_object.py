@@ -34,8 +34,8 @@ class State(enum.Enum):
 
 
 class CallObject:
-    """Reads one call. `names`: of the tools that there are, None takes any. ends_with_arguments: the
-    object was begun by who reads, and its end is not in the text: that of its arguments is."""
+    """Reads one call. `names`: of the tools that there are, None takes any. ends_with_arguments:
+    the object was begun by who reads, and its end is not in the text: that of its arguments is."""
 
     def __init__(
         self, index: int, names: Collection[str] | None, ends_with_arguments: bool = False
