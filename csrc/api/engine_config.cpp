@@ -90,6 +90,7 @@ void EngineConfig::validate() const {
   }
   cache.validate();
   scheduler.validate();
+  speculation.validate();
 }
 
 }  // namespace llmserve

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "api/config_fields.h"
+#include "api/speculation_config.h"
 #include "core/cache_group.h"
 #include "core/dtype.h"
 
@@ -113,7 +115,10 @@ struct EngineConfig {
   CacheConfig cache;
   SchedulerConfig scheduler;
   PackedCacheConfig packed_cache;
+  SpeculationConfig speculation;
   int32_t max_logprobs = 20;  // of a request; -1: no bound
+  // Of the draft model that `speculation` names, resolved as this is; null: it has none.
+  std::shared_ptr<const EngineConfig> draft;
   // On a device: the next step is scheduled and launched while one is under way. A host has nothing
   // to gain by it.
   bool async_scheduling = true;
@@ -136,6 +141,7 @@ struct EngineConfig {
         ConfigField{"seed", &EngineConfig::seed},
         ConfigField{"cache", &EngineConfig::cache},
         ConfigField{"scheduler", &EngineConfig::scheduler},
+        ConfigField{"speculation", &EngineConfig::speculation},
         ConfigField{"max_logprobs", &EngineConfig::max_logprobs, -1},
         ConfigField{"async_scheduling", &EngineConfig::async_scheduling},
         ConfigField{"enforce_eager", &EngineConfig::enforce_eager},

@@ -2,7 +2,10 @@
 // the requests admitted = prefix cache hits + run through the model - run again.
 #pragma once
 
+#include <array>
 #include <cstdint>
+
+#include "api/speculation_config.h"
 
 namespace llmserve {
 
@@ -35,6 +38,13 @@ struct EngineMetrics {
   // Of those: run again after a preemption, with what was generated before it
   int64_t num_recomputed_tokens = 0;
   int64_t num_generation_tokens = 0;
+  // Speculation: sequences' steps that had guesses, those guesses, and how many were accepted, in
+  // all and by their place behind the newest token; and the time that guessing took
+  int64_t num_drafts = 0;
+  int64_t num_draft_tokens = 0;
+  int64_t num_accepted_tokens = 0;
+  std::array<int64_t, kMaxDraftTokens> num_accepted_per_pos{};
+  int64_t draft_us = 0;
   // Lines of streams that the engine's thread wrote to sockets, and the processor time that took
   int64_t num_lines = 0;
   int64_t line_us = 0;

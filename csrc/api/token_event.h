@@ -46,8 +46,10 @@ struct TokenEvent {
   std::string error;              // for kError and kInvalid: what happened and what to do
   int64_t num_cached_tokens = 0;  // prompt tokens that were read from the prefix cache
   int32_t num_preemptions = 0;
-  uint64_t seed = 0;          // the sequence's own
-  int64_t num_generated = 0;  // tokens of the sequence up to now
+  int64_t num_draft_tokens = 0;     // of the sequence up to now: guesses that were run
+  int64_t num_accepted_tokens = 0;  // of them, those that were right
+  uint64_t seed = 0;                // the sequence's own
+  int64_t num_generated = 0;        // tokens of the sequence up to now
   RequestTimes times;
   bool is_request_finished = false;  // last event of the whole request
 };

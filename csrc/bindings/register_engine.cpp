@@ -86,6 +86,8 @@ void register_events(py::module_& module) {
       .def_readonly("error", &TokenEvent::error)
       .def_readonly("num_cached_tokens", &TokenEvent::num_cached_tokens)
       .def_readonly("num_preemptions", &TokenEvent::num_preemptions)
+      .def_readonly("num_draft_tokens", &TokenEvent::num_draft_tokens)
+      .def_readonly("num_accepted_tokens", &TokenEvent::num_accepted_tokens)
       .def_readonly("seed", &TokenEvent::seed)
       .def_readonly("times", &TokenEvent::times)
       .def_readonly("is_request_finished", &TokenEvent::is_request_finished);
@@ -112,6 +114,15 @@ void register_metrics(py::module_& module) {
       .def_readonly("num_prefill_tokens", &EngineMetrics::num_prefill_tokens)
       .def_readonly("num_recomputed_tokens", &EngineMetrics::num_recomputed_tokens)
       .def_readonly("num_generation_tokens", &EngineMetrics::num_generation_tokens)
+      .def_readonly("num_drafts", &EngineMetrics::num_drafts)
+      .def_readonly("num_draft_tokens", &EngineMetrics::num_draft_tokens)
+      .def_readonly("num_accepted_tokens", &EngineMetrics::num_accepted_tokens)
+      .def_property_readonly("num_accepted_per_pos",
+                             [](const EngineMetrics& metrics) {
+                               return std::vector<int64_t>(metrics.num_accepted_per_pos.begin(),
+                                                           metrics.num_accepted_per_pos.end());
+                             })
+      .def_readonly("draft_us", &EngineMetrics::draft_us)
       .def_readonly("num_lines", &EngineMetrics::num_lines)
       .def_readonly("line_us", &EngineMetrics::line_us)
       .def_readonly("prefix_cache_queries", &EngineMetrics::prefix_cache_queries)
@@ -182,6 +193,7 @@ void register_trace(py::module_& module) {
       .def_readonly("step_id", &StepRecord::step_id)
       .def_property_readonly("phase", &StepRecord::phase)
       .def_readonly("start_us", &StepRecord::start_us)
+      .def_readonly("draft_us", &StepRecord::draft_us)
       .def_readonly("schedule_us", &StepRecord::schedule_us)
       .def_readonly("execute_us", &StepRecord::execute_us)
       .def_readonly("wait_us", &StepRecord::wait_us)
@@ -189,6 +201,8 @@ void register_trace(py::module_& module) {
       .def_readonly("num_sequences", &StepRecord::num_sequences)
       .def_readonly("num_tokens", &StepRecord::num_tokens)
       .def_readonly("num_prefill_tokens", &StepRecord::num_prefill_tokens)
+      .def_readonly("num_draft_tokens", &StepRecord::num_draft_tokens)
+      .def_readonly("num_accepted_tokens", &StepRecord::num_accepted_tokens)
       .def_readonly("num_running", &StepRecord::num_running)
       .def_readonly("num_waiting", &StepRecord::num_waiting)
       .def_readonly("num_blocks_used", &StepRecord::num_blocks_used)
@@ -207,6 +221,8 @@ void register_trace(py::module_& module) {
       .def_readonly("num_prompt_tokens", &RequestRecord::num_prompt_tokens)
       .def_readonly("num_cached_tokens", &RequestRecord::num_cached_tokens)
       .def_readonly("num_generation_tokens", &RequestRecord::num_generation_tokens)
+      .def_readonly("num_draft_tokens", &RequestRecord::num_draft_tokens)
+      .def_readonly("num_accepted_tokens", &RequestRecord::num_accepted_tokens)
       .def_property_readonly("finish_reason", [](const RequestRecord& record) {
         return finish_reason_name(record.finish_reason);
       });
@@ -359,6 +375,7 @@ void register_engine(py::module_& module) {
       .def("request_records", &Engine::request_records, Release())
       .def("request_record", &Engine::request_record, "request_id"_a, Release())
       .def_property_readonly("failure", &Engine::failure)
+      .def("take_notice", &Engine::take_notice)
       .def("sleep", &Engine::sleep, "level"_a, Release())
       .def(
           "wake_up",

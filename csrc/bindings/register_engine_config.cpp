@@ -66,6 +66,10 @@ void register_engine_config(py::module_& module) {
       .def_readonly("max_model_len", &SchedulerConfig::max_model_len)
       .def_readonly("min_spread_tokens", &SchedulerConfig::min_spread_tokens)
       .def_readwrite("eos_token_ids", &SchedulerConfig::eos_token_ids);
+  register_config<SpeculationConfig>(module, "SpeculationConfig")
+      .def_readonly("method", &SpeculationConfig::method)
+      .def_readonly("model", &SpeculationConfig::model)
+      .def_readonly("num_speculative_tokens", &SpeculationConfig::num_speculative_tokens);
   register_config_request(module);
   register_config<EngineConfig>(module, "EngineConfig")
       .def_readonly("model_path", &EngineConfig::model_path)
@@ -79,6 +83,7 @@ void register_engine_config(py::module_& module) {
       .def_readonly("num_threads", &EngineConfig::num_threads)
       .def_readonly("cache", &EngineConfig::cache)
       .def_readonly("scheduler", &EngineConfig::scheduler)
+      .def_readonly("speculation", &EngineConfig::speculation)
       .def_readonly("max_logprobs", &EngineConfig::max_logprobs);
 }
 

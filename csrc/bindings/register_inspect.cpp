@@ -13,6 +13,7 @@
 #include "models/registry.h"
 #include "quant/quant_format.h"
 #include "scheduler/policy.h"
+#include "speculation/registry.h"
 
 namespace py = pybind11;
 
@@ -157,6 +158,15 @@ void register_inspect(py::module_& module) {
         return names;
       },
       "Of the scheduling policies, those that read a request's priority.");
+  module.def(
+      "supported_drafters",
+      [] {
+        std::vector<std::pair<std::string, bool>> rows;
+        for (const DrafterKind& kind : drafter_kinds())
+          rows.emplace_back(kind.name, kind.needs_model);
+        return rows;
+      },
+      "(name, whether it has a model) of every drafter.");
 }
 
 }  // namespace llmserve

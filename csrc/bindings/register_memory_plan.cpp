@@ -75,6 +75,12 @@ void register_memory_plan(py::module_& module) {
       .def_property_readonly("weights",
                              [](const MemoryPlan& plan) { return to_dict(plan.weights); })
       .def_readonly("workspace_bytes", &MemoryPlan::workspace_bytes)
+      .def_readonly("draft_architecture", &MemoryPlan::draft_architecture)
+      .def_property_readonly(
+          "draft_weight_bytes",
+          [](const MemoryPlan& plan) { return plan.draft_weights.total_bytes(); })
+      .def_readonly("draft_workspace_bytes", &MemoryPlan::draft_workspace_bytes)
+      .def_readonly("draft_kv_bytes", &MemoryPlan::draft_kv_bytes)
       .def_readonly("state_bytes", &MemoryPlan::state_bytes)
       .def_property_readonly("cache_groups",
                              [](const MemoryPlan& self) { return self.config.cache.groups; })

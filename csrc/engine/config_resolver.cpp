@@ -7,6 +7,7 @@
 #include "core/system.h"
 #include "kernels/backend_choice.h"
 #include "models/model_loader.h"
+#include "speculation/registry.h"
 
 namespace llmserve {
 namespace {
@@ -53,6 +54,7 @@ EngineConfig resolve_settings(const ConfigRequest& request, const Checkpoint& ch
   if (request.spreads_prompts && can_spread && scheduler.min_spread_tokens == 0)
     scheduler.min_spread_tokens = kMinSpreadTokens;
   resolve_batch(request, scheduler);
+  if (config.speculation.is_on()) find_drafter(config.speculation.method);  // or its error
   config.cache.num_blocks = 1;  // so that the rest is checked before the plan is made from it
   config.validate();
   return config;

@@ -55,6 +55,14 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
       memory_use_(executor_->memory_use()),
       process_id_(getpid()) {
   config_.validate();
+  if (config_.speculation.is_on()) {
+    speculator_ =
+        std::make_unique<Speculator>(config_.speculation,
+                                     DrafterContext{.config = config_.speculation,
+                                                    .vocab_size = vocab_size_,
+                                                    .model = executor_->draft_model()},
+                                     config_.scheduler.max_model_len, executor_->make_drafter());
+  }
   SchedulerConfig scheduler = config_.scheduler;
   scheduler.max_num_queued_reqs = 0;  // add_requests() keeps the bound and tells the caller
   scheduler_ = std::make_unique<Scheduler>(
@@ -65,7 +73,9 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
                                   .max_logprobs = config_.max_logprobs,
                                   .must_make_text = true,
                                   .has_adapters = false,
-                                  .has_peers = false}});
+                                  .has_peers = false},
+                       .wanted_layers = speculator_ ? speculator_->drafter().wanted_layers()
+                                                    : std::vector<int32_t>()});
   executor_->report_to([this](News news) { give_news(std::move(news)); });
   scheduler_->fill_metrics(metrics_);
   executor_->fill_metrics(metrics_);
@@ -95,6 +105,7 @@ std::vector<RequestId> Engine::add_requests(std::vector<Request> requests) {
                                           hidden_size_, vocab_size_);
     }
     request.arrival_us = arrival_us;
+    request.has_drafter = config_.speculation.is_on() && Speculator::can_draft(request);
   }
   std::vector<RequestId> ids;
   ids.reserve(requests.size());
@@ -217,6 +228,7 @@ void Engine::fall_asleep(int32_t level) {
     if (level == 2) is_released_[static_cast<size_t>(MemoryPart::kWeights)] = true;
   }
   scheduler_->reset_prefix_cache();
+  if (speculator_) speculator_->reset();
   executor_->release(MemoryPart::kKvCache);
   if (level == 2) executor_->release(MemoryPart::kWeights);
   keep_memory_use();
@@ -308,11 +320,15 @@ bool Engine::take_in() {
   for (; !taken_.empty(); taken_.pop_front()) {
     trace_.begin(taken_.front(), now_us);
     recorder_.begin(taken_.front());
+    if (speculator_) speculator_->begin(taken_.front());
     scheduler_->add(std::move(taken_.front()));
   }
   for (News& news : taken.news) take(news);
   for (const RequestId id : taken.aborts) scheduler_->abort(id);
-  if (taken.reset_prefix_cache) scheduler_->reset_prefix_cache();
+  if (taken.reset_prefix_cache) {
+    scheduler_->reset_prefix_cache();
+    if (speculator_) speculator_->reset();
+  }
   {
     const std::lock_guard metrics_lock(metrics_mutex_);
     scheduler_->fill_metrics(metrics_);
@@ -345,11 +361,36 @@ void Engine::step() {
   while (scheduler_->num_in_flight() > num_ahead) finish_step();
 }
 
+void Engine::draft(StepRecord& record) {
+  draft_decisions_.clear();
+  const PhaseTimer timer(clock_, record.draft_us);
+  speculator_->propose(
+      scheduler_->book().running(),
+      [this](DraftReady draft) { scheduler_->take(std::move(draft)); }, draft_decisions_);
+}
+
+// What the step's guesses came to, for the next ones.
+void Engine::note_drafts(StepRecord& record, const StepResult& result) {
+  draft_us_ += record.draft_us;
+  speculator_->note_step(record.num_tokens, record.num_prefill_tokens, record.execute_us);
+  speculator_->note_outcomes(result.drafts);
+  for (const DraftOutcome& outcome : result.drafts) {
+    record.num_draft_tokens += outcome.num_drafted;
+    record.num_accepted_tokens += outcome.num_accepted;
+  }
+  for (const TokenEvent& event : result.events) speculator_->take_output(event);
+  if (std::string notice = speculator_->take_notice(); !notice.empty()) {
+    const std::lock_guard lock(metrics_mutex_);
+    notice_ = std::move(notice);
+  }
+}
+
 void Engine::begin_step() {
   has_idle_work_ = true;
   Flight& next = flights_.next();
   StepRecord& record = next.record;
   record = {.start_us = clock_.now_us(), .decisions = std::move(record.decisions)};
+  if (speculator_) draft(record);
   {
     const PhaseTimer timer(clock_, record.schedule_us);
     next.plan = &scheduler_->schedule();
@@ -361,6 +402,7 @@ void Engine::begin_step() {
   record.num_tokens = plan.num_tokens();
   record.num_prefill_tokens = plan.num_prefill_tokens;
   scheduler_->take_decisions(record.decisions);
+  record.decisions.insert(record.decisions.end(), draft_decisions_.begin(), draft_decisions_.end());
   if (!plan.has_work()) return;
   const PhaseTimer timer(clock_, record.execute_us);
   is_executing_ = true;
@@ -383,6 +425,8 @@ void Engine::finish_step() {
       tokens = &executor_->wait();
     }
     is_executing_ = false;
+    if (!oldest.plan->wanted_layers.empty())
+      speculator_->drafter().take_states(*oldest.plan, *executor_->wanted_states());
     take_aborts();
   }
   StepResult* result = nullptr;
@@ -392,9 +436,14 @@ void Engine::finish_step() {
     flights_.retire();
   }
   num_failed_steps_ = 0;
+  if (speculator_) note_drafts(record, *result);
   if (record.num_sequences > 0) recorder_.record(record);
   let_go(result->events);
-  if (!scheduler_->has_unfinished()) executor_->check_idle();
+  if (!scheduler_->has_unfinished()) {
+    executor_->check_idle();
+    check_internal(!speculator_ || speculator_->num_sequences() == 0,
+                   "no guesses are kept of an ended sequence");
+  }
   if (!scheduler_->has_unfinished() || record.step_id % kStepsBetweenLooks == 0) keep_memory_use();
   keep_books(record, *result);
   events_.push(result->events);
@@ -428,6 +477,8 @@ void Engine::let_go(std::span<const TokenEvent> events) {
   for (const TokenEvent& event : events) {
     if (event.finish_reason == FinishReason::kNone) continue;
     executor_->forget(event.request_id, event.sample_index);
+    if (speculator_)
+      speculator_->forget(event.request_id, event.sample_index, event.is_request_finished);
     if (!event.is_request_finished) continue;
     const std::lock_guard lock(intake_mutex_);
     processors_.erase(event.request_id);
@@ -440,6 +491,7 @@ void Engine::keep_books(StepRecord& record, const StepResult& result) {
     const std::lock_guard lock(metrics_mutex_);
     scheduler_->fill_metrics(metrics_);
     executor_->fill_metrics(metrics_);
+    metrics_.draft_us = draft_us_;
     record.num_running = metrics_.num_requests_running;
     record.num_waiting = metrics_.num_requests_waiting;
     record.num_blocks_used = metrics_.num_blocks_used;

@@ -28,6 +28,7 @@
 #include "engine/metrics_recorder.h"
 #include "engine/step_trace.h"
 #include "scheduler/scheduler.h"
+#include "speculation/speculator.h"
 #include "text/vocabulary.h"
 
 namespace llmserve {
@@ -112,6 +113,11 @@ class Engine {
   MemoryUse memory_use() const;
   const EngineConfig& config() const { return config_; }
   int64_t vocab_size() const { return vocab_size_; }
+  // What went wrong meanwhile and did no harm, once; empty: nothing new.
+  std::string take_notice() {
+    const std::lock_guard lock(metrics_mutex_);
+    return std::exchange(notice_, {});
+  }
   std::vector<StepRecord> trace() const { return trace_.steps(); }
   std::vector<RequestRecord> request_records() const { return trace_.requests(); }
   // None once a later request has taken the record's place.
@@ -153,6 +159,8 @@ class Engine {
   void run();
   bool take_in();
   void step();
+  void draft(StepRecord& record);
+  void note_drafts(StepRecord& record, const StepResult& result);
   void begin_step();
   void finish_step();
   void take_aborts();
@@ -172,11 +180,13 @@ class Engine {
   std::unique_ptr<Executor> executor_;  // used by the engine thread only
   const std::string description_;
   const std::string warning_;
-  std::unique_ptr<Scheduler> scheduler_;  // likewise; any thread may use admission()
+  std::unique_ptr<Scheduler> scheduler_;    // likewise; any thread may use admission()
+  std::unique_ptr<Speculator> speculator_;  // null: nothing is guessed
   StepTrace trace_;
   MetricsRecorder recorder_;
-  bool is_executing_ = false;     // an exception now is the batch's
-  int32_t num_failed_steps_ = 0;  // in a row, of those that stop the engine
+  std::vector<Decision> draft_decisions_;  // of the step that is begun
+  bool is_executing_ = false;              // an exception now is the batch's
+  int32_t num_failed_steps_ = 0;           // in a row, of those that stop the engine
   // Beside the scheduler's flights, one each.
   FlightRing<Flight, Scheduler::kMaxInFlight> flights_;
   // What the executor said last.
@@ -200,6 +210,8 @@ class Engine {
   mutable std::mutex metrics_mutex_;
   EngineMetrics metrics_;  // after the last step
   MemoryUse memory_use_;
+  int64_t draft_us_ = 0;  // the engine thread's
+  std::string notice_;
 
   EventBuffer events_;
 

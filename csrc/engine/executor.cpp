@@ -1,6 +1,7 @@
 #include "engine/executor.h"
 
 #include "core/error.h"
+#include "speculation/drafter.h"
 
 namespace llmserve {
 
@@ -19,5 +20,7 @@ MemoryPart parse_memory_part(std::string_view name) {
   if (name == "kv_cache") return MemoryPart::kKvCache;
   throw InvalidArgument(concat("tags must be of 'weights' and 'kv_cache', got '", name, "'"));
 }
+
+std::unique_ptr<Drafter> Executor::make_drafter() { return nullptr; }
 
 }  // namespace llmserve

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include "api/engine_metrics.h"
 #include "api/sampled_tokens.h"
+#include "core/tensor.h"
 #include "scheduler/news.h"
 #include "scheduler/step_plan.h"
 
@@ -36,6 +38,9 @@ enum class MemoryPart : uint8_t { kWeights, kKvCache };
 inline constexpr int kNumMemoryParts = 2;
 // "weights", "kv_cache". Throws InvalidArgument.
 MemoryPart parse_memory_part(std::string_view name);
+
+class DraftModel;  // speculation/draft_model.h
+class Drafter;     // speculation/drafter.h
 
 class Executor {
  public:
@@ -68,6 +73,13 @@ class Executor {
   virtual void forget(RequestId /*request_id*/, int32_t /*sample_index*/) {}
   // While no request is unfinished: throws InternalError if something is still kept of one.
   virtual void check_idle() const {}
+
+  // The model that guesses tokens of its steps; null: it has none.
+  virtual DraftModel* draft_model() { return nullptr; }
+  // What guesses tokens of its steps, in the place of the registry's drafter; null: nothing.
+  virtual std::unique_ptr<Drafter> make_drafter();
+  // After wait(): [L, T, E] f32, the states of the step's wanted layers; null where it has none.
+  virtual const Tensor* wanted_states() const { return nullptr; }
 
   virtual int64_t vocab_size() const = 0;
   virtual int64_t hidden_size() const = 0;  // of the vectors that tokens are

@@ -15,6 +15,7 @@
 #include "io/packed_cache.h"
 #include "models/config_reader.h"
 #include "models/model_loader.h"
+#include "speculation/registry.h"
 
 namespace llmserve {
 namespace {
@@ -50,7 +51,30 @@ std::string states_of(const MemoryPlan& plan) {
 
 // Bytes beside the KV cache.
 int64_t fixed_bytes(const MemoryPlan& plan) {
-  return plan.weights.total_bytes() + plan.workspace_bytes + plan.state_bytes;
+  return plan.weights.total_bytes() + plan.workspace_bytes + plan.state_bytes +
+         plan.draft_weights.total_bytes() + plan.draft_workspace_bytes;
+}
+
+// Blocks of the draft model's pool, which is to hold as many tokens as the target's.
+int64_t num_draft_blocks(const MemoryPlan& plan, const KvPool& pool) {
+  if (!plan.config.draft) return 0;
+  return pool.num_blocks / pool.num_groups() *
+         std::ssize(row_groups(plan.config.draft->cache.groups));
+}
+
+int64_t draft_block_bytes(const MemoryPlan& plan) {
+  if (!plan.config.draft) return 0;
+  const EngineConfig& draft = *plan.config.draft;
+  const KvCacheDType& dtype = find_kv_cache_dtype(kv_cache_dtype_name(draft.kv_cache_dtype));
+  CacheGroupSpec whole = row_groups(draft.cache.groups).front();
+  whole.num_layers = num_lanes(row_groups(draft.cache.groups));
+  return kv_bytes_per_token({&whole, 1}, dtype) * draft.cache.block_size;
+}
+
+// ", 42 of a draft model", where there is one.
+std::string draft_of(const MemoryPlan& plan) {
+  return plan.config.draft ? concat(", ", human_bytes(plan.draft_bytes()), " of the draft model")
+                           : "";
 }
 
 int64_t usable_bytes(const MemoryPlan& plan) {
@@ -85,7 +109,13 @@ SizedPool size_pool(const ConfigRequest& request, const MemoryPlan& plan,
     const SchedulerConfig& scheduler = plan.config.scheduler;
     const int64_t useful = scheduler.max_num_seqs * pool.blocks_for(scheduler.max_model_len);
     const int64_t left = std::max<int64_t>(0, usable_bytes(plan) - fixed_bytes(plan));
-    pool.num_blocks = std::min(left / pool.block_bytes(), useful);
+    // Each block of the target comes with one of the draft, a share of one, or none.
+    const int64_t draft_bytes = std::ssize(groups) == 0 || !plan.config.draft
+                                    ? 0
+                                    : draft_block_bytes(plan) *
+                                          std::ssize(row_groups(plan.config.draft->cache.groups)) /
+                                          std::ssize(groups);
+    pool.num_blocks = std::min(left / (pool.block_bytes() + draft_bytes), useful);
     if (pool.num_blocks == useful) sized.bound = PoolBound::kMaxNumSeqs;
   }
   pool.num_blocks = std::min<int64_t>(
@@ -110,8 +140,8 @@ std::string bound_of(const MachineMemory& machine) {
 std::string refuse_fixed(const MemoryPlan& plan, int64_t sequence_bytes) {
   const int64_t fixed = fixed_bytes(plan);
   return concat("the model needs ", human_bytes(plan.weights.total_bytes()), " of weights and ",
-                human_bytes(plan.workspace_bytes), " of workspace", states_of(plan), ", ",
-                human_bytes(fixed), " together, and ", plan.memory_utilization, " of the ",
+                human_bytes(plan.workspace_bytes), " of workspace", states_of(plan), draft_of(plan),
+                ", ", human_bytes(fixed), " together, and ", plan.memory_utilization, " of the ",
                 human_bytes(plan.machine.available_bytes), " available (of ",
                 human_bytes(plan.machine.total_bytes), bound_of(plan.machine), ") is ",
                 human_bytes(usable_bytes(plan)), "; pass ",
@@ -147,10 +177,10 @@ std::string refuse_large_pool(const MemoryPlan& plan) {
   const int64_t blocks = std::max<int64_t>(0, left) / pool.block_bytes();
   std::ostringstream out;
   out << "weights of " << human_bytes(plan.weights.total_bytes()) << ", workspace of "
-      << human_bytes(plan.workspace_bytes) << states_of(plan) << " and a KV cache of "
-      << human_bytes(pool.num_bytes()) << " (by " << name(plan.pool_bound) << ") are "
-      << human_bytes(plan.total_bytes()) << ", and " << human_bytes(plan.machine.available_bytes)
-      << " are available; pass ";
+      << human_bytes(plan.workspace_bytes) << states_of(plan) << draft_of(plan)
+      << " and a KV cache of " << human_bytes(pool.num_bytes()) << " (by " << name(plan.pool_bound)
+      << ") are " << human_bytes(plan.total_bytes()) << ", and "
+      << human_bytes(plan.machine.available_bytes) << " are available; pass ";
   if (blocks > 0) {
     if (plan.pool_bound == PoolBound::kNumBlocks) out << "num_gpu_blocks_override=" << blocks;
     if (plan.pool_bound == PoolBound::kKvCacheBytes)
@@ -180,6 +210,57 @@ void check_kv_rows(DType dtype, const CacheGroupSpec& rows) {
         concat("kv_cache_dtype 'fp8' takes heads of a multiple of 4 elements, and this model has "
                "keys of ",
                rows.key_dim, " and values of ", rows.value_dim, "; use kv_cache_dtype='auto'"));
+}
+
+// The draft model beside the target: its settings and what it takes, all but its pool.
+void plan_draft(const ConfigRequest& request, int64_t vocab_size, MemoryPlan& plan) {
+  const SpeculationConfig& speculation = plan.config.speculation;
+  if (!speculation.is_on() || !find_drafter(speculation.method).needs_model) return;
+  if (plan.config.device == "cuda")
+    throw NotSupported(concat("speculative_config: method \"", speculation.method,
+                              "\" runs on a CPU; use device='cpu', or method \"ngram\""));
+  const Checkpoint checkpoint = speculation.model.ends_with(".json")
+                                    ? open_config(speculation.model)
+                                    : open_checkpoint(speculation.model);
+  const ModelConfig model = read_model_config(checkpoint.config(), 0);
+  if (model.vocab_size != vocab_size)
+    throw InvalidArgument(concat("speculative_config: model ", speculation.model,
+                                 " has a vocabulary of ", model.vocab_size, " tokens, and the ",
+                                 "target one of ", vocab_size,
+                                 "; a draft model has the target's tokenizer"));
+  if (state_bytes(model.cache_groups) > 0)
+    throw NotSupported(concat("speculative_config: model ", speculation.model,
+                              " has layers with a state of fixed size, which cannot take guesses "
+                              "back; use a model of attention layers"));
+  ConfigRequest draft{.settings = {.device = plan.config.device,
+                                   .quantization = speculation.draft_quantization,
+                                   .seed = plan.config.seed,
+                                   .defer_packing = plan.config.defer_packing},
+                      .model = speculation.model,
+                      .device = plan.config.device,
+                      .kv_cache_dtype = request.kv_cache_dtype,
+                      .max_num_batched_tokens = plan.config.scheduler.max_num_batched_tokens,
+                      .max_num_seqs = plan.config.scheduler.max_num_seqs,
+                      .num_threads = plan.config.num_threads};
+  if (!speculation.draft_dtype.empty()) draft.dtype = speculation.draft_dtype;
+  draft.settings.cache.block_size = plan.config.cache.block_size;
+  draft.settings.cache.enable_prefix_caching = plan.config.cache.enable_prefix_caching;
+  EngineConfig config = resolve_settings(draft, checkpoint, model);
+  config.scheduler.max_model_len =
+      std::min(config.scheduler.max_model_len, plan.config.scheduler.max_model_len);
+  config.cache.groups = model.cache_groups;
+  check_kv_rows(config.kv_cache_dtype, config.cache.groups.front());
+  const std::unique_ptr<Backend> backend = make_backend(config.device, {.num_threads = 1});
+  ModelPlan sizes = plan_model(checkpoint, model, *backend,
+                               {.format = resolve_weight_format(config.dtype, config.quantization),
+                                .max_tokens = config.scheduler.max_num_batched_tokens,
+                                .max_logit_rows = kMaxLogitRowsAtOnce});
+  plan.draft_weights = std::move(sizes.weights);
+  plan.draft_workspace_bytes =
+      sizes.workspace_bytes + layer_state_bytes(model, config) +
+      backend->scratch_bytes(largest_step(model, plan.draft_weights, config), config.num_threads);
+  plan.draft_architecture = model.architecture;
+  plan.config.draft = std::make_shared<const EngineConfig>(std::move(config));
 }
 
 }  // namespace
@@ -273,6 +354,7 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
                          backend->scratch_bytes(largest_step(model, plan.weights, plan.config),
                                                 plan.config.num_threads);
   check_kv_rows(plan.config.kv_cache_dtype, plan.config.cache.groups.front());
+  plan_draft(request, model.vocab_size, plan);
   plan.memory_utilization = resolve_utilization(request, backend->memory());
   plan.machine = resolve_machine(request, backend->memory());
 
@@ -284,6 +366,12 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
     plan.pool_bound = sized.bound;
   }
   plan.config.cache.num_blocks = static_cast<int32_t>(plan.pool.num_blocks);
+  if (plan.config.draft) {
+    EngineConfig draft = *plan.config.draft;
+    draft.cache.num_blocks = static_cast<int32_t>(num_draft_blocks(plan, plan.pool));
+    plan.draft_kv_bytes = draft.cache.num_blocks * draft_block_bytes(plan);
+    plan.config.draft = std::make_shared<const EngineConfig>(std::move(draft));
+  }
   plan.refusal = find_refusal(plan);
   return plan;
 }

@@ -78,6 +78,11 @@ struct MemoryPlan {
   WeightReport weights;
   int64_t workspace_bytes = 0;
   int64_t state_bytes = 0;  // of all state slots
+  // Of the draft model, where one guesses: what it takes beside the above.
+  WeightReport draft_weights;
+  int64_t draft_workspace_bytes = 0;
+  int64_t draft_kv_bytes = 0;
+  std::string draft_architecture;
   MachineMemory machine;
   double memory_utilization = 0;
   KvPool pool;
@@ -85,8 +90,11 @@ struct MemoryPlan {
   std::vector<KvPool> pool_by_dtype;  // parallel to kv_cache_dtypes(): the same settings in each
   std::string refusal;                // why the engine would not start; empty if it would
 
+  int64_t draft_bytes() const {
+    return draft_weights.total_bytes() + draft_workspace_bytes + draft_kv_bytes;
+  }
   int64_t total_bytes() const {
-    return weights.total_bytes() + workspace_bytes + state_bytes + pool.num_bytes();
+    return weights.total_bytes() + workspace_bytes + state_bytes + pool.num_bytes() + draft_bytes();
   }
 };
 

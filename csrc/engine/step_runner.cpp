@@ -85,6 +85,8 @@ StepRunner::StepRunner(const EngineConfig& config, int num_workers, const MakeWo
     : config_(config),
       ranks_(num_workers),
       workers_(make_workers(ranks_, make_worker)),
+      draft_(config.draft ? std::make_unique<DraftWorker>(*config.draft, first().shared_backend())
+                          : nullptr),
       steps_(first().steps()),
       limits_{.max_num_seqs = config_.scheduler.max_num_seqs,
               .max_model_len = config_.scheduler.max_model_len,
@@ -98,6 +100,7 @@ StepRunner::StepRunner(const EngineConfig& config, int num_workers, const MakeWo
 
 // A worker goes on its rank's thread, as it came.
 StepRunner::~StepRunner() {
+  draft_.reset();
   ranks_.run([this](int rank) { workers_[static_cast<size_t>(rank)].reset(); });
 }
 
@@ -238,6 +241,7 @@ void StepRunner::report_to(NewsSink sink) {
 bool StepRunner::do_background_work() {
   bool is_more = false;
   for (const std::unique_ptr<Worker>& worker : workers_) is_more |= worker->pack_weight();
+  if (draft_) is_more |= draft_->pack_weight();
   return is_more;
 }
 
@@ -265,15 +269,18 @@ std::string StepRunner::description() const {
 MemoryUse StepRunner::memory_use() const {
   MemoryUse sum;
   for (const std::unique_ptr<Worker>& worker : workers_) sum += worker->memory_use();
+  if (draft_) sum += draft_->memory_use();
   return sum;
 }
 
 void StepRunner::release(MemoryPart part) {
   ranks_.run([&](int rank) { workers_[static_cast<size_t>(rank)]->release(part); });
+  if (draft_) draft_->release(part);
 }
 
 void StepRunner::restore(MemoryPart part) {
   ranks_.run([&](int rank) { workers_[static_cast<size_t>(rank)]->restore(part); });
+  if (draft_) draft_->restore(part);
 }
 
 }  // namespace llmserve

@@ -9,6 +9,7 @@
 #include "api/engine_config.h"
 #include "core/flight_ring.h"
 #include "engine/batch_builder.h"
+#include "engine/draft_worker.h"
 #include "engine/executor.h"
 #include "engine/mask_filler.h"
 #include "engine/pooler.h"
@@ -55,6 +56,8 @@ class StepRunner final : public Executor {
   std::string warning() const override { return first().warning(); }
   // [L, T, E] f32 in the first worker's memory: the states of the last plan's wanted layers.
   const Tensor& layer_states() const { return first().layer_states(); }
+  const Tensor* wanted_states() const override { return &layer_states(); }
+  DraftModel* draft_model() override { return draft_.get(); }
   void release(MemoryPart part) override;
   void restore(MemoryPart part) override;
 
@@ -85,6 +88,7 @@ class StepRunner final : public Executor {
   const EngineConfig config_;
   RankThreads ranks_;
   std::vector<std::unique_ptr<Worker>> workers_;  // [ranks]
+  std::unique_ptr<DraftWorker> draft_;            // of config.draft, or null
   DeviceSteps* const steps_;                      // of rank 0's backend, or null
   const RecordingLimits limits_;
   BatchBuilder batch_builder_;

@@ -64,6 +64,8 @@ void StepTrace::update(const StepResult& result, int64_t now_us) {
     if (event.finish_reason == FinishReason::kNone || record.request_id != event.request_id)
       continue;
     take_news(record, event);
+    record.num_draft_tokens += event.num_draft_tokens;
+    record.num_accepted_tokens += event.num_accepted_tokens;
     if (!event.is_request_finished) continue;
     record.finish_reason = event.finish_reason;
     record.finished_us = now_us;

@@ -21,13 +21,16 @@ namespace llmserve {
 struct StepRecord {
   int64_t step_id = 0;
   int64_t start_us = 0;
-  int64_t schedule_us = 0;  // durations of the phases
+  int64_t draft_us = 0;  // durations of the phases
+  int64_t schedule_us = 0;
   int64_t execute_us = 0;
   int64_t wait_us = 0;  // of execute_us: for a device; the rest is the host's own time
   int64_t commit_us = 0;
   int32_t num_sequences = 0;
   int32_t num_tokens = 0;
   int32_t num_prefill_tokens = 0;
+  int32_t num_draft_tokens = 0;     // of num_tokens, guesses
+  int32_t num_accepted_tokens = 0;  // of them, those that were right
   // After the step: sequences, and blocks of the KV pool that sequences refer to.
   int64_t num_running = 0;
   int64_t num_waiting = 0;
@@ -57,6 +60,8 @@ struct RequestRecord {
   int64_t finished_us = 0;
   int64_t num_prompt_tokens = 0;
   FinishReason finish_reason = FinishReason::kNone;  // of the sample that ended last
+  int64_t num_draft_tokens = 0;                      // of all samples: guesses that were run
+  int64_t num_accepted_tokens = 0;                   // of them, those that were right
 };
 
 // Rings; the oldest records go first. Written by the engine thread, read by any.

@@ -33,9 +33,11 @@ int64_t workspace_bytes(const Model& model, const EngineConfig& config) {
 
 }  // namespace
 
-Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint)
+Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint,
+               std::shared_ptr<Backend> backend)
     : config_(config),
-      backend_(make_backend(config.device, {.num_threads = config.num_threads})),
+      backend_(backend ? std::move(backend)
+                       : make_backend(config.device, {.num_threads = config.num_threads})),
       steps_(backend_->steps()) {
   model_ = load(checkpoint);
   vocab_size_ = model_->config().vocab_size;

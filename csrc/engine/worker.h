@@ -38,8 +38,10 @@ class StepSink {
 class Worker {
  public:
   // Loads the weights of `checkpoint`, which is config.model_path, opened. restore() opens it anew.
+  // It computes on `backend`, which another worker of the same thread may use, too; null: its own.
   // Throws what read_model_config and load_model throw, and ResourceExhausted.
-  Worker(const EngineConfig& config, const Checkpoint& checkpoint);
+  Worker(const EngineConfig& config, const Checkpoint& checkpoint,
+         std::shared_ptr<Backend> backend = nullptr);
 
   // Before run(): copies the batch's blocks, and has the pages at hand that the step writes to.
   void prepare(const StepBatch& batch);
@@ -60,6 +62,8 @@ class Worker {
   void restore(MemoryPart part);
 
   Backend& backend() const { return *backend_; }
+  const std::shared_ptr<Backend>& shared_backend() const { return backend_; }
+  const EngineConfig& config() const { return config_; }
   DeviceSteps* steps() const { return steps_; }  // the backend's, or null
   int64_t vocab_size() const { return vocab_size_; }
   int64_t hidden_size() const { return hidden_size_; }
@@ -81,7 +85,7 @@ class Worker {
                              const PooledRows& pooled, StepSink& sink);
 
   const EngineConfig config_;
-  const std::unique_ptr<Backend> backend_;
+  const std::shared_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;          // null while the weights are given back
   std::vector<DeferredWeight> deferred_;  // of the model, the next to be packed at the back
   // Of the files that its weights came from, of which some are read in place.

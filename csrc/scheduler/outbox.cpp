@@ -21,6 +21,8 @@ TokenEvent& Outbox::add_event(Sequence& sequence) {
   event.sample_index = sequence.sample_index;
   event.num_cached_tokens = sequence.num_cached_tokens;
   event.num_preemptions = sequence.num_preemptions;
+  event.num_draft_tokens = sequence.num_draft_tokens;
+  event.num_accepted_tokens = sequence.num_accepted_tokens;
   event.seed = sequence.seed;
   event.num_generated = sequence.num_generated();
   event.times = sequence.times;
@@ -37,6 +39,8 @@ TokenEvent& Outbox::news_of(Sequence& sequence) {
     return add_event(sequence);
   TokenEvent& event = events_.back();
   event.num_generated = sequence.num_generated();
+  event.num_draft_tokens = sequence.num_draft_tokens;
+  event.num_accepted_tokens = sequence.num_accepted_tokens;
   event.times = sequence.times;
   return event;
 }
@@ -46,6 +50,8 @@ void Outbox::take(StepResult& result) {
   result.events.swap(events_);
   result.progress.clear();
   result.progress.swap(progress_);
+  result.drafts.clear();
+  result.drafts.swap(drafts_);
 }
 
 void Outbox::recycle(StepResult& result, size_t max_spare) {

@@ -26,6 +26,8 @@ class Outbox {
   }
   void add_progress(const TokenProgress& progress) { progress_.push_back(progress); }
 
+  void add_drafts(const DraftOutcome& outcome) { drafts_.push_back(outcome); }
+
   // Gives everything since the last call. Vectors are swapped, so that both sides keep their
   // memory.
   void take(StepResult& result);
@@ -38,6 +40,7 @@ class Outbox {
  private:
   std::vector<TokenEvent> events_;
   std::vector<TokenProgress> progress_;
+  std::vector<DraftOutcome> drafts_;
   std::vector<std::vector<int32_t>> spare_token_ids_;  // of events that have been read; empty
 };
 

@@ -28,6 +28,7 @@ Scheduler::Scheduler(const SchedulerConfig& config, const CacheConfig& cache,
       clock_(clock),
       policy_(options.policy ? std::move(options.policy) : make_policy(config)),
       max_in_flight_(options.max_in_flight),
+      wanted_layers_(std::move(options.wanted_layers)),
       kv_cache_(cache, options.hasher, config.max_num_batched_tokens),
       admission_(config_, kv_cache_, vocabulary, options.limits),
       budget_rule_(config_),
@@ -49,6 +50,7 @@ const StepPlan& Scheduler::schedule() {
   newest_->plan.clear();
   newest_->sequences.clear();
   newest_->plan.step_id = ++num_steps_;
+  newest_->plan.wanted_layers = wanted_layers_;
   newest_->start_us = clock_.now_us();
   planner_.plan(*newest_, flights_.size(), max_in_flight_ > 1);
   flights_.launch();
@@ -117,6 +119,7 @@ void Scheduler::take(DraftReady& draft) {
       sequence->num_tokens() != draft.position)
     return;
   sequence->drafts = std::move(draft.token_ids);
+  if (sequence->drafts.size() > kMaxDraftTokens) sequence->drafts.resize(kMaxDraftTokens);
   sequence->num_drafts = static_cast<int32_t>(sequence->drafts.size());
 }
 
@@ -252,7 +255,7 @@ void Scheduler::fill_metrics(EngineMetrics& metrics) const {
   metrics.decode_us = counters_.decode_us;
   metrics.num_prefill_tokens = counters_.num_prefill_tokens;
   metrics.num_recomputed_tokens = counters_.num_recomputed_tokens;
-  metrics.num_generation_tokens = committer_.num_generation_tokens();
+  committer_.fill_metrics(metrics);
   metrics.prefix_cache_queries = kv_cache_.counters().num_queries;
   metrics.prefix_cache_hits = kv_cache_.counters().num_hits;
   metrics.prefix_cache_evictions = kv_cache_.counters().num_evictions;

@@ -59,6 +59,7 @@ namespace llmserve {
 struct SchedulerOptions {
   int32_t max_in_flight = 1;
   RequestLimits limits;
+  std::vector<int32_t> wanted_layers;  // of every plan; StepPlan::wanted_layers
   // Replaced only by tests.
   KvCacheManager::Hasher hasher = &chain_hash;
   std::unique_ptr<SchedulingPolicy> policy;  // null: config.policy's
@@ -155,6 +156,7 @@ class Scheduler {
   const Clock& clock_;
   const std::unique_ptr<SchedulingPolicy> policy_;
   const int32_t max_in_flight_;
+  const std::vector<int32_t> wanted_layers_;
   KvCacheManager kv_cache_;
   const RequestAdmission admission_;
   BudgetRule budget_rule_;

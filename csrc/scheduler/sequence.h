@@ -100,6 +100,8 @@ struct alignas(kCacheLineBytes) Sequence {
   std::vector<int32_t> drafts;      // guessed to follow token_ids, for the next step
   Beam beam;                        // of a beam search
   std::optional<RepetitionDetector> repetition;
+  int64_t num_draft_tokens = 0;     // guesses that were run
+  int64_t num_accepted_tokens = 0;  // of them, those that were right
 
   // The first bytes, which each decode step reads, beside `text`.
   static constexpr size_t kNumHotBytes = 4 * kCacheLineBytes;

@@ -87,6 +87,8 @@ void StepCommitter::commit(Sequence& sequence, Share share) {
     return beams_.hold(sequence,
                        token.is_valid ? sampled_->top(token) : std::span<const TokenLogprob>());
   }
+  // Before the first token's event, which tells it.
+  sequence.num_draft_tokens += num_drafted;
   append_samples(sequence, share.row);
   if (num_drafted > 0) accept_drafts(sequence, share);
 }
@@ -148,12 +150,23 @@ void StepCommitter::append_samples(Sequence& sequence, size_t row) {
 // after it is the sequence's next token, just as if it had run by itself. The blocks of those that
 // are not accepted go back.
 void StepCommitter::accept_drafts(Sequence& sequence, const Share& share) {
+  int32_t num_accepted = 0;
   for (size_t i = 0; i < share.drafts.size(); ++i) {
     if (sequence.is_ended() || share.drafts[i] != sequence.token_ids.back()) break;
-    ++num_accepted_tokens_;
+    ++num_accepted;
+    ++sequence.num_accepted_tokens;
     cache_blocks(sequence, sequence.num_tokens());
     append_token(sequence, sampled_->rows[share.row + 1 + i]);
   }
+  outbox_.add_drafts({.request_id = sequence.request_id,
+                      .sample_index = sequence.sample_index,
+                      .num_drafted = static_cast<int32_t>(share.drafts.size()),
+                      .num_accepted = num_accepted,
+                      .is_cut = sequence.is_ended()});
+  ++num_drafts_;
+  num_draft_tokens_ += std::ssize(share.drafts);
+  num_accepted_tokens_ += num_accepted;
+  for (int32_t i = 0; i < num_accepted; ++i) ++num_accepted_per_pos_[static_cast<size_t>(i)];
   if (!sequence.is_ended()) drop_rejected(sequence);
 }
 
@@ -162,6 +175,14 @@ void StepCommitter::accept_drafts(Sequence& sequence, const Share& share) {
 void StepCommitter::drop_rejected(Sequence& sequence) {
   sequence.num_scheduled = sequence.num_computed;
   kv_cache_.truncate(sequence.table, sequence.num_computed);
+}
+
+void StepCommitter::fill_metrics(EngineMetrics& metrics) const {
+  metrics.num_generation_tokens = num_generation_tokens_;
+  metrics.num_drafts = num_drafts_;
+  metrics.num_draft_tokens = num_draft_tokens_;
+  metrics.num_accepted_tokens = num_accepted_tokens_;
+  metrics.num_accepted_per_pos = num_accepted_per_pos_;
 }
 
 void StepCommitter::append_token(Sequence& sequence, const SampledToken& token) {

@@ -2,6 +2,7 @@
 // blocks in the prefix cache. Only blocks of accepted tokens enter it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "api/engine_config.h"
@@ -36,6 +37,7 @@ class StepCommitter {
 
   int64_t num_generation_tokens() const { return num_generation_tokens_; }
   int64_t num_accepted_tokens() const { return num_accepted_tokens_; }
+  void fill_metrics(EngineMetrics& metrics) const;
 
  private:
   // A sequence's part of the step. Logit rows [row, end_row) are the sequence's: first those of its
@@ -73,7 +75,10 @@ class StepCommitter {
   int64_t now_us_ = 0;
 
   int64_t num_generation_tokens_ = 0;
+  int64_t num_drafts_ = 0;
+  int64_t num_draft_tokens_ = 0;
   int64_t num_accepted_tokens_ = 0;
+  std::array<int64_t, kMaxDraftTokens> num_accepted_per_pos_{};
 };
 
 }  // namespace llmserve

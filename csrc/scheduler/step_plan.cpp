@@ -27,6 +27,10 @@ std::string_view name(DecisionKind kind) {
       return "chunked_for_pace";
     case DecisionKind::kChunkedToSpread:
       return "chunked_to_spread";
+    case DecisionKind::kDrafted:
+      return "drafted";
+    case DecisionKind::kDraftsOff:
+      return "drafts_off";
     case DecisionKind::kPreempted:
       return "preempted";
     case DecisionKind::kWaitsForBudget:

@@ -96,6 +96,8 @@ enum class DecisionKind : uint8_t {
   kWaitsForBeams,     // has its next tokens' candidates, other beams of its request have not
   kWaitsForStep,      // what it runs next depends on what a step in flight gives
   kWaitsForTransfer,  // its blocks come from a lower tier or a peer
+  kDrafted,           // its next tokens were guessed; detail: tokens
+  kDraftsOff,         // guessing its tokens does not pay; detail: the gain foreseen, in percent
   kWaitsForGrammar,   // its grammar is being compiled, or the mask of its next token is not there
 };
 std::string_view name(DecisionKind kind);
@@ -148,9 +150,19 @@ struct TokenProgress {
   RequestTimes times;
 };
 
+// What became of a sequence's guesses.
+struct DraftOutcome {
+  RequestId request_id = 0;
+  int32_t sample_index = 0;
+  int32_t num_drafted = 0;
+  int32_t num_accepted = 0;
+  bool is_cut = false;  // the sequence ended with the last accepted one: the next was not looked at
+};
+
 struct StepResult {
   std::vector<TokenEvent> events;       // to be given out
   std::vector<TokenProgress> progress;  // in the order in which it happened
+  std::vector<DraftOutcome> drafts;     // one a sequence that had guesses in the step
 };
 
 }  // namespace llmserve

@@ -23,6 +23,7 @@ PYBIND11_MODULE(_core_testing, testing) {
   llmserve::register_testing_memory(testing);
   llmserve::register_testing_soak(testing);
   llmserve::register_testing_threads(testing);
+  llmserve::register_testing_speculation(testing);  // what engines are given
   llmserve::register_testing_engine(testing);
   llmserve::register_testing_sampling(testing);
 }

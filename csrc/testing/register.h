@@ -20,5 +20,6 @@ void register_testing_soak(pybind11::module_& testing);
 void register_testing_threads(pybind11::module_& testing);
 void register_testing_engine(pybind11::module_& testing);
 void register_testing_sampling(pybind11::module_& testing);
+void register_testing_speculation(pybind11::module_& testing);
 
 }  // namespace llmserve

@@ -25,6 +25,7 @@
 #include "core/error.h"
 #include "engine/engine.h"
 #include "engine/step_runner.h"
+#include "testing/recorded_drafter.h"
 #include "testing/register.h"
 #include "testing/token_oracle.h"
 
@@ -72,6 +73,7 @@ class StepGate {
 struct OracleOptions {
   int32_t vocab_size = 256;
   int64_t step_us = 0;              // how long a step takes
+  int64_t row_us = 0;               // and besides for each token
   int64_t invalid_request_id = -1;  // this request's rows come back as not finite
   int32_t max_in_flight = 1;
   int64_t sweep_bytes = 0;           // read by each step: what a forward leaves of the caches
@@ -110,8 +112,9 @@ class OracleExecutor final : public Executor {
       sampled.rows[row].is_valid = id != options_.invalid_request_id;
     }
     const Time begin = std::max(Clock::now(), flights_.empty() ? Time() : flights_.back().end);
-    flights_.push_back({.end = begin + std::chrono::microseconds(options_.step_us),
-                        .sampled = std::move(sampled)});
+    const auto time_us = options_.step_us + options_.row_us * plan.num_tokens();
+    flights_.push_back(
+        {.end = begin + std::chrono::microseconds(time_us), .sampled = std::move(sampled)});
   }
   const SampledTokens& wait() override {
     if (gate_) gate_->pass(++num_waits_);
@@ -150,11 +153,15 @@ class OracleExecutor final : public Executor {
   SampledTokens sampled_;
 };
 
-// Another executor, until it fails. By then the other has written to the step's blocks.
+// Another executor, until it fails. By then the other has written to the step's blocks. It may have
+// a drafter of its own.
 class FaultyExecutor final : public Executor {
  public:
-  FaultyExecutor(std::unique_ptr<Executor> executor, FaultOptions options)
-      : executor_(std::move(executor)), options_(std::move(options)) {}
+  FaultyExecutor(std::unique_ptr<Executor> executor, FaultOptions options,
+                 std::optional<RecordedDrafterOptions> drafter)
+      : executor_(std::move(executor)),
+        options_(std::move(options)),
+        drafter_(std::move(drafter)) {}
 
   int32_t max_in_flight() const override { return executor_->max_in_flight(); }
   void launch(const StepPlan& plan) override { executor_->launch(plan); }
@@ -165,6 +172,11 @@ class FaultyExecutor final : public Executor {
       throw_fault(options_.fault);
     return sampled;
   }
+  DraftModel* draft_model() override { return executor_->draft_model(); }
+  std::unique_ptr<Drafter> make_drafter() override {
+    return drafter_ ? std::make_unique<RecordedDrafter>(*drafter_) : nullptr;
+  }
+  const Tensor* wanted_states() const override { return executor_->wanted_states(); }
   bool do_background_work() override { return executor_->do_background_work(); }
   bool do_idle_work() override { return executor_->do_idle_work(); }
   void report_to(NewsSink sink) override { executor_->report_to(std::move(sink)); }
@@ -185,6 +197,7 @@ class FaultyExecutor final : public Executor {
  private:
   const std::unique_ptr<Executor> executor_;
   const FaultOptions options_;
+  const std::optional<RecordedDrafterOptions> drafter_;
   int64_t num_waits_ = 0;
 };
 
@@ -226,6 +239,7 @@ void register_testing_engine(py::module_& testing) {
       .def(py::init(&from_kwargs<OracleOptions>))
       .def_readwrite("vocab_size", &OracleOptions::vocab_size)
       .def_readwrite("step_us", &OracleOptions::step_us)
+      .def_readwrite("row_us", &OracleOptions::row_us)
       .def_readwrite("invalid_request_id", &OracleOptions::invalid_request_id)
       .def_readwrite("max_in_flight", &OracleOptions::max_in_flight)
       .def_readwrite("sweep_bytes", &OracleOptions::sweep_bytes)
@@ -243,24 +257,27 @@ void register_testing_engine(py::module_& testing) {
       "oracle_engine",
       [](const EngineConfig& config, const OracleOptions& options,
          std::optional<Vocabulary> vocabulary, const FaultOptions& faults,
-         std::shared_ptr<StepGate> gate) {
+         std::shared_ptr<StepGate> gate, std::optional<RecordedDrafterOptions> drafter) {
         auto oracle = std::make_unique<OracleExecutor>(options, std::move(gate));
         return std::make_unique<Engine>(
             config, std::move(vocabulary),
-            std::make_unique<FaultyExecutor>(std::move(oracle), faults));
+            std::make_unique<FaultyExecutor>(std::move(oracle), faults, std::move(drafter)));
       },
       "config"_a, "options"_a, "vocabulary"_a = py::none(), "faults"_a = FaultOptions(),
-      "gate"_a = py::none());
+      "gate"_a = py::none(), "drafter"_a = py::none());
   testing.def(
       "faulty_engine",
       [](const EngineConfig& config, const FaultOptions& faults,
-         std::optional<Vocabulary> vocabulary, int num_workers) {
+         std::optional<Vocabulary> vocabulary, int num_workers,
+         std::optional<RecordedDrafterOptions> drafter) {
         config.validate();
         auto model = make_runner({static_cast<size_t>(num_workers), config});
-        return std::make_unique<Engine>(config, std::move(vocabulary),
-                                        std::make_unique<FaultyExecutor>(std::move(model), faults));
+        return std::make_unique<Engine>(
+            config, std::move(vocabulary),
+            std::make_unique<FaultyExecutor>(std::move(model), faults, std::move(drafter)));
       },
       "config"_a, "faults"_a = FaultOptions(), "vocabulary"_a = py::none(), "num_workers"_a = 1,
+      "drafter"_a = py::none(),
       "A model's engine; each of several workers computes everything, and their bits are "
       "compared.");
   py::class_<StepRunner>(testing, "StepRunner")

@@ -35,6 +35,7 @@ from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.options.engine_options import EngineOptions, read_options
 from llmserve.options.fitting import resolve
 from llmserve.options.signature import takes
+from llmserve.options.speculative_config import with_model_found
 from llmserve.pooling_params import PoolingConfig, read_pooling_config
 from llmserve.requests.admission import RequestAdmission, RequestLimits
 from llmserve.requests.generation_config import (
@@ -103,6 +104,12 @@ class LLMBase:
             options.revision,
             options.download_dir,
             is_overridden=bool(options.hf_overrides),
+        )
+        options = replace(
+            options,
+            speculative_config=with_model_found(  # type: ignore[arg-type]  # checked there
+                options.speculative_config, options.download_dir
+            ),
         )
         source = text_source(checkpoint)
         # Once, for all that a start reads of it.
@@ -215,6 +222,8 @@ class LLMBase:
                 f"fields changed, of which there may be a copy by itself"
             )
         path = config_file(model) or find_checkpoint(model, options.revision, options.download_dir)
+        found = with_model_found(options.speculative_config, options.download_dir)
+        options = replace(options, speculative_config=found)  # type: ignore[arg-type]
         request = options.to_request(
             path,
             available_memory_bytes=optional_integer(

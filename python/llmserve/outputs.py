@@ -53,6 +53,8 @@ class RequestMetrics:
     last_token_ts: float
     num_preemptions: int
     num_generation_tokens: int
+    num_draft_tokens: int = 0  # llmserve's own: guesses that were run, over all n
+    num_accepted_tokens: int = 0  # of them, those that were right
 
 
 @dataclass(frozen=True, slots=True)

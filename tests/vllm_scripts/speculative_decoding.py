@@ -1,7 +1,4 @@
-"""Drafts from the prompt.
-
-absent: speculative_config=
-"""
+"""Drafts from the prompt."""
 
 from vllm import LLM, SamplingParams
 

@@ -1,10 +1,10 @@
-"""Train the demo model and write it into the package; on request, its draft beside it.
+"""Train the demo model and its draft, and write them into the package.
 
     python -m tools.demo_model.train --work build/demo_model
-    python -m tools.demo_model.train --work build/demo_model --draft build/demo_draft
+    python -m tools.demo_model.train --work build/demo_model --draft-alone
 
 The draft is for speculative decoding: a tenth of the model, the same tokenizer, trained on what
-the model says. It does not ship: nothing in the package runs it.
+the model says. --draft-alone trains one of the model that is in the package.
 
 Everything is derived from fixed seeds; nothing is downloaded. An interrupted run goes on from
 its last checkpoint when it is started again with the same --work. A quick trial:
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints")
     parser.add_argument("--out", type=Path, default=PACKAGE_DEMO, help="folder for the model's")
     parser.add_argument("--steps", type=int, default=1600, help="steps of the model")
-    parser.add_argument("--draft", type=Path, help="folder for a draft; without it none is made")
+    parser.add_argument("--draft-alone", action="store_true", help="of the model in --out")
     parser.add_argument("--draft-steps", type=int, default=500, help="steps of the draft")
     parser.add_argument("--tokens", type=int, default=3_000_000, help="tokens of the corpus")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
@@ -156,15 +156,17 @@ def main() -> None:
     tokenizer = train_tokenizer(MAX_POSITIONS)
     stream = encode_documents(tokenizer, args.tokens, args.work / "tokens.npy")
     names = name_tokens(tokenizer)
-    job = Job(TARGET, stream, args.steps, args.work / "model.pt", args.threads, names)
-    model = build(TARGET)
-    target = finish(job, model, train(job, model), tokenizer, args.out / "model")
-    if args.draft is None:
-        return
+    if args.draft_alone:
+        shipped = LlamaForCausalLM.from_pretrained(args.out / "model", dtype=torch.float32)
+        target = shipped.eval()
+    else:
+        job = Job(TARGET, stream, args.steps, args.work / "model.pt", args.threads, names)
+        model = build(TARGET)
+        target = finish(job, model, train(job, model), tokenizer, args.out / "model")
     checkpoint = args.work / "draft.pt"
     job = Job(DRAFT, stream, args.draft_steps, checkpoint, args.threads, names, target)
     model = build(DRAFT)
-    draft = finish(job, model, train(job, model), tokenizer, args.draft)
+    draft = finish(job, model, train(job, model), tokenizer, args.out / "draft")
     share = agreement(draft, target, held_out_windows(tokenizer, NUM_HELD_OUT))
     print(f"draft and model agree on the next token at {share:.1%} of the positions")
 

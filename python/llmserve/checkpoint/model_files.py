@@ -45,6 +45,11 @@ def demo_model_path() -> Path:
     return Path(__file__).parents[1] / "demo" / "model"
 
 
+def demo_draft_path() -> Path:
+    """A draft of it for speculative decoding: a tenth of its size, the same tokenizer."""
+    return Path(__file__).parents[1] / "demo" / "draft"
+
+
 def demo_text_path() -> Path:
     """Text that the demo model has not seen: documents of its generator's held-out seed."""
     return Path(__file__).parents[1] / "demo" / "held_out.txt"

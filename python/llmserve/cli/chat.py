@@ -12,6 +12,7 @@ from llmserve.cli.interrupts import Interrupts
 from llmserve.cli.markdown import MarkdownWriter
 from llmserve.cli.model_argument import add_model_argument, model_of
 from llmserve.cli.options import (
+    add_draft_option,
     add_engine_options,
     add_sampling_options,
     add_short_flags,
@@ -52,6 +53,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--max-tokens", type=int, metavar="N", help="of an answer; default: the model's own"
     )
     add_sampling_options(parser)
+    add_draft_option(parser)
     add_engine_options(parser)
     parser.add_argument("--quiet", action="store_true", help="no lines of figures")
     parser.add_argument(

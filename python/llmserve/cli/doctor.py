@@ -150,6 +150,8 @@ def _model_view(now: LiveMetrics, recent: LiveMetrics, interval_s: float) -> lis
 
     queries = recent.value("prefix_cache_queries_total")
     hits = f"{recent.value('prefix_cache_hits_total') / queries:.0%}" if queries else "-"
+    drafted = recent.value("spec_decode_num_draft_tokens_total")
+    right = recent.value("spec_decode_num_accepted_tokens_total")
     return [
         f"sequences      {now.value('num_requests_running'):.0f} running, "
         f"{now.value('num_requests_waiting'):.0f} waiting",
@@ -157,6 +159,7 @@ def _model_view(now: LiveMetrics, recent: LiveMetrics, interval_s: float) -> lis
         f"{rate('prefill_tokens_total'):.1f} of prompts",
         f"KV cache       {now.value('kv_cache_usage_perc'):.1%} in use, prefix hits {hits}, "
         f"{rate('num_preemptions_total'):.1f} preemptions/s",
+        *([f"guesses        {right / drafted:.0%} right of {drafted:.0f}"] if drafted else []),
         f"first token    {quantiles('time_to_first_token_seconds')} ms (p50 / p95 / p99)",
         f"next token     {quantiles('inter_token_latency_seconds')} ms",
         f"request        {quantiles('e2e_request_latency_seconds')} ms",

@@ -14,6 +14,7 @@ from llmserve.cli.command_parser import CommandParser
 from llmserve.cli.console import dim, printable
 from llmserve.cli.model_argument import add_model_argument, model_of
 from llmserve.cli.options import (
+    add_draft_option,
     add_engine_options,
     add_sampling_options,
     add_short_flags,
@@ -91,6 +92,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     shapes.add_argument(
         "--choice", action="append", metavar="TEXT", help="one of these; may be given again"
     )
+    add_draft_option(parser)
     add_engine_options(parser)
     output = parser.add_argument_group("output")
     output.add_argument(

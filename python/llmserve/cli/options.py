@@ -5,7 +5,9 @@ import dataclasses
 import os
 from typing import Any
 
+from llmserve.checkpoint.model_files import demo_draft_path
 from llmserve.cli.command_parser import CommandParser, take_llm_arguments
+from llmserve.errors import InvalidArgument
 from llmserve.llm import LLM
 from llmserve.options.engine_options import options_of
 from llmserve.options.flags import add_flags
@@ -66,8 +68,33 @@ def engine_arguments(options: argparse.Namespace, command: str = "run") -> dict[
     return {name: value for name, value in given.items() if value is not None}
 
 
+def add_draft_option(parser: argparse.ArgumentParser) -> None:
+    """A short form of --speculative-config."""
+    parser.add_argument(
+        "--draft",
+        metavar="MODEL",
+        help="guess tokens with this smaller model of the same vocabulary, `demo` the demo "
+        "model's; or by `ngram` or `suffix`",
+    )
+
+
+def _take_draft(options: argparse.Namespace) -> None:
+    draft = getattr(options, "draft", None)
+    if draft is None:
+        return
+    if options.speculative_config is not None:
+        raise InvalidArgument("--draft is a short form of --speculative-config; give one of them")
+    if draft in ("ngram", "suffix"):
+        options.speculative_config = {"method": draft}
+    else:
+        model = str(demo_draft_path()) if draft == "demo" else draft
+        options.speculative_config = {"method": "draft_model", "model": model}
+    options.draft = None
+
+
 def load_model(options: argparse.Namespace, model: object, **arguments: object) -> LLM:
     """The LLM that the options ask for."""
+    _take_draft(options)
     return LLM(
         model,  # type: ignore[arg-type]  # LLM checks it
         **engine_arguments(options),
@@ -103,9 +130,12 @@ def figures(output: RequestOutput) -> str:
     first_ms = (metrics.first_token_ts - metrics.queued_ts) * 1e3
     total_s = metrics.last_token_ts - metrics.queued_ts
     rate = f"{num_tokens / total_s:.1f} tok/s" if total_s > 0 else "- tok/s"
+    guesses = ""
+    if metrics.num_draft_tokens > 0:
+        guesses = f", {metrics.num_accepted_tokens} of {metrics.num_draft_tokens} guesses right"
     reasons = ", ".join(sorted({c.finish_reason or "-" for c in output.outputs}))
     return (
         f"[{len(output.prompt_token_ids)} prompt tokens, {num_tokens} new tokens in {total_s:.2f} s"
-        f" ({rate}), first after {first_ms:.1f} ms, finished by {reasons}, "
+        f" ({rate}){guesses}, first after {first_ms:.1f} ms, finished by {reasons}, "
         f"seed {output.outputs[0].seed}]"
     )

@@ -18,7 +18,7 @@ REFUSED_NAMES: Mapping[str, str] = {
     "LoRARequest": "adapters are not applied; merge them into the checkpoint (peft's "
     "merge_and_unload), and load that",
     "ModelRegistry": "models are C++; docs/adding-a-model.md says how one is added",
-    "SpeculativeConfig": "drafts are not there yet; leave LLM(speculative_config) at None",
+    "SpeculativeConfig": "LLM(speculative_config) takes a dict of its fields",
 }
 
 

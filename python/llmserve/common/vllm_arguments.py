@@ -17,7 +17,6 @@ _NO_ADAPTERS = "adapters are not applied; merge them into the checkpoint"
 _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
     "": {
         **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), _ONE),
-        "speculative_config": _NONE,
         **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), _NONE),
     },
     "nothing of a checkpoint is ever executed": {

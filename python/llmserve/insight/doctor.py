@@ -18,6 +18,8 @@ _MIN_GPU_USE = 0.5
 # Resident memory that grows this much between two looks; what a server still fills at its start is
 # more than a leak gives.
 _MAX_GROWTH, _MAX_GROWTH_BYTES = 0.05, 2**26
+# Guessed tokens that were right: below it no step is shorter for them.
+_MIN_ACCEPTED, _MIN_GUESSES = 0.2, 1000
 _MIN_READING_RATE = 4.0  # tokens a second: people read 4 to 13
 
 
@@ -63,6 +65,7 @@ def _model(metrics: LiveMetrics) -> Iterator[Finding]:
     yield from _engine(metrics)
     yield from _kv_cache(metrics)
     yield from _latency(metrics)
+    yield from _speculation(metrics)
     if (failed := metrics.value("request_success_total", finished_reason="error")) > 0:
         yield Finding(
             f"{failed:.0f} requests failed in the engine",
@@ -85,6 +88,19 @@ def _engine(metrics: LiveMetrics) -> Iterator[Finding]:
             "a step hangs",
             "the machine is swapping or stopped, or a kernel does not return",
             "look at memory and load of the machine; restart the server",
+        )
+
+
+def _speculation(metrics: LiveMetrics) -> Iterator[Finding]:
+    drafted = metrics.value("spec_decode_num_draft_tokens_total")
+    accepted = metrics.value("spec_decode_num_accepted_tokens_total")
+    if drafted >= _MIN_GUESSES and accepted < _MIN_ACCEPTED * drafted:
+        yield Finding(
+            f"{accepted / drafted:.0%} of the guessed tokens are right",
+            "the draft is of another model or another kind of text; guesses are made all the same "
+            "only to see whether that changes, and where adaptive is false",
+            "another --speculative-config (a draft model of the same family, ngram for text that "
+            "repeats its prompt), or none",
         )
 
 

@@ -18,6 +18,9 @@ _COUNTERS = {
     "generation_tokens": "num_generation_tokens",
     "prefix_cache_queries": "prefix_cache_queries",
     "prefix_cache_hits": "prefix_cache_hits",
+    "spec_decode_num_drafts": "num_drafts",
+    "spec_decode_num_draft_tokens": "num_draft_tokens",
+    "spec_decode_num_accepted_tokens": "num_accepted_tokens",
 }
 
 
@@ -45,7 +48,7 @@ class Gauge(Metric):
 
 @dataclass(frozen=True, slots=True)
 class Vector(Metric):
-    """Counters by position. No metric is one at present."""
+    """Counters by position."""
 
     values: list[int]
 
@@ -93,6 +96,8 @@ class EngineMetrics:
         yield Gauge(_PREFIX + "kv_cache_usage_perc", labels, used)
         for name, field in _COUNTERS.items():
             yield Counter(_PREFIX + name, labels, getattr(metrics, field))
+        by_position = metrics.num_accepted_per_pos
+        yield Vector(_PREFIX + "spec_decode_num_accepted_tokens_per_pos", labels, by_position)
         histograms = self._histograms()
         for reason, count in histograms.num_finished.items():
             by_reason = {**labels, "finished_reason": reason}

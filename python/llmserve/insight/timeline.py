@@ -64,7 +64,8 @@ class _Step:
     def __init__(self, record: _core.StepRecord, names: Mapping[int, str]) -> None:
         self.step_id = record.step_id
         self.start_us = record.start_us
-        self.end_us = record.start_us + record.schedule_us + record.execute_us + record.commit_us
+        elapsed_us = record.draft_us + record.schedule_us + record.execute_us + record.commit_us
+        self.end_us = record.start_us + elapsed_us
         self.num_prefill_tokens = record.num_prefill_tokens
         self.by_request: dict[int, list[_Decision]] = {}
         # Why those waited of whom nothing was said: they stood behind somebody.
@@ -173,6 +174,7 @@ def _prompts_run(step: _Step) -> str:
         return ""
     num_requests = sum(
         any(decision.kind == "scheduled" and decision.detail > 1 for decision in decisions)
+        and not any(decision.kind == "drafted" for decision in decisions)
         for decisions in step.by_request.values()
     )
     whose = f"{num_requests} others" if num_requests > 1 else "another"
@@ -188,7 +190,12 @@ def _activity(
         reasons = [_reason(decision, names) for decision in decisions if decision.kind in _WAITS]
         return "waiting", reasons[0] if reasons else step.queue_reason
     num_tokens = [decision.detail for decision in decisions if decision.kind == "scheduled"]
-    if 0 < request.first_token_us <= step.start_us and max(num_tokens) == 1:
+    num_guessed = details.get("drafted", 0)
+    if 0 < request.first_token_us <= step.start_us and max(num_tokens) <= 1 + num_guessed:
+        if num_guessed:
+            return "decode", "guessed tokens, checked together"
+        if "drafts_off" in details:
+            return "decode", "a token a step, since guessing does not pay"
         return "decode", "a token a step"
     reason = f"{sum(num_tokens)} tokens"
     if details.get("admitted"):
@@ -221,6 +228,8 @@ def describe_request(record: _core.RequestRecord) -> str:
     if record.num_cached_tokens > 0:
         parts.append(f"{record.num_cached_tokens} of them from the prefix cache")
     parts.append(f"{record.num_generation_tokens} generated")
+    if record.num_draft_tokens > 0:
+        parts.append(f"{record.num_accepted_tokens} of {record.num_draft_tokens} guesses right")
     if record.num_samples > 1:
         parts.append(f"in {record.num_samples} samples")
     if record.num_preemptions > 0:

@@ -18,6 +18,7 @@ from llmserve.common.pooler_config import PoolerConfig
 from llmserve.common.units import parse_tokens
 from llmserve.common.vllm_arguments import check_names
 from llmserve.options.option import EngineOption, engine_option, kind_of, not_here
+from llmserve.options.speculative_config import speculation_config
 
 _log = logging.getLogger(__name__)
 
@@ -275,7 +276,16 @@ class EngineOptions:
         core=None,
         more='Such as {"pooling_type": "MEAN", "normalize": true}: LAST, CLS or MEAN',
     )
-    speculative_config: None = not_here(None)
+    speculative_config: Mapping[str, object] | None = engine_option(
+        None,
+        _STEPS,
+        "next tokens are guessed and checked together: "
+        '{"method": "ngram", "num_speculative_tokens": 5}, or a model',
+        commands="run serve plan bench",
+        core="speculation",
+        convert=speculation_config,
+        more="The tokens are the same. Keys and methods: [speculation.md](speculation.md)",
+    )
     structured_outputs_config: None = not_here(None)
     enable_lora: bool = not_here(False)
     reasoning_config: Mapping[str, str] | None = engine_option(

@@ -76,6 +76,7 @@ _OBJECTS = (
     "default_chat_template_kwargs",
     "override_generation_config",
     "pooler_config",
+    "speculative_config",
 )
 
 

@@ -240,7 +240,7 @@ _REFUSED: Mapping[str, str] = {
         lora-init-without-apply max-loras-per-batch= lora-backend= control-vector=
         enable-prompt-adapter
     """,
-    "drafts are not there yet": """
+    '--speculative-config \'{"method": ..., "model": ...}\' says how tokens are guessed': """
         model-draft=|-md draft= draft-max= draft-min= gpu-layers-draft=|-ngld
         speculative-algorithm= speculative-algo= speculative-draft-model-path=
         speculative-num-steps= speculative-eagle-topk= speculative-num-draft-tokens=

@@ -51,10 +51,27 @@ class SpeedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """What a draft model takes beside the target, in bytes."""
+
+    model: str
+    architecture: str
+    weight_bytes: int
+    workspace_bytes: int
+    kv_cache_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weight_bytes + self.workspace_bytes + self.kv_cache_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """What an engine takes, in bytes, and whom it serves; nothing has been loaded.
 
-    weight_bytes, workspace_bytes and kv_cache_bytes are what the engine then holds, exactly.
+    weight_bytes, workspace_bytes and kv_cache_bytes are what the engine then holds, exactly, and
+    `draft` what it holds besides where a draft model guesses.
     mapped_bytes of the weights are read in place from the file: page cache, not memory of the
     process. integers are the formats of the linear layers that run on integers. available_bytes is
     what the machine's control group leaves now, less what other LLMs of this process were promised
@@ -93,11 +110,13 @@ class MemoryPlan:
     rows: tuple[KvRow, ...]
     speed: tuple[SpeedRow, ...]
     refusal: str | None
+    draft: DraftPlan | None = None
 
     @property
     def total_bytes(self) -> int:
-        """Weights, workspace and KV cache together."""
-        return self.weight_bytes + self.workspace_bytes + self.kv_cache_bytes
+        """Weights, workspace and KV cache together, those of a draft model included."""
+        own = self.weight_bytes + self.workspace_bytes + self.kv_cache_bytes
+        return own + (self.draft.total_bytes if self.draft else 0)
 
     def num_users(self, context: int, dtype: str | None = None) -> int:
         """Users of one of `contexts` tokens that the pool holds at once, sharing no prefix."""
@@ -131,6 +150,17 @@ class MemoryPlan:
             f"KV cache       {human_bytes(self.kv_cache_bytes)} in {self.kv_cache_dtype}: "
             f"{self.num_blocks} blocks of {self.block_size} tokens, by {self.pool_bound}",
             *(f"  {_describe(layers)}" for layers in self.kv_layers),
+            *(
+                [
+                    f"draft          {human_bytes(self.draft.total_bytes)}: "
+                    f"{self.draft.architecture} with weights of "
+                    f"{human_bytes(self.draft.weight_bytes)}, workspace of "
+                    f"{human_bytes(self.draft.workspace_bytes)} and a KV cache of "
+                    f"{human_bytes(self.draft.kv_cache_bytes)}"
+                ]
+                if self.draft
+                else []
+            ),
             f"in all         {human_bytes(self.total_bytes)}",
             f"available      {human_bytes(self.available_bytes)} of "
             f"{human_bytes(self.total_memory_bytes)}"
@@ -196,6 +226,17 @@ def plan_memory(
         rows=kv_rows(core.pool_by_dtype, lengths),
         speed=_speed(core, lengths, bandwidth, flops),
         refusal=core.refusal or None,
+        draft=_draft(core) if core.draft_architecture else None,
+    )
+
+
+def _draft(core: _core.MemoryPlan) -> DraftPlan:
+    return DraftPlan(
+        core.config.speculation.model,
+        core.draft_architecture,
+        core.draft_weight_bytes,
+        core.draft_workspace_bytes,
+        core.draft_kv_bytes,
     )
 
 

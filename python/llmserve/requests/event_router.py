@@ -7,6 +7,7 @@ function; so every move of an event or id from one place to the next is one such
 is lost or given twice.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,8 @@ from typing import Protocol
 
 from llmserve import _core
 from llmserve.errors import InvalidArgument
+
+_log = logging.getLogger(__name__)
 
 # Bounds how long Ctrl-C goes unnoticed and how long a waiting thread takes to step in for one that
 # stopped asking without a word (a stream that nobody reads on).
@@ -117,6 +120,8 @@ class EventRouter:
             waiting = list(self._waiting)
         for inbox in waiting:
             inbox.put(None)
+        if notice := self._engine.take_notice():
+            _log.warning("%s", notice)
 
     def close(self) -> None:
         """Ends every wait with InvalidArgument; no thread is in the engine afterwards."""

@@ -336,6 +336,8 @@ class RequestState:
             last_token_ts=_epoch_seconds(times.last_token_us),
             num_preemptions=self._num_preemptions,
             num_generation_tokens=self.num_generation_tokens,
+            num_draft_tokens=sum(s.last.num_draft_tokens for s in self._samples if s.last),
+            num_accepted_tokens=sum(s.last.num_accepted_tokens for s in self._samples if s.last),
         )
 
 

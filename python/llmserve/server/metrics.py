@@ -29,6 +29,8 @@ VLLM_NAMES = (
     *("request_prefill_time_seconds", "request_decode_time_seconds", "request_prompt_tokens"),
     *("request_generation_tokens", "iteration_tokens_total"),
     *("prompt_tokens_cached", "prompt_tokens_by_source", "num_requests_waiting_by_reason"),
+    *("spec_decode_num_drafts", "spec_decode_num_draft_tokens"),
+    *("spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos"),
     *("engine_sleep_state", "cache_config_info", *request_metrics.NAMES),
 )
 # Values by their labels, the model's name first.
@@ -156,10 +158,21 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
         ("prefix_cache_evictions", "blocks forgotten", metrics.prefix_cache_evictions),
         ("stream_lines", "lines of streams written without Python", metrics.num_lines),
         ("stream_line_seconds", "processor time that they took", metrics.line_us / 1e6),
+        ("spec_decode_num_drafts", "steps of a sequence with guesses", metrics.num_drafts),
+        ("spec_decode_num_draft_tokens", "guesses that were run", metrics.num_draft_tokens),
+        ("spec_decode_num_accepted_tokens", "of those, right", metrics.num_accepted_tokens),
+        ("spec_decode_draft_seconds", "time that guessing took", metrics.draft_us / 1e6),
         ("graph_captures", "shapes of steps recorded as CUDA graphs", metrics.num_graph_captures),
         ("graph_replays", "steps that were one launch of such a graph", metrics.num_graph_replays),
     ):
         yield _counter(key, text, {(name,): value})
+    by_position = {
+        (name, str(place)): count
+        for place, count in enumerate(metrics.num_accepted_per_pos)
+        if count > 0 or place == 0
+    }
+    text = "guesses that were right, by their place"
+    yield _counter("spec_decode_num_accepted_tokens_per_pos", text, by_position, "position")
     hits = metrics.prefix_cache_hits
     sources = {
         (name, "local_cache_hit"): hits,

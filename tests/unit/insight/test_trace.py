@@ -169,7 +169,7 @@ def step(step_id: int, start_us: int, num_prefill_tokens: int, **scheduled: int)
         for name, num_tokens in scheduled.items()
     ]
     return SimpleNamespace(
-        step_id=step_id, start_us=start_us, schedule_us=0, execute_us=1000, commit_us=0,
+        step_id=step_id, start_us=start_us, draft_us=0, schedule_us=0, execute_us=1000, commit_us=0,
         num_prefill_tokens=num_prefill_tokens, decisions=decisions,
     )  # fmt: skip
 

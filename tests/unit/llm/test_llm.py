@@ -351,7 +351,6 @@ BAD_SETTINGS = [
     ({"data_parallel_size": 2}, NotSupported, "data_parallel_size=2 .*: an LLM is one process"),
     ({"cpu_offload_gb": 4}, NotSupported, "cpu_offload_gb=4 .*; leave it at 0"),
     ({"disable_log_stats": "x"}, NotSupported, "disable_log_stats='x'"),
-    ({"speculative_config": {"model": "x"}}, NotSupported, "LLM: speculative_config="),
     ({"block_size": "16"}, InvalidArgument, "block_size must be an integer, got '16'"),
     ({"block_size": 0}, InvalidArgument, "block_size must be between 1 and"),
     ({"seed": -1}, InvalidArgument, "seed must be between 0 and"),

@@ -22,7 +22,7 @@ from llmserve import (
 from llmserve.cli import bench, chat, generate, plan, serve
 from llmserve.cli import inspect as inspect_command
 from llmserve.cli.command_parser import CommandParser
-from llmserve.common.units import token_count
+from llmserve.common.units import json_object, token_count
 from llmserve.common.vllm_arguments import NOT_HERE
 from llmserve.config import CompilationConfig, PoolerConfig
 from llmserve.options.engine_options import (
@@ -37,7 +37,8 @@ from llmserve.options.page import page
 PAGE = Path(__file__).parents[3] / "docs" / "engine-options.md"
 OF_CORE = [option for option in ENGINE_OPTIONS if option.core is not None]
 INTEGERS = [option for option in OF_CORE if isinstance(option.default, int | None)]
-INTEGERS = [option for option in INTEGERS if option.kind not in (bool, float, str, token_count)]
+_OTHERS = (bool, float, str, token_count, json_object)
+INTEGERS = [option for option in INTEGERS if option.kind not in _OTHERS]
 COMMANDS = [
     (generate, "run", ("generate",)),
     (chat, "run", ("chat",)),
@@ -80,6 +81,7 @@ def test_vllms_arguments_are_here_or_not_and_never_both() -> None:
 @pytest.mark.parametrize("option", OF_CORE, ids=by_name)
 def test_the_core_takes_an_option_by_its_name(option: EngineOption) -> None:
     samples: dict[Any, object] = {bool: True, float: 0.5, str: "auto"}
+    samples[json_object] = {"method": "ngram"}
     value = samples.get(option.kind, max(option.minimum, 1))
     EngineOptions("model", **{option.name: value}).to_request("model")
     assert option.checked(value) is not None

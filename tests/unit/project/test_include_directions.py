@@ -35,10 +35,11 @@ MAY_INCLUDE = {
     "layers": _LAYERS,
     "models": _LAYERS | {"layers"},
     "sampling": {"core", "api", "kernels"},
-    "engine": _ALL_BELOW_ENGINE,
+    "speculation": _ALL_BELOW_ENGINE,
+    "engine": _ALL_BELOW_ENGINE | {"speculation"},
     "testing": set(),
     "bindings": {"core", "api", "text", "kv_cache", "scheduler", "kernels", "sampling", "engine"}
-    | {"routing"},
+    | {"routing", "speculation"},
 }
 # What exists for tests may look at anything, and so may what shows a checkpoint's insides.
 ANYTHING = re.compile(

@@ -1,0 +1,226 @@
+"""What speculation gains, each figure beside plain steps of the same process.
+
+    python benchmarks/bench_speculation.py demo --results speculation-demo.json
+    python benchmarks/bench_speculation.py shape --shape tinyllama-1.1b --dtype bfloat16
+
+`demo`: the demo model and its draft, and n-grams on held-out text. `shape`: a model of a published
+shape with random weights and a drafter of known accuracy, which has recorded what plain steps gave:
+how fast steps of more rows are, and what deciding costs where guessing is hopeless. Rounds run by
+turns; a ratio is of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from core_testing import testing
+from llmserve import LLM, SamplingParams, _core, demo_model_path
+from llmserve.bench.machine import describe_machine
+from llmserve.checkpoint.model_files import demo_draft_path, demo_text_path
+from random_models import SHAPES, write_checkpoint
+
+Figures = dict[str, Any]
+
+
+@contextmanager
+def recorded_drafter(**drafter: Any) -> Iterator[None]:
+    """LLMs made within it have this drafter in the place of their method's."""
+    made = _core.Engine
+
+    def engine(loading: Any, vocabulary: Any = None) -> Any:
+        recorder = testing.RecordedDrafter(**drafter)
+        return testing.faulty_engine(loading.config, vocabulary=vocabulary, drafter=recorder)
+
+    _core.Engine = engine  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        _core.Engine = made  # type: ignore[misc]
+
+
+def decode(llm: LLM, prompts: list[Any], params: SamplingParams) -> tuple[float, list[list[int]]]:
+    """(seconds from the first token of all to the last, tokens)."""
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    begin = min(output.metrics.first_token_ts for output in outputs)
+    end = max(output.metrics.last_token_ts for output in outputs)
+    return end - begin, [output.outputs[0].token_ids for output in outputs]
+
+
+def acceptance(llm: LLM, before: Any) -> Figures:
+    """Of what ran since then."""
+    now = llm.get_metrics()
+    drafts = now.num_drafts - before.num_drafts
+    accepted = now.num_accepted_tokens - before.num_accepted_tokens
+    drafted = now.num_draft_tokens - before.num_draft_tokens
+    by_place = [
+        b - a for a, b in zip(before.num_accepted_per_pos, now.num_accepted_per_pos, strict=True)
+    ]
+    return {
+        "drafts": drafts,
+        "accepted_of_drafted": round(accepted / drafted, 3) if drafted else None,
+        "tokens_a_draft_step": round(1 + accepted / drafts, 3) if drafts else None,
+        "survival": [round(count / drafts, 3) for count in by_place if drafts and count],
+    }
+
+
+def compare(
+    plain: LLM, drafted: LLM, prompts: list[Any], params: SamplingParams, rounds: int
+) -> Figures:
+    """Both by turns; the tokens have to be the same."""
+    seconds: dict[str, list[float]] = {"plain": [], "drafted": []}
+    num_tokens = 0
+    before = drafted.get_metrics()
+    for turn in range(rounds):
+        found = {}
+        order = [("plain", plain), ("drafted", drafted)]
+        for name, llm in order if turn % 2 == 0 else order[::-1]:
+            elapsed, found[name] = decode(llm, prompts, params)
+            seconds[name].append(elapsed)
+        assert found["plain"] == found["drafted"], "speculation changed a token"
+        num_tokens = sum(len(tokens) - 1 for tokens in found["plain"])
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    return {
+        "plain_tokens_per_s": round(num_tokens / medians["plain"], 1),
+        "drafted_tokens_per_s": round(num_tokens / medians["drafted"], 1),
+        "speedup": round(medians["plain"] / medians["drafted"], 3),
+        **acceptance(drafted, before),
+    }
+
+
+def demo(options: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
+    text = demo_text_path().read_text(encoding="utf-8")
+    documents = [part.strip() for part in text.split("\n\n") if len(part) > 200]
+    common = {"num_threads": options.num_threads, "max_num_seqs": 16}
+    model = str(demo_model_path())
+    with LLM(model, **common) as plain:
+        tokenizer = plain.get_tokenizer()
+        prompts = [
+            {"prompt_token_ids": tokenizer.encode(document)[:32]}
+            for document in documents[: options.num_prompts]
+        ]
+        edits = [
+            {"prompt": f"{document}\n\n{document[:60]}"}
+            for document in documents[: options.num_prompts]
+        ]
+        draft = {"model": str(demo_draft_path()), "num_speculative_tokens": 4}
+        for name, config, given in (
+            ("draft model, always 4", {**draft, "adaptive": False}, prompts),
+            ("draft model, decided", draft, prompts),
+            ("ngram on held-out text", {"method": "ngram"}, prompts),
+            ("ngram on a text said twice", {"method": "ngram", "prompt_lookup_min": 3}, edits),
+        ):
+            with LLM(model, speculative_config=config, **common) as drafted:
+                for temperature in (0.0, 0.7, 1.0):
+                    params = SamplingParams(
+                        temperature=temperature, seed=1, max_tokens=128, ignore_eos=True
+                    )
+                    alone = [compare(plain, drafted, [one], params, 1) for one in given]
+                    yield f"{name}, temperature {temperature}", summed(alone)
+
+
+def summed(rows: list[Figures]) -> Figures:
+    """Of prompts that ran one at a time."""
+    drafts = sum(row["drafts"] for row in rows)
+    tokens = sum((row["tokens_a_draft_step"] or 0) * row["drafts"] for row in rows)
+    return {
+        "prompts": len(rows),
+        "speedup": round(statistics.median(row["speedup"] for row in rows), 3),
+        "plain_tokens_per_s": statistics.median(row["plain_tokens_per_s"] for row in rows),
+        "tokens_a_draft_step": round(tokens / drafts, 3) if drafts else None,
+        "drafts": drafts,
+    }
+
+
+def shape(options: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
+    folder = options.folder / options.shape
+    write_checkpoint(folder, options.shape)
+    vocab_size = SHAPES[options.shape]["vocab_size"]
+    common: dict[str, Any] = {
+        "dtype": options.dtype,
+        "quantization": options.quantization,
+        "num_threads": options.num_threads,
+        "max_model_len": 1024,
+        "num_gpu_blocks_override": 1024,
+        "enable_prefix_caching": False,
+        "skip_tokenizer_init": True,
+        "defer_packing": False,
+    }
+    params = SamplingParams(
+        temperature=1.0, seed=1, max_tokens=options.output_len, ignore_eos=True, detokenize=False
+    )
+    cases = [("accuracy 0.8, always 4", 1, 0.8, False, {})]
+    cases += [("accuracy 0.8, decided", 1, 0.8, True, {})]
+    cases += [(f"hopeless, {size} sequences", size, 0.0, True, {}) for size in (1, 16)]
+    turns = {"change_at": 40, "change_back_at": 120, "later_accuracy": 0.3}
+    cases += [("accuracy 0.8, 0.3, 0.8", 1, 0.8, True, turns)]
+    with LLM(str(folder), **common) as plain:
+        for name, size, accuracy, is_adaptive, drafter in cases:
+            prompts = [
+                {"prompt_token_ids": [(7 * i + j) % 30000 % vocab_size for j in range(32)]}
+                for i in range(size)
+            ]
+            decode(plain, prompts, params)
+            _, tokens = decode(plain, prompts, params)
+            # The drafted engine's requests are numbered from 0, round after round.
+            recorded = {
+                turn * size + i: tokens[i] for turn in range(options.rounds) for i in range(size)
+            }
+            settings = {"recorded": recorded, "vocab_size": vocab_size, "accuracy": accuracy}
+            with (
+                recorded_drafter(**settings, **drafter, token_us=options.draft_us),
+                LLM(
+                    str(folder),
+                    speculative_config={
+                        "method": "ngram",
+                        "num_speculative_tokens": 4,
+                        "adaptive": is_adaptive,
+                    },
+                    **common,
+                ) as drafted,
+            ):
+                yield name, compare(plain, drafted, prompts, params, options.rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["demo", "shape"])
+    parser.add_argument("--shape", default="tinyllama-1.1b", choices=SHAPES)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization", default=None)
+    parser.add_argument("--num-threads", type=int, default=2)
+    parser.add_argument("--num-prompts", type=int, default=12)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--draft-us", type=int, default=0, help="what a guess takes")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "shapes")
+    parser.add_argument("--results", type=Path)
+    options = parser.parse_args()
+    cases: dict[str, Figures] = {}
+    begin = time.time()
+    for name, figures in {"demo": demo, "shape": shape}[options.what](options):
+        cases[name] = figures
+        print(f"{name}: {json.dumps(figures)}", flush=True)
+    if options.results is None:
+        return
+    result = {
+        "command": " ".join(["python", *sys.argv]),
+        "machine": describe_machine(),
+        "seconds": round(time.time() - begin),
+        "cases": cases,
+    }
+    options.results.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

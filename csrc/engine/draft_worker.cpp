@@ -1,0 +1,55 @@
+#include "engine/draft_worker.h"
+
+#include "core/error.h"
+#include "io/checkpoint.h"
+
+namespace llmserve {
+
+// Draws each row as the target will, from the draft model's logits.
+class DraftWorker::Draw final : public StepSink {
+ public:
+  Draw(DraftWorker& draft, const StepBatch& batch) : draft_(draft), batch_(batch) {}
+
+  void take_hidden(const ConstTensor&) override {}
+  void take_pooled_logits(const ConstTensor&, const PooledRows&) override {}
+  void take_logits(const ConstTensor& logits, size_t begin) override {
+    const auto count = static_cast<size_t>(logits.shape[0]);
+    draft_.sampler_.sample(logits, std::span(batch_.sample_tasks).subspan(begin, count),
+                           draft_.sampled_);
+  }
+
+ private:
+  DraftWorker& draft_;
+  const StepBatch& batch_;
+};
+
+DraftWorker::DraftWorker(const EngineConfig& config, const std::shared_ptr<Backend>& backend)
+    : config_(config),
+      worker_(config, open_checkpoint(config.model_path), backend),
+      builder_(config.cache.block_size, row_groups(config.cache.groups).size()),
+      sampler_(worker_.backend()) {
+  if (worker_.steps() != nullptr)
+    throw NotSupported(
+        "speculative_config: a draft model runs on a CPU; use device='cpu', or method 'ngram' or "
+        "'suffix'");
+}
+
+const SampledTokens& DraftWorker::run(const StepPlan& plan,
+                                      std::span<const DraftContext> contexts) {
+  const BatchShape shape = builder_.shape_of(plan);
+  const int64_t num_bytes = builder_.num_bytes(shape);
+  if (std::ssize(block_) < num_bytes) block_.resize(static_cast<size_t>(num_bytes));
+  StepBatch& batch = builder_.build(plan, shape, block_);
+  for (size_t i = 0; i < batch.sample_tasks.size(); ++i) {
+    SampleTask& task = batch.sample_tasks[i];
+    task.token_ids = contexts[i].token_ids;
+    task.num_drafted_tokens = contexts[i].num_drafted;
+  }
+  sampled_.clear();
+  Draw draw(*this, batch);
+  worker_.prepare(batch);
+  worker_.run(batch, draw);
+  return sampled_;
+}
+
+}  // namespace llmserve

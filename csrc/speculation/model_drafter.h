@@ -1,0 +1,75 @@
+// Guesses by a smaller model, drawn as the target will draw: with the request's seed, positions,
+// filters and edits. Two models that see the same noise agree more often than their distributions
+// overlap by chance (Daliri, Musco, Suresh 2024, arXiv 2408.07978): a guess is as often right as
+// under the optimal rejection rule, less a percent.
+//
+// It has a KV pool of its own. What was guessed and accepted is there already; the rest a sequence
+// lacks when its turn comes is computed then, in the same step as its first guess. So a sequence
+// that was not guessed for long, was preempted or came from another's prefix needs nothing.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kv_cache/kv_cache_manager.h"
+#include "scheduler/step_plan.h"
+#include "speculation/draft_model.h"
+#include "speculation/drafter.h"
+
+namespace llmserve {
+
+class ModelDrafter final : public Drafter {
+ public:
+  // `model` outlives it.
+  ModelDrafter(DraftModel& model, DraftSampling sampling);
+
+  void draft(std::span<const DraftTask> tasks, std::span<std::vector<int32_t>> drafts) override;
+  void forget(RequestId request_id, int32_t sample_index, bool is_last) override;
+  int64_t num_sequences() const override { return static_cast<int64_t>(entries_.size()); }
+  void reset() override;
+  // For tests.
+  void check_integrity() const;
+
+ private:
+  // What is kept of a sequence.
+  struct Entry {
+    BlockTable table;
+    std::vector<int32_t> token_ids;  // known ones, then the guesses of the last call
+    int64_t num_known = 0;
+    int64_t num_computed = 0;  // of token_ids: in the pool
+    SamplingParams params;     // as the target's, without what is only reported
+    int64_t last_used = 0;     // by num_calls_
+  };
+  // A task under way.
+  struct Job {
+    const DraftTask* task = nullptr;
+    Entry* entry = nullptr;
+    std::vector<int32_t>* draft = nullptr;
+    bool is_done = false;
+  };
+
+  Entry& entry_of(const DraftTask& task);
+  bool begin(Job& job);
+  bool make_room(const Entry& entry, int64_t num_new_tokens);
+  bool run_step();
+  void plan_tokens(Job& job, int64_t num_tokens);
+  void take_guess(Job& job, const SampledToken& token);
+  void let_go(Entry& entry);
+
+  DraftModel& model_;
+  const DraftSampling sampling_;
+  KvCacheManager kv_cache_;
+  std::map<std::pair<RequestId, int32_t>, Entry> entries_;  // by request and sample
+  int64_t num_calls_ = 0;
+  // Of the call under way.
+  int64_t num_to_catch_up_ = 0;  // tokens that may still be
+  std::vector<Job> jobs_;
+  StepPlan plan_;
+  std::vector<DraftContext> contexts_;  // [S]
+  std::vector<Job*> row_jobs_;          // [S]
+};
+
+}  // namespace llmserve

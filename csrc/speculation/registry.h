@@ -1,0 +1,32 @@
+// The drafters, in one table.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "api/speculation_config.h"
+#include "speculation/draft_model.h"
+#include "speculation/drafter.h"
+
+namespace llmserve {
+
+struct DrafterContext {
+  const SpeculationConfig& config;
+  int64_t vocab_size = 0;       // the target's
+  DraftModel* model = nullptr;  // of drafters that need one; outlives the drafter
+};
+
+struct DrafterKind {
+  std::string_view name;
+  std::string_view help;  // a line
+  bool needs_model = false;
+  std::unique_ptr<Drafter> (*make)(const DrafterContext& context) = nullptr;
+};
+
+std::span<const DrafterKind> drafter_kinds();
+// Throws NotSupported that lists the names.
+const DrafterKind& find_drafter(std::string_view name);
+
+}  // namespace llmserve

@@ -1,0 +1,191 @@
+#include "speculation/speculator.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/clock.h"
+#include "core/error.h"
+
+namespace llmserve {
+namespace {
+
+// Where fewer first guesses are right than this, after so many tries, the draft model is of another
+// kind of text or of another vocabulary: one that fits has 0.6 to 0.8.
+constexpr double kMismatch = 0.3;
+constexpr int64_t kMismatchTries = 256;
+
+}  // namespace
+
+Speculator::Speculator(const SpeculationConfig& config, const DrafterContext& context,
+                       int64_t max_model_len, std::unique_ptr<Drafter> drafter)
+    : config_(config),
+      max_model_len_(max_model_len),
+      vocab_size_(context.vocab_size),
+      kind_(find_drafter(config.method)),
+      drafter_(drafter ? std::move(drafter) : kind_.make(context)),
+      controller_(config_) {}
+
+bool Speculator::can_draft(const Request& request) {
+  return !request.pooling && !request.beam_search && request.params.logits_processors.empty();
+}
+
+int64_t Speculator::num_sequences() const { return std::ssize(kept_) + drafter_->num_sequences(); }
+
+// Those that stand still and have one token to run: their guesses can be of no other place.
+void Speculator::find_candidates(const RunningSet& running) {
+  candidates_.clear();
+  for (const Sequence* sequence : running) {
+    if (!sequence->has_drafter || sequence->num_samples != 1 || !sequence->is_decoding() ||
+        sequence->state != SequenceState::kRunning || sequence->num_in_flight > 0 ||
+        sequence->num_awaited_masks > 0 || sequence->is_abort_requested)
+      continue;
+    const int64_t num_left = std::min<int64_t>(sequence->max_tokens - sequence->num_generated(),
+                                               max_model_len_ - sequence->num_tokens());
+    if (num_left <= 1) continue;  // the step gives the last token as it is
+    std::vector<DraftHistory>& samples = kept_[sequence->request_id];
+    if (samples.empty()) samples.resize(static_cast<size_t>(sequence->params().n));
+    DraftHistory& kept = samples[static_cast<size_t>(sequence->sample_index)];
+    kept.max_planned = static_cast<int32_t>(std::min<int64_t>(num_left - 1, kMaxDraftTokens));
+    candidates_.push_back({sequence, &kept});
+  }
+}
+
+DraftTask Speculator::task_of(const Candidate& candidate, int32_t max_tokens) const {
+  const Sequence& sequence = *candidate.sequence;
+  return {.request_id = sequence.request_id,
+          .sample_index = sequence.sample_index,
+          .token_ids = sequence.token_ids,
+          .num_prompt_tokens = sequence.num_prompt_tokens,
+          .seed = sequence.seed,
+          .params = &sequence.params(),
+          .stop_token_ids = sequence.stop_token_ids,
+          .max_tokens = max_tokens,
+          .cache_salt = sequence.context->request.cache_salt};
+}
+
+void Speculator::propose(const RunningSet& running, const std::function<void(DraftReady)>& take,
+                         std::vector<Decision>& decisions) {
+  if (has_failed_) return;
+  find_candidates(running);
+  if (candidates_.empty()) return;
+  const int64_t num_rows =
+      std::ranges::count_if(running, [](const Sequence* s) { return s->is_decoding(); });
+  draft(num_rows);
+  for (size_t i = 0; i < tasks_.size() && !has_failed_; ++i) {
+    if (drafts_[i].empty()) continue;
+    const DraftTask& task = tasks_[i];
+    decisions.push_back({.request_id = task.request_id,
+                         .sample_index = task.sample_index,
+                         .kind = DecisionKind::kDrafted,
+                         .detail = std::ssize(drafts_[i])});
+    take({.request_id = task.request_id,
+          .sample_index = task.sample_index,
+          .position = std::ssize(task.token_ids),
+          .token_ids = std::move(drafts_[i])});
+  }
+  if (controller_.gain() == 0) return;
+  for (const Candidate& candidate : candidates_) {
+    if (candidate.kept->num_planned > 0 || candidate.kept->max_planned == 0) continue;
+    decisions.push_back({.request_id = candidate.sequence->request_id,
+                         .sample_index = candidate.sequence->sample_index,
+                         .kind = DecisionKind::kDraftsOff,
+                         .detail = std::lround(100 * controller_.gain())});
+  }
+}
+
+// A model's guesses cost time: first it is said how many there are to be. Others are made first,
+// since often there are none, and then it is said how many of them run.
+void Speculator::draft(int64_t num_rows) {
+  tasks_.clear();
+  histories_.clear();
+  const int32_t max_tokens = config_.max_tokens_of(num_rows);
+  if (max_tokens == 0) return;
+  if (kind_.needs_model) {
+    for (const Candidate& candidate : candidates_) histories_.push_back(candidate.kept);
+    controller_.plan(histories_, num_rows);
+    for (const Candidate& candidate : candidates_)
+      if (candidate.kept->num_planned > 0)
+        tasks_.push_back(task_of(candidate, candidate.kept->num_planned));
+    call_drafter();
+    return;
+  }
+  for (const Candidate& candidate : candidates_)
+    tasks_.push_back(task_of(candidate, std::min(max_tokens, candidate.kept->max_planned)));
+  call_drafter();
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    candidates_[i].kept->max_planned = static_cast<int32_t>(drafts_[i].size());
+    if (!drafts_[i].empty()) histories_.push_back(candidates_[i].kept);
+  }
+  controller_.plan(histories_, num_rows);
+  for (size_t i = 0; i < tasks_.size(); ++i)
+    if (!drafts_[i].empty())
+      drafts_[i].resize(static_cast<size_t>(candidates_[i].kept->num_planned));
+}
+
+void Speculator::call_drafter() {
+  if (drafts_.size() < tasks_.size()) drafts_.resize(tasks_.size());
+  for (std::vector<int32_t>& draft : drafts_) draft.clear();
+  if (tasks_.empty()) return;
+  int64_t elapsed_us = 0;
+  try {
+    const Stopwatch watch(elapsed_us);
+    drafter_->draft(tasks_, std::span(drafts_).first(tasks_.size()));
+  } catch (const std::exception& error) {
+    has_failed_ = true;
+    notice_ = concat("speculative_config: the drafter ", kind_.name,
+                     " failed and is switched off; requests go on without it: ", error.what());
+    for (std::vector<int32_t>& draft : drafts_) draft.clear();
+    return;
+  }
+  int32_t longest = 0;
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    std::vector<int32_t>& draft = drafts_[i];
+    const auto is_bad = [&](int32_t id) { return id < 0 || id >= vocab_size_; };
+    draft.erase(std::ranges::find_if(draft, is_bad), draft.end());
+    if (std::ssize(draft) > tasks_[i].max_tokens)
+      draft.resize(static_cast<size_t>(tasks_[i].max_tokens));
+    longest = std::max(longest, tasks_[i].max_tokens);
+  }
+  if (longest > 0) controller_.note_draft(longest, static_cast<double>(elapsed_us));
+}
+
+void Speculator::note_step(int32_t num_tokens, int32_t num_prefill_tokens, int64_t elapsed_us) {
+  if (num_tokens == 0 || num_prefill_tokens > 0) return;
+  controller_.note_step(num_tokens, static_cast<double>(elapsed_us));
+}
+
+void Speculator::note_outcomes(std::span<const DraftOutcome> outcomes) {
+  for (const DraftOutcome& outcome : outcomes) {
+    const auto found = kept_.find(outcome.request_id);
+    if (found == kept_.end()) continue;
+    DraftHistory& kept = found->second[static_cast<size_t>(outcome.sample_index)];
+    controller_.note_outcome(kept, outcome.num_drafted, outcome.num_accepted, outcome.is_cut);
+  }
+  if (!outcomes.empty()) look_for_mismatch();
+}
+
+void Speculator::look_for_mismatch() {
+  if (has_told_mismatch_ || !kind_.needs_model) return;
+  const Acceptance& all = controller_.acceptance();
+  if (all.num_tries() < kMismatchTries) return;
+  const double rate = all.rate(0, nullptr, 0);
+  if (rate >= kMismatch) return;
+  has_told_mismatch_ = true;
+  notice_ = concat("speculative_config: of the first tokens that ", kind_.name, " guessed only ",
+                   std::lround(100 * rate),
+                   " % were right, where a matching draft has 60 % or "
+                   "more: is ",
+                   config_.model, " trained for this model and this kind of text?");
+}
+
+void Speculator::take_output(const TokenEvent& event) {
+  if (has_failed_ || event.token_ids.empty()) return;
+  drafter_->take_output(event.request_id, event.sample_index, event.token_ids, event.num_generated);
+}
+
+void Speculator::forget(RequestId request_id, int32_t sample_index, bool is_last) {
+  drafter_->forget(request_id, sample_index, is_last);
+  if (is_last) kept_.erase(request_id);
+}
+
+}  // namespace llmserve

@@ -1,0 +1,74 @@
+// A drafter of known quality: it has the tokens beforehand, of which it gives some wrongly.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/mix.h"
+#include "speculation/drafter.h"
+#include "testing/token_oracle.h"
+
+namespace llmserve {
+
+struct RecordedDrafterOptions {
+  // By request: what its first sample generates. Without them the token oracle's tokens, of any.
+  std::map<RequestId, std::vector<int32_t>> recorded;
+  int32_t vocab_size = 256;
+  double accuracy = 1;          // the share of guesses that are as recorded
+  int64_t change_at = -1;       // from this call of draft() on it is `later_accuracy`, from 1 …
+  int64_t change_back_at = -1;  // and from this one on as before
+  double later_accuracy = 0;
+  int64_t fail_at = -1;   // this call throws
+  int32_t bad_token = 0;  // not 0: given in the place of wrong guesses
+  int64_t token_us = 0;   // what a guess takes, of all sequences together
+};
+
+class RecordedDrafter final : public Drafter {
+ public:
+  explicit RecordedDrafter(RecordedDrafterOptions options) : options_(std::move(options)) {}
+
+  void draft(std::span<const DraftTask> tasks, std::span<std::vector<int32_t>> drafts) override {
+    ++num_calls_;
+    if (num_calls_ == options_.fail_at) throw std::runtime_error("the drafter was told to fail");
+    int32_t longest = 0;
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      longest = std::max(longest, tasks[i].max_tokens);
+      for (int32_t ahead = 0; ahead < tasks[i].max_tokens; ++ahead) {
+        const int32_t token_id = guess(tasks[i], ahead);
+        if (token_id == kNoTokenId) break;
+        drafts[i].push_back(token_id);
+      }
+    }
+    if (options_.token_us > 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(options_.token_us * longest));
+  }
+
+ private:
+  int32_t guess(const DraftTask& task, int32_t ahead) const {
+    const int64_t position = std::ssize(task.token_ids) + ahead;
+    int32_t token_id = oracle_token(task.seed, position, options_.vocab_size);
+    if (!options_.recorded.empty()) {
+      const auto found = options_.recorded.find(task.request_id);
+      const auto generated = static_cast<size_t>(position - task.num_prompt_tokens);
+      if (found == options_.recorded.end() || generated >= found->second.size()) return kNoTokenId;
+      token_id = found->second[generated];
+    }
+    const bool is_later = options_.change_at >= 0 && num_calls_ >= options_.change_at &&
+                          (options_.change_back_at < 0 || num_calls_ < options_.change_back_at);
+    const double accuracy = is_later ? options_.later_accuracy : options_.accuracy;
+    const uint64_t noise = mix64(mix64(task.seed, static_cast<uint64_t>(position)), 0x5eed);
+    const bool is_right = static_cast<double>(noise >> 11) * 0x1p-53 < accuracy;
+    if (is_right) return token_id;
+    return options_.bad_token != 0 ? options_.bad_token : (token_id + 1) % options_.vocab_size;
+  }
+
+  const RecordedDrafterOptions options_;
+  int64_t num_calls_ = 0;
+};
+
+}  // namespace llmserve

@@ -1,0 +1,131 @@
+// Drafters and their controller by themselves.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/from_kwargs.h"
+#include "core/error.h"
+#include "speculation/controller.h"
+#include "speculation/registry.h"
+#include "testing/recorded_drafter.h"
+#include "testing/register.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace llmserve {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+// A drafter without a model, asked as the engine would ask it.
+class StandaloneDrafter {
+ public:
+  StandaloneDrafter(const SpeculationConfig& config, int64_t vocab_size)
+      : config_(config),
+        drafter_(find_drafter(config.method)
+                     .make({.config = config_, .vocab_size = vocab_size, .model = nullptr})) {}
+
+  std::vector<Tokens> draft(const std::vector<std::pair<RequestId, Tokens>>& sequences,
+                            int32_t max_tokens, const std::string& salt) {
+    std::vector<DraftTask> tasks;
+    for (const auto& [id, token_ids] : sequences)
+      tasks.push_back({.request_id = id,
+                       .token_ids = token_ids,
+                       .params = &params_,
+                       .max_tokens = max_tokens,
+                       .cache_salt = salt});
+    std::vector<Tokens> drafts(tasks.size());
+    drafter_->draft(tasks, drafts);
+    return drafts;
+  }
+  // A request that had this output and has ended.
+  void finish(RequestId id, const Tokens& output, std::string salt) {
+    drafter_->begin({.id = id, .cache_salt = std::move(salt), .has_drafter = true});
+    drafter_->take_output(id, 0, output, std::ssize(output));
+    drafter_->forget(id, 0, true);
+  }
+  int64_t num_sequences() const { return drafter_->num_sequences(); }
+
+ private:
+  const SpeculationConfig config_;
+  const SamplingParams params_;
+  const std::unique_ptr<Drafter> drafter_;
+};
+
+// A controller in simulated time: sequences of a known acceptance, steps of a known time.
+class SimulatedController {
+ public:
+  SimulatedController(const SpeculationConfig& config, int32_t num_sequences)
+      : config_(config), controller_(config_), histories_(static_cast<size_t>(num_sequences)) {}
+
+  // One step: what each sequence is to guess; then what it came to, in tokens and microseconds.
+  // accepted[i][p]: whether the guess at place p of sequence i is right, if it is made.
+  std::pair<int64_t, double> step(const std::vector<std::vector<bool>>& accepted, double step_us,
+                                  double row_us, double draft_us) {
+    std::vector<DraftHistory*> histories;
+    for (DraftHistory& history : histories_) {
+      history.max_planned = kMaxDraftTokens;
+      histories.push_back(&history);
+    }
+    const auto num_rows = std::ssize(histories_);
+    controller_.plan(histories, num_rows);
+    int64_t num_all = num_rows, num_tokens = num_rows;
+    int32_t depth = 0;
+    for (size_t i = 0; i < histories_.size(); ++i) {
+      const int32_t num_planned = histories_[i].num_planned;
+      num_all += num_planned;
+      depth = std::max(depth, num_planned);
+      int32_t num_right = 0;
+      while (num_right < num_planned && accepted[i][static_cast<size_t>(num_right)]) ++num_right;
+      num_tokens += num_right;
+      if (num_planned > 0) controller_.note_outcome(histories_[i], num_planned, num_right, false);
+    }
+    const double elapsed_us = step_us + row_us * static_cast<double>(num_all);
+    controller_.note_step(num_all, elapsed_us);
+    if (depth > 0) controller_.note_draft(depth, draft_us * depth);
+    return {num_tokens, elapsed_us + draft_us * depth};
+  }
+  std::vector<int32_t> planned() const {
+    std::vector<int32_t> counts;
+    for (const DraftHistory& history : histories_) counts.push_back(history.num_planned);
+    return counts;
+  }
+
+ private:
+  const SpeculationConfig config_;
+  SpeculationController controller_;
+  std::vector<DraftHistory> histories_;
+};
+
+}  // namespace
+
+void register_testing_speculation(py::module_& testing) {
+  py::class_<StandaloneDrafter>(testing, "Drafter")
+      .def(py::init<const SpeculationConfig&, int64_t>(), "config"_a, "vocab_size"_a = 1000)
+      .def("draft", &StandaloneDrafter::draft, "sequences"_a, "max_tokens"_a, "salt"_a = "")
+      .def("finish", &StandaloneDrafter::finish, "request_id"_a, "output"_a, "salt"_a = "")
+      .def_property_readonly("num_sequences", &StandaloneDrafter::num_sequences);
+  py::class_<SimulatedController>(testing, "SpeculationController")
+      .def(py::init<const SpeculationConfig&, int32_t>(), "config"_a, "num_sequences"_a = 1)
+      .def("step", &SimulatedController::step, "accepted"_a, "step_us"_a, "row_us"_a,
+           "draft_us"_a = 0.0)
+      .def("planned", &SimulatedController::planned);
+  py::class_<RecordedDrafterOptions>(testing, "RecordedDrafter")
+      .def(py::init(&from_kwargs<RecordedDrafterOptions>))
+      .def_readwrite("recorded", &RecordedDrafterOptions::recorded)
+      .def_readwrite("vocab_size", &RecordedDrafterOptions::vocab_size)
+      .def_readwrite("accuracy", &RecordedDrafterOptions::accuracy)
+      .def_readwrite("change_at", &RecordedDrafterOptions::change_at)
+      .def_readwrite("change_back_at", &RecordedDrafterOptions::change_back_at)
+      .def_readwrite("later_accuracy", &RecordedDrafterOptions::later_accuracy)
+      .def_readwrite("fail_at", &RecordedDrafterOptions::fail_at)
+      .def_readwrite("bad_token", &RecordedDrafterOptions::bad_token)
+      .def_readwrite("token_us", &RecordedDrafterOptions::token_us);
+}
+
+}  // namespace llmserve
