@@ -21,7 +21,14 @@ import numpy as np
 import pytest
 from attention_cases import attention_cases, cache_cases, latent_cases, prepare_cases
 from core_testing import testing
-from linear_cases import block_cases, fused_cases, layer_cases, linear_cases, quantized_cases
+from linear_cases import (
+    block_cases,
+    format_cases,
+    fused_cases,
+    layer_cases,
+    linear_cases,
+    quantized_cases,
+)
 from llmserve.bench.machine import GEMM, MachineProbe, Rates, arithmetic_of, medians
 from op_case import Case
 from row_cases import row_cases, sample_cases
@@ -35,6 +42,7 @@ GROUPS = {
     "linear": linear_cases,
     "quantized": quantized_cases,
     "blocks": block_cases,
+    "formats": format_cases,
     "fused": fused_cases,
     "layers": layer_cases,
     "attention": attention_cases,

@@ -101,6 +101,54 @@ def block_cases(backend, rng) -> Iterator[Case]:
         timed.add(layout)
 
 
+# Of quantized checkpoints, with their traits (testing.make_format).
+E2M1_DOUBLED = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
+FORMATS = {
+    "GPTQ, AWQ int4 g128": {
+        "bits": 4,
+        "group_size": 128,
+        "scale_type": "float16",
+        "has_zero": True,
+    },
+    "compressed-tensors int4": {"bits": 4, "group_size": 128, "scale_type": "bfloat16"},
+    "NVFP4": {
+        "bits": 4,
+        "group_size": 16,
+        "scale_type": "fp8",
+        "table": E2M1_DOUBLED,
+        "has_row_scale": True,
+    },
+    "FP8 of rows": {"is_fp8": True},
+    "FP8 in blocks of 128": {"is_fp8": True, "group_size": 128},
+    "NF4": {"bits": 4, "group_size": 64, "values": [(i - 7.5) / 7.5 for i in range(16)]},
+}
+
+
+def format_cases(backend, rng) -> Iterator[Case]:
+    """Formats of quantized checkpoints that no `quantization` makes."""
+    if backend.name == "cuda":
+        return
+    for name, traits in FORMATS.items():
+        numbers = rng.integers(0, 16 if traits.get("bits") == 4 else 0x70, (N, K)).astype(np.int8)
+        groups = -(-K // (traits.get("group_size", 0) or K))
+        form = "bfloat16" if "is_fp8" in traits or "values" in traits else name
+        scales = np.full((N, groups), 2.0**-6, np.float32)
+        weight = backend.pack_numbers(
+            testing.make_format(**traits),
+            numbers,
+            scales,
+            zeros=np.full((N, groups), 8, np.int16),
+            row_scales=np.ones(N, np.float32),
+        )
+        for m in FEW_ROWS:
+            x, out = normal(rng, m, K), empty(m, N)
+
+            def is_same(x=x, out=out, weight=weight):
+                return np.array_equal(out[-1:], backend.linear(x[-1:], weight))
+
+            yield linear_case(backend, f"linear {name}", x, weight, out, form, is_same)
+
+
 def linear_case(backend, label, x, weight, out, form, check, weight_bytes=None) -> Case:
     (m, k), n = x.shape, out.shape[1]
     return Case(
