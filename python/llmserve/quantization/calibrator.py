@@ -70,15 +70,18 @@ class Calibrator:
     def collect(
         self, plan: LayerPlan, *, has_moments: bool, has_histogram: bool
     ) -> tuple[dict[str, InputStats], float, float]:
-        """What the groups of the next layer read, by role, and the largest keys and values."""
+        """What the groups of the next layer read, by role, and other layers, by name; and the
+        largest keys and values."""
         roles = {weight: group.role for group in plan.groups for weight in group.weights}
+        # Of other kinds of layers each weight is a role of its own; those of experts would be many.
+        roles |= {f"{name}.weight": name for name in plan.others if ".experts." not in name}
         stats: dict[str, InputStats] = {}
         seen: dict[str, list[Floats]] = {}
 
         def see(names: Sequence[str], x: Floats) -> None:
-            role = next((roles[name] for name in names if name in roles), None)
-            if role is not None:
-                seen.setdefault(role, []).append(np.array(x))
+            rows = np.array(x)
+            for role in dict.fromkeys(roles[name] for name in names if name in roles):
+                seen.setdefault(role, []).append(rows)
 
         self._runner.load(plan.index)
         keys = values = 0.0

@@ -65,7 +65,8 @@ def round_layer(
     workers: Workers,
 ) -> RoundedLayer:
     """Quantizes the layers that `schemes` names, by name without ".weight"; `tensors` are changed
-    where factors are folded. `stats` are by role of the group, and empty for "rtn"."""
+    where factors are folded. `stats` are by role of the group, or by name of another layer, and
+    empty for "rtn"."""
     out = RoundedLayer()
     factors = {}
     for group in plan.groups:
@@ -87,8 +88,8 @@ def round_layer(
             tasks.append((members, seen, scheme))
     for name in plan.others:
         if name in schemes:
-            tasks.append(([name], None, schemes[name]))
-            if options.method != "rtn":
+            tasks.append(([name], stats.get(name), schemes[name]))
+            if options.method != "rtn" and name not in stats:
                 out.notes.append(f"{name}: no inputs are seen here; rounded to nearest")
     # The largest first, so that no thread waits for it alone.
     tasks.sort(key=lambda task: -sum(tensors[f"{name}.weight"].size for name in task[0]))

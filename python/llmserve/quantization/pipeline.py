@@ -40,6 +40,10 @@ _WEIGHT_FILES = (
 )  # fmt: skip
 
 
+# What OpenBLAS takes for each thread that calls it.
+_BLAS_BYTES = 32 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizeResult:
     """What quantize() did. Bytes are of the tensors; planned_bytes is what it said it would take in
@@ -196,11 +200,15 @@ class Pipeline:
                 # Rounding holds the weight some six times; a factor takes four matrices of K x K.
                 factor = 16 * k * k if "gptq" in self.method else 0
                 work = max(work, 24 * rows * k + factor)
+            for name in plan.others:
+                if ".experts." not in name:
+                    moments += 4 * self._tensors.shape(f"{name}.weight")[1] ** 2
             run = weights * (stored + 4)
             uses_text = self._text is not None
             has_moments = uses_text and self._rounding().has_moments
             total = layer + (moments if has_moments else 0) + max(work, run if uses_text else 0)
             most = max(most, total)
+        most += _BLAS_BYTES * (self._options.threads() + 1)
         if self._text is not None:
             hidden = int(self._config["hidden_size"])
             wide = max(int(self._config.get("intermediate_size") or 0), hidden)
@@ -390,6 +398,11 @@ class Pipeline:
             )
         rounded = round_layer(plan, floats, dtypes, stats, schemes, rounding, workers)
         stats.clear()
+        rounded.notes += [
+            f"{name}: a tensor of {len(self._tensors.shape(name))} dimensions, which stays as it is"
+            for name in names
+            if len(self._tensors.shape(name)) > 2
+        ]
         self._write_layer(plan, names, floats, rounded, (keys, values))
         if calibrator is not None:
             for name, weight in rounded.weights.items():

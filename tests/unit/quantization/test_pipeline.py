@@ -310,6 +310,7 @@ def test_the_bytes_are_said_before_and_kept_to(tmp_path: Path) -> None:
     result = pipeline.run()
     assert "takes at most" in said[0]
     assert result.planned_bytes == pipeline.planned_bytes()
+    assert result.peak_bytes <= result.planned_bytes
     assert {field.name for field in dataclasses.fields(result)} >= {"peak_bytes", "errors"}
 
 

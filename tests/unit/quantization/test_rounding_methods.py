@@ -9,8 +9,16 @@ import pytest
 from llmserve.quantization.activation_stats import Histogram, InputStats
 from llmserve.quantization.gptq import GptqOptions, damped_factor, gptq, inverse_factor
 from llmserve.quantization.grids import Grid
-from llmserve.quantization.layer_plan import LinearGroup, LinearSource, NormSource, fold
+from llmserve.quantization.layer_plan import (
+    LayerPlan,
+    LinearGroup,
+    LinearSource,
+    NormSource,
+    fold,
+)
+from llmserve.quantization.layer_rounding import RoundingOptions, round_layer
 from llmserve.quantization.number_formats import rounded
+from llmserve.quantization.schemes import find_scheme
 from llmserve.quantization.smoothing import awq_factors, output_error, smoothquant_factors
 from llmserve.quantization.weight_grid import CLIPS, round_to, scales_of, search_scales
 from llmserve.quantization.workers import Workers
@@ -259,6 +267,37 @@ def test_a_factor_folded_into_the_layer_before_keeps_the_function() -> None:
         return weights["down.weight"] @ (up[10:] * np.tanh(up[:10]))
 
     assert run(tensors) == pytest.approx(run(before), rel=1e-5)
+
+
+def test_layers_of_other_kinds_are_calibrated_where_they_were_seen() -> None:
+    x = inputs(128)
+    tensors = {"seen.weight": weight_of(40, 128), "unseen.weight": weight_of(40, 128, 3)}
+    plan = LayerPlan(0, "", (), ("seen", "unseen"))
+    schemes = {name: find_scheme("int4") for name in plan.others}
+    options = RoundingOptions("gptq", "bfloat16")
+    with Workers(1) as workers:
+        out = round_layer(plan, tensors, {}, {"seen": stats_of(x)}, schemes, options, workers)
+    nearest = round_to(
+        tensors["seen.weight"], INT4, scales_of(tensors["seen.weight"], INT4, "bfloat16")
+    )
+    change = output_error(nearest.values() - tensors["seen.weight"], x.T @ x)
+    assert out.errors["seen"] < 0.7 * change / output_error(tensors["seen.weight"], x.T @ x)
+    assert out.notes == ["unseen: no inputs are seen here; rounded to nearest"]
+
+
+def test_a_group_that_no_token_reached_is_rounded_to_nearest_and_told() -> None:
+    plan = LayerPlan(0, "", (LinearGroup("up", ("expert",)),))
+    tensors = {"expert.weight": weight_of(8, 128)}
+    nothing = InputStats.make(128, has_moments=True, has_histogram=False)
+    schemes = {"expert": find_scheme("int4")}
+    with Workers(1) as workers:
+        out = round_layer(
+            plan, tensors, {}, {"up": nothing}, schemes, RoundingOptions("gptq", "float32"), workers
+        )
+    weight = tensors["expert.weight"]
+    expected = round_to(weight, INT4, scales_of(weight, INT4, "float32"))
+    assert np.array_equal(out.weights["expert"].codes, expected.codes)
+    assert out.notes == ["expert: no token came here; rounded to nearest"]
 
 
 def test_a_histogram_grows_and_keeps_its_counts() -> None:
