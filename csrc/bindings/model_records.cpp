@@ -142,6 +142,16 @@ py::dict to_dict(const WeightReport& weights) {
   py::list integers;
   for (const LinearFormat* format : weights.integers) integers.append(std::string(format->name));
   out["integers"] = integers;
+  py::list quantized;
+  for (const QuantizedUse& use : weights.quantized) {
+    py::dict row;
+    row["stored"] = use.stored;
+    row["runs"] = use.runs;
+    row["num_weights"] = use.num_weights;
+    quantized.append(row);
+  }
+  out["quantized"] = quantized;
+  out["notes"] = weights.notes;
   out["unused_tensors"] = weights.unused_tensors;
   return out;
 }

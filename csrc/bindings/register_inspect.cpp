@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "io/packed_cache.h"
 #include "io/text_part.h"
+#include "layers/quantized/quantization_method.h"
 #include "models/config_reader.h"
 #include "models/model_loader.h"
 #include "models/registry.h"
@@ -140,6 +141,22 @@ void register_inspect(py::module_& module) {
       },
       "Of the formats that weights are read from, those whose blocks linear layers run on as they "
       "are.");
+  module.def(
+      "supported_quantization_methods",
+      [] {
+        py::list out;
+        for (const QuantizationMethodRow& row : quantization_method_registry())
+          out.append(py::make_tuple(row.name, row.summary, row.read != nullptr));
+        return out;
+      },
+      "(name, summary, whether it is read) of every method of quantized checkpoints that is known; "
+      "of one that is not read the summary says what to use instead.");
+  module.def(
+      "check_quantization",
+      [](const std::string& path) { read_quantization_method(open_config(path)); },
+      py::arg("path"),
+      "Throws NotSupported if a config.json is of a checkpoint that is quantized by a method that is "
+      "not read.");
   module.def(
       "supported_quantizations", [] { return rows_of(linear_format_registry()); },
       "(name, summary) of every format that linear layers can be quantized to.");

@@ -340,7 +340,8 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
     std::string ignored;  // load says it
     const PackedCache cache(plan.config.packed_cache.folder);
     packed.file =
-        cache.find(packed_key(checkpoint, packed_variant(plan.config, *backend)), {}, ignored);
+        cache.find(packed_key(checkpoint, packed_variant(plan.config, *backend, checkpoint)), {},
+                   ignored);
   }
   ModelPlan sizes =
       plan_model(checkpoint, model, *backend,

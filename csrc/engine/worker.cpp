@@ -95,6 +95,7 @@ std::unique_ptr<Model> Worker::load(const Checkpoint& checkpoint) {
                                               is_deferred ? &deferred_ : nullptr);
     std::ranges::reverse(deferred_);  // in the order of their use
     warning_ = describe_unused(checkpoint, model->weights());
+    warn_of_notes(*model);
     return model;
   }
 
@@ -102,13 +103,19 @@ std::unique_ptr<Model> Worker::load(const Checkpoint& checkpoint) {
     backend_->run_on_host_threads(count, 1, work);
   };
   const PackedCache cache(config_.packed_cache.folder, config_.packed_cache.max_bytes);
-  const PackedKey key = packed_key(checkpoint, packed_variant(config_, *backend_));
+  const PackedKey key = packed_key(checkpoint, packed_variant(config_, *backend_, checkpoint));
   warning_.clear();
   PackedWeights packed{.file = cache.find(key, run, warning_)};
   if (packed.file) files_.push_back(packed.file->file()->read_state());
   std::unique_ptr<Model> model = load_model(checkpoint, model_config, *backend_, format, &packed);
   if (!packed.is_from_file) cache.store(key, packed.tensors, run, warning_);
+  warn_of_notes(*model);
   return model;
+}
+
+void Worker::warn_of_notes(const Model& model) {
+  for (const std::string& note : model.weights().notes)
+    warning_ += concat(warning_.empty() ? "" : "; ", note);
 }
 
 void Worker::load_weights() {
@@ -218,8 +225,11 @@ std::string Worker::description() const {
   std::string kept;
   for (const LinearFormat* format : model_->weights().integers)
     kept += concat(format->name, " and ");
+  std::string quantized;
+  for (const QuantizedUse& use : model_->weights().quantized)
+    quantized += concat("; ", use.num_weights, " weights of ", use.stored, " run ", use.runs);
   return concat(model_->config().architecture, " ", kept, name(config_.dtype), " on ",
-                backend_->description());
+                backend_->description(), quantized);
 }
 
 void Worker::fill_metrics(EngineMetrics& metrics) const {

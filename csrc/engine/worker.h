@@ -77,6 +77,7 @@ class Worker {
 
  private:
   std::unique_ptr<Model> load(const Checkpoint& checkpoint);
+  void warn_of_notes(const Model& model);
   void load_weights();
   void check_shapes(const Model& model) const;
   void lay_out_layer_states(const ModelInput& input);

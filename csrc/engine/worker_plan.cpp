@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "engine/batch_builder.h"
+#include "io/quantization_files.h"
 #include "models/model_loader.h"
 
 namespace llmserve {
@@ -31,8 +32,12 @@ int64_t layer_state_bytes(const ModelConfig& model, const EngineConfig& config) 
          model.hidden_size * static_cast<int64_t>(sizeof(float));
 }
 
-std::string packed_variant(const EngineConfig& config, const Backend& backend) {
-  return concat(config.quantization.empty() ? "" : config.quantization + " of ", name(config.dtype),
+std::string packed_variant(const EngineConfig& config, const Backend& backend,
+                           const Checkpoint& checkpoint) {
+  constexpr size_t kShown = 16;  // digits of the digest
+  const auto& quantization = checkpoint.quantization();
+  return concat(quantization ? concat("read by ", digest(*quantization).substr(0, kShown), " ") : "",
+                config.quantization.empty() ? "" : config.quantization + " of ", name(config.dtype),
                 " in ", backend.packed_layout());
 }
 

@@ -25,6 +25,7 @@ StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
 int64_t layer_state_bytes(const ModelConfig& model, const EngineConfig& config);
 
 // What packed weights depend on beside the checkpoint; PackedKey.
-std::string packed_variant(const EngineConfig& config, const Backend& backend);
+std::string packed_variant(const EngineConfig& config, const Backend& backend,
+                           const Checkpoint& checkpoint);
 
 }  // namespace llmserve

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -88,6 +89,11 @@ class Checkpoint {
   // What open_checkpoint took in the place of config.json, for who opens the same model anew.
   const std::string& config_text() const { return config_text_; }
   void set_config_text(std::string text) { config_text_ = std::move(text); }
+  // How the weights were quantized, as config.json or a file beside it says; none if they were not.
+  const std::optional<JsonDocument>& quantization() const { return quantization_; }
+  void set_quantization(std::optional<JsonDocument> document) {
+    quantization_ = std::move(document);
+  }
   std::span<const std::shared_ptr<const MappedFile>> files() const { return files_; }
   // Sorted by name.
   std::span<const TensorEntry> tensors() const { return tensors_; }
@@ -118,6 +124,7 @@ class Checkpoint {
   std::string path_;
   JsonDocument config_;
   std::string config_text_;
+  std::optional<JsonDocument> quantization_;
   std::vector<std::shared_ptr<const MappedFile>> files_;
   std::vector<TensorEntry> tensors_;
   std::vector<TensorStorage> storages_;

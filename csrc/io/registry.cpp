@@ -7,6 +7,7 @@
 #include "io/checkpoint.h"
 #include "io/gguf.h"
 #include "io/mistral_format.h"
+#include "io/quantization_files.h"
 #include "io/safetensors.h"
 #include "io/text_part.h"
 
@@ -72,8 +73,9 @@ Checkpoint open_config(const std::string& path) {
   const std::filesystem::path file(path);
   const std::string folder = file.has_parent_path() ? file.parent_path().string() : ".";
   const auto mapped = CheckpointDirectory(folder).map(file.filename().string());
-  return take_text_part(
-      Checkpoint("config", path, JsonDocument::parse(path, mapped->text()), {}, {}));
+  Checkpoint checkpoint("config", path, JsonDocument::parse(path, mapped->text()), {}, {});
+  checkpoint.set_quantization(read_quantization(checkpoint.config(), nullptr));
+  return take_text_part(std::move(checkpoint));
 }
 
 }  // namespace llmserve

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "io/json_reader.h"
+#include "io/quantization_files.h"
 #include "io/text_part.h"
 
 namespace llmserve {
@@ -34,7 +35,7 @@ constexpr DTypeRow kDTypes[] = {
     {"BOOL", DType::kBool},    {"F8_E4M3", DType::kF8E4M3}, {"F8_E5M2", DType::kF8E5M2},
     {"U16", std::nullopt},     {"U32", std::nullopt},       {"U64", std::nullopt},
     {"C64", std::nullopt},     {"F4", std::nullopt},        {"F6_E2M3", std::nullopt},
-    {"F6_E3M2", std::nullopt}, {"F8_E8M0", std::nullopt},
+    {"F6_E3M2", std::nullopt}, {"F8_E8M0", DType::kU8},  // exponents, which are read as bytes
 };
 
 class HeaderParser {
@@ -324,8 +325,11 @@ Checkpoint open_safetensors(const CheckpointDirectory& directory) {
   JsonDocument config = JsonDocument::parse(
       config_file->path().string(), own.empty() ? config_file->text() : std::string_view(own));
   const bool is_single = !directory.weights_file().empty() || directory.contains(kSingleFile);
-  return take_text_part(is_single ? open_single(directory, std::move(config))
-                                  : open_sharded(directory, std::move(config)));
+  std::optional<JsonDocument> quantization = read_quantization(config, &directory);
+  Checkpoint checkpoint = is_single ? open_single(directory, std::move(config))
+                                    : open_sharded(directory, std::move(config));
+  checkpoint.set_quantization(std::move(quantization));
+  return take_text_part(std::move(checkpoint));
 }
 
 }  // namespace llmserve

@@ -77,8 +77,8 @@ constexpr TextModelRow kTextModels[] = {
 };
 
 // Of the whole model where the wrapper says it.
-constexpr std::string_view kOuterFields[] = {"dtype", "torch_dtype", "bos_token_id", "eos_token_id",
-                                             "quantization_config"};
+constexpr std::string_view kOuterFields[] = {"dtype", "torch_dtype", "bos_token_id",
+                                             "eos_token_id"};
 
 // Text models are within published files as transformers 4 and 5 write them, or flat.
 struct PrefixRow {
@@ -188,10 +188,14 @@ Checkpoint take_text_part(Checkpoint checkpoint) {
   for (TensorEntry& entry : tensors) rename(entry.name);
   std::optional<bool> has_head;
   if (checkpoint.has_tensors())
-    has_head = std::ranges::find(tensors, "lm_head.weight", &TensorEntry::name) != tensors.end();
-  return Checkpoint(checkpoint.format(), checkpoint.path(),
-                    text_config(checkpoint.config(), *row, has_head),
-                    {checkpoint.files().begin(), checkpoint.files().end()}, std::move(tensors));
+    has_head = std::ranges::any_of(tensors, [](const TensorEntry& entry) {
+      return entry.name.starts_with("lm_head.");  // a quantized one has several tensors
+    });
+  Checkpoint part(checkpoint.format(), checkpoint.path(),
+                  text_config(checkpoint.config(), *row, has_head),
+                  {checkpoint.files().begin(), checkpoint.files().end()}, std::move(tensors));
+  part.set_quantization(checkpoint.quantization());
+  return part;
 }
 
 }  // namespace llmserve

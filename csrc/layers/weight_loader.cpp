@@ -9,6 +9,21 @@
 #include "layers/stored_tensor.h"
 
 namespace llmserve {
+namespace {
+
+// What a quantized weight runs as: `kept` as the file has it, or, where that is null, expanded and
+// perhaps rounded anew to `format`.
+std::string how_it_runs(const LinearFormat* kept, const LinearFormat* format, DType dtype) {
+  if (!kept)
+    return format ? concat("rounded anew to ", format->name) : concat("expanded to ", name(dtype));
+  if (kept->has_float_products())
+    return concat("as ", kept->name, ", with activations that are not rounded to 8 bits");
+  return concat("as ", kept->name, ", with activations rounded to 8 bits a token",
+                kept->group_size > 0 ? " and group" : "",
+                kept->outlier_threshold > 0 ? ", but for outliers" : "");
+}
+
+}  // namespace
 
 std::string_view name(WeightGroup group) {
   static constexpr std::array<std::string_view, kNumWeightGroups> kNames{"embedding", "attention",
@@ -40,7 +55,7 @@ LinearWeight WeightLoader::plan_linear(WeightGroup group, const StackedRows& row
   weight.in_features = rows.columns.size;
   weight.dtype = source_.format().dtype;
   report_.max_in_features = std::max(report_.max_in_features, weight.in_features);
-  weight.format = rows.blocks ? rows.blocks->integers : source_.format().integers;
+  weight.format = rows.format ? rows.format : source_.format().integers;
   if (!weight.format) {
     count(group, backend().packed_bytes(weight.out_features, weight.in_features, weight.dtype));
     return weight;
@@ -54,13 +69,34 @@ LinearWeight WeightLoader::plan_linear(WeightGroup group, const StackedRows& row
   return weight;
 }
 
+void WeightLoader::note_quantized(const StackedRows& rows, const LinearFormat* format) {
+  for (const auto& quantized : rows.quantized) {
+    if (!quantized) continue;
+    const QuantizedUse use{.stored = quantized->description(),
+                           .runs = how_it_runs(rows.format, format, source_.format().dtype)};
+    const auto known = std::ranges::find_if(report_.quantized, [&](const QuantizedUse& other) {
+      return other.stored == use.stored && other.runs == use.runs;
+    });
+    if (known != report_.quantized.end())
+      ++known->num_weights;
+    else
+      report_.quantized.push_back({use.stored, use.runs, 1});
+  }
+}
+
 std::vector<LinearWeight> WeightLoader::linear(WeightGroup group,
                                                const std::vector<WeightPart>& parts,
                                                int64_t in_features, bool is_transposed,
                                                const Shard& shard) {
   std::vector<LinearWeight> weights;
-  for (const StackedRows& rows : source_.stack(parts, in_features, is_transposed, shard))
-    weights.push_back(sink_->linear(plan_linear(group, rows), rows));
+  for (const StackedRows& rows : source_.stack(parts, in_features, is_transposed, shard)) {
+    LinearWeight planned = plan_linear(group, rows);
+    note_quantized(rows, planned.format);
+    LinearWeight& weight = weights.emplace_back(sink_->linear(std::move(planned), rows));
+    if (!rows.input_order) continue;
+    weight.input_order = rows.input_order;
+    count(group, std::ssize(*rows.input_order) * size_bytes(DType::kI32));
+  }
   return weights;
 }
 
@@ -96,6 +132,7 @@ TableWeight WeightLoader::table(WeightGroup group, const std::string& name, int6
 WeightReport WeightLoader::report() const {
   WeightReport report = report_;
   report.unused_tensors = source_.unused();
+  report.notes = source_.notes();
   return report;
 }
 

@@ -46,6 +46,11 @@ class WeightLoader {
   // Where the weights are, and what they will run on.
   const Backend& backend() const { return source_.backend(); }
 
+  // Whether the checkpoint has the matrix quantized, in several tensors.
+  bool is_quantized(const std::string& name, int64_t rows, int64_t columns) {
+    return source_.is_quantized(name, rows, columns);
+  }
+
   // A tensor that may be in the file and is not needed.
   void ignore(const std::string& name) { source_.ignore(name); }
 
@@ -54,6 +59,8 @@ class WeightLoader {
 
  private:
   void count(WeightGroup group, int64_t num_bytes);
+  // What becomes of the parts that are quantized.
+  void note_quantized(const StackedRows& rows, const LinearFormat* format);
   // The weight's sizes and format, counted, without its data.
   LinearWeight plan_linear(WeightGroup group, const StackedRows& rows);
 

@@ -15,6 +15,14 @@ enum class WeightGroup : uint8_t { kEmbedding, kAttention, kMlp, kNorm, kLmHead 
 inline constexpr int kNumWeightGroups = 5;
 std::string_view name(WeightGroup group);
 
+// Weights that a checkpoint has quantized, and that are kept alike.
+struct QuantizedUse {
+  std::string stored;       // "GPTQ 4 bits, groups of 128"
+  std::string runs;         // "as int4 g128, with activations rounded to 8 bits a token and group"
+  int64_t num_weights = 0;  // tensors or parts of them
+  bool operator==(const QuantizedUse&) const = default;
+};
+
 struct WeightReport {
   std::array<int64_t, kNumWeightGroups> group_bytes{};  // by WeightGroup
   int64_t mapped_bytes = 0;  // of them, read in place from the file: page cache, not memory
@@ -26,6 +34,8 @@ struct WeightReport {
   // As EngineMetrics has them; 0 when planning.
   int64_t read_us = 0;
   int64_t pack_us = 0;
+  std::vector<QuantizedUse> quantized;      // in the order of their first use
+  std::vector<std::string> notes;           // what the checkpoint asks for and is done otherwise
   std::vector<std::string> unused_tensors;  // in the checkpoint, asked for by no layer; sorted
   int64_t total_bytes() const;
 };

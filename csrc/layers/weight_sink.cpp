@@ -61,7 +61,7 @@ class PackSink : public WeightSink {
   PackSink(const WeightSource& source, WeightReport& report) : source_(source), report_(report) {}
 
   LinearWeight linear(LinearWeight planned, const StackedRows& rows) override {
-    LinearWeight weight = rows.blocks ? pack_blocks(planned, rows) : pack_values(planned, rows);
+    LinearWeight weight = rows.format ? pack_stored(planned, rows) : pack_values(planned, rows);
     if (!weight.rows) source_.release(rows);
     return weight;
   }
@@ -141,7 +141,8 @@ class PackSink : public WeightSink {
     return pack(planned, rows, read(rows, source_.format().dtype));
   }
 
-  LinearWeight pack_blocks(const LinearWeight& planned, const StackedRows& rows) {
+  // As the file has it.
+  LinearWeight pack_stored(const LinearWeight& planned, const StackedRows& rows) {
     const RowStarts starts(rows.parts, [](const WeightPart& part) { return part.size; });
     std::atomic<bool> is_finite{true};
     LinearWeight weight;
@@ -157,7 +158,7 @@ class PackSink : public WeightSink {
     if (is_finite) return weight;
     read(rows, DType::kF32);  // names the value that is not, in the words of every other tensor
     throw CorruptFile(concat(source_.checkpoint().path(), ": tensor \"", rows.parts[0].name,
-                             "\" has blocks whose scale is not finite"));
+                             "\" has a scale that is not finite, or a code that its format has not"));
   }
 
   const WeightSource& source_;

@@ -58,6 +58,11 @@ std::string shape_text(std::initializer_list<int64_t> shape) {
   return out.str();
 }
 
+bool is_same_order(const std::shared_ptr<const std::vector<int32_t>>& a,
+                   const std::shared_ptr<const std::vector<int32_t>>& b) {
+  return a && b ? *a == *b : a == b;
+}
+
 // A rank's share of K that is kept in blocks has whole ones.
 void check_columns(const WeightPart& part, const QuantFormat& blocks, const IndexRange& columns) {
   if (columns.begin % blocks.block_elements == 0 && columns.size % blocks.block_elements == 0)
@@ -81,8 +86,7 @@ std::string StackedRows::name() const {
   for (const WeightPart& part : parts)
     out << (&part == parts.data() ? "" : " + ") << part.name << "[" << part.begin << ":"
         << part.begin + part.size << "]";
-  const TensorEntry& entry = *entries[0];
-  if (columns.size != entry.shape[is_transposed ? 0 : 1])
+  if (columns.size != in_features)
     out << " columns " << columns.begin << ":" << columns.begin + columns.size;
   if (is_transposed) out << " transposed";
   return out.str();
@@ -135,12 +139,31 @@ const TensorEntry& WeightSource::imagine(std::initializer_list<int64_t> shape) {
   return entry;
 }
 
-const QuantFormat* WeightSource::kept_blocks(const TensorEntry& entry, bool is_transposed) const {
+const LinearFormat* WeightSource::kept_blocks(const TensorEntry& entry, bool is_transposed) const {
   const TensorStorage& storage = checkpoint_.storage(entry);
   const bool is_kept = format_.keeps_blocks && !format_.integers && storage.blocks &&
                        storage.blocks->integers && storage.added == 0 && !is_transposed &&
                        backend_.can_run(*storage.blocks->integers);
-  return is_kept ? storage.blocks : nullptr;
+  return is_kept ? storage.blocks->integers : nullptr;
+}
+
+std::shared_ptr<const QuantizedWeight> WeightSource::find_quantized(const ModuleRequest& request) {
+  if (!quantization_) return nullptr;
+  ModuleTensors tensors(checkpoint_, request, used_);
+  return quantization_->find(tensors);
+}
+
+const LinearFormat* WeightSource::kept_format(const QuantizedWeight& weight,
+                                              const IndexRange& columns,
+                                              int64_t in_features) const {
+  const LinearFormat* format = weight.format();
+  // Host backends take a last group that is shorter, and columns in another order.
+  const bool is_plain = format && !weight.input_order() &&
+                        in_features % format->group_elements(in_features) == 0;
+  const bool is_kept = format_.keeps_blocks && !format_.integers && format &&
+                       backend_.can_run(*format) && columns.size == in_features &&
+                       (is_plain || backend_.memory().is_host());
+  return is_kept ? format : nullptr;
 }
 
 std::vector<StackedRows> WeightSource::stack(std::span<const WeightPart> parts, int64_t in_features,
@@ -151,15 +174,35 @@ std::vector<StackedRows> WeightSource::stack(std::span<const WeightPart> parts, 
   for (WeightPart& part : rows_of(parts, shard)) {
     const int64_t width = part.in_of == 0 ? in_features : part.in_of;
     const IndexRange taken{part.in_begin + columns.begin, columns.size};
-    const TensorEntry& entry = is_transposed ? find(part.name, {width, part.num_rows()})
-                                             : find(part.name, {part.num_rows(), width});
-    const QuantFormat* blocks = kept_blocks(entry, is_transposed);
-    if (blocks) check_columns(part, *blocks, taken);
-    if (stacks.empty() || stacks.back().blocks != blocks)
-      stacks.push_back({.columns = taken, .is_transposed = is_transposed, .blocks = blocks});
+    std::shared_ptr<const QuantizedWeight> quantized =
+        find_quantized({.name = part.name,
+                        .rows = part.num_rows(),
+                        .columns = width,
+                        .is_transposed = is_transposed});
+    const TensorEntry* entry = nullptr;
+    const LinearFormat* format = nullptr;
+    if (quantized) {
+      entry = checkpoint_.has_tensors() ? quantized->entries()[0]
+                                        : &imagine({part.num_rows(), width});
+      format = kept_format(*quantized, taken, width);
+    } else {
+      entry = is_transposed ? &find(part.name, {width, part.num_rows()})
+                            : &find(part.name, {part.num_rows(), width});
+      format = kept_blocks(*entry, is_transposed);
+      if (format) check_columns(part, *checkpoint_.storage(*entry).blocks, taken);
+    }
+    const auto order = format && quantized ? quantized->input_order() : nullptr;
+    if (stacks.empty() || stacks.back().format != format ||
+        !is_same_order(stacks.back().input_order, order))
+      stacks.push_back({.in_features = width,
+                        .columns = taken,
+                        .is_transposed = is_transposed,
+                        .format = format,
+                        .input_order = order});
     check_internal(stacks.back().columns.begin == taken.begin, "a weight's parts have one K");
     stacks.back().parts.push_back(std::move(part));
-    stacks.back().entries.push_back(&entry);
+    stacks.back().entries.push_back(entry);
+    stacks.back().quantized.push_back(std::move(quantized));
   }
   return stacks;
 }
@@ -170,14 +213,38 @@ StackedRows WeightSource::stack_vectors(std::span<const WeightPart> parts, const
     rows.entries.push_back(part.width == 0 ? &find(part.name, {part.num_rows()})
                                            : &find(part.name, {part.num_rows(), part.width}));
     rows.parts.push_back(std::move(part));
+    rows.quantized.push_back(nullptr);
   }
   return rows;
+}
+
+std::vector<std::string> WeightSource::notes() const {
+  std::vector<std::string> notes;
+  if (!quantization_) return notes;
+  int64_t num_activation_scales = 0;
+  int64_t num_cache_scales = 0;
+  for (const TensorEntry& entry : checkpoint_.tensors()) {
+    num_activation_scales += entry.name.ends_with(".input_scale") ||
+                             entry.name.ends_with(".input_global_scale") ||
+                             entry.name.ends_with(".activation_scale");
+    num_cache_scales += QuantizationMethod::is_cache_scale(entry.name);
+  }
+  if (num_activation_scales > 0)
+    notes.push_back(concat(num_activation_scales,
+                           " scales of activations in the file are not used: a token's "
+                           "activations are rounded by their own, where they are rounded"));
+  if (num_cache_scales > 0)
+    notes.push_back(concat(num_cache_scales,
+                           " scales of keys and values in the file are not used: an fp8 KV cache "
+                           "has scales of each token"));
+  return notes;
 }
 
 std::vector<std::string> WeightSource::unused() const {
   std::vector<std::string> names;
   for (const TensorEntry& entry : checkpoint_.tensors())
-    if (!used_.contains(entry.name)) names.push_back(entry.name);
+    if (!used_.contains(entry.name) && !(quantization_ && quantization_->is_spare(entry.name)))
+      names.push_back(entry.name);
   return names;
 }
 
@@ -193,6 +260,7 @@ void WeightSource::check_finite(const TensorEntry& entry, const ConstTensor& ten
 
 ConstTensor WeightSource::values(const StackedRows& rows, size_t i, DType dtype,
                                  Buffer& buffer) const {
+  if (rows.quantized[i]) return expand(rows, i, dtype, buffer);
   const TensorEntry& entry = *rows.entries[i];
   const WeightPart& part = rows.parts[i];
   const IndexRange of_n{part.begin, part.size};
@@ -209,8 +277,41 @@ ConstTensor WeightSource::values(const StackedRows& rows, size_t i, DType dtype,
   return view;
 }
 
+ConstTensor WeightSource::expand(const StackedRows& rows, size_t i, DType dtype,
+                                 Buffer& buffer) const {
+  constexpr int64_t kRowsAtOnce = 64;  // whole strips of every layout
+  const WeightPart& part = rows.parts[i];
+  const QuantizedWeight& weight = *rows.quantized[i];
+  const int64_t k = rows.columns.size;
+  buffer = Buffer(part.size * k * size_bytes(dtype));
+  backend_.run_on_host_threads(part.size, kRowsAtOnce, [&](int64_t begin, int64_t end) {
+    std::vector<float> floats(dtype == DType::kF32 ? 0 : static_cast<size_t>(k));
+    for (int64_t n = begin; n < end; ++n) {
+      std::byte* to = buffer.data() + n * k * size_bytes(dtype);
+      if (dtype == DType::kF32) {
+        weight.values(part.begin + n, rows.columns, reinterpret_cast<float*>(to));
+        continue;
+      }
+      weight.values(part.begin + n, rows.columns, floats.data());
+      auto* rounded = reinterpret_cast<uint16_t*>(to);
+      for (int64_t j = 0; j < k; ++j) rounded[j] = f32_to_bf16(floats[static_cast<size_t>(j)]);
+    }
+  });
+  const ConstTensor view(buffer.data(), dtype, {part.size, k});
+  const int64_t bad = backend_.first_non_finite(view);
+  if (bad >= 0)
+    throw CorruptFile(concat(checkpoint_.path(), ": tensor \"", rows.entries[i]->name,
+                             "\": the scale of row ", part.begin + bad / k, ", column ",
+                             rows.columns.begin + bad % k, " makes the weight ",
+                             std::isnan(element(view, bad)) ? "NaN" : "infinite",
+                             "; weights must be finite"));
+  return view;
+}
+
 bool WeightSource::unpack(const StackedRows& rows, size_t i, int64_t n,
                           const QuantizedRow& to) const {
+  if (rows.quantized[i])
+    return rows.quantized[i]->unpack(rows.parts[i].begin + n, rows.columns, to);
   return unpack_row(checkpoint_, *rows.entries[i], rows.parts[i].begin + n, rows.columns, to);
 }
 
@@ -231,8 +332,16 @@ ConstTensor WeightSource::blocks(const TensorEntry& entry) const {
 }
 
 void WeightSource::release(const StackedRows& rows) const {
-  for (const TensorEntry* entry : rows.entries)
-    checkpoint_.file(*entry)->release(entry->offset, entry->num_bytes);
+  const auto release = [&](const TensorEntry& entry) {
+    checkpoint_.file(entry)->release(entry.offset, entry.num_bytes);
+  };
+  for (size_t i = 0; i < rows.parts.size(); ++i) {
+    if (!rows.quantized[i]) {
+      release(*rows.entries[i]);
+      continue;
+    }
+    for (const TensorEntry* entry : rows.quantized[i]->entries()) release(*entry);
+  }
 }
 
 }  // namespace llmserve

@@ -198,10 +198,6 @@ void expect_plain_weights(ModelConfig& config) {
 ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_len) {
   const JsonNode json(document);
   const ArchitectureRow& row = read_architecture(json);
-  if (!json["quantization_config"].is_null())
-    throw NotSupported(concat(json["quantization_config"].where(),
-                              ": quantised checkpoints are not supported; use the original in "
-                              "bfloat16 or float32"));
   ModelConfig config;
   config.architecture = row.name;
   if (!json["text_part_of"].is_null()) config.text_part_of = json["text_part_of"].as_string();

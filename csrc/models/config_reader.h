@@ -8,8 +8,8 @@
 namespace llmserve {
 
 // Reads and validates. `max_model_len` 0 takes max_position_embeddings. Throws CorruptFile (a field
-// that is absent or out of range, by name), NotSupported (architecture, activation, RoPE type,
-// quantised weights: names what is), InvalidArgument (max_model_len too long, with the longest).
+// that is absent or out of range, by name), NotSupported (architecture, activation, RoPE type:
+// names what is), InvalidArgument (max_model_len too long, with the longest).
 ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_len = 0);
 
 }  // namespace llmserve

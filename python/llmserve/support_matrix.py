@@ -68,6 +68,13 @@ def _lines(ticks: Mapping[str, Sequence[str]]) -> Iterator[str]:
         _core.supported_quant_formats(),
     )
     yield from _table(
+        "Quantized checkpoints",
+        "`quant_method`",
+        [row[:2] for row in _core.supported_quantization_methods() if row[2]],
+    )
+    refused = [f"`{row[0]}`" for row in _core.supported_quantization_methods() if not row[2]]
+    yield f"Refused by name, with what to use instead: {', '.join(refused)}.\n"
+    yield from _table(
         "Quantization at load", "`LLM(quantization=...)`", _core.supported_quantizations()
     )
     yield from _table("Devices", "`LLM(device=...)`", _core.supported_backends())

@@ -127,6 +127,20 @@ def _wrong_config(rng: random.Random, config: dict[str, Any]) -> None:
         config[field] += rng.choice([-1, 1, 8, config[field]])
 
 
+def _wrong_quantization(rng: random.Random, config: dict[str, Any]) -> None:
+    """A method that is none, or parameters that are not the tensors'."""
+    field, values = rng.choice(
+        [
+            ("quant_method", ["hqq", "", 7, None, "gptq "]),
+            ("bits", [0, 3, 8, 5, -4, "4", 2**70]),
+            ("group_size", [-2, 16, 64, 1.5, 2**60]),
+            ("dynamic", [7, {"+:(": {}}, {"-:(?=x)": {}}, {"+:.*": {"bits": 8}}]),
+            ("checkpoint_format", ["marlin", 2, "x" * 5000]),
+        ]
+    )
+    config["quantization_config"][field] = rng.choice(values)
+
+
 def _wrong_sampling(rng: random.Random, fields: dict[str, Any]) -> None:
     field, values = rng.choice(
         [
@@ -187,6 +201,13 @@ KINDS: dict[str, Kind] = {
     "safetensors": Kind(
         "model.safetensors", mutators.mutate_safetensors, _load_model, _wrong_safetensors
     ),
+    "quantization-config": Kind(
+        "config.json", mutators.mutate_json, _load_model, _edit(_wrong_quantization)
+    ),
+    **{
+        name: Kind("model.safetensors", mutators.mutate_safetensors, _load_model)
+        for name in ("gptq", "compressed-tensors", "bitsandbytes")
+    },
     "index": Kind("model.safetensors.index.json", mutators.mutate_json, _load_model),
     "params": Kind("params.json", mutators.mutate_json, _load_model),
     "gguf": Kind("model.gguf", mutators.mutate_gguf, _load_model),
@@ -224,6 +245,7 @@ def write_seeds(directory: Path) -> None:
     import io
 
     import gguf
+    import quantized_files
     import sentencepiece
     import tokenizer_files
     from checkpoints import checkpoint, make_checkpoint
@@ -249,6 +271,18 @@ def write_seeds(directory: Path) -> None:
     llama = checkpoint("llama")
     for kind in ("config", "safetensors"):
         shutil.copytree(llama, directory / kind)
+    wide = checkpoint("llama", hidden_size=64, intermediate_size=96, head_dim=16)
+    dynamic = {"+:.*[.]mlp[.]": {"bits": 4}, "-:^lm_head$": {}}
+    layouts = {
+        "quantization-config": quantized_files.gptq(4, 32, dynamic=dynamic),
+        "gptq": quantized_files.gptq(3, 32, symmetric=False, shuffled=True),
+        "compressed-tensors": quantized_files.packed(4, symmetric=False),
+        "bitsandbytes": quantized_files.bitsandbytes_4bit(double=True),
+    }
+    for kind, layout in layouts.items():
+        quantized, _ = quantized_files.write_pair(wide, directory / "pairs" / kind, layout)
+        shutil.copytree(quantized, directory / kind)
+    shutil.rmtree(directory / "pairs")
     make_checkpoint(folder("index"), "llama", max_shard_size="40KB")
     _write_mistral(llama, folder("params"))
     add = lambda writer: add_bpe(writer, tokenizer_files.byte_level(300), "gpt-2")  # noqa: E731

@@ -94,8 +94,6 @@ def find_checkpoint(
         names = ("config.json", "*.safetensors")
         files = (file for name in names for file in path.glob(name)) if path.is_dir() else [path]
         refuse_lfs_pointers(files)
-    if not is_gguf(path):
-        _refuse_quantized(text_source(path))
     return path
 
 
@@ -235,27 +233,19 @@ def _near(path: Path) -> str:
 
 
 def _refuse_quantized(directory: Path) -> None:
-    """By the name of the method. What else is wrong with a config.json is the core's to say."""
+    """By the name of the method, if it is none that llmserve reads. What else is wrong with a
+    config.json is said when the model is loaded."""
     try:
-        fields = read_json_object(directory, "config.json") or {}
-    except CorruptFile:
+        _core.check_quantization(str(directory / "config.json"))
+    except NotSupported:
+        raise
+    except LLMServeError:
         return
-    quantization = fields.get("quantization_config")
-    if not isinstance(quantization, dict):
-        return
-    method = quantization.get("quant_method")
-    how = f"by {describe(method)}" if isinstance(method, str) else "already"
-    raise NotSupported(
-        f"{directory / 'config.json'}: quantization_config: checkpoints that are quantized {how} "
-        f"are not supported; use a GGUF file of the model, or its original checkpoint with "
-        f"quantization='int8' or 'int4'"
-    )
 
 
 def _refuse_config(directory: Path) -> None:
     """What a config.json by itself says is not supported. What else is wrong with it is said when
     the model is loaded."""
-    _refuse_quantized(directory)
     try:
         _core.plan_memory(_core.ConfigRequest(model=str(directory / "config.json")))
     except NotSupported:

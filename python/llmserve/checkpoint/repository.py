@@ -28,6 +28,9 @@ _CONFIGS = (
     "modules.json",
     "*_Pooling/config.json",
     "model.safetensors.index.json",
+    "quantize_config.json",
+    "quant_config.json",
+    "hf_quant_config.json",
 )
 _TOKENIZERS = (
     ("tokenizer.json",),

@@ -12,6 +12,7 @@ from llmserve.cli.model_argument import add_model_argument, model_of
 from llmserve.common.units import human_bytes
 from llmserve.options.engine_options import options_of
 from llmserve.options.flags import add_flags
+from llmserve.plan.memory_plan import QuantizedWeights
 
 _EXAMPLES = """examples:
   llmserve inspect ./Qwen3-0.6B
@@ -82,6 +83,10 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     )
     kept = " and ".join([*plan["integers"], plan["dtype"]])
     yield f"in memory      {human_bytes(plan['total_bytes'])} of weights in {kept}"
+    for use in plan["quantized"]:
+        yield f"quantized      {QuantizedWeights(**use)}"
+    for note in plan["notes"]:
+        yield f"note           {note}"
     for name, num_bytes in plan["group_bytes"].items():
         yield f"  {name:<12} {human_bytes(num_bytes)}"
     yield (

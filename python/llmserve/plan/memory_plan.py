@@ -67,16 +67,29 @@ class DraftPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedWeights:
+    """Weights that a checkpoint has quantized alike: what is in the files, and how it runs."""
+
+    stored: str
+    runs: str
+    num_weights: int
+
+    def __str__(self) -> str:
+        return f"{self.num_weights} weights of {self.stored} run {self.runs}"
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """What an engine takes, in bytes, and whom it serves; nothing has been loaded.
 
     weight_bytes, workspace_bytes and kv_cache_bytes are what the engine then holds, exactly, and
     `draft` what it holds besides where a draft model guesses.
     mapped_bytes of the weights are read in place from the file: page cache, not memory of the
-    process. integers are the formats of the linear layers that run on integers. available_bytes is
-    what the machine's control group leaves now, less what other LLMs of this process were promised
-    (reserved_bytes). pool_bound names the argument that set the pool's size. refusal says why LLM
-    would refuse, None if it would not.
+    process. integers are the formats of the linear layers that run on integers. quantized says how
+    the weights run that the checkpoint has quantized, and notes what else it asks for and is done
+    otherwise. available_bytes is what the machine's control group leaves now, less what other LLMs
+    of this process were promised (reserved_bytes). pool_bound names the argument that set the
+    pool's size. refusal says why LLM would refuse, None if it would not.
     """
 
     model: str
@@ -109,6 +122,8 @@ class MemoryPlan:
     contexts: tuple[int, ...]
     rows: tuple[KvRow, ...]
     speed: tuple[SpeedRow, ...]
+    quantized: tuple[QuantizedWeights, ...]
+    notes: tuple[str, ...]
     refusal: str | None
     draft: DraftPlan | None = None
 
@@ -142,6 +157,8 @@ class MemoryPlan:
             f"{self.architecture} in "
             + "".join(f"{name} and " for name in self.integers)
             + f"{self.dtype} on {self.device}, {self.num_threads} threads",
+            *(f"quantized      {use}" for use in self.quantized),
+            *(f"note           {note}" for note in self.notes),
             f"weights        {human_bytes(self.weight_bytes)}, of them "
             f"{human_bytes(self.mapped_bytes)} mapped from the file",
             *(f"  {group.name:<12} {human_bytes(group.num_bytes)}" for group in self.weights),
@@ -200,6 +217,8 @@ def plan_memory(
         device=config.device,
         dtype=config.dtype,
         integers=tuple(core.weights["integers"]),
+        quantized=tuple(QuantizedWeights(**use) for use in core.weights["quantized"]),
+        notes=tuple(core.weights["notes"]),
         kv_cache_dtype=config.kv_cache_dtype,
         num_threads=config.num_threads,
         max_model_len=config.scheduler.max_model_len,

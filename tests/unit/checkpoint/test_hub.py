@@ -235,9 +235,9 @@ def test_what_a_config_says_is_not_supported_is_told_before_the_weights_come(
     checkpoints.edit_config(hub.models[MODEL], **config)
     with pytest.raises(NotSupported, match="near it are Qwen3ForCausalLM"):
         find_checkpoint(MODEL, None, cache)
-    quantized = {"quantization_config": {"quant_method": "awq"}}
+    quantized = {"quantization_config": {"quant_method": "hqq"}}
     checkpoints.edit_config(hub.models[MODEL], **quantized)
-    with pytest.raises(NotSupported, match="quantized by 'awq' are not supported"):
+    with pytest.raises(NotSupported, match="quantized by hqq are not supported"):
         find_checkpoint(MODEL, None, cache.with_name("other"), is_overridden=True)
     assert not [request for request in hub.requests if request.endswith(".safetensors")]
 

@@ -450,10 +450,6 @@ def test_layer_types_must_fit() -> None:
             {"model_type": "ministral3", "architectures": None, "rope_scaling": {"type": "linear"}},
             'config.json: rope_scaling.type: RoPE type "linear" is not supported by Ministral 3',
         ),
-        (
-            {"quantization_config": {"quant_method": "gptq"}},
-            "config.json: quantization_config: quantised checkpoints are not supported",
-        ),
     ],
 )
 def test_what_is_not_supported_is_named(fields: dict[str, Any], message: str) -> None:

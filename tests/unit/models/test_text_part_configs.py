@@ -295,11 +295,6 @@ def test_the_flat_config_means_what_the_nested_one_means() -> None:
             "config.json: tie_word_embeddings: expected true or false, got 1",
         ),
         (
-            wrap("llava", LLAVA_1_5, quantization_config={"quant_method": "awq"}),
-            NotSupported,
-            "config.json: text_config.quantization_config: quantised checkpoints are not",
-        ),
-        (
             {**wrap("llava", LLAVA_1_5), "architectures": ["MllamaForConditionalGeneration"]},
             NotSupported,
             'config.json: architectures[0]: architecture "MllamaForConditionalGeneration" is not',
