@@ -79,6 +79,7 @@ def package(tmp_path_factory):
             "(cuda-auto or cuda-cublaslt) and not company and not 1184 and not 256-256 and not 592",
         ),
         ("test_quantized_linear.py", "cuda-auto and not deep and not any_batch"),
+        ("test_linear_formats.py", "cuda-auto"),
         ("test_quantized_linear.py", "cuda-invariant and (deep or any_batch) and (int8 or Q4_K)"),
         (
             "test_op_invariance.py",
