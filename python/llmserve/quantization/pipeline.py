@@ -184,7 +184,7 @@ class Pipeline:
 
     def planned_bytes(self) -> int:
         """The most that a run has in memory: a layer as floats and as it is run, what is summed up
-        of its inputs, and the copies that rounding the largest group makes."""
+        of its inputs, and the copies that rounding makes of as many groups as there are threads."""
         stored = 2 if self._tensors.stored_dtype == "bfloat16" else 4
         most = 0
         for plan in self._plans:
@@ -192,22 +192,25 @@ class Pipeline:
             weights = sum(n * k for n, k in shapes)
             # Floats, their float16-sized codes and scales, and what is written.
             layer = weights * (4 + 2 + 1)
-            moments = work = 0
+            moments = 0
+            work = []
             for group in plan.groups:
                 rows = sum(self._tensors.shape(weight)[0] for weight in group.weights)
                 k = self._tensors.shape(group.weights[0])[1]
                 moments += 4 * k * k
                 # Rounding holds the weight some six times; a factor takes four matrices of K x K.
                 factor = 16 * k * k if "gptq" in self.method else 0
-                work = max(work, 24 * rows * k + factor)
+                work.append(24 * rows * k + factor)
             for name in plan.others:
                 if ".experts." not in name:
                     moments += 4 * self._tensors.shape(f"{name}.weight")[1] ** 2
             run = weights * (stored + 4)
             uses_text = self._text is not None
             has_moments = uses_text and self._rounding().has_moments
-            total = layer + (moments if has_moments else 0) + max(work, run if uses_text else 0)
-            most = max(most, total)
+            at_once = sum(sorted(work)[-self._options.threads() :])
+            total = layer + (moments if has_moments else 0)
+            most = max(most, total + max(at_once, run if uses_text else 0))
+        most += most // 4  # pages of files, and what allocators keep; measured up to a seventh
         most += _BLAS_BYTES * (self._options.threads() + 1)
         if self._text is not None:
             hidden = int(self._config["hidden_size"])
