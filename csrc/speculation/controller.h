@@ -43,9 +43,6 @@ class SpeculationController {
   void note_draft(int32_t num_tokens, double elapsed_us);
   void note_outcome(DraftHistory& sequence, int32_t num_drafted, int32_t num_accepted, bool is_cut);
 
-  const Acceptance& acceptance() const { return all_; }  // of all sequences
-  int64_t num_plans() const { return num_plans_; }
-
  private:
   struct Row {
     size_t sequence = 0;

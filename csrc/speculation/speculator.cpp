@@ -160,15 +160,18 @@ void Speculator::note_outcomes(std::span<const DraftOutcome> outcomes) {
     if (found == kept_.end()) continue;
     DraftHistory& kept = found->second[static_cast<size_t>(outcome.sample_index)];
     controller_.note_outcome(kept, outcome.num_drafted, outcome.num_accepted, outcome.is_cut);
+    look_for_mismatch(outcome);
   }
-  if (!outcomes.empty()) look_for_mismatch();
 }
 
-void Speculator::look_for_mismatch() {
+// Over many steps: a single text may be hard to guess.
+void Speculator::look_for_mismatch(const DraftOutcome& outcome) {
   if (has_told_mismatch_ || !kind_.needs_model) return;
-  const Acceptance& all = controller_.acceptance();
-  if (all.num_tries() < kMismatchTries) return;
-  const double rate = all.rate(0, nullptr, 0);
+  if (outcome.num_accepted > 0) ++num_first_right_;
+  if (++num_first_guesses_ < kMismatchTries) return;
+  const double rate =
+      static_cast<double>(num_first_right_) / static_cast<double>(num_first_guesses_);
+  num_first_guesses_ = num_first_right_ = 0;
   if (rate >= kMismatch) return;
   has_told_mismatch_ = true;
   notice_ = concat("speculative_config: of the first tokens that ", kind_.name, " guessed only ",

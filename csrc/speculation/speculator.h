@@ -63,7 +63,7 @@ class Speculator {
   DraftTask task_of(const Candidate& candidate, int32_t max_tokens) const;
   void draft(int64_t num_rows);
   void call_drafter();
-  void look_for_mismatch();
+  void look_for_mismatch(const DraftOutcome& outcome);
 
   const SpeculationConfig config_;
   const int64_t max_model_len_;
@@ -74,6 +74,8 @@ class Speculator {
   std::unordered_map<RequestId, std::vector<DraftHistory>> kept_;  // by sample
   bool has_failed_ = false;
   bool has_told_mismatch_ = false;
+  int64_t num_first_guesses_ = 0;  // since it was last looked at
+  int64_t num_first_right_ = 0;    // of them
   std::string notice_;
   // Of the call under way.
   std::vector<Candidate> candidates_;
