@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from attention_cases import attention_cases, cache_cases, latent_cases, prepare_cases
 from core_testing import testing
+from expert_cases import expert_cases, router_cases
 from linear_cases import (
     block_cases,
     format_cases,
@@ -45,6 +46,8 @@ GROUPS = {
     "formats": format_cases,
     "fused": fused_cases,
     "layers": layer_cases,
+    "experts": expert_cases,
+    "routers": router_cases,
     "attention": attention_cases,
     "latent": latent_cases,
     "cache": cache_cases,

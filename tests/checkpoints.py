@@ -50,7 +50,28 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "sliding_window": 20,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "dots1": {
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 6,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "n_group": 3,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.7,
+        "sliding_window": None,
+    },
     "ernie4_5": {"head_dim": 16, "use_bias": True},
+    "ernie4_5_moe": {
+        "moe_intermediate_size": 32,
+        "moe_num_experts": 5,
+        "moe_k": 2,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "use_bias": False,
+        "moe_norm_min": 0.9,
+    },
     "exaone4": {
         "sliding_window": 20,
         "layer_types": ["sliding_attention", "full_attention"],
@@ -72,6 +93,20 @@ _FAMILY: dict[str, dict[str, Any]] = {
     },
     "glm": {"head_dim": 16, "hidden_size": 64},
     "glm4": {"head_dim": 16},
+    "glm4_moe": {
+        "head_dim": 16,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.7,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "num_nextn_predict_layers": 0,
+    },
     "gpt2": {},
     "gpt_bigcode": {},
     "gptj": {"rotary_dim": 6},
@@ -88,11 +123,47 @@ _FAMILY: dict[str, dict[str, Any]] = {
             "partial_rotary_factor": 0.5,
         },
     },
+    "gpt_oss": {
+        "head_dim": 16,
+        "intermediate_size": 32,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 3,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+        },
+    },
     "granite": {
         "embedding_multiplier": 3.0,
         "attention_multiplier": 0.2,
         "residual_multiplier": 0.4,
         "logits_scaling": 1.5,
+    },
+    "granitemoe": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 1.5,
+        "intermediate_size": 32,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 3,
+    },
+    "granitemoeshared": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 1.5,
+        "intermediate_size": 32,
+        "shared_intermediate_size": 64,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 3,
     },
     "helium": {"head_dim": 12},
     "hunyuan_v1_dense": {
@@ -104,8 +175,29 @@ _FAMILY: dict[str, dict[str, Any]] = {
             "factor": 1.0,
         },
     },
+    "hunyuan_v1_moe": {
+        "head_dim": 16,
+        "num_experts": 5,
+        "moe_topk": 3,
+        "rope_parameters": {
+            "rope_type": "dynamic",
+            "rope_theta": 10000.0,
+            "alpha": 50.0,
+            "factor": 1.0,
+        },
+    },
     "llama": {},
     "minicpm3": {**_LATENT, "scale_emb": 3.0, "scale_depth": 0.8, "dim_model_base": 32},
+    "minimax_m2": {
+        "head_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
     "ministral": {
         "head_dim": 12,
         "sliding_window": 20,
@@ -124,6 +216,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
         },
     },
     "mistral": {"sliding_window": None},
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "nemotron": {
         "norm_eps": 1e-4,
         "rope_parameters": {
@@ -147,6 +240,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
     },
+    "olmoe": {"num_experts": 5, "num_experts_per_tok": 3},
     "opt": {},
     "persimmon": {
         **_LAYER_NORM,
@@ -165,8 +259,31 @@ _FAMILY: dict[str, dict[str, Any]] = {
         },
     },
     "phi3": {},
+    "phimoe": {
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "router_jitter_noise": 0.02,
+        "rms_norm_eps": 1e-4,
+        "attention_bias": True,
+        "lm_head_bias": True,
+    },
     "qwen2": {},
+    "qwen2_moe": {
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "mlp_only_layers": [0],
+    },
     "qwen3": {"head_dim": 16},
+    "qwen3_moe": {
+        "head_dim": 16,
+        "moe_intermediate_size": 32,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
     "seed_oss": {"head_dim": 16, "attention_out_bias": True},
     "smollm3": {"no_rope_layers": [1, 0]},
     "stablelm": {
@@ -192,6 +309,9 @@ _FAMILY: dict[str, dict[str, Any]] = {
     },
 }
 FAMILIES = tuple(_FAMILY)
+# Of these a rounded activation now and then chooses another expert with as large a weight, and what
+# comes of it is another token's: their rows are compared by the median.
+ROUTERS_THAT_FLIP = ("dots1", "glm4_moe", "minimax_m2", "phimoe")
 # What a family's config may say and is refused: family, field, its value, what is supported.
 REFUSED: tuple[tuple[str, str, Any, Any], ...] = (
     ("gpt2", "scale_attn_by_inverse_layer_idx", True, False),
@@ -322,6 +442,9 @@ def make_checkpoint(
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(_scaled(model, name, noise))
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator))
     model = model.eval().to(getattr(torch, dtype))
     model.config.dtype = getattr(torch, dtype)
     options = {"max_shard_size": max_shard_size} if max_shard_size else {}
@@ -330,11 +453,19 @@ def make_checkpoint(
     return model
 
 
+# Of what a router of experts is called.
+_ROUTERS = ("mlp.gate.weight", ".router.weight", ".gate.wg.weight")
+# Families whose experts are stored [experts, in, out].
+_EXPERTS_OF_COLUMNS = ("gpt_oss", "llama4_text", "qwen3_vl_moe_text")
+
+
 def _scaled(model: Any, name: str, noise: Any) -> Any:
     """Weights that keep activations near 1, norms near 1 but not at it, logits well apart."""
     family = model.config.model_type
     if name.endswith("bias"):
         return 0.3 * noise
+    if name.endswith("sinks"):
+        return 2 * noise
     if noise.ndim == 1 or "norm" in name:
         is_minus_one = family.startswith(("gemma", "nemotron"))
         return (0 if is_minus_one else 1) + 0.2 * noise
@@ -343,6 +474,10 @@ def _scaled(model: Any, name: str, noise: Any) -> Any:
         # Gemma multiplies by the square root of the width.
         return noise / (noise.shape[1] ** 0.5 if family.startswith("gemma") else 1)
     gain = 3.0 if name.startswith(("lm_head", "embed_out")) else 1.0
+    if name.endswith(_ROUTERS):
+        gain = 8.0  # or rounding to bfloat16 would choose other experts
+    if noise.ndim == 3 and family not in _EXPERTS_OF_COLUMNS:
+        return noise / noise.shape[2] ** 0.5
     return gain * noise / noise.shape[0 if family == "gpt2" else 1] ** 0.5
 
 

@@ -24,7 +24,9 @@ ARCHITECTURES = {
     "arcee": "arcee",
     "cohere": "command-r",
     "cohere2": "cohere2",
+    "dots1": "dots1",
     "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
     "exaone4": "exaone4",
     "falcon": "falcon",
     "gemma": "gemma",
@@ -32,29 +34,40 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "glm": "chatglm",
     "glm4": "glm4",
+    "glm4_moe": "glm4moe",
     "gpt2": "gpt2",
     "gpt_bigcode": "starcoder",
     "gpt_neox": "gptneox",
+    "gpt_oss": "gpt-oss",
     "granite": "granite",
+    "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe",
     "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
     "llama": "llama",
     "minicpm3": "minicpm3",
+    "minimax_m2": "minimax-m2",
     "ministral3": "mistral3",
     "mistral": "llama",
+    "mixtral": "llama",
     "nemotron": "nemotron",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
+    "olmoe": "olmoe",
     "phi": "phi2",
     "phi3": "phi3",
+    "phimoe": "phimoe",
     "qwen2": "qwen2",
+    "qwen2_moe": "qwen2moe",
     "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
 }
 # What the files cannot say, because the converter knows it of the published models: tied heads, by
-# what queries are scaled, which layers have a window or no rotary embedding.
+# what queries are scaled, which layers have a window, no rotary embedding or no experts.
 OVERRIDES: dict[str, dict[str, Any]] = {
     "cohere": {"tie_word_embeddings": True},
     "cohere2": {
@@ -82,10 +95,29 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "scale_depth": 1.4,
         "dim_model_base": 256,
     },
+    "ernie4_5_moe": {"moe_norm_min": 1e-12},
+    "phimoe": {"router_jitter_noise": 0.01},
+    "qwen2_moe": {"mlp_only_layers": []},
+    "qwen3_moe": {"mlp_only_layers": []},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
 }
+# What the family's config calls the numbers of experts, beside the spellings that most have.
+_EXPERTS = {
+    "expert_count": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "expert_used_count": ("num_experts_per_tok", "moe_k", "moe_topk"),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size",
+        "shared_intermediate_size",
+    ),
+    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
+    "interleave_moe_layer_step": ("moe_layer_interval",),
+}
 _HEADS = ("num_attention_heads", "n_head")
-_PAIRED = ("arcee", "llama", "granite", "mistral3", "smollm3")
+_PAIRED = ("arcee", "llama", "granite", "granitemoe", "mistral3", "smollm3")
 # What the converter writes of config.json beside what it writes for all.
 _NUMBERS = {
     "attention_multiplier": "attention.scale",
@@ -106,12 +138,17 @@ def as_f32(name: str, array: np.ndarray) -> tuple[np.ndarray, None]:
     return array.astype(np.float32), None
 
 
+def _is_vector(array: np.ndarray) -> bool:
+    """Also of those that have a dimension of one row."""
+    return array.ndim == 1 or array.shape[0] == 1
+
+
 def quantized(kind: str) -> Quantize:
     """Matrices in the format of that name, vectors in F32."""
     qtype = gguf.GGMLQuantizationType[kind]
 
     def quantize(name: str, array: np.ndarray) -> tuple[np.ndarray, Any]:
-        if array.ndim == 1:
+        if _is_vector(array):
             return array.astype(np.float32), None
         return gguf.quants.quantize(array.astype(np.float32), qtype), qtype
 
@@ -167,9 +204,10 @@ def in_format(kind: str) -> Quantize:
         return quantized(kind)
 
     def quantize(name: str, array: np.ndarray) -> tuple[np.ndarray, Any]:
-        if array.ndim == 1:
+        if _is_vector(array):
             return array.astype(np.float32), None
-        return random_blocks(kind, *array.shape), gguf.GGMLQuantizationType[kind]
+        blocks = random_blocks(kind, array.size // array.shape[-1], array.shape[-1])
+        return blocks.reshape(*array.shape[:-1], -1), gguf.GGMLQuantizationType[kind]
 
     return quantize
 
@@ -192,11 +230,14 @@ def write_gguf(
     if extra is not None:
         extra(writer)
     names = gguf.get_tensor_name_map(
-        gguf.MODEL_ARCH[arch.upper().replace("-", "_")],
+        next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch),
         _field(config, "num_hidden_layers", "n_layer"),
     )
     for name, array in _stacked(load_file(checkpoint / "model.safetensors")).items():
-        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        gguf_name = names.get_name(
+            name.replace("e_score_correction_bias", "e_score_correction.bias"),
+            try_suffixes=(".weight", ".bias"),
+        )
         assert gguf_name is not None, name
         data, raw_dtype = quantize(name, _converted(name, array, config, arch))
         writer.add_tensor(gguf_name, data, raw_dtype=raw_dtype)
@@ -244,11 +285,12 @@ def _add_hyper_parameters(writer: gguf.GGUFWriter, config: dict[str, Any], arch:
         if config.get(field) is not None:
             writer.add_float32(f"{arch}.{key}", config[field])
     _add_rope_scaling(writer, rope, arch)
+    _add_experts(writer, config, arch)
     if "use_parallel_residual" in config:
         writer.add_parallel_residual(config["use_parallel_residual"])
     family, window = config["model_type"], config.get("sliding_window")
     has_pattern = family in ("gemma3_text", "olmo3") or (family == "exaone4" and window)
-    if has_pattern or family in ("cohere2", "gemma2", "phi3"):
+    if has_pattern or family in ("cohere2", "gemma2", "gpt_oss", "phi3"):
         writer.add_sliding_window(window or 0)
     if has_pattern:
         is_sliding = [t == "sliding_attention" for t in config["layer_types"]]
@@ -271,6 +313,20 @@ def _add_latent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_dimension_count(config["qk_rope_head_dim"])
 
 
+def _add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any], arch: str) -> None:
+    if not any(spelling in config for spelling in _EXPERTS["expert_used_count"]):
+        return
+    for key, spellings in _EXPERTS.items():
+        found = next((config[s] for s in spellings if config.get(s) is not None), None)
+        if found is not None:
+            writer.add_uint32(f"{arch}.{key}", found)
+    # The converter says it of families whose config does; llama.cpp knows the others.
+    if "norm_topk_prob" in config and arch in ("dots1", "glm4moe"):
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+    if "routed_scaling_factor" in config:
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+
+
 def _add_rope_scaling(writer: gguf.GGUFWriter, rope: Mapping[str, Any], arch: str) -> None:
     if rope.get("rope_type") != "yarn":
         return
@@ -283,19 +339,51 @@ def _add_rope_scaling(writer: gguf.GGUFWriter, rope: Mapping[str, Any], arch: st
 
 
 def _stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Norms that each head has a tensor of, in one."""
+    """Norms that each head has a tensor of, and matrices that each expert has, in one. What is of
+    the gate and of what it is multiplied with, apart."""
     out: dict[str, np.ndarray] = {}
+    tensors = _split_input_linear(tensors)
     for name in sorted(tensors, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]):
-        whole = re.sub(r"\.norms\.\d+\.", ".", name)
+        whole = re.sub(r"\.(norms|experts)\.\d+\.", r".\1.", name).replace(".norms.", ".")
         array = tensors[name] if whole == name else tensors[name][None]
         out[whole] = np.concatenate([out[whole], array]) if whole in out else array
     return out
+
+
+def _split_input_linear(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    out: dict[str, np.ndarray] = {}
+    for name, array in tensors.items():
+        if ".mlp.experts." in name and "_proj." not in name:  # gpt-oss: [experts, in, out]
+            out |= _split_columns(name, array)
+            continue
+        if not name.endswith("input_linear.weight"):
+            out[name] = array
+            continue
+        layer = name.split(".")[2]
+        kind = "shared_experts.{}_proj" if "shared_mlp" in name else "experts.{}_proj"
+        for part, half in zip(("gate", "up"), np.split(array, 2, axis=-2), strict=True):
+            out[f"model.layers.{layer}.mlp.{kind.format(part)}.weight"] = half
+    return out
+
+
+def _split_columns(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    stem, _, part = name.rpartition(".")
+    kind = "bias" if part.endswith("_bias") else "weight"
+    whole = array if kind == "bias" else np.ascontiguousarray(array.swapaxes(1, 2))
+    if part.startswith("down"):
+        return {f"{stem}.down_proj.{kind}": whole}
+    return {
+        f"{stem}.{each}_proj.{kind}": np.ascontiguousarray(whole[:, i::2])
+        for i, each in enumerate(("gate", "up"))
+    }
 
 
 def _converted(name: str, array: np.ndarray, config: dict[str, Any], arch: str) -> np.ndarray:
     """The rows of a head of q and k go from halves to rotary pairs where llama.cpp wants that,
     the norms of Gemma and Nemotron multiply by what is stored, not by one more, linear weights are
     [out, in], and a fused qkv has all queries, then all keys, then all values."""
+    if name.endswith(("shared_expert_gate.weight", "e_score_correction_bias")):
+        return array.reshape(-1)
     if arch == "gpt2" and array.ndim == 2 and ".h." in name:
         return np.ascontiguousarray(array.T)
     if ".query_key_value." in name:

@@ -107,6 +107,12 @@ Activation parse_activation(const std::string& name) {
   throw InvalidArgument(concat("activation: unknown name \"", name, "\""));
 }
 
+RouterScore parse_router_score(const std::string& name) {
+  for (size_t i = 0; i < std::size(kRouterScores); ++i)
+    if (kRouterScores[i] == name) return static_cast<RouterScore>(i);
+  throw InvalidArgument(concat("score: unknown name \"", name, "\""));
+}
+
 KeyLayout parse_key_layout(const std::string& name) {
   if (name == "rows") return KeyLayout::kRows;
   if (name == "panels") return KeyLayout::kPanels;

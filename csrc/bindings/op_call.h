@@ -24,6 +24,7 @@ namespace llmserve {
 // Throws InvalidArgument for a name that the table has not.
 Activation parse_activation(const std::string& name);
 KeyLayout parse_key_layout(const std::string& name);
+RouterScore parse_router_score(const std::string& name);
 
 namespace op_call {
 
@@ -41,6 +42,9 @@ constexpr bool is_result(FieldRole role) {
 
 inline pybind11::object to_python(KeyLayout layout) {
   return pybind11::str(layout == KeyLayout::kPanels ? "panels" : "rows");
+}
+inline pybind11::object to_python(RouterScore score) {
+  return pybind11::str(std::string(kRouterScores[static_cast<size_t>(score)]));
 }
 template <class T>
 pybind11::object to_python(const T& number) {
@@ -86,6 +90,8 @@ void set(T& field, Operands& operands, const char* name, const pybind11::object&
     field = parse_activation(cast<std::string>(name, given));
   else if constexpr (std::is_same_v<T, KeyLayout>)
     field = parse_key_layout(cast<std::string>(name, given));
+  else if constexpr (std::is_same_v<T, RouterScore>)
+    field = parse_router_score(cast<std::string>(name, given));
   else if constexpr (std::is_arithmetic_v<T>)
     field = cast<T>(name, given);
   else  // a span

@@ -97,6 +97,14 @@ inline constexpr auto kNormNumbers = std::tuple_cat(
     number("eps", &NormNumbers::eps), number("weight_offset", &NormNumbers::weight_offset),
     number("scale", &NormNumbers::scale));
 
+inline constexpr auto kRouterNumbers = std::tuple_cat(
+    number("score", &RouterNumbers::score), number("num_groups", &RouterNumbers::num_groups),
+    number("top_groups", &RouterNumbers::top_groups),
+    number("group_top", &RouterNumbers::group_top),
+    number("normalises", &RouterNumbers::normalises),
+    number("sum_floor", &RouterNumbers::sum_floor), number("sum_eps", &RouterNumbers::sum_eps),
+    number("scale", &RouterNumbers::scale), number("jitter", &RouterNumbers::jitter));
+
 }  // namespace op_fields
 
 template <class Args>
@@ -160,10 +168,29 @@ inline constexpr auto kOpFields<GroupedLinearArgs> =
     std::tuple_cat(op_fields::input("x", &GroupedLinearArgs::x),
                    op_fields::input("weights", &GroupedLinearArgs::weights),
                    op_fields::input("weight_ids", &GroupedLinearArgs::weight_ids),
-                   op_fields::input("x_rows", &GroupedLinearArgs::x_rows),
+                   op_fields::optional("bias", &GroupedLinearArgs::bias),
                    op_fields::result("out", &GroupedLinearArgs::out));
 inline std::vector<int64_t> result_shape(const GroupedLinearArgs& args) {
-  return {std::ssize(args.weight_ids), args.weights.empty() ? 0 : args.weights[0]->out_features};
+  return {args.weight_ids.shape[0], args.weights.empty() ? 0 : args.weights[0]->out_features};
+}
+
+template <>
+inline constexpr auto kOpFields<RouteExpertsArgs> =
+    std::tuple_cat(op_fields::input("logits", &RouteExpertsArgs::logits),
+                   op_fields::updated("ids", &RouteExpertsArgs::ids),
+                   op_fields::updated("weights", &RouteExpertsArgs::weights),
+                   op_fields::optional("choice_bias", &RouteExpertsArgs::choice_bias),
+                   op_fields::optional("expert_scales", &RouteExpertsArgs::expert_scales),
+                   op_fields::numbers(&RouteExpertsArgs::numbers, op_fields::kRouterNumbers));
+
+template <>
+inline constexpr auto kOpFields<CombineExpertsArgs> =
+    std::tuple_cat(op_fields::input("x", &CombineExpertsArgs::x),
+                   op_fields::input("weights", &CombineExpertsArgs::weights),
+                   op_fields::result("out", &CombineExpertsArgs::out),
+                   op_fields::number("accumulate", &CombineExpertsArgs::accumulate));
+inline std::vector<int64_t> result_shape(const CombineExpertsArgs& args) {
+  return {args.weights.shape[0], args.x.shape[1]};
 }
 
 template <>

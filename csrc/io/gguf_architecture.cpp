@@ -29,6 +29,16 @@ constexpr RenamingRow kSharedNames[] = {
     {"blk.{}.ffn_gate", "model.layers.{}.mlp.gate_proj"},
     {"blk.{}.ffn_up", "model.layers.{}.mlp.up_proj"},
     {"blk.{}.ffn_down", "model.layers.{}.mlp.down_proj"},
+    {"blk.{}.attn_sinks", "model.layers.{}.self_attn.sinks"},
+    {"blk.{}.ffn_gate_inp", "model.layers.{}.mlp.gate"},
+    {"blk.{}.exp_probs_b", "model.layers.{}.mlp.gate.choice"},
+    {"blk.{}.ffn_gate_exps", "model.layers.{}.mlp.experts.gate_proj"},
+    {"blk.{}.ffn_up_exps", "model.layers.{}.mlp.experts.up_proj"},
+    {"blk.{}.ffn_down_exps", "model.layers.{}.mlp.experts.down_proj"},
+    {"blk.{}.ffn_gate_shexp", "model.layers.{}.mlp.shared_experts.gate_proj"},
+    {"blk.{}.ffn_up_shexp", "model.layers.{}.mlp.shared_experts.up_proj"},
+    {"blk.{}.ffn_down_shexp", "model.layers.{}.mlp.shared_experts.down_proj"},
+    {"blk.{}.ffn_gate_inp_shexp", "model.layers.{}.mlp.shared_expert_gate"},
 };
 
 void configure_llama(GgufConfig& config) {
@@ -99,6 +109,46 @@ void configure_granite(GgufConfig& config) {
   config.copy_number("embedding_scale", "embedding_multiplier");
   config.copy_number("residual_scale", "residual_multiplier");
   config.copy_number("logit_scale", "logits_scaling");
+}
+
+void configure_granite_moe(GgufConfig& config) {
+  configure_granite(config);
+  if (config.find("expert_shared_feed_forward_length"))
+    config.set("architectures", {JsonValue::Array{{std::string("GraniteMoeSharedForCausalLM")}}});
+}
+
+void configure_mixtral(GgufConfig& config) {
+  if (config.has_tensor("blk.0.attn_q.bias"))
+    throw NotSupported(concat(config.file().file()->path().string(),
+                              ": biases on q, k and v beside experts are not supported for the "
+                              "architecture llama"));
+}
+
+// As llama.cpp has it: the files do not say that weights are divided by their sum.
+void configure_qwen3_moe(GgufConfig& config) {
+  set_attention_bias(config);
+  if (!config.find("expert_weights_norm")) config.set("norm_topk_prob", {true});
+}
+
+void configure_qwen2_moe(GgufConfig& config) {
+  config.set("qkv_bias", {config.has_tensor("blk.0.attn_q.bias")});
+}
+
+void configure_gpt_oss(GgufConfig& config) {
+  set_attention_bias(config);
+  copy_windows(config);
+}
+
+void configure_glm4_moe(GgufConfig& config) {
+  set_attention_bias(config);
+  config.set("use_qk_norm", {config.has_tensor("blk.0.attn_q_norm.weight")});
+}
+
+void configure_phimoe(GgufConfig& config) {
+  config.set("attention_bias", {config.has_tensor("blk.0.attn_q.bias")});
+  config.set("lm_head_bias", {config.has_tensor("output.bias")});
+  const GgufValue* eps = config.find("attention.layer_norm_epsilon");
+  if (eps) config.set("rms_norm_eps", {config.file().number(*eps)});
 }
 
 void configure_cohere(GgufConfig& config) {
@@ -207,9 +257,6 @@ constexpr RenamingRow kLatentNames[] = {
     {"blk.{}.attn_k_b", "model.layers.{}.self_attn.k_b_proj"},
     {"blk.{}.attn_v_b", "model.layers.{}.self_attn.v_b_proj"},
 };
-constexpr RenamingRow kSeedOssNames[] = {
-    {"blk.{}.post_attention_norm", "model.layers.{}.post_attention_layernorm"},
-};
 constexpr RenamingRow kStarcoder2Names[] = {
     {"blk.{}.ffn_up", "model.layers.{}.mlp.c_fc"},
     {"blk.{}.ffn_down", "model.layers.{}.mlp.c_proj"},
@@ -260,7 +307,17 @@ constexpr RenamingRow kPhi3Names[] = {
     {"blk.{}.ffn_up", "model.layers.{}.mlp.gate_up_proj"},
 };
 
+constexpr RenamingRow kPostAttentionNormNames[] = {
+    {"blk.{}.post_attention_norm", "model.layers.{}.post_attention_layernorm"},
+};
+
 constexpr std::array kArchitectures{
+    GgufArchitecture{.name = "llama",
+                     .if_tensor = "blk.0.ffn_gate_inp.weight",
+                     .model_class = "MixtralForCausalLM",
+                     .has_paired_rows = true,
+                     .has_experts = true,
+                     .configure = &configure_mixtral},
     GgufArchitecture{.name = "llama",
                      .model_class = "LlamaForCausalLM",
                      .has_paired_rows = true,
@@ -322,7 +379,7 @@ constexpr std::array kArchitectures{
                      .configure = &set_attention_bias},
     GgufArchitecture{.name = "seed_oss",
                      .model_class = "SeedOssForCausalLM",
-                     .names = kSeedOssNames,
+                     .names = kPostAttentionNormNames,
                      .configure = &configure_seed_oss},
     GgufArchitecture{.name = "starcoder2",
                      .model_class = "Starcoder2ForCausalLM",
@@ -361,6 +418,49 @@ constexpr std::array kArchitectures{
                      .model_class = "StableLmForCausalLM",
                      .names = kStableLmNames,
                      .configure = &configure_stablelm},
+    GgufArchitecture{.name = "qwen2moe",
+                     .model_class = "Qwen2MoeForCausalLM",
+                     .has_experts = true,
+                     .configure = &configure_qwen2_moe},
+    GgufArchitecture{.name = "qwen3moe",
+                     .model_class = "Qwen3MoeForCausalLM",
+                     .has_experts = true,
+                     .configure = &configure_qwen3_moe},
+    GgufArchitecture{.name = "olmoe", .model_class = "OlmoeForCausalLM", .has_experts = true},
+    GgufArchitecture{.name = "granitemoe",
+                     .model_class = "GraniteMoeForCausalLM",
+                     .has_paired_rows = true,
+                     .has_experts = true,
+                     .configure = &configure_granite_moe},
+    GgufArchitecture{.name = "phimoe",
+                     .model_class = "PhimoeForCausalLM",
+                     .has_experts = true,
+                     .configure = &configure_phimoe},
+    GgufArchitecture{.name = "glm4moe",
+                     .model_class = "Glm4MoeForCausalLM",
+                     .names = kPostAttentionNormNames,
+                     .has_experts = true,
+                     .configure = &configure_glm4_moe},
+    GgufArchitecture{
+        .name = "minimax-m2", .model_class = "MiniMaxM2ForCausalLM", .has_experts = true},
+    GgufArchitecture{.name = "ernie4_5-moe",
+                     .model_class = "Ernie4_5_MoeForCausalLM",
+                     .has_experts = true,
+                     .configure = &set_use_bias},
+    GgufArchitecture{.name = "hunyuan-moe",
+                     .model_class = "HunYuanMoEV1ForCausalLM",
+                     .names = kHunyuanNames,
+                     .has_experts = true,
+                     .configure = &set_attention_bias},
+    GgufArchitecture{.name = "gpt-oss",
+                     .model_class = "GptOssForCausalLM",
+                     .names = kPostAttentionNormNames,
+                     .has_experts = true,
+                     .configure = &configure_gpt_oss},
+    GgufArchitecture{.name = "dots1",
+                     .model_class = "Dots1ForCausalLM",
+                     .has_experts = true,
+                     .configure = &set_attention_bias},
 };
 
 }  // namespace

@@ -53,7 +53,8 @@ struct GgufArchitecture {
   // llama.cpp rotates neighbouring elements of a head and the converter brought the rows of q and k
   // into that order.
   bool has_paired_rows = false;
-  float norm_added = 0.0f;  // to every norm's weight, by the converter
+  float norm_added = 0.0f;   // to every norm's weight, by the converter
+  bool has_experts = false;  // files of experts are of models that are known
   // Fields beside those that all have; may be null.
   void (*configure)(GgufConfig& config) = nullptr;
 };
@@ -64,6 +65,10 @@ const GgufArchitecture& find_gguf_architecture(const GgufFile& file);
 
 // The model's name of a tensor, empty for one that no model asks for.
 std::string model_tensor_name(const GgufArchitecture& architecture, std::string_view gguf_name);
+
+// What the metadata says of experts, in the spellings of all families. Throws NotSupported for
+// experts of an architecture that has none here.
+void add_experts(GgufConfig& config, const GgufArchitecture& architecture);
 
 // The fields of config.json that the file implies. Throws CorruptFile, NotSupported.
 JsonDocument make_config(const GgufFile& file, const GgufArchitecture& architecture);

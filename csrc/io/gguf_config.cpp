@@ -21,9 +21,6 @@ JsonValue text(std::string_view value) { return {std::string(value)}; }
 
 // What would change every token, and no layer here knows.
 void refuse_unknown_layers(const GgufConfig& config) {
-  const GgufValue* experts = config.find("expert_count");
-  if (experts && config.file().integer(*experts) > 0)
-    refuse(config, *experts, "mixtures of experts are not supported");
   const GgufValue* causal = config.find("attention.causal");
   if (causal && !config.file().boolean(*causal))
     refuse(config, *causal, "attention to later tokens is not supported");
@@ -258,6 +255,7 @@ JsonDocument make_config(const GgufFile& file, const GgufArchitecture& architect
   add_head_dim(config);
   add_rope(config);
   add_token_ids(config);
+  add_experts(config, architecture);
   if (architecture.configure) architecture.configure(config);
   return std::move(config).finish();
 }

@@ -16,6 +16,16 @@ namespace llmserve {
 
 class DeviceSteps;
 
+// The largest products of rows with weights of their own (grouped_linear) that a model asks for.
+struct GroupedShape {
+  int64_t max_tokens = 0;        // at a time
+  int64_t rows_per_token = 0;    // k; 0: there are none
+  int64_t num_weights = 0;       // X
+  int64_t in_features = 0;       // K
+  int64_t activation_bytes = 0;  // as of StepShape
+  int64_t out_features = 0;      // N, of those that are not within fused_experts
+};
+
 // The largest step that a model will ask for, as far as a backend's own working memory goes.
 struct StepShape {
   int64_t max_tokens = 0;       // T: rows of a linear
@@ -34,6 +44,7 @@ struct StepShape {
   int64_t max_context = 0;     // tokens of one, in whole blocks
   int64_t max_logit_rows = 0;  // whose logits are computed together
   int64_t block_bytes = 0;     // of all integers of a step, where they lie in one block
+  GroupedShape grouped;
 };
 
 class Backend {

@@ -46,6 +46,19 @@ void check_links(const FusedMlpArgs& args) {
     throw InvalidArgument("fused_mlp.down.x: expected the gate's out");
 }
 
+void check_links(const FusedExpertsArgs& args) {
+  if (!is_same(args.gate.gate_up, args.up.out))
+    throw InvalidArgument("fused_experts.gate.gate_up: expected up's out");
+  if (!is_same(args.down.x, args.gate.out))
+    throw InvalidArgument("fused_experts.down.x: expected the gate's out");
+  if (!is_same(args.down.weight_ids, args.up.weight_ids) ||
+      args.down.weights.size() != args.up.weights.size())
+    throw InvalidArgument("fused_experts.down.weight_ids: expected those of up");
+  if (!is_same(args.combine.x, args.down.out) || !args.down.out.is_contiguous() ||
+      !args.up.out.is_contiguous())
+    throw InvalidArgument("fused_experts.combine.x: expected down's out, contiguous as up's");
+}
+
 void check_links(const FusedAttentionArgs& args) {
   const Tensor& attended = args.attention.out;
   const ConstTensor& x = args.output.x;
@@ -74,6 +87,14 @@ void validate(const FusedMlpArgs& args) {
   check_links(args);
   validate(args.up);
   validate(args.down);
+}
+
+void validate(const FusedExpertsArgs& args) {
+  check_links(args);
+  validate(args.up);
+  validate(args.gate);
+  validate(args.down);
+  validate(args.combine);
 }
 
 void validate(const FusedAttentionArgs& args) {
@@ -107,6 +128,13 @@ void Backend::do_fused_linear(const FusedLinearArgs& args) {
 void Backend::do_fused_mlp(const FusedMlpArgs& args) {
   do_fused_linear(args.up);
   do_linear(args.down);
+}
+
+void Backend::do_fused_experts(const FusedExpertsArgs& args) {
+  do_grouped_linear(args.up);
+  do_gated_activation(args.gate);
+  do_grouped_linear(args.down);
+  do_combine_experts(args.combine);
 }
 
 void Backend::do_fused_attention(const FusedAttentionArgs& args) {

@@ -115,6 +115,15 @@ LinearWeight Backend::pack_quantized(const LinearFormat& format, int64_t, int64_
                             "'; use device='cpu', or no quantization"));
 }
 
+void check_weight_ids(const GroupedLinearArgs& args) {
+  const auto* ids = args.weight_ids.as<int32_t>();
+  for (int64_t r = 0; r < args.weight_ids.shape[0]; ++r) {
+    if (ids[r] >= std::ssize(args.weights))
+      throw InvalidArgument(concat("grouped_linear.weight_ids: expected ids below ",
+                                   args.weights.size(), ", got ", ids[r], " at ", r));
+  }
+}
+
 int64_t check_linear_parts(std::span<const ConstTensor> parts, DType dtype) {
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     throw InvalidArgument(

@@ -37,6 +37,13 @@ auto* row_of(const BasicTensor<Void>& x, int64_t i) {
   return x.template as<float>() + i / num_heads * x.strides[0] + i % num_heads * x.strides[1];
 }
 
+// Throws InvalidArgument, naming the entry, for an id that is no weight's.
+void check_weight_ids(const GroupedLinearArgs& args);
+// [N], of a weight of a grouped_linear that has biases.
+inline ConstTensor bias_of_weight(const GroupedLinearArgs& args, int32_t id) {
+  return {args.bias.as<float>() + id * args.bias.strides[0], DType::kF32, {args.bias.shape[1]}};
+}
+
 // N of the parts stacked along it. Throws InvalidArgument unless the parts are contiguous [N_i, K]
 // of f32, bf16 or f16 with one K and dtype is f32 or bf16.
 int64_t check_linear_parts(std::span<const ConstTensor> parts, DType dtype);

@@ -28,4 +28,31 @@ struct NormNumbers {
   bool operator==(const NormNumbers&) const = default;
 };
 
+// What a router's scores are, and what of a chosen expert's becomes its weight.
+enum class RouterScore : uint8_t {
+  kSoftmax,          // over all experts
+  kSigmoid,          // of each
+  kSoftmaxOfChosen,  // the logit; the weights are a softmax over the chosen
+  kSigmoidOfChosen,  // the logit; the weight is its sigmoid
+  kSparsemixer,      // see RouteExpertsArgs
+};
+
+// How experts are chosen and weighed: RouteExpertsArgs (ops.h), router.inc.
+struct RouterNumbers {
+  RouterScore score = RouterScore::kSoftmax;
+  // Experts are chosen within the best `top_groups` of `num_groups` groups of equal size, by the
+  // sum of a group's `group_top` best.
+  int32_t num_groups = 1;
+  int32_t top_groups = 1;
+  int32_t group_top = 1;  // 1 or 2
+  // Weights are divided by max(their sum, sum_floor) + sum_eps.
+  bool normalises = false;
+  float sum_floor = 0.0f;
+  float sum_eps = 0.0f;
+  float scale = 1.0f;   // of the weights
+  float jitter = 0.0f;  // kSparsemixer: how far below the best, of it, an expert still counts
+
+  bool operator==(const RouterNumbers&) const = default;
+};
+
 }  // namespace llmserve

@@ -3,7 +3,7 @@
 //
 // Shape letters (docs/glossary.md): T tokens this step, B sequences, S rows sampled, H query heads,
 // K KV heads, D head dim of queries and keys, Dv of values, E model dim, F FFN dim, V vocabulary, N
-// blocks in the pool, P tokens a block, M max blocks a sequence, R any number of rows.
+// blocks in the pool, P tokens a block, M max blocks a sequence, X experts, R any number of rows.
 //
 // Unless said otherwise: tensors lie in the backend's memory and spans in the host's, activations
 // are float32, the last dimension is contiguous, an output may not overlap an input, and a row's
@@ -139,15 +139,47 @@ struct LinearArgs {
   bool accumulate = false;  // adds to what out holds (residual connections)
 };
 
-// out[r] = x[x_rows[r]] W^T with W = weights[weight_ids[r]], each row with the bits that linear
-// gives it alone: experts of a mixture, adapters of sequences. A weight that no row asks for costs
-// nothing.
+// out[r] = x[r / n] W^T (+ bias[w]) with w = weight_ids[r], W = weights[w] and R = T n, each row
+// with the bits that linear gives it alone: experts of a mixture, adapters of sequences. A weight
+// that no row asks for costs nothing. Of an id below 0, the row of out stays as it is.
 struct GroupedLinearArgs {
   ConstTensor x;                                 // [T, K]; rows may be strided
   std::span<const LinearWeight* const> weights;  // [X], alike but for their values
-  std::span<const int32_t> weight_ids;           // [R], each in [0, X)
-  std::span<const int32_t> x_rows;               // [R], each in [0, T)
-  Tensor out;                                    // [R, N]; rows may be strided
+  // [R] i32, contiguous, each below X: host backends check that, others trust route_experts.
+  ConstTensor weight_ids;
+  ConstTensor bias;  // [X, N] f32, or none
+  Tensor out;        // [R, N]; rows may be strided
+};
+
+// Of each token the k experts with the largest score s, best first, and their weights. With l the
+// router's logits, s is as RouterScore says (softmax of l, sigmoid of l, or l). An expert is chosen
+// by s + choice_bias, ties to the lower id, within the best groups (RouterNumbers), whose scores
+// are of s + choice_bias, too. Its weight w is s, without the bias, or, of kSoftmaxOfChosen and
+// kSigmoidOfChosen, a function of the chosen logits; then w / (max(sum, sum_floor) + sum_eps),
+// where they are normalised, * scale, * expert_scales[id]. Sums are in order of ids, or of slots,
+// so that all backends give the same bits.
+//
+// kSparsemixer chooses the largest of l, slot by slot. With m that largest, its weight is its
+// softmax among the experts not chosen before with (m - l) / max(|l|, m) <= 2 * jitter.
+//
+// Softmax: Shazeer et al. 2017; sigmoid, choice bias and groups: DeepSeek-AI 2024, section 2.1.2;
+// sparsemixer: Liu et al. 2024 (GRIN), section 3.
+struct RouteExpertsArgs {
+  ConstTensor logits;         // [T, X]; rows may be strided
+  ConstTensor choice_bias;    // [X], or none
+  ConstTensor expert_scales;  // [X], or none
+  RouterNumbers numbers;
+  Tensor ids;      // [T, k] i32, contiguous; k <= X
+  Tensor weights;  // [T, k], contiguous
+};
+
+// out[t] = sum_i weights[t, i] * x[t * k + i] (+ out[t], if accumulate): the product of slot 0,
+// then multiply-adds in order of slots, then the old value. A slot of weight 0 is not read.
+struct CombineExpertsArgs {
+  ConstTensor x;        // [R, E], R = T k; rows may be strided
+  ConstTensor weights;  // [T, k], contiguous
+  Tensor out;           // [T, E]; rows may be strided
+  bool accumulate = false;
 };
 
 // cos_sin[t] = (cos(a_0) … cos(a_{d/2-1}), sin(a_0) …) * scale with a_i = positions[t] *
@@ -315,6 +347,10 @@ constexpr std::string_view name(Activation activation) {
   return kActivations[static_cast<size_t>(activation)].name;
 }
 
+// Of RouterScore, in its order.
+inline constexpr std::string_view kRouterScores[] = {"softmax", "sigmoid", "softmax_of_chosen",
+                                                     "sigmoid_of_chosen", "sparsemixer"};
+
 // out[t] = activation(gate_up[t, :F]) * gate_up[t, F:], or what an activation of both makes of
 // them. Shazeer 2020, eq. 5.
 struct GatedActivationArgs {
@@ -339,6 +375,17 @@ struct FusedLinearArgs {
 struct FusedMlpArgs {
   FusedLinearArgs up;  // with a gate
   LinearArgs down;     // its x is up.gate->out
+};
+
+// A gated feed-forward layer of experts: products with a gate, those that read what that writes,
+// and the sums of what they give. The bits are those of the four ops; what lies between them
+// (up.out, gate.out, down.out) is working memory that holds anything afterwards. A row of an id
+// below 0 has weight 0.
+struct FusedExpertsArgs {
+  GroupedLinearArgs up;        // the first F rows of a weight make the gate
+  GatedActivationArgs gate;    // its gate_up is up.out
+  GroupedLinearArgs down;      // its x is gate.out, a row for each of the same ids
+  CombineExpertsArgs combine;  // its x is down.out
 };
 
 // Attention and the linear layer that reads its output, all heads of a token side by side. The bits

@@ -19,6 +19,11 @@ void check_length(std::string_view field, size_t got, int64_t expected) {
     refuse(field, concat("expected ", expected, " entries, got ", got));
 }
 
+template <class Void>
+void check_contiguous(std::string_view field, const BasicTensor<Void>& tensor) {
+  if (!tensor.is_contiguous()) refuse(field, concat("expected contiguous, got ", describe(tensor)));
+}
+
 // Every index in [begin, end).
 template <class Int>
 void check_indices(std::string_view field, std::span<const Int> indices, int64_t begin,
@@ -190,12 +195,57 @@ void validate(const GroupedLinearArgs& args) {
       refuse("grouped_linear.weights", "expected weights of one shape, dtype and format");
   }
   check_tensor("grouped_linear.x", args.x, {{"T"}, {"K", first->in_features}}, {DType::kF32});
-  const int64_t rows = std::ssize(args.weight_ids);
+  check_tensor("grouped_linear.weight_ids", args.weight_ids, {{"R"}}, {DType::kI32});
+  const int64_t rows = args.weight_ids.shape[0];
+  check_contiguous("grouped_linear.weight_ids", args.weight_ids);
+  const int64_t tokens = args.x.shape[0];
+  if (tokens == 0 ? rows != 0 : rows % tokens != 0)
+    refuse("grouped_linear.weight_ids",
+           concat("expected a multiple of the ", tokens, " rows of x, got ", rows));
   check_tensor("grouped_linear.out", args.out, {{"R", rows}, {"N", first->out_features}},
                {DType::kF32});
-  check_indices("grouped_linear.weight_ids", args.weight_ids, 0, std::ssize(args.weights));
-  check_length("grouped_linear.x_rows", args.x_rows.size(), rows);
-  check_indices("grouped_linear.x_rows", args.x_rows, 0, args.x.shape[0]);
+  if (args.bias)
+    check_tensor("grouped_linear.bias", args.bias,
+                 {{"X", std::ssize(args.weights)}, {"N", first->out_features}}, {DType::kF32});
+}
+
+void validate(const RouteExpertsArgs& args) {
+  check_tensor("route_experts.logits", args.logits, {{"T"}, {"X"}}, {DType::kF32});
+  const int64_t tokens = args.logits.shape[0];
+  const int64_t experts = args.logits.shape[1];
+  check_tensor("route_experts.ids", args.ids, {{"T", tokens}, {"k"}}, {DType::kI32});
+  const int64_t top_k = args.ids.shape[1];
+  check_tensor("route_experts.weights", args.weights, {{"T", tokens}, {"k", top_k}}, {DType::kF32});
+  check_contiguous("route_experts.ids", args.ids);
+  check_contiguous("route_experts.weights", args.weights);
+  for (const auto& [field, vector] : {std::pair("route_experts.choice_bias", args.choice_bias),
+                                      std::pair("route_experts.expert_scales", args.expert_scales)})
+    if (vector) check_tensor(field, vector, {{"X", experts}}, {DType::kF32});
+  const RouterNumbers& numbers = args.numbers;
+  check_factor("route_experts.scale", numbers.scale);
+  if (numbers.num_groups < 1 || experts % numbers.num_groups != 0)
+    refuse("route_experts.num_groups",
+           concat("expected a divisor of X=", experts, ", got ", numbers.num_groups));
+  const int64_t group = experts / numbers.num_groups;
+  if (numbers.top_groups < 1 || numbers.top_groups > numbers.num_groups)
+    refuse("route_experts.top_groups",
+           concat("expected 1 to ", numbers.num_groups, ", got ", numbers.top_groups));
+  if (numbers.group_top < 1 || numbers.group_top > 2 || numbers.group_top > group)
+    refuse("route_experts.group_top",
+           concat("expected 1 or 2 of a group of ", group, ", got ", numbers.group_top));
+  if (top_k < 1 || top_k > numbers.top_groups * group)
+    refuse("route_experts.ids",
+           concat("expected 1 to ", numbers.top_groups * group, " experts a token, got ", top_k));
+}
+
+void validate(const CombineExpertsArgs& args) {
+  check_tensor("combine_experts.weights", args.weights, {{"T"}, {"k"}}, {DType::kF32});
+  check_contiguous("combine_experts.weights", args.weights);
+  const int64_t tokens = args.weights.shape[0];
+  check_tensor("combine_experts.x", args.x, {{"R", tokens * args.weights.shape[1]}, {"E"}},
+               {DType::kF32});
+  check_tensor("combine_experts.out", args.out, {{"T", tokens}, {"E", args.x.shape[1]}},
+               {DType::kF32});
 }
 
 void validate(const RotaryTableArgs& args) {

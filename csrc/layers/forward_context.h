@@ -36,6 +36,14 @@ class LinearObserver {
   virtual void see(std::span<const std::string> weights, const ConstTensor& x) = 0;
 };
 
+// Sees which experts the tokens of a step are given.
+class RouteObserver {
+ public:
+  virtual ~RouteObserver() = default;
+  // ids [T, k] i32 of some tokens, contiguous, in the backend's memory; valid during the call.
+  virtual void see(int64_t layer_idx, const ConstTensor& ids) = 0;
+};
+
 // References to what the worker owns; made anew every step.
 struct ForwardContext {
   Backend& backend;
@@ -49,6 +57,7 @@ struct ForwardContext {
   // Whoever sees the inputs of linear layers, or null. With it ops run one by one instead of fused,
   // with the same bits.
   LinearObserver* observer = nullptr;
+  RouteObserver* routes = nullptr;  // of layers of experts; null: nobody looks
 };
 
 }  // namespace llmserve

@@ -4,6 +4,9 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <functional>
+#include <numeric>
+#include <span>
 #include <vector>
 
 #include "core/error.h"
@@ -114,12 +117,12 @@ bool all_finite(const float* values, int64_t count) {
   return num_bad == 0;
 }
 
-ConstTensor in_shape(const TensorEntry& entry, int64_t rows, const void* data, DType dtype) {
+ConstTensor in_shape(std::span<const int64_t> shape, const void* data, DType dtype) {
   ConstTensor out(data, dtype, {});
-  out.rank = static_cast<int>(entry.shape.size());
+  out.rank = static_cast<int>(shape.size());
   int64_t stride = 1;
   for (int d = out.rank - 1; d >= 0; --d) {
-    out.shape[d] = d == 0 ? rows : entry.shape[static_cast<size_t>(d)];
+    out.shape[d] = shape[static_cast<size_t>(d)];
     out.strides[d] = stride;
     stride *= out.shape[d];
   }
@@ -193,16 +196,22 @@ ConstTensor host_values(const Checkpoint& checkpoint, const TensorEntry& entry, 
                         Backend& backend, Buffer& buffer, RowRange rows) {
   check_internal(entry.shape.size() > 0 && std::ssize(entry.shape) <= kMaxRank,
                  "weights have a dimension or two");
-  if (rows.size < 0) rows.size = entry.shape[0] - rows.begin;
+  std::vector<int64_t> shape(entry.shape.begin(), entry.shape.end());
+  if (rows.size >= 0 && shape.size() > 2)
+    shape = {std::reduce(shape.begin(), shape.end() - 1, int64_t{1}, std::multiplies<>()),
+             shape.back()};
+  if (rows.size < 0) rows.size = shape[0] - rows.begin;
   if (is_stored_as_is(entry)) {
-    const ConstTensor view = checkpoint.view(entry).slice(0, rows.begin, rows.size);
+    const ConstTensor view =
+        in_shape(shape, checkpoint.view(entry).data, entry.dtype).slice(0, rows.begin, rows.size);
     if (is_aligned(view)) return view;
     buffer = Buffer(view.num_bytes());
     std::memcpy(buffer.data(), view.data, static_cast<size_t>(view.num_bytes()));
-    return in_shape(entry, rows.size, buffer.data(), entry.dtype);
+    shape[0] = rows.size;
+    return in_shape(shape, buffer.data(), entry.dtype);
   }
   const Matrix matrix = matrix_of(checkpoint.storage(entry), entry);
-  const int64_t per_row = matrix.rows / entry.shape[0];  // 1, but for more than two dimensions
+  const int64_t per_row = matrix.rows / shape[0];  // 1, but for all of more than two dimensions
   check_internal(per_row > 0, "checkpoints refuse vectors in blocks");
   buffer = Buffer(rows.size * per_row * matrix.width * size_bytes(dtype));
   const Converter converter(checkpoint, entry, dtype, buffer.data());
@@ -210,7 +219,8 @@ ConstTensor host_values(const Checkpoint& checkpoint, const TensorEntry& entry, 
                               [&](int64_t begin, int64_t end) {
                                 converter.convert_rows(rows.begin * per_row, begin, end);
                               });
-  return in_shape(entry, rows.size, buffer.data(), dtype);
+  shape[0] = rows.size;
+  return in_shape(shape, buffer.data(), dtype);
 }
 
 }  // namespace llmserve

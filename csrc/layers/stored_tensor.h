@@ -28,15 +28,15 @@ int64_t first_non_finite_row(const Checkpoint& checkpoint, const TensorEntry& en
 bool unpack_row(const Checkpoint& checkpoint, const TensorEntry& entry, int64_t row,
                 const IndexRange& columns, const QuantizedRow& to);
 
-// Rows of a matrix, elements of a vector.
+// Rows of a matrix, or of several one below another; elements of a vector.
 struct RowRange {
   int64_t begin = 0;
   int64_t size = -1;  // -1: to the end
 };
 
 // The tensor, or some of its rows, in host memory, aligned: in place if it can be, and otherwise in
-// `buffer`, as `dtype` (rounded to nearest) where it is not stored as is. Conversion runs on the
-// backend's threads.
+// `buffer`, as `dtype` (rounded to nearest) where it is not stored as is. Rows of several matrices
+// are one matrix. Conversion runs on the backend's threads.
 ConstTensor host_values(const Checkpoint& checkpoint, const TensorEntry& entry, DType dtype,
                         Backend& backend, Buffer& buffer, RowRange rows = {});
 

@@ -26,8 +26,8 @@ std::string how_it_runs(const LinearFormat* kept, const LinearFormat* format, DT
 }  // namespace
 
 std::string_view name(WeightGroup group) {
-  static constexpr std::array<std::string_view, kNumWeightGroups> kNames{"embedding", "attention",
-                                                                         "mlp", "norm", "lm_head"};
+  static constexpr std::array<std::string_view, kNumWeightGroups> kNames{
+      "embedding", "attention", "mlp", "experts", "norm", "lm_head"};
   return kNames[static_cast<size_t>(group)];
 }
 
@@ -98,6 +98,27 @@ std::vector<LinearWeight> WeightLoader::linear(WeightGroup group,
     count(group, std::ssize(*rows.input_order) * size_bytes(DType::kI32));
   }
   return weights;
+}
+
+LinearWeight WeightLoader::float_linear(WeightGroup group, const std::string& name,
+                                        int64_t out_features, int64_t in_features, bool is_vector) {
+  const WeightPart part{.name = name, .size = out_features, .is_vector = is_vector};
+  const StackedRows rows = source_.stack({&part, 1}, in_features, /*is_transposed=*/false, {},
+                                         /*keeps_blocks=*/false)[0];
+  LinearWeight weight{.out_features = out_features, .in_features = in_features};
+  report_.max_in_features = std::max(report_.max_in_features, in_features);
+  count(group, backend().packed_bytes(out_features, in_features, weight.dtype));
+  return sink_->linear(std::move(weight), rows);
+}
+
+void WeightLoader::note_grouped(const GroupedShape& shape) {
+  GroupedShape& most = report_.grouped;
+  most.max_tokens = std::max(most.max_tokens, shape.max_tokens);
+  most.rows_per_token = std::max(most.rows_per_token, shape.rows_per_token);
+  most.num_weights = std::max(most.num_weights, shape.num_weights);
+  most.in_features = std::max(most.in_features, shape.in_features);
+  most.activation_bytes = std::max(most.activation_bytes, shape.activation_bytes);
+  most.out_features = std::max(most.out_features, shape.out_features);
 }
 
 VectorWeight WeightLoader::vector(WeightGroup group, const std::vector<WeightPart>& parts,

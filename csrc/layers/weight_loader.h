@@ -32,6 +32,10 @@ class WeightLoader {
   std::vector<LinearWeight> linear(WeightGroup group, const std::vector<WeightPart>& parts,
                                    int64_t in_features, bool is_transposed = false,
                                    const Shard& shard = {});
+  // The matrix [N, K] in f32, whatever other linear weights are in: a router's. `is_vector`: the
+  // file has its one row as [K].
+  LinearWeight float_linear(WeightGroup group, const std::string& name, int64_t out_features,
+                            int64_t in_features, bool is_vector = false);
   // Vectors laid end to end, as f32. An input shard does not cut them.
   VectorWeight vector(WeightGroup group, const std::vector<WeightPart>& parts,
                       const Shard& shard = {});
@@ -50,6 +54,9 @@ class WeightLoader {
   bool is_quantized(const std::string& name, int64_t rows, int64_t columns) {
     return source_.is_quantized(name, rows, columns);
   }
+
+  // Products of rows with weights of their own that a layer asks for.
+  void note_grouped(const GroupedShape& shape);
 
   // A tensor that may be in the file and is not needed.
   void ignore(const std::string& name) { source_.ignore(name); }

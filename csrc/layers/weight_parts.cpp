@@ -27,13 +27,18 @@ std::vector<WeightPart> rows_of(std::span<const WeightPart> parts, const Shard& 
       const int64_t begin = std::max(taken.begin, run * part.size);
       const int64_t end = std::min(taken.begin + taken.size, (run + 1) * part.size);
       if (begin >= end) continue;
-      rows.push_back({.name = part.name,
-                      .size = end - begin,
-                      .begin = part.begin + run * part.stride + begin - run * part.size,
-                      .of = part.num_rows(),
-                      .width = part.width,
-                      .in_begin = part.in_begin,
-                      .in_of = part.in_of});
+      rows.push_back(
+          {.name = part.name,
+           .size = end - begin,
+           .begin = part.begin + run * part.stride + (begin - run * part.size) * part.step,
+           .of = part.num_rows(),
+           .width = part.width,
+           .in_begin = part.in_begin,
+           .in_of = part.in_of,
+           .step = part.step,
+           .is_vector = part.is_vector,
+           .num_matrices = part.num_matrices,
+           .matrix = part.matrix});
     }
   }
   return rows;

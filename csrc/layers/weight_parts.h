@@ -18,10 +18,18 @@ struct WeightPart {
   int64_t num_runs = 1;  // runs of `size` rows that are taken …
   int64_t stride = 0;    // … with so many rows from the beginning of one to that of the next
 
-  int64_t in_begin = 0;  // of a matrix, the first element of K that is taken …
-  int64_t in_of = 0;     // … and how many the tensor has; 0: those that are taken
+  int64_t in_begin = 0;    // of a matrix, the first element of K that is taken …
+  int64_t in_of = 0;       // … and how many the tensor has; 0: those that are taken
+  int64_t step = 1;        // from one taken row to the next: 2 where two weights alternate
+  bool is_vector = false;  // the tensor is the one row of a matrix, [K]
+  // Of a tensor of several matrices [num_matrices, rows, K], or vectors [num_matrices, elements],
+  // the one that is taken. 0: the tensor is one matrix, or vector.
+  int64_t num_matrices = 0;
+  int64_t matrix = 0;
 
   int64_t num_rows() const { return of == 0 ? size : of; }
+  // The row of the tensor, all matrices one below another, that is taken as row n.
+  int64_t row(int64_t n) const { return matrix * num_rows() + begin + n * step; }
 };
 
 // Along which dimension of a linear weight [N, K] ranks share it. kOutput: each has some output

@@ -7,12 +7,13 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/backend.h"
 #include "quant/linear_format.h"
 
 namespace llmserve {
 
-enum class WeightGroup : uint8_t { kEmbedding, kAttention, kMlp, kNorm, kLmHead };
-inline constexpr int kNumWeightGroups = 5;
+enum class WeightGroup : uint8_t { kEmbedding, kAttention, kMlp, kExperts, kNorm, kLmHead };
+inline constexpr int kNumWeightGroups = 6;
 std::string_view name(WeightGroup group);
 
 // Weights that a checkpoint has quantized, and that are kept alike.
@@ -31,6 +32,7 @@ struct WeightReport {
   // on integers.
   int64_t activation_bytes = 0;
   int64_t max_in_features = 0;  // K, of all linear layers
+  GroupedShape grouped;         // of products of rows with weights of their own, if any
   // As EngineMetrics has them; 0 when planning.
   int64_t read_us = 0;
   int64_t pack_us = 0;

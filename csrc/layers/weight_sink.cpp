@@ -12,6 +12,14 @@
 namespace llmserve {
 namespace {
 
+// A part of one of several vectors, which is `view`.
+void add_vector(const ConstTensor& view, const WeightPart& part, std::vector<float>& values) {
+  std::vector<float> all(static_cast<size_t>(view.num_elements()));
+  convert_to_f32(view, 0, view.num_elements(), all.data());
+  for (int64_t n = 0; n < part.size; ++n)
+    values.push_back(all[static_cast<size_t>(part.begin + n * part.step)]);
+}
+
 class PlanSink final : public WeightSink {
  public:
   LinearWeight linear(LinearWeight planned, const StackedRows&) override { return planned; }
@@ -71,8 +79,12 @@ class PackSink : public WeightSink {
     for (size_t i = 0; i < rows.parts.size(); ++i) {
       const Stopwatch reading(report_.read_us);
       Buffer copy;
-      const ConstTensor view = source_.values(*rows.entries[i], DType::kF32, copy);
       const WeightPart& part = rows.parts[i];
+      if (part.num_matrices > 0) {
+        add_vector(source_.values(*rows.entries[i], DType::kF32, copy, part.matrix), part, values);
+        continue;
+      }
+      const ConstTensor view = source_.values(*rows.entries[i], DType::kF32, copy);
       const int64_t width = part.width == 0 ? 1 : part.width;
       const size_t end = values.size();
       values.resize(end + static_cast<size_t>(part.size * width));
@@ -138,7 +150,7 @@ class PackSink : public WeightSink {
   }
 
   LinearWeight pack_values(const LinearWeight& planned, const StackedRows& rows) {
-    return pack(planned, rows, read(rows, source_.format().dtype));
+    return pack(planned, rows, read(rows, planned.dtype));
   }
 
   // As the file has it.
@@ -182,7 +194,7 @@ class DeferSink final : public PackSink {
       const TensorEntry& entry = *rows.entries[i];
       const int64_t row_bytes = planned.in_features * size_bytes(entry.dtype);
       deferred.add_source(source().checkpoint().file(entry),
-                          entry.offset + rows.parts[i].begin * row_bytes,
+                          entry.offset + rows.parts[i].row(0) * row_bytes,
                           rows.parts[i].size * row_bytes);
     }
     return weight;

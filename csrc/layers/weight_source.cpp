@@ -18,14 +18,15 @@ float element(const ConstTensor& tensor, int64_t i) {
   return tensor.dtype == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
 }
 
-// Columns of a matrix row-major the other way round, in memory of their own.
-ConstTensor transpose_into(Buffer& buffer, const ConstTensor& matrix, const IndexRange& taken) {
+// Every `step`th column of a matrix, row-major the other way round, in memory of their own.
+ConstTensor transpose_into(Buffer& buffer, const ConstTensor& matrix, const IndexRange& taken,
+                           int64_t step) {
   const int64_t rows = matrix.shape[0];
   buffer = Buffer(rows * taken.size * size_bytes(matrix.dtype));
   const auto transpose = [&](const auto* from, auto* to) {
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t c = 0; c < taken.size; ++c)
-        to[c * rows + r] = from[r * matrix.shape[1] + taken.begin + c];
+        to[c * rows + r] = from[r * matrix.shape[1] + taken.begin + c * step];
   };
   if (size_bytes(matrix.dtype) == 4)
     transpose(matrix.as<uint32_t>(), reinterpret_cast<uint32_t*>(buffer.data()));
@@ -34,16 +35,18 @@ ConstTensor transpose_into(Buffer& buffer, const ConstTensor& matrix, const Inde
   return ConstTensor(buffer.data(), matrix.dtype, {taken.size, rows});
 }
 
-// Columns of a matrix, in memory of their own.
-ConstTensor columns_into(Buffer& buffer, const ConstTensor& matrix, const IndexRange& taken) {
+// Columns of every `step`th row of a matrix, in memory of their own.
+ConstTensor columns_into(Buffer& buffer, const ConstTensor& matrix, const IndexRange& taken,
+                         int64_t step) {
   const int64_t element_bytes = size_bytes(matrix.dtype);
   const int64_t row_bytes = taken.size * element_bytes;
-  buffer = Buffer(matrix.shape[0] * row_bytes);
-  for (int64_t r = 0; r < matrix.shape[0]; ++r)
+  const int64_t rows = (matrix.shape[0] + step - 1) / step;
+  buffer = Buffer(rows * row_bytes);
+  for (int64_t r = 0; r < rows; ++r)
     std::memcpy(buffer.data() + r * row_bytes,
-                matrix.as<std::byte>() + (r * matrix.shape[1] + taken.begin) * element_bytes,
+                matrix.as<std::byte>() + (r * step * matrix.shape[1] + taken.begin) * element_bytes,
                 static_cast<size_t>(row_bytes));
-  return ConstTensor(buffer.data(), matrix.dtype, {matrix.shape[0], taken.size});
+  return ConstTensor(buffer.data(), matrix.dtype, {rows, taken.size});
 }
 
 std::string shape_text(std::initializer_list<int64_t> shape) {
@@ -83,9 +86,13 @@ int64_t StackedRows::num_rows() const {
 
 std::string StackedRows::name() const {
   std::ostringstream out;
-  for (const WeightPart& part : parts)
-    out << (&part == parts.data() ? "" : " + ") << part.name << "[" << part.begin << ":"
-        << part.begin + part.size << "]";
+  for (const WeightPart& part : parts) {
+    out << (&part == parts.data() ? "" : " + ") << part.name;
+    if (part.num_matrices > 0) out << "[" << part.matrix << "]";
+    out << "[" << part.begin << ":" << part.begin + part.size * part.step;
+    if (part.step > 1) out << ":" << part.step;
+    out << "]";
+  }
   if (columns.size != in_features)
     out << " columns " << columns.begin << ":" << columns.begin + columns.size;
   if (is_transposed) out << " transposed";
@@ -158,37 +165,47 @@ const LinearFormat* WeightSource::kept_format(const QuantizedWeight& weight,
                                               int64_t in_features) const {
   const LinearFormat* format = weight.format();
   // Host backends take a last group that is shorter, and columns in another order.
-  const bool is_plain = format && !weight.input_order() &&
-                        in_features % format->group_elements(in_features) == 0;
+  const bool is_plain =
+      format && !weight.input_order() && in_features % format->group_elements(in_features) == 0;
   const bool is_kept = format_.keeps_blocks && !format_.integers && format &&
                        backend_.can_run(*format) && columns.size == in_features &&
                        (is_plain || backend_.memory().is_host());
   return is_kept ? format : nullptr;
 }
 
+const TensorEntry& WeightSource::find(const WeightPart& part, int64_t in_features,
+                                      bool is_transposed) {
+  const int64_t rows = is_transposed ? in_features : part.num_rows();
+  const int64_t columns = is_transposed ? part.num_rows() : in_features;
+  if (part.is_vector) return find(part.name, {in_features});
+  return part.num_matrices == 0 ? find(part.name, {rows, columns})
+                                : find(part.name, {part.num_matrices, rows, columns});
+}
+
 std::vector<StackedRows> WeightSource::stack(std::span<const WeightPart> parts, int64_t in_features,
-                                             bool is_transposed, const Shard& shard) {
+                                             bool is_transposed, const Shard& shard,
+                                             bool keeps_blocks) {
   const IndexRange columns =
       shard.axis == ShardAxis::kInput ? shard.of(in_features) : IndexRange{0, in_features};
   std::vector<StackedRows> stacks;
   for (WeightPart& part : rows_of(parts, shard)) {
     const int64_t width = part.in_of == 0 ? in_features : part.in_of;
     const IndexRange taken{part.in_begin + columns.begin, columns.size};
-    std::shared_ptr<const QuantizedWeight> quantized =
-        find_quantized({.name = part.name,
-                        .rows = part.num_rows(),
-                        .columns = width,
-                        .is_transposed = is_transposed});
+    std::shared_ptr<const QuantizedWeight> quantized;
+    if (part.num_matrices == 0 && !part.is_vector)
+      quantized = find_quantized({.name = part.name,
+                                  .rows = part.num_rows(),
+                                  .columns = width,
+                                  .is_transposed = is_transposed});
     const TensorEntry* entry = nullptr;
     const LinearFormat* format = nullptr;
     if (quantized) {
-      entry = checkpoint_.has_tensors() ? quantized->entries()[0]
-                                        : &imagine({part.num_rows(), width});
-      format = kept_format(*quantized, taken, width);
+      entry =
+          checkpoint_.has_tensors() ? quantized->entries()[0] : &imagine({part.num_rows(), width});
+      if (keeps_blocks) format = kept_format(*quantized, taken, width);
     } else {
-      entry = is_transposed ? &find(part.name, {width, part.num_rows()})
-                            : &find(part.name, {part.num_rows(), width});
-      format = kept_blocks(*entry, is_transposed);
+      entry = &find(part, width, is_transposed);
+      if (keeps_blocks) format = kept_blocks(*entry, is_transposed);
       if (format) check_columns(part, *checkpoint_.storage(*entry).blocks, taken);
     }
     const auto order = format && quantized ? quantized->input_order() : nullptr;
@@ -210,8 +227,14 @@ std::vector<StackedRows> WeightSource::stack(std::span<const WeightPart> parts, 
 StackedRows WeightSource::stack_vectors(std::span<const WeightPart> parts, const Shard& shard) {
   StackedRows rows;
   for (WeightPart& part : rows_of(parts, shard)) {
-    rows.entries.push_back(part.width == 0 ? &find(part.name, {part.num_rows()})
-                                           : &find(part.name, {part.num_rows(), part.width}));
+    const TensorEntry* entry;
+    if (part.num_matrices > 0)
+      entry = &find(part.name, {part.num_matrices, part.num_rows()});
+    else if (part.width > 0)
+      entry = &find(part.name, {part.num_rows(), part.width});
+    else
+      entry = &find(part.name, {part.num_rows()});
+    rows.entries.push_back(entry);
     rows.parts.push_back(std::move(part));
     rows.quantized.push_back(nullptr);
   }
@@ -263,16 +286,18 @@ ConstTensor WeightSource::values(const StackedRows& rows, size_t i, DType dtype,
   if (rows.quantized[i]) return expand(rows, i, dtype, buffer);
   const TensorEntry& entry = *rows.entries[i];
   const WeightPart& part = rows.parts[i];
-  const IndexRange of_n{part.begin, part.size};
-  const IndexRange stored = rows.is_transposed ? rows.columns : of_n;
-  const IndexRange across = rows.is_transposed ? of_n : rows.columns;
-  ConstTensor view =
-      host_values(checkpoint_, entry, dtype, backend_, buffer, {stored.begin, stored.size});
-  check_finite(entry, view, stored.begin * entry.shape[1]);
-  if (!rows.is_transposed && across.size == view.shape[1]) return view;
+  RowRange stored{part.row(0), (part.size - 1) * part.step + 1};
+  if (part.is_vector) stored = {};
+  if (rows.is_transposed)
+    stored = {part.matrix * entry.shape[entry.shape.size() - 2] + rows.columns.begin,
+              rows.columns.size};
+  ConstTensor view = host_values(checkpoint_, entry, dtype, backend_, buffer, stored);
+  check_finite(entry, view, stored.begin * *(entry.shape.end() - 1));
+  if (part.is_vector) return {view.data, view.dtype, {1, view.shape[0]}};
+  if (!rows.is_transposed && part.step == 1 && rows.columns.size == view.shape[1]) return view;
   Buffer taken;
-  view =
-      rows.is_transposed ? transpose_into(taken, view, across) : columns_into(taken, view, across);
+  view = rows.is_transposed ? transpose_into(taken, view, {part.begin, part.size}, part.step)
+                            : columns_into(taken, view, rows.columns, part.step);
   buffer = std::move(taken);
   return view;
 }
@@ -300,11 +325,10 @@ ConstTensor WeightSource::expand(const StackedRows& rows, size_t i, DType dtype,
   const ConstTensor view(buffer.data(), dtype, {part.size, k});
   const int64_t bad = backend_.first_non_finite(view);
   if (bad >= 0)
-    throw CorruptFile(concat(checkpoint_.path(), ": tensor \"", rows.entries[i]->name,
-                             "\": the scale of row ", part.begin + bad / k, ", column ",
-                             rows.columns.begin + bad % k, " makes the weight ",
-                             std::isnan(element(view, bad)) ? "NaN" : "infinite",
-                             "; weights must be finite"));
+    throw CorruptFile(concat(
+        checkpoint_.path(), ": tensor \"", rows.entries[i]->name, "\": the scale of row ",
+        part.begin + bad / k, ", column ", rows.columns.begin + bad % k, " makes the weight ",
+        std::isnan(element(view, bad)) ? "NaN" : "infinite", "; weights must be finite"));
   return view;
 }
 
@@ -312,12 +336,15 @@ bool WeightSource::unpack(const StackedRows& rows, size_t i, int64_t n,
                           const QuantizedRow& to) const {
   if (rows.quantized[i])
     return rows.quantized[i]->unpack(rows.parts[i].begin + n, rows.columns, to);
-  return unpack_row(checkpoint_, *rows.entries[i], rows.parts[i].begin + n, rows.columns, to);
+  return unpack_row(checkpoint_, *rows.entries[i], rows.parts[i].row(n), rows.columns, to);
 }
 
-ConstTensor WeightSource::values(const TensorEntry& entry, DType dtype, Buffer& buffer) const {
-  const ConstTensor view = host_values(checkpoint_, entry, dtype, backend_, buffer);
-  check_finite(entry, view);
+ConstTensor WeightSource::values(const TensorEntry& entry, DType dtype, Buffer& buffer,
+                                 int64_t row) const {
+  const ConstTensor view = row < 0
+                               ? host_values(checkpoint_, entry, dtype, backend_, buffer)
+                               : host_values(checkpoint_, entry, dtype, backend_, buffer, {row, 1});
+  check_finite(entry, view, std::max<int64_t>(0, row) * *(entry.shape.end() - 1));
   return view;
 }
 
@@ -332,15 +359,16 @@ ConstTensor WeightSource::blocks(const TensorEntry& entry) const {
 }
 
 void WeightSource::release(const StackedRows& rows) const {
-  const auto release = [&](const TensorEntry& entry) {
-    checkpoint_.file(entry)->release(entry.offset, entry.num_bytes);
-  };
   for (size_t i = 0; i < rows.parts.size(); ++i) {
-    if (!rows.quantized[i]) {
-      release(*rows.entries[i]);
+    if (rows.quantized[i]) {
+      for (const TensorEntry* entry : rows.quantized[i]->entries())
+        checkpoint_.file(*entry)->release(entry->offset, entry->num_bytes);
       continue;
     }
-    for (const TensorEntry* entry : rows.quantized[i]->entries()) release(*entry);
+    const TensorEntry& entry = *rows.entries[i];
+    const WeightPart& part = rows.parts[i];
+    const int64_t num_bytes = entry.num_bytes / std::max<int64_t>(1, part.num_matrices);
+    checkpoint_.file(entry)->release(entry.offset + part.matrix * num_bytes, num_bytes);
   }
 }
 

@@ -62,8 +62,9 @@ class WeightSource {
   // format's dtype. The entry lives as long as the source.
   const TensorEntry& find(const std::string& name, std::initializer_list<int64_t> shape);
   // The rank's rows of matrices [N_i, K], in as many stacks as there are formats to keep, in order.
+  // `keeps_blocks` false: in one stack, of values.
   std::vector<StackedRows> stack(std::span<const WeightPart> parts, int64_t in_features,
-                                 bool is_transposed, const Shard& shard);
+                                 bool is_transposed, const Shard& shard, bool keeps_blocks = true);
 
   // The rank's elements of vectors, or of matrices that are read as one: `columns` is not used.
   StackedRows stack_vectors(std::span<const WeightPart> parts, const Shard& shard);
@@ -85,11 +86,11 @@ class WeightSource {
   ConstTensor values(const StackedRows& rows, size_t i, DType dtype, Buffer& buffer) const;
   // Row n of part i in the format that is kept; false if a scale is not finite.
   bool unpack(const StackedRows& rows, size_t i, int64_t n, const QuantizedRow& to) const;
-  // All of a tensor as finite values of `dtype`, as values() has them.
-  ConstTensor values(const TensorEntry& entry, DType dtype, Buffer& buffer) const;
+  // All of a tensor, or one row, as finite values of `dtype`, as values() has them.
+  ConstTensor values(const TensorEntry& entry, DType dtype, Buffer& buffer, int64_t row = -1) const;
   // A matrix in blocks, in the mapping: u8 [rows, bytes of a row], whose values are finite.
   ConstTensor blocks(const TensorEntry& entry) const;
-  // The pages of all tensors that the rows are of go.
+  // The pages of all matrices that the rows are of go.
   void release(const StackedRows& rows) const;
 
   const Checkpoint& checkpoint() const { return checkpoint_; }
@@ -98,6 +99,8 @@ class WeightSource {
 
  private:
   const TensorEntry* look_up(const std::string& name) const;
+  // The tensor of a part of a linear weight.
+  const TensorEntry& find(const WeightPart& part, int64_t in_features, bool is_transposed);
   const TensorEntry& imagine(std::initializer_list<int64_t> shape);
   void refuse_scaled_f8(const TensorEntry& entry) const;
   // Null unless the checkpoint has it so.

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "models/config_fields.h"
+#include "models/expert_config.h"
 #include "models/layer_kinds.h"
 #include "models/registry.h"
 #include "models/rope_config.h"
@@ -188,6 +189,8 @@ void assign_cache_groups(ModelConfig& config) {
 // Of files (GGUF) whose converter transposed every linear weight to [out, in], put a fused qkv in
 // order and laid the norms of all heads into one tensor, whatever the family does.
 void expect_plain_weights(ModelConfig& config) {
+  expect_stacked_experts(config.experts);
+  config.names.sinks += ".weight";
   config.has_transposed_weights = config.is_qkv_by_group = false;
   for (std::string* name : {&config.names.q_norm, &config.names.k_norm})
     if (name->ends_with(".{}")) name->resize(name->size() - 3);
@@ -202,7 +205,6 @@ ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_le
   config.architecture = row.name;
   if (!json["text_part_of"].is_null()) config.text_part_of = json["text_part_of"].as_string();
   config.stored_dtype = read_dtype(json);
-  refuse_experts(json, row.name);
   read_dims(json, config);
   config.activation = read_activation(json["hidden_act"], Activation::kSilu);
   config.norm.numbers.eps = static_cast<float>(json["rms_norm_eps"].as_number_or(1e-6, 1e-12, 1.0));
@@ -210,6 +212,7 @@ ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_le
   config.bos_token_ids = read_token_ids(json["bos_token_id"]);
   config.eos_token_ids = read_token_ids(json["eos_token_id"]);
   row.configure(json, config);
+  if (config.experts.num_experts == 0) refuse_experts(json, row.name);
   if (json["has_plain_weights"].as_bool_or(false)) expect_plain_weights(config);
   finish_dims(json, config);
   if (config.has_rope) {

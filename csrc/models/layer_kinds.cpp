@@ -6,6 +6,7 @@
 #include "layers/attention.h"
 #include "layers/latent_attention.h"
 #include "layers/mlp.h"
+#include "layers/moe.h"
 
 namespace llmserve {
 namespace {
@@ -93,15 +94,25 @@ std::unique_ptr<AttentionLayer> make_latent(WeightLoader& weights, const ModelCo
                                            latent_spec(config, layer_idx));
 }
 
+MlpSpec mlp_spec(const ModelConfig& config) {
+  return {.hidden_size = config.hidden_size,
+          .intermediate_size = config.intermediate_size,
+          .has_bias = config.mlp_bias,
+          .is_transposed = config.has_transposed_weights,
+          .activation = config.activation};
+}
+
 template <class SomeMlp>
 std::unique_ptr<FeedForward> make_mlp(WeightLoader& weights, const ModelConfig& config,
                                       int64_t layer_idx) {
-  const MlpSpec spec{.hidden_size = config.hidden_size,
-                     .intermediate_size = config.intermediate_size,
-                     .has_bias = config.mlp_bias,
-                     .is_transposed = config.has_transposed_weights,
-                     .activation = config.activation};
-  return std::make_unique<SomeMlp>(weights, config.names, layer_prefix(config, layer_idx), spec);
+  return std::make_unique<SomeMlp>(weights, config.names, layer_prefix(config, layer_idx),
+                                   mlp_spec(config));
+}
+
+std::unique_ptr<FeedForward> make_experts(WeightLoader& weights, const ModelConfig& config,
+                                          int64_t layer_idx) {
+  return std::make_unique<Experts>(weights, layer_prefix(config, layer_idx), layer_idx,
+                                   config.experts, mlp_spec(config));
 }
 
 }  // namespace
@@ -114,6 +125,7 @@ const AttentionKind kLatentAttention{
 
 const FeedForwardKind kGatedMlp{.name = "gated", .make = &make_mlp<GatedMlp>};
 const FeedForwardKind kPlainMlp{.name = "plain", .make = &make_mlp<PlainMlp>};
+const FeedForwardKind kExperts{.name = "experts", .make = &make_experts};
 
 std::string layer_prefix(const ModelConfig& config, int64_t layer_idx) {
   return concat(config.names.layers, layer_idx, ".");

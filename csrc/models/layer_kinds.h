@@ -37,6 +37,8 @@ extern const AttentionKind kLatentAttention;
 // Two dense products: with a gate, or without.
 extern const FeedForwardKind kGatedMlp;
 extern const FeedForwardKind kPlainMlp;
+// Experts, as ModelConfig::experts has them.
+extern const FeedForwardKind kExperts;
 
 // "model.layers.3.", before the names of a layer's tensors.
 std::string layer_prefix(const ModelConfig& config, int64_t layer_idx);

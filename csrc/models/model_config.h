@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "layers/expert_spec.h"
 #include "layers/head_norm.h"
 #include "layers/kv_place.h"
 #include "layers/latent_dims.h"
@@ -39,6 +40,8 @@ struct RopeDefaults {
   bool can_be_partial = false;          // the family rotates a part of each head
   double partial_factor = 1.0;
   bool scales_queries = false;    // by their positions
+  bool has_mscales = false;       // longrope says by what cosines and sines are multiplied
+  bool truncates = true;          // yarn: what stands for an absent field
   bool can_be_stretched = false;  // type dynamic with an alpha: a larger base, whatever the length
   bool operator==(const RopeDefaults&) const = default;
 };
@@ -82,6 +85,7 @@ struct ModelConfig {
   float logit_soft_cap = 0.0f;  // 0: none
   bool tie_word_embeddings = false;
   std::vector<LayerTraits> layers;  // [num_layers]
+  ExpertSpec experts;               // of layers of kind kExperts
 
   int64_t position_offset = 0;  // the row of names.positions that is position 0's
   bool has_rope = true;

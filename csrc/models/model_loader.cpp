@@ -74,7 +74,8 @@ StepShape step_shape(const ModelConfig& config, const WeightReport& weights, int
           .value_dim = rows.value_dim,
           .has_values_in_keys = rows.values_in_keys,
           .vocab_size = config.vocab_size,
-          .activation_bytes = weights.activation_bytes};
+          .activation_bytes = weights.activation_bytes,
+          .grouped = weights.grouped};
 }
 
 ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Backend& backend,

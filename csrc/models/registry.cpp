@@ -19,6 +19,33 @@ constexpr ArchitectureRow kArchitectures[] = {
 #include "models/architectures.inc"
 };
 
+// Families that stand near those above, and what they have that no layer here does.
+struct RefusedRow {
+  std::string_view name;  // as config.json's "architectures", or their model_type
+  std::string_view reason;
+};
+constexpr std::string_view kSparseIndexer =
+    "its attention reads the tokens that an indexer chooses (DeepSeek sparse attention)";
+constexpr RefusedRow kRefused[] = {
+    {"DeepseekV32ForCausalLM", kSparseIndexer},
+    {"deepseek_v32", kSparseIndexer},
+    {"DeepseekV4ForCausalLM",
+     "its attention is over compressed keys that an indexer chooses, between hyper-connections"},
+    {"deepseek_v4",
+     "its attention is over compressed keys that an indexer chooses, between hyper-connections"},
+    {"GlmMoeDsaForCausalLM", kSparseIndexer},
+    {"glm_moe_dsa", kSparseIndexer},
+    {"MiniMaxM3ForCausalLM", "its attention reads the blocks that an indexer chooses"},
+    {"MiniMaxM3VLForCausalLM", "its attention reads the blocks that an indexer chooses"},
+    {"MiniMaxM3VLForConditionalGeneration",
+     "its attention reads the blocks that an indexer chooses"},
+    {"minimax_m3_vl", "its attention reads the blocks that an indexer chooses"},
+    {"KimiK3ForCausalLM", "its attention is linear in most layers (Kimi Delta Attention)"},
+    {"KimiK3ForConditionalGeneration",
+     "its attention is linear in most layers (Kimi Delta Attention)"},
+    {"kimi_k3", "its attention is linear in most layers (Kimi Delta Attention)"},
+};
+
 }  // namespace
 
 std::span<const ArchitectureRow> architecture_registry() { return kArchitectures; }
@@ -29,6 +56,10 @@ const ArchitectureRow& find_architecture(std::string_view name, std::string_view
     if (row.name == name) return row;
     known.push_back(row.name);
   }
+  for (const RefusedRow& row : kRefused)
+    if (row.name == name)
+      throw NotSupported(
+          concat(where, ": architecture \"", name, "\" is not supported: ", row.reason));
   for (const WrapperRow& row : wrapper_registry()) known.push_back(row.name);
   const std::string near = near_names(name, known);
   throw NotSupported(concat(where, ": architecture \"", name.substr(0, 80), "\" is not supported; ",

@@ -107,7 +107,9 @@ std::vector<float> longrope_frequencies(const RopeParameters& rope, int64_t max_
   return out;
 }
 
-double longrope_attention_factor(const RopeParameters& rope) {
+double longrope_attention_factor(const RopeParameters& rope, int64_t max_model_len) {
+  if (rope.long_attention_factor && max_model_len > rope.original_max_position_embeddings)
+    return *rope.long_attention_factor;
   if (rope.attention_factor) return *rope.attention_factor;
   if (rope.factor <= 1.0) return 1.0;
   return std::sqrt(1.0 + std::log(rope.factor) /
@@ -147,7 +149,7 @@ RopeFrequencies compute_rope(const RopeParameters& rope, int64_t max_position_em
       break;
     case RopeType::kLongrope:
       out.inv_freq = longrope_frequencies(rope, max_model_len);
-      out.attention_factor = static_cast<float>(longrope_attention_factor(rope));
+      out.attention_factor = static_cast<float>(longrope_attention_factor(rope, max_model_len));
       break;
   }
   return out;

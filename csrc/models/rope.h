@@ -22,6 +22,7 @@ struct RopeParameters {
   double factor = 1.0;                           // all but default
   int64_t original_max_position_embeddings = 0;  // yarn, llama3, longrope
   std::optional<double> attention_factor;        // yarn, longrope; else follows from the factor
+  std::optional<double> long_attention_factor;   // longrope, beyond the original length
   double beta_fast = 32.0;                       // yarn
   double beta_slow = 1.0;                        // yarn
   double mscale = 0.0;                           // yarn; 0: absent

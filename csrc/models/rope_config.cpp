@@ -29,7 +29,7 @@ RopeType read_rope_type(const JsonNode& rope) {
                             known.str(), ")"));
 }
 
-void read_yarn(const JsonNode& rope, RopeParameters& out) {
+void read_yarn(const JsonNode& rope, bool truncates, RopeParameters& out) {
   // As in transformers, 0 means absent.
   const auto positive_or = [](const JsonNode& node, double fallback) {
     const double value = node.as_number_or(0.0, 0.0, 1e6);
@@ -42,7 +42,7 @@ void read_yarn(const JsonNode& rope, RopeParameters& out) {
         concat("expected at least beta_slow ", out.beta_slow, ", got ", out.beta_fast));
   out.mscale = rope["mscale"].as_number_or(0.0, 0.0, 1e3);
   out.mscale_all_dim = rope["mscale_all_dim"].as_number_or(0.0, 0.0, 1e3);
-  out.truncate = rope["truncate"].as_bool_or(true);
+  out.truncate = rope["truncate"].as_bool_or(truncates);
 }
 
 void read_llama3(const JsonNode& rope, RopeParameters& out) {
@@ -114,11 +114,15 @@ void read_scaling(const JsonNode& json, const JsonNode& rope, const ModelConfig&
     out.query_growth = rope["llama_4_scaling_beta"].as_number(0.0, 1e3);
   if (infers_factor && !rope["attention_factor"].is_null())
     out.attention_factor = rope["attention_factor"].as_number(0.0, 1e3);
-  if (out.type == RopeType::kYarn) read_yarn(rope, out);
+  if (out.type == RopeType::kYarn) read_yarn(rope, config.rope_defaults.truncates, out);
   if (out.type == RopeType::kLlama3) read_llama3(rope, out);
   if (out.type == RopeType::kLongrope) {
     out.short_factors = read_factors(rope["short_factor"], out.rotary_dim / 2);
     out.long_factors = read_factors(rope["long_factor"], out.rotary_dim / 2);
+    if (config.rope_defaults.has_mscales && !rope["short_mscale"].is_null()) {
+      out.attention_factor = rope["short_mscale"].as_number(0.0, 1e3);
+      out.long_attention_factor = rope["long_mscale"].as_number(0.0, 1e3);
+    }
   }
   if (out.type == RopeType::kDynamic && out.rotary_dim <= 2)
     json["head_dim"].fail("dynamic RoPE needs a head_dim above 2");

@@ -1,9 +1,11 @@
 // The fused ops of every backend on NumPy arrays: testing.Backend's.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bindings/op_call.h"
 #include "core/error.h"
@@ -56,6 +58,41 @@ py::object fused_linear(Backend& backend, const py::object& x, const LinearWeigh
   }
   py::gil_scoped_release release;
   backend.fused_linear(args);
+  staging.finish();
+  return staging.result();
+}
+
+using Weights = std::vector<const LinearWeight*>;
+
+py::object fused_experts(Backend& backend, const py::object& x, const Weights& up,
+                         const Weights& down, const py::object& ids, const py::object& weights,
+                         const py::object& up_bias, const py::object& down_bias,
+                         const std::string& activation, const py::object& given) {
+  if (up.empty() || down.empty()) throw InvalidArgument("fused_experts: expected weights");
+  Staging staging(backend);
+  const ConstTensor rows = staging.in(x);
+  const ConstTensor of_rows = staging.in(ids);
+  const Tensor gate_up = staging.make_work(py::none(), of_rows.shape[0], up[0]->out_features);
+  const Tensor gated = staging.make_work(py::none(), of_rows.shape[0], up[0]->out_features / 2);
+  const Tensor each = staging.make_work(py::none(), of_rows.shape[0], down[0]->out_features);
+  const FusedExpertsArgs args{
+      .up = {.x = rows,
+             .weights = up,
+             .weight_ids = of_rows,
+             .bias = staging.in(up_bias),
+             .out = gate_up},
+      .gate = {.gate_up = gate_up, .out = gated, .activation = parse_activation(activation)},
+      .down = {.x = gated,
+               .weights = down,
+               .weight_ids = of_rows,
+               .bias = staging.in(down_bias),
+               .out = each},
+      .combine = {.x = each,
+                  .weights = staging.in(weights),
+                  .out = staging.make_out(given, {rows.shape[0], down[0]->out_features}),
+                  .accumulate = !given.is_none()}};
+  py::gil_scoped_release release;
+  backend.fused_experts(args);
   staging.finish();
   return staging.result();
 }
@@ -118,6 +155,9 @@ void register_testing_fused(py::class_<Backend>& backend) {
               "activation"_a = py::none(), "out"_a = py::none(), "accumulate"_a = false,
               "normed"_a = py::none(), "gate_up"_a = py::none(), "down"_a = py::none(),
               "With `down`, the weight of the layer that reads the gate's output: fused_mlp.");
+  backend.def("fused_experts", &fused_experts, "x"_a, "up"_a, "down"_a, "ids"_a, "weights"_a,
+              "up_bias"_a = py::none(), "down_bias"_a = py::none(), "activation"_a = "silu",
+              "out"_a = py::none(), "Adds to what `out` holds, where it is given.");
   backend.def(
       "prepare_qkv",
       [](Backend& self, const py::object& qkv, int64_t num_heads, const py::object& key_cache,

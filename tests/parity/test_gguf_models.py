@@ -189,7 +189,7 @@ def with_metadata(metadata: dict[str, Any]) -> Callable[[gguf.GGUFWriter], None]
 @pytest.mark.parametrize(
     ("metadata", "error", "message"),
     [
-        ({"expert_count": 8}, NotSupported, "llama.expert_count: mixtures of experts"),
+        ({"expert_count": 8}, NotSupported, "llama.expert_count: experts are not supported"),
         ({"attention.causal": False}, NotSupported, "llama.attention.causal: attention to later"),
         ({"context_length": None}, CorruptFile, "llama.context_length: is absent"),
         (

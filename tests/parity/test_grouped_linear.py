@@ -32,18 +32,19 @@ def ids_of(rng, rows_each):
     return rng.permutation(ids)
 
 
-def check(backend, one_thread, weights, x, ids, rows):
+def check(backend, one_thread, weights, x, ids):
     """Every row has the bits of linear over that row alone, in any batch and on one thread."""
-    out = backend.grouped_linear(x, weights, ids, rows)
+    out = backend.grouped_linear(x, weights, ids)
+    rows = np.arange(len(ids)) // (len(ids) // len(x))
     for r in {0, len(ids) // 2, len(ids) - 1, *np.flatnonzero(ids != 0)[:6].tolist()}:
         alone = backend.linear(x[rows[r]][None], weights[ids[r]])
         np.testing.assert_array_equal(out[r : r + 1], alone)
     for w in set(ids.tolist()):
         np.testing.assert_array_equal(out[ids == w], backend.linear(x[rows[ids == w]], weights[w]))
     half = np.arange(0, len(ids), 2)
-    part = backend.grouped_linear(x, weights, ids[half], rows[half])
+    part = backend.grouped_linear(x[rows[half]], weights, ids[half])
     np.testing.assert_array_equal(part, out[half])
-    np.testing.assert_array_equal(one_thread.grouped_linear(x, weights, ids, rows), out)
+    np.testing.assert_array_equal(one_thread.grouped_linear(x, weights, ids), out)
     return out
 
 
@@ -55,10 +56,9 @@ def test_rows_have_the_bits_of_linear_with_their_own_weight(
 ):
     n, k = 70, 256
     weights = [pack(fast, normal(rng, n, k), name) for _ in range(NUM_WEIGHTS)]
-    x = normal(rng, 40, k + 3)[:, :k]
-    ids = ids_of(rng, rows_each)
-    rows = rng.integers(0, 40, len(ids)).astype(np.int32)
-    check(fast, fast_one_thread, weights, x, ids, rows)
+    ids = ids_of(rng, rows_each)  # 22, 85 and 534 of them: 2, 5 and 3 a row of x
+    x = normal(rng, len(ids) // {1: 2, 64: 5, 513: 3}[rows_each], k + 3)[:, :k]
+    check(fast, fast_one_thread, weights, x, ids)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -67,12 +67,17 @@ def test_rows_agree_with_ref(ref_of_fast, fast, rng, name):
         pytest.skip("cuda refuses it: a test of its own")
     n, k = 33, 256
     matrices = [normal(rng, n, k) for _ in range(NUM_WEIGHTS)]
-    x, ids = normal(rng, 9, k), ids_of(rng, 8)
-    rows = rng.integers(0, 9, len(ids)).astype(np.int32)
+    ids = ids_of(rng, 9)
+    ids[4] = -1
+    x, bias = normal(rng, len(ids) // 2, k), normal(rng, NUM_WEIGHTS, n)
+    before = normal(rng, len(ids), n)
     got, expected = (
-        backend.grouped_linear(x, [pack(backend, m, name) for m in matrices], ids, rows)
+        backend.grouped_linear(
+            x, [pack(backend, m, name) for m in matrices], ids, bias, before.copy()
+        )
         for backend in (fast, ref_of_fast)
     )
+    np.testing.assert_array_equal(got[4], before[4])
     tolerance = 0 if name not in ("float32", "bfloat16") else formulas.sum_tolerance(k)
     np.testing.assert_allclose(got, expected, atol=tolerance * k**0.5 * 8, rtol=0)
 
@@ -83,12 +88,12 @@ def test_odd_depths_and_weights_in_rows(fast, fast_one_thread, rng):
     n, k = 41, 301
     for dtype in ("float32", "bfloat16"):
         parts = [formulas.as_dtype(normal(rng, n, k), dtype) for _ in range(NUM_WEIGHTS)]
-        x, ids = normal(rng, 30, k), ids_of(rng, 40)
-        rows = rng.integers(0, 30, len(ids)).astype(np.int32)
+        ids = ids_of(rng, 39)
+        x = normal(rng, len(ids), k)
         packed = [fast.pack_linear([part], dtype) for part in parts]
-        out = check(fast, fast_one_thread, packed, x, ids, rows)
+        out = check(fast, fast_one_thread, packed, x, ids)
         deferred = [fast.defer_linear([part], dtype) for part in parts]
-        np.testing.assert_array_equal(fast.grouped_linear(x, deferred, ids, rows), out)
+        np.testing.assert_array_equal(fast.grouped_linear(x, deferred, ids), out)
 
 
 def test_an_idle_weight_is_not_read(fast, rng):
@@ -97,19 +102,25 @@ def test_an_idle_weight_is_not_read(fast, rng):
     weights = [fast.pack_linear([normal(rng, 20, 32)], "float32") for _ in range(2)]
     poisoned = fast.defer_linear([np.full((20, 32), np.nan, np.float32)], "float32")
     x, ids = normal(rng, 4, 32), np.array([0, 2, 0, 2], np.int32)
-    out = fast.grouped_linear(x, [weights[0], poisoned, weights[1]], ids, np.arange(4))
+    out = fast.grouped_linear(x, [weights[0], poisoned, weights[1]], ids)
     assert np.isfinite(out).all()
 
 
 def test_what_is_wrong_is_named(fast, rng):
     x = normal(rng, 2, 32)
     weights = [fast.pack_linear([normal(rng, n, 32)], "float32") for n in (20, 20, 21)]
+    ids = np.array([0, 1], np.int32)
     with pytest.raises(InvalidArgument, match=r"grouped_linear\.weights: .* one shape"):
-        fast.grouped_linear(x, weights, [0, 1], [0, 1])
-    with pytest.raises(InvalidArgument, match=r"grouped_linear\.weight_ids: .* got 2 at 1"):
-        fast.grouped_linear(x, weights[:2], [0, 2], [0, 1])
-    with pytest.raises(InvalidArgument, match=r"grouped_linear\.x_rows: .* got 2 at 0"):
-        fast.grouped_linear(x, weights[:2], [0, 1], [2, 1])
+        fast.grouped_linear(x, weights, ids)
+    with pytest.raises(InvalidArgument, match=r"grouped_linear\.weight_ids: .* rows of x, got 3"):
+        fast.grouped_linear(x, weights[:2], np.zeros(3, np.int32))
+    with pytest.raises(InvalidArgument, match=r"grouped_linear\.weight_ids: expected int32"):
+        fast.grouped_linear(x, weights[:2], np.zeros(2, np.float32))
+    with pytest.raises(InvalidArgument, match=r"grouped_linear\.bias: "):
+        fast.grouped_linear(x, weights[:2], ids, normal(rng, 3, 20))
     if fast.name == "cuda":
         with pytest.raises(NotSupported, match="cuda grouped_linear"):
-            fast.grouped_linear(x, weights[:2], [0, 1], [0, 1])
+            fast.grouped_linear(x, weights[:2], ids)
+        return
+    with pytest.raises(InvalidArgument, match=r"grouped_linear\.weight_ids: .* got 2 at 1"):
+        fast.grouped_linear(x, weights[:2], ids * 2)

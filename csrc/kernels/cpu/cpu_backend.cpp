@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "kernels/cpu/cpu_experts.h"
 #include "kernels/cpu/quantized_packing.h"
 
 namespace llmserve {
@@ -43,7 +44,8 @@ void CpuBackend::run_on_host_threads(int64_t count, int64_t grain,
 }
 
 int64_t CpuBackend::thread_scratch_bytes(const StepShape& shape) const {
-  const int64_t floats = std::max(3 * shape.vocab_size, linear_.scratch_floats(shape)) +
+  const int64_t floats = std::max({3 * shape.vocab_size, linear_.scratch_floats(shape),
+                                   router_floats(shape.grouped.num_weights)}) +
                          CpuLinear::gated_floats(shape);
   return std::max(floats * static_cast<int64_t>(sizeof(float)),
                   attention_.scratch_bytes(shape.max_tokens, shape));
@@ -51,7 +53,7 @@ int64_t CpuBackend::thread_scratch_bytes(const StepShape& shape) const {
 
 int64_t CpuBackend::scratch_bytes(const StepShape& shape, int num_threads) const {
   return num_threads * thread_scratch_bytes(shape) + CpuAttention::partial_bytes() +
-         linear_.rounded_bytes(shape);
+         linear_.rounded_bytes(shape) + linear_.grouped_bytes(shape);
 }
 
 void CpuBackend::reserve_scratch(const StepShape& shape) {

@@ -70,14 +70,17 @@ int64_t CpuLinear::gated_floats(const StepShape& shape) {
 
 int64_t CpuLinear::rounded_bytes(const StepShape& shape) const {
   const bool is_bf16 = shape.weight_dtype == DType::kBF16 && kernels_.linear_bf16.round_row;
-  return std::max(shape.activation_bytes,
-                  is_bf16 ? rounded_stride(shape.max_in_features) * size_bytes(DType::kBF16) : 0) *
-         shape.max_tokens;
+  return std::max(
+      std::max(shape.activation_bytes,
+               is_bf16 ? rounded_stride(shape.max_in_features) * size_bytes(DType::kBF16) : 0) *
+          shape.max_tokens,
+      grouped_rounded_bytes(shape));
 }
 
 void CpuLinear::reserve(const StepShape& shape) {
   const int64_t bytes = rounded_bytes(shape);
   if (rounded_.num_bytes() < bytes) rounded_ = Buffer(bytes);
+  reserve_grouped(shape);
 }
 
 RoundedRows CpuLinear::round_rows(const FusedLinearArgs& args) {

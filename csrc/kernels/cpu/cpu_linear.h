@@ -2,6 +2,7 @@
 // with a product. A part of columns is one thread's, never a part of K.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -25,10 +26,12 @@ class CpuLinear {
   int64_t scratch_floats(const StepShape& shape) const;
   static int64_t gated_floats(const StepShape& shape);  // beside those
   int64_t rounded_bytes(const StepShape& shape) const;
+  int64_t grouped_bytes(const StepShape& shape) const;  // cpu_grouped_linear.cpp
   void reserve(const StepShape& shape);
 
   void linear(const LinearArgs& args) { multiply({.norm = {}, .linear = args, .gate = {}}, {}); }
   void grouped_linear(const GroupedLinearArgs& args);  // cpu_grouped_linear.cpp
+  void fused_experts(const FusedExpertsArgs& args);
   void fused_linear(const FusedLinearArgs& args) { multiply(args, {}); }
   void fused_mlp(const FusedMlpArgs& args);
 
@@ -71,18 +74,51 @@ class CpuLinear {
   void run_on_rows(const cpu::LinearKernel& kernel, const LinearRows& weight,
                    const cpu::LinearPart& part, std::byte* panels) const;
 
-  // Consecutive rows of row_order_ that multiply with one weight.
+  // Rows side by side that multiply with one weight.
   struct RowGroup {
-    const LinearWeight* weight;
-    int64_t begin, count;
+    int64_t weight, begin, count;
   };
-  void group_rows(const GroupedLinearArgs& args);
-  // The groups' products, of rows in row_order_, to `out` [R, N] in the same order.
-  void multiply_groups(const GroupedLinearArgs& args, float* out);
-  void multiply_quantized_groups(const GroupedLinearArgs& args, float* out);
+  // The rows of a grouped product, those of one weight side by side, as they came: the row in place
+  // i is order[i], and row r is in place places[r].
+  struct RowGroups {
+    const RowGroup* groups;  // of the weights that have rows
+    int64_t num_groups;
+    const int32_t* order;   // [num_rows]
+    const int32_t* places;  // [R]
+    int64_t num_rows;
+    std::span<const RowGroup> all() const { return {groups, static_cast<size_t>(num_groups)}; }
+  };
+  // Good until the next call.
+  RowGroups group_rows(const GroupedLinearArgs& args);
+  // The row of x in place i.
+  static auto rows_of(const GroupedLinearArgs& args, const RowGroups& groups) {
+    return [&args, order = groups.order,
+            each = args.weight_ids.shape[0] / std::max<int64_t>(1, args.x.shape[0])](int64_t i) {
+      return args.x.as<float>() + order[i] / each * args.x.strides[0];
+    };
+  }
+  static const float* bias_of(const GroupedLinearArgs& args, const RowGroup& group) {
+    return args.bias ? args.bias.as<float>() + group.weight * args.bias.strides[0] : nullptr;
+  }
+  // The groups' products, of rows in places [0, num_rows), to `out` [num_rows, N] in the same
+  // places. row_of(i) gives the row of x in place i, on some thread and once.
+  template <class RowOf>
+  void multiply_groups(const GroupedLinearArgs& args, const RowGroups& groups, float* out,
+                       RowOf row_of);
+  template <class RowOf>
+  void multiply_float_groups(const GroupedLinearArgs& args, const RowGroups& groups, float* out,
+                             RowOf row_of);
+  template <class RowOf>
+  void multiply_quantized_groups(const GroupedLinearArgs& args, const RowGroups& groups, float* out,
+                                 RowOf row_of);
   // Deals the panels of all groups to threads: calls fn(group, panel_begin, panel_end, thread_idx).
   template <class Fn>
-  void deal_groups(int64_t out_features, Fn fn);
+  void deal_groups(const RowGroups& groups, int64_t out_features, Fn fn);
+  static int64_t group_bytes(int64_t num_weights);
+  // Of a row as the kernels take it.
+  int64_t grouped_row_bytes(const GroupedShape& grouped, DType dtype) const;
+  int64_t grouped_rounded_bytes(const StepShape& shape) const;
+  void reserve_grouped(const StepShape& shape);
 
   void activate_gate(const FusedLinearArgs& args, const RoundedRows& gated);
   // `width` columns of a row of the gate's output, from `column` on: `both` are these columns of
@@ -114,9 +150,10 @@ class CpuLinear {
   ThreadPool& pool_;
   std::vector<Buffer> panels_;       // one a thread, where weights are packed later
   Buffer rounded_;                   // the rows of x as integers or bf16, of all threads
-  std::vector<int64_t> group_ends_;  // [X]
-  std::vector<RowGroup> groups_;     // of the weights that have rows
-  std::vector<int32_t> row_order_;   // [R]: rows of one weight side by side, as they came
+  // Of grouped products: the order of rows, their places, the groups and their ends.
+  Buffer row_order_;
+  Buffer row_places_;
+  Buffer groups_;
   Buffer grouped_out_;
 };
 

@@ -279,6 +279,13 @@ struct KernelTable {
   void (*cap_logits)(float* x, int64_t n, float scale, float soft_cap);
   void (*rotary)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
 
+  // A token's experts and weights, and the sum of its experts' outputs: router.inc.
+  void (*route_row)(const float* logits, int64_t n, const float* choice_bias,
+                    const float* expert_scales, const RouterNumbers* numbers, int64_t k,
+                    int32_t* ids, float* weights, float* room);
+  void (*combine_row)(const float* x, int64_t stride, const int32_t* places, const float* weights,
+                      int64_t k, int64_t width, const float* old, float* out);
+
   // Sampling, of one row each.
   // z = -inf where bit i % 32 of allowed[i / 32] is not set.
   void (*keep_allowed)(float* z, int64_t n, const uint32_t* allowed);

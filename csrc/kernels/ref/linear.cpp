@@ -51,10 +51,14 @@ void RefBackend::do_linear(const LinearArgs& args) {
 }
 
 void RefBackend::do_grouped_linear(const GroupedLinearArgs& args) {
-  for (int64_t r = 0; r < args.out.shape[0]; ++r) {
-    const size_t i = static_cast<size_t>(r);
-    do_linear({.x = args.x.slice(0, args.x_rows[i], 1),
-               .weight = args.weights[static_cast<size_t>(args.weight_ids[i])],
+  check_weight_ids(args);
+  const int64_t rows = args.out.shape[0];
+  for (int64_t r = 0; r < rows; ++r) {
+    const int32_t id = args.weight_ids.as<int32_t>()[r];
+    if (id < 0) continue;
+    do_linear({.x = args.x.slice(0, r / (rows / args.x.shape[0]), 1),
+               .weight = args.weights[static_cast<size_t>(id)],
+               .bias = args.bias ? bias_of_weight(args, id) : ConstTensor{},
                .out = args.out.slice(0, r, 1)});
   }
 }

@@ -15,5 +15,6 @@ namespace llmserve::ref {
 // What follows is made of them.
 #include "kernels/activation_functions.inc"
 #include "kernels/norm.inc"
+#include "kernels/router.inc"
 
 }  // namespace llmserve::ref

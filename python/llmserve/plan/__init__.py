@@ -21,6 +21,12 @@ from llmserve.plan.bounds import (
     transfer_s,
 )
 from llmserve.plan.capacity import Capacity, ModelShape, plan_capacity
+from llmserve.plan.experts import (
+    active_experts,
+    expert_capacity,
+    load_balance,
+    replicas_needed,
+)
 from llmserve.plan.kv_rows import KvRow
 from llmserve.plan.memory_plan import MemoryPlan, SpeedRow, WeightGroup
 from llmserve.plan.plots import plot_roofline, plot_users
@@ -32,15 +38,19 @@ __all__ = [
     "ModelShape",
     "SpeedRow",
     "WeightGroup",
+    "active_experts",
     "batch_for_rate",
     "cost_per_million_tokens",
     "crossover_ops_per_byte",
     "decode_ops_per_byte",
     "decode_tokens_per_s",
+    "expert_capacity",
+    "load_balance",
     "plan_capacity",
     "plot_roofline",
     "plot_users",
     "prefill_tokens_per_s",
+    "replicas_needed",
     "roofline_flops",
     "transfer_s",
 ]

@@ -240,6 +240,8 @@ def test_family_defaults_are_those_of_transformers(model_type: str) -> None:
         written["intermediate_size"] = theirs.intermediate_size
     if model_type == "ministral3":  # whose queries grow by what stands there
         written["rope_parameters"] = theirs.rope_parameters
+    if model_type == "dots1":  # which has no numbers of its own
+        written |= {"n_routed_experts": 8, "num_experts_per_tok": 2}
     ours = parse(written)
     kv_heads = getattr(theirs, "num_key_value_heads", None) or heads
     if hasattr(theirs, "kv_lora_rank"):  # the field does not count

@@ -1,0 +1,132 @@
+#include "layers/expert_linear.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+
+namespace llmserve {
+namespace {
+
+// What a part is of one expert.
+WeightPart of_expert(WeightPart part, int64_t expert, int64_t num_experts) {
+  const size_t place = part.name.find("{}");
+  if (place == std::string::npos) {
+    part.matrix = expert;
+    part.num_matrices = num_experts;
+  } else {
+    part.name.replace(place, 2, std::to_string(expert));
+    part.name += ".weight";
+  }
+  return part;
+}
+
+std::vector<WeightPart> of_expert(const std::vector<WeightPart>& parts, int64_t expert,
+                                  int64_t num_experts) {
+  std::vector<WeightPart> own;
+  for (const WeightPart& part : parts) own.push_back(of_expert(part, expert, num_experts));
+  return own;
+}
+
+std::vector<std::string> names_of(const std::vector<WeightPart>& parts) {
+  std::vector<std::string> names;
+  for (const WeightPart& part : parts)
+    if (std::ranges::find(names, part.name) == names.end()) names.push_back(part.name);
+  return names;
+}
+
+bool are_alike(const LinearWeight& a, const LinearWeight& b) {
+  return a.format == b.format && a.out_features == b.out_features;
+}
+
+}  // namespace
+
+ExpertLinear::ExpertLinear(WeightLoader& weights, const ExpertLinearSpec& spec)
+    : num_experts_(spec.num_experts) {
+  std::vector<WeightPart> biases;
+  for (int64_t e = 0; e < spec.num_experts; ++e) {
+    const std::vector<WeightPart> own = of_expert(spec.parts, e, spec.num_experts);
+    names_.push_back(names_of(own));
+    add(e, weights.linear(WeightGroup::kExperts, own, spec.in_features, spec.is_transposed),
+        own[0].name);
+    const std::vector<WeightPart> of_bias = of_expert(spec.biases, e, spec.num_experts);
+    biases.insert(biases.end(), of_bias.begin(), of_bias.end());
+  }
+  if (!biases.empty()) bias_ = weights.vector(WeightGroup::kExperts, biases);
+  for (Stack& stack : stacks_) {
+    for (const LinearWeight& weight : stack.weights) stack.pointers.push_back(&weight);
+    const LinearWeight& like = stack.weights[0];
+    out_features_ += like.out_features;
+    weights.note_grouped(
+        {.max_tokens = weights.backend().mlp_rows(),
+         .rows_per_token = spec.rows_per_token,
+         .num_weights = spec.num_experts,
+         .in_features = like.in_features,
+         .activation_bytes =
+             like.format ? quantized_activation_bytes(*like.format, like.in_features) : 0});
+  }
+}
+
+void ExpertLinear::add(int64_t expert, std::vector<LinearWeight> made, const std::string& name) {
+  if (expert == 0) stacks_.resize(made.size());
+  bool is_alike = made.size() == stacks_.size();
+  for (size_t s = 0; is_alike && s < made.size(); ++s) {
+    is_alike = expert == 0 || are_alike(made[s], stacks_[s].weights[0]);
+    if (is_alike) stacks_[s].weights.push_back(std::move(made[s]));
+  }
+  if (!is_alike)
+    throw NotSupported(concat("tensor \"", name, "\", of expert ", expert,
+                              ": expected the format that expert 0 is stored in; the experts of a "
+                              "layer have to be of one"));
+}
+
+void ExpertLinear::forward(const ForwardContext& context, const ConstTensor& x,
+                           const ConstTensor& ids, const Tensor& out) const {
+  if (context.observer) show(*context.observer, x, ids);
+  int64_t begin = 0;
+  for (const Stack& stack : stacks_) {
+    context.backend.grouped_linear(part(stack, begin, x, ids, out));
+    begin += stack.weights[0].out_features;
+  }
+}
+
+std::optional<GroupedLinearArgs> ExpertLinear::as_one(const ForwardContext& context,
+                                                      const ConstTensor& x, const ConstTensor& ids,
+                                                      const Tensor& out) const {
+  if (stacks_.size() != 1 || context.observer) return std::nullopt;
+  return part(stacks_[0], 0, x, ids, out);
+}
+
+GroupedLinearArgs ExpertLinear::part(const Stack& stack, int64_t begin, const ConstTensor& x,
+                                     const ConstTensor& ids, const Tensor& out) const {
+  const int64_t n = stack.weights[0].out_features;
+  ConstTensor bias;
+  if (bias_.data.data())
+    bias = ConstTensor(bias_.data.data(), DType::kF32, {num_experts_, out_features_})
+               .slice(1, begin, n);
+  return {.x = x,
+          .weights = stack.pointers,
+          .weight_ids = ids,
+          .bias = bias,
+          .out = out.slice(1, begin, n)};
+}
+
+void ExpertLinear::show(LinearObserver& observer, const ConstTensor& x,
+                        const ConstTensor& ids) const {
+  const int64_t num_rows = ids.num_elements();
+  const int64_t width = x.shape[1];
+  std::vector<float> own;
+  for (int64_t e = 0; e < num_experts_; ++e) {
+    own.clear();
+    for (int64_t r = 0; r < num_rows; ++r) {
+      if (ids.as<int32_t>()[r] != e) continue;
+      const float* row = x.as<float>() + r / (num_rows / x.shape[0]) * x.strides[0];
+      own.insert(own.end(), row, row + width);
+    }
+    if (own.empty()) continue;
+    observer.see(names_[static_cast<size_t>(e)],
+                 ConstTensor(own.data(), DType::kF32, {std::ssize(own) / width, width}));
+  }
+}
+
+}  // namespace llmserve

@@ -1,0 +1,57 @@
+// Linear layers of which each row has one of several: y = x W_i^T + b_i, with i a row's own.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "layers/forward_context.h"
+#include "layers/weight_loader.h"
+
+namespace llmserve {
+
+// Part i of expert e is parts[i] with e in place of "{}" and ".weight" behind it, or, without "{}",
+// matrix e of the tensor.
+struct ExpertLinearSpec {
+  std::vector<WeightPart> parts;
+  std::vector<WeightPart> biases;  // of tensors [X, N_i]; none: no biases
+  int64_t num_experts = 0;         // X
+  int64_t in_features = 0;         // K
+  int64_t rows_per_token = 0;      // that a step asks for: k
+  bool is_transposed = false;
+};
+
+class ExpertLinear {
+ public:
+  ExpertLinear(WeightLoader& weights, const ExpertLinearSpec& spec);
+
+  int64_t out_features() const { return out_features_; }  // N
+
+  // out [R, N] of x [T, K] and ids [R]: grouped_linear.
+  void forward(const ForwardContext& context, const ConstTensor& x, const ConstTensor& ids,
+               const Tensor& out) const;
+  // The op of forward(), where it is one: none if an expert's weight is of several kinds, or if the
+  // context's observer has to see x.
+  std::optional<GroupedLinearArgs> as_one(const ForwardContext& context, const ConstTensor& x,
+                                          const ConstTensor& ids, const Tensor& out) const;
+
+ private:
+  // Weights that lie side by side along N; one, but for files of mixed blocks.
+  struct Stack {
+    std::vector<LinearWeight> weights;          // [X]
+    std::vector<const LinearWeight*> pointers;  // to them
+  };
+  void add(int64_t expert, std::vector<LinearWeight> made, const std::string& name);
+  GroupedLinearArgs part(const Stack& stack, int64_t begin, const ConstTensor& x,
+                         const ConstTensor& ids, const Tensor& out) const;
+  // Shows the rows that each expert reads.
+  void show(LinearObserver& observer, const ConstTensor& x, const ConstTensor& ids) const;
+
+  std::vector<std::vector<std::string>> names_;  // [X] of an expert's tensors
+  std::vector<Stack> stacks_;
+  int64_t num_experts_;
+  int64_t out_features_ = 0;
+  VectorWeight bias_;  // [X * N] or empty
+};
+
+}  // namespace llmserve

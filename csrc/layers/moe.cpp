@@ -1,0 +1,214 @@
+#include "layers/moe.h"
+
+#include <algorithm>
+
+namespace llmserve {
+namespace {
+
+// The gate and what it is multiplied with, of tensors of these names.
+std::vector<WeightPart> gate_up_parts(const ExpertSpec& spec, const std::string& both,
+                                      const std::string& gate, const std::string& up) {
+  const int64_t width = spec.intermediate_size;
+  if (both.empty()) return {{gate, width}, {up, width}};
+  if (!spec.is_interleaved) return {{both, 2 * width}};
+  const WeightPart first{.name = both, .size = width, .of = 2 * width, .step = 2};
+  WeightPart second = first;
+  second.begin = 1;
+  return {first, second};
+}
+
+std::string below(const std::string& prefix, const std::string& name) {
+  return name.empty() ? name : prefix + name;
+}
+
+ExpertLinearSpec gate_up_spec(const ExpertSpec& spec, const std::string& prefix,
+                              int64_t hidden_size) {
+  const ExpertNames& names = spec.names;
+  ExpertLinearSpec linear{
+      .parts = gate_up_parts(spec, below(prefix, names.gate_up), below(prefix, names.gate),
+                             below(prefix, names.up)),
+      .num_experts = spec.num_experts,
+      .in_features = hidden_size,
+      .rows_per_token = spec.top_k,
+      .is_transposed = spec.is_transposed};
+  if (!names.gate_up_bias.empty() || !names.gate_bias.empty())
+    linear.biases = gate_up_parts(spec, below(prefix, names.gate_up_bias),
+                                  below(prefix, names.gate_bias), below(prefix, names.up_bias));
+  return linear;
+}
+
+ExpertLinearSpec down_spec(const ExpertSpec& spec, const std::string& prefix, int64_t hidden_size) {
+  ExpertLinearSpec linear{.parts = {{prefix + spec.names.down, hidden_size}},
+                          .num_experts = spec.num_experts,
+                          .in_features = spec.intermediate_size,
+                          .rows_per_token = spec.top_k,
+                          .is_transposed = spec.is_transposed};
+  if (!spec.names.down_bias.empty()) linear.biases = {{prefix + spec.names.down_bias, hidden_size}};
+  return linear;
+}
+
+std::optional<GatedMlp> shared_mlp(WeightLoader& weights, const std::string& prefix,
+                                   const ExpertSpec& spec, MlpSpec mlp) {
+  if (spec.shared_size == 0) return std::nullopt;
+  TensorNames names;
+  names.gate_up = spec.names.shared_gate_up;
+  names.gate = spec.names.shared_gate;
+  names.up = spec.names.shared_up;
+  names.down = spec.names.shared_down;
+  mlp.intermediate_size = spec.shared_size;
+  return std::optional<GatedMlp>(std::in_place, weights, names, prefix, mlp);
+}
+
+VectorWeight router_bias(WeightLoader& weights, const std::string& prefix, const ExpertSpec& spec) {
+  if (!spec.has_router_bias) return {};
+  return weights.vector(WeightGroup::kMlp, prefix + spec.names.router + ".bias", spec.num_experts);
+}
+
+VectorWeight choice_bias(WeightLoader& weights, const std::string& prefix, const ExpertSpec& spec) {
+  if (spec.names.choice_bias.empty()) return {};
+  WeightPart part{.name = prefix + spec.names.choice_bias, .size = spec.num_experts};
+  if (spec.is_choice_bias_row) part = {.name = part.name, .size = 1, .width = spec.num_experts};
+  return weights.vector(WeightGroup::kMlp, {part});
+}
+
+LinearWeight shared_weight(WeightLoader& weights, const std::string& prefix, const ExpertSpec& spec,
+                           int64_t hidden_size) {
+  if (spec.shared_size == 0 || spec.names.shared_weight.empty()) return {};
+  return weights.float_linear(WeightGroup::kMlp, prefix + spec.names.shared_weight + ".weight", 1,
+                              hidden_size, spec.is_shared_weight_vector);
+}
+
+// [T * k] of [T, k].
+ConstTensor flat(const ConstTensor& ids) { return {ids.data, ids.dtype, {ids.num_elements()}}; }
+
+}  // namespace
+
+Experts::Experts(WeightLoader& weights, const std::string& prefix, int64_t layer_idx,
+                 const ExpertSpec& spec, const MlpSpec& mlp)
+    : layer_idx_(layer_idx),
+      spec_(spec),
+      hidden_size_(mlp.hidden_size),
+      activation_(mlp.activation),
+      max_rows_(weights.backend().mlp_rows()),
+      router_(weights.float_linear(WeightGroup::kMlp, prefix + spec.names.router + ".weight",
+                                   spec.num_experts, mlp.hidden_size)),
+      router_bias_(router_bias(weights, prefix, spec)),
+      choice_bias_(choice_bias(weights, prefix, spec)),
+      gate_up_(weights, gate_up_spec(spec, prefix, mlp.hidden_size)),
+      down_(weights, down_spec(spec, prefix, mlp.hidden_size)),
+      shared_(shared_mlp(weights, prefix, spec, mlp)),
+      shared_weight_(shared_weight(weights, prefix, spec, mlp.hidden_size)) {}
+
+void Experts::forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
+                      bool accumulate) const {
+  if (x.norm) context.backend.rms_norm(*x.norm);
+  for (int64_t begin = 0; begin < x.num_rows(); begin += max_rows_) {
+    const int64_t count = std::min(max_rows_, x.num_rows() - begin);
+    forward_rows(context, x.x.slice(0, begin, count), out.slice(0, begin, count), accumulate);
+  }
+}
+
+// What reads x comes before what writes out, which may be x.
+void Experts::forward_rows(const ForwardContext& context, const ConstTensor& x, const Tensor& out,
+                           bool accumulate) const {
+  const Arena::Scope scope(context.arena);
+  const int64_t rows = x.shape[0];
+  const Routes routes{context.arena.allocate(DType::kI32, {rows, spec_.top_k}),
+                      context.arena.allocate(DType::kF32, {rows, spec_.top_k})};
+  Tensor scaled;
+  if (spec_.scales_input) scaled = context.arena.allocate(DType::kF32, {rows, hidden_size_});
+  route(context, x, routes, scaled);
+  const ConstTensor read = scaled ? ConstTensor(scaled) : x;
+  if (!shared_) return run_experts(context, read, routes, out, accumulate);
+  const Tensor shared = context.arena.allocate(DType::kF32, {rows, hidden_size_});
+  shared_->forward(context, {x}, shared, /*accumulate=*/false);
+  Tensor weight;
+  if (shared_weight_.out_features == 1) {
+    weight = context.arena.allocate(DType::kF32, {rows, 1});
+    weigh_shared(context, x, weight);
+  }
+  run_experts(context, read, routes, out, accumulate);
+  if (weight)
+    context.backend.combine_experts(
+        {.x = shared, .weights = weight, .out = out, .accumulate = true});
+  else
+    context.backend.add({.out = out, .x = shared});
+}
+
+void Experts::route(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
+                    const Tensor& scaled) const {
+  const Arena::Scope scope(context.arena);
+  const Tensor logits = context.arena.allocate(DType::kF32, {x.shape[0], spec_.num_experts});
+  context.backend.linear({.x = x, .weight = &router_, .bias = router_bias_.view(), .out = logits});
+  RouteExpertsArgs args{.logits = logits,
+                        .choice_bias = choice_bias_.view(),
+                        .numbers = spec_.router,
+                        .ids = routes.ids,
+                        .weights = routes.weights};
+  context.backend.route_experts(args);
+  if (context.routes) context.routes->see(layer_idx_, routes.ids);
+  if (!scaled) return;
+  context.backend.combine_experts({.x = x, .weights = routes.weights, .out = scaled});
+  args.numbers = {.score = RouterScore::kSoftmaxOfChosen};  // of one, which is 1
+  context.backend.route_experts(args);
+}
+
+// A router of one expert, whose weight is its sigmoid.
+void Experts::weigh_shared(const ForwardContext& context, const ConstTensor& x,
+                           const Tensor& weight) const {
+  const Arena::Scope scope(context.arena);
+  const Tensor logits = context.arena.allocate(DType::kF32, {x.shape[0], 1});
+  const Tensor ids = context.arena.allocate(DType::kI32, {x.shape[0], 1});
+  context.backend.linear({.x = x, .weight = &shared_weight_, .out = logits});
+  context.backend.route_experts({.logits = logits,
+                                 .numbers = {.score = RouterScore::kSigmoid},
+                                 .ids = ids,
+                                 .weights = weight});
+}
+
+void Experts::run_experts(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
+                          const Tensor& out, bool accumulate) const {
+  const Arena::Scope scope(context.arena);
+  const int64_t rows = x.shape[0] * spec_.top_k;
+  const ConstTensor ids = flat(routes.ids);
+  const Tensor gate_up = context.arena.allocate(DType::kF32, {rows, gate_up_.out_features()});
+  const Tensor activated = context.arena.allocate(DType::kF32, {rows, spec_.intermediate_size});
+  const Tensor given = context.arena.allocate(DType::kF32, {rows, hidden_size_});
+  const GatedActivationArgs gate{.gate_up = gate_up, .out = activated, .activation = activation_};
+  const CombineExpertsArgs combine{
+      .x = given, .weights = routes.weights, .out = out, .accumulate = accumulate};
+  const auto up = gate_up_.as_one(context, x, ids, gate_up);
+  const auto down = down_.as_one(context, activated, ids, given);
+  if (up && down)
+    return context.backend.fused_experts(
+        {.up = *up, .gate = gate, .down = *down, .combine = combine});
+  gate_up_.forward(context, x, ids, gate_up);
+  context.backend.gated_activation(gate);
+  down_.forward(context, activated, ids, given);
+  context.backend.combine_experts(combine);
+}
+
+int64_t Experts::workspace_bytes(int64_t num_tokens) const {
+  const int64_t rows = std::min(max_rows_, num_tokens);
+  const auto floats = [](int64_t count, int64_t width) {
+    return Arena::footprint_bytes(DType::kF32, {count, width});
+  };
+  const int64_t routed = rows * spec_.top_k;
+  const int64_t routes =
+      Arena::footprint_bytes(DType::kI32, {rows, spec_.top_k}) + floats(rows, spec_.top_k);
+  const int64_t scaled = spec_.scales_input ? floats(rows, hidden_size_) : 0;
+  const int64_t shared = shared_ ? floats(rows, hidden_size_) : 0;
+  const int64_t during_shared = shared_ ? shared_->workspace_bytes(rows) : 0;
+  const bool is_weighed = shared_weight_.out_features == 1;
+  const int64_t weight = is_weighed ? floats(rows, 1) : 0;
+  const int64_t during_weight =
+      is_weighed ? floats(rows, 1) + Arena::footprint_bytes(DType::kI32, {rows, 1}) : 0;
+  const int64_t during_experts = floats(routed, gate_up_.out_features()) +
+                                 floats(routed, spec_.intermediate_size) +
+                                 floats(routed, hidden_size_);
+  return routes + scaled +
+         std::max({floats(rows, spec_.num_experts), shared + during_shared,
+                   shared + weight + std::max(during_weight, during_experts)});
+}
+
+}  // namespace llmserve
