@@ -139,6 +139,8 @@ py::dict to_dict(const WeightReport& weights) {
   out["group_bytes"] = groups;
   out["total_bytes"] = weights.total_bytes();
   out["mapped_bytes"] = weights.mapped_bytes;
+  out["num_experts"] = weights.num_experts;
+  out["experts_per_token"] = weights.experts_per_token;
   py::list integers;
   for (const LinearFormat* format : weights.integers) integers.append(std::string(format->name));
   out["integers"] = integers;

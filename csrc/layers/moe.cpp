@@ -97,7 +97,9 @@ Experts::Experts(WeightLoader& weights, const std::string& prefix, int64_t layer
       gate_up_(weights, gate_up_spec(spec, prefix, mlp.hidden_size)),
       down_(weights, down_spec(spec, prefix, mlp.hidden_size)),
       shared_(shared_mlp(weights, prefix, spec, mlp)),
-      shared_weight_(shared_weight(weights, prefix, spec, mlp.hidden_size)) {}
+      shared_weight_(shared_weight(weights, prefix, spec, mlp.hidden_size)) {
+  weights.note_experts(spec.num_experts, spec.top_k);
+}
 
 void Experts::forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
                       bool accumulate) const {

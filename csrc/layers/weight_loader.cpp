@@ -121,6 +121,11 @@ void WeightLoader::note_grouped(const GroupedShape& shape) {
   most.out_features = std::max(most.out_features, shape.out_features);
 }
 
+void WeightLoader::note_experts(int64_t num_experts, int64_t experts_per_token) {
+  report_.num_experts = std::max(report_.num_experts, num_experts);
+  report_.experts_per_token = std::max(report_.experts_per_token, experts_per_token);
+}
+
 VectorWeight WeightLoader::vector(WeightGroup group, const std::vector<WeightPart>& parts,
                                   const Shard& shard) {
   const StackedRows rows = source_.stack_vectors(parts, shard);

@@ -57,6 +57,8 @@ class WeightLoader {
 
   // Products of rows with weights of their own that a layer asks for.
   void note_grouped(const GroupedShape& shape);
+  // How many experts a layer has, and how many of them a token is given.
+  void note_experts(int64_t num_experts, int64_t experts_per_token);
 
   // A tensor that may be in the file and is not needed.
   void ignore(const std::string& name) { source_.ignore(name); }

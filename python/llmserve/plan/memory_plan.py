@@ -10,6 +10,7 @@ from llmserve.common.arguments import integer
 from llmserve.common.units import human_bytes
 from llmserve.errors import InvalidArgument
 from llmserve.plan.bounds import decode_tokens_per_s, prefill_tokens_per_s
+from llmserve.plan.experts import active_experts
 from llmserve.plan.kv_rows import KvRow, kv_rows, kv_table, users_at
 from llmserve.plan.table import html_page, text_table
 
@@ -297,14 +298,22 @@ def _speed(
             raise InvalidArgument("an estimate of speed needs a bandwidth beside flops")
         return ()
     read_bytes = sum(core.weights["group_bytes"][name] for name in _READ_GROUPS)
-    num_params = read_bytes / (2 if core.config.dtype == "bfloat16" else 4)
+    expert_bytes = core.weights["group_bytes"]["experts"]
+    experts, each = core.weights["num_experts"], core.weights["experts_per_token"]
+
+    def read_by(tokens: int) -> float:
+        """Bytes of a step of so many users, whose experts are drawn evenly."""
+        share = active_experts(experts, each, tokens) / experts if experts else 0.0
+        return read_bytes + share * expert_bytes
+
+    num_params = read_by(1) / (2 if core.config.dtype == "bfloat16" else 4)
     prefill = None if flops is None else prefill_tokens_per_s(num_params, flops)
     rows = []
     for context in contexts:
         batch = min(core.pool.num_users(context), core.config.scheduler.max_num_seqs)
         kv_bytes = context * core.pool.bytes_per_token
-        one = decode_tokens_per_s(read_bytes, bandwidth, 1, kv_bytes)
-        every = decode_tokens_per_s(read_bytes, bandwidth, batch, kv_bytes) if batch else 0.0
+        one = decode_tokens_per_s(read_by(1), bandwidth, 1, kv_bytes)
+        every = decode_tokens_per_s(read_by(batch), bandwidth, batch, kv_bytes) if batch else 0.0
         if prefill is not None:  # a decoded token takes the same arithmetic
             one, every = min(one, prefill), min(every, prefill)
         rows.append(SpeedRow(context, batch, one, every, prefill))

@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from checkpoints import checkpoint
+from llmserve import LLM
 from llmserve.errors import InvalidArgument
 from llmserve.plan import active_experts, expert_capacity, load_balance, replicas_needed
 
@@ -51,3 +53,15 @@ def test_balance_is_the_busiest_over_the_mean() -> None:
 def test_what_no_router_gives_is_refused(call) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises((InvalidArgument, ValueError)):
         call()
+
+
+def test_the_plan_counts_the_experts_that_a_token_is_given() -> None:
+    path = checkpoint("olmoe", num_experts=16, num_experts_per_tok=4)
+    plan = LLM.plan(path, num_gpu_blocks_override=64, contexts=[32], bandwidth=1e9, max_num_seqs=8)
+    size = {group.name: group.num_bytes for group in plan.weights}
+    others = sum(size[name] for name in ("attention", "mlp", "norm", "lm_head"))
+    kv = 32 * plan.kv_bytes_per_token
+    (row,) = plan.speed
+    assert row.one_user_tokens_per_s == pytest.approx(1e9 / (others + size["experts"] / 4 + kv))
+    read = others + size["experts"] * active_experts(16, 4, row.batch) / 16
+    assert row.all_users_tokens_per_s == pytest.approx(row.batch * 1e9 / (read + row.batch * kv))
