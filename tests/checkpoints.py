@@ -311,7 +311,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
 FAMILIES = tuple(_FAMILY)
 # Of these a rounded activation now and then chooses another expert with as large a weight, and what
 # comes of it is another token's: their rows are compared by the median.
-ROUTERS_THAT_FLIP = ("dots1", "glm4_moe", "minimax_m2", "phimoe")
+ROUTERS_THAT_FLIP = ("dots1", "glm4_moe", "gpt_oss", "minimax_m2", "phimoe")
 # What a family's config may say and is refused: family, field, its value, what is supported.
 REFUSED: tuple[tuple[str, str, Any, Any], ...] = (
     ("gpt2", "scale_attn_by_inverse_layer_idx", True, False),

@@ -148,7 +148,7 @@ def quantized(kind: str) -> Quantize:
     qtype = gguf.GGMLQuantizationType[kind]
 
     def quantize(name: str, array: np.ndarray) -> tuple[np.ndarray, Any]:
-        if _is_vector(array):
+        if _is_vector(array) or name.endswith("bias"):
             return array.astype(np.float32), None
         return gguf.quants.quantize(array.astype(np.float32), qtype), qtype
 
@@ -204,7 +204,7 @@ def in_format(kind: str) -> Quantize:
         return quantized(kind)
 
     def quantize(name: str, array: np.ndarray) -> tuple[np.ndarray, Any]:
-        if _is_vector(array):
+        if _is_vector(array) or name.endswith("bias"):
             return array.astype(np.float32), None
         blocks = random_blocks(kind, array.size // array.shape[-1], array.shape[-1])
         return blocks.reshape(*array.shape[:-1], -1), gguf.GGMLQuantizationType[kind]
@@ -235,7 +235,9 @@ def write_gguf(
     )
     for name, array in _stacked(load_file(checkpoint / "model.safetensors")).items():
         gguf_name = names.get_name(
-            name.replace("e_score_correction_bias", "e_score_correction.bias"),
+            name.replace("e_score_correction_bias", "e_score_correction.bias").replace(
+                "self_attn.sinks", "self_attn.sinks.weight"
+            ),
             try_suffixes=(".weight", ".bias"),
         )
         assert gguf_name is not None, name

@@ -59,11 +59,13 @@ def dequantized_copy(source: Path, to: Path, quantize: Quantize) -> Path:
     copy_checkpoint(source, to)
     tensors = {}
     is_gpt2 = architecture(source) == "GPT2LMHeadModel"
+    is_gpt_oss = architecture(source) == "GptOssForCausalLM"
     for name, array in load_file(source / "model.safetensors").items():
         is_transposed = is_gpt2 and ".h." in name and array.ndim == 2
-        data, qtype = quantize(name, array.T if is_transposed else array)
+        is_transposed |= is_gpt_oss and array.ndim == 3
+        data, qtype = quantize(name, array.swapaxes(-1, -2) if is_transposed else array)
         values = data if qtype is None else gguf.quants.dequantize(data, qtype)
-        tensors[name] = np.ascontiguousarray(values.T) if is_transposed else values
+        tensors[name] = np.ascontiguousarray(values.swapaxes(-1, -2) if is_transposed else values)
     save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
     return to
 
