@@ -68,6 +68,16 @@ void CpuBackend::do_fused_linear(const FusedLinearArgs& args) { linear_.fused_li
 
 void CpuBackend::do_fused_mlp(const FusedMlpArgs& args) { linear_.fused_mlp(args); }
 
+void CpuBackend::do_grouped_linear(const GroupedLinearArgs& args) { linear_.grouped_linear(args); }
+
+void CpuBackend::do_fused_experts(const FusedExpertsArgs& args) { linear_.fused_experts(args); }
+
+void CpuBackend::do_route_experts(const RouteExpertsArgs& args) { route_rows(workers_, args); }
+
+void CpuBackend::do_combine_experts(const CombineExpertsArgs& args) {
+  combine_rows(workers_, args, nullptr);
+}
+
 void CpuBackend::do_paged_attention(const PagedAttentionArgs& args) { attention_.run(args, {}); }
 
 void CpuBackend::do_fused_attention(const FusedAttentionArgs& args) {

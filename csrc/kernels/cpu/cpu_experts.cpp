@@ -1,34 +1,25 @@
 // Routers of mixtures of experts, and the sums of what experts give: a token at a time.
 #include "kernels/cpu/cpu_experts.h"
 
-#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/cpu_norm.h"
 
 namespace llmserve {
 
-void CpuBackend::do_route_experts(const RouteExpertsArgs& args) {
+void route_rows(CpuWorkers& workers, const RouteExpertsArgs& args) {
   const int64_t experts = args.logits.shape[1];
   const int64_t k = args.ids.shape[1];
-  workers_.reserve_scratch_floats(router_floats(experts));
+  workers.reserve_scratch_floats(router_floats(experts));
   // An expert's score is an exponential, and every slot looks at all of them.
-  workers_.pool().parallel_for(
+  workers.pool().parallel_for(
       args.logits.shape[0], row_grain((8 + k) * experts), [&](int64_t begin, int64_t end, int idx) {
         for (int64_t t = begin; t < end; ++t)
-          workers_.kernels().route_row(
-              args.logits.as<float>() + t * args.logits.strides[0], experts,
-              args.choice_bias.as<float>(), args.expert_scales.as<float>(), &args.numbers, k,
-              args.ids.as<int32_t>() + t * k, args.weights.as<float>() + t * k,
-              workers_.scratch<float>(idx));
+          workers.kernels().route_row(args.logits.as<float>() + t * args.logits.strides[0], experts,
+                                      args.choice_bias.as<float>(), args.expert_scales.as<float>(),
+                                      &args.numbers, k, args.ids.as<int32_t>() + t * k,
+                                      args.weights.as<float>() + t * k,
+                                      workers.scratch<float>(idx));
       });
 }
-
-void CpuBackend::do_combine_experts(const CombineExpertsArgs& args) {
-  combine_rows(workers_, args, nullptr);
-}
-
-void CpuBackend::do_grouped_linear(const GroupedLinearArgs& args) { linear_.grouped_linear(args); }
-
-void CpuBackend::do_fused_experts(const FusedExpertsArgs& args) { linear_.fused_experts(args); }
 
 void combine_rows(CpuWorkers& workers, const CombineExpertsArgs& args, const int32_t* places) {
   const int64_t k = args.weights.shape[1];
