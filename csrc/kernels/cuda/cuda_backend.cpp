@@ -75,7 +75,8 @@ CudaBackend::CudaBackend(const BackendOptions& options)
   uses_mma_gemv_ = uses_gemv_ && properties.major >= 8;
   uses_mma_ = choice == "invariant";
   can_run_integers_ = properties.major >= 8;
-  if (uses_mma_) prepare_mma_linear();
+  has_mma_ = choice != "plain" && properties.major >= 8;
+  if (has_mma_) prepare_mma_linear();
   if (chosen("LLMSERVE_CUDA_ATTENTION", {"auto", "plain"}) == "auto" && properties.major >= 8)
     tiled_shared_bytes_ = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
   steps_.allow_early_starts(chosen("LLMSERVE_CUDA_LAUNCH", {"early", "plain"}) == "early" &&
@@ -108,7 +109,7 @@ int64_t CudaBackend::op_scratch_bytes(const StepShape& shape) const {
   const int64_t integer_bytes =
       shape.activation_bytes > 0 ? shape.activation_bytes + kQuantizedUnit : 0;
   return std::max({is_rounded ? shape.max_tokens * shape.max_in_features * 2 : 0,
-                   shape.max_tokens * integer_bytes,
+                   shape.max_tokens * integer_bytes, grouped_scratch_bytes(shape.grouped),
                    is_tiled ? max_partial_bytes(shape.max_sequences, shape.max_context,
                                                 shape.num_kv_heads, shape.group, shape.key_dim)
                             : 0});

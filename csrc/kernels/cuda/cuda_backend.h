@@ -98,6 +98,11 @@ class CudaBackend final : public Backend {
   void fuse_in_rounding(const FusedLinearArgs& args);
   static RoundedX rounded_x(std::byte* memory, int64_t num_rows, const QuantizedLayout& layout);
   const int32_t* input_order(const LinearWeight& weight);
+  // grouped_linear: rows brought together by their weights, in working memory.
+  static int64_t grouped_scratch_bytes(const GroupedShape& shape);
+  RowGroups group(const GroupedLinearArgs& args, int64_t rows_at_once, std::byte* memory);
+  const void* const* grouped_weights(std::span<const LinearWeight* const> weights);
+  void grouped_quantized_linear(const GroupedLinearArgs& args);
   // By tensor cores or cuBLASLt, of x as bf16 or, if null, as it is; false if neither does this.
   bool multiply(const LinearParams& params, const uint16_t* rounded);
   static LinearFusion fusion_of(const FusedLinearArgs& args);
@@ -126,6 +131,7 @@ class CudaBackend final : public Backend {
   bool uses_gemv_ = false;
   bool uses_mma_gemv_ = false;
   bool uses_mma_ = false;
+  bool has_mma_ = false;            // rows with weights of their own may be mma_linear's
   bool can_run_integers_ = false;   // products of bytes by tensor cores
   int64_t tiled_shared_bytes_ = 0;  // that a block may ask for; 0: no attention by tensor cores
   std::vector<std::pair<int64_t, Storage>> tiled_kernels_;  // widths and caches that are prepared
@@ -134,7 +140,9 @@ class CudaBackend final : public Backend {
   IndexUpload token_ids_;
   IndexUpload positions_;
   std::deque<IndexUpload> frequencies_;  // of the rotary embeddings that there are
-  std::map<const std::vector<int32_t>*, IndexUpload> orders_;  // of weights' columns
+  std::map<const std::vector<int32_t>*, IndexUpload> orders_;   // of weights' columns
+  std::map<const LinearWeight*, IndexUpload> grouped_weights_;  // by the first of them
+  std::vector<int64_t> weight_places_;                          // of the call at hand
   IndexUpload slots_;
   IndexUpload query_starts_;
   IndexUpload kv_lens_;

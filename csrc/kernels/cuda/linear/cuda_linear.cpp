@@ -36,18 +36,6 @@ void CudaBackend::do_linear(const LinearArgs& args) {
   if (!multiply(params, rounded)) plain_linear(params, stream());
 }
 
-void CudaBackend::do_grouped_linear(const GroupedLinearArgs&) {
-  throw NotSupported("cuda grouped_linear: weights of single rows are not supported");
-}
-
-void CudaBackend::do_route_experts(const RouteExpertsArgs&) {
-  throw NotSupported("cuda route_experts: mixtures of experts are not supported");
-}
-
-void CudaBackend::do_combine_experts(const CombineExpertsArgs&) {
-  throw NotSupported("cuda combine_experts: mixtures of experts are not supported");
-}
-
 // Of the weight alone: another product of the same weight has other bits.
 bool CudaBackend::uses_mma(const LinearParams& params) const {
   return uses_mma_ && params.storage == Storage::kBF16 && params.in_features > 0 &&
