@@ -153,9 +153,9 @@ void register_inspect(py::module_& module) {
       "of one that is not read the summary says what to use instead.");
   module.def(
       "check_quantization",
-      [](const std::string& path) { read_quantization_method(open_config(path)); },
-      py::arg("path"),
-      "Throws NotSupported if a config.json is of a checkpoint that is quantized by a method that is "
+      [](const std::string& path) { read_quantization_method(open_config(path)); }, py::arg("path"),
+      "Throws NotSupported if a config.json is of a checkpoint that is quantized by a method that "
+      "is "
       "not read.");
   module.def(
       "supported_quantizations", [] { return rows_of(linear_format_registry()); },

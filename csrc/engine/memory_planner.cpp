@@ -339,9 +339,8 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
   if (plan.config.packed_cache.max_bytes > 0) {
     std::string ignored;  // load says it
     const PackedCache cache(plan.config.packed_cache.folder);
-    packed.file =
-        cache.find(packed_key(checkpoint, packed_variant(plan.config, *backend, checkpoint)), {},
-                   ignored);
+    packed.file = cache.find(
+        packed_key(checkpoint, packed_variant(plan.config, *backend, checkpoint)), {}, ignored);
   }
   ModelPlan sizes =
       plan_model(checkpoint, model, *backend,

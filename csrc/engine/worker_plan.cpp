@@ -36,9 +36,10 @@ std::string packed_variant(const EngineConfig& config, const Backend& backend,
                            const Checkpoint& checkpoint) {
   constexpr size_t kShown = 16;  // digits of the digest
   const auto& quantization = checkpoint.quantization();
-  return concat(quantization ? concat("read by ", digest(*quantization).substr(0, kShown), " ") : "",
-                config.quantization.empty() ? "" : config.quantization + " of ", name(config.dtype),
-                " in ", backend.packed_layout());
+  return concat(
+      quantization ? concat("read by ", digest(*quantization).substr(0, kShown), " ") : "",
+      config.quantization.empty() ? "" : config.quantization + " of ", name(config.dtype), " in ",
+      backend.packed_layout());
 }
 
 }  // namespace llmserve

@@ -32,13 +32,20 @@ Set set_of(Predicate has) {
 // What \d, \W … stand for.
 std::optional<Set> class_of(char letter) {
   switch (letter) {
-    case 'd': return set_of(is_digit);
-    case 'D': return ~set_of(is_digit);
-    case 'w': return set_of(is_word);
-    case 'W': return ~set_of(is_word);
-    case 's': return set_of(is_space);
-    case 'S': return ~set_of(is_space);
-    default: return std::nullopt;
+    case 'd':
+      return set_of(is_digit);
+    case 'D':
+      return ~set_of(is_digit);
+    case 'w':
+      return set_of(is_word);
+    case 'W':
+      return ~set_of(is_word);
+    case 's':
+      return set_of(is_space);
+    case 'S':
+      return ~set_of(is_space);
+    default:
+      return std::nullopt;
   }
 }
 
@@ -112,16 +119,24 @@ class NamePatternParser {
   void atom(int depth) {
     const char c = text_[at_++];
     switch (c) {
-      case '.': return add_set(~Set().set('\n'));
-      case '^': return add({Op::kBegin});
-      case '$': return add({Op::kEnd});
-      case '[': return add_set(bracketed());
-      case '\\': return escape();
-      case '(': return group(depth);
+      case '.':
+        return add_set(~Set().set('\n'));
+      case '^':
+        return add({Op::kBegin});
+      case '$':
+        return add({Op::kEnd});
+      case '[':
+        return add_set(bracketed());
+      case '\\':
+        return escape();
+      case '(':
+        return group(depth);
       case '*':
       case '+':
-      case '?': corrupt("nothing to repeat");
-      default: return add_set(Set().set(static_cast<unsigned char>(c)));
+      case '?':
+        corrupt("nothing to repeat");
+      default:
+        return add_set(Set().set(static_cast<unsigned char>(c)));
     }
   }
 
@@ -288,11 +303,10 @@ void NamePattern::follow(int32_t step, std::string_view name, size_t at, std::ve
     if (is_listed[static_cast<size_t>(next)]) continue;
     is_listed[static_cast<size_t>(next)] = true;
     const Step& of = steps_[static_cast<size_t>(next)];
-    const bool holds = of.op == Op::kBegin  ? at == 0
-                       : of.op == Op::kEnd  ? at == name.size()
-                       : of.op == Op::kWordEdge
-                           ? (at > 0 && is_word_at(at - 1)) != is_word_at(at)
-                           : false;
+    const bool holds = of.op == Op::kBegin      ? at == 0
+                       : of.op == Op::kEnd      ? at == name.size()
+                       : of.op == Op::kWordEdge ? (at > 0 && is_word_at(at - 1)) != is_word_at(at)
+                                                : false;
     if (of.op == Op::kJump) {
       pending.push_back(of.to);
     } else if (of.op == Op::kSplit) {

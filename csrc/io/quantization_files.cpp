@@ -42,8 +42,7 @@ std::optional<JsonDocument> beside(const CheckpointDirectory& directory) {
     bool has_method = false;
     if (fields)
       for (const JsonMember& member : *fields) has_method |= member.key == "quant_method";
-    if (fields && !has_method)
-      fields->push_back({"quant_method", {std::string(row.method)}});
+    if (fields && !has_method) fields->push_back({"quant_method", {std::string(row.method)}});
     return JsonDocument::make(path, std::move(root));
   }
   return std::nullopt;

@@ -31,10 +31,10 @@ struct WeightReport {
   // A row of activations as integers, beside the linear layer where it takes most; 0 if none runs
   // on integers.
   int64_t activation_bytes = 0;
-  int64_t max_in_features = 0;  // K, of all linear layers
+  int64_t max_in_features = 0;    // K, of all linear layers
   int64_t num_experts = 0;        // of a layer, the most
   int64_t experts_per_token = 0;  // likewise
-  GroupedShape grouped;         // of products of rows with weights of their own, if any
+  GroupedShape grouped;           // of products of rows with weights of their own, if any
   // As EngineMetrics has them; 0 when planning.
   int64_t read_us = 0;
   int64_t pack_us = 0;

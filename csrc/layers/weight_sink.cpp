@@ -169,8 +169,9 @@ class PackSink : public WeightSink {
     }
     if (is_finite) return weight;
     read(rows, DType::kF32);  // names the value that is not, in the words of every other tensor
-    throw CorruptFile(concat(source_.checkpoint().path(), ": tensor \"", rows.parts[0].name,
-                             "\" has a scale that is not finite, or a code that its format has not"));
+    throw CorruptFile(
+        concat(source_.checkpoint().path(), ": tensor \"", rows.parts[0].name,
+               "\" has a scale that is not finite, or a code that its format has not"));
   }
 
   const WeightSource& source_;

@@ -8,7 +8,8 @@ namespace llmserve {
 
 const std::string& head_name(WeightLoader& weights, const ModelConfig& config) {
   const std::string& head = config.names.lm_head;
-  // A tied checkpoint may still carry a copy of the head, which is used where it is a quantized one.
+  // A tied checkpoint may still carry a copy of the head, which is used where it is a quantized
+  // one.
   if (!config.tie_word_embeddings ||
       weights.is_quantized(head + ".weight", config.vocab_size, config.hidden_size))
     return head;

@@ -25,8 +25,7 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint) {
     const bool is_quantized = checkpoint.storage(entry).blocks ||
                               (checkpoint.quantization() && size_bytes(entry.dtype) == 1) ||
                               (checkpoint.quantization() && entry.dtype == DType::kI32);
-    if (entry.dtype == DType::kBF16 || is_quantized)
-      bf16_bytes += entry.num_bytes;
+    if (entry.dtype == DType::kBF16 || is_quantized) bf16_bytes += entry.num_bytes;
   }
   return 2 * bf16_bytes > all_bytes ? DType::kBF16 : DType::kF32;
 }

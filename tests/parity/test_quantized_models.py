@@ -62,9 +62,17 @@ def _rms(x: np.ndarray) -> float:
     return float(np.sqrt((x**2).mean()))
 
 
+# Experts are no layers of torch's that could be rounded, and latent attention rounds its projections
+# turned. Their products have tests of their own, by op and against ref.
+OTHERWISE = {family for family in FAMILIES if "moe" in family} | {
+    *("dots1", "glm4_moe", "gpt_oss", "minicpm3", "minimax_m2", "mixtral", "olmoe", "youtu")
+}
+DENSE = [family for family in FAMILIES if family not in OTHERWISE]
+
+
 @pytest.mark.parametrize(
     ("family", "name"),
-    [(family, "int8") for family in FAMILIES] + [("llama", "int4-g32"), ("gpt2", "int4-g32")],
+    [(family, "int8") for family in DENSE] + [("llama", "int4-g32"), ("gpt2", "int4-g32")],
 )
 def test_logits_are_those_of_the_rounded_twin(family: str, name: str) -> None:
     torch = pytest.importorskip("torch")
@@ -79,8 +87,9 @@ def test_logits_are_those_of_the_rounded_twin(family: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, _ in _core.supported_quantizations()])
-def test_cpu_gives_the_bits_of_ref_but_for_attention(name: str) -> None:
-    path = checkpoint("llama", **WIDE)
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen2_moe", "minicpm3"])
+def test_cpu_gives_the_bits_of_ref_but_for_attention(family: str, name: str) -> None:
+    path = checkpoint(family, **WIDE)
     tokens = np.random.default_rng(1).integers(3, VOCAB_SIZE, 30).tolist()
     got, expected = (
         PagedRunner(path, device=device, dtype="float32", quantization=name).run(tokens)
@@ -119,11 +128,14 @@ def test_the_plan_of_a_quantized_model_is_what_the_engine_takes(family: str, nam
     assert abs(measured - planned) <= 0.01 * planned
 
 
-def test_sizes_that_do_not_fit_are_refused_before_anything_is_loaded() -> None:
-    message = r"model.layers.0.self_attn.q_proj.weight\" has rows of 48 weights, and int4 takes"
-    for make in (LLM, LLM.plan):
-        with pytest.raises(NotSupported, match=message):
-            make(checkpoint("llama"), quantization="int4")
+def test_rows_that_end_within_a_group_are_as_good_as_others() -> None:
+    path = checkpoint("llama")  # rows of 48, in groups of 128
+    tokens = np.random.default_rng(2).integers(3, VOCAB_SIZE, 20).tolist()
+    got, plain = (
+        PagedRunner(path, device="cpu", dtype="float32", quantization=name).run(tokens)
+        for name in ("int4", "")
+    )
+    assert 0 < _rms(got - plain) < 0.5 * _rms(plain)
 
 
 def test_weights_come_back_the_same_after_sleep() -> None:

@@ -185,12 +185,12 @@ def test_the_folder_ends_samples_and_tokenizes_as_it_says(tmp_path: Path) -> Non
 
 
 def test_a_text_model_that_does_not_run_is_named(tmp_path: Path) -> None:
-    path = copy_checkpoint(checkpoint("llava:llama"), tmp_path / "mixtral")
+    path = copy_checkpoint(checkpoint("llava:llama"), tmp_path / "dbrx")
     config: dict[str, Any] = json.loads((path / "config.json").read_text())["text_config"]
-    edit_config(path, text_config={**config, "model_type": "mixtral"})
+    edit_config(path, text_config={**config, "model_type": "dbrx"})
     with pytest.raises(NotSupported) as error:
         LLM(str(path))
     assert str(error.value).startswith(
-        f'{path}/config.json: text_config.model_type: architecture "mixtral" is not supported'
+        f'{path}/config.json: text_config.model_type: architecture "dbrx" is not supported'
     )
     shutil.rmtree(path)

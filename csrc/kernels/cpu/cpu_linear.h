@@ -148,8 +148,8 @@ class CpuLinear {
   CpuWorkers& workers_;
   const cpu::KernelTable& kernels_;
   ThreadPool& pool_;
-  std::vector<Buffer> panels_;       // one a thread, where weights are packed later
-  Buffer rounded_;                   // the rows of x as integers or bf16, of all threads
+  std::vector<Buffer> panels_;  // one a thread, where weights are packed later
+  Buffer rounded_;              // the rows of x as integers or bf16, of all threads
   // Of grouped products: the order of rows, their places, the groups and their ends.
   Buffer row_order_;
   Buffer row_places_;

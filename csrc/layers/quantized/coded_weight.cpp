@@ -12,17 +12,22 @@
 namespace llmserve {
 namespace {
 
-constexpr std::array<int8_t, 16> kTwiceE2M1{0,  1,  2,  3,  4,  6,  8,  12,
+constexpr std::array<int8_t, 16> kTwiceE2M1{0, 1,  2,  3,  4,  6,  8,  12,
                                             0, -1, -2, -3, -4, -6, -8, -12};
 
 ScaleType stored_type(const ScaleMatrix& scales) {
   if (!scales.array || scales.factor != 1.0f) return scales.planned_type;
   switch (scales.array.entry->dtype) {
-    case DType::kF16: return ScaleType::kF16;
-    case DType::kBF16: return ScaleType::kBF16;
-    case DType::kF8E4M3: return ScaleType::kE4M3;
-    case DType::kU8: return ScaleType::kPowerOfTwo;
-    default: return ScaleType::kF32;
+    case DType::kF16:
+      return ScaleType::kF16;
+    case DType::kBF16:
+      return ScaleType::kBF16;
+    case DType::kF8E4M3:
+      return ScaleType::kE4M3;
+    case DType::kU8:
+      return ScaleType::kPowerOfTwo;
+    default:
+      return ScaleType::kF32;
   }
 }
 
@@ -31,8 +36,7 @@ std::shared_ptr<const std::vector<int32_t>> order_of_groups(const std::vector<in
                                                             int64_t group) {
   auto order = std::make_shared<std::vector<int32_t>>(group_of.size());
   std::iota(order->begin(), order->end(), 0);
-  std::ranges::stable_sort(*order, {},
-                           [&](int32_t k) { return group_of[static_cast<size_t>(k)]; });
+  std::ranges::stable_sort(*order, {}, [&](int32_t k) { return group_of[static_cast<size_t>(k)]; });
   for (size_t i = 0; i < order->size(); ++i)
     if (group_of[static_cast<size_t>((*order)[i])] != static_cast<int64_t>(i) / group)
       return nullptr;
@@ -61,7 +65,7 @@ std::span<const float> e4m3_numbers() {
 }
 
 std::span<const float> e2m1_numbers() {
-  static constexpr std::array<float, 16> kNumbers{0,  0.5,  1,  1.5,  2,  3,  4,  6,
+  static constexpr std::array<float, 16> kNumbers{0,    0.5,  1,  1.5,  2,  3,  4,  6,
                                                   -0.0, -0.5, -1, -1.5, -2, -3, -4, -6};
   return kNumbers;
 }
@@ -69,8 +73,8 @@ std::span<const float> e2m1_numbers() {
 float ScaleMatrix::element(int64_t i) const {
   float value = array.value(i);
   if (nested)
-    value = nested->table.value(array.byte(i)) * nested->outer.value(i / nested->size) +
-            nested->offset;
+    value =
+        nested->table.value(array.byte(i)) * nested->outer.value(i / nested->size) + nested->offset;
   if (is_reciprocal) value = 1.0f / value;
   return factor == 1.0f ? value : value * factor;
 }
@@ -92,8 +96,8 @@ void CodedWeight::choose_format() {
                       .group_size = group >= k ? 0 : group,
                       .has_zero = static_cast<bool>(parts_.zeros) || parts_.has_zeros,
                       .outlier_threshold = parts_.outlier_threshold};
-  traits.scale_type = traits.group_size == 0 || parts_.scales.nested ? ScaleType::kF32
-                                                                     : stored_type(parts_.scales);
+  traits.scale_type =
+      traits.group_size == 0 || parts_.scales.nested ? ScaleType::kF32 : stored_type(parts_.scales);
   if (parts_.numbers.data() == e4m3_numbers().data()) {
     traits.is_fp8 = true;
   } else if (parts_.numbers.data() == e2m1_numbers().data()) {
@@ -142,10 +146,9 @@ void CodedWeight::values(int64_t n, const IndexRange& columns, float* out) const
   int zero = 0;
   for (int64_t i = 0; i < columns.size; ++i) {
     const int64_t k = columns.begin + i;
-    const int64_t group = parts_.flat_block > 0 ? (n * num_columns_ + k) / parts_.flat_block
-                          : parts_.group_of.empty()
-                              ? (parts_.group == 0 ? 0 : k / parts_.group)
-                              : parts_.group_of[static_cast<size_t>(k)];
+    const int64_t group = parts_.flat_block > 0     ? (n * num_columns_ + k) / parts_.flat_block
+                          : parts_.group_of.empty() ? (parts_.group == 0 ? 0 : k / parts_.group)
+                                                    : parts_.group_of[static_cast<size_t>(k)];
     if (group != known) {
       known = group;
       scale = parts_.flat_block > 0 ? parts_.scales.element(group) : parts_.scales.at(n, group);
@@ -153,8 +156,8 @@ void CodedWeight::values(int64_t n, const IndexRange& columns, float* out) const
       zero = parts_.flat_block > 0 ? 0 : zero_of(n, group);
     }
     const uint8_t code = codes[k];
-    const float number = parts_.numbers.empty() ? static_cast<float>(code - zero)
-                                                : parts_.numbers[code];
+    const float number =
+        parts_.numbers.empty() ? static_cast<float>(code - zero) : parts_.numbers[code];
     out[i] = number * scale;
     if (parts_.column_factor) out[i] *= parts_.column_factor.value(k);
   }
@@ -188,14 +191,12 @@ bool CodedWeight::unpack(int64_t n, const IndexRange& columns, const QuantizedRo
   const float factor = format.table && !format.has_row_scale ? 0.5f : 1.0f;
   const int64_t num_groups = format.num_groups(columns.size);
   for (int64_t g = 0; g < num_groups; ++g) {
-    const float scale = parts_.flat_block > 0
-                            ? parts_.scales.element(n * num_groups + g)
-                            : parts_.scales.at(n, g);
+    const float scale =
+        parts_.flat_block > 0 ? parts_.scales.element(n * num_groups + g) : parts_.scales.at(n, g);
     to.scales[g] = scale * factor;
     to.mins[g] = 0;
     is_good &= std::isfinite(scale);
-    if (format.has_zero)
-      to.zeros[g] = static_cast<int16_t>(zero_of(n, g) + shift);
+    if (format.has_zero) to.zeros[g] = static_cast<int16_t>(zero_of(n, g) + shift);
   }
   if (format.has_row_scale) {
     const float scale = parts_.row_scale.at(n, 0);
@@ -213,8 +214,8 @@ std::vector<int32_t> read_group_index(const ModuleTensors& tensors, const Stored
   for (int64_t i = 0; i < k; ++i) {
     const auto g = static_cast<int32_t>(g_idx.word(i));
     if (g < 0 || g >= num_groups)
-      tensors.fail(g_idx, concat("element ", i, ": expected a group in [0, ", num_groups,
-                                 "), got ", g));
+      tensors.fail(g_idx,
+                   concat("element ", i, ": expected a group in [0, ", num_groups, "), got ", g));
     groups[static_cast<size_t>(i)] = g;
     is_trivial = is_trivial && g == i / group;
   }

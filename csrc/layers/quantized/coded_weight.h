@@ -44,22 +44,22 @@ struct ScaleMatrix {
   float element(int64_t i) const;
 };
 
-// weight[n, k] = number * (scale[n, g] * row_scale[n]) * column_factor[k], with g the group of k and
-// each product rounded to f32. The number is q[n, k] - zero[n, g], or what a table has for q.
+// weight[n, k] = number * (scale[n, g] * row_scale[n]) * column_factor[k], with g the group of k
+// and each product rounded to f32. The number is q[n, k] - zero[n, g], or what a table has for q.
 struct CodedParts {
   FieldMatrix codes;
   int bits = 4;                        // of the integers, which may lie in wider fields
   std::span<const float> numbers;      // [2^bits]: the table; empty: integers
   std::shared_ptr<const void> keeper;  // of `numbers`, if somebody has to
   ScaleMatrix scales;
-  FieldMatrix zeros;         // of groups, where they have zero points
-  int zero_added = 0;        // to each of them …
-  uint32_t zero_mask = 255;  // … of which these bits count
-  int zero = 0;              // without `zeros`: of all
-  ScaleMatrix row_scale;     // if there is any
-  bool has_zeros = false;      // without tensors: what they will have
-  bool has_row_scale = false;  // always set
-  StoredArray column_factor; // [K], if there is any
+  FieldMatrix zeros;              // of groups, where they have zero points
+  int zero_added = 0;             // to each of them …
+  uint32_t zero_mask = 255;       // … of which these bits count
+  int zero = 0;                   // without `zeros`: of all
+  ScaleMatrix row_scale;          // if there is any
+  bool has_zeros = false;         // without tensors: what they will have
+  bool has_row_scale = false;     // always set
+  StoredArray column_factor;      // [K], if there is any
   std::vector<int32_t> group_of;  // [K]; empty: k / group
   int64_t group = 0;              // elements of K; 0: the whole row
   int64_t flat_block = 0;  // above 0: scales go with so many elements of the matrix, row after row

@@ -28,7 +28,7 @@ uint32_t FieldMatrix::at(int64_t n, int64_t k) const {
 }
 
 int64_t FieldMatrix::strip_rows() const {
-  if (!is_along_k) return 64;           // half a cache line of words of 8 fields
+  if (!is_along_k) return 64;        // half a cache line of words of 8 fields
   return word_stride == 1 ? 1 : 16;  // or a cache line of words, one a row
 }
 

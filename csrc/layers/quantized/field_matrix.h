@@ -12,14 +12,14 @@ namespace llmserve {
 struct FieldMatrix {
   StoredArray words;
   int bits = 4;
-  int word_bits = 32;         // or 8
-  bool is_along_k = true;     // a line is a row
-  int64_t line_stride = 0;    // words from one line to the next
-  int64_t word_stride = 1;    // words from one of a line to the line's next
-  int per_word = 0;           // fields of a word; 0: as many as fit, the rest goes on in the next
+  int word_bits = 32;       // or 8
+  bool is_along_k = true;   // a line is a row
+  int64_t line_stride = 0;  // words from one line to the next
+  int64_t word_stride = 1;  // words from one of a line to the line's next
+  int per_word = 0;         // fields of a word; 0: as many as fit, the rest goes on in the next
   const uint8_t* order = nullptr;  // [per_word]: where a word has its i-th field; null: in order
-  int64_t flat_columns = 0;   // above 0: one line has all rows, of so many fields each
-  uint32_t flip = 0;          // of signed fields: what makes them count from 0
+  int64_t flat_columns = 0;        // above 0: one line has all rows, of so many fields each
+  uint32_t flip = 0;               // of signed fields: what makes them count from 0
 
   explicit operator bool() const { return static_cast<bool>(words); }
   uint32_t at(int64_t n, int64_t k) const;

@@ -47,7 +47,7 @@ class ModuleNames {
 
   NameStyle style_;
   std::vector<Entry> entries_;
-  std::unordered_set<std::string> texts_;  // of the entries
+  std::unordered_set<std::string> texts_;                         // of the entries
   mutable std::vector<std::pair<size_t, NamePattern>> patterns_;  // of entries, as they are needed
 };
 

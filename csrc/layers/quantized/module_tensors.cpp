@@ -45,16 +45,20 @@ std::string dtype_text(std::initializer_list<DType> dtypes) {
 
 float StoredArray::value(int64_t i) const {
   switch (entry->dtype) {
-    case DType::kF32: return std::bit_cast<float>(word(i));
+    case DType::kF32:
+      return std::bit_cast<float>(word(i));
     case DType::kF16:
     case DType::kBF16: {
       uint16_t bits;
       std::memcpy(&bits, data + 2 * i, sizeof(bits));
       return entry->dtype == DType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
     }
-    case DType::kF8E4M3: return fp8_to_f32(byte(i));
-    case DType::kF8E5M2: return f16_to_f32(static_cast<uint16_t>(byte(i) << 8));
-    default: return power_of_two(byte(i));
+    case DType::kF8E4M3:
+      return fp8_to_f32(byte(i));
+    case DType::kF8E5M2:
+      return f16_to_f32(static_cast<uint16_t>(byte(i) << 8));
+    default:
+      return power_of_two(byte(i));
   }
 }
 
@@ -64,8 +68,7 @@ std::string ModuleRequest::module() const {
 }
 
 std::string ModuleTensors::full_name(std::string_view suffix) const {
-  if (suffix.starts_with(kWeight))
-    return concat(request_.name, suffix.substr(kWeight.size()));
+  if (suffix.starts_with(kWeight)) return concat(request_.name, suffix.substr(kWeight.size()));
   return concat(module_, suffix.starts_with('_') ? "" : ".", suffix);
 }
 

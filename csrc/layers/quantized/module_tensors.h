@@ -38,11 +38,11 @@ struct StoredArray {
 
 // Which weight, and what the model takes it for.
 struct ModuleRequest {
-  std::string name;           // "model.layers.0.mlp.up_proj.weight"
-  int64_t rows = 0;           // N, of one of the matrices
-  int64_t columns = 0;        // K
-  int64_t num_matrices = 0;   // of a tensor [X, N, K]; 0: it is [N, K]
-  bool is_transposed = false; // as floats the file would have it as [K, N]
+  std::string name;            // "model.layers.0.mlp.up_proj.weight"
+  int64_t rows = 0;            // N, of one of the matrices
+  int64_t columns = 0;         // K
+  int64_t num_matrices = 0;    // of a tensor [X, N, K]; 0: it is [N, K]
+  bool is_transposed = false;  // as floats the file would have it as [K, N]
   // "model.layers.0.mlp.up_proj"; of a name without ".weight" the name itself.
   std::string module() const;
 };

@@ -67,9 +67,8 @@ std::unique_ptr<QuantizationMethod> read_quantization_method(const Checkpoint& c
     }
     if (row.read) known += concat(known.empty() ? "" : ", ", row.name);
   }
-  throw NotSupported(concat(config["quant_method"].where(), ": ",
-                            config["quant_method"].describe(), " is not supported (", known,
-                            "); ", kUseOthers));
+  throw NotSupported(concat(config["quant_method"].where(), ": ", config["quant_method"].describe(),
+                            " is not supported (", known, "); ", kUseOthers));
 }
 
 }  // namespace llmserve

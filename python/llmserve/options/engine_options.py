@@ -210,7 +210,7 @@ class EngineOptions:
         None,
         _CACHE,
         "the KV cache's number of blocks, in the place of a size",
-        commands="serve plan",
+        commands="plan",
         minimum=1,
     )
     tensor_parallel_size: int = not_here(1)

@@ -304,7 +304,7 @@ def _speed(
     def read_by(tokens: int) -> float:
         """Bytes of a step of so many users, whose experts are drawn evenly."""
         share = active_experts(experts, each, tokens) / experts if experts else 0.0
-        return read_bytes + share * expert_bytes
+        return float(read_bytes + share * expert_bytes)
 
     num_params = read_by(1) / (2 if core.config.dtype == "bfloat16" else 4)
     prefill = None if flops is None else prefill_tokens_per_s(num_params, flops)

@@ -231,9 +231,9 @@ def test_a_model_of_pickles_is_refused(hub: hub_server.HubServer, cache: Path) -
 def test_what_a_config_says_is_not_supported_is_told_before_the_weights_come(
     hub: hub_server.HubServer, cache: Path
 ) -> None:
-    config = {"architectures": ["Qwen3MoeForCausalLM"]}
+    config = {"architectures": ["Qwen3NextForCausalLM"]}
     checkpoints.edit_config(hub.models[MODEL], **config)
-    with pytest.raises(NotSupported, match="near it are Qwen3ForCausalLM"):
+    with pytest.raises(NotSupported, match="near it are Qwen3"):
         find_checkpoint(MODEL, None, cache)
     quantized = {"quantization_config": {"quant_method": "hqq"}}
     checkpoints.edit_config(hub.models[MODEL], **quantized)

@@ -419,8 +419,7 @@ void prepare_quantized(const QuantizedLayout& layout) {
 
 template <class Kind, int kTiles, int kColumnTiles>
 void launch_quantized(const QuantizedParams& p, cudaStream_t stream) {
-  const int64_t down =
-      p.groups.tasks ? p.groups.max_tasks : ceil_div(p.num_rows, 8 * kColumnTiles);
+  const int64_t down = p.groups.tasks ? p.groups.max_tasks : ceil_div(p.num_rows, 8 * kColumnTiles);
   const dim3 grid(static_cast<unsigned>(ceil_div(p.out_features, int64_t{kTiles} * kQuantizedTile)),
                   static_cast<unsigned>(down));
   launch_early("linear", quantized_kernel<Kind, kTiles, kColumnTiles>, grid, 32 * kQuantizedParts,

@@ -74,8 +74,8 @@ class AutoRound final : public QuantizationMethod {
     }();
     if (found) params = found->params;
     if (params.bits != 2 && params.bits != 3 && params.bits != 4 && params.bits != 8)
-      throw NotSupported(concat("module \"", module, "\": ", params.bits,
-                                " bits are not supported (2, 3, 4, 8)"));
+      throw NotSupported(
+          concat("module \"", module, "\": ", params.bits, " bits are not supported (2, 3, 4, 8)"));
     return params;
   }
 

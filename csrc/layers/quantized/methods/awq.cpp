@@ -1,4 +1,5 @@
-// AWQ: integers packed along N (gemm) or along K (gemv). Lin et al. 2023; the layouts are AutoAWQ's.
+// AWQ: integers packed along N (gemm) or along K (gemv). Lin et al. 2023; the layouts are
+// AutoAWQ's.
 #include "layers/quantized/methods/awq.h"
 
 #include <utility>
@@ -22,8 +23,8 @@ class Awq final : public QuantizationMethod {
     // AutoAWQ's own quant_config.json has other spellings.
     const JsonNode bits = config["bits"].is_null() ? config["w_bit"] : config["bits"];
     if (bits.as_int_or(kBits, 1, 8) != kBits)
-      throw NotSupported(concat(bits.where(), ": ", bits.describe(),
-                                " bits are not supported for AWQ, only 4"));
+      throw NotSupported(
+          concat(bits.where(), ": ", bits.describe(), " bits are not supported for AWQ, only 4"));
     const JsonNode group =
         config["group_size"].is_null() ? config["q_group_size"] : config["group_size"];
     params_.group = read_group_size(group, 128);
@@ -64,10 +65,10 @@ void find_gemm(ModuleTensors& tensors, int64_t num_groups, CodedParts& parts) {
   };
   parts.codes = fields("qweight", k);
   parts.zeros = fields("qzeros", num_groups);
-  parts.scales = {.array = tensors.need("scales", {DType::kF16, DType::kBF16, DType::kF32},
-                                        {num_groups, n}),
-                  .row_stride = 1,
-                  .group_stride = n};
+  parts.scales = {
+      .array = tensors.need("scales", {DType::kF16, DType::kBF16, DType::kF32}, {num_groups, n}),
+      .row_stride = 1,
+      .group_stride = n};
 }
 
 // Rows of zero points and scales are padded, as its kernel wants them.

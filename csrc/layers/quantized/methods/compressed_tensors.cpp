@@ -1,4 +1,5 @@
-// compressed-tensors, which LLM Compressor writes: groups of modules, each with a scheme of its own.
+// compressed-tensors, which LLM Compressor writes: groups of modules, each with a scheme of its
+// own.
 #include <optional>
 #include <utility>
 #include <vector>
@@ -47,9 +48,9 @@ constexpr Preset kPresets[] = {
 };
 
 constexpr std::string_view kFormats[] = {
-    "pack-quantized",       "int-quantized",        "float-quantized",
-    "naive-quantized",      "nvfp4-pack-quantized", "mxfp4-pack-quantized",
-    "mxfp8-quantized",      "mixed-precision",      "dense"};
+    "pack-quantized",  "int-quantized",        "float-quantized",
+    "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
+    "mxfp8-quantized", "mixed-precision",      "dense"};
 
 void check_format(const JsonNode& node) {
   if (node.is_null()) return;
@@ -105,7 +106,8 @@ class CompressedTensors final : public QuantizationMethod {
     const bool is_packed = tensors.has("weight_packed");
     const bool is_float = tensors.has_type("weight", DType::kF8E4M3);
     if (!is_packed && !is_float && !tensors.has_type("weight", DType::kI8)) return nullptr;
-    if (is_float) return find_fp8_weight(tensors, "weight_scale", scheme ? scheme->block : BlockSize{});
+    if (is_float)
+      return find_fp8_weight(tensors, "weight_scale", scheme ? scheme->block : BlockSize{});
     if (!scheme)
       throw CorruptFile(concat("tensor \"",
                                tensors.full_name(is_packed ? "weight_packed" : "weight"),
@@ -166,9 +168,9 @@ FieldMatrix packed_codes(ModuleTensors& tensors, int bits) {
   const int whole = 32 / bits;
   const int64_t padded = (k + whole - 1) / whole;
   if (width != dense && width != padded)
-    tensors.fail(words, concat("expected rows of ", dense, " words (or ", padded,
-                               ", of older files) for ", k, " weights of ", bits, " bits, got ",
-                               width));
+    tensors.fail(words,
+                 concat("expected rows of ", dense, " words (or ", padded, ", of older files) for ",
+                        k, " weights of ", bits, " bits, got ", width));
   const bool is_padded = 32 % bits == 0 || width != dense;
   return {.words = words, .bits = bits, .line_stride = width, .per_word = is_padded ? whole : 0};
 }
@@ -239,8 +241,8 @@ std::shared_ptr<const QuantizedWeight> CompressedTensors::integers(ModuleTensors
                    .word_stride = num_groups,
                    .per_word = parts.codes.per_word};
   } else {
-    const StoredArray zeros = tensors.need_elements("weight_zero_point", {DType::kI8},
-                                                    scales.size());
+    const StoredArray zeros =
+        tensors.need_elements("weight_zero_point", {DType::kI8}, scales.size());
     parts.zeros = {.words = zeros,
                    .bits = 8,
                    .word_bits = 8,
@@ -250,8 +252,8 @@ std::shared_ptr<const QuantizedWeight> CompressedTensors::integers(ModuleTensors
                    .flip = 0x80};
   }
   if (tensors.has("weight_g_idx"))
-    parts.group_of = read_group_index(
-        tensors, tensors.need("weight_g_idx", {DType::kI32}, {k}), group, num_groups);
+    parts.group_of = read_group_index(tensors, tensors.need("weight_g_idx", {DType::kI32}, {k}),
+                                      group, num_groups);
   tensors.ignore({"input_scale", "input_zero_point"});
   const std::string order = parts.group_of.empty() ? "" : ", act order";
   return std::make_shared<CodedWeight>(text + order, tensors, std::move(parts));

@@ -32,10 +32,9 @@ std::shared_ptr<const QuantizedWeight> find_nvfp4_weight(ModuleTensors& tensors,
   parts.scales.planned_type = ScaleType::kE4M3;
   if (tensors.exist()) {
     parts.codes = nibbles(tensors.need(names.weight, {DType::kU8}, {n, k / 2}), k);
-    parts.scales = {
-        .array = tensors.need("weight_scale", {DType::kF8E4M3}, {n, k / kGroup}),
-        .row_stride = k / kGroup,
-        .group_stride = 1};
+    parts.scales = {.array = tensors.need("weight_scale", {DType::kF8E4M3}, {n, k / kGroup}),
+                    .row_stride = k / kGroup,
+                    .group_stride = 1};
     parts.row_scale = {.array = tensors.need_elements(names.global_scale, {DType::kF32}, 1),
                        .is_reciprocal = names.divides};
     tensors.ignore({"input_scale", "input_global_scale"});
@@ -55,11 +54,10 @@ std::shared_ptr<const QuantizedWeight> find_mxfp4_weight(ModuleTensors& tensors,
   parts.scales.planned_type = ScaleType::kPowerOfTwo;
   if (tensors.exist()) {
     const int64_t groups = k / kGroup;
-    parts.codes =
-        nibbles(matrices == 0
-                    ? tensors.need(weight, {DType::kU8}, {n, k / 2})
-                    : tensors.need(weight, {DType::kU8}, {matrices, n, groups, kGroup / 2}),
-                k);
+    parts.codes = nibbles(
+        matrices == 0 ? tensors.need(weight, {DType::kU8}, {n, k / 2})
+                      : tensors.need(weight, {DType::kU8}, {matrices, n, groups, kGroup / 2}),
+        k);
     parts.scales = {.array = matrices == 0
                                  ? tensors.need(scale, {DType::kU8}, {n, groups})
                                  : tensors.need(scale, {DType::kU8}, {matrices, n, groups}),

@@ -18,8 +18,8 @@ struct Nvfp4Names {
 std::shared_ptr<const QuantizedWeight> find_nvfp4_weight(ModuleTensors& tensors,
                                                          const Nvfp4Names& names);
 
-// MXFP4: groups of 32 with powers of two. Rouhani et al. 2023. U8 weight [N, K / 2] and scales [N, K
-// / 32], or of X matrices [X, N, K / 32, 16] and [X, N, K / 32].
+// MXFP4: groups of 32 with powers of two. Rouhani et al. 2023. U8 weight [N, K / 2] and scales [N,
+// K / 32], or of X matrices [X, N, K / 32, 16] and [X, N, K / 32].
 std::shared_ptr<const QuantizedWeight> find_mxfp4_weight(ModuleTensors& tensors,
                                                          std::string_view weight,
                                                          std::string_view scale);

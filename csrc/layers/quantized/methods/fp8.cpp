@@ -24,8 +24,7 @@ class Fp8 final : public QuantizationMethod {
                                                             : config["modules_to_not_convert"],
                  NameStyle::kSubstring) {
     const JsonNode format = config["fmt"];
-    if (!format.is_null() && format.as_string() != "e4m3" &&
-        format.as_string() != "float8_e4m3fn")
+    if (!format.is_null() && format.as_string() != "e4m3" && format.as_string() != "float8_e4m3fn")
       throw NotSupported(
           concat(format.where(), ": ", format.describe(), " is not supported (e4m3)"));
   }
@@ -36,9 +35,8 @@ class Fp8 final : public QuantizationMethod {
       return find_fp8_weight(tensors, "weight_scale", block_);
     }
     if (!tensors.has_type("weight", DType::kF8E4M3)) return nullptr;
-    return find_fp8_weight(tensors,
-                           tensors.has("weight_scale_inv") ? "weight_scale_inv" : "weight_scale",
-                           block_);
+    return find_fp8_weight(
+        tensors, tensors.has("weight_scale_inv") ? "weight_scale_inv" : "weight_scale", block_);
   }
 
  private:
@@ -73,8 +71,7 @@ std::shared_ptr<const QuantizedWeight> find_fp8_weight(ModuleTensors& tensors,
     const StoredArray weight = request.num_matrices == 0
                                    ? tensors.need("weight", {DType::kF8E4M3}, {n, k})
                                    : tensors.need("weight", {DType::kF8E4M3}, {matrices, n, k});
-    parts.codes = {
-        .words = weight, .bits = 8, .word_bits = 8, .line_stride = k, .per_word = 1};
+    parts.codes = {.words = weight, .bits = 8, .word_bits = 8, .line_stride = k, .per_word = 1};
     const StoredArray scales = tensors.need_elements(
         scale, {DType::kF32, DType::kBF16, DType::kF16, DType::kU8}, ModuleTensors::kAnyCount);
     parts.scales.array = scales;

@@ -95,8 +95,7 @@ std::shared_ptr<const QuantizedWeight> find_gptq_weight(ModuleTensors& tensors,
       concat("GPTQ ", bits, " bits, ",
              params.group == 0 ? "a scale a row" : concat("groups of ", params.group),
              params.is_symmetric ? "" : ", zero points");
-  CodedParts parts{
-      .bits = bits, .has_zeros = !params.is_symmetric, .group = params.group};
+  CodedParts parts{.bits = bits, .has_zeros = !params.is_symmetric, .group = params.group};
   parts.scales.planned_type = ScaleType::kF16;
   if (!tensors.exist()) return std::make_shared<CodedWeight>(text, tensors, std::move(parts));
 
@@ -110,10 +109,10 @@ std::shared_ptr<const QuantizedWeight> find_gptq_weight(ModuleTensors& tensors,
                  .line_stride = 1,
                  .word_stride = n,
                  .per_word = per_word};
-  parts.scales = {.array = tensors.need("scales", {DType::kF16, DType::kBF16, DType::kF32},
-                                        {num_groups, n}),
-                  .row_stride = 1,
-                  .group_stride = n};
+  parts.scales = {
+      .array = tensors.need("scales", {DType::kF16, DType::kBF16, DType::kF32}, {num_groups, n}),
+      .row_stride = 1,
+      .group_stride = n};
   parts.zero = 1 << (bits - 1);
   if (params.is_symmetric) {
     tensors.ignore({"qzeros"});
@@ -127,8 +126,8 @@ std::shared_ptr<const QuantizedWeight> find_gptq_weight(ModuleTensors& tensors,
     parts.zero_mask = (1u << bits) - 1;
   }
   if (tensors.has("g_idx"))
-    parts.group_of = read_group_index(tensors, tensors.need("g_idx", {DType::kI32}, {k}), group,
-                                      num_groups);
+    parts.group_of =
+        read_group_index(tensors, tensors.need("g_idx", {DType::kI32}, {k}), group, num_groups);
   const std::string order = parts.group_of.empty() ? "" : ", act order";
   return std::make_shared<CodedWeight>(text + order, tensors, std::move(parts));
 }

@@ -57,8 +57,7 @@ class ModelOpt final : public QuantizationMethod {
   ModelOpt(const JsonNode& /*root*/, const JsonNode& config)
       : algorithm_(read_algorithm(config["quant_algo"])),
         group_(read_group_size(config["group_size"], 128)),
-        skipped_(config["exclude_modules"].is_null() ? config["ignore"]
-                                                     : config["exclude_modules"],
+        skipped_(config["exclude_modules"].is_null() ? config["ignore"] : config["exclude_modules"],
                  NameStyle::kGlob) {
     if (algorithm_ == Algorithm::kMixed && !config["quantized_layers"].is_null())
       for (const auto& [module, node] : config["quantized_layers"].as_object()) {
@@ -76,8 +75,8 @@ class ModelOpt final : public QuantizationMethod {
     constexpr int64_t kBlock = 128;
     const StoredArray scales = tensors.find(fp8_scale(tensors));
     if (!scales || scales.entry->shape.size() < 2) return {};
-    const int64_t blocks = (tensors.rows() + kBlock - 1) / kBlock *
-                           ((tensors.columns() + kBlock - 1) / kBlock);
+    const int64_t blocks =
+        (tensors.rows() + kBlock - 1) / kBlock * ((tensors.columns() + kBlock - 1) / kBlock);
     const bool is_a_row = scales.size() == tensors.rows();
     return scales.size() == blocks && !is_a_row ? BlockSize{kBlock, kBlock} : BlockSize{};
   }
@@ -96,8 +95,9 @@ class ModelOpt final : public QuantizationMethod {
     CodedParts parts{.zero = 8, .group = group_};
     if (tensors.exist()) {
       if (n % 2 != 0)
-        throw NotSupported(concat("tensor \"", tensors.request().name, "\": an odd number of rows, ",
-                                  n, ", two to a byte, is not supported"));
+        throw NotSupported(concat("tensor \"", tensors.request().name,
+                                  "\": an odd number of rows, ", n,
+                                  ", two to a byte, is not supported"));
       const int64_t num_groups = (k + group - 1) / group;
       parts.codes = {.words = tensors.need("weight", {DType::kU8}, {n / 2, k}),
                      .word_bits = 8,
@@ -106,14 +106,14 @@ class ModelOpt final : public QuantizationMethod {
                      .word_stride = k,
                      .per_word = 2,
                      .flip = 8};
-      parts.scales = {.array = tensors.need("weight_scale",
-                                            {DType::kF32, DType::kBF16, DType::kF16},
-                                            {n, num_groups}),
-                      .row_stride = num_groups,
-                      .group_stride = 1};
+      parts.scales = {
+          .array = tensors.need("weight_scale", {DType::kF32, DType::kBF16, DType::kF16},
+                                {n, num_groups}),
+          .row_stride = num_groups,
+          .group_stride = 1};
       if (tensors.has("pre_quant_scale"))
-        parts.column_factor = tensors.need_elements(
-            "pre_quant_scale", {DType::kF32, DType::kBF16, DType::kF16}, k);
+        parts.column_factor =
+            tensors.need_elements("pre_quant_scale", {DType::kF32, DType::kBF16, DType::kF16}, k);
       if (tensors.has("weight_scale_2"))
         throw NotSupported(concat("tensor \"", tensors.full_name("weight_scale_2"),
                                   "\": W4A8_AWQ is not supported (W4A16_AWQ)"));
@@ -126,11 +126,16 @@ class ModelOpt final : public QuantizationMethod {
   std::shared_ptr<const QuantizedWeight> planned(ModuleTensors& tensors) const {
     if (tensors.module() == "lm_head" || skipped_.contain(tensors.module())) return nullptr;
     switch (algorithm_) {
-      case Algorithm::kFp8: return find_fp8_weight(tensors, "weight_scale", {});
-      case Algorithm::kFp8Blocks: return find_fp8_weight(tensors, "weight_scale", {128, 128});
-      case Algorithm::kNvfp4: return nvfp4(tensors);
-      case Algorithm::kW4A16Awq: return awq(tensors);
-      case Algorithm::kMixed: break;
+      case Algorithm::kFp8:
+        return find_fp8_weight(tensors, "weight_scale", {});
+      case Algorithm::kFp8Blocks:
+        return find_fp8_weight(tensors, "weight_scale", {128, 128});
+      case Algorithm::kNvfp4:
+        return nvfp4(tensors);
+      case Algorithm::kW4A16Awq:
+        return awq(tensors);
+      case Algorithm::kMixed:
+        break;
     }
     return nullptr;  // a plan in floats, which takes more than the files will
   }
