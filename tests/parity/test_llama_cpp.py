@@ -29,8 +29,8 @@ NO_BIASES: dict[str, dict[str, Any]] = {
     "falcon": {"bias": False},
     "seed_oss": {"attention_out_bias": False},
 }
-# All that llama.cpp reads as what they are, without biases that it does not know. It routes PhiMoE by
-# a plain softmax.
+# All that llama.cpp reads as what they are, without biases that it does not know. It routes PhiMoE
+# by a plain softmax.
 FAMILIES = {
     family: {**OVERRIDES.get(family, {}), **NO_BIASES.get(family, {})}
     for family in ARCHITECTURES

@@ -314,13 +314,15 @@ def test_rows_that_integer_sums_cannot_take_are_refused_with_what_to_do(ref):
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("k", [40, 200, 1000])
 def test_the_last_group_of_a_row_may_be_shorter(fast, ref, rng, name, k):
-    if fast.name == "cuda":
-        pytest.skip("the cuda backend takes whole groups")
     x, rows = normal(rng, 30, k), normal(rng, 40, k)
     got = fast.linear(x, fast.pack_quantized(rows, name))
-    np.testing.assert_array_equal(got, ref.linear(x, ref.pack_quantized(rows, name)))
+    # CUDA adds the groups of a row up in eight parts.
+    tolerance = 1e-4 if fast.name == "cuda" else 0
+    expected = ref.linear(x, ref.pack_quantized(rows, name))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
     # Of zeros more, neither scales nor products know anything.
     whole = -k % 128
     wider = [np.pad(a, ((0, 0), (0, whole))) for a in (x, rows)]
     if "asym" not in name and name != "int8":
-        np.testing.assert_array_equal(got, ref.linear(wider[0], ref.pack_quantized(wider[1], name)))
+        expected = ref.linear(wider[0], ref.pack_quantized(wider[1], name))
+        np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)

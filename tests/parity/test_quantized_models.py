@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import FAMILIES, VOCAB_SIZE, checkpoint, reference_model
-from llmserve import LLM, NotSupported, SamplingParams, _core
+from llmserve import LLM, SamplingParams, _core
 from model_runner import PagedRunner
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
@@ -62,8 +62,8 @@ def _rms(x: np.ndarray) -> float:
     return float(np.sqrt((x**2).mean()))
 
 
-# Experts are no layers of torch's that could be rounded, and latent attention rounds its projections
-# turned. Their products have tests of their own, by op and against ref.
+# Experts are no layers of torch's that could be rounded, and latent attention has its projections
+# turned before they are. Their products have tests of their own, by op and against ref.
 OTHERWISE = {family for family in FAMILIES if "moe" in family} | {
     *("dots1", "glm4_moe", "gpt_oss", "minicpm3", "minimax_m2", "mixtral", "olmoe", "youtu")
 }
