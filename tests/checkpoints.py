@@ -41,6 +41,25 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 8,
     "rms_norm_eps": 1e-2,
 }
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 40.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+}
+_LATENT_EXPERTS: dict[str, Any] = {
+    **_LATENT,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "n_group": 3,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+}
 _FAMILY: dict[str, dict[str, Any]] = {
     "arcee": {},
     "cohere": {**_LAYER_NORM, "logit_scale": 0.3},
@@ -49,6 +68,16 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "logit_scale": 0.3,
         "sliding_window": 20,
         "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "deepseek_v2": {
+        **_LATENT_EXPERTS,
+        "n_shared_experts": 2,
+        "topk_method": "group_limited_greedy",
+    },
+    "deepseek_v3": {
+        **_LATENT_EXPERTS,
+        "num_nextn_predict_layers": 0,
+        "rope_parameters": _YARN,
     },
     "dots1": {
         "moe_intermediate_size": 32,
@@ -105,6 +134,10 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.7,
         "attention_bias": True,
         "use_qk_norm": True,
+        "num_nextn_predict_layers": 0,
+    },
+    "glm4_moe_lite": {
+        **_LATENT_EXPERTS,
         "num_nextn_predict_layers": 0,
     },
     "gpt2": {},
@@ -298,20 +331,16 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "starcoder2": {"norm_epsilon": 1e-4},
     "youtu": {
         **_LATENT,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 40.0,
-            "original_max_position_embeddings": 16,
-            "mscale": 0.7,
-            "mscale_all_dim": 1.0,
-        },
+        "rope_parameters": _YARN,
     },
 }
 FAMILIES = tuple(_FAMILY)
 # Of these a rounded activation now and then chooses another expert with as large a weight, and what
 # comes of it is another token's: their rows are compared by the median.
-ROUTERS_THAT_FLIP = ("dots1", "glm4_moe", "gpt_oss", "minimax_m2", "phimoe")
+ROUTERS_THAT_FLIP = (
+    *("deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "gpt_oss"),
+    *("minimax_m2", "phimoe"),
+)
 # What a family's config may say and is refused: family, field, its value, what is supported.
 REFUSED: tuple[tuple[str, str, Any, Any], ...] = (
     ("gpt2", "scale_attn_by_inverse_layer_idx", True, False),

@@ -240,7 +240,7 @@ def test_family_defaults_are_those_of_transformers(model_type: str) -> None:
         written["intermediate_size"] = theirs.intermediate_size
     if model_type == "ministral3":  # whose queries grow by what stands there
         written["rope_parameters"] = theirs.rope_parameters
-    if model_type == "dots1":  # which has no numbers of its own
+    if model_type in ("deepseek_v2", "dots1"):  # which have no numbers of their own
         written |= {"n_routed_experts": 8, "num_experts_per_tok": 2}
     ours = parse(written)
     kv_heads = getattr(theirs, "num_key_value_heads", None) or heads

@@ -332,3 +332,39 @@ def test_a_bad_argument_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         LLM.plan(checkpoints.checkpoint("llama"), **arguments)
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "kimi_k2"])
+def test_deepseek_v3_keeps_one_latent_a_token_and_layer(model_type: str, tmp_path: Path) -> None:
+    fields = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": model_type,
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "first_k_dense_replace": 3,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "bfloat16",
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(fields))
+    plan = LLM.plan(path, available_memory_bytes=2**41)
+    by_dtype = {row.dtype: row.bytes_per_token for row in plan.rows}
+    assert by_dtype["bfloat16"] == 61 * (512 + 64) * 2 == 70272
+    assert by_dtype["bfloat16"] < 0.1 * 61 * 128 * (128 + 64 + 128) * 2  # keys and values of heads
+    (experts,) = (group.num_bytes for group in plan.weights if group.name == "experts")
+    assert experts == 58 * 256 * 3 * 7168 * 2048 * 2
