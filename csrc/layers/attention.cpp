@@ -5,13 +5,7 @@ namespace {
 
 // Columns [begin, begin + num_heads * head_dim) of rows [T, W], seen as [T, num_heads, head_dim].
 Tensor head_view(const Tensor& rows, int64_t begin, int64_t num_heads, int64_t head_dim) {
-  Tensor view = rows.slice(1, begin, num_heads * head_dim);
-  view.rank = 3;
-  view.shape[1] = num_heads;
-  view.shape[2] = head_dim;
-  view.strides[1] = head_dim;
-  view.strides[2] = 1;
-  return view;
+  return as_heads(rows.slice(1, begin, num_heads * head_dim), num_heads);
 }
 
 // Queries, keys, values, from wherever they are.

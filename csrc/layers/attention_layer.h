@@ -7,6 +7,18 @@
 
 namespace llmserve {
 
+// Rows [T, H * width], which may be strided, as heads [T, H, width].
+inline Tensor as_heads(const Tensor& rows, int64_t num_heads) {
+  const int64_t width = rows.shape[1] / num_heads;
+  Tensor heads = rows;
+  heads.rank = 3;
+  heads.shape[1] = num_heads;
+  heads.shape[2] = width;
+  heads.strides[1] = width;
+  heads.strides[2] = 1;
+  return heads;
+}
+
 class AttentionLayer {
  public:
   virtual ~AttentionLayer() = default;

@@ -5,18 +5,6 @@
 namespace llmserve {
 namespace {
 
-// Rows [T, H * width] as heads [T, H, width].
-Tensor as_heads(const Tensor& rows, int64_t num_heads) {
-  const int64_t width = rows.shape[1] / num_heads;
-  Tensor heads = rows;
-  heads.rank = 3;
-  heads.shape[1] = num_heads;
-  heads.shape[2] = width;
-  heads.strides[1] = width;
-  heads.strides[2] = 1;
-  return heads;
-}
-
 std::vector<WeightPart> first_parts(const TensorNames& names, const std::string& prefix,
                                     const LatentDims& dims) {
   const WeightPart latent{prefix + names.kv_a, dims.row_dim()};

@@ -5,13 +5,17 @@
 namespace llmserve {
 
 void PrefixIndex::store(int32_t replica, const TokenHash& hash) {
-  holders_[hash].set(static_cast<size_t>(replica));
+  auto has = holders_[hash][static_cast<size_t>(replica)];
+  if (has) return;
+  has = true;
+  ++num_blocks_[static_cast<size_t>(replica)];
 }
 
 void PrefixIndex::remove(int32_t replica, const TokenHash& hash) {
   const auto found = holders_.find(hash);
-  if (found == holders_.end()) return;
+  if (found == holders_.end() || !found->second[static_cast<size_t>(replica)]) return;
   found->second.reset(static_cast<size_t>(replica));
+  --num_blocks_[static_cast<size_t>(replica)];
   if (found->second.none()) holders_.erase(found);
 }
 
@@ -20,6 +24,7 @@ void PrefixIndex::clear(int32_t replica) {
     it->second.reset(static_cast<size_t>(replica));
     it = it->second.none() ? holders_.erase(it) : std::next(it);
   }
+  num_blocks_[static_cast<size_t>(replica)] = 0;
 }
 
 void PrefixIndex::match(std::span<const TokenHash> hashes, std::span<int32_t> num_blocks) const {
@@ -36,12 +41,6 @@ void PrefixIndex::match(std::span<const TokenHash> hashes, std::span<int32_t> nu
     for (size_t r = 0; r < num_blocks.size(); ++r)
       if (have_all[r]) num_blocks[r] = count;
   }
-}
-
-int64_t PrefixIndex::num_blocks(int32_t replica) const {
-  return std::count_if(holders_.begin(), holders_.end(), [&](const auto& entry) {
-    return entry.second[static_cast<size_t>(replica)];
-  });
 }
 
 void AssumedCache::use(std::span<const TokenHash> hashes, std::vector<TokenHash>& stored,

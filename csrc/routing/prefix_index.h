@@ -4,6 +4,7 @@
 // holds all before it, so that the blocks a replica has of a prompt are its first ones.
 #pragma once
 
+#include <array>
 #include <bitset>
 #include <cstdint>
 #include <list>
@@ -26,13 +27,14 @@ class PrefixIndex {
   // Of the blocks of a prompt, how many each replica has from the first on: num_blocks
   // [replicas].
   void match(std::span<const TokenHash> hashes, std::span<int32_t> num_blocks) const;
-  int64_t num_blocks(int32_t replica) const;
+  int64_t num_blocks(int32_t replica) const { return num_blocks_[static_cast<size_t>(replica)]; }
   // Blocks that any replica has.
   int64_t size() const { return static_cast<int64_t>(holders_.size()); }
 
  private:
   using Replicas = std::bitset<kMaxReplicas>;
   std::unordered_map<TokenHash, Replicas, TokenHashBucket> holders_;
+  std::array<int64_t, kMaxReplicas> num_blocks_{};
 };
 
 // What a replica holds if it keeps what it was sent last, up to its capacity: for replicas that do

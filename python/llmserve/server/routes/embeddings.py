@@ -1,7 +1,7 @@
 """POST /v1/embeddings."""
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmserve.common.text_threads import on_text_thread
-from llmserve.outputs import CompletionOutput
 from llmserve.pooling_params import PoolingParams
 from llmserve.prompts import SinglePrompt, TokensPrompt
 from llmserve.requests.pooling_state import PoolingState
@@ -23,7 +22,7 @@ from llmserve.server.routes.bodies import EmbeddingBody, TokenizeBody
 from llmserve.server.routes.prompts import chat_prompt, prompts
 from llmserve.server.routes.request_body import arrived_at, num_body_bytes, read_json
 from llmserve.server.routes.sampling import timeout_s
-from llmserve.server.running.answer import EVENTS
+from llmserve.server.running.answer import WholeAnswer
 from llmserve.server.running.generation import GenerationResponse
 from llmserve.server.running.job import Job, new_id
 
@@ -93,17 +92,10 @@ def vector(state: RequestState) -> npt.NDArray[np.float32]:
     return np.asarray(state.embedding_output().outputs.data, dtype=np.float32)
 
 
-class _Answer:
-    form = EVENTS
-    is_plain = False
-    words_empty_texts = False
-
+class _Answer(WholeAnswer):
     def __init__(self, job: Job, is_base64: bool) -> None:
         self._job = job
         self._is_base64 = is_base64
-
-    def prepare(self, prompt_idx: int) -> None:
-        """See Answer: nothing is."""
 
     def document(self, states: Sequence[RequestState], cause: str) -> object:
         """See Answer."""
@@ -118,20 +110,6 @@ class _Answer:
             "model": self._job.model.name,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
-
-    def lines(
-        self, prompt_idx: int, news: Sequence[CompletionOutput], cause: str
-    ) -> Iterable[bytes]:
-        """Embeddings are not streamed."""
-        return ()
-
-    def error_line(self, error: ApiError) -> bytes:
-        """See Answer."""
-        return b""
-
-    def last_lines(self) -> Iterable[bytes]:
-        """See Answer."""
-        return ()
 
     def _vector(self, state: RequestState) -> str | list[float]:
         found = vector(state)

@@ -52,3 +52,28 @@ class Answer(Protocol):
 
     def last_lines(self) -> Iterable[bytes]:
         """Events after the last news, the end among them."""
+
+
+class WholeAnswer:
+    """What an Answer that is never streamed has besides its `document`."""
+
+    form = EVENTS
+    is_plain = False
+    words_empty_texts = False
+
+    def prepare(self, prompt_idx: int) -> None:
+        """See Answer: nothing is."""
+
+    def lines(
+        self, prompt_idx: int, news: Sequence[CompletionOutput], cause: str
+    ) -> Iterable[bytes]:
+        """There are none."""
+        return ()
+
+    def error_line(self, error: ApiError) -> bytes:
+        """See Answer."""
+        return b""
+
+    def last_lines(self) -> Iterable[bytes]:
+        """See Answer."""
+        return ()

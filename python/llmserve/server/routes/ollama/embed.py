@@ -1,25 +1,24 @@
 """POST /api/embed and /api/embeddings: vectors of texts, in Ollama's words."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmserve.outputs import CompletionOutput
 from llmserve.pooling_params import PoolingParams
 from llmserve.requests.state import RequestState
 from llmserve.server.context import context
 from llmserve.server.http.auth import tenant
-from llmserve.server.http.errors import ApiError, JsonResponse
+from llmserve.server.http.errors import JsonResponse
 from llmserve.server.routes.embeddings import MAX_NUM_INPUTS, vector
 from llmserve.server.routes.ollama.bodies import OllamaEmbedBody, OllamaEmbeddingsBody
 from llmserve.server.routes.ollama.models import served_name
 from llmserve.server.routes.ollama.options import body_fields
 from llmserve.server.routes.prompts import prompts
 from llmserve.server.routes.request_body import arrived_at, read_json
-from llmserve.server.running.answer import EVENTS
+from llmserve.server.running.answer import WholeAnswer
 from llmserve.server.running.generation import GenerationResponse
 from llmserve.server.running.job import Job, new_id
 
@@ -71,18 +70,11 @@ async def _embed(
     return GenerationResponse(server.activity, job, _Answer(job, is_single), arrived)
 
 
-class _Answer:
-    form = EVENTS
-    is_plain = False
-    words_empty_texts = False
-
+class _Answer(WholeAnswer):
     def __init__(self, job: Job, is_single: bool) -> None:
         self._job = job
         self._is_single = is_single
         self._began_ns = time.monotonic_ns()
-
-    def prepare(self, prompt_idx: int) -> None:
-        """See Answer: nothing is."""
 
     def document(self, states: Sequence[RequestState], cause: str) -> object:
         """See Answer."""
@@ -96,17 +88,3 @@ class _Answer:
             "load_duration": 0,
             "prompt_eval_count": sum(len(state.prompt.token_ids) for state in states),
         }
-
-    def lines(
-        self, prompt_idx: int, news: Sequence[CompletionOutput], cause: str
-    ) -> Iterable[bytes]:
-        """Embeddings are not streamed."""
-        return ()
-
-    def error_line(self, error: ApiError) -> bytes:
-        """See Answer."""
-        return b""
-
-    def last_lines(self) -> Iterable[bytes]:
-        """See Answer."""
-        return ()
