@@ -26,6 +26,8 @@ struct RecordedDrafterOptions {
   int64_t fail_at = -1;   // this call throws
   int32_t bad_token = 0;  // not 0: given in the place of wrong guesses
   int64_t token_us = 0;   // what a guess takes, of all sequences together
+  // Without recorded tokens: what ShadowModel::next_token says, of any sample, with min_tokens.
+  bool follows_context = false;
 };
 
 class RecordedDrafter final : public Drafter {
@@ -39,7 +41,7 @@ class RecordedDrafter final : public Drafter {
     for (size_t i = 0; i < tasks.size(); ++i) {
       longest = std::max(longest, tasks[i].max_tokens);
       for (int32_t ahead = 0; ahead < tasks[i].max_tokens; ++ahead) {
-        const int32_t token_id = guess(tasks[i], ahead);
+        const int32_t token_id = guess(tasks[i], drafts[i]);
         if (token_id == kNoTokenId) break;
         drafts[i].push_back(token_id);
       }
@@ -49,9 +51,12 @@ class RecordedDrafter final : public Drafter {
   }
 
  private:
-  int32_t guess(const DraftTask& task, int32_t ahead) const {
-    const int64_t position = std::ssize(task.token_ids) + ahead;
-    int32_t token_id = oracle_token(task.seed, position, options_.vocab_size);
+  // The next token after the task's and `draft`.
+  int32_t guess(const DraftTask& task, std::span<const int32_t> draft) const {
+    const int64_t position = std::ssize(task.token_ids) + std::ssize(draft);
+    int32_t token_id = options_.follows_context
+                           ? next_token(task, draft)
+                           : oracle_token(task.seed, position, options_.vocab_size);
     if (!options_.recorded.empty()) {
       const auto found = options_.recorded.find(task.request_id);
       const auto generated = static_cast<size_t>(position - task.num_prompt_tokens);
@@ -65,6 +70,15 @@ class RecordedDrafter final : public Drafter {
     const bool is_right = static_cast<double>(noise >> 11) * 0x1p-53 < accuracy;
     if (is_right) return token_id;
     return options_.bad_token != 0 ? options_.bad_token : (token_id + 1) % options_.vocab_size;
+  }
+
+  int32_t next_token(const DraftTask& task, std::span<const int32_t> draft) const {
+    std::vector<int32_t> context(task.token_ids.begin(), task.token_ids.end());
+    context.insert(context.end(), draft.begin(), draft.end());
+    const int64_t num_generated = std::ssize(context) - task.num_prompt_tokens;
+    const bool may_stop = num_generated >= task.params->min_tokens;
+    return ShadowModel::next_token(context, task.seed, options_.vocab_size,
+                                   may_stop ? std::span<const int32_t>() : task.stop_token_ids);
   }
 
   const RecordedDrafterOptions options_;

@@ -78,6 +78,9 @@ struct OracleOptions {
   int32_t max_in_flight = 1;
   int64_t sweep_bytes = 0;           // read by each step: what a forward leaves of the caches
   int64_t num_background_tasks = 0;  // those left are its mapped_bytes
+  // Tokens are of the context as it is read back through the block tables (ShadowModel), instead of
+  // seed and position alone.
+  bool reads_blocks = false;
 };
 
 struct FaultOptions {
@@ -96,17 +99,23 @@ struct FaultOptions {
 // Its steps take their time one after another, as a device's do, beside what the engine does.
 class OracleExecutor final : public Executor {
  public:
-  OracleExecutor(const OracleOptions& options, std::shared_ptr<StepGate> gate)
+  OracleExecutor(const OracleOptions& options, const CacheConfig& cache,
+                 std::shared_ptr<StepGate> gate)
       : options_(options),
         gate_(std::move(gate)),
         num_background_tasks_(options.num_background_tasks) {
     swept_.resize(static_cast<size_t>(options.sweep_bytes / 8), 1);
+    if (!options.reads_blocks) return;
+    std::vector<int32_t> windows;
+    for (const CacheGroupSpec& group : cache.groups) windows.push_back(group.window);
+    shadow_.emplace(cache.num_blocks, cache.block_size, options.vocab_size, std::move(windows));
   }
 
   int32_t max_in_flight() const override { return options_.max_in_flight; }
   void launch(const StepPlan& plan) override {
     sum_ = std::accumulate(swept_.begin(), swept_.end(), uint64_t{0});
-    SampledTokens sampled = sample_oracle(plan, options_.vocab_size);
+    SampledTokens sampled =
+        shadow_ ? shadow_->execute(plan) : sample_oracle(plan, options_.vocab_size);
     for (size_t row = 0; row < plan.logit_rows.size(); ++row) {
       const RequestId id = plan.sequences[plan.logit_rows[row].sequence_idx].request_id;
       sampled.rows[row].is_valid = id != options_.invalid_request_id;
@@ -145,6 +154,7 @@ class OracleExecutor final : public Executor {
 
   const OracleOptions options_;
   const std::shared_ptr<StepGate> gate_;
+  std::optional<ShadowModel> shadow_;
   std::deque<Flight> flights_;
   int64_t num_waits_ = 0;
   std::vector<uint64_t> swept_;
@@ -243,7 +253,8 @@ void register_testing_engine(py::module_& testing) {
       .def_readwrite("invalid_request_id", &OracleOptions::invalid_request_id)
       .def_readwrite("max_in_flight", &OracleOptions::max_in_flight)
       .def_readwrite("sweep_bytes", &OracleOptions::sweep_bytes)
-      .def_readwrite("num_background_tasks", &OracleOptions::num_background_tasks);
+      .def_readwrite("num_background_tasks", &OracleOptions::num_background_tasks)
+      .def_readwrite("reads_blocks", &OracleOptions::reads_blocks);
   py::class_<StepGate, std::shared_ptr<StepGate>>(testing, "StepGate")
       .def(py::init<int64_t>(), "step_id"_a)
       .def("wait_until_held", &StepGate::wait_until_held, py::call_guard<py::gil_scoped_release>())
@@ -258,7 +269,7 @@ void register_testing_engine(py::module_& testing) {
       [](const EngineConfig& config, const OracleOptions& options,
          std::optional<Vocabulary> vocabulary, const FaultOptions& faults,
          std::shared_ptr<StepGate> gate, std::optional<RecordedDrafterOptions> drafter) {
-        auto oracle = std::make_unique<OracleExecutor>(options, std::move(gate));
+        auto oracle = std::make_unique<OracleExecutor>(options, config.cache, std::move(gate));
         return std::make_unique<Engine>(
             config, std::move(vocabulary),
             std::make_unique<FaultyExecutor>(std::move(oracle), faults, std::move(drafter)));

@@ -125,7 +125,8 @@ void register_testing_speculation(py::module_& testing) {
       .def_readwrite("later_accuracy", &RecordedDrafterOptions::later_accuracy)
       .def_readwrite("fail_at", &RecordedDrafterOptions::fail_at)
       .def_readwrite("bad_token", &RecordedDrafterOptions::bad_token)
-      .def_readwrite("token_us", &RecordedDrafterOptions::token_us);
+      .def_readwrite("token_us", &RecordedDrafterOptions::token_us)
+      .def_readwrite("follows_context", &RecordedDrafterOptions::follows_context);
 }
 
 }  // namespace llmserve
