@@ -15,6 +15,7 @@ its last checkpoint when it is started again with the same --work. A quick trial
 import argparse
 import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +51,9 @@ class Job:
     steps: int
     checkpoint: Path
     threads: int
-    names: torch.Tensor
+    names: torch.Tensor | None = None  # tokens that are names: see recipe.next_token_loss
     teacher: LlamaForCausalLM | None = None
+    loss: Callable[..., torch.Tensor] = next_token_loss
 
 
 def train(job: Job, model: LlamaForCausalLM) -> Training:
@@ -64,7 +66,7 @@ def train(job: Job, model: LlamaForCausalLM) -> Training:
         model.load_state_dict(state["model"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-    loss_of = functools.partial(next_token_loss, teacher=job.teacher, names=job.names)
+    loss_of = functools.partial(job.loss, teacher=job.teacher, names=job.names)
     model.train()
     gradient = ParallelGradient(model, job.threads)
     bar = tqdm(range(first, job.steps), initial=first, total=job.steps, desc=job.recipe.name)

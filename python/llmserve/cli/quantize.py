@@ -14,8 +14,8 @@ from llmserve.quantization.options import ACTIVATIONS, KV_CACHES, QuantizeOption
 from llmserve.quantization.schemes import METHODS, OBSERVERS, SCHEMES
 
 if TYPE_CHECKING:
-    from llmserve.quantization.pipeline import QuantizeResult
     from llmserve.quantization.report import Report
+    from llmserve.quantization.result import QuantizeResult
 
 _EXAMPLES = """examples:
   llmserve quantize demo-int4 --scheme int4

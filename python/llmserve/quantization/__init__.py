@@ -10,8 +10,9 @@ from llmserve.quantization.options import QuantizeOptions
 
 if TYPE_CHECKING:
     from llmserve.quantization.gguf_pipeline import GgufPipeline
-    from llmserve.quantization.pipeline import Pipeline, QuantizeResult
+    from llmserve.quantization.pipeline import Pipeline
     from llmserve.quantization.report import Report
+    from llmserve.quantization.result import QuantizeResult
 
 __all__ = ["QuantizeOptions", "make_pipeline", "quantize", "report_on"]
 

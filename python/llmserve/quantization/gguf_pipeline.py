@@ -10,7 +10,7 @@ from llmserve.common.units import human_bytes
 from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.quantization.gguf_model import find_mix, write_model
 from llmserve.quantization.options import QuantizeOptions
-from llmserve.quantization.pipeline import QuantizeResult
+from llmserve.quantization.result import QuantizeResult
 from llmserve.quantization.tensor_files import TensorFolder
 
 # What a GGUF file has no place for.

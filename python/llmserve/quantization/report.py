@@ -14,7 +14,7 @@ from llmserve.bench.comparison import Candidate, ComparisonRow, compare_models
 from llmserve.common.html_table import html_table
 from llmserve.common.units import human_bytes
 from llmserve.errors import LLMServeError
-from llmserve.quantization.pipeline import QuantizeResult
+from llmserve.quantization.result import QuantizeResult
 
 JSON_NAME = "quantize-report.json"
 HTML_NAME = "quantize-report.html"

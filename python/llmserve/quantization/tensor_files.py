@@ -134,6 +134,11 @@ class TensorFolder:
             raise CorruptFile(f"{entry.file}: tensor {name!r} has elements that are not finite")
         return np.array(values, np.float32)
 
+    def floats_below(self, prefix: str) -> dict[str, Floats]:
+        """The tensors of floats whose names begin with `prefix`, each as floats() has it."""
+        names = [name for name in self._entries if name.startswith(prefix)]
+        return {name: self.floats(name) for name in names if self.dtype(name) in _FLOATS}
+
 
 def write_tensors(path: Path, tensors: Mapping[str, RawTensor]) -> int:
     """Writes a safetensors file, first under another name, so that it is there whole or not at all.

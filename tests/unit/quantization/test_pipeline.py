@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from checkpoints import checkpoint
 from llmserve import InvalidArgument, NotSupported, cli, demo_model_path
-from llmserve.quantization import QuantizeOptions, quantize
-from llmserve.quantization import pipeline as pipeline_module
+from llmserve.quantization import QuantizeOptions, output_folder, quantize
 from llmserve.quantization.calibrator import Calibrator
 from llmserve.quantization.mixed_precision import GroupCost, allocate
 from llmserve.quantization.number_formats import bf16_to_f32, unpack_words
@@ -132,7 +131,7 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(
 ) -> None:
     options = {"scheme": "int4", "method": method, **FEW}
     run(tmp_path / "whole", **options)
-    write = pipeline_module.write_tensors
+    write = output_folder.write_tensors
     left = 3
 
     def die(*arguments: Any) -> int:
@@ -142,7 +141,7 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(
             raise Killed
         return write(*arguments)
 
-    monkeypatch.setattr(pipeline_module, "write_tensors", die)
+    monkeypatch.setattr(output_folder, "write_tensors", die)
     with pytest.raises(Killed):
         run(tmp_path / "cut", **options)
     monkeypatch.undo()
