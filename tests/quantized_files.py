@@ -526,3 +526,68 @@ def bitsandbytes_int8() -> Layout:
         }, q.astype(np.float32) * scale[:, None]
 
     return Layout({"quant_method": "bitsandbytes", "load_in_8bit": True}, write)
+
+
+# The tensors of experts by what follows the name of the one that they stand for, and the matrices
+# [X, N, K].
+FusedWriter = Callable[[np.ndarray, np.random.Generator], Quantized]
+
+
+def write_fused_pair(
+    source: Path, directory: Path, config: dict[str, Any], write: FusedWriter, *, transposed: bool
+) -> tuple[Path, Path]:
+    """The same of a checkpoint whose experts are tensors [X, N, K], or `transposed` [X, K, N]."""
+    from safetensors.torch import load_file, save_file
+
+    rng = np.random.default_rng(0)
+    quantized, twin = directory / "quantized", directory / "twin"
+    packed, plain = {}, {}
+    for name, tensor in sorted(load_file(source / "model.safetensors").items()):
+        if tensor.ndim == 3:
+            matrices = tensor.float().numpy()
+            tensors, values = write(matrices.swapaxes(1, 2) if transposed else matrices, rng)
+            packed |= {name + suffix: as_torch(part) for suffix, part in tensors.items()}
+            plain[name] = as_torch(values.swapaxes(1, 2) if transposed else values)
+        else:
+            packed[name] = plain[name] = tensor.float()
+    for folder, tensors in ((quantized, packed), (twin, plain)):
+        copy_checkpoint(source, folder)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        fields = json.loads((folder / "config.json").read_text())
+        fields["dtype"] = "float32"
+        if folder == quantized:
+            fields["quantization_config"] = config
+        (folder / "config.json").write_text(json.dumps(fields))
+    return quantized, twin
+
+
+def fused_mxfp4(matrices: np.ndarray, rng: np.random.Generator) -> Quantized:
+    """gpt-oss's: blocks [X, N, K / 32, 16], scales [X, N, K / 32]."""
+    num, n, k = matrices.shape
+    tensors, values = mxfp4().write(matrices.reshape(num * n, k), rng)
+    return {
+        "_blocks": tensors["weight_packed"].reshape(num, n, k // 32, 16),
+        "_scales": tensors["weight_scale"].reshape(num, n, k // 32),
+    }, values.reshape(matrices.shape)
+
+
+def fused_fp8(
+    block: tuple[int, int] | None = None, *, per_row: bool = False, transposed: bool = False
+) -> FusedWriter:
+    """E4M3 with scales of each matrix [X], of its rows [X, N, 1] or of its blocks, which are
+    turned with the matrices."""
+
+    def write(matrices: np.ndarray, rng: np.random.Generator) -> Quantized:
+        import torch
+
+        suffix = "_scale_inv" if block else "_scale"
+        layout = fp8(block, per_row=per_row, scale="scale")
+        parts = [layout.write(matrix, rng) for matrix in matrices]
+        codes = torch.stack([tensors["weight"] for tensors, _ in parts])
+        scales = np.stack([tensors["scale"] for tensors, _ in parts])
+        if transposed:
+            codes = codes.swapaxes(1, 2).contiguous()
+            scales = scales.swapaxes(-1, -2) if scales.ndim == 3 else scales
+        return {"": codes, suffix: scales}, np.stack([values for _, values in parts])
+
+    return write

@@ -192,10 +192,11 @@ std::vector<StackedRows> WeightSource::stack(std::span<const WeightPart> parts, 
     const int64_t width = part.in_of == 0 ? in_features : part.in_of;
     const IndexRange taken{part.in_begin + columns.begin, columns.size};
     std::shared_ptr<const QuantizedWeight> quantized;
-    if (part.num_matrices == 0 && !part.is_vector)
+    if (!part.is_vector)
       quantized = find_quantized({.name = part.name,
                                   .rows = part.num_rows(),
                                   .columns = width,
+                                  .num_matrices = part.num_matrices,
                                   .is_transposed = is_transposed});
     const TensorEntry* entry = nullptr;
     const LinearFormat* format = nullptr;
@@ -314,10 +315,10 @@ ConstTensor WeightSource::expand(const StackedRows& rows, size_t i, DType dtype,
     for (int64_t n = begin; n < end; ++n) {
       std::byte* to = buffer.data() + n * k * size_bytes(dtype);
       if (dtype == DType::kF32) {
-        weight.values(part.begin + n, rows.columns, reinterpret_cast<float*>(to));
+        weight.values(part.row(n), rows.columns, reinterpret_cast<float*>(to));
         continue;
       }
-      weight.values(part.begin + n, rows.columns, floats.data());
+      weight.values(part.row(n), rows.columns, floats.data());
       auto* rounded = reinterpret_cast<uint16_t*>(to);
       for (int64_t j = 0; j < k; ++j) rounded[j] = f32_to_bf16(floats[static_cast<size_t>(j)]);
     }
@@ -325,17 +326,16 @@ ConstTensor WeightSource::expand(const StackedRows& rows, size_t i, DType dtype,
   const ConstTensor view(buffer.data(), dtype, {part.size, k});
   const int64_t bad = backend_.first_non_finite(view);
   if (bad >= 0)
-    throw CorruptFile(concat(
-        checkpoint_.path(), ": tensor \"", rows.entries[i]->name, "\": the scale of row ",
-        part.begin + bad / k, ", column ", rows.columns.begin + bad % k, " makes the weight ",
-        std::isnan(element(view, bad)) ? "NaN" : "infinite", "; weights must be finite"));
+    throw CorruptFile(
+        concat(checkpoint_.path(), ": tensor \"", rows.entries[i]->name, "\": the scale of row ",
+               part.row(bad / k), ", column ", rows.columns.begin + bad % k, " makes the weight ",
+               std::isnan(element(view, bad)) ? "NaN" : "infinite", "; weights must be finite"));
   return view;
 }
 
 bool WeightSource::unpack(const StackedRows& rows, size_t i, int64_t n,
                           const QuantizedRow& to) const {
-  if (rows.quantized[i])
-    return rows.quantized[i]->unpack(rows.parts[i].begin + n, rows.columns, to);
+  if (rows.quantized[i]) return rows.quantized[i]->unpack(rows.parts[i].row(n), rows.columns, to);
   return unpack_row(checkpoint_, *rows.entries[i], rows.parts[i].row(n), rows.columns, to);
 }
 
@@ -360,15 +360,17 @@ ConstTensor WeightSource::blocks(const TensorEntry& entry) const {
 
 void WeightSource::release(const StackedRows& rows) const {
   for (size_t i = 0; i < rows.parts.size(); ++i) {
-    if (rows.quantized[i]) {
-      for (const TensorEntry* entry : rows.quantized[i]->entries())
-        checkpoint_.file(*entry)->release(entry->offset, entry->num_bytes);
+    const WeightPart& part = rows.parts[i];
+    // Of several matrices, the one's share of each tensor.
+    const auto release_entry = [&](const TensorEntry& entry) {
+      const int64_t num_bytes = entry.num_bytes / std::max<int64_t>(1, part.num_matrices);
+      checkpoint_.file(entry)->release(entry.offset + part.matrix * num_bytes, num_bytes);
+    };
+    if (!rows.quantized[i]) {
+      release_entry(*rows.entries[i]);
       continue;
     }
-    const TensorEntry& entry = *rows.entries[i];
-    const WeightPart& part = rows.parts[i];
-    const int64_t num_bytes = entry.num_bytes / std::max<int64_t>(1, part.num_matrices);
-    checkpoint_.file(entry)->release(entry.offset + part.matrix * num_bytes, num_bytes);
+    for (const TensorEntry* entry : rows.quantized[i]->entries()) release_entry(*entry);
   }
 }
 

@@ -11,7 +11,15 @@ constexpr int64_t kBlock = 64;
 
 }  // namespace
 
+FieldMatrix FieldMatrix::matrix(int64_t i) const {
+  FieldMatrix one = *this;
+  one.matrix_rows = 0;
+  one.words.data += i * matrix_stride * (word_bits / 8);
+  return one;
+}
+
 uint32_t FieldMatrix::at(int64_t n, int64_t k) const {
+  if (matrix_rows > 0) return matrix(n / matrix_rows).at(n % matrix_rows, k);
   const int64_t line = (is_along_k ? n : k) * line_stride;
   const int64_t i = is_along_k ? n * flat_columns + k : n;
   if (per_word > 0) {
@@ -33,6 +41,15 @@ int64_t FieldMatrix::strip_rows() const {
 }
 
 void FieldMatrix::read(int64_t first, int64_t count, int64_t k, uint8_t* out) const {
+  if (matrix_rows > 0) {
+    for (int64_t done = 0; done < count;) {
+      const int64_t within = (first + done) % matrix_rows;
+      const int64_t taken = std::min(count - done, matrix_rows - within);
+      matrix((first + done) / matrix_rows).read(within, taken, k, out + done * k);
+      done += taken;
+    }
+    return;
+  }
   const int64_t along = is_along_k ? k : count;
   if (flat_columns % std::max(1, per_word) == 0 && flat_columns > 0 && word_stride == 1) {
     FieldMatrix rows = *this;

@@ -20,6 +20,9 @@ struct FieldMatrix {
   const uint8_t* order = nullptr;  // [per_word]: where a word has its i-th field; null: in order
   int64_t flat_columns = 0;        // above 0: one line has all rows, of so many fields each
   uint32_t flip = 0;               // of signed fields: what makes them count from 0
+  // Above 0: several matrices of so many rows, one after another, of so many words each.
+  int64_t matrix_rows = 0;
+  int64_t matrix_stride = 0;
 
   explicit operator bool() const { return static_cast<bool>(words); }
   uint32_t at(int64_t n, int64_t k) const;
@@ -32,6 +35,8 @@ struct FieldMatrix {
  private:
   uint32_t word(int64_t i) const { return word_bits == 8 ? words.byte(i) : words.word(i); }
   uint32_t mask() const { return (1u << bits) - 1; }
+  // One of several matrices by itself.
+  FieldMatrix matrix(int64_t i) const;
 };
 
 }  // namespace llmserve

@@ -65,13 +65,22 @@ std::shared_ptr<const QuantizedWeight> find_fp8_weight(ModuleTensors& tensors,
   CodedParts parts{.bits = 8, .numbers = e4m3_numbers()};
   std::string kind = block.rows == 0 ? "" : concat(", blocks of ", block.rows, "x", block.columns);
   if (tensors.exist()) {
-    if (request.is_transposed)
-      throw NotSupported(concat("tensor \"", request.name,
-                                "\": FP8 weights that are stored [in, out] are not supported"));
-    const StoredArray weight = request.num_matrices == 0
-                                   ? tensors.need("weight", {DType::kF8E4M3}, {n, k})
-                                   : tensors.need("weight", {DType::kF8E4M3}, {matrices, n, k});
-    parts.codes = {.words = weight, .bits = 8, .word_bits = 8, .line_stride = k, .per_word = 1};
+    const int64_t height = request.is_transposed ? k : n;
+    const int64_t width = request.is_transposed ? n : k;
+    const StoredArray weight =
+        request.num_matrices == 0
+            ? tensors.need("weight", {DType::kF8E4M3}, {height, width})
+            : tensors.need("weight", {DType::kF8E4M3}, {matrices, height, width});
+    parts.codes = {.words = weight,
+                   .bits = 8,
+                   .word_bits = 8,
+                   .is_along_k = !request.is_transposed,
+                   .line_stride = width,
+                   .per_word = 1};
+    if (request.is_transposed && matrices > 1) {
+      parts.codes.matrix_rows = n;
+      parts.codes.matrix_stride = n * k;
+    }
     const StoredArray scales = tensors.need_elements(
         scale, {DType::kF32, DType::kBF16, DType::kF16, DType::kU8}, ModuleTensors::kAnyCount);
     parts.scales.array = scales;
@@ -81,8 +90,8 @@ std::shared_ptr<const QuantizedWeight> find_fp8_weight(ModuleTensors& tensors,
       kind = ", a scale a row";
     } else if (block.rows > 0 && count == matrices * down * across) {
       parts.group = block.columns;
-      parts.scales.row_stride = across;
-      parts.scales.group_stride = 1;
+      parts.scales.row_stride = request.is_transposed ? 1 : across;
+      parts.scales.group_stride = request.is_transposed ? down : 1;
       parts.scales.rows = block.rows;
       if (request.num_matrices > 0) {
         parts.scales.matrix_rows = n;
@@ -102,7 +111,7 @@ std::shared_ptr<const QuantizedWeight> find_fp8_weight(ModuleTensors& tensors,
                                                    block.rows, " x ", block.columns),
                           ", got ", count));
     }
-    tensors.ignore({"input_scale", "activation_scale"});
+    tensors.ignore({"input_scale", "activation_scale", "_input_scale"});
   } else if (block.rows > 0) {
     parts.group = block.columns;
   }

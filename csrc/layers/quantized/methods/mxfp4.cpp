@@ -12,13 +12,15 @@ class Mxfp4 final : public QuantizationMethod {
       : skipped_(config["modules_to_not_convert"], NameStyle::kSubstring) {}
 
   std::shared_ptr<const QuantizedWeight> find(ModuleTensors& tensors) const override {
+    // With files, the tensors say it.
     const bool is_quantized =
-        tensors.exist() ? tensors.has("_blocks") : tensors.request().num_matrices > 0;
+        tensors.exist() ? tensors.has("_blocks")
+                        : tensors.request().num_matrices > 0 && !skipped_.contain(tensors.module());
     return is_quantized ? find_mxfp4_weight(tensors, "_blocks", "_scales") : nullptr;
   }
 
  private:
-  ModuleNames skipped_;  // read for its errors alone: the tensors say it
+  ModuleNames skipped_;
 };
 
 }  // namespace
