@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "bindings/array.h"
+#include "bindings/block_events.h"
 #include "bindings/field_repr.h"
 #include "bindings/register.h"
 #include "core/error.h"
@@ -305,23 +306,25 @@ std::vector<int32_t> read_token_ids(py::handle sequence) {
 
 void register_request(py::module_& module) {
   py::class_<Request>(module, "EngineRequest")
-      .def(py::init([](py::handle prompt_token_ids, const SamplingParams& params, int32_t priority,
-                       std::string cache_salt, bool is_streamed,
-                       std::shared_ptr<HostArray> prompt_embeds,
-                       std::optional<PoolingParams> pooling,
-                       std::optional<BeamSearchParams> beam_search) {
-             return Request{.prompt_token_ids = read_token_ids(prompt_token_ids),
-                            .prompt_embeds = std::move(prompt_embeds),
-                            .params = params,
-                            .pooling = pooling,
-                            .beam_search = beam_search,
-                            .priority = priority,
-                            .cache_salt = std::move(cache_salt),
-                            .is_streamed = is_streamed};
-           }),
-           "prompt_token_ids"_a, "params"_a, "priority"_a = 0, "cache_salt"_a = "",
-           "is_streamed"_a = true, "prompt_embeds"_a = py::none(), "pooling"_a = py::none(),
-           "beam_search"_a = py::none())
+      .def(
+          py::init(
+              [](py::handle prompt_token_ids, const SamplingParams& params, int32_t priority,
+                 std::string cache_salt, bool is_streamed, std::shared_ptr<HostArray> prompt_embeds,
+                 std::optional<PoolingParams> pooling, std::optional<BeamSearchParams> beam_search,
+                 std::vector<int32_t> resumed_token_ids) {
+                return Request{.prompt_token_ids = read_token_ids(prompt_token_ids),
+                               .prompt_embeds = std::move(prompt_embeds),
+                               .params = params,
+                               .pooling = pooling,
+                               .beam_search = beam_search,
+                               .priority = priority,
+                               .cache_salt = std::move(cache_salt),
+                               .resumed_token_ids = std::move(resumed_token_ids),
+                               .is_streamed = is_streamed};
+              }),
+          "prompt_token_ids"_a, "params"_a, "priority"_a = 0, "cache_salt"_a = "",
+          "is_streamed"_a = true, "prompt_embeds"_a = py::none(), "pooling"_a = py::none(),
+          "beam_search"_a = py::none(), "resumed_token_ids"_a = std::vector<int32_t>())
       .def_readwrite("params", &Request::params)
       .def_readwrite("is_streamed", &Request::is_streamed);
 }
@@ -369,6 +372,26 @@ void register_engine(py::module_& module) {
       .def("lend", &Engine::lend, "connection"_a, Release())
       .def("take_back", &Engine::take_back, "connection"_a, Release())
       .def("reset_prefix_cache", &Engine::reset_prefix_cache, Release())
+      .def(
+          "block_events",
+          [](Engine& engine, int64_t sequence) -> std::optional<py::list> {
+            const auto batches = engine.block_events(sequence);
+            if (!batches) return std::nullopt;
+            py::list list;
+            for (const BlockEventBatch& batch : *batches)
+              list.append(py::make_tuple(batch.sequence, block_event_runs(batch.events)));
+            return list;
+          },
+          "sequence"_a)
+      .def("block_snapshot",
+           [](Engine& engine) {
+             BlockSnapshot snapshot;
+             {
+               const py::gil_scoped_release release;
+               snapshot = engine.block_snapshot();
+             }
+             return py::make_tuple(snapshot.sequence, bytes_of_hashes(snapshot.hashes));
+           })
       .def("metrics", &Engine::metrics, Release())
       .def("histograms", &Engine::histograms, Release())
       .def("trace", &Engine::trace, Release())

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/block_events.h"
 #include "bindings/field_repr.h"
 #include "bindings/from_kwargs.h"
 #include "bindings/register.h"
@@ -32,10 +33,6 @@ std::vector<TokenHash> hashes_of(const py::bytes& bytes) {
   std::vector<TokenHash> hashes(view.size() / kHashBytes);
   std::memcpy(hashes.data(), view.data(), view.size());
   return hashes;
-}
-
-py::bytes bytes_of(const std::vector<TokenHash>& hashes) {
-  return {reinterpret_cast<const char*>(hashes.data()), hashes.size() * kHashBytes};
 }
 
 std::vector<TokenHash> chain(const std::vector<int32_t>& tokens, int64_t block_size,
@@ -147,7 +144,7 @@ void register_router(py::module_& module) {
   module.def(
       "hash_blocks",
       [](const std::vector<int32_t>& token_ids, int64_t block_size, const std::string& salt) {
-        return bytes_of(chain(token_ids, block_size, salt));
+        return bytes_of_hashes(chain(token_ids, block_size, salt));
       },
       "token_ids"_a, "block_size"_a, "salt"_a = "",
       "The chained hashes of a prompt's full blocks, 32 bytes each.");
@@ -155,7 +152,7 @@ void register_router(py::module_& module) {
       "hash_text_blocks",
       [](const py::bytes& text, int64_t block_size, const std::string& salt) {
         const std::string_view bytes(text);
-        return bytes_of(chain({bytes.begin(), bytes.end()}, block_size, salt));
+        return bytes_of_hashes(chain({bytes.begin(), bytes.end()}, block_size, salt));
       },
       "text"_a, "block_size"_a, "salt"_a = "",
       "The same of a text's bytes, for who has no tokenizer.");

@@ -53,6 +53,7 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
       warning_(executor_->warning()),
       trace_(kNumTracedSteps, kNumTracedRequests),
       memory_use_(executor_->memory_use()),
+      block_events_(int64_t{config_.cache.num_blocks} + config_.cache.lower_tier.num_blocks),
       process_id_(getpid()) {
   config_.validate();
   if (config_.speculation.is_on()) {
@@ -228,6 +229,7 @@ void Engine::fall_asleep(int32_t level) {
     if (level == 2) is_released_[static_cast<size_t>(MemoryPart::kWeights)] = true;
   }
   scheduler_->reset_prefix_cache();
+  tell_blocks();
   if (speculator_) speculator_->reset();
   executor_->release(MemoryPart::kKvCache);
   if (level == 2) executor_->release(MemoryPart::kWeights);
@@ -327,6 +329,7 @@ bool Engine::take_in() {
   for (const RequestId id : taken.aborts) scheduler_->abort(id);
   if (taken.reset_prefix_cache) {
     scheduler_->reset_prefix_cache();
+    tell_blocks();
     if (speculator_) speculator_->reset();
   }
   {
@@ -487,6 +490,7 @@ void Engine::let_go(std::span<const TokenEvent> events) {
 
 // Before the events go out: who sees a request's last event finds it counted.
 void Engine::keep_books(StepRecord& record, const StepResult& result) {
+  tell_blocks();
   {
     const std::lock_guard lock(metrics_mutex_);
     scheduler_->fill_metrics(metrics_);

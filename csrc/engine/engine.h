@@ -23,6 +23,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/flight_ring.h"
+#include "engine/block_event_feed.h"
 #include "engine/event_buffer.h"
 #include "engine/executor.h"
 #include "engine/metrics_recorder.h"
@@ -98,6 +99,14 @@ class Engine {
   // Forgets every cached block that no sequence refers to, after the running step.
   void reset_prefix_cache();
 
+  // What came into the prefix cache and what left it, after the batch `sequence`; none where
+  // batches are missing, or nobody has taken a snapshot for long: then take one.
+  std::optional<std::vector<BlockEventBatch>> block_events(int64_t sequence) {
+    return block_events_.since(sequence);
+  }
+  // All blocks that the prefix cache holds, after the running step.
+  BlockSnapshot block_snapshot();
+
   EngineMetrics metrics() const;
   EngineHistograms histograms() const { return recorder_.snapshot(); }
   // Why the engine stopped; empty while it runs. A step that the executor cannot carry out ends the
@@ -150,6 +159,7 @@ class Engine {
   void take(News& news);
   void check_runs() const;
   void run_on_thread(std::packaged_task<void()> task);
+  void tell_blocks();
   void fall_asleep(int32_t level);
   void restore(const std::vector<MemoryPart>& parts);
   void keep_memory_use();
@@ -214,6 +224,7 @@ class Engine {
   std::string notice_;
 
   EventBuffer events_;
+  BlockEventFeed block_events_;
 
   const int process_id_;
   std::mutex close_mutex_;

@@ -33,8 +33,12 @@ class BlockPool {
   const PrefixCache& prefix_cache() const { return prefix_cache_; }
   // PrefixCache::insert of a block that is referred to.
   void insert(const TokenHash& key, int32_t block, int32_t parent,
-              std::span<const int32_t> token_ids) {
-    prefix_cache_.insert(key, block, parent, token_ids);
+              std::span<const int32_t> token_ids, bool is_told) {
+    prefix_cache_.insert(key, block, parent, token_ids, is_told);
+  }
+  // PrefixCache::tell.
+  void tell(std::vector<BlockEvent>* events, const PrefixCache* beside) {
+    prefix_cache_.tell(events, beside);
   }
 
   // A block with one reference; evicts where none is free. Precondition: one is available.

@@ -167,6 +167,7 @@ void KvCacheManager::reset_prefix_cache(std::span<BlockTable* const> tables) {
   pool_.clear();
   if (tiers_) tiers_->clear(tables);
   if (states_) states_->clear();
+  if (tells_blocks_) block_events_.push_back({.kind = BlockEvent::Kind::kCleared});
 }
 
 BlockTable* KvCacheManager::finish_transfer(TransferId id, bool is_done) {

@@ -23,6 +23,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "api/block_events.h"
 #include "api/engine_config.h"
 #include "kv_cache/block_pool.h"
 #include "kv_cache/block_table.h"
@@ -172,6 +173,16 @@ class KvCacheManager {
   // Sends that no plan has: what they would send is not to be trusted.
   void cancel_sends();
 
+  // -- what is held, for who routes by prefixes ---------------------------------------------------
+  // Blocks by the hash of all tokens up to their end: those of the pool's prefix cache and of the
+  // lower tier, a block once. It costs nothing while it is off, as it is at first.
+
+  // On: notes what is stored and removed from now on. Off: forgets what was noted.
+  void tell_blocks(bool is_on);
+  // What has happened since the last call, in order.
+  std::vector<BlockEvent> take_block_events();
+  std::vector<TokenHash> held_blocks() const;
+
   // -- fixed states ------------------------------------------------------------------------------
   // Where a group keeps them (CacheConfig::num_state_slots): each table that is attached
   // or loaded has a slot until its release, into which a snapshot is copied where its prefix has
@@ -236,6 +247,7 @@ class KvCacheManager {
   void withdraw_all(BlockTable& table);
   bool cache_block(BlockTable& table, std::span<const int32_t> token_ids, int64_t group,
                    int64_t idx);
+  TokenHash hash_of(const TokenHash& key) const;
 
   const CacheConfig config_;
   const Hasher hasher_;
@@ -248,6 +260,8 @@ class KvCacheManager {
   std::vector<StateCopy> state_copies_;  // not taken yet
   std::unordered_map<TokenHash, const BlockTable*, TokenHashBucket> announced_;
   std::vector<int32_t> replaced_;
+  bool tells_blocks_ = false;
+  std::vector<BlockEvent> block_events_;  // by the keys of the first group
   PrefixCacheCounters counters_;
 };
 

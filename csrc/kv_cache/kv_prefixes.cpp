@@ -94,7 +94,7 @@ bool KvCacheManager::cache_block(BlockTable& table, std::span<const int32_t> tok
   const std::span<const int32_t> tokens = block_tokens(token_ids, idx);
   const int32_t parent = groups_.parent_of(group, idx, table.blocks);
   if (!pool_.prefix_cache().contains(key)) {
-    pool_.insert(key, blocks[idx], parent, tokens);
+    pool_.insert(key, blocks[idx], parent, tokens, group == groups_.in_order().front());
     return true;
   }
   const auto equal = pool_.prefix_cache().find(key, parent, tokens);
@@ -106,6 +106,36 @@ bool KvCacheManager::cache_block(BlockTable& table, std::span<const int32_t> tok
   replaced_.push_back(blocks[idx]);
   blocks[idx] = *equal;
   return true;
+}
+
+// The first group's blocks stand for all groups': it keeps all tokens, if any group does.
+void KvCacheManager::tell_blocks(bool is_on) {
+  block_events_.clear();
+  std::vector<BlockEvent>* const events = is_on ? &block_events_ : nullptr;
+  pool_.tell(events, tiers_ ? &tiers_->index().entries() : nullptr);
+  if (tiers_) tiers_->tell(events);
+  tells_blocks_ = is_on;
+}
+
+std::vector<BlockEvent> KvCacheManager::take_block_events() {
+  std::vector<BlockEvent> events = std::exchange(block_events_, {});
+  for (BlockEvent& event : events) {
+    if (event.kind != BlockEvent::Kind::kCleared) event.hash = hash_of(event.hash);
+  }
+  return events;
+}
+
+std::vector<TokenHash> KvCacheManager::held_blocks() const {
+  std::vector<TokenHash> hashes;
+  pool_.prefix_cache().list_told(hashes, nullptr);
+  if (tiers_) tiers_->index().entries().list_told(hashes, &pool_.prefix_cache());
+  for (TokenHash& hash : hashes) hash = hash_of(hash);
+  return hashes;
+}
+
+// Of a key of the first group.
+TokenHash KvCacheManager::hash_of(const TokenHash& key) const {
+  return CacheGroups::key_of(key, groups_.in_order().front());
 }
 
 void KvCacheManager::withdraw(BlockTable& table, int64_t idx) {

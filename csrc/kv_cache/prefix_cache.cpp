@@ -22,13 +22,14 @@ std::optional<int32_t> PrefixCache::find(const TokenHash& hash, int32_t parent,
 }
 
 void PrefixCache::insert(const TokenHash& hash, int32_t block, int32_t parent,
-                         std::span<const int32_t> token_ids) {
+                         std::span<const int32_t> token_ids, bool is_told) {
   check_internal(!entries_[block].is_held, "a block enters the prefix cache once");
   check_internal(parent == kNone || entries_[parent].is_held,
                  "the parent of a cached block is cached");
   const bool is_new = block_by_hash_.emplace(hash, block).second;
   check_internal(is_new, "a hash enters the prefix cache once");
-  entries_[block] = {.hash = hash, .parent = parent, .is_held = true};
+  entries_[block] = {.hash = hash, .parent = parent, .is_held = true, .is_told = is_told};
+  if (events_ != nullptr && is_told) note(BlockEvent::Kind::kStored, hash);
   if (parent != kNone) ++entries_[parent].num_children;
   std::ranges::copy(token_ids, tokens_.begin() + static_cast<int64_t>(block) * block_size_);
 }
@@ -66,7 +67,21 @@ void PrefixCache::forget(int32_t block) {
   const int32_t parent = entries_[block].parent;
   if (parent != kNone) --entries_[parent].num_children;
   block_by_hash_.erase(entries_[block].hash);
+  if (events_ != nullptr && entries_[block].is_told)
+    note(BlockEvent::Kind::kRemoved, entries_[block].hash);
   entries_[block] = {};
+}
+
+void PrefixCache::note(BlockEvent::Kind kind, const TokenHash& hash) {
+  if (beside_ != nullptr && beside_->contains(hash)) return;
+  events_->push_back({.kind = kind, .hash = hash});
+}
+
+void PrefixCache::list_told(std::vector<TokenHash>& hashes, const PrefixCache* beside) const {
+  for (const Entry& entry : entries_) {
+    if (entry.is_told && (beside == nullptr || !beside->contains(entry.hash)))
+      hashes.push_back(entry.hash);
+  }
 }
 
 std::vector<int32_t> PrefixCache::remove(int32_t block) {

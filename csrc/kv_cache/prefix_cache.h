@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "api/block_events.h"
 #include "core/token_hash.h"
 
 namespace llmserve {
@@ -31,9 +32,19 @@ class PrefixCache {
   bool contains(const TokenHash& hash) const { return block_by_hash_.contains(hash); }
   bool holds(int32_t block) const { return entries_[block].is_held; }
 
-  // Takes in a full block that has a reference. The hash must be new, the parent held.
+  // Takes in a full block that has a reference. The hash must be new, the parent held. is_told: see
+  // tell().
   void insert(const TokenHash& hash, int32_t block, int32_t parent,
-              std::span<const int32_t> token_ids);
+              std::span<const int32_t> token_ids, bool is_told = true);
+
+  // From now on appends to `events` which blocks that are told come in and go, and not what the
+  // cache `beside` this one (or nullptr) holds as well; nullptr: no more. A clear() is not told.
+  void tell(std::vector<BlockEvent>* events, const PrefixCache* beside) {
+    events_ = events;
+    beside_ = beside;
+  }
+  // Appends the hashes of the held blocks that are told and that `beside` (or nullptr) lacks.
+  void list_told(std::vector<TokenHash>& hashes, const PrefixCache* beside) const;
 
   // A held block lost its last reference: evictable, as the most recently used.
   void add_evictable(int32_t block);
@@ -55,6 +66,7 @@ class PrefixCache {
 
  private:
   void forget(int32_t block);
+  void note(BlockEvent::Kind kind, const TokenHash& hash);
 
   struct Entry {
     TokenHash hash;
@@ -64,6 +76,7 @@ class PrefixCache {
     int32_t newer = kNone;
     bool is_held = false;
     bool is_evictable = false;
+    bool is_told = false;
   };
 
   std::span<const int32_t> tokens_of(int32_t block) const {
@@ -78,6 +91,8 @@ class PrefixCache {
   int32_t oldest_ = kNone;
   int32_t newest_ = kNone;
   int32_t num_evictable_ = 0;
+  std::vector<BlockEvent>* events_ = nullptr;  // nobody listens
+  const PrefixCache* beside_ = nullptr;
 };
 
 }  // namespace llmserve

@@ -33,16 +33,21 @@ class TierIndex {
 
   // Takes a slot with one reference, under PrefixCache's key, parent and tokens, for contents that
   // are on their way. Precondition: a slot is available, and the key is new.
-  int32_t begin_store(const TokenHash& key, int32_t parent, std::span<const int32_t> token_ids) {
+  int32_t begin_store(const TokenHash& key, int32_t parent, std::span<const int32_t> token_ids,
+                      bool is_told) {
     const int32_t slot = slots_.take();
     is_stored_[slot] = false;
-    slots_.insert(key, slot, parent, token_ids);
+    slots_.insert(key, slot, parent, token_ids, is_told);
     return slot;
   }
   void finish_store(int32_t slot) { is_stored_[slot] = true; }
   // Nobody finds it any more, nor what hangs on it; whoever refers to it keeps the slot.
   void unlink(int32_t slot) { slots_.remove(slot); }
   void clear() { slots_.clear(); }
+  // PrefixCache::tell.
+  void tell(std::vector<BlockEvent>* events, const PrefixCache* beside) {
+    slots_.tell(events, beside);
+  }
 
  private:
   BlockPool slots_;

@@ -97,9 +97,9 @@ bool Tiers::add_to_store(BlockTable& table, std::span<const int32_t> token_ids, 
     if (slot >= 0) index_.add_ref(slot);
   for (const int64_t g : groups_.in_order()) {
     if (found_[g] == kMissing) {
-      found_[g] =
-          index_.begin_store(CacheGroups::key_of(table.hashes[idx], g),
-                             groups_.parent_of(g, idx, table.slots), tokens_of(token_ids, idx));
+      found_[g] = index_.begin_store(CacheGroups::key_of(table.hashes[idx], g),
+                                     groups_.parent_of(g, idx, table.slots),
+                                     tokens_of(token_ids, idx), g == groups_.in_order().front());
       transfer.moves.push_back({.group = static_cast<int32_t>(g),
                                 .source = table.blocks[g][idx],
                                 .destination = found_[g]});

@@ -41,6 +41,8 @@ class Tiers {
         index_(config.num_blocks, groups.block_size()) {}
 
   const TierIndex& index() const { return index_; }
+  // PrefixCache::tell of what the tier has and the pool has not.
+  void tell(std::vector<BlockEvent>* events) { index_.tell(events, &pool_.prefix_cache()); }
 
   // Up to `count` blocks of the table's tokens, which are hashed; `states` or nullptr.
   StoredPrefix find(const BlockTable& table, std::span<const int32_t> token_ids, int64_t count,

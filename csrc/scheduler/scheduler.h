@@ -126,6 +126,10 @@ class Scheduler {
   // No later request reuses what was computed so far.
   void reset_prefix_cache() { book_.reset_prefix_cache(); }
 
+  // KvCacheManager's, between steps.
+  void tell_blocks(bool is_on) { kv_cache_.tell_blocks(is_on); }
+  std::vector<BlockEvent> take_block_events() { return kv_cache_.take_block_events(); }
+
   // Sets the scheduler's and the cache's counters; the others are left alone.
   void fill_metrics(EngineMetrics& metrics) const;
   // Throws InternalError unless blocks, sequences and queues agree.

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/block_events.h"
 #include "core/token_hash.h"
 #include "kv_cache/kv_cache_manager.h"
 #include "testing/cache_groups.h"
@@ -166,6 +167,11 @@ void register_kv_cache(py::module_& testing) {
            })
       .def("finish_transfer", &KvCacheManager::finish_transfer, py::return_value_policy::reference)
       .def_property_readonly("num_transfers", &KvCacheManager::num_transfers)
+      .def("tell_blocks", &KvCacheManager::tell_blocks)
+      .def("take_block_events",
+           [](KvCacheManager& self) { return block_event_runs(self.take_block_events()); })
+      .def("held_blocks",
+           [](const KvCacheManager& self) { return bytes_of_hashes(self.held_blocks()); })
       .def_property_readonly("num_stored_blocks", &KvCacheManager::num_stored_blocks)
       .def("has_state_slot",
            [](const KvCacheManager& self, BlockTable& table, const Tokens& token_ids) {

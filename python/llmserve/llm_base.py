@@ -378,6 +378,17 @@ class LLMBase:
         """The bytes that the engine holds."""
         return self._open_engine().memory_use
 
+    def block_snapshot(self) -> tuple[int, bytes]:
+        """The blocks that the prefix cache holds, for who routes by prefixes: their chained hashes,
+        32 bytes each, and the number of the last batch of events before. From then on
+        `block_events` tells what changes."""
+        return self._open_engine().block_snapshot()
+
+    def block_events(self, after: int) -> list[tuple[int, list[tuple[str, bytes]]]] | None:
+        """The batches after this number, in order: (number, [("stored", "removed" or "cleared",
+        hashes)]). None where some are not kept any more: `block_snapshot` starts anew."""
+        return self._open_engine().block_events(integer("after", after, 0, INT64_MAX))
+
     def trace(self) -> "Trace":
         """The last few thousand steps and requests: what each step ran, why each sequence ran or
         waited, and how long the phases took."""

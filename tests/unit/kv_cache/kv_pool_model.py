@@ -46,6 +46,21 @@ class PoolModel:
         self.pool: list[list[Slot | None]] = [[None] * BLOCK_SIZE] * self.num_blocks
         self.held: list[Held] = []
         self.next_owner = 0
+        self.manager.tell_blocks(True)
+        self.told: set[bytes] = set()  # what a listener knows by events
+
+    def listen(self) -> None:
+        """What a listener knows is what is held, a block once."""
+        for kind, hashes in self.manager.take_block_events():
+            blocks = [hashes[i : i + 32] for i in range(0, len(hashes), 32)]
+            if kind == "cleared":
+                self.told.clear()
+            for block in blocks:
+                assert (block in self.told) == (kind == "removed")
+                (self.told.discard if kind == "removed" else self.told.add)(block)
+        held = self.manager.held_blocks()
+        assert len(held) == 32 * len(self.told)
+        assert {held[i : i + 32] for i in range(0, len(held), 32)} == self.told
 
     def admit(self, salt: int, tokens: list[int]) -> None:
         entry = Held(self.next_owner, salt, list(tokens))
@@ -133,6 +148,7 @@ class PoolModel:
                 assert self.pool[block][position % BLOCK_SIZE] == expected
 
     def check(self) -> None:
+        self.listen()
         self.manager.check_integrity([entry.table for entry in self.held])
         holders = Counter(
             block

@@ -38,6 +38,7 @@ class TierModel(PoolModel):
             max_stores=max_stores * len(windows),
             num_state_slots=num_state_slots,
         )
+        self.manager.tell_blocks(True)
         self.max_stores = max_stores * len(windows)
         self.tier: list[Content] = [[None] * BLOCK_SIZE] * self.num_slots
         self.flights: dict[int, Flight] = {}
