@@ -24,6 +24,8 @@ ARCHITECTURES = {
     "arcee": "arcee",
     "cohere": "command-r",
     "cohere2": "cohere2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
     "dots1": "dots1",
     "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5-moe",
@@ -35,6 +37,7 @@ ARCHITECTURES = {
     "glm": "chatglm",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
+    "glm4_moe_lite": "deepseek2",
     "gpt2": "gpt2",
     "gpt_bigcode": "starcoder",
     "gpt_neox": "gptneox",
@@ -65,6 +68,17 @@ ARCHITECTURES = {
     "smollm3": "smollm3",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
+    "youtu": "deepseek2",
+}
+# Latents whose matrices are whole blocks of Q8_0 either way round, and one factor of two.
+_LATENT = {"q_lora_rank": 32, "qk_nope_head_dim": 32}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 40.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
 }
 # What the files cannot say, because the converter knows it of the published models: tied heads, by
 # what queries are scaled, which layers have a window, no rotary embedding or no experts.
@@ -75,6 +89,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
     },
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": {**_LATENT, "rope_parameters": _YARN},
     # llama.cpp knows the windows of 64 layers alone.
     "exaone4": {
         "num_hidden_layers": 64,
@@ -87,6 +103,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 6,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
     },
+    "glm4_moe_lite": _LATENT,
     "minicpm3": {
         "tie_word_embeddings": True,
         "q_lora_rank": 32,
@@ -100,6 +117,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"mlp_only_layers": []},
     "qwen3_moe": {"mlp_only_layers": []},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
+    "youtu": {**_LATENT, "rope_parameters": _YARN},
 }
 # What the family's config calls the numbers of experts, beside the spellings that most have.
 _EXPERTS = {
@@ -218,22 +236,27 @@ def write_gguf(
     quantize: Quantize = as_f32,
     extra: Callable[[gguf.GGUFWriter], None] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
+    has_whole_kv_b: bool = False,
 ) -> Path:
     """The checkpoint (a directory with config.json and f32 safetensors) as one GGUF file.
 
-    `extra` adds metadata, such as a tokenizer's; `tensors` more tensors.
+    `extra` adds metadata, such as a tokenizer's; `tensors` more tensors. With `has_whole_kv_b`
+    latents are as converters had them before llama.cpp attended to the latents themselves.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch)
-    _add_hyper_parameters(writer, config, arch)
+    _add_hyper_parameters(writer, config, arch, has_whole_kv_b)
     if extra is not None:
         extra(writer)
     names = gguf.get_tensor_name_map(
         next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch),
         _field(config, "num_hidden_layers", "n_layer"),
     )
-    for name, array in _stacked(load_file(checkpoint / "model.safetensors")).items():
+    stored = load_file(checkpoint / "model.safetensors")
+    if arch == "deepseek2" and not has_whole_kv_b:
+        stored = _split_kv_b(stored, config)
+    for name, array in _stacked(stored).items():
         gguf_name = names.get_name(
             name.replace("e_score_correction_bias", "e_score_correction.bias").replace(
                 "self_attn.sinks", "self_attn.sinks.weight"
@@ -267,7 +290,9 @@ def _num_kv_heads(config: Mapping[str, Any]) -> int:
     return _field(config, "num_key_value_heads", "num_kv_heads")
 
 
-def _add_hyper_parameters(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> None:
+def _add_hyper_parameters(
+    writer: gguf.GGUFWriter, config: dict[str, Any], arch: str, has_whole_kv_b: bool
+) -> None:
     heads, width = _field(config, *_HEADS), _field(config, "hidden_size", "n_embd")
     head_dim = config.get("head_dim") or width // heads
     writer.add_context_length(_field(config, "max_position_embeddings", "n_positions"))
@@ -276,7 +301,8 @@ def _add_hyper_parameters(writer: gguf.GGUFWriter, config: dict[str, Any], arch:
     inner = _field(config, "intermediate_size", "n_inner", "ffn_hidden_size")
     writer.add_feed_forward_length(inner)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(_num_kv_heads(config))
+    is_absorbed = arch == "deepseek2" and not has_whole_kv_b
+    writer.add_head_count_kv(1 if is_absorbed else _num_kv_heads(config))
     if "rms_norm_eps" in config:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config.get("rope_parameters", {"rope_theta": 10000.0})
@@ -298,7 +324,7 @@ def _add_hyper_parameters(writer: gguf.GGUFWriter, config: dict[str, Any], arch:
         is_sliding = [t == "sliding_attention" for t in config["layer_types"]]
         writer.add_sliding_window_pattern(is_sliding)
     if "kv_lora_rank" in config:
-        _add_latent(writer, config)
+        _add_latent(writer, config, arch, is_absorbed)
     else:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -307,15 +333,50 @@ def _add_hyper_parameters(writer: gguf.GGUFWriter, config: dict[str, Any], arch:
     writer.add_eos_token_id(config["eos_token_id"])
 
 
-def _add_latent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+def _add_latent(
+    writer: gguf.GGUFWriter, config: dict[str, Any], arch: str, is_absorbed: bool
+) -> None:
+    rank, rotary = config["kv_lora_rank"], config["qk_rope_head_dim"]
     if config["q_lora_rank"] is not None:
         writer.add_q_lora_rank(config["q_lora_rank"])
-    writer.add_kv_lora_rank(config["kv_lora_rank"])
-    writer.add_key_length(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
-    writer.add_rope_dimension_count(config["qk_rope_head_dim"])
+    writer.add_kv_lora_rank(rank)
+    writer.add_rope_dimension_count(rotary)
+    if is_absorbed:
+        writer.add_key_length(rank + rotary)
+        writer.add_value_length(rank)
+        writer.add_key_length_mla(config["qk_nope_head_dim"] + rotary)
+        writer.add_value_length_mla(config["v_head_dim"])
+        return
+    writer.add_key_length(config["qk_nope_head_dim"] + rotary)
+    if arch == "deepseek2":
+        writer.add_value_length(config["v_head_dim"])
+
+
+def _split_kv_b(
+    tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    out = {}
+    for name, array in tensors.items():
+        if ".kv_b_proj." not in name:
+            out[name] = array
+            continue
+        keys, values = split_heads(array, config)
+        out[name.replace("kv_b", "k_b")] = np.ascontiguousarray(keys.swapaxes(1, 2))
+        out[name.replace("kv_b", "v_b")] = np.ascontiguousarray(values)
+    return out
+
+
+def split_heads(kv_b: np.ndarray, config: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Of each head what makes keys [H, nope, rank], and what makes values [H, v, rank]."""
+    heads = kv_b.reshape(config["num_attention_heads"], -1, kv_b.shape[-1])
+    return heads[:, : config["qk_nope_head_dim"]], heads[:, config["qk_nope_head_dim"] :]
 
 
 def _add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any], arch: str) -> None:
+    if arch == "deepseek2":
+        is_dense = [kind == "dense" for kind in config.get("mlp_layer_types", [])]
+        first = len(is_dense) if all(is_dense) else is_dense.index(False)
+        config = {"first_k_dense_replace": first, **config}
     if not any(spelling in config for spelling in _EXPERTS["expert_used_count"]):
         return
     for key, spellings in _EXPERTS.items():
@@ -323,10 +384,14 @@ def _add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any], arch: str) 
         if found is not None:
             writer.add_uint32(f"{arch}.{key}", found)
     # The converter says it of families whose config does; llama.cpp knows the others.
-    if "norm_topk_prob" in config and arch in ("dots1", "glm4moe"):
+    if "norm_topk_prob" in config and arch in ("deepseek2", "dots1", "glm4moe"):
         writer.add_expert_weights_norm(config["norm_topk_prob"])
     if "routed_scaling_factor" in config:
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    if arch == "deepseek2":
+        is_sigmoid = config["model_type"] != "deepseek_v2"
+        kind = gguf.ExpertGatingFuncType
+        writer.add_expert_gating_func(kind.SIGMOID if is_sigmoid else kind.SOFTMAX)
 
 
 def _add_rope_scaling(writer: gguf.GGUFWriter, rope: Mapping[str, Any], arch: str) -> None:
@@ -335,6 +400,8 @@ def _add_rope_scaling(writer: gguf.GGUFWriter, rope: Mapping[str, Any], arch: st
     writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
     writer.add_rope_scaling_factor(rope["factor"])
     writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if arch == "deepseek2":
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if arch == "mistral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])

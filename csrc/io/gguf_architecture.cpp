@@ -144,6 +144,34 @@ void configure_glm4_moe(GgufConfig& config) {
   config.set("use_qk_norm", {config.has_tensor("blk.0.attn_q_norm.weight")});
 }
 
+// By what experts are scored, in the converter's numbers.
+constexpr int64_t kGatingSoftmax = 1;
+constexpr int64_t kGatingSigmoid = 2;
+
+// One name for all that have these latents: the layers say which family it is.
+void configure_deepseek2(GgufConfig& config) {
+  const auto set_class = [&](std::string_view name) {
+    config.set("architectures", {JsonValue::Array{{std::string(name)}}});
+  };
+  const GgufValue* experts = config.find("expert_count");
+  if (!experts || config.uniform_integer(*experts) == 0) return set_class("YoutuForCausalLM");
+  const GgufValue* gating = config.find("expert_gating_func");
+  const int64_t score = gating ? config.uniform_integer(*gating) : kGatingSoftmax;
+  if (score == kGatingSigmoid) return set_class("DeepseekV3ForCausalLM");
+  if (score != kGatingSoftmax)
+    throw NotSupported(concat(config.file().file()->path().string(), ": metadata ", gating->key,
+                              ": ", score, " is not supported (", kGatingSoftmax, ": softmax, ",
+                              kGatingSigmoid, ": sigmoid)"));
+  const GgufValue* norm = config.find("expert_weights_norm");
+  if (norm && config.file().boolean(*norm))
+    throw NotSupported(concat(config.file().file()->path().string(), ": metadata ", norm->key,
+                              ": true beside a softmax over the experts is not supported in files "
+                              "of the architecture deepseek2"));
+  const GgufValue* groups = config.find("expert_group_count");
+  if (groups && config.uniform_integer(*groups) > 1)
+    config.set("topk_method", {std::string("group_limited_greedy")});
+}
+
 void configure_phimoe(GgufConfig& config) {
   config.set("attention_bias", {config.has_tensor("blk.0.attn_q.bias")});
   config.set("lm_head_bias", {config.has_tensor("output.bias")});
@@ -457,6 +485,12 @@ constexpr std::array kArchitectures{
                      .names = kPostAttentionNormNames,
                      .has_experts = true,
                      .configure = &configure_gpt_oss},
+    GgufArchitecture{.name = "deepseek2",
+                     .model_class = "DeepseekV2ForCausalLM",
+                     .names = kLatentNames,
+                     .has_experts = true,
+                     .yarn_multiplier = 0.1f,
+                     .configure = &configure_deepseek2},
     GgufArchitecture{.name = "dots1",
                      .model_class = "Dots1ForCausalLM",
                      .has_experts = true,

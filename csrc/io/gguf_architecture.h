@@ -55,6 +55,8 @@ struct GgufArchitecture {
   bool has_paired_rows = false;
   float norm_added = 0.0f;   // to every norm's weight, by the converter
   bool has_experts = false;  // files of experts are of models that are known
+  // What yarn_log_multiplier is of mscale_all_dim, which mscale equals then. 0: it is that itself.
+  float yarn_multiplier = 0.0f;
   // Fields beside those that all have; may be null.
   void (*configure)(GgufConfig& config) = nullptr;
 };

@@ -81,7 +81,7 @@ void add_latent(GgufConfig& config) {
   config.set("qk_nope_head_dim", {key - config.integer("qk_rope_head_dim")});
   const int64_t value = length("attention.value_length_mla", "attention.value_length");
   if (value != 0) config.set("v_head_dim", {value});
-  config.set("has_split_kv_b", {config.has_tensor("blk.0.attn_k_b.weight")});
+  config.set("has_split_kv_b", {!config.has_tensor("blk.0.attn_kv_b.weight")});
 }
 
 void add_head_dim(GgufConfig& config) {
@@ -122,7 +122,18 @@ void add_number(const GgufConfig& config, std::string_view key, std::string_view
     rope.push_back({std::string(field), {config.file().number(*value)}});
 }
 
-JsonValue::Object rope_by_type(const GgufConfig& config) {
+// YaRN's two factors of the length. Of both the files keep one, by a rule of the architecture.
+void add_mscales(const GgufConfig& config, float multiplier, JsonValue::Object& rope) {
+  const GgufValue* value = config.find("rope.scaling.yarn_log_multiplier");
+  const double stored = value ? config.file().number(*value) : 0.0;
+  const bool is_scaled = value && multiplier != 0.0f;
+  // In float, as the converter's product is kept.
+  const double all = is_scaled ? static_cast<float>(stored) / multiplier : stored;
+  if (value) rope.push_back({"mscale_all_dim", {all}});
+  rope.push_back({"mscale", {is_scaled ? all : 1.0}});  // which counts where the other one is there
+}
+
+JsonValue::Object rope_by_type(const GgufConfig& config, float yarn_multiplier) {
   JsonValue::Object rope;
   const GgufValue* type = config.find("rope.scaling.type");
   const GgufValue* factor = config.find("rope.scaling.factor");
@@ -151,16 +162,15 @@ JsonValue::Object rope_by_type(const GgufConfig& config) {
     add_number(config, "rope.scaling.attn_factor", "attention_factor", rope);
     add_number(config, "rope.scaling.yarn_beta_fast", "beta_fast", rope);
     add_number(config, "rope.scaling.yarn_beta_slow", "beta_slow", rope);
-    add_number(config, "rope.scaling.yarn_log_multiplier", "mscale_all_dim", rope);
-    rope.push_back({"mscale", {1.0}});  // which counts where the other one is there
+    add_mscales(config, yarn_multiplier, rope);
     add_number(config, "attention.temperature_scale", "llama_4_scaling_beta", rope);
   }
   return rope;
 }
 
-void add_rope(GgufConfig& config) {
+void add_rope(GgufConfig& config, float yarn_multiplier) {
   config.copy_number("rope.freq_base", "rope_theta");
-  JsonValue::Object rope = rope_by_type(config);
+  JsonValue::Object rope = rope_by_type(config, yarn_multiplier);
   if (rope.empty()) return;
   if (const GgufValue* original = config.find("rope.scaling.original_context_length"))
     rope.push_back({"original_max_position_embeddings", {config.file().integer(*original)}});
@@ -253,7 +263,7 @@ JsonDocument make_config(const GgufFile& file, const GgufArchitecture& architect
   config.set("has_plain_weights", {true});
   add_dims(config);
   add_head_dim(config);
-  add_rope(config);
+  add_rope(config, architecture.yarn_multiplier);
   add_token_ids(config);
   add_experts(config, architecture);
   if (architecture.configure) architecture.configure(config);

@@ -14,7 +14,8 @@ std::vector<WeightPart> first_parts(const TensorNames& names, const std::string&
 
 NormSpec inner_norm(const LatentDims& dims) { return {.numbers = {.eps = dims.norm_eps}}; }
 
-// Head by head W_k, which a file with both has as rows of [H * (plain_dim + value_dim), rank].
+// Head by head W_k, which a file with both has as rows of [H * (plain_dim + value_dim), rank], and
+// one with it alone as [H, rank, plain_dim].
 std::vector<WeightPart> key_parts(const TensorNames& names, const std::string& prefix,
                                   const LatentAttentionSpec& spec) {
   const LatentDims& dims = spec.dims;
@@ -27,22 +28,26 @@ std::vector<WeightPart> key_parts(const TensorNames& names, const std::string& p
                                                    .in_of = spec.num_heads * of_head}
                                       : WeightPart{.name = prefix + names.k_b + ".weight",
                                                    .size = dims.rank,
-                                                   .begin = h * dims.rank,
-                                                   .of = spec.num_heads * dims.rank});
+                                                   .num_matrices = spec.num_heads,
+                                                   .matrix = h});
   return parts;
 }
 
+// W_v likewise; alone it is [H, value_dim, rank].
 std::vector<WeightPart> value_parts(const TensorNames& names, const std::string& prefix,
                                     const LatentAttentionSpec& spec) {
-  const bool is_apart = !names.v_b.empty();
-  const int64_t before = is_apart ? 0 : spec.dims.plain_dim;
-  const int64_t of_head = before + spec.dims.value_dim;
+  const LatentDims& dims = spec.dims;
+  const int64_t of_head = dims.plain_dim + dims.value_dim;
   std::vector<WeightPart> parts;
   for (int64_t h = 0; h < spec.num_heads; ++h)
-    parts.push_back({.name = prefix + (is_apart ? names.v_b : names.kv_b) + ".weight",
-                     .size = spec.dims.value_dim,
-                     .begin = h * of_head + before,
-                     .of = spec.num_heads * of_head});
+    parts.push_back(names.v_b.empty() ? WeightPart{.name = prefix + names.kv_b + ".weight",
+                                                   .size = dims.value_dim,
+                                                   .begin = h * of_head + dims.plain_dim,
+                                                   .of = spec.num_heads * of_head}
+                                      : WeightPart{.name = prefix + names.v_b + ".weight",
+                                                   .size = dims.value_dim,
+                                                   .num_matrices = spec.num_heads,
+                                                   .matrix = h});
   return parts;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,36 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import checkpoint, copy_checkpoint, tokenizer
-from gguf_files import ARCHITECTURES, OVERRIDES, Quantize, add_bpe, in_format, quantized, write_gguf
+from gguf_files import (
+    ARCHITECTURES,
+    OVERRIDES,
+    Quantize,
+    add_bpe,
+    in_format,
+    quantized,
+    split_heads,
+    write_gguf,
+)
 from llmserve import LLM, CorruptFile, NotSupported, SamplingParams, _core, _core_testing, cli
 from model_runner import PagedRunner
 from safetensors.numpy import load_file, save_file
 from ticks import tick, ticks
 
 # What each family's files are to the reader, where that is not what they were written from.
-READ_AS = {"mistral": "LlamaForCausalLM"}
+READ_AS = {"glm4_moe_lite": "DeepseekV3ForCausalLM", "mistral": "LlamaForCausalLM"}
+SPLIT_LATENTS = [family for family, arch in ARCHITECTURES.items() if arch == "deepseek2"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, OVERRIDES.get(family, {})) for family in ARCHITECTURES},
+    "deepseek_v2-greedy": (
+        "deepseek_v2",
+        {
+            **OVERRIDES["deepseek_v2"],
+            "q_lora_rank": None,
+            "topk_method": "greedy",
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
     "exaone4-no-window": (
         "exaone4",
         {"sliding_window": None, "num_hidden_layers": 4, "layer_types": ["full_attention"]},
@@ -60,14 +81,30 @@ def dequantized_copy(source: Path, to: Path, quantize: Quantize) -> Path:
     tensors = {}
     is_gpt2 = architecture(source) == "GPT2LMHeadModel"
     is_gpt_oss = architecture(source) == "GptOssForCausalLM"
+    config = json.loads((source / "config.json").read_text())
     for name, array in load_file(source / "model.safetensors").items():
         is_transposed = is_gpt2 and ".h." in name and array.ndim == 2
         is_transposed |= is_gpt_oss and array.ndim == 3
+        if ".kv_b_proj." in name and config["model_type"] in SPLIT_LATENTS:
+            tensors[name] = dequantized_heads(array, config, quantize)
+            continue
         data, qtype = quantize(name, array.swapaxes(-1, -2) if is_transposed else array)
         values = data if qtype is None else gguf.quants.dequantize(data, qtype)
         tensors[name] = np.ascontiguousarray(values.swapaxes(-1, -2) if is_transposed else values)
     save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
     return to
+
+
+def dequantized_heads(kv_b: np.ndarray, config: dict[str, Any], quantize: Quantize) -> np.ndarray:
+    """What a file has as two tensors, of which one is the other way round."""
+
+    def rounded(array: np.ndarray) -> np.ndarray:
+        data, qtype = quantize("kv_b", array)
+        return data if qtype is None else gguf.quants.dequantize(data, qtype)
+
+    keys, values = split_heads(kv_b, config)
+    keys = rounded(np.ascontiguousarray(keys.swapaxes(1, 2))).swapaxes(1, 2)
+    return np.concatenate([keys, rounded(values)], axis=1).reshape(kv_b.shape)
 
 
 def architecture(path: Path) -> str:
@@ -103,6 +140,39 @@ def test_q8_0_file_gives_what_its_dequantized_weights_give(family: str, tmp_path
 def test_every_tick_of_gguf_has_its_test(what: str) -> None:
     shown = {architecture(checkpoint(family)) for family in ARCHITECTURES}
     assert {name for name, all_of in ticks().items() if what in all_of} == shown
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_latents_of_older_files_are_split_when_they_are_read(family: str, tmp_path: Path) -> None:
+    source = checkpoint(family, **OVERRIDES[family])
+    path = write_gguf(tmp_path / "model.gguf", source, has_whole_kv_b=True)
+    assert answers(path) == answers(source)
+
+
+def test_factor_of_yarn_is_read_as_its_converter_wrote_it(tmp_path: Path) -> None:
+    source = checkpoint("youtu", **OVERRIDES["youtu"])
+    config = _core.inspect_checkpoint(str(write_gguf(tmp_path / "model.gguf", source)))["config"]
+    (rope,) = config["ropes"]
+    assert (rope["mscale"], rope["mscale_all_dim"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("expert_gating_func", 3, "expert_gating_func: 3 is not supported"),
+        ("expert_weights_norm", True, "expert_weights_norm: true beside a softmax"),
+    ],
+)
+def test_experts_of_deepseek2_that_no_family_has_are_refused(
+    key: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    def extra(writer: gguf.GGUFWriter) -> None:
+        kind = gguf.GGUFValueType.BOOL if value is True else gguf.GGUFValueType.UINT32
+        writer.kv_data[0][f"deepseek2.{key}"] = gguf.GGUFValue(value, kind)
+
+    path = write_gguf(tmp_path / "model.gguf", checkpoint("deepseek_v2"), extra=extra)
+    with pytest.raises(NotSupported, match=message):
+        LLM(path)
 
 
 def test_windows_for_other_layers_than_there_are_are_refused(tmp_path: Path) -> None:
