@@ -48,7 +48,7 @@ from llmserve.requests.prompt_parser import check_text
 from llmserve.requests.runner import RequestRunner
 from llmserve.requests.word_tokens import read_thinking_tokens
 from llmserve.sampling_params import SamplingParams
-from llmserve.tokenization.eos_token import read_eos_token_id
+from llmserve.tokenization.eos_token import read_end_token_ids
 from llmserve.tokenization.length_bound import LengthBound
 from llmserve.tokenization.tokenizer import Tokenizer
 
@@ -130,7 +130,7 @@ class LLMBase:
         if tokenizer is not None:
             text_path = find_tokenizer_folder(tokenizer, None, options.download_dir)
         if tokenizer is not None or not is_gguf(source):  # whose end is among `defaults`
-            _add_end(self._config.scheduler, read_eos_token_id(text_path), vocab_size)
+            _add_ends(self._config.scheduler, read_end_token_ids(text_path), vocab_size)
         takes_embeds = boolean("enable_prompt_embeds", options.enable_prompt_embeds)
         with _core.LoadingModel(self._config, opened) as loading:
             self._tokenizer = (
@@ -566,8 +566,8 @@ def _warn_of_tokens(beyond: list[str], vocab_size: int) -> None:
         )
 
 
-def _add_end(config: _core.SchedulerConfig, token_id: int | None, vocab_size: int) -> None:
-    """The tokenizer's end beside those of generation_config.json or config.json."""
-    ends = config.eos_token_ids
-    if token_id is not None and 0 <= token_id < vocab_size and token_id not in ends:
-        config.eos_token_ids = [*ends, token_id]
+def _add_ends(config: _core.SchedulerConfig, token_ids: list[int], vocab_size: int) -> None:
+    """The tokenizer's ends beside those of generation_config.json or config.json."""
+    for token_id in token_ids:
+        if 0 <= token_id < vocab_size and token_id not in config.eos_token_ids:
+            config.eos_token_ids = [*config.eos_token_ids, token_id]

@@ -132,7 +132,7 @@ class HarmonyParser(TextParser):
 
 STYLE = HarmonyStyle(
     name="openai",
-    aliases=("gptoss", "gpt-oss", "harmony"),
+    aliases=("gptoss", "gpt-oss", "gpt_oss", "harmony"),
     is_envelope=True,
     separator=f"<|call|>{_START}assistant",
     answer_begin=f"{_CHANNEL}final{_MESSAGE}",

@@ -42,7 +42,7 @@ class ReasoningStyle:
 REASONING_STYLES: tuple[ReasoningStyle, ...] = (
     ReasoningStyle(
         name="openai_gptoss",
-        aliases=("gptoss", "gpt-oss", "GptOss", "openai"),
+        aliases=("gptoss", "gpt-oss", "gpt_oss", "GptOss", "openai"),
         starts=("<|channel|>analysis<|message|>",),
         ends=("<|end|>",),
         between="<|start|>assistant",

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from llmserve.checkpoint.model_files import (
@@ -11,6 +12,7 @@ from llmserve.checkpoint.model_files import (
     read_json_object,
 )
 from llmserve.checkpoint.special_tokens import read_special_tokens
+from llmserve.tokenization.harmony_ends import harmony_end_ids
 from llmserve.tokenization.tokenizer_files import configured_tokens, find_tokenizer, read_tokenizer
 
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
@@ -22,17 +24,33 @@ def read_eos_token_id(source: Path) -> int | None:
     The engine's ends are set before the weights load, and the tokenizer, which takes long, is read
     meanwhile: so this id is looked for by itself. Raises what Tokenizer.from_path raises.
     """
+    return _eos_and_added(source)[0]
+
+
+def read_end_token_ids(source: Path) -> list[int]:
+    """What ends an answer by a tokenizer's files: its eos_token, and the ends of harmony's
+    messages. source and errors: as read_eos_token_id."""
+    eos, added = _eos_and_added(source)
+    return [*([] if eos is None else [eos]), *harmony_end_ids(added)]
+
+
+def _eos_and_added(source: Path) -> tuple[int | None, Mapping[str, int]]:
     if is_gguf(source):
         from llmserve.tokenization.gguf_tokenizer import GgufVocabulary
 
         vocabulary = GgufVocabulary(source)
-        return vocabulary.special_id("eos") if vocabulary.exists else None
+        if not vocabulary.exists:
+            return None, {}
+        return vocabulary.special_id("eos"), vocabulary.control_ids
     path = find_tokenizer(source) if source.is_dir() else source
-    eos_token = None if path is None else read_special_tokens(path.parent).get("eos_token")
-    if path is None or eos_token is None:
-        return None
-    token_id = _added_token_ids(path).get(eos_token)
-    return read_tokenizer(path).token_to_id(eos_token) if token_id is None else token_id
+    if path is None:
+        return None, {}
+    eos_token = read_special_tokens(path.parent).get("eos_token")
+    added = _added_token_ids(path)
+    if eos_token is None:
+        return None, added
+    token_id = added.get(eos_token)
+    return (read_tokenizer(path).token_to_id(eos_token) if token_id is None else token_id), added
 
 
 def _added_token_ids(path: Path) -> dict[str, int]:

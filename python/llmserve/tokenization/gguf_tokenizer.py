@@ -14,6 +14,7 @@ from llmserve import _core
 from llmserve.common.arguments import describe
 from llmserve.errors import CorruptFile, NotSupported
 from llmserve.tokenization.file_bounds import MAX_TOKENS
+from llmserve.tokenization.harmony_ends import harmony_end_ids
 from llmserve.tokenization.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from llmserve.tokenization.sentencepiece_tokenizer import (
     PieceType,
@@ -240,11 +241,19 @@ class GgufVocabulary:
     def end_ids(self) -> list[int]:
         """The tokens that end a sequence: those that the file names, and control tokens whose text
         is known to end a turn."""
-        ids = {self.special_id(name) for name in ("eos", "eot", "eom")}
-        for idx, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
-            if token in _END_TEXTS and kind == PieceType.CONTROL:
+        control = self.control_ids
+        harmony = harmony_end_ids(control)
+        ids = {self.special_id(name) for name in ("eos", "eot", "eom")}.union(harmony)
+        for token, idx in control.items():
+            if token in _END_TEXTS and not (harmony and token == "<|end|>"):
                 ids.add(idx)
         return sorted(idx for idx in ids if idx is not None)
+
+    @property
+    def control_ids(self) -> dict[str, int]:
+        """The ids of control tokens, by their text."""
+        pairs = enumerate(zip(self.tokens, self.types, strict=True))
+        return {token: idx for idx, (token, kind) in pairs if kind == PieceType.CONTROL}
 
     def _text(self, name: str, default: str) -> str:
         value = self._fields.get(_PREFIX + name, default)
