@@ -95,6 +95,35 @@ py::dict to_dict(const ModelConfig& config) {
   return out;
 }
 
+// With "{}" for the number of an expert; without, the whole names of tensors of all experts.
+static py::dict expert_names(const ExpertSpec& experts, const std::string& prefix) {
+  const ExpertNames& names = experts.names;
+  const bool is_whole = names.gate_up.empty();
+  const bool is_shared_whole = names.shared_gate_up.empty();
+  const bool has_shared = experts.shared_size > 0;
+  py::dict out;
+  const auto put = [&](const char* key, const std::string& name, bool exists) {
+    out[key] = name.empty() || !exists ? py::object(py::none()) : py::str(prefix + name);
+  };
+  put("gate_up", names.gate_up, true);
+  put("gate", names.gate, is_whole);
+  put("up", names.up, is_whole);
+  put("down", names.down, true);
+  put("shared_gate_up", names.shared_gate_up, has_shared);
+  put("shared_gate", names.shared_gate, has_shared && is_shared_whole);
+  put("shared_up", names.shared_up, has_shared && is_shared_whole);
+  put("shared_down", names.shared_down, has_shared);
+  put("router", names.router, true);
+  put("shared_weight", names.shared_weight, has_shared);
+  out["num_experts"] = experts.num_experts;
+  out["top_k"] = experts.top_k;
+  out["intermediate_size"] = experts.intermediate_size;
+  out["shared_size"] = experts.shared_size;
+  out["is_transposed"] = experts.is_transposed;
+  out["is_interleaved"] = experts.is_interleaved;
+  return out;
+}
+
 py::dict layer_names(const ModelConfig& config, int64_t layer_idx) {
   const TensorNames& names = config.names;
   const std::string prefix = layer_prefix(config, layer_idx);
@@ -116,8 +145,12 @@ py::dict layer_names(const ModelConfig& config, int64_t layer_idx) {
   put("gate", names.gate_up.empty() ? names.gate : "");
   put("up", names.gate_up.empty() ? names.up : "");
   put("down", names.down);
-  out["attention"] = config.layers[static_cast<size_t>(layer_idx)].attention->name;
-  out["feed_forward"] = config.layers[static_cast<size_t>(layer_idx)].feed_forward->name;
+  const LayerTraits& layer = config.layers[static_cast<size_t>(layer_idx)];
+  out["attention"] = layer.attention->name;
+  out["feed_forward"] = layer.feed_forward->name;
+  out["experts"] = layer.feed_forward == &kExperts
+                       ? py::object(expert_names(config.experts, prefix))
+                       : py::object(py::none());
   out["norm_has_weight"] = config.norm.has_weight;
   out["norm_has_bias"] = config.norm.kind == NormKind::kLayer && config.norm.has_bias;
   out["norm_weight_offset"] = config.norm.numbers.weight_offset;

@@ -28,10 +28,14 @@ std::vector<WeightPart> of_expert(const std::vector<WeightPart>& parts, int64_t 
   return own;
 }
 
+// Matrix e of a tensor of all experts is "<tensor>[e]".
 std::vector<std::string> names_of(const std::vector<WeightPart>& parts) {
   std::vector<std::string> names;
-  for (const WeightPart& part : parts)
-    if (std::ranges::find(names, part.name) == names.end()) names.push_back(part.name);
+  for (const WeightPart& part : parts) {
+    const std::string name =
+        part.num_matrices > 0 ? concat(part.name, "[", part.matrix, "]") : part.name;
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  }
   return names;
 }
 

@@ -71,17 +71,19 @@ class Calibrator:
         self, plan: LayerPlan, *, has_moments: bool, has_histogram: bool
     ) -> tuple[dict[str, InputStats], float, float]:
         """What the groups of the next layer read, by role, and other layers, by name; and the
-        largest keys and values."""
+        largest keys and values. An expert that no token is given has no stats."""
         roles = {weight: group.role for group in plan.groups for weight in group.weights}
-        # Of other kinds of layers each weight is a role of its own; those of experts would be many.
-        roles |= {f"{name}.weight": name for name in plan.others if ".experts." not in name}
+        # Of other kinds of layers each weight is a role of its own.
+        roles |= {f"{name}.weight": name for name in plan.others}
         stats: dict[str, InputStats] = {}
         seen: dict[str, list[Floats]] = {}
 
         def see(names: Sequence[str], x: Floats) -> None:
-            rows = np.array(x)
-            for role in dict.fromkeys(roles[name] for name in names if name in roles):
-                seen.setdefault(role, []).append(rows)
+            wanted = dict.fromkeys(roles[name] for name in names if name in roles)
+            if wanted:
+                rows = np.array(x)
+                for role in wanted:
+                    seen.setdefault(role, []).append(rows)
 
         self._runner.load(plan.index)
         keys = values = 0.0

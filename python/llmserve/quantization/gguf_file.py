@@ -13,7 +13,7 @@ from llmserve.quantization.number_formats import Array
 _ALIGNMENT = 32
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 
-Value = bool | int | float | str | Sequence[str] | Sequence[int]
+Value = bool | int | float | str | Sequence[str] | Sequence[int] | Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,9 @@ def _typed(value: Value) -> bytes:
         return struct.pack("<If", _F32, value)
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _string(value)
-    is_text = bool(value) and isinstance(value[0], str)
-    head = struct.pack("<IIQ", _ARRAY, _STRING if is_text else _I32, len(value))
-    if is_text:
+    if value and isinstance(value[0], str):
+        head = struct.pack("<IIQ", _ARRAY, _STRING, len(value))
         return head + b"".join(_string(str(item)) for item in value)
-    return head + np.array(value, np.int32).tobytes()
+    is_float = bool(value) and isinstance(value[0], float)
+    head = struct.pack("<IIQ", _ARRAY, _F32 if is_float else _I32, len(value))
+    return head + np.array(value, np.float32 if is_float else np.int32).tobytes()

@@ -5,7 +5,7 @@ Names and metadata: gguf-py 0.19; what happens to tensors, and which get more bi
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,9 @@ from llmserve.common.arguments import describe
 from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.quantization.gguf_blocks import BLOCKS, PLAIN
 from llmserve.quantization.gguf_file import GgufTensor, Value, write_gguf
+from llmserve.quantization.gguf_vocabulary import vocabulary_fields
 from llmserve.quantization.number_formats import Array, Floats, f32_to_bf16
 from llmserve.quantization.tensor_files import TensorFolder
-from llmserve.tokenization.pre_tokenizers import PRE_TOKENIZERS
-from llmserve.tokenization.tokenizer import Tokenizer
 
 # Architecture -> GGUF's name, and whether rows of q and k go in rotary pairs.
 _ARCHITECTURES = {
@@ -51,7 +50,6 @@ _MIXES = {
     "Q4_0": ("Q4_0", "Q4_0", 2),
 }
 _ROWS = 256  # made at a time: a strip of floats and its blocks
-_NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
 
 
 def find_mix(scheme: str) -> str | None:
@@ -120,7 +118,10 @@ def write_model(model: Path, out: Path, mix: str) -> dict[str, str]:
         kinds[target] = kind
         heads = _paired_heads(name, config) if is_paired else 0
         written.append(_tensor(tensors, name, target, kind, heads))
-    metadata = _metadata(config, arch, model, mix) | _tokenizer(model, config)
+    factors = _llama3_factors(config)
+    if factors is not None:
+        written.append(_vector("rope_freqs.weight", factors))
+    metadata = _metadata(config, arch, model, mix) | vocabulary_fields(model, config)
     write_gguf(out, metadata, written)
     return kinds
 
@@ -163,13 +164,45 @@ def _encoded(values: Floats, kind: str) -> Array:
     return BLOCKS[kind][2](values)
 
 
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """The rotary embedding's settings, and how it is scaled."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return rope, str(rope.get("rope_type", rope.get("type", "default")))
+
+
+def _rope_base(config: Mapping[str, Any]) -> float:
+    return float(_rope(config)[0].get("rope_theta", config.get("rope_theta", 10000.0)))
+
+
+def _llama3_factors(config: Mapping[str, Any]) -> Floats | None:
+    """What Llama 3 divides each frequency by [head_dim / 2]: 1 where a context that was trained
+    holds high_freq_factor turns or more, `factor` where it holds low_freq_factor or fewer, and a
+    blend between. None for other scalings."""
+    rope, kind = _rope(config)
+    if kind != "llama3":
+        return None
+    head_dim = _head_dim(config)
+    frequencies = _rope_base(config) ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    turns = int(rope["original_max_position_embeddings"]) * frequencies / (2 * np.pi)
+    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    blend = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - blend) / float(rope["factor"]) + blend)).astype(np.float32)
+
+
+def _vector(name: str, values: Floats) -> GgufTensor:
+    return GgufTensor(name, PLAIN["F32"], values.shape, values.nbytes, lambda: [values])
+
+
 def _metadata(config: Mapping[str, Any], arch: str, model: Path, mix: str) -> dict[str, Value]:
     heads = int(config["num_attention_heads"])
-    head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "linear", "yarn"):
-        raise NotSupported(f"{model}: gguf is not written of rotary scaling {kind!r} yet")
+    head_dim = _head_dim(config)
+    rope, kind = _rope(config)
+    if kind not in ("default", "linear", "yarn", "llama3"):
+        raise NotSupported(f"{model}: gguf is not written of rotary scaling {kind!r}")
     out: dict[str, Value] = {
         "general.architecture": arch,
         "general.name": model.name,
@@ -185,79 +218,13 @@ def _metadata(config: Mapping[str, Any], arch: str, model: Path, mix: str) -> di
         f"{arch}.attention.key_length": head_dim,
         f"{arch}.attention.value_length": head_dim,
         f"{arch}.rope.dimension_count": head_dim,
-        f"{arch}.rope.freq_base": float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
+        f"{arch}.rope.freq_base": _rope_base(config),
         f"{arch}.vocab_size": int(config["vocab_size"]),
     }
-    if kind != "default":
+    if kind in ("linear", "yarn"):  # llama3's factors are a tensor
         out[f"{arch}.rope.scaling.type"] = kind
         out[f"{arch}.rope.scaling.factor"] = float(rope["factor"])
         length = rope.get("original_max_position_embeddings")
         if length:
             out[f"{arch}.rope.scaling.original_context_length"] = int(length)
     return out
-
-
-def _tokenizer(model: Path, config: Mapping[str, Any]) -> dict[str, Value]:
-    path = model / "tokenizer.json"
-    tokenizer = Tokenizer.from_path(model)
-    if tokenizer is None or not path.exists():
-        raise NotSupported(f"{model}: gguf takes a tokenizer.json, and there is none")
-    document = json.loads(path.read_text(encoding="utf-8"))
-    vocabulary = document["model"]
-    pre = _pre_tokenizer(document)
-    if vocabulary.get("type") != "BPE" or pre is None:
-        raise NotSupported(
-            f"{path}: gguf is written of byte-level BPE whose way to cut words has a name there; "
-            f"this one has none"
-        )
-    tokens = {int(i): token for token, i in vocabulary["vocab"].items()}
-    kinds = dict.fromkeys(tokens, _NORMAL)
-    for added in document["added_tokens"]:
-        tokens[added["id"]] = added["content"]
-        kinds[added["id"]] = _CONTROL if added["special"] else _USER
-    size = int(config["vocab_size"])
-    merges = [m if isinstance(m, str) else " ".join(m) for m in vocabulary["merges"]]
-    ends = config.get("eos_token_id")
-    end = ends[0] if isinstance(ends, list) else ends
-    generation = model / "generation_config.json"
-    if generation.exists():
-        said = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
-        end = said[-1] if isinstance(said, list) and said else end
-    bos = config.get("bos_token_id")
-    alone, full = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
-    out: dict[str, Value] = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": [tokens.get(i, f"[PAD{i}]") for i in range(size)],
-        "tokenizer.ggml.token_type": [kinds.get(i, _UNUSED) for i in range(size)],
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.add_bos_token": full != alone and full[:1] != alone[:1],
-    }
-    if isinstance(bos, int):
-        out["tokenizer.ggml.bos_token_id"] = bos
-    if isinstance(end, int):
-        out["tokenizer.ggml.eos_token_id"] = end
-    template = tokenizer.chat_template_source if "default" in _template_names(tokenizer) else ""
-    if template:
-        out["tokenizer.chat_template"] = template
-    return out
-
-
-def _template_names(tokenizer: Tokenizer) -> Iterable[str]:
-    return tokenizer.chat_template_names
-
-
-def _pre_tokenizer(document: Mapping[str, Any]) -> str | None:
-    """GGUF's name for how the document cuts words."""
-    top = document.get("pre_tokenizer") or {}
-    steps = top.get("pretokenizers", [top])
-    patterns = tuple(
-        step["pattern"].get("Regex", "") for step in steps if step.get("type") == "Split"
-    )
-    if not any(step.get("type") == "ByteLevel" for step in steps):
-        return None
-    ignores = bool(document["model"].get("ignore_merges"))
-    for name, known in PRE_TOKENIZERS.items():
-        if known.patterns == patterns and known.ignore_merges == ignores and known.is_byte_level:
-            return name
-    return None

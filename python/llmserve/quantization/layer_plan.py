@@ -1,7 +1,7 @@
 """Which linear layers a decoder layer has, which of them read the same activations, and into what
 factors of these can be folded."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,11 +32,13 @@ class LinearSource:
 
 @dataclass(frozen=True, slots=True)
 class LinearGroup:
-    """Linear layers, by their names without ".weight", that read the same x, and what makes it."""
+    """Linear layers, by their names without ".weight", that read the same x, and what makes it; of
+    an expert, its number."""
 
     role: str
     names: tuple[str, ...]
     source: NormSource | LinearSource | None = None
+    expert: int | None = None
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -46,14 +48,26 @@ class LinearGroup:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """A layer's linear layers. `others` are matrices that no calibration sees (experts, and what
-    else a layer kind has): they are rounded to nearest."""
+    """A layer's linear layers. `others` are matrices of other kinds of layers, each of which reads
+    inputs of its own. experts: how many it has, and how many each token is given."""
 
     index: int
     prefix: str
     groups: tuple[LinearGroup, ...]
     others: tuple[str, ...] = ()
     kept: tuple[str, ...] = field(default=())  # matrices that stay floats
+    num_experts: int = 0
+    top_k: int = 0
+
+    @property
+    def shared_groups(self) -> tuple[LinearGroup, ...]:
+        """Those that every token goes through."""
+        return tuple(group for group in self.groups if group.expert is None)
+
+    @property
+    def expert_groups(self) -> tuple[LinearGroup, ...]:
+        """The experts', one after another."""
+        return tuple(group for group in self.groups if group.expert is not None)
 
     def names(self) -> tuple[str, ...]:
         """Of all that can be quantized, without ".weight"."""
@@ -87,6 +101,10 @@ def plan_layer(
     down = present("down")
     if down:
         groups.append(LinearGroup("down", down, _up(known, shapes)))
+    experts = known["experts"]
+    if experts:
+        groups += _shared_expert(experts, shapes)
+        groups += _experts(experts, shapes)
     seen = {weight for group in groups for weight in group.weights}
     matrices = [
         name.removesuffix(".weight")
@@ -96,9 +114,67 @@ def plan_layer(
         and len(shape) == 2
         and name not in seen
     ]
-    kept = tuple(name for name in matrices if name.endswith(_KEPT))
+    chooses = () if not experts else (experts["router"], experts["shared_weight"])
+    kept = tuple(name for name in matrices if name.endswith(_KEPT) or name in chooses)
     others = tuple(name for name in matrices if name not in kept)
-    return LayerPlan(index, prefix, tuple(groups), others, kept)
+    counts = (experts["num_experts"], experts["top_k"]) if experts else (0, 0)
+    return LayerPlan(index, prefix, tuple(groups), others, kept, *counts)
+
+
+def _shared_expert(
+    experts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> list[LinearGroup]:
+    """Of the expert that all tokens have. What it reads the router and the others read, too: no
+    factor can be folded there."""
+    names = {key: experts[f"shared_{key}"] for key in ("gate_up", "gate", "up", "down")}
+    return _gated(names, shapes, "shared_")
+
+
+def _experts(
+    experts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> list[LinearGroup]:
+    groups: list[LinearGroup] = []
+    keys = ("gate_up", "gate", "up", "down")
+    for expert in range(experts["num_experts"]):
+        names = {key: expert_name(experts[key], expert) for key in keys}
+        # gpt-oss's clamp of what the gate multiplies lets no factor through.
+        is_plain = not experts["is_interleaved"]
+        groups += _gated(names, shapes, f"experts.{expert}.", expert, is_plain=is_plain)
+    return groups
+
+
+def expert_name(pattern: str | None, expert: int) -> str | None:
+    """A module's name of one expert. Of a tensor of all, what the core calls it: "<tensor>[e]"."""
+    if not pattern:
+        return None
+    if "{}" in pattern:
+        return pattern.replace("{}", str(expert))
+    return f"{pattern}[{expert}]"
+
+
+def _gated(
+    names: Mapping[str, str | None],
+    shapes: Mapping[str, tuple[int, ...]],
+    role: str,
+    expert: int | None = None,
+    *,
+    is_plain: bool = True,
+) -> list[LinearGroup]:
+    """Of down(activation(gate(x)) * up(x)): what reads x, and what reads the product."""
+    known = {key: name for key, name in names.items() if name and f"{name}.weight" in shapes}
+    reading = tuple(known[key] for key in ("gate_up", "gate", "up") if key in known)
+    groups = []
+    if reading:
+        groups.append(LinearGroup(f"{role}up", reading, None, expert))
+    if "down" in known:
+        source = None
+        if is_plain and "up" in known:
+            source = LinearSource(known["up"])
+        elif is_plain and "gate_up" in known:
+            rows = shapes[f"{known['gate_up']}.weight"][0]
+            source = LinearSource(known["gate_up"], rows // 2)
+        groups.append(LinearGroup(f"{role}down", (known["down"],), source, expert))
+    return groups
 
 
 def _norm(
@@ -168,8 +244,3 @@ def _divide_norm(
         bias = f"{source.name}.bias"
         tensors[bias] = rounded(tensors[bias] / actual, dtypes[bias])
     return actual.astype(np.float32)
-
-
-def shapes_below(prefix: str, names: Iterable[str]) -> list[str]:
-    """The names that begin with a layer's prefix."""
-    return [name for name in names if name.startswith(prefix)]

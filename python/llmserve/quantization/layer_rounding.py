@@ -26,6 +26,8 @@ from llmserve.quantization.weight_grid import (
 )
 from llmserve.quantization.workers import Workers
 
+FEW_TOKENS = 64  # an expert that saw fewer is named in the report
+
 
 @dataclass(frozen=True, slots=True)
 class RoundingOptions:
@@ -53,6 +55,13 @@ class RoundedLayer:
     input_scales: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def join(self, other: "RoundedLayer") -> None:
+        """Takes in what was rounded of other linear layers."""
+        self.weights |= other.weights
+        self.input_scales |= other.input_scales
+        self.errors |= other.errors
+        self.notes += other.notes
 
 
 def round_layer(
@@ -91,13 +100,36 @@ def round_layer(
             tasks.append(([name], stats.get(name), schemes[name]))
             if options.method != "rtn" and name not in stats:
                 out.notes.append(f"{name}: no inputs are seen here; rounded to nearest")
+    out.notes += _expert_notes(plan, stats, schemes, options)
     # The largest first, so that no thread waits for it alone.
     tasks.sort(key=lambda task: -sum(tensors[f"{name}.weight"].size for name in task[0]))
     for part in workers.map(lambda task: _round_group(*task, tensors, options), tasks):
-        out.weights |= part.weights
-        out.errors |= part.errors
-        out.notes += part.notes
+        out.join(part)
     return out
+
+
+def _expert_notes(
+    plan: LayerPlan,
+    stats: Mapping[str, InputStats],
+    schemes: Mapping[str, Scheme],
+    options: RoundingOptions,
+) -> list[str]:
+    """Which experts of the plan saw no token, or few."""
+    groups = [g for g in plan.expert_groups if any(name in schemes for name in g.names)]
+    if options.method == "rtn" or not groups:
+        return []
+    rows = {g.expert: stats[g.role].num_rows if g.role in stats else 0 for g in groups}
+    unseen = [expert for expert, count in rows.items() if count == 0]
+    few = {expert: count for expert, count in rows.items() if 0 < count < FEW_TOKENS}
+    notes = []
+    where = f"{plan.prefix.removesuffix('.')}: of {plan.num_experts} experts"
+    if unseen:
+        numbers = ", ".join(map(str, unseen))
+        notes.append(f"{where} no token came to {numbers}; rounded to nearest")
+    if few:
+        numbers = ", ".join(f"{expert} ({count})" for expert, count in few.items())
+        notes.append(f"{where} fewer than {FEW_TOKENS} tokens came to {numbers}")
+    return notes
 
 
 def _factor(
@@ -162,10 +194,7 @@ def _round_group(
     stacked = np.concatenate(weights) if len(weights) > 1 else weights[0]
     if scheme.grid.is_block and len(weights) > 1:  # blocks end where a tensor does
         for name in names:
-            part = _round_group([name], stats, scheme, tensors, options)
-            out.weights |= part.weights
-            out.errors |= part.errors
-            out.notes += part.notes
+            out.join(_round_group([name], stats, scheme, tensors, options))
         return out
     rounded = _round(out, names, stacked, stats, scheme, options)
     change = rounded.values() - stacked

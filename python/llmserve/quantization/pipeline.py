@@ -12,12 +12,18 @@ from llmserve import _core
 from llmserve.checkpoint.model_files import find_checkpoint
 from llmserve.common.units import human_bytes
 from llmserve.errors import InvalidArgument, NotSupported
+from llmserve.quantization.activation_stats import InputStats
 from llmserve.quantization.calibration_text import CalibrationText, default_text, read_calibration
 from llmserve.quantization.calibrator import Calibrator
 from llmserve.quantization.gptq import GptqOptions
 from llmserve.quantization.layer_plan import LayerPlan, plan_layer
-from llmserve.quantization.layer_rounding import RoundingOptions, round_layer
-from llmserve.quantization.memory_bound import peak_bytes, planned_bytes, resident_bytes
+from llmserve.quantization.layer_rounding import RoundedLayer, RoundingOptions, round_layer
+from llmserve.quantization.memory_bound import (
+    calibration_parts,
+    peak_bytes,
+    planned_bytes,
+    resident_bytes,
+)
 from llmserve.quantization.mixed_precision import GroupCost, allocate
 from llmserve.quantization.module_choice import choose_modules
 from llmserve.quantization.options import QuantizeOptions
@@ -119,6 +125,7 @@ class Pipeline:
 
     def _plan_layers(self) -> list[LayerPlan]:
         runner = _core.LayerRunner(str(self.model), max_tokens=1, max_sequences=1)
+        self._sizes = runner.config
         shapes = {name: self._tensors.shape(name) for name in self._tensors}
         count = int(runner.config["num_layers"])
         plans = [plan_layer(i, runner.layer_names(i), shapes) for i in range(count)]
@@ -138,7 +145,7 @@ class Pipeline:
         return planned_bytes(
             self._plans,
             self._tensors,
-            self._config,
+            self._sizes,
             uses_text=self._text is not None,
             has_moments=self._rounding().has_moments,
             has_factors="gptq" in self.method,
@@ -197,7 +204,7 @@ class Pipeline:
             )
         disk = ""
         if self._text is not None:
-            hidden = 2 * 4 * self._text.num_tokens * int(self._config["hidden_size"])
+            hidden = 2 * 4 * self._text.num_tokens * int(self._sizes["hidden_size"])
             disk = f" and {human_bytes(hidden)} of {self.out} while it works"
         return (
             f"{self._scheme.name} by {self.method}: {counts}{text}; takes at most "
@@ -261,9 +268,11 @@ class Pipeline:
                     next_layer=num_done,
                     on_batch=bar.advance,
                 )
-            passes = 0 if calibrator is None else 2 * calibrator.num_batches
-            per_layer = passes + 1
-            bar.begin(len(self._plans) * per_layer, num_done * per_layer)
+            steps = [1] * len(self._plans)
+            if calibrator is not None:
+                passes = [len(self._parts(plan)) + 1 for plan in self._plans]
+                steps = [1 + n * calibrator.num_batches for n in passes]
+            bar.begin(sum(steps), sum(steps[:num_done]))
             try:
                 for plan in self._plans[num_done:]:
                     progress.layers.append(self._quantize_layer(plan, calibrator, workers))
@@ -273,6 +282,10 @@ class Pipeline:
                 if calibrator is not None:
                     calibrator.close()
 
+    def _parts(self, plan: LayerPlan) -> list[LayerPlan]:
+        has_moments = self._text is not None and self._rounding().has_moments
+        return calibration_parts(plan, self._tensors, has_moments=has_moments)
+
     def _quantize_layer(
         self, plan: LayerPlan, calibrator: Calibrator | None, workers: Workers
     ) -> LayerRecord:
@@ -280,16 +293,20 @@ class Pipeline:
         floats = self._tensors.floats_below(plan.prefix)
         dtypes = {name: self._tensors.dtype(name) for name in floats}
         schemes = {name: self._schemes[name] for name in plan.names() if name in self._schemes}
-        stats, keys, values = {}, 0.0, 0.0  # type: ignore[var-annotated]
+        keys = values = 0.0
         rounding = self._rounding()
-        if calibrator is not None:
-            stats, keys, values = calibrator.collect(
-                plan,
-                has_moments=rounding.has_moments,
-                has_histogram=self._options.has_static_activations,
-            )
-        rounded = round_layer(plan, floats, dtypes, stats, schemes, rounding, workers)
-        stats.clear()
+        rounded = RoundedLayer()
+        for part in self._parts(plan):
+            own = {name: schemes[name] for name in part.names() if name in schemes}
+            stats: dict[str, InputStats] = {}
+            if calibrator is not None:
+                stats, keys, values = calibrator.collect(
+                    part,
+                    has_moments=rounding.has_moments,
+                    has_histogram=self._options.has_static_activations,
+                )
+            rounded.join(round_layer(part, floats, dtypes, stats, own, rounding, workers))
+            stats.clear()
         rounded.notes += [
             f"{name}: a tensor of {len(self._tensors.shape(name))} dimensions, which stays as it is"
             for name in self._folder.layer_tensors(plan)

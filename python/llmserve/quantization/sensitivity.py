@@ -61,8 +61,13 @@ def measure_sensitivity(
 
 
 def _units(plan: LayerPlan, schemes: Mapping[str, Scheme]) -> dict[str, tuple[str, ...]]:
-    """What gets the same bits: layers that engines fuse, and all others of a layer."""
-    units = {group.role: group.names for group in plan.groups} | {"others": plan.others}
+    """What gets the same bits: layers that engines fuse, what all experts have in the same place,
+    and all others of a layer."""
+    units: dict[str, tuple[str, ...]] = {group.role: group.names for group in plan.shared_groups}
+    for group in plan.expert_groups:
+        unit = "experts." + group.role.rpartition(".")[2]
+        units[unit] = units.get(unit, ()) + group.names
+    units["others"] = plan.others
     named = {
         unit: tuple(name for name in names if name in schemes) for unit, names in units.items()
     }

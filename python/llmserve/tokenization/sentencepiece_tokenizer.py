@@ -63,6 +63,11 @@ def sentencepiece_document(
             f"{path}: the id of the unknown piece is {model.unk_id}, and there are "
             f"{len(model.pieces)} pieces"
         )
+    # Symbols that the user defined stand in the text with spaces, not U+2581.
+    model.pieces = [
+        piece.replace(SPACE, " ") if kind == PieceType.USER_DEFINED else piece
+        for piece, kind in zip(model.pieces, model.types, strict=True)
+    ]
     vocab: dict[str, int] = {}
     for token_id, piece in enumerate(model.pieces):
         if vocab.setdefault(piece, token_id) != token_id:
@@ -93,7 +98,12 @@ def _unigram(model: SentencePieceModel) -> Document:
 
 def _bpe(model: SentencePieceModel, vocab: dict[str, int], path: Path) -> Document:
     kinds = (PieceType.NORMAL, PieceType.USER_DEFINED)
-    usable = [p for p, kind in zip(model.pieces, model.types, strict=True) if kind in kinds]
+    # What has a space is cut out of the text before spaces become U+2581.
+    usable = [
+        piece
+        for piece, kind in zip(model.pieces, model.types, strict=True)
+        if kind in kinds and " " not in piece
+    ]
     ranks = {piece: -score for piece, score in zip(model.pieces, model.scores, strict=True)}
     return bpe_model(
         vocab,
@@ -104,12 +114,11 @@ def _bpe(model: SentencePieceModel, vocab: dict[str, int], path: Path) -> Docume
 
 
 def _added_tokens(model: SentencePieceModel) -> Iterator[AddedToken]:
-    """Symbols that the user defined stand in the text with spaces, not U+2581."""
     for token_id, (piece, kind) in enumerate(zip(model.pieces, model.types, strict=True)):
         if kind in (PieceType.CONTROL, PieceType.UNKNOWN):
             yield AddedToken(token_id, piece, True)
         elif kind == PieceType.USER_DEFINED and piece:
-            yield AddedToken(token_id, piece.replace(SPACE, " "), False)
+            yield AddedToken(token_id, piece, False)
 
 
 def parse_sentencepiece(data: bytes, path: Path) -> SentencePieceModel:

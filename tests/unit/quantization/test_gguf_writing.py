@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from llmserve import LLM, InvalidArgument, NotSupported, SamplingParams, demo_mo
 from llmserve.quantization.gguf_blocks import BLOCKS
 from llmserve.quantization.gguf_model import kind_of
 from llmserve.tokenization.tokenizer import Tokenizer
+from llmserve.tokenization.tokenizer_files import read_tokenizer
 
 # |dx|^2 / |x|^2 of normal values, a little above what these blocks lose.
 MAX_ERROR = {"Q8_0": 4e-5, "Q6_K": 4.2e-4, "Q5_K": 1.7e-3, "Q4_K": 6.6e-3, "Q4_0": 9e-3}
@@ -120,6 +123,111 @@ def test_what_gguf_has_no_place_for_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "b.gguf", "Q8_0", method="gptq")
     with pytest.raises(NotSupported, match="gguf is written of LlamaForCausalLM"):
         write(tmp_path / "b.gguf", "Q8_0", checkpoint("gemma2"))
-    with pytest.raises(NotSupported, match="way to cut words has a name there"):
+    with pytest.raises(NotSupported, match="and of SentencePiece; this one is neither"):
         write(tmp_path / "b.gguf", "Q8_0", checkpoint("llama"))
     assert not (tmp_path / "b.gguf").exists()
+
+
+CORPUS = [
+    "Once upon a time there was a fox. It isn't 12345 or 3.14, we'll see: naïve café.",
+    "  two  spaces,\n\nnew lines\tand tabs 中文字符 русский текст",
+    "the quick brown fox jumps over the lazy dog — and the dog sleeps on",
+]
+TEXTS = [
+    *CORPUS, "", " ", " a  b   c    d", "<tool>fox</tool> 😀 ⅷ", "<s> there</s> x", "x" * 40,
+]  # fmt: skip
+
+
+def sentencepiece_model(folder: Path, **options: Any) -> Path:
+    """A Llama with a vocabulary trained by the sentencepiece package, in bfloat16."""
+    import io
+
+    import sentencepiece
+
+    data = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS * 20), model_writer=data, vocab_size=400, model_type="bpe",
+        byte_fallback=True, character_coverage=0.98, normalization_rule_name="identity",
+        remove_extra_whitespaces=False, user_defined_symbols=["<tool>", "  "], minloglevel=2,
+        **options,
+    )  # fmt: skip
+    shutil.copytree(checkpoint("llama", vocab_size=404, dtype="bfloat16"), folder)
+    for path in folder.glob("*token*"):
+        path.unlink()
+    (folder / "tokenizer.model").write_bytes(data.getvalue())
+    return folder
+
+
+def first_tokens(path: Path, prompt: str) -> list[int]:
+    with LLM(path, dtype="float32", num_gpu_blocks_override=32) as llm:
+        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        (output,) = llm.generate(prompt, params, use_tqdm=False)
+        return list(output.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("form", ["tokenizer.model", "tokenizer.json"])
+def test_sentencepiece_vocabularies_give_the_same_ids(form: str, tmp_path: Path) -> None:
+    model = sentencepiece_model(tmp_path / "model")
+    source = Tokenizer.from_path(model)
+    assert source is not None
+    if form == "tokenizer.json":
+        document = read_tokenizer(model / "tokenizer.model").to_str()
+        (model / "tokenizer.json").write_text(document, encoding="utf-8")
+        (model / "tokenizer.model").unlink()
+    result = write(tmp_path / "a.gguf", "BF16", model)
+    written = Tokenizer.from_path(result.out)
+    assert written is not None
+    for text in TEXTS:
+        assert written.encode(text) == source.encode(text), text
+        assert written.decode(source.encode(text)) == source.decode(source.encode(text)), text
+    fields = gguf.GGUFReader(result.out).fields
+    names = {key: fields[f"tokenizer.ggml.{key}"].contents() for key in ("model", "pre")}
+    assert names == {"model": "llama", "pre": "default"}
+    types = fields["tokenizer.ggml.token_type"].contents()
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    kinds = {token: gguf.TokenType(kind).name for token, kind in zip(tokens, types, strict=True)}
+    assert kinds["<0x0A>"] == "BYTE"
+    assert kinds["<unk>"] == "UNKNOWN"
+    assert kinds["<s>"] == kinds["</s>"] == "CONTROL"
+    assert kinds["<tool>"] == kinds["▁▁"] == "USER_DEFINED"
+    assert kinds["[PAD401]"] == "UNUSED"
+    assert fields["tokenizer.ggml.add_bos_token"].contents() is True
+    assert first_tokens(result.out, "Once upon") == first_tokens(model, "Once upon")
+
+
+def test_pairs_that_are_no_order_of_pieces_are_refused(tmp_path: Path) -> None:
+    model = sentencepiece_model(tmp_path / "model")
+    document = json.loads(read_tokenizer(model / "tokenizer.model").to_str())
+    merges = document["model"]["merges"]
+    document["model"]["merges"] = [merges[1], merges[0], *merges[2:]]
+    (model / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    write(tmp_path / "a.gguf", "F16", model)  # another order, which scores can have
+    document["model"]["merges"] = merges[1:]
+    (model / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(NotSupported, match="no order of its pieces"):
+        write(tmp_path / "b.gguf", "F16", model)
+
+
+def test_llama_3_s_frequencies_are_a_tensor(tmp_path: Path) -> None:
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {
+        "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    model = tmp_path / "model"
+    shutil.copytree(
+        checkpoint("llama", vocab_size=2048, dtype="bfloat16", rope_parameters=rope, head_dim=16),
+        model,
+    )
+    shutil.copy(demo_model_path() / "tokenizer.json", model)
+    result = write(tmp_path / "a.gguf", "BF16", model)
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(result.out).tensors}
+    config = transformers.AutoConfig.from_pretrained(model)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    plain = 500.0 ** (-np.arange(0, 16, 2) / 16)
+    np.testing.assert_allclose(plain / tensors["rope_freqs.weight"], scaled.numpy(), rtol=1e-6)
+    assert tensors["rope_freqs.weight"].max() == 4
+    prompt = "Once upon a time there was a fox, and it asked the owl for the way to the river."
+    assert first_tokens(result.out, prompt) == first_tokens(model, prompt)
