@@ -188,6 +188,14 @@ SCALE_PLACES: dict[str, tuple[int, ...]] = {
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
     "MXFP4": (),  # a byte, an exponent
+    "NVFP4": (),  # four bytes, 8-bit floats
+    "IQ1_S": (0,),
+    "IQ1_M": (),  # in the upper bits of four half words
+    "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ3_S": (0,),
     "TQ1_0": (52,),
     "TQ2_0": (64,),
 }
@@ -202,7 +210,26 @@ _SCALES: dict[str, float] = {
     "Q6_K": 5e-5,
     "IQ4_NL": 1e-3,
     "IQ4_XS": 5e-5,
+    "IQ1_S": 8e-3,
+    "IQ1_M": 8e-3,
+    "IQ2_XXS": 1e-3,
+    "IQ2_XS": 1e-3,
+    "IQ2_S": 1e-3,
+    "IQ3_XXS": 3e-4,
+    "IQ3_S": 4e-4,
+    "NVFP4": 2e-2,
 }
+
+
+def put_scales(kind: str, blocks: np.ndarray, halves: np.ndarray) -> None:
+    """Blocks [..., bytes] with float16 scales [...], and minima if they have any."""
+    bits = np.asarray(halves, np.float16).view(np.uint16)
+    for at in SCALE_PLACES[kind]:
+        blocks[..., at], blocks[..., at + 1] = bits & 0xFF, bits >> 8
+    if kind == "IQ1_M":
+        for i in range(4):
+            upper = (bits >> 4 * i & 0xF) << 4
+            blocks[..., 49 + 2 * i] = blocks[..., 49 + 2 * i] & 0xF | upper
 
 
 def random_blocks(kind: str, rows: int, width: int) -> np.ndarray:
@@ -211,8 +238,11 @@ def random_blocks(kind: str, rows: int, width: int) -> np.ndarray:
     rng = np.random.default_rng(rows)
     blocks = rng.integers(0, 256, (rows * width // block_elements, block_bytes), np.uint8)
     size = _SCALES[kind]
-    for at, scale in zip(SCALE_PLACES[kind], (size, 5 * size), strict=False):
-        blocks[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    if kind == "NVFP4":
+        blocks[:, :4] = rng.integers(8, 16, (len(blocks), 4))  # 2^-6 to 2^-5
+    put_scales(kind, blocks, np.full(len(blocks), size))
+    for at in SCALE_PLACES[kind][1:]:
+        blocks[:, at : at + 2] = np.frombuffer(np.float16(5 * size).tobytes(), np.uint8)
     return blocks.reshape(rows, -1)
 
 

@@ -44,11 +44,10 @@ struct OtherType {
   uint32_t gguf_type;
   std::string_view name;
 };
-constexpr OtherType kOthers[] = {
-    {4, "Q4_2"},        {5, "Q4_3"},        {9, "Q8_1"},      {15, "Q8_K"},     {16, "IQ2_XXS"},
-    {17, "IQ2_XS"},     {18, "IQ3_XXS"},    {19, "IQ1_S"},    {21, "IQ3_S"},    {22, "IQ2_S"},
-    {29, "IQ1_M"},      {31, "Q4_0_4_4"},   {32, "Q4_0_4_8"}, {33, "Q4_0_8_8"}, {36, "IQ4_NL_4_4"},
-    {37, "IQ4_NL_4_8"}, {38, "IQ4_NL_8_8"}, {40, "NVFP4"},    {41, "Q1_0"}};
+constexpr OtherType kOthers[] = {{4, "Q4_2"},        {5, "Q4_3"},        {9, "Q8_1"},
+                                 {15, "Q8_K"},       {31, "Q4_0_4_4"},   {32, "Q4_0_4_8"},
+                                 {33, "Q4_0_8_8"},   {36, "IQ4_NL_4_4"}, {37, "IQ4_NL_4_8"},
+                                 {38, "IQ4_NL_8_8"}, {41, "Q1_0"}};
 
 bool is_printable(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return c > 0x20 && c < 0x7f; });

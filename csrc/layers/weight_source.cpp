@@ -49,6 +49,18 @@ ConstTensor columns_into(Buffer& buffer, const ConstTensor& matrix, const IndexR
   return ConstTensor(buffer.data(), matrix.dtype, {rows, taken.size});
 }
 
+// A matrix in f32 that `buffer` holds, times a number, as `dtype` there.
+ConstTensor multiply(Buffer& buffer, const ConstTensor& matrix, float factor, DType dtype) {
+  auto* values = reinterpret_cast<float*>(buffer.data());
+  for (int64_t i = 0; i < matrix.num_elements(); ++i) values[i] *= factor;
+  if (dtype == DType::kF32) return matrix;
+  Buffer rounded(matrix.num_elements() * size_bytes(dtype));
+  for (int64_t i = 0; i < matrix.num_elements(); ++i)
+    reinterpret_cast<uint16_t*>(rounded.data())[i] = f32_to_bf16(values[i]);
+  buffer = std::move(rounded);
+  return {buffer.data(), dtype, {matrix.shape[0], matrix.shape[1]}};
+}
+
 std::string shape_text(std::initializer_list<int64_t> shape) {
   std::ostringstream out;
   out << "[";
@@ -64,6 +76,19 @@ std::string shape_text(std::initializer_list<int64_t> shape) {
 bool is_same_order(const std::shared_ptr<const std::vector<int32_t>>& a,
                    const std::shared_ptr<const std::vector<int32_t>>& b) {
   return a && b ? *a == *b : a == b;
+}
+
+// What a configuration says of the KV cache: compressed-tensors' kv_cache_scheme, ModelOpt's
+// kv_cache_quant_algo. Empty: nothing.
+std::string asked_cache(const JsonDocument& document) {
+  const JsonNode config(document);
+  const JsonNode scheme = config["kv_cache_scheme"];
+  if (scheme.is_object())
+    return concat(scheme["num_bits"].as_int_or(8, 1, 32), " bits, as kv_cache_scheme has it");
+  const JsonNode nested = config["quantization"];  // in a file of its own
+  const JsonNode algorithm = (nested.is_object() ? nested : config)["kv_cache_quant_algo"];
+  return algorithm.is_null() ? ""
+                             : concat(algorithm.as_string(), ", as kv_cache_quant_algo has it");
 }
 
 // A rank's share of K that is kept in blocks has whole ones.
@@ -146,12 +171,39 @@ const TensorEntry& WeightSource::imagine(std::initializer_list<int64_t> shape) {
   return entry;
 }
 
-const LinearFormat* WeightSource::kept_blocks(const TensorEntry& entry, bool is_transposed) const {
+const LinearFormat* WeightSource::kept_blocks(const TensorEntry& entry, bool is_transposed,
+                                              float factor) const {
   const TensorStorage& storage = checkpoint_.storage(entry);
   const bool is_kept = format_.keeps_blocks && !format_.integers && storage.blocks &&
                        storage.blocks->integers && storage.added == 0 && !is_transposed &&
+                       (factor == 1.0f || storage.blocks->integers->has_row_scale) &&
                        backend_.can_run(*storage.blocks->integers);
   return is_kept ? storage.blocks->integers : nullptr;
+}
+
+float WeightSource::find_factor(const WeightPart& part, const TensorEntry& entry) {
+  constexpr std::string_view kSuffix = ".weight";
+  if (checkpoint_.format() != "gguf" || !checkpoint_.storage(entry).blocks ||
+      !part.name.ends_with(kSuffix))
+    return 1.0f;
+  const std::string module = part.name.substr(0, part.name.size() - kSuffix.size());
+  used_.insert(module + ".input_scale");
+  const TensorEntry* scale = checkpoint_.find(module + ".scale");
+  if (!scale) return 1.0f;
+  used_.insert(scale->name);
+  const int64_t count = std::max<int64_t>(1, part.num_matrices);
+  if (scale->dtype != DType::kF32 || scale->num_bytes != count * size_bytes(DType::kF32))
+    throw CorruptFile(concat(checkpoint_.file(*scale)->path().string(), ": tensor \"", scale->name,
+                             "\": expected ", count, " of float32, got ",
+                             checkpoint_.describe(*scale)));
+  float factor = 0;
+  std::memcpy(&factor, checkpoint_.file(*scale)->bytes().data() + scale->offset + 4 * part.matrix,
+              sizeof(factor));
+  if (!std::isfinite(factor))
+    throw CorruptFile(concat(checkpoint_.file(*scale)->path().string(), ": tensor \"", scale->name,
+                             "\": element ", part.matrix, " is ",
+                             std::isnan(factor) ? "NaN" : "infinite", "; scales must be finite"));
+  return factor;
 }
 
 std::shared_ptr<const QuantizedWeight> WeightSource::find_quantized(const ModuleRequest& request) {
@@ -200,13 +252,15 @@ std::vector<StackedRows> WeightSource::stack(std::span<const WeightPart> parts, 
                                   .is_transposed = is_transposed});
     const TensorEntry* entry = nullptr;
     const LinearFormat* format = nullptr;
+    float factor = 1.0f;
     if (quantized) {
       entry =
           checkpoint_.has_tensors() ? quantized->entries()[0] : &imagine({part.num_rows(), width});
       if (keeps_blocks) format = kept_format(*quantized, taken, width);
     } else {
       entry = &find(part, width, is_transposed);
-      if (keeps_blocks) format = kept_blocks(*entry, is_transposed);
+      factor = find_factor(part, *entry);
+      if (keeps_blocks) format = kept_blocks(*entry, is_transposed, factor);
       if (format) check_columns(part, *checkpoint_.storage(*entry).blocks, taken);
     }
     const auto order = format && quantized ? quantized->input_order() : nullptr;
@@ -221,6 +275,7 @@ std::vector<StackedRows> WeightSource::stack(std::span<const WeightPart> parts, 
     stacks.back().parts.push_back(std::move(part));
     stacks.back().entries.push_back(entry);
     stacks.back().quantized.push_back(std::move(quantized));
+    stacks.back().factors.push_back(factor);
   }
   return stacks;
 }
@@ -238,13 +293,14 @@ StackedRows WeightSource::stack_vectors(std::span<const WeightPart> parts, const
     rows.entries.push_back(entry);
     rows.parts.push_back(std::move(part));
     rows.quantized.push_back(nullptr);
+    rows.factors.push_back(1.0f);
   }
   return rows;
 }
 
 std::vector<std::string> WeightSource::notes() const {
   std::vector<std::string> notes;
-  if (!quantization_) return notes;
+  if (!quantization_ && checkpoint_.format() != "gguf") return notes;
   int64_t num_activation_scales = 0;
   int64_t num_cache_scales = 0;
   for (const TensorEntry& entry : checkpoint_.tensors()) {
@@ -261,6 +317,10 @@ std::vector<std::string> WeightSource::notes() const {
     notes.push_back(concat(num_cache_scales,
                            " scales of keys and values in the file are not used: an fp8 KV cache "
                            "has scales of each token"));
+  const std::string cache = quantization_ ? asked_cache(*checkpoint_.quantization()) : "";
+  if (!cache.empty())
+    notes.push_back(concat("the file was made for a KV cache in ", cache,
+                           ": pass kv_cache_dtype='fp8' for such a one"));
   return notes;
 }
 
@@ -292,7 +352,10 @@ ConstTensor WeightSource::values(const StackedRows& rows, size_t i, DType dtype,
   if (rows.is_transposed)
     stored = {part.matrix * entry.shape[entry.shape.size() - 2] + rows.columns.begin,
               rows.columns.size};
-  ConstTensor view = host_values(checkpoint_, entry, dtype, backend_, buffer, stored);
+  const float factor = rows.factors[i];
+  ConstTensor view = host_values(checkpoint_, entry, factor == 1.0f ? dtype : DType::kF32, backend_,
+                                 buffer, stored);
+  if (factor != 1.0f) view = multiply(buffer, view, factor, dtype);
   check_finite(entry, view, stored.begin * *(entry.shape.end() - 1));
   if (part.is_vector) return {view.data, view.dtype, {1, view.shape[0]}};
   if (!rows.is_transposed && part.step == 1 && rows.columns.size == view.shape[1]) return view;
@@ -336,7 +399,10 @@ ConstTensor WeightSource::expand(const StackedRows& rows, size_t i, DType dtype,
 bool WeightSource::unpack(const StackedRows& rows, size_t i, int64_t n,
                           const QuantizedRow& to) const {
   if (rows.quantized[i]) return rows.quantized[i]->unpack(rows.parts[i].row(n), rows.columns, to);
-  return unpack_row(checkpoint_, *rows.entries[i], rows.parts[i].row(n), rows.columns, to);
+  const bool is_good =
+      unpack_row(checkpoint_, *rows.entries[i], rows.parts[i].row(n), rows.columns, to);
+  if (rows.factors[i] != 1.0f) *to.row_scale *= rows.factors[i];
+  return is_good;
 }
 
 ConstTensor WeightSource::values(const TensorEntry& entry, DType dtype, Buffer& buffer,

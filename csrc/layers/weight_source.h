@@ -36,6 +36,7 @@ struct StackedRows {
   std::vector<const TensorEntry*> entries;  // of the parts; of a quantized one the first of several
   // Of the parts; null where a part is one tensor.
   std::vector<std::shared_ptr<const QuantizedWeight>> quantized;
+  std::vector<float> factors;            // of the parts: what their values are multiplied by
   int64_t in_features = 0;               // K of the tensors
   IndexRange columns;                    // of K
   bool is_transposed = false;            // the file has the tensors as [K, N_i]
@@ -106,7 +107,10 @@ class WeightSource {
   // Null unless the checkpoint has it so.
   std::shared_ptr<const QuantizedWeight> find_quantized(const ModuleRequest& request);
   // What a linear weight of the tensor's blocks is kept in, or null.
-  const LinearFormat* kept_blocks(const TensorEntry& entry, bool is_transposed) const;
+  const LinearFormat* kept_blocks(const TensorEntry& entry, bool is_transposed, float factor) const;
+  // Of blocks of a GGUF file, "<module>.scale" beside them, an f32 of each matrix; 1: there is
+  // none.
+  float find_factor(const WeightPart& part, const TensorEntry& entry);
   // What a quantized weight is kept in, or null.
   const LinearFormat* kept_format(const QuantizedWeight& weight, const IndexRange& columns,
                                   int64_t in_features) const;

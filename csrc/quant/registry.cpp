@@ -60,6 +60,31 @@ constexpr LinearFormat kMXFP4{.name = "MXFP4",
                               .group_size = 32,
                               .scale_type = ScaleType::kPowerOfTwo,
                               .table = kValuesMXFP4};
+// Signs and magnitudes, or steps of an eighth, in 4 bits: a table of 16 has them all. The fraction
+// that a block's scale is multiplied by is the row's, since halves would lose small ones.
+constexpr LinearFormat iq_quant(std::string_view name, int64_t group_size, const int8_t* table,
+                                bool has_fraction = true) {
+  return {.name = name,
+          .bits = 4,
+          .group_size = group_size,
+          .scale_type = ScaleType::kF16,
+          .scale_shift = group_size == 16 ? 4 : 3,
+          .table = table,
+          .has_row_scale = has_fraction};
+}
+constexpr LinearFormat kIQ1_S = iq_quant("IQ1_S", 32, kValuesIQ1);
+constexpr LinearFormat kIQ1_M = iq_quant("IQ1_M", 16, kValuesIQ1);
+constexpr LinearFormat kIQ2_XXS = iq_quant("IQ2_XXS", 32, kValuesIQ2);
+constexpr LinearFormat kIQ2_XS = iq_quant("IQ2_XS", 16, kValuesIQ2);
+constexpr LinearFormat kIQ2_S = iq_quant("IQ2_S", 16, kValuesIQ2);
+constexpr LinearFormat kIQ3_XXS = iq_quant("IQ3_XXS", 32, kValuesIQ3_XXS);
+constexpr LinearFormat kIQ3_S = iq_quant("IQ3_S", 32, kValuesIQ3_S, /*has_fraction=*/false);
+constexpr LinearFormat kNVFP4{.name = "NVFP4",
+                              .bits = 4,
+                              .group_size = 16,
+                              .scale_type = ScaleType::kE4M3,
+                              .table = kValuesMXFP4,
+                              .has_row_scale = true};
 constexpr LinearFormat kQ2_K = k_quant("Q2_K", 2, 16, true);
 constexpr LinearFormat kQ3_K = k_quant("Q3_K", 3, 16, false);
 constexpr LinearFormat kQ4_K = k_quant("Q4_K", 4, 32, true);
@@ -98,7 +123,8 @@ bool unpack_blocks(const std::byte* blocks, int64_t num_blocks, const QuantizedR
                           .scales = row.scales + i * kScales,
                           .mins = row.mins + i * kScales,
                           .scale_codes = row.scale_codes + i * kCodes,
-                          .min_codes = row.min_codes + i * kCodes};
+                          .min_codes = row.min_codes + i * kCodes,
+                          .row_scale = row.row_scale};
     std::fill_n(to.mins, kScales, 0.0f);
     std::fill_n(to.min_codes, kCodes, int8_t{0});
     unpack(from[i], to);
@@ -159,6 +185,22 @@ constexpr std::array kFormats{
         row<BlockIQ4_XS, 256>("IQ4_XS", "8 groups of 32 values of that table, scales", 23)),
     integers<BlockMXFP4, 32, kMXFP4>(
         row<BlockMXFP4, 32>("MXFP4", "32 values of E2M1 and a power of two", 39)),
+    integers<BlockNVFP4, 64, kNVFP4>(
+        row<BlockNVFP4, 64>("NVFP4", "4 groups of 16 values of E2M1 and their scales", 40)),
+    integers<BlockIQ1_S, 256, kIQ1_S>(row<BlockIQ1_S, 256>(
+        "IQ1_S", "8 groups of 32 values of about -1, 0 and 1 from a grid, scales", 19)),
+    integers<BlockIQ1_M, 256, kIQ1_M>(row<BlockIQ1_M, 256>(
+        "IQ1_M", "16 groups of 16 values of about -1, 0 and 1 from a grid, scales", 29)),
+    integers<BlockIQ2_XXS, 256, kIQ2_XXS>(row<BlockIQ2_XXS, 256>(
+        "IQ2_XXS", "8 groups of 32 values of 6 from a grid of 256, scales", 16)),
+    integers<BlockIQ2_XS, 256, kIQ2_XS>(row<BlockIQ2_XS, 256>(
+        "IQ2_XS", "16 groups of 16 values of 6 from a grid of 512, scales", 17)),
+    integers<BlockIQ2_S, 256, kIQ2_S>(row<BlockIQ2_S, 256>(
+        "IQ2_S", "16 groups of 16 values of 6 from a grid of 1024, scales", 22)),
+    integers<BlockIQ3_XXS, 256, kIQ3_XXS>(row<BlockIQ3_XXS, 256>(
+        "IQ3_XXS", "8 groups of 32 values of 16 from a grid of 256, scales", 18)),
+    integers<BlockIQ3_S, 256, kIQ3_S>(row<BlockIQ3_S, 256>(
+        "IQ3_S", "8 groups of 32 values of 16 from a grid of 512, scales", 21)),
     integers<BlockTQ1_0, 256, kTQ1_0>(
         row<BlockTQ1_0, 256>("TQ1_0", "256 values of -1, 0 and 1, five a byte, and a scale", 34)),
     integers<BlockTQ2_0, 256, kTQ2_0>(

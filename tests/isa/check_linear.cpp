@@ -96,6 +96,7 @@ void fill_row(const LinearFormat& format, int64_t i, int64_t k, const QuantizedR
     row.scales[g] = stored_scale(format, static_cast<float>((i + g) % 13 - 6) * 0x1p-5f);
     row.mins[g] = format.has_min ? static_cast<float>((i + 2 * g) % 11 - 5) * 0x1p-4f : 0.0f;
   }
+  if (format.has_row_scale) *row.row_scale = static_cast<float>(i % 5 + 1) * 0x1p-3f;
   for (int64_t g = 0; g < format.num_codes(k); ++g) {
     row.scale_codes[g] = static_cast<int8_t>((i * 37 + g * 53) % 256 - 128);
     row.min_codes[g] =

@@ -4,7 +4,7 @@ definition in kernels/ops.h and quant/linear_format.h; CUDA sums parts of K by t
 import numpy as np
 import op_formulas as formulas
 import pytest
-from gguf_files import SCALE_PLACES
+from gguf_files import SCALE_PLACES, put_scales
 from llmserve import _core, _core_testing, ops
 from llmserve.errors import NotSupported
 
@@ -137,9 +137,14 @@ def random_blocks(rng, name: str, rows: int, count: int, num_bytes: int, fill: i
         blocks[:] = fill
     if name == "MXFP4":
         blocks[..., 0] = rng.integers(117, 127, (rows, count))
-    for at in SCALE_PLACES[name]:
-        halves = rng.random((rows, count, 1)).astype(np.float16)
-        blocks[..., at : at + 2] = halves.view(np.uint8)
+    if name == "NVFP4":
+        blocks[..., :4] = rng.integers(0, 0x38, (rows, count, 4))
+    if len(SCALE_PLACES[name]) < 2:
+        put_scales(name, blocks, rng.random((rows, count)))
+    else:
+        for at in SCALE_PLACES[name]:
+            halves = rng.random((rows, count, 1)).astype(np.float16)
+            blocks[..., at : at + 2] = halves.view(np.uint8)
     return blocks.reshape(rows, -1)
 
 
@@ -172,7 +177,13 @@ def test_blocks_weigh_what_their_file_says(fast, rng, name, elements, num_bytes)
 # K-quants keep a byte for a group's scale, and one for its minimum, where files have 4 to 8 bits.
 BITS_IN_MEMORY = {"Q4_0": 4.5, "Q8_0": 8.5, "Q2_K": 3.125, "Q3_K": 3.5625}
 BITS_IN_MEMORY |= {"Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125}
-BITS_IN_MEMORY |= {"MXFP4": 4.25, "TQ1_0": 2.125, "TQ2_0": 2.125}
+BITS_IN_MEMORY |= {"MXFP4": 4.25, "TQ1_0": 2.125, "TQ2_0": 2.125, "IQ3_S": 4.3125}
+# Those with an f32 of a row have it once for 2048.
+BITS_IN_MEMORY |= {
+    **{name: bits + 32 / 2048 for name, bits in (("NVFP4", 4.5), ("IQ1_S", 4.3125))},
+    **{name: 4.3125 + 32 / 2048 for name in ("IQ2_XXS", "IQ3_XXS")},
+    **{name: 4.5625 + 32 / 2048 for name in ("IQ1_M", "IQ2_XS", "IQ2_S")},
+}
 # What 256 weights share is there for each 128 of them.
 BITS_ON_CUDA = {"Q2_K": 3.25, "Q3_K": 3.625, "Q4_K": 4.75, "Q5_K": 5.75, "Q6_K": 6.625}
 BITS_ON_CUDA |= {"IQ4_XS": 4.375, "TQ1_0": 2.25, "TQ2_0": 2.25}
@@ -217,7 +228,8 @@ def test_rows_of_blocks_alone_equal_rows_in_any_batch(
 
 
 @pytest.mark.parametrize(
-    "name", ["Q2_K", "Q3_K", "Q5_0", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "TQ2_0"]
+    "name",
+    ["Q2_K", "Q3_K", "Q5_0", "Q5_K", "Q6_K", "IQ2_S", "IQ4_NL", "IQ4_XS", "MXFP4", "TQ2_0"],
 )
 def test_deep_rows_of_blocks_alone_equal_rows_in_a_batch(fast, rng, name):
     """Widened panels, or scales as floats, of which two, or one, do not fit where many rows would

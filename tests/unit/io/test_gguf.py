@@ -217,8 +217,8 @@ def test_refuses_file_that_was_cut(cut: int, tmp_path: Path) -> None:
     [
         (raw_file(SHAPE, [], b"", version=1), "is GGUF version 1"),
         (raw_file(SHAPE, [], b"", version=3 << 24), "of a big-endian machine"),
-        (with_tensor(raw_tensor(b"t", [256], 16, 384)), '"t" is of type IQ2_XXS, which is not'),
-        (with_tensor(raw_tensor(b"t", [256], 21, 384)), '"t" is of type IQ3_S'),
+        (with_tensor(raw_tensor(b"t", [256], 33, 384)), '"t" is of type Q4_0_8_8, which is not'),
+        (with_tensor(raw_tensor(b"t", [256], 36, 384)), '"t" is of type IQ4_NL_4_4'),
         (with_tensor(raw_tensor(b"t", [256], 31, 384)), '"t" is of type Q4_0_4_4'),
         (
             raw_file([raw_value(b"general.architecture", STRING, b"rwkv6")], TENSORS, DATA),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gguf
+import gguf_files
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from llmserve import _core, _core_testing
+from llmserve.errors import InvalidArgument
 
 FORMATS = [name for name, _ in _core.supported_quant_formats()]
 IN_GGUF = [name for name in FORMATS if name in gguf.GGMLQuantizationType.__members__]
@@ -38,6 +40,7 @@ def reference(name: str, blocks: np.ndarray) -> np.ndarray:
 def test_formats_are_those_of_the_issue() -> None:
     wanted = {"F32", "F16", "BF16", "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", "TQ1_0", "TQ2_0"}
     wanted |= {"Q4_0", "Q4_1", "Q5_0", "Q5_1", *(f"Q{bits}_K" for bits in range(2, 7))}
+    wanted |= {"NVFP4", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"}
     assert wanted <= set(IN_GGUF)
 
 
@@ -57,6 +60,63 @@ def test_values_are_those_of_the_gguf_package(name: str, data: st.DataObject) ->
         )[: num_bytes - at]
     got = _core_testing.dequantize(name, blocks.tobytes())
     assert_same_bits(got, reference(name, blocks))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_runs"),
+    [
+        *(("IQ1_S", 2048), ("IQ1_M", 2048), ("IQ2_XXS", 256), ("IQ2_XS", 512), ("IQ2_S", 1024)),
+        *(("IQ3_XXS", 256), ("IQ3_S", 512)),
+    ],
+)
+def test_every_run_of_a_grid_is_the_packages(name: str, num_runs: int) -> None:
+    """Each place of the grid stands in a block, whose other bits are random."""
+    runs = 64 if name.startswith("IQ3") else 32
+    count = num_runs // runs
+    _, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+    blocks = np.random.default_rng(3).integers(0, 256, (count, num_bytes), np.uint8)
+    gguf_files.put_scales(name, blocks, np.ones(count))
+    place = np.arange(num_runs, dtype=np.uint32).reshape(count, runs)
+    low, high = (place & 0xFF).astype(np.uint8), place >> 8
+    if name == "IQ2_XXS":
+        blocks[:, 2:66].reshape(count, 8, 8)[..., :4] = low.reshape(count, 8, 4)
+    elif name == "IQ2_XS":
+        blocks[:, 2:66].reshape(count, 32, 2)[..., 0] = low
+        odd = blocks[:, 3:66:2]
+        blocks[:, 3:66:2] = odd & 0xFE | high.astype(np.uint8)
+    elif name == "IQ2_S":
+        blocks[:, 2:34] = low
+        shifts = np.arange(4, dtype=np.uint32) * 2
+        blocks[:, 66:74] = (high.reshape(count, 8, 4) << shifts).sum(-1).astype(np.uint8)
+    elif name == "IQ3_XXS":
+        blocks[:, 2:66] = low
+    elif name == "IQ3_S":
+        blocks[:, 2:66] = low
+        bits = (high.reshape(count, 8, 8) << np.arange(8, dtype=np.uint32)).sum(-1)
+        blocks[:, 66:74] = bits.astype(np.uint8)
+    elif name == "IQ1_S":
+        blocks[:, 2:34] = low
+        shifts = np.arange(4, dtype=np.uint32) * 3
+        words = (high.reshape(count, 8, 4) << shifts).sum(-1).astype(np.uint16) | 0x5000
+        blocks[:, 34:50] = words.view(np.uint8).reshape(count, 16)
+    else:
+        blocks[:, :32] = low
+        halves = (high.reshape(count, 16, 2) << np.array([0, 4], np.uint32)).sum(-1)
+        blocks[:, 32:48] = halves.astype(np.uint8)
+    got = _core_testing.dequantize(name, blocks.tobytes())
+    assert_same_bits(got, reference(name, blocks))
+    assert len(np.unique(np.abs(got.reshape(num_runs, -1)), axis=0)) > num_runs // 2
+
+
+def test_a_scale_of_nvfp4_past_e4m3_is_no_linear_layers() -> None:
+    """The package reads it as 480; no writer makes it."""
+    blocks = np.zeros((1, 36), np.uint8)
+    blocks[0, 0], blocks[0, 4:12] = 0xFF, 0x77
+    assert_same_bits(
+        _core_testing.dequantize("NVFP4", blocks.tobytes()), reference("NVFP4", blocks)
+    )
+    with pytest.raises(InvalidArgument, match="finite"):
+        _core_testing.make_backend("ref").pack_blocks(blocks, "NVFP4")
 
 
 @pytest.mark.parametrize(
