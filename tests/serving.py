@@ -135,7 +135,7 @@ def running_server(
 ) -> Iterator[Any]:
     """A server in a thread, of this model and others. loop: uvicorn's name of it."""
     record = ServerSettings(port=0, **settings)
-    sock = listen(record)
+    (sock,) = listen(record)
     app = create_app([ServedModel(names or ["demo"], llm), *others], record)
     server = Server(app, record)
     server.config.loop = loop

@@ -8,12 +8,13 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
-from llmserve import AsyncLLM
+from llmserve import AsyncLLM, InvalidArgument
 from llmserve.cli import main
 from llmserve.server.main import listen, with_descriptors
 from llmserve.server.settings import ServerSettings
@@ -26,7 +27,8 @@ from serving import (
 
 
 def test_lines_leave_at_once_and_few_of_them_wait_in_the_kernel() -> None:
-    with listen(ServerSettings(port=0)) as sock, socket.create_connection(sock.getsockname()):
+    (listening,) = listen(ServerSettings(port=0))
+    with listening as sock, socket.create_connection(sock.getsockname()):
         ours, _ = sock.accept()
         with ours:
             assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
@@ -128,3 +130,41 @@ def test_only_the_loopback_is_listened_on_by_default() -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
+
+
+def test_several_addresses_answer_on_one_port(demo: AsyncLLM) -> None:
+    sockets = listen(ServerSettings(port=0, host="127.0.0.1, 127.0.0.2"))
+    names = [sock.getsockname() for sock in sockets]
+    assert [host for host, _ in names] == ["127.0.0.1", "127.0.0.2"]
+    assert len({port for _, port in names}) == 1
+    for sock in sockets:
+        sock.close()
+    with pytest.raises(InvalidArgument, match="cannot listen on no such host:"):
+        listen(ServerSettings(port=0, host="127.0.0.1,no such host"))
+
+
+def test_a_path_of_the_file_system_is_an_address(tmp_path: Path) -> None:
+    path = tmp_path / "server.sock"
+    settings = ServerSettings(host=f"unix:{path}")
+    (first,) = listen(settings)
+    with pytest.raises(InvalidArgument, match=f"cannot listen on unix:{path}: Address already"):
+        listen(settings)
+    first.close()  # its file is left, and nobody answers there
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llmserve", "serve", "--uds", str(path), "--num-threads", "1"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        assert any(f"serving demo on unix:{path}" in line for line in process.stderr)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(DEADLINE_S)
+            sock.connect(str(path))
+            body = b'{"prompt": "Once", "max_tokens": 2}'
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            sock.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            assert sock.recv(4096).startswith(b"HTTP/1.1 200 ")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=DEADLINE_S)

@@ -32,6 +32,38 @@ def test_a_completion_is_openais_whole_and_streamed(server: RunningServer) -> No
     assert "".join(line["content"] for line in lines) == answer["content"]
     assert [line["stop"] for line in lines] == [*[False] * (len(lines) - 1), True]
     assert lines[-1]["tokens_predicted"] == 12
+    # The text ends before the last event, and each token is in one of those before it.
+    assert (lines[-1]["content"], lines[-1]["tokens"]) == ("", [])
+    assert [t for line in lines for t in line["tokens"]] == answer["tokens"]
+
+
+def test_parts_of_an_answer_are_asked_for_by_their_paths(server: RunningServer) -> None:
+    wanted = ["content", "generation_settings/n_predict", "generation_settings/mirostat", "nothing"]
+    found = ask(server, response_fields=wanted)
+    assert list(found) == wanted[:3]
+    assert (found[wanted[1]], found[wanted[2]]) == (12, 0)
+    assert "timings" in ask(server, response_fields=[])
+
+
+def test_prompts_are_objects_or_token_ids_with_texts_among_them(server: RunningServer) -> None:
+    text = ask(server)["content"]
+    assert ask(server, prompt={"prompt_string": PROMPT})["content"] == text
+    token_ids = server.post("/tokenize", content=PROMPT)[1]["tokens"]
+    both = ask(server, prompt=[token_ids, {"prompt_string": PROMPT}, PROMPT])
+    assert [result["content"] for result in both] == [text] * 3
+    half = server.post("/tokenize", content=" upon a time")[1]["tokens"]
+    assert ask(server, prompt=["Once", *half])["content"] == text
+    image = {"prompt_string": "x", "multimodal_data": ["aGk="]}
+    status, answer = server.post(ROUTE, prompt=image)
+    assert (status, answer["error"]["param"]) == (400, "prompt")
+
+
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_a_text_is_banned_by_all_of_its_tokens(server: RunningServer, is_dict: bool) -> None:
+    words = re.findall(r" \w+", ask(server)["content"])[:2]
+    bias: Any = {word: -100 for word in words} if is_dict else [[word, False] for word in words]
+    found = ask(server, logit_bias=bias)["content"]
+    assert not any(word + " " in found for word in words)
 
 
 def test_several_prompts_have_a_result_each(server: RunningServer) -> None:
@@ -64,6 +96,7 @@ def test_probabilities_are_told(server: RunningServer) -> None:
     assert all(len(row["top_logprobs"]) == 3 for row in rows)
     assert "".join(row["token"] for row in rows) == answer["content"]
     assert all(row["id"] >= 0 for row in rows)
+    assert all(top["id"] >= 0 for row in rows for top in row["top_logprobs"])
 
 
 @pytest.mark.parametrize(

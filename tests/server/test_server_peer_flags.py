@@ -18,7 +18,7 @@ from llmserve.server.options import TAKEN, Effective, resolve
 LINES = (Path(__file__).parent / "vllm_serve_lines.txt").read_text(encoding="utf-8")
 VLLM = [line for line in LINES.splitlines() if not line.startswith("#")]
 # Of VLLM's lines those that are about features that are here; the others are refused by name.
-NUM_TAKEN = 171
+NUM_TAKEN = 177
 
 
 def read(*words: str) -> Effective:
@@ -103,6 +103,30 @@ def test_lines_for_vllms_server_are_taken_or_refused_by_the_name_of_what_is_miss
         ),
         ('x --override-pooler-config {"normalize":false}', {"pooler_config": {"normalize": False}}),
         ("x --enable-force-include-usage", {"leniency": "stream_usage"}),
+        ("x --return-tokens-as-token-ids", {"leniency": "token_ids"}),
+        ("x --uds /run/x.sock", {"host": "unix:/run/x.sock"}),
+        ("x --pooling mean --embedding", {"pooler_config": {"pooling_type": "MEAN"}}),
+        ("x --reasoning off", {"default_chat_template_kwargs": {"enable_thinking": False}}),
+        (
+            "x -rea on --reasoning-effort high",
+            {"default_chat_template_kwargs": {"enable_thinking": True, "reasoning_effort": "high"}},
+        ),
+        ("x --cors-origins http://a,http://b", {"allowed_origins": "http://a,http://b"}),
+        ("x --sse-ping-interval -1 --log-jsonl", {"stream_keep_alive": 0.0, "log_format": "json"}),
+        (
+            "x -md draft --draft-max 8 --draft-min 0",
+            {"speculative_config": {"model": "draft", "num_speculative_tokens": 8}},
+        ),
+        ("x --spec-type ngram-simple", {"speculative_config": {"method": "ngram"}}),
+        ("x --spec-type none --slots --tags a,b --backend-sampling", {"model": ["x"]}),
+        (
+            "x --speculative-algorithm STANDALONE --speculative-draft-model-path d",
+            {"speculative_config": {"method": "draft_model", "model": "d"}},
+        ),
+        (
+            "x --speculative-model d --num-speculative-tokens 5",
+            {"speculative_config": {"model": "d", "num_speculative_tokens": 5}},
+        ),
     ],
 )
 def test_flags_of_others_set_what_is_here(line: str, settings: dict[str, Any]) -> None:
@@ -125,7 +149,9 @@ def test_what_changes_nothing_is_taken_with_one_warning(caplog: pytest.LogCaptur
     ("line", "message"),
     [
         ("x --lora-modules a=b", "--lora-modules .* merge them into the checkpoint"),
-        ("x -md draft.gguf", "--model-draft draft.gguf is not supported"),
+        ("x --tools all", "--tools all is not supported: tools run at the client"),
+        ("x --sleep-idle-seconds 60", "--sleep-idle-seconds 60 is not supported: stop the server"),
+        ("x --pooling rank", "--pooling rank is not supported; it may be mean, cls, last"),
         ("x --enable-dp-attention", "--enable-dp-attention is not supported"),
         ("x --samplers top_k", "--samplers top_k is not supported: send it in each request's body"),
         ("x --reasoning-budget 64", "send thinking_token_budget in each request's body"),

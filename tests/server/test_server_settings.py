@@ -234,7 +234,7 @@ def test_a_client_that_leaves_pays_for_what_it_did_not_read(make_oracle: MakeOra
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_is_loaded() -> None:
-    first = listen(ServerSettings(port=0))
+    (first,) = listen(ServerSettings(port=0))
     port = first.getsockname()[1]
     with pytest.raises(InvalidArgument, match=f"cannot listen on 127.0.0.1:{port}"):
         listen(ServerSettings(port=port))

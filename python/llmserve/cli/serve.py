@@ -76,8 +76,9 @@ def run(options: argparse.Namespace) -> int:
     _log.info("settings: %s", effective.changed() or "all at their defaults")
     tracing = open_tracing(effective.server)
     with ExitStack() as stack:
-        sock = listen(effective.server)
-        stack.callback(sock.close)
+        sockets = listen(effective.server)
+        for sock in sockets:
+            stack.callback(sock.close)
         traces = _trace_files(effective.server.trace, [names[0] for names, _ in named])
         models = []
         for names, path in named:
@@ -85,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
             stack.callback(llm.close)
             _log.info("loaded %r; its seed is %d", llm, llm.model_config.seed)
             models.append(ServedModel(names, llm, aliases=[path]))
-        serve(models, effective.server, sock, tracing)
+        serve(models, effective.server, sockets, tracing)
         for served, file in zip(models, traces, strict=False):
             served.llm.trace().to_perfetto(file)
             _log.info("wrote %s", file)

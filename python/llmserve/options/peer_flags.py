@@ -94,7 +94,42 @@ def _layers(flag: str, text: str) -> str | None:
     return None
 
 
+def _unix(_flag: str, text: str) -> str:
+    return f"unix:{text}"
+
+
+def _key(name: str, kind: type[int] | type[str] = str) -> Convert:
+    number = _text if kind is str else _number(int)
+    return lambda flag, text: {name: number(flag, text)}
+
+
+# Ways of guessing by llama.cpp's and SGLang's names; "none" is none.
+_DRAFTERS = {
+    **dict.fromkeys(("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"), "ngram"),
+    **{"ngram-cache": "suffix", "ngram": "ngram", "standalone": "draft_model"},
+    **{"draft-simple": "draft_model", "draft": "draft_model"},
+}
+
+
+def _drafter(flag: str, text: str) -> object:
+    name = text.lower()
+    if name == "none":
+        return None
+    if name not in _DRAFTERS:
+        raise NotSupported(
+            f"serve: {flag} {text} is not supported: no draft of that kind is run; it may be "
+            f"{', '.join(_DRAFTERS)}"
+        )
+    return {"method": _DRAFTERS[name]}
+
+
+def _from_off(flag: str, text: str) -> object:
+    """0 turns it off here, and -1 there."""
+    return 0.0 if text == "-1" else _FLOAT(flag, text)
+
+
 _INT, _FLOAT = _number(int), _number(float)
+_NUM_DRAFTED = _key("num_speculative_tokens", int)
 _CACHE_TYPES = _one_of(
     f32="float32", f16="auto", bf16="bfloat16", auto="auto", float32="float32", fp8="fp8"
 )
@@ -128,12 +163,46 @@ _SETS: tuple[tuple[str, str, Convert], ...] = (
     ("leniency", "unknown-fields=", _one_of(ignore="unknown_fields", refuse=None)),
     ("default_chat_template_kwargs", "chat-template-kwargs=", _json),
     ("leniency", "enable-force-include-usage", _always("stream_usage")),
+    ("leniency", "return-tokens-as-token-ids", _always("token_ids")),
+    ("host", "uds=", _unix),
+    ("allowed_origins", "cors-origins=", _text),
     ("pooler_config", "override-pooler-config=", _json),
+    (
+        "pooler_config",
+        "pooling=",
+        _one_of(**{name: {"pooling_type": name.upper()} for name in ("mean", "cls", "last")}),
+    ),
     ("hf_overrides", "rope-scaling=", _field("rope_scaling")),
     ("hf_overrides", "rope-theta=", _field("rope_theta")),
     ("hf_overrides", "json-model-override-args=", _json),
     ("default_chat_template_kwargs", "enable-thinking", _always({"enable_thinking": True})),
     ("default_chat_template_kwargs", "reasoning-budget=", _thinking),
+    (
+        "default_chat_template_kwargs",
+        "reasoning=|-rea",
+        _one_of(on={"enable_thinking": True}, off={"enable_thinking": False}, auto=None),
+    ),
+    (
+        "default_chat_template_kwargs",
+        "reasoning-effort=",
+        _unless("default", lambda _flag, text: {"reasoning_effort": text}),
+    ),
+    ("stream_keep_alive", "sse-ping-interval=", _from_off),
+    ("log_format", "log-jsonl", _always("json")),
+    ("speculative_config", "model-draft=|-md hf-repo-draft=|-hfd", _key("model")),
+    ("speculative_config", "speculative-draft-model-path= speculative-model=", _key("model")),
+    (
+        "speculative_config",
+        "draft=|--draft-max|--spec-draft-n-max",
+        _key("num_speculative_tokens", int),
+    ),
+    (
+        "speculative_config",
+        "speculative-num-draft-tokens= num-speculative-tokens=",
+        _key("num_speculative_tokens", int),
+    ),
+    ("speculative_config", "spec-type=", _drafter),
+    ("speculative_config", "speculative-algorithm=|--speculative-algo", _drafter),
     ("override_generation_config", "temp= temperature=", _sampling("temperature", float)),
     ("override_generation_config", "top-k=", _sampling("top_k", int)),
     ("override_generation_config", "top-p=", _sampling("top_p", float)),
@@ -158,9 +227,9 @@ _CHANGES_NOTHING: Mapping[str, str] = {
         enable-auto-tool-choice enable-request-id-headers enable-tokenizer-info-endpoint
         enable-prompt-tokens-details enable-server-load-tracking jinja metrics
         enable-metrics cont-batching|-cb cache-prompt enable-cache-report props is-embedding
-        embedding embeddings trust-request-chat-template enable-mixed-chunk prometheus-port=
+        embedding embeddings slots trust-request-chat-template enable-mixed-chunk prometheus-port=
         response-role=assistant chat-template-content-format=auto api-server-count=1|-asc
-        tool-server=none allow-credentials
+        tool-server=none allow-credentials tags= offline perf reasoning-preserve escape|-e
     """,
     "logs have one form, log_format": """
         uvicorn-log-level= log-level= log-level-http= max-log-len=
@@ -168,17 +237,20 @@ _CHANGES_NOTHING: Mapping[str, str] = {
         enable-log-deltas log-error-stack log-requests log-requests-level= show-time-cost
         decode-log-interval= verbose|-v verbosity=|-lv log-disable log-verbose log-colors=
         log-prefix log-timestamps disable-log-requests-content crash-dump-folder=
+        log-prompts-dir= no-perf
     """,
     "the server is one process with one thread for text": """
         disable-frontend-multiprocessing api-server-count=|-asc tokenizer-worker-num=
         threads-http= threads-batch=|-tb http-workers= max-concurrent-requests-per-worker=
         detokenizer-worker-num= prio= poll= cpu-mask=|-C cpu-range=|-Cr cpu-strict= numa=
+        cpu-mask-batch=|-Cb cpu-range-batch=|-Crb cpu-strict-batch= prio-batch= poll-batch=
+        threads-draft=|-td|--spec-draft-threads reuse-port
     """,
     "HTTP is read by the server itself, and max_body_bytes bounds it": """
         h11-max-header-count= h11-max-incomplete-event-size=
     """,
     "CORS allows every method and header for allowed_origins": """
-        allowed-methods= allowed-headers=
+        allowed-methods= allowed-headers= cors-methods= cors-headers= cors-credentials
     """,
     "the template takes texts and parts alike": """
         chat-template-content-format=
@@ -191,7 +263,7 @@ _CHANGES_NOTHING: Mapping[str, str] = {
     """,
     "weights are mapped, and read as they are needed": """
         mlock mmap no-mmap|-nmmap direct-io weight-loader-disable-mmap load-watch-interval=
-        check-tensors
+        check-tensors load-mode=|-lm lazy-mode=|-lzm repack no-repack|-nr
     """,
     "the kernels are the device's": """
         flash-attn=|-fa sampling-backend= grammar-backend= prefill-attention-backend=
@@ -200,6 +272,7 @@ _CHANGES_NOTHING: Mapping[str, str] = {
         enable-flashinfer-allreduce-fusion moe-runner-backend= fp8-gemm-backend=
         disable-flashinfer disable-flashinfer-sampling triton-attention-num-kv-splits=
         enable-nan-detection enable-deterministic-inference op-offload no-op-offload
+        backend-sampling|-bs spec-draft-backend-sampling
     """,
     "steps take prompts and tokens together, within max_num_batched_tokens and max_stall_ms": """
         ubatch-size=|-ub schedule-conservativeness= max-prefill-tokens=
@@ -216,11 +289,19 @@ _CHANGES_NOTHING: Mapping[str, str] = {
         dist-init-addr= enable-nccl-nvls enable-symm-mem dist-timeout=
     """,
     "the web page is not there": """
-        no-webui no-ui webui
+        no-webui no-ui webui ui-config=|--webui-config ui-config-file=|--webui-config-file
     """,
     "the prefix cache is bounded by memory": """
         cache-reuse= cache-ram=|-cram slot-prompt-similarity= ctx-checkpoints=
-        radix-eviction-policy= swa-full kv-unified|-kvu
+        radix-eviction-policy= swa-full kv-unified|-kvu cache-idle-slots kv-unified-per-slot=
+        checkpoint-min-step=|-cms defrag-thold=|-dt fit=|-fit fit-target=|-fitt fit-ctx=|-fitc
+    """,
+    "that way of sampling is off": """
+        xtc-threshold= repeat-last-n= dry-base= dry-allowed-length= dry-penalty-last-n=
+        dry-sequence-breaker= adaptive-decay= dynatemp-exp= mirostat-lr= mirostat-ent=
+    """,
+    "text is read alone": """
+        no-mmproj mmproj-auto
     """,
     "tokenizers read in threads of their own": """
         enable-tokenizer-batch-encode tokenizer-backend=
@@ -241,11 +322,13 @@ _REFUSED: Mapping[str, str] = {
         enable-prompt-adapter
     """,
     '--speculative-config \'{"method": ..., "model": ...}\' says how tokens are guessed': """
-        model-draft=|-md draft= draft-max= draft-min= gpu-layers-draft=|-ngld
-        speculative-algorithm= speculative-algo= speculative-draft-model-path=
-        speculative-num-steps= speculative-eagle-topk= speculative-num-draft-tokens=
-        speculative-model= num-speculative-tokens= speculative-token-map=
-        hf-repo-draft=|-hfd ctx-size-draft=|-cd
+        draft-min=0|--spec-draft-n-min gpu-layers-draft=|-ngld
+        speculative-num-steps= speculative-eagle-topk=1 speculative-token-map=
+        ctx-size-draft=|-cd lookup-cache-static=|-lcs lookup-cache-dynamic=|-lcd
+        spec-synth-len= spec-synth-rates= draft-p-min=|--spec-draft-p-min
+        draft-p-split=|--spec-draft-p-split device-draft=|-devd|--spec-draft-device
+        cache-type-k-draft=|-ctkd|--spec-draft-type-k spec-default
+        cache-type-v-draft=|-ctvd|--spec-draft-type-v
     """,
     "an LLM is one process on one device; run several behind a load balancer": """
         headless enable-dp-attention enable-ep-moe nccl-id= disaggregation-mode=
@@ -271,20 +354,22 @@ _REFUSED: Mapping[str, str] = {
         skip-tokenizer-init enable-prompt-embeds
     """,
     "tools run at the client": """
-        tool-server= mcp-server=
+        tool-server= mcp-server= tools= tools-runtime= mcp-servers-config= mcp-servers-json=
+        ui-mcp-proxy|--webui-mcp-proxy agent|-ag
     """,
     "put a proxy in front of the server": """
-        root-path= ssl-ca-certs= ssl-cert-reqs=0 ssl-ciphers= enable-ssl-refresh uds= path=
+        root-path= ssl-ca-certs= ssl-cert-reqs=0 ssl-ciphers= enable-ssl-refresh path=
         api-prefix= ssl-keyfile-password= fastapi-root-path= media-path=
     """,
     "give the keys in LLMSERVE_API_KEY and LLMSERVE_ADMIN_KEY": """
         api-key-file= admin-api-key=
     """,
     "send it in each request's body": """
-        return-tokens-as-token-ids samplers= grammar= grammar-file=
+        samplers= grammar= grammar-file=
         json-schema=|-j json-schema-file=|-jf response-role= ignore-eos logit-bias=|-l mirostat=0
         dry-multiplier=0.0 xtc-probability=0.0 typical=1.0 typical-p=1.0 dynatemp-range=0.0
-        prefill-assistant
+        prefill-assistant adaptive-target=-1 sampler-seq=|--sampling-seq special|-sp
+        reverse-prompt=|-r reasoning-budget-message= skip-chat-parsing
     """,
     "log_format and the environment say how to log": """
         log-config-file= log-file=
@@ -294,7 +379,7 @@ _REFUSED: Mapping[str, str] = {
     """,
     "models take text alone": """
         mmproj=|-mm mmproj-url=|-mmu no-mmproj-offload image-min-tokens= enable-multimodal
-        vision-model=
+        vision-model= image-max-tokens= mtmd-batch-max-tokens= video-fps=
     """,
     "name the quantization behind the model, as in ORG/NAME:Q4_K_M": """
         hf-file=|-hff
@@ -305,19 +390,22 @@ _REFUSED: Mapping[str, str] = {
     """,
     "hf_overrides={...} changes fields of config.json": """
         rope-scale= rope-freq-base= rope-freq-scale= yarn-orig-ctx= yarn-ext-factor=
-        yarn-attn-factor= override-kv= grp-attn-n= grp-attn-w= pooling=
+        yarn-attn-factor= override-kv= grp-attn-n= grp-attn-w= yarn-beta-slow= yarn-beta-fast=
     """,
     "a context that is full ends the text": """
         context-shift keep=0 cache-context-shift
-    """,
-    "slots are not shown; /metrics and /debug are": """
-        slots
     """,
     "completions end where the model ends them": """
         spm-infill
     """,
     "an LLM generates and embeds": """
         reranking rerank
+    """,
+    "stop the server to give its memory back": """
+        sleep-idle-seconds=-1
+    """,
+    "vectors have length one": """
+        embd-normalize=2
     """,
     "quantize a checkpoint with --quantization, or load one that is": """
         torchao-config= modelopt-quant= quantization-param-path= weight-cache-dtype=

@@ -3,11 +3,14 @@
 import asyncio
 import dataclasses
 import logging
+import os
 import resource
 import socket
 import ssl
+import stat
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import uvicorn
 from starlette.applications import Starlette
@@ -18,7 +21,7 @@ from llmserve.server.context import ServerContext
 from llmserve.server.early_refusal import EarlyRefusal
 from llmserve.server.http.protocol import http_protocol
 from llmserve.server.models import ServedModel
-from llmserve.server.settings import ServerSettings
+from llmserve.server.settings import UNIX, ServerSettings
 from llmserve.server.tracing import Tracing
 
 _log = logging.getLogger(__name__)
@@ -44,8 +47,6 @@ class Server(uvicorn.Server):
     def __init__(self, app: Starlette, settings: ServerSettings) -> None:
         config = uvicorn.Config(
             app,
-            host=settings.host,
-            port=settings.port,
             http=http_protocol(
                 settings,
                 app.state.server.metrics.count_answer,
@@ -95,6 +96,9 @@ class Server(uvicorn.Server):
         names = ", ".join(model.name for model in server.models)
         scheme = "https" if self._settings.ssl_certfile else "http"
         for sock in sockets or ():
+            if sock.family == socket.AF_UNIX:
+                _log.info("serving %s on %s%s", names, UNIX, sock.getsockname())
+                continue
             host, port = sock.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             _log.info("serving %s on %s://%s:%d", names, scheme, shown, port)
@@ -161,15 +165,19 @@ def with_descriptors(settings: ServerSettings) -> ServerSettings:
 def serve(
     models: Sequence[ServedModel],
     settings: ServerSettings,
-    sock: socket.socket,
+    sockets: list[socket.socket],
     tracing: Tracing | None = None,
 ) -> None:
     """Serves on what `listen` gave until SIGTERM or Ctrl-C."""
     settings = with_descriptors(settings)
     app = create_app(models, settings, tracing)
-    if not settings.api_key and sock.getsockname()[0] not in ("127.0.0.1", "::1"):
+    if not settings.api_key and not all(map(_is_of_this_machine, sockets)):
         _log.warning("no api_key: everybody who reaches this machine may use the server")
-    Server(app, settings).run(sockets=[sock])
+    Server(app, settings).run(sockets=sockets)
+
+
+def _is_of_this_machine(sock: socket.socket) -> bool:
+    return sock.family == socket.AF_UNIX or sock.getsockname()[0] in ("127.0.0.1", "::1")
 
 
 def _check_tls(settings: ServerSettings) -> None:
@@ -194,26 +202,70 @@ def _check_tls(settings: ServerSettings) -> None:
         ) from None
 
 
-def listen(settings: ServerSettings) -> socket.socket:
-    """The socket, listening, so that no model is loaded for nothing: who comes early waits. Raises
-    InvalidArgument."""
+def listen(settings: ServerSettings) -> list[socket.socket]:
+    """A socket an address of `host`, listening, so that no model is loaded for nothing: who comes
+    early waits. Raises InvalidArgument."""
     _check_tls(settings)
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    found: list[socket.socket] = []
+    port = settings.port
+    for host in settings.hosts:
+        try:
+            found.append(_unix_socket(host) if host.startswith(UNIX) else _tcp_socket(host, port))
+        except OSError as error:
+            for sock in found:
+                sock.close()
+            where = host if host.startswith(UNIX) else f"{host}:{port}"
+            hint = "" if host.startswith(UNIX) else "; choose another --port, or 0 for a free one"
+            raise InvalidArgument(f"cannot listen on {where}: {error.strerror}{hint}") from None
+        port = port or _port(found[-1])  # port 0 takes a free one, the same for all
+    return found
+
+
+def _port(sock: socket.socket) -> int:
+    """0 of a file's."""
+    return 0 if sock.family == socket.AF_UNIX else int(sock.getsockname()[1])
+
+
+def _tcp_socket(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:  # the IPv4 addresses are another socket's
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         # What follows, its connections inherit. A token's line is to leave when it is written, not
         # when the next one fills the packet.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # What a client has not read is to wait in the engine's state, where it is counted, and not
-        # in megabytes of the kernel's.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        sock.bind((settings.host, settings.port))
-        sock.listen(_BACKLOG)  # or a second server could bind it, too, and fail later
-    except OSError as error:
+        _begin(sock, (host, port))
+    except OSError:
         sock.close()
-        raise InvalidArgument(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another "
-            f"--port, or 0 for a free one"
-        ) from None
+        raise
     return sock
+
+
+def _unix_socket(host: str) -> socket.socket:
+    """A file's, in the place of one that a server has left."""
+    path = host.removeprefix(UNIX)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(os.stat(path).st_mode) and not _is_answered(path):
+                os.unlink(path)
+        _begin(sock, path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _is_answered(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == 0
+
+
+def _begin(sock: socket.socket, address: object) -> None:
+    # What a client has not read is to wait in the engine's state, where it is counted, and not in
+    # megabytes of the kernel's.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    sock.bind(address)  # type: ignore[arg-type]  # of the socket's family
+    sock.listen(_BACKLOG)  # or a second server could bind it, too, and fail later

@@ -10,6 +10,8 @@ from llmserve.parsers.reasoning import REASONING_STYLES
 from llmserve.parsers.registry import TOOL_STYLES, reasoning_style, tool_style
 from llmserve.server.tiers import read_tiers
 
+UNIX = "unix:"  # begins an address that is a path
+
 # What a server may do as others do where this one is stricter.
 LENIENCIES = {
     "any_model_name": "a request for a model that is not here gets the first one",
@@ -17,6 +19,7 @@ LENIENCIES = {
     "open_metrics": "/metrics asks for no key",
     "stream_usage": "streams tell their usage, asked for or not",
     "closed_schemas": "objects of every schema have no properties but their own, as under strict",
+    "token_ids": "tokens are called token_id:7 and so on in log-probabilities, asked for or not",
 }
 
 
@@ -44,7 +47,11 @@ class ServerSettings:
     """How the server listens, whom it lets in, and what it bounds. Times are in seconds; 0 turns a
     time limit off. Raises InvalidArgument that names the setting."""
 
-    host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    host: str = _setting(
+        "127.0.0.1",
+        "address to listen on, or several with commas between; 0.0.0.0 for every interface, "
+        "unix:PATH for a socket of the file system",
+    )
     port: int = _setting(8000, "port to listen on; 0 takes a free one")
     api_key: str = _setting("", "key that clients must send; several with commas between", True)
     admin_key: str = _setting("", "key of the /debug routes, which are closed without one")
@@ -123,6 +130,8 @@ class ServerSettings:
             raise InvalidArgument(f"port must be at most 65535, got {self.port}")
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
             raise InvalidArgument("ssl_certfile and ssl_keyfile belong together; give both")
+        if not self.hosts:
+            raise InvalidArgument("host is empty; give an address to listen on")
         if self.tool_call_parser != "auto":
             tool_style(self.tool_call_parser)
         if self.reasoning_parser not in ("auto", "none"):
@@ -135,6 +144,11 @@ class ServerSettings:
         read_tiers(self.pace)
         if self.log_format not in ("text", "json"):
             raise InvalidArgument(f"log_format must be text or json, got {self.log_format!r}")
+
+    @property
+    def hosts(self) -> list[str]:
+        """The addresses to listen on."""
+        return _read_list("host", self.host)
 
     @property
     def api_keys(self) -> list[str]:

@@ -13,7 +13,8 @@ from llmserve.server.routes.vllm_fields import FIELDS
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 # Of new tokens; -1: as many as the context has room for, as llama.cpp's clients say it
 MaxTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-TokenIds = list[Annotated[int, Meta(ge=0, le=2**31 - 1)]]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenIds = list[TokenId]
 Strings = Annotated[list[Annotated[str, Meta(max_length=4096)]], Meta(max_length=64)]
 
 

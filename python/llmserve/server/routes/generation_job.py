@@ -60,6 +60,8 @@ async def generation_job(
         )
     if body.stream and body.stream_options is None and settings.is_lenient("stream_usage"):
         body.stream_options = StreamOptions(include_usage=True)
+    if body.return_tokens_as_token_ids is None and settings.is_lenient("token_ids"):
+        body.return_tokens_as_token_ids = True
     tier = read_tier(body.service_tier, read_tiers(settings.pace))
     try:
         beams = beam_params(body, params, model)

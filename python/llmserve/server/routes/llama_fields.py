@@ -24,7 +24,7 @@ FIELDS: Mapping[str, NeutralField] = {
     ),
     "lora": NeutralField(list[dict[str, Any]], ([],), _ADAPTERS),
     "n_indent": NeutralField(int, (0,), "lines need no indent"),
-    "response_fields": NeutralField(list[str], ([],), "answers are whole"),
+    "response_fields": NeutralField(list[str], ([],), "answers of this route are whole"),
     "post_sampling_probs": NeutralField(bool, (False,), "probabilities are those before sampling"),
     # How llama.cpp runs a model, and settings of what is off
     **dict.fromkeys(("id_slot", "n_keep", "n_discard", "n_cache_reuse"), NeutralField(int)),

@@ -46,13 +46,15 @@ def chat_logprobs(
     named: Sequence[int],
     tokenizer: Tokenizer,
     as_ids: bool = False,
+    has_ids: bool = False,
 ) -> dict[str, Any]:
     """{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}, an entry a token. Its
     top_logprobs are the num_top most likely tokens and those of `named`. as_ids: tokens are called
-    token_id:7 and so on."""
+    token_id:7 and so on. has_ids: entries have an `id`, too."""
 
     def entry(token_id: int, logprob: Logprob) -> dict[str, Any]:
         return {
+            **({"id": token_id} if has_ids else {}),
             "token": _id_name(token_id) if as_ids else _text(token_id, logprob),
             "logprob": _finite(logprob.logprob),
             "bytes": list(tokenizer.token_bytes(token_id)),

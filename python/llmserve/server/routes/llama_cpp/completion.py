@@ -1,6 +1,7 @@
 """POST /completion: goes on from a prompt, in the words of llama.cpp's server."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -14,17 +15,18 @@ from llmserve.server.http.events import event
 from llmserve.server.routes.bodies import CompletionBody
 from llmserve.server.routes.completion_job import CompletionJob, completion_job
 from llmserve.server.routes.llama_cpp.bodies import LlamaCompletionBody
+from llmserve.server.routes.llama_cpp.texts import bias_by_id, plain_prompts
 from llmserve.server.routes.llama_fields import FIELDS
 from llmserve.server.routes.logprobs import chat_logprobs
 from llmserve.server.routes.neutral_fields import check_neutral
-from llmserve.server.routes.request_body import read_json
+from llmserve.server.routes.request_body import off_the_loop, read_json
 from llmserve.server.routes.wire import error_line, finish_reason
 from llmserve.server.running.answer import EVENTS
 from llmserve.server.running.failures import generation_error
 
-_BANNED = -100.0
+_NEUTRAL = {name: field for name, field in FIELDS.items() if name != "response_fields"}
 _SAME = (
-    *("model", "prompt", "n", "stream", "temperature", "top_k", "top_p", "min_p", "top_n_sigma"),
+    *("model", "n", "stream", "temperature", "top_k", "top_p", "min_p", "top_n_sigma"),
     *("presence_penalty", "frequency_penalty", "seed", "ignore_eos", "stop"),
 )
 
@@ -32,15 +34,17 @@ _SAME = (
 async def llama_completion(request: Request) -> Response:
     """Continues prompts."""
     body = await read_json(request, LlamaCompletionBody, context(request).settings)
-    check_neutral(body, FIELDS)
+    check_neutral(body, _NEUTRAL)
     if body.n_predict == 0:
         raise ApiError(400, "n_predict must be at least 1, or -1", param="n_predict")
-    found = await completion_job(request, _completion_body(body), "cmpl")
+    completion = await off_the_loop(request, partial(_completion_body, request, body))
+    found = await completion_job(request, completion, "cmpl")
     return found.response(_Answer(found, body))
 
 
-def _completion_body(body: LlamaCompletionBody) -> CompletionBody:
+def _completion_body(request: Request, body: LlamaCompletionBody) -> CompletionBody:
     """The same in OpenAI's words. Raises ApiError."""
+    tokenizer = context(request).models.get(body.model).tokenizer()
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
     constraint: dict[str, Any] | None = None
     if body.grammar and body.json_schema is not None:
@@ -50,18 +54,38 @@ def _completion_body(body: LlamaCompletionBody) -> CompletionBody:
     elif body.json_schema is not None:
         constraint = {"json": body.json_schema}
     bias = body.logit_bias
-    if isinstance(bias, list):
-        bias = {str(token_id): _BANNED if b is False else float(b) for token_id, b in bias}
     fields |= {
+        "prompt": plain_prompts(body.prompt, tokenizer),
         "max_tokens": body.n_predict,
         "repetition_penalty": body.repeat_penalty,
-        "logit_bias": bias,
+        "logit_bias": None if bias is None else bias_by_id(bias, tokenizer),
         "logprobs": body.n_probs or None,
         "structured_outputs": constraint,
         "skip_reading_prefix_cache": True if body.cache_prompt is False else None,
         "timeout": body.t_max_predict_ms / 1000 if body.t_max_predict_ms else None,
     }
     return CompletionBody(**fields)
+
+
+# Settings that are reported beside those that are here: what is not done has its neutral value.
+_SETTINGS_OFF = {
+    "mirostat": 0,
+    "typical_p": 1.0,
+    "dynatemp_range": 0.0,
+    "xtc_probability": 0.0,
+    "dry_multiplier": 0.0,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.0,
+    "n_keep": 0,
+    "n_discard": 0,
+    "lora": [],
+}
+_LACKS = object()
+# Of an event that is not the last.
+_PIECE = (
+    *("index", "content", "tokens", "id_slot", "tokens_predicted", "tokens_evaluated"),
+    "completion_probabilities",
+)
 
 
 class _Answer:
@@ -73,6 +97,7 @@ class _Answer:
         self._job = found.job
         self._body = body
         self._n = found.job.states[0].params.n
+        self._gives_tokens = bool(body.return_tokens or body.stream)
         self._num_new: dict[int, int] = {}  # tokens, by result
         self._text: dict[int, str] = {}
 
@@ -82,7 +107,7 @@ class _Answer:
     def document(self, states: Sequence[RequestState], cause: str) -> object:
         """See Answer: one result by itself, several as a list."""
         results = [
-            self._result(idx, completion, cause)
+            self._wanted(self._result(idx, completion, cause))
             for idx, state in enumerate(states)
             for completion in state.completions()
         ]
@@ -93,8 +118,15 @@ class _Answer:
     ) -> Iterable[bytes]:
         """See Answer."""
         for completion in news:
-            if completion.text or (completion.finish_reason is not None and not completion.error):
-                yield event(self._result(prompt_idx, completion, cause))
+            result = self._result(prompt_idx, completion, cause)
+            if completion.token_ids or completion.text:
+                # What is the last of the text has an event of its own: clients take none from the
+                # one that says the end.
+                piece = {name: result[name] for name in _PIECE if name in result}
+                yield event(piece | {"stop": False})
+            if result["stop"]:
+                result.pop("completion_probabilities", None)
+                yield event(self._wanted(result | {"content": "", "tokens": []}))
             if completion.error:
                 yield self.error_line(generation_error(completion.error, self._job))
 
@@ -106,6 +138,19 @@ class _Answer:
         """See Answer: the last result says that it is the last."""
         return ()
 
+    def _wanted(self, result: dict[str, Any]) -> dict[str, Any]:
+        """What `response_fields` asks for, an inner field by its path."""
+        if not self._body.response_fields:
+            return result
+        found = {}
+        for path in self._body.response_fields:
+            value: Any = result
+            for name in path.split("/"):
+                value = value.get(name, _LACKS) if isinstance(value, dict) else _LACKS
+            if value is not _LACKS:
+                found[path] = value
+        return found
+
     def _result(self, prompt_idx: int, completion: CompletionOutput, cause: str) -> dict[str, Any]:
         index = prompt_idx * self._n + completion.index
         state = self._job.states[prompt_idx]
@@ -115,7 +160,7 @@ class _Answer:
         result: dict[str, Any] = {
             "index": index,
             "content": completion.text,
-            "tokens": completion.token_ids if self._body.return_tokens else [],
+            "tokens": completion.token_ids if self._gives_tokens else [],
             "stop": is_end,
             "id_slot": -1,
             "tokens_predicted": self._num_new[index],
@@ -128,9 +173,9 @@ class _Answer:
     def _probabilities(self, completion: CompletionOutput) -> list[Any]:
         tokenizer = self._job.model.tokenizer()
         rows = completion.logprobs or []
-        content = chat_logprobs(rows, self._body.n_probs or 0, (), tokenizer)["content"]
-        ids = [next(iter(row)) for row in rows]
-        return [{"id": token_id, **entry} for token_id, entry in zip(ids, content, strict=True)]
+        num_top = self._body.n_probs or 0
+        content: list[Any] = chat_logprobs(rows, num_top, (), tokenizer, has_ids=True)["content"]
+        return content
 
     def _ending(
         self, index: int, state: RequestState, completion: CompletionOutput, cause: str
@@ -143,11 +188,19 @@ class _Answer:
             "model": self._job.model.name,
             "prompt": state.prompt.text or "",
             "generation_settings": {
-                "n_predict": self._body.n_predict or -1,
+                **_SETTINGS_OFF,
+                "n_predict": params.max_tokens or -1,
                 "temperature": params.temperature,
                 "top_k": params.top_k,
                 "top_p": params.top_p,
                 "min_p": params.min_p,
+                "top_n_sigma": params.top_n_sigma,
+                "repeat_penalty": params.repetition_penalty,
+                "presence_penalty": params.presence_penalty,
+                "frequency_penalty": params.frequency_penalty,
+                "ignore_eos": params.ignore_eos,
+                "n_probs": self._body.n_probs or 0,
+                "stream": bool(self._body.stream),
                 "seed": completion.seed,
                 "stop": list(params.stop or ()),
             },
