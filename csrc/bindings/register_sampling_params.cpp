@@ -4,6 +4,7 @@
 #include "api/sampling_params.h"
 #include "bindings/from_kwargs.h"
 #include "bindings/register.h"
+#include "core/mix.h"
 #include "sampling/logits_processor.h"
 #include "text/token_mask.h"
 
@@ -59,6 +60,8 @@ void register_sampling_params(py::module_& module) {
       .def_readwrite("grammar", &SamplingParams::grammar)
       .def("validate", &SamplingParams::validate)
       .def("validate_token_ids", &SamplingParams::validate_token_ids, "vocab_size"_a);
+  module.def("sample_seed", &sample_seed, "request_seed"_a, "sample_index"_a,
+             "The seed of one of a request's n samples.");
 }
 
 }  // namespace llmserve

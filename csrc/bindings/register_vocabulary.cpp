@@ -6,8 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "api/sampling_params.h"
 #include "bindings/register.h"
 #include "core/error.h"
+#include "text/stop_checker.h"
 #include "text/token_decoder.h"
 #include "text/vocabulary.h"
 
@@ -37,6 +39,26 @@ Vocabulary decode_vocabulary(const py::dict& tokens, const std::vector<TokenStep
     bytes_by_id[static_cast<size_t>(at)] = decoder.decode(text);
   }
   return {bytes_by_id, special_token_ids};
+}
+
+// As RequestBook::resume reads them.
+std::string text_given_out(const Vocabulary& vocabulary, const std::vector<int32_t>& token_ids,
+                           const SamplingParams& params) {
+  const StopStrings stops(params.stop);
+  StopChecker checker(vocabulary, stops,
+                      {.skip_special_tokens = params.skip_special_tokens,
+                       .spaces_between_special_tokens = params.spaces_between_special_tokens,
+                       .include_stop_str_in_output = params.include_stop_str_in_output});
+  std::string text;
+  for (size_t i = 0; i < token_ids.size(); ++i) {
+    if (token_ids[i] < 0 || token_ids[i] >= vocabulary.size())
+      throw InvalidArgument(concat("resumed token id ", token_ids[i],
+                                   " is outside the vocabulary [0, ", vocabulary.size(), ")"));
+    const bool can_stop = static_cast<int64_t>(i) + 1 >= params.min_tokens;
+    if (checker.append(token_ids[i], can_stop, text))
+      throw InvalidArgument("resumed_token_ids complete a stop string: nothing follows them");
+  }
+  return text;
 }
 
 void register_steps(py::module_& module) {
@@ -76,6 +98,8 @@ void register_vocabulary(py::module_& module) {
           [](const Vocabulary& vocabulary, int32_t id) { return py::bytes(vocabulary.bytes(id)); },
           "id"_a)
       .def("is_special", &Vocabulary::is_special, "id"_a)
+      .def("text_given_out", &text_given_out, "token_ids"_a, "params"_a,
+           "The text that a request with these parameters has given out after these tokens.")
       .def_property_readonly("special_token_ids", &Vocabulary::special_token_ids)
       .def("__len__", &Vocabulary::size);
 }

@@ -261,10 +261,15 @@ class AsyncLLM(LLMBase):
         sampling_params: SamplingParams | None = None,
         *,
         priority: int = 0,
+        resumed_token_ids: Sequence[int] = (),
     ) -> Sequence[RequestState]:
         """The first half of `generate`, for servers: checks requests, one a prompt, and tokenizes
-        them, queues nothing. `running` is the second half."""
-        admit = partial(self._admission.admit, prompts, sampling_params, priority)
+        them, queues nothing. `running` is the second half. resumed_token_ids: tokens that were
+        generated and given out before, by this engine or another one of its numerics_class, after
+        which the only request goes on as if it had never ended; its seed has to be given."""
+        admit = partial(
+            self._admission.admit, prompts, sampling_params, priority, resumed_token_ids
+        )
         return await _admitted(
             admit, _size(prompts) + _params_size(sampling_params), _has_grammar(sampling_params)
         )

@@ -20,6 +20,8 @@ from llmserve.checkpoint.model_files import (
     plain_name,
     text_source,
 )
+from llmserve.checkpoint.numerics_class import OPTIONS as CLASS_OPTIONS
+from llmserve.checkpoint.numerics_class import numerics_class
 from llmserve.common.arguments import (
     INT64_MAX,
     boolean,
@@ -163,6 +165,7 @@ class LLMBase:
         self._text_path = text_path
         self._vocab_size = vocab_size
         self._quantization = options.quantization
+        self._class_options = {name: getattr(options, name) for name in CLASS_OPTIONS}
         if options.logits_processors:
             from llmserve.requests.processor_classes import ProcessorClasses  # seldom needed
 
@@ -269,6 +272,20 @@ class LLMBase:
         return VllmConfig.of(self.model_config, self._config)
 
     @cached_property
+    def numerics_class(self) -> str:
+        """A digest of what decides the tokens: build, backend and instruction set, types, options
+        and weights. Engines with the same one give the same tokens, bit for bit, and go on with
+        each other's answers. On CUDA under its mode of fixed sums alone: docs/cuda.md."""
+        config = self._config
+        sizes = {
+            "dtype": config.dtype,
+            "kv_cache_dtype": config.kv_cache_dtype,
+            "max_model_len": config.scheduler.max_model_len,
+        }
+        path = Path(config.model_path)
+        return numerics_class(path, self.description, {**self._class_options, **sizes})
+
+    @cached_property
     def _stepped(self) -> "SteppedRequests":
         """What `LLMEngine` runs."""
         from llmserve.requests.stepped import SteppedRequests  # seldom needed
@@ -346,6 +363,11 @@ class LLMBase:
     def max_num_seqs(self) -> int:
         """Sequences that may run in one step."""
         return self._config.scheduler.max_num_seqs
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block of the KV cache."""
+        return self._config.cache.block_size
 
     @property
     def num_kv_tokens(self) -> int:

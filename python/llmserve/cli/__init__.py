@@ -15,6 +15,7 @@ _EXAMPLES = """examples:
   llmserve chat Qwen/Qwen3-0.6B-GGUF:Q8_0 --device cuda
   llmserve pull Qwen/Qwen3-0.6B
   llmserve serve ./Qwen3-0.6B --port 8000
+  llmserve route --replicas http://127.0.0.1:8001 http://127.0.0.1:8002
   llmserve inspect ./Qwen3-0.6B
   llmserve explain trace.json 7
   llmserve embed "Once upon a time"
@@ -86,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         models,
         plan,
         quantize,
+        route,
         serve,
         texts,
     )
@@ -108,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_parser(commands)
     cache.add_parser(commands)
     serve.add_parser(commands)
+    route.add_parser(commands)
     bench.add_parser(commands)
     quantize.add_parser(commands)
     eval.add_parser(commands)

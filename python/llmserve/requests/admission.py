@@ -61,9 +61,15 @@ class RequestAdmission:
     grammars: Grammars | None  # None without a tokenizer
     processor_classes: "ProcessorClasses | None" = None  # of LLM(logits_processors=[...])
 
-    def admit(self, prompts: object, params: object, priority: object) -> list[RequestState]:
+    def admit(
+        self,
+        prompts: object,
+        params: object,
+        priority: object,
+        resumed_token_ids: Sequence[int] = (),
+    ) -> list[RequestState]:
         """One request a prompt, in their order; `params` and `priority` are one for all or one a
-        prompt, None takes the defaults."""
+        prompt, None takes the defaults. resumed_token_ids: what the only one goes on after."""
         items = split_prompts(prompts)
         all_params = self._one_a_prompt(params, len(items))
         truncations = [one.truncate_prompt_tokens for one in all_params]
@@ -76,6 +82,8 @@ class RequestAdmission:
             (RequestState if request[1].best_of is None else BestOfState)(*request, self.tokenizer)
             for request in zip(parsed, all_params, core_params, priorities, strict=True)
         ]
+        if resumed_token_ids:
+            self._resume(states, resumed_token_ids)
         self._checked(states)
         if self.processor_classes is not None:
             for state in states:
@@ -117,6 +125,17 @@ class RequestAdmission:
             for prompt in parsed
         ]
         return self._checked(states)
+
+    def _resume(self, states: list[RequestState], token_ids: Sequence[int]) -> None:
+        if len(states) != 1 or states[0].params.n != 1:
+            raise InvalidArgument(
+                "resume_token_ids go on with one sequence: give one prompt, and leave n at 1"
+            )
+        core = states[0].core_params
+        text = ""
+        if self.tokenizer is not None and core.detokenize:
+            text = self.tokenizer.to_core().text_given_out(token_ids, core)
+        states[0].resume(token_ids, text)
 
     def _checked(self, states: list[_State]) -> list[_State]:
         """All requests of a call, if the engine would take each of them."""

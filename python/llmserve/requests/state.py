@@ -1,8 +1,9 @@
 """A request on its way: the events of the engine gathered into outputs."""
 
+import math
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -73,6 +74,31 @@ class RequestState:
         self._num_cached_tokens = 0
         self._num_preemptions = 0
         self._is_cut_short = False
+        self._resumed_token_ids: Sequence[int] = ()
+
+    def resume(self, token_ids: Sequence[int], text: str) -> None:
+        """Goes on after tokens that were generated, and given out with this text, before; they have
+        no log-probabilities. Before the request goes in."""
+        (sample,) = self._samples
+        self._resumed_token_ids = token_ids
+        sample.token_ids += token_ids
+        sample.texts.append(text)
+        sample.num_given_texts = len(sample.texts)
+        sample.num_given_tokens = len(sample.token_ids)
+        if self.params.has_logprobs:  # what they were is known to who has them
+            sample.logprobs += [self._unknown_logprob(token_id) for token_id in token_ids]
+
+    def given_before(self) -> CompletionOutput | None:
+        """What was given out before, of a request that goes on."""
+        if not self._resumed_token_ids:
+            return None
+        ids, text = list(self._resumed_token_ids), self._samples[0].texts[0]
+        rows = list(map(self._unknown_logprob, ids)) if self.params.has_logprobs else None
+        return CompletionOutput(0, text, ids, None, rows)
+
+    def _unknown_logprob(self, token_id: int) -> dict[int, Logprob]:
+        text = None if self._tokenizer is None else self._tokenizer.token_text(token_id)
+        return {token_id: Logprob(math.nan, None, text)}
 
     def to_core(self) -> _core.EngineRequest:
         """What the engine takes for it. Raises InvalidArgument for ids beyond 32 bits."""
@@ -85,6 +111,7 @@ class RequestState:
             prompt_embeds=prompt.embeds,
             pooling=self.pooling,
             beam_search=self.beam_search,
+            resumed_token_ids=self._resumed_token_ids,
         )
 
     def renewed(self) -> "RequestState":
@@ -95,6 +122,8 @@ class RequestState:
         state.request_id, state.name = self.request_id, self.name
         state.processors = self.processors
         state._arrival_us = self._arrival_us
+        if (given := self.given_before()) is not None:
+            state.resume(given.token_ids, given.text)
         return state
 
     @property

@@ -20,6 +20,24 @@ _TABLES = {
         type string function
         function object name, and arguments as JSON text
     """,
+    "ReplicaModel": """
+        names [string] those that requests may give
+        numerics_class string servers with the same one give the same tokens, bit for bit
+        max_model_len integer tokens of a prompt and its answer
+        block_size integer tokens of a block of the KV cache
+        num_kv_tokens integer tokens that the KV cache holds
+        max_num_seqs integer sequences that run at once
+    """,
+    "Replica": """
+        epoch string another one after a restart
+        is_draining boolean whether new requests are refused
+        models [ReplicaModel] in the order of the command line
+    """,
+    "BlockEvents": """
+        epoch string another one after a restart: numbers begin anew
+        snapshot? object sequence and hashes: all blocks that are held, in base64
+        batches? [object] sequence and events: each stored, removed or cleared, with hashes
+    """,
     "ChatMessage": """
         role string assistant
         content string? the text; null beside calls alone
@@ -342,6 +360,8 @@ ANSWERS: Mapping[tuple[str, str], str] = {
     ("get", "/health"): "Health",
     ("get", "/ping"): "Health",
     ("get", "/ready"): "Health",
+    ("get", "/replica"): "Replica",
+    ("get", "/debug/block_events"): "BlockEvents",
     ("get", "/version"): "Version",
     ("get", "/load"): "Load",
     ("get", "/debug/requests/{request_id}"): "RequestLife",

@@ -69,6 +69,8 @@ _GET = {
     "/version": "llmserve's version",
     "/load": "What runs and waits",
     "/metrics": "Counters and distributions for Prometheus",
+    "/replica": "What decides the models' tokens, for who routes to several servers",
+    "/debug/block_events": "What the prefix cache holds, for who routes; for admins",
     "/debug/requests/{request_id}": "What a request did at every moment; for admins",
 }
 _DELETE = {"/v1/responses/{response_id}": "Forget a response that was stored"}

@@ -87,6 +87,9 @@ class GenerationBody(VllmBody, forbid_unknown_fields=True, kw_only=True):
     length_penalty: float | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    # llmserve's own: tokens of an answer that broke off, after which it goes on with its seed. The
+    # stream has what follows
+    resume_token_ids: TokenIds | None = None
     # What the answer's id ends with; X-Request-Id says it, too
     request_id: Annotated[str, Meta(pattern="^[!-~]{1,128}$")] | None = None
     # How the output is constrained: see constraints.py

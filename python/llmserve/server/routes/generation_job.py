@@ -65,11 +65,27 @@ async def generation_job(
     tier = read_tier(body.service_tier, read_tiers(settings.pace))
     try:
         beams = beam_params(body, params, model)
+        resumed = body.resume_token_ids or ()
+        if resumed and params.has_logprobs and not body.stream:
+            raise ApiError(
+                400,
+                "resume_token_ids have no logprobs here: who has them streams the rest",
+                param="resume_token_ids",
+            )
+        if resumed and (beams is not None or params.seed is None):
+            raise ApiError(
+                400,
+                "resume_token_ids go on with a sequence that was drawn with a seed; give seed, and "
+                "leave use_beam_search out",
+                param="resume_token_ids",
+            )
         states: Sequence[RequestState]
         if beams is not None:
             states = await model.llm.admit_beam_search(prompts, beams, params.skip_special_tokens)
         else:
-            states = await model.llm.admit(prompts, params, priority=body.priority or 0)
+            states = await model.llm.admit(
+                prompts, params, priority=body.priority or 0, resumed_token_ids=resumed
+            )
     except InvalidArgument as error:
         raise named_error(error, body) from None
     return Job(

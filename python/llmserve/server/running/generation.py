@@ -1,6 +1,7 @@
 """Answers of generation routes: one JSON document, or a stream of server-sent events."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -128,6 +129,9 @@ class GenerationResponse(Response):
             await (run.sending(sent) if may_wait else sent)
             run.note_sent()
 
+        for idx, stream in enumerate(run.streams):  # lines that its reader has
+            if (given := stream.state.given_before()) is not None:
+                deque(self._answer.lines(idx, [given], ""), maxlen=0)
         with self._direct_lines(run, connection) as direct:
             lines = await self._write_news(run, write, direct)
         if not run.is_cut:

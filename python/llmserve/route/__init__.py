@@ -1,0 +1,1 @@
+"""`llmserve route`: one address for several servers, whose streams outlive their servers."""

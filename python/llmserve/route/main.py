@@ -1,0 +1,81 @@
+"""Runs a router: its socket, signals, and the end."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+
+import uvicorn
+from starlette.responses import Response
+from starlette.types import Scope
+
+from llmserve.route.front import Front, create_front
+from llmserve.route.settings import RouteSettings
+from llmserve.server.http.protocol import http_protocol
+
+_log = logging.getLogger(__name__)
+
+_CLOSE_S = 10
+
+
+class _RefusesNone:
+    def refuses(self, scope: Scope) -> bool:
+        """See Refuser."""
+        return False
+
+    def answer(self, scope: Scope) -> Response:
+        """See Refuser."""
+        raise AssertionError
+
+
+class RouteServer(uvicorn.Server):
+    """uvicorn's, which drains before it closes: what runs may finish within drain_timeout."""
+
+    def __init__(self, urls: Sequence[str], settings: RouteSettings) -> None:
+        app = create_front(urls, settings)
+        self.front: Front = app.state.front
+        listening = settings.listening
+        config = uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            http=http_protocol(listening, lambda status: None, _RefusesNone()),
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ssl_certfile=settings.ssl_certfile or None,
+            ssl_keyfile=settings.ssl_keyfile or None,
+            timeout_graceful_shutdown=_CLOSE_S,
+        )
+        super().__init__(config)
+        self._settings = settings
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Says where it listens once it does."""
+        await super().startup(sockets)
+        scheme = "https" if self._settings.ssl_certfile else "http"
+        num_ready, num = self.front.fleet.num_ready, len(self.front.fleet.replicas)
+        for sock in sockets or ():
+            host, port = sock.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            _log.info(
+                "routing to %d of %d replicas on %s://%s:%d", *(num_ready, num, scheme, shown, port)
+            )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drains, then closes; another Ctrl-C ends the wait."""
+        drain = asyncio.create_task(self.front.drain(self._settings.drain_timeout))
+        while not drain.done() and not self.force_exit:
+            await asyncio.wait([drain], timeout=0.05)
+        drain.cancel()
+        await super().shutdown(sockets)
+        self._captured_signals.clear()  # or uvicorn would raise them anew
+
+
+def route(urls: Sequence[str], settings: RouteSettings, sock: socket.socket) -> None:
+    """Routes on what `listen` gave until SIGTERM or Ctrl-C. Raises InvalidArgument."""
+    if not settings.api_key and sock.getsockname()[0] not in ("127.0.0.1", "::1"):
+        _log.warning("no api_key: everybody who reaches this machine may use the router")
+    RouteServer(urls, settings).run(sockets=[sock])

@@ -1,0 +1,225 @@
+"""`llmserve route` before real servers, of which some die."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+from llmserve import demo_model_path
+from processes import ADMIN, Process, Start, replica_of
+
+SLOW = {"max_tokens": 200, "ignore_eos": True}
+
+
+def stream(server: Process, into: list[Any], **body: Any) -> None:
+    """Reads a stream of completions to its end; `into` has its chunks as they come."""
+    body = {"model": "demo", "stream": True, "stream_options": {"include_usage": True}, **body}
+    extra = {name: body.pop(name) for name in ("ignore_eos", "top_k") if name in body}
+    with server.openai() as client:
+        make: Any = client.chat.completions if "messages" in body else client.completions
+        for chunk in make.create(extra_body=extra, **body):
+            into.append(chunk)
+
+
+def texts(chunks: list[Any]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            text = choice.text if hasattr(choice, "text") else choice.delta.content
+            found[choice.index] = found.get(choice.index, "") + (text or "")
+    return found
+
+
+def holder(router: Process, servers: list[Process]) -> Process:
+    """The server that runs something."""
+    rows = replica_of(router)
+    (busy,) = (one for one in servers if rows[one.url].get("num_requests"))
+    return busy
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "completion": {"prompt": "Once upon a time", "seed": 5, **SLOW},
+    "chat": {"messages": [{"role": "user", "content": "Tell me."}], "seed": 6, **SLOW},
+    "several": {"prompt": ["The fox", "The moon"], "n": 2, "seed": 7, **SLOW},
+}
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)],
+    ids=["killed", "stopped"],
+)
+def test_streams_whose_replica_dies_have_the_same_tokens(
+    start: Start, number: signal.Signals
+) -> None:
+    servers = [start(), start()]
+    router = start("--replicas", *(one.url for one in servers), command="route")
+    expected: dict[str, list[Any]] = {name: [] for name in BODIES}
+    for name, body in BODIES.items():
+        stream(servers[0], expected[name], **body)
+    # All of them at once on the first server, which dies in their midst.
+    first = replica_of(router)
+    assert all(row["is_ready"] for row in first.values())
+    got: dict[str, list[Any]] = {name: [] for name in BODIES}
+    threads = [
+        threading.Thread(target=stream, args=(router, got[name]), kwargs=body)
+        for name, body in BODIES.items()
+    ]
+    for thread in threads:
+        thread.start()
+    router.wait_until(lambda: all(len(chunks) > 8 for chunks in got.values()), "tokens")
+    rows = replica_of(router)
+    victim = max(servers, key=lambda one: rows[one.url]["num_requests"])
+    began = time.monotonic()
+    victim.signal(number)
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert time.monotonic() - began < 60
+    for name, chunks in got.items():
+        assert texts(chunks) == texts(expected[name]), (name, router.lines)
+        assert chunks[-1].usage.completion_tokens == expected[name][-1].usage.completion_tokens
+        assert chunks[-1].usage.prompt_tokens == expected[name][-1].usage.prompt_tokens
+        assert len({(chunk.id, chunk.created) for chunk in chunks}) == 1
+        ends = [c.finish_reason for chunk in chunks for c in chunk.choices if c.finish_reason]
+        assert ends == ["length"] * len(texts(chunks))
+    _, metrics, _ = router.request("GET", "/metrics")
+    replays = re.search(r"^llmserve_route_replays_total (\d+)", metrics, re.MULTILINE)
+    assert replays is not None
+    assert int(replays[1]) >= 1
+    assert "llmserve_route_cut_streams_total 0" in metrics
+    assert not replica_of(router)[victim.url]["is_ready"]
+    victim.signal(signal.SIGCONT) if number is signal.SIGSTOP else None
+
+
+@pytest.mark.long
+def test_prefixes_are_found_where_they_are(start: Start) -> None:
+    servers = [start(), start()]
+    path = str(demo_model_path())
+    router = start(
+        *("--replicas", *(one.url for one in servers)),
+        *("--tokenizer", path, "--replica-admin-key", ADMIN),
+        command="route",
+    )
+    router.wait_until(
+        lambda: all(row["tells_blocks"] for row in replica_of(router).values()), "block events"
+    )
+    client = router.openai()
+    users: list[list[Any]] = [
+        [{"role": "user", "content": f"Story {i}: " + "the fox ran. " * 12}] for i in range(4)
+    ]
+    num_prompt = num_cached = 0
+    for turn in range(4):
+        for messages in users:
+            answer = client.chat.completions.create(
+                model="demo", messages=messages, max_tokens=24, temperature=0
+            )
+            assert answer.usage is not None
+            if turn:
+                num_prompt += answer.usage.prompt_tokens
+                assert answer.usage.prompt_tokens_details is not None
+                num_cached += answer.usage.prompt_tokens_details.cached_tokens or 0
+            messages += [
+                {"role": "assistant", "content": answer.choices[0].message.content},
+                {"role": "user", "content": "Go on, what came then?"},
+            ]
+    assert num_cached > 0.7 * num_prompt
+    rows = replica_of(router)
+    assert all(row["num_routed"] >= 4 for row in rows.values())
+    # What the router knows is what the servers hold: one that forgets says so.
+    before = rows[servers[0].url]["num_blocks"]
+    assert before > 0
+
+
+@pytest.mark.long
+def test_nothing_is_lost_while_servers_are_replaced_one_by_one(start: Start) -> None:
+    servers = [start("--drain-timeout", "20"), start("--drain-timeout", "20")]
+    router = start("--replicas", *(one.url for one in servers), command="route")
+    statuses: list[int] = []
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            body = {"prompt": "The fox", "max_tokens": 16, "temperature": 0}
+            status, answer, _ = router.request("POST", "/v1/completions", body)
+            statuses.append(status)
+            if status == 200:
+                words.add(answer["choices"][0]["text"])
+
+    words: set[str] = set()
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for idx in range(2):
+        num = len(statuses)
+        router.wait_until(lambda num=num: len(statuses) > num + 5, "answers")  # type: ignore[misc]
+        port = servers[idx].port
+        assert servers[idx].stop() == 0
+        servers[idx] = start(port=port)
+        url = servers[idx].url
+        router.wait_until(lambda url=url: replica_of(router)[url]["is_ready"], "ready")  # type: ignore[misc]
+    is_over.set()
+    for thread in threads:
+        thread.join(60)
+    assert set(statuses) == {200}
+    assert len(words) == 1
+
+
+def test_what_a_replica_refuses_is_refused_and_keys_are_its_own(start: Start) -> None:
+    server = start("--api-key", "theirs", "--key-requests-per-minute", "3")
+    router = start(
+        *("--replicas", server.url, "--api-key", "ours", "--replica-key", "theirs"),
+        command="route",
+    )
+    body = {"prompt": "The fox", "max_tokens": 2}
+    ours = {"Authorization": "Bearer ours"}
+    assert router.request("POST", "/v1/completions", body)[0] == 401
+    wrong = {"Authorization": "Bearer theirs"}
+    assert router.request("POST", "/v1/completions", body, wrong)[0] == 401
+    status, answer, headers = router.request("POST", "/v1/completions", body, ours)
+    assert status == 200
+    assert answer["object"] == "text_completion"
+    assert answer["id"].endswith(headers["x-request-id"])
+    status, answer, _ = router.request("POST", "/v1/completions", {"prompt": 7}, ours)
+    assert status == 400
+    assert router.request("GET", "/v1/models", headers=ours)[1]["data"][0]["id"] == "demo"
+    answers = [router.request("POST", "/v1/completions", body, ours) for _ in range(4)]
+    assert answers[-1][0] == 429
+    assert int(answers[-1][2]["retry-after"]) >= 1
+    assert router.request("GET", "/nowhere", headers=ours)[0] == 404
+    assert router.request("GET", "/health")[0] == 200
+    assert router.request("POST", "/v1/completions", {"prompt": "x" * 2**23}, ours)[0] == 413
+    server.kill()
+    status, answer, _ = router.request("POST", "/v1/completions", body, ours)
+    assert status == 503
+    assert answer["error"]["code"] == "no_replica"
+    assert router.request("GET", "/ready", headers=ours)[0] == 503
+    assert router.stop() == 0
+
+
+@pytest.mark.long
+def test_a_stream_does_not_go_on_at_another_class(start: Start) -> None:
+    servers = [start(), start("--dtype", "float32")]
+    router = start("--replicas", *(one.url for one in servers), command="route")
+    classes = {row["numerics_class"] for row in replica_of(router).values()}
+    assert len(classes) == 2
+    chunks: list[Any] = []
+    errors: list[Exception] = []
+
+    def read() -> None:
+        try:
+            stream(router, chunks, **BODIES["completion"])
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    router.wait_until(lambda: len(chunks) > 8, "tokens")
+    holder(router, servers).kill()
+    thread.join(60)
+    (error,) = errors
+    assert "no other one can go on" in str(error)
