@@ -10,6 +10,7 @@ import numpy as np
 from llmserve import _core
 from llmserve.quantization.activation_stats import InputStats
 from llmserve.quantization.calibration_text import CalibrationText
+from llmserve.quantization.fused_experts import put_together
 from llmserve.quantization.hidden_states import HiddenStates
 from llmserve.quantization.layer_plan import LayerPlan, Tensors
 from llmserve.quantization.number_formats import Floats
@@ -75,6 +76,8 @@ class Calibrator:
         roles = {weight: group.role for group in plan.groups for weight in group.weights}
         # Of other kinds of layers each weight is a role of its own.
         roles |= {f"{name}.weight": name for name in plan.others}
+        # One of several matrices of a tensor goes by its module's name.
+        roles |= {name.removesuffix(".weight"): role for name, role in roles.items()}
         stats: dict[str, InputStats] = {}
         seen: dict[str, list[Floats]] = {}
 
@@ -143,7 +146,7 @@ class Calibrator:
         """A folder with a layer of these weights."""
         write_tensors(
             self._layer_folder / "model.safetensors",
-            {name: raw(values, "float32") for name, values in tensors.items()},
+            put_together({name: raw(values, "float32") for name, values in tensors.items()}),
         )
         return str(self._layer_folder)
 

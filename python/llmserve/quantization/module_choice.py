@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 
 from llmserve.errors import InvalidArgument
+from llmserve.quantization.fused_experts import stored_module
 from llmserve.quantization.layer_plan import LayerPlan
 from llmserve.quantization.schemes import Scheme
 from llmserve.quantization.tensor_files import TensorFolder
@@ -13,7 +14,9 @@ HEAD = "lm_head"
 
 
 def is_ignored(name: str, patterns: Sequence[str]) -> bool:
-    """Whether --ignore names a layer: by its name, the end of it, a pattern with *, or re:REGEX."""
+    """Whether --ignore names a layer: by its name, the end of it, a pattern with *, or re:REGEX.
+    Matrices that are stored in one tensor go by that of their module."""
+    name = stored_module(name)
     for pattern in patterns:
         if pattern.startswith("re:"):
             if re.match(pattern[3:], name):

@@ -11,6 +11,7 @@ import numpy as np
 
 from llmserve.errors import NotSupported
 from llmserve.quantization.compressed_tensors import config_of, tensors_of
+from llmserve.quantization.fused_experts import put_together, stored_module
 from llmserve.quantization.layer_plan import LayerPlan, Tensors
 from llmserve.quantization.layer_rounding import RoundedLayer
 from llmserve.quantization.module_choice import HEAD
@@ -73,7 +74,7 @@ class OutputFolder:
             for key, largest in zip(("k_scale", "v_scale"), largest_kv, strict=True):
                 scale = max(largest, 1e-6) / MAX_E4M3
                 out[f"{attention}.{key}"] = raw(np.array([scale], np.float32), "float32")
-        write_tensors(self.path / self._shard(plan.index), out)
+        write_tensors(self.path / self._shard(plan.index), put_together(out))
 
     def layer_tensors(self, plan: LayerPlan) -> list[str]:
         """The names of the checkpoint's tensors that belong to a layer."""
@@ -133,12 +134,13 @@ class OutputFolder:
     def _quantization_config(self, schemes: Mapping[str, Scheme]) -> dict[str, Any]:
         by_scheme: dict[str, tuple[Scheme, list[str]]] = {}
         for name, scheme in schemes.items():
-            by_scheme.setdefault(scheme.name, (scheme, []))[1].append(name)
-        named = list(by_scheme.values())
+            by_scheme.setdefault(scheme.name, (scheme, []))[1].append(stored_module(name))
+        named = [(scheme, list(dict.fromkeys(names))) for scheme, names in by_scheme.values()]
         if len(named) == 1:
             named = [(named[0][0], ["Linear"])]
         ignore = [name for plan in self._plans for name in (*plan.names(), *plan.kept)]
-        ignore = [name for name in ignore if name not in schemes]
+        ignore = [stored_module(name) for name in ignore if name not in schemes]
+        ignore = list(dict.fromkeys(ignore))
         if HEAD not in schemes:
             ignore.append(HEAD)
         return config_of(named, ignore, has_fp8_kv=self._has_kv_scales)

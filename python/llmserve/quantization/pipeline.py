@@ -15,6 +15,7 @@ from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.quantization.activation_stats import InputStats
 from llmserve.quantization.calibration_text import CalibrationText, default_text, read_calibration
 from llmserve.quantization.calibrator import Calibrator
+from llmserve.quantization.fused_experts import stored_module, take_apart
 from llmserve.quantization.gptq import GptqOptions
 from llmserve.quantization.layer_plan import LayerPlan, plan_layer
 from llmserve.quantization.layer_rounding import RoundedLayer, RoundingOptions, round_layer
@@ -126,10 +127,13 @@ class Pipeline:
     def _plan_layers(self) -> list[LayerPlan]:
         runner = _core.LayerRunner(str(self.model), max_tokens=1, max_sequences=1)
         self._sizes = runner.config
+        known = [runner.layer_names(i) for i in range(int(runner.config["num_layers"]))]
+        if self._scheme.grid.kind in ("int", "fp8"):  # FP4 has no layout of several matrices
+            for experts in filter(None, (layer["experts"] for layer in known)):
+                take_apart(self._tensors, experts)
         shapes = {name: self._tensors.shape(name) for name in self._tensors}
-        count = int(runner.config["num_layers"])
-        plans = [plan_layer(i, runner.layer_names(i), shapes) for i in range(count)]
-        if runner.layer_names(0)["is_transposed"]:
+        plans = [plan_layer(i, layer, shapes) for i, layer in enumerate(known)]
+        if known[0]["is_transposed"]:
             raise NotSupported(
                 f"{self.model}: {runner.config['architecture']} stores weights as [in, out], which "
                 f"compressed-tensors' Linear does not have"
@@ -328,10 +332,11 @@ class Pipeline:
     ) -> QuantizeResult:
         before = sum(self._tensors.num_bytes(name) for name in self._tensors)
         written = self._folder.tensor_bytes()
+        modules = {stored_module(name) for name in self._schemes}
         quantized = sum(
             num_bytes
             for name, num_bytes in written.items()
-            if name.rpartition(".")[0] in self._schemes and "bias" not in name
+            if name.rpartition(".")[0] in modules and "bias" not in name
         )
         shapes = [self._tensors.shape(f"{name}.weight") for name in self._schemes]
         return QuantizeResult(

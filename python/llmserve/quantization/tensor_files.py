@@ -93,6 +93,17 @@ class TensorFolder:
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
+    def split(self, name: str, part: str) -> None:
+        """The parts of a tensor along its first dimension take its place, under the name `part`
+        with their numbers for "{}"."""
+        entry = self._entries.pop(name)
+        count = entry.shape[0]
+        size = entry.num_bytes // count
+        for i in range(count):
+            self._entries[part.replace("{}", str(i))] = _Entry(
+                entry.dtype, entry.shape[1:], entry.file, entry.offset + i * size, size
+            )
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor."""
         return self._entries[name].shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def test_every_token_is_seen_by_its_experts_and_no_other(tmp_path: Path) -> None
 
 
 def logits(path: Path, token_ids: list[int]) -> np.ndarray:
-    with LLM(str(path), dtype="float32", num_gpu_blocks_override=32) as llm:
+    with LLM(str(path), dtype="float32", num_gpu_blocks_override=64) as llm:
         prompts = [{"prompt_token_ids": token_ids}]
         (output,) = llm.encode(prompts, pooling_task="token_logits", use_tqdm=False)
         return np.array(output.outputs.data)
@@ -94,7 +95,7 @@ def logits(path: Path, token_ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe"])
 def test_calibrated_experts_lose_less_and_load(family: str, tmp_path: Path) -> None:
     model = model_of(family, tmp_path)
-    with LLM(str(model), num_gpu_blocks_override=32) as llm:
+    with LLM(str(model), num_gpu_blocks_override=64) as llm:
         token_ids = llm.get_tokenizer().encode(PROMPT)
     expected = logits(model, token_ids)
     lost = {}
@@ -161,3 +162,45 @@ def test_bits_by_need_are_the_same_for_all_experts_of_a_layer(tmp_path: Path) ->
     downs = {result.schemes.get(f"model.layers.0.mlp.experts.{e}.down_proj") for e in range(5)}
     assert len(downs) == 1
     assert logits(result.out, [5, 6, 7]).shape == (3, 2048)
+
+
+@pytest.mark.parametrize("family", ["granitemoe", "granitemoeshared"])
+@pytest.mark.parametrize("scheme", ["int4", "int4-asym", "w8a8", "fp8"])
+def test_experts_of_one_tensor_stay_together(family: str, scheme: str, tmp_path: Path) -> None:
+    model = model_of(family, tmp_path)
+    with LLM(str(model), num_gpu_blocks_override=64) as llm:
+        token_ids = llm.get_tokenizer().encode(PROMPT)
+    expected = logits(model, token_ids)
+    group = {"group_size": 16} if scheme.startswith("int4") else {"group_size": None}
+    limit = 0.05 if scheme.startswith("int4") else 0.002
+    result = run(model, tmp_path / "out", scheme=scheme, method="auto", **group)
+    got = logits(result.out, token_ids)
+    assert np.square(got - expected).sum() < limit * np.square(expected).sum()
+    tensors = written(tmp_path / "out")
+    name = "model.layers.0.block_sparse_moe.input_linear"
+    suffix = "weight_packed" if scheme.startswith("int4") else "weight"
+    assert tensors[f"{name}.{suffix}"][1][0] == 5
+    assert tensors[f"{name}.weight_scale"][1][:2] == [5, 64]
+    assert not any("[" in key for key in tensors)
+    experts = [key for key in result.errors if key.startswith(name)]
+    assert len(experts) == 5
+    assert result.bits_per_weight < 10
+
+
+def test_a_part_of_experts_that_is_ignored_is_ignored_of_all(tmp_path: Path) -> None:
+    model = model_of("granitemoe", tmp_path)
+    run(model, tmp_path / "out", method="rtn", ignore=("lm_head", "output_linear"))
+    tensors = written(tmp_path / "out")
+    name = "model.layers.1.block_sparse_moe.output_linear"
+    assert tensors[f"{name}.weight"][1] == [5, 48, 32]
+    assert tensors[f"{name}.weight"][2] == TensorFolder(model).raw(f"{name}.weight").data.tobytes()
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["ignore"].count(name) == 1
+    assert logits(tmp_path / "out", [5, 6, 7]).shape == (3, 2048)
+
+
+def test_stored_in_out_experts_stay_floats_and_are_told(tmp_path: Path) -> None:
+    model = model_of("gpt_oss", tmp_path)
+    result = run(model, tmp_path / "out", method="rtn")
+    assert any("experts.gate_up_proj: a tensor of 3 dimensions" in note for note in result.notes)
+    assert logits(tmp_path / "out", [5, 6, 7]).shape == (3, 2048)

@@ -1,5 +1,6 @@
 // compressed-tensors, which LLM Compressor writes: groups of modules, each with a scheme of its
 // own.
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -157,13 +158,42 @@ class CompressedTensors final : public QuantizationMethod {
   std::vector<ModuleGroup> groups_;
 };
 
+// [N, K], or, of a tensor of several matrices, [X, N, K], whose rows count on.
+StoredArray need_matrix(ModuleTensors& tensors, std::string_view suffix, DType dtype, int64_t rows,
+                        int64_t columns) {
+  const int64_t matrices = tensors.request().num_matrices;
+  return matrices == 0 ? tensors.need(suffix, {dtype}, {rows, columns})
+                       : tensors.need(suffix, {dtype}, {matrices, rows, columns});
+}
+
+std::string text_of(const std::vector<int64_t>& dims) {
+  std::string text;
+  for (const int64_t dim : dims) text += concat(text.empty() ? "[" : ", ", dim);
+  return text + "]";
+}
+
+void check_shape(ModuleTensors& tensors) {
+  if (!tensors.has("weight_shape")) return;
+  std::vector<int64_t> expected{tensors.rows(), tensors.columns()};
+  if (tensors.request().num_matrices > 0)
+    expected.insert(expected.begin(), tensors.request().num_matrices);
+  const StoredArray shape = tensors.need_elements("weight_shape", {DType::kI64, DType::kI32},
+                                                  static_cast<int64_t>(expected.size()));
+  std::vector<int64_t> got;
+  for (int64_t i = 0; i < shape.size(); ++i)
+    got.push_back(shape.entry->dtype == DType::kI32 ? int64_t{shape.word(i)}
+                                                    : static_cast<int64_t>(shape.long_word(i)));
+  if (got != expected)
+    tensors.fail(shape, concat("expected ", text_of(expected), ", as config.json has it, got ",
+                               text_of(got)));
+}
+
 // Packed along K. Of bits that do not divide 32, a word once held whole fields alone: such files
 // are wider.
 FieldMatrix packed_codes(ModuleTensors& tensors, int bits) {
-  const int64_t n = tensors.rows();
   const int64_t k = tensors.columns();
-  const StoredArray words = tensors.need("weight_packed", {DType::kI32}, {n, -1});
-  const int64_t width = words.entry->shape[1];
+  const StoredArray words = need_matrix(tensors, "weight_packed", DType::kI32, tensors.rows(), -1);
+  const int64_t width = words.entry->shape[words.entry->shape.size() - 1];
   const int64_t dense = (k * bits + 31) / 32;
   const int whole = 32 / bits;
   const int64_t padded = (k + whole - 1) / whole;
@@ -180,6 +210,7 @@ std::shared_ptr<const QuantizedWeight> CompressedTensors::integers(ModuleTensors
                                                                    bool is_packed) {
   const int64_t n = tensors.rows();
   const int64_t k = tensors.columns();
+  const int64_t all_rows = n * std::max<int64_t>(1, tensors.request().num_matrices);
   const int64_t group = scheme.group == 0 ? k : scheme.group;
   const int64_t num_groups = (k + group - 1) / group;
   const int bits = scheme.bits;
@@ -199,19 +230,9 @@ std::shared_ptr<const QuantizedWeight> CompressedTensors::integers(ModuleTensors
 
   if (is_packed) {
     parts.codes = packed_codes(tensors, bits);
-    if (tensors.has("weight_shape")) {
-      const StoredArray shape =
-          tensors.need_elements("weight_shape", {DType::kI64, DType::kI32}, 2);
-      const auto dim = [&](int64_t i) {
-        return shape.entry->dtype == DType::kI32 ? int64_t{shape.word(i)}
-                                                 : static_cast<int64_t>(shape.long_word(i));
-      };
-      if (dim(0) != n || dim(1) != k)
-        tensors.fail(shape, concat("expected [", n, ", ", k, "], as config.json has it, got [",
-                                   dim(0), ", ", dim(1), "]"));
-    }
+    check_shape(tensors);
   } else {
-    parts.codes = {.words = tensors.need("weight", {DType::kI8}, {n, k}),
+    parts.codes = {.words = need_matrix(tensors, "weight", DType::kI8, n, k),
                    .bits = 8,
                    .word_bits = 8,
                    .line_stride = k,
@@ -222,11 +243,11 @@ std::shared_ptr<const QuantizedWeight> CompressedTensors::integers(ModuleTensors
   const StoredArray scales = tensors.need_elements(
       "weight_scale", {DType::kBF16, DType::kF16, DType::kF32}, ModuleTensors::kAnyCount);
   parts.scales.array = scales;
-  if (scales.size() == n * num_groups) {
+  if (scales.size() == all_rows * num_groups) {
     parts.scales.row_stride = num_groups;
     parts.scales.group_stride = 1;
   } else if (scales.size() != 1) {
-    tensors.fail(scales, concat("expected one scale, or ", num_groups, " for each of ", n,
+    tensors.fail(scales, concat("expected one scale, or ", num_groups, " for each of ", all_rows,
                                 " rows, got ", scales.size()));
   }
   if (scheme.is_symmetric) {
@@ -234,12 +255,17 @@ std::shared_ptr<const QuantizedWeight> CompressedTensors::integers(ModuleTensors
   } else if (is_packed) {
     const int whole = 32 / bits;
     const int64_t words = parts.codes.per_word > 0 ? (n + whole - 1) / whole : (n * bits + 31) / 32;
-    parts.zeros = {.words = tensors.need("weight_zero_point", {DType::kI32}, {words, num_groups}),
-                   .bits = bits,
-                   .is_along_k = false,
-                   .line_stride = 1,
-                   .word_stride = num_groups,
-                   .per_word = parts.codes.per_word};
+    parts.zeros = {
+        .words = need_matrix(tensors, "weight_zero_point", DType::kI32, words, num_groups),
+        .bits = bits,
+        .is_along_k = false,
+        .line_stride = 1,
+        .word_stride = num_groups,
+        .per_word = parts.codes.per_word};
+    if (tensors.request().num_matrices > 0) {
+      parts.zeros.matrix_rows = n;
+      parts.zeros.matrix_stride = words * num_groups;
+    }
   } else {
     const StoredArray zeros =
         tensors.need_elements("weight_zero_point", {DType::kI8}, scales.size());
