@@ -11,6 +11,7 @@ from llmserve.checkpoint.model_files import demo_model_path
 from llmserve.common.units import human_bytes, parse_bytes
 from llmserve.errors import InvalidArgument
 from llmserve.quantization.options import ACTIVATIONS, KV_CACHES, QuantizeOptions
+from llmserve.quantization.resume import is_quantized
 from llmserve.quantization.schemes import METHODS, OBSERVERS, SCHEMES
 
 if TYPE_CHECKING:
@@ -141,7 +142,11 @@ def run(options: argparse.Namespace) -> int:
         bar=bar,
     )
     settings = pipeline.options
-    result = pipeline.run()
+    try:
+        result = pipeline.run()
+    except KeyboardInterrupt:
+        print("the same command goes on after the last whole layer", file=sys.stderr)
+        raise
     report = report_on(result, pipeline.model, settings) if settings.report else None
     if options.json:
         print(json.dumps(dataclasses.asdict(result), indent=2, default=str))
@@ -154,6 +159,11 @@ def run(options: argparse.Namespace) -> int:
 def _words(words: list[str]) -> tuple[str | Path, str]:
     if len(words) > 2:
         raise InvalidArgument(f"expected MODEL and OUT, got {len(words)} words: {' '.join(words)}")
+    is_model = (Path(words[0]) / "config.json").exists() and not is_quantized(Path(words[0]))
+    if len(words) == 1 and is_model:
+        raise InvalidArgument(
+            f"{words[0]} is a model's folder; pass the folder to write behind it: MODEL OUT"
+        )
     return (demo_model_path(), words[0]) if len(words) == 1 else (words[0], words[1])
 
 

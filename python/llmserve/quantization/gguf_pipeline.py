@@ -11,7 +11,7 @@ from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.quantization.gguf_model import find_mix, write_model
 from llmserve.quantization.options import QuantizeOptions
 from llmserve.quantization.result import QuantizeResult
-from llmserve.quantization.tensor_files import TensorFolder
+from llmserve.quantization.tensor_files import TensorFolder, telling_full_disks
 
 # What a GGUF file has no place for.
 _OTHERS = ("calibration", "group_size", "target_bits", "target_size")
@@ -51,7 +51,8 @@ class GgufPipeline:
         planned = 6 * largest  # floats of twice the bytes, and a strip of blocks
         self._say(f"{self.file}: {self._mix}, takes at most {human_bytes(planned)} of memory")
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        kinds = write_model(self.model, self.file, self._mix)
+        with telling_full_disks(self.file):
+            kinds = write_model(self.model, self.file, self._mix)
         after = self.file.stat().st_size
         count = sum(_count(tensors.shape(name)) for name in tensors)
         return QuantizeResult(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,6 +76,13 @@ class QuantizeOptions:
             integer("num_threads", self.num_threads, 1)
         if isinstance(self.ignore, str) or not all(isinstance(x, str) for x in self.ignore):
             raise InvalidArgument(f"ignore must be a list of names, got {describe(self.ignore)}")
+        for pattern in self.ignore:
+            try:
+                re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
+            except re.error as error:
+                raise InvalidArgument(
+                    f"ignore: {describe(pattern)} is no regular expression: {error}"
+                ) from None
 
     @property
     def has_static_activations(self) -> bool:

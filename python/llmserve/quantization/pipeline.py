@@ -34,7 +34,7 @@ from llmserve.quantization.result import QuantizeResult
 from llmserve.quantization.resume import LayerRecord, Progress, WorkFolder, run_key
 from llmserve.quantization.schemes import find_scheme, resolve_method
 from llmserve.quantization.sensitivity import measure_sensitivity
-from llmserve.quantization.tensor_files import TensorFolder
+from llmserve.quantization.tensor_files import TensorFolder, telling_full_disks
 from llmserve.quantization.workers import Workers, single_threaded_blas
 from llmserve.tokenization.tokenizer import Tokenizer
 
@@ -189,11 +189,12 @@ class Pipeline:
             self._say(f"going on after layer {num_done - 1} of {len(self._plans)}")
         before = resident_bytes()
         peak_before = peak_bytes()
-        if self._options.has_target:
-            self._choose_bits(progress, work)
-        self._quantize_layers(progress, work)
-        self._folder.write_rest(self._schemes, self._config)
-        work.remove()
+        with telling_full_disks(self.out):
+            if self._options.has_target:
+                self._choose_bits(progress, work)
+            self._quantize_layers(progress, work)
+            self._folder.write_rest(self._schemes, self._config)
+            work.remove()
         peak = peak_bytes()
         taken = max(peak - before, 0) if peak > peak_before else 0
         return self._result(progress, time.monotonic() - begin, planned, taken)
@@ -251,6 +252,11 @@ class Pipeline:
         assert self._options.target_size is not None
         names = {f"{name}.weight" for name in self._schemes}
         rest = sum(self._tensors.num_bytes(name) for name in self._tensors if name not in names)
+        if self._options.target_size <= rest:
+            raise InvalidArgument(
+                f"the target is {human_bytes(self._options.target_size)}, and what stays as it is "
+                f"(embeddings, norms, what --ignore names) takes {human_bytes(rest)} already"
+            )
         return 8 * (self._options.target_size - rest)
 
     def _quantize_layers(self, progress: Progress, work: WorkFolder) -> None:

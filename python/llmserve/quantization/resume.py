@@ -55,10 +55,11 @@ class WorkFolder:
                 )
             if not overwrite:
                 raise InvalidArgument(f"{out} is not empty; pass --overwrite, or another folder")
-            if not (out / "config.json").exists() and progress is None:
+            if progress is None and not is_quantized(out):
                 raise InvalidArgument(
-                    f"{out} has no config.json, so that it is no model's folder; it is not "
-                    f"overwritten"
+                    f"{out} is no folder of a quantized model (config.json has no "
+                    f"quantization_config), and is not overwritten; pass another, or remove it "
+                    f"yourself"
                 )
             shutil.rmtree(out)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -86,6 +87,15 @@ class WorkFolder:
             return Progress(stored["key"], layers, stored["schemes"])
         except (OSError, ValueError, TypeError, KeyError):
             return None  # none, or none that can be read
+
+
+def is_quantized(folder: Path) -> bool:
+    """Whether it holds a model in a quantized format, as a run writes it."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "quantization_config" in config
 
 
 def run_key(settings: object, folder: Path, text: object) -> str:

@@ -35,7 +35,7 @@ class Scheme:
     grid: Grid
     format: str
     activations: Activations | None = None
-    auto_method: str = "rtn"  # where there is text to calibrate with
+    auto_method: str = "rtn"
 
     def with_group_size(self, group_size: int) -> "Scheme":
         """Integers in other groups. Raises InvalidArgument for a scheme that has its own."""
@@ -154,7 +154,13 @@ def resolve_method(method: object, scheme: Scheme, *, has_text: bool) -> str:
     if method not in METHODS:
         raise InvalidArgument(f"method must be one of {', '.join(METHODS)}, got {describe(method)}")
     if method == "auto":
-        return scheme.auto_method if has_text else "rtn"
+        if not has_text and scheme.auto_method != "rtn":
+            raise InvalidArgument(
+                f"scheme {scheme.name} loses far less by {scheme.auto_method}, which reads a text "
+                f"of the model's use: pass --calibration FILE (text, or JSONL with text, messages "
+                f"or prompt and completion), or --method rtn, which needs none"
+            )
+        return scheme.auto_method
     if method != "rtn" and not has_text:
         raise InvalidArgument(
             f"method {method} calibrates and needs a text of the model's use: pass "

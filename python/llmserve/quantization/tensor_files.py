@@ -1,8 +1,11 @@
 """Tensors of a safetensors checkpoint, read one by one, and files of them, written whole or not at
 all. The core has checked what it lists: names, shapes and places within the files."""
 
+import contextlib
+import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +14,8 @@ from typing import IO
 import numpy as np
 
 from llmserve import _core
-from llmserve.errors import CorruptFile, NotSupported
+from llmserve.common.units import human_bytes
+from llmserve.errors import CorruptFile, NotSupported, ResourceExhausted
 from llmserve.quantization.number_formats import Array, Floats, bf16_to_f32, f32_to_bf16
 
 # The core's names of element types: safetensors', and NumPy's for the bytes.
@@ -149,6 +153,22 @@ class TensorFolder:
         """The tensors of floats whose names begin with `prefix`, each as floats() has it."""
         names = [name for name in self._entries if name.startswith(prefix)]
         return {name: self.floats(name) for name in names if self.dtype(name) in _FLOATS}
+
+
+@contextlib.contextmanager
+def telling_full_disks(path: Path) -> Iterator[None]:
+    """What is written within it goes to `path`. A full disk becomes ResourceExhausted that says
+    what to do; other errors stay as they are."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        place = path if path.exists() else path.parent
+        raise ResourceExhausted(
+            f"{path}: the disk is full, {human_bytes(shutil.disk_usage(place).free)} are free. "
+            f"What is written stays: make room, and give the same command again to go on"
+        ) from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, RawTensor]) -> int:

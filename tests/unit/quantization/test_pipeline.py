@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from checkpoints import checkpoint
 from llmserve import InvalidArgument, NotSupported, cli, demo_model_path
+from llmserve.errors import ResourceExhausted
 from llmserve.quantization import QuantizeOptions, output_folder, quantize
 from llmserve.quantization.calibrator import Calibrator
 from llmserve.quantization.mixed_precision import GroupCost, allocate
@@ -159,6 +161,25 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(
     assert len(result.errors) == 35
 
 
+def test_a_full_disk_is_told_and_the_run_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    write = output_folder.write_tensors
+
+    def fill(path: Path, tensors: Any) -> int:
+        if "00003" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, tensors)
+
+    monkeypatch.setattr(output_folder, "write_tensors", fill)
+    with pytest.raises(ResourceExhausted, match=r"out: the disk is full, .* to go on"):
+        run(out, scheme="int8", method="rtn")
+    monkeypatch.undo()
+    run(out, scheme="int8", method="rtn")
+    assert len(list(out.glob("*.safetensors"))) == 6
+
+
 def test_threads_change_no_byte(tmp_path: Path) -> None:
     for threads in (1, 2):
         run(tmp_path / str(threads), scheme="int4", method="gptq", num_threads=threads, **FEW)
@@ -274,6 +295,8 @@ def test_fused_and_offset_norms_are_folded(tmp_path: Path) -> None:
         ({"ignore": ("*",), "method": "rtn"}, "nothing is left to quantize"),
         ({"group_size": 512}, "do not go in groups of 512"),
         ({"calibration": "/nowhere.txt"}, "expected UTF-8 text"),
+        ({"ignore": ("re:[",)}, "ignore: 're:\\[' is no regular expression"),
+        ({"target_size": 1000}, "stays as it is .* takes"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_written(
@@ -285,6 +308,9 @@ def test_bad_options_are_refused_before_anything_is_written(
 
 
 def test_methods_that_calibrate_ask_for_a_text(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"far less by gptq.* pass --calibration FILE"):
+        run(tmp_path / "out", checkpoint("llama"), group_size=16)
+    assert run(tmp_path / "out", checkpoint("llama"), scheme="int8").method == "rtn"
     with pytest.raises(InvalidArgument, match="pass --calibration FILE"):
         run(tmp_path / "out", checkpoint("llama"), method="gptq", group_size=32)
 
@@ -293,8 +319,10 @@ def test_a_folder_with_something_else_is_not_overwritten(tmp_path: Path) -> None
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(InvalidArgument, match="is not empty"):
         run(tmp_path, scheme="int8", method="rtn")
-    with pytest.raises(InvalidArgument, match="it is no model's folder"):
-        run(tmp_path, scheme="int8", method="rtn", overwrite=True)
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="is no folder of a quantized model"):
+            run(tmp_path, scheme="int8", method="rtn", overwrite=True)
+        (tmp_path / "config.json").write_text("{}")  # another model's
     assert (tmp_path / "mine.txt").read_text() == "mine"
     with pytest.raises(InvalidArgument, match="the model's own folder"):
         run(demo_model_path())
@@ -339,6 +367,11 @@ def test_the_command_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "8.06 bits a weight" in captured.out
     assert cli.main(["quantize", out, "--scheme", "int8", "--method", "rtn", "--no-report"]) == 2
     assert "is not empty" in capsys.readouterr().err
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    assert cli.main(["quantize", str(model), "--overwrite"]) == 2
+    assert "model is a model's folder; pass the folder to write" in capsys.readouterr().err
     words = [
         "quantize", out, "--scheme", "int8", "--method", "rtn", "--no-report", "--overwrite",
         "--json",
