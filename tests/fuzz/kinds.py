@@ -206,11 +206,13 @@ KINDS: dict[str, Kind] = {
     ),
     **{
         name: Kind("model.safetensors", mutators.mutate_safetensors, _load_model)
-        for name in ("gptq", "compressed-tensors", "bitsandbytes")
+        for name in ("gptq", "awq", "compressed-tensors", "fp8", "modelopt", "bitsandbytes")
     },
+    "mxfp4": Kind("model.safetensors", mutators.mutate_safetensors, _load_model),
     "index": Kind("model.safetensors.index.json", mutators.mutate_json, _load_model),
     "params": Kind("params.json", mutators.mutate_json, _load_model),
     "gguf": Kind("model.gguf", mutators.mutate_gguf, _load_model),
+    "gguf-scales": Kind("model.gguf", mutators.mutate_gguf, _load_model),
     "gguf-pieces": Kind("model.gguf", mutators.mutate_gguf, _load_tokenizer),
     "byte-level": Kind("tokenizer.json", mutators.mutate_json, _load_tokenizer),
     "sentence-piece": Kind("tokenizer.json", mutators.mutate_json, _load_tokenizer),
@@ -245,11 +247,12 @@ def write_seeds(directory: Path) -> None:
     import io
 
     import gguf
+    import numpy
     import quantized_files
     import sentencepiece
     import tokenizer_files
     from checkpoints import checkpoint, make_checkpoint
-    from gguf_files import add_bpe, write_gguf
+    from gguf_files import add_bpe, in_format, write_gguf
     from tokenizers import normalizers
 
     def folder(kind: str) -> Path:
@@ -271,22 +274,36 @@ def write_seeds(directory: Path) -> None:
     llama = checkpoint("llama")
     for kind in ("config", "safetensors"):
         shutil.copytree(llama, directory / kind)
-    wide = checkpoint("llama", hidden_size=64, intermediate_size=96, head_dim=16)
+    wide = checkpoint("llama", hidden_size=64, intermediate_size=128, head_dim=16)
     dynamic = {"+:.*[.]mlp[.]": {"bits": 4}, "-:^lm_head$": {}}
     layouts = {
         "quantization-config": quantized_files.gptq(4, 32, dynamic=dynamic),
         "gptq": quantized_files.gptq(3, 32, symmetric=False, shuffled=True),
+        "awq": quantized_files.awq(),
         "compressed-tensors": quantized_files.packed(4, symmetric=False),
+        "fp8": quantized_files.fp8((32, 32)),
+        "modelopt": quantized_files.nvfp4(modelopt=True),
         "bitsandbytes": quantized_files.bitsandbytes_4bit(double=True),
     }
     for kind, layout in layouts.items():
         quantized, _ = quantized_files.write_pair(wide, directory / "pairs" / kind, layout)
         shutil.copytree(quantized, directory / kind)
+    fused, _ = quantized_files.write_fused_pair(
+        checkpoint("gpt_oss", hidden_size=32),
+        directory / "pairs" / "mxfp4",
+        {"quant_method": "mxfp4"},
+        quantized_files.fused_mxfp4,
+        transposed=True,
+    )
+    shutil.copytree(fused, directory / "mxfp4")
     shutil.rmtree(directory / "pairs")
     make_checkpoint(folder("index"), "llama", max_shard_size="40KB")
     _write_mistral(llama, folder("params"))
     add = lambda writer: add_bpe(writer, tokenizer_files.byte_level(300), "gpt-2")  # noqa: E731
     write_gguf(folder("gguf") / "model.gguf", llama, extra=add)
+    scales = {"blk.0.attn_q.scale": numpy.float32([0.5]), "blk.1.ffn_up.scale": numpy.float32([2])}
+    nvfp4 = in_format("NVFP4")
+    write_gguf(folder("gguf-scales") / "model.gguf", wide, nvfp4, tensors=scales)
     _write_pieces(gguf.GGUFWriter(folder("gguf-pieces") / "model.gguf", "llama"), trained())
     for kind in ("byte-level", "sentence-piece", "word-piece"):
         made = getattr(tokenizer_files, kind.replace("-", "_"))()

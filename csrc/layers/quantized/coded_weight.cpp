@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "core/error.h"
@@ -75,7 +76,9 @@ float ScaleMatrix::element(int64_t i) const {
   if (nested)
     value =
         nested->table.value(array.byte(i)) * nested->outer.value(i / nested->size) + nested->offset;
-  if (is_reciprocal) value = 1.0f / value;
+  // That of an infinite one would be 0, and all weights with it.
+  if (is_reciprocal)
+    value = std::isinf(value) ? std::numeric_limits<float>::quiet_NaN() : 1.0f / value;
   return factor == 1.0f ? value : value * factor;
 }
 
