@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from contextlib import ExitStack
 from typing import Any
 
 from llmserve.errors import InvalidArgument
@@ -53,6 +54,9 @@ def run(options: argparse.Namespace) -> int:
     if len(set(options.replicas)) < len(options.replicas):
         raise InvalidArgument("--replicas has an address twice")
     configure_logs(settings.log_format)
-    with listen(settings.listening) as sock:
-        route(options.replicas, settings, sock)
+    with ExitStack() as stack:
+        sockets = listen(settings.listening)
+        for sock in sockets:
+            stack.callback(sock.close)
+        route(options.replicas, settings, sockets)
     return 0

@@ -54,9 +54,34 @@ class Place:
 
     replica: Replica
     id: int
-    num_cached_tokens: int
     fleet: "Fleet"
     _has_started: bool = False
+
+    @property
+    def name(self) -> str:
+        """The replica's, for logs and metrics."""
+        return self.replica.url
+
+    def numerics_class(self, model: object) -> str:
+        """See Replica."""
+        return self.replica.numerics_class(model)
+
+    @contextmanager
+    def reading(self, reply: Reply) -> Iterator[None]:
+        """Within it the reply is cut when its replica is lost."""
+        self.replica.replies.add(reply)
+        try:
+            yield
+        finally:
+            self.replica.replies.discard(reply)
+
+    def note_life(self) -> None:
+        """Something has come from there."""
+        self.replica.seen_at = time.monotonic()
+
+    async def check(self) -> None:
+        """See Fleet."""
+        await self.fleet.check(self.replica)
 
     def grew(self, num_tokens: int) -> None:
         """So many tokens have come."""
@@ -122,7 +147,7 @@ class Fleet:
         self,
         prompt: PromptBlocks,
         tenant: str,
-        excluded: Sequence[Replica],
+        excluded: Sequence[str],
         needed_class: str | None = None,
         model: object = None,
     ) -> Iterator[Place | None]:
@@ -133,7 +158,7 @@ class Fleet:
             for replica in self.replicas
             if replica.number >= 0
             and (
-                replica in excluded
+                replica.url in excluded
                 or (needed_class is not None and replica.numerics_class(model) != needed_class)
             )
         ]
@@ -149,7 +174,7 @@ class Fleet:
             return
         replica = next(one for one in self.replicas if one.number == route.replica)
         try:
-            yield Place(replica, route.id, route.num_cached_tokens, self)
+            yield Place(replica, route.id, self)
         finally:
             self.router.finish(route.id)
 

@@ -1,12 +1,12 @@
 """The application of a router: takes requests, sends each to a replica, and hands its answer on."""
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import ExitStack, aclosing, asynccontextmanager
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractContextManager, ExitStack, aclosing, asynccontextmanager
+from typing import Any, Protocol
 
 import msgspec
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -19,15 +19,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmserve._version import __version__
-from llmserve.route.fleet import Fleet, Place, Replica
 from llmserve.route.metrics import RouteMetrics
 from llmserve.route.prompts import PromptReader
 from llmserve.route.replay import StreamRecord
 from llmserve.route.settings import RouteSettings
 from llmserve.route.streams import CannotGoOn, Player
-from llmserve.route.upstream import Headers, ReplicaLost, Reply
+from llmserve.route.upstream import Headers, ReplicaLost
 from llmserve.server.access import error_response, write_line
-from llmserve.server.http.auth import Authentication, tenant
+from llmserve.server.http.auth import Authentication
 from llmserve.server.http.errors import ApiError, JsonResponse, to_api_error
 from llmserve.server.http.events import event
 from llmserve.server.http.head import given_request_id, header_bytes
@@ -52,17 +51,84 @@ _POSTED = (
 _GOT = ("/v1/models", "/models", "/v1/models/{model:path}", "/models/{model:path}")
 
 
-class Front:
-    """One router."""
+class Answer(Protocol):
+    """A replica's answer whose head has come."""
 
-    def __init__(self, urls: Sequence[str], settings: RouteSettings) -> None:
+    @property
+    def status(self) -> int:
+        """Of HTTP."""
+
+    @property
+    def headers(self) -> Headers:
+        """Names in lower case."""
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises ReplicaLost."""
+
+    async def read(self, max_bytes: int) -> bytes:
+        """The whole body. Raises ReplicaLost."""
+
+    def close(self) -> None:
+        """Reads no more."""
+
+
+class Seat(Protocol):
+    """A request's place at a replica."""
+
+    @property
+    def name(self) -> str:
+        """The replica's, for logs and metrics."""
+
+    def numerics_class(self, model: object) -> str:
+        """Of a model there; empty if it is not known."""
+
+    def reading(self, reply: Any) -> AbstractContextManager[None]:
+        """Within it the reply is cut when its replica is lost."""
+
+    def note_life(self) -> None:
+        """Something has come from there."""
+
+    def grew(self, num_tokens: int) -> None:
+        """So many tokens have come."""
+
+    async def check(self) -> None:
+        """Something failed there: looks whether it lives."""
+
+
+class Front(ABC):
+    """One router. How a request comes to a replica is a subclass's."""
+
+    def __init__(self, settings: RouteSettings) -> None:
         """Raises InvalidArgument, CorruptFile, NotSupported."""
         self.settings = settings
         self.prompts = PromptReader(settings.tokenizer)
-        self.fleet = Fleet(urls, settings, self.prompts.block_size, self.prompts.has_tokens)
-        self.metrics = RouteMetrics(self.fleet)
+        self.metrics = RouteMetrics()
         self.is_draining = False
         self.num_running = 0
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Before the first request."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """After the last."""
+
+    @property
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether a replica takes requests."""
+
+    @abstractmethod
+    def described(self) -> list[dict[str, Any]]:
+        """Where each replica stands."""
+
+    @abstractmethod
+    async def send(
+        self, forwarded: "Forwarded", own: ExitStack, data: bytes
+    ) -> tuple[Answer, Seat] | None:
+        """To the replica that costs least, of those that the request has not failed at and of its
+        numerics class. `own` leaves the place. None: there is none. Raises SendFailed."""
 
     async def drain(self, timeout_s: float) -> None:
         """Takes no more; waits for what runs."""
@@ -76,13 +142,11 @@ class Front:
         if self.is_draining:
             raise ApiError(503, "the router is shutting down", code="shutting_down", retry_after=1)
         data = await self._body(request)
-        body = _decoded(data)
-        job = _Forwarded(self, request, body, data)
-        return await job.answer()
+        return await Forwarded(self, request, _decoded(data), data).answer()
 
     async def get(self, request: Request) -> Response:
         """Of a GET that every replica answers alike."""
-        return await _Forwarded(self, request, {}, b"").answer()
+        return await Forwarded(self, request, {}, b"").answer()
 
     async def _body(self, request: Request) -> bytes:
         limit = self.settings.max_body_bytes
@@ -104,31 +168,35 @@ class Front:
             raise ApiError(408, "the body did not come within read_timeout") from None
         return bytes(data)
 
-    async def models(self) -> list[Replica]:
-        """Replicas that are known."""
-        return self.fleet.replicas
+
+class SendFailed(Exception):
+    """A replica failed before its answer began."""
+
+    def __init__(self, seat: Seat, why: str) -> None:
+        super().__init__(f"{seat.name}: {why}")
+        self.seat = seat
 
 
-class _Forwarded:
+class Forwarded:
     """One request on its way."""
 
     def __init__(self, front: Front, request: Request, body: dict[str, Any], data: bytes) -> None:
         self._front = front
-        self._request = request
+        self.request = request
         self._body = body
         self._data = data
-        self._path = request.url.path
+        self.path = request.url.path
         if request.url.query:
-            self._path += "?" + request.url.query
+            self.path += "?" + request.url.query
         self._id = given_request_id(request.scope) or new_id("req").partition("-")[2].encode()
-        self._prompt = front.prompts.read(body)
-        self._failed: list[Replica] = []
-        self._class: str | None = None  # that the answer has begun with
+        self.prompt = front.prompts.read(body)
+        self.failed: list[str] = []  # replicas, by their names
+        self.needed_class: str | None = None  # that the answer has begun with
         self._num_sent = 0  # to go on
 
     async def answer(self) -> Response:
         """Raises ApiError."""
-        is_stream = self._body.get("stream") is True and self._request.url.path in _STREAMED
+        is_stream = self._body.get("stream") is True and self.request.url.path in _STREAMED
         self._front.num_running += 1
         stack = ExitStack()
         stack.callback(self._leave)
@@ -152,22 +220,22 @@ class _Forwarded:
             if is_stream and reply.status == 200:
                 return _Stream(self._pass_on(reply, place, stack), headers)
             try:
-                with _reading(place.replica, reply):
+                with place.reading(reply):
                     answer = await reply.read(_MAX_ANSWER_BYTES)
             except ReplicaLost as error:
-                await self._note_failure(place.replica, str(error))
+                await self._note_failure(place, str(error))
                 continue  # nothing has gone out: from the beginning, elsewhere
             stack.close()
             return Response(answer, reply.status, headers)
 
     async def _pass_on(
-        self, reply: Reply, place: Place, stack: ExitStack
+        self, reply: Answer, place: Seat, stack: ExitStack
     ) -> AsyncGenerator[bytes, None]:
         """A stream of another kind, which ends where its replica does."""
-        with stack, _reading(place.replica, reply):
+        with stack, place.reading(reply):
             try:
                 async for piece in reply.pieces():
-                    place.replica.seen_at = time.monotonic()
+                    place.note_life()
                     yield piece
             finally:
                 reply.close()
@@ -177,13 +245,13 @@ class _Forwarded:
         reply, place = await self._send(stack, msgspec.json.encode(record.request()))
         headers = _head(reply, self._id)
         if reply.status != 200:
-            with _reading(place.replica, reply):
+            with place.reading(reply):
                 answer = await reply.read(_MAX_ANSWER_BYTES)
             stack.close()
             return Response(answer, reply.status, headers)
-        self._class = place.replica.numerics_class(self._body.get("model"))
-        player = Player(record, self._reopen, is_replayable=bool(self._class))
-        first = _Opened(reply, place, self._front, stack)
+        self.needed_class = place.numerics_class(self._body.get("model"))
+        player = Player(record, self._reopen, is_replayable=bool(self.needed_class))
+        first = _Opened(reply, place, stack)
         return _Stream(self._lines(player, first), headers)
 
     async def _lines(self, player: Player, first: "_Opened") -> AsyncGenerator[bytes, None]:
@@ -202,7 +270,7 @@ class _Forwarded:
             self._front.metrics.resumed_tokens.inc(player.record.num_resumed)
 
     async def _reopen(self, body: dict[str, Any]) -> "_Opened":
-        self._failed = []  # who is dead is not chosen, and who lives again may be
+        self.failed = []  # who is dead is not chosen, and who lives again may be
         self._num_sent += 1
         stack = ExitStack()
         self._front.num_running += 1
@@ -211,61 +279,56 @@ class _Forwarded:
             reply, place = await self._send(stack, msgspec.json.encode(body))
             if reply.status != 200:
                 answer = await reply.read(_MAX_ANSWER_BYTES)
-                raise CannotGoOn(f"{place.replica.url} answers {reply.status}: {answer[:500]!r}")
+                raise CannotGoOn(f"{place.name} answers {reply.status}: {answer[:500]!r}")
         except (ReplicaLost, ApiError) as error:
             stack.close()
             raise CannotGoOn(str(error)) from None
         except BaseException:
             stack.close()
             raise
-        return _Opened(reply, place, self._front, stack)
+        return _Opened(reply, place, stack)
 
-    async def _send(self, stack: ExitStack, data: bytes) -> tuple[Reply, Place]:
+    async def _send(self, stack: ExitStack, data: bytes) -> tuple[Answer, Seat]:
         """To the replica that costs least, or to others where it fails. Raises ApiError (503)
         where none is left."""
         front = self._front
-        while len(self._failed) <= front.settings.retries:
+        while len(self.failed) <= front.settings.retries:
             own = stack.enter_context(ExitStack())
-            place = own.enter_context(
-                front.fleet.placed(
-                    self._prompt,
-                    tenant(self._request.scope),
-                    self._failed,
-                    self._class,
-                    self._body.get("model"),
-                )
-            )
-            if place is None:
-                break
             try:
-                reply = await place.replica.upstream.request(
-                    self._request.method, self._path, self._headers(), data
-                )
-            except ReplicaLost as error:
+                sent = await front.send(self, own, data)
+            except SendFailed as error:
                 own.close()
-                await self._note_failure(place.replica, str(error))
+                await self._note_failure(error.seat, str(error))
                 continue
-            if reply.status in _ELSEWHERE and front.fleet.num_ready > 1:
+            if sent is None:
+                break
+            reply, seat = sent
+            if reply.status in _ELSEWHERE and front.is_ready:
                 own.close()
                 reply.close()
-                await self._note_failure(place.replica, f"status {reply.status}")
+                await self._note_failure(seat, f"status {reply.status}")
                 continue
-            front.metrics.routed.labels(place.replica.url, str(reply.status)).inc()
-            return reply, place
+            front.metrics.routed.labels(seat.name, str(reply.status)).inc()
+            return reply, seat
         raise ApiError(503, "no replica takes the request now", code="no_replica", retry_after=1)
 
-    async def _note_failure(self, replica: Replica, why: str) -> None:
-        _log.warning("%s: %s", replica.url, why, extra={"request_id": self._id.decode()})
-        self._failed.append(replica)
+    async def _note_failure(self, seat: Seat, why: str) -> None:
+        _log.warning("%s: %s", seat.name, why, extra={"request_id": self._id.decode()})
+        self.failed.append(seat.name)
         self._front.metrics.retries.inc()
-        await self._front.fleet.check(replica)
+        await seat.check()
 
-    def _headers(self) -> Headers:
+    @property
+    def model(self) -> object:
+        """That the body names."""
+        return self._body.get("model")
+
+    def headers(self) -> Headers:
+        """What goes to the replica."""
         key = self._front.settings.replica_key
-        given = self._request.scope["headers"]
         kept = [
             (name, value)
-            for name, value in given
+            for name, value in self.request.scope["headers"]
             if name in _TO_REPLICA
             and len(value) <= _MAX_HEADER_BYTES
             and not (key and name in (b"authorization", b"x-api-key"))
@@ -273,45 +336,44 @@ class _Forwarded:
         # Another one for what goes on: a replica may still be at what has broken off.
         request_id = b"%b.%d" % (self._id, self._num_sent) if self._num_sent else self._id
         own = [(b"x-request-id", request_id)]
-        if self._request.method == "POST":
-            media_type = header_bytes(self._request.scope, b"content-type")[:_MAX_HEADER_BYTES]
+        if key:
+            own.append((b"authorization", b"Bearer " + key.encode()))
+        if self.request.method == "POST":
+            media_type = header_bytes(self.request.scope, b"content-type")[:_MAX_HEADER_BYTES]
             own.append((b"content-type", media_type or b"text/plain"))
-        return self._front.fleet.headers(key, [*own, *kept])
+        return [*own, *kept]
 
 
 class _Opened:
     """A replica's stream, and the request's place there."""
 
-    def __init__(self, reply: Reply, place: Place, front: Front, stack: ExitStack) -> None:
+    def __init__(self, reply: Answer, seat: Seat, stack: ExitStack) -> None:
         self._reply = reply
-        self._place = place
-        self._front = front
+        self._seat = seat
         self._stack = stack
         self._is_closed = False
-        place.replica.replies.add(reply)
+        stack.enter_context(seat.reading(reply))
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """See OpenStream."""
-        replica = self._place.replica
         try:
             async for piece in self._reply.pieces():
-                replica.seen_at = time.monotonic()
+                self._seat.note_life()
                 yield piece
         except ReplicaLost:
             self.close()
-            await self._front.fleet.check(replica)
+            await self._seat.check()
             raise
 
     def note(self, num_tokens: int) -> None:
         """See OpenStream."""
-        self._place.grew(num_tokens)
+        self._seat.grew(num_tokens)
 
     def close(self) -> None:
         """See OpenStream."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._place.replica.replies.discard(self._reply)
         self._reply.close()
         self._stack.close()
 
@@ -330,17 +392,7 @@ class _Stream(StreamingResponse):
             await self._lines.aclose()  # type: ignore[attr-defined]
 
 
-@contextlib.contextmanager
-def _reading(replica: Replica, reply: Reply) -> Any:
-    """Within it the reply is cut when its replica is lost."""
-    replica.replies.add(reply)
-    try:
-        yield
-    finally:
-        replica.replies.discard(reply)
-
-
-def _head(reply: Reply, request_id: bytes) -> dict[str, str]:
+def _head(reply: Answer, request_id: bytes) -> dict[str, str]:
     kept = {
         name.decode("latin-1"): value.decode("latin-1")
         for name, value in reply.headers
@@ -398,15 +450,15 @@ def _no_route(request: Request, error: Exception) -> Response:
     return error_response(path, ApiError(status, said))
 
 
-def create_front(urls: Sequence[str], settings: RouteSettings) -> Starlette:
-    """The router of these replicas as an ASGI application. Raises InvalidArgument."""
-    front = Front(urls, settings)
+def create_app(front: Front) -> Starlette:
+    """A router as an ASGI application."""
+    settings = front.settings
 
     async def health(_: Request) -> Response:
         return JsonResponse({"status": "ok"})
 
     async def ready(_: Request) -> Response:
-        if front.is_draining or not front.fleet.num_ready:
+        if front.is_draining or not front.is_ready:
             raise ApiError(503, "no replica is ready", code="no_replica", retry_after=1)
         return JsonResponse({"status": "ok"})
 
@@ -419,15 +471,15 @@ def create_front(urls: Sequence[str], settings: RouteSettings) -> Starlette:
         )
 
     async def replicas(_: Request) -> Response:
-        return JsonResponse({"replicas": front.metrics.described()})
+        return JsonResponse({"replicas": front.described()})
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await front.fleet.start()
+        await front.start()
         try:
             yield
         finally:
-            await front.fleet.close()
+            await front.close()
 
     app = Starlette(
         routes=[

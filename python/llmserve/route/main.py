@@ -9,9 +9,11 @@ import uvicorn
 from starlette.responses import Response
 from starlette.types import Scope
 
-from llmserve.route.front import Front, create_front
+from llmserve.route.fleet_front import FleetFront
+from llmserve.route.front import create_app
 from llmserve.route.settings import RouteSettings
 from llmserve.server.http.protocol import http_protocol
+from llmserve.server.main import address, is_of_this_machine
 
 _log = logging.getLogger(__name__)
 
@@ -32,8 +34,8 @@ class RouteServer(uvicorn.Server):
     """uvicorn's, which drains before it closes: what runs may finish within drain_timeout."""
 
     def __init__(self, urls: Sequence[str], settings: RouteSettings) -> None:
-        app = create_front(urls, settings)
-        self.front: Front = app.state.front
+        self.front = FleetFront(urls, settings)
+        app = create_app(self.front)
         listening = settings.listening
         config = uvicorn.Config(
             app,
@@ -55,14 +57,10 @@ class RouteServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Says where it listens once it does."""
         await super().startup(sockets)
-        scheme = "https" if self._settings.ssl_certfile else "http"
         num_ready, num = self.front.fleet.num_ready, len(self.front.fleet.replicas)
         for sock in sockets or ():
-            host, port = sock.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            _log.info(
-                "routing to %d of %d replicas on %s://%s:%d", *(num_ready, num, scheme, shown, port)
-            )
+            shown = address(sock, self._settings.listening)
+            _log.info("routing to %d of %d replicas on %s", num_ready, num, shown)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drains, then closes; another Ctrl-C ends the wait."""
@@ -74,8 +72,8 @@ class RouteServer(uvicorn.Server):
         self._captured_signals.clear()  # or uvicorn would raise them anew
 
 
-def route(urls: Sequence[str], settings: RouteSettings, sock: socket.socket) -> None:
+def route(urls: Sequence[str], settings: RouteSettings, sockets: list[socket.socket]) -> None:
     """Routes on what `listen` gave until SIGTERM or Ctrl-C. Raises InvalidArgument."""
-    if not settings.api_key and sock.getsockname()[0] not in ("127.0.0.1", "::1"):
+    if not settings.api_key and not all(map(is_of_this_machine, sockets)):
         _log.warning("no api_key: everybody who reaches this machine may use the router")
-    RouteServer(urls, settings).run(sockets=[sock])
+    RouteServer(urls, settings).run(sockets=sockets)

@@ -25,9 +25,8 @@ _COUNTS = (
 class RouteMetrics:
     """Of one router."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._fleet = fleet
         self.routed = Counter(
             "llmserve_route_answers",
             "answers of replicas",
@@ -38,30 +37,32 @@ class RouteMetrics:
         self.replays = self._counter("replays", "streams that went on at another replica")
         self.resumed_tokens = self._counter("resumed_tokens", "tokens that these did not make anew")
         self.cut = self._counter("cut_streams", "streams that could not go on")
-        self.registry.register(_Loads(fleet))
 
     def _counter(self, name: str, help: str) -> Counter:
         return Counter(f"llmserve_route_{name}", help, registry=self.registry)
 
-    def described(self) -> list[dict[str, Any]]:
-        """Where each replica stands."""
-        loads = {load.name: load for load in self._fleet.router.loads()}
-        rows = []
-        for replica in self._fleet.replicas:
-            row: dict[str, Any] = {
-                "url": replica.url,
-                "is_ready": replica.is_ready,
-                "tells_blocks": replica.tells_blocks,
-                "numerics_class": replica.numerics_class(None),
-            }
-            if (load := loads.get(replica.url)) is not None:
-                names = [field for _, field, _ in (*_GAUGES, *_COUNTS)]
-                row |= {name: getattr(load, name) for name in names}
-            rows.append(row)
-        return rows
+
+def described(fleet: Fleet) -> list[dict[str, Any]]:
+    """Where each replica stands."""
+    loads = {load.name: load for load in fleet.router.loads()}
+    rows = []
+    for replica in fleet.replicas:
+        row: dict[str, Any] = {
+            "url": replica.url,
+            "is_ready": replica.is_ready,
+            "tells_blocks": replica.tells_blocks,
+            "numerics_class": replica.numerics_class(None),
+        }
+        if (load := loads.get(replica.url)) is not None:
+            names = [field for _, field, _ in (*_GAUGES, *_COUNTS)]
+            row |= {name: getattr(load, name) for name in names}
+        rows.append(row)
+    return rows
 
 
-class _Loads(Collector):
+class FleetLoads(Collector):
+    """Where each server of a fleet stands."""
+
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 

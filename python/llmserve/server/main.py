@@ -94,14 +94,8 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         server: ServerContext = self._app.state.server
         names = ", ".join(model.name for model in server.models)
-        scheme = "https" if self._settings.ssl_certfile else "http"
         for sock in sockets or ():
-            if sock.family == socket.AF_UNIX:
-                _log.info("serving %s on %s%s", names, UNIX, sock.getsockname())
-                continue
-            host, port = sock.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            _log.info("serving %s on %s://%s:%d", names, scheme, shown, port)
+            _log.info("serving %s on %s", names, address(sock, self._settings))
 
     async def main_loop(self) -> None:
         """Sleeps until the end, where uvicorn's looks ten times a second; what it does then, the
@@ -171,12 +165,22 @@ def serve(
     """Serves on what `listen` gave until SIGTERM or Ctrl-C."""
     settings = with_descriptors(settings)
     app = create_app(models, settings, tracing)
-    if not settings.api_key and not all(map(_is_of_this_machine, sockets)):
+    if not settings.api_key and not all(map(is_of_this_machine, sockets)):
         _log.warning("no api_key: everybody who reaches this machine may use the server")
     Server(app, settings).run(sockets=sockets)
 
 
-def _is_of_this_machine(sock: socket.socket) -> bool:
+def address(sock: socket.socket, settings: ServerSettings) -> str:
+    """What clients call it."""
+    if sock.family == socket.AF_UNIX:
+        return f"{UNIX}{sock.getsockname()}"
+    host, port = sock.getsockname()[:2]
+    scheme = "https" if settings.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def is_of_this_machine(sock: socket.socket) -> bool:
+    """Whether nobody from outside reaches it."""
     return sock.family == socket.AF_UNIX or sock.getsockname()[0] in ("127.0.0.1", "::1")
 
 
