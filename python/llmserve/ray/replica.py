@@ -1,0 +1,147 @@
+"""One engine in a Ray actor: the server's own application, called in the process."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any
+
+from llmserve.async_llm import AsyncLLM
+from llmserve.errors import InternalError
+from llmserve.ray.config import RayConfig
+from llmserve.server.app import create_app
+from llmserve.server.models import ServedModel
+
+_log = logging.getLogger(__name__)
+
+Headers = list[tuple[bytes, bytes]]
+# The first item of an answer.
+Head = tuple[int, Headers, str]  # status, headers, the replica's numerics class
+OTHER_CLASS = 421  # of who cannot go on with an answer of another numerics class
+
+
+class LLMReplica:
+    """An engine and its server, without a socket."""
+
+    def __init__(self, config: RayConfig) -> None:
+        engine = {"seed": None, **config.engine}
+        self._llm = AsyncLLM(config.model, **engine)
+        model = ServedModel([config.name], self._llm)
+        self._app = create_app([model], config.server_settings)
+        self._class = self._llm.numerics_class
+        self._lifespan: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._starting = asyncio.Lock()
+
+    async def handle(
+        self,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: bytes,
+        needed_class: str | None,
+        place: object,
+    ) -> AsyncGenerator[Head | bytes, None]:
+        """The answer to a request: its Head, then its body piece by piece. place: what the router
+        has read of it."""
+        await self._start()
+        if needed_class not in (None, self._class):
+            yield OTHER_CLASS, [], self._class
+            return
+        queue: asyncio.Queue[Any] = asyncio.Queue(1)  # a slow reader holds the stream up
+        left = asyncio.Event()
+        path, _, query = path.partition("?")
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": headers,
+            "client": None,
+            "server": None,
+        }
+        has_come = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal has_come
+            if not has_come:
+                has_come = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            await queue.put(message)
+
+        async def run() -> None:
+            try:
+                await self._app(scope, receive, send)  # type: ignore[arg-type]
+            finally:
+                await queue.put(None)
+
+        task = asyncio.create_task(run())
+        is_whole = False
+        try:
+            while (message := await queue.get()) is not None:
+                if message["type"] == "http.response.start":
+                    yield message["status"], list(message["headers"]), self._class
+                elif message["type"] == "http.response.body":
+                    if message.get("body"):
+                        yield bytes(message["body"])
+                    is_whole = not message.get("more_body", False)
+            if not is_whole:
+                raise InternalError("the answer broke off")
+        finally:
+            left.set()
+            if not is_whole:  # its reader has left: the engine ends what it runs for it
+                task.cancel()
+            while not queue.empty():
+                queue.get_nowait()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+    async def reconfigure(self, _config: Any) -> None:
+        """Nothing changes in a running engine: a rolling update makes new ones."""
+
+    async def check_health(self) -> None:
+        """Raises what stopped the engine: Ray starts another replica then."""
+        if (failure := self._llm.failure) is not None:
+            raise InternalError(failure)
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """What the fronts are told."""
+        return {"numerics_class": self._class, "num_kv_tokens": self._llm.num_kv_tokens}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """See ReplicaStats."""
+        metrics = self._llm.get_metrics()
+        seats = self._llm.max_num_seqs
+        return {
+            "decode_share": metrics.num_requests_running / seats,
+            "prefill_share": metrics.num_requests_waiting / seats,
+            "kv_share": metrics.num_blocks_used / max(metrics.num_blocks_total, 1),
+        }
+
+    async def _start(self) -> None:
+        """The application's lifespan, on the loop that answers."""
+        async with self._starting:
+            if self._lifespan is not None:
+                return
+            started = asyncio.Event()
+
+            async def run() -> None:
+                async with self._app.router.lifespan_context(self._app):
+                    started.set()
+                    await self._closing.wait()
+
+            self._lifespan = asyncio.create_task(run())
+            await started.wait()
+
+    def __del__(self) -> None:
+        if (llm := getattr(self, "_llm", None)) is not None:
+            llm.close()
