@@ -73,6 +73,12 @@ std::string shape_text(std::initializer_list<int64_t> shape) {
   return out.str();
 }
 
+// Some rows of a linear layer's own weight that are read as [K, N]: where it is quantized, that is
+// along N. Other tensors of [K, N] are quantized along K, as their layers compute.
+bool is_own_turned(const WeightPart& part, bool is_transposed) {
+  return is_transposed && part.in_of > 0;
+}
+
 bool is_same_order(const std::shared_ptr<const std::vector<int32_t>>& a,
                    const std::shared_ptr<const std::vector<int32_t>>& b) {
   return a && b ? *a == *b : a == b;
@@ -244,19 +250,20 @@ std::vector<StackedRows> WeightSource::stack(std::span<const WeightPart> parts, 
     const int64_t width = part.in_of == 0 ? in_features : part.in_of;
     const IndexRange taken{part.in_begin + columns.begin, columns.size};
     std::shared_ptr<const QuantizedWeight> quantized;
+    const bool is_turned = is_own_turned(part, is_transposed);
     if (!part.is_vector)
       quantized = find_quantized({.name = part.name,
-                                  .rows = part.num_rows(),
-                                  .columns = width,
+                                  .rows = is_turned ? width : part.num_rows(),
+                                  .columns = is_turned ? part.num_rows() : width,
                                   .num_matrices = part.num_matrices,
-                                  .is_transposed = is_transposed});
+                                  .is_transposed = is_transposed && !is_turned});
     const TensorEntry* entry = nullptr;
     const LinearFormat* format = nullptr;
     float factor = 1.0f;
     if (quantized) {
       entry =
           checkpoint_.has_tensors() ? quantized->entries()[0] : &imagine({part.num_rows(), width});
-      if (keeps_blocks) format = kept_format(*quantized, taken, width);
+      if (keeps_blocks && !is_turned) format = kept_format(*quantized, taken, width);
     } else {
       entry = &find(part, width, is_transposed);
       factor = find_factor(part, *entry);
@@ -373,15 +380,22 @@ ConstTensor WeightSource::expand(const StackedRows& rows, size_t i, DType dtype,
   const QuantizedWeight& weight = *rows.quantized[i];
   const int64_t k = rows.columns.size;
   buffer = Buffer(part.size * k * size_bytes(dtype));
+  std::vector<float> turned;  // [K, N] of what is stored as [K, N]
+  if (is_own_turned(part, rows.is_transposed)) {
+    turned.resize(static_cast<size_t>(k * part.size));
+    for (int64_t j = 0; j < k; ++j)
+      weight.values(rows.columns.begin + j, {part.begin, part.size}, turned.data() + j * part.size);
+  }
   backend_.run_on_host_threads(part.size, kRowsAtOnce, [&](int64_t begin, int64_t end) {
     std::vector<float> floats(dtype == DType::kF32 ? 0 : static_cast<size_t>(k));
     for (int64_t n = begin; n < end; ++n) {
       std::byte* to = buffer.data() + n * k * size_bytes(dtype);
-      if (dtype == DType::kF32) {
-        weight.values(part.row(n), rows.columns, reinterpret_cast<float*>(to));
-        continue;
-      }
-      weight.values(part.row(n), rows.columns, floats.data());
+      float* values = dtype == DType::kF32 ? reinterpret_cast<float*>(to) : floats.data();
+      if (turned.empty())
+        weight.values(part.row(n), rows.columns, values);
+      else
+        for (int64_t j = 0; j < k; ++j) values[j] = turned[static_cast<size_t>(j * part.size + n)];
+      if (dtype == DType::kF32) continue;
       auto* rounded = reinterpret_cast<uint16_t*>(to);
       for (int64_t j = 0; j < k; ++j) rounded[j] = f32_to_bf16(floats[static_cast<size_t>(j)]);
     }
