@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import openai
 import pydantic
 import pytest
 from llmserve import AsyncLLM, demo_model_path
+from llmserve.server import stored_responses
 from llmserve.server.stored_responses import StoredResponse, StoredResponses
-from serving import RunningServer, running_server
+from serving import DEADLINE_S, RunningServer, running_server
+
+MakeOracle = Callable[..., AsyncLLM]
 
 ROUTE = "/v1/responses"
 HELLO = "Tell me a story."
@@ -270,7 +274,8 @@ def test_the_oldest_responses_go_where_there_is_no_room() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"background": True, "stream": True}, "background"),
         ({"conversation": "c"}, "conversation"),
         ({"truncation": "some"}, "truncation"),
         ({"include": ["file_search_call.results"]}, "include"),
@@ -280,3 +285,62 @@ def test_the_oldest_responses_go_where_there_is_no_room() -> None:
 def test_what_is_wrong_is_named(server: RunningServer, fields: dict[str, Any], param: str) -> None:
     status, answer = server.post(ROUTE, **{"input": "x", "max_output_tokens": 3, **fields})
     assert (status, answer["error"]["param"]) == (400, param), answer
+
+
+def ended(client: openai.OpenAI, response_id: str) -> Any:
+    """Of a response that runs in the background, once it does so no more."""
+    until = time.monotonic() + DEADLINE_S
+    while (found := client.responses.retrieve(response_id)).status in ("queued", "in_progress"):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return found
+
+
+def test_a_response_runs_on_in_the_background(client: openai.OpenAI, server: RunningServer) -> None:
+    whole = ask(client)
+    begun = ask(client, background=True)
+    assert (begun.status, begun.background, begun.output) == ("queued", True, [])
+    found = ended(client, begun.id)
+    assert (found.id, found.output_text) == (begun.id, whole.output_text)
+    assert (found.status, found.usage.total_tokens) == (whole.status, whole.usage.total_tokens)
+    again = ask(client, input="And then?", previous_response_id=begun.id)
+    assert again.usage.input_tokens > found.usage.total_tokens
+    assert client.responses.cancel(begun.id).status == found.status  # as it ended
+    with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
+        client.responses.cancel(whole.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.cancel("resp_none")
+
+
+def test_a_response_in_the_background_is_cancelled(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(step_us=2000)) as server:
+        client = server.openai()
+        begun = [ask(client, background=True, max_output_tokens=1500) for _ in range(2)]
+        server.wait_until(lambda: len(server.activity.runs) == 2, "both run")
+        assert client.responses.retrieve(begun[0].id).status == "in_progress"
+        with pytest.raises(openai.BadRequestError, match="has not ended"):
+            ask(client, previous_response_id=begun[0].id)
+        assert client.responses.cancel(begun[0].id).status == "cancelled"
+        client.responses.delete(begun[1].id)
+        server.wait_until_idle()
+        assert client.responses.retrieve(begun[0].id).status == "cancelled"
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(begun[1].id)
+
+
+def test_a_response_in_the_background_that_fails_says_why(make_oracle: MakeOracle) -> None:
+    with running_server(make_oracle(fail_at_step=3, num_failures=1)) as server:
+        client = server.openai()
+        found = ended(client, ask(client, background=True).id)
+        assert found.status == "failed"
+        assert found.error.message.startswith("the engine failed at this request")
+
+
+def test_a_response_that_is_too_large_to_be_kept_is_told_so(
+    server: RunningServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_responses, "_MAX_SHARE", 2500 / stored_responses.MAX_BYTES)
+        found = ended(client, ask(client, background=True, instructions="x" * 1200).id)
+        assert found.status == "failed"
+        assert "too large" in found.error.message

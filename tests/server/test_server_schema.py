@@ -93,6 +93,7 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
     ("post", "/v1/embeddings", {"input": "x"}),
     ("post", "/v1/embeddings", {"input": ["x", "y"], "encoding_format": "base64"}),
     ("post", "/v1/responses/input_tokens", {"input": "x"}),
+    ("post", "/v1/chat/completions/input_tokens", {"messages": HELLO}),
     ("post", "/v1/messages", {"messages": HELLO, **SHORT}),
     ("post", "/v1/messages/count_tokens", {"messages": HELLO}),
     ("post", "/completion", {"prompt": "x", "n_predict": 3, "n_probs": 1}),

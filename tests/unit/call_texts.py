@@ -308,6 +308,12 @@ CASES += [
         [ROME, NOW],
     ),
     ("gigachat3", f"So.\n\nfunction call<|role_sep|>\n{WEATHER}", "So.", [ROME]),
+    ("gigachat3", f"So.<|message_sep|>\n\nfunction call<|role_sep|>\n{WEATHER}", "So.", [ROME]),
+    ("gigachat3", f"So.<|function_call|>{WEATHER}<|message_sep|>\n\n", "So.", [ROME]),
+    ("xlam", f"[{WEATHER}, {ADD}]", "", [ROME, SUM]),
+    ("xlam", f"So.\n```json\n[{WEATHER}]\n```", "So.", [ROME]),
+    ("xlam", f"So.[TOOL_CALLS][{WEATHER}]", "So.", [ROME]),
+    ("xlam", f"<tool_call>[{WEATHER}]</tool_call>", "", [ROME]),
     (
         "functiongemma",
         f"{GEMMA_ROME}{gemma('now', '')}",

@@ -4,7 +4,6 @@ from llmserve.parsers.call_parser import JsonStyle
 
 STYLE = JsonStyle(
     name="json",
-    aliases=("xlam",),
     is_list=True,
     is_bare=True,
     section=("[", "]"),

@@ -30,6 +30,7 @@ from llmserve.parsers import (
     qwen3_coder,
     seed_oss,
     step3,
+    xlam,
 )
 from llmserve.parsers.deltas import ToolParser
 from llmserve.parsers.reasoning import REASONING_STYLES, ReasoningStyle
@@ -61,6 +62,7 @@ TOOL_STYLES: tuple[ToolStyle, ...] = (
     olmo3.STYLE,
     pythonic.STYLE,
     llama3.STYLE,
+    xlam.STYLE,
     generic_json.STYLE,
 )
 

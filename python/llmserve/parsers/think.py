@@ -4,12 +4,15 @@ already."""
 from llmserve.parsers.deltas import Pieces, held_length
 
 _WHITESPACE = " \n\r\t"
+_NO_PROSE = ("<|", "<\uff5c")
 
 
 class ThinkParser:
     """Of one sample: splits what was thought from what is answered. is_open: the prompt ends
     within a section. Whitespace at the ends of both is left out. starts, ends: the signs, any of
     which opens or ends it. answer: signs that may stand around what is answered, and are left out.
+    calls: signs of calls, which end a section that is not closed: where they begin a line, and
+    those that no prose has (<|...) anywhere.
 
     >>> parser = ThinkParser(is_open=False)
     >>> parser.feed("<think>Hm.</think>Yes")
@@ -22,7 +25,10 @@ class ThinkParser:
         starts: tuple[str, ...] = ("<think>",),
         ends: tuple[str, ...] = ("</think>",),
         answer: tuple[str, str] = ("", ""),
+        calls: tuple[str, ...] = (),
     ) -> None:
+        self._calls = calls
+        self._has_thought = False
         self._starts = starts
         self._ends = ends
         self._is_undecided = not is_open
@@ -73,17 +79,31 @@ class ThinkParser:
         """Adds to the reasoning; what follows its end."""
         text = self._past_edge(text)
         places = [(found, end) for end in self._ends if (found := text.find(end)) >= 0]
+        places += [(found, "") for call in self._calls if (found := self._call_at(text, call)) >= 0]
         if places:
             found, sign = min(places)
             pieces.reasoning = text[:found].rstrip(_WHITESPACE)
             self._is_thinking = False
             self._is_at_edge = True
             return text[found + len(sign) :]
-        end = len(text) - max(held_length(text, sign) for sign in self._ends)
-        end = len(text[:end].rstrip(_WHITESPACE))
+        held = max(held_length(text, sign) for sign in (*self._ends, *self._calls))
+        end = len(text[: len(text) - held].rstrip(_WHITESPACE))
         pieces.reasoning = text[:end]
         self._rest = text[end:]
+        self._has_thought |= end > 0
         return ""
+
+    def _call_at(self, text: str, sign: str) -> int:
+        """Where a call begins; -1: nowhere. What was held back begins the text, so that there is a
+        line break in it or none before it."""
+        found = text.find(sign)
+        while found >= 0 and not sign.startswith(_NO_PROSE):
+            before = text[:found]
+            is_first = not self._has_thought and not before.strip(_WHITESPACE)
+            if is_first or "\n" in before[len(before.rstrip(_WHITESPACE)) :]:
+                break
+            found = text.find(sign, found + 1)
+        return found
 
     def _past_edge(self, text: str) -> str:
         if self._is_at_edge:

@@ -335,6 +335,8 @@ ANSWERS: Mapping[tuple[str, str], str] = {
     ("post", "/v1/embeddings"): "Embeddings",
     ("post", "/v1/responses"): "Response",
     ("post", "/v1/responses/input_tokens"): "InputTokens",
+    ("post", "/v1/chat/completions/input_tokens"): "InputTokens",
+    ("post", "/v1/responses/{response_id}/cancel"): "Response",
     ("get", "/v1/responses/{response_id}"): "Response",
     ("delete", "/v1/responses/{response_id}"): "DeletedResponse",
     ("get", "/v1/responses/{response_id}/input_items"): "InputItems",

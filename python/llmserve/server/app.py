@@ -37,12 +37,14 @@ from llmserve.server.routes.ollama.models import (
     ollama_version,
 )
 from llmserve.server.routes.responses.routes import (
+    cancel_response,
     create_response,
     input_tokens,
     response,
     response_input_items,
 )
 from llmserve.server.running.activity import Activity
+from llmserve.server.running.background import BackgroundRuns
 from llmserve.server.settings import ServerSettings
 from llmserve.server.shortcut import Shortcut
 from llmserve.server.tracing import Tracing, open_tracing
@@ -60,6 +62,8 @@ _V1 = (
     ("/responses/input_tokens", input_tokens, _POST),
     ("/responses/{response_id}", response, ["GET", "DELETE"]),
     ("/responses/{response_id}/input_items", response_input_items, _GET),
+    ("/responses/{response_id}/cancel", cancel_response, _POST),
+    ("/chat/completions/input_tokens", tokens.chat_input_tokens, _POST),
     ("/messages", messages, _POST),
     ("/messages/count_tokens", count_tokens, _POST),
 )
@@ -130,7 +134,8 @@ def create_app(
     served = Models(models, settings.is_lenient("any_model_name"))
     activity = Activity(models, settings)
     metrics = ServerMetrics(served, activity, settings.vllm_metrics)
-    server = ServerContext(settings, served, activity, metrics, tracing)
+    background = BackgroundRuns(Access)
+    server = ServerContext(settings, served, activity, metrics, tracing, background)
     middleware = [
         Middleware(Access),
         Middleware(Authentication, settings=settings),

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from llmserve.server.metrics import ServerMetrics
 from llmserve.server.models import Models
 from llmserve.server.running.activity import Activity
+from llmserve.server.running.background import BackgroundRuns
 from llmserve.server.settings import ServerSettings
 from llmserve.server.stored_responses import StoredResponses
 from llmserve.server.tracing import Tracing
@@ -21,6 +22,7 @@ class ServerContext:
     activity: Activity
     metrics: ServerMetrics
     tracing: Tracing | None
+    background: BackgroundRuns
     responses: StoredResponses = field(default_factory=StoredResponses)
 
 

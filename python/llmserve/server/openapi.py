@@ -34,6 +34,7 @@ from llmserve.server.routes.responses.bodies import ResponsesBody
 _POST: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/completions": (CompletionBody, "Continue prompts"),
     "/v1/chat/completions": (ChatBody, "Answer a conversation"),
+    "/v1/chat/completions/input_tokens": (ChatBody, "The tokens of a conversation's prompt"),
     "/v1/embeddings": (EmbeddingBody, "A vector a text"),
     "/v1/responses": (ResponsesBody, "Answer an input, perhaps going on from an earlier answer"),
     "/v1/responses/input_tokens": (ResponsesBody, "The tokens of such an input"),
@@ -73,6 +74,7 @@ _GET = {
     "/debug/block_events": "What the prefix cache holds, for who routes; for admins",
     "/debug/requests/{request_id}": "What a request did at every moment; for admins",
 }
+_BARE_POST = {"/v1/responses/{response_id}/cancel": "End a response that runs in the background"}
 _DELETE = {"/v1/responses/{response_id}": "Forget a response that was stored"}
 _ERRORS = {
     "400": "a parameter is wrong; the error names it",
@@ -100,6 +102,8 @@ def document() -> dict[str, Any]:
     paths: dict[str, Any] = {path: {"get": _bare("get", path, text)} for path, text in _GET.items()}
     for path, text in _DELETE.items():
         paths[path]["delete"] = _bare("delete", path, text)
+    for path, text in _BARE_POST.items():
+        paths[path] = {"post": _bare("post", path, text)}
     for (path, (_, text)), schema in zip(_POST.items(), schemas, strict=True):
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[path] = {"post": {**_operation("post", path, text), "requestBody": body}}

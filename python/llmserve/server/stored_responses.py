@@ -37,11 +37,11 @@ class StoredResponses:
         self._lock = threading.Lock()
         self.num_bytes = 0
 
-    def put(self, tenant: str, response: StoredResponse) -> None:
-        """Keeps it under its document's id, unless it alone is too large."""
+    def put(self, tenant: str, response: StoredResponse) -> bool:
+        """Keeps it under its document's id, unless it alone is too large. Whether it is kept."""
         data = msgspec.json.encode(response)
         if len(data) > self._max_bytes * _MAX_SHARE:
-            return
+            return False
         response_id = response.document["id"]
         with self._lock:
             if (before := self._kept.pop(response_id, None)) is not None:
@@ -51,6 +51,7 @@ class StoredResponses:
             while self.num_bytes > self._max_bytes:
                 _, oldest = self._kept.popitem(last=False)
                 self.num_bytes -= len(oldest.data)
+        return True
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """None for what is not kept, or is another key's."""

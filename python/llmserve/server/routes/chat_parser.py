@@ -84,7 +84,11 @@ class ChatParser:
         self._think: ThinkParser | None = None
         if (reasoning := form.reasoning) is not None:
             self._think = ThinkParser(
-                form.is_thinking, reasoning.starts, reasoning.ends, reasoning.answer
+                form.is_thinking,
+                reasoning.starts,
+                reasoning.ends,
+                reasoning.answer,
+                (form.style.begin,) if form.style is not None and form.style.marks_calls else (),
             )
         self._tools: ToolParser | None = None
         if form.style is not None:

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize."""
+"""POST /tokenize, /detokenize, and the tokens of a chat's prompt."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ from llmserve.server.context import context
 from llmserve.server.http.auth import tenant
 from llmserve.server.http.errors import ApiError, JsonResponse
 from llmserve.server.models import ServedModel
-from llmserve.server.routes.bodies import DetokenizeBody, TokenizeBody
+from llmserve.server.routes.bodies import ChatBody, DetokenizeBody, TokenizeBody
 from llmserve.server.routes.prompts import chat_prompt
 from llmserve.server.routes.request_body import arrived_at, num_body_bytes, read_json
 from llmserve.tokenization.tokenizer import Tokenizer
@@ -69,6 +69,16 @@ def _token_ids(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
     if body.prompt is not None:
         return tokenizer.encode(body.prompt, body.add_special_tokens is not False)
     return chat_prompt(body, tokenizer)[1]
+
+
+async def chat_input_tokens(request: Request) -> Response:
+    """POST /v1/chat/completions/input_tokens: how many tokens the prompt of a conversation has."""
+    server = context(request)
+    body = await read_json(request, ChatBody, server.settings)
+    model = server.models.get(body.model)
+    make = partial(chat_prompt, body, model.tokenizer())
+    _, token_ids = await counted_on_thread(request, model, make)
+    return JsonResponse({"object": "response.input_tokens", "input_tokens": len(token_ids)})
 
 
 async def detokenize(request: Request) -> Response:

@@ -44,6 +44,10 @@ class ResponseAnswer:
         self._end: Document | None = None  # of the stream
         self._has_failed = False
 
+    def queued(self) -> Document:
+        """Before it runs."""
+        return self._response("queued")
+
     def prepare(self, prompt_idx: int) -> None:
         """See Answer: prompts have no log-probabilities."""
 
@@ -145,7 +149,7 @@ class ResponseAnswer:
             "created_at": self._job.created,
             "completed_at": None,
             "status": status,
-            "background": False,
+            "background": bool(self._body.background),
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,

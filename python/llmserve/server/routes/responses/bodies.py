@@ -55,8 +55,9 @@ class ResponsesBody(VllmBody, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     max_tool_calls: Count | None = None
-    # Refused where they have a value
+    # It runs on without its client, and is asked for by its id
     background: bool | None = None
+    # Refused where they have a value
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
     context_management: list[dict[str, Any]] | None = None

@@ -55,8 +55,10 @@ def _check(body: ResponsesBody) -> None:
     refuse_given(body, ("prompt",), "prompts are kept at OpenAI; send instructions and input")
     refuse_given(body, ("conversation",), "go on with previous_response_id")
     refuse_given(body, ("context_management", "moderation"), "leave it out")
-    if body.background:
-        raise _bad("background", "responses are answered at once; leave it out")
+    if body.background and body.store is False:
+        raise _bad("background", "background can only be used when `store` is true")
+    if body.background and body.stream:
+        raise _bad("background", "a stream ends with its client; leave one of the two out")
     if body.truncation not in (None, "auto", "disabled"):
         raise _bad("truncation", f"must be auto or disabled, got {describe(body.truncation)}")
     for name in body.include or ():

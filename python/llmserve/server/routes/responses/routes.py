@@ -20,7 +20,17 @@ from llmserve.server.routes.responses.conversation import (
     read_input,
 )
 from llmserve.server.routes.tokens import counted_on_thread
+from llmserve.server.running.background import RUNNING
 from llmserve.server.stored_responses import StoredResponse
+
+# Of a response that cannot be kept with its output.
+_LOST: Document = {
+    "status": "failed",
+    "output": [],
+    "instructions": None,
+    "tools": [],
+    "metadata": {},
+}
 
 
 async def create_response(request: Request) -> Response:
@@ -30,9 +40,27 @@ async def create_response(request: Request) -> Response:
     items, messages = await _conversation(request, body)
     found = await chat_job(request, chat_body(body, messages), "resp")
     keep = partial(_keep, request, items, messages)
-    return found.response(
-        ResponseAnswer(found.job, body, found.form, _forget if body.store is False else keep)
-    )
+    answer = ResponseAnswer(found.job, body, found.form, _forget if body.store is False else keep)
+    if not body.background:
+        return found.response(answer)
+    document = answer.queued()
+    keep(document)
+    server.background.start(request, found.response(answer), document, keep)
+    return JsonResponse(document)
+
+
+async def cancel_response(request: Request) -> Response:
+    """POST /v1/responses/{response_id}/cancel: of one that runs in the background; what has ended
+    stays as it is."""
+    response_id = request.path_params["response_id"]
+    if not _stored(request, response_id).document["background"]:
+        raise ApiError(
+            400,
+            "Cannot cancel a synchronous response: it has ended, or ends when its client leaves",
+            param="response_id",
+        )
+    await context(request).background.cancel(response_id)
+    return JsonResponse(_stored(request, response_id).document)
 
 
 async def input_tokens(request: Request) -> Response:
@@ -50,6 +78,8 @@ async def response(request: Request) -> Response:
     """GET and DELETE /v1/responses/{response_id}."""
     response_id = request.path_params["response_id"]
     if request.method == "DELETE":
+        if _stored(request, response_id).document["status"] in RUNNING:
+            await context(request).background.cancel(response_id)
         if not context(request).responses.delete(tenant(request.scope), response_id):
             raise _unknown(response_id)
         return JsonResponse({"id": response_id, "object": "response", "deleted": True})
@@ -76,6 +106,13 @@ async def _conversation(request: Request, body: ResponsesBody) -> tuple[list[Ite
     before = context(request).responses.get(tenant(request.scope), body.previous_response_id)
     if before is None:
         raise _unknown(body.previous_response_id, "previous_response_id")
+    if before.document["status"] in RUNNING:
+        raise ApiError(
+            400,
+            f"response {body.previous_response_id!r} has not ended; wait until its status is "
+            f"completed",
+            param="previous_response_id",
+        )
     add_body_bytes(request, sum(len(str(message)) for message in before.messages))
     return items, [*before.messages, *messages]
 
@@ -83,7 +120,10 @@ async def _conversation(request: Request, body: ResponsesBody) -> tuple[list[Ite
 def _keep(request: Request, items: list[Item], messages: list[Message], document: Document) -> None:
     answered = read_input(document["output"])[1] if document["output"] else []
     stored = StoredResponse(document, items, [*messages, *answered])
-    context(request).responses.put(tenant(request.scope), stored)
+    responses, key = context(request).responses, tenant(request.scope)
+    if not responses.put(key, stored) and document["background"]:
+        error = {"code": "server_error", "message": "the response is too large to be kept"}
+        responses.put(key, StoredResponse({**document, **_LOST, "error": error}, [], []))
 
 
 def _forget(_: Document) -> None:
