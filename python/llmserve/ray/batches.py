@@ -42,7 +42,7 @@ class Generate:
             prompts = [items[idx] for idx in good]
             run = self._llm.chat if self._column == "messages" else self._llm.generate
             prompts = [_plain(prompt) for prompt in prompts]
-            outputs = run(prompts, self._params, use_tqdm=False)  # type: ignore[operator]
+            outputs = run(prompts, self._params, use_tqdm=False)
             for idx, output in zip(good, outputs, strict=True):
                 (one,) = output.outputs[:1]
                 num = len(output.prompt_token_ids)

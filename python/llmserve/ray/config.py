@@ -46,11 +46,15 @@ class RayConfig:
         text("served_model_name", self.served_model_name)
         for name in ("engine", "server", "route", "replicas", "front"):
             if not isinstance(getattr(self, name), Mapping):
-                raise InvalidArgument(f"{name} must be a mapping, got {describe(getattr(self, name))}")
+                raise InvalidArgument(
+                    f"{name} must be a mapping, got {describe(getattr(self, name))}"
+                )
         read_options("build_app", self.model, dict(self.engine))
         for name in _FRONT_ONLY:
             if name in self.route or name in self.server:
-                raise InvalidArgument(f"{name} is Ray Serve's to say: serve.start(http_options=...)")
+                raise InvalidArgument(
+                    f"{name} is Ray Serve's to say: serve.start(http_options=...)"
+                )
         _ = self.server_settings, self.route_settings
 
     @property
@@ -61,17 +65,22 @@ class RayConfig:
     @property
     def server_settings(self) -> ServerSettings:
         """Of each replica. Keys are the front's to ask for."""
-        return _of(ServerSettings, "server", self.server)
+        _check_names(ServerSettings, "server", self.server)
+        return ServerSettings(**self.server)
 
     @property
     def route_settings(self) -> RouteSettings:
         """Of the front."""
-        return _of(RouteSettings, "route", self.route)
+        _check_names(RouteSettings, "route", self.route)
+        return RouteSettings(**self.route)
 
     def replica_options(self) -> dict[str, Any]:
         """Of the deployment of replicas, with what it has where nothing is said."""
         given = dict(self.replicas)
-        actor = {"num_cpus": self.engine.get("num_threads") or 1, **given.pop("ray_actor_options", {})}
+        actor = {
+            "num_cpus": self.engine.get("num_threads") or 1,
+            **given.pop("ray_actor_options", {}),
+        }
         if "autoscaling_config" not in given:
             given.setdefault("num_replicas", 2)
         return {
@@ -101,12 +110,11 @@ class RayConfig:
         }
 
 
-def _of(kind: Any, name: str, given: Mapping[str, Any]) -> Any:
+def _check_names(kind: Any, name: str, given: Mapping[str, Any]) -> None:
     known = [item.name for item in fields(kind)]
     unknown = next((key for key in given if key not in known), None)
     if unknown is not None:
         raise InvalidArgument(f"{name} has no {unknown!r}; it has {', '.join(known)}")
-    return kind(**given)
 
 
 def spare(num_needed: float, share: float) -> int:

@@ -80,7 +80,7 @@ class LLMReplica:
 
         async def run() -> None:
             try:
-                await self._app(scope, receive, send)  # type: ignore[arg-type]
+                await self._app(scope, receive, send)
             finally:
                 await queue.put(None)
 

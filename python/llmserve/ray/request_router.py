@@ -49,7 +49,7 @@ class RayPlace:
         return RayPlace, ()
 
 
-class PrefixRouter(RequestRouter):
+class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     """Of one deployment, in one process."""
 
     def initialize_state(

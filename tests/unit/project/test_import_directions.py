@@ -79,7 +79,7 @@ MAY_IMPORT = {
     "server/routes/responses": _ROUTES,
 }
 # What stands above all: the rest of the server, the command line, the package's own face.
-ANYTHING = {"server", "route", "cli", ""}
+ANYTHING = {"server", "route", "ray", "cli", ""}
 
 MODULES = {
     path.relative_to(PACKAGE).with_suffix("").as_posix().removesuffix("__init__").rstrip("/"): path
