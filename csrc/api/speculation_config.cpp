@@ -46,6 +46,10 @@ void SpeculationConfig::validate() const {
   if (draft_sampling != "target" && draft_sampling != "greedy")
     throw InvalidArgument(concat(kField, "draft_sample_method must be target or greedy, got \"",
                                  draft_sampling.substr(0, 80), "\""));
+  if (acceptance != "exact" && acceptance != "rejection")
+    throw InvalidArgument(concat(kField,
+                                 "rejection_sample_method must be exact or rejection, got \"",
+                                 acceptance.substr(0, 80), "\""));
   for (const auto& [low, high, count] : num_tokens_per_batch_size) {
     if (low < 1 || high < low || count < 0 || count > kMaxDraftTokens)
       throw InvalidArgument(

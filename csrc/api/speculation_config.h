@@ -38,6 +38,10 @@ struct SpeculationConfig {
   int32_t disable_by_batch_size = 0;  // nothing is guessed where more sequences run; 0: no bound
   bool is_adaptive = true;  // false: as many guesses as are allowed, whether they pay or not
   std::string draft_sampling = "target";  // "target" or "greedy"
+  // "exact": guesses count where the target draws them, and every bit is that of no speculation.
+  // "rejection": the rejection rule, with noise of its own; equal in distribution alone.
+  std::string acceptance = "exact";
+  bool has_heterogeneous_vocab = false;  // the draft model's tokens are mapped by their bytes
   // Of the draft model, as EngineConfig has them; empty: as its checkpoint has it, none.
   std::string draft_dtype;
   std::string draft_quantization;
@@ -58,11 +62,14 @@ struct SpeculationConfig {
         ConfigField{"disable_by_batch_size", &Config::disable_by_batch_size, 0},
         ConfigField{"adaptive", &Config::is_adaptive},
         ConfigField{"draft_sample_method", &Config::draft_sampling},
+        ConfigField{"rejection_sample_method", &Config::acceptance},
+        ConfigField{"use_heterogeneous_vocab", &Config::has_heterogeneous_vocab},
         ConfigField{"dtype", &Config::draft_dtype},
         ConfigField{"quantization", &Config::draft_quantization},
     };
   }
   bool is_on() const { return !method.empty(); }
+  bool is_exact() const { return acceptance == "exact"; }
   DraftSampling sampling() const {
     return draft_sampling == "greedy" ? DraftSampling::kGreedy : DraftSampling::kTarget;
   }

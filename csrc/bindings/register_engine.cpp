@@ -249,9 +249,11 @@ class LoadingModel {
   LoadingModel& operator=(const LoadingModel&) = delete;
 
   // Once, not after close(). Throws what loading has thrown.
-  std::unique_ptr<Engine> make_engine(std::optional<Vocabulary> vocabulary) {
+  std::unique_ptr<Engine> make_engine(std::optional<Vocabulary> vocabulary,
+                                      const std::optional<Vocabulary>& draft_vocabulary) {
     if (!executor_.valid()) throw InvalidArgument("the loaded model has been taken, or given up");
-    return std::make_unique<Engine>(config_, std::move(vocabulary), executor_.get());
+    return std::make_unique<Engine>(config_, std::move(vocabulary), executor_.get(),
+                                    draft_vocabulary);
   }
   const EngineConfig& config() const { return config_; }
   // Gives up what was not taken.
@@ -351,12 +353,14 @@ void register_engine(py::module_& module) {
           },
           "exception_type"_a, "exception"_a, "traceback"_a);
   py::class_<Engine, EngineHolder>(module, "Engine")
-      .def(py::init([](LoadingModel& model, std::optional<Vocabulary> vocabulary) {
+      .def(py::init([](LoadingModel& model, std::optional<Vocabulary> vocabulary,
+                       const std::optional<Vocabulary>& draft_vocabulary) {
              // Not Release(), under which pybind11 would register the instance without the GIL.
              const py::gil_scoped_release release;
-             return EngineHolder(model.make_engine(std::move(vocabulary)).release());
+             return EngineHolder(
+                 model.make_engine(std::move(vocabulary), draft_vocabulary).release());
            }),
-           "model"_a, "vocabulary"_a = py::none(),
+           "model"_a, "vocabulary"_a = py::none(), "draft_vocabulary"_a = py::none(),
            "Waits for the model and starts the engine's thread.")
       .def(
           "check",

@@ -2,11 +2,15 @@
 // threads. The drafter (speculation/model_drafter.h) says what it runs.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "api/engine_config.h"
 #include "engine/batch_builder.h"
+#include "engine/mask_filler.h"
 #include "engine/worker.h"
 #include "sampling/sampler.h"
 #include "speculation/draft_model.h"
@@ -15,9 +19,11 @@ namespace llmserve {
 
 class DraftWorker final : public DraftModel {
  public:
-  // Loads config.model_path, to compute on the target's backend. Throws what Worker's constructor
-  // throws, and NotSupported on a device.
-  DraftWorker(const EngineConfig& config, const std::shared_ptr<Backend>& backend);
+  // Loads config.model_path, to compute on the target's backend. `masks` are the target's, and
+  // outlive it. is_exact: draws with the target's noise; otherwise with its own, and keeps what it
+  // drew from. Throws what Worker's constructor throws, and NotSupported on a device.
+  DraftWorker(const EngineConfig& config, const std::shared_ptr<Backend>& backend,
+              MaskFiller& masks, bool is_exact);
 
   const CacheConfig& cache() const override { return config_.cache; }
   int64_t vocab_size() const override { return worker_.vocab_size(); }
@@ -27,7 +33,12 @@ class DraftWorker final : public DraftModel {
   const SampledTokens& run(const StepPlan& plan, std::span<const DraftContext> contexts) override;
   void forget(RequestId request_id, int32_t sample_index) override {
     sampler_.forget(request_id, sample_index);
+    guesses_.erase({request_id, sample_index});
   }
+  // [V] that the newest guess of this position was drawn from; empty: it was certain, or the noise
+  // was the target's.
+  std::span<const float> drawn_from(RequestId request_id, int32_t sample_index,
+                                    int64_t position) const;
 
   bool pack_weight() { return worker_.pack_weight(); }
   MemoryUse memory_use() const { return worker_.memory_use(); }
@@ -36,12 +47,23 @@ class DraftWorker final : public DraftModel {
 
  private:
   class Draw;
+  // Of a sequence's newest guesses.
+  struct Guesses {
+    int64_t first_position = 0;
+    int64_t count = 0;
+    std::vector<std::vector<float>> drawn_from;  // [at least count][V]
+  };
+
+  std::vector<float>& begin_guess(const SampleTask& task);
 
   const EngineConfig config_;
   Worker worker_;
   BatchBuilder builder_;
   Sampler sampler_;
-  std::vector<std::byte> block_;  // a batch's integers
+  MaskFiller& masks_;
+  const bool is_exact_;
+  std::map<std::pair<RequestId, int32_t>, Guesses> guesses_;  // by request and sample
+  std::vector<std::byte> block_;                              // a batch's integers
   SampledTokens sampled_;
 };
 

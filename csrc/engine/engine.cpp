@@ -43,7 +43,8 @@ class PhaseTimer {
 }  // namespace
 
 Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
-               std::unique_ptr<Executor> executor)
+               std::unique_ptr<Executor> executor,
+               const std::optional<Vocabulary>& draft_vocabulary)
     : config_(config),
       vocab_size_(executor->vocab_size()),
       hidden_size_(executor->hidden_size()),
@@ -57,12 +58,15 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
       process_id_(getpid()) {
   config_.validate();
   if (config_.speculation.is_on()) {
-    speculator_ =
-        std::make_unique<Speculator>(config_.speculation,
-                                     DrafterContext{.config = config_.speculation,
-                                                    .vocab_size = vocab_size_,
-                                                    .model = executor_->draft_model()},
-                                     config_.scheduler.max_model_len, executor_->make_drafter());
+    speculator_ = std::make_unique<Speculator>(
+        config_.speculation,
+        DrafterContext{
+            .config = config_.speculation,
+            .vocab_size = vocab_size_,
+            .model = executor_->draft_model(),
+            .vocabulary_map = map_vocabularies(config_.speculation, vocabulary_, vocab_size_,
+                                               draft_vocabulary, executor_->draft_model())},
+        config_.scheduler.max_model_len, executor_->make_drafter());
   }
   SchedulerConfig scheduler = config_.scheduler;
   scheduler.max_num_queued_reqs = 0;  // add_requests() keeps the bound and tells the caller

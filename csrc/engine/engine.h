@@ -43,9 +43,12 @@ class QueueFull : public ResourceExhausted {
 
 class Engine {
  public:
-  // Starts the thread. Without a vocabulary requests must not ask for text.
+  // Starts the thread. Without a vocabulary requests must not ask for text. draft_vocabulary: of a
+  // draft model that has another one than the target. Throws what Speculator's constructor throws,
+  // and InvalidArgument where vocabularies are wanted that are not there.
   Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
-         std::unique_ptr<Executor> executor);
+         std::unique_ptr<Executor> executor,
+         const std::optional<Vocabulary>& draft_vocabulary = std::nullopt);
   ~Engine();  // close()
   // False in a forked child, which has no engine thread, and where locks may be held for ever.
   bool is_of_this_process() const;

@@ -46,7 +46,11 @@ MaskFiller::~MaskFiller() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void MaskFiller::begin(std::span<const SampleTask> tasks) {
+void MaskFiller::begin(std::span<const SampleTask> tasks) { share_out(tasks, false); }
+
+void MaskFiller::begin_drafts(std::span<const SampleTask> tasks) { share_out(tasks, true); }
+
+void MaskFiller::share_out(std::span<const SampleTask> tasks, bool are_drafts) {
   shares_.clear();
   // Before there is work: where one cannot be started, none of them has begun.
   if (std::ranges::any_of(tasks, has_mask)) start_threads();
@@ -56,15 +60,14 @@ void MaskFiller::begin(std::span<const SampleTask> tasks) {
     if (!has_mask(tasks[i])) continue;
     while (end < tasks.size() && is_of(tasks[end], tasks[i])) ++end;
     Share share{.first_task = i, .num_tasks = end - i, .can_await = tasks[i].can_await_mask};
-    follow(tasks.subspan(i, end - i), share);
+    share.sequence = followed(tasks[i]);
+    share.is_left = are_drafts && share.sequence->is_slow;
+    if (!share.is_left) follow(tasks.subspan(i, end - i), share);
     shares_.push_back(std::move(share));
   }
 }
 
-// The sequence with what its tasks know, and on its way to a thread if anything is to be filled. A
-// thread that has it already has it with the same tokens: it gets no further without a mask.
-void MaskFiller::follow(std::span<const SampleTask> tasks, Share& share) {
-  const SampleTask& task = tasks[0];
+const MaskFiller::Sequence& MaskFiller::followed(const SampleTask& task) {
   Sequence& place = sequences_[{task.request_id, task.sample_index}];
   if (!place) {
     place = std::make_shared<Followed>(Followed{.request_id = task.request_id,
@@ -72,24 +75,31 @@ void MaskFiller::follow(std::span<const SampleTask> tasks, Share& share) {
                                                 .grammar = task.params->grammar,
                                                 .ignore_eos = task.params->ignore_eos});
   }
-  share.sequence = place;
-  Followed& sequence = *place;
-  std::vector<int32_t> drafted;
-  for (const SampleTask& row : tasks.subspan(1)) drafted.push_back(row.token_ids.back());
+  return place;
+}
+
+// The sequence with what its tasks know, and on its way to a thread if anything is to be filled. A
+// thread that has it already has it with the same tokens: it gets no further without a mask.
+void MaskFiller::follow(std::span<const SampleTask> tasks, Share& share) {
+  Followed& sequence = *share.sequence;
+  const std::span<const int32_t> committed = tasks[0].committed_token_ids();
+  const std::span<const int32_t> all = tasks.back().token_ids;
+  const std::span<const int32_t> drafted = all.subspan(committed.size());
+  const size_t num_same =
+      static_cast<size_t>(std::ranges::mismatch(drafted, sequence.drafted).in1 - drafted.begin());
+  const bool is_same = num_same == drafted.size() && num_same == sequence.drafted.size();
   if (sequence.state != State::kIdle) {
-    share.is_other = drafted != sequence.drafted;
+    share.is_other = !is_same;
     return;
   }
-  const auto generated =
-      task.committed_token_ids().subspan(static_cast<size_t>(task.num_prompt_tokens));
+  const auto generated = committed.subspan(static_cast<size_t>(tasks[0].num_prompt_tokens));
   if (generated.size() > sequence.generated.size()) sequence.num_rows = 0;
   sequence.generated.insert(sequence.generated.end(),
                             generated.begin() + std::ssize(sequence.generated), generated.end());
-  if (drafted != sequence.drafted) {
-    sequence.drafted = std::move(drafted);
-    sequence.num_rows = std::min<size_t>(sequence.num_rows, 1);
-  }
-  if (sequence.num_rows < tasks.size()) enqueue(place);
+  sequence.drafted.assign(drafted.begin(), drafted.end());
+  // A row holds for the drafts before it.
+  if (!is_same) sequence.num_rows = std::min(sequence.num_rows, num_same + 1);
+  if (sequence.num_rows < drafted.size() + 1) enqueue(share.sequence);
 }
 
 void MaskFiller::enqueue(const Sequence& sequence) {
@@ -258,12 +268,29 @@ void MaskFiller::finish(std::span<SampleTask> tasks) {
   }
 }
 
+// A row of a draft that was late waits for nothing: whoever checks the guesses asks again.
+void MaskFiller::finish_drafts(std::span<SampleTask> tasks) {
+  std::unique_lock lock(mutex_);
+  const auto is_there = [](const Share& s) { return s.sequence->state == State::kIdle; };
+  has_result_.wait_for(lock, kPatience, [&] {
+    return std::ranges::all_of(shares_, [&](const Share& s) { return s.is_left || is_there(s); });
+  });
+  for (const Share& share : shares_) {
+    const auto own = tasks.subspan(share.first_task, share.num_tasks);
+    if (!share.is_left && !share.is_other && is_there(share)) {
+      hand_over(share, own);
+    } else {
+      for (SampleTask& task : own) task.awaits_mask = true;
+    }
+  }
+}
+
 void MaskFiller::hand_over(const Share& share, std::span<SampleTask> tasks) {
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    const RowMask& row = share.sequence->rows[i];
-    tasks[i].allowed = row.bits;
-    tasks[i].end_token_id = row.end_token_id;
-    tasks[i].mask_error = row.error;
+  for (SampleTask& task : tasks) {
+    const RowMask& row = share.sequence->rows[static_cast<size_t>(task.num_drafted_tokens)];
+    task.allowed = row.bits;
+    task.end_token_id = row.end_token_id;
+    task.mask_error = row.error;
   }
 }
 

@@ -49,6 +49,12 @@ class MaskFiller {
   // theirs it waits as long as it takes.
   void finish(std::span<SampleTask> tasks);
 
+  // The same for rows of a draft, one a sequence, whose guesses so far are drafted tokens. The
+  // masks are kept for the step that checks the guesses. A sequence whose grammar is slow, or late
+  // now, awaits its mask, which nobody is told of: the draft ends there.
+  void begin_drafts(std::span<const SampleTask> tasks);
+  void finish_drafts(std::span<SampleTask> tasks);
+
   // The sequence has ended: its matcher goes.
   void forget(RequestId request_id, int32_t sample_index);
   int64_t num_matchers() const { return static_cast<int64_t>(sequences_.size()); }
@@ -74,7 +80,7 @@ class MaskFiller {
     std::vector<int32_t> generated;  // committed, without the prompt
     std::vector<int32_t> drafted;    // behind them
     size_t num_appended = 0;         // of `generated`, that the matcher has
-    size_t num_rows = 0;             // rows that hold for `generated`; the first, for any drafts
+    size_t num_rows = 0;             // rows that hold for `generated` and `drafted`
     std::vector<RowMask> rows;       // [at least num_rows]
     // Under the lock.
     std::unique_ptr<TokenMatcher> matcher;  // null: at the beginning of the text
@@ -93,6 +99,7 @@ class MaskFiller {
     size_t num_tasks = 0;
     bool can_await = true;
     bool is_other = false;  // a thread has the sequence with other drafts than the tasks
+    bool is_left = false;   // a draft's, whose masks take too long
     Sequence sequence;
   };
 
@@ -100,6 +107,8 @@ class MaskFiller {
   void work(std::deque<Sequence>& queue);
   void watch();
   void cancel_late();
+  void share_out(std::span<const SampleTask> tasks, bool are_drafts);
+  const Sequence& followed(const SampleTask& task);
   void follow(std::span<const SampleTask> tasks, Share& share);
   void enqueue(const Sequence& sequence);
   void end_run(const Sequence& sequence, bool has_failed);

@@ -223,11 +223,12 @@ void plan_draft(const ConfigRequest& request, int64_t vocab_size, MemoryPlan& pl
                                     ? open_config(speculation.model)
                                     : open_checkpoint(speculation.model);
   const ModelConfig model = read_model_config(checkpoint.config(), 0);
-  if (model.vocab_size != vocab_size)
+  if (model.vocab_size != vocab_size && !speculation.has_heterogeneous_vocab)
     throw InvalidArgument(concat("speculative_config: model ", speculation.model,
                                  " has a vocabulary of ", model.vocab_size, " tokens, and the ",
                                  "target one of ", vocab_size,
-                                 "; a draft model has the target's tokenizer"));
+                                 "; a draft model has the target's tokenizer, or "
+                                 "use_heterogeneous_vocab maps its tokens by their text"));
   if (state_bytes(model.cache_groups) > 0)
     throw NotSupported(concat("speculative_config: model ", speculation.model,
                               " has layers with a state of fixed size, which cannot take guesses "

@@ -85,8 +85,6 @@ StepRunner::StepRunner(const EngineConfig& config, int num_workers, const MakeWo
     : config_(config),
       ranks_(num_workers),
       workers_(make_workers(ranks_, make_worker)),
-      draft_(config.draft ? std::make_unique<DraftWorker>(*config.draft, first().shared_backend())
-                          : nullptr),
       steps_(first().steps()),
       limits_{.max_num_seqs = config_.scheduler.max_num_seqs,
               .max_model_len = config_.scheduler.max_model_len,
@@ -94,9 +92,17 @@ StepRunner::StepRunner(const EngineConfig& config, int num_workers, const MakeWo
       batch_builder_(config.cache.block_size, row_groups(config.cache.groups).size()),
       outputs_(workers_.size()),
       masks_(first().vocab_size()),
+      draft_(config.draft ? std::make_unique<DraftWorker>(*config.draft, first().shared_backend(),
+                                                          masks_, config.speculation.is_exact())
+                          : nullptr),
       sampler_(first().backend()),
       pooler_(first().backend().memory()),
-      flights_(max_in_flight()) {}
+      flights_(max_in_flight()) {
+  if (steps_ != nullptr && !config_.speculation.is_exact())
+    throw NotSupported(
+        "speculative_config: rejection_sample_method 'rejection' draws on the host; use "
+        "device='cpu', or leave it at 'exact'");
+}
 
 // A worker goes on its rank's thread, as it came.
 StepRunner::~StepRunner() {
@@ -152,7 +158,22 @@ void StepRunner::launch(const StepPlan& plan) {
   flights_.launch();
 }
 
+// Under the rejection rule: which guess runs in the place of a row's token.
+void StepRunner::tell_guesses(const StepPlan& plan, StepBatch& batch) const {
+  for (size_t i = 0; i < plan.logit_rows.size(); ++i) {
+    const LogitRow& row = plan.logit_rows[i];
+    const ScheduledSequence& sequence = plan.sequences[static_cast<size_t>(row.sequence_idx)];
+    if (row.given_token_id >= 0 || row.num_drafted >= sequence.num_drafted) continue;
+    SampleTask& task = batch.sample_tasks[i];
+    task.guess = plan.tokens_of(sequence).last(
+        static_cast<size_t>(sequence.num_drafted))[static_cast<size_t>(row.num_drafted)];
+    if (draft_)
+      task.guess_probabilities = draft_->drawn_from(row.request_id, row.sample_index, row.position);
+  }
+}
+
 void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
+  if (!config_.speculation.is_exact()) tell_guesses(plan, batch);
   masks_.begin(batch.sample_tasks);
   if (steps_ != nullptr) steps_->bring_over();
   Draw draw(*this, plan, batch, flight);

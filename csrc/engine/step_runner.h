@@ -80,6 +80,7 @@ class StepRunner final : public Executor {
   Worker& first() const { return *workers_[0]; }
   Flight& begin_flight();
   StepBatch& build(const StepPlan& plan, const BatchShape& shape);
+  void tell_guesses(const StepPlan& plan, StepBatch& batch) const;
   void run(const StepPlan& plan, StepBatch& batch, Flight& flight);
   void draw_rows(const ConstTensor& logits, const StepBatch& batch, size_t begin, Flight& flight);
   void sample_on_device(const ConstTensor& logits, const StepBatch& batch, size_t begin,
@@ -88,13 +89,13 @@ class StepRunner final : public Executor {
   const EngineConfig config_;
   RankThreads ranks_;
   std::vector<std::unique_ptr<Worker>> workers_;  // [ranks]
-  std::unique_ptr<DraftWorker> draft_;            // of config.draft, or null
   DeviceSteps* const steps_;                      // of rank 0's backend, or null
   const RecordingLimits limits_;
   BatchBuilder batch_builder_;
   std::vector<std::byte> block_;      // a batch's integers, where there is no device
   std::vector<RankOutputs> outputs_;  // [ranks] of the step, where several are compared
   MaskFiller masks_;
+  std::unique_ptr<DraftWorker> draft_;  // of config.draft, or null
   Sampler sampler_;
   Pooler pooler_;
   std::vector<int32_t> late_tokens_;  // of the rows at hand

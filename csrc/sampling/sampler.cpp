@@ -1,6 +1,7 @@
 #include "sampling/sampler.h"
 
 #include "core/error.h"
+#include "sampling/rejection.h"
 
 namespace llmserve {
 
@@ -35,6 +36,22 @@ SampleRow Sampler::make_row(const SampleTask& task, const ConstTensor& logits, s
   return row;
 }
 
+// The token is drawn here, and forced. What cannot be drawn from is left to the op, which tells.
+void Sampler::draw_by_rule(const SampleTask& task, const ConstTensor& logits, SampleRow& row) {
+  if (row.forced_token_id >= 0 || row.draw.is_greedy()) return;
+  host_logits_.resize(static_cast<size_t>(logits.shape[0]));
+  backend_.memory().copy_to_host(host_logits_.data(), logits.data, logits.num_bytes());
+  std::vector<float>& probabilities = task.drawn_from ? *task.drawn_from : probabilities_;
+  if (!fill_probabilities(host_logits_, row, probabilities)) {
+    probabilities.clear();
+    return;
+  }
+  row.forced_token_id = task.drawn_from
+                            ? draw_from(probabilities, task.seed, task.position, DrawStream::kGuess)
+                            : draw_after_guess(probabilities, task.guess, task.guess_probabilities,
+                                               task.seed, task.position);
+}
+
 std::span<const SampleRow> Sampler::ask(const ConstTensor& logits,
                                         std::span<const SampleTask> tasks,
                                         std::span<PendingSample> pending) {
@@ -45,7 +62,9 @@ std::span<const SampleRow> Sampler::ask(const ConstTensor& logits,
     pending[i] = {.position = tasks[i].position,
                   .is_end = tasks[i].end_token_id >= 0,
                   .awaits_mask = tasks[i].awaits_mask};
-    rows_.push_back(make_row(tasks[i], row_logits, pending[i].error));
+    SampleRow& made = rows_.emplace_back(make_row(tasks[i], row_logits, pending[i].error));
+    if (tasks[i].guess >= 0 || tasks[i].drawn_from != nullptr)
+      draw_by_rule(tasks[i], row_logits, made);
   }
   return rows_;
 }

@@ -30,8 +30,8 @@ class Sampler {
   void sample(const ConstTensor& logits, std::span<const SampleTask> tasks, SampledTokens& out);
 
   // The same in two parts, with the sample op between them; append() is the second. ask() waits for
-  // the logits where a row has logits processors, and else for nothing; the rows [S] are valid
-  // until it is called again.
+  // the logits where a row has logits processors or a guess under the rejection rule, and else for
+  // nothing; the rows [S] are valid until it is called again.
   std::span<const SampleRow> ask(const ConstTensor& logits, std::span<const SampleTask> tasks,
                                  std::span<PendingSample> pending);
   static void append(const SampledRow& row, const PendingSample& pending, SampledTokens& out);
@@ -43,6 +43,7 @@ class Sampler {
 
  private:
   SampleRow make_row(const SampleTask& task, const ConstTensor& logits, std::string& error);
+  void draw_by_rule(const SampleTask& task, const ConstTensor& logits, SampleRow& row);
 
   Backend& backend_;
   std::map<std::pair<RequestId, int32_t>, SamplingSlot> slots_;  // by request and sample
@@ -50,6 +51,7 @@ class Sampler {
   std::vector<SampleRow> rows_;
   std::vector<SampledRow> drawn_;
   std::vector<PendingSample> pending_;
+  std::vector<float> host_logits_, probabilities_;  // [V] of a row under the rejection rule
 };
 
 }  // namespace llmserve

@@ -38,6 +38,12 @@ struct SampleTask {
   std::string_view mask_error;        // why there is no mask, where there should be
   bool can_await_mask = false;        // the sequence's last token may run again in a later step
   bool awaits_mask = false;           // there is no mask yet: nothing is drawn
+  // Under the rejection rule (sampling/rejection.h), where the draw is not greedy. Of the target's
+  // rows: the guess that ran in the token's place, and [V] what it was drawn from, or empty. Of a
+  // draft's rows: where what the token is drawn from goes, [V].
+  int32_t guess = -1;
+  std::span<const float> guess_probabilities;
+  std::vector<float>* drawn_from = nullptr;
 
   // What is certain of token_ids.
   std::span<const int32_t> committed_token_ids() const {

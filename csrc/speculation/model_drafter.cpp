@@ -6,26 +6,30 @@
 #include "core/token_hash.h"
 
 namespace llmserve {
-namespace {
 
-SamplingParams draft_params(const SamplingParams& target, DraftSampling sampling) {
-  SamplingParams params = target;
+ModelDrafter::ModelDrafter(DraftModel& model, DraftSampling sampling,
+                           std::shared_ptr<const VocabularyMap> map)
+    : model_(model),
+      sampling_(sampling),
+      map_(std::move(map)),
+      kv_cache_(model.cache(), &chain_hash, model.max_step_tokens()) {}
+
+SamplingParams ModelDrafter::params_of(const DraftTask& task) const {
+  if (map_) {
+    SamplingParams params;
+    params.draw.temperature = 0;
+    if (std::ssize(map_->shared_draft_ids()) < model_.vocab_size())
+      params.allowed_token_ids = map_->shared_draft_ids();
+    return params;
+  }
+  SamplingParams params = *task.params;
   params.n = 1;
   params.logprobs.reset();
   params.logprob_token_ids.clear();
   params.prompt_logprobs.reset();
-  // Masks may take long, and only the target's rows can wait for them beside the steps.
-  params.grammar.reset();
-  if (sampling == DraftSampling::kGreedy) params.draw.temperature = 0;
+  if (sampling_ == DraftSampling::kGreedy) params.draw.temperature = 0;
   return params;
 }
-
-}  // namespace
-
-ModelDrafter::ModelDrafter(DraftModel& model, DraftSampling sampling)
-    : model_(model),
-      sampling_(sampling),
-      kv_cache_(model.cache(), &chain_hash, model.max_step_tokens()) {}
 
 void ModelDrafter::draft(std::span<const DraftTask> tasks, std::span<std::vector<int32_t>> drafts) {
   ++num_calls_;
@@ -47,18 +51,28 @@ ModelDrafter::Entry& ModelDrafter::entry_of(const DraftTask& task) {
   if (!is_new) return entry;
   entry.table.root = root_hash(task.cache_salt);
   entry.table.owner = task.request_id;
-  entry.params = draft_params(*task.params, sampling_);
+  entry.params = params_of(task);
   return entry;
+}
+
+// The task's tokens in the model's vocabulary.
+std::span<const int32_t> ModelDrafter::known_tokens(const DraftTask& task, Entry& entry) const {
+  if (!map_) return task.token_ids;
+  for (; entry.num_mapped < task.token_ids.size(); ++entry.num_mapped) {
+    const std::span<const int32_t> ids = map_->to_draft(task.token_ids[entry.num_mapped]);
+    entry.mapped.insert(entry.mapped.end(), ids.begin(), ids.end());
+  }
+  return entry.mapped;
 }
 
 // The entry has the task's tokens, and of its pool what is theirs: guesses that were right among
 // it. False: nothing can be guessed.
 bool ModelDrafter::begin(Job& job) {
   Entry& entry = *job.entry;
-  const std::span<const int32_t> known = job.task->token_ids;
+  if (std::ranges::count(job.task->token_ids, kNoTokenId) > 0) return false;
+  const std::span<const int32_t> known = known_tokens(*job.task, entry);
   const int64_t num_tokens = std::ssize(known);
-  if (num_tokens > model_.max_model_len() || std::ranges::count(known, kNoTokenId) > 0)
-    return false;
+  if (num_tokens == 0 || num_tokens > model_.max_model_len()) return false;
   const int64_t most = std::min(entry.num_computed, num_tokens - 1);
   int64_t keep = std::min(entry.num_known, most);
   while (keep < most &&
@@ -151,7 +165,8 @@ void ModelDrafter::plan_tokens(Job& job, int64_t num_tokens) {
   entry.num_computed = start + num_tokens;
   if (entry.num_computed < std::ssize(entry.token_ids)) return;
   const int64_t position = entry.num_computed;
-  const bool may_stop = position - task.num_prompt_tokens >= entry.params.min_tokens;
+  const int64_t num_prompt_tokens = map_ ? 0 : task.num_prompt_tokens;
+  const bool may_stop = map_ || position - num_prompt_tokens >= entry.params.min_tokens;
   plan_.logit_rows.push_back(
       {.sequence_idx = static_cast<int32_t>(plan_.sequences.size() - 1),
        .token_offset = static_cast<int32_t>(num_tokens - 1),
@@ -161,10 +176,10 @@ void ModelDrafter::plan_tokens(Job& job, int64_t num_tokens) {
        .position = position,
        .params = &entry.params,
        .token_ids = entry.token_ids,
-       .num_prompt_tokens = task.num_prompt_tokens,
+       .num_prompt_tokens = num_prompt_tokens,
        .banned_token_ids = may_stop ? std::span<const int32_t>() : task.stop_token_ids});
   contexts_.push_back({.token_ids = entry.token_ids,
-                       .num_drafted = static_cast<int32_t>(position - std::ssize(task.token_ids))});
+                       .num_drafted = static_cast<int32_t>(position - entry.num_known)});
   row_jobs_.push_back(&job);
 }
 
@@ -172,17 +187,21 @@ void ModelDrafter::take_guess(Job& job, const SampledToken& token) {
   const DraftTask& task = *job.task;
   Entry& entry = *job.entry;
   job.is_done = true;
+  if (token.awaits_mask) return;
   if (!token.is_valid) {
     if (token.error_idx < 0)
       throw DeviceError(concat("the draft model's logits of position ", std::ssize(entry.token_ids),
                                " are not finite"));
     return;  // nothing may be drawn there, as the target will find
   }
-  const int64_t num_generated = std::ssize(entry.token_ids) - task.num_prompt_tokens + 1;
+  const int32_t token_id = map_ ? map_->to_target(token.token_id) : token.token_id;
+  if (token_id < 0) return;
   entry.token_ids.push_back(token.token_id);
-  job.draft->push_back(token.token_id);
-  const bool ends = num_generated >= entry.params.min_tokens &&
-                    std::ranges::binary_search(task.stop_token_ids, token.token_id);
+  job.draft->push_back(token_id);
+  const int64_t num_generated =
+      std::ssize(task.token_ids) + std::ssize(*job.draft) - task.num_prompt_tokens;
+  const bool ends = token.is_end || (num_generated >= task.params->min_tokens &&
+                                     std::ranges::binary_search(task.stop_token_ids, token_id));
   job.is_done = ends || std::ssize(*job.draft) >= task.max_tokens ||
                 std::ssize(entry.token_ids) > model_.max_model_len();
 }

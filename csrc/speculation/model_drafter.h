@@ -18,13 +18,16 @@
 #include "scheduler/step_plan.h"
 #include "speculation/draft_model.h"
 #include "speculation/drafter.h"
+#include "speculation/vocabulary_map.h"
 
 namespace llmserve {
 
 class ModelDrafter final : public Drafter {
  public:
-  // `model` outlives it.
-  ModelDrafter(DraftModel& model, DraftSampling sampling);
+  // `model` outlives it. map: where the model has another vocabulary than the target; it then
+  // guesses the most likely token that both have, whatever the request's parameters.
+  ModelDrafter(DraftModel& model, DraftSampling sampling,
+               std::shared_ptr<const VocabularyMap> map = nullptr);
 
   void draft(std::span<const DraftTask> tasks, std::span<std::vector<int32_t>> drafts) override;
   void forget(RequestId request_id, int32_t sample_index, bool is_last) override;
@@ -37,11 +40,14 @@ class ModelDrafter final : public Drafter {
   // What is kept of a sequence.
   struct Entry {
     BlockTable table;
-    std::vector<int32_t> token_ids;  // known ones, then the guesses of the last call
+    std::vector<int32_t> token_ids;  // the model's: known ones, then guesses of the last call
     int64_t num_known = 0;
     int64_t num_computed = 0;  // of token_ids: in the pool
     SamplingParams params;     // as the target's, without what is only reported
     int64_t last_used = 0;     // by num_calls_
+    // Where there is a map: the target's tokens, as far as they came, in the model's vocabulary.
+    std::vector<int32_t> mapped;
+    size_t num_mapped = 0;  // of the target's
   };
   // A task under way.
   struct Job {
@@ -52,6 +58,8 @@ class ModelDrafter final : public Drafter {
   };
 
   Entry& entry_of(const DraftTask& task);
+  SamplingParams params_of(const DraftTask& task) const;
+  std::span<const int32_t> known_tokens(const DraftTask& task, Entry& entry) const;
   bool begin(Job& job);
   bool make_room(const Entry& entry, int64_t num_new_tokens);
   bool run_step();
@@ -61,6 +69,7 @@ class ModelDrafter final : public Drafter {
 
   DraftModel& model_;
   const DraftSampling sampling_;
+  const std::shared_ptr<const VocabularyMap> map_;
   KvCacheManager kv_cache_;
   std::map<std::pair<RequestId, int32_t>, Entry> entries_;  // by request and sample
   int64_t num_calls_ = 0;

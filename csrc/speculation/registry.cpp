@@ -25,7 +25,8 @@ constexpr std::array kKinds{
     DrafterKind{"draft_model", "a smaller model of the same vocabulary", true,
                 [](const DrafterContext& context) -> std::unique_ptr<Drafter> {
                   check_internal(context.model != nullptr, "a draft model was loaded");
-                  return std::make_unique<ModelDrafter>(*context.model, context.config.sampling());
+                  return std::make_unique<ModelDrafter>(*context.model, context.config.sampling(),
+                                                        context.vocabulary_map);
                 }},
 };
 

@@ -9,6 +9,7 @@
 #include "api/speculation_config.h"
 #include "speculation/draft_model.h"
 #include "speculation/drafter.h"
+#include "speculation/vocabulary_map.h"
 
 namespace llmserve {
 
@@ -16,6 +17,7 @@ struct DrafterContext {
   const SpeculationConfig& config;
   int64_t vocab_size = 0;       // the target's
   DraftModel* model = nullptr;  // of drafters that need one; outlives the drafter
+  std::shared_ptr<const VocabularyMap> vocabulary_map = nullptr;  // of a model with another one
 };
 
 struct DrafterKind {

@@ -3,14 +3,18 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings/from_kwargs.h"
 #include "core/error.h"
+#include "sampling/rejection.h"
 #include "speculation/controller.h"
 #include "speculation/registry.h"
+#include "speculation/vocabulary_map.h"
 #include "testing/recorded_drafter.h"
 #include "testing/register.h"
 
@@ -102,9 +106,47 @@ class SimulatedController {
   std::vector<DraftHistory> histories_;
 };
 
+// Of num_draws tokens by the rejection rule at positions from 0 on: how often each token came, and
+// how many guesses stood. guess >= 0: always this one, with certainty; else one drawn from `draft`.
+std::pair<std::vector<int64_t>, int64_t> count_draws(const std::vector<float>& target,
+                                                     const std::vector<float>& draft, int32_t guess,
+                                                     uint64_t seed, int64_t num_draws) {
+  std::vector<int64_t> counts(target.size());
+  int64_t num_accepted = 0;
+  for (int64_t position = 0; position < num_draws; ++position) {
+    const int32_t guessed =
+        guess >= 0 ? guess : draw_from(draft, seed, position, DrawStream::kGuess);
+    const int32_t token_id = draw_after_guess(
+        target, guessed, guess >= 0 ? std::span<const float>() : draft, seed, position);
+    ++counts[static_cast<size_t>(token_id)];
+    num_accepted += token_id == guessed ? 1 : 0;
+  }
+  return {counts, num_accepted};
+}
+
+std::optional<std::vector<float>> probabilities_of(const std::vector<float>& logits,
+                                                   const SamplingParams& params) {
+  std::vector<float> probabilities;
+  if (!fill_probabilities(logits, {.draw = params.draw}, probabilities)) return std::nullopt;
+  return probabilities;
+}
+
 }  // namespace
 
 void register_testing_speculation(py::module_& testing) {
+  testing.def("count_draws", &count_draws, "target"_a, "draft"_a = std::vector<float>(),
+              "guess"_a = -1, "seed"_a = 0, "num_draws"_a = 1);
+  testing.def("probabilities_of", &probabilities_of, "logits"_a, "params"_a);
+  py::class_<VocabularyMap>(testing, "VocabularyMap")
+      .def(py::init<const Vocabulary&, int64_t, const Vocabulary&, int64_t>(), "target"_a,
+           "target_size"_a, "draft"_a, "draft_size"_a)
+      .def("to_draft",
+           [](const VocabularyMap& self, int32_t id) {
+             const std::span<const int32_t> ids = self.to_draft(id);
+             return std::vector<int32_t>(ids.begin(), ids.end());
+           })
+      .def("to_target", &VocabularyMap::to_target)
+      .def_property_readonly("shared_draft_ids", &VocabularyMap::shared_draft_ids);
   py::class_<StandaloneDrafter>(testing, "Drafter")
       .def(py::init<const SpeculationConfig&, int64_t>(), "config"_a, "vocab_size"_a = 1000)
       .def("draft", &StandaloneDrafter::draft, "sequences"_a, "max_tokens"_a, "salt"_a = "")

@@ -144,7 +144,12 @@ class LLMBase:
                 _warn_of_tokens(self._tokenizer.check_fits(vocab_size), vocab_size)
             thinking = read_thinking_tokens(options.reasoning_config, self._tokenizer)
             vocabulary = self._tokenizer.to_core() if self._tokenizer is not None else None
-            self._engine = _core.Engine(loading, vocabulary)
+            draft = _read_draft_vocabulary(options.speculative_config)
+            self._engine = (
+                _core.Engine(loading, vocabulary)
+                if draft is None
+                else _core.Engine(loading, vocabulary, draft)
+            )
             self._runner = RequestRunner(self._engine)
         if self._engine.warning:
             _log.warning("%s", self._engine.warning)
@@ -576,6 +581,21 @@ def _read_tokenizer(
     if tokenizer is not None:
         tokenizer.default_template_variables = variables
     return tokenizer
+
+
+def _read_draft_vocabulary(config: Mapping[str, object] | None) -> _core.Vocabulary | None:
+    """Of a draft model whose tokens are mapped by their text; its folder or file is in `config`."""
+    if not config or not config.get("use_heterogeneous_vocab"):
+        return None
+    path = Path(str(config["model"]))
+    gguf = _core.GgufFile(str(path)) if is_gguf(path) else None
+    tokenizer = Tokenizer.from_path(path, None, gguf)
+    if tokenizer is None:
+        raise InvalidArgument(
+            f"speculative_config: use_heterogeneous_vocab maps tokens by their text, and model "
+            f"{path} has no tokenizer"
+        )
+    return tokenizer.to_core()
 
 
 def _warn_of_tokens(beyond: list[str], vocab_size: int) -> None:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/ref/ref_backend.h"
+#include "kernels/ref/row_draw.h"
 #include "kernels/ref/scalar_math.h"
 
 namespace llmserve {
@@ -107,16 +108,21 @@ bool can_draw(const float* x, int64_t vocabulary) {
          std::any_of(x, x + vocabulary, [](float value) { return value != kMinusInf; });
 }
 
+// Of edited logits, with a temperature that is not 0.
+void filter(std::vector<float>& z, const DrawSettings& draw) {
+  const float max = *std::max_element(z.begin(), z.end());
+  const bool has_sigma = draw.top_n_sigma > 0;
+  const float least = has_sigma ? least_of_sigma(z, max, draw) : kMinusInf;
+  for (float& value : z) value = (value - max) / draw.temperature;
+  if (has_sigma) keep_from(z, least);
+  if (draw.min_p > 0) keep_min_p(z, draw.min_p);
+  keep_top_k(z, draw.top_k);
+  keep_top_p(z, draw.top_p);
+}
+
 int32_t draw(std::vector<float> z, const SampleRow& row) {
   if (!row.draw.is_greedy()) {
-    const float max = *std::max_element(z.begin(), z.end());
-    const bool has_sigma = row.draw.top_n_sigma > 0;
-    const float least = has_sigma ? least_of_sigma(z, max, row.draw) : kMinusInf;
-    for (float& value : z) value = (value - max) / row.draw.temperature;
-    if (has_sigma) keep_from(z, least);
-    if (row.draw.min_p > 0) keep_min_p(z, row.draw.min_p);
-    keep_top_k(z, row.draw.top_k);
-    keep_top_p(z, row.draw.top_p);
+    filter(z, row.draw);
     for (size_t i = 0; i < z.size(); ++i) z[i] += gumbel_noise(static_cast<int32_t>(i), row);
   }
   return static_cast<int32_t>(std::max_element(z.begin(), z.end()) - z.begin());
@@ -164,6 +170,15 @@ void sample_row(const float* x, int64_t vocabulary, const SampleRow& row, Sample
 }
 
 }  // namespace
+
+bool ref::kept_logits(std::span<const float> logits, const SampleRow& row, std::vector<float>& z) {
+  const int64_t vocabulary = std::ssize(logits);
+  if (!can_draw(logits.data(), vocabulary)) return false;
+  z = edited(logits.data(), vocabulary, row);
+  if (!can_draw(z.data(), vocabulary)) return false;
+  filter(z, row.draw);
+  return true;
+}
 
 void RefBackend::do_sample(const SampleArgs& args) {
   for (int64_t s = 0; s < args.logits.shape[0]; ++s) {

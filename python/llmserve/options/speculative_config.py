@@ -59,6 +59,16 @@ def _draft_sampling(name: str, value: object) -> str:
     return names[text(name, value)]
 
 
+def _acceptance(name: str, value: object) -> str:
+    names = {"exact": "exact", "standard": "exact", "rejection": "rejection"}
+    if value not in names:
+        raise NotSupported(
+            f"{name}={describe(value)} is not supported: it changes the distribution that tokens "
+            f"are of; it is one of exact (standard is taken for it) and rejection"
+        )
+    return names[text(name, value)]
+
+
 # The keys that the core takes under the same name, or under another.
 _CORE: Mapping[str, tuple[str, Convert]] = {
     "num_speculative_tokens": ("", _integer(1)),
@@ -72,15 +82,15 @@ _CORE: Mapping[str, tuple[str, Convert]] = {
     "disable_by_batch_size": ("", _integer(1)),
     "adaptive": ("", boolean),
     "draft_sample_method": ("", _draft_sampling),
+    "rejection_sample_method": ("", _acceptance),
+    "use_heterogeneous_vocab": ("", boolean),
     "dtype": ("", text),
     "quantization": ("", text),
 }
 # Keys whose value changes nothing here, and what else they may be.
 _ONLY: Mapping[str, tuple[object, ...]] = {
-    "rejection_sample_method": ("exact", "standard"),
     "draft_tensor_parallel_size": (1,),
     "parallel_drafting": (False,),
-    "use_heterogeneous_vocab": (False,),
     "code_revision": (),
     "max_model_len": (),
     "enforce_eager": (True, False),
@@ -91,10 +101,6 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
     "tensor_parallel_size": (1,),
 }
 _OWN = ("method", "model", "revision")
-_REASONS = {
-    "rejection_sample_method": "guesses count where the target draws them, so that tokens are "
-    "those of no speculation; other rules change them",
-}
 
 
 def speculation_config(name: str, value: object) -> _core.SpeculationConfig:
@@ -127,6 +133,10 @@ def speculation_config(name: str, value: object) -> _core.SpeculationConfig:
     elif given.get("model") not in (None, "ngram", "[ngram]", method):
         raise InvalidArgument(
             f"{name}: method {method!r} has no model, got {describe(given['model'])}"
+        )
+    if settings.get("use_heterogeneous_vocab") and not _METHODS[method]:
+        raise InvalidArgument(
+            f"{name}: use_heterogeneous_vocab is of a draft model, and method {method!r} has none"
         )
     config = _core.SpeculationConfig(**settings)
     config.validate()
@@ -161,9 +171,8 @@ def _check_defaults(name: str, given: Mapping[str, object]) -> None:
     for key, values in _ONLY.items():
         if key not in given or any(is_default(given[key], value) for value in values):
             continue
-        why = f": {_REASONS[key]}" if key in _REASONS else ""
         left = f"; leave it at {values[0]!r}" if values else "; leave it out"
-        raise NotSupported(f"{name} {key}={describe(given[key])} is not supported{why}{left}")
+        raise NotSupported(f"{name} {key}={describe(given[key])} is not supported{left}")
 
 
 def _model_name(name: str, method: str, given: Mapping[str, object]) -> str:

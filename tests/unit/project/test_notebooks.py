@@ -20,9 +20,9 @@ def cells(notebook: Path, kind: str) -> list[dict[str, object]]:
     return [cell for cell in content["cells"] if cell["cell_type"] == kind]
 
 
-def test_there_are_three() -> None:
+def test_there_are_four() -> None:
     names = [notebook.stem for notebook in NOTEBOOKS]
-    assert names == ["01_first_steps", "02_paged_attention", "03_scheduler"]
+    assert names == ["01_first_steps", "02_paged_attention", "03_scheduler", "04_speculation"]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

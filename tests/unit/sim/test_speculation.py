@@ -87,3 +87,24 @@ def test_shapes_that_cannot_be_are_refused_by_name() -> None:
     ):
         with pytest.raises(InvalidArgument, match=named):
             call()
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "draft_ms", "target_ms", "row_ms", "most"),
+    [
+        ((0.83, 0.07, 0.02), 6.7, 67, 5.2, 1.001),  # 1.1 billion weights in bf16, two cores
+        ((0.83, 0.07, 0.02), 2.7, 27, 4.4, 1.001),  # in int4
+        ((0.83, 0.07, 0.02), 6.7, 67, 1.0, 1.03),
+        ((0.6, 0.12, 0.05), 2, 67, 2.0, 1.045),
+    ],
+)
+def test_the_best_tree_hardly_gains_over_the_best_chain_where_noise_is_shared(
+    acceptance: tuple[float, ...], draft_ms: float, target_ms: float, row_ms: float, most: float
+) -> None:
+    """Why guesses are chains: docs/decisions/guesses-are-chains.md."""
+    pair = Speculation(acceptance, draft_ms=draft_ms, target_ms=target_ms, row_ms=row_ms)
+    chain = pair.best_chain()
+    trees = [pair.dynamic_tree(count, depth) for count in range(1, 33) for depth in range(1, 9)]
+    gain = max(tree.tokens_per_s for tree in trees) / chain.tokens_per_s
+    assert 1 <= gain <= most
+    assert pair.tree(2, 3).tokens_per_s < chain.tokens_per_s

@@ -254,6 +254,34 @@ def test_a_grammar_holds_and_its_masks_roll_back() -> None:
         assert results(found) == results(expected)
 
 
+@pytest.mark.parametrize("drafter", ["itself", "greedy"])
+def test_guesses_are_of_what_the_grammar_allows_next(drafter: str) -> None:
+    """Its masks are made for the guesses, too: a draft that is the target is always right."""
+    prompts = [prompt_of(seed) for seed in range(4)]
+    for temperature in (0.0, 1.0) if drafter == "itself" else (0.0,):
+        params = [
+            SamplingParams(
+                temperature=temperature,
+                seed=seed,
+                max_tokens=40,
+                structured_outputs=StructuredOutputsParams(regex=regex),
+            )
+            for seed, regex in enumerate(["(a|th|[x-z]e)+", "[0-9]+", "(ab|cd)*", "[a-z ]{60}"])
+        ]
+        engine = llm("plain", drafter, 4)
+        before = engine.get_metrics()
+        found = engine.generate(prompts, params, use_tqdm=False)
+        assert results(found) == results(
+            llm("plain", None, 0).generate(prompts, params, use_tqdm=False)
+        )
+        after = engine.get_metrics()
+        num_drafted = after.num_draft_tokens - before.num_draft_tokens
+        num_accepted = after.num_accepted_tokens - before.num_accepted_tokens
+        # A guess that is a text's end is not counted among those that are right.
+        assert num_drafted > 12
+        assert num_drafted - num_accepted <= len(params)
+
+
 def test_beams_pooling_and_logits_processors_are_not_guessed() -> None:
     engine = llm("plain", "itself", 4)
     before = engine.get_metrics().num_drafts

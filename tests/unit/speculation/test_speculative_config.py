@@ -59,7 +59,7 @@ def test_defaults_are_those_of_the_field() -> None:
         (
             {"method": "ngram", "rejection_sample_method": "synthetic"},
             NotSupported,
-            "rejection_sample_method='synthetic' is not supported: guesses count",
+            "rejection_sample_method='synthetic' is not supported: it changes",
         ),
         (
             {"method": "ngram", "draft_sample_method": "best"},
@@ -101,6 +101,7 @@ def test_what_vllm_has_by_default_is_taken() -> None:
         rejection_sample_method="standard",
         draft_tensor_parallel_size=1,
         parallel_drafting=False,
+        use_heterogeneous_vocab=False,
         prompt_lookup_max=4,
         disable_by_batch_size=8,
         model=None,
