@@ -12,6 +12,7 @@
 #include "core/mix.h"
 #include "core/pin_thread.h"
 #include "core/start_thread.h"
+#include "engine/phase_timer.h"
 #include "engine/pooler.h"
 #include "sampling/logits_processor.h"
 
@@ -24,21 +25,6 @@ constexpr int32_t kMaxFailedSteps = 3;         // in a row
 constexpr int64_t kMaxBackgroundUs = 500'000;  // between two steps
 // Who makes an engine mostly has a request for it, which background work would keep waiting.
 constexpr std::chrono::milliseconds kIdleBeforeWork{20};
-
-// Adds the time since its construction to a duration.
-class PhaseTimer {
- public:
-  PhaseTimer(const Clock& clock, int64_t& duration_us)
-      : clock_(clock), duration_us_(duration_us), start_us_(clock.now_us()) {}
-  ~PhaseTimer() { duration_us_ += clock_.now_us() - start_us_; }
-  PhaseTimer(const PhaseTimer&) = delete;
-  PhaseTimer& operator=(const PhaseTimer&) = delete;
-
- private:
-  const Clock& clock_;
-  int64_t& duration_us_;
-  const int64_t start_us_;
-};
 
 }  // namespace
 
@@ -58,14 +44,15 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
       process_id_(getpid()) {
   config_.validate();
   if (config_.speculation.is_on()) {
+    DraftModel* const draft = executor_->draft_model();
     speculator_ = std::make_unique<Speculator>(
         config_.speculation,
-        DrafterContext{
-            .config = config_.speculation,
-            .vocab_size = vocab_size_,
-            .model = executor_->draft_model(),
-            .vocabulary_map = map_vocabularies(config_.speculation, vocabulary_, vocab_size_,
-                                               draft_vocabulary, executor_->draft_model())},
+        DrafterContext{.config = config_.speculation,
+                       .vocab_size = vocab_size_,
+                       .max_exact_rows = executor_->max_exact_rows(),
+                       .model = draft,
+                       .vocabulary_map = map_vocabularies(config_.speculation, vocabulary_,
+                                                          vocab_size_, draft_vocabulary, draft)},
         config_.scheduler.max_model_len, executor_->make_drafter());
   }
   SchedulerConfig scheduler = config_.scheduler;

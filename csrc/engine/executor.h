@@ -78,6 +78,8 @@ class Executor {
   virtual DraftModel* draft_model() { return nullptr; }
   // What guesses tokens of its steps, in the place of the registry's drafter; null: nothing.
   virtual std::unique_ptr<Drafter> make_drafter();
+  // Rows of a step up to which guesses change no bit of a row; 0: any number.
+  virtual int64_t max_exact_rows() const { return 0; }
   // After wait(): [L, T, E] f32, the states of the step's wanted layers; null where it has none.
   virtual const Tensor* wanted_states() const { return nullptr; }
 

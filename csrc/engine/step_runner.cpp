@@ -213,6 +213,10 @@ const SampledTokens& StepRunner::wait() {
   return sampled_;
 }
 
+int64_t StepRunner::max_exact_rows() const {
+  return steps_ == nullptr ? 0 : steps_->max_exact_rows();
+}
+
 void StepRunner::abandon() noexcept {
   flights_.clear();
   if (steps_ != nullptr) steps_->abandon();

@@ -57,6 +57,7 @@ class StepRunner final : public Executor {
   // [L, T, E] f32 in the first worker's memory: the states of the last plan's wanted layers.
   const Tensor& layer_states() const { return first().layer_states(); }
   const Tensor* wanted_states() const override { return &layer_states(); }
+  int64_t max_exact_rows() const override;
   DraftModel* draft_model() override { return draft_.get(); }
   void release(MemoryPart part) override;
   void restore(MemoryPart part) override;

@@ -76,6 +76,8 @@ class DeviceSteps {
   // Before memory that recorded work uses goes: it is recorded anew.
   virtual void forget_recorded() = 0;
   virtual RecordCounts record_counts() const = 0;
+  // Rows of a step up to which a row's bits do not depend on how many run with it; 0: any number.
+  virtual int64_t max_exact_rows() const { return 0; }
   virtual PoolUse pool_use() const = 0;
   // The rows that were drawn are on their way to the host. Returns the step's number.
   virtual int64_t end() = 0;

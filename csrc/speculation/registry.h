@@ -16,6 +16,7 @@ namespace llmserve {
 struct DrafterContext {
   const SpeculationConfig& config;
   int64_t vocab_size = 0;       // the target's
+  int64_t max_exact_rows = 0;   // as Executor has it
   DraftModel* model = nullptr;  // of drafters that need one; outlives the drafter
   std::shared_ptr<const VocabularyMap> vocabulary_map = nullptr;  // of a model with another one
 };

@@ -21,6 +21,7 @@ Speculator::Speculator(const SpeculationConfig& config, const DrafterContext& co
     : config_(config),
       max_model_len_(max_model_len),
       vocab_size_(context.vocab_size),
+      max_exact_rows_(context.max_exact_rows),
       kind_(find_drafter(config.method)),
       drafter_(drafter ? std::move(drafter) : kind_.make(context)),
       controller_(config_) {}
@@ -102,7 +103,7 @@ void Speculator::draft(int64_t num_rows) {
   if (max_tokens == 0) return;
   if (kind_.needs_model) {
     for (const Candidate& candidate : candidates_) histories_.push_back(candidate.kept);
-    controller_.plan(histories_, num_rows);
+    plan(num_rows);
     for (const Candidate& candidate : candidates_)
       if (candidate.kept->num_planned > 0)
         tasks_.push_back(task_of(candidate, candidate.kept->num_planned));
@@ -116,10 +117,21 @@ void Speculator::draft(int64_t num_rows) {
     candidates_[i].kept->max_planned = static_cast<int32_t>(drafts_[i].size());
     if (!drafts_[i].empty()) histories_.push_back(candidates_[i].kept);
   }
-  controller_.plan(histories_, num_rows);
+  plan(num_rows);
   for (size_t i = 0; i < tasks_.size(); ++i)
     if (!drafts_[i].empty())
       drafts_[i].resize(static_cast<size_t>(candidates_[i].kept->num_planned));
+}
+
+// Where a step of more rows would have other bits, there are no more.
+void Speculator::plan(int64_t num_rows) {
+  controller_.plan(histories_, num_rows);
+  if (max_exact_rows_ == 0) return;
+  int64_t num_left = std::max<int64_t>(0, max_exact_rows_ - num_rows);
+  for (DraftHistory* history : histories_) {
+    history->num_planned = static_cast<int32_t>(std::min<int64_t>(history->num_planned, num_left));
+    num_left -= history->num_planned;
+  }
 }
 
 void Speculator::call_drafter() {

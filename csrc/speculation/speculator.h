@@ -62,12 +62,14 @@ class Speculator {
   void find_candidates(const RunningSet& running);
   DraftTask task_of(const Candidate& candidate, int32_t max_tokens) const;
   void draft(int64_t num_rows);
+  void plan(int64_t num_rows);
   void call_drafter();
   void look_for_mismatch(const DraftOutcome& outcome);
 
   const SpeculationConfig config_;
   const int64_t max_model_len_;
   const int64_t vocab_size_;
+  const int64_t max_exact_rows_;
   const DrafterKind& kind_;
   const std::unique_ptr<Drafter> drafter_;
   SpeculationController controller_;

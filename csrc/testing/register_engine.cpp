@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -81,6 +82,8 @@ struct OracleOptions {
   // Tokens are of the context as it is read back through the block tables (ShadowModel), instead of
   // seed and position alone.
   bool reads_blocks = false;
+  int64_t max_exact_rows = 0;
+  std::map<RequestId, std::vector<int32_t>> recorded;  // what these requests generate
 };
 
 struct FaultOptions {
@@ -119,6 +122,9 @@ class OracleExecutor final : public Executor {
     for (size_t row = 0; row < plan.logit_rows.size(); ++row) {
       const RequestId id = plan.sequences[plan.logit_rows[row].sequence_idx].request_id;
       sampled.rows[row].is_valid = id != options_.invalid_request_id;
+      if (const auto found = options_.recorded.find(id); found != options_.recorded.end())
+        sampled.rows[row].token_id = found->second.at(static_cast<size_t>(
+            plan.logit_rows[row].position - plan.logit_rows[row].num_prompt_tokens));
     }
     const Time begin = std::max(Clock::now(), flights_.empty() ? Time() : flights_.back().end);
     const auto time_us = options_.step_us + options_.row_us * plan.num_tokens();
@@ -132,6 +138,7 @@ class OracleExecutor final : public Executor {
     flights_.pop_front();
     return sampled_;
   }
+  int64_t max_exact_rows() const override { return options_.max_exact_rows; }
   bool do_background_work() override {
     return num_background_tasks_ > 0 && --num_background_tasks_ > 0;
   }
@@ -183,6 +190,7 @@ class FaultyExecutor final : public Executor {
     return sampled;
   }
   DraftModel* draft_model() override { return executor_->draft_model(); }
+  int64_t max_exact_rows() const override { return executor_->max_exact_rows(); }
   std::unique_ptr<Drafter> make_drafter() override {
     return drafter_ ? std::make_unique<RecordedDrafter>(*drafter_) : nullptr;
   }
@@ -254,7 +262,9 @@ void register_testing_engine(py::module_& testing) {
       .def_readwrite("max_in_flight", &OracleOptions::max_in_flight)
       .def_readwrite("sweep_bytes", &OracleOptions::sweep_bytes)
       .def_readwrite("num_background_tasks", &OracleOptions::num_background_tasks)
-      .def_readwrite("reads_blocks", &OracleOptions::reads_blocks);
+      .def_readwrite("reads_blocks", &OracleOptions::reads_blocks)
+      .def_readwrite("max_exact_rows", &OracleOptions::max_exact_rows)
+      .def_readwrite("recorded", &OracleOptions::recorded);
   py::class_<StepGate, std::shared_ptr<StepGate>>(testing, "StepGate")
       .def(py::init<int64_t>(), "step_id"_a)
       .def("wait_until_held", &StepGate::wait_until_held, py::call_guard<py::gil_scoped_release>())

@@ -74,6 +74,9 @@ CudaBackend::CudaBackend(const BackendOptions& options)
   uses_gemv_ = choice == "auto";
   uses_mma_gemv_ = uses_gemv_ && properties.major >= 8;
   uses_mma_ = choice == "invariant";
+  // Beyond eight rows, or always, the library chooses an algorithm by their number.
+  if (choice == "auto") steps_.bound_exact_rows(8);
+  if (choice == "cublaslt") steps_.bound_exact_rows(1);
   can_run_integers_ = properties.major >= 8;
   has_mma_ = choice != "plain" && properties.major >= 8;
   if (has_mma_) prepare_mma_linear();

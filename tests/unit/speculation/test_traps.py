@@ -210,3 +210,35 @@ def test_a_prefix_hit_is_as_long_as_without_guesses_and_guesses_stay_right(model
                 drafted = after.num_draft_tokens - before.num_draft_tokens
                 assert after.num_accepted_tokens - before.num_accepted_tokens == drafted > 0
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("num_sequences", [1, 3, 8, 12])
+def test_no_step_has_more_rows_than_those_whose_bits_do_not_depend_on_their_number(
+    num_sequences: int,
+) -> None:
+    """On a GPU products of more than eight rows may sum in another order, unless asked not to."""
+    fields: dict[str, Any] = {
+        "cache": _core.CacheConfig(num_blocks=400, block_size=4),
+        "scheduler": _core.SchedulerConfig(
+            max_model_len=64, max_num_batched_tokens=64, max_num_seqs=16
+        ),
+        "speculation": _core.SpeculationConfig(
+            method="draft_model", num_speculative_tokens=K, adaptive=False
+        ),
+    }
+    engine = _core_testing.oracle_engine(
+        _core.EngineConfig(**fields),
+        _core_testing.OracleOptions(vocab_size=VOCAB, max_exact_rows=8),
+        drafter=_core_testing.RecordedDrafter(vocab_size=VOCAB),
+    )
+    params = _core.SamplingParams(detokenize=False, max_tokens=30, seed=1, ignore_eos=True)
+    left = {add_request(engine, [1, 2, i], params) for i in range(num_sequences)}
+    deadline = time.monotonic() + DEADLINE_S
+    while left:
+        assert time.monotonic() < deadline
+        left -= {e.request_id for e in engine.wait_events(0.1) if e.is_request_finished}
+    drafted = [step for step in engine.trace() if step.num_draft_tokens > 0]
+    assert all(step.num_tokens - step.num_prefill_tokens <= 8 for step in drafted)
+    if num_sequences < 8:
+        assert max(step.num_tokens for step in drafted) == min(8, num_sequences * (K + 1))
+    engine.close()

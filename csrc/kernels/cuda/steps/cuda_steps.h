@@ -35,6 +35,10 @@ class CudaSteps final : public DeviceSteps {
   // cost more than it saved: 2.4 ms instead of 2.1 ms for 32 rows of Qwen3-0.6B on an H200.
   void allow_early_starts(bool is_allowed) { allows_early_starts_ = is_allowed; }
 
+  // What max_exact_rows() says.
+  void bound_exact_rows(int64_t num_rows) { max_exact_rows_ = num_rows; }
+  int64_t max_exact_rows() const override { return max_exact_rows_; }
+
   std::span<std::byte> begin(int64_t num_bytes, int64_t num_rows, int64_t max_rows) override;
   void bring_over() override;
   void take_awaited(std::span<const int32_t> token_ids,
@@ -133,6 +137,7 @@ class CudaSteps final : public DeviceSteps {
   int64_t num_moves_seen_ = 0;  // of block_, by what is recorded
   bool is_published_ = false;   // the step under way
   bool allows_early_starts_ = false;
+  int64_t max_exact_rows_ = 0;
   int64_t max_rows_ = 0;
 };
 
