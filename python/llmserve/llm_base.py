@@ -37,7 +37,7 @@ from llmserve.errors import InvalidArgument, NotSupported
 from llmserve.options.engine_options import EngineOptions, read_options
 from llmserve.options.fitting import resolve
 from llmserve.options.signature import takes
-from llmserve.options.speculative_config import with_model_found
+from llmserve.options.speculative_config import is_exact, with_model_found
 from llmserve.pooling_params import PoolingConfig, read_pooling_config
 from llmserve.requests.admission import RequestAdmission, RequestLimits
 from llmserve.requests.generation_config import (
@@ -50,6 +50,7 @@ from llmserve.requests.prompt_parser import check_text
 from llmserve.requests.runner import RequestRunner
 from llmserve.requests.word_tokens import read_thinking_tokens
 from llmserve.sampling_params import SamplingParams
+from llmserve.tokenization.draft_vocabulary import read_draft_vocabulary
 from llmserve.tokenization.eos_token import read_end_token_ids
 from llmserve.tokenization.length_bound import LengthBound
 from llmserve.tokenization.tokenizer import Tokenizer
@@ -144,12 +145,8 @@ class LLMBase:
                 _warn_of_tokens(self._tokenizer.check_fits(vocab_size), vocab_size)
             thinking = read_thinking_tokens(options.reasoning_config, self._tokenizer)
             vocabulary = self._tokenizer.to_core() if self._tokenizer is not None else None
-            draft = _read_draft_vocabulary(options.speculative_config)
-            self._engine = (
-                _core.Engine(loading, vocabulary)
-                if draft is None
-                else _core.Engine(loading, vocabulary, draft)
-            )
+            drafts = read_draft_vocabulary(options.speculative_config)
+            self._engine = _core.Engine(loading, vocabulary, *drafts)
             self._runner = RequestRunner(self._engine)
         if self._engine.warning:
             _log.warning("%s", self._engine.warning)
@@ -171,6 +168,8 @@ class LLMBase:
         self._vocab_size = vocab_size
         self._quantization = options.quantization
         self._class_options = {name: getattr(options, name) for name in CLASS_OPTIONS}
+        if not is_exact(options.speculative_config):
+            self._class_options["guesses"] = os.urandom(8).hex()  # no other engine gives the same
         if options.logits_processors:
             from llmserve.requests.processor_classes import ProcessorClasses  # seldom needed
 
@@ -581,21 +580,6 @@ def _read_tokenizer(
     if tokenizer is not None:
         tokenizer.default_template_variables = variables
     return tokenizer
-
-
-def _read_draft_vocabulary(config: Mapping[str, object] | None) -> _core.Vocabulary | None:
-    """Of a draft model whose tokens are mapped by their text; its folder or file is in `config`."""
-    if not config or not config.get("use_heterogeneous_vocab"):
-        return None
-    path = Path(str(config["model"]))
-    gguf = _core.GgufFile(str(path)) if is_gguf(path) else None
-    tokenizer = Tokenizer.from_path(path, None, gguf)
-    if tokenizer is None:
-        raise InvalidArgument(
-            f"speculative_config: use_heterogeneous_vocab maps tokens by their text, and model "
-            f"{path} has no tokenizer"
-        )
-    return tokenizer.to_core()
 
 
 def _warn_of_tokens(beyond: list[str], vocab_size: int) -> None:

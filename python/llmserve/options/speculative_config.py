@@ -185,6 +185,11 @@ def _model_name(name: str, method: str, given: Mapping[str, object]) -> str:
     return str(model)
 
 
+def is_exact(value: Mapping[str, object] | None) -> bool:
+    """Whether tokens are those of no speculation, of a mapping that speculation_config takes."""
+    return (value or {}).get("rejection_sample_method") != "rejection"
+
+
 def with_model_found(value: object, download_dir: object) -> object:
     """The mapping with its model's folder in the place of a Hub id, as `find_checkpoint` finds it.
     What is wrong with it is told by `speculation_config`."""

@@ -247,6 +247,17 @@ def test_a_draft_that_is_the_target_is_always_right() -> None:
     assert output.metrics.num_accepted_tokens == output.metrics.num_draft_tokens > 0
 
 
+def test_engines_under_the_rule_do_not_go_on_with_each_others_answers() -> None:
+    ngram = {"method": "ngram", "num_speculative_tokens": 2}
+    rule = {**ngram, "rejection_sample_method": "rejection"}
+    classes = []
+    for config in (None, ngram, rule, rule):
+        with LLM(target(), speculative_config=config, **MODEL_OPTIONS) as llm:
+            classes.append(llm.numerics_class)
+    assert classes[0] == classes[1]
+    assert len(set(classes)) == 3
+
+
 def test_greedy_draws_are_those_of_plain_steps() -> None:
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, detokenize=False)
     prompts = [{"prompt_token_ids": PROMPT[:n]} for n in range(1, 7)]
