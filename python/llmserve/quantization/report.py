@@ -4,6 +4,7 @@ import dataclasses
 import html
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from llmserve.quantization.result import QuantizeResult
 
 JSON_NAME = "quantize-report.json"
 HTML_NAME = "quantize-report.html"
+# An expert's number: of a module, or of a matrix of a tensor.
+_EXPERT = re.compile(r"(?<=\.experts\.)(\d+)(?=\.)|(?<=\.weight\[)(\d+)(?=\])")
 _MAX_TOKENS = 20000  # of the text that is measured with: standard errors of some hundredths of %
 _COLOURS = ("#3b6fb5", "#c2582b", "#3f8f5b", "#8a5aa8", "#8c8c8c", "#b59a2b", "#4aa3a3")
 
@@ -87,11 +90,8 @@ def to_html(report: Report) -> str:
         error_chart(result.errors),
         html_table(
             "Linear layers, the largest error first",
-            ("layer", "scheme", "error"),
-            [
-                (name, result.schemes.get(name, ""), f"{error:.3e}")
-                for name, error in sorted(result.errors.items(), key=lambda item: -item[1])
-            ],
+            ("layer", "scheme", "error", "of the worst expert"),
+            _error_rows(result),
         ),
     ]
     if result.notes:
@@ -105,6 +105,22 @@ def to_html(report: Report) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f"<style>{style}</style><body>{''.join(parts)}</body></html>\n"
     )
+
+
+def _error_rows(result: QuantizeResult) -> list[tuple[str, str, str, str]]:
+    """A row a linear layer; the experts of a layer have one, with their mean and the worst."""
+    groups: dict[str, list[str]] = {}
+    for name in result.errors:
+        groups.setdefault(_EXPERT.sub("*", name), []).append(name)
+    rows = []
+    for name, members in groups.items():
+        errors = {member: result.errors[member] for member in members}
+        worst = max(errors, key=lambda member: errors[member])
+        found = _EXPERT.search(worst)
+        told = "" if found is None else f"{errors[worst]:.3e} ({found[1] or found[2]})"
+        schemes = {result.schemes.get(member, "") for member in members}
+        rows.append((sum(errors.values()) / len(errors), name, ", ".join(sorted(schemes)), told))
+    return [(name, scheme, f"{e:.3e}", told) for e, name, scheme, told in sorted(rows)[::-1]]
 
 
 def _comparison(report: Report) -> str:
@@ -167,22 +183,27 @@ def error_chart(errors: Mapping[str, float]) -> str:
         marks.append(
             f'<text x="{width - legend + 20}" y="{y}" fill="{colour}">{html.escape(name)}</text>'
         )
+    middle = (left + width - legend) / 2
+    marks.append(f'<text x="{middle}" y="{height + 10}" text-anchor="middle">decoder layer</text>')
     return (
-        f'<svg role="img" viewBox="0 0 {width} {height}" width="{width}" '
+        f'<svg role="img" viewBox="0 0 {width} {height + 16}" width="{width}" '
         f'font-family="system-ui,sans-serif" font-size="12"><title>Relative error by layer</title>'
         f"{''.join(marks)}</svg>"
     )
 
 
 def _lines(errors: Mapping[str, float]) -> dict[str, list[tuple[int, float]]]:
-    """(layer, error) of each kind of linear layer: "model.layers.3.mlp.up_proj" is of 3."""
-    lines: dict[str, list[tuple[int, float]]] = {}
+    """(layer, error) of each kind of linear layer: "model.layers.3.mlp.up_proj" is of 3. Of experts
+    it is their mean."""
+    lines: dict[str, dict[int, list[float]]] = {}
     for name, error in errors.items():
         words: list[Any] = name.split(".")
         numbers = [i for i, word in enumerate(words) if word.isdigit()]
         at = numbers[0] if numbers else None
-        kind = name if at is None else ".".join(words[at + 1 :])
-        if ".experts." in kind:
-            kind = "experts " + kind.rpartition(".")[2]
-        lines.setdefault(kind, []).append((0 if at is None else int(words[at]), error))
-    return {kind: sorted(points) for kind, points in lines.items()}
+        kind = _EXPERT.sub("*", name if at is None else ".".join(words[at + 1 :]))
+        layer = 0 if at is None else int(words[at])
+        lines.setdefault(kind, {}).setdefault(layer, []).append(error)
+    return {
+        kind: [(layer, sum(of) / len(of)) for layer, of in sorted(layers.items())]
+        for kind, layers in lines.items()
+    }

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from llmserve import demo_model_path
 from llmserve.quantization import quantize
-from llmserve.quantization.report import error_chart
+from llmserve.quantization.report import Report, error_chart, to_html
+from llmserve.quantization.result import QuantizeResult
 
 
 def test_a_report_lies_in_the_folder_and_needs_no_other_file(tmp_path: Path) -> None:
@@ -41,6 +42,27 @@ def test_without_a_text_nothing_is_measured_and_the_report_says_so(tmp_path: Pat
     report = json.loads((tmp_path / "out" / "quantize-report.json").read_text())
     assert report["rows"] == []
     assert "--eval-text" in report["reason"]
+
+
+def test_experts_have_a_row_a_layer_with_their_mean_and_the_worst() -> None:
+    errors = {f"model.layers.1.mlp.experts.{i}.down_proj": 0.1 * (i + 1) for i in range(3)}
+    errors |= {f"model.layers.1.moe.input_linear.weight[{i}]": 0.01 * (i + 1) for i in range(2)}
+    errors["model.layers.1.mlp.gate_proj"] = 0.5
+    result = QuantizeResult(
+        out=Path("out"), scheme="int4", method="gptq", bytes_before=8, bytes_after=2,
+        bits_per_weight=4.1, seconds=1.0, planned_bytes=1, peak_bytes=1, num_tokens=9,
+        errors=errors, schemes=dict.fromkeys(errors, "int4"), notes=["few <tokens>"],
+    )  # fmt: skip
+    page = to_html(Report(result, (), "why", ""))
+    cells = [re.findall(r"<td[^>]*>([^<]*)", row) for row in page.split("<tr>")]
+    rows = [(row[0], row[2], row[3]) for row in cells if len(row) == 4]
+    assert rows == [
+        ("model.layers.1.mlp.gate_proj", "5.000e-01", ""),
+        ("model.layers.1.mlp.experts.*.down_proj", "2.000e-01", "3.000e-01 (2)"),
+        ("model.layers.1.moe.input_linear.weight[*]", "1.500e-02", "2.000e-02 (1)"),
+    ]
+    assert page.count("<circle") == 3
+    assert "few &lt;tokens&gt;" in page
 
 
 def test_the_chart_has_a_line_a_kind_and_a_point_a_layer_on_a_logarithmic_scale() -> None:
