@@ -1,5 +1,5 @@
-"""llmserve on Ray (`pip install 'llmserve[ray]'`): `build_app` for Ray Serve, `batch` and `Generate`
-for Ray Data, `scale` and `desired_replicas` for the autoscaler."""
+"""llmserve on Ray (`pip install 'llmserve[ray]'`): `build_app` for Ray Serve, `batch` for Ray
+Data, `scale` and `desired_replicas` for the autoscaler."""
 
 from importlib import import_module
 from importlib.util import find_spec

@@ -1,0 +1,250 @@
+"""llmserve on a Ray cluster of this machine: replicas that die, prefixes, updates, batches."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llmserve import LLM, SamplingParams, demo_model_path
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'llmserve[ray]'")
+psutil = pytest.importorskip("psutil")
+
+pytestmark = pytest.mark.long
+
+DEADLINE_S = 240.0
+# A machine that does much besides starves Ray's own processes of their short deadlines.
+PATIENCE = {
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
+    "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "10",
+    "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "10",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_worker_register_timeout_seconds": "240",
+}
+ENGINE = {"num_threads": 1, "kv_cache_memory_bytes": 2**24}
+MODEL = str(demo_model_path())
+
+
+def config(**more: Any) -> dict[str, Any]:
+    replicas = {
+        "num_replicas": 2,
+        "ray_actor_options": {"num_cpus": 0.2},
+        "health_check_period_s": 2.0,
+        "health_check_timeout_s": 120.0,
+        "graceful_shutdown_timeout_s": 120.0,
+    }
+    front = {"ray_actor_options": {"num_cpus": 0.1}, "health_check_timeout_s": 120.0}
+    base = {
+        "model": MODEL,
+        "served_model_name": "demo",
+        "engine": ENGINE,
+        "replicas": replicas,
+        "front": front,
+        "route": {"tokenizer": MODEL},
+    }
+    return {**base, **more}
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """Of an application that runs."""
+    os.environ.update(PATIENCE)
+    import ray
+    from llmserve.ray import build_app
+    from ray import serve
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        number = sock.getsockname()[1]
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=100 * 2**20)
+    serve.start(http_options={"host": "127.0.0.1", "port": number})
+    serve.run(build_app(config()), name="demo")
+    yield number
+    serve.shutdown()
+    ray.shutdown()
+
+
+def request(port: int, path: str, body: object = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+    try:
+        method = "GET" if body is None else "POST"
+        headers = {"Content-Type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        text = response.read().decode()
+        return response.status, json.loads(text) if text.startswith("{") else text
+    finally:
+        connection.close()
+
+
+def stream(port: int, into: list[Any], body: dict[str, Any]) -> None:
+    """Reads a stream; `into` gets its chunks, and None once it has ended as it should."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}), headers)
+    response = connection.getresponse()
+    assert response.status == 200
+    while line := response.readline():
+        if line.startswith(b"data: {"):
+            into.append(json.loads(line[6:]))
+        elif line.startswith(b"data: [DONE]"):
+            into.append(None)
+    connection.close()
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(choice["text"] for chunk in chunks if chunk for choice in chunk["choices"])
+
+
+def replica_processes() -> list[Any]:
+    return [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if "ServeReplica:demo:LLMReplica" in " ".join(one.info["cmdline"] or ())
+    ]
+
+
+def counter(port: int, name: str) -> float:
+    _, text = request(port, "/metrics")
+    (line,) = [one for one in text.splitlines() if one.startswith(f"llmserve_route_{name}_total ")]
+    return float(line.split()[1])
+
+
+def test_a_replica_that_is_killed_loses_no_stream_and_changes_no_token(port: int) -> None:
+    bodies = [
+        {"prompt": f"Story {i}: once upon a time", "max_tokens": 300, "seed": i, "ignore_eos": True}
+        for i in range(8)
+    ]
+    with LLM(MODEL, **ENGINE) as llm:
+        params = [SamplingParams(max_tokens=300, seed=i, ignore_eos=True) for i in range(8)]
+        outputs = llm.generate([body["prompt"] for body in bodies], params, use_tqdm=False)
+        expected = [output.outputs[0].text for output in outputs]
+    before = counter(port, "replays")
+    chunks: list[list[Any]] = [[] for _ in bodies]
+    threads = [
+        threading.Thread(target=stream, args=(port, into, body))
+        for into, body in zip(chunks, bodies, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + DEADLINE_S
+    while not all(chunks):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    processes = replica_processes()
+    assert len(processes) == 2
+    processes[0].send_signal(signal.SIGKILL)
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert [text_of(into) for into in chunks] == expected
+    assert all(into[-1] is None for into in chunks)
+    assert counter(port, "replays") > before
+    assert counter(port, "cut_streams") == 0
+
+
+def test_prefixes_are_found_as_often_as_by_one_engine_with_all_the_cache(port: int) -> None:
+    def talk(ask: Any) -> tuple[int, int]:
+        users = [
+            [{"role": "user", "content": f"{i} " + "tell me of the fox. " * 8}] for i in range(6)
+        ]
+        num_prompt = num_cached = 0
+        for _ in range(4):
+            for messages in users:
+                prompt, cached, content = ask(messages)
+                num_prompt, num_cached = num_prompt + prompt, num_cached + cached
+                messages += [
+                    {"role": "assistant", "content": content},
+                    {"role": "user", "content": "And then?"},
+                ]
+        return num_prompt, num_cached
+
+    def over_http(messages: Any) -> tuple[int, int, str]:
+        body = {"messages": messages, "max_tokens": 12, "temperature": 0}
+        status, answer = request(port, "/v1/chat/completions", body)
+        assert status == 200
+        usage = answer["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return usage["prompt_tokens"], cached, answer["choices"][0]["message"]["content"]
+
+    with LLM(MODEL, **{**ENGINE, "kv_cache_memory_bytes": 2**25}) as llm:
+        params = SamplingParams(max_tokens=12, temperature=0)
+
+        def by_one(messages: Any) -> tuple[int, int, str]:
+            (output,) = llm.chat(messages, params, use_tqdm=False)
+            return len(output.prompt_token_ids), output.num_cached_tokens, output.outputs[0].text
+
+        of_one, hits_of_one = talk(by_one)
+    of_all, hits = talk(over_http)
+    assert of_all == of_one
+    assert hits >= 0.9 * hits_of_one > 0
+
+
+def test_an_update_replaces_replicas_without_an_error(port: int) -> None:
+    from llmserve.ray import build_app
+    from ray import serve
+
+    statuses: list[int] = []
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            body = {"prompt": "The fox", "max_tokens": 24, "temperature": 0}
+            statuses.append(request(port, "/v1/completions", body)[0])
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    before = {one.pid for one in replica_processes()}
+    engine = {**ENGINE, "kv_cache_memory_bytes": 2**23}
+    serve.run(build_app(config(engine=engine)), name="demo")
+    is_over.set()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    after = {one.pid for one in replica_processes()}
+    assert not before & after
+    assert len(statuses) > 10
+    assert set(statuses) == {200}
+
+
+def test_a_batch_that_was_cut_computes_what_is_missing(port: int, tmp_path: Path) -> None:
+    import ray
+    from llmserve.ray import batch
+
+    rows = [{"id": i, "prompt": f"Story {i}:"} for i in range(40)]
+    sampling = {"max_tokens": 8, "temperature": 0}
+    engine = {**ENGINE, "kv_cache_memory_bytes": 2**22}
+    with LLM(MODEL, **engine) as llm:
+        outputs = llm.generate(
+            [r["prompt"] for r in rows], SamplingParams(**sampling), use_tqdm=False
+        )
+        expected = [output.outputs[0].text for output in outputs]
+
+    def run(some: list[dict[str, Any]], folder: str) -> None:
+        made = batch(
+            ray.data.from_items(some),
+            MODEL,
+            engine=engine,
+            sampling=sampling,
+            batch_size=8,
+            checkpoint=str(tmp_path / "checkpoint"),
+            num_cpus=0.2,
+        )
+        made.write_parquet(str(tmp_path / folder))
+
+    run(rows[:16], "first")  # as far as a run that was cut has come
+    run(rows, "second")
+    first = ray.data.read_parquet(str(tmp_path / "first")).take_all()
+    second = ray.data.read_parquet(str(tmp_path / "second")).take_all()
+    assert sorted(row["id"] for row in first) == list(range(16))
+    assert sorted(row["id"] for row in second) == list(range(16, 40))
+    assert [r["text"] for r in sorted([*first, *second], key=lambda r: r["id"])] == expected

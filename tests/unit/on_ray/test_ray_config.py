@@ -1,0 +1,107 @@
+"""What llmserve.ray decides without Ray: its configuration, and how many replicas there are to be."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import llmserve.ray
+import pytest
+from llmserve import demo_model_path
+from llmserve.errors import InvalidArgument, NotSupported
+from llmserve.ray.autoscaling import ReplicaStats, desired_replicas, scale
+from llmserve.ray.config import RayConfig
+
+MODEL = str(demo_model_path())
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ([], "mapping"),
+        ({}, "lacks model"),
+        ({"model": MODEL, "replica": {}}, "'replica'"),
+        ({"model": 7}, "model"),
+        ({"model": MODEL, "engine": []}, "engine must be a mapping"),
+        ({"model": MODEL, "engine": {"max_model_length": 5}}, "max_model_length"),
+        ({"model": MODEL, "server": {"ports": 5}}, "'ports'"),
+        ({"model": MODEL, "server": {"max_body_bytes": -1}}, "max_body_bytes"),
+        ({"model": MODEL, "route": {"policy": "best"}}, "policy"),
+        ({"model": MODEL, "route": {"port": 8000}}, "Ray Serve's to say"),
+    ],
+)
+def test_a_bad_configuration_is_refused_by_the_fields_name(config: Any, what: str) -> None:
+    with pytest.raises(InvalidArgument, match=what):
+        RayConfig.of(config)
+
+
+def test_options_of_deployments_are_given_on_over_what_is_the_default() -> None:
+    config = RayConfig.of(
+        {
+            "model": MODEL,
+            "engine": {"num_threads": 3},
+            "replicas": {"autoscaling_config": {"max_replicas": 4}, "name": "Mine"},
+        }
+    )
+    options = config.replica_options()
+    assert options["ray_actor_options"] == {"num_cpus": 3}
+    assert options["name"] == "Mine"
+    assert "num_replicas" not in options
+    assert config.front_options()["num_replicas"] == 1
+    assert RayConfig.of({"model": MODEL}).replica_options()["num_replicas"] == 2
+    assert config.name == Path(MODEL).name
+
+
+def test_replicas_follow_what_is_short_with_some_to_spare() -> None:
+    def wanted(decode: float, prefill: float, kv: float, num: int = 8) -> int:
+        rows = [ReplicaStats(decode, prefill, kv)] * num
+        return desired_replicas(rows, min_replicas=2, max_replicas=32)
+
+    assert wanted(0, 0, 0) == 2
+    assert wanted(0.8, 0, 0) == 9  # 8, and an eighth to spare
+    assert wanted(0.1, 0, 0.8) == 9
+    assert wanted(0.8, 0.5, 0.2) == 18  # prompts wait
+    assert wanted(0.2, 0, 0.1) == 3
+    assert wanted(1, 1, 1, num=32) == 32
+    with pytest.raises(InvalidArgument):
+        desired_replicas([], min_replicas=3, max_replicas=2)
+
+
+def test_the_policy_reads_what_replicas_say() -> None:
+    context = SimpleNamespace(
+        aggregated_metrics={
+            "decode_share": {"a": 0.8, "b": 0.8},
+            "prefill_share": {"a": 0.0},
+            "kv_share": {"a": 0.3, "b": 0.2},
+        },
+        capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=8,
+    )
+    assert scale(context) == (3, {})
+    context.aggregated_metrics = None
+    assert scale(context) == (1, {})
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_it_says_what_to_install() -> None:
+    with pytest.raises(NotSupported, match=r"llmserve\[ray\]"):
+        _ = llmserve.ray.build_app
+    with pytest.raises(AttributeError):
+        _ = llmserve.ray.nothing
+
+
+def test_the_manifest_has_a_configuration_that_is_taken() -> None:
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / "docs" / "kuberay" / "rayservice.yml").read_text("utf-8")
+    serve = yaml.safe_load(yaml.safe_load(text)["spec"]["serveConfigV2"])
+    (application,) = serve["applications"]
+    assert application["import_path"] == "llmserve.ray:build_app"
+    config = application["args"]
+    for place in (config, config["route"]):  # which is on nobody's disk here
+        for name in ("model", "tokenizer"):
+            if name in place:
+                place[name] = MODEL
+    assert "autoscaling_config" in RayConfig.of(config).replica_options()
