@@ -1,4 +1,5 @@
-"""What llmserve.ray decides without Ray: its configuration, and how many replicas there are to be."""
+"""What llmserve.ray decides without Ray: its configuration, and how many replicas there should
+be."""
 
 from __future__ import annotations
 
