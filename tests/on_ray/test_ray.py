@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,8 @@ def test_a_replica_that_is_killed_loses_no_stream_and_changes_no_token(port: int
         for i in range(8)
     ]
     with LLM(MODEL, **ENGINE) as llm:
-        params = [SamplingParams(max_tokens=300, seed=i, ignore_eos=True) for i in range(8)]
+        own = llm.get_default_sampling_params()  # what a request leaves out
+        params = [replace(own, max_tokens=300, seed=i, ignore_eos=True) for i in range(8)]
         outputs = llm.generate([body["prompt"] for body in bodies], params, use_tqdm=False)
         expected = [output.outputs[0].text for output in outputs]
     before = counter(port, "replays")
