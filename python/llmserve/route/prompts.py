@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from llmserve import _core
+from llmserve.common.arguments import INT32_MAX, integer
 from llmserve.errors import InvalidArgument, LLMServeError
 from llmserve.server.http.errors import ApiError
 from llmserve.server.routes.bodies import ChatBody
@@ -57,7 +58,7 @@ class PromptReader:
             _NEW_TOKENS,
         )
         n = body.get("n")
-        count *= n if type(n) is int and 0 < n < 1024 else 1
+        count = min(count, INT32_MAX) * (n if type(n) is int and 0 < n < 1024 else 1)
         token_ids = self._token_ids(body)
         if token_ids is not None:
             hashes = _core.hash_blocks(token_ids, self.block_size, salt)
@@ -78,7 +79,7 @@ class PromptReader:
                 is_bare = body.get("add_special_tokens") is False
                 return self._tokenizer.encode(prompt, not is_bare)
             if isinstance(prompt, list):
-                return [int(token_id) for token_id in prompt]
+                return [integer("prompt", token_id, 0, INT32_MAX) for token_id in prompt]
             if "messages" in body:
                 chat = msgspec.convert(dict(body), ChatBody)
                 return chat_prompt(chat, self._tokenizer)[1]

@@ -9,6 +9,7 @@ each goes on as a request of its own, with the seed that its sample had.
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -45,20 +46,23 @@ class StreamRecord:
         self._counts_always = bool(options.get("continuous_usage_stats"))
         seed = body.get("seed")
         self._seed = seed if type(seed) is int and seed != -1 else _drawn_seed()
-        prompts = _prompts(body)
         n = body.get("n")
         self._n = n if type(n) is int and n > 0 else 1
-        self.choices = [
-            Choice(prompt, _core.sample_seed(self._seed % 2**64, sample))
-            for prompt in prompts
-            for sample in range(self._n)
-        ]
         self._head: dict[str, Any] = {}  # id, created and model of the first line
         self._cached_tokens = 0
         self.is_failed = False  # the engine has said why it cannot go on
         self.has_told_usage = False
         self._is_done = False  # the stream's own last line has come
         self.num_resumed = 0  # tokens that were not made again
+
+    @cached_property
+    def choices(self) -> list[Choice]:
+        """All, by their index; once a replica has taken the request, which bounds their number."""
+        return [
+            Choice(prompt, _core.sample_seed(self._seed % 2**64, sample))
+            for prompt in _prompts(self.body)
+            for sample in range(self._n)
+        ]
 
     @property
     def can_resume(self) -> bool:

@@ -101,8 +101,8 @@ class Player:
                         yield line
             if not record.has_ended(index):
                 raise ReplicaLost("the stream ended before its last line")
-        except ValueError as error:
-            raise ReplicaLost(f"no stream: {error}") from None
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ReplicaLost(f"no stream: {error!r}") from None
         finally:
             stream.close()
 

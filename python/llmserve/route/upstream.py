@@ -23,6 +23,14 @@ class ReplicaLost(Exception):
 _FAILURES = (OSError, EOFError, ValueError, asyncio.LimitOverrunError, asyncio.TimeoutError)
 
 
+def _size(text: bytes, base: int) -> int:
+    """Of a body, or of a chunk, whose line may say more. Raises ValueError."""
+    size = int(text.partition(b";")[0], base)
+    if size < 0:
+        raise ValueError(f"a size of {size}")
+    return size
+
+
 class _Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -58,7 +66,7 @@ class Reply:
         is_whole = False
         try:
             if self.header(b"transfer-encoding").lower() == b"chunked":
-                while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
+                while size := _size(await reader.readuntil(b"\r\n"), 16):
                     while size:
                         piece = await reader.read(min(size, _PIECE_BYTES))
                         if not piece:
@@ -68,7 +76,7 @@ class Reply:
                     await reader.readexactly(2)
                 await reader.readuntil(b"\r\n")
             else:
-                left = int(self.header(b"content-length") or b"0")
+                left = _size(self.header(b"content-length") or b"0", 10)
                 while left:
                     piece = await reader.read(min(left, _PIECE_BYTES))
                     if not piece:
