@@ -204,3 +204,23 @@ def test_stored_in_out_experts_stay_floats_and_are_told(tmp_path: Path) -> None:
     result = run(model, tmp_path / "out", method="rtn")
     assert any("experts.gate_up_proj: a tensor of 3 dimensions" in note for note in result.notes)
     assert logits(tmp_path / "out", [5, 6, 7]).shape == (3, 2048)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe"])
+def test_transformers_loads_experts_and_says_the_same(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    import torch
+    import transformers
+
+    model = model_of(family, tmp_path)
+    result = run(model, tmp_path / "out", method="gptq")
+    token_ids = list(range(5, 40))
+    with LLM(
+        str(result.out), dtype="float32", quantization="none", num_gpu_blocks_override=64
+    ) as llm:
+        prompts = [{"prompt_token_ids": token_ids}]
+        (output,) = llm.encode(prompts, pooling_task="token_logits", use_tqdm=False)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(result.out, dtype=torch.float32)
+    with torch.no_grad():
+        expected = theirs(torch.tensor([token_ids])).logits[0].numpy()
+    np.testing.assert_allclose(np.array(output.outputs.data), expected, atol=2e-4, rtol=1e-3)
