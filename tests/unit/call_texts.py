@@ -307,6 +307,22 @@ CASES += [
         "So.",
         [ROME, NOW],
     ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nRo\nme\n<parameter=land>\nIt\n</function>\n"
+        "</tool_call>",
+        "",
+        [("weather", '{"city": "Ro\\nme", "land": "It"}')],
+    ),
+    (
+        "deepseek_v32",
+        (
+            '<D|function_calls>\n<D|invoke name="add">\n<D|parameter name="y" string="true">42'
+            "</D|parameter>\n</D|invoke>\n</D|function_calls>"
+        ).replace("D|", "\uff5cDSML\uff5c"),
+        "",
+        [("add", '{"y": 42}')],
+    ),
     ("gigachat3", f"So.\n\nfunction call<|role_sep|>\n{WEATHER}", "So.", [ROME]),
     ("gigachat3", f"So.<|message_sep|>\n\nfunction call<|role_sep|>\n{WEATHER}", "So.", [ROME]),
     ("gigachat3", f"So.<|function_call|>{WEATHER}<|message_sep|>\n\n", "So.", [ROME]),

@@ -156,7 +156,9 @@ class KeyedParser(TextParser):
         is_text, is_other = key.endswith(of_text), key.endswith(of_other)
         if of_text and (is_text or is_other):  # the model says what it is
             key = key.removesuffix(of_text if is_text else of_other)
-            self._types = TEXT if is_text else frozenset()
+            known = value_types(self._schemas.get(self._name_read, {}), key)
+            is_told = not known or "string" in known  # else the schema knows better
+            self._types = (TEXT if is_text else frozenset()) if is_told else known
         else:
             self._types = value_types(self._schemas.get(self._name_read, {}), key)
         self._send(f"{', ' if self._num_values else '{'}{json.dumps(key, ensure_ascii=False)}: ")
@@ -187,14 +189,20 @@ class KeyedParser(TextParser):
             self._is_value_begin = False
             if text[pos] == "\n":
                 return pos + 1
-        sign = self._style.value[1]
-        end = text.find(sign, pos)
-        if end < 0:
+        style = self._style
+        sign = style.value[1]
+        # Models forget the sign, and go on with what stands behind it.
+        others = ("\n" + style.key[0], "\n" + style.function[2]) if style.pads_values else ()
+        places = [(found, s) for s in (sign, *others) if (found := text.find(s, pos)) >= 0]
+        if not places:
             rest = text[pos:]
-            held = max(held_length(rest, sign), held_length(rest, "\n" + sign))
-            end = len(text) - (held if self._style.pads_values else held_length(rest, sign))
+            padded = ("\n" + sign, *others) if style.pads_values else ()
+            end = len(text) - max(held_length(rest, s) for s in (sign, *padded))
             self._add_value(text[pos:end])
             return end if end > pos else None
+        end, found = min(places)
+        if found != sign:
+            end, sign = end + 1, ""  # the line break is the value's pad
         pad = self._style.pads_values and text.endswith("\n", pos, end)
         self._add_value(text[pos : end - pad])
         self._send('"' if self._types == TEXT else json_value(self._value_text, self._types))

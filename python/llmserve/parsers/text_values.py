@@ -54,6 +54,8 @@ def json_value(text: str, types: frozenset[str]) -> str:
 
     >>> json_value("3", frozenset({"integer"})), json_value("3", frozenset({"string", "null"}))
     ('3', '"3"')
+    >>> json_value("5.0", frozenset({"integer"}))
+    '5'
     """
     stripped = text.strip()
     known = set(types) | ({"integer"} if "number" in types else set())
@@ -61,6 +63,9 @@ def json_value(text: str, types: frozenset[str]) -> str:
         value = _WORDS[stripped] if stripped in _WORDS else json.loads(stripped, parse_constant=_no)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
+    is_integer = "integer" in types and "number" not in types
+    if is_integer and type(value) is float and value.is_integer():  # 5.0
+        return str(int(value))
     if not types or _type_of(value) in known or "string" not in types:
         return json.dumps(value) if stripped in _WORDS else stripped
     return json.dumps(text, ensure_ascii=False)
