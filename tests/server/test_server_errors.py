@@ -548,6 +548,21 @@ def test_pages_of_other_origins_are_not_let_in(server: RunningServer) -> None:
     assert "access-control-allow-origin" not in received
 
 
+def test_localhost_among_the_origins_is_that_of_any_port(demo: AsyncLLM) -> None:
+    asks = {"Access-Control-Request-Method": "POST"}
+    with running_server(demo, allowed_origins="localhost") as server:
+        for origin, is_let_in in (
+            ("http://localhost", True),
+            ("http://127.0.0.1:3000", True),
+            ("https://[::1]:8080", True),
+            ("http://localhost.evil.example", False),
+            ("http://notlocalhost", False),
+        ):
+            _, _, received = server.request("OPTIONS", CHAT, headers={"Origin": origin, **asks})
+            allowed = received.get("access-control-allow-origin")
+            assert allowed == (origin if is_let_in else None), origin
+
+
 def test_a_page_of_an_origin_that_was_named_is_let_in_and_needs_a_key(demo: AsyncLLM) -> None:
     named = "https://chat.example"
     with running_server(demo, allowed_origins=f"{named}, https://b.example", api_key="k") as server:

@@ -44,6 +44,7 @@ def test_a_response_is_the_chats_answer(client: openai.OpenAI, server: RunningSe
     chat = server.post("/v1/chat/completions", messages=messages, max_tokens=24, temperature=0)[1]
     assert answer.output_text == chat["choices"][0]["message"]["content"]
     assert (answer.object, answer.model, answer.temperature) == ("response", "demo", 0.0)
+    assert (answer.id[:5], answer.output[0].id[:4]) == ("resp_", "msg_")
     counts = answer.usage
     assert counts.output_tokens == chat["usage"]["completion_tokens"]
     assert counts.total_tokens == chat["usage"]["total_tokens"]

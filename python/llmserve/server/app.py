@@ -122,6 +122,10 @@ ROUTES = (
 )
 
 
+# What `localhost` among the allowed origins stands for: pages of this machine, on any port.
+_OF_THIS_MACHINE = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+
+
 def create_app(
     models: Sequence[ServedModel],
     settings: ServerSettings | None = None,
@@ -145,6 +149,7 @@ def create_app(
         cors = Middleware(
             CORSMiddleware,
             allow_origins=settings.origins,
+            allow_origin_regex=_OF_THIS_MACHINE if "localhost" in settings.origins else None,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],  # OpenAI's client for browsers has a dozen of its own
             expose_headers=["x-request-id", "retry-after"],

@@ -58,7 +58,7 @@ class ServerSettings:
     ssl_certfile: str = _setting("", "PEM file of the certificate: serves HTTPS")
     ssl_keyfile: str = _setting("", "PEM file of its private key")
     allowed_origins: str = _setting(
-        "", "origins of web pages that may call, with commas between", True
+        "", "origins of web pages that may call, with commas between; localhost is any port's", True
     )
 
     max_body_bytes: int = _setting(2**22, "longest request body (413)")

@@ -33,5 +33,5 @@ FIELDS: Mapping[str, NeutralField] = {
     **dict.fromkeys(("mirostat_tau", "mirostat_eta", "dynatemp_exponent"), NeutralField(float)),
     **dict.fromkeys(("xtc_threshold", "dry_base"), NeutralField(float)),
     "dry_sequence_breakers": NeutralField(list[str]),
-    "timings_per_token": NeutralField(bool),
+    **dict.fromkeys(("timings_per_token", "return_progress"), NeutralField(bool)),
 }

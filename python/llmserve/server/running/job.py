@@ -37,5 +37,5 @@ class Job:
 
 
 def new_id(prefix: str) -> str:
-    """A request id that nobody can guess."""
-    return f"{prefix}-{os.urandom(16).hex()}"
+    """A request id that nobody can guess: chatcmpl-…, or resp_… of a prefix that ends with _."""
+    return f"{prefix}{'' if prefix.endswith('_') else '-'}{os.urandom(16).hex()}"

@@ -22,7 +22,7 @@ async def messages(request: Request) -> Response:
     body = await read_json(request, MessagesBody, server.settings)
     can_bound = server.models.get(body.model).llm.can_bound_thinking
     chat = await off_the_loop(request, partial(chat_body, body, can_bound))
-    found = await chat_job(request, chat, "msg")
+    found = await chat_job(request, chat, "msg_")
     return found.response(MessageAnswer(found.job, found.form, body.stop_sequences or ()))
 
 

@@ -93,7 +93,7 @@ def read_input(given: str | list[Item]) -> tuple[list[Item], list[Message]]:
 
 def _listed(item: Item) -> Item:
     kind = item.get("type") or "message"
-    listed = {"id": new_id("msg" if kind == "message" else "item"), "type": kind, **item}
+    listed = {"id": new_id("msg_" if kind == "message" else "item_"), "type": kind, **item}
     if kind == "message" and isinstance(item.get("content"), str):
         part = "output_text" if item.get("role") == "assistant" else "input_text"
         listed["content"] = [{"type": part, "text": item["content"]}]

@@ -49,10 +49,10 @@ class OutputItems:
         if kind == "message":
             part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
             part["logprobs"] = []
-            item: dict[str, Any] = {"id": new_id("msg"), "type": kind, "role": "assistant"}
+            item: dict[str, Any] = {"id": new_id("msg_"), "type": kind, "role": "assistant"}
         else:
             part = {"type": "reasoning_text", "text": ""}
-            item = {"id": new_id("rs"), "type": kind, "summary": []}
+            item = {"id": new_id("rs_"), "type": kind, "summary": []}
         yield from self._begin({**item, "status": "in_progress", "content": []})
         self._open_item["content"].append(part)
         yield {**self._part_event("response.content_part.added"), "part": dict(part)}
@@ -61,7 +61,7 @@ class OutputItems:
         if call.id is not None:
             yield from self._close("completed")
             item = {
-                "id": new_id("fc"),
+                "id": new_id("fc_"),
                 "type": "function_call",
                 "call_id": call.id,
                 "name": call.name,

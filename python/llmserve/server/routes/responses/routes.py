@@ -38,7 +38,7 @@ async def create_response(request: Request) -> Response:
     server = context(request)
     body = await read_json(request, ResponsesBody, server.settings)
     items, messages = await _conversation(request, body)
-    found = await chat_job(request, chat_body(body, messages), "resp")
+    found = await chat_job(request, chat_body(body, messages), "resp_")
     keep = partial(_keep, request, items, messages)
     answer = ResponseAnswer(found.job, body, found.form, _forget if body.store is False else keep)
     if not body.background:
