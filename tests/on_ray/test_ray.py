@@ -219,6 +219,7 @@ def test_an_update_replaces_replicas_without_an_error(port: int) -> None:
 
 
 def test_a_batch_that_was_cut_computes_what_is_missing(port: int, tmp_path: Path) -> None:
+    import pyarrow.parquet
     import ray
     from llmserve.ray import batch
 
@@ -232,8 +233,16 @@ def test_a_batch_that_was_cut_computes_what_is_missing(port: int, tmp_path: Path
         expected = [output.outputs[0].text for output in outputs]
 
     def run(some: list[dict[str, Any]], folder: str) -> None:
+        prompts = tmp_path / f"prompts-{folder}"
+        prompts.mkdir()
+        for first in range(0, len(some), 8):
+            ids, texts = zip(
+                *((r["id"], r["prompt"]) for r in some[first : first + 8]), strict=True
+            )
+            table = pyarrow.table({"id": ids, "prompt": texts})
+            pyarrow.parquet.write_table(table, prompts / f"{first}.parquet")
         made = batch(
-            ray.data.from_items(some),
+            ray.data.read_parquet(str(prompts)),
             MODEL,
             engine=engine,
             sampling=sampling,

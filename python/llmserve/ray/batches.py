@@ -94,16 +94,16 @@ def batch(
 ) -> Any:
     """A Ray dataset with the prompts' continuations, `concurrency` engines at once.
 
-    dataset: rows with `column` and, for a checkpoint, a unique `id_column`. engine: arguments of
-    LLM, sampling: of SamplingParams. checkpoint: a folder that all nodes share, in which finished
-    rows are noted as they are written (`write_parquet` and kin): a run that was cut, started
-    again, computes what is missing. options: of `Dataset.map_batches` (num_cpus, num_gpus ...).
+    dataset: rows with `column`. engine: arguments of LLM, sampling: of SamplingParams. checkpoint:
+    a folder that all nodes share, in which Ray notes finished rows as they are written
+    (`write_parquet` and kin): a run that was cut, started again, computes what is missing. For
+    that the rows come from files (`read_parquet` and kin), with a unique `id_column`. options: of
+    `Dataset.map_batches` (num_cpus, num_gpus ...).
     """
     if checkpoint is not None:
-        from ray.data import DataContext
         from ray.data.checkpoint import CheckpointConfig
 
-        DataContext.get_current().checkpoint_config = CheckpointConfig(
+        dataset.context.checkpoint_config = CheckpointConfig(
             id_column=id_column, checkpoint_path=checkpoint, delete_checkpoint_on_success=False
         )
     arguments = {"model": model, "engine": engine, "sampling": sampling, "column": column}
