@@ -36,6 +36,22 @@ def test_as_many_tokens_as_the_context_holds_may_be_asked_for(
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
+def test_a_stream_counts_its_tokens_at_the_end_or_in_every_chunk(
+    server: RunningServer, route: str
+) -> None:
+    body = {"messages": HELLO} if route == CHAT else {"prompt": "Once"}
+    for every in (False, True):
+        options = {"include_usage": True, "continuous_usage_stats": every}
+        given = {**body, "stream": True, "max_tokens": 6, "stream_options": options}
+        *chunks, last = data_of(events(server.open_stream(route, **given)))
+        assert last["choices"] == []
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")]
+        assert counts == sorted(counts)
+        assert bool(counts) == every
+        assert not every or counts[-1] == last["usage"]["completion_tokens"] == 6
+
+
 def test_a_chat_without_limits_ends_with_its_context(demo: AsyncLLM) -> None:
     llm = AsyncLLM(
         demo_model_path(),
