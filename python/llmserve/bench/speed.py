@@ -2,7 +2,6 @@
 
 import random
 import statistics
-import time
 from dataclasses import dataclass
 
 from llmserve.llm import LLM
@@ -11,13 +10,13 @@ from llmserve.sampling_params import SamplingParams
 
 _PROMPT = 256
 _DECODE = 32
-_REPEATS = 3
+_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Tokens a second of a prompt of 256, and of the tokens that follow it one by one: medians of
-    three."""
+    five."""
 
     prefill_per_s: float
     decode_per_s: float
@@ -30,14 +29,16 @@ def measure_speed(llm: LLM) -> Speed:
     length = max(2, min(_PROMPT, llm.max_model_len - _DECODE - 1))
     count = max(2, min(_DECODE, llm.max_model_len - length))
 
-    def seconds(num_tokens: int) -> float:
+    def times(num_tokens: int) -> tuple[float, float]:
+        """Seconds of the prompt, and of the tokens behind the first."""
         ids = [draw.randrange(vocab_size) for _ in range(length)]
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-        begin = time.perf_counter()
-        llm.generate([TokensPrompt(prompt_token_ids=ids)], params, use_tqdm=False)
-        return time.perf_counter() - begin
+        (output,) = llm.generate([TokensPrompt(prompt_token_ids=ids)], params, use_tqdm=False)
+        taken = output.metrics
+        return taken.first_token_ts - taken.scheduled_ts, taken.last_token_ts - taken.first_token_ts
 
-    seconds(2)  # pages, and weights that are packed at their first use
-    first = statistics.median(seconds(1) for _ in range(_REPEATS))
-    whole = statistics.median(seconds(count) for _ in range(_REPEATS))
-    return Speed(length / first, (count - 1) / max(whole - first, 1e-9))
+    times(2)  # pages, and weights that are packed at their first use
+    runs = [times(count) for _ in range(_REPEATS)]
+    prompt = statistics.median(seconds for seconds, _ in runs)
+    decode = statistics.median(seconds for _, seconds in runs)
+    return Speed(length / prompt, (count - 1) / decode)

@@ -140,9 +140,9 @@ class OutputFolder:
             named = [(named[0][0], ["Linear"])]
         ignore = [name for plan in self._plans for name in (*plan.names(), *plan.kept)]
         ignore = [stored_module(name) for name in ignore if name not in schemes]
-        ignore = list(dict.fromkeys(ignore))
         if HEAD not in schemes:
             ignore.append(HEAD)
+        ignore = list(dict.fromkeys(ignore))
         return config_of(named, ignore, has_fp8_kv=self._has_kv_scales)
 
 

@@ -65,6 +65,12 @@ class Pipeline:
         if self.out.resolve() == self.model.resolve():
             raise InvalidArgument(f"out is the model's own folder, {self.out}; pass another")
         self._config = json.loads((self.model / "config.json").read_text(encoding="utf-8"))
+        if isinstance(self._config.get("text_config"), dict):
+            raise NotSupported(
+                f"{self.model}: {', '.join(self._config.get('architectures') or ['the model'])} "
+                f"takes more than text, and quantize would write the text's layers alone; quantize "
+                f"the language model that it was made from"
+            )
         self._scheme = options.apply_to(find_scheme(options.scheme))
         self._text = self._read_text()
         has_text = self._text is not None

@@ -276,6 +276,13 @@ def test_fused_and_offset_norms_are_folded(tmp_path: Path) -> None:
         assert max(result.errors.values()) < 0.01
 
 
+def test_models_of_more_than_text_are_refused(tmp_path: Path) -> None:
+    model = checkpoint("llava:llama", vocab_size=2048)
+    with pytest.raises(NotSupported, match="LlavaForConditionalGeneration takes more than text"):
+        run(tmp_path / "out", model, scheme="int8", method="rtn")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
