@@ -9,6 +9,7 @@
 namespace llmserve {
 namespace {
 
+constexpr int32_t kMaxRanks = 64;
 constexpr std::array kKvCacheDTypes{DType::kF32, DType::kBF16, DType::kF8E4M3};
 
 }  // namespace
@@ -79,8 +80,20 @@ DType kv_cache_dtype_from_name(std::string_view text, DType weights) {
                             text.substr(0, 80), "\""));
 }
 
+void ParallelConfig::validate() const {
+  check_minimums(*this);
+  if (num_ranks() > kMaxRanks)
+    throw InvalidArgument(
+        concat("tensor_parallel_size must be at most ", kMaxRanks, ", got ", tensor));
+}
+
 void EngineConfig::validate() const {
   check_minimums(*this);
+  parallel.validate();
+  if (parallel.num_ranks() > 1 && device != "cpu" && device != "ref")
+    throw NotSupported(concat("tensor_parallel_size=", parallel.tensor, " on device '", device,
+                              "': ranks are threads of one process on a CPU; use device='cpu', or "
+                              "one rank"));
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     throw InvalidArgument(concat("dtype must be float32 or bfloat16, got ", name(dtype)));
   }

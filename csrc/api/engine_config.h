@@ -103,6 +103,17 @@ std::string_view kv_cache_dtype_name(DType dtype);
 // Of a name, "fp8_e4m3" being "fp8", and "auto" what the weights have. Throws NotSupported.
 DType kv_cache_dtype_from_name(std::string_view text, DType weights);
 
+// How many ranks, threads of one process, a model is cut among.
+struct ParallelConfig {
+  int32_t tensor = 1;  // that share each layer
+
+  static constexpr auto fields() {
+    return std::tuple{ConfigField{"tensor_parallel_size", &ParallelConfig::tensor, 1}};
+  }
+  int32_t num_ranks() const { return tensor; }
+  void validate() const;
+};
+
 struct EngineConfig {
   std::string model_path;      // a checkpoint directory
   std::string device = "cpu";  // a name of the backend registry
@@ -110,7 +121,8 @@ struct EngineConfig {
   // What linear layers are kept as instead: a name of quant/linear_format.h, or none.
   std::string quantization;
   DType kv_cache_dtype = DType::kF32;  // kF32, kBF16 or kF8E4M3
-  int32_t num_threads = 1;
+  int32_t num_threads = 1;             // of all ranks together
+  ParallelConfig parallel;
   uint64_t seed = 0;
   CacheConfig cache;
   SchedulerConfig scheduler;
@@ -139,6 +151,7 @@ struct EngineConfig {
         ConfigField{"quantization", &EngineConfig::quantization},
         ConfigField{"num_threads", &EngineConfig::num_threads, 1},
         ConfigField{"seed", &EngineConfig::seed},
+        ConfigField{"parallel", &EngineConfig::parallel},
         ConfigField{"cache", &EngineConfig::cache},
         ConfigField{"scheduler", &EngineConfig::scheduler},
         ConfigField{"speculation", &EngineConfig::speculation},

@@ -25,6 +25,7 @@ void register_config_request(py::module_& module) {
   py::class_<ConfigRequest>(module, "ConfigRequest").def(py::init([](const py::kwargs& settings) {
     return from_keywords<ConfigRequest>(
         settings, [](ConfigRequest& request) -> EngineConfig& { return request.settings; },
+        [](ConfigRequest& request) -> ParallelConfig& { return request.settings.parallel; },
         [](ConfigRequest& request) -> CacheConfig& { return request.settings.cache; },
         [](ConfigRequest& request) -> SchedulerConfig& { return request.settings.scheduler; },
         [](ConfigRequest& request) -> PackedCacheConfig& { return request.settings.packed_cache; });
@@ -66,6 +67,8 @@ void register_engine_config(py::module_& module) {
       .def_readonly("max_model_len", &SchedulerConfig::max_model_len)
       .def_readonly("min_spread_tokens", &SchedulerConfig::min_spread_tokens)
       .def_readwrite("eos_token_ids", &SchedulerConfig::eos_token_ids);
+  register_config<ParallelConfig>(module, "ParallelConfig")
+      .def_readonly("tensor_parallel_size", &ParallelConfig::tensor);
   register_config<SpeculationConfig>(module, "SpeculationConfig")
       .def_readonly("method", &SpeculationConfig::method)
       .def_readonly("model", &SpeculationConfig::model)
@@ -81,6 +84,7 @@ void register_engine_config(py::module_& module) {
                                return std::string(kv_cache_dtype_name(config.kv_cache_dtype));
                              })
       .def_readonly("num_threads", &EngineConfig::num_threads)
+      .def_readonly("parallel", &EngineConfig::parallel)
       .def_readonly("cache", &EngineConfig::cache)
       .def_readonly("scheduler", &EngineConfig::scheduler)
       .def_readonly("speculation", &EngineConfig::speculation)

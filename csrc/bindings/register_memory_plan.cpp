@@ -68,7 +68,13 @@ void register_memory_plan(py::module_& module) {
       .def_readonly("available_bytes", &MachineMemory::available_bytes)
       .def_readonly("reserved_bytes", &MachineMemory::reserved_bytes)
       .def_readonly("bounded_by", &MachineMemory::bounded_by);
+  py::class_<RankPlan>(module, "RankPlan")
+      .def_readonly("num_threads", &RankPlan::num_threads)
+      .def_readonly("weight_bytes", &RankPlan::weight_bytes)
+      .def_readonly("workspace_bytes", &RankPlan::workspace_bytes)
+      .def_readonly("num_kv_heads", &RankPlan::num_kv_heads);
   py::class_<MemoryPlan>(module, "MemoryPlan")
+      .def_readonly("ranks", &MemoryPlan::ranks)
       .def_readonly("config", &MemoryPlan::config)
       .def_readonly("architecture", &MemoryPlan::architecture)
       .def_readonly("format", &MemoryPlan::format)

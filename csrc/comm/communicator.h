@@ -51,6 +51,10 @@ class Communicator {
   virtual void all_reduce(const Tensor& data, Reduction reduction) = 0;
   // out [sum of counts] = the ranks' x [counts[rank]], in their order.
   virtual void all_gather(const ConstTensor& x, const Tensor& out, Counts counts = {}) = 0;
+  // out [R, sum of counts] = the ranks' x [R, counts[rank]] side by side, in their order; rows may
+  // be strided. `to`: the one rank that gets out, which the others leave empty; kAll: each does.
+  static constexpr int kAll = -1;
+  virtual void gather_columns(const ConstTensor& x, const Tensor& out, Counts counts, int to) = 0;
   // out [counts[rank]] = this rank's part of the ranks' x [sum of counts], reduced.
   virtual void reduce_scatter(const ConstTensor& x, const Tensor& out, Reduction reduction,
                               Counts counts = {}) = 0;

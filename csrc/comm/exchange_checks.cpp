@@ -1,6 +1,7 @@
 #include "comm/exchange_checks.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 
@@ -85,6 +86,27 @@ Parts check_parts(const char* op, const ConstTensor& part, const ConstTensor& wh
     return even_parts(whole.num_elements(), world_size);
   throw InvalidArgument(concat(op, ": expected ", world_size, " times the elements of ",
                                describe(part), ", got ", describe(whole)));
+}
+
+void check_columns(const ConstTensor& x, const Tensor& out, int rank, int world_size,
+                   Communicator::Counts counts, int to) {
+  constexpr const char* kOp = "gather_columns";
+  if (to != Communicator::kAll) check_root(kOp, to, world_size);
+  if (std::ssize(counts) != world_size || std::ranges::any_of(counts, [](auto n) { return n < 0; }))
+    throw InvalidArgument(concat(kOp, ": expected ", world_size,
+                                 " counts of 0 or more, one a rank, got ", counts.size()));
+  const auto is_matrix = [](const ConstTensor& t, int64_t columns) {
+    return t.rank == 2 && t.shape[1] == columns && (columns < 2 || t.strides[1] == 1);
+  };
+  const int64_t own = counts[static_cast<size_t>(rank)];
+  if (!is_matrix(x, own))
+    throw InvalidArgument(concat(kOp, ": expected rows of ", own, " columns, got ", describe(x)));
+  if (to != Communicator::kAll && to != rank) return;
+  const int64_t all = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  if (!is_matrix(out, all) || out.shape[0] != x.shape[0])
+    throw InvalidArgument(concat(kOp, ": expected ", x.shape[0], " rows of ", all,
+                                 " columns to gather in, got ", describe(out)));
+  check_alike(kOp, x, out);
 }
 
 ExchangedParts check_exchange(const ConstTensor& x, const Tensor& out, int rank, int world_size,

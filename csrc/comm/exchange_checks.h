@@ -27,6 +27,9 @@ struct Parts {
 // The parts of `whole`, of which this rank has `part`.
 Parts check_parts(const char* op, const ConstTensor& part, const ConstTensor& whole, int rank,
                   int world_size, Communicator::Counts counts);
+// Throws unless x [R, counts[rank]] and, where the rank gets it, out [R, sum of counts] fit.
+void check_columns(const ConstTensor& x, const Tensor& out, int rank, int world_size,
+                   Communicator::Counts counts, int to);
 // The parts that all_to_all sends, x's, and receives, out's.
 struct ExchangedParts {
   Parts sent;

@@ -173,6 +173,10 @@ void NcclCommunicator::all_reduce(const Tensor& data, Reduction reduction) {
   });
 }
 
+void NcclCommunicator::gather_columns(const ConstTensor&, const Tensor&, Counts, int) {
+  throw NotSupported("communicator 'nccl' does not gather columns: no model is cut among GPUs yet");
+}
+
 // NCCL has no all_gather of uneven parts: each rank broadcasts its own.
 void NcclCommunicator::all_gather(const ConstTensor& x, const Tensor& out, Counts counts) {
   const Parts parts = check_parts("all_gather", x, out, options_.rank, options_.world_size, counts);

@@ -42,6 +42,7 @@ class NcclCommunicator final : public Communicator {
 
   void all_reduce(const Tensor& data, Reduction reduction) override;
   void all_gather(const ConstTensor& x, const Tensor& out, Counts counts) override;
+  void gather_columns(const ConstTensor& x, const Tensor& out, Counts counts, int to) override;
   void reduce_scatter(const ConstTensor& x, const Tensor& out, Reduction reduction,
                       Counts counts) override;
   void all_to_all(const ConstTensor& x, const Tensor& out, Counts send_counts,

@@ -96,6 +96,11 @@ std::string agree_on_parts(const ShmCall& mine, const ShmCall& theirs) {
   return theirs.parts->begins == mine.parts->begins ? "" : "other counts";
 }
 
+std::string agree_on_columns(const ShmCall& mine, const ShmCall& theirs) {
+  if (theirs.num_elements != mine.num_elements) return concat(theirs.num_elements, " rows");
+  return std::ranges::equal(theirs.counts, mine.counts) ? "" : "other counts";
+}
+
 }  // namespace
 
 ShmCommunicator::ShmCommunicator(std::shared_ptr<ShmGroup> group, int rank)
@@ -141,6 +146,32 @@ void ShmCommunicator::all_gather(const ConstTensor& x, const Tensor& out, Counts
         for (int rank = 0; rank < world_size(); ++rank)
           copy(at(out.data, parts.begin(rank), x.dtype), group_->call_of(rank).from,
                parts.count(rank), x.dtype);
+      });
+}
+
+void ShmCommunicator::gather_columns(const ConstTensor& x, const Tensor& out, Counts counts,
+                                     int to) {
+  check_columns(x, out, rank_, world_size(), counts, to);
+  const ShmCall mine{.op = "gather_columns",
+                     .dtype = x.dtype,
+                     .from = x.data,
+                     .num_elements = x.shape[0],
+                     .argument = to,
+                     .row_stride = x.strides[0],
+                     .counts = counts};
+  group_->exchange(
+      rank_, mine, [&](int, const ShmCall& theirs) { return agree_on_columns(mine, theirs); },
+      [&] {
+        if (to != kAll && to != rank_) return;
+        int64_t column = 0;
+        for (int rank = 0; rank < world_size(); ++rank) {
+          const ShmCall& theirs = group_->call_of(rank);
+          const int64_t count = counts[static_cast<size_t>(rank)];
+          for (int64_t row = 0; row < x.shape[0]; ++row)
+            copy(at(out.data, row * out.strides[0] + column, x.dtype),
+                 at(theirs.from, row * theirs.row_stride, x.dtype), count, x.dtype);
+          column += count;
+        }
       });
 }
 

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,10 @@ struct ShmCall {
   DType dtype = DType::kF32;
   const void* from = nullptr;
   void* to = nullptr;
-  int64_t num_elements = 0;  // of `from`, where all ranks have as many
-  int argument = 0;          // the reduction, or the root
+  int64_t num_elements = 0;         // of `from`, where all ranks have as many
+  int argument = 0;                 // the reduction, or the root
+  int64_t row_stride = 0;           // of `from`, where rows may be strided
+  std::span<const int64_t> counts;  // of gather_columns
   // Of all_gather and reduce_scatter the whole's, of all_to_all what is sent and what is received.
   const Parts* parts = nullptr;
   const Parts* received = nullptr;

@@ -30,6 +30,13 @@ void SingleCommunicator::all_gather(const ConstTensor& x, const Tensor& out, Cou
   copy(x, out);
 }
 
+void SingleCommunicator::gather_columns(const ConstTensor& x, const Tensor& out, Counts counts,
+                                        int to) {
+  check_columns(x, out, 0, 1, counts, to);
+  check();
+  for (int64_t row = 0; row < x.shape[0]; ++row) copy(x.slice(0, row, 1), out.slice(0, row, 1));
+}
+
 void SingleCommunicator::reduce_scatter(const ConstTensor& x, const Tensor& out, Reduction,
                                         Counts counts) {
   check_reduced("reduce_scatter", x);

@@ -22,12 +22,27 @@ bool is_asked_for() {
 
 void pin_thread(int idx) {
   if (!is_asked_for()) return;
-  const std::vector<int> cores = physical_cores();
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  if (sched_getaffinity(0, sizeof(own), &own) != 0) return;
+  std::vector<int> cores = physical_cores();
+  std::erase_if(cores, [&](int core) { return !CPU_ISSET(static_cast<size_t>(core), &own); });
   if (static_cast<size_t>(idx) >= cores.size()) return;
   cpu_set_t one;
   CPU_ZERO(&one);
   CPU_SET(static_cast<size_t>(cores[static_cast<size_t>(idx)]), &one);
   sched_setaffinity(0, sizeof(one), &one);  // where it is refused, the thread stays where it was
+}
+
+void pin_thread_to(int first, int count) {
+  if (!is_asked_for()) return;
+  const std::vector<int> cores = physical_cores();
+  if (static_cast<size_t>(first + count) > cores.size()) return;
+  cpu_set_t share;
+  CPU_ZERO(&share);
+  for (int i = first; i < first + count; ++i)
+    CPU_SET(static_cast<size_t>(cores[static_cast<size_t>(i)]), &share);
+  sched_setaffinity(0, sizeof(share), &share);
 }
 
 void unpin_thread() {

@@ -8,8 +8,12 @@
 
 namespace llmserve {
 
-// Pins the calling thread, if asked for and if there is such a core.
+// Pins the calling thread to the idx-th of the physical cores that it may use, if asked for and if
+// there is such a core.
 void pin_thread(int idx);
+// Likewise to `count` cores from the first-th on, where it and the threads that it starts stay: for
+// the ranks of an engine, each of which pins within its own.
+void pin_thread_to(int first, int count);
 // Gives the calling thread, started by one that may be pinned, all CPUs of the process.
 void unpin_thread();
 // The system's number of the calling thread.

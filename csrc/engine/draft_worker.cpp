@@ -27,7 +27,7 @@ class DraftWorker::Draw final : public StepSink {
 DraftWorker::DraftWorker(const EngineConfig& config, const std::shared_ptr<Backend>& backend,
                          MaskFiller& masks, bool is_exact)
     : config_(config),
-      worker_(config, open_checkpoint(config.model_path), backend),
+      worker_(config, open_checkpoint(config.model_path), /*rank=*/0, backend),
       builder_(config.cache.block_size, row_groups(config.cache.groups).size()),
       sampler_(worker_.backend()),
       masks_(masks),

@@ -14,6 +14,7 @@
 #include "io/checkpoint.h"
 #include "io/packed_cache.h"
 #include "models/config_reader.h"
+#include "models/layer_kinds.h"
 #include "models/model_loader.h"
 #include "speculation/registry.h"
 
@@ -82,6 +83,53 @@ int64_t usable_bytes(const MemoryPlan& plan) {
                               static_cast<double>(plan.machine.available_bytes));
 }
 
+// What a rank takes. Its weights and workspace are added to the plan's.
+void add_rank(const ModelConfig& model, const Checkpoint& checkpoint, Backend& backend, int rank,
+              MemoryPlan& plan) {
+  const EngineConfig& config = plan.config;
+  PackedWeights packed;
+  if (config.packed_cache.max_bytes > 0) {
+    std::string ignored;  // load says it
+    const PackedCache cache(config.packed_cache.folder);
+    packed.file = cache.find(
+        packed_key(checkpoint, packed_variant(config, backend, checkpoint, rank)), {}, ignored);
+  }
+  ModelPlan sizes = plan_model(checkpoint, model, backend,
+                               {.format = resolve_weight_format(config.dtype, config.quantization),
+                                .max_tokens = config.scheduler.max_num_batched_tokens,
+                                .max_logit_rows = kMaxLogitRowsAtOnce,
+                                .packed = &packed,
+                                .rank = tensor_rank(config, rank)});
+  const int32_t num_threads = thread_share(config, rank).count;
+  const int64_t workspace_bytes =
+      sizes.workspace_bytes + layer_state_bytes(model, config) +
+      backend.scratch_bytes(largest_step(model, sizes.weights, config), num_threads);
+  plan.ranks.push_back(
+      {.num_threads = num_threads,
+       .weight_bytes = sizes.weights.total_bytes(),
+       .workspace_bytes = workspace_bytes,
+       .num_kv_heads = rank_cache_groups(model, tensor_rank(config, rank)).front().num_kv_heads});
+  plan.workspace_bytes += workspace_bytes;
+  if (rank == 0) {
+    plan.weights = std::move(sizes.weights);
+    return;
+  }
+  for (size_t i = 0; i < plan.weights.group_bytes.size(); ++i)
+    plan.weights.group_bytes[i] += sizes.weights.group_bytes[i];
+  plan.weights.mapped_bytes += sizes.weights.mapped_bytes;
+}
+
+// The groups with the KV heads that all ranks keep together: some keep the same.
+std::vector<CacheGroupSpec> groups_of_ranks(const MemoryPlan& plan) {
+  const std::span<const CacheGroupSpec> rows = row_groups(plan.config.cache.groups);
+  std::vector<CacheGroupSpec> groups(rows.begin(), rows.end());
+  for (CacheGroupSpec& group : groups) {
+    group.num_kv_heads = 0;
+    for (const RankPlan& rank : plan.ranks) group.num_kv_heads += rank.num_kv_heads;
+  }
+  return groups;
+}
+
 struct SizedPool {
   KvPool pool;
   PoolBound bound;
@@ -90,12 +138,12 @@ struct SizedPool {
 // The order is that of plan_memory's documentation.
 SizedPool size_pool(const ConfigRequest& request, const MemoryPlan& plan,
                     const KvCacheDType& dtype) {
-  const std::span<const CacheGroupSpec> groups = row_groups(plan.config.cache.groups);
+  const std::vector<CacheGroupSpec> groups = groups_of_ranks(plan);
   CacheGroupSpec whole = groups.front();  // of a block without empty room
   whole.num_layers = num_lanes(groups);
   SizedPool sized{{.bytes_per_token = kv_bytes_per_token({&whole, 1}, dtype) * std::ssize(groups),
                    .block_size = plan.config.cache.block_size,
-                   .groups = {groups.begin(), groups.end()},
+                   .groups = groups,
                    .max_step_tokens = plan.config.scheduler.max_num_batched_tokens},
                   PoolBound::kUtilization};
   KvPool& pool = sized.pool;
@@ -242,7 +290,7 @@ void plan_draft(const ConfigRequest& request, int64_t vocab_size, MemoryPlan& pl
                       .kv_cache_dtype = request.kv_cache_dtype,
                       .max_num_batched_tokens = plan.config.scheduler.max_num_batched_tokens,
                       .max_num_seqs = plan.config.scheduler.max_num_seqs,
-                      .num_threads = plan.config.num_threads};
+                      .num_threads = thread_share(plan.config, 0).count};
   if (!speculation.draft_dtype.empty()) draft.dtype = speculation.draft_dtype;
   draft.settings.cache.block_size = plan.config.cache.block_size;
   draft.settings.cache.enable_prefix_caching = plan.config.cache.enable_prefix_caching;
@@ -327,7 +375,8 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
   MemoryPlan plan;
   plan.config = resolve_settings(request, checkpoint, model);
   plan.config.cache.groups = model.cache_groups;
-  plan.state_bytes = plan.config.scheduler.max_num_seqs * state_bytes(model.cache_groups);
+  plan.state_bytes = plan.config.parallel.num_ranks() * plan.config.scheduler.max_num_seqs *
+                     state_bytes(model.cache_groups);
   if (plan.state_bytes > 0) plan.config.cache.num_state_slots = plan.config.scheduler.max_num_seqs;
   plan.architecture = model.architecture;
   plan.format = checkpoint.format();
@@ -336,24 +385,9 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
     throw NotSupported(concat("packed_cache_bytes is not supported on device '", backend->name(),
                               "', whose weights no file can hold; leave it out or use "
                               "device='cpu'"));
-  PackedWeights packed;
-  if (plan.config.packed_cache.max_bytes > 0) {
-    std::string ignored;  // load says it
-    const PackedCache cache(plan.config.packed_cache.folder);
-    packed.file = cache.find(
-        packed_key(checkpoint, packed_variant(plan.config, *backend, checkpoint)), {}, ignored);
-  }
-  ModelPlan sizes =
-      plan_model(checkpoint, model, *backend,
-                 {.format = resolve_weight_format(plan.config.dtype, plan.config.quantization),
-                  .max_tokens = plan.config.scheduler.max_num_batched_tokens,
-                  .max_logit_rows = kMaxLogitRowsAtOnce,
-                  .packed = &packed});
-  plan.weights = std::move(sizes.weights);
+  for (int rank = 0; rank < plan.config.parallel.num_ranks(); ++rank)
+    add_rank(model, checkpoint, *backend, rank, plan);
   check_all_used(checkpoint, plan.weights);
-  plan.workspace_bytes = sizes.workspace_bytes + layer_state_bytes(model, plan.config) +
-                         backend->scratch_bytes(largest_step(model, plan.weights, plan.config),
-                                                plan.config.num_threads);
   check_kv_rows(plan.config.kv_cache_dtype, plan.config.cache.groups.front());
   plan_draft(request, model.vocab_size, plan);
   plan.memory_utilization = resolve_utilization(request, backend->memory());

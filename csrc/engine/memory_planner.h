@@ -71,11 +71,20 @@ MachineMemory read_machine_memory(const Memory& memory);
 enum class PoolBound : uint8_t { kNumBlocks, kKvCacheBytes, kUtilization, kMaxNumSeqs };
 std::string_view name(PoolBound bound);
 
+// What one of several ranks takes of the whole.
+struct RankPlan {
+  int32_t num_threads = 1;
+  int64_t weight_bytes = 0;
+  int64_t workspace_bytes = 0;
+  int64_t num_kv_heads = 0;  // whose keys and values it keeps
+};
+
 struct MemoryPlan {
   EngineConfig config;  // complete: what the engine will be given
   std::string architecture;
   std::string format;  // of the checkpoint; "config" if there are no weights yet
-  WeightReport weights;
+  std::vector<RankPlan> ranks;
+  WeightReport weights;  // of all ranks
   int64_t workspace_bytes = 0;
   int64_t state_bytes = 0;  // of all state slots
   // Of the draft model, where one guesses: what it takes beside the above.

@@ -7,7 +7,8 @@
 
 namespace llmserve {
 
-RankThreads::RankThreads(int num_ranks) : failures_(static_cast<size_t>(num_ranks)) {
+RankThreads::RankThreads(int num_ranks, std::function<void()> on_failure)
+    : num_ranks_(num_ranks), on_failure_(std::move(on_failure)) {
   try {
     for (int rank = 1; rank < num_ranks; ++rank)
       threads_.push_back(start_thread([this, rank] { serve(rank); }));
@@ -37,23 +38,20 @@ void RankThreads::run_all(const Task& task) {
     has_work_.notify_all();
   }
   run_rank(task, 0);
-  {
-    std::unique_lock lock(mutex_);
-    has_ended_.wait(lock, [this] { return num_running_ == 0; });
-  }
-  std::exception_ptr first;
-  for (std::exception_ptr& failure : failures_) {
-    if (failure && !first) first = failure;
-    failure = nullptr;
-  }
-  if (first) std::rethrow_exception(first);
+  std::unique_lock lock(mutex_);
+  has_ended_.wait(lock, [this] { return num_running_ == 0; });
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 void RankThreads::run_rank(const Task& task, int rank) {
   try {
     task.call(task.work, rank);
   } catch (...) {
-    failures_[static_cast<size_t>(rank)] = std::current_exception();
+    {
+      const std::lock_guard lock(mutex_);
+      if (!failure_) failure_ = std::current_exception();
+    }
+    if (on_failure_) on_failure_();
   }
 }
 

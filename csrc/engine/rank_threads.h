@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -13,16 +14,19 @@ namespace llmserve {
 // Rank 0 works on the thread that calls, so that one rank alone starts no thread and takes no lock.
 class RankThreads {
  public:
-  // Throws ResourceExhausted where the system does not give the threads.
-  explicit RankThreads(int num_ranks);
+  // `on_failure` is called on the thread of the first rank whose work throws, and on those of
+  // others that throw after it: it ends the waits of ranks that wait for each other. Throws
+  // ResourceExhausted where the system does not give the threads.
+  explicit RankThreads(int num_ranks, std::function<void()> on_failure = {});
   ~RankThreads();
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
 
-  int num_ranks() const { return static_cast<int>(failures_.size()); }
+  int num_ranks() const { return num_ranks_; }
 
   // Calls work(rank) once for each rank, a rank from 1 on always on the same thread, and returns
-  // when all have ended. Rethrows what the lowest rank has thrown. One caller at a time.
+  // when all have ended. Rethrows what was thrown first: other ranks may have failed for it. One
+  // caller at a time.
   template <class Work>
   void run(Work&& work) {
     if (num_ranks() == 1) return work(0);
@@ -43,13 +47,15 @@ class RankThreads {
   void serve(int rank);
   void stop();
 
-  std::vector<std::exception_ptr> failures_;  // [ranks] of the work at hand
-  std::mutex mutex_;                          // guards what follows
+  const int num_ranks_;
+  const std::function<void()> on_failure_;
+  std::mutex mutex_;  // guards what follows
   std::condition_variable has_work_;
   std::condition_variable has_ended_;
   Task task_;
   int64_t num_tasks_ = 0;
-  int num_running_ = 0;  // threads that have not ended the work at hand
+  int num_running_ = 0;         // threads that have not ended the work at hand
+  std::exception_ptr failure_;  // the first, of the work at hand
   bool is_stopping_ = false;
   std::vector<std::thread> threads_;  // of the ranks from 1 on
 };

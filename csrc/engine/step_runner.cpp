@@ -5,27 +5,22 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/pin_thread.h"
 #include "core/trace_range.h"
+#include "engine/worker_plan.h"
 #include "kernels/device_steps.h"
 
 namespace llmserve {
 namespace {
 
-std::vector<std::unique_ptr<Worker>> make_workers(RankThreads& ranks,
-                                                  const StepRunner::MakeWorker& make_worker) {
+std::vector<std::unique_ptr<Worker>> make_workers(RankThreads& ranks, const EngineConfig& config,
+                                                  const Checkpoint& checkpoint) {
   std::vector<std::unique_ptr<Worker>> workers(static_cast<size_t>(ranks.num_ranks()));
-  ranks.run([&](int rank) { workers[static_cast<size_t>(rank)] = make_worker(rank); });
-  const Worker& first = *workers[0];
-  for (const std::unique_ptr<Worker>& worker : workers) {
-    if (workers.size() > 1 && worker->steps() != nullptr)
-      throw NotSupported("several workers compute on a CPU; use device='cpu'");
-    if (worker->vocab_size() != first.vocab_size() || worker->hidden_size() != first.hidden_size())
-      throw InvalidArgument(
-          concat("workers of one runner run one model: rank 0 has a vocabulary "
-                 "of ",
-                 first.vocab_size(), " and a hidden size of ", first.hidden_size(),
-                 ", another rank ", worker->vocab_size(), " and ", worker->hidden_size()));
-  }
+  ranks.run([&](int rank) {
+    const ThreadShare threads = thread_share(config, rank);
+    if (rank > 0) pin_thread_to(threads.first, threads.count);
+    workers[static_cast<size_t>(rank)] = std::make_unique<Worker>(config, checkpoint, rank);
+  });
   return workers;
 }
 
@@ -78,19 +73,25 @@ class StepRunner::RecordedDraw final : public StepSink {
   const StepBatch& batch_;
 };
 
-StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint)
-    : StepRunner(config, 1, [&](int) { return std::make_unique<Worker>(config, checkpoint); }) {}
+std::unique_ptr<CommunicatorGroup> StepRunner::make_group(int num_ranks) {
+  return find_communicator("shm").make({.world_size = num_ranks});
+}
 
-StepRunner::StepRunner(const EngineConfig& config, int num_workers, const MakeWorker& make_worker)
+StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
+                       MakeGroup make_group)
     : config_(config),
-      ranks_(num_workers),
-      workers_(make_workers(ranks_, make_worker)),
+      make_group_(std::move(make_group)),
+      ranks_(config.parallel.num_ranks(),
+             [this] {
+               if (!has_met_.exchange(false)) return;
+               for (const auto& worker : workers_) worker->abort_exchanges();
+             }),
+      workers_(make_workers(ranks_, config, checkpoint)),
       steps_(first().steps()),
       limits_{.max_num_seqs = config_.scheduler.max_num_seqs,
               .max_model_len = config_.scheduler.max_model_len,
               .block_size = config_.cache.block_size},
       batch_builder_(config.cache.block_size, row_groups(config.cache.groups).size()),
-      outputs_(workers_.size()),
       masks_(first().vocab_size()),
       draft_(config.draft ? std::make_unique<DraftWorker>(*config.draft, first().shared_backend(),
                                                           masks_, config.speculation.is_exact())
@@ -177,24 +178,21 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
   masks_.begin(batch.sample_tasks);
   if (steps_ != nullptr) steps_->bring_over();
   Draw draw(*this, plan, batch, flight);
-  if (workers_.size() == 1) {
-    first().prepare(batch);
-    first().run(batch, draw);
-    return;
-  }
-  for (size_t rank = 0; rank < workers_.size(); ++rank)
-    outputs_[rank].begin(workers_[rank]->backend().memory(), rank == 0 ? &draw : nullptr);
+  if (workers_.size() > 1 && !has_met_) meet();
   ranks_.run([&](int rank) {
     Worker& worker = *workers_[static_cast<size_t>(rank)];
     worker.prepare(batch);
-    worker.run(batch, outputs_[static_cast<size_t>(rank)]);
+    worker.run(batch, draw);
   });
-  for (size_t rank = 1; rank < workers_.size(); ++rank) {
-    const std::string difference = outputs_[0].difference_from(outputs_[rank]);
-    if (difference.empty()) continue;
-    throw InternalError(concat("ranks 0 and ", rank, " computed different bits in step ",
-                               plan.step_id, ", ", difference, "; please report this"));
-  }
+}
+
+void StepRunner::meet() {
+  const std::unique_ptr<CommunicatorGroup> group = make_group_(ranks_.num_ranks());
+  ranks_.run([&](int rank) {
+    Worker& worker = *workers_[static_cast<size_t>(rank)];
+    worker.join(group->join(rank, {.memory = &worker.backend().memory()}));
+  });
+  has_met_ = true;
 }
 
 const SampledTokens& StepRunner::wait() {
@@ -264,15 +262,19 @@ void StepRunner::report_to(NewsSink sink) {
 }
 
 bool StepRunner::do_background_work() {
-  bool is_more = false;
-  for (const std::unique_ptr<Worker>& worker : workers_) is_more |= worker->pack_weight();
-  if (draft_) is_more |= draft_->pack_weight();
+  std::atomic<bool> is_more{false};
+  ranks_.run([&](int rank) {
+    if (workers_[static_cast<size_t>(rank)]->pack_weight()) is_more = true;
+  });
+  if (draft_) is_more = draft_->pack_weight() || is_more;
   return is_more;
 }
 
 bool StepRunner::do_idle_work() {
-  bool is_more = false;
-  for (const std::unique_ptr<Worker>& worker : workers_) is_more |= worker->reserve_blocks();
+  std::atomic<bool> is_more{false};
+  ranks_.run([&](int rank) {
+    if (workers_[static_cast<size_t>(rank)]->reserve_blocks()) is_more = true;
+  });
   return is_more;
 }
 
@@ -288,7 +290,7 @@ void StepRunner::check_idle() const {
 
 std::string StepRunner::description() const {
   const std::string of_one = first().description();
-  return workers_.size() == 1 ? of_one : concat(of_one, ", ", workers_.size(), " workers");
+  return workers_.size() == 1 ? of_one : concat(of_one, ", rank 0 of ", workers_.size());
 }
 
 MemoryUse StepRunner::memory_use() const {

@@ -1,19 +1,20 @@
 // The executor that runs a model: the host's side of a step. Workers compute.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "api/engine_config.h"
+#include "comm/registry.h"
 #include "core/flight_ring.h"
 #include "engine/batch_builder.h"
 #include "engine/draft_worker.h"
 #include "engine/executor.h"
 #include "engine/mask_filler.h"
 #include "engine/pooler.h"
-#include "engine/rank_outputs.h"
 #include "engine/rank_threads.h"
 #include "engine/recorded_shape.h"
 #include "engine/worker.h"
@@ -22,19 +23,21 @@
 
 namespace llmserve {
 
-// A step is one batch for all ranks: every worker runs it, each on its rank's thread, and tokens
-// are drawn from the logits of rank 0. Each rank computes every output; the bits are compared, and
-// a difference fails the step with an InternalError.
+// A step is one batch for all ranks, so that no two ranks can plan differently: every worker runs
+// it, each on its rank's thread, and tokens are drawn from the logits of rank 0.
+//
+// A rank that fails ends the exchanges of the others, and the step. The next step meets in a new
+// group, so that a failure that passes is not the last of an engine.
 class StepRunner final : public Executor {
  public:
-  // Makes the worker of a rank, on that rank's thread.
-  using MakeWorker = std::function<std::unique_ptr<Worker>(int rank)>;
+  // What the ranks exchange through, anew after each failure.
+  using MakeGroup = std::function<std::unique_ptr<CommunicatorGroup>(int num_ranks)>;
+  static std::unique_ptr<CommunicatorGroup> make_group(int num_ranks);
 
-  // Throws what make_worker throws, ResourceExhausted, NotSupported for several workers on a
-  // device, and InvalidArgument if they run models of different sizes.
-  StepRunner(const EngineConfig& config, int num_workers, const MakeWorker& make_worker);
-  // One worker, of config.model_path as `checkpoint` has it open.
-  StepRunner(const EngineConfig& config, const Checkpoint& checkpoint);
+  // Workers of config.parallel, of config.model_path as `checkpoint` has it open. Throws what
+  // Worker's constructor throws, and ResourceExhausted.
+  StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
+             MakeGroup make_group = &StepRunner::make_group);
   ~StepRunner() override;
 
   int32_t max_in_flight() const override {
@@ -79,6 +82,8 @@ class StepRunner final : public Executor {
   class RecordedDraw;
 
   Worker& first() const { return *workers_[0]; }
+  // Several ranks get a group.
+  void meet();
   Flight& begin_flight();
   StepBatch& build(const StepPlan& plan, const BatchShape& shape);
   void tell_guesses(const StepPlan& plan, StepBatch& batch) const;
@@ -88,13 +93,14 @@ class StepRunner final : public Executor {
                         Flight& flight);
 
   const EngineConfig config_;
+  const MakeGroup make_group_;
   RankThreads ranks_;
+  std::atomic<bool> has_met_{false};              // the ranks have a group that has not failed
   std::vector<std::unique_ptr<Worker>> workers_;  // [ranks]
   DeviceSteps* const steps_;                      // of rank 0's backend, or null
   const RecordingLimits limits_;
   BatchBuilder batch_builder_;
-  std::vector<std::byte> block_;      // a batch's integers, where there is no device
-  std::vector<RankOutputs> outputs_;  // [ranks] of the step, where several are compared
+  std::vector<std::byte> block_;  // a batch's integers, where there is no device
   MaskFiller masks_;
   std::unique_ptr<DraftWorker> draft_;  // of config.draft, or null
   Sampler sampler_;

@@ -10,6 +10,7 @@
 #include "io/packed_cache.h"
 #include "kernels/device_steps.h"
 #include "models/config_reader.h"
+#include "models/layer_kinds.h"
 #include "models/model_loader.h"
 
 namespace llmserve {
@@ -33,11 +34,13 @@ int64_t workspace_bytes(const Model& model, const EngineConfig& config) {
 
 }  // namespace
 
-Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint,
+Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint, int rank,
                std::shared_ptr<Backend> backend)
     : config_(config),
-      backend_(backend ? std::move(backend)
-                       : make_backend(config.device, {.num_threads = config.num_threads})),
+      rank_(rank),
+      backend_(
+          backend ? std::move(backend)
+                  : make_backend(config.device, {.num_threads = thread_share(config, rank).count})),
       steps_(backend_->steps()) {
   model_ = load(checkpoint);
   vocab_size_ = model_->config().vocab_size;
@@ -46,13 +49,14 @@ Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint,
   kv_places_.assign(model_->kv_places().begin(), model_->kv_places().end());
   check_internal(std::ranges::equal(model_->cache_groups(), config_.cache.groups),
                  "the plan's cache groups are the model's");
+  cache_groups_ = rank_cache_groups(model_->config(), tensor_rank(config_, rank_));
   if (const int64_t num_bytes = layer_state_bytes(model_->config(), config_); num_bytes > 0)
     layer_state_buffer_ = Buffer(num_bytes, backend_->memory());
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
   restore(MemoryPart::kKvCache);
   const StepShape shape = largest_step(model_->config(), model_->weights(), config_);
   backend_->reserve_scratch(shape);
-  scratch_bytes_ = backend_->scratch_bytes(shape, config_.num_threads);
+  scratch_bytes_ = backend_->scratch_bytes(shape, thread_share(config_, rank_).count);
 }
 
 void Worker::release(MemoryPart part) {
@@ -72,7 +76,7 @@ void Worker::restore(MemoryPart part) {
     if (!model_) load_weights();
   } else if (!kv_storage_) {
     kv_storage_ = std::make_unique<KvStorage>(
-        config_.cache.groups, kv_places_,
+        cache_groups_, kv_places_,
         KvStorage::Shape{.num_blocks = config_.cache.num_blocks,
                          .block_size = config_.cache.block_size,
                          .dtype = config_.kv_cache_dtype,
@@ -86,13 +90,14 @@ std::unique_ptr<Model> Worker::load(const Checkpoint& checkpoint) {
   const ModelConfig model_config =
       read_model_config(checkpoint.config(), config_.scheduler.max_model_len);
   const WeightFormat format = resolve_weight_format(config_.dtype, config_.quantization);
+  const TensorRank rank = tensor_rank(config_, rank_);
   files_.clear();
   for (const auto& file : checkpoint.files()) files_.push_back(file->read_state());
   if (config_.packed_cache.max_bytes == 0) {
     deferred_.clear();  // of a load that failed
     const bool is_deferred = packs_later(config_, checkpoint);
     std::unique_ptr<Model> model = load_model(checkpoint, model_config, *backend_, format, nullptr,
-                                              is_deferred ? &deferred_ : nullptr);
+                                              is_deferred ? &deferred_ : nullptr, rank);
     std::ranges::reverse(deferred_);  // in the order of their use
     warning_ = describe_unused(checkpoint, model->weights());
     warn_of_notes(*model);
@@ -103,11 +108,13 @@ std::unique_ptr<Model> Worker::load(const Checkpoint& checkpoint) {
     backend_->run_on_host_threads(count, 1, work);
   };
   const PackedCache cache(config_.packed_cache.folder, config_.packed_cache.max_bytes);
-  const PackedKey key = packed_key(checkpoint, packed_variant(config_, *backend_, checkpoint));
+  const PackedKey key =
+      packed_key(checkpoint, packed_variant(config_, *backend_, checkpoint, rank_));
   warning_.clear();
   PackedWeights packed{.file = cache.find(key, run, warning_)};
   if (packed.file) files_.push_back(packed.file->file()->read_state());
-  std::unique_ptr<Model> model = load_model(checkpoint, model_config, *backend_, format, &packed);
+  std::unique_ptr<Model> model =
+      load_model(checkpoint, model_config, *backend_, format, &packed, nullptr, rank);
   if (!packed.is_from_file) cache.store(key, packed.tensors, run, warning_);
   warn_of_notes(*model);
   return model;
@@ -165,16 +172,17 @@ void Worker::lay_out_layer_states(const ModelInput& input) {
 void Worker::run(const StepBatch& batch, StepSink& sink) {
   lay_out_layer_states(batch.input);
   const Arena::Scope scope(*arena_);
+  const ParallelGroups groups{.tp = *tensor_ranks_, .pp = alone_, .ep = alone_, .cp = alone_};
   const ForwardContext context{.backend = *backend_,
                                .arena = *arena_,
                                .input = batch.input,
                                .kv_caches = kv_storage_->layers(),
-                               .groups = groups_,
+                               .groups = groups,
                                .layer_states = layer_states_};
   if (batch.has_awaited) steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
   const Tensor hidden = model_->forward(context);
   check_files();
-  sink.take_hidden(hidden);
+  if (rank_ == 0) sink.take_hidden(hidden);
   for (const PooledRows& pooled : batch.pooled_rows)
     compute_pooled_logits(context, hidden, pooled, sink);
   const std::span<const int32_t> rows = batch.input.logit_rows;
@@ -183,7 +191,7 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
     const Arena::Scope logits_scope(*arena_);
     const Tensor logits = model_->compute_logits(context, hidden, rows.subspan(begin, count));
     check_files();
-    sink.take_logits(logits, begin);
+    if (rank_ == 0) sink.take_logits(logits, begin);
   }
 }
 
@@ -203,7 +211,7 @@ void Worker::compute_pooled_logits(const ForwardContext& context, const ConstTen
     const Arena::Scope scope(*arena_);
     const Tensor logits = model_->compute_logits(context, hidden, pooled_tokens_);
     check_files();
-    sink.take_pooled_logits(logits, part);
+    if (rank_ == 0) sink.take_pooled_logits(logits, part);
   }
 }
 

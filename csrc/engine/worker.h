@@ -37,17 +37,24 @@ class StepSink {
 // throw; the worker can then be used for other steps, and what the failed one stored is undefined.
 class Worker {
  public:
-  // Loads the weights of `checkpoint`, which is config.model_path, opened. restore() opens it anew.
-  // It computes on `backend`, which another worker of the same thread may use, too; null: its own.
-  // Throws what read_model_config and load_model throw, and ResourceExhausted.
-  Worker(const EngineConfig& config, const Checkpoint& checkpoint,
+  // Loads the share of rank `rank` of the weights of `checkpoint`, which is config.model_path,
+  // opened. restore() opens it anew. It computes on `backend`, which another worker of the same
+  // thread may use, too; null: its own. Throws what read_model_config and load_model throw, and
+  // ResourceExhausted.
+  Worker(const EngineConfig& config, const Checkpoint& checkpoint, int rank = 0,
          std::shared_ptr<Backend> backend = nullptr);
+
+  // Before the first run() among several ranks: what it exchanges through, from now on.
+  void join(std::unique_ptr<Communicator> tensor_ranks) { tensor_ranks_ = std::move(tensor_ranks); }
+  // Ends what the ranks are exchanging. Any thread may call it while run() is under way.
+  void abort_exchanges() noexcept { tensor_ranks_->abort(); }
 
   // Before run(): copies the batch's blocks, and has the pages at hand that the step writes to.
   void prepare(const StepBatch& batch);
-  // Runs the layers and computes the logits that are wanted. It asks the device for the same work
-  // whenever two batches differ in numbers alone, so that a device may record it. Throws
-  // CorruptFile once a file that weights are read from in place was cut short.
+  // Runs the layers and computes the logits that are wanted. Among several ranks each has the
+  // hidden states and rank 0 the logits; the sink is called on rank 0 alone. It asks the device for
+  // the same work whenever two batches differ in numbers alone, so that a device may record it.
+  // Throws CorruptFile once a file that weights are read from in place was cut short.
   void run(const StepBatch& batch, StepSink& sink);
 
   // [L, T, E] f32 in the backend's memory: the states of the last run's input.wanted_layers, at
@@ -86,16 +93,18 @@ class Worker {
                              const PooledRows& pooled, StepSink& sink);
 
   const EngineConfig config_;
+  const int rank_;
   const std::shared_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;          // null while the weights are given back
   std::vector<DeferredWeight> deferred_;  // of the model, the next to be packed at the back
   // Of the files that its weights came from, of which some are read in place.
   std::vector<std::shared_ptr<const ReadState>> files_;
-  std::string warning_;                    // of the last load
-  std::string config_text_;                // of the last load: what stands in for config.json
-  std::unique_ptr<Arena> arena_;           // likewise
-  std::unique_ptr<KvStorage> kv_storage_;  // null while the KV cache is
-  int64_t num_used_blocks_ = 0;            // of it: behind them none was ever written to
+  std::string warning_;                       // of the last load
+  std::string config_text_;                   // of the last load: what stands in for config.json
+  std::unique_ptr<Arena> arena_;              // likewise
+  std::unique_ptr<KvStorage> kv_storage_;     // null while the KV cache is
+  std::vector<CacheGroupSpec> cache_groups_;  // as this rank keeps them
+  int64_t num_used_blocks_ = 0;               // of it: behind them none was ever written to
   // Of the model as it was first loaded.
   int64_t vocab_size_ = 0;
   int64_t hidden_size_ = 0;
@@ -104,7 +113,7 @@ class Worker {
   std::vector<KvPlace> kv_places_;
   DeviceSteps* const steps_;
   SingleCommunicator alone_;
-  const ParallelGroups groups_{.tp = alone_, .pp = alone_, .ep = alone_, .cp = alone_};
+  std::unique_ptr<Communicator> tensor_ranks_ = std::make_unique<SingleCommunicator>();
   Buffer layer_state_buffer_;  // of as many as the config allows
   Tensor layer_states_;
   std::vector<int32_t> pooled_tokens_;  // whose logits are computed

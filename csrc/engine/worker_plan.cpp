@@ -1,11 +1,25 @@
 #include "engine/worker_plan.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "engine/batch_builder.h"
 #include "io/quantization_files.h"
 #include "models/model_loader.h"
 
 namespace llmserve {
+
+TensorRank tensor_rank(const EngineConfig& config, int rank) {
+  return {.rank = rank, .size = config.parallel.tensor};
+}
+
+ThreadShare thread_share(const EngineConfig& config, int rank) {
+  const int32_t ranks = config.parallel.num_ranks();
+  const int32_t threads = std::max(config.num_threads, ranks);
+  const int32_t extra = threads % ranks;
+  return {.first = threads / ranks * rank + std::min(rank, extra),
+          .count = threads / ranks + (rank < extra ? 1 : 0)};
+}
 
 StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
                        const EngineConfig& config) {
@@ -33,13 +47,14 @@ int64_t layer_state_bytes(const ModelConfig& model, const EngineConfig& config) 
 }
 
 std::string packed_variant(const EngineConfig& config, const Backend& backend,
-                           const Checkpoint& checkpoint) {
+                           const Checkpoint& checkpoint, int rank) {
   constexpr size_t kShown = 16;  // digits of the digest
   const auto& quantization = checkpoint.quantization();
   return concat(
       quantization ? concat("read by ", digest(*quantization).substr(0, kShown), " ") : "",
       config.quantization.empty() ? "" : config.quantization + " of ", name(config.dtype), " in ",
-      backend.packed_layout());
+      backend.packed_layout(),
+      config.parallel.tensor == 1 ? "" : concat(", rank ", rank, " of ", config.parallel.tensor));
 }
 
 }  // namespace llmserve

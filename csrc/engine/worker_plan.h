@@ -7,6 +7,7 @@
 
 #include "api/engine_config.h"
 #include "kernels/backend.h"
+#include "layers/rank_cut.h"
 #include "layers/weight_report.h"
 #include "models/model_config.h"
 
@@ -17,6 +18,16 @@ namespace llmserve {
 // are 39 MB).
 inline constexpr int64_t kMaxLogitRowsAtOnce = 64;
 
+// The place of a worker, rank `rank` of config.parallel.num_ranks().
+TensorRank tensor_rank(const EngineConfig& config, int rank);
+// Threads of a worker: ranks have about equal shares of config.num_threads, at least one each.
+// `first` counts those of the ranks before it.
+struct ThreadShare {
+  int32_t first = 0;
+  int32_t count = 1;
+};
+ThreadShare thread_share(const EngineConfig& config, int rank);
+
 // The largest that these settings allow.
 StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
                        const EngineConfig& config);
@@ -24,8 +35,8 @@ StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
 // Of the hidden states of config.max_wanted_layers layers, of all tokens of the largest step.
 int64_t layer_state_bytes(const ModelConfig& model, const EngineConfig& config);
 
-// What packed weights depend on beside the checkpoint; PackedKey.
+// What packed weights of a rank depend on beside the checkpoint; PackedKey.
 std::string packed_variant(const EngineConfig& config, const Backend& backend,
-                           const Checkpoint& checkpoint);
+                           const Checkpoint& checkpoint, int rank);
 
 }  // namespace llmserve

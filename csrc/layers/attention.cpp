@@ -8,28 +8,42 @@ Tensor head_view(const Tensor& rows, int64_t begin, int64_t num_heads, int64_t h
   return as_heads(rows.slice(1, begin, num_heads * head_dim), num_heads);
 }
 
-// Queries, keys, values, from wherever they are.
+// Queries, keys, values of a rank's heads, from wherever they are.
 std::vector<WeightPart> qkv_parts(const TensorNames& names, const std::string& prefix,
-                                  const AttentionSpec& spec) {
-  const int64_t q_width = spec.num_heads * spec.head_dim;
-  const int64_t kv_width = spec.num_kv_heads * spec.head_dim;
+                                  const AttentionSpec& spec, const HeadCut& cut) {
+  const int64_t dim = spec.head_dim;
+  const int64_t q_width = spec.num_heads * dim;
+  const int64_t kv_width = spec.num_kv_heads * dim;
+  const auto heads_of = [&](const std::string& name, int64_t begin, int64_t first, int64_t count,
+                            int64_t of) {
+    return WeightPart{
+        .name = prefix + name, .size = count * dim, .begin = begin + first * dim, .of = of};
+  };
+  const auto queries_of = [&](const std::string& name, int64_t of) {
+    return heads_of(name, 0, cut.first_head, cut.num_heads, of);
+  };
+  const auto kv_of = [&](const std::string& name, int64_t begin, int64_t of) {
+    return heads_of(name, begin, cut.first_kv_head, cut.num_kv_heads, of);
+  };
   if (names.qkv.empty())
-    return {
-        {prefix + names.q, q_width}, {prefix + names.k, kv_width}, {prefix + names.v, kv_width}};
+    return {queries_of(names.q, q_width), kv_of(names.k, 0, kv_width), kv_of(names.v, 0, kv_width)};
   const int64_t all = q_width + 2 * kv_width;
-  const std::string name = prefix + names.qkv;
-  if (!spec.is_qkv_by_group) return {{name, all}};
-  const int64_t queries = q_width / spec.num_kv_heads;  // of a group
-  const int64_t stride = queries + 2 * spec.head_dim;
-  const int64_t begins[] = {0, queries, queries + spec.head_dim};
-  const int64_t sizes[] = {queries, spec.head_dim, spec.head_dim};
+  if (!spec.is_qkv_by_group)
+    return {queries_of(names.qkv, all), kv_of(names.qkv, q_width, all),
+            kv_of(names.qkv, q_width + kv_width, all)};
+  const int64_t group = q_width / spec.num_kv_heads;  // queries of a KV head
+  const int64_t stride = group + 2 * dim;
+  const int64_t first = cut.first_kv_head * stride;
+  const int64_t before = cut.first_head * dim - cut.first_kv_head * group;  // of its queries
+  const int64_t begins[] = {first + before, first + group, first + group + dim};
+  const int64_t sizes[] = {cut.num_heads / cut.num_kv_heads * dim, dim, dim};
   std::vector<WeightPart> parts;
   for (int i = 0; i < 3; ++i)
-    parts.push_back({.name = name,
+    parts.push_back({.name = prefix + names.qkv,
                      .size = sizes[i],
                      .begin = begins[i],
                      .of = all,
-                     .num_runs = spec.num_kv_heads,
+                     .num_runs = cut.num_kv_heads,
                      .stride = stride});
   return parts;
 }
@@ -39,11 +53,16 @@ std::vector<WeightPart> qkv_parts(const TensorNames& names, const std::string& p
 Attention::Attention(WeightLoader& weights, const TensorNames& names, const std::string& prefix,
                      const AttentionSpec& spec)
     : spec_(spec),
-      qkv_(weights, WeightGroup::kAttention, qkv_parts(names, prefix, spec), spec.hidden_size,
+      cut_(weights.rank(), spec.num_heads, spec.num_kv_heads),
+      given_(weights.rank(), cut_.given, spec.head_dim),
+      given_kv_(weights.rank(), cut_.given_kv, spec.head_dim),
+      qkv_(weights, WeightGroup::kAttention, qkv_parts(names, prefix, spec, cut_), spec.hidden_size,
            {.has_bias = spec.qkv_bias, .is_transposed = spec.is_transposed}),
       output_(weights, WeightGroup::kAttention,
               {{prefix + names.attention_output, spec.hidden_size}}, spec.num_heads * spec.head_dim,
-              {.has_bias = spec.output_bias, .is_transposed = spec.is_transposed}) {
+              {.has_bias = spec.output_bias,
+               .is_transposed = spec.is_transposed,
+               .is_gathered = true}) {
   if (spec.qk_norm != QkNorm::kNone) {
     q_norm_.emplace(weights, prefix + names.q_norm, spec.num_heads, spec.head_dim, spec.qk_norm,
                     spec.norm);
@@ -62,35 +81,38 @@ void Attention::forward(const ForwardContext& context, const LinearInput& x,
   const int64_t num_tokens = input.num_tokens();
   const Tensor qkv = context.arena.allocate(DType::kF32, {num_tokens, qkv_.out_features()});
   qkv_.forward(context, x, qkv);
-  prepare(context, qkv, angles, cache);
+  const Tensor queries = prepare(context, qkv, angles, cache);
 
   const KvGroupInput& group = input.kv_groups[static_cast<size_t>(spec_.kv_group)];
   const Tensor attended =
       context.arena.allocate(DType::kF32, {num_tokens, spec_.num_heads * spec_.head_dim});
-  const PagedAttentionArgs args{.q = head_view(qkv, 0, spec_.num_heads, spec_.head_dim),
-                                .cache = cache,
-                                .query_starts = input.query_starts,
-                                .kv_lens = input.kv_lens,
-                                .block_tables = group.block_tables,
-                                .max_blocks = input.max_blocks,
-                                .scale = spec_.scale,
-                                .window = spec_.window,
-                                .soft_cap = spec_.soft_cap,
-                                .sinks = sinks_.view(),
-                                .out = head_view(attended, 0, spec_.num_heads, spec_.head_dim)};
+  const ConstTensor sinks = sinks_.view();
+  const PagedAttentionArgs args{
+      .q = queries,
+      .cache = cache,
+      .query_starts = input.query_starts,
+      .kv_lens = input.kv_lens,
+      .block_tables = group.block_tables,
+      .max_blocks = input.max_blocks,
+      .scale = spec_.scale,
+      .window = spec_.window,
+      .soft_cap = spec_.soft_cap,
+      .sinks = sinks ? sinks.slice(0, cut_.first_head, cut_.num_heads) : sinks,
+      .out = head_view(attended, cut_.first_head * spec_.head_dim, cut_.num_heads, spec_.head_dim)};
   if (const auto output = output_.as_one(context, attended, to.out, to.accumulate))
     return context.backend.fused_attention({.attention = args, .output = *output});
   context.backend.paged_attention(args);
+  given_.gather(context, attended);
   output_.forward(context, {attended}, to.out, to.accumulate);
 }
 
-void Attention::prepare(const ForwardContext& context, const Tensor& qkv,
-                        const RotaryTables& angles, const PagedKvCache& cache) const {
-  const int64_t q_width = spec_.num_heads * spec_.head_dim;
-  const int64_t kv_width = spec_.num_kv_heads * spec_.head_dim;
-  PrepareQkvArgs args{.q = head_view(qkv, 0, spec_.num_heads, spec_.head_dim),
-                      .k = head_view(qkv, q_width, spec_.num_kv_heads, spec_.head_dim),
-                      .v = head_view(qkv, q_width + kv_width, spec_.num_kv_heads, spec_.head_dim),
+Tensor Attention::prepare(const ForwardContext& context, const Tensor& qkv,
+                          const RotaryTables& angles, const PagedKvCache& cache) const {
+  const int64_t q_width = cut_.num_heads * spec_.head_dim;
+  const int64_t kv_width = cut_.num_kv_heads * spec_.head_dim;
+  PrepareQkvArgs args{.q = head_view(qkv, 0, cut_.num_heads, spec_.head_dim),
+                      .k = head_view(qkv, q_width, cut_.num_kv_heads, spec_.head_dim),
+                      .v = head_view(qkv, q_width + kv_width, cut_.num_kv_heads, spec_.head_dim),
                       .q_cos_sin = angles.queries,
                       .k_cos_sin = angles.keys,
                       .interleaved = spec_.is_interleaved,
@@ -102,10 +124,35 @@ void Attention::prepare(const ForwardContext& context, const Tensor& qkv,
     args.k_norm = k_norm_->weight();
     args.numbers = spec_.norm.numbers;
   } else if (q_norm_) {
-    q_norm_->forward(context, args.q);
-    k_norm_->forward(context, args.k);
+    normalise_heads(context, args);
   }
   context.backend.prepare_qkv(args);
+  return args.q;
+}
+
+void Attention::normalise_heads(const ForwardContext& context, PrepareQkvArgs& args) const {
+  if (has_norm_over_ranks()) {
+    args.q = norm_over_ranks(context, args.q, *q_norm_, spec_.num_heads, cut_.first_head, given_);
+    args.k = norm_over_ranks(context, args.k, *k_norm_, spec_.num_kv_heads, cut_.first_kv_head,
+                             given_kv_);
+    return;
+  }
+  q_norm_->forward(context, args.q, cut_.first_head);
+  k_norm_->forward(context, args.k, cut_.first_kv_head);
+}
+
+Tensor Attention::norm_over_ranks(const ForwardContext& context, const Tensor& heads,
+                                  const HeadNorm& norm, int64_t num_heads, int64_t first,
+                                  const ColumnCut& given) const {
+  const Tensor all =
+      context.arena.allocate(DType::kF32, {heads.shape[0], num_heads * spec_.head_dim});
+  Tensor own = heads.slice(1, 0, 1);  // as columns
+  own.rank = 2;
+  own.shape[1] = given.size();
+  own.strides[1] = 1;
+  given.gather(context, own, all, Communicator::kAll);
+  norm.forward(context, as_heads(all, num_heads));
+  return head_view(all, first * spec_.head_dim, heads.shape[1], spec_.head_dim);
 }
 
 void Attention::rotate(const ForwardContext& context, PrepareQkvArgs& args) const {
@@ -118,8 +165,13 @@ void Attention::rotate(const ForwardContext& context, PrepareQkvArgs& args) cons
 }
 
 int64_t Attention::workspace_bytes(int64_t num_tokens) const {
-  return Arena::footprint_bytes(DType::kF32, {num_tokens, qkv_.out_features()}) +
-         Arena::footprint_bytes(DType::kF32, {num_tokens, spec_.num_heads * spec_.head_dim});
+  const auto rows = [&](int64_t width) {
+    return Arena::footprint_bytes(DType::kF32, {num_tokens, width});
+  };
+  const int64_t q_width = spec_.num_heads * spec_.head_dim;
+  const int64_t kv_width = spec_.num_kv_heads * spec_.head_dim;
+  return rows(qkv_.out_features()) + rows(q_width) +
+         (has_norm_over_ranks() ? rows(q_width) + rows(kv_width) : 0);
 }
 
 }  // namespace llmserve

@@ -32,6 +32,8 @@ struct AttentionSpec {
   int32_t kv_group = 0;  // the cache group whose blocks have the layer's keys and values
 };
 
+// Ranks share it by heads: each projects, and attends with, its own, and keeps the keys and values
+// of its KV heads alone.
 class Attention final : public AttentionLayer {
  public:
   // Weights "<prefix><names.q>" and so on.
@@ -43,13 +45,25 @@ class Attention final : public AttentionLayer {
   int64_t workspace_bytes(int64_t num_tokens) const override;
 
  private:
-  // Queries and keys of qkv [T, W] normed and rotated in place; keys and values to the cache.
-  void prepare(const ForwardContext& context, const Tensor& qkv, const RotaryTables& angles,
-               const PagedKvCache& cache) const;
+  // This rank's queries [T, H, D] of qkv [T, N], normed and rotated; keys and values go to the
+  // cache.
+  Tensor prepare(const ForwardContext& context, const Tensor& qkv, const RotaryTables& angles,
+                 const PagedKvCache& cache) const;
+  void normalise_heads(const ForwardContext& context, PrepareQkvArgs& args) const;
+  // The own heads of what all ranks' heads [T, n, D] are with the norm over all `num_heads` of
+  // them.
+  Tensor norm_over_ranks(const ForwardContext& context, const Tensor& heads, const HeadNorm& norm,
+                         int64_t num_heads, int64_t first, const ColumnCut& given) const;
+  bool has_norm_over_ranks() const {
+    return given_.is_cut() && spec_.qk_norm == QkNorm::kProjection;
+  }
   // The rotation by itself, which is then no more to be done.
   void rotate(const ForwardContext& context, PrepareQkvArgs& args) const;
 
   AttentionSpec spec_;
+  HeadCut cut_;
+  ColumnCut given_;     // query heads' columns
+  ColumnCut given_kv_;  // KV heads' columns
   Linear qkv_;
   Linear output_;
   std::optional<HeadNorm> q_norm_;

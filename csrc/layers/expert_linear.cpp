@@ -49,14 +49,17 @@ ExpertLinear::ExpertLinear(WeightLoader& weights, const ExpertLinearSpec& spec)
     : num_experts_(spec.num_experts) {
   std::vector<WeightPart> biases;
   for (int64_t e = 0; e < spec.num_experts; ++e) {
-    const std::vector<WeightPart> own = of_expert(spec.parts, e, spec.num_experts);
+    std::vector<WeightPart> own = of_expert(spec.parts, e, spec.num_experts);
+    if (spec.shard.size == 1) own = joined(std::move(own));
     names_.push_back(names_of(own));
-    add(e, weights.linear(WeightGroup::kExperts, own, spec.in_features, spec.is_transposed),
+    add(e,
+        weights.linear(WeightGroup::kExperts, own, spec.in_features, spec.is_transposed,
+                       spec.shard),
         own[0].name);
     const std::vector<WeightPart> of_bias = of_expert(spec.biases, e, spec.num_experts);
     biases.insert(biases.end(), of_bias.begin(), of_bias.end());
   }
-  if (!biases.empty()) bias_ = weights.vector(WeightGroup::kExperts, biases);
+  if (!biases.empty()) bias_ = weights.vector(WeightGroup::kExperts, biases, spec.shard);
   for (Stack& stack : stacks_) {
     for (const LinearWeight& weight : stack.weights) stack.pointers.push_back(&weight);
     const LinearWeight& like = stack.weights[0];

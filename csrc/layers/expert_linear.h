@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "layers/forward_context.h"
+#include "layers/linear.h"
 #include "layers/weight_loader.h"
 
 namespace llmserve {
@@ -19,13 +20,14 @@ struct ExpertLinearSpec {
   int64_t in_features = 0;         // K
   int64_t rows_per_token = 0;      // that a step asks for: k
   bool is_transposed = false;
+  Shard shard;  // the rank's columns of each part
 };
 
 class ExpertLinear {
  public:
   ExpertLinear(WeightLoader& weights, const ExpertLinearSpec& spec);
 
-  int64_t out_features() const { return out_features_; }  // N
+  int64_t out_features() const { return out_features_; }  // N, of a share its own
 
   // out [R, N] of x [T, K] and ids [R]: grouped_linear.
   void forward(const ForwardContext& context, const ConstTensor& x, const ConstTensor& ids,

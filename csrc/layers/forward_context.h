@@ -20,8 +20,8 @@ struct ParallelGroups {
   Communicator& cp;  // context: positions
 };
 
-// Throws NotSupported, for a model that runs whole, where a group has several ranks.
-void check_whole(const ParallelGroups& groups);
+// Throws NotSupported where a group that no layer uses has several ranks.
+void check_groups(const ParallelGroups& groups);
 
 // Throws NotSupported, for a model that has neither adapters nor states of fixed size, where a
 // sequence comes with one.

@@ -37,7 +37,7 @@ HeadNorm::HeadNorm(WeightLoader& weights, const std::string& name, int64_t num_h
         weights.vector(WeightGroup::kNorm, vector_parts(name + ".bias", num_heads, head_dim, kind));
 }
 
-void HeadNorm::forward(const ForwardContext& context, const Tensor& heads) const {
+void HeadNorm::forward(const ForwardContext& context, const Tensor& heads, int64_t first) const {
   const int64_t num_heads = heads.shape[1];
   const int64_t head_dim = heads.shape[2];
   const ConstTensor weight = weight_.view();
@@ -50,7 +50,7 @@ void HeadNorm::forward(const ForwardContext& context, const Tensor& heads) const
   }
   for (int64_t h = 0; h < num_heads; ++h) {
     const Tensor rows = columns(heads, h, head_dim);
-    const int64_t begin = kind_ == QkNorm::kHead ? 0 : h * head_dim;
+    const int64_t begin = kind_ == QkNorm::kHead ? 0 : (first + h) * head_dim;
     const auto of_head = [&](const ConstTensor& all) {
       return all ? all.slice(0, begin, head_dim) : all;
     };

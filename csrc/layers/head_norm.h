@@ -21,8 +21,9 @@ class HeadNorm {
   HeadNorm(WeightLoader& weights, const std::string& name, int64_t num_heads, int64_t head_dim,
            QkNorm kind, const NormSpec& spec);
 
-  // heads [T, H, D] in place: columns of one matrix, tokens may be strided.
-  void forward(const ForwardContext& context, const Tensor& heads) const;
+  // heads [T, n, D] in place, from head `first` on: columns of one matrix, tokens may be strided.
+  // With kProjection they are all H.
+  void forward(const ForwardContext& context, const Tensor& heads, int64_t first = 0) const;
 
   ConstTensor weight() const { return weight_.view(); }  // [D] or [H * D]
 

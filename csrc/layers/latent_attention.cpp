@@ -17,11 +17,11 @@ NormSpec inner_norm(const LatentDims& dims) { return {.numbers = {.eps = dims.no
 // Head by head W_k, which a file with both has as rows of [H * (plain_dim + value_dim), rank], and
 // one with it alone as [H, rank, plain_dim].
 std::vector<WeightPart> key_parts(const TensorNames& names, const std::string& prefix,
-                                  const LatentAttentionSpec& spec) {
+                                  const LatentAttentionSpec& spec, const HeadCut& cut) {
   const LatentDims& dims = spec.dims;
   const int64_t of_head = dims.plain_dim + dims.value_dim;
   std::vector<WeightPart> parts;
-  for (int64_t h = 0; h < spec.num_heads; ++h)
+  for (int64_t h = cut.first_head; h < cut.first_head + cut.num_heads; ++h)
     parts.push_back(names.k_b.empty() ? WeightPart{.name = prefix + names.kv_b + ".weight",
                                                    .size = dims.rank,
                                                    .in_begin = h * of_head,
@@ -35,11 +35,11 @@ std::vector<WeightPart> key_parts(const TensorNames& names, const std::string& p
 
 // W_v likewise; alone it is [H, value_dim, rank].
 std::vector<WeightPart> value_parts(const TensorNames& names, const std::string& prefix,
-                                    const LatentAttentionSpec& spec) {
+                                    const LatentAttentionSpec& spec, const HeadCut& cut) {
   const LatentDims& dims = spec.dims;
   const int64_t of_head = dims.plain_dim + dims.value_dim;
   std::vector<WeightPart> parts;
-  for (int64_t h = 0; h < spec.num_heads; ++h)
+  for (int64_t h = cut.first_head; h < cut.first_head + cut.num_heads; ++h)
     parts.push_back(names.v_b.empty() ? WeightPart{.name = prefix + names.kv_b + ".weight",
                                                    .size = dims.value_dim,
                                                    .begin = h * of_head + dims.plain_dim,
@@ -56,6 +56,8 @@ std::vector<WeightPart> value_parts(const TensorNames& names, const std::string&
 LatentAttention::LatentAttention(WeightLoader& weights, const TensorNames& names,
                                  const std::string& prefix, const LatentAttentionSpec& spec)
     : spec_(spec),
+      cut_(weights.rank(), spec.num_heads, spec.num_heads),
+      given_(weights.rank(), cut_.given, spec.dims.value_dim),
       first_(weights, WeightGroup::kAttention, first_parts(names, prefix, spec.dims),
              spec.hidden_size, {}),
       query_norm_(spec.dims.query_rank == 0
@@ -63,16 +65,20 @@ LatentAttention::LatentAttention(WeightLoader& weights, const TensorNames& names
                       : std::optional<Norm>(std::in_place, weights, prefix + names.q_a_norm,
                                             spec.dims.query_rank, inner_norm(spec.dims))),
       latent_norm_(weights, prefix + names.kv_a_norm, spec.dims.rank, inner_norm(spec.dims)),
-      query_(
-          weights, WeightGroup::kAttention,
-          {{prefix + (query_norm_ ? names.q_b : names.q), spec.num_heads * spec.dims.query_dim()}},
-          query_norm_ ? spec.dims.query_rank : spec.hidden_size, {}),
-      keys_(weights, WeightGroup::kAttention, key_parts(names, prefix, spec), spec.dims.plain_dim,
+      query_(weights, WeightGroup::kAttention,
+             {{.name = prefix + (query_norm_ ? names.q_b : names.q),
+               .size = cut_.num_heads * spec.dims.query_dim(),
+               .begin = cut_.first_head * spec.dims.query_dim(),
+               .of = spec.num_heads * spec.dims.query_dim()}},
+             query_norm_ ? spec.dims.query_rank : spec.hidden_size, {}),
+      keys_(weights, WeightGroup::kAttention, key_parts(names, prefix, spec, cut_),
+            spec.dims.plain_dim,
             /*is_transposed=*/names.k_b.empty()),
-      values_(weights, WeightGroup::kAttention, value_parts(names, prefix, spec), spec.dims.rank),
+      values_(weights, WeightGroup::kAttention, value_parts(names, prefix, spec, cut_),
+              spec.dims.rank),
       output_(weights, WeightGroup::kAttention,
               {{prefix + names.attention_output, spec.hidden_size}},
-              spec.num_heads * spec.dims.value_dim, {}),
+              spec.num_heads * spec.dims.value_dim, {.is_gathered = true}),
       no_rotation_(
           static_cast<size_t>(spec.query_scaling.growth == 0 ? 0 : spec.dims.plain_dim / 2)) {
   if (names.k_b.empty()) latent_names_.push_back(prefix + names.kv_b + ".weight");
@@ -90,8 +96,8 @@ void LatentAttention::forward(const ForwardContext& context, const LinearInput& 
 
   const int64_t num_tokens = input.num_tokens();
   const Tensor attended =
-      as_heads(context.arena.allocate(DType::kF32, {num_tokens, spec_.num_heads * spec_.dims.rank}),
-               spec_.num_heads);
+      as_heads(context.arena.allocate(DType::kF32, {num_tokens, cut_.num_heads * spec_.dims.rank}),
+               cut_.num_heads);
   context.backend.paged_attention({.q = absorb(context, queries, angles),
                                    .cache = cache,
                                    .query_starts = input.query_starts,
@@ -103,7 +109,10 @@ void LatentAttention::forward(const ForwardContext& context, const LinearInput& 
                                    .out = attended});
   const Tensor values =
       context.arena.allocate(DType::kF32, {num_tokens, spec_.num_heads * spec_.dims.value_dim});
-  values_.forward(context, attended, as_heads(values, spec_.num_heads));
+  const Tensor own = values.slice(1, cut_.first_head * spec_.dims.value_dim,
+                                  cut_.num_heads * spec_.dims.value_dim);
+  values_.forward(context, attended, as_heads(own, cut_.num_heads));
+  given_.gather(context, values);
   output_.forward(context, {values}, to.out, to.accumulate);
 }
 
@@ -130,15 +139,15 @@ Tensor LatentAttention::project(const ForwardContext& context, const LinearInput
     context.backend.rotary({.heads = as_heads(row.slice(1, dims.rank, dims.rotary_dim), 1),
                             .cos_sin = angles.keys,
                             .interleaved = spec_.is_interleaved});
-  return as_heads(queries, spec_.num_heads);
+  return as_heads(queries, cut_.num_heads);
 }
 
 Tensor LatentAttention::absorb(const ForwardContext& context, const Tensor& queries,
                                const RotaryTables& angles) const {
   const LatentDims& dims = spec_.dims;
   const Tensor absorbed = as_heads(
-      context.arena.allocate(DType::kF32, {queries.shape[0], spec_.num_heads * dims.row_dim()}),
-      spec_.num_heads);
+      context.arena.allocate(DType::kF32, {queries.shape[0], cut_.num_heads * dims.row_dim()}),
+      cut_.num_heads);
   const Tensor plain = queries.slice(2, 0, dims.plain_dim);
   if (spec_.query_scaling.growth != 0.0f) scale_queries(context, plain);
   keys_.forward(context, plain, absorbed.slice(2, 0, dims.rank));
@@ -168,7 +177,7 @@ int64_t LatentAttention::workspace_bytes(int64_t num_tokens) const {
   };
   const int64_t table = spec_.query_scaling.growth == 0.0f ? 0 : rows(dims.plain_dim);
   return rows(first_.out_features()) + rows(query_.out_features()) +
-         rows(spec_.num_heads * dims.rank) + rows(spec_.num_heads * dims.row_dim()) +
+         rows(cut_.num_heads * dims.rank) + rows(cut_.num_heads * dims.row_dim()) +
          std::max(table, rows(spec_.num_heads * dims.value_dim));
 }
 

@@ -29,6 +29,7 @@ struct LatentAttentionSpec {
   int32_t kv_group = 0;         // the cache group whose blocks have the layer's rows
 };
 
+// Ranks share it by heads; each keeps the latents, and makes them and the low-rank queries whole.
 class LatentAttention final : public AttentionLayer {
  public:
   // Weights "<prefix><names.q_a>" and so on.
@@ -40,7 +41,8 @@ class LatentAttention final : public AttentionLayer {
   int64_t workspace_bytes(int64_t num_tokens) const override;
 
  private:
-  // The heads' queries [T, H, query_dim], and into `row` [T, row_dim] latents and rotated keys.
+  // Below, H is of this rank's heads. The queries [T, H, query_dim], and into `row` [T, row_dim]
+  // latents and rotated keys.
   Tensor project(const ForwardContext& context, const LinearInput& x, const RotaryTables& angles,
                  Tensor& row) const;
   // Queries [T, H, row_dim] of the latents.
@@ -50,7 +52,9 @@ class LatentAttention final : public AttentionLayer {
   void scale_queries(const ForwardContext& context, const Tensor& plain) const;
 
   LatentAttentionSpec spec_;
-  Linear first_;  // q_a and kv_a, or kv_a alone
+  HeadCut cut_;
+  ColumnCut given_;  // of the heads' values
+  Linear first_;     // q_a and kv_a, or kv_a alone
   std::optional<Norm> query_norm_;
   Norm latent_norm_;
   Linear query_;       // q_b, or q

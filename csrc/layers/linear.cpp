@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "core/error.h"
+
 namespace llmserve {
 namespace {
 
@@ -23,13 +25,37 @@ std::vector<std::string> names_of(const std::vector<WeightPart>& parts) {
 
 Linear::Linear(WeightLoader& weights, WeightGroup group, const std::vector<WeightPart>& parts,
                int64_t in_features, const LinearSpec& spec)
-    : names_(names_of(with_suffix(parts, ".weight"))),
-      weights_(weights.linear(group, with_suffix(parts, ".weight"), in_features, spec.is_transposed,
-                              spec.shard)) {
+    : names_(names_of(with_suffix(parts, ".weight"))) {
+  Shard shard = spec.shard;
+  if (spec.is_gathered && weights.rank().size > 1) {
+    check_internal(parts.size() == 1, "an output that is gathered is of one part");
+    gathered_.emplace(weights.rank(), parts[0].size, parts[0].name.c_str());
+    shard = gathered_->shard();
+  }
+  // Parts that are cut stay apart: each is cut by itself.
+  const std::vector<WeightPart> pieces = shard.size == 1 ? joined(parts) : parts;
+  weights_ =
+      weights.linear(group, with_suffix(pieces, ".weight"), in_features, spec.is_transposed, shard);
   for (const LinearWeight& weight : weights_) out_features_ += weight.out_features;
-  const bool has_bias =
-      spec.has_bias && (spec.shard.axis == ShardAxis::kOutput || spec.shard.rank == 0);
-  if (has_bias) bias_ = weights.vector(group, with_suffix(parts, ".bias"), spec.shard);
+  const bool has_bias = spec.has_bias && (shard.axis == ShardAxis::kOutput || shard.rank == 0);
+  if (has_bias) bias_ = weights.vector(group, with_suffix(pieces, ".bias"), shard);
+}
+
+std::vector<WeightPart> joined(std::vector<WeightPart> parts) {
+  std::vector<WeightPart> result;
+  const auto is_run = [](const WeightPart& part) {
+    return part.num_runs == 1 && part.step == 1 && part.in_of == 0;
+  };
+  for (WeightPart& part : parts) {
+    WeightPart* const last = result.empty() ? nullptr : &result.back();
+    if (last && last->name == part.name && is_run(*last) && is_run(part) &&
+        last->num_rows() == part.num_rows() && last->matrix == part.matrix &&
+        last->begin + last->size == part.begin)
+      last->size += part.size;
+    else
+      result.push_back(std::move(part));
+  }
+  return result;
 }
 
 LinearInput LinearInput::rows(int64_t begin, int64_t count) const {
@@ -43,7 +69,9 @@ LinearInput LinearInput::rows(int64_t begin, int64_t count) const {
 
 void Linear::forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
                      bool accumulate) const {
-  run(context, x, out, accumulate, std::nullopt);
+  if (!gathered_) return run(context, x, out, accumulate, std::nullopt);
+  run(context, x, gathered_->own(out), accumulate, std::nullopt);
+  gathered_->gather(context, out);
 }
 
 void Linear::forward_gated(const ForwardContext& context, const LinearInput& x,
@@ -54,6 +82,12 @@ void Linear::forward_gated(const ForwardContext& context, const LinearInput& x,
 
 std::optional<LinearArgs> Linear::as_one(const ForwardContext& context, const ConstTensor& x,
                                          const Tensor& out, bool accumulate) const {
+  return gathered_ ? std::nullopt : as_one_product(context, x, out, accumulate);
+}
+
+std::optional<LinearArgs> Linear::as_one_product(const ForwardContext& context,
+                                                 const ConstTensor& x, const Tensor& out,
+                                                 bool accumulate) const {
   if (weights_.size() != 1 || context.observer) return std::nullopt;
   return part(0, 0, x, out, accumulate);
 }
@@ -72,7 +106,7 @@ LinearArgs Linear::part(size_t i, int64_t begin, const ConstTensor& x, const Ten
 void Linear::run(const ForwardContext& context, const LinearInput& x, const Tensor& out,
                  bool accumulate, const std::optional<GatedActivationArgs>& gate) const {
   Backend& backend = context.backend;
-  if (const auto whole = as_one(context, x.x, out, accumulate))
+  if (const auto whole = as_one_product(context, x.x, out, accumulate))
     return backend.fused_linear({.norm = x.norm, .linear = *whole, .gate = gate});
   if (x.norm) backend.rms_norm(*x.norm);
   if (context.observer) context.observer->see(names_, x.x);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "layers/forward_context.h"
+#include "layers/rank_cut.h"
 #include "layers/weight_loader.h"
 
 namespace llmserve {
@@ -15,6 +16,8 @@ struct LinearSpec {
   bool is_transposed = false;  // the file has W as [K, N]
   // The rank's share of W. Of ranks that share K the first has the bias.
   Shard shard;
+  // Of one part: ranks compute columns of the output, and all have all of it.
+  bool is_gathered = false;
 };
 
 // What a linear layer reads: x, once `norm`, if there is one, has written it.
@@ -34,13 +37,13 @@ class Linear {
   Linear(WeightLoader& weights, WeightGroup group, const std::vector<WeightPart>& parts,
          int64_t in_features, const LinearSpec& spec);
 
-  int64_t out_features() const { return out_features_; }
+  int64_t out_features() const { return out_features_; }  // N, of a share its own
 
   // out [M, N] = x [M, K] W^T + b, added to what `out` holds if `accumulate`.
   void forward(const ForwardContext& context, const LinearInput& x, const Tensor& out,
                bool accumulate = false) const;
   // The op of forward() without a norm, where it is one op: none if weights are of several kinds,
-  // or if the context's observer has to see x.
+  // if the output is gathered, or if the context's observer has to see x.
   std::optional<LinearArgs> as_one(const ForwardContext& context, const ConstTensor& x,
                                    const Tensor& out, bool accumulate = false) const;
   // out [M, N / 2] = activation of the first half of x W^T + b, times the second half. gate_up
@@ -49,6 +52,8 @@ class Linear {
                      const Tensor& out, Activation activation) const;
 
  private:
+  std::optional<LinearArgs> as_one_product(const ForwardContext& context, const ConstTensor& x,
+                                           const Tensor& out, bool accumulate) const;
   // Weight i's columns, which begin at `begin`, of out.
   LinearArgs part(size_t i, int64_t begin, const ConstTensor& x, const Tensor& out,
                   bool accumulate) const;
@@ -59,6 +64,10 @@ class Linear {
   std::vector<LinearWeight> weights_;  // side by side along N; one, but for files of mixed blocks
   int64_t out_features_ = 0;           // N
   VectorWeight bias_;                  // [N] or empty
+  std::optional<ColumnCut> gathered_;  // among several ranks
 };
+
+// One part after another, of one tensor in one piece, are a part.
+std::vector<WeightPart> joined(std::vector<WeightPart> parts);
 
 }  // namespace llmserve

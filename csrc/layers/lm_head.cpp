@@ -5,20 +5,21 @@ namespace llmserve {
 Tensor LmHead::forward(const ForwardContext& context, const ConstTensor& hidden,
                        std::span<const int32_t> rows) const {
   const int64_t num_rows = static_cast<int64_t>(rows.size());
-  const Tensor logits = context.arena.allocate(DType::kF32, {num_rows, weight_.out_features});
+  const Tensor logits = context.arena.allocate(DType::kF32, {num_rows, width()});
+  const Tensor own = has_all() ? cut_.own(logits) : logits;
   const Arena::Scope scope(context.arena);
   const Tensor gathered = context.arena.allocate(DType::kF32, {num_rows, weight_.in_features});
   context.backend.gather_rows({.x = hidden, .rows = rows, .out = gathered});
-  context.backend.linear({.x = gathered, .weight = &weight_, .bias = bias_.view(), .out = logits});
+  context.backend.linear({.x = gathered, .weight = &weight_, .bias = bias_.view(), .out = own});
   if (spec_.scale != 1.0f || spec_.soft_cap > 0) {
-    context.backend.cap_logits(
-        {.logits = logits, .scale = spec_.scale, .soft_cap = spec_.soft_cap});
+    context.backend.cap_logits({.logits = own, .scale = spec_.scale, .soft_cap = spec_.soft_cap});
   }
-  return logits;
+  cut_.gather(context, own, logits, /*to=*/0);
+  return has_all() ? logits : Tensor();
 }
 
 int64_t LmHead::workspace_bytes(int64_t num_rows) const {
-  return Arena::footprint_bytes(DType::kF32, {num_rows, weight_.out_features}) +
+  return Arena::footprint_bytes(DType::kF32, {num_rows, width()}) +
          Arena::footprint_bytes(DType::kF32, {num_rows, weight_.in_features});
 }
 

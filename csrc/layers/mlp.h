@@ -36,6 +36,7 @@ class GatedMlp final : public FeedForward {
 
   MlpSpec spec_;
   int64_t max_rows_;  // at a time; rows do not affect each other, so that the cut changes no bit
+  ColumnCut cut_;     // of what is activated
   Linear gate_up_;    // side by side
   Linear down_;
 };
@@ -54,6 +55,7 @@ class PlainMlp final : public FeedForward {
  private:
   MlpSpec spec_;
   int64_t max_rows_;  // as of GatedMlp
+  ColumnCut cut_;     // likewise
   Linear up_;
   Linear down_;
 };

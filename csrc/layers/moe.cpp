@@ -10,10 +10,10 @@ std::vector<WeightPart> gate_up_parts(const ExpertSpec& spec, const std::string&
                                       const std::string& gate, const std::string& up) {
   const int64_t width = spec.intermediate_size;
   if (both.empty()) return {{gate, width}, {up, width}};
-  if (!spec.is_interleaved) return {{both, 2 * width}};
-  const WeightPart first{.name = both, .size = width, .of = 2 * width, .step = 2};
+  const WeightPart first{
+      .name = both, .size = width, .of = 2 * width, .step = spec.is_interleaved ? 2 : 1};
   WeightPart second = first;
-  second.begin = 1;
+  second.begin = spec.is_interleaved ? 1 : width;
   return {first, second};
 }
 
@@ -22,7 +22,7 @@ std::string below(const std::string& prefix, const std::string& name) {
 }
 
 ExpertLinearSpec gate_up_spec(const ExpertSpec& spec, const std::string& prefix,
-                              int64_t hidden_size) {
+                              int64_t hidden_size, const ColumnCut& cut) {
   const ExpertNames& names = spec.names;
   ExpertLinearSpec linear{
       .parts = gate_up_parts(spec, below(prefix, names.gate_up), below(prefix, names.gate),
@@ -30,19 +30,22 @@ ExpertLinearSpec gate_up_spec(const ExpertSpec& spec, const std::string& prefix,
       .num_experts = spec.num_experts,
       .in_features = hidden_size,
       .rows_per_token = spec.top_k,
-      .is_transposed = spec.is_transposed};
+      .is_transposed = spec.is_transposed,
+      .shard = cut.shard()};
   if (!names.gate_up_bias.empty() || !names.gate_bias.empty())
     linear.biases = gate_up_parts(spec, below(prefix, names.gate_up_bias),
                                   below(prefix, names.gate_bias), below(prefix, names.up_bias));
   return linear;
 }
 
-ExpertLinearSpec down_spec(const ExpertSpec& spec, const std::string& prefix, int64_t hidden_size) {
+ExpertLinearSpec down_spec(const ExpertSpec& spec, const std::string& prefix, int64_t hidden_size,
+                           const ColumnCut& cut) {
   ExpertLinearSpec linear{.parts = {{prefix + spec.names.down, hidden_size}},
                           .num_experts = spec.num_experts,
                           .in_features = spec.intermediate_size,
                           .rows_per_token = spec.top_k,
-                          .is_transposed = spec.is_transposed};
+                          .is_transposed = spec.is_transposed,
+                          .shard = cut.shard()};
   if (!spec.names.down_bias.empty()) linear.biases = {{prefix + spec.names.down_bias, hidden_size}};
   return linear;
 }
@@ -94,8 +97,10 @@ Experts::Experts(WeightLoader& weights, const std::string& prefix, int64_t layer
                                    spec.num_experts, mlp.hidden_size)),
       router_bias_(router_bias(weights, prefix, spec)),
       choice_bias_(choice_bias(weights, prefix, spec)),
-      gate_up_(weights, gate_up_spec(spec, prefix, mlp.hidden_size)),
-      down_(weights, down_spec(spec, prefix, mlp.hidden_size)),
+      activation_cut_(weights.rank(), spec.intermediate_size, "activations of an expert"),
+      output_cut_(weights.rank(), mlp.hidden_size, "elements of a hidden state"),
+      gate_up_(weights, gate_up_spec(spec, prefix, mlp.hidden_size, activation_cut_)),
+      down_(weights, down_spec(spec, prefix, mlp.hidden_size, output_cut_)),
       shared_(shared_mlp(weights, prefix, spec, mlp)),
       shared_weight_(shared_weight(weights, prefix, spec, mlp.hidden_size)) {
   weights.note_experts(spec.num_experts, spec.top_k);
@@ -175,19 +180,22 @@ void Experts::run_experts(const ForwardContext& context, const ConstTensor& x, c
   const ConstTensor ids = flat(routes.ids);
   const Tensor gate_up = context.arena.allocate(DType::kF32, {rows, gate_up_.out_features()});
   const Tensor activated = context.arena.allocate(DType::kF32, {rows, spec_.intermediate_size});
-  const Tensor given = context.arena.allocate(DType::kF32, {rows, hidden_size_});
-  const GatedActivationArgs gate{.gate_up = gate_up, .out = activated, .activation = activation_};
+  const Tensor given = context.arena.allocate(DType::kF32, {rows, down_.out_features()});
+  const GatedActivationArgs gate{
+      .gate_up = gate_up, .out = activation_cut_.own(activated), .activation = activation_};
   const CombineExpertsArgs combine{
-      .x = given, .weights = routes.weights, .out = out, .accumulate = accumulate};
+      .x = given, .weights = routes.weights, .out = output_cut_.own(out), .accumulate = accumulate};
   const auto up = gate_up_.as_one(context, x, ids, gate_up);
   const auto down = down_.as_one(context, activated, ids, given);
-  if (up && down)
+  if (up && down && !output_cut_.is_cut())
     return context.backend.fused_experts(
         {.up = *up, .gate = gate, .down = *down, .combine = combine});
   gate_up_.forward(context, x, ids, gate_up);
   context.backend.gated_activation(gate);
+  activation_cut_.gather(context, activated);
   down_.forward(context, activated, ids, given);
   context.backend.combine_experts(combine);
+  output_cut_.gather(context, out);
 }
 
 int64_t Experts::workspace_bytes(int64_t num_tokens) const {
@@ -207,7 +215,7 @@ int64_t Experts::workspace_bytes(int64_t num_tokens) const {
       is_weighed ? floats(rows, 1) + Arena::footprint_bytes(DType::kI32, {rows, 1}) : 0;
   const int64_t during_experts = floats(routed, gate_up_.out_features()) +
                                  floats(routed, spec_.intermediate_size) +
-                                 floats(routed, hidden_size_);
+                                 floats(routed, down_.out_features());
   return routes + scaled +
          std::max({floats(rows, spec_.num_experts), shared + during_shared,
                    shared + weight + std::max(during_weight, during_experts)});

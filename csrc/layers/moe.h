@@ -50,6 +50,8 @@ class Experts final : public FeedForward {
   LinearWeight router_;  // [X, E] f32
   VectorWeight router_bias_;  // [X] or empty
   VectorWeight choice_bias_;  // [X] or empty
+  ColumnCut activation_cut_;  // of each expert's activations
+  ColumnCut output_cut_;      // of what the layer gives
   ExpertLinear gate_up_;
   ExpertLinear down_;
   std::optional<GatedMlp> shared_;

@@ -36,8 +36,11 @@ int64_t WeightReport::total_bytes() const {
 }
 
 WeightLoader::WeightLoader(const Checkpoint& checkpoint, Backend& backend,
-                           const WeightFormat& format, const WeightSinkOptions& options)
-    : source_(checkpoint, backend, format), sink_(make_weight_sink(options, source_, report_)) {
+                           const WeightFormat& format, const WeightSinkOptions& options,
+                           const TensorRank& rank)
+    : rank_(rank),
+      source_(checkpoint, backend, format),
+      sink_(make_weight_sink(options, source_, report_)) {
   check_internal(!options.load || checkpoint.has_tensors(), "weights are loaded from files");
   if (format.integers && !backend.can_run(*format.integers))
     throw NotSupported(concat("quantization '", format.integers->name,
@@ -146,11 +149,13 @@ TableWeight WeightLoader::table(WeightGroup group, const std::string& name, int6
   const bool is_on_host = source_.backend().memory().is_host();
   TableWeight table;
   if (is_on_host) table.blocks = checkpoint.storage(entry).blocks;
-  count(group,
-        table.blocks ? entry.num_bytes : value_bytes(checkpoint, entry, source_.format().dtype));
   const bool is_mapped =
-      table.blocks || !checkpoint.has_tensors() || is_in_place(checkpoint, entry);
-  if (is_mapped && is_on_host) report_.mapped_bytes += entry.num_bytes;
+      is_on_host && (table.blocks || !checkpoint.has_tensors() || is_in_place(checkpoint, entry));
+  // Ranks of one process read the same mapping, which the first one counts.
+  if (!is_mapped || rank_.rank == 0)
+    count(group,
+          table.blocks ? entry.num_bytes : value_bytes(checkpoint, entry, source_.format().dtype));
+  if (is_mapped && rank_.rank == 0) report_.mapped_bytes += entry.num_bytes;
   sink_->table(entry, table);
   return table;
 }

@@ -12,6 +12,7 @@
 
 #include "io/checkpoint.h"
 #include "kernels/backend.h"
+#include "layers/rank_cut.h"
 #include "layers/weight_parts.h"
 #include "layers/weight_report.h"
 #include "layers/weight_sink.h"
@@ -23,9 +24,13 @@ namespace llmserve {
 // weight as far as the sink does. Errors are CorruptFile: see WeightSource.
 class WeightLoader {
  public:
-  // Throws NotSupported if the backend cannot run the format.
+  // Layers ask rank() for their share of a weight. Throws NotSupported if the backend cannot run
+  // the format.
   WeightLoader(const Checkpoint& checkpoint, Backend& backend, const WeightFormat& format,
-               const WeightSinkOptions& options);
+               const WeightSinkOptions& options, const TensorRank& rank = {});
+
+  // Whose weights are loaded.
+  const TensorRank& rank() const { return rank_; }
 
   // The [N_i, K] matrices, stacked along N, in one weight unless they are kept as blocks of several
   // kinds. `is_transposed`: the file has them as [K, N_i].
@@ -73,6 +78,7 @@ class WeightLoader {
   // The weight's sizes and format, counted, without its data.
   LinearWeight plan_linear(WeightGroup group, const StackedRows& rows);
 
+  const TensorRank rank_;
   WeightSource source_;
   WeightReport report_;
   const std::unique_ptr<WeightSink> sink_;

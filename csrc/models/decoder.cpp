@@ -121,7 +121,7 @@ void Decoder::keep_wanted(const ForwardContext& context, int64_t layer_idx,
 }
 
 Tensor Decoder::forward(const ForwardContext& context) const {
-  check_whole(context.groups);
+  check_groups(context.groups);
   check_plain(context.input);
   check_internal(context.kv_caches.size() == layers_.size(), "one KV cache a layer");
   const Tensor hidden =

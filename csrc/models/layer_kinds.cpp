@@ -118,7 +118,7 @@ std::unique_ptr<FeedForward> make_experts(WeightLoader& weights, const ModelConf
 }  // namespace
 
 const AttentionKind kGroupedAttention{
-    .name = "grouped", .keeps = &grouped_keeps, .make = &make_grouped};
+    .name = "grouped", .keeps = &grouped_keeps, .make = &make_grouped, .cuts_kv_heads = true};
 
 const AttentionKind kLatentAttention{
     .name = "latent", .keeps = &latent_keeps, .make = &make_latent};
@@ -126,6 +126,17 @@ const AttentionKind kLatentAttention{
 const FeedForwardKind kGatedMlp{.name = "gated", .make = &make_mlp<GatedMlp>};
 const FeedForwardKind kPlainMlp{.name = "plain", .make = &make_mlp<PlainMlp>};
 const FeedForwardKind kExperts{.name = "experts", .make = &make_experts};
+
+std::vector<CacheGroupSpec> rank_cache_groups(const ModelConfig& config, const TensorRank& rank) {
+  std::vector<CacheGroupSpec> groups = config.cache_groups;
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    const int32_t group = config.kv_places[i].group;
+    if (group < 0 || !config.layers[i].attention->cuts_kv_heads) continue;
+    groups[static_cast<size_t>(group)].num_kv_heads =
+        HeadCut(rank, config.num_heads, config.num_kv_heads).num_kv_heads;
+  }
+  return groups;
+}
 
 std::string layer_prefix(const ModelConfig& config, int64_t layer_idx) {
   return concat(config.names.layers, layer_idx, ".");

@@ -20,6 +20,8 @@ struct AttentionKind {
   std::vector<CacheGroupSpec> (*keeps)(const ModelConfig& config, const LayerTraits& layer);
   std::unique_ptr<AttentionLayer> (*make)(WeightLoader& weights, const ModelConfig& config,
                                           int64_t layer_idx);
+  // Ranks keep the rows of their KV heads alone. Otherwise each keeps all.
+  bool cuts_kv_heads = false;
 };
 
 struct FeedForwardKind {
@@ -39,6 +41,9 @@ extern const FeedForwardKind kGatedMlp;
 extern const FeedForwardKind kPlainMlp;
 // Experts, as ModelConfig::experts has them.
 extern const FeedForwardKind kExperts;
+
+// config.cache_groups as a rank keeps them.
+std::vector<CacheGroupSpec> rank_cache_groups(const ModelConfig& config, const TensorRank& rank);
 
 // "model.layers.3.", before the names of a layer's tensors.
 std::string layer_prefix(const ModelConfig& config, int64_t layer_idx);

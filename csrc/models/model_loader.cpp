@@ -32,9 +32,10 @@ DType resolve_dtype(std::string_view requested, const Checkpoint& checkpoint) {
 
 std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelConfig& config,
                                   Backend& backend, const WeightFormat& format,
-                                  PackedWeights* packed, std::vector<DeferredWeight>* deferred) {
+                                  PackedWeights* packed, std::vector<DeferredWeight>* deferred,
+                                  const TensorRank& rank) {
   WeightLoader weights(checkpoint, backend, format,
-                       {.load = true, .packed = packed, .deferred = deferred});
+                       {.load = true, .packed = packed, .deferred = deferred}, rank);
   std::unique_ptr<Model> model = build_decoder(config, weights);
   for (const auto& file : checkpoint.files()) file->read_state()->check();
   check_all_used(checkpoint, model->weights());
@@ -82,7 +83,8 @@ ModelPlan plan_model(const Checkpoint& checkpoint, const ModelConfig& config, Ba
   if (options.max_tokens < 1 || options.max_logit_rows < 1)
     throw InvalidArgument(concat("max_tokens and max_logit_rows: expected at least 1, got ",
                                  options.max_tokens, " and ", options.max_logit_rows));
-  WeightLoader weights(checkpoint, backend, options.format, {.packed = options.packed});
+  WeightLoader weights(checkpoint, backend, options.format, {.packed = options.packed},
+                       options.rank);
   const std::unique_ptr<Model> model = build_decoder(config, weights);
   return {.weights = model->weights(),
           .kv_bytes_per_token = model->kv_bytes_per_token(options.kv_cache_dtype),

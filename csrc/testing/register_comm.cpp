@@ -104,6 +104,16 @@ void register_calls(py::class_<Communicator>& communicator) {
           },
           "x"_a, "out"_a, "counts"_a = Counts())
       .def(
+          "gather_columns",
+          [](Communicator& self, const py::object& x, const py::object& out, const Counts& counts,
+             int to) {
+            const Tensor from = tensor_of(x);
+            const Tensor gathered = out.is_none() ? Tensor() : tensor_of(out);
+            const py::gil_scoped_release release;
+            self.gather_columns(from, gathered, counts, to);
+          },
+          "x"_a, "out"_a, "counts"_a, "to"_a = Communicator::kAll)
+      .def(
           "reduce_scatter",
           [](Communicator& self, const py::object& x, const py::object& out,
              const std::string& reduction, const Counts& counts) {

@@ -219,13 +219,9 @@ class FaultyExecutor final : public Executor {
   int64_t num_waits_ = 0;
 };
 
-// One worker a configuration.
-std::unique_ptr<StepRunner> make_runner(const std::vector<EngineConfig>& ranks) {
-  if (ranks.empty()) throw InvalidArgument("ranks: expected at least one configuration");
-  return std::make_unique<StepRunner>(ranks[0], static_cast<int>(ranks.size()), [&](int rank) {
-    const EngineConfig& config = ranks[static_cast<size_t>(rank)];
-    return std::make_unique<Worker>(config, open_checkpoint(config.model_path));
-  });
+std::unique_ptr<StepRunner> make_runner(const EngineConfig& config) {
+  config.validate();
+  return std::make_unique<StepRunner>(config, open_checkpoint(config.model_path));
 }
 
 void launch(StepRunner& runner, const StepPlanRecord& record, std::vector<int32_t> wanted_layers,
@@ -289,20 +285,15 @@ void register_testing_engine(py::module_& testing) {
   testing.def(
       "faulty_engine",
       [](const EngineConfig& config, const FaultOptions& faults,
-         std::optional<Vocabulary> vocabulary, int num_workers,
-         std::optional<RecordedDrafterOptions> drafter) {
-        config.validate();
-        auto model = make_runner({static_cast<size_t>(num_workers), config});
+         std::optional<Vocabulary> vocabulary, std::optional<RecordedDrafterOptions> drafter) {
         return std::make_unique<Engine>(
             config, std::move(vocabulary),
-            std::make_unique<FaultyExecutor>(std::move(model), faults, std::move(drafter)));
+            std::make_unique<FaultyExecutor>(make_runner(config), faults, std::move(drafter)));
       },
-      "config"_a, "faults"_a = FaultOptions(), "vocabulary"_a = py::none(), "num_workers"_a = 1,
-      "drafter"_a = py::none(),
-      "A model's engine; each of several workers computes everything, and their bits are "
-      "compared.");
+      "config"_a, "faults"_a = FaultOptions(), "vocabulary"_a = py::none(),
+      "drafter"_a = py::none(), "A model's engine.");
   py::class_<StepRunner>(testing, "StepRunner")
-      .def(py::init(&make_runner), "ranks"_a)
+      .def(py::init(&make_runner), "config"_a)
       .def_property_readonly("description", &StepRunner::description)
       .def("launch", &launch, "plan"_a, py::kw_only(), "wanted_layers"_a = std::vector<int32_t>(),
            "adapter"_a = -1, "state_slot"_a = -1, "With what the scheduler does not plan yet.")

@@ -1,16 +1,16 @@
-"""LLMSERVE_TEST_WORKERS=2 pytest tests/invariance: every engine computes on as many workers."""
+"""LLMSERVE_TEST_RANKS=2 pytest tests/invariance: every model is cut among as many ranks."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
-from workers import use_workers
+from ranks import use_ranks
 
-NUM_WORKERS = int(os.environ.get("LLMSERVE_TEST_WORKERS", "1"))
+NUM_RANKS = int(os.environ.get("LLMSERVE_TEST_RANKS", "1"))
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _workers() -> None:
-    if NUM_WORKERS > 1:
-        use_workers(pytest.MonkeyPatch(), NUM_WORKERS)
+def _ranks() -> None:
+    if NUM_RANKS > 1:
+        use_ranks(pytest.MonkeyPatch(), NUM_RANKS)

@@ -41,7 +41,7 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
     assert found.origins["host"] == "file"
     lines = found.lines()
     assert {"served_model_name=['tale'] (file)", "model=[] (default)", "port=2 (flag)"} <= {*lines}
-    assert {"max_model_len=64 (file)", "block_size=16 (default)", "dtype='auto' (default)"} <= {
+    assert {"max_model_len=64 (file)", "num_threads=None (default)", "dtype='auto' (default)"} <= {
         *lines
     }
     assert "max_stall_ms=1000 (default)" in lines
@@ -63,7 +63,7 @@ def test_a_size_of_0_turns_off_what_has_it_in_a_file_as_on_the_command_line(
     ("text", "message"),
     [
         ("prot: 1", "did you mean 'port'"),
-        ("tensor_parallel_size: 2", "tensor_parallel_size=2 is not supported yet"),
+        ("pipeline_parallel_size: 2", "pipeline_parallel_size=2 is not supported yet"),
         ("port: x", "port must be an integer"),
         ("port: 70000", "65535"),
         ("- a", "must be a mapping"),

@@ -16,7 +16,7 @@ _NO_ADAPTERS = "adapters are not applied; merge them into the checkpoint"
 # By reason: the values that arguments may have, the first being the one to leave it at.
 _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
     "": {
-        **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), _ONE),
+        "pipeline_parallel_size": _ONE,
         **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), _NONE),
     },
     "nothing of a checkpoint is ever executed": {

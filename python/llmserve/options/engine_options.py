@@ -144,7 +144,7 @@ class EngineOptions:
         "of bfloat16",
     )
     block_size: int | None = engine_option(
-        16, _CACHE, "tokens a block", commands="serve plan bench", minimum=1, more="At most 256"
+        16, _CACHE, "tokens a block", commands="plan bench", minimum=1, more="At most 256"
     )
     enable_prefix_caching: bool | None = engine_option(
         True, _CACHE, "requests share the blocks of equal prefixes", commands="serve"
@@ -213,7 +213,17 @@ class EngineOptions:
         commands="plan",
         minimum=1,
     )
-    tensor_parallel_size: int = not_here(1)
+    tensor_parallel_size: int = engine_option(
+        1,
+        _WEIGHTS,
+        "ranks, threads of this process, that share each layer; the tokens are the same",
+        commands="run serve plan bench",
+        minimum=1,
+        maximum=64,
+        more="CPU only. Each has its part of weights, KV cache and num_threads, on the memory of "
+        "its cores: for machines of several sockets. Any number is possible, as long as the layers "
+        "have as many columns. See [ranks.md](ranks.md)",
+    )
     pipeline_parallel_size: int = not_here(1)
     enforce_eager: bool = engine_option(
         False, _STEPS, "CUDA: decode steps are not recorded as graphs"

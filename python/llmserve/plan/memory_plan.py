@@ -68,6 +68,16 @@ class DraftPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class RankPlan:
+    """What one of several ranks takes of the whole, in bytes, and its threads."""
+
+    num_threads: int
+    weight_bytes: int
+    workspace_bytes: int
+    kv_cache_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizedWeights:
     """Weights that a checkpoint has quantized alike: what is in the files, and how it runs."""
 
@@ -84,7 +94,8 @@ class MemoryPlan:
     """What an engine takes, in bytes, and whom it serves; nothing has been loaded.
 
     weight_bytes, workspace_bytes and kv_cache_bytes are what the engine then holds, exactly, and
-    `draft` what it holds besides where a draft model guesses.
+    `draft` what it holds besides where a draft model guesses; `ranks`, where there are several,
+    are the parts of each.
     mapped_bytes of the weights are read in place from the file: page cache, not memory of the
     process. integers are the formats of the linear layers that run on integers. quantized says how
     the weights run that the checkpoint has quantized, and notes what else it asks for and is done
@@ -127,6 +138,7 @@ class MemoryPlan:
     notes: tuple[str, ...]
     refusal: str | None
     draft: DraftPlan | None = None
+    ranks: tuple[RankPlan, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -179,6 +191,7 @@ class MemoryPlan:
                 if self.draft
                 else []
             ),
+            *(_describe_rank(i, rank) for i, rank in enumerate(self.ranks)),
             f"in all         {human_bytes(self.total_bytes)}",
             f"available      {human_bytes(self.available_bytes)} of "
             f"{human_bytes(self.total_memory_bytes)}"
@@ -247,6 +260,7 @@ def plan_memory(
         speed=_speed(core, lengths, bandwidth, flops),
         refusal=core.refusal or None,
         draft=_draft(core) if core.draft_architecture else None,
+        ranks=_ranks(core),
     )
 
 
@@ -257,6 +271,32 @@ def _draft(core: _core.MemoryPlan) -> DraftPlan:
         core.draft_weight_bytes,
         core.draft_workspace_bytes,
         core.draft_kv_bytes,
+    )
+
+
+def _ranks(core: _core.MemoryPlan) -> tuple[RankPlan, ...]:
+    """Of several; their parts of the KV cache go by the KV heads that they keep."""
+    if len(core.ranks) == 1:
+        return ()
+    num_heads = sum(rank.num_kv_heads for rank in core.ranks)
+    return tuple(
+        RankPlan(
+            rank.num_threads,
+            rank.weight_bytes,
+            rank.workspace_bytes,
+            core.pool.num_bytes * rank.num_kv_heads // num_heads
+            + core.state_bytes // len(core.ranks),
+        )
+        for rank in core.ranks
+    )
+
+
+def _describe_rank(idx: int, rank: RankPlan) -> str:
+    threads = "1 thread" if rank.num_threads == 1 else f"{rank.num_threads} threads"
+    return (
+        f"  {f'rank {idx}':<12} {human_bytes(rank.weight_bytes)} of weights, "
+        f"{human_bytes(rank.workspace_bytes)} of workspace, "
+        f"{human_bytes(rank.kv_cache_bytes)} of KV cache, {threads}"
     )
 
 

@@ -131,7 +131,11 @@ def test_bad_usage_shows_the_usage(call: Run) -> None:
 
 
 LATER = [
-    ("--tensor-parallel-size", "2", "tensor_parallel_size=2 is not supported yet; leave it at 1"),
+    (
+        "--pipeline-parallel-size",
+        "2",
+        "pipeline_parallel_size=2 is not supported yet; leave it at 1",
+    ),
     ("--hf-config-path", "x", "hf_config_path='x' is not supported: the checkpoint's files say"),
     ("--trust-remote-code", None, "trust_remote_code=True is not supported: nothing of a check"),
 ]

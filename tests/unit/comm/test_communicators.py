@@ -146,6 +146,47 @@ def test_gathered_parts_are_in_the_order_of_the_ranks(
     check_all(run_ranks(world_size, gather))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+@pytest.mark.parametrize("world_size", SIZES)
+def test_gathered_columns_stand_side_by_side(world_size: int, dtype: str) -> None:
+    """Of rows that may be strided, in place or not, and on one rank alone."""
+    counts = [count % 40 for count in uneven(world_size, 3)]
+    width = sum(counts)
+    for rows in (0, 1, 7):
+        whole = make(dtype, rows * width, 5).reshape(rows, width)
+
+        def gather(ranks: Any, rank: int, whole: np.ndarray = whole) -> None:
+            begin = sum(counts[:rank])
+            own = slice(begin, begin + counts[rank])
+            out = np.zeros_like(whole)
+            ranks.gather_columns(whole[:, own].copy(), out, counts)
+            np.testing.assert_array_equal(out, whole)
+            out = np.zeros((len(whole), width + 3), whole.dtype)[:, :width]
+            out[:, own] = whole[:, own]
+            ranks.gather_columns(out[:, own], out, counts)  # in place
+            np.testing.assert_array_equal(out, whole)
+            root = ranks.world_size - 1
+            out = np.zeros_like(whole)
+            ranks.gather_columns(whole[:, own], out if rank == root else None, counts, root)
+            np.testing.assert_array_equal(out, whole if rank == root else np.zeros_like(whole))
+
+        check_all(run_ranks(world_size, gather))
+
+
+def test_columns_that_do_not_fit_are_refused() -> None:
+    x, out = np.zeros((2, 3), np.float32), np.zeros((2, 4), np.float32)
+
+    def gather(ranks: Any, rank: int) -> None:
+        with pytest.raises(InvalidArgument, match="expected rows of 4 columns, got"):
+            ranks.gather_columns(x, out, [4])
+        with pytest.raises(InvalidArgument, match="2 rows of 3 columns to gather in, got"):
+            ranks.gather_columns(x, out, [3])
+        with pytest.raises(InvalidArgument, match="expected 1 counts of 0 or more"):
+            ranks.gather_columns(x, out, [2, 1])
+
+    check_all(run_ranks(1, gather))
+
+
 @pytest.mark.parametrize("is_even", [True, False])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("world_size", SIZES)

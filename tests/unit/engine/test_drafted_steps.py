@@ -9,7 +9,7 @@ import pytest
 from checkpoints import checkpoint
 from llmserve import _core
 from llmserve import _core_testing as testing
-from workers import engine_config
+from ranks import engine_config
 
 PROMPTS = [[5, 6, 7], list(range(3, 43)), [9] * 17]
 NUM_TOKENS = 16
@@ -34,7 +34,7 @@ def run(params: dict[str, Any], accuracy: float | None) -> tuple[Any, int]:
     """(tokens and logprobs by request, steps); None: without a drafter."""
     config = engine_config(checkpoint("llama"))
     scheduler = _core.Scheduler(config.scheduler, config.cache)
-    runner = testing.StepRunner([config])
+    runner = testing.StepRunner(config)
     draw = random.Random(1)
     plain = plain_tokens(params) if accuracy is not None else {}
     for i, prompt in enumerate(PROMPTS):

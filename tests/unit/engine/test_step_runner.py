@@ -1,4 +1,4 @@
-"""The runner of steps without an engine: empty steps, workers that differ, workers that fail."""
+"""The runner of steps without an engine: empty steps, wanted states, ranks that cannot be made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmserve import LLM, SamplingParams, _core
 from llmserve import _core_testing as testing
 from llmserve.errors import InternalError, InvalidArgument, NotSupported
 from model_runner import PagedRunner
-from workers import engine_config
+from ranks import engine_config
 
 PROMPTS = [[5, 6, 7], list(range(3, 43)), [9] * 17]
 NUM_TOKENS = 12
@@ -24,7 +24,7 @@ def config() -> _core.EngineConfig:
     return engine_config(checkpoint("llama"))
 
 
-def wanting_request(num_layers: int) -> _core.ConfigRequest:
+def wanting_request(num_layers: int, num_ranks: int = 1) -> _core.ConfigRequest:
     return _core.ConfigRequest(
         model=str(checkpoint("llama")),
         device="cpu",
@@ -33,12 +33,13 @@ def wanting_request(num_layers: int) -> _core.ConfigRequest:
         num_gpu_blocks_override=64,
         num_threads=1,
         max_wanted_layers=num_layers,
+        tensor_parallel_size=num_ranks,
     )
 
 
-def wanting_config(num_layers: int) -> _core.EngineConfig:
+def wanting_config(num_layers: int, num_ranks: int) -> _core.EngineConfig:
     """Of steps of which the states of so many layers are wanted."""
-    request = wanting_request(num_layers)
+    request = wanting_request(num_layers, num_ranks)
     return _core.resolve_config(request, _core.Checkpoint(str(checkpoint("llama"))))
 
 
@@ -62,14 +63,14 @@ def expected_tokens(config: _core.EngineConfig) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_empty_steps_run_nothing_and_change_nothing(
-    config: _core.EngineConfig, num_workers: int
+    config: _core.EngineConfig, num_ranks: int
 ) -> None:
     """Before the first step and between others: no rows, and the tokens of an engine."""
     nothing: Any = make_scheduler(config).schedule()
     assert nothing.sequences == []
-    runner = testing.StepRunner([config] * num_workers)
+    runner = testing.StepRunner(engine_config(checkpoint("llama"), tensor_parallel_size=num_ranks))
     scheduler = make_scheduler(config)
     add(scheduler, PROMPTS)
     tokens: list[list[int]] = [[] for _ in PROMPTS]
@@ -84,10 +85,10 @@ def test_empty_steps_run_nothing_and_change_nothing(
     assert tokens == expected_tokens(config)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_states_of_wanted_layers_are_those_of_the_model(num_workers: int) -> None:
-    config = wanting_config(2)
-    runner = testing.StepRunner([config] * num_workers)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_states_of_wanted_layers_are_those_of_the_model(num_ranks: int) -> None:
+    config = wanting_config(2, num_ranks)
+    runner = testing.StepRunner(config)
     scheduler = make_scheduler(config)
     add(scheduler, PROMPTS)
     runner.launch(scheduler.schedule(), wanted_layers=[0, 2])
@@ -111,7 +112,7 @@ def test_states_of_wanted_layers_are_those_of_the_model(num_workers: int) -> Non
 def test_what_a_model_does_not_have_is_refused(
     config: _core.EngineConfig, wanted: dict[str, int], message: str
 ) -> None:
-    runner = testing.StepRunner([config])
+    runner = testing.StepRunner(config)
     scheduler = make_scheduler(config)
     add(scheduler, PROMPTS)
     plan = scheduler.schedule()
@@ -121,36 +122,25 @@ def test_what_a_model_does_not_have_is_refused(
     assert len(runner.wait().token_ids) == len(PROMPTS)
 
 
-def test_the_description_counts_the_workers(config: _core.EngineConfig) -> None:
-    one = testing.StepRunner([config]).description
+def test_the_description_counts_the_ranks(config: _core.EngineConfig) -> None:
+    one = testing.StepRunner(config).description
     assert one.startswith("LlamaForCausalLM float32 on cpu")
-    assert testing.StepRunner([config] * 2).description == one + ", 2 workers"
+    two = engine_config(checkpoint("llama"), tensor_parallel_size=2)
+    assert testing.StepRunner(two).description == one + ", rank 0 of 2"
 
 
-def test_workers_of_other_weights_are_found_out(config: _core.EngineConfig) -> None:
-    other = engine_config(checkpoint("llama", seed=1))
-    runner = testing.StepRunner([config, config, other])
-    scheduler = make_scheduler(config)
-    add(scheduler, PROMPTS[:1])
-    with pytest.raises(
-        InternalError,
-        match=r"ranks 0 and 2 computed different bits in step \d+, hidden state row 0",
-    ):
-        runner.launch(scheduler.schedule())
-
-
-def test_workers_of_models_of_other_sizes_are_refused(config: _core.EngineConfig) -> None:
-    wide = engine_config(checkpoint("llama", hidden_size=64, intermediate_size=96))
-    with pytest.raises(InvalidArgument, match="workers of one runner run one model: rank 0 has"):
-        testing.StepRunner([config, wide])
-
-
-def test_a_worker_that_cannot_be_made_ends_the_others(config: _core.EngineConfig) -> None:
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_rank_that_cannot_be_made_ends_the_others(
+    config: _core.EngineConfig, num_ranks: int
+) -> None:
     missing = _core.EngineConfig(
-        model_path="/nowhere", cache=config.cache, scheduler=config.scheduler
+        model_path=str(checkpoint("qwen2")),
+        parallel=_core.ParallelConfig(tensor_parallel_size=num_ranks),
+        cache=_core.CacheConfig(num_blocks=8, groups=[_core.CacheGroupSpec(num_kv_heads=1)]),
+        scheduler=config.scheduler,
     )
-    with pytest.raises(InvalidArgument, match='"/nowhere", which does not exist'):
-        testing.StepRunner([config, missing])
+    with pytest.raises(InternalError, match="the plan's cache groups are the model's"):
+        testing.StepRunner(missing)
 
 
 def test_memory_of_wanted_layers_is_planned_and_taken_at_load() -> None:
@@ -159,12 +149,12 @@ def test_memory_of_wanted_layers_is_planned_and_taken_at_load() -> None:
     hidden_size = json.loads((checkpoint("llama") / "config.json").read_text())["hidden_size"]
     num_bytes = 3 * num_tokens * hidden_size * 4
     assert plans[1].workspace_bytes - plans[0].workspace_bytes == num_bytes
-    runners = [testing.StepRunner([plan.config]) for plan in plans]
+    runners = [testing.StepRunner(plan.config) for plan in plans]
     assert [runner.workspace_bytes for runner in runners] == [p.workspace_bytes for p in plans]
 
 
 def test_more_layers_than_were_planned_for_are_refused(config: _core.EngineConfig) -> None:
-    runner = testing.StepRunner([config])
+    runner = testing.StepRunner(config)
     scheduler = make_scheduler(config)
     add(scheduler, PROMPTS)
     with pytest.raises(InvalidArgument, match=r"states of 2 layers.*max_wanted_layers=0"):

@@ -18,8 +18,8 @@ from checkpoints import checkpoint, copy_checkpoint, edit_config
 from gguf_files import quantized, write_gguf
 from llmserve import LLM, InvalidArgument, NotSupported, SamplingParams, _core, _core_testing, cli
 from offline import generate
+from ranks import engine_config
 from safetensors.numpy import load_file, save_file
-from workers import engine_config
 
 _PROMPTS = [{"prompt_token_ids": list(range(5, 5 + length))} for length in (1, 17, 40)]
 _PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=2)

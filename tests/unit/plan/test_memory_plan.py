@@ -26,6 +26,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"block_size": 64, "max_num_batched_tokens": 64, "max_num_seqs": 3},
     {"max_num_batched_tokens": 2048, "kv_cache_dtype": "bfloat16", "max_model_len": 100},
     {"device": "ref", "num_gpu_blocks_override": 37},
+    {"tensor_parallel_size": 3, "num_gpu_blocks_override": 40},
 ]
 
 

@@ -1,26 +1,29 @@
-"""Two workers that compute the same steps have the same bits, and the results of one.
+"""A model that is cut among ranks has the bits of one rank.
 
-LLMSERVE_TEST_WORKERS=2 runs the whole suite so.
+LLMSERVE_TEST_RANKS=2 runs the whole suite so.
 """
 
 from __future__ import annotations
 
 import pytest
+from ranks import use_ranks
 from test_invariance import PROMPTS, Result, alone, dtype, make_llm, run
-from workers import use_workers
 
-__all__ = ["alone", "dtype"]  # fixtures: each request by itself, on one worker
+__all__ = ["alone", "dtype"]  # fixtures: each request by itself, on one rank
 
 
-@pytest.fixture(autouse=True)
-def _two_workers(alone: list[Result], monkeypatch: pytest.MonkeyPatch) -> None:
-    use_workers(monkeypatch, 2)
+@pytest.fixture(autouse=True, params=[2, 3])
+def _several_ranks(
+    alone: list[Result], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_ranks(monkeypatch, request.param)
 
 
 def test_in_a_batch_and_from_cached_prefixes(dtype: str, alone: list[Result]) -> None:
     with make_llm(dtype) as llm:
         assert run(llm) == alone
         assert run(llm) == alone
+        assert llm.get_metrics().prefix_cache_hits > 0
 
 
 def test_in_chunks(dtype: str, alone: list[Result]) -> None:
