@@ -105,10 +105,14 @@ DType kv_cache_dtype_from_name(std::string_view text, DType weights);
 
 // How many ranks, threads of one process, a model is cut among.
 struct ParallelConfig {
-  int32_t tensor = 1;  // that share each layer
+  int32_t tensor = 1;              // that share each layer
+  bool has_whole_experts = false;  // of a layer of experts each has some, in the place of a part
 
   static constexpr auto fields() {
-    return std::tuple{ConfigField{"tensor_parallel_size", &ParallelConfig::tensor, 1}};
+    return std::tuple{
+        ConfigField{"tensor_parallel_size", &ParallelConfig::tensor, 1},
+        ConfigField{"enable_expert_parallel", &ParallelConfig::has_whole_experts},
+    };
   }
   int32_t num_ranks() const { return tensor; }
   void validate() const;

@@ -102,6 +102,7 @@ void register_metrics(py::module_& module) {
       .def_readonly("num_requests_finished", &EngineMetrics::num_requests_finished)
       .def_readonly("num_requests_aborted", &EngineMetrics::num_requests_aborted)
       .def_readonly("num_preemptions", &EngineMetrics::num_preemptions)
+      .def_readonly("num_rank_failures", &EngineMetrics::num_rank_failures)
       .def_readonly("num_seats", &EngineMetrics::num_seats)
       .def_readonly("weight_read_us", &EngineMetrics::weight_read_us)
       .def_readonly("weight_pack_us", &EngineMetrics::weight_pack_us)

@@ -96,7 +96,8 @@ void check_columns(const ConstTensor& x, const Tensor& out, int rank, int world_
     throw InvalidArgument(concat(kOp, ": expected ", world_size,
                                  " counts of 0 or more, one a rank, got ", counts.size()));
   const auto is_matrix = [](const ConstTensor& t, int64_t columns) {
-    return t.rank == 2 && t.shape[1] == columns && (columns < 2 || t.strides[1] == 1);
+    return t.rank == 2 && t.shape[1] == columns &&
+           (t.num_elements() < 2 || columns < 2 || t.strides[1] == 1);
   };
   const int64_t own = counts[static_cast<size_t>(rank)];
   if (!is_matrix(x, own))

@@ -40,7 +40,7 @@ class ShmRanks final : public CommunicatorGroup {
   std::unique_ptr<Communicator> join(int rank, const RankPlace& place) override {
     check_rank(rank, group_->world_size());
     check_host("shm", place);
-    return std::make_unique<ShmCommunicator>(group_, rank);
+    return std::make_unique<ShmCommunicator>(group_, rank, place.run);
   }
 
  private:

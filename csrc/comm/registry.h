@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/host_threads.h"
 #include "core/device_queue.h"
 #include "core/memory.h"
 
@@ -26,6 +27,7 @@ struct GroupOptions {
 struct RankPlace {
   Memory* memory = nullptr;
   DeviceQueue queue;  // of the device that is current where calls are made; none on a host
+  HostThreads run;    // of the rank, for large copies in host memory; none: its own thread alone
 };
 
 // Ranks, threads of this process, that are to exchange tensors. Any thread may call it.

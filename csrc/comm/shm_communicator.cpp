@@ -16,6 +16,9 @@ namespace {
 // write to lines of their own.
 constexpr int64_t kReducedAtOnce = 256;
 
+// Elements that one thread copies in about the time in which it wakes others, a few times over.
+constexpr int64_t kCopiedAlone = 1 << 17;
+
 // The elements of one dtype as float32, and back.
 struct F32 {
   using Element = float;
@@ -103,8 +106,8 @@ std::string agree_on_columns(const ShmCall& mine, const ShmCall& theirs) {
 
 }  // namespace
 
-ShmCommunicator::ShmCommunicator(std::shared_ptr<ShmGroup> group, int rank)
-    : group_(std::move(group)), rank_(rank) {}
+ShmCommunicator::ShmCommunicator(std::shared_ptr<ShmGroup> group, int rank, HostThreads run)
+    : group_(std::move(group)), rank_(rank), run_(std::move(run)) {}
 
 ShmCommunicator::~ShmCommunicator() { group_->leave(rank_); }
 
@@ -163,15 +166,21 @@ void ShmCommunicator::gather_columns(const ConstTensor& x, const Tensor& out, Co
       rank_, mine, [&](int, const ShmCall& theirs) { return agree_on_columns(mine, theirs); },
       [&] {
         if (to != kAll && to != rank_) return;
-        int64_t column = 0;
-        for (int rank = 0; rank < world_size(); ++rank) {
-          const ShmCall& theirs = group_->call_of(rank);
-          const int64_t count = counts[static_cast<size_t>(rank)];
-          for (int64_t row = 0; row < x.shape[0]; ++row)
-            copy(at(out.data, row * out.strides[0] + column, x.dtype),
-                 at(theirs.from, row * theirs.row_stride, x.dtype), count, x.dtype);
-          column += count;
-        }
+        const auto copy_rows = [&](int64_t begin, int64_t end) {
+          int64_t column = 0;
+          for (int rank = 0; rank < world_size(); ++rank) {
+            const ShmCall& theirs = group_->call_of(rank);
+            const int64_t count = counts[static_cast<size_t>(rank)];
+            for (int64_t row = begin; row < end; ++row)
+              copy(at(out.data, row * out.strides[0] + column, x.dtype),
+                   at(theirs.from, row * theirs.row_stride, x.dtype), count, x.dtype);
+            column += count;
+          }
+        };
+        if (run_ && out.num_elements() >= kCopiedAlone)
+          run_(x.shape[0], copy_rows);
+        else
+          copy_rows(0, x.shape[0]);
       });
 }
 

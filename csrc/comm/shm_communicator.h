@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "comm/host_threads.h"
 #include "comm/shm_group.h"
 
 namespace llmserve {
@@ -11,7 +12,7 @@ namespace llmserve {
 // needs of the others', and an all_reduce is cut among the ranks.
 class ShmCommunicator final : public Communicator {
  public:
-  ShmCommunicator(std::shared_ptr<ShmGroup> group, int rank);
+  ShmCommunicator(std::shared_ptr<ShmGroup> group, int rank, HostThreads run = {});
   ~ShmCommunicator() override;
   ShmCommunicator(const ShmCommunicator&) = delete;
   ShmCommunicator& operator=(const ShmCommunicator&) = delete;
@@ -38,6 +39,7 @@ class ShmCommunicator final : public Communicator {
  private:
   const std::shared_ptr<ShmGroup> group_;
   const int rank_;
+  const HostThreads run_;
 };
 
 }  // namespace llmserve

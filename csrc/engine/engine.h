@@ -180,6 +180,7 @@ class Engine {
   void let_go(std::span<const TokenEvent> events);
   void keep_books(StepRecord& record, const StepResult& result);
   bool go_on_after(const std::exception& error);
+  void replay(int rank);
   void fail_batch(const std::string& reason);
   void fail_all(const std::string& reason);
   void give_out_failures(StepRecord& record, StepResult result);

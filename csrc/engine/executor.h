@@ -9,6 +9,7 @@
 
 #include "api/engine_metrics.h"
 #include "api/sampled_tokens.h"
+#include "core/error.h"
 #include "core/tensor.h"
 #include "scheduler/news.h"
 #include "scheduler/step_plan.h"
@@ -38,6 +39,17 @@ enum class MemoryPart : uint8_t { kWeights, kKvCache };
 inline constexpr int kNumMemoryParts = 2;
 // "weights", "kv_cache". Throws InvalidArgument.
 MemoryPart parse_memory_part(std::string_view name);
+
+// A rank has failed, and with it the step, but the next step can run: what ran in it can be
+// computed again.
+class RankFailure final : public DeviceError {
+ public:
+  RankFailure(int rank, const std::string& reason) : DeviceError(reason), rank_(rank) {}
+  int rank() const { return rank_; }
+
+ private:
+  int rank_;
+};
 
 class DraftModel;  // speculation/draft_model.h
 class Drafter;     // speculation/drafter.h

@@ -49,7 +49,10 @@ void RankThreads::run_rank(const Task& task, int rank) {
   } catch (...) {
     {
       const std::lock_guard lock(mutex_);
-      if (!failure_) failure_ = std::current_exception();
+      if (!failure_) {
+        failure_ = std::current_exception();
+        failed_rank_ = rank;
+      }
     }
     if (on_failure_) on_failure_();
   }

@@ -23,6 +23,8 @@ class RankThreads {
   RankThreads& operator=(const RankThreads&) = delete;
 
   int num_ranks() const { return num_ranks_; }
+  // Whose work threw first, the last time that run() has thrown.
+  int failed_rank() const { return failed_rank_; }
 
   // Calls work(rank) once for each rank, a rank from 1 on always on the same thread, and returns
   // when all have ended. Rethrows what was thrown first: other ranks may have failed for it. One
@@ -54,7 +56,8 @@ class RankThreads {
   std::condition_variable has_ended_;
   Task task_;
   int64_t num_tasks_ = 0;
-  int num_running_ = 0;         // threads that have not ended the work at hand
+  int num_running_ = 0;  // threads that have not ended the work at hand
+  int failed_rank_ = 0;
   std::exception_ptr failure_;  // the first, of the work at hand
   bool is_stopping_ = false;
   std::vector<std::thread> threads_;  // of the ranks from 1 on

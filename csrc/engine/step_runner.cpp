@@ -178,19 +178,31 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
   masks_.begin(batch.sample_tasks);
   if (steps_ != nullptr) steps_->bring_over();
   Draw draw(*this, plan, batch, flight);
-  if (workers_.size() > 1 && !has_met_) meet();
-  ranks_.run([&](int rank) {
-    Worker& worker = *workers_[static_cast<size_t>(rank)];
-    worker.prepare(batch);
-    worker.run(batch, draw);
-  });
+  const bool are_several = workers_.size() > 1;
+  if (are_several && !has_met_) meet();
+  try {
+    ranks_.run([&](int rank) {
+      Worker& worker = *workers_[static_cast<size_t>(rank)];
+      worker.prepare(batch);
+      worker.run(batch, draw);
+    });
+  } catch (const DeviceError& error) {
+    if (!are_several) throw;
+    throw RankFailure(ranks_.failed_rank(), error.what());
+  }
 }
 
 void StepRunner::meet() {
   const std::unique_ptr<CommunicatorGroup> group = make_group_(ranks_.num_ranks());
   ranks_.run([&](int rank) {
     Worker& worker = *workers_[static_cast<size_t>(rank)];
-    worker.join(group->join(rank, {.memory = &worker.backend().memory()}));
+    Backend& backend = worker.backend();
+    RankPlace place;
+    place.memory = &backend.memory();
+    place.run = [&backend](int64_t count, const auto& work) {
+      backend.run_on_host_threads(count, 1, work);
+    };
+    worker.join(group->join(rank, place));
   });
   has_met_ = true;
 }

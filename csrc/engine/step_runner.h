@@ -27,7 +27,7 @@ namespace llmserve {
 // it, each on its rank's thread, and tokens are drawn from the logits of rank 0.
 //
 // A rank that fails ends the exchanges of the others, and the step. The next step meets in a new
-// group, so that a failure that passes is not the last of an engine.
+// group: a DeviceError of several ranks is a RankFailure.
 class StepRunner final : public Executor {
  public:
   // What the ranks exchange through, anew after each failure.

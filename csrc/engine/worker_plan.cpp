@@ -10,7 +10,9 @@
 namespace llmserve {
 
 TensorRank tensor_rank(const EngineConfig& config, int rank) {
-  return {.rank = rank, .size = config.parallel.tensor};
+  return {.rank = rank,
+          .size = config.parallel.tensor,
+          .has_whole_experts = config.parallel.has_whole_experts};
 }
 
 ThreadShare thread_share(const EngineConfig& config, int rank) {
@@ -54,7 +56,10 @@ std::string packed_variant(const EngineConfig& config, const Backend& backend,
       quantization ? concat("read by ", digest(*quantization).substr(0, kShown), " ") : "",
       config.quantization.empty() ? "" : config.quantization + " of ", name(config.dtype), " in ",
       backend.packed_layout(),
-      config.parallel.tensor == 1 ? "" : concat(", rank ", rank, " of ", config.parallel.tensor));
+      config.parallel.tensor == 1
+          ? ""
+          : concat(", rank ", rank, " of ", config.parallel.tensor,
+                   config.parallel.has_whole_experts ? ", experts whole" : ""));
 }
 
 }  // namespace llmserve

@@ -46,13 +46,18 @@ bool are_alike(const LinearWeight& a, const LinearWeight& b) {
 }  // namespace
 
 ExpertLinear::ExpertLinear(WeightLoader& weights, const ExpertLinearSpec& spec)
-    : num_experts_(spec.num_experts) {
+    : num_experts_(spec.experts.size == 0 ? spec.num_experts : spec.experts.size) {
   std::vector<WeightPart> biases;
   for (int64_t e = 0; e < spec.num_experts; ++e) {
     std::vector<WeightPart> own = of_expert(spec.parts, e, spec.num_experts);
     if (spec.shard.size == 1) own = joined(std::move(own));
+    const int64_t idx = e - spec.experts.begin;
+    if (idx < 0 || idx >= num_experts_) {
+      weights.skip(own, spec.in_features, spec.is_transposed);
+      continue;
+    }
     names_.push_back(names_of(own));
-    add(e,
+    add(idx,
         weights.linear(WeightGroup::kExperts, own, spec.in_features, spec.is_transposed,
                        spec.shard),
         own[0].name);
@@ -67,10 +72,11 @@ ExpertLinear::ExpertLinear(WeightLoader& weights, const ExpertLinearSpec& spec)
     weights.note_grouped(
         {.max_tokens = weights.backend().mlp_rows(),
          .rows_per_token = spec.rows_per_token,
-         .num_weights = spec.num_experts,
+         .num_weights = num_experts_,
          .in_features = like.in_features,
          .activation_bytes =
-             like.format ? quantized_activation_bytes(*like.format, like.in_features) : 0});
+             like.format ? quantized_activation_bytes(*like.format, like.in_features) : 0,
+         .out_features = weights.rank().size == 1 ? 0 : like.out_features});
   }
 }
 

@@ -20,7 +20,8 @@ struct ExpertLinearSpec {
   int64_t in_features = 0;         // K
   int64_t rows_per_token = 0;      // that a step asks for: k
   bool is_transposed = false;
-  Shard shard;  // the rank's columns of each part
+  Shard shard;         // the rank's columns of each part
+  IndexRange experts;  // those that the rank has, whole; of size 0: all
 };
 
 class ExpertLinear {
@@ -29,7 +30,7 @@ class ExpertLinear {
 
   int64_t out_features() const { return out_features_; }  // N, of a share its own
 
-  // out [R, N] of x [T, K] and ids [R]: grouped_linear.
+  // out [R, N] of x [T, K] and ids [R], which count from the rank's first expert: grouped_linear.
   void forward(const ForwardContext& context, const ConstTensor& x, const ConstTensor& ids,
                const Tensor& out) const;
   // The op of forward(), where it is one: none if an expert's weight is of several kinds, or if the
@@ -51,7 +52,7 @@ class ExpertLinear {
 
   std::vector<std::vector<std::string>> names_;  // [X] of an expert's tensors
   std::vector<Stack> stacks_;
-  int64_t num_experts_;
+  int64_t num_experts_;  // that the rank has
   int64_t out_features_ = 0;
   VectorWeight bias_;  // [X * N] or empty
 };

@@ -29,7 +29,8 @@ Linear::Linear(WeightLoader& weights, WeightGroup group, const std::vector<Weigh
   Shard shard = spec.shard;
   if (spec.is_gathered && weights.rank().size > 1) {
     check_internal(parts.size() == 1, "an output that is gathered is of one part");
-    gathered_.emplace(weights.rank(), parts[0].size, parts[0].name.c_str());
+    const std::string what = concat("outputs of ", parts[0].name);
+    gathered_.emplace(weights.rank(), parts[0].size, what.c_str());
     shard = gathered_->shard();
   }
   // Parts that are cut stay apart: each is cut by itself.

@@ -21,8 +21,25 @@ std::string below(const std::string& prefix, const std::string& name) {
   return name.empty() ? name : prefix + name;
 }
 
+// Experts are whole on ranks, or each is cut.
+std::optional<ExpertDispatch> make_dispatch(const WeightLoader& weights, const ExpertSpec& spec) {
+  const TensorRank& rank = weights.rank();
+  if (rank.size == 1 || !rank.has_whole_experts) return std::nullopt;
+  return ExpertDispatch(rank, spec.num_experts);
+}
+
+// A rank's share of the layer.
+ExpertLinearSpec shared_out(ExpertLinearSpec linear, const std::optional<ExpertDispatch>& dispatch,
+                            const ColumnCut& cut) {
+  if (dispatch)
+    linear.experts = dispatch->own();
+  else
+    linear.shard = cut.shard();
+  return linear;
+}
+
 ExpertLinearSpec gate_up_spec(const ExpertSpec& spec, const std::string& prefix,
-                              int64_t hidden_size, const ColumnCut& cut) {
+                              int64_t hidden_size) {
   const ExpertNames& names = spec.names;
   ExpertLinearSpec linear{
       .parts = gate_up_parts(spec, below(prefix, names.gate_up), below(prefix, names.gate),
@@ -30,22 +47,19 @@ ExpertLinearSpec gate_up_spec(const ExpertSpec& spec, const std::string& prefix,
       .num_experts = spec.num_experts,
       .in_features = hidden_size,
       .rows_per_token = spec.top_k,
-      .is_transposed = spec.is_transposed,
-      .shard = cut.shard()};
+      .is_transposed = spec.is_transposed};
   if (!names.gate_up_bias.empty() || !names.gate_bias.empty())
     linear.biases = gate_up_parts(spec, below(prefix, names.gate_up_bias),
                                   below(prefix, names.gate_bias), below(prefix, names.up_bias));
   return linear;
 }
 
-ExpertLinearSpec down_spec(const ExpertSpec& spec, const std::string& prefix, int64_t hidden_size,
-                           const ColumnCut& cut) {
+ExpertLinearSpec down_spec(const ExpertSpec& spec, const std::string& prefix, int64_t hidden_size) {
   ExpertLinearSpec linear{.parts = {{prefix + spec.names.down, hidden_size}},
                           .num_experts = spec.num_experts,
                           .in_features = spec.intermediate_size,
                           .rows_per_token = spec.top_k,
-                          .is_transposed = spec.is_transposed,
-                          .shard = cut.shard()};
+                          .is_transposed = spec.is_transposed};
   if (!spec.names.down_bias.empty()) linear.biases = {{prefix + spec.names.down_bias, hidden_size}};
   return linear;
 }
@@ -97,10 +111,12 @@ Experts::Experts(WeightLoader& weights, const std::string& prefix, int64_t layer
                                    spec.num_experts, mlp.hidden_size)),
       router_bias_(router_bias(weights, prefix, spec)),
       choice_bias_(choice_bias(weights, prefix, spec)),
+      dispatch_(make_dispatch(weights, spec)),
       activation_cut_(weights.rank(), spec.intermediate_size, "activations of an expert"),
       output_cut_(weights.rank(), mlp.hidden_size, "elements of a hidden state"),
-      gate_up_(weights, gate_up_spec(spec, prefix, mlp.hidden_size, activation_cut_)),
-      down_(weights, down_spec(spec, prefix, mlp.hidden_size, output_cut_)),
+      gate_up_(weights,
+               shared_out(gate_up_spec(spec, prefix, mlp.hidden_size), dispatch_, activation_cut_)),
+      down_(weights, shared_out(down_spec(spec, prefix, mlp.hidden_size), dispatch_, output_cut_)),
       shared_(shared_mlp(weights, prefix, spec, mlp)),
       shared_weight_(shared_weight(weights, prefix, spec, mlp.hidden_size)) {
   weights.note_experts(spec.num_experts, spec.top_k);
@@ -175,6 +191,7 @@ void Experts::weigh_shared(const ForwardContext& context, const ConstTensor& x,
 
 void Experts::run_experts(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
                           const Tensor& out, bool accumulate) const {
+  if (dispatch_) return run_whole_experts(context, x, routes, out, accumulate);
   const Arena::Scope scope(context.arena);
   const int64_t rows = x.shape[0] * spec_.top_k;
   const ConstTensor ids = flat(routes.ids);
@@ -198,6 +215,46 @@ void Experts::run_experts(const ForwardContext& context, const ConstTensor& x, c
   output_cut_.gather(context, out);
 }
 
+void Experts::run_whole_experts(const ForwardContext& context, const ConstTensor& x,
+                                const Routes& routes, const Tensor& out, bool accumulate) const {
+  const Arena::Scope scope(context.arena);
+  const int64_t rows = x.shape[0] * spec_.top_k;
+  const auto floats = [&](int64_t width) {
+    return context.arena.allocate(DType::kF32, {rows, width});
+  };
+  const ExpertDispatch::Rows mine = dispatch_->dispatch(context, routes.ids);
+  const Tensor gate_up = floats(gate_up_.out_features());
+  const Tensor activated = floats(spec_.intermediate_size);
+  const Tensor given = floats(hidden_size_);  // of this rank's rows
+  gate_up_.forward(context, x, mine.experts, gate_up);
+  context.backend.gated_activation(
+      {.gate_up = gate_up, .out = activated, .activation = activation_});
+  down_.forward(context, activated, mine.experts, given);
+
+  const Tensor in_line = floats(hidden_size_).slice(0, 0, std::ssize(mine.own));
+  const Tensor all = floats(hidden_size_);
+  context.backend.gather_rows({.x = given, .rows = mine.own, .out = in_line});
+  for (int64_t& count : mine.counts) count *= hidden_size_;
+  context.groups.tp.all_gather(in_line, all, mine.counts);
+  const Tensor ordered = floats(output_cut_.size());
+  context.backend.gather_rows({.x = output_cut_.own(all), .rows = mine.places, .out = ordered});
+  context.backend.combine_experts({.x = ordered,
+                                   .weights = routes.weights,
+                                   .out = output_cut_.own(out),
+                                   .accumulate = accumulate});
+  output_cut_.gather(context, out);
+}
+
+int64_t Experts::during_experts_bytes(int64_t num_rows) const {
+  const auto floats = [&](int64_t width) {
+    return Arena::footprint_bytes(DType::kF32, {num_rows, width});
+  };
+  const int64_t activations = floats(gate_up_.out_features()) + floats(spec_.intermediate_size);
+  if (!dispatch_) return activations + floats(down_.out_features());
+  return activations + dispatch_->workspace_bytes(num_rows) + 3 * floats(hidden_size_) +
+         floats(output_cut_.size());
+}
+
 int64_t Experts::workspace_bytes(int64_t num_tokens) const {
   const int64_t rows = std::min(max_rows_, num_tokens);
   const auto floats = [](int64_t count, int64_t width) {
@@ -213,9 +270,7 @@ int64_t Experts::workspace_bytes(int64_t num_tokens) const {
   const int64_t weight = is_weighed ? floats(rows, 1) : 0;
   const int64_t during_weight =
       is_weighed ? floats(rows, 1) + Arena::footprint_bytes(DType::kI32, {rows, 1}) : 0;
-  const int64_t during_experts = floats(routed, gate_up_.out_features()) +
-                                 floats(routed, spec_.intermediate_size) +
-                                 floats(routed, down_.out_features());
+  const int64_t during_experts = during_experts_bytes(routed);
   return routes + scaled +
          std::max({floats(rows, spec_.num_experts), shared + during_shared,
                    shared + weight + std::max(during_weight, during_experts)});

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "layers/expert_dispatch.h"
 #include "layers/expert_linear.h"
 #include "layers/expert_spec.h"
 #include "layers/feed_forward.h"
@@ -38,6 +39,10 @@ class Experts final : public FeedForward {
              const Tensor& scaled) const;
   void run_experts(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
                    const Tensor& out, bool accumulate) const;
+  // Likewise, of this rank's experts alone, and the other ranks' rows brought to them.
+  void run_whole_experts(const ForwardContext& context, const ConstTensor& x, const Routes& routes,
+                         const Tensor& out, bool accumulate) const;
+  int64_t during_experts_bytes(int64_t num_rows) const;
   // By what the output of the expert that all tokens have is multiplied, [T, 1].
   void weigh_shared(const ForwardContext& context, const ConstTensor& x,
                     const Tensor& weight) const;
@@ -48,10 +53,11 @@ class Experts final : public FeedForward {
   Activation activation_;
   int64_t max_rows_;     // at a time; rows do not affect each other, so that the cut changes no bit
   LinearWeight router_;  // [X, E] f32
-  VectorWeight router_bias_;  // [X] or empty
-  VectorWeight choice_bias_;  // [X] or empty
-  ColumnCut activation_cut_;  // of each expert's activations
-  ColumnCut output_cut_;      // of what the layer gives
+  VectorWeight router_bias_;                // [X] or empty
+  VectorWeight choice_bias_;                // [X] or empty
+  std::optional<ExpertDispatch> dispatch_;  // where experts stand whole on ranks
+  ColumnCut activation_cut_;                // of each expert's activations
+  ColumnCut output_cut_;                    // of what the layer gives
   ExpertLinear gate_up_;
   ExpertLinear down_;
   std::optional<GatedMlp> shared_;

@@ -17,7 +17,8 @@ namespace llmserve {
 // A place among the ranks that share a model's layers.
 struct TensorRank {
   int32_t rank = 0;
-  int32_t size = 1;  // W
+  int32_t size = 1;                // W
+  bool has_whole_experts = false;  // experts are not cut: each stands on one rank
 };
 
 // Columns of rows [R, N], of which each rank has a run, in the ranks' order.

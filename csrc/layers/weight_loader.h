@@ -37,6 +37,10 @@ class WeightLoader {
   std::vector<LinearWeight> linear(WeightGroup group, const std::vector<WeightPart>& parts,
                                    int64_t in_features, bool is_transposed = false,
                                    const Shard& shard = {});
+  // A matrix that other ranks have: its tensors are there and of the right shape.
+  void skip(const std::vector<WeightPart>& parts, int64_t in_features, bool is_transposed) {
+    source_.stack(parts, in_features, is_transposed, {});
+  }
   // The matrix [N, K] in f32, whatever other linear weights are in: a router's. `is_vector`: the
   // file has its one row as [K].
   LinearWeight float_linear(WeightGroup group, const std::string& name, int64_t out_features,

@@ -26,6 +26,7 @@
 #include "core/error.h"
 #include "engine/engine.h"
 #include "engine/step_runner.h"
+#include "testing/faulty_ranks.h"
 #include "testing/recorded_drafter.h"
 #include "testing/register.h"
 #include "testing/token_oracle.h"
@@ -219,9 +220,11 @@ class FaultyExecutor final : public Executor {
   int64_t num_waits_ = 0;
 };
 
-std::unique_ptr<StepRunner> make_runner(const EngineConfig& config) {
+std::unique_ptr<StepRunner> make_runner(const EngineConfig& config,
+                                        const RankFaultOptions& faults = {}) {
   config.validate();
-  return std::make_unique<StepRunner>(config, open_checkpoint(config.model_path));
+  return std::make_unique<StepRunner>(config, open_checkpoint(config.model_path),
+                                      faulty_ranks(faults));
 }
 
 void launch(StepRunner& runner, const StepPlanRecord& record, std::vector<int32_t> wanted_layers,
@@ -270,6 +273,13 @@ void register_testing_engine(py::module_& testing) {
       .def_readwrite("fail_at_step", &FaultOptions::fail_at_step)
       .def_readwrite("num_failures", &FaultOptions::num_failures)
       .def_readwrite("fault", &FaultOptions::fault);
+  py::class_<RankFaultOptions>(testing, "RankFaultOptions")
+      .def(py::init(&from_kwargs<RankFaultOptions>))
+      .def_readwrite("rank", &RankFaultOptions::rank)
+      .def_readwrite("fail_at_exchange", &RankFaultOptions::fail_at_exchange)
+      .def_readwrite("num_failures", &RankFaultOptions::num_failures)
+      .def_readwrite("fault", &RankFaultOptions::fault)
+      .def_readwrite("timeout_s", &RankFaultOptions::timeout_s);
   testing.def(
       "oracle_engine",
       [](const EngineConfig& config, const OracleOptions& options,
@@ -285,15 +295,17 @@ void register_testing_engine(py::module_& testing) {
   testing.def(
       "faulty_engine",
       [](const EngineConfig& config, const FaultOptions& faults,
-         std::optional<Vocabulary> vocabulary, std::optional<RecordedDrafterOptions> drafter) {
+         std::optional<Vocabulary> vocabulary, std::optional<RecordedDrafterOptions> drafter,
+         const RankFaultOptions& rank_faults) {
         return std::make_unique<Engine>(
             config, std::move(vocabulary),
-            std::make_unique<FaultyExecutor>(make_runner(config), faults, std::move(drafter)));
+            std::make_unique<FaultyExecutor>(make_runner(config, rank_faults), faults,
+                                             std::move(drafter)));
       },
       "config"_a, "faults"_a = FaultOptions(), "vocabulary"_a = py::none(),
-      "drafter"_a = py::none(), "A model's engine.");
+      "drafter"_a = py::none(), "rank_faults"_a = RankFaultOptions(), "A model's engine.");
   py::class_<StepRunner>(testing, "StepRunner")
-      .def(py::init(&make_runner), "config"_a)
+      .def(py::init([](const EngineConfig& config) { return make_runner(config); }), "config"_a)
       .def_property_readonly("description", &StepRunner::description)
       .def("launch", &launch, "plan"_a, py::kw_only(), "wanted_layers"_a = std::vector<int32_t>(),
            "adapter"_a = -1, "state_slot"_a = -1, "With what the scheduler does not plan yet.")

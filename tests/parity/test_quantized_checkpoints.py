@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import quantized_files as files
 from checkpoints import VOCAB_SIZE, checkpoint
-from llmserve import LLM, _core
+from llmserve import LLM, SamplingParams, _core
 from llmserve.errors import CorruptFile, LLMServeError, NotSupported
 from model_runner import PagedRunner
 from quantized_files import Layout, write_pair
@@ -111,6 +111,22 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def logits(path: Path, **options: Any) -> np.ndarray:
     return PagedRunner(path, **{"device": "cpu", "dtype": "float32", **options}).run(TOKENS)
+
+
+def drawn(path: Path, num_ranks: int) -> list[object]:
+    """Tokens and log-probabilities of a model that is cut among ranks."""
+    params = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0.8, seed=1, logprobs=2)
+    with LLM(
+        path, tensor_parallel_size=num_ranks, max_model_len=64, num_gpu_blocks_override=16
+    ) as llm:
+        (output,) = llm.generate({"prompt_token_ids": TOKENS}, params, use_tqdm=False)
+        return [output.outputs[0].token_ids, output.outputs[0].logprobs]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_ranks_change_no_bit(pairs: Any, name: str) -> None:
+    quantized, _ = pairs(name)
+    assert drawn(quantized, 3) == drawn(quantized, 1)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

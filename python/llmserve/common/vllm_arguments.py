@@ -16,17 +16,23 @@ _NO_ADAPTERS = "adapters are not applied; merge them into the checkpoint"
 # By reason: the values that arguments may have, the first being the one to leave it at.
 _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
     "": {
-        "pipeline_parallel_size": _ONE,
         **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), _NONE),
+    },
+    "ranks share each layer, its heads and their keys; use tensor_parallel_size": {
+        **dict.fromkeys(
+            (
+                *("pipeline_parallel_size", "decode_context_parallel_size"),
+                "prefill_context_parallel_size",
+            ),
+            _ONE,
+        ),
     },
     "nothing of a checkpoint is ever executed": {
         "trust_remote_code": (False,),
         "code_revision": _NONE,
     },
     "an LLM is one process on one device; run several behind a load balancer": {
-        **dict.fromkeys(
-            ("decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"), _ONE
-        ),
+        "nnodes": _ONE,
         "data_parallel_size": _ONE,
         "data_parallel_size_local": _NONE,
         "data_parallel_rank": _NONE,
@@ -37,7 +43,6 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "data_parallel_hybrid_lb": _OFF,
         "data_parallel_external_lb": _OFF,
         "node_rank": (0,),
-        "enable_expert_parallel": _OFF,
         "enable_eplb": _OFF,
         "enable_dbo": _OFF,
         "expert_placement_strategy": ("linear",),

@@ -224,6 +224,12 @@ class EngineOptions:
         "its cores: for machines of several sockets. Any number is possible, as long as the layers "
         "have as many columns. See [ranks.md](ranks.md)",
     )
+    enable_expert_parallel: bool | None = engine_option(
+        False,
+        _WEIGHTS,
+        "of a layer of experts each rank has some, whole, in the place of a part of each",
+        commands="plan",
+    )
     pipeline_parallel_size: int = not_here(1)
     enforce_eager: bool = engine_option(
         False, _STEPS, "CUDA: decode steps are not recorded as graphs"

@@ -149,6 +149,11 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
         yield _gauge("device_pool_bytes", "the GPU's memory pool", pool, "state")
     for key, text, value in (
         ("num_preemptions", "sequences that gave their blocks back", metrics.num_preemptions),
+        (
+            "rank_failures",
+            "steps that a rank failed, and that ran again",
+            metrics.num_rank_failures,
+        ),
         ("prompt_tokens", "prompt tokens of admitted requests", metrics.num_prompt_tokens),
         ("prefill_tokens", "prompt tokens that were computed", metrics.num_prefill_tokens),
         ("recomputed_tokens", "of those, after a preemption", metrics.num_recomputed_tokens),

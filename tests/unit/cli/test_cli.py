@@ -134,7 +134,7 @@ LATER = [
     (
         "--pipeline-parallel-size",
         "2",
-        "pipeline_parallel_size=2 is not supported yet; leave it at 1",
+        "pipeline_parallel_size=2 is not supported: ranks share each layer",
     ),
     ("--hf-config-path", "x", "hf_config_path='x' is not supported: the checkpoint's files say"),
     ("--trust-remote-code", None, "trust_remote_code=True is not supported: nothing of a check"),

@@ -1,0 +1,24 @@
+// Ranks that fail on request, in the middle of a step.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "engine/step_runner.h"
+
+namespace llmserve {
+
+struct RankFaultOptions {
+  int32_t rank = -1;             // that fails; -1: none does
+  int64_t fail_at_exchange = 1;  // at this gathering of its columns, from 1
+  int64_t num_failures = 1;      // and, in later groups, at so many first ones in all
+  // "throw": the rank throws. "leave": it goes without a word. "hang": it does nothing, until the
+  // others give it up.
+  std::string fault = "throw";
+  double timeout_s = 60;  // of the group
+};
+
+// What ranks meet through. Throws InvalidArgument.
+StepRunner::MakeGroup faulty_ranks(const RankFaultOptions& options);
+
+}  // namespace llmserve

@@ -1,0 +1,121 @@
+"""A rank that fails in the middle of a step: noticed at once, and no token is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from checkpoints import checkpoint
+from llmserve import LLM, SamplingParams, StructuredOutputsParams, _core
+from llmserve import _core_testing as testing
+from llmserve.checkpoint.model_files import demo_model_path
+from llmserve.outputs import RequestOutput
+
+NOTICED_WITHIN_S = 5
+PROMPTS = [[5, 6, 7], list(range(3, 43)), [9] * 17, list(range(3, 60))]
+PARAMS = [
+    SamplingParams(max_tokens=24, ignore_eos=True, temperature=0, logprobs=2),
+    SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.9, seed=3, n=2, logprobs=1),
+    SamplingParams(max_tokens=24, ignore_eos=True, temperature=1.0, repetition_penalty=1.3),
+    SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.7, top_p=0.9, presence_penalty=1),
+]
+Fail = Callable[..., None]
+
+
+@pytest.fixture
+def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
+    """What it is told of the next LLM's ranks, of which one fails."""
+
+    def script(**faults: object) -> None:
+        def engine(
+            loading: _core.LoadingModel, vocabulary: _core.Vocabulary | None = None
+        ) -> _core.Engine:
+            return testing.faulty_engine(
+                loading.config,
+                vocabulary=vocabulary,
+                rank_faults=testing.RankFaultOptions(**faults),
+            )
+
+        monkeypatch.setattr(_core, "Engine", engine)
+
+    return script
+
+
+def make_llm(num_ranks: int) -> LLM:
+    return LLM(
+        checkpoint("llama"),
+        dtype="float32",
+        max_model_len=128,
+        num_gpu_blocks_override=64,
+        max_num_batched_tokens=50,
+        max_num_seqs=8,
+        tensor_parallel_size=num_ranks,
+    )
+
+
+def run(llm: LLM) -> list[RequestOutput]:
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    return llm.generate(prompts, PARAMS, use_tqdm=False)
+
+
+def words(outputs: list[RequestOutput]) -> list[object]:
+    return [
+        (sample.token_ids, sample.finish_reason, sample.logprobs)
+        for output in outputs
+        for sample in output.outputs
+    ]
+
+
+# In the first prompt, between its chunks, and while all decode. A step of two layers gathers nine
+# times.
+@pytest.mark.parametrize("at", [3, 13, 100])
+@pytest.mark.parametrize("fault", ["throw", "leave", "hang"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_requests_go_on_with_the_same_tokens(
+    fail: Fail, rank: int, fault: str, at: int
+) -> None:
+    with make_llm(1) as llm:
+        expected = [words(run(llm)) for _ in range(2)]
+    timeout_s = 0.3 if fault == "hang" else 60
+    fail(rank=rank, fault=fault, fail_at_exchange=at, timeout_s=timeout_s)
+    with make_llm(2) as llm:
+        begin = time.monotonic()
+        assert words(run(llm)) == expected[0]
+        assert time.monotonic() - begin < NOTICED_WITHIN_S
+        metrics = llm.get_metrics()
+        assert metrics.num_rank_failures == 1
+        assert metrics.num_requests_running == 0
+        assert words(run(llm)) == expected[1]
+
+
+def test_grammars_go_on_where_they_were(fail: Fail) -> None:
+    params = SamplingParams(
+        max_tokens=40,
+        temperature=1.0,
+        seed=5,
+        structured_outputs=StructuredOutputsParams(regex=r"[a-z]{3,8}( [a-z]{2,6}){3}\."),
+    )
+    texts = []
+    for num_ranks in (1, 3):
+        if num_ranks > 1:
+            fail(rank=2, fail_at_exchange=90)
+        with LLM(demo_model_path(), tensor_parallel_size=num_ranks, max_model_len=128) as llm:
+            texts.append([o.outputs[0].text for o in llm.generate(["Once", "The"], params)])
+            assert llm.get_metrics().num_rank_failures == num_ranks // 2
+    assert texts[0] == texts[1]
+
+
+def test_a_rank_that_fails_twice_in_a_row_is_forgiven_and_no_more(fail: Fail) -> None:
+    with make_llm(1) as llm:
+        expected = words(run(llm))
+    fail(rank=1, fail_at_exchange=20, num_failures=2)
+    with make_llm(2) as llm:
+        assert words(run(llm)) == expected
+        assert llm.get_metrics().num_rank_failures == 2
+    fail(rank=1, fail_at_exchange=20, num_failures=1000)
+    with make_llm(2) as llm:
+        outputs = run(llm)
+        assert {sample.finish_reason for o in outputs for sample in o.outputs} == {"error"}
+        assert all("the rank was told to fail" in o.outputs[0].error for o in outputs)
+        assert llm.get_metrics().num_rank_failures == 2
