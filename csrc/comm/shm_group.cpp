@@ -4,20 +4,13 @@
 #include <thread>
 
 #include "core/error.h"
+#include "core/spin_pause.h"
 
 namespace llmserve {
 namespace {
 
 // About 50 µs of pauses: longer than ranks of equal work are apart.
 constexpr int kSpinsBeforeSleep = 1000;
-
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  std::this_thread::yield();
-#endif
-}
 
 }  // namespace
 
@@ -53,7 +46,7 @@ void ShmGroup::wait(int rank, const IsDone& is_done, const Lacks& lacks) {
     return -1;
   };
   const auto has_ended = [&] { return is_done() || has_failed_ || gone() >= 0; };
-  for (int spins = 0; !has_ended(); pause()) {
+  for (int spins = 0; !has_ended(); spin_pause()) {
     if (++spins < kSpinsBeforeSleep) continue;
     std::unique_lock lock(mutex_);
     ++num_sleeping_;

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/pin_thread.h"
+#include "core/spin_pause.h"
 #include "core/start_thread.h"
 
 namespace llmserve {
@@ -15,14 +16,6 @@ namespace {
 // idle engine costs nothing: about 50–100 µs of pauses on current machines, after which a worker
 // sleeps.
 constexpr int kSpinsBeforePark = 2000;
-
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  std::this_thread::yield();
-#endif
-}
 
 // A task whose exceptions wait until all threads are out of it: it lives on the caller's stack.
 class Guarded {
@@ -121,7 +114,7 @@ void ThreadPool::run(const Task& task) {
     if (++spins > kSpinsBeforePark)
       std::this_thread::yield();
     else
-      pause();
+      spin_pause();
   }
   guarded.rethrow();
 }
@@ -133,7 +126,7 @@ void ThreadPool::worker(int thread_idx) {
     while (generation_.load(std::memory_order_acquire) == seen &&
            !stopping_.load(std::memory_order_relaxed)) {
       if (++spins < kSpinsBeforePark) {
-        pause();
+        spin_pause();
         continue;
       }
       std::unique_lock lock(mutex_);

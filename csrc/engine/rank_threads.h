@@ -1,6 +1,7 @@
 // The ranks' threads: the same work on every rank at once.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -50,16 +51,18 @@ class RankThreads {
   void stop();
 
   const int num_ranks_;
+  const int max_spins_;
   const std::function<void()> on_failure_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable has_work_;
   std::condition_variable has_ended_;
   Task task_;
-  int64_t num_tasks_ = 0;
-  int num_running_ = 0;  // threads that have not ended the work at hand
+  // These three are looked at without the mutex, too, by who spins before it sleeps.
+  std::atomic<int64_t> num_tasks_{0};
+  std::atomic<bool> is_stopping_{false};
+  std::atomic<int> num_running_{0};  // threads that have not ended the work at hand
   int failed_rank_ = 0;
-  std::exception_ptr failure_;  // the first, of the work at hand
-  bool is_stopping_ = false;
+  std::exception_ptr failure_;        // the first, of the work at hand
   std::vector<std::thread> threads_;  // of the ranks from 1 on
 };
 

@@ -72,7 +72,7 @@ ExpertLinear::ExpertLinear(WeightLoader& weights, const ExpertLinearSpec& spec)
     weights.note_grouped(
         {.max_tokens = weights.backend().mlp_rows(),
          .rows_per_token = spec.rows_per_token,
-         .num_weights = num_experts_,
+         .num_weights = spec.num_experts,  // a router's, too
          .in_features = like.in_features,
          .activation_bytes =
              like.format ? quantized_activation_bytes(*like.format, like.in_features) : 0,

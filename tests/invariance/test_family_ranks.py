@@ -77,7 +77,7 @@ def test_routers_without_a_favourite_choose_alike_on_all_ranks(tmp_path: Path) -
 
 
 def test_more_ranks_than_experts_are_refused() -> None:
-    with pytest.raises(NotSupported, match="enable_expert_parallel: the model has . experts, few"):
+    with pytest.raises(NotSupported, match=r"enable_expert_parallel: the model has . experts, few"):
         results(checkpoint("mixtral"), 9, enable_expert_parallel=True)
 
 
