@@ -48,6 +48,7 @@ def test_a_stream_counts_its_tokens_at_the_end_or_in_every_chunk(
         assert last["choices"] == []
         counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")]
         assert counts == sorted(counts)
+        assert counts[:1] == ([int(route == COMPLETIONS)] if every else [])  # none with the role
         assert bool(counts) == every
         assert not every or counts[-1] == last["usage"]["completion_tokens"] == 6
 

@@ -78,6 +78,7 @@ class _Answer:
         self._reader = ChatReader(form, job.model.tokenizer())
         self._prompt_rows = PromptRows(job.states)
         self._has_begun = False
+        self._num_told = 0  # new tokens of the chunks so far
         # vLLM's echo: the message that is continued stands before what continues it.
         self._before = _text(body.messages[-1]["content"]) if body.echo else ""
 
@@ -119,6 +120,7 @@ class _Answer:
                 yield self._chunk(completion.index, {"role": "assistant", "content": ""}, prompt)
                 if self._before:
                     yield self._chunk(completion.index, {"content": self._before})
+            self._num_told += len(completion.token_ids)
             delta = _fields(self._reader.read(completion))
             if "tool_calls" in delta:
                 delta["tool_calls"] = streamed_calls(delta["tool_calls"])
@@ -148,8 +150,8 @@ class _Answer:
             yield event({**start, "choices": [], "usage": self._usage(self._job.states)})
         yield DONE
 
-    def _usage(self, states: Sequence[RequestState]) -> Usage:
-        return usage(states, self._reader.num_reasoning_tokens)
+    def _usage(self, states: Sequence[RequestState], num_told: int | None = None) -> Usage:
+        return usage(states, self._reader.num_reasoning_tokens, num_told)
 
     def _of_prompt(self) -> dict[str, Any]:
         """What the body asks to be told of the prompt."""
@@ -174,7 +176,7 @@ class _Answer:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
         chunk = {**head(_CHUNK, self._job), "choices": [choice], **(prompt or {})}
         if self._options.continuous_usage_stats:
-            chunk["usage"] = self._usage(self._job.states)
+            chunk["usage"] = self._usage(self._job.states, self._num_told)
         return event(chunk)
 
     def _choice(self, completion: CompletionOutput, cause: str) -> dict[str, Any]:

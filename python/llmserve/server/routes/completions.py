@@ -90,6 +90,7 @@ class _Answer:
         self._options = body.stream_options or StreamOptions()
         self._texts = texts
         self._n = job.states[0].num_returned
+        self._num_told = 0  # new tokens of the chunks so far
         self._is_begun: set[int] = set()  # choices
         self._prompt_rows = PromptRows(job.states)
         self._logprobs: dict[int, CompletionLogprobs] = {}
@@ -138,8 +139,9 @@ class _Answer:
                 if error:
                     choice |= {"finish_reason": None, "stop_reason": None}
                 chunk = {**head(_KIND, self._job), "choices": [choice]}
+                self._num_told += len(completion.token_ids)
                 if self._options.continuous_usage_stats:
-                    chunk["usage"] = usage(self._job.states)
+                    chunk["usage"] = usage(self._job.states, num_told=self._num_told)
                 yield event(chunk)
             if error:
                 yield error_event(error, self._job)

@@ -53,11 +53,17 @@ def stop_reason(completion: CompletionOutput, cause: str) -> int | str | None:
     return completion.stop_reason
 
 
-def usage(states: Sequence[RequestState], num_reasoning_tokens: int | None = None) -> Usage:
+def usage(
+    states: Sequence[RequestState],
+    num_reasoning_tokens: int | None = None,
+    num_told: int | None = None,
+) -> Usage:
     """Token counts of an HTTP request so far, as OpenAI's answers have them. num_reasoning_tokens:
-    None where nothing was thought."""
+    None where nothing was thought. num_told: new tokens up to a chunk; None: all that came."""
     prompt_tokens = sum(len(state.prompt.token_ids) for state in states)
-    completion_tokens = sum(state.num_generation_tokens for state in states)
+    completion_tokens = num_told
+    if completion_tokens is None:
+        completion_tokens = sum(state.num_generation_tokens for state in states)
     cached_tokens = sum(state.num_cached_tokens for state in states)
     counts: Usage = {
         "prompt_tokens": prompt_tokens,
