@@ -83,6 +83,7 @@ def compare(
     seconds: dict[str, list[float]] = {"plain": [], "drafted": []}
     num_tokens = 0
     before = drafted.get_metrics()
+    last_step = max((step.step_id for step in steps_of(drafted)), default=-1)
     for turn in range(rounds):
         found = {}
         order = [("plain", plain), ("drafted", drafted)]
@@ -96,16 +97,20 @@ def compare(
         "plain_tokens_per_s": round(num_tokens / medians["plain"], 1),
         "drafted_tokens_per_s": round(num_tokens / medians["drafted"], 1),
         "speedup": round(medians["plain"] / medians["drafted"], 3),
-        **by_own_steps(drafted, num_tokens * rounds),
+        **by_own_steps(drafted, num_tokens * rounds, last_step),
         **acceptance(drafted, before),
     }
 
 
-def by_own_steps(llm: LLM, num_tokens: int) -> Figures:
+def steps_of(llm: LLM) -> list[Any]:
+    assert llm._engine is not None
+    return [step for step in llm._engine.trace() if step.phase == "decode"]
+
+
+def by_own_steps(llm: LLM, num_tokens: int, last_step: int) -> Figures:
     """The speed by that of the engine's own steps without guesses: two engines of the same weights
     differ by some percent, by where these lie in memory."""
-    assert llm._engine is not None
-    steps = [step for step in llm._engine.trace() if step.phase == "decode"]
+    steps = [step for step in steps_of(llm) if step.step_id > last_step]
     plain = [s for s in steps if s.num_tokens == s.num_sequences]
     if len(plain) < 8:
         return {}
@@ -146,7 +151,7 @@ def demo(options: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
                     params = SamplingParams(
                         temperature=temperature, seed=1, max_tokens=128, ignore_eos=True
                     )
-                    alone = [compare(plain, drafted, [one], params, 1) for one in given]
+                    alone = [compare(plain, drafted, [one], params, 3) for one in given]
                     yield f"{name}, temperature {temperature}", summed(alone)
 
 
