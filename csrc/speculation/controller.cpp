@@ -133,16 +133,22 @@ void SpeculationController::note_draft(int32_t num_tokens, double elapsed_us) {
 }
 
 // Measured for as many tokens, or in proportion to what was measured for others: each token takes
-// another pass of the draft model.
+// another pass of the draft model. No longer than for more tokens, nor than in proportion to fewer:
+// a single time may be that of catching up.
 double SpeculationController::draft_us(int32_t num_tokens) const {
-  for (int32_t distance = 0; distance <= kMaxDraftTokens; ++distance) {
+  double nearest = 0;
+  for (int32_t distance = 0; distance <= kMaxDraftTokens && nearest == 0; ++distance) {
     for (const int32_t other : {num_tokens + distance, num_tokens - distance}) {
-      if (other < 1 || other > kMaxDraftTokens) continue;
-      const double known = draft_us_[static_cast<size_t>(other)];
-      if (known > 0) return known * num_tokens / other;
+      if (other < 1 || other > kMaxDraftTokens || nearest > 0) continue;
+      nearest = draft_us_[static_cast<size_t>(other)] * num_tokens / other;
     }
   }
-  return 0;
+  for (int32_t other = 1; other <= kMaxDraftTokens; ++other) {
+    const double known = draft_us_[static_cast<size_t>(other)];
+    if (known > 0)
+      nearest = std::min(nearest, other >= num_tokens ? known : known * num_tokens / other);
+  }
+  return nearest;
 }
 
 void SpeculationController::note_outcome(DraftHistory& sequence, int32_t num_drafted,

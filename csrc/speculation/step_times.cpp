@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <utility>
 
 namespace llmserve {
 namespace {
@@ -14,6 +15,10 @@ constexpr double kRowShare = 0.08;
 constexpr double kWeight = 0.15;
 // A step that took so much longer than its kind was held up: it counts as this much.
 constexpr double kLongest = 3;
+// A number of rows that ran fewer times, and none of them lately, is as good as not measured: a
+// step of it that was held up would keep it from being chosen, and so from being measured again.
+constexpr int32_t kFew = 8;
+constexpr int64_t kLately = 64;
 
 }  // namespace
 
@@ -25,13 +30,24 @@ int StepTimes::bucket_of(int64_t num_rows) {
   return std::min(kNumExact + 4 * (log - 4) + quarter, kNumBuckets - 1);
 }
 
+// But the fewest rows: those of plain steps, which all others are compared with.
+void StepTimes::forget_seldom() {
+  bool is_plain = true;
+  for (Bucket& bucket : buckets_) {
+    if (bucket.count == 0 || std::exchange(is_plain, false)) continue;
+    if (bucket.count < kFew && bucket.last_step < num_steps_ - kLately) bucket.count = 0;
+  }
+}
+
 void StepTimes::add(int64_t num_rows, double elapsed_us) {
+  if (++num_steps_ % kLately == 0) forget_seldom();
   Bucket& bucket = buckets_[static_cast<size_t>(bucket_of(num_rows))];
   if (bucket.count > 4) elapsed_us = std::min(elapsed_us, kLongest * bucket.elapsed_us);
   const double weight = std::max(kWeight, 1.0 / (bucket.count + 1));
   bucket.rows += weight * (static_cast<double>(num_rows) - bucket.rows);
   bucket.elapsed_us += weight * (elapsed_us - bucket.elapsed_us);
   ++bucket.count;
+  bucket.last_step = num_steps_;
 }
 
 double StepTimes::estimate_us(int64_t num_rows) const {

@@ -26,10 +26,13 @@ class StepTimes {
     double rows = 0;  // of the steps in it
     double elapsed_us = 0;
     int32_t count = 0;
+    int64_t last_step = 0;  // by num_steps_
   };
   static int bucket_of(int64_t num_rows);
+  void forget_seldom();
 
   std::array<Bucket, kNumBuckets> buckets_{};
+  int64_t num_steps_ = 0;
 };
 
 }  // namespace llmserve
