@@ -76,6 +76,13 @@ class QuantizeOptions:
             integer("num_threads", self.num_threads, 1)
         if isinstance(self.ignore, str) or not all(isinstance(x, str) for x in self.ignore):
             raise InvalidArgument(f"ignore must be a list of names, got {describe(self.ignore)}")
+        measured = self.eval_text
+        has_both = self.calibration is not None and measured is not None
+        if has_both and os.path.realpath(str(self.calibration)) == os.path.realpath(str(measured)):
+            raise InvalidArgument(
+                f"eval_text is the text that calibrates, {describe(str(measured))}: it would "
+                f"hide what other texts lose; pass another"
+            )
         for pattern in self.ignore:
             try:
                 re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")

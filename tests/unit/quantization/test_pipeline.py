@@ -302,6 +302,7 @@ def test_models_of_more_than_text_are_refused(tmp_path: Path) -> None:
         ({"ignore": ("*",), "method": "rtn"}, "nothing is left to quantize"),
         ({"group_size": 512}, "do not go in groups of 512"),
         ({"calibration": "/nowhere.txt"}, "expected UTF-8 text"),
+        ({"calibration": "a.txt", "eval_text": "./a.txt"}, "eval_text is the text that calibrates"),
         ({"ignore": ("re:[",)}, "ignore: 're:\\[' is no regular expression"),
         ({"target_size": 1000}, "stays as it is .* takes"),
     ],
