@@ -14,7 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-VOCAB_SIZE = 320
+from tiny_tokenizer import VOCAB_SIZE, tokenizer
+
 # What every family gets unless a test overrides it: GQA, two layers, a head_dim that is no power
 # of two.
 _COMMON: dict[str, Any] = dict(
@@ -249,6 +250,19 @@ _FAMILY: dict[str, dict[str, Any]] = {
         },
     },
     "mistral": {"sliding_window": None},
+    "mistral4": {
+        **_LATENT_EXPERTS,
+        "first_k_dense_replace": 0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "nemotron": {
         "norm_eps": 1e-4,
@@ -339,7 +353,7 @@ FAMILIES = tuple(_FAMILY)
 # comes of it is another token's: their rows are compared by the median.
 ROUTERS_THAT_FLIP = (
     *("deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "gpt_oss"),
-    *("minimax_m2", "phimoe"),
+    *("minimax_m2", "mistral4", "phimoe"),
 )
 # What a family's config may say and is refused: family, field, its value, what is supported.
 REFUSED: tuple[tuple[str, str, Any, Any], ...] = (
@@ -364,6 +378,14 @@ _TEXT_FAMILY: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "rope_parameters": {**_MROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
     },
+    "qwen3_vl_moe_text": {
+        "head_dim": 16,
+        "moe_intermediate_size": 32,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "mlp_only_layers": [1],
+        "rope_parameters": {**_MROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+    },
 }
 # "wrapper:text model", by their model_type.
 WRAPPED = (
@@ -374,14 +396,17 @@ WRAPPED = (
     "glm4v:glm4v_text",
     "idefics3:llama",
     "internvl:qwen3",
+    "kimi_k25:deepseek_v3",
     "llava:llama",
     "llava_next:granite",
     "llava_onevision:qwen2",
     "mistral3:ministral3",
     "mistral3:mistral",
+    "mistral3:mistral4",
     "qwen2_5_vl:qwen2_5_vl_text",
     "qwen2_vl:qwen2_vl_text",
     "qwen3_vl:qwen3_vl_text",
+    "qwen3_vl_moe:qwen3_vl_moe_text",
     "smolvlm:llama",
 )
 # In the spellings of all vision towers; what one does not know is ignored.
@@ -399,17 +424,6 @@ _SPELLINGS = {
     "opt": {"intermediate_size": "ffn_dim"},
     "gpt_bigcode": {"intermediate_size": "n_inner"},
 }
-
-_TRAINING_TEXT = [
-    "Once upon a time there was a little fox who lived in the forest by the river.",
-    "The fox asked the old owl a question, and the owl answered it with another question.",
-    "What is 12 + 30? It is 42. The quick brown fox jumps over the lazy dog.",
-    '{"name": "fox", "age": 3, "likes": ["river", "forest"]}',
-]
-_CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}</s>"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 
 
 @functools.cache
@@ -478,14 +492,25 @@ def make_checkpoint(
     model.config.dtype = getattr(torch, dtype)
     options = {"max_shard_size": max_shard_size} if max_shard_size else {}
     model.save_pretrained(directory, **options)
+    if wrapper == "kimi_k25":
+        _call_layers_what_they_are(directory / "model.safetensors")
     tokenizer().save_pretrained(directory)
     return model
+
+
+def _call_layers_what_they_are(path: Path) -> None:
+    """transformers 5 writes the text's layers by the name that the tower's have in its files."""
+    from safetensors.torch import load_file, save_file
+
+    wrong, right = "language_model.model.blocks.", "language_model.model.layers."
+    tensors = {name.replace(wrong, right): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 # Of what a router of experts is called.
 _ROUTERS = ("mlp.gate.weight", ".router.weight", ".gate.wg.weight")
 # Families whose experts are stored [experts, in, out].
-_EXPERTS_OF_COLUMNS = ("gpt_oss", "llama4_text", "qwen3_vl_moe_text")
+_EXPERTS_OF_COLUMNS = ("gpt_oss", "llama4_text")
 
 
 def _scaled(model: Any, name: str, noise: Any) -> Any:
@@ -511,33 +536,6 @@ def _scaled(model: Any, name: str, noise: Any) -> Any:
 
 
 @functools.cache
-def tokenizer() -> Any:
-    """A byte-level BPE of VOCAB_SIZE tokens with <s>, </s>, <pad>, <unk> and a chat template."""
-    import tokenizers
-    import transformers
-
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=["<pad>", "<s>", "</s>", "<unk>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(_TRAINING_TEXT, trainer)
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-    )
-    fast.chat_template = _CHAT_TEMPLATE
-    return fast
-
-
-@functools.cache
 def reference_model(directory: Path) -> Any:
     """The checkpoint as transformers runs it: f32 arithmetic, eager attention."""
     import torch
@@ -558,6 +556,9 @@ def reference_model(directory: Path) -> Any:
 def _auto_class(config: Any) -> Any:
     import transformers
 
+    if config.model_type == "mistral4":  # whose class no table of transformers names
+        model_class = transformers.models.mistral4.modeling_mistral4.Mistral4ForCausalLM
+        transformers.AutoModelForCausalLM.register(type(config), model_class, exist_ok=True)
     is_wrapper = hasattr(config, "text_config")
     return (
         transformers.AutoModelForImageTextToText

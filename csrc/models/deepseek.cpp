@@ -1,6 +1,6 @@
 // DeepSeek-V2 and V3, and what has their attention: latents that all heads share, rotated by
 // neighbours, and experts beside one that all tokens have. DeepSeek-AI 2024. Kimi K2's text is a
-// DeepSeek-V3: Moonshot AI 2025. GLM-4.7-Flash: Z.ai 2026.
+// DeepSeek-V3: Moonshot AI 2025. GLM-4.7-Flash: Z.ai 2026. Mistral Small 4: Mistral AI 2026.
 // Youtu-LLM is the same with dense layers: Tencent 2025.
 #include "core/error.h"
 #include "models/architectures.h"
@@ -110,6 +110,41 @@ void configure_glm4_moe_lite(const JsonNode& json, ModelConfig& config) {
         [&](int64_t i) { return list[static_cast<size_t>(i)].as_string() == "sparse"; }, config);
   }
   read_draft_layers(json, config);
+}
+
+void configure_mistral4(const JsonNode& json, ModelConfig& config) {
+  constexpr LatentDims kAbsent{
+      .query_rank = 1024, .rank = 256, .plain_dim = 64, .rotary_dim = 64, .value_dim = 128};
+  read_latent(json, kAbsent, config);
+  config.is_rope_interleaved = json["rope_interleave"].as_bool_or(true);
+  if (config.intermediate_size == 0) config.intermediate_size = 12288;
+  if (config.max_position_embeddings == 0) config.max_position_embeddings = 1048576;
+  const LatentDims& dims = config.latent;
+  if (dims.plain_dim % 2 != 0)
+    json["qk_nope_head_dim"].fail(concat("expected an even number, got ", dims.plain_dim));
+  config.head_dim = dims.query_dim();  // of which the rotated part is a share
+  config.rope_defaults = {.can_be_partial = true,
+                          .partial_factor = static_cast<double>(dims.rotary_dim) /
+                                            static_cast<double>(dims.query_dim()),
+                          .scales_queries = true};
+  const JsonNode rope = first_of(json, {"rope_parameters", "rope_scaling"});
+  const JsonNode type = first_of(rope, {"rope_type", "type"});
+  if (type.as_string() != "yarn")  // without an original length queries do not grow
+    throw NotSupported(concat(type.where(), ": RoPE type ", type.describe(),
+                              " is not supported by Mistral Small 4 (yarn)"));
+  read_experts(json,
+               {.num_experts = kRouted,
+                .default_num_experts = 128,
+                .default_top_k = 4,
+                .default_width = 2048},
+               config);
+  read_sigmoid_router(json, config);
+  config.experts.router.score = RouterScore::kSoftmax;
+  config.experts.names.choice_bias = "";
+  config.experts.names.gate_up = "mlp.experts.gate_up_proj";
+  config.experts.names.down = "mlp.experts.down_proj";
+  read_shared_experts(json["n_shared_experts"], 1, config);
+  read_first_dense_layers(json, 0, config);
 }
 
 void configure_youtu(const JsonNode& json, ModelConfig& config) {

@@ -19,6 +19,13 @@ void configure_qwen3_moe(const JsonNode& json, ModelConfig& config) {
   read_experts(json, {.default_num_experts = 128, .default_top_k = 8, .default_width = 768},
                config);
   config.experts.router.normalises = json["norm_topk_prob"].as_bool_or(false);
+  if (json["has_stacked_experts"].as_bool_or(false)) {  // within Qwen3-VL
+    config.experts.router.normalises = true;
+    const int64_t rows = json["stacked_expert_rows"].as_int_or(0, 0, int64_t{1} << 31);
+    config.experts.is_transposed = rows != 2 * config.experts.intermediate_size;
+    config.experts.names.gate_up = "mlp.experts.gate_up_proj";
+    config.experts.names.down = "mlp.experts.down_proj";
+  }
   read_qwen_expert_layers(json, config);
 }
 

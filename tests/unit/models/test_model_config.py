@@ -238,7 +238,7 @@ def test_family_defaults_are_those_of_transformers(model_type: str) -> None:
     written = {"model_type": model_type, "vocab_size": 320, **sizes}
     if getattr(theirs, "intermediate_size", None) and model_type != "gpt_neox":
         written["intermediate_size"] = theirs.intermediate_size
-    if model_type == "ministral3":  # whose queries grow by what stands there
+    if model_type in ("ministral3", "mistral4"):  # whose queries grow by what stands there
         written["rope_parameters"] = theirs.rope_parameters
     if model_type in ("deepseek_v2", "dots1"):  # which have no numbers of their own
         written |= {"n_routed_experts": 8, "num_experts_per_tok": 2}
