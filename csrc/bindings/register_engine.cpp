@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "core/start_thread.h"
 #include "engine/engine.h"
+#include "engine/expert_loads.h"
 #include "engine/step_runner.h"
 
 namespace py = pybind11;
@@ -418,6 +419,22 @@ void register_engine(py::module_& module) {
       .def_property_readonly("description", &Engine::description)
       .def_property_readonly("warning", &Engine::warning)
       .def_property_readonly("memory_use", &Engine::memory_use)
+      .def("count_expert_loads",
+           [](const Engine& engine) {
+             if (!engine.expert_loads())
+               throw NotSupported(
+                   concat("count_expert_loads: ", engine.description(),
+                          " has no experts, or their numbers stay on a device; leave it out"));
+             engine.expert_loads()->start();
+           })
+      .def_property_readonly("expert_loads",
+                             [](const Engine& engine) {
+                               py::dict out;
+                               if (!engine.expert_loads()) return out;
+                               for (const auto& layer : engine.expert_loads()->layers())
+                                 out[py::int_(layer.layer_idx)] = layer.rows;
+                               return out;
+                             })
       .def_property_readonly("vocab_size", &Engine::vocab_size)
       .def_property_readonly("config", &Engine::config)
       .def_property_readonly("is_of_this_process", &Engine::is_of_this_process)

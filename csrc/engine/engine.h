@@ -123,6 +123,8 @@ class Engine {
   const std::string& warning() const { return warning_; }
   // The bytes that the executor holds; once closed, those that it held last.
   MemoryUse memory_use() const;
+  // What counts the rows that experts are given, once it is started; null: as Executor has it.
+  const std::shared_ptr<ExpertLoads>& expert_loads() const { return expert_loads_; }
   const EngineConfig& config() const { return config_; }
   int64_t vocab_size() const { return vocab_size_; }
   // What went wrong meanwhile and did no harm, once; empty: nothing new.
@@ -224,6 +226,7 @@ class Engine {
   mutable std::mutex metrics_mutex_;
   EngineMetrics metrics_;  // after the last step
   MemoryUse memory_use_;
+  const std::shared_ptr<ExpertLoads> expert_loads_ = executor_->expert_loads();
   int64_t draft_us_ = 0;  // the engine thread's
   std::string notice_;
 

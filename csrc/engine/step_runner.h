@@ -56,6 +56,7 @@ class StepRunner final : public Executor {
   std::string description() const override;
   MemoryUse memory_use() const override;
   void fill_metrics(EngineMetrics& metrics) const override { first().fill_metrics(metrics); }
+  std::shared_ptr<ExpertLoads> expert_loads() const override { return first().expert_loads(); }
   std::string warning() const override { return first().warning(); }
   // [L, T, E] f32 in the first worker's memory: the states of the last plan's wanted layers.
   const Tensor& layer_states() const { return first().layer_states(); }

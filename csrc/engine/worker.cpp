@@ -46,6 +46,7 @@ Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint, int ran
   vocab_size_ = model_->config().vocab_size;
   hidden_size_ = model_->config().hidden_size;
   workspace_bytes_ = workspace_bytes(*model_, config_);
+  expert_loads_ = make_expert_loads(model_->config());
   kv_places_.assign(model_->kv_places().begin(), model_->kv_places().end());
   check_internal(std::ranges::equal(model_->cache_groups(), config_.cache.groups),
                  "the plan's cache groups are the model's");
@@ -173,12 +174,14 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
   lay_out_layer_states(batch.input);
   const Arena::Scope scope(*arena_);
   const ParallelGroups groups{.tp = *tensor_ranks_, .pp = alone_, .ep = alone_, .cp = alone_};
+  const bool is_counting = expert_loads_ && expert_loads_->is_counting();
   const ForwardContext context{.backend = *backend_,
                                .arena = *arena_,
                                .input = batch.input,
                                .kv_caches = kv_storage_->layers(),
                                .groups = groups,
-                               .layer_states = layer_states_};
+                               .layer_states = layer_states_,
+                               .routes = is_counting ? expert_loads_.get() : nullptr};
   if (batch.has_awaited) steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
   const Tensor hidden = model_->forward(context);
   check_files();

@@ -11,6 +11,7 @@
 #include "core/arena.h"
 #include "engine/batch_builder.h"
 #include "engine/executor.h"
+#include "engine/expert_loads.h"
 #include "engine/kv_storage.h"
 #include "io/bus_errors.h"
 #include "models/model.h"
@@ -79,6 +80,10 @@ class Worker {
   // Of the last load: what was not as it should be, and did no harm.
   const std::string& warning() const { return warning_; }
   MemoryUse memory_use() const;
+  // As Executor has it.
+  std::shared_ptr<ExpertLoads> expert_loads() const {
+    return backend_->memory().is_host() ? expert_loads_ : nullptr;
+  }
   // Of the load and of recorded steps.
   void fill_metrics(EngineMetrics& metrics) const;
 
@@ -114,7 +119,8 @@ class Worker {
   DeviceSteps* const steps_;
   SingleCommunicator alone_;
   std::unique_ptr<Communicator> tensor_ranks_ = std::make_unique<SingleCommunicator>();
-  Buffer layer_state_buffer_;  // of as many as the config allows
+  std::shared_ptr<ExpertLoads> expert_loads_;  // or null
+  Buffer layer_state_buffer_;                  // of as many as the config allows
   Tensor layer_states_;
   std::vector<int32_t> pooled_tokens_;  // whose logits are computed
 };

@@ -148,6 +148,8 @@ class LLMBase:
             drafts = read_draft_vocabulary(options.speculative_config)
             self._engine = _core.Engine(loading, vocabulary, *drafts)
             self._runner = RequestRunner(self._engine)
+        if boolean("count_expert_loads", options.count_expert_loads):
+            self._engine.count_expert_loads()
         if self._engine.warning:
             _log.warning("%s", self._engine.warning)
         limits = RequestLimits(
@@ -403,6 +405,11 @@ class LLMBase:
     def get_memory_use(self) -> _core.MemoryUse:
         """The bytes that the engine holds."""
         return self._open_engine().memory_use
+
+    def expert_loads(self) -> dict[int, list[int]]:
+        """Rows that each expert was given since the start, by layer; empty without
+        `count_expert_loads`. `llmserve.plan.load_balance` says how even they are."""
+        return self._open_engine().expert_loads
 
     def block_snapshot(self) -> tuple[int, bytes]:
         """The blocks that the prefix cache holds, for who routes by prefixes: their chained hashes,

@@ -17,6 +17,7 @@ from llmserve.bench.machine import MachineProbe, Rates, describe_machine
 from llmserve.checkpoint.model_files import find_checkpoint
 from llmserve.errors import InvalidArgument
 from llmserve.llm import LLM
+from llmserve.plan.experts import active_experts, load_balance
 from llmserve.plan.memory_plan import MemoryPlan
 from llmserve.prompts import TokensPrompt
 from llmserve.sampling_params import SamplingParams
@@ -225,23 +226,43 @@ class _Bench:
             self._form,
             rates,
             tuple(self.runs_s),
-            {**figures, "bound_s": bound_s, "share_of_bound": share},
+            {**figures, "bound_s": bound_s, "share_of_bound": share, **self._balance()},
         )
+
+    def _balance(self) -> dict[str, float]:
+        """How unevenly experts were used, where that was counted: the rows of the busiest over the
+        mean, of all layers and of the worst."""
+        loads = [load_balance(rows) for rows in self._llm.expert_loads().values()]
+        if not loads:
+            return {}
+        return {"expert_balance": statistics.mean(loads), "expert_balance_worst": max(loads)}
 
     def _bound_s(self, rates: Rates) -> float:
         """Reading the weights once a step and each sequence's KV cache once a token, and two
-        operations a parameter and token; attention's own arithmetic is left out."""
-        read = sum(g.num_bytes for g in self._plan.weights if g.name != "embedding")
+        operations a parameter and token; attention's own arithmetic is left out. Of experts those
+        that tokens are given, drawn evenly."""
+        work, plan = self._workload, self._plan
+        num_tokens = work.num_prompts * (work.input_len + work.output_len - 1)
+        read_share = multiplied_share = 1.0
+        if plan.num_experts:
+            multiplied_share = plan.experts_per_token / plan.num_experts
+            step_tokens = max(1, round(num_tokens / max(1, self._num_steps)))
+            active = active_experts(plan.num_experts, plan.experts_per_token, step_tokens)
+            read_share = active / plan.num_experts
+        read = sum(
+            g.num_bytes * (read_share if g.name == "experts" else 1.0)
+            for g in plan.weights
+            if g.name != "embedding"
+        )
         size = 2 if self._dense.dtype == "bfloat16" else 4
         weights = {g.name: g.num_bytes / size for g in self._dense.weights}
+        weights["experts"] = weights.get("experts", 0.0) * multiplied_share
         head = weights["lm_head"]
         body = sum(weights.values()) - weights["embedding"] - head
-        work = self._workload
         kv_tokens = work.output_len * (work.input_len + work.output_len / 2)
         num_bytes = self._num_steps * read + (
             work.num_prompts * kv_tokens * self._plan.kv_bytes_per_token
         )
-        num_tokens = work.num_prompts * (work.input_len + work.output_len - 1)
         num_ops = 2 * (body * num_tokens + head * self.num_output_tokens)
         return rates.bound_s(num_bytes, num_ops, self._form)
 

@@ -88,6 +88,8 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     for note in plan["notes"]:
         yield f"note           {note}"
     for name, num_bytes in plan["group_bytes"].items():
+        if num_bytes == 0 and name == "experts":
+            continue
         yield f"  {name:<12} {human_bytes(num_bytes)}"
     yield (
         f"KV cache       {plan['kv_bytes_per_token']} bytes a token in {plan['kv_cache_dtype']}, "

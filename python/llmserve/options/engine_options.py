@@ -325,6 +325,14 @@ class EngineOptions:
         "prompts may be vectors in the place of tokens (EmbedsPrompt)",
         core=None,
     )
+    count_expert_loads: bool = engine_option(
+        False,
+        _REQUESTS,
+        "count how many rows each expert is given: LLM.expert_loads(), balance in bench",
+        commands="run serve bench",
+        core=None,
+        more="CPU only, for models of experts",
+    )
     packed_cache_bytes: int | None = engine_option(
         None,
         _WEIGHTS,

@@ -115,6 +115,8 @@ class MemoryPlan:
     max_num_seqs: int
     max_num_batched_tokens: int
     weights: tuple[WeightGroup, ...]
+    num_experts: int
+    experts_per_token: int
     weight_bytes: int
     mapped_bytes: int
     workspace_bytes: int
@@ -239,6 +241,8 @@ def plan_memory(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         weights=tuple(WeightGroup(name, size) for name, size in groups.items()),
+        num_experts=core.weights["num_experts"],
+        experts_per_token=core.weights["experts_per_token"],
         weight_bytes=core.weights["total_bytes"],
         mapped_bytes=core.weights["mapped_bytes"],
         workspace_bytes=core.workspace_bytes,
