@@ -407,8 +407,17 @@ def _add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any], arch: str) 
         is_dense = [kind == "dense" for kind in config.get("mlp_layer_types", [])]
         first = len(is_dense) if all(is_dense) else is_dense.index(False)
         config = {"first_k_dense_replace": first, **config}
+    if "n_routed_experts" not in config and arch == "deepseek2":  # as if of experts, and of none
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        writer.add_expert_shared_count(0)
+        writer.add_leading_dense_block_count(config["num_hidden_layers"])
     if not any(spelling in config for spelling in _EXPERTS["expert_used_count"]):
         return
+    if arch in ("gpt-oss", "hunyuan-moe", "minimax-m2"):  # whose experts have no width of their own
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if arch in ("hunyuan-moe", "ernie4_5-moe"):
+        shares = config["num_key_value_heads"] if arch == "ernie4_5-moe" else 1
+        writer.add_expert_shared_feed_forward_length(config["intermediate_size"] // shares)
     for key, spellings in _EXPERTS.items():
         found = next((config[s] for s in spellings if config.get(s) is not None), None)
         if found is not None:

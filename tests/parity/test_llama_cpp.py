@@ -24,15 +24,29 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "llama_cpp.json"
 RUNNER = Path(__file__).parents[1] / "llama_cpp_runner.py"
 PROMPTS = [[5, 9, 200, 31, 7], [1, 2, 3], list(range(40, 100))]
 MAX_TOKENS = 24
-NO_BIASES: dict[str, dict[str, Any]] = {
+# What llama.cpp takes for granted: no biases, as many KV heads as heads, a width that it derives.
+# It compares groups of experts by two scores, where DeepSeek-V2 does by one, norms latents with the
+# epsilon of the other norms, and rounds YaRN's range, which gpt-oss does not.
+TAKEN_FOR_GRANTED: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {
+        "topk_method": "greedy",
+        "n_group": 1,
+        "topk_group": 1,
+        "rms_norm_eps": 1e-6,
+    },
+    "deepseek_v3": {"rms_norm_eps": 1e-6},
+    "dots1": {"num_key_value_heads": 4},
     "ernie4_5": {"use_bias": False},
+    "ernie4_5_moe": {"intermediate_size": 128},
     "falcon": {"bias": False},
+    "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "olmoe": {"num_key_value_heads": 4},
     "seed_oss": {"attention_out_bias": False},
+    "youtu": {"rms_norm_eps": 1e-6},
 }
-# All that llama.cpp reads as what they are, without biases that it does not know. It routes PhiMoE
-# by a plain softmax.
+# All that llama.cpp reads as what they are. It routes PhiMoE by a plain softmax.
 FAMILIES = {
-    family: {**OVERRIDES.get(family, {}), **NO_BIASES.get(family, {})}
+    family: {**OVERRIDES.get(family, {}), **TAKEN_FOR_GRANTED.get(family, {})}
     for family in ARCHITECTURES
     if family not in ("mistral", "phimoe")
 }
