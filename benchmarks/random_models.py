@@ -8,6 +8,7 @@ tokenizer of random_tokenizer.py, which servers need to answer at all.
 from __future__ import annotations
 
 import json
+import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -87,7 +88,57 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 151936,
         "tie_word_embeddings": True,
     },
+    # Models of experts, with fewer layers than they have: all their weights lie in memory.
+    "olmoe-1b-7b-4l": {
+        "architectures": ["OlmoeForCausalLM"],
+        "model_type": "olmoe",
+        "rope_theta": 10000.0,
+        "hidden_size": 2048,
+        "intermediate_size": 1024,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "vocab_size": 50304,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-30b-a3b-2l": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "rope_theta": 1000000.0,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+    },
     # Of no model: to try a benchmark where the others would take hours.
+    "tiny-moe": {
+        "architectures": ["OlmoeForCausalLM"],
+        "model_type": "olmoe",
+        "rope_theta": 10000.0,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": False,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "vocab_size": 512,
+        "tie_word_embeddings": False,
+    },
     "tiny": {
         **_QWEN3,
         "hidden_size": 64,
@@ -132,8 +183,9 @@ def write_checkpoint(folder: Path, shape: str) -> None:
 
 
 def tensors_of(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of a Llama's or Qwen3's tensors, as transformers names them."""
-    width, ffn = config["hidden_size"], config["intermediate_size"]
+    """Names and shapes of a Llama's, Qwen3's or OLMoE's tensors, as transformers names them."""
+    width, experts = config["hidden_size"], config.get("num_experts", 0)
+    ffn = config.get("moe_intermediate_size", config["intermediate_size"])
     head = config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     yield "model.embed_tokens.weight", (config["vocab_size"], width)
@@ -144,13 +196,18 @@ def tensors_of(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield layer + "self_attn.k_proj.weight", (keys, width)
         yield layer + "self_attn.v_proj.weight", (keys, width)
         yield layer + "self_attn.o_proj.weight", (width, queries)
-        if config["model_type"] == "qwen3":
-            yield layer + "self_attn.q_norm.weight", (head,)
-            yield layer + "self_attn.k_norm.weight", (head,)
+        if config["model_type"] != "llama":
+            is_olmoe = config["model_type"] == "olmoe"  # over all heads at once
+            yield layer + "self_attn.q_norm.weight", (queries if is_olmoe else head,)
+            yield layer + "self_attn.k_norm.weight", (keys if is_olmoe else head,)
         yield layer + "post_attention_layernorm.weight", (width,)
-        yield layer + "mlp.gate_proj.weight", (ffn, width)
-        yield layer + "mlp.up_proj.weight", (ffn, width)
-        yield layer + "mlp.down_proj.weight", (width, ffn)
+        if experts:
+            yield layer + "mlp.gate.weight", (experts, width)
+        for kind, dims in (("gate", (ffn, width)), ("up", (ffn, width)), ("down", (width, ffn))):
+            if not experts:
+                yield f"{layer}mlp.{kind}_proj.weight", dims
+            for expert in range(experts):
+                yield f"{layer}mlp.experts.{expert}.{kind}_proj.weight", dims
     yield "model.norm.weight", (width,)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", (config["vocab_size"], width)
@@ -180,7 +237,8 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
     }
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    arch = config["model_type"]
+    family = config["model_type"]
+    arch = {"qwen3_moe": "qwen3moe"}.get(family, family)
     writer = gguf.GGUFWriter(str(path), arch)
     writer.add_name(folder.name)
     writer.add_context_length(config["max_position_embeddings"])
@@ -194,6 +252,11 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        if "moe_intermediate_size" in config:
+            writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(kinds[dtype])
     tokens, merges = read_tokenizer(folder)
@@ -205,22 +268,23 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
     writer.add_eos_token_id(len(tokens) - 1)
     writer.add_add_bos_token(False)
     names = gguf.get_tensor_name_map(
-        gguf.MODEL_ARCH.LLAMA if arch == "llama" else gguf.MODEL_ARCH.QWEN3,
+        next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch),
         config["num_hidden_layers"],
     )
-    for name, data in _read_safetensors(folder / "model.safetensors"):
+    for name, data in _stacked(_read_safetensors(folder / "model.safetensors")):
         new_name = names.get_name(name, try_suffixes=(".weight",))
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         part = name.split(".")[-2]
         if arch == "llama" and part in heads:
             data = _interleave(data, config[heads[part]])
-        if data.ndim == 2 and dtype == "bfloat16":
+        is_weight = data.ndim >= 2 and not name.endswith("mlp.gate.weight")  # routers are floats
+        if is_weight and dtype == "bfloat16":
             writer.add_tensor(new_name, data.view(np.uint8), raw_dtype=types.BF16)
             continue
         floats = (data.astype(np.uint32) << 16).view(np.float32)
-        if data.ndim == 2 and dtype == "float16":
+        if is_weight and dtype == "float16":
             writer.add_tensor(new_name, floats.astype(np.float16))
-        elif data.ndim == 2 and dtype in blocks:
+        elif is_weight and dtype in blocks:
             packed = gguf.quants.quantize(floats, blocks[dtype])
             writer.add_tensor(new_name, packed, raw_dtype=blocks[dtype])
         else:
@@ -229,6 +293,25 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _stacked(
+    tensors: Iterator[tuple[str, np.ndarray[Any, Any]]],
+) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Matrices that each expert has, one after another, as one tensor of all."""
+    begun, parts = "", []
+    for name, data in tensors:
+        whole = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+        if parts and whole != begun:
+            yield begun, np.stack(parts)
+            parts = []
+        if whole == name:
+            yield name, data
+        else:
+            begun = whole
+            parts.append(data)
+    if parts:
+        yield begun, np.stack(parts)
 
 
 def _interleave(rows: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:

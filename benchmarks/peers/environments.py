@@ -164,7 +164,8 @@ def _build_llama_cpp(folder: Path, isa: str, num_jobs: int) -> None:
     """The server and the libraries once, then the Python package on top of those."""
     source, build = folder / "source", _llama_cpp_folder(folder, isa)
     if not source.exists():
-        _pip(folder, "download", "--no-deps", "--no-binary", ":all:", "-d", folder / "sdist",
+        package = _LLAMA_CPP_PYTHON.partition("==")[0]
+        _pip(folder, "download", "--no-deps", "--no-binary", package, "-d", folder / "sdist",
              _LLAMA_CPP_PYTHON)  # fmt: skip
         (archive,) = (folder / "sdist").glob("*.tar.gz")
         with tarfile.open(archive) as sdist:

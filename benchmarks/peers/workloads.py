@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from llmserve.bench.machine import Rates
+from llmserve.plan import active_experts
 from random_models import tensors_of
 
 # Those of GGUF files that llmserve and llama.cpp both read, in blocks of 32 or 256 weights.
@@ -67,7 +68,8 @@ class Workload:
         """
         parts = {name: int(np.prod(dims)) for name, dims in tensors_of(config)}
         head = parts.pop("lm_head.weight", None) or parts["model.embed_tokens.weight"]
-        body = sum(parts.values()) - parts["model.embed_tokens.weight"]
+        experts = sum(size for name, size in parts.items() if ".experts." in name)
+        body = sum(parts.values()) - parts["model.embed_tokens.weight"] - experts
         layers, dim = config["num_hidden_layers"], config["head_dim"]
         requests = list(zip(self.prompt_lens, self.max_tokens, strict=True))
         # Positions that the tokens run in decode steps attend to, and those of the prompts.
@@ -80,10 +82,20 @@ class Workload:
         steps = max(self.max_tokens)
         if self.is_decode:
             prompts, prefilled, heads, steps = 0, 0, heads - 1, steps - 1
+        num_experts, each = config.get("num_experts", 1), config.get("num_experts_per_tok", 1)
         is_float = form in ("float32", "bfloat16")
         element = FORMATS[form] if is_float else 2
         kv_bytes = 2 * layers * config["num_key_value_heads"] * dim * element
         num_bytes = FORMATS[form] * (body + head) * steps + kv_bytes * decoded
+
+        def expert_bytes(rows: int) -> float:
+            """Of a step of so many tokens, whose experts are drawn evenly."""
+            share = active_experts(num_experts, each, rows) / num_experts if rows else 0.0
+            return FORMATS[form] * experts * share
+
+        decode_steps = steps if self.is_decode else steps - 1
+        num_bytes += expert_bytes(prompts) + decode_steps * expert_bytes(len(requests))
+        body += experts * each / num_experts
         attention = 4 * layers * config["num_attention_heads"] * dim * (prefilled + decoded)
         num_ops = 2 * (body * (prompts + tokens) + head * heads) + attention
         return num_bytes, num_ops
