@@ -427,7 +427,7 @@ def _add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any], arch: str) 
         writer.add_expert_weights_norm(config["norm_topk_prob"])
     if "routed_scaling_factor" in config:
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
-    if arch == "deepseek2":
+    if arch in ("deepseek2", "dots1", "minimax-m2"):
         is_sigmoid = config["model_type"] != "deepseek_v2"
         kind = gguf.ExpertGatingFuncType
         writer.add_expert_gating_func(kind.SIGMOID if is_sigmoid else kind.SOFTMAX)

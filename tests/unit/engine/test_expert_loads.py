@@ -35,7 +35,7 @@ def test_nothing_is_counted_unasked_and_tokens_are_the_same() -> None:
 
 
 def test_a_model_without_experts_is_refused() -> None:
-    with pytest.raises(NotSupported, match="count_expert_loads: LlamaForCausalLM .* no experts"):
+    with pytest.raises(NotSupported, match=r"count_expert_loads: LlamaForCausalLM .* no experts"):
         LLM(checkpoint("llama"), count_expert_loads=True, **SMALL)
 
 
