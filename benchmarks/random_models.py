@@ -89,7 +89,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     # Models of experts, with fewer layers than they have: all their weights lie in memory.
-    "olmoe-1b-7b-4l": {
+    "olmoe-1b-7b-2l": {
         "architectures": ["OlmoeForCausalLM"],
         "model_type": "olmoe",
         "rope_theta": 10000.0,
@@ -98,7 +98,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_experts": 64,
         "num_experts_per_tok": 8,
         "norm_topk_prob": False,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 2,
         "num_attention_heads": 16,
         "num_key_value_heads": 16,
         "head_dim": 128,
