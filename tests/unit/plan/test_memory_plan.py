@@ -60,6 +60,26 @@ def test_the_plan_is_what_the_engine_allocates(
     assert _core.host_allocations().num_bytes == before
 
 
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gpt_oss", "qwen2_moe"])
+def test_the_plan_of_ranks_with_whole_experts_is_what_they_allocate(family: str) -> None:
+    path = checkpoints.checkpoint(family)
+    arguments: dict[str, Any] = {"max_model_len": 100, "max_num_seqs": 4, "num_threads": 2}
+    arguments |= {"num_gpu_blocks_override": 40, "tensor_parallel_size": 2}
+    arguments |= {"enable_expert_parallel": True}
+    plan = LLM.plan(path, **arguments)
+    assert len(plan.ranks) == 2
+    assert sum(rank.weight_bytes for rank in plan.ranks) == plan.weight_bytes
+    assert sum(rank.kv_cache_bytes for rank in plan.ranks) == plan.kv_cache_bytes
+    assert "rank 1" in str(plan)
+    before = _core.host_allocations().num_bytes
+    with LLM(path, **arguments) as llm:
+        check_equal(plan, llm._open_engine().memory_use)
+        measured = _core.host_allocations().num_bytes - before
+        prompts = [{"prompt_token_ids": [7] * length} for length in (90, 1, 33)]
+        llm.generate(prompts, SamplingParams(max_tokens=5), use_tqdm=False)
+        assert _core.host_allocations().num_bytes - before == measured  # no step takes more
+
+
 _MEASURE = """
 import sys
 from pathlib import Path
