@@ -18,6 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 TARGETS_PAGE = ROOT / "docs" / "performance.md"
 PEERS_PAGE = ROOT / "docs" / "performance" / "peers.md"
 SERVERS_PAGE = ROOT / "docs" / "performance" / "servers.md"
+EXPERTS_PAGE = ROOT / "docs" / "experts.md"
 GPU_PAGE = ROOT / "docs" / "performance" / "gpu.md"
 
 

@@ -47,6 +47,10 @@ def peers_page(text: str) -> str:
     return page.with_tables(text, "peers", engines.table_of)
 
 
+def experts_page(text: str) -> str:
+    return page.with_tables(text, "experts", engines.table_of)
+
+
 def servers_page(text: str) -> str:
     text = page.with_tables(text, "servers", servers.table_of)
     return page.with_tables(text, "starts", starts.table_of)
@@ -57,6 +61,7 @@ PAGES = {
     page.TARGETS_PAGE: targets_page,
     page.PEERS_PAGE: peers_page,
     page.SERVERS_PAGE: servers_page,
+    page.EXPERTS_PAGE: experts_page,
 }
 
 

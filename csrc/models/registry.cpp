@@ -26,6 +26,8 @@ struct RefusedRow {
 };
 constexpr std::string_view kSparseIndexer =
     "its attention reads the tokens that an indexer chooses (DeepSeek sparse attention)";
+constexpr std::string_view kChunks =
+    "most of its layers attend within chunks of the sequence, not within a window";
 constexpr RefusedRow kRefused[] = {
     {"DeepseekV32ForCausalLM", kSparseIndexer},
     {"deepseek_v32", kSparseIndexer},
@@ -44,6 +46,10 @@ constexpr RefusedRow kRefused[] = {
     {"KimiK3ForConditionalGeneration",
      "its attention is linear in most layers (Kimi Delta Attention)"},
     {"kimi_k3", "its attention is linear in most layers (Kimi Delta Attention)"},
+    {"Llama4ForCausalLM", kChunks},
+    {"Llama4ForConditionalGeneration", kChunks},
+    {"llama4", kChunks},
+    {"llama4_text", kChunks},
 };
 
 }  // namespace

@@ -23,6 +23,8 @@ MOE_FAMILIES = (
     "granitemoeshared",
     "hunyuan_v1_moe",
     "minimax_m2",
+    "mistral4",
+    "deepseek_v3",
     "mixtral",
     "olmoe",
     "phimoe",
@@ -77,6 +79,7 @@ def test_what_is_wrong_with_a_config_is_named(
         ("GlmMoeDsaForCausalLM", "indexer"),
         ("MiniMaxM3ForCausalLM", "indexer"),
         ("KimiK3ForCausalLM", "linear"),
+        ("Llama4ForConditionalGeneration", "chunks"),
     ],
 )
 def test_families_that_are_not_run_are_refused_with_the_reason(
