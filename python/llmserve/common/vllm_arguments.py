@@ -31,7 +31,7 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "trust_remote_code": (False,),
         "code_revision": _NONE,
     },
-    "an LLM is one process on one device; run several behind a load balancer": {
+    "an LLM is one process on one device; run several behind llmserve route": {
         "nnodes": _ONE,
         "data_parallel_size": _ONE,
         "data_parallel_size_local": _NONE,

@@ -330,7 +330,7 @@ _REFUSED: Mapping[str, str] = {
         cache-type-k-draft=|-ctkd|--spec-draft-type-k spec-default
         cache-type-v-draft=|-ctvd|--spec-draft-type-v
     """,
-    "an LLM is one process on one device; run several behind a load balancer": """
+    "an LLM is one process on one device; run several behind llmserve route": """
         headless enable-dp-attention enable-ep-moe nccl-id= disaggregation-mode=
         disaggregation-ib-device= disaggregation-transfer-backend=
         disaggregation-bootstrap-port= rpc= data-parallel-multi-port-external-lb
