@@ -282,14 +282,7 @@ class LLMBase:
         """A digest of what decides the tokens: build, backend and instruction set, types, options
         and weights. Engines with the same one give the same tokens, bit for bit, and go on with
         each other's answers. On CUDA under its mode of fixed sums alone: docs/cuda.md."""
-        config = self._config
-        sizes = {
-            "dtype": config.dtype,
-            "kv_cache_dtype": config.kv_cache_dtype,
-            "max_model_len": config.scheduler.max_model_len,
-        }
-        path = Path(config.model_path)
-        return numerics_class(path, self.description, {**self._class_options, **sizes})
+        return numerics_class(self._config, self.description, self._class_options)
 
     @cached_property
     def _stepped(self) -> "SteppedRequests":

@@ -23,7 +23,9 @@ OPTIONS = (
 )
 
 
-def numerics_class(path: Path, description: str, options: Mapping[str, object]) -> str:
+def numerics_class(
+    config: _core.EngineConfig, description: str, options: Mapping[str, object]
+) -> str:
     """A digest in hexadecimal of what decides an engine's numbers: the build, what it runs on and
     in which type (`description`), the options that change results, and the weights.
 
@@ -32,7 +34,16 @@ def numerics_class(path: Path, description: str, options: Mapping[str, object]) 
     engines apart that were set up differently, and is no proof against somebody who forges files.
     """
     digest = hashlib.sha256()
-    said = {"version": __version__, "build": _build(), "runs": description, **options}
+    path = Path(config.model_path)
+    said = {
+        **options,
+        "version": __version__,
+        "build": _build(),
+        "runs": description,
+        "dtype": config.dtype,
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "max_model_len": config.scheduler.max_model_len,
+    }
     digest.update(json.dumps(said, sort_keys=True, default=str).encode())
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     for file in files:
