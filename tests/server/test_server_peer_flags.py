@@ -18,7 +18,7 @@ from llmserve.server.options import TAKEN, Effective, resolve
 LINES = (Path(__file__).parent / "vllm_serve_lines.txt").read_text(encoding="utf-8")
 VLLM = [line for line in LINES.splitlines() if not line.startswith("#")]
 # Of VLLM's lines those that are about features that are here; the others are refused by name.
-NUM_TAKEN = 177
+NUM_TAKEN = 179
 
 
 def read(*words: str) -> Effective:
@@ -46,6 +46,7 @@ def test_lines_for_vllms_server_are_taken_or_refused_by_the_name_of_what_is_miss
     for line, message in zip(VLLM, said, strict=True):
         named = message.split("=")[0].removeprefix("serve: ").split(" ")[0].lstrip("-")
         spelled = line.replace("_", "-").replace("-tp ", "tensor-parallel-size ")
+        spelled = spelled.replace("-pp ", "pipeline-parallel-size ")
         assert named.replace("_", "-") in spelled.replace("-dp ", "data-parallel-size "), message
     assert len(VLLM) == 229
     assert said.count("") >= NUM_TAKEN
@@ -105,6 +106,11 @@ def test_lines_for_vllms_server_are_taken_or_refused_by_the_name_of_what_is_miss
         ("x --enable-force-include-usage", {"leniency": "stream_usage"}),
         ("x --return-tokens-as-token-ids", {"leniency": "token_ids"}),
         ("x --uds /run/x.sock", {"host": "unix:/run/x.sock"}),
+        (
+            "x --shutdown-timeout 5 --sse-keep-alive-interval 3 --max-num-queued-tokens 9",
+            {"drain_timeout": 5.0, "stream_keep_alive": 3.0, "max_waiting_tokens": 9},
+        ),
+        ("x --enable-per-request-metrics --linear-backend marlin", {"model": ["x"]}),
         ("x --pooling mean --embedding", {"pooler_config": {"pooling_type": "MEAN"}}),
         ("x --reasoning off", {"default_chat_template_kwargs": {"enable_thinking": False}}),
         (
@@ -149,6 +155,7 @@ def test_what_changes_nothing_is_taken_with_one_warning(caplog: pytest.LogCaptur
     ("line", "message"),
     [
         ("x --lora-modules a=b", "--lora-modules .* merge them into the checkpoint"),
+        ("x --watermark", "--watermark is not supported: texts are not marked"),
         ("x --tools all", "--tools all is not supported: tools run at the client"),
         ("x --sleep-idle-seconds 60", "--sleep-idle-seconds 60 is not supported: stop the server"),
         ("x --pooling rank", "--pooling rank is not supported; it may be mean, cls, last"),

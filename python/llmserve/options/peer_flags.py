@@ -147,7 +147,9 @@ _SETS: tuple[tuple[str, str, Convert], ...] = (
     ("max_num_batched_tokens", "chunked-prefill-size=", _unless("-1", _INT)),
     ("max_output_tokens", "predict=|-n n-predict=", _unless("-1", _INT)),
     ("max_waiting_requests", "max-queued-requests= max-num-queued-reqs=", _INT),
-    ("gpu_memory_utilization", "mem-fraction-static=", _FLOAT),
+    ("max_waiting_tokens", "max-num-queued-tokens=", _INT),
+    ("gpu_memory_utilization", "mem-fraction-static= device-memory-utilization=", _FLOAT),
+    ("drain_timeout", "shutdown-timeout=", _FLOAT),
     ("num_threads", "t=|-t", _unless("-1", _INT)),
     ("seed", "random-seed= s=|-s", _unless("-1", _INT)),
     ("block_size", "page-size=", _INT),
@@ -187,7 +189,7 @@ _SETS: tuple[tuple[str, str, Convert], ...] = (
         "reasoning-effort=",
         _unless("default", lambda _flag, text: {"reasoning_effort": text}),
     ),
-    ("stream_keep_alive", "sse-ping-interval=", _from_off),
+    ("stream_keep_alive", "sse-ping-interval= sse-keep-alive-interval=", _from_off),
     ("log_format", "log-jsonl", _always("json")),
     ("speculative_config", "model-draft=|-md hf-repo-draft=|-hfd", _key("model")),
     ("speculative_config", "speculative-draft-model-path= speculative-model=", _key("model")),
@@ -238,6 +240,8 @@ _CHANGES_NOTHING: Mapping[str, str] = {
         decode-log-interval= verbose|-v verbosity=|-lv log-disable log-verbose log-colors=
         log-prefix log-timestamps disable-log-requests-content crash-dump-folder=
         log-prompts-dir= no-perf
+        aggregate-engine-logging logging-config= jit-monitor-mode= jit-monitor-verbose
+        fail-on-environ-validation
     """,
     "the server is one process with one thread for text": """
         disable-frontend-multiprocessing api-server-count=|-asc tokenizer-worker-num=
@@ -245,6 +249,7 @@ _CHANGES_NOTHING: Mapping[str, str] = {
         detokenizer-worker-num= prio= poll= cpu-mask=|-C cpu-range=|-Cr cpu-strict= numa=
         cpu-mask-batch=|-Cb cpu-range-batch=|-Crb cpu-strict-batch= prio-batch= poll-batch=
         threads-draft=|-td|--spec-draft-threads reuse-port
+        numa-bind numa-bind-cpus* numa-bind-nodes* renderer-num-workers=
     """,
     "HTTP is read by the server itself, and max_body_bytes bounds it": """
         h11-max-header-count= h11-max-incomplete-event-size=
@@ -264,6 +269,8 @@ _CHANGES_NOTHING: Mapping[str, str] = {
     "weights are mapped, and read as they are needed": """
         mlock mmap no-mmap|-nmmap direct-io weight-loader-disable-mmap load-watch-interval=
         check-tensors load-mode=|-lm lazy-mode=|-lzm repack no-repack|-nr
+        safetensors-prefetch-block-size= safetensors-prefetch-num-threads=
+        allow-deprecated-quantization
     """,
     "the kernels are the device's": """
         flash-attn=|-fa sampling-backend= grammar-backend= prefill-attention-backend=
@@ -273,12 +280,16 @@ _CHANGES_NOTHING: Mapping[str, str] = {
         disable-flashinfer disable-flashinfer-sampling triton-attention-num-kv-splits=
         enable-nan-detection enable-deterministic-inference op-offload no-op-offload
         backend-sampling|-bs spec-draft-backend-sampling
+        linear-backend= gdn-prefill-backend= kda-decode-backend= kda-prefill-backend=
+        mamba-backend= mamba-ssu-algorithm= ir-op-priority= enable-flashinfer-autotune
+        monokernel use-fp64-gumbel sparse-indexer-topk-backend=
     """,
     "steps take prompts and tokens together, within max_num_batched_tokens and max_stall_ms": """
         ubatch-size=|-ub schedule-conservativeness= max-prefill-tokens=
         num-continuous-decode-steps= disable-overlap-schedule num-scheduler-steps=
         multi-step-stream-outputs preemption-mode= no-cont-batching|-nocb
         prefill-max-requests= enable-dynamic-batch-tokenizer
+        prefill-schedule-interval= long-prefill-token-threshold-adaptive
     """,
     "the server is ready as soon as it listens": """
         warmups= skip-server-warmup no-warmup warmup
@@ -287,6 +298,8 @@ _CHANGES_NOTHING: Mapping[str, str] = {
         main-gpu=|-mg split-mode=|-sm tensor-split=|-ts base-gpu-id= gpu-id-step=
         enable-p2p-check disable-custom-all-reduce nccl-init-addr= nccl-port=
         dist-init-addr= enable-nccl-nvls enable-symm-mem dist-timeout=
+        cpu-distributed-timeout-seconds= disable-nccl-for-dp-synchronization
+        enable-nccl-comm-suspend enable-cumem-allocator enable-shm-tensor-arena
     """,
     "the web page is not there": """
         no-webui no-ui webui ui-config=|--webui-config ui-config-file=|--webui-config-file
@@ -302,6 +315,8 @@ _CHANGES_NOTHING: Mapping[str, str] = {
     """,
     "text is read alone": """
         no-mmproj mmproj-auto
+        mm-hasher-algorithm= mm-processor-device= mm-tensor-ipc= mm-ipc-gpu-memory-gb=
+        mm-device-do-normalize trust-request-mm-kwargs video-pruning-method=
     """,
     "tokenizers read in threads of their own": """
         enable-tokenizer-batch-encode tokenizer-backend=
@@ -311,6 +326,7 @@ _CHANGES_NOTHING: Mapping[str, str] = {
     """,
     "usage has what OpenAI's has": """
         enable-usage-stats no-usage-stats
+        enable-per-request-metrics per-request-spec-decode-metrics kv-cache-metrics-sample=
     """,
 }
 
@@ -320,6 +336,8 @@ _REFUSED: Mapping[str, str] = {
         lora-modules* prompt-adapters* lora-paths* lora= lora-scaled*
         lora-init-without-apply max-loras-per-batch= lora-backend= control-vector=
         enable-prompt-adapter
+        lora-target-modules* enable-moe-shared-loras enable-mixed-moe-lora-format
+        specialize-active-lora max-lora-cls-labels= enable-tower-connector-lora
     """,
     '--speculative-config \'{"method": ..., "model": ...}\' says how tokens are guessed': """
         draft-min=0|--spec-draft-n-min gpu-layers-draft=|-ngld
@@ -336,11 +354,18 @@ _REFUSED: Mapping[str, str] = {
         disaggregation-bootstrap-port= rpc= data-parallel-multi-port-external-lb
         load-balance-method= ep-size=1|--ep|--expert-parallel-size enable-two-batch-overlap
         moe-a2a-backend=none deepep-mode=auto ep-num-redundant-experts=0 enable-elastic-ep
+        eplb-config= dbo-decode-token-threshold= dbo-prefill-token-threshold=
+        dcp-comm-backend= dcp-kv-cache-interleave-size= cp-kv-cache-interleave-size=
+        data-parallel-supervisor-port= dp-sync-interval= elastic-ep-max-dp-size=
+        enable-fault-tolerance fault-tolerance-config= ec-transfer-config= enable-scale-out
+        ec-manager-config= enable-ep-weight-filter enable-batch-sharded-sampling
     """,
     "KV blocks stay in one memory": """
         enable-hierarchical-cache hicache-ratio= hicache-size= hicache-write-policy=
         hicache-storage-backend= enable-lmcache cpu-offload= no-kv-offload|-nkvo
         n-cpu-moe=|-ncmoe cpu-moe|-cmoe override-tensor=|-ot slot-save-path=
+        cpu-offload-params= offload-params= offload-group-size= offload-num-in-group=
+        offload-prefetch-step= prefix-cache-retention-interval=
         max-total-tokens=
     """,
     (
@@ -375,6 +400,7 @@ _REFUSED: Mapping[str, str] = {
         log-config-file= log-file=
     """,
     "HTTP is what it speaks": """
+        grpc-port=
         grpc grpc-mode tokens-only
     """,
     "models take text alone": """
@@ -409,6 +435,12 @@ _REFUSED: Mapping[str, str] = {
     """,
     "quantize a checkpoint with --quantization, or load one that is": """
         torchao-config= modelopt-quant= quantization-param-path= weight-cache-dtype=
+    """,
+    "texts are not marked": """
+        watermark watermark-config=
+    """,
+    "which experts ran is not told": """
+        enable-return-routed-experts return-sampling-mask
     """,
     "it is no test of loading": """
         dummy-weights
