@@ -27,6 +27,7 @@ def test_tokenize_and_detokenize_are_each_others_inverse(server: RunningServer) 
     status, answer = server.post("/tokenize", prompt=PROMPT, return_token_strs=True)
     assert status == 200
     assert (answer["count"], "".join(answer["token_strs"])) == (4, PROMPT)
+    assert server.post("/tokenize", prompt=PROMPT)[1]["token_strs"] is None
     assert server.post("/detokenize", tokens=answer["tokens"]) == (
         200,
         {"prompt": PROMPT, "content": PROMPT},

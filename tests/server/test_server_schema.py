@@ -106,6 +106,7 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
     ("post", "/api/embeddings", {"model": "demo", "prompt": "x"}),
     ("post", "/api/pull", {"model": "demo"}),
     ("post", "/tokenize", {"prompt": "x", "return_token_strs": True}),
+    ("post", "/tokenize", {"prompt": "x"}),
     ("post", "/detokenize", {"tokens": [5]}),
     ("post", "/apply-template", {"messages": HELLO}),
     ("post", "/invocations", {"prompt": "x", **SHORT}),

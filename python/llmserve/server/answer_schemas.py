@@ -221,7 +221,7 @@ _TABLES = {
         count integer how many there are
         max_model_len integer tokens that a prompt and its answer may have together
         tokens [integer]|[object] their ids; with_pieces: objects of id and piece
-        token_strs? [string] the text of each, where return_token_strs asks for it
+        token_strs [string]? the text of each, where return_token_strs asks for it
     """,
     "Prompt": """
         prompt string the text

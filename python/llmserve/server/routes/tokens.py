@@ -54,6 +54,7 @@ def _document(body: TokenizeBody, model: ServedModel) -> dict[str, object]:
         "count": len(tokens),
         "max_model_len": model.llm.max_model_len,
         "tokens": tokens,
+        "token_strs": None,
     }
     if body.return_token_strs:
         document["token_strs"] = list(map(tokenizer.token_text, tokens))
