@@ -180,7 +180,7 @@ void register_inspect(py::module_& module) {
       [] {
         std::vector<std::pair<std::string, bool>> rows;
         for (const DrafterKind& kind : drafter_kinds())
-          rows.emplace_back(kind.name, kind.needs_model);
+          rows.emplace_back(kind.name, kind.needs_model());
         return rows;
       },
       "(name, whether it has a model) of every drafter.");

@@ -50,6 +50,7 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
                        .vocab_size = vocab_size_,
                        .max_exact_rows = executor_->max_exact_rows(),
                        .model = draft,
+                       .head = executor_->head_model(),
                        .vocabulary_map = map_vocabularies(config_.speculation, vocabulary_,
                                                           vocab_size_, draft_vocabulary, draft)},
         config_.scheduler.max_model_len, executor_->make_drafter());
@@ -418,8 +419,10 @@ void Engine::finish_step() {
       tokens = &executor_->wait();
     }
     is_executing_ = false;
-    if (!oldest.plan->wanted_layers.empty())
-      speculator_->drafter().take_states(*oldest.plan, *executor_->wanted_states());
+    if (!oldest.plan->wanted_layers.empty()) {
+      const PhaseTimer draft_timer(clock_, record.draft_us);
+      speculator_->take_states(*oldest.plan, *executor_->wanted_states());
+    }
     take_aborts();
   }
   StepResult* result = nullptr;

@@ -54,6 +54,7 @@ class RankFailure final : public DeviceError {
 class ExpertLoads;  // engine/expert_loads.h
 class DraftModel;   // speculation/draft_model.h
 class Drafter;      // speculation/drafter.h
+class HeadModel;    // speculation/head_model.h
 
 class Executor {
  public:
@@ -89,6 +90,7 @@ class Executor {
 
   // The model that guesses tokens of its steps; null: it has none.
   virtual DraftModel* draft_model() { return nullptr; }
+  virtual HeadModel* head_model() { return nullptr; }  // likewise, on its hidden states
   // What guesses tokens of its steps, in the place of the registry's drafter; null: nothing.
   virtual std::unique_ptr<Drafter> make_drafter();
   // Rows of a step up to which guesses change no bit of a row; 0: any number.

@@ -10,13 +10,13 @@
 #include "core/error.h"
 #include "core/human_bytes.h"
 #include "core/system.h"
+#include "engine/draft_planner.h"
 #include "engine/worker_plan.h"
 #include "io/checkpoint.h"
 #include "io/packed_cache.h"
 #include "models/config_reader.h"
 #include "models/layer_kinds.h"
 #include "models/model_loader.h"
-#include "speculation/registry.h"
 
 namespace llmserve {
 namespace {
@@ -64,7 +64,7 @@ int64_t num_draft_blocks(const MemoryPlan& plan, const KvPool& pool) {
 }
 
 int64_t draft_block_bytes(const MemoryPlan& plan) {
-  if (!plan.config.draft) return 0;
+  if (!plan.config.draft || plan.config.draft->cache.groups.empty()) return 0;
   const EngineConfig& draft = *plan.config.draft;
   const KvCacheDType& dtype = find_kv_cache_dtype(kv_cache_dtype_name(draft.kv_cache_dtype));
   CacheGroupSpec whole = row_groups(draft.cache.groups).front();
@@ -250,68 +250,6 @@ std::string find_refusal(const MemoryPlan& plan) {
   return "";
 }
 
-// That the ops take such a cache (kernels/ops.h).
-void check_kv_rows(DType dtype, const CacheGroupSpec& rows) {
-  if (dtype != DType::kF8E4M3) return;
-  if (rows.key_dim % 4 != 0 || rows.value_dim % 4 != 0)
-    throw NotSupported(
-        concat("kv_cache_dtype 'fp8' takes heads of a multiple of 4 elements, and this model has "
-               "keys of ",
-               rows.key_dim, " and values of ", rows.value_dim, "; use kv_cache_dtype='auto'"));
-}
-
-// The draft model beside the target: its settings and what it takes, all but its pool.
-void plan_draft(const ConfigRequest& request, int64_t vocab_size, MemoryPlan& plan) {
-  const SpeculationConfig& speculation = plan.config.speculation;
-  if (!speculation.is_on() || !find_drafter(speculation.method).needs_model) return;
-  if (plan.config.device == "cuda")
-    throw NotSupported(concat("speculative_config: method \"", speculation.method,
-                              "\" runs on a CPU; use device='cpu', or method \"ngram\""));
-  const Checkpoint checkpoint = speculation.model.ends_with(".json")
-                                    ? open_config(speculation.model)
-                                    : open_checkpoint(speculation.model);
-  const ModelConfig model = read_model_config(checkpoint.config(), 0);
-  if (model.vocab_size != vocab_size && !speculation.has_heterogeneous_vocab)
-    throw InvalidArgument(concat("speculative_config: model ", speculation.model,
-                                 " has a vocabulary of ", model.vocab_size, " tokens, and the ",
-                                 "target one of ", vocab_size,
-                                 "; a draft model has the target's tokenizer, or "
-                                 "use_heterogeneous_vocab maps its tokens by their text"));
-  if (state_bytes(model.cache_groups) > 0)
-    throw NotSupported(concat("speculative_config: model ", speculation.model,
-                              " has layers with a state of fixed size, which cannot take guesses "
-                              "back; use a model of attention layers"));
-  ConfigRequest draft{.settings = {.device = plan.config.device,
-                                   .quantization = speculation.draft_quantization,
-                                   .seed = plan.config.seed,
-                                   .defer_packing = plan.config.defer_packing},
-                      .model = speculation.model,
-                      .device = plan.config.device,
-                      .kv_cache_dtype = request.kv_cache_dtype,
-                      .max_num_batched_tokens = plan.config.scheduler.max_num_batched_tokens,
-                      .max_num_seqs = plan.config.scheduler.max_num_seqs,
-                      .num_threads = thread_share(plan.config, 0).count};
-  if (!speculation.draft_dtype.empty()) draft.dtype = speculation.draft_dtype;
-  draft.settings.cache.block_size = plan.config.cache.block_size;
-  draft.settings.cache.enable_prefix_caching = plan.config.cache.enable_prefix_caching;
-  EngineConfig config = resolve_settings(draft, checkpoint, model);
-  config.scheduler.max_model_len =
-      std::min(config.scheduler.max_model_len, plan.config.scheduler.max_model_len);
-  config.cache.groups = model.cache_groups;
-  check_kv_rows(config.kv_cache_dtype, config.cache.groups.front());
-  const std::unique_ptr<Backend> backend = make_backend(config.device, {.num_threads = 1});
-  ModelPlan sizes = plan_model(checkpoint, model, *backend,
-                               {.format = resolve_weight_format(config.dtype, config.quantization),
-                                .max_tokens = config.scheduler.max_num_batched_tokens,
-                                .max_logit_rows = kMaxLogitRowsAtOnce});
-  plan.draft_weights = std::move(sizes.weights);
-  plan.draft_workspace_bytes =
-      sizes.workspace_bytes + layer_state_bytes(model, config) +
-      backend->scratch_bytes(largest_step(model, plan.draft_weights, config), config.num_threads);
-  plan.draft_architecture = model.architecture;
-  plan.config.draft = std::make_shared<const EngineConfig>(std::move(config));
-}
-
 }  // namespace
 
 std::span<const KvCacheDType> kv_cache_dtypes() { return kKvCacheDTypes; }
@@ -385,11 +323,17 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
     throw NotSupported(concat("packed_cache_bytes is not supported on device '", backend->name(),
                               "', whose weights no file can hold; leave it out or use "
                               "device='cpu'"));
+  // It says whose states a step gives.
+  PlannedDraft draft = plan_draft(request, checkpoint, model, plan.config);
+  plan.config.draft = std::move(draft.config);
+  plan.config.max_wanted_layers = std::max(plan.config.max_wanted_layers, draft.max_wanted_layers);
+  plan.draft_weights = std::move(draft.weights);
+  plan.draft_workspace_bytes = draft.workspace_bytes;
+  plan.draft_architecture = std::move(draft.architecture);
   for (int rank = 0; rank < plan.config.parallel.num_ranks(); ++rank)
     add_rank(model, checkpoint, *backend, rank, plan);
   check_all_used(checkpoint, plan.weights);
   check_kv_rows(plan.config.kv_cache_dtype, plan.config.cache.groups.front());
-  plan_draft(request, model.vocab_size, plan);
   plan.memory_utilization = resolve_utilization(request, backend->memory());
   plan.machine = resolve_machine(request, backend->memory());
 
@@ -402,10 +346,10 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
   }
   plan.config.cache.num_blocks = static_cast<int32_t>(plan.pool.num_blocks);
   if (plan.config.draft) {
-    EngineConfig draft = *plan.config.draft;
-    draft.cache.num_blocks = static_cast<int32_t>(num_draft_blocks(plan, plan.pool));
-    plan.draft_kv_bytes = draft.cache.num_blocks * draft_block_bytes(plan);
-    plan.config.draft = std::make_shared<const EngineConfig>(std::move(draft));
+    EngineConfig guesses = *plan.config.draft;
+    guesses.cache.num_blocks = static_cast<int32_t>(num_draft_blocks(plan, plan.pool));
+    plan.draft_kv_bytes = guesses.cache.num_blocks * draft_block_bytes(plan);
+    plan.config.draft = std::make_shared<const EngineConfig>(std::move(guesses));
   }
   plan.refusal = find_refusal(plan);
   return plan;

@@ -9,6 +9,7 @@
 #include "core/trace_range.h"
 #include "engine/worker_plan.h"
 #include "kernels/device_steps.h"
+#include "speculation/registry.h"
 
 namespace llmserve {
 namespace {
@@ -22,6 +23,18 @@ std::vector<std::unique_ptr<Worker>> make_workers(RankThreads& ranks, const Engi
     workers[static_cast<size_t>(rank)] = std::make_unique<Worker>(config, checkpoint, rank);
   });
   return workers;
+}
+
+std::unique_ptr<DraftWorker> make_draft(const EngineConfig& config, const Worker& target,
+                                        MaskFiller& masks) {
+  if (!config.draft || find_drafter(config.speculation.method).has_head()) return nullptr;
+  return std::make_unique<DraftWorker>(*config.draft, target.shared_backend(), masks,
+                                       config.speculation.is_exact());
+}
+
+std::unique_ptr<HeadWorker> make_head(const EngineConfig& config, const Worker& target) {
+  if (!config.draft || !find_drafter(config.speculation.method).has_head()) return nullptr;
+  return std::make_unique<HeadWorker>(head_kind(config.speculation.method), *config.draft, target);
 }
 
 }  // namespace
@@ -93,9 +106,8 @@ StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
               .block_size = config_.cache.block_size},
       batch_builder_(config.cache.block_size, row_groups(config.cache.groups).size()),
       masks_(first().vocab_size()),
-      draft_(config.draft ? std::make_unique<DraftWorker>(*config.draft, first().shared_backend(),
-                                                          masks_, config.speculation.is_exact())
-                          : nullptr),
+      draft_(make_draft(config_, first(), masks_)),
+      head_(make_head(config_, first())),
       sampler_(first().backend()),
       pooler_(first().backend().memory()),
       flights_(max_in_flight()) {
@@ -108,6 +120,7 @@ StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
 // A worker goes on its rank's thread, as it came.
 StepRunner::~StepRunner() {
   draft_.reset();
+  head_.reset();
   ranks_.run([this](int rank) { workers_[static_cast<size_t>(rank)].reset(); });
 }
 
@@ -309,17 +322,20 @@ MemoryUse StepRunner::memory_use() const {
   MemoryUse sum;
   for (const std::unique_ptr<Worker>& worker : workers_) sum += worker->memory_use();
   if (draft_) sum += draft_->memory_use();
+  if (head_) sum += head_->memory_use();
   return sum;
 }
 
 void StepRunner::release(MemoryPart part) {
   ranks_.run([&](int rank) { workers_[static_cast<size_t>(rank)]->release(part); });
   if (draft_) draft_->release(part);
+  if (head_) head_->release(part);
 }
 
 void StepRunner::restore(MemoryPart part) {
   ranks_.run([&](int rank) { workers_[static_cast<size_t>(rank)]->restore(part); });
   if (draft_) draft_->restore(part);
+  if (head_) head_->restore(part);
 }
 
 }  // namespace llmserve

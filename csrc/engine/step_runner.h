@@ -13,6 +13,7 @@
 #include "engine/batch_builder.h"
 #include "engine/draft_worker.h"
 #include "engine/executor.h"
+#include "engine/head_worker.h"
 #include "engine/mask_filler.h"
 #include "engine/pooler.h"
 #include "engine/rank_threads.h"
@@ -63,6 +64,7 @@ class StepRunner final : public Executor {
   const Tensor* wanted_states() const override { return &layer_states(); }
   int64_t max_exact_rows() const override;
   DraftModel* draft_model() override { return draft_.get(); }
+  HeadModel* head_model() override { return head_.get(); }
   void release(MemoryPart part) override;
   void restore(MemoryPart part) override;
 
@@ -104,6 +106,7 @@ class StepRunner final : public Executor {
   std::vector<std::byte> block_;  // a batch's integers, where there is no device
   MaskFiller masks_;
   std::unique_ptr<DraftWorker> draft_;  // of config.draft, or null
+  std::unique_ptr<HeadWorker> head_;    // likewise
   Sampler sampler_;
   Pooler pooler_;
   std::vector<int32_t> late_tokens_;  // of the rows at hand

@@ -70,6 +70,8 @@ class Worker {
   void restore(MemoryPart part);
 
   Backend& backend() const { return *backend_; }
+  // Precondition: its weights are not given back.
+  const Model& model() const { return *model_; }
   const std::shared_ptr<Backend>& shared_backend() const { return backend_; }
   const EngineConfig& config() const { return config_; }
   DeviceSteps* steps() const { return steps_; }  // the backend's, or null

@@ -48,6 +48,15 @@ int64_t layer_state_bytes(const ModelConfig& model, const EngineConfig& config) 
          model.hidden_size * static_cast<int64_t>(sizeof(float));
 }
 
+void check_kv_rows(DType dtype, const CacheGroupSpec& rows) {
+  if (dtype != DType::kF8E4M3) return;
+  if (rows.key_dim % 4 != 0 || rows.value_dim % 4 != 0)
+    throw NotSupported(
+        concat("kv_cache_dtype 'fp8' takes heads of a multiple of 4 elements, and this model has "
+               "keys of ",
+               rows.key_dim, " and values of ", rows.value_dim, "; use kv_cache_dtype='auto'"));
+}
+
 std::string packed_variant(const EngineConfig& config, const Backend& backend,
                            const Checkpoint& checkpoint, int rank) {
   constexpr size_t kShown = 16;  // digits of the digest

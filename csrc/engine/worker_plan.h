@@ -35,6 +35,9 @@ StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
 // Of the hidden states of config.max_wanted_layers layers, of all tokens of the largest step.
 int64_t layer_state_bytes(const ModelConfig& model, const EngineConfig& config);
 
+// Throws NotSupported where the ops take no such cache (kernels/ops.h).
+void check_kv_rows(DType dtype, const CacheGroupSpec& rows);
+
 // What packed weights of a rank depend on beside the checkpoint; PackedKey.
 std::string packed_variant(const EngineConfig& config, const Backend& backend,
                            const Checkpoint& checkpoint, int rank);

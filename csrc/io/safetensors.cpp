@@ -16,6 +16,7 @@ namespace llmserve {
 namespace {
 
 constexpr std::string_view kSingleFile = "model.safetensors";
+constexpr std::string_view kMedusaFile = "medusa_lm_head.safetensors";  // heads that draft
 constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 
 // The format's own bound on the header, and ours on the index.
@@ -264,9 +265,16 @@ void check_index(const MappedFile& index, const Shards& shards, const Checkpoint
   }
 }
 
+// The one file that has all weights, or none.
+std::string_view single_file(const CheckpointDirectory& directory) {
+  if (!directory.weights_file().empty()) return directory.weights_file();
+  for (const std::string_view name : {kSingleFile, kMedusaFile})
+    if (directory.contains(name)) return name;
+  return {};
+}
+
 Checkpoint open_single(const CheckpointDirectory& directory, JsonDocument config) {
-  std::vector<std::shared_ptr<const MappedFile>> files{
-      directory.map(directory.weights_file().empty() ? kSingleFile : directory.weights_file())};
+  std::vector<std::shared_ptr<const MappedFile>> files{directory.map(single_file(directory))};
   std::vector<TensorEntry> tensors = read_safetensors_headers(files);
   return Checkpoint("safetensors", directory.path().string(), std::move(config), std::move(files),
                     std::move(tensors));
@@ -316,7 +324,7 @@ std::vector<std::pair<std::string, std::string>> read_safetensors_metadata(const
 
 bool is_safetensors(const CheckpointDirectory& directory) {
   if (!directory.weights_file().empty()) return directory.weights_file().ends_with(".safetensors");
-  return directory.contains(kSingleFile) || directory.contains(kIndexFile);
+  return !single_file(directory).empty() || directory.contains(kIndexFile);
 }
 
 Checkpoint open_safetensors(const CheckpointDirectory& directory) {
@@ -324,7 +332,7 @@ Checkpoint open_safetensors(const CheckpointDirectory& directory) {
   const std::string& own = directory.config_text();
   JsonDocument config = JsonDocument::parse(
       config_file->path().string(), own.empty() ? config_file->text() : std::string_view(own));
-  const bool is_single = !directory.weights_file().empty() || directory.contains(kSingleFile);
+  const bool is_single = !single_file(directory).empty();
   std::optional<JsonDocument> quantization = read_quantization(config, &directory);
   Checkpoint checkpoint = is_single ? open_single(directory, std::move(config))
                                     : open_sharded(directory, std::move(config));

@@ -14,6 +14,7 @@ namespace llmserve {
 
 struct AttentionSpec {
   int64_t hidden_size = 0;   // E
+  int64_t input_size = 0;    // of x, where it is not E; 0: it is
   int64_t num_heads = 0;     // H
   int64_t num_kv_heads = 0;  // K
   int64_t head_dim = 0;      // D, of queries, keys and values

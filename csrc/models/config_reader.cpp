@@ -196,11 +196,7 @@ void expect_plain_weights(ModelConfig& config) {
     if (name->ends_with(".{}")) name->resize(name->size() - 3);
 }
 
-}  // namespace
-
-ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_len) {
-  const JsonNode json(document);
-  const ArchitectureRow& row = read_architecture(json);
+ModelConfig read_config(const JsonNode& json, const ArchitectureRow& row, int64_t max_model_len) {
   ModelConfig config;
   config.architecture = row.name;
   if (!json["text_part_of"].is_null()) config.text_part_of = json["text_part_of"].as_string();
@@ -224,6 +220,17 @@ ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_le
   choose_layer_kinds(config);
   assign_cache_groups(config);
   return config;
+}
+
+}  // namespace
+
+ModelConfig read_model_config(const JsonDocument& document, int64_t max_model_len) {
+  const JsonNode json(document);
+  return read_config(json, read_architecture(json), max_model_len);
+}
+
+ModelConfig read_config_as(const JsonNode& json, std::string_view architecture) {
+  return read_config(json, find_architecture(architecture, json.where()), 0);
 }
 
 }  // namespace llmserve

@@ -136,6 +136,7 @@ Tensor Decoder::forward(const ForwardContext& context) const {
   }
   keep_wanted(context, std::ssize(layers_), hidden);
   final_norm_.forward(context, hidden, hidden);
+  keep_wanted(context, std::ssize(layers_) + 1, hidden);
   return hidden;
 }
 

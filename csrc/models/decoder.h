@@ -57,12 +57,16 @@ class Decoder final : public Model {
   Decoder(const ModelConfig& config, WeightLoader& weights);
 
   Tensor forward(const ForwardContext& context) const override;
+  void embed(const ForwardContext& context, const Tensor& out) const override {
+    embedding_.forward(context, out);
+  }
   Tensor compute_logits(const ForwardContext& context, const ConstTensor& hidden,
                         std::span<const int32_t> rows) const override;
   int64_t workspace_bytes(int64_t max_tokens, int64_t max_logit_rows) const override;
 
  private:
-  // Copies what the layer is about to read, or what leaves the last one, if it is wanted.
+  // Copies what the layer is about to read, what leaves the last one, or the final norm, if it is
+  // wanted.
   void keep_wanted(const ForwardContext& context, int64_t layer_idx, const Tensor& hidden) const;
 
   // The members that own weights stand in the order that these are loaded in.

@@ -30,10 +30,14 @@ class Model {
   int64_t kv_bytes_per_token(DType dtype) const;
 
   // Runs the step's tokens through all layers, storing keys and values in context.kv_caches and the
-  // states of input.wanted_layers in context.layer_states. Returns the final-normed hidden states
+  // states of input.wanted_layers in context.layer_states, where one more than the number of layers
+  // stands for what leaves the final norm. Returns the final-normed hidden states
   // [T, E] f32, in the arena scope of the caller. Throws NotSupported where a group has ranks, or
   // a sequence an adapter or a state, that the model cannot use.
   virtual Tensor forward(const ForwardContext& context) const = 0;
+
+  // out [T, E] = what the first layer reads of the step's tokens, without their positions.
+  virtual void embed(const ForwardContext& context, const Tensor& out) const = 0;
 
   // Logits [rows.size(), V] f32 of chosen tokens of `hidden` [T, E], in the arena scope of the
   // caller. `rows` may be any part of input.logit_rows: large sets can go in chunks.

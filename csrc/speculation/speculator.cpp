@@ -101,7 +101,7 @@ void Speculator::draft(int64_t num_rows) {
   histories_.clear();
   const int32_t max_tokens = config_.max_tokens_of(num_rows);
   if (max_tokens == 0) return;
-  if (kind_.needs_model) {
+  if (kind_.has_weights()) {
     for (const Candidate& candidate : candidates_) histories_.push_back(candidate.kept);
     plan(num_rows);
     for (const Candidate& candidate : candidates_)
@@ -143,9 +143,7 @@ void Speculator::call_drafter() {
     const Stopwatch watch(elapsed_us);
     drafter_->draft(tasks_, std::span(drafts_).first(tasks_.size()));
   } catch (const std::exception& error) {
-    has_failed_ = true;
-    notice_ = concat("speculative_config: the drafter ", kind_.name,
-                     " failed and is switched off; requests go on without it: ", error.what());
+    switch_off(error);
     for (std::vector<int32_t>& draft : drafts_) draft.clear();
     return;
   }
@@ -159,6 +157,21 @@ void Speculator::call_drafter() {
     longest = std::max(longest, tasks_[i].max_tokens);
   }
   if (longest > 0) controller_.note_draft(longest, static_cast<double>(elapsed_us));
+}
+
+void Speculator::switch_off(const std::exception& error) {
+  has_failed_ = true;
+  notice_ = concat("speculative_config: the drafter ", kind_.name,
+                   " failed and is switched off; requests go on without it: ", error.what());
+}
+
+void Speculator::take_states(const StepPlan& plan, const Tensor& states) {
+  if (has_failed_) return;
+  try {
+    drafter_->take_states(plan, states);
+  } catch (const std::exception& error) {
+    switch_off(error);
+  }
 }
 
 void Speculator::note_step(int32_t num_tokens, int32_t num_prefill_tokens, int64_t elapsed_us) {
@@ -178,7 +191,7 @@ void Speculator::note_outcomes(std::span<const DraftOutcome> outcomes) {
 
 // Over many steps: a single text may be hard to guess.
 void Speculator::look_for_mismatch(const DraftOutcome& outcome) {
-  if (has_told_mismatch_ || !kind_.needs_model) return;
+  if (has_told_mismatch_ || !kind_.has_weights()) return;
   if (outcome.num_accepted > 0) ++num_first_right_;
   if (++num_first_guesses_ < kMismatchTries) return;
   const double rate =

@@ -42,6 +42,8 @@ class Speculator {
 
   void begin(const Request& request) { drafter_->begin(request); }
   void take_output(const TokenEvent& event);
+  // Behind a step of the target: the states that the drafter wants.
+  void take_states(const StepPlan& plan, const Tensor& states);
   void forget(RequestId request_id, int32_t sample_index, bool is_last);
   void reset() { drafter_->reset(); }
   Drafter& drafter() { return *drafter_; }
@@ -64,6 +66,7 @@ class Speculator {
   void draft(int64_t num_rows);
   void plan(int64_t num_rows);
   void call_drafter();
+  void switch_off(const std::exception& error);
   void look_for_mismatch(const DraftOutcome& outcome);
 
   const SpeculationConfig config_;

@@ -17,6 +17,7 @@
 #include "speculation/vocabulary_map.h"
 #include "testing/recorded_drafter.h"
 #include "testing/register.h"
+#include "testing/register_heads.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -134,6 +135,7 @@ std::optional<std::vector<float>> probabilities_of(const std::vector<float>& log
 }  // namespace
 
 void register_testing_speculation(py::module_& testing) {
+  register_testing_heads(testing);
   testing.def("count_draws", &count_draws, "target"_a, "draft"_a = std::vector<float>(),
               "guess"_a = -1, "seed"_a = 0, "num_draws"_a = 1);
   testing.def("probabilities_of", &probabilities_of, "logits"_a, "params"_a);

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmserve import _core
+from llmserve.checkpoint.draft_folders import read_draft_folder
 from llmserve.checkpoint.foreign import (
     is_lfs_pointer,
     lfs_error,
@@ -245,7 +246,9 @@ def _refuse_quantized(directory: Path) -> None:
 
 def _refuse_config(directory: Path) -> None:
     """What a config.json by itself says is not supported. What else is wrong with it is said when
-    the model is loaded."""
+    the model is loaded, and of a head when it is loaded beside its model."""
+    if read_draft_folder(directory).method != "draft_model":
+        return
     try:
         _core.plan_memory(_core.ConfigRequest(model=str(directory / "config.json")))
     except NotSupported:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmserve import _core
+from llmserve.checkpoint.draft_folders import read_draft_folder
 from llmserve.checkpoint.model_files import find_checkpoint, text_source
 from llmserve.cli.inspect_text import text_report
 from llmserve.cli.model_argument import add_model_argument, model_of
 from llmserve.common.units import human_bytes
+from llmserve.errors import NotSupported
 from llmserve.options.engine_options import options_of
 from llmserve.options.flags import add_flags
 from llmserve.plan.memory_plan import QuantizedWeights
@@ -40,6 +42,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     checkpoint = find_checkpoint(model_of(options), options.revision)
+    if (method := read_draft_folder(checkpoint).method) != "draft_model":
+        raise NotSupported(
+            f"{checkpoint} holds a head for method {method!r}, which guesses for another model; "
+            "what it takes beside that one says: llmserve plan MODEL --speculative-config "
+            f"""'{{"model": "{checkpoint}"}}'"""
+        )
     report = _core.inspect_checkpoint(
         str(checkpoint),
         dtype=options.dtype or "auto",

@@ -73,8 +73,8 @@ def add_draft_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft",
         metavar="MODEL",
-        help="guess tokens with this smaller model of the same vocabulary, `demo` the demo "
-        "model's; or by `ngram` or `suffix`",
+        help="guess tokens with this smaller model of the same vocabulary, or with this head; "
+        "`demo` is the demo model's; or by `ngram` or `suffix`",
     )
 
 
@@ -88,7 +88,7 @@ def _take_draft(options: argparse.Namespace) -> None:
         options.speculative_config = {"method": draft}
     else:
         model = str(demo_draft_path()) if draft == "demo" else draft
-        options.speculative_config = {"method": "draft_model", "model": model}
+        options.speculative_config = {"model": model}
     options.draft = None
 
 

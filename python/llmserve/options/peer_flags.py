@@ -108,6 +108,7 @@ _DRAFTERS = {
     **dict.fromkeys(("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"), "ngram"),
     **{"ngram-cache": "suffix", "ngram": "ngram", "standalone": "draft_model"},
     **{"draft-simple": "draft_model", "draft": "draft_model"},
+    **{"draft-eagle3": "eagle3", "eagle3": "eagle3", "draft-mtp": "mtp", "nextn": "mtp"},
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from llmserve import _core
@@ -21,18 +22,24 @@ from llmserve.errors import InvalidArgument, NotSupported
 _NAME = "speculative_config"
 _METHODS = dict(_core.supported_drafters())
 # Methods of vLLM's that are another one's, or that nothing here carries out.
-_SAME_METHOD = {"[ngram]": "ngram", "ngram_gpu": "ngram"}
-_NOT_HERE = {
-    **dict.fromkeys(
-        ("dflash", "dspark", "mlp_speculator", "pard", "custom_class", "extract_hidden_states"),
-        "no draft of that kind is run",
-    ),
-    **dict.fromkeys(
-        ("eagle", "eagle3", "medusa", "mtp", "deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp"),
-        "heads on the target's hidden states are not run yet",
-    ),
+_SAME_METHOD = {
+    "[ngram]": "ngram",
+    "ngram_gpu": "ngram",
+    **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp"), "mtp"),
 }
-_DEFAULT_TOKENS = {"suffix": 24, "draft_model": 4}
+_NO_DRAFT = "no draft of that kind is run"
+_NO_LAYERS = "the layers of that model that draft are not run"
+_NOT_HERE = {
+    **dict.fromkeys(("dflash", "dspark", "mlp_speculator", "pard", "peagle"), _NO_DRAFT),
+    **dict.fromkeys(("custom_class", "extract_hidden_states", "hydra", "lookahead"), _NO_DRAFT),
+    **dict.fromkeys(("mimo_mtp", "ernie_mtp", "exaone_moe_mtp", "qwen3_next_mtp"), _NO_LAYERS),
+    **dict.fromkeys(("qwen3_5_mtp", "longcat_flash_mtp", "step3p5_mtp"), _NO_LAYERS),
+}
+_DEFAULT_TOKENS = {
+    "suffix": 24,
+    **dict.fromkeys(("draft_model", "eagle3", "eagle", "medusa"), 4),
+    "mtp": 2,
+}
 _OTHERS_DEFAULT_TOKENS = 5
 
 Convert = Callable[[str, object], object]
@@ -178,9 +185,9 @@ def _check_defaults(name: str, given: Mapping[str, object]) -> None:
 def _model_name(name: str, method: str, given: Mapping[str, object]) -> str:
     model = given.get("model")
     if not isinstance(model, str | os.PathLike) or not str(model):
+        what = "a checkpoint's" if method == "draft_model" else "the head's"
         raise InvalidArgument(
-            f"{name}: method {method!r} needs model, a checkpoint's folder or Hub id, got "
-            f"{describe(model)}"
+            f"{name}: method {method!r} needs model, {what} folder or Hub id, got {describe(model)}"
         )
     return str(model)
 
@@ -191,14 +198,26 @@ def is_exact(value: Mapping[str, object] | None) -> bool:
 
 
 def with_model_found(value: object, download_dir: object) -> object:
-    """The mapping with its model's folder in the place of a Hub id, as `find_checkpoint` finds it.
+    """The mapping with its model's folder in the place of a Hub id, as `find_checkpoint` finds it,
+    and with the method that the folder is for.
     What is wrong with it is told by `speculation_config`."""
     if not isinstance(value, Mapping) or not value:
         return value
     config = speculation_config(_NAME, value)
     if not config.model:
         return value
-    from llmserve.checkpoint.model_files import find_checkpoint  # no table of options needs it
+    # No table of options needs them.
+    from llmserve.checkpoint.draft_folders import read_draft_folder
+    from llmserve.checkpoint.model_files import find_checkpoint
 
     path = find_checkpoint(config.model, value.get("revision"), download_dir)
-    return {**value, "model": str(path), "revision": None}
+    folder = read_draft_folder(Path(path))
+    if value.get("method") is not None and folder.method != config.method:
+        raise InvalidArgument(
+            f"{_NAME}: method {config.method!r}, and {path} is for method {folder.method!r}; "
+            "leave method out"
+        )
+    found = {**value, "model": str(path), "revision": None, "method": folder.method}
+    if folder.num_tokens and found.get("num_speculative_tokens") is None:
+        found["num_speculative_tokens"] = folder.num_tokens
+    return found

@@ -24,6 +24,9 @@ def test_defaults_are_those_of_the_field() -> None:
     assert read(model="ngram").method == "ngram"
     assert read(model="some/model").method == "draft_model"
     assert read(model="some/model").num_speculative_tokens == 4
+    assert read(method="eagle3", model="some/head").num_speculative_tokens == 4
+    for name in ("mtp", "deepseek_mtp", "glm4_moe_mtp"):
+        assert read(method=name).method == "mtp"
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,9 @@ def test_defaults_are_those_of_the_field() -> None:
         ({"method": "ngrm"}, NotSupported, "method='ngrm' is not supported; did you mean 'ngram'"),
         ({"method": "dflash", "model": "x"}, NotSupported, "method='dflash'.*no draft of that"),
         ({"method": "dspark", "model": "x"}, NotSupported, "method='dspark'"),
+        ({"method": "mimo_mtp"}, NotSupported, "method='mimo_mtp'.*layers of that model"),
+        ({"method": "mtp", "model": "x"}, InvalidArgument, "'mtp' has no model"),
+        ({"method": "eagle3"}, InvalidArgument, "'eagle3' needs model, the head's folder"),
         ({"num_speculative_tokens": 3}, InvalidArgument, "method is missing; it is one of ngram"),
         ({"method": "ngram", "num_tokens": 3}, InvalidArgument, "no argument 'num_tokens'"),
         (

@@ -1,0 +1,112 @@
+#include "models/draft_heads/eagle_head.h"
+
+#include <algorithm>
+
+#include "models/decoder_parts.h"
+
+namespace llmserve {
+namespace {
+
+std::optional<Norm> mtp_norm(const HeadConfig& config, WeightLoader& weights, const char* name) {
+  if (config.kind != HeadKind::kMtp) return std::nullopt;
+  return Norm(weights, config.prefix + name, config.hidden_size(), config.layer.norm);
+}
+
+// A token at the sequence's beginning reads no embedding: such heads were trained so.
+void clear_first(const ModelInput& input, const Tensor& embedded) {
+  for (size_t t = 0; t < input.positions.size(); ++t)
+    if (input.positions[t] == 0)
+      std::fill_n(embedded.as<float>() + static_cast<int64_t>(t) * embedded.strides[0],
+                  embedded.shape[1], 0.0f);
+}
+
+}  // namespace
+
+EagleHead::EagleHead(HeadConfig head, WeightLoader& weights)
+    : DraftHead(std::move(head)),
+      embedding_norm_(mtp_norm(config(), weights, "enorm")),
+      feature_norm_(mtp_norm(config(), weights, "hnorm")),
+      final_norm_(mtp_norm(config(), weights, "shared_head.norm")),
+      fc_(weights, WeightGroup::kMlp,
+          {{config().kind == HeadKind::kMtp ? config().prefix + "eh_proj" : "model.fc",
+            config().hidden_size()}},
+          2 * config().hidden_size(), {.has_bias = config().has_fc_bias}),
+      layer_(weights, config().layer, config().layer_idx),
+      rotaries_(make_rotaries(config().layer)) {
+  const bool is_mtp = config().kind == HeadKind::kMtp;
+  if (config().has_embedding)
+    embedding_.emplace(weights, is_mtp ? config().prefix + "embed_tokens" : "model.embed_tokens",
+                       config().target_vocab_size, config().hidden_size(),
+                       config().layer.embedding_scale);
+  if (config().has_lm_head)
+    lm_head_.emplace(weights, config().prefix + "shared_head.head",
+                     LmHeadSpec{.vocab_size = config().vocab_size,
+                                .hidden_size = config().hidden_size(),
+                                .bias = "",
+                                .scale = config().layer.logit_scale,
+                                .soft_cap = config().layer.logit_soft_cap});
+  set_weights(weights.report());
+}
+
+void EagleHead::read_states(const ForwardContext&, const Tensor& states,
+                            const Tensor& features) const {
+  copy_rows(states, features);
+}
+
+void EagleHead::forward(const ForwardContext& context, const Model& target,
+                        const Tensor& features) const {
+  const Arena::Scope scope(context.arena);
+  const int64_t num_rows = features.shape[0];
+  const int64_t size = config().hidden_size();
+  const Tensor read = context.arena.allocate(DType::kF32, {num_rows, 2 * size});
+  {
+    const Arena::Scope embedding_scope(context.arena);
+    const Tensor embedded = context.arena.allocate(DType::kF32, {num_rows, size});
+    if (embedding_) {
+      embedding_->forward(context, embedded);
+    } else {
+      target.embed(context, embedded);
+    }
+    if (config().kind == HeadKind::kMtp) clear_first(context.input, embedded);
+    const Tensor left = read.slice(1, 0, size);
+    const Tensor right = read.slice(1, size, size);
+    if (embedding_norm_) {
+      embedding_norm_->forward(context, embedded, left);
+      feature_norm_->forward(context, features, right);
+    } else {
+      copy_rows(embedded, left);
+      copy_rows(features, right);
+    }
+  }
+  fc_.forward(context, {read}, features);
+  const RotaryTableSet tables = make_tables(rotaries_, context);
+  layer_.forward(context,
+                 layer_tables(tables, config().layer, static_cast<size_t>(config().layer_idx)),
+                 context.kv_caches[0], features);
+}
+
+Tensor EagleHead::compute_logits(const ForwardContext& context, const Model& target,
+                                 const ConstTensor& features, std::span<const int32_t> rows,
+                                 int32_t) const {
+  ConstTensor normed = features;
+  if (final_norm_) {
+    const Tensor out = context.arena.allocate(DType::kF32, {features.shape[0], features.shape[1]});
+    final_norm_->forward(context, features, out);
+    normed = out;
+  }
+  return lm_head_ ? lm_head_->forward(context, normed, rows)
+                  : target.compute_logits(context, normed, rows);
+}
+
+int64_t EagleHead::workspace_bytes(int64_t max_rows, int64_t max_logit_rows) const {
+  const int64_t size = config().hidden_size();
+  const auto rows = [&](int64_t width) {
+    return Arena::footprint_bytes(DType::kF32, {max_rows, width});
+  };
+  int64_t layer = layer_.workspace_bytes(max_rows);
+  for (const Rotary& rotary : rotaries_) layer += rotary.workspace_bytes(max_rows);
+  return std::max(rows(2 * size) + std::max(rows(size), layer),
+                  rows(size) + logit_bytes(config().vocab_size, size, max_logit_rows));
+}
+
+}  // namespace llmserve

@@ -1,0 +1,408 @@
+#include "speculation/head_drafter.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/token_hash.h"
+
+namespace llmserve {
+namespace {
+
+// Steps without a guess after which nobody counts on the next.
+constexpr int64_t kIdleSteps = 64;
+// Of a sequence that nobody guesses, states of so many of its newest tokens stay.
+constexpr int64_t kIdleKept = 64;
+
+// A head without a cache has books of a single block, which nothing asks for.
+CacheConfig books_of(CacheConfig cache) {
+  if (!cache.groups.empty()) return cache;
+  cache.groups.resize(1);
+  cache.num_blocks = 1;
+  return cache;
+}
+
+SamplingParams draft_params(const SamplingParams& target, DraftSampling sampling) {
+  SamplingParams params = target;
+  params.n = 1;
+  params.logprobs.reset();
+  params.logprob_token_ids.clear();
+  params.prompt_logprobs.reset();
+  params.grammar.reset();
+  if (sampling == DraftSampling::kGreedy) params.draw.temperature = 0;
+  return params;
+}
+
+}  // namespace
+
+void HeadStep::clear() {
+  place = 0;
+  token_ids.clear();
+  positions.clear();
+  sources.clear();
+  sequences.clear();
+  logit_rows.clear();
+  samples.clear();
+  copies.clear();
+}
+
+HeadDrafter::HeadDrafter(HeadModel& model, DraftSampling sampling)
+    : model_(model),
+      sampling_(sampling),
+      has_cache_(!model.cache().groups.empty()),
+      kv_cache_(books_of(model.cache()), &chain_hash, model.max_step_rows()) {
+  for (int64_t i = model.num_kept(); i-- > 0;) free_.push_back(static_cast<int32_t>(i));
+}
+
+void HeadDrafter::begin(const Request& request) {
+  if (!request.has_drafter || request.prompt_embeds) return;
+  Prompt& prompt = prompts_[request.id];
+  prompt.token_ids = request.prompt_token_ids;
+  prompt.token_ids.insert(prompt.token_ids.end(), request.resumed_token_ids.begin(),
+                          request.resumed_token_ids.end());
+  prompt.salt = request.cache_salt;
+}
+
+// Null: of a request that is not guessed.
+HeadDrafter::Entry* HeadDrafter::entry_of(RequestId request_id, int32_t sample_index) {
+  const auto prompt = prompts_.find(request_id);
+  if (prompt == prompts_.end()) return nullptr;
+  const auto [place, is_new] = entries_.try_emplace({request_id, sample_index});
+  Entry& entry = place->second;
+  if (is_new) {
+    entry.table.root = root_hash(concat(prompt->second.token_ids[0], "/", prompt->second.salt));
+    entry.table.owner = request_id;
+    entry.prompt = &prompt->second;
+  }
+  return &entry;
+}
+
+// A table without blocks is given the rows that others have left in the cache, of tokens whose
+// states did not come.
+void HeadDrafter::look_up(Entry& entry) {
+  if (!has_cache_ || entry.has_looked_up) return;
+  entry.has_looked_up = true;
+  const auto known = std::span(entry.prompt->token_ids).subspan(1);
+  const auto tokens =
+      known.first(static_cast<size_t>(std::clamp<int64_t>(entry.first_kept, 0, std::ssize(known))));
+  const PrefixMatch match = kv_cache_.find_prefix(entry.table, tokens);
+  kv_cache_.attach(entry.table, match, {});
+  entry.num_rows = entry.next_position = int64_t{match.num_blocks} * kv_cache_.block_size();
+  entry.is_whole = true;
+}
+
+void HeadDrafter::drop_kept(Entry& entry, int64_t count) {
+  free_.insert(free_.end(), entry.kept.begin(), entry.kept.begin() + count);
+  entry.kept.erase(entry.kept.begin(), entry.kept.begin() + count);
+  entry.token_ids.erase(entry.token_ids.begin(), entry.token_ids.begin() + count);
+  entry.first_kept += count;
+}
+
+void HeadDrafter::cut_kept(Entry& entry, int64_t end) {
+  const int64_t size = std::clamp<int64_t>(end - entry.first_kept, 0, std::ssize(entry.kept));
+  free_.insert(free_.end(), entry.kept.begin() + size, entry.kept.end());
+  entry.kept.resize(static_cast<size_t>(size));
+  entry.token_ids.resize(static_cast<size_t>(size));
+}
+
+// Nobody guesses: the newest states of each sequence stay.
+void HeadDrafter::shed() {
+  const int64_t fair = model_.num_kept() / (2 * std::max<int64_t>(1, std::ssize(entries_)));
+  const int64_t size = std::clamp<int64_t>(fair, 1, kIdleKept);
+  for (auto& [key, entry] : entries_)
+    drop_kept(entry, std::max<int64_t>(0, std::ssize(entry.kept) - size));
+}
+
+// All blocks of a sequence go back. What it runs from now on comes behind a gap.
+void HeadDrafter::let_go(Entry& entry) {
+  kv_cache_.release(entry.table);
+  entry.num_rows = 0;
+  entry.has_looked_up = false;
+}
+
+void HeadDrafter::take_states(const StepPlan& plan, const Tensor& states) {
+  const bool is_idle = num_idle_steps_ > kIdleSteps;
+  bool is_decoding = false;
+  for (const ScheduledSequence& sequence : plan.sequences) {
+    Entry* const entry = entry_of(sequence.request_id, sequence.sample_index);
+    if (entry == nullptr) continue;
+    is_decoding |= !sequence.is_prefill;
+    const std::span<const int32_t> token_ids = plan.tokens_of(sequence);
+    const int64_t start = sequence.start_position;
+    // What stood there was a guess that was not right, or runs again.
+    cut_kept(*entry, start);
+    entry->num_certain = std::max(entry->num_certain, sequence.num_known());
+    // The last row in the pool may be asked for again.
+    const int64_t first = std::max(start, entry->next_position - 1);
+    if (first > entry->end_kept() || entry->kept.empty()) {
+      drop_kept(*entry, std::ssize(entry->kept));
+      entry->first_kept = first;
+    }
+    for (int64_t position = std::max(first, entry->end_kept()); position < sequence.end_position();
+         ++position) {
+      if (free_.empty() && !is_idle) catch_up();
+      if (free_.empty()) shed();
+      if (free_.empty()) break;
+      const int32_t place = free_.back();
+      free_.pop_back();
+      model_.keep(states, sequence.first_token + position - start, place);
+      entry->kept.push_back(place);
+      entry->token_ids.push_back(token_ids[static_cast<size_t>(position - start)]);
+    }
+  }
+  if (is_decoding) ++num_idle_steps_;
+  if (plan.num_prefill_tokens > 0 && !is_idle) catch_up();
+}
+
+// Rows that can run without a task: of states whose next token is certain and kept.
+int64_t HeadDrafter::num_runnable(const Entry& entry) const {
+  const int64_t end = std::min(entry.end_kept(), entry.num_certain) - 1;
+  return end - std::max(entry.next_position, entry.first_kept);
+}
+
+// Runs what it can of all sequences. A head that keeps no rows needs the newest state alone.
+void HeadDrafter::catch_up() {
+  kv_cache_.give_back_replaced();
+  bool is_more = true;
+  while (is_more) {
+    step_.clear();
+    is_more = false;
+    int64_t budget = model_.max_step_rows();
+    for (auto& [key, entry] : entries_) {
+      if (num_runnable(entry) <= 0) continue;
+      look_up(entry);
+      const int64_t num_rows = std::min(num_runnable(entry), budget);
+      if (has_cache_ && !kv_cache_.can_allocate(entry.table, entry.num_rows, num_rows)) continue;
+      if (num_rows > 0) plan_rows(entry, num_rows, {});
+      budget -= num_rows;
+      is_more |= budget == 0;
+    }
+    if (has_cache_ && !step_.token_ids.empty()) model_.run(step_);
+  }
+  // The last state of each may be asked for again.
+  for (auto& [key, entry] : entries_)
+    drop_kept(entry, std::clamp<int64_t>(entry.next_position - 1 - entry.first_kept, 0,
+                                         std::ssize(entry.kept)));
+}
+
+// The next rows of a sequence, of kept states; token_ids are all of its tokens that are certain, or
+// none where those of the states will do.
+void HeadDrafter::plan_rows(Entry& entry, int64_t num_rows, std::span<const int32_t> token_ids) {
+  const int64_t first = std::max(entry.next_position, entry.first_kept);
+  if (first > entry.next_position) entry.is_whole = false;
+  if (has_cache_) {
+    kv_cache_.allocate(entry.table, entry.num_rows, num_rows, step_.copies);
+    for (int64_t position = first; position < first + num_rows; ++position) {
+      const auto idx = static_cast<size_t>(position - entry.first_kept);
+      step_.token_ids.push_back(token_ids.empty() ? entry.token_ids[idx + 1]
+                                                  : token_ids[static_cast<size_t>(position) + 1]);
+      step_.positions.push_back(static_cast<int32_t>(position));
+      step_.sources.push_back(entry.kept[idx]);
+    }
+    step_.sequences.push_back({.num_rows = static_cast<int32_t>(num_rows),
+                               .first_row = entry.num_rows,
+                               .block_tables = entry.table.blocks});
+  }
+  entry.num_rows += num_rows;
+  entry.next_position = first + num_rows;
+}
+
+// Those that no task is of give their blocks back, the longest unused first.
+bool HeadDrafter::make_room(const Entry& entry, int64_t num_new_rows) {
+  while (!kv_cache_.can_allocate(entry.table, entry.num_rows, num_new_rows)) {
+    Entry* oldest = nullptr;
+    for (auto& [key, other] : entries_) {
+      if (&other == &entry || other.last_used == num_calls_ || other.table.num_blocks() == 0)
+        continue;
+      if (oldest == nullptr || other.last_used < oldest->last_used) oldest = &other;
+    }
+    if (oldest == nullptr) return false;
+    let_go(*oldest);
+  }
+  return true;
+}
+
+void HeadDrafter::draft(std::span<const DraftTask> tasks, std::span<std::vector<int32_t>> drafts) {
+  ++num_calls_;
+  num_idle_steps_ = 0;
+  catch_up();
+  jobs_.clear();
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    Job job{.task = &tasks[i],
+            .entry = entry_of(tasks[i].request_id, tasks[i].sample_index),
+            .draft = &drafts[i]};
+    if (job.entry != nullptr && begin_job(job)) jobs_.push_back(std::move(job));
+  }
+  if (!run_first()) return;
+  while (run_next()) {
+  }
+  // Rows that stand on guesses are not kept: the states of what is accepted come.
+  for (Job& job : jobs_)
+    if (has_cache_ && job.entry->table.num_blocks() > 0)
+      kv_cache_.truncate(job.entry->table, job.entry->num_rows);
+}
+
+// False: the state of the newest token that has run is not there, and nothing can be guessed.
+bool HeadDrafter::begin_job(Job& job) {
+  Entry& entry = *job.entry;
+  const std::span<const int32_t> known = job.task->token_ids;
+  const int64_t last = std::ssize(known) - 2;  // the newest that has run
+  entry.last_used = num_calls_;
+  entry.num_certain = std::ssize(known);
+  if (!entry.params) entry.params = draft_params(*job.task->params, sampling_);
+  if (last < 0 || std::ssize(known) >= model_.max_model_len()) return false;
+  // States of guesses that were not right.
+  int64_t end = entry.first_kept;
+  while (end < std::min(entry.end_kept(), last + 1) &&
+         entry.token_ids[static_cast<size_t>(end - entry.first_kept)] ==
+             known[static_cast<size_t>(end)])
+    ++end;
+  cut_kept(entry, end);
+  if (end != last + 1 || entry.kept.empty()) return false;
+  look_up(entry);
+  if (entry.next_position > last) {  // asked again without a step between
+    entry.num_rows = std::max<int64_t>(0, entry.num_rows - (entry.next_position - last));
+    entry.next_position = last;
+  }
+  job.token_ids.assign(known.begin(), known.end());
+  return true;
+}
+
+// The row of the newest token of each, and those before it that were not run.
+bool HeadDrafter::run_first() {
+  step_.clear();
+  row_jobs_.clear();
+  int64_t budget = model_.max_step_rows();
+  for (Job& job : jobs_) {
+    Entry& entry = *job.entry;
+    const int64_t last = std::ssize(job.token_ids) - 2;
+    if (!has_cache_) {
+      step_.token_ids.push_back(job.token_ids.back());
+      step_.positions.push_back(static_cast<int32_t>(last));
+      step_.sources.push_back(entry.kept[static_cast<size_t>(last - entry.first_kept)]);
+      step_.sequences.push_back({.num_rows = 1});
+      entry.next_position = last + 1;
+      ask(job, static_cast<int32_t>(std::ssize(step_.token_ids) - 1));
+      continue;
+    }
+    const int64_t num_rows = last + 1 - std::max(entry.next_position, entry.first_kept);
+    if (num_rows > budget || !make_room(entry, num_rows)) {
+      job.is_done = true;
+      continue;
+    }
+    plan_rows(entry, num_rows, job.token_ids);
+    budget -= num_rows;
+    ask(job, static_cast<int32_t>(std::ssize(step_.token_ids) - 1));
+  }
+  if (row_jobs_.empty()) return false;
+  take_guesses(model_.run(step_));
+  for (Job& job : jobs_) {
+    Entry& entry = *job.entry;
+    drop_kept(entry, std::max<int64_t>(0, entry.next_position - 1 - entry.first_kept));
+    if (!has_cache_ || !entry.is_whole || job.logit_row < 0) continue;
+    // But the last, which may run again.
+    kv_cache_.commit(entry.table, job.task->token_ids.subspan(1), entry.num_rows - 1);
+  }
+  return true;
+}
+
+// A row of each guess, which reads what the row before it gave.
+bool HeadDrafter::run_next() {
+  const int32_t place = step_.place + 1;
+  step_.clear();
+  step_.place = place;
+  row_jobs_.clear();
+  if (model_.max_guesses() > 0 && place >= model_.max_guesses()) return false;
+  for (Job& job : jobs_) {
+    if (job.is_done) continue;
+    Entry& entry = *job.entry;
+    const int64_t row = entry.num_rows + place - 1;
+    if (has_cache_) {
+      if (!kv_cache_.can_allocate(entry.table, row, 1)) {
+        job.is_done = true;
+        continue;
+      }
+      kv_cache_.allocate(entry.table, row, 1, step_.copies);
+    }
+    step_.token_ids.push_back(job.token_ids.back());
+    step_.positions.push_back(static_cast<int32_t>(std::ssize(job.token_ids) - 2));
+    step_.sources.push_back(job.logit_row);
+    HeadSequence sequence{.num_rows = 1, .first_row = row};
+    if (has_cache_) sequence.block_tables = entry.table.blocks;
+    step_.sequences.push_back(sequence);
+    ask(job, static_cast<int32_t>(std::ssize(step_.token_ids) - 1));
+  }
+  if (row_jobs_.empty()) return false;
+  take_guesses(model_.run(step_));
+  return true;
+}
+
+// A guess behind the row.
+void HeadDrafter::ask(Job& job, int32_t row) {
+  const DraftTask& task = *job.task;
+  const SamplingParams& params = *job.entry->params;
+  const int64_t position = std::ssize(job.token_ids);
+  const bool may_stop = position - task.num_prompt_tokens >= params.min_tokens;
+  step_.logit_rows.push_back(row);
+  step_.samples.push_back(
+      {.request_id = task.request_id,
+       .sample_index = task.sample_index,
+       .params = &params,
+       .seed = task.seed,
+       .position = position,
+       .token_ids = job.token_ids,
+       .num_prompt_tokens = task.num_prompt_tokens,
+       .num_drafted_tokens = static_cast<int32_t>(position - std::ssize(task.token_ids)),
+       .only_draws = may_stop && params.only_draws(),
+       .banned_token_ids = may_stop ? std::span<const int32_t>() : task.stop_token_ids});
+  job.logit_row = static_cast<int32_t>(row_jobs_.size());
+  row_jobs_.push_back(&job);
+}
+
+void HeadDrafter::take_guesses(const SampledTokens& sampled) {
+  for (size_t i = 0; i < row_jobs_.size(); ++i) {
+    Job& job = *row_jobs_[i];
+    const DraftTask& task = *job.task;
+    const SampledToken& token = sampled.rows[i];
+    job.is_done = true;
+    if (!token.is_valid) {
+      if (token.error_idx < 0)
+        throw DeviceError(
+            concat("the head's logits of position ", job.token_ids.size(), " are not finite"));
+      continue;
+    }
+    const int64_t num_generated = std::ssize(job.token_ids) - task.num_prompt_tokens + 1;
+    job.token_ids.push_back(token.token_id);
+    job.draft->push_back(token.token_id);
+    const bool ends = num_generated >= job.entry->params->min_tokens &&
+                      std::ranges::binary_search(task.stop_token_ids, token.token_id);
+    job.is_done = ends || std::ssize(*job.draft) >= task.max_tokens ||
+                  std::ssize(job.token_ids) >= model_.max_model_len();
+  }
+}
+
+void HeadDrafter::forget(RequestId request_id, int32_t sample_index, bool is_last) {
+  model_.forget(request_id, sample_index);
+  if (const auto place = entries_.find({request_id, sample_index}); place != entries_.end()) {
+    cut_kept(place->second, place->second.first_kept);
+    kv_cache_.release(place->second.table);
+    kv_cache_.give_back_replaced();
+    entries_.erase(place);
+  }
+  if (is_last) prompts_.erase(request_id);
+}
+
+void HeadDrafter::reset() {
+  for (auto& [key, entry] : entries_) let_go(entry);
+  kv_cache_.reset_prefix_cache({});
+}
+
+void HeadDrafter::check_integrity() const {
+  std::vector<const BlockTable*> tables;
+  for (const auto& [key, entry] : entries_) tables.push_back(&entry.table);
+  kv_cache_.check_integrity(tables);
+  int64_t num_kept = std::ssize(free_);
+  for (const auto& [key, entry] : entries_) num_kept += std::ssize(entry.kept);
+  check_internal(num_kept == model_.num_kept(), "each place of a state is free or an entry's");
+}
+
+}  // namespace llmserve

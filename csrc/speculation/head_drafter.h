@@ -1,0 +1,104 @@
+// Guesses by a head on the target's hidden states, drawn as the target will draw.
+//
+// Behind each step the states of its tokens are kept until the head has run them: at once where a
+// prompt was run, and with the next guess otherwise. Its rows are in a KV pool of its own, in the
+// order in which they came. What the head never sees leaves a gap there, over which it looks: the
+// tokens of a prefix that the target found in its cache and the head did not, and those that nobody
+// guessed behind. Where guessing is off, states are kept of the newest tokens and cost a copy.
+//
+// A row reads the token behind its own, so that blocks are found by the tokens from the second on,
+// and the first is part of their root.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kv_cache/kv_cache_manager.h"
+#include "speculation/drafter.h"
+#include "speculation/head_model.h"
+
+namespace llmserve {
+
+class HeadDrafter final : public Drafter {
+ public:
+  // `model` outlives it.
+  HeadDrafter(HeadModel& model, DraftSampling sampling);
+
+  void draft(std::span<const DraftTask> tasks, std::span<std::vector<int32_t>> drafts) override;
+  std::vector<int32_t> wanted_layers() const override { return model_.wanted_layers(); }
+  void take_states(const StepPlan& plan, const Tensor& states) override;
+  void begin(const Request& request) override;
+  void forget(RequestId request_id, int32_t sample_index, bool is_last) override;
+  int64_t num_sequences() const override { return std::ssize(prompts_); }
+  void reset() override;
+  // For tests.
+  void check_integrity() const;
+
+ private:
+  struct Prompt {
+    std::vector<int32_t> token_ids;  // with those that were generated before
+    std::string salt;
+  };
+  // What is kept of a sequence.
+  struct Entry {
+    BlockTable table;
+    int64_t num_rows = 0;        // in the pool, each of a token that is certain
+    int64_t next_position = 0;   // of the row behind them
+    bool is_whole = true;        // they are those of positions 0, 1, 2 …
+    bool has_looked_up = false;  // the table was given what the cache has
+    // States of tokens from first_kept on, certain or guessed, and which tokens they were.
+    int64_t first_kept = 0;
+    std::vector<int32_t> kept;       // places of the model's
+    std::vector<int32_t> token_ids;  // [kept]
+    int64_t num_certain = 0;         // tokens of the sequence that are
+    std::optional<SamplingParams> params;
+    int64_t last_used = 0;  // by num_calls_
+    const Prompt* prompt = nullptr;
+
+    int64_t end_kept() const { return first_kept + std::ssize(kept); }
+  };
+  struct Job {
+    const DraftTask* task = nullptr;
+    Entry* entry = nullptr;
+    std::vector<int32_t>* draft = nullptr;
+    std::vector<int32_t> token_ids;  // [position] those of the task, then guesses
+    int32_t logit_row = -1;          // of the last run
+    bool is_done = false;
+  };
+
+  Entry* entry_of(RequestId request_id, int32_t sample_index);
+  void look_up(Entry& entry);
+  void let_go(Entry& entry);
+  void drop_kept(Entry& entry, int64_t count);  // the oldest
+  void cut_kept(Entry& entry, int64_t end);     // those from position `end` on
+  void shed();
+  bool begin_job(Job& job);
+  int64_t num_runnable(const Entry& entry) const;
+  void plan_rows(Entry& entry, int64_t num_rows, std::span<const int32_t> token_ids);
+  bool make_room(const Entry& entry, int64_t num_new_rows);
+  void catch_up();
+  void ask(Job& job, int32_t row);
+  bool run_first();
+  bool run_next();
+  void take_guesses(const SampledTokens& sampled);
+
+  HeadModel& model_;
+  const DraftSampling sampling_;
+  const bool has_cache_;
+  KvCacheManager kv_cache_;
+  std::map<RequestId, Prompt> prompts_;
+  std::map<std::pair<RequestId, int32_t>, Entry> entries_;  // by request and sample
+  std::vector<int32_t> free_;                               // places of kept states
+  int64_t num_calls_ = 0;
+  int64_t num_idle_steps_ = 0;  // that had tokens to be guessed behind, since it was asked
+  std::vector<Job> jobs_;
+  HeadStep step_;
+  std::vector<Job*> row_jobs_;  // [S]
+};
+
+}  // namespace llmserve
