@@ -22,6 +22,12 @@ def safetensors_bytes(header: Any, data: bytes, *, header_length: int | None = N
 def write_checkpoint(directory: Path, contents: bytes, config: Any = None) -> str:
     """A directory with that model.safetensors; its path."""
     directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config if config is not None else {}))
-    (directory / "model.safetensors").write_bytes(contents)
+    write_anew(directory / "config.json", json.dumps(config if config is not None else {}).encode())
+    write_anew(directory / "model.safetensors", contents)
     return str(directory)
+
+
+def write_anew(path: Path, contents: bytes) -> None:
+    """As a new file: ext4 flushes one that is written over to the disk, each time."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(contents)

@@ -10,7 +10,7 @@
 #include "io/checkpoint.h"
 #include "layers/weight_loader.h"
 #include "models/config_reader.h"
-#include "models/draft_heads/draft_head.h"
+#include "models/draft_heads/registry.h"
 #include "models/model_loader.h"
 #include "speculation/registry.h"
 

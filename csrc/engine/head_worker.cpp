@@ -8,6 +8,7 @@
 #include "engine/worker_plan.h"
 #include "io/checkpoint.h"
 #include "layers/weight_loader.h"
+#include "models/draft_heads/registry.h"
 #include "models/model_loader.h"
 
 namespace llmserve {

@@ -125,10 +125,10 @@ class TestModel {
                                     layer_states_.num_bytes());
     return out;
   }
-  // Ranks that the model is to be cut among.
-  void set_tp(int world_size) {
-    tp_ = find_communicator("shm").make({.world_size = world_size})->join(0, {});
-    groups_.emplace(ParallelGroups{.tp = *tp_, .pp = alone_, .ep = alone_, .cp = alone_});
+  // Ranks among which the layers would be shared out.
+  void set_pp(int world_size) {
+    pp_ = find_communicator("shm").make({.world_size = world_size})->join(0, {});
+    groups_.emplace(ParallelGroups{.tp = alone_, .pp = *pp_, .ep = alone_, .cp = alone_});
   }
 
   // How many weights are still to be packed.
@@ -149,7 +149,7 @@ class TestModel {
 
  private:
   SingleCommunicator alone_;
-  std::unique_ptr<Communicator> tp_;
+  std::unique_ptr<Communicator> pp_;
   std::optional<ParallelGroups> groups_{
       ParallelGroups{.tp = alone_, .pp = alone_, .ep = alone_, .cp = alone_}};
   std::unique_ptr<Backend> backend_;
@@ -181,7 +181,7 @@ void register_testing_models(py::module_& testing) {
            py::arg("logit_rows"), py::arg("wanted_layers") = InArray<int32_t>(0),
            py::arg("wanted_tokens") = InArray<int32_t>(0))
       .def("layer_states", &TestModel::layer_states, py::arg("num_layers"), py::arg("num_tokens"))
-      .def("set_tp", &TestModel::set_tp, py::arg("world_size"))
+      .def("set_pp", &TestModel::set_pp, py::arg("world_size"))
       .def("weights", &TestModel::weights)
       .def("pack_one", &TestModel::pack_one)
       .def_property_readonly("num_deferred", &TestModel::num_deferred)

@@ -67,10 +67,10 @@ def test_what_leaves_the_last_layer_is_normed_to_the_hidden_states() -> None:
     np.testing.assert_allclose(states * scale * weight, hidden[[5, 30]], rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_that_is_not_cut_among_ranks_refuses_a_group_of_several_by_name() -> None:
+def test_a_group_of_several_ranks_that_no_layer_uses_is_refused_by_name() -> None:
     runner = PagedRunner(checkpoint("llama"), device="cpu", dtype="float32")
-    runner.model.set_tp(2)
-    with pytest.raises(NotSupported, match="group tp has 2 ranks, and this model is not cut"):
+    runner.model.set_pp(2)
+    with pytest.raises(NotSupported, match="group pp has 2 ranks, and no layer of this model"):
         runner.step([(runner.add_sequence(), TOKENS)])
-    runner.model.set_tp(1)
+    runner.model.set_pp(1)
     runner.step([(runner.add_sequence(), TOKENS)])

@@ -1,5 +1,7 @@
 """Every op of the cpu backend, on every instruction set that can run here, against ref."""
 
+import os
+
 import numpy as np
 import op_formulas as formulas
 import pytest
@@ -270,8 +272,8 @@ def test_latent_attention_matches_ref(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
 def test_latent_rows_are_stored_as_ref_stores_them(fast, ref_of_fast, rng, dtype):
-    if fast.name != "cpu":
-        pytest.skip("arrays of the host, two of which are one memory, are two on a device")
+    if fast.name != "cpu" or "LLMSERVE_GUARD_OPERANDS" in os.environ:
+        pytest.skip("arrays of the host, two of which are one memory, are copied apart")
     keys = normal(rng, 40, 1, 72)
     slots = rng.permutation(64)[:40]
     got, expected = (

@@ -66,7 +66,7 @@ def _rms(x: np.ndarray) -> float:
 # turned before they are. Their products have tests of their own, by op and against ref.
 OTHERWISE = {family for family in FAMILIES if "moe" in family} | {
     *("deepseek_v2", "deepseek_v3", "dots1", "glm4_moe_lite", "gpt_oss", "minicpm3", "minimax_m2"),
-    *("mixtral", "olmoe", "youtu"),
+    *("mistral4", "mixtral", "olmoe", "youtu"),
 }
 DENSE = [family for family in FAMILIES if family not in OTHERWISE]
 

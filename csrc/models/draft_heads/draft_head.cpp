@@ -4,9 +4,6 @@
 
 #include "core/arena.h"
 #include "core/error.h"
-#include "models/draft_heads/eagle3_head.h"
-#include "models/draft_heads/eagle_head.h"
-#include "models/draft_heads/medusa_head.h"
 
 namespace llmserve {
 
@@ -27,19 +24,6 @@ void DraftHead::copy_rows(const ConstTensor& from, const Tensor& to) {
 int64_t DraftHead::logit_bytes(int64_t vocab_size, int64_t hidden_size, int64_t num_rows) {
   return Arena::footprint_bytes(DType::kF32, {num_rows, vocab_size}) +
          Arena::footprint_bytes(DType::kF32, {num_rows, hidden_size});
-}
-
-std::unique_ptr<DraftHead> make_draft_head(HeadConfig config, WeightLoader& weights) {
-  switch (config.kind) {
-    case HeadKind::kEagle3:
-      return std::make_unique<Eagle3Head>(std::move(config), weights);
-    case HeadKind::kEagle:
-    case HeadKind::kMtp:
-      return std::make_unique<EagleHead>(std::move(config), weights);
-    case HeadKind::kMedusa:
-      return std::make_unique<MedusaHead>(std::move(config), weights);
-  }
-  throw InternalError("a kind of head");
 }
 
 }  // namespace llmserve

@@ -108,8 +108,4 @@ class DraftHead {
   WeightReport weights_;
 };
 
-class WeightLoader;
-// Plans or loads, as the loader does. Throws CorruptFile.
-std::unique_ptr<DraftHead> make_draft_head(HeadConfig config, WeightLoader& weights);
-
 }  // namespace llmserve

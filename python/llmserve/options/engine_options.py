@@ -329,7 +329,7 @@ class EngineOptions:
         False,
         _REQUESTS,
         "count how many rows each expert is given: LLM.expert_loads(), balance in bench",
-        commands="run serve bench",
+        commands="run bench",
         core=None,
         more="CPU only, for models of experts",
     )

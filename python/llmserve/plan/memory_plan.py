@@ -176,7 +176,11 @@ class MemoryPlan:
             *(f"note           {note}" for note in self.notes),
             f"weights        {human_bytes(self.weight_bytes)}, of them "
             f"{human_bytes(self.mapped_bytes)} mapped from the file",
-            *(f"  {group.name:<12} {human_bytes(group.num_bytes)}" for group in self.weights),
+            *(
+                f"  {group.name:<12} {human_bytes(group.num_bytes)}"
+                for group in self.weights
+                if group.num_bytes or group.name != "experts"
+            ),
             f"workspace      {human_bytes(self.workspace_bytes)} for steps of "
             f"{self.max_num_batched_tokens} tokens",
             f"KV cache       {human_bytes(self.kv_cache_bytes)} in {self.kv_cache_dtype}: "

@@ -34,6 +34,7 @@ from gguf_files import (
 )
 from llmserve import _core, _core_testing
 from llmserve.errors import CorruptFile, InvalidArgument, NotSupported
+from safetensors_files import write_anew
 
 ARCH = raw_value(b"general.architecture", STRING, b"llama")
 SHAPE = [
@@ -58,7 +59,7 @@ GOOD = raw_file(SHAPE, TENSORS, DATA)
 
 def write(directory: Path, contents: bytes) -> str:
     path = directory / "model.gguf"
-    path.write_bytes(contents)
+    write_anew(path, contents)
     return str(path)
 
 

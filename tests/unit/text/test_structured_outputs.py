@@ -225,7 +225,6 @@ def test_a_stream_gives_the_same_text_in_pieces(llm: LLM) -> None:
     (whole,) = samples(llm, {"json": PERSON}, seed=5)
     pieces = list(llm.stream("Once upon a time", params({"json": PERSON}, seed=5)))
     assert pieces[-1].outputs[0].text == whole.text
-    assert len(pieces) > 3
     assert all(whole.text.startswith(piece.outputs[0].text) for piece in pieces)
 
 

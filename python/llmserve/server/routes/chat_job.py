@@ -88,7 +88,8 @@ async def chat_job(request: Request, body: ChatBody, kind: str, given_id: str = 
         prompt = await _prompt(body, params, model, num_body_bytes(request))
         text = prompt.get("prompt") or ""
         params, reasoning = _with_reasoning(body, params, model, server.settings, text)
-        form = chat_format(body, model, server.settings, names, text, reasoning)
+        has_grammar = params.structured_outputs is not None
+        form = chat_format(body, model, server.settings, names, text, reasoning, has_grammar)
         job = await generation_job(kind, body, model, [prompt], params, server.settings, given_id)
     return ChatJob(server, body, job, form, arrived)
 

@@ -33,6 +33,8 @@ class ChatFormat:
     is_thinking: bool  # the prompt ends within a section
     gives_reasoning: bool
     schemas: Schemas = field(default_factory=dict)  # of the tools' arguments
+    # A grammar begins where the section ends, whatever looks like a call in it.
+    has_grammar: bool = False
 
     def parser(self) -> "ChatParser":
         """For one sample."""
@@ -62,8 +64,10 @@ def chat_format(
     names: Collection[str],
     prompt: str,
     reasoning: ReasoningStyle | None,
+    has_grammar: bool,
 ) -> ChatFormat:
-    """names: of the tools that may be called. reasoning: the section to look for."""
+    """names: of the tools that may be called. reasoning: the section to look for. has_grammar:
+    what follows it is held to one."""
     style = served_tool_style(model, settings)
     return ChatFormat(
         style=style if names or style.is_envelope else None,
@@ -73,7 +77,15 @@ def chat_format(
         is_thinking=reasoning is not None and reasoning.is_open(prompt),
         gives_reasoning=body.include_reasoning is not False,
         schemas=dict(tool_function("tools", tool) for tool in body.tools or ()) if names else {},
+        has_grammar=has_grammar,
     )
+
+
+def _calls_in_thought(form: ChatFormat) -> tuple[str, ...]:
+    """Signs that end a section which was not closed."""
+    if form.style is None or not form.style.marks_calls or form.has_grammar:
+        return ()
+    return (form.style.begin,)
 
 
 class ChatParser:
@@ -88,7 +100,7 @@ class ChatParser:
                 reasoning.starts,
                 reasoning.ends,
                 reasoning.answer,
-                (form.style.begin,) if form.style is not None and form.style.marks_calls else (),
+                _calls_in_thought(form),
             )
         self._tools: ToolParser | None = None
         if form.style is not None:
