@@ -186,7 +186,9 @@ BITS_IN_MEMORY |= {
 }
 # What 256 weights share is there for each 128 of them.
 BITS_ON_CUDA = {"Q2_K": 3.25, "Q3_K": 3.625, "Q4_K": 4.75, "Q5_K": 5.75, "Q6_K": 6.625}
-BITS_ON_CUDA |= {"IQ4_XS": 4.375, "TQ1_0": 2.25, "TQ2_0": 2.25}
+BITS_ON_CUDA |= {"IQ4_XS": 4.375, "TQ1_0": 2.25, "TQ2_0": 2.25, "IQ3_S": 4.375}
+for _name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"):
+    BITS_ON_CUDA[_name] = BITS_IN_MEMORY[_name] + 8 / 128
 
 
 @pytest.mark.parametrize("name", BITS_IN_MEMORY)

@@ -4,10 +4,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from llmserve import _core
-from llmserve.common.arguments import boolean, integer, number, text
 from llmserve.errors import InvalidArgument
 from llmserve.options.option import Option
-from llmserve.server.settings import ServerSettings
+from llmserve.server.settings import ServerSettings, check_values
 
 
 def _setting(default: Any, help: str) -> Any:
@@ -45,16 +44,7 @@ class RouteSettings:
     log_format: str = _setting("text", "text or json")
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(item.default, bool):
-                boolean(item.name, value)
-            elif isinstance(item.default, str):
-                text(item.name, value)
-            elif isinstance(item.default, int):
-                integer(item.name, value, 0 if item.name in ("port", "retries") else 1)
-            elif number(item.name, value) < 0:
-                raise InvalidArgument(f"{item.name} must be at least 0, got {value}")
+        check_values(self, can_be_zero=("port", "retries"))
         policies = [name for name, _ in _core.supported_router_policies()]
         if self.policy not in policies:
             raise InvalidArgument(

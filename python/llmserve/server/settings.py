@@ -42,6 +42,22 @@ def _read_list(name: str, value: str) -> list[str]:
     return [item.strip() for item in items if item.strip()]
 
 
+def check_values(settings: Any, can_be_zero: tuple[str, ...]) -> None:
+    """Each value of a dataclass of settings is of its default's type; numbers are 0 or more, and
+    integers 1 or more, but for those named and those whose default is 0. Raises InvalidArgument."""
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        if isinstance(item.default, bool):
+            boolean(item.name, value)
+        elif isinstance(item.default, str):
+            text(item.name, value)
+        elif isinstance(item.default, int):
+            least = 0 if item.name in can_be_zero or item.default == 0 else 1
+            integer(item.name, value, least)
+        elif number(item.name, value) < 0:
+            raise InvalidArgument(f"{item.name} must be at least 0, got {value}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """How the server listens, whom it lets in, and what it bounds. Times are in seconds; 0 turns a
@@ -115,17 +131,7 @@ class ServerSettings:
     vllm_metrics: bool = _setting(False, "also export metrics under vLLM's names")
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(item.default, bool):
-                boolean(item.name, value)
-            elif isinstance(item.default, str):
-                text(item.name, value)
-            elif isinstance(item.default, int):
-                can_be_zero = item.name == "port" or item.default == 0
-                integer(item.name, value, 0 if can_be_zero else 1)
-            elif number(item.name, value) < 0:
-                raise InvalidArgument(f"{item.name} must be at least 0, got {value}")
+        check_values(self, can_be_zero=("port",))
         if self.port > 65535:
             raise InvalidArgument(f"port must be at most 65535, got {self.port}")
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
