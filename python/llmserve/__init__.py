@@ -112,6 +112,7 @@ _LATER = {
     "AsyncLLMEngine": "llmserve.async_llm:AsyncLLM",  # as vLLM calls it, too
     "EngineArgs": "llmserve.options.engine_args",
     "LLMEngine": "llmserve.llm_engine",
+    "PromptType": "llmserve.prompts",
     "Trace": "llmserve.insight.trace",
     "quantize": "llmserve.quantization",
 }

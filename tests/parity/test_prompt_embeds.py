@@ -74,7 +74,8 @@ def test_arrays_of_every_kind_are_taken() -> None:
         expected = results(run(llm, [{"prompt_token_ids": PROMPTS[2]}]))
         padded = torch.zeros(len(tensor), 2 * HIDDEN_SIZE)
         padded[:, ::2] = tensor
-        for array in (tensor, tensor.numpy(), padded[:, ::2], tensor.t().contiguous().t()):
+        strided = [padded[:, ::2], tensor.t().contiguous().t()]
+        for array in (tensor, tensor.numpy(), *strided, torch.nn.Parameter(tensor)):
             assert results(run(llm, [{"prompt_embeds": array}])) == expected
         half = tensor.half()
         (of_half,) = results(run(llm, [{"prompt_embeds": half}]))

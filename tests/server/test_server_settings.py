@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -116,6 +118,23 @@ raise SystemExit(main(["serve"]))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "pip install 'llmserve[serve]'" in done.stderr
+
+
+def test_a_start_draws_a_seed_and_says_which(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served: list[int] = []
+    monkeypatch.setattr("llmserve.server.logs.configure_logs", lambda _: None)
+    monkeypatch.setattr(
+        "llmserve.server.main.serve",
+        lambda models, *_: served.append(models[0].llm.model_config.seed),
+    )
+    with caplog.at_level(logging.INFO):
+        for seed in ([], [], ["--seed", "7"]):
+            assert main(["serve", "--port", "0", *seed]) == 0
+    assert re.findall(r"its seed is (\d+)", caplog.text) == [str(seed) for seed in served]
+    assert len(set(served)) == 3
+    assert served[2] == 7
 
 
 class _Clock:

@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"llmserve {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"llmserve {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     generate.add_parser(commands)
     chat.add_parser(commands)

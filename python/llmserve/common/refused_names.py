@@ -14,6 +14,7 @@ REFUSED_NAMES: Mapping[str, str] = {
         ),
         _NO_HEADS,
     ),
+    "initialize_ray_cluster": "an LLM is one process; docs/ray.md has Ray Serve and Ray Data",
     "KVTransferConfig": "weights and KV cache stay in one memory",
     "LoRARequest": "adapters are not applied; merge them into the checkpoint (peft's "
     "merge_and_unload), and load that",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -125,7 +126,11 @@ def test_a_tokenizer_comes_by_its_models_id_without_the_weights(
 
 @pytest.mark.parametrize("has_ranges", [True, False])
 def test_a_download_that_was_interrupted_goes_on_where_it_ended(
-    has_ranges: bool, hub: hub_server.HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+    has_ranges: bool,
+    hub: hub_server.HubServer,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(resume, "MIN_BYTES", 10_000)
     hub.has_ranges = has_ranges
@@ -135,7 +140,11 @@ def test_a_download_that_was_interrupted_goes_on_where_it_ended(
     (kept,) = cache.rglob("*.incomplete")
     assert kept.stat().st_size == 9000
     hub.breaks_after = None
+    capsys.readouterr()
     folder = find_checkpoint(MODEL, None, cache)
+    shown = re.findall(r"model\.safetensors: +(\d+)%", capsys.readouterr().err)
+    begin = 100 * 9000 / (folder / "model.safetensors").stat().st_size
+    assert (shown[0], shown[-1]) == (f"{begin:.0f}", "100")
     assert hub.ranges == (["bytes=0-", "bytes=9000-"] if has_ranges else [])
     original = hub.models[MODEL] / "model.safetensors"
     assert (folder / "model.safetensors").read_bytes() == original.read_bytes()

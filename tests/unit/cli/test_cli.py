@@ -245,7 +245,8 @@ def test_help_says_what_runs_and_on_what(call: Run) -> None:
 
 
 def test_version(call: Run) -> None:
-    assert call("--version").stdout == f"llmserve {llmserve.__version__}\n"
+    for flag in ("--version", "-V"):
+        assert call(flag).stdout == f"llmserve {llmserve.__version__}\n"
 
 
 def test_ctrl_c_stops_cleanly() -> None:

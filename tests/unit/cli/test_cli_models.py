@@ -51,6 +51,18 @@ def test_a_model_is_pulled_listed_and_removed(hub: hub_server.HubServer, call: R
     assert call("list").stdout == ""
 
 
+def test_a_file_of_a_repository_is_pulled_alone(
+    hub: hub_server.HubServer, call: Run, tmp_path: Path
+) -> None:
+    hub.models["some-org/tiny-GGUF"] = tmp_path / "gguf"
+    hub.models["some-org/tiny-GGUF"].mkdir()
+    for name in ("tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf"):
+        (tmp_path / "gguf" / name).write_bytes(b"GGUF")
+    for flag in ("--hf-file", "-hff"):
+        file = Path(call("pull", "some-org/tiny-GGUF", flag, "tiny-Q8_0.gguf").stdout.strip())
+        assert [path.name for path in file.parent.iterdir()] == ["tiny-Q8_0.gguf"]
+
+
 def test_without_a_cache_there_is_nothing(hub: hub_server.HubServer, call: Run) -> None:
     done = call("list")
     assert (done.returncode, done.stdout) == (0, "")

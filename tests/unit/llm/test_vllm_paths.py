@@ -24,6 +24,21 @@ def test_a_module_has_its_names(path: str) -> None:
         module.nonsense  # noqa: B018
 
 
+# vllm.__all__, but for the hints of its linter.
+EXPORTS = {
+    *("__version__", "LLM", "ModelRegistry", "PromptType", "TextPrompt", "TokensPrompt"),
+    *("SamplingParams", "RequestOutput", "CompletionOutput", "PoolingOutput", "PoolingParams"),
+    *("PoolingRequestOutput", "EmbeddingOutput", "EmbeddingRequestOutput", "LLMEngine"),
+    *("ClassificationOutput", "ClassificationRequestOutput", "ScoringOutput", "EngineArgs"),
+    *("ScoringRequestOutput", "AsyncLLMEngine", "AsyncEngineArgs", "initialize_ray_cluster"),
+}
+
+
+def test_what_vllm_exports_is_here_or_says_why_not() -> None:
+    assert {name for name in EXPORTS if not hasattr(llmserve, name)} == set()
+    assert llmserve.PromptType is importlib.import_module("llmserve.inputs").PromptType
+
+
 def test_what_is_the_same_thing_is_one_thing() -> None:
     from llmserve.engine.arg_utils import EngineArgs
     from llmserve.entrypoints.llm import LLM

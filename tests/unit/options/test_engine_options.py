@@ -179,6 +179,7 @@ def test_float16_runs_as_bfloat16_with_one_warning(
 CHANGES_NOTHING = [
     ({"tokenizer_mode": "slow"}, "tokenizer_mode='slow' changes nothing: the tokenizers library"),
     ({"load_format": "safetensors"}, "load_format='safetensors' changes nothing: there is one way"),
+    ({"load_format": "gguf"}, "load_format='gguf' changes nothing: there is one way to load"),
     ({"compilation_config": 3}, "compilation_config=3 changes nothing: nothing is compiled"),
     ({"swap_space": 8}, "swap_space=8 changes nothing"),
     ({"limit_mm_per_prompt": {"image": 1}}, "changes nothing: models take text alone"),

@@ -82,6 +82,8 @@ def test_a_block_runs_as_printed(idx: int, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+    for said in re.findall(r"print\(.*\)  # (\{.*\})", block["code"]):
+        assert said in done.stdout
 
 
 def test_the_block_of_the_server_ends_where_its_extra_is_missing(tmp_path: Path) -> None:
@@ -103,6 +105,18 @@ def test_the_block_of_the_server_ends_where_its_extra_is_missing(tmp_path: Path)
     )
     assert done.returncode != 0
     assert "llmserve[serve]" in done.stderr
+
+
+def test_setting_up_says_where_it_works_and_what_it_takes() -> None:
+    section = README.split("\n## Set up\n")[1].split("\n## ")[0]
+    for words in ("On Linux", "minutes", "GB of memory a core", "unless it is given `-v`"):
+        assert words in section
+
+
+def test_what_is_not_there_is_said() -> None:
+    (paragraph,) = re.findall(r"\nNot there yet: .*?\n\n", README, re.DOTALL)
+    for words in ("wheels", "Windows", "several GPUs", "LoRA", "images", "classifiers", "batches"):
+        assert words in paragraph
 
 
 def test_figures_of_speed_are_those_of_the_page() -> None:
