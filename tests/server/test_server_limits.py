@@ -202,7 +202,8 @@ def test_admission_counts_tokens_too(make_oracle: MakeOracle) -> None:
         assert (status, answer["error"]["code"]) == (429, "queue_full")
         socks.pop(0).close()
         server.wait_until(lambda: len(server.activity.runs) == 1, "the first has left")
-        assert server.post(COMPLETIONS, prompt=[5], max_tokens=500)[0] == 200
+        socks.append(server.open_stream(COMPLETIONS, max_tokens=500, **body))
+        assert next(events(socks[-1])).startswith("data: {")
         for sock in socks:
             sock.close()
 

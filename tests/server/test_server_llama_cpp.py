@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from serving import RunningServer, data_of, events
+from serving import RunningServer, data_of
 
 ROUTE, PROMPT = "/completion", "Once upon a time"
 GREEDY = {"temperature": 0.0, "n_predict": 12}
@@ -28,7 +28,7 @@ def test_a_completion_is_openais_whole_and_streamed(server: RunningServer) -> No
     assert len(answer["tokens"]) == answer["timings"]["predicted_n"] == 12
     assert answer["prompt"] == PROMPT
     body = {"prompt": PROMPT, **GREEDY, "stream": True}
-    lines = data_of(events(server.open_stream(ROUTE, **body)))
+    lines = data_of(server.request("POST", ROUTE, body)[1].splitlines())
     assert "".join(line["content"] for line in lines) == answer["content"]
     assert [line["stop"] for line in lines] == [*[False] * (len(lines) - 1), True]
     assert lines[-1]["tokens_predicted"] == 12

@@ -113,6 +113,7 @@ def test_story_prompt_gives_sentences_that_end(model: Any, tokenizer: Any) -> No
         assert text.endswith((".", "!", '"')), text
 
 
+@pytest.mark.long
 def test_perplexity_of_the_shipped_weights_is_the_one_of_the_card(
     model: Any, tokenizer: Any
 ) -> None:
