@@ -6,6 +6,7 @@ import json
 import re
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from llmserve.cli.serve import _named_models
 from llmserve.server.app import ROUTES
 from llmserve.server.models import ServedModel
 from llmserve.server.peer_routes import PEER_ROUTES
+from llmserve.server.routes.chat_parser import served_reasoning_style
 from llmserve.server.routes.vllm_fields import FIELDS
 from llmserve.server.settings import LENIENCIES, ServerSettings
 from serving import RunningServer, data_of, events, running_server
@@ -194,6 +196,16 @@ def test_settings_name_what_they_take() -> None:
     assert len(ServerSettings(allowed_origins=both).origins) == 2
     with pytest.raises(InvalidArgument, match="allowed_origins"):
         ServerSettings(allowed_origins="[5]")
+
+
+def test_no_reasoning_is_looked_for_where_that_is_set() -> None:
+    tokenizer = SimpleNamespace(chat_template_source="<think>{{ thought }}</think>")
+    thinker: Any = SimpleNamespace(tokenizer=lambda: tokenizer)
+    for name in ("none", "identity"):
+        assert served_reasoning_style(thinker, ServerSettings(reasoning_parser=name)) is None
+    assert served_reasoning_style(thinker, ServerSettings()) is not None
+    with pytest.raises(InvalidArgument, match="reasoning_parser"):
+        ServerSettings(reasoning_parser="nobody")
 
 
 def test_a_call_of_a_tool_that_was_not_offered_is_the_clients_to_judge(demo: AsyncLLM) -> None:

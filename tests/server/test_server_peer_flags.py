@@ -18,7 +18,7 @@ from llmserve.server.options import TAKEN, Effective, resolve
 LINES = (Path(__file__).parent / "vllm_serve_lines.txt").read_text(encoding="utf-8")
 VLLM = [line for line in LINES.splitlines() if not line.startswith("#")]
 # Of VLLM's lines those that are about features that are here; the others are refused by name.
-NUM_TAKEN = 179
+NUM_TAKEN = 180
 
 
 def read(*words: str) -> Effective:

@@ -100,3 +100,6 @@ REASONING_STYLES: tuple[ReasoningStyle, ...] = (
         hints=("</think>",),
     ),
 )
+
+# Names for none of them: what is thought stays in the content. vLLM has the second.
+NO_REASONING = ("none", "identity")

@@ -6,7 +6,7 @@ from typing import Any
 
 from llmserve.common.arguments import boolean, integer, number, text
 from llmserve.errors import InvalidArgument
-from llmserve.parsers.reasoning import REASONING_STYLES
+from llmserve.parsers.reasoning import NO_REASONING, REASONING_STYLES
 from llmserve.parsers.registry import TOOL_STYLES, reasoning_style, tool_style
 from llmserve.server.tiers import read_tiers
 
@@ -140,7 +140,7 @@ class ServerSettings:
             raise InvalidArgument("host is empty; give an address to listen on")
         if self.tool_call_parser != "auto":
             tool_style(self.tool_call_parser)
-        if self.reasoning_parser not in ("auto", "none"):
+        if self.reasoning_parser not in ("auto", *NO_REASONING):
             reasoning_style(self.reasoning_parser)
         for name in _read_list("leniency", self.leniency):
             if name not in LENIENCIES:

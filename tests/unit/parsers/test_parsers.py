@@ -340,6 +340,22 @@ def test_a_chat_template_tells_its_style_of_reasoning() -> None:
         reasoning_style("nobody")
 
 
+TOOL_PARSERS = (
+    "hermes qwen3_coder qwen3_xml llama3_json llama4_json llama4_pythonic pythonic mistral "
+    "deepseek_v3 deepseek_v31 deepseek_v32 glm45 glm47 kimi_k2 granite granite-20b-fc granite4 "
+    "phi4_mini_json openai internlm jamba xlam minimax minimax_m2 hunyuan_a13b step3 seed_oss olmo3"
+)
+REASONING_PARSERS = (
+    "deepseek_r1 deepseek_v3 qwen3 glm45 kimi_k2 granite mistral openai_gptoss hunyuan_a13b "
+    "ernie45 minimax_m2 olmo3 seed_oss step3 holo2"
+)
+
+
+def test_vllms_names_of_parsers_work() -> None:
+    assert all(tool_style(name) in TOOL_STYLES for name in TOOL_PARSERS.split())
+    assert all(reasoning_style(name) in REASONING_STYLES for name in REASONING_PARSERS.split())
+
+
 def test_every_name_is_of_one_style() -> None:
     for styles, find in ((TOOL_STYLES, tool_style), (REASONING_STYLES, reasoning_style)):
         names = [(name, s) for s in styles for name in (s.name, *s.aliases)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from llmserve.outputs import CompletionOutput
 from llmserve.parsers.deltas import Pieces, ToolCallDelta, ToolParser
-from llmserve.parsers.reasoning import ReasoningStyle
+from llmserve.parsers.reasoning import NO_REASONING, ReasoningStyle
 from llmserve.parsers.registry import (
     detect_reasoning_style,
     detect_tool_style,
@@ -50,7 +50,7 @@ def served_tool_style(model: ServedModel, settings: ServerSettings) -> ToolStyle
 
 def served_reasoning_style(model: ServedModel, settings: ServerSettings) -> ReasoningStyle | None:
     """How the model writes its reasoning; None where none is looked for."""
-    if settings.reasoning_parser == "none":
+    if settings.reasoning_parser in NO_REASONING:
         return None
     if settings.reasoning_parser != "auto":
         return reasoning_style(settings.reasoning_parser)
