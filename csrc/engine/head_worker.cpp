@@ -59,16 +59,25 @@ HeadWorker::HeadWorker(HeadKind kind, const EngineConfig& config, const Worker& 
 void HeadWorker::load() {
   const Checkpoint checkpoint = open_checkpoint(config_.model_path);
   HeadConfig head = read_head_config(kind_, checkpoint, target_.model().config());
-  if (head_ != nullptr && (head.state_size() != head_->config().state_size() ||
-                           head.hidden_size() != head_->config().hidden_size() ||
-                           head.target_layers != head_->config().target_layers ||
-                           head.layer.cache_groups != head_->config().layer.cache_groups))
-    throw InvalidArgument(concat(config_.model_path, " holds another head than when it was first ",
-                                 "loaded; put the old one back or make a new LLM"));
+  const auto check_same = [&](bool is_same) {
+    if (!is_same)
+      throw InvalidArgument(concat(config_.model_path, " holds another head than when it was ",
+                                   "first loaded; put the old one back or make a new LLM"));
+  };
+  if (head_ != nullptr)
+    check_same(head.state_size() == head_->config().state_size() &&
+               head.hidden_size() == head_->config().hidden_size() &&
+               head.target_layers == head_->config().target_layers &&
+               head.layer.cache_groups == head_->config().layer.cache_groups);
   WeightLoader weights(checkpoint, backend_,
                        resolve_weight_format(config_.dtype, config_.quantization), {.load = true});
-  head_ = make_draft_head(std::move(head), weights);
-  for (const auto& file : checkpoint.files()) file->read_state()->check();
+  std::unique_ptr<DraftHead> loaded = make_draft_head(std::move(head), weights);
+  // What it computes with was made for the old one.
+  if (head_ != nullptr) check_same(head_workspace_bytes(*loaded, config_) == workspace_bytes_);
+  files_.clear();
+  for (const auto& file : checkpoint.files()) files_.push_back(file->read_state());
+  check_files();
+  head_ = std::move(loaded);
   has_weights_ = true;
   workspace_bytes_ = head_workspace_bytes(*head_, config_);
   const int64_t max_rows = max_step_rows();
@@ -203,7 +212,12 @@ const SampledTokens& HeadWorker::run(const HeadStep& step) {
       logits_.insert(logits_.end(), logits.as<float>(), logits.as<float>() + logits.num_elements());
     draw(logits, std::span(step.samples).subspan(begin, count));
   }
+  check_files();
   return sampled_;
+}
+
+void HeadWorker::check_files() const {
+  for (const auto& file : files_) file->check();
 }
 
 // What is not of the head's vocabulary is not drawn.

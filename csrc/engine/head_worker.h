@@ -10,6 +10,7 @@
 #include "core/arena.h"
 #include "engine/kv_storage.h"
 #include "engine/worker.h"
+#include "io/bus_errors.h"
 #include "models/draft_heads/draft_head.h"
 #include "sampling/sampler.h"
 #include "speculation/head_model.h"
@@ -49,6 +50,7 @@ class HeadWorker final : public HeadModel {
 
  private:
   void load();
+  void check_files() const;
   void lay_out(const HeadStep& step);
   void read_features(const ForwardContext& context, const HeadStep& step, const Tensor& features);
   void draw(const ConstTensor& logits, std::span<const SampleTask> tasks);
@@ -59,6 +61,8 @@ class HeadWorker final : public HeadModel {
   Backend& backend_;
   std::unique_ptr<DraftHead> head_;  // its weights may be given back, its config stays
   bool has_weights_ = false;
+  // Of the files that its weights came from, of which some are read in place.
+  std::vector<std::shared_ptr<const ReadState>> files_;
   std::vector<int32_t> wanted_layers_;  // increasing, each once
   std::vector<int64_t> state_places_;   // of the head's layers among them
   std::unique_ptr<Arena> arena_;

@@ -119,6 +119,11 @@ void HeadDrafter::let_go(Entry& entry) {
   entry.has_looked_up = false;
 }
 
+// For the head: nothing is guessed of it any more.
+bool HeadDrafter::is_too_long(const Entry& entry) const {
+  return std::max(entry.num_certain, std::ssize(entry.prompt->token_ids)) >= model_.max_model_len();
+}
+
 void HeadDrafter::take_states(const StepPlan& plan, const Tensor& states) {
   const bool is_idle = num_idle_steps_ > kIdleSteps;
   bool is_decoding = false;
@@ -131,6 +136,11 @@ void HeadDrafter::take_states(const StepPlan& plan, const Tensor& states) {
     // What stood there was a guess that was not right, or runs again.
     cut_kept(*entry, start);
     entry->num_certain = std::max(entry->num_certain, sequence.num_known());
+    if (is_too_long(*entry)) {
+      drop_kept(*entry, std::ssize(entry->kept));
+      let_go(*entry);
+      continue;
+    }
     // The last row in the pool may be asked for again.
     const int64_t first = std::max(start, entry->next_position - 1);
     if (first > entry->end_kept() || entry->kept.empty()) {

@@ -73,6 +73,7 @@ class HeadDrafter final : public Drafter {
 
   Entry* entry_of(RequestId request_id, int32_t sample_index);
   void look_up(Entry& entry);
+  bool is_too_long(const Entry& entry) const;
   void let_go(Entry& entry);
   void drop_kept(Entry& entry, int64_t count);  // the oldest
   void cut_kept(Entry& entry, int64_t end);     // those from position `end` on

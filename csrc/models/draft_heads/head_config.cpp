@@ -69,7 +69,8 @@ void read_target_tokens(const Checkpoint& checkpoint, const char* name, bool are
                              ids.size()));
   std::set<int64_t> seen;
   for (size_t i = 0; i < ids.size(); ++i) {
-    const int64_t id = ids[i] + (are_differences ? static_cast<int64_t>(i) : 0);
+    // Unsigned: a file may have any number there.
+    const auto id = static_cast<int64_t>(static_cast<uint64_t>(ids[i]) + (are_differences ? i : 0));
     if (id < 0 || id >= config.target_vocab_size || !seen.insert(id).second)
       throw CorruptFile(concat(
           checkpoint.path(), ": tensor \"", entry->name, "\": entry ", i, " stands for token ", id,
@@ -137,10 +138,19 @@ void read_eagle3(const Checkpoint& checkpoint, const ModelConfig& target, HeadCo
   config.has_input_norm = json["norm_before_fc"].as_bool_or(false);
   config.has_fc_norms = json["fc_norm"].as_bool_or(has(checkpoint, "fc_norm.0.weight"));
   config.has_normed_output = json["norm_output"].as_bool_or(false);
+  if (config.has_input_norm && config.has_fc_norms)
+    throw NotSupported(concat(json["norm_before_fc"].where(),
+                              ": true is not supported together with norms fc_norm"));
   if (!config.has_embedding && config.layer.hidden_size != target.hidden_size)
     throw InvalidArgument(concat("speculative_config: ", json["hidden_size"].where(), ": got ",
                                  config.layer.hidden_size, ", and the head has no embed_tokens of ",
                                  "its own, where the target's are of ", target.hidden_size));
+  if (!config.has_lm_head &&
+      (config.vocab_size != target.vocab_size || config.layer.hidden_size != target.hidden_size))
+    throw CorruptFile(concat(checkpoint.path(), ": tensor \"lm_head.weight\" is missing, and the ",
+                             "target's, [", target.vocab_size, ", ", target.hidden_size,
+                             "], cannot stand in for one of [", config.vocab_size, ", ",
+                             config.layer.hidden_size, "]"));
   read_target_tokens(checkpoint, "d2t", /*are_differences=*/true, config);
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,60 @@ def test_it_sleeps_and_wakes() -> None:
         assert right > 0.9
 
 
+def test_it_does_not_wake_with_another_head(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tiny = checkpoint("llama")
+    random_head("eagle3", tiny, tmp_path)
+    file = tmp_path / "model.safetensors"
+    short = load_file(file)
+    whole = {name: t for name, t in short.items() if name not in ("d2t", "t2d")}
+    whole["lm_head.weight"] = torch.randn(VOCAB_SIZE, short["lm_head.weight"].shape[1]) / 7
+    draft_vocab_size = len(short["d2t"])
+
+    def put(tensors: dict[str, Any], size: int) -> None:
+        save_file(tensors, tmp_path / "new.safetensors")
+        (tmp_path / "new.safetensors").replace(file)
+        change_config(tmp_path, draft_vocab_size=size)
+
+    put(whole, VOCAB_SIZE)
+    config = {"model": str(tmp_path), "num_speculative_tokens": 3, "adaptive": False}
+    with LLM(str(tiny), speculative_config=config, **OPTIONS) as llm:
+        expected = tokens(llm.generate(prompts(20), sampled(), use_tqdm=False))
+        llm.sleep(2)
+        put(short, draft_vocab_size)
+        with pytest.raises(InvalidArgument, match="holds another head"):
+            llm.wake_up()
+        put(whole, VOCAB_SIZE)
+        llm.wake_up()
+        assert tokens(llm.generate(prompts(20), sampled(), use_tqdm=False)) == expected
+
+
+@pytest.mark.parametrize("max_positions", [256, 16])
+def test_a_head_whose_file_is_shortened_is_switched_off_if_it_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, max_positions: int
+) -> None:
+    """Its embedding is read in place; and not for texts that are too long for it."""
+    from safetensors.torch import load_file, save_file
+
+    tiny = checkpoint("llama")
+    random_head("eagle3", tiny, tmp_path)
+    change_config(tmp_path, max_position_embeddings=max_positions)
+    file = tmp_path / "model.safetensors"
+    state = load_file(file)
+    size = state["norm.weight"].shape[0]
+    save_file({**state, "embed_tokens.weight": torch.randn(VOCAB_SIZE, size)}, file)
+    config = {"model": str(tmp_path), "num_speculative_tokens": 3, "adaptive": False}
+    with LLM(str(tiny), speculative_config=config, **OPTIONS) as llm:
+        expected = tokens(llm.generate(prompts(20), sampled(), use_tqdm=False))
+        assert (llm.get_metrics().num_draft_tokens > 0) == (max_positions > 16)
+        os.truncate(file, 0)
+        assert tokens(llm.generate(prompts(20), sampled(), use_tqdm=False)) == expected
+    told = [line for line in caplog.messages if "is switched off" in line]
+    assert len(told) == (1 if max_positions > 16 else 0)
+    assert all("model.safetensors: was shortened" in line for line in told)
+
+
 def test_a_folder_says_what_it_is(tmp_path: Path) -> None:
     from llmserve.checkpoint.draft_folders import read_draft_folder
 
@@ -309,6 +364,13 @@ def tensor(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
         (tensor("fc.weight", lambda x: x[:, :-1].clone()), CorruptFile, "fc.weight"),
         (tensor("midlayer.hidden_norm.weight", lambda x: None), CorruptFile, "hidden_norm"),
         (tensor("norm.weight", lambda x: x * float("nan")), CorruptFile, "norm.weight"),
+        (tensor("lm_head.weight", lambda x: None), CorruptFile, '"lm_head.weight" is missing'),
+        (
+            tensor("d2t", lambda x: x.index_fill(0, torch.tensor([1]), 2**63 - 1)),
+            CorruptFile,
+            "outside the target's",
+        ),
+        (fields(norm_before_fc=True, fc_norm=True), NotSupported, "norm_before_fc.*fc_norm"),
     ],
 )
 def test_what_is_wrong_with_a_head_is_told_before_anything_runs(
