@@ -132,6 +132,7 @@ def test_a_download_that_was_interrupted_goes_on_where_it_ended(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    huggingface_hub.utils.enable_progress_bars()  # transformers turns them off for all
     monkeypatch.setattr(resume, "MIN_BYTES", 10_000)
     hub.has_ranges = has_ranges
     hub.breaks_after = 9000
