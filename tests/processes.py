@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import re
 import signal
@@ -15,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import openai
-from serving import DEADLINE_S
+from serving import DEADLINE_S, http_request, openai_client
 
 ADMIN = "boss"
 
@@ -62,23 +60,12 @@ class Process:
         return self.process.wait(DEADLINE_S)
 
     def openai(self, **options: Any) -> openai.OpenAI:
-        options = {"api_key": "none", "max_retries": 0, **options}
-        return openai.OpenAI(base_url=f"{self.url}/v1", **options)
+        return openai_client(self.port, **options)
 
     def request(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any, dict[str, str]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
-        try:
-            sent = {"Content-Type": "application/json", **(headers or {})}
-            connection.request(method, path, json.dumps(body) if body is not None else None, sent)
-            response = connection.getresponse()
-            text = response.read()
-            received = {name.lower(): value for name, value in response.getheaders()}
-            is_json = received.get("content-type", "").startswith("application/json")
-            return response.status, json.loads(text) if is_json else text.decode(), received
-        finally:
-            connection.close()
+        return http_request(self.port, method, path, body, headers)
 
     def wait_until(self, holds: Callable[[], bool], what: str) -> None:
         until = time.monotonic() + DEADLINE_S

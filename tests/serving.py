@@ -42,6 +42,34 @@ def tls_files(folder: Path) -> dict[str, str]:
     return {"ssl_keyfile": str(key), "ssl_certfile": str(certificate)}
 
 
+def openai_client(port: int, **options: Any) -> openai.OpenAI:
+    """The official client."""
+    options = {"api_key": "none", "max_retries": 0, **options}
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", **options)
+
+
+def http_request(
+    port: int,
+    method: str,
+    path: str,
+    body: object = None,
+    headers: dict[str, str] | None = None,
+) -> tuple[int, Any, dict[str, str]]:
+    """(status, the JSON or text, headers in lower case)."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+    try:
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        connection.request(method, path, data, sent)
+        response = connection.getresponse()
+        text = response.read()
+        received = {name.lower(): value for name, value in response.getheaders()}
+        is_json = received.get("content-type", "").startswith("application/json")
+        return response.status, json.loads(text) if is_json else text.decode(), received
+    finally:
+        connection.close()
+
+
 class RunningServer:
     """A server and the simplest client."""
 
@@ -66,25 +94,13 @@ class RunningServer:
 
     def openai(self, **options: Any) -> openai.OpenAI:
         """The official client."""
-        options = {"api_key": "none", "max_retries": 0, **options}
-        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", **options)
+        return openai_client(self.port, **options)
 
     def request(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any, dict[str, str]]:
         """(status, the JSON or text, headers in lower case)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
-        try:
-            data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-            sent = {"Content-Type": "application/json", **(headers or {})}
-            connection.request(method, path, data, sent)
-            response = connection.getresponse()
-            text = response.read()
-            received = {name.lower(): value for name, value in response.getheaders()}
-            is_json = received.get("content-type", "").startswith("application/json")
-            return response.status, json.loads(text) if is_json else text.decode(), received
-        finally:
-            connection.close()
+        return http_request(self.port, method, path, body, headers)
 
     def post(self, path: str, **body: object) -> tuple[int, Any]:
         """(status, the JSON)."""

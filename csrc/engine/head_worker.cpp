@@ -12,6 +12,17 @@
 #include "models/model_loader.h"
 
 namespace llmserve {
+namespace {
+
+// Of a step of `max_rows`.
+int64_t arena_bytes(const DraftHead& head, int64_t max_rows) {
+  const HeadConfig& sizes = head.config();
+  return Arena::footprint_bytes(DType::kF32, {max_rows, sizes.state_size()}) +
+         Arena::footprint_bytes(DType::kF32, {max_rows, sizes.hidden_size()}) +
+         head.workspace_bytes(max_rows, kMaxLogitRowsAtOnce);
+}
+
+}  // namespace
 
 int64_t num_kept_states(const EngineConfig& config) {
   return int64_t{config.scheduler.max_num_batched_tokens} + config.scheduler.max_num_seqs;
@@ -19,11 +30,8 @@ int64_t num_kept_states(const EngineConfig& config) {
 
 int64_t head_workspace_bytes(const DraftHead& head, const EngineConfig& config) {
   const HeadConfig& sizes = head.config();
-  const int64_t max_rows = config.scheduler.max_num_batched_tokens;
   constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
-  return Arena::footprint_bytes(DType::kF32, {max_rows, sizes.state_size()}) +
-         Arena::footprint_bytes(DType::kF32, {max_rows, sizes.hidden_size()}) +
-         head.workspace_bytes(max_rows, kMaxLogitRowsAtOnce) +
+  return arena_bytes(head, config.scheduler.max_num_batched_tokens) +
          num_kept_states(config) * sizes.state_size() * kFloat +
          config.scheduler.max_num_seqs * sizes.hidden_size() * kFloat +
          (sizes.target_tokens.empty() ? 0 : kMaxLogitRowsAtOnce * sizes.target_vocab_size * kFloat);
@@ -80,12 +88,7 @@ void HeadWorker::load() {
   head_ = std::move(loaded);
   has_weights_ = true;
   workspace_bytes_ = head_workspace_bytes(*head_, config_);
-  const int64_t max_rows = max_step_rows();
-  arena_ = std::make_unique<Arena>(
-      Arena::footprint_bytes(DType::kF32, {max_rows, head_->config().state_size()}) +
-          Arena::footprint_bytes(DType::kF32, {max_rows, head_->config().hidden_size()}) +
-          head_->workspace_bytes(max_rows, kMaxLogitRowsAtOnce),
-      backend_.memory());
+  arena_ = std::make_unique<Arena>(arena_bytes(*head_, max_step_rows()), backend_.memory());
 }
 
 void HeadWorker::release(MemoryPart part) {

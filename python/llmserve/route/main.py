@@ -13,11 +13,9 @@ from llmserve.route.fleet_front import FleetFront
 from llmserve.route.front import create_app
 from llmserve.route.settings import RouteSettings
 from llmserve.server.http.protocol import http_protocol
-from llmserve.server.main import address, is_of_this_machine
+from llmserve.server.main import address, is_of_this_machine, uvicorn_config
 
 _log = logging.getLogger(__name__)
-
-_CLOSE_S = 10
 
 
 class _RefusesNone:
@@ -37,20 +35,8 @@ class RouteServer(uvicorn.Server):
         self.front = FleetFront(urls, settings)
         app = create_app(self.front)
         listening = settings.listening
-        config = uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            http=http_protocol(listening, lambda status: None, _RefusesNone()),
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            ssl_certfile=settings.ssl_certfile or None,
-            ssl_keyfile=settings.ssl_keyfile or None,
-            timeout_graceful_shutdown=_CLOSE_S,
-        )
+        protocol = http_protocol(listening, lambda status: None, _RefusesNone())
+        config = uvicorn_config(app, listening, protocol, host=settings.host, port=settings.port)
         super().__init__(config)
         self._settings = settings
 

@@ -11,6 +11,7 @@ import stat
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -39,28 +40,34 @@ _POLL_S = 0.05
 _NUM_OWN_DESCRIPTORS = 256
 
 
+def uvicorn_config(
+    app: Starlette, settings: ServerSettings, protocol: type[asyncio.Protocol], **more: Any
+) -> uvicorn.Config:
+    """Of a server and of a router: answers, logs and errors are llmserve's own. more: uvicorn's."""
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ssl_certfile=settings.ssl_certfile or None,
+        ssl_keyfile=settings.ssl_keyfile or None,
+        timeout_graceful_shutdown=_CLOSE_S,
+        **more,
+    )
+
+
 class Server(uvicorn.Server):
     """uvicorn's server, which drains before it closes: after SIGTERM or Ctrl-C what runs may
     finish, new requests and those whose body has not come get 503, and at the deadline, or a second
     Ctrl-C, the rest ends with what it has."""
 
     def __init__(self, app: Starlette, settings: ServerSettings) -> None:
-        config = uvicorn.Config(
-            app,
-            http=http_protocol(
-                settings,
-                app.state.server.metrics.count_answer,
-                EarlyRefusal(app.state.server),
-            ),
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            ssl_certfile=settings.ssl_certfile or None,
-            ssl_keyfile=settings.ssl_keyfile or None,
-            timeout_graceful_shutdown=_CLOSE_S,
-        )
+        refusal = EarlyRefusal(app.state.server)
+        protocol = http_protocol(settings, app.state.server.metrics.count_answer, refusal)
+        config = uvicorn_config(app, settings, protocol)
         self._loop: asyncio.AbstractEventLoop | None = None  # while it waits for its end
         self._is_to_exit = asyncio.Event()
         self._is_forced = False  # by another Ctrl-C

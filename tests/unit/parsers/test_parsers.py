@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 from call_texts import (
@@ -205,6 +205,26 @@ def test_reasoning_never_depends_on_where_the_text_is_cut(
     assert split(is_open, cut(text, random.Random(seed))) == whole
 
 
+def assert_split(
+    parser_of: Callable[[], ThinkParser], text: str, reasoning: str, content: str
+) -> None:
+    """Whole, a letter at a time, and cut anywhere."""
+
+    def read(pieces: Iterable[str]) -> tuple[str, str]:
+        parser = parser_of()
+        whole = Pieces()
+        for piece in pieces:
+            whole.add(parser.feed(piece))
+        whole.add(parser.finish())
+        return whole.reasoning, whole.content
+
+    assert read([text]) == (reasoning, content)
+    assert read(text) == (reasoning, content)
+    rng = random.Random(text)
+    for _ in range(20):
+        assert read(cut(text, rng)) == (reasoning, content)
+
+
 @pytest.mark.parametrize(
     ("sign", "text", "reasoning", "content"),
     [
@@ -223,19 +243,7 @@ def test_reasoning_never_depends_on_where_the_text_is_cut(
 def test_a_call_ends_a_thought_that_was_not_closed(
     sign: str, text: str, reasoning: str, content: str
 ) -> None:
-    def read(pieces: Iterable[str]) -> tuple[str, str]:
-        parser = ThinkParser(True, calls=(sign,))
-        whole = Pieces()
-        for piece in pieces:
-            whole.add(parser.feed(piece))
-        whole.add(parser.finish())
-        return whole.reasoning, whole.content
-
-    assert read([text]) == (reasoning, content)
-    assert read(text) == (reasoning, content)
-    rng = random.Random(text)
-    for _ in range(20):
-        assert read(cut(text, rng)) == (reasoning, content)
+    assert_split(lambda: ThinkParser(True, calls=(sign,)), text, reasoning, content)
 
 
 @pytest.mark.parametrize(
@@ -252,19 +260,9 @@ def test_a_call_ends_a_thought_that_was_not_closed(
 def test_signs_around_an_answer_are_none_of_it(text: str, reasoning: str, content: str) -> None:
     style = reasoning_style("ernie45")
 
-    def read(pieces: Iterable[str]) -> tuple[str, str]:
-        parser = ThinkParser(False, style.starts, style.ends, style.answer)
-        whole = Pieces()
-        for piece in pieces:
-            whole.add(parser.feed(piece))
-        whole.add(parser.finish())
-        return whole.reasoning, whole.content
-
-    assert read([text]) == (reasoning, content)
-    assert read(text) == (reasoning, content)
-    rng = random.Random(text)
-    for _ in range(20):
-        assert read(cut(text, rng)) == (reasoning, content)
+    assert_split(
+        lambda: ThinkParser(False, style.starts, style.ends, style.answer), text, reasoning, content
+    )
 
 
 def test_texts_in_pythons_style_go_out_as_they_come() -> None:
