@@ -195,7 +195,7 @@ def test_megabytes_of_one_text_are_tokenized(server: RunningServer, unit: str) -
 
 def test_the_memory_that_a_long_text_took_is_given_back() -> None:
     # A process of its own: in this one other tests' memory comes and goes.
-    process, port = start_command(str(demo_model_path()), "--max-body-bytes", str(2**21))
+    process, port = start_command(str(demo_model_path()), "--max-body-bytes", str(2**22))
     statm = Path(f"/proc/{process.pid}/statm")
 
     def count(text: str) -> int:
