@@ -5,32 +5,128 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import checkpoint, copy_checkpoint, edit_config
+from checkpoints import FAMILIES, checkpoint, copy_checkpoint, edit_config
 from llmserve import LLM, SamplingParams
 from llmserve.errors import CorruptFile, LLMServeError, NotSupported
 from safetensors.numpy import load_file, save_file
 
 BOUNDED: dict[str, Any] = {"num_gpu_blocks_override": 16, "max_model_len": 64, "num_threads": 1}
-MOE_FAMILIES = (
-    "dots1",
-    "ernie4_5_moe",
-    "glm4_moe",
-    "granitemoeshared",
-    "hunyuan_v1_moe",
-    "minimax_m2",
-    "mistral4",
-    "deepseek_v3",
-    "mixtral",
-    "olmoe",
-    "phimoe",
-    "qwen2_moe",
-    "qwen3_moe",
+# How each spells how many experts there are, and how many a token is given.
+SPELLINGS = {
+    "deepseek_v2": ("n_routed_experts", "num_experts_per_tok"),
+    "deepseek_v3": ("n_routed_experts", "num_experts_per_tok"),
+    "dots1": ("n_routed_experts", "num_experts_per_tok"),
+    "ernie4_5_moe": ("moe_num_experts", "moe_k"),
+    "glm4_moe": ("n_routed_experts", "num_experts_per_tok"),
+    "glm4_moe_lite": ("n_routed_experts", "num_experts_per_tok"),
+    "gpt_oss": ("num_local_experts", "num_experts_per_tok"),
+    "granitemoe": ("num_local_experts", "num_experts_per_tok"),
+    "granitemoeshared": ("num_local_experts", "num_experts_per_tok"),
+    "hunyuan_v1_moe": ("num_experts", "moe_topk"),
+    "minimax_m2": ("num_local_experts", "num_experts_per_tok"),
+    "mistral4": ("n_routed_experts", "num_experts_per_tok"),
+    "mixtral": ("num_local_experts", "num_experts_per_tok"),
+    "olmoe": ("num_experts", "num_experts_per_tok"),
+    "phimoe": ("num_local_experts", "num_experts_per_tok"),
+    "qwen2_moe": ("num_experts", "num_experts_per_tok"),
+    "qwen3_moe": ("num_experts", "num_experts_per_tok"),
+}
+MOE_FAMILIES = tuple(SPELLINGS)
+
+
+def test_every_family_with_experts_is_here() -> None:
+    def has_experts(family: str) -> bool:
+        config = json.loads((checkpoint(family) / "config.json").read_text())
+        return any("experts_per_tok" in key or key in ("moe_k", "moe_topk") for key in config)
+
+    assert {family for family in FAMILIES if has_experts(family)} == set(MOE_FAMILIES)
+
+
+@pytest.mark.parametrize("family", MOE_FAMILIES)
+def test_more_experts_a_token_than_there_are_and_none_at_all_are_named(
+    family: str, tmp_path: Path
+) -> None:
+    path = copy_checkpoint(checkpoint(family), tmp_path / "model")
+    count, top_k = SPELLINGS[family]
+    edit_config(path, **{top_k: 7, "n_group": 1, "topk_group": 1})
+    with pytest.raises((CorruptFile, NotSupported), match=f"{top_k}: expected"):
+        LLM.plan(path, **BOUNDED)
+    edit_config(path, **{top_k: 0})
+    with pytest.raises((CorruptFile, NotSupported), match=f"{top_k}: expected"):
+        LLM.plan(path, **BOUNDED)
+    edit_config(path, **{top_k: 2, count: 0})
+    with pytest.raises(CorruptFile, match=f"{count}: expected"):
+        LLM.plan(path, **BOUNDED)
+
+
+@pytest.mark.parametrize("family", MOE_FAMILIES)
+@pytest.mark.parametrize("by", [-2, 2])
+def test_other_counts_of_experts_than_the_file_has_are_named(
+    family: str, by: int, tmp_path: Path
+) -> None:
+    """By the tensor that is absent, of another shape, or of nobody."""
+    path = copy_checkpoint(checkpoint(family), tmp_path / "model")
+    count, top_k = SPELLINGS[family]
+    config = json.loads((path / "config.json").read_text())
+    number = config.get(count, config.get("num_local_experts")) + by
+    edit_config(path, **{count: number, top_k: 2, "n_group": 1, "topk_group": 1})
+    with pytest.raises(
+        (CorruptFile, NotSupported), match=r'"model\.layers\.\d.*(mlp|block_sparse_moe)\.'
+    ):
+        LLM(path, **BOUNDED)
+
+
+@pytest.mark.parametrize(
+    "family", ["deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "mistral4"]
 )
+def test_groups_that_do_not_divide_the_experts_are_named(family: str, tmp_path: Path) -> None:
+    path = copy_checkpoint(checkpoint(family), tmp_path / "model")
+    for num_groups in (4, 5, 7):
+        edit_config(path, n_group=num_groups)
+        with pytest.raises(CorruptFile, match="n_group: expected a divisor of the 6 experts"):
+            LLM.plan(path, **BOUNDED)
+    edit_config(path, n_group=3, topk_group=4)
+    with pytest.raises(CorruptFile, match="topk_group: expected an integer from 1 to 3"):
+        LLM.plan(path, **BOUNDED)
+
+
+# Families whose experts are one tensor of all: what a wrong one may look like.
+FUSED = {
+    "granitemoe": ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    "gpt_oss": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+    "mistral4": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+    "qwen3_vl_moe:qwen3_vl_moe_text": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+}
+WRONG = {
+    "one expert less": lambda array: array[1:],
+    "flat": lambda array: array.reshape(-1, array.shape[-1]),
+    "a row less": lambda array: array[:, 1:],
+    "a column less": lambda array: array[..., 1:],
+    "turned": lambda array: array.swapaxes(1, 2),
+    "empty": lambda array: array[:0],
+}
+
+
+@pytest.mark.parametrize("family", FUSED)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_fused_experts_of_another_shape_are_named(family: str, wrong: str, tmp_path: Path) -> None:
+    for name in FUSED[family]:
+        path = copy_checkpoint(checkpoint(family), tmp_path / name)
+
+        def damage(tensors: dict[str, np.ndarray], name: str = name) -> None:
+            (whole,) = (key for key in tensors if key.endswith(f"layers.0.{name}"))
+            assert tensors[whole].shape[1] != tensors[whole].shape[2]
+            tensors[whole] = np.ascontiguousarray(WRONG[wrong](tensors[whole]))
+
+        edit_tensors(path, damage)
+        with pytest.raises(CorruptFile, match=rf"{re.escape(name)}.*expected"):
+            LLM(path, **BOUNDED)
 
 
 def edit_tensors(path: Path, edit: Any) -> None:
@@ -151,18 +247,20 @@ def test_quantized_experts_keep_their_router_in_floats() -> None:
     assert groups[1]["mlp"] == groups[0]["mlp"]  # the routers
 
 
+FUZZED = (
+    *("expert", "moe", "group", "topk", "mlp_only", "mlp_layer_types", "dense", "routed", "sparse"),
+    *("lora_rank", "qk_", "v_head_dim", "nextn", "shared_"),
+)
+
+
 @pytest.mark.parametrize("family", MOE_FAMILIES)
 def test_mutated_configs_are_models_or_typed_errors(family: str, tmp_path: Path) -> None:
     rng = random.Random(family)
     source = json.loads((checkpoint(family) / "config.json").read_text())
-    names = [
-        name
-        for name in source
-        if any(part in name for part in ("expert", "moe", "group", "topk", "mlp_only", "dense"))
-    ]
+    names = [name for name in source if any(part in name for part in FUZZED)]
     values = [None, 0, 1, 2, 3, 5, 7, -1, 2**40, 0.5, "x", [], [1], [2, 3], {}, True, 1e-9]
     assert len(names) > 1
-    for _ in range(120):
+    for _ in range(100):
         path = tmp_path / "config.json"
         mutated = dict(source)
         for name in rng.sample(names, rng.randint(1, min(3, len(names)))):
