@@ -20,6 +20,37 @@ from random_tokenizer import read_tokenizer, write_tokenizer
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 10000.0}
 _QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_theta": 1000000.0}
+_OLMOE = {
+    "architectures": ["OlmoeForCausalLM"],
+    "model_type": "olmoe",
+    "rope_theta": 10000.0,
+    "hidden_size": 2048,
+    "intermediate_size": 1024,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "vocab_size": 50304,
+    "tie_word_embeddings": False,
+}
+_QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "rope_theta": 1000000.0,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+}
 # Drawn once and repeated, since a billion draws take long; prime, so that no two rows are equal.
 _NUM_DRAWS = 4_194_301
 _COMMON = {
@@ -89,37 +120,45 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     # Models of experts, with fewer layers than they have: all their weights lie in memory.
-    "olmoe-1b-7b-2l": {
-        "architectures": ["OlmoeForCausalLM"],
-        "model_type": "olmoe",
-        "rope_theta": 10000.0,
-        "hidden_size": 2048,
-        "intermediate_size": 1024,
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": False,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "head_dim": 128,
-        "vocab_size": 50304,
+    "olmoe-1b-7b-2l": {**_OLMOE, "num_hidden_layers": 2},
+    "qwen3-30b-a3b-2l": {**_QWEN3_MOE, "num_hidden_layers": 2},
+    # Of these only num_drawn_layers are drawn, and GGUF files repeat them (repeated_layers.py).
+    "olmoe-1b-7b": {**_OLMOE, "num_hidden_layers": 16, "num_drawn_layers": 2},
+    "qwen3-30b-a3b-12l": {**_QWEN3_MOE, "num_hidden_layers": 12, "num_drawn_layers": 2},
+    "gpt-oss-20b-8l": {
+        "model_type": "gpt_oss",
+        "rope_theta": 150000.0,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 8,
+        "num_drawn_layers": 1,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "vocab_size": 201088,
         "tie_word_embeddings": False,
     },
-    "qwen3-30b-a3b-2l": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "rope_theta": 1000000.0,
+    "deepseek-v2-lite-9l": {
+        "model_type": "deepseek_v2",
+        "rope_theta": 10000.0,
         "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "vocab_size": 151936,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_experts": 64,
+        "num_experts_per_tok": 6,
+        "num_shared_experts": 2,
+        "num_dense_layers": 1,
+        "num_hidden_layers": 9,
+        "num_drawn_layers": 3,
+        "num_attention_heads": 16,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "vocab_size": 102400,
         "tie_word_embeddings": False,
     },
     # Of no model: to try a benchmark where the others would take hours.
@@ -163,6 +202,7 @@ def write_checkpoint(folder: Path, shape: str) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     config = {**_COMMON, **SHAPES[shape]}
+    config["num_hidden_layers"] = config.get("num_drawn_layers", config["num_hidden_layers"])
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     write_tokenizer(folder, config["vocab_size"])
     header: dict[str, Any] = {}
@@ -176,47 +216,88 @@ def write_checkpoint(folder: Path, shape: str) -> None:
     unfinished = folder / "model.safetensors.part"
     with unfinished.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for _, dims in tensors_of(config):
-            file.write(_random_bf16(draws, dims).tobytes())
+        for name, dims in tensors_of(config):
+            is_norm = len(dims) == 1 and "norm" in name
+            file.write((_ones if is_norm else _random_bf16)(draws, dims).tobytes())
             draws = np.roll(draws, 7919)  # other weights for the next tensor
     unfinished.rename(folder / "model.safetensors")
 
 
 def tensors_of(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of a Llama's, Qwen3's or OLMoE's tensors, as transformers names them."""
+    """Names and shapes of a shape's tensors, as transformers names those of most models. gpt-oss'
+    experts are apart, and latent attention has its parts by heads, as GGUF files have both."""
     width, experts = config["hidden_size"], config.get("num_experts", 0)
     ffn = config.get("moe_intermediate_size", config["intermediate_size"])
-    head = config["head_dim"]
-    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    is_gpt_oss = config["model_type"] == "gpt_oss"
     yield "model.embed_tokens.weight", (config["vocab_size"], width)
     for i in range(config["num_hidden_layers"]):
         layer = f"model.layers.{i}."
         yield layer + "input_layernorm.weight", (width,)
-        yield layer + "self_attn.q_proj.weight", (queries, width)
-        yield layer + "self_attn.k_proj.weight", (keys, width)
-        yield layer + "self_attn.v_proj.weight", (keys, width)
-        yield layer + "self_attn.o_proj.weight", (width, queries)
-        if config["model_type"] != "llama":
-            is_olmoe = config["model_type"] == "olmoe"  # over all heads at once
-            yield layer + "self_attn.q_norm.weight", (queries if is_olmoe else head,)
-            yield layer + "self_attn.k_norm.weight", (keys if is_olmoe else head,)
+        latent = "kv_lora_rank" in config
+        for name, dims in _latent_tensors(config) if latent else _attention_tensors(config):
+            yield f"{layer}self_attn.{name}", dims
         yield layer + "post_attention_layernorm.weight", (width,)
-        if experts:
+        has_experts = experts and i >= config.get("num_dense_layers", 0)
+        if has_experts:
             yield layer + "mlp.gate.weight", (experts, width)
-        for kind, dims in (("gate", (ffn, width)), ("up", (ffn, width)), ("down", (width, ffn))):
-            if not experts:
+        if is_gpt_oss:
+            yield layer + "mlp.gate.bias", (experts,)
+        inner = ffn if has_experts else config["intermediate_size"]
+        shared = ffn * config.get("num_shared_experts", 0) if has_experts else 0
+        for kind, rows, columns in (("gate", inner, width), ("up", inner, width), ("down", 0, 0)):
+            dims = (rows, columns) if rows else (width, inner)
+            if not has_experts:
                 yield f"{layer}mlp.{kind}_proj.weight", dims
+                continue
             for expert in range(experts):
                 yield f"{layer}mlp.experts.{expert}.{kind}_proj.weight", dims
+            if is_gpt_oss:
+                for expert in range(experts):
+                    yield f"{layer}mlp.experts.{expert}.{kind}_proj.bias", dims[:1]
+            if shared:
+                dims = (shared, width) if rows else (width, shared)
+                yield f"{layer}mlp.shared_experts.{kind}_proj.weight", dims
     yield "model.norm.weight", (width,)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", (config["vocab_size"], width)
 
 
+def _attention_tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, head, family = config["hidden_size"], config["head_dim"], config["model_type"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    for name, rows in (("q", queries), ("k", keys), ("v", keys), ("o", width)):
+        yield f"{name}_proj.weight", (rows, queries if name == "o" else width)
+        if family == "gpt_oss":
+            yield f"{name}_proj.bias", (rows,)
+    if family == "gpt_oss":
+        yield "sinks", (config["num_attention_heads"],)
+    elif family != "llama":
+        is_olmoe = family == "olmoe"  # over all heads at once
+        yield "q_norm.weight", (queries if is_olmoe else head,)
+        yield "k_norm.weight", (keys if is_olmoe else head,)
+
+
+def _latent_tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, heads, rank = (config[k] for k in ("hidden_size", "num_attention_heads", "kv_lora_rank"))
+    plain, rotary, value = (
+        config[k] for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    yield "q_proj.weight", (heads * (plain + rotary), width)
+    yield "kv_a_proj_with_mqa.weight", (rank + rotary, width)
+    yield "kv_a_layernorm.weight", (rank,)
+    yield "k_b_proj.weight", (heads, rank, plain)
+    yield "v_b_proj.weight", (heads, value, rank)
+    yield "o_proj.weight", (width, heads * value)
+
+
 def _random_bf16(draws: np.ndarray[Any, Any], dims: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    values = np.ones(1, np.float32) if len(dims) == 1 else draws * np.float32(dims[1] ** -0.5)
+    values = draws * np.float32(dims[-1] ** -0.5)
     bits = (values.view(np.uint32) >> 16).astype(np.uint16)  # truncated: any bf16 will do
     return np.resize(bits, dims)
+
+
+def _ones(_draws: np.ndarray[Any, Any], dims: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return np.full(dims, 0x3F80, np.uint16)
 
 
 def write_gguf(folder: Path, path: Path, dtype: str) -> None:
@@ -238,7 +319,8 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     family = config["model_type"]
-    arch = {"qwen3_moe": "qwen3moe"}.get(family, family)
+    archs = {"qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2"}
+    arch = archs.get(family, family)
     writer = gguf.GGUFWriter(str(path), arch)
     writer.add_name(folder.name)
     writer.add_context_length(config["max_position_embeddings"])
@@ -246,10 +328,15 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    if "kv_lora_rank" in config:
+        _add_latent(writer, config)
+    else:
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+        writer.add_rope_dimension_count(config["head_dim"])
+    if "sliding_window" in config:
+        writer.add_sliding_window(config["sliding_window"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if "num_experts" in config:
@@ -257,6 +344,13 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
         writer.add_expert_used_count(config["num_experts_per_tok"])
         if "moe_intermediate_size" in config:
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        elif family == "gpt_oss":
+            writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if "num_shared_experts" in config:
+        writer.add_expert_shared_count(config["num_shared_experts"])
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_weights_scale(1.0)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(kinds[dtype])
     tokens, merges = read_tokenizer(folder)
@@ -272,12 +366,15 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
         config["num_hidden_layers"],
     )
     for name, data in _stacked(_read_safetensors(folder / "model.safetensors")):
-        new_name = names.get_name(name, try_suffixes=(".weight",))
+        new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name.endswith("sinks"):
+            new_name += ".weight"
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         part = name.split(".")[-2]
         if arch == "llama" and part in heads:
             data = _interleave(data, config[heads[part]])
-        is_weight = data.ndim >= 2 and not name.endswith("mlp.gate.weight")  # routers are floats
+        # Routers are floats, and so are biases, of which experts have a row each.
+        is_weight = data.ndim >= 2 and not name.endswith(("mlp.gate.weight", ".bias"))
         if is_weight and dtype == "bfloat16":
             writer.add_tensor(new_name, data.view(np.uint8), raw_dtype=types.BF16)
             continue
@@ -293,6 +390,17 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_latent(writer: Any, config: dict[str, Any]) -> None:
+    rank, rotary = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_head_count_kv(1)
+    writer.add_kv_lora_rank(rank)
+    writer.add_rope_dimension_count(rotary)
+    writer.add_key_length(rank + rotary)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rotary)
+    writer.add_value_length_mla(config["v_head_dim"])
 
 
 def _stacked(

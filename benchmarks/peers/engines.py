@@ -123,6 +123,10 @@ def measure(options: argparse.Namespace) -> None:
     held_to = f"-{options.isa}" if options.isa else ""
     path = options.results or RESULTS / f"peers-{options.shape}{held_to}.json"
     earlier = _earlier_runs(path, options.threads)
+    if "num_drawn_layers" in SHAPES[options.shape] and not set(options.formats) <= set(
+        GGUF_FORMATS
+    ):
+        raise SystemExit(f"{options.shape} repeats layers in GGUF files: use --formats of those")
     folder = options.folder / "models" / options.shape
     print(f"checkpoint: {folder}", flush=True)
     write_checkpoint(folder, options.shape)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from llmserve._version import __version__
 from llmserve.bench.machine import GEMM, MachineProbe
+from random_models import SHAPES
 from torch_gemm import TorchGemm
 from workloads import GGUF_MIXES
 
@@ -122,14 +123,29 @@ def llama_cpp_build(folder: Path, isa: str = "") -> Path:
 
 def gguf_of(folder: Path, shape: str, form: str) -> Path:
     """The checkpoint as a GGUF file of this format; written when it is first asked for."""
-    form = {"Q8_0": "int8", "Q4_0": "int4"}.get(form, form)
+    drawn = _drawn_gguf(folder, shape, form)
+    path = drawn.with_name(f"model-{_file_form(form)}.gguf")
+    if not path.exists():
+        script = Path(__file__).resolve().parents[1] / "repeated_layers.py"
+        unfinished = path.with_suffix(".part")
+        num_layers = SHAPES[shape]["num_hidden_layers"]
+        print(f"writing {path}", flush=True)
+        _run(ready_python(folder, "llama.cpp"), script, drawn, unfinished, num_layers)
+        unfinished.rename(path)
+    return path
+
+
+def _drawn_gguf(folder: Path, shape: str, form: str) -> Path:
+    """With the layers that are drawn, which are all but in shapes that repeat theirs."""
+    form = _file_form(form)
     checkpoint = folder / "models" / shape
-    path = checkpoint / f"model-{form}.gguf"
+    repeats = "num_drawn_layers" in SHAPES[shape]
+    path = checkpoint / f"model-{form}{'-drawn' * repeats}.gguf"
     if not path.exists():
         python = ready_python(folder, "llama.cpp")
         unfinished = path.with_suffix(".part")
         if form in GGUF_MIXES:
-            source = gguf_of(folder, shape, "bfloat16")
+            source = _drawn_gguf(folder, shape, "bfloat16")
             script = Path(__file__).resolve().parent / "llama_quantize.py"
             builds = (llama_cpp_build(folder, isa) for isa in ("", *ISAS))
             libraries = next((build for build in builds if build.exists()), llama_cpp_build(folder))
@@ -141,6 +157,10 @@ def gguf_of(folder: Path, shape: str, form: str) -> Path:
         _run(python, script, source, unfinished, form, **variables)
         unfinished.rename(path)
     return path
+
+
+def _file_form(form: str) -> str:
+    return {"Q8_0": "int8", "Q4_0": "int4"}.get(form, form)
 
 
 def openvino_of(folder: Path, shape: str, form: str) -> Path:

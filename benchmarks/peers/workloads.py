@@ -14,7 +14,8 @@ from random_models import tensors_of
 
 # Those of GGUF files that llmserve and llama.cpp both read, in blocks of 32 or 256 weights.
 # Of mixes, some tensors take more: Q5_K or Q6_K.
-GGUF_MIXES = {"Q4_K_M": 144 / 256, "IQ4_XS": 136 / 256}  # which llama.cpp knows how to mix
+# Which llama.cpp knows how to mix; MXFP4 of experts, beside Q8_0.
+GGUF_MIXES = {"Q4_K_M": 144 / 256, "IQ4_XS": 136 / 256, "MXFP4": 17 / 32}
 GGUF_FORMATS = {"Q8_0": 34 / 32, "Q4_0": 18 / 32, **GGUF_MIXES}
 # Bytes a weight, at least: int4 has a float16 scale for 128 of them.
 FORMATS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 128, **GGUF_FORMATS}
@@ -70,12 +71,14 @@ class Workload:
         head = parts.pop("lm_head.weight", None) or parts["model.embed_tokens.weight"]
         experts = sum(size for name, size in parts.items() if ".experts." in name)
         body = sum(parts.values()) - parts["model.embed_tokens.weight"] - experts
-        layers, dim = config["num_hidden_layers"], config["head_dim"]
+        layers = config["num_hidden_layers"]
         requests = list(zip(self.prompt_lens, self.max_tokens, strict=True))
         # Positions that the tokens run in decode steps attend to, and those of the prompts.
         decoded = sum((n - 1) * p + n * (n - 1) // 2 for p, n in requests)
         prefilled = sum(p * (p + 1) // 2 for p in self.prompt_lens)
         prefilled -= (len(requests) - 1) * self.num_shared * (self.num_shared + 1) // 2
+        if "sliding_window" in config:  # behind which every other layer sees next to nothing
+            decoded, prefilled = decoded / 2, prefilled / 2
         tokens = sum(n - 1 for _, n in requests)
         prompts = sum(self.prompt_lens) - (len(requests) - 1) * self.num_shared
         heads = sum(self.max_tokens)
@@ -85,7 +88,7 @@ class Workload:
         num_experts, each = config.get("num_experts", 1), config.get("num_experts_per_tok", 1)
         is_float = form in ("float32", "bfloat16")
         element = FORMATS[form] if is_float else 2
-        kv_bytes = 2 * layers * config["num_key_value_heads"] * dim * element
+        kv_bytes = layers * _cached_elements(config) * element
         num_bytes = FORMATS[form] * (body + head) * steps + kv_bytes * decoded
 
         def expert_bytes(rows: int) -> float:
@@ -96,9 +99,26 @@ class Workload:
         decode_steps = steps if self.is_decode else steps - 1
         num_bytes += expert_bytes(prompts) + decode_steps * expert_bytes(len(requests))
         body += experts * each / num_experts
-        attention = 4 * layers * config["num_attention_heads"] * dim * (prefilled + decoded)
+        attention = 2 * layers * config["num_attention_heads"] * _head_elements(config)
+        attention *= prefilled + decoded
         num_ops = 2 * (body * (prompts + tokens) + head * heads) + attention
         return num_bytes, num_ops
+
+
+def _cached_elements(config: dict[str, Any]) -> int:
+    """What a layer keeps of a token."""
+    if "kv_lora_rank" in config:
+        return int(config["kv_lora_rank"] + config["qk_rope_head_dim"])
+    return int(2 * config["num_key_value_heads"] * config["head_dim"])
+
+
+def _head_elements(config: dict[str, Any]) -> int:
+    """Multiply-adds of a head, a query and a position; of latent attention those that it has where
+    keys and values are made of the latents first."""
+    if "kv_lora_rank" in config:
+        dims = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        return int(sum(config[dim] for dim in dims))
+    return int(2 * config["head_dim"])
 
 
 def drawn(seed: int, count: int, low: int, high: int) -> tuple[int, ...]:
