@@ -3,6 +3,7 @@ kind in most places, so that what reads it gets past the first check."""
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -374,11 +375,17 @@ class _GgufWalk:
             self.at += _GGUF_BYTES[kind]
 
 
+@functools.lru_cache(maxsize=8)
+def _walk(data: bytes) -> _GgufWalk:
+    """Of a good file, which every case begins with."""
+    return _GgufWalk(data)
+
+
 def mutate_gguf(rng: random.Random, data: bytes) -> bytes:
     """Counts, types, lengths, numbers, keys and offsets of a file, or its data."""
     if rng.random() < 0.1:
         return mutate_bytes(rng, data)
-    walk = _GgufWalk(data)
+    walk = _walk(data)
     out = bytearray(data)
     for _ in range(rng.randint(1, 3)):
         part = rng.choice([*walk.places, "data"])

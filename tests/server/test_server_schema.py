@@ -13,7 +13,7 @@ from serving import DEADLINE_S, RunningServer
 
 schemathesis = pytest.importorskip("schemathesis", reason="it needs Python 3.11")
 
-NUM_EXAMPLES, NUM_OF_LONG = 20, 500
+NUM_EXAMPLES, NUM_OF_LONG = 12, 500
 OPERATIONS = [(path, method) for path, ops in document()["paths"].items() for method in ops]
 
 
