@@ -141,6 +141,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 201088,
         "tie_word_embeddings": False,
     },
+    # With a rank of queries, since llama.cpp takes files of 26 or 27 layers alone for V2-Lite's.
     "deepseek-v2-lite-9l": {
         "model_type": "deepseek_v2",
         "rope_theta": 10000.0,
@@ -154,6 +155,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 9,
         "num_drawn_layers": 3,
         "num_attention_heads": 16,
+        "q_lora_rank": 768,
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
@@ -282,7 +284,10 @@ def _latent_tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ..
     plain, rotary, value = (
         config[k] for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     )
-    yield "q_proj.weight", (heads * (plain + rotary), width)
+    query_rank = config["q_lora_rank"]
+    yield "q_a_proj.weight", (query_rank, width)
+    yield "q_a_layernorm.weight", (query_rank,)
+    yield "q_b_proj.weight", (heads * (plain + rotary), query_rank)
     yield "kv_a_proj_with_mqa.weight", (rank + rotary, width)
     yield "kv_a_layernorm.weight", (rank,)
     yield "k_b_proj.weight", (heads, rank, plain)
@@ -395,6 +400,7 @@ def write_gguf(folder: Path, path: Path, dtype: str) -> None:
 def _add_latent(writer: Any, config: dict[str, Any]) -> None:
     rank, rotary = config["kv_lora_rank"], config["qk_rope_head_dim"]
     writer.add_head_count_kv(1)
+    writer.add_q_lora_rank(config["q_lora_rank"])
     writer.add_kv_lora_rank(rank)
     writer.add_rope_dimension_count(rotary)
     writer.add_key_length(rank + rotary)

@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5-moe",
     "exaone4": "exaone4",
+    "exaone_moe": "exaone-moe",
     "falcon": "falcon",
     "gemma": "gemma",
     "gemma2": "gemma2",
@@ -128,7 +129,7 @@ _EXPERTS = {
         "shared_expert_intermediate_size",
         "shared_intermediate_size",
     ),
-    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
+    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
     "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
@@ -347,7 +348,7 @@ def _add_hyper_parameters(
     if "use_parallel_residual" in config:
         writer.add_parallel_residual(config["use_parallel_residual"])
     family, window = config["model_type"], config.get("sliding_window")
-    has_pattern = family in ("gemma3_text", "olmo3") or (family == "exaone4" and window)
+    has_pattern = family in ("gemma3_text", "olmo3") or (family.startswith("exaone") and window)
     if has_pattern or family in ("cohere2", "gemma2", "gpt_oss", "phi3"):
         writer.add_sliding_window(window or 0)
     if has_pattern:
@@ -423,11 +424,11 @@ def _add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any], arch: str) 
         if found is not None:
             writer.add_uint32(f"{arch}.{key}", found)
     # The converter says it of families whose config does; llama.cpp knows the others.
-    if "norm_topk_prob" in config and arch in ("deepseek2", "dots1", "glm4moe"):
+    if "norm_topk_prob" in config and arch in ("deepseek2", "dots1", "exaone-moe", "glm4moe"):
         writer.add_expert_weights_norm(config["norm_topk_prob"])
     if "routed_scaling_factor" in config:
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
-    if arch in ("deepseek2", "dots1", "minimax-m2"):
+    if arch in ("deepseek2", "dots1", "exaone-moe", "minimax-m2"):
         is_sigmoid = config["model_type"] != "deepseek_v2"
         kind = gguf.ExpertGatingFuncType
         writer.add_expert_gating_func(kind.SIGMOID if is_sigmoid else kind.SOFTMAX)

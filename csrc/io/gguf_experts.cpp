@@ -39,7 +39,8 @@ void add_experts(GgufConfig& config, const GgufArchitecture& architecture) {
   copy_integer(config, "expert_feed_forward_length", {"moe_intermediate_size"});
   copy_integer(config, "expert_shared_feed_forward_length",
                {"shared_expert_intermediate_size", "shared_intermediate_size"});
-  copy_integer(config, "expert_shared_count", {"n_shared_experts", "moe_num_shared_experts"});
+  copy_integer(config, "expert_shared_count",
+               {"n_shared_experts", "moe_num_shared_experts", "num_shared_experts"});
   copy_integer(config, "expert_group_count", {"n_group"});
   copy_integer(config, "expert_group_used_count", {"topk_group"});
   copy_integer(config, "leading_dense_block_count",

@@ -95,20 +95,7 @@ void configure_glm4_moe_lite(const JsonNode& json, ModelConfig& config) {
   read_sigmoid_router(json, config);
   if (json["routed_scaling_factor"].is_null()) config.experts.router.scale = 1.8f;
   read_shared_experts(json["n_shared_experts"], 1, config);
-  const JsonNode types = json["mlp_layer_types"];
-  if (types.is_null()) {
-    read_first_dense_layers(json, 1, config);
-  } else {
-    const std::vector<JsonNode> list = types.as_array();
-    if (static_cast<int64_t>(list.size()) != config.num_layers)
-      types.fail(
-          concat("expected num_hidden_layers ", config.num_layers, " entries, got ", list.size()));
-    for (const JsonNode& type : list)
-      if (type.as_string() != "dense" && type.as_string() != "sparse")
-        type.fail(concat("expected dense or sparse, got ", type.describe()));
-    set_expert_layers(
-        [&](int64_t i) { return list[static_cast<size_t>(i)].as_string() == "sparse"; }, config);
-  }
+  read_mlp_layer_types(json, 1, config);
   read_draft_layers(json, config);
 }
 

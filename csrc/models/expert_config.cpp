@@ -91,6 +91,20 @@ void read_first_dense_layers(const JsonNode& json, int64_t fallback, ModelConfig
   set_expert_layers([&](int64_t i) { return i >= first; }, config);
 }
 
+void read_mlp_layer_types(const JsonNode& json, int64_t fallback, ModelConfig& config) {
+  const JsonNode types = json["mlp_layer_types"];
+  if (types.is_null()) return read_first_dense_layers(json, fallback, config);
+  const std::vector<JsonNode> list = types.as_array();
+  if (static_cast<int64_t>(list.size()) != config.num_layers)
+    types.fail(
+        concat("expected num_hidden_layers ", config.num_layers, " entries, got ", list.size()));
+  for (const JsonNode& type : list)
+    if (type.as_string() != "dense" && type.as_string() != "sparse")
+      type.fail(concat("expected dense or sparse, got ", type.describe()));
+  set_expert_layers([&](int64_t i) { return list[static_cast<size_t>(i)].as_string() == "sparse"; },
+                    config);
+}
+
 void read_qwen_expert_layers(const JsonNode& json, ModelConfig& config) {
   const int64_t step = json["decoder_sparse_step"].as_int_or(1, 1, kMaxLayers);
   std::vector<int64_t> dense;

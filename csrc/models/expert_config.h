@@ -38,6 +38,8 @@ void set_expert_layers(const std::function<bool(int64_t layer_idx)>& has_experts
                        ModelConfig& config);
 // All but the first ones, of which there are first_k_dense_replace.
 void read_first_dense_layers(const JsonNode& json, int64_t fallback, ModelConfig& config);
+// By mlp_layer_types, a list of "dense" and "sparse"; where it is absent, as above.
+void read_mlp_layer_types(const JsonNode& json, int64_t fallback, ModelConfig& config);
 // As Qwen's families have them: every decoder_sparse_step-th layer that mlp_only_layers does not
 // name.
 void read_qwen_expert_layers(const JsonNode& json, ModelConfig& config);

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from checkpoints import (
     ROUTERS_THAT_FLIP,
     VOCAB_SIZE,
     WRAPPED,
+    architecture,
     checkpoint,
     reference_model,
 )
@@ -60,12 +59,6 @@ def prompts() -> list[list[int]]:
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
-@functools.cache
-def architecture(family: str) -> str:
-    config = json.loads((checkpoint(family) / "config.json").read_text())
-    return str(config["architectures"][0])
 
 
 def reference(path: Path, tokens: list[int]) -> np.ndarray:
@@ -124,3 +117,6 @@ def test_every_tick_has_its_test() -> None:
     shown = {(architecture(family), f"cpu/{dtype}") for family in families for dtype in DTYPES}
     recorded = {(name, what) for name, all_of in ticks().items() for what in all_of}
     assert {pair for pair in recorded if pair[1].removeprefix("cpu/") in DTYPES} == shown
+    # Of test_models.py, where there is a GPU or its emulator.
+    on_cuda = {pair for pair in recorded if pair[1].startswith("cuda/")}
+    assert on_cuda <= {(name, what.replace("cpu", "cuda")) for name, what in shown}

@@ -12,6 +12,7 @@ from checkpoints import (
     FAMILIES,
     ROUTERS_THAT_FLIP,
     VOCAB_SIZE,
+    architecture,
     checkpoint,
     copy_checkpoint,
     make_checkpoint,
@@ -19,6 +20,7 @@ from checkpoints import (
 )
 from llmserve import _core, _core_testing
 from model_runner import PagedRunner
+from ticks import tick
 
 # The promise is 2e-3 on log-probabilities. What separates two f32 implementations here is the order
 # of sums of at most 80 terms near 1, a few 1e-6 a layer; logits reach 10 and carry it 10 times.
@@ -109,6 +111,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": None, "layer_types": ["full_attention"], **_rope(**LLAMA3)},
     ),
     "exaone4-rope-llama3": ("exaone4", _rope(**LLAMA3)),
+    "exaone_moe-plain": (
+        "exaone_moe",
+        {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["sparse"] * 2},
+    ),
     "falcon-mha": ("falcon", {"multi_query": False, "num_kv_heads": 4}),
     "falcon-new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon-new-one-norm": (
@@ -152,6 +158,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
     "granitemoe-biases": ("granitemoe", {"attention_bias": True}),
+    "flex_olmo-normalised": ("flex_olmo", {"norm_topk_prob": True, "attention_bias": True}),
+    "hy_v3-all-sparse": (
+        "hy_v3",
+        {
+            "attention_bias": False,
+            "num_shared_experts": 1,
+            "mlp_layer_types": ["sparse"] * 2,
+        },
+    ),
     "glm4_moe-plain": (
         "glm4_moe",
         {"attention_bias": False, "use_qk_norm": False, "norm_topk_prob": False, "n_group": 1},
@@ -288,6 +303,8 @@ def test_logprobs_agree_with_transformers(case: str, device: str) -> None:
     logits = PagedRunner(path, device=device).run(tokens)
     difference = np.abs(_log_softmax(logits) - _reference_logprobs(path, tokens)).max()
     assert difference < LOGPROB_TOLERANCE
+    if device == "cuda" and case == family:
+        tick(architecture(family), "cuda/float32")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -299,6 +316,8 @@ def test_bf16_logprobs_agree_with_transformers(family: str, device: str) -> None
     rows = np.abs(_log_softmax(logits) - _reference_logprobs(path, tokens)).max(axis=1)
     difference = np.median(rows) if family in ROUTERS_THAT_FLIP else rows.max()
     assert difference < BF16_LOGPROB_TOLERANCE * SENSITIVE_TO_ROUNDING.get(family, 1.0)
+    if device == "cuda":
+        tick(architecture(family), "cuda/bfloat16")
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "insight": {"errors", "common"},
     "options": _OPTIONS,
     "plan": _CHECKPOINT,
-    "sim": {"errors", "common", "sim"},
+    "sim": {"errors", "common", "plan", "sim"},
     "requests": _REQUESTS,
     "llm": _LLM,
     "parsers": {"errors", "common", "parameters"},
