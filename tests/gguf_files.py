@@ -419,6 +419,9 @@ def _add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any], arch: str) 
     if arch in ("hunyuan-moe", "ernie4_5-moe"):
         shares = config["num_key_value_heads"] if arch == "ernie4_5-moe" else 1
         writer.add_expert_shared_feed_forward_length(config["intermediate_size"] // shares)
+    if arch == "exaone-moe":
+        shared = config["num_shared_experts"] * config["moe_intermediate_size"]
+        writer.add_expert_shared_feed_forward_length(shared)
     for key, spellings in _EXPERTS.items():
         found = next((config[s] for s in spellings if config.get(s) is not None), None)
         if found is not None:
