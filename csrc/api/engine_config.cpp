@@ -82,18 +82,33 @@ DType kv_cache_dtype_from_name(std::string_view text, DType weights) {
 
 void ParallelConfig::validate() const {
   check_minimums(*this);
-  if (num_ranks() > kMaxRanks)
-    throw InvalidArgument(
-        concat("tensor_parallel_size must be at most ", kMaxRanks, ", got ", tensor));
+  for (const auto& [size_name, size] :
+       {std::pair{"tensor_parallel_size", tensor}, std::pair{"pipeline_parallel_size", pipeline},
+        std::pair{"data_parallel_size", data}})
+    if (size > kMaxRanks)
+      throw InvalidArgument(concat(size_name, " must be at most ", kMaxRanks, ", got ", size));
+  if (num_workers() > kMaxRanks)
+    throw InvalidArgument(concat("tensor_parallel_size=", tensor, ", pipeline_parallel_size=",
+                                 pipeline, " and data_parallel_size=", data, " are ", num_workers(),
+                                 " ranks, of which there may be ", kMaxRanks));
+  if (replica < 0 || replica >= data)
+    throw InvalidArgument(concat("there is no replica ", replica, " of ", data));
 }
 
 void EngineConfig::validate() const {
   check_minimums(*this);
   parallel.validate();
-  if (parallel.num_ranks() > 1 && device != "cpu" && device != "ref")
-    throw NotSupported(concat("tensor_parallel_size=", parallel.tensor, " on device '", device,
-                              "': ranks are threads of one process on a CPU; use device='cpu', or "
-                              "one rank"));
+  if (parallel.num_ranks() > 1 && device != "cpu" && device != "ref") {
+    const bool has_stages = parallel.pipeline > 1;
+    throw NotSupported(concat(
+        has_stages ? "pipeline" : "tensor",
+        "_parallel_size=", has_stages ? parallel.pipeline : parallel.tensor, " on device '", device,
+        "': ranks are threads of one process on a CPU; use device='cpu', or one rank"));
+  }
+  if (parallel.data > 1 && device != "cpu" && device != "ref")
+    throw NotSupported(concat("data_parallel_size=", parallel.data, " on device '", device,
+                              "': replicas of one process share a CPU; run a server a GPU behind "
+                              "llmserve route"));
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     throw InvalidArgument(concat("dtype must be float32 or bfloat16, got ", name(dtype)));
   }

@@ -103,18 +103,26 @@ std::string_view kv_cache_dtype_name(DType dtype);
 // Of a name, "fp8_e4m3" being "fp8", and "auto" what the weights have. Throws NotSupported.
 DType kv_cache_dtype_from_name(std::string_view text, DType weights);
 
-// How many ranks, threads of one process, a model is cut among.
+// How many ranks, threads of one process, a model is cut among, and how many engines run it.
 struct ParallelConfig {
-  int32_t tensor = 1;              // that share each layer
+  int32_t tensor = 1;              // ranks that share each layer
   bool has_whole_experts = false;  // of a layer of experts each has some, in the place of a part
+  int32_t pipeline = 1;            // stages, each of some layers, of as many ranks
+  // Replicas: engines with the same weights. Each has ranks of its own; what bounds a step or a
+  // KV cache is of one replica.
+  int32_t data = 1;
+  int32_t replica = 0;  // of them, which one this config is of
 
   static constexpr auto fields() {
     return std::tuple{
         ConfigField{"tensor_parallel_size", &ParallelConfig::tensor, 1},
         ConfigField{"enable_expert_parallel", &ParallelConfig::has_whole_experts},
+        ConfigField{"pipeline_parallel_size", &ParallelConfig::pipeline, 1},
+        ConfigField{"data_parallel_size", &ParallelConfig::data, 1},
     };
   }
-  int32_t num_ranks() const { return tensor; }
+  int32_t num_ranks() const { return tensor * pipeline; }  // of a replica
+  int32_t num_workers() const { return data * num_ranks(); }
   void validate() const;
 };
 

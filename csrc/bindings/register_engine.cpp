@@ -14,9 +14,8 @@
 #include "bindings/register.h"
 #include "core/error.h"
 #include "core/start_thread.h"
-#include "engine/engine.h"
-#include "engine/expert_loads.h"
-#include "engine/step_runner.h"
+#include "engine/engine_group.h"
+#include "engine/replicas.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -194,6 +193,7 @@ void register_trace(py::module_& module) {
   py::class_<StepRecord>(module, "StepRecord")
       .def("__repr__", &field_repr)
       .def_readonly("step_id", &StepRecord::step_id)
+      .def_readonly("replica", &StepRecord::replica)
       .def_property_readonly("phase", &StepRecord::phase)
       .def_readonly("start_us", &StepRecord::start_us)
       .def_readonly("draft_us", &StepRecord::draft_us)
@@ -226,6 +226,7 @@ void register_trace(py::module_& module) {
       .def_readonly("num_generation_tokens", &RequestRecord::num_generation_tokens)
       .def_readonly("num_draft_tokens", &RequestRecord::num_draft_tokens)
       .def_readonly("num_accepted_tokens", &RequestRecord::num_accepted_tokens)
+      .def_readonly("replica", &RequestRecord::replica)
       .def_property_readonly("finish_reason", [](const RequestRecord& record) {
         return finish_reason_name(record.finish_reason);
       });
@@ -239,11 +240,10 @@ class LoadingModel {
   LoadingModel(const EngineConfig& config, std::shared_ptr<Checkpoint> checkpoint)
       : config_(config) {
     config_.validate();
-    std::packaged_task<std::unique_ptr<Executor>()> load(
-        [config, checkpoint = std::move(checkpoint)] {
-          return std::make_unique<StepRunner>(config, *checkpoint);
-        });
-    executor_ = load.get_future();
+    std::packaged_task<Executors()> load([config, checkpoint = std::move(checkpoint)] {
+      return make_executors(config, *checkpoint);
+    });
+    executors_ = load.get_future();
     thread_ = start_thread(std::move(load));
   }
   ~LoadingModel() { close(); }
@@ -251,32 +251,31 @@ class LoadingModel {
   LoadingModel& operator=(const LoadingModel&) = delete;
 
   // Once, not after close(). Throws what loading has thrown.
-  std::unique_ptr<Engine> make_engine(std::optional<Vocabulary> vocabulary,
-                                      const std::optional<Vocabulary>& draft_vocabulary) {
-    if (!executor_.valid()) throw InvalidArgument("the loaded model has been taken, or given up");
-    return std::make_unique<Engine>(config_, std::move(vocabulary), executor_.get(),
-                                    draft_vocabulary);
+  std::unique_ptr<EngineGroup> make_engine(const std::optional<Vocabulary>& vocabulary,
+                                           const std::optional<Vocabulary>& draft_vocabulary) {
+    if (!executors_.valid()) throw InvalidArgument("the loaded model has been taken, or given up");
+    return std::make_unique<EngineGroup>(config_, vocabulary, executors_.get(), draft_vocabulary);
   }
   const EngineConfig& config() const { return config_; }
   // Gives up what was not taken.
   void close() {
     if (thread_.joinable()) thread_.join();
-    executor_ = {};
+    executors_ = {};
   }
 
  private:
   const EngineConfig config_;
-  std::future<std::unique_ptr<Executor>> executor_;
+  std::future<Executors> executors_;
   std::thread thread_;
 };
 
 // A forked child leaves its parent's engine where it is.
 struct DeleteInOwnProcess {
-  void operator()(Engine* engine) const {
+  void operator()(EngineGroup* engine) const {
     if (engine->is_of_this_process()) delete engine;
   }
 };
-using EngineHolder = std::unique_ptr<Engine, DeleteInOwnProcess>;
+using EngineHolder = std::unique_ptr<EngineGroup, DeleteInOwnProcess>;
 
 // A number as Python writes it, where it writes one of so many digits at all.
 std::string text_of(py::handle number) {
@@ -354,91 +353,97 @@ void register_engine(py::module_& module) {
             model.close();
           },
           "exception_type"_a, "exception"_a, "traceback"_a);
-  py::class_<Engine, EngineHolder>(module, "Engine")
-      .def(py::init([](LoadingModel& model, std::optional<Vocabulary> vocabulary,
+  py::class_<EngineGroup, EngineHolder>(module, "Engine")
+      .def(py::init([](LoadingModel& model, const std::optional<Vocabulary>& vocabulary,
                        const std::optional<Vocabulary>& draft_vocabulary) {
              // Not Release(), under which pybind11 would register the instance without the GIL.
              const py::gil_scoped_release release;
-             return EngineHolder(
-                 model.make_engine(std::move(vocabulary), draft_vocabulary).release());
+             return EngineHolder(model.make_engine(vocabulary, draft_vocabulary).release());
            }),
            "model"_a, "vocabulary"_a = py::none(), "draft_vocabulary"_a = py::none(),
            "Waits for the model and starts the engine's thread.")
       .def(
           "check",
-          [](const Engine& engine, const std::vector<const Request*>& requests) {
+          [](const EngineGroup& engine, const std::vector<const Request*>& requests) {
             engine.check(requests);
           },
           "requests"_a)
-      .def("add_requests", &Engine::add_requests, "requests"_a, Release())
-      .def("wait_for_room", &Engine::wait_for_room, "timeout_s"_a, Release())
-      .def("abort", &Engine::abort, "request_id"_a, Release())
-      .def("wait_events", &Engine::wait_events, "timeout_s"_a, Release())
-      .def_property_readonly("event_fd", &Engine::event_fd)
-      .def("lend", &Engine::lend, "connection"_a, Release())
-      .def("take_back", &Engine::take_back, "connection"_a, Release())
-      .def("reset_prefix_cache", &Engine::reset_prefix_cache, Release())
+      .def("add_requests", &EngineGroup::add_requests, "requests"_a, Release())
+      .def("wait_for_room", &EngineGroup::wait_for_room, "timeout_s"_a, Release())
+      .def("abort", &EngineGroup::abort, "request_id"_a, Release())
+      .def("wait_events", &EngineGroup::wait_events, "timeout_s"_a, Release())
+      .def_property_readonly("event_fd", &EngineGroup::event_fd)
+      .def("lend", &EngineGroup::lend, "connection"_a, Release())
+      .def("take_back", &EngineGroup::take_back, "connection"_a, Release())
+      .def("reset_prefix_cache", &EngineGroup::reset_prefix_cache, Release())
       .def(
           "block_events",
-          [](Engine& engine, int64_t sequence) -> std::optional<py::list> {
-            const auto batches = engine.block_events(sequence);
+          [](EngineGroup& engine, int64_t sequence,
+             std::optional<int64_t> replica) -> std::optional<py::list> {
+            const auto batches = replica ? engine.replica(*replica).block_events(sequence)
+                                         : engine.block_events(sequence);
             if (!batches) return std::nullopt;
             py::list list;
             for (const BlockEventBatch& batch : *batches)
               list.append(py::make_tuple(batch.sequence, block_event_runs(batch.events)));
             return list;
           },
-          "sequence"_a)
-      .def("block_snapshot",
-           [](Engine& engine) {
-             BlockSnapshot snapshot;
-             {
-               const py::gil_scoped_release release;
-               snapshot = engine.block_snapshot();
-             }
-             return py::make_tuple(snapshot.sequence, bytes_of_hashes(snapshot.hashes));
-           })
-      .def("metrics", &Engine::metrics, Release())
-      .def("histograms", &Engine::histograms, Release())
-      .def("trace", &Engine::trace, Release())
-      .def("request_records", &Engine::request_records, Release())
-      .def("request_record", &Engine::request_record, "request_id"_a, Release())
-      .def_property_readonly("failure", &Engine::failure)
-      .def("take_notice", &Engine::take_notice)
-      .def("sleep", &Engine::sleep, "level"_a, Release())
+          "sequence"_a, "replica"_a = py::none())
+      .def(
+          "block_snapshot",
+          [](EngineGroup& engine, std::optional<int64_t> replica) {
+            BlockSnapshot snapshot;
+            {
+              const py::gil_scoped_release release;
+              snapshot =
+                  replica ? engine.replica(*replica).block_snapshot() : engine.block_snapshot();
+            }
+            return py::make_tuple(snapshot.sequence, bytes_of_hashes(snapshot.hashes));
+          },
+          "replica"_a = py::none())
+      .def("metrics", &EngineGroup::metrics, Release())
+      .def("histograms", &EngineGroup::histograms, Release())
+      .def("trace", &EngineGroup::trace, Release())
+      .def("request_records", &EngineGroup::request_records, Release())
+      .def("request_record", &EngineGroup::request_record, "request_id"_a, Release())
+      .def_property_readonly("failure", &EngineGroup::failure)
+      .def("take_notice", &EngineGroup::take_notice)
+      .def("sleep", &EngineGroup::sleep, "level"_a, Release())
       .def(
           "wake_up",
-          [](Engine& engine, const std::vector<std::string>& tags) {
+          [](EngineGroup& engine, const std::vector<std::string>& tags) {
             std::vector<MemoryPart> parts;
             for (const std::string& tag : tags) parts.push_back(parse_memory_part(tag));
             const py::gil_scoped_release release;
             engine.wake_up(parts);
           },
           "tags"_a)
-      .def_property_readonly("is_sleeping", &Engine::is_sleeping)
-      .def_property_readonly("description", &Engine::description)
-      .def_property_readonly("warning", &Engine::warning)
-      .def_property_readonly("memory_use", &Engine::memory_use)
+      .def_property_readonly("is_sleeping", &EngineGroup::is_sleeping)
+      .def_property_readonly("description", &EngineGroup::description)
+      .def_property_readonly("warning", &EngineGroup::warning)
+      .def_property_readonly("memory_use", &EngineGroup::memory_use)
       .def("count_expert_loads",
-           [](const Engine& engine) {
-             if (!engine.expert_loads())
+           [](EngineGroup& engine) {
+             if (!engine.start_expert_loads())
                throw NotSupported(
                    concat("count_expert_loads: ", engine.description(),
                           " has no experts, or their numbers stay on a device; leave it out"));
-             engine.expert_loads()->start();
            })
-      .def_property_readonly("expert_loads",
-                             [](const Engine& engine) {
-                               py::dict out;
-                               if (!engine.expert_loads()) return out;
-                               for (const auto& layer : engine.expert_loads()->layers())
-                                 out[py::int_(layer.layer_idx)] = layer.rows;
-                               return out;
-                             })
-      .def_property_readonly("vocab_size", &Engine::vocab_size)
-      .def_property_readonly("config", &Engine::config)
-      .def_property_readonly("is_of_this_process", &Engine::is_of_this_process)
-      .def("close", &Engine::close, Release());
+      .def_property_readonly("expert_loads", &EngineGroup::expert_rows)
+      .def_property_readonly("num_replicas", &EngineGroup::num_replicas)
+      .def(
+          "replica_metrics",
+          [](const EngineGroup& engine, int64_t idx) { return engine.replica(idx).metrics(); },
+          "replica"_a, Release())
+      .def(
+          "replica_failure",
+          [](const EngineGroup& engine, int64_t idx) { return engine.replica(idx).failure(); },
+          "replica"_a, Release())
+      .def("loads", &EngineGroup::loads, Release())
+      .def_property_readonly("vocab_size", &EngineGroup::vocab_size)
+      .def_property_readonly("config", &EngineGroup::config)
+      .def_property_readonly("is_of_this_process", &EngineGroup::is_of_this_process)
+      .def("close", &EngineGroup::close, Release());
 }
 
 }  // namespace llmserve

@@ -69,7 +69,9 @@ void register_engine_config(py::module_& module) {
       .def_readwrite("eos_token_ids", &SchedulerConfig::eos_token_ids);
   register_config<ParallelConfig>(module, "ParallelConfig")
       .def_readonly("tensor_parallel_size", &ParallelConfig::tensor)
-      .def_readonly("enable_expert_parallel", &ParallelConfig::has_whole_experts);
+      .def_readonly("enable_expert_parallel", &ParallelConfig::has_whole_experts)
+      .def_readonly("pipeline_parallel_size", &ParallelConfig::pipeline)
+      .def_readonly("data_parallel_size", &ParallelConfig::data);
   register_config<SpeculationConfig>(module, "SpeculationConfig")
       .def_readonly("method", &SpeculationConfig::method)
       .def_readonly("model", &SpeculationConfig::model)

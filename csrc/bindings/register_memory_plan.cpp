@@ -93,6 +93,7 @@ void register_memory_plan(py::module_& module) {
       .def_readonly("machine", &MemoryPlan::machine)
       .def_readonly("memory_utilization", &MemoryPlan::memory_utilization)
       .def_readonly("pool", &MemoryPlan::pool)
+      .def_property_readonly("kv_cache_bytes", &MemoryPlan::kv_cache_bytes)
       .def_property_readonly("pool_bound",
                              [](const MemoryPlan& plan) { return name(plan.pool_bound); })
       .def_readonly("pool_by_dtype", &MemoryPlan::pool_by_dtype)

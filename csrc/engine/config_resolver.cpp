@@ -47,7 +47,7 @@ EngineConfig resolve_settings(const ConfigRequest& request, const Checkpoint& ch
   resolve_weight_format(config.dtype, config.quantization);  // or its errors
   config.kv_cache_dtype = kv_cache_dtype_from_name(request.kv_cache_dtype, config.dtype);
   config.num_threads =
-      std::max(request.num_threads.value_or(default_num_threads()), config.parallel.num_ranks());
+      std::max(request.num_threads.value_or(default_num_threads()), config.parallel.num_workers());
   SchedulerConfig& scheduler = config.scheduler;
   scheduler.max_model_len = model.max_model_len;
   if (scheduler.eos_token_ids.empty()) scheduler.eos_token_ids = model.eos_token_ids;

@@ -1,7 +1,5 @@
 #include "engine/engine.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <iterator>
@@ -14,6 +12,7 @@
 #include "core/start_thread.h"
 #include "engine/phase_timer.h"
 #include "engine/pooler.h"
+#include "engine/worker_plan.h"
 #include "sampling/logits_processor.h"
 
 namespace llmserve {
@@ -27,9 +26,16 @@ constexpr std::chrono::milliseconds kIdleBeforeWork{20};
 
 }  // namespace
 
+std::string describe_full_queue(int64_t num_waiting, int64_t num_more, int64_t limit) {
+  return concat("the queue is full: ", num_waiting, " requests wait, ", num_more,
+                " more were to come and max_num_queued_reqs is ", limit,
+                num_more > limit ? "; so many never have room: send fewer at once or raise it"
+                                 : "; retry later or raise it");
+}
+
 Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
                std::unique_ptr<Executor> executor,
-               const std::optional<Vocabulary>& draft_vocabulary)
+               const std::optional<Vocabulary>& draft_vocabulary, EngineLinks links)
     : config_(config),
       vocab_size_(executor->vocab_size()),
       hidden_size_(executor->hidden_size()),
@@ -37,10 +43,10 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
       executor_(std::move(executor)),
       description_(executor_->description()),
       warning_(executor_->warning()),
-      trace_(kNumTracedSteps, kNumTracedRequests),
+      trace_(kNumTracedSteps, kNumTracedRequests, config_.parallel.replica),
       memory_use_(executor_->memory_use()),
-      block_events_(int64_t{config_.cache.num_blocks} + config_.cache.lower_tier.num_blocks),
-      process_id_(getpid()) {
+      links_(links),
+      block_events_(int64_t{config_.cache.num_blocks} + config_.cache.lower_tier.num_blocks) {
   config_.validate();
   if (config_.speculation.is_on()) {
     DraftModel* const draft = executor_->draft_model();
@@ -68,6 +74,7 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
                                   .has_peers = false},
                        .wanted_layers = speculator_ ? speculator_->drafter().wanted_layers()
                                                     : std::vector<int32_t>()});
+  if (links_.listener != nullptr) scheduler_->tell_blocks(true);
   executor_->report_to([this](News news) { give_news(std::move(news)); });
   scheduler_->fill_metrics(metrics_);
   executor_->fill_metrics(metrics_);
@@ -75,8 +82,6 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
 }
 
 Engine::~Engine() { close(); }
-
-bool Engine::is_of_this_process() const { return process_id_ == getpid(); }
 
 void Engine::check(std::span<const Request* const> requests) const {
   PlaceInCall place{.num_requests = std::ssize(requests)};
@@ -87,6 +92,36 @@ void Engine::check(std::span<const Request* const> requests) const {
 }
 
 std::vector<RequestId> Engine::add_requests(std::vector<Request> requests) {
+  admit(requests);
+  std::vector<RequestId> ids;
+  ids.reserve(requests.size());
+  std::unique_lock lock(intake_mutex_);
+  check_runs();
+  if (std::ssize(requests) > room()) {
+    const int32_t limit = config_.scheduler.max_num_queued_reqs;
+    throw QueueFull(describe_full_queue(num_queued(), std::ssize(requests), limit));
+  }
+  for (Request& request : requests) {
+    request.id = next_id_ + std::ssize(ids);
+    ids.push_back(request.id);
+  }
+  queue(requests);
+  lock.unlock();  // first: who wakes takes it
+  intake_ready_.notify_one();
+  return ids;
+}
+
+void Engine::add_numbered(std::vector<Request>& requests) {
+  admit(requests);
+  std::unique_lock lock(intake_mutex_);
+  check_runs();
+  queue(requests);
+  lock.unlock();
+  intake_ready_.notify_one();
+}
+
+// All that takes time, before the lock is.
+void Engine::admit(std::vector<Request>& requests) const {
   const int64_t arrival_us = clock_.now_us();
   PlaceInCall place{.num_requests = std::ssize(requests)};
   for (Request& request : requests) {
@@ -99,36 +134,22 @@ std::vector<RequestId> Engine::add_requests(std::vector<Request> requests) {
     request.arrival_us = arrival_us;
     request.has_drafter = config_.speculation.is_on() && Speculator::can_draft(request);
   }
-  std::vector<RequestId> ids;
-  ids.reserve(requests.size());
-  std::unique_lock lock(intake_mutex_);
-  check_runs();
-  if (is_released_ != std::array<bool, kNumMemoryParts>{}) {
+}
+
+// The intake's lock is held, in this one and the next three.
+void Engine::queue(std::vector<Request>& requests) {
+  if (is_released_ != std::array<bool, kNumMemoryParts>{})
     throw InvalidArgument("the engine is asleep; call wake_up() first");
-  }
-  if (std::ssize(requests) > room()) {
-    const int32_t limit = config_.scheduler.max_num_queued_reqs;
-    const char* const advice = std::ssize(requests) > limit
-                                   ? "; so many never have room: send fewer at once or raise it"
-                                   : "; retry later or raise it";
-    throw QueueFull(concat("the queue is full: ", num_queued(), " requests wait, ", requests.size(),
-                           " more were to come and max_num_queued_reqs is ", limit, advice));
-  }
   for (Request& request : requests) {
-    request.id = next_id_++;
+    next_id_ = request.id + 1;
     request.seed = request.params.seed ? *request.params.seed
                                        : mix64(config_.seed, static_cast<uint64_t>(request.id));
     if (!request.params.logits_processors.empty())
       processors_[request.id] = request.params.logits_processors;
-    ids.push_back(request.id);
     intake_.requests.push_back(std::move(request));
   }
-  lock.unlock();  // first: who wakes takes it
-  intake_ready_.notify_one();
-  return ids;
 }
 
-// The intake's lock is held, in this one and the next two.
 void Engine::check_runs() const {
   if (!failure_.empty()) throw DeviceError("the engine has stopped: " + failure_);
   if (intake_.stop) throw InvalidArgument("the engine is closed; make a new one");
@@ -143,6 +164,11 @@ int64_t Engine::room() const {
   const int32_t limit = config_.scheduler.max_num_queued_reqs;
   return limit == 0 ? std::numeric_limits<int64_t>::max()
                     : std::max<int64_t>(limit - num_queued(), 0);
+}
+
+int64_t Engine::num_waiting() const {
+  const std::lock_guard lock(intake_mutex_);
+  return num_queued();
 }
 
 int64_t Engine::wait_for_room(double timeout_s) {
@@ -257,13 +283,12 @@ std::string Engine::failure() const {
 
 EngineMetrics Engine::metrics() const {
   const std::lock_guard lock(metrics_mutex_);
-  EngineMetrics metrics = metrics_;
-  metrics.num_lines = events_.num_lines();
-  metrics.line_us = events_.line_us();
-  return metrics;
+  return metrics_;
 }
 
 void Engine::run() {
+  const ThreadShare threads = thread_share(config_, 0);
+  if (threads.first > 0) pin_thread_to(threads.first, threads.count);
   pin_thread(0);
   bool goes_on = true;
   while (goes_on) {
@@ -383,7 +408,9 @@ void Engine::begin_step() {
   has_idle_work_ = true;
   Flight& next = flights_.next();
   StepRecord& record = next.record;
-  record = {.start_us = clock_.now_us(), .decisions = std::move(record.decisions)};
+  record = {.replica = config_.parallel.replica,
+            .start_us = clock_.now_us(),
+            .decisions = std::move(record.decisions)};
   if (speculator_) draft(record);
   {
     const PhaseTimer timer(clock_, record.schedule_us);
@@ -442,7 +469,7 @@ void Engine::finish_step() {
   }
   if (!scheduler_->has_unfinished() || record.step_id % kStepsBetweenLooks == 0) keep_memory_use();
   keep_books(record, *result);
-  events_.push(result->events);
+  links_.events->push(result->events);
   scheduler_->recycle(*result);
   // As much time as the step took: no stream falls below half its pace, and a caller whose next
   // request always comes at once is not left with slow steps for ever.
@@ -503,6 +530,7 @@ void Engine::keep_books(StepRecord& record, const StepResult& result) {
     const std::lock_guard lock(intake_mutex_);
   }
   room_made_.notify_all();
+  if (links_.listener != nullptr) links_.listener->take_result(config_.parallel.replica, result);
 }
 
 void Engine::close() {
@@ -521,7 +549,6 @@ void Engine::close() {
     intake_.tasks.clear();
   }
   executor_.reset();
-  events_.close();
 }
 
 }  // namespace llmserve

@@ -41,17 +41,37 @@ class QueueFull : public ResourceExhausted {
   using ResourceExhausted::ResourceExhausted;
 };
 
+// Whom one of several engines (engine_group.h) tells what it does. The calls come from its thread,
+// which holds none of its locks.
+class EngineListener {
+ public:
+  virtual ~EngineListener() = default;
+  // Before the events of a step go out.
+  virtual void take_result(int32_t replica, const StepResult& result) = 0;
+  // What came into its prefix cache and what left it, from the start on.
+  virtual void take_blocks(int32_t replica, const std::vector<BlockEvent>& events) = 0;
+  // It has stopped, and takes no more requests.
+  virtual void note_stop(int32_t replica, const std::string& reason) = 0;
+};
+
+// What an engine's owner gives it. Both outlive it.
+struct EngineLinks {
+  EventBuffer* events = nullptr;       // where its events go; its owner closes it
+  EngineListener* listener = nullptr;  // null: there is one engine
+};
+
+// What QueueFull says, of a queue with a bound.
+std::string describe_full_queue(int64_t num_waiting, int64_t num_more, int64_t limit);
+
 class Engine {
  public:
   // Starts the thread. Without a vocabulary requests must not ask for text. draft_vocabulary: of a
   // draft model that has another one than the target. Throws what Speculator's constructor throws,
   // and InvalidArgument where vocabularies are wanted that are not there.
   Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
-         std::unique_ptr<Executor> executor,
-         const std::optional<Vocabulary>& draft_vocabulary = std::nullopt);
+         std::unique_ptr<Executor> executor, const std::optional<Vocabulary>& draft_vocabulary,
+         EngineLinks links);
   ~Engine();  // close()
-  // False in a forked child, which has no engine thread, and where locks may be held for ever.
-  bool is_of_this_process() const;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -63,6 +83,11 @@ class Engine {
   // that the same step finds them, or none. Throws InvalidArgument, QueueFull, or the error that
   // stopped the engine. A request that is not streamed has a single event a sequence, at its end.
   std::vector<RequestId> add_requests(std::vector<Request> requests);
+  // The same of requests that have their ids, which are larger than those of earlier calls, and
+  // takes them whatever the queue's bound. They are the caller's still where it throws.
+  void add_numbered(std::vector<Request>& requests);
+  // Requests that wait, those on their way to the scheduler among them.
+  int64_t num_waiting() const;
 
   // Waits until the queue may have room, and returns for how many requests. Returns 0 at the
   // timeout. The wait also lasts that long where the engine was closed or has stopped.
@@ -71,22 +96,6 @@ class Engine {
   // The request's sequences end with FinishReason::kAbort after the running step. Unknown and
   // finished ids are ignored.
   void abort(RequestId id);
-
-  // Events since the last call, one a sequence, in the order in which each was last added to. Waits
-  // up to `timeout_s` for the first, and returns none at the timeout or once closed. One consumer
-  // at a time.
-  std::vector<TokenEvent> wait_events(double timeout_s) {
-    return events_.take(std::chrono::duration<double>(timeout_s));
-  }
-
-  // Readable (level-triggered) while events are waiting: for an event loop. -1 once closed.
-  int event_fd() const { return events_.fd(); }
-
-  // The engine's thread writes the lines of the connection until it is taken back: see EventBuffer.
-  bool lend(std::shared_ptr<LentConnection> connection) {
-    return events_.lend(std::move(connection));
-  }
-  WrittenLines take_back(LentConnection& connection) { return events_.take_back(connection); }
 
   // Gives memory back while nobody needs the model: that of the KV cache (level 1), and also that
   // of weights and workspace (level 2). The prefix cache is forgotten. Only an idle engine sleeps,
@@ -160,6 +169,8 @@ class Engine {
     }
   };
 
+  void queue(std::vector<Request>& requests);
+  void admit(std::vector<Request>& requests) const;
   void give_news(News news);
   void take(News& news);
   void check_runs() const;
@@ -217,7 +228,7 @@ class Engine {
   // Requests on the way from the intake to the scheduler; the engine thread's. An exception leaves
   // them here for fail_all().
   std::deque<Request> taken_;
-  RequestId next_id_ = 0;
+  RequestId next_id_ = 0;  // larger than all that were given
   // By unfinished request. An abort cancels them, since a step may wait for their answer.
   std::unordered_map<RequestId, std::vector<std::shared_ptr<LogitsProcessor>>> processors_;
   std::string failure_;                              // why the engine stopped; empty while it runs
@@ -230,10 +241,9 @@ class Engine {
   int64_t draft_us_ = 0;  // the engine thread's
   std::string notice_;
 
-  EventBuffer events_;
+  const EngineLinks links_;
   BlockEventFeed block_events_;
 
-  const int process_id_;
   std::mutex close_mutex_;
   std::thread thread_;
 };

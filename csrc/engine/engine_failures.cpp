@@ -37,6 +37,8 @@ bool Engine::go_on_after(const std::exception& error) {
     intake_.requests.clear();
     intake_.tasks.clear();
   }
+  if (is_last && links_.listener != nullptr)
+    links_.listener->note_stop(config_.parallel.replica, error.what());
   if (is_batch && !is_last) {
     fail_batch(error.what());
   } else {
@@ -67,14 +69,14 @@ void Engine::fail_all(const std::string& reason) {
   scheduler_->fail(reason);
   StepResult result = scheduler_->take_result();
   fail_unseen(reason, result.events);
-  StepRecord record;  // of a step that has none
+  StepRecord record{.replica = config_.parallel.replica};  // of a step that has none
   give_out_failures(record, std::move(result));
 }
 
 void Engine::give_out_failures(StepRecord& record, StepResult result) {
   let_go(result.events);
   keep_books(record, result);
-  events_.push(result.events);
+  links_.events->push(result.events);
 }
 
 // The last events of requests that the scheduler has not seen. It is not asked to take them in now:

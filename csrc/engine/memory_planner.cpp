@@ -109,7 +109,7 @@ void add_rank(const ModelConfig& model, const Checkpoint& checkpoint, Backend& b
        .weight_bytes = sizes.weights.total_bytes(),
        .workspace_bytes = workspace_bytes,
        .num_kv_heads = rank_cache_groups(model, tensor_rank(config, rank)).front().num_kv_heads});
-  plan.workspace_bytes += workspace_bytes;
+  plan.workspace_bytes += config.parallel.data * workspace_bytes;
   if (rank == 0) {
     plan.weights = std::move(sizes.weights);
     return;
@@ -163,7 +163,8 @@ SizedPool size_pool(const ConfigRequest& request, const MemoryPlan& plan,
                                     : draft_block_bytes(plan) *
                                           std::ssize(row_groups(plan.config.draft->cache.groups)) /
                                           std::ssize(groups);
-    pool.num_blocks = std::min(left / (pool.block_bytes() + draft_bytes), useful);
+    const int64_t each = plan.config.parallel.data * (pool.block_bytes() + draft_bytes);
+    pool.num_blocks = std::min(left / each, useful);
     if (pool.num_blocks == useful) sized.bound = PoolBound::kMaxNumSeqs;
   }
   pool.num_blocks = std::min<int64_t>(
@@ -187,13 +188,13 @@ std::string bound_of(const MachineMemory& machine) {
 
 std::string refuse_fixed(const MemoryPlan& plan, int64_t sequence_bytes) {
   const int64_t fixed = fixed_bytes(plan);
+  const int64_t needed = fixed + plan.config.parallel.data * sequence_bytes;
   return concat("the model needs ", human_bytes(plan.weights.total_bytes()), " of weights and ",
                 human_bytes(plan.workspace_bytes), " of workspace", states_of(plan), draft_of(plan),
                 ", ", human_bytes(fixed), " together, and ", plan.memory_utilization, " of the ",
                 human_bytes(plan.machine.available_bytes), " available (of ",
                 human_bytes(plan.machine.total_bytes), bound_of(plan.machine), ") is ",
-                human_bytes(usable_bytes(plan)), "; pass ",
-                share_to_pass(plan, fixed + sequence_bytes),
+                human_bytes(usable_bytes(plan)), "; pass ", share_to_pass(plan, needed),
                 "dtype=\"bfloat16\" if it is not, a smaller model or max_num_batched_tokens, or "
                 "free memory");
 }
@@ -210,7 +211,8 @@ std::string refuse_short_pool(const MemoryPlan& plan, int64_t sequence_bytes) {
   if (plan.pool_bound == PoolBound::kKvCacheBytes)
     out << "kv_cache_memory_bytes=" << sequence_bytes << " or more";
   if (plan.pool_bound == PoolBound::kUtilization) {
-    const std::string share = share_to_pass(plan, fixed_bytes(plan) + sequence_bytes);
+    const std::string share =
+        share_to_pass(plan, fixed_bytes(plan) + plan.config.parallel.data * sequence_bytes);
     out << (share.empty() ? "a smaller dtype or kv_cache_dtype"
                           : share.substr(0, share.size() - 2));
   }
@@ -222,12 +224,13 @@ std::string refuse_short_pool(const MemoryPlan& plan, int64_t sequence_bytes) {
 std::string refuse_large_pool(const MemoryPlan& plan) {
   const KvPool& pool = plan.pool;
   const int64_t left = plan.machine.available_bytes - fixed_bytes(plan);
-  const int64_t blocks = std::max<int64_t>(0, left) / pool.block_bytes();
+  const int64_t blocks =
+      std::max<int64_t>(0, left) / (plan.config.parallel.data * pool.block_bytes());
   std::ostringstream out;
   out << "weights of " << human_bytes(plan.weights.total_bytes()) << ", workspace of "
       << human_bytes(plan.workspace_bytes) << states_of(plan) << draft_of(plan)
-      << " and a KV cache of " << human_bytes(pool.num_bytes()) << " (by " << name(plan.pool_bound)
-      << ") are " << human_bytes(plan.total_bytes()) << ", and "
+      << " and a KV cache of " << human_bytes(plan.config.parallel.data * pool.num_bytes())
+      << " (by " << name(plan.pool_bound) << ") are " << human_bytes(plan.total_bytes()) << ", and "
       << human_bytes(plan.machine.available_bytes) << " are available; pass ";
   if (blocks > 0) {
     if (plan.pool_bound == PoolBound::kNumBlocks) out << "num_gpu_blocks_override=" << blocks;
@@ -313,7 +316,7 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
   MemoryPlan plan;
   plan.config = resolve_settings(request, checkpoint, model);
   plan.config.cache.groups = model.cache_groups;
-  plan.state_bytes = plan.config.parallel.num_ranks() * plan.config.scheduler.max_num_seqs *
+  plan.state_bytes = plan.config.parallel.num_workers() * plan.config.scheduler.max_num_seqs *
                      state_bytes(model.cache_groups);
   if (plan.state_bytes > 0) plan.config.cache.num_state_slots = plan.config.scheduler.max_num_seqs;
   plan.architecture = model.architecture;
@@ -329,6 +332,10 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
   plan.config.max_wanted_layers = std::max(plan.config.max_wanted_layers, draft.max_wanted_layers);
   plan.draft_weights = std::move(draft.weights);
   plan.draft_workspace_bytes = draft.workspace_bytes;
+  const int32_t num_replicas = plan.config.parallel.data;
+  for (int64_t& num_bytes : plan.draft_weights.group_bytes) num_bytes *= num_replicas;
+  plan.draft_weights.mapped_bytes *= num_replicas;
+  plan.draft_workspace_bytes *= num_replicas;
   plan.draft_architecture = std::move(draft.architecture);
   for (int rank = 0; rank < plan.config.parallel.num_ranks(); ++rank)
     add_rank(model, checkpoint, *backend, rank, plan);
@@ -348,7 +355,7 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
   if (plan.config.draft) {
     EngineConfig guesses = *plan.config.draft;
     guesses.cache.num_blocks = static_cast<int32_t>(num_draft_blocks(plan, plan.pool));
-    plan.draft_kv_bytes = guesses.cache.num_blocks * draft_block_bytes(plan);
+    plan.draft_kv_bytes = num_replicas * guesses.cache.num_blocks * draft_block_bytes(plan);
     plan.config.draft = std::make_shared<const EngineConfig>(std::move(guesses));
   }
   plan.refusal = find_refusal(plan);

@@ -82,11 +82,11 @@ struct RankPlan {
 struct MemoryPlan {
   EngineConfig config;  // complete: what the engine will be given
   std::string architecture;
-  std::string format;  // of the checkpoint; "config" if there are no weights yet
-  std::vector<RankPlan> ranks;
-  WeightReport weights;  // of all ranks
-  int64_t workspace_bytes = 0;
-  int64_t state_bytes = 0;  // of all state slots
+  std::string format;           // of the checkpoint; "config" if there are no weights yet
+  std::vector<RankPlan> ranks;  // of one replica
+  WeightReport weights;         // of all ranks; replicas share them
+  int64_t workspace_bytes = 0;  // of all replicas, as are the two below
+  int64_t state_bytes = 0;      // of all state slots
   // Of the draft model, where one guesses: what it takes beside the above.
   WeightReport draft_weights;
   int64_t draft_workspace_bytes = 0;
@@ -94,16 +94,17 @@ struct MemoryPlan {
   std::string draft_architecture;
   MachineMemory machine;
   double memory_utilization = 0;
-  KvPool pool;
+  KvPool pool;  // of one replica
   PoolBound pool_bound = PoolBound::kUtilization;
   std::vector<KvPool> pool_by_dtype;  // parallel to kv_cache_dtypes(): the same settings in each
   std::string refusal;                // why the engine would not start; empty if it would
 
+  int64_t kv_cache_bytes() const { return config.parallel.data * pool.num_bytes() + state_bytes; }
   int64_t draft_bytes() const {
     return draft_weights.total_bytes() + draft_workspace_bytes + draft_kv_bytes;
   }
   int64_t total_bytes() const {
-    return weights.total_bytes() + workspace_bytes + state_bytes + pool.num_bytes() + draft_bytes();
+    return weights.total_bytes() + workspace_bytes + kv_cache_bytes() + draft_bytes();
   }
 };
 

@@ -15,12 +15,14 @@ namespace llmserve {
 namespace {
 
 std::vector<std::unique_ptr<Worker>> make_workers(RankThreads& ranks, const EngineConfig& config,
-                                                  const Checkpoint& checkpoint) {
+                                                  const Checkpoint& checkpoint,
+                                                  const std::shared_ptr<SharedModels>& shared) {
   std::vector<std::unique_ptr<Worker>> workers(static_cast<size_t>(ranks.num_ranks()));
   ranks.run([&](int rank) {
     const ThreadShare threads = thread_share(config, rank);
-    if (rank > 0) pin_thread_to(threads.first, threads.count);
-    workers[static_cast<size_t>(rank)] = std::make_unique<Worker>(config, checkpoint, rank);
+    if (threads.first > 0) pin_thread_to(threads.first, threads.count);
+    workers[static_cast<size_t>(rank)] =
+        std::make_unique<Worker>(config, checkpoint, rank, nullptr, shared);
   });
   return workers;
 }
@@ -91,7 +93,7 @@ std::unique_ptr<CommunicatorGroup> StepRunner::make_group(int num_ranks) {
 }
 
 StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
-                       MakeGroup make_group)
+                       MakeGroup make_group, const std::shared_ptr<SharedModels>& shared)
     : config_(config),
       make_group_(std::move(make_group)),
       ranks_(config.parallel.num_ranks(),
@@ -99,7 +101,7 @@ StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
                if (!has_met_.exchange(false)) return;
                for (const auto& worker : workers_) worker->abort_exchanges();
              }),
-      workers_(make_workers(ranks_, config, checkpoint)),
+      workers_(make_workers(ranks_, config, checkpoint, shared)),
       steps_(first().steps()),
       limits_{.max_num_seqs = config_.scheduler.max_num_seqs,
               .max_model_len = config_.scheduler.max_model_len,

@@ -37,8 +37,10 @@ class StepRunner final : public Executor {
 
   // Workers of config.parallel, of config.model_path as `checkpoint` has it open. Throws what
   // Worker's constructor throws, and ResourceExhausted.
+  // shared: where replicas of config.parallel.data find each other's weights; null: there is one.
   StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
-             MakeGroup make_group = &StepRunner::make_group);
+             MakeGroup make_group = &StepRunner::make_group,
+             const std::shared_ptr<SharedModels>& shared = nullptr);
   ~StepRunner() override;
 
   int32_t max_in_flight() const override {

@@ -46,7 +46,8 @@ void StepTrace::begin(const Request& request, int64_t now_us) {
       .num_samples = request.params.n,
       .arrival_us = request.arrival_us,
       .queued_us = now_us,
-      .num_prompt_tokens = static_cast<int64_t>(request.prompt_token_ids.size())};
+      .num_prompt_tokens = static_cast<int64_t>(request.prompt_token_ids.size()),
+      .replica = replica_};
 }
 
 void StepTrace::update(const StepResult& result, int64_t now_us) {

@@ -19,6 +19,7 @@ namespace llmserve {
 // A step is "prefill" if it ran any prompt token, "decode" if it ran others, and "idle" if nothing
 // could run: only its decisions count then. Times are on the engine's clock.
 struct StepRecord {
+  int32_t replica = 0;  // the engine's, of several
   int64_t step_id = 0;
   int64_t start_us = 0;
   int64_t draft_us = 0;  // durations of the phases
@@ -60,6 +61,7 @@ struct RequestRecord {
   int64_t finished_us = 0;
   int64_t num_prompt_tokens = 0;
   FinishReason finish_reason = FinishReason::kNone;  // of the sample that ended last
+  int32_t replica = 0;                               // the engine's, of several
   int64_t num_draft_tokens = 0;                      // of all samples: guesses that were run
   int64_t num_accepted_tokens = 0;                   // of them, those that were right
 };
@@ -67,7 +69,8 @@ struct RequestRecord {
 // Rings; the oldest records go first. Written by the engine thread, read by any.
 class StepTrace {
  public:
-  StepTrace(size_t num_steps, size_t num_requests) : steps_(num_steps), requests_(num_requests) {}
+  StepTrace(size_t num_steps, size_t num_requests, int32_t replica)
+      : replica_(replica), steps_(num_steps), requests_(num_requests) {}
 
   // Takes its decisions, and leaves the memory of a record that has gone for the next ones.
   void record(StepRecord& step);
@@ -82,6 +85,7 @@ class StepTrace {
  private:
   void note_admissions(const StepRecord& step);
 
+  const int32_t replica_;
   mutable std::mutex mutex_;
   struct alignas(kCacheLineBytes) Place : RequestRecord {};
   RequestRecord& place_of(RequestId id) {

@@ -35,27 +35,28 @@ int64_t workspace_bytes(const Model& model, const EngineConfig& config) {
 }  // namespace
 
 Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint, int rank,
-               std::shared_ptr<Backend> backend)
+               std::shared_ptr<Backend> backend, std::shared_ptr<SharedModels> shared)
     : config_(config),
       rank_(rank),
       backend_(
           backend ? std::move(backend)
                   : make_backend(config.device, {.num_threads = thread_share(config, rank).count})),
+      shared_(std::move(shared)),
       steps_(backend_->steps()) {
-  model_ = load(checkpoint);
-  vocab_size_ = model_->config().vocab_size;
-  hidden_size_ = model_->config().hidden_size;
-  workspace_bytes_ = workspace_bytes(*model_, config_);
-  expert_loads_ = make_expert_loads(model_->config());
-  kv_places_.assign(model_->kv_places().begin(), model_->kv_places().end());
-  check_internal(std::ranges::equal(model_->cache_groups(), config_.cache.groups),
+  loaded_ = load(checkpoint);
+  vocab_size_ = model().config().vocab_size;
+  hidden_size_ = model().config().hidden_size;
+  workspace_bytes_ = workspace_bytes(model(), config_);
+  expert_loads_ = make_expert_loads(model().config());
+  kv_places_.assign(model().kv_places().begin(), model().kv_places().end());
+  check_internal(std::ranges::equal(model().cache_groups(), config_.cache.groups),
                  "the plan's cache groups are the model's");
-  cache_groups_ = rank_cache_groups(model_->config(), tensor_rank(config_, rank_));
-  if (const int64_t num_bytes = layer_state_bytes(model_->config(), config_); num_bytes > 0)
+  cache_groups_ = rank_cache_groups(model().config(), tensor_rank(config_, rank_));
+  if (const int64_t num_bytes = layer_state_bytes(model().config(), config_); num_bytes > 0)
     layer_state_buffer_ = Buffer(num_bytes, backend_->memory());
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
   restore(MemoryPart::kKvCache);
-  const StepShape shape = largest_step(model_->config(), model_->weights(), config_);
+  const StepShape shape = largest_step(model().config(), model().weights(), config_);
   backend_->reserve_scratch(shape);
   scratch_bytes_ = backend_->scratch_bytes(shape, thread_share(config_, rank_).count);
 }
@@ -67,14 +68,14 @@ void Worker::release(MemoryPart part) {
     num_used_blocks_ = 0;
   } else {
     deferred_.clear();
-    model_.reset();
+    loaded_.reset();
     arena_.reset();
   }
 }
 
 void Worker::restore(MemoryPart part) {
   if (part == MemoryPart::kWeights) {
-    if (!model_) load_weights();
+    if (!loaded_) load_weights();
   } else if (!kv_storage_) {
     kv_storage_ = std::make_unique<KvStorage>(
         cache_groups_, kv_places_,
@@ -86,51 +87,50 @@ void Worker::restore(MemoryPart part) {
   }
 }
 
-std::unique_ptr<Model> Worker::load(const Checkpoint& checkpoint) {
+std::shared_ptr<const LoadedModel> Worker::load(const Checkpoint& checkpoint) {
   config_text_ = checkpoint.config_text();
+  return shared_ ? shared_->get(rank_, [&] { return read(checkpoint); }) : read(checkpoint);
+}
+
+// What several replicas compute with is not packed later, under the eyes of the others.
+std::shared_ptr<const LoadedModel> Worker::read(const Checkpoint& checkpoint) {
   const ModelConfig model_config =
       read_model_config(checkpoint.config(), config_.scheduler.max_model_len);
   const WeightFormat format = resolve_weight_format(config_.dtype, config_.quantization);
   const TensorRank rank = tensor_rank(config_, rank_);
-  files_.clear();
-  for (const auto& file : checkpoint.files()) files_.push_back(file->read_state());
+  auto loaded = std::make_shared<LoadedModel>();
+  loaded->replica = config_.parallel.replica;
+  for (const auto& file : checkpoint.files()) loaded->files.push_back(file->read_state());
   if (config_.packed_cache.max_bytes == 0) {
     deferred_.clear();  // of a load that failed
-    const bool is_deferred = packs_later(config_, checkpoint);
-    std::unique_ptr<Model> model = load_model(checkpoint, model_config, *backend_, format, nullptr,
-                                              is_deferred ? &deferred_ : nullptr, rank);
+    const bool is_deferred = !shared_ && packs_later(config_, checkpoint);
+    loaded->model = load_model(checkpoint, model_config, *backend_, format, nullptr,
+                               is_deferred ? &deferred_ : nullptr, rank);
     std::ranges::reverse(deferred_);  // in the order of their use
-    warning_ = describe_unused(checkpoint, model->weights());
-    warn_of_notes(*model);
-    return model;
+    loaded->warning = describe_unused(checkpoint, loaded->model->weights());
+  } else {
+    const auto run = [&](int64_t count, const std::function<void(int64_t, int64_t)>& work) {
+      backend_->run_on_host_threads(count, 1, work);
+    };
+    const PackedCache cache(config_.packed_cache.folder, config_.packed_cache.max_bytes);
+    const PackedKey key =
+        packed_key(checkpoint, packed_variant(config_, *backend_, checkpoint, rank_));
+    PackedWeights packed{.file = cache.find(key, run, loaded->warning)};
+    if (packed.file) loaded->files.push_back(packed.file->file()->read_state());
+    loaded->model = load_model(checkpoint, model_config, *backend_, format, &packed, nullptr, rank);
+    if (!packed.is_from_file) cache.store(key, packed.tensors, run, loaded->warning);
   }
-
-  const auto run = [&](int64_t count, const std::function<void(int64_t, int64_t)>& work) {
-    backend_->run_on_host_threads(count, 1, work);
-  };
-  const PackedCache cache(config_.packed_cache.folder, config_.packed_cache.max_bytes);
-  const PackedKey key =
-      packed_key(checkpoint, packed_variant(config_, *backend_, checkpoint, rank_));
-  warning_.clear();
-  PackedWeights packed{.file = cache.find(key, run, warning_)};
-  if (packed.file) files_.push_back(packed.file->file()->read_state());
-  std::unique_ptr<Model> model =
-      load_model(checkpoint, model_config, *backend_, format, &packed, nullptr, rank);
-  if (!packed.is_from_file) cache.store(key, packed.tensors, run, warning_);
-  warn_of_notes(*model);
-  return model;
-}
-
-void Worker::warn_of_notes(const Model& model) {
-  for (const std::string& note : model.weights().notes)
-    warning_ += concat(warning_.empty() ? "" : "; ", note);
+  for (const std::string& note : loaded->model->weights().notes)
+    loaded->warning += concat(loaded->warning.empty() ? "" : "; ", note);
+  return loaded;
 }
 
 void Worker::load_weights() {
-  std::unique_ptr<Model> model = load(open_checkpoint(config_.model_path, config_text_));
-  check_shapes(*model);
+  std::shared_ptr<const LoadedModel> loaded =
+      load(open_checkpoint(config_.model_path, config_text_));
+  check_shapes(*loaded->model);
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());
-  model_ = std::move(model);
+  loaded_ = std::move(loaded);
 }
 
 // What is sized for the old model has to fit the new one: pool, workspace, vocabulary.
@@ -183,7 +183,7 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
                                .layer_states = layer_states_,
                                .routes = is_counting ? expert_loads_.get() : nullptr};
   if (batch.has_awaited) steps_->take_awaited(batch.input.token_ids, batch.awaited_rows);
-  const Tensor hidden = model_->forward(context);
+  const Tensor hidden = model().forward(context);
   check_files();
   if (rank_ == 0) sink.take_hidden(hidden);
   for (const PooledRows& pooled : batch.pooled_rows)
@@ -192,14 +192,14 @@ void Worker::run(const StepBatch& batch, StepSink& sink) {
   for (size_t begin = 0; begin < rows.size(); begin += kMaxLogitRowsAtOnce) {
     const size_t count = std::min<size_t>(kMaxLogitRowsAtOnce, rows.size() - begin);
     const Arena::Scope logits_scope(*arena_);
-    const Tensor logits = model_->compute_logits(context, hidden, rows.subspan(begin, count));
+    const Tensor logits = model().compute_logits(context, hidden, rows.subspan(begin, count));
     check_files();
     if (rank_ == 0) sink.take_logits(logits, begin);
   }
 }
 
 void Worker::check_files() const {
-  for (const auto& file : files_) file->check();
+  for (const auto& file : loaded_->files) file->check();
 }
 
 void Worker::compute_pooled_logits(const ForwardContext& context, const ConstTensor& hidden,
@@ -212,7 +212,7 @@ void Worker::compute_pooled_logits(const ForwardContext& context, const ConstTen
     pooled_tokens_.resize(static_cast<size_t>(part.count));
     std::iota(pooled_tokens_.begin(), pooled_tokens_.end(), static_cast<int32_t>(part.begin));
     const Arena::Scope scope(*arena_);
-    const Tensor logits = model_->compute_logits(context, hidden, pooled_tokens_);
+    const Tensor logits = model().compute_logits(context, hidden, pooled_tokens_);
     check_files();
     if (rank_ == 0) sink.take_pooled_logits(logits, part);
   }
@@ -234,19 +234,19 @@ bool Worker::reserve_blocks() {
 
 std::string Worker::description() const {
   std::string kept;
-  for (const LinearFormat* format : model_->weights().integers)
+  for (const LinearFormat* format : model().weights().integers)
     kept += concat(format->name, " and ");
   std::string quantized;
-  for (const QuantizedUse& use : model_->weights().quantized)
+  for (const QuantizedUse& use : model().weights().quantized)
     quantized += concat("; ", use.num_weights, " weights of ", use.stored, " run ", use.runs);
-  return concat(model_->config().architecture, " ", kept, name(config_.dtype), " on ",
+  return concat(model().config().architecture, " ", kept, name(config_.dtype), " on ",
                 backend_->description(), quantized);
 }
 
 void Worker::fill_metrics(EngineMetrics& metrics) const {
-  if (model_) {
-    metrics.weight_read_us = model_->weights().read_us;
-    metrics.weight_pack_us = model_->weights().pack_us;
+  if (loaded_ && counts_weights()) {
+    metrics.weight_read_us = model().weights().read_us;
+    metrics.weight_pack_us = model().weights().pack_us;
   }
   if (steps_ == nullptr) return;
   const RecordCounts counts = steps_->record_counts();
@@ -258,8 +258,10 @@ MemoryUse Worker::memory_use() const {
   int64_t deferred_bytes = 0;
   for (const DeferredWeight& weight : deferred_) deferred_bytes += weight.num_bytes();
   const PoolUse pool = steps_ != nullptr ? steps_->pool_use() : PoolUse();
-  return {.weight_bytes = model_ ? model_->weights().total_bytes() : 0,
-          .mapped_bytes = (model_ ? model_->weights().mapped_bytes : 0) + deferred_bytes,
+  const WeightReport* const weights =
+      loaded_ && counts_weights() ? &loaded_->model->weights() : nullptr;
+  return {.weight_bytes = weights != nullptr ? weights->total_bytes() : 0,
+          .mapped_bytes = (weights != nullptr ? weights->mapped_bytes : 0) + deferred_bytes,
           .workspace_bytes = (arena_ ? arena_->capacity_bytes() : 0) + scratch_bytes_ +
                              layer_state_buffer_.num_bytes(),
           .kv_cache_bytes = kv_storage_ ? kv_storage_->num_bytes() : 0,

@@ -13,7 +13,7 @@
 #include "engine/executor.h"
 #include "engine/expert_loads.h"
 #include "engine/kv_storage.h"
-#include "io/bus_errors.h"
+#include "engine/loaded_model.h"
 #include "models/model.h"
 
 namespace llmserve {
@@ -40,10 +40,11 @@ class Worker {
  public:
   // Loads the share of rank `rank` of the weights of `checkpoint`, which is config.model_path,
   // opened. restore() opens it anew. It computes on `backend`, which another worker of the same
-  // thread may use, too; null: its own. Throws what read_model_config and load_model throw, and
-  // ResourceExhausted.
+  // thread may use, too; null: its own. shared: where other replicas find the same weights; null:
+  // there is one. Throws what read_model_config and load_model throw, and ResourceExhausted.
   Worker(const EngineConfig& config, const Checkpoint& checkpoint, int rank = 0,
-         std::shared_ptr<Backend> backend = nullptr);
+         std::shared_ptr<Backend> backend = nullptr,
+         std::shared_ptr<SharedModels> shared = nullptr);
 
   // Before the first run() among several ranks: what it exchanges through, from now on.
   void join(std::unique_ptr<Communicator> tensor_ranks) { tensor_ranks_ = std::move(tensor_ranks); }
@@ -71,7 +72,7 @@ class Worker {
 
   Backend& backend() const { return *backend_; }
   // Precondition: its weights are not given back.
-  const Model& model() const { return *model_; }
+  const Model& model() const { return *loaded_->model; }
   const std::shared_ptr<Backend>& shared_backend() const { return backend_; }
   const EngineConfig& config() const { return config_; }
   DeviceSteps* steps() const { return steps_; }  // the backend's, or null
@@ -80,7 +81,7 @@ class Worker {
   // "LlamaForCausalLM float32 on cpu/avx2, 2 threads"
   std::string description() const;
   // Of the last load: what was not as it should be, and did no harm.
-  const std::string& warning() const { return warning_; }
+  std::string warning() const { return loaded_ ? loaded_->warning : std::string(); }
   MemoryUse memory_use() const;
   // As Executor has it.
   std::shared_ptr<ExpertLoads> expert_loads() const {
@@ -90,28 +91,28 @@ class Worker {
   void fill_metrics(EngineMetrics& metrics) const;
 
  private:
-  std::unique_ptr<Model> load(const Checkpoint& checkpoint);
-  void warn_of_notes(const Model& model);
+  std::shared_ptr<const LoadedModel> load(const Checkpoint& checkpoint);
+  std::shared_ptr<const LoadedModel> read(const Checkpoint& checkpoint);
   void load_weights();
   void check_shapes(const Model& model) const;
   void lay_out_layer_states(const ModelInput& input);
   void check_files() const;
+  // Of several replicas, the one that has loaded them.
+  bool counts_weights() const { return loaded_->replica == config_.parallel.replica; }
   void compute_pooled_logits(const ForwardContext& context, const ConstTensor& hidden,
                              const PooledRows& pooled, StepSink& sink);
 
   const EngineConfig config_;
   const int rank_;
   const std::shared_ptr<Backend> backend_;
-  std::unique_ptr<Model> model_;          // null while the weights are given back
-  std::vector<DeferredWeight> deferred_;  // of the model, the next to be packed at the back
-  // Of the files that its weights came from, of which some are read in place.
-  std::vector<std::shared_ptr<const ReadState>> files_;
-  std::string warning_;                       // of the last load
-  std::string config_text_;                   // of the last load: what stands in for config.json
-  std::unique_ptr<Arena> arena_;              // likewise
-  std::unique_ptr<KvStorage> kv_storage_;     // null while the KV cache is
-  std::vector<CacheGroupSpec> cache_groups_;  // as this rank keeps them
-  int64_t num_used_blocks_ = 0;               // of it: behind them none was ever written to
+  const std::shared_ptr<SharedModels> shared_;  // null: no other replica has its weights
+  std::shared_ptr<const LoadedModel> loaded_;   // null while the weights are given back
+  std::vector<DeferredWeight> deferred_;        // of the model, the next to be packed at the back
+  std::string config_text_;                     // of the last load: what stands in for config.json
+  std::unique_ptr<Arena> arena_;                // likewise
+  std::unique_ptr<KvStorage> kv_storage_;       // null while the KV cache is
+  std::vector<CacheGroupSpec> cache_groups_;    // as this rank keeps them
+  int64_t num_used_blocks_ = 0;                 // of it: behind them none was ever written to
   // Of the model as it was first loaded.
   int64_t vocab_size_ = 0;
   int64_t hidden_size_ = 0;

@@ -10,17 +10,18 @@
 namespace llmserve {
 
 TensorRank tensor_rank(const EngineConfig& config, int rank) {
-  return {.rank = rank,
+  return {.rank = rank % config.parallel.tensor,
           .size = config.parallel.tensor,
           .has_whole_experts = config.parallel.has_whole_experts};
 }
 
 ThreadShare thread_share(const EngineConfig& config, int rank) {
-  const int32_t ranks = config.parallel.num_ranks();
-  const int32_t threads = std::max(config.num_threads, ranks);
-  const int32_t extra = threads % ranks;
-  return {.first = threads / ranks * rank + std::min(rank, extra),
-          .count = threads / ranks + (rank < extra ? 1 : 0)};
+  const int32_t workers = config.parallel.num_workers();
+  const int32_t worker = config.parallel.replica * config.parallel.num_ranks() + rank;
+  const int32_t threads = std::max(config.num_threads, workers);
+  const int32_t extra = threads % workers;
+  return {.first = threads / workers * worker + std::min(worker, extra),
+          .count = threads / workers + (worker < extra ? 1 : 0)};
 }
 
 StepShape largest_step(const ModelConfig& model, const WeightReport& weights,

@@ -20,8 +20,8 @@ inline constexpr int64_t kMaxLogitRowsAtOnce = 64;
 
 // The place of a worker, rank `rank` of config.parallel.num_ranks().
 TensorRank tensor_rank(const EngineConfig& config, int rank);
-// Threads of a worker: ranks have about equal shares of config.num_threads, at least one each.
-// `first` counts those of the ranks before it.
+// Threads of a worker: the ranks of all replicas have about equal shares of config.num_threads, at
+// least one each. `first` counts those of the ranks before it.
 struct ThreadShare {
   int32_t first = 0;
   int32_t count = 1;

@@ -4,27 +4,44 @@
 
 namespace llmserve {
 
-void PrefixIndex::store(int32_t replica, const TokenHash& hash) {
-  auto has = holders_[hash][static_cast<size_t>(replica)];
-  if (has) return;
+bool PrefixIndex::store(int32_t replica, const TokenHash& hash) {
+  const auto [found, is_new] = holders_.try_emplace(hash);
+  auto has = found->second[static_cast<size_t>(replica)];
+  if (!has) ++num_blocks_[static_cast<size_t>(replica)];
   has = true;
-  ++num_blocks_[static_cast<size_t>(replica)];
+  return is_new;
 }
 
-void PrefixIndex::remove(int32_t replica, const TokenHash& hash) {
+bool PrefixIndex::remove(int32_t replica, const TokenHash& hash) {
   const auto found = holders_.find(hash);
-  if (found == holders_.end() || !found->second[static_cast<size_t>(replica)]) return;
+  if (found == holders_.end() || !found->second[static_cast<size_t>(replica)]) return false;
   found->second.reset(static_cast<size_t>(replica));
   --num_blocks_[static_cast<size_t>(replica)];
-  if (found->second.none()) holders_.erase(found);
+  if (found->second.any()) return false;
+  holders_.erase(found);
+  return true;
 }
 
-void PrefixIndex::clear(int32_t replica) {
+std::vector<TokenHash> PrefixIndex::clear(int32_t replica) {
+  std::vector<TokenHash> gone;
   for (auto it = holders_.begin(); it != holders_.end();) {
     it->second.reset(static_cast<size_t>(replica));
-    it = it->second.none() ? holders_.erase(it) : std::next(it);
+    if (it->second.any()) {
+      ++it;
+      continue;
+    }
+    gone.push_back(it->first);
+    it = holders_.erase(it);
   }
   num_blocks_[static_cast<size_t>(replica)] = 0;
+  return gone;
+}
+
+std::vector<TokenHash> PrefixIndex::hashes() const {
+  std::vector<TokenHash> all;
+  all.reserve(holders_.size());
+  for (const auto& [hash, replicas] : holders_) all.push_back(hash);
+  return all;
 }
 
 void PrefixIndex::match(std::span<const TokenHash> hashes, std::span<int32_t> num_blocks) const {

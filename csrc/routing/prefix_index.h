@@ -20,9 +20,14 @@ constexpr int32_t kMaxReplicas = 256;
 
 class PrefixIndex {
  public:
-  void store(int32_t replica, const TokenHash& hash);
-  void remove(int32_t replica, const TokenHash& hash);
-  void clear(int32_t replica);
+  // Returns whether nobody had it before.
+  bool store(int32_t replica, const TokenHash& hash);
+  // Returns whether nobody has it any more, and somebody had it before.
+  bool remove(int32_t replica, const TokenHash& hash);
+  // Returns what nobody has any more.
+  std::vector<TokenHash> clear(int32_t replica);
+  // All that any replica has.
+  std::vector<TokenHash> hashes() const;
 
   // Of the blocks of a prompt, how many each replica has from the first on: num_blocks
   // [replicas].

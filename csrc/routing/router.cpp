@@ -197,26 +197,30 @@ int64_t Router::cached_tokens(const RouteRequest& request, int32_t num_blocks) c
                   std::max<int64_t>(request.num_prompt_tokens - 1, 0));
 }
 
-bool Router::apply(int32_t replica, const BlockEventBatch& batch) {
+bool Router::apply(int32_t replica, const BlockEventBatch& batch, std::vector<BlockEvent>* of_all) {
   const std::lock_guard lock(mutex_);
   Replica& from = find(replica);
   if (batch.sequence <= from.sequence) return true;
   if (batch.sequence != from.sequence + 1) return false;
   from.sequence = batch.sequence;
+  using Kind = BlockEvent::Kind;
   for (const BlockEvent& event : batch.events) {
-    switch (event.kind) {
-      case BlockEvent::Kind::kStored:
-        index_.store(replica, event.hash);
-        break;
-      case BlockEvent::Kind::kRemoved:
-        index_.remove(replica, event.hash);
-        break;
-      case BlockEvent::Kind::kCleared:
-        index_.clear(replica);
-        break;
+    if (event.kind == Kind::kCleared) {
+      const std::vector<TokenHash> gone = index_.clear(replica);
+      if (of_all == nullptr) continue;
+      for (const TokenHash& hash : gone) of_all->push_back({Kind::kRemoved, hash});
+      continue;
     }
+    const bool changes_all = event.kind == Kind::kStored ? index_.store(replica, event.hash)
+                                                         : index_.remove(replica, event.hash);
+    if (changes_all && of_all != nullptr) of_all->push_back(event);
   }
   return true;
+}
+
+std::vector<TokenHash> Router::held_blocks() const {
+  const std::lock_guard lock(mutex_);
+  return index_.hashes();
 }
 
 void Router::restore(int32_t replica, const BlockSnapshot& snapshot) {

@@ -101,9 +101,14 @@ class Router {
   void finish(uint64_t id);
 
   // False if batches are missing before this one: take a snapshot and restore(). Batches that came
-  // before are passed over.
-  bool apply(int32_t replica, const BlockEventBatch& batch);
+  // before are passed over. `of_all`: gets what the batch changed for all replicas together, of
+  // which one may have had the block before, or still have it.
+  bool apply(int32_t replica, const BlockEventBatch& batch,
+             std::vector<BlockEvent>* of_all = nullptr);
   void restore(int32_t replica, const BlockSnapshot& snapshot);
+
+  // All blocks that any replica holds.
+  std::vector<TokenHash> held_blocks() const;
 
   std::vector<ReplicaLoad> loads() const;
 

@@ -24,7 +24,7 @@
 #include "bindings/stepped_scheduler.h"
 #include "core/clock.h"
 #include "core/error.h"
-#include "engine/engine.h"
+#include "engine/engine_group.h"
 #include "engine/step_runner.h"
 #include "testing/faulty_ranks.h"
 #include "testing/recorded_drafter.h"
@@ -283,22 +283,25 @@ void register_testing_engine(py::module_& testing) {
   testing.def(
       "oracle_engine",
       [](const EngineConfig& config, const OracleOptions& options,
-         std::optional<Vocabulary> vocabulary, const FaultOptions& faults,
-         std::shared_ptr<StepGate> gate, std::optional<RecordedDrafterOptions> drafter) {
-        auto oracle = std::make_unique<OracleExecutor>(options, config.cache, std::move(gate));
-        return std::make_unique<Engine>(
-            config, std::move(vocabulary),
-            std::make_unique<FaultyExecutor>(std::move(oracle), faults, std::move(drafter)));
+         const std::optional<Vocabulary>& vocabulary, const FaultOptions& faults,
+         const std::shared_ptr<StepGate>& gate,
+         const std::optional<RecordedDrafterOptions>& drafter) {
+        std::vector<std::unique_ptr<Executor>> executors;
+        for (int32_t i = 0; i < config.parallel.data; ++i)
+          executors.push_back(std::make_unique<FaultyExecutor>(
+              std::make_unique<OracleExecutor>(options, config.cache, gate),
+              i == 0 ? faults : FaultOptions(), drafter));
+        return std::make_unique<EngineGroup>(config, vocabulary, std::move(executors));
       },
       "config"_a, "options"_a, "vocabulary"_a = py::none(), "faults"_a = FaultOptions(),
-      "gate"_a = py::none(), "drafter"_a = py::none());
+      "gate"_a = py::none(), "drafter"_a = py::none(), "Of replicas the first has the faults.");
   testing.def(
       "faulty_engine",
       [](const EngineConfig& config, const FaultOptions& faults,
          std::optional<Vocabulary> vocabulary, std::optional<RecordedDrafterOptions> drafter,
          const RankFaultOptions& rank_faults) {
-        return std::make_unique<Engine>(
-            config, std::move(vocabulary),
+        return std::make_unique<EngineGroup>(
+            config, vocabulary,
             std::make_unique<FaultyExecutor>(make_runner(config, rank_faults), faults,
                                              std::move(drafter)));
       },

@@ -4,7 +4,7 @@ import atexit
 import logging
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,7 @@ from llmserve.common.arguments import (
 from llmserve.common.html_table import html_table
 from llmserve.common.pooler_config import as_pooler_config
 from llmserve.errors import InvalidArgument, NotSupported
+from llmserve.llm_insight import EngineInsight
 from llmserve.options.engine_options import EngineOptions, read_options
 from llmserve.options.fitting import resolve
 from llmserve.options.signature import takes
@@ -58,7 +59,6 @@ from llmserve.tokenization.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llmserve.insight.metric_objects import EngineMetrics
     from llmserve.insight.profile import Profile
-    from llmserve.insight.trace import Trace
     from llmserve.model_config import ModelConfig, VllmConfig
     from llmserve.options.engine_args import EngineArgs
     from llmserve.plan.memory_plan import MemoryPlan
@@ -76,7 +76,7 @@ _OF_FROM_ENGINE_ARGS = (
 MEMORY_TAGS = ("weights", "kv_cache")  # what wake_up() gets back
 
 
-class LLMBase:
+class LLMBase(EngineInsight):
     """A model, loaded, with an engine of its own. Its arguments are described at `LLM`."""
 
     _engine: _core.Engine | None = None
@@ -188,10 +188,6 @@ class LLMBase:
         disable_log_stats."""
         refuse_unknown(f"{cls.__name__}.from_engine_args", vllms, _OF_FROM_ENGINE_ARGS)
         return cls(**vars(engine_args))
-
-    def _request_names(self) -> Mapping[str, int]:
-        """The engine's ids of requests that their users gave a name."""
-        return {}
 
     def _begin(self) -> None:
         """Sets up what a subclass has beside the engine."""
@@ -360,8 +356,8 @@ class LLMBase:
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences that may run in one step."""
-        return self._config.scheduler.max_num_seqs
+        """Sequences that may run at once: in one step, of all replicas."""
+        return self.num_replicas * self._config.scheduler.max_num_seqs
 
     @property
     def block_size(self) -> int:
@@ -370,8 +366,8 @@ class LLMBase:
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
-        return self._config.cache.num_blocks * self._config.cache.block_size
+        """Tokens that the KV cache holds, those of all replicas together."""
+        return self.num_replicas * self._config.cache.num_blocks * self._config.cache.block_size
 
     @property
     def default_sampling_params(self) -> SamplingParams:
@@ -398,31 +394,6 @@ class LLMBase:
     def get_memory_use(self) -> _core.MemoryUse:
         """The bytes that the engine holds."""
         return self._open_engine().memory_use
-
-    def expert_loads(self) -> dict[int, list[int]]:
-        """Rows that each expert was given since the start, by layer; empty without
-        `count_expert_loads`. `llmserve.plan.load_balance` says how even they are."""
-        return self._open_engine().expert_loads
-
-    def block_snapshot(self) -> tuple[int, bytes]:
-        """The blocks that the prefix cache holds, for who routes by prefixes: their chained hashes,
-        32 bytes each, and the number of the last batch of events before. From then on
-        `block_events` tells what changes."""
-        return self._open_engine().block_snapshot()
-
-    def block_events(self, after: int) -> list[tuple[int, list[tuple[str, bytes]]]] | None:
-        """The batches after this number, in order: (number, [("stored", "removed" or "cleared",
-        hashes)]). None where some are not kept any more: `block_snapshot` starts anew."""
-        return self._open_engine().block_events(integer("after", after, 0, INT64_MAX))
-
-    def trace(self) -> "Trace":
-        """The last few thousand steps and requests: what each step ran, why each sequence ran or
-        waited, and how long the phases took."""
-        from llmserve.insight.trace import Trace  # which no start needs
-
-        engine = self._open_engine()
-        steps, requests = engine.trace(), engine.request_records()
-        return Trace(steps, requests, self._config.cache.num_blocks, self._request_names())
 
     def _start_profile(self) -> None:
         self._open_engine()
@@ -484,7 +455,8 @@ class LLMBase:
             f"{type(self).__name__}({config.model_path!r}, {self._engine.description}, "
             f"dtype={config.dtype}, max_model_len={config.scheduler.max_model_len}, "
             f"kv_cache={config.cache.num_blocks} blocks of {config.cache.block_size} tokens in "
-            f"{config.kv_cache_dtype})"
+            f"{config.kv_cache_dtype}"
+            + (f", replicas={self.num_replicas})" if self.num_replicas > 1 else ")")
         )
 
     def _repr_html_(self) -> str:

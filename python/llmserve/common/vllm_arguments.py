@@ -31,9 +31,8 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "trust_remote_code": (False,),
         "code_revision": _NONE,
     },
-    "an LLM is one process on one device; run several behind llmserve route": {
-        "nnodes": _ONE,
-        "data_parallel_size": _ONE,
+    "replicas are threads of one process, which all start with data_parallel_size, and have no "
+    "addresses; on other machines run a server each, behind llmserve route": {
         "data_parallel_size_local": _NONE,
         "data_parallel_rank": _NONE,
         "data_parallel_start_rank": _NONE,
@@ -42,6 +41,9 @@ _BY_REASON: Mapping[str, Mapping[str, Sequence[object]]] = {
         "data_parallel_backend": ("mp",),
         "data_parallel_hybrid_lb": _OFF,
         "data_parallel_external_lb": _OFF,
+    },
+    "an LLM is one process on one machine; run several behind llmserve route": {
+        "nnodes": _ONE,
         "node_rank": (0,),
         "enable_eplb": _OFF,
         "enable_dbo": _OFF,
@@ -298,7 +300,7 @@ _OF_METHODS: Mapping[str, tuple[Sequence[object], str]] = {
     "chat_template_content_format": (_AUTO, "the template takes texts and parts alike"),
     "concurrency_limit": (_NONE, "the engine runs as many as it has room for"),
     "trace_headers": (_NONE, "llmserve serve has traces"),
-    "data_parallel_rank": (_NONE, "an LLM is one process on one device"),
+    "data_parallel_rank": (_NONE, "a request goes to the replica where it costs least"),
     "prompt_text": (_NONE, "give the text in the prompt, {'prompt': ..., 'prompt_token_ids': ...}"),
 }
 

@@ -5,25 +5,31 @@ Source: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhY
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from llmserve import _core
 from llmserve.errors import CorruptFile, InvalidArgument
-from llmserve.insight.timeline import Span, describe_request
+from llmserve.insight.timeline import Span
 
 # Names and arguments of events: JSON values.
 Event = dict[str, object]
 
 _ENGINE, _REQUESTS = 1, 2  # process ids: groups of tracks
-_STEPS = 1  # the engine's only track of slices
+_STEPS = 1  # the track of the first replica's slices
 _TRACK_PREFIX = "request "
 _ARRIVAL = "arrival"
 
 
-def engine_events(steps: Iterable[_core.StepRecord]) -> Iterator[Event]:
-    """A slice a step, with its phases in it, and counters."""
-    yield from _names(_ENGINE, "engine", {_STEPS: "steps"})
+def engine_events(steps: Sequence[_core.StepRecord]) -> Iterator[Event]:
+    """A slice a step, with its phases in it, and counters: tracks of their own for each replica."""
+    replicas = sorted({step.replica for step in steps})
+    of_replica = {
+        replica: f" of replica {replica}" if len(replicas) > 1 else "" for replica in replicas
+    }
+    names = {_STEPS + replica: f"steps{which}" for replica, which in of_replica.items()}
+    yield from _names(_ENGINE, "engine", names or {_STEPS: "steps"})
     for step in steps:
+        which, track = of_replica[step.replica], _STEPS + step.replica
         phases = {
             "schedule": step.schedule_us,
             "execute": step.execute_us,
@@ -37,32 +43,34 @@ def engine_events(steps: Iterable[_core.StepRecord]) -> Iterator[Event]:
         }
         now_us = step.start_us
         yield _slice(
-            _ENGINE, _STEPS, step.phase.capitalize(), now_us, sum(phases.values()), arguments
+            _ENGINE, track, step.phase.capitalize(), now_us, sum(phases.values()), arguments
         )
         for name, duration_us in phases.items():
-            yield _slice(_ENGINE, _STEPS, name, now_us, duration_us, {})
+            yield _slice(_ENGINE, track, name, now_us, duration_us, {})
             now_us += duration_us
         num_decode_tokens = step.num_tokens - step.num_prefill_tokens
         yield _counter(
-            "tokens a step",
+            f"tokens a step{which}",
             step.start_us,
             {"prefill": step.num_prefill_tokens, "decode": num_decode_tokens},
         )
-        yield _counter("running", now_us, {"sequences": step.num_running})
-        yield _counter("waiting", now_us, {"sequences": step.num_waiting})
-        yield _counter("KV blocks used", now_us, {"blocks": step.num_blocks_used})
+        yield _counter(f"running{which}", now_us, {"sequences": step.num_running})
+        yield _counter(f"waiting{which}", now_us, {"sequences": step.num_waiting})
+        yield _counter(f"KV blocks used{which}", now_us, {"blocks": step.num_blocks_used})
 
 
-def request_events(lives: Sequence[tuple[_core.RequestRecord, str, list[Span]]]) -> Iterator[Event]:
-    """A track a request: record, name, and its life."""
+def request_events(
+    lives: Sequence[tuple[_core.RequestRecord, str, str, list[Span]]],
+) -> Iterator[Event]:
+    """A track a request: record, name, what it is in words, and its life."""
     yield from _names(
         _REQUESTS,
         "requests",
-        {record.request_id + 1: f"{_TRACK_PREFIX}{name}" for record, name, _ in lives},
+        {record.request_id + 1: f"{_TRACK_PREFIX}{name}" for record, name, _, _ in lives},
     )
-    for record, _, spans in lives:
+    for record, _, summary, spans in lives:
         track = record.request_id + 1  # track 0 is no track
-        yield _instant(track, _ARRIVAL, record.arrival_us, {"request": describe_request(record)})
+        yield _instant(track, _ARRIVAL, record.arrival_us, {"request": summary})
         for span in spans:
             arguments = {"reason": span.reason, "steps": list(span.steps)}
             name = span.activity.capitalize()

@@ -87,20 +87,31 @@ class Trace(Sequence[_core.StepRecord]):
     def timeline(self, request_id: str | int) -> list[Span]:
         """The request's life from its arrival on, without a gap: each wait with its reason, each
         prefill chunk, and what was decoded."""
-        return self._timelines.of(self._record(request_id))
+        record = self._record(request_id)
+        return self._timelines[record.replica].of(record)
+
+    def replica(self, request_id: str | int) -> int:
+        """Which of several engines ran it; 0 of one."""
+        return self._record(request_id).replica
 
     def explain(self, request_id: str | int) -> str:
         """The request's life in words: every moment of waiting has a reason."""
         record = self._record(request_id)
-        spans = self._timelines.of(record)
-        return "\n".join(describe_life(self._name(record), describe_request(record), spans))
+        spans = self._timelines[record.replica].of(record)
+        return "\n".join(describe_life(self._name(record), self._describe(record), spans))
 
     def to_perfetto(self, path: str | os.PathLike[str]) -> None:
         """Writes the trace for https://ui.perfetto.dev: a slice a step with its phases, a track a
         request, and counters of tokens, running, waiting and KV use. Chrome's JSON trace events;
         microseconds on the engine's clock."""
         lives = [
-            (record, self._name(record), self._timelines.of(record)) for record in self.requests
+            (
+                record,
+                self._name(record),
+                self._describe(record),
+                self._timelines[record.replica].of(record),
+            )
+            for record in self.requests
         ]
         events = list(chain(engine_events(self._steps), request_events(lives)))
         with open(path, "w", encoding="utf-8") as file:
@@ -124,12 +135,13 @@ class Trace(Sequence[_core.StepRecord]):
         tokens.stackplot(seconds, prefill, decode, labels=["prefill", "decode"], step="post")
         tokens.set_ylabel("tokens a step")
         for label, values in (
-            ("running", [step.num_running for step in self._steps]),
-            ("waiting", [step.num_waiting for step in self._steps]),
+            ("running", self._totals("num_running")),
+            ("waiting", self._totals("num_waiting")),
         ):
             sequences.step(seconds, values, where="post", label=label)
         sequences.set_ylabel("sequences")
-        used = [100 * step.num_blocks_used / self._num_blocks for step in self._steps]
+        num_blocks = self._num_blocks * max(len(self._replicas), 1)
+        used = [100 * count / num_blocks for count in self._totals("num_blocks_used")]
         blocks.step(seconds, used, where="post", color="C2")
         blocks.set(ylabel="KV pool in use (%)", xlabel="seconds", ylim=(0, 105))
         for axes in (tokens, sequences):
@@ -140,9 +152,12 @@ class Trace(Sequence[_core.StepRecord]):
         return f"Trace({len(self)} steps, {len(self._requests)} requests)"
 
     def _repr_html_(self) -> str:
-        head = ["step", "phase", "ms", "tokens", "prefill", "running", "waiting", "KV blocks"]
+        are_several = len(self._replicas) > 1
+        head = ["replica"] if are_several else []
+        head += ["step", "phase", "ms", "tokens", "prefill", "running", "waiting", "KV blocks"]
         rows = [
             (
+                *((step.replica,) if are_several else ()),
                 step.step_id,
                 step.phase,
                 f"{(step.schedule_us + step.execute_us + step.commit_us) / 1e3:.3f}",
@@ -158,8 +173,32 @@ class Trace(Sequence[_core.StepRecord]):
         return html_table(title, head, rows)
 
     @cached_property
-    def _timelines(self) -> Timelines:
-        return Timelines(self._steps, self._names)
+    def _timelines(self) -> dict[int, Timelines]:
+        """By replica: a request waits for what its own one does."""
+        replicas = self._replicas | {record.replica for record in self.requests}
+        return {
+            replica: Timelines(
+                [step for step in self._steps if step.replica == replica], self._names
+            )
+            for replica in replicas
+        }
+
+    @cached_property
+    def _replicas(self) -> set[int]:
+        return {step.replica for step in self._steps}
+
+    def _totals(self, gauge: str) -> list[int]:
+        """A gauge after each step, of all replicas: of the others what they had last."""
+        last = dict.fromkeys(self._replicas, 0)
+        totals = []
+        for step in self._steps:
+            last[step.replica] = getattr(step, gauge)
+            totals.append(sum(last.values()))
+        return totals
+
+    def _describe(self, record: _core.RequestRecord) -> str:
+        where = f"replica {record.replica}, " if len(self._timelines) > 1 else ""
+        return where + describe_request(record)
 
     def _name(self, record: _core.RequestRecord) -> str:
         return self._names.get(record.request_id, str(record.request_id))

@@ -230,6 +230,18 @@ class EngineOptions:
         "of a layer of experts each rank has some, whole, in the place of a part of each",
         commands="plan",
     )
+    data_parallel_size: int = engine_option(
+        1,
+        _WEIGHTS,
+        "engines of this process that share the weights, each with a KV cache; requests go to "
+        "where they cost least",
+        commands="run serve plan bench",
+        minimum=1,
+        maximum=64,
+        more="CPU only; the tokens are the same. Each has its part of num_threads; max_num_seqs, "
+        "max_num_batched_tokens and the size of the KV cache are of each. See "
+        "[ranks.md](ranks.md)",
+    )
     pipeline_parallel_size: int = not_here(1)
     enforce_eager: bool = engine_option(
         False, _STEPS, "CUDA: decode steps are not recorded as graphs"

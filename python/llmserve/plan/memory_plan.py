@@ -95,7 +95,8 @@ class MemoryPlan:
 
     weight_bytes, workspace_bytes and kv_cache_bytes are what the engine then holds, exactly, and
     `draft` what it holds besides where a draft model guesses; `ranks`, where there are several,
-    are the parts of each.
+    are the parts of each, within one replica. Of num_replicas engines that share the weights,
+    num_blocks, num_tokens and `rows` are of each, and the bytes of all together.
     mapped_bytes of the weights are read in place from the file: page cache, not memory of the
     process. integers are the formats of the linear layers that run on integers. quantized says how
     the weights run that the checkpoint has quantized, and notes what else it asks for and is done
@@ -141,6 +142,7 @@ class MemoryPlan:
     refusal: str | None
     draft: DraftPlan | None = None
     ranks: tuple[RankPlan, ...] = ()
+    num_replicas: int = 1
 
     @property
     def total_bytes(self) -> int:
@@ -149,9 +151,9 @@ class MemoryPlan:
         return own + (self.draft.total_bytes if self.draft else 0)
 
     def num_users(self, context: int, dtype: str | None = None) -> int:
-        """Users of one of `contexts` tokens that the pool holds at once, sharing no prefix."""
+        """Users of one of `contexts` tokens that the pools hold at once, sharing no prefix."""
         name = self.kv_cache_dtype if dtype is None else dtype
-        return users_at(self.rows, self.contexts, context, name)
+        return self.num_replicas * users_at(self.rows, self.contexts, context, name)
 
     def to_dict(self) -> dict[str, object]:
         """Plain values, for JSON."""
@@ -184,7 +186,8 @@ class MemoryPlan:
             f"workspace      {human_bytes(self.workspace_bytes)} for steps of "
             f"{self.max_num_batched_tokens} tokens",
             f"KV cache       {human_bytes(self.kv_cache_bytes)} in {self.kv_cache_dtype}: "
-            f"{self.num_blocks} blocks of {self.block_size} tokens, by {self.pool_bound}",
+            + (f"{self.num_replicas} replicas with " if self.num_replicas > 1 else "")
+            + f"{self.num_blocks} blocks of {self.block_size} tokens, by {self.pool_bound}",
             *(f"  {_describe(layers)}" for layers in self.kv_layers),
             *(
                 [
@@ -209,7 +212,7 @@ class MemoryPlan:
             ),
             f"a sequence     up to {self.max_model_len} tokens, "
             f"{human_bytes(self.sequence_bytes)}; "
-            f"{self.max_num_seqs} at once",
+            f"{self.max_num_seqs} at once" + (" in each replica" if self.num_replicas > 1 else ""),
         ]
         if self.refusal is not None:
             lines.append(f"does not fit   {self.refusal}")
@@ -252,7 +255,7 @@ def plan_memory(
         workspace_bytes=core.workspace_bytes,
         kv_layers=_layer_kinds(core.cache_groups, config.kv_cache_dtype),
         kv_bytes_per_token=core.pool.bytes_per_token,
-        kv_cache_bytes=core.pool.num_bytes + core.state_bytes,
+        kv_cache_bytes=core.kv_cache_bytes,
         block_size=core.pool.block_size,
         num_blocks=core.pool.num_blocks,
         num_tokens=core.pool.num_tokens,
@@ -269,6 +272,7 @@ def plan_memory(
         refusal=core.refusal or None,
         draft=_draft(core) if core.draft_architecture else None,
         ranks=_ranks(core),
+        num_replicas=config.parallel.data_parallel_size,
     )
 
 
@@ -283,7 +287,8 @@ def _draft(core: _core.MemoryPlan) -> DraftPlan:
 
 
 def _ranks(core: _core.MemoryPlan) -> tuple[RankPlan, ...]:
-    """Of several; their parts of the KV cache go by the KV heads that they keep."""
+    """Of several, within a replica; their parts of the KV cache go by the KV heads that they
+    keep."""
     if len(core.ranks) == 1:
         return ()
     num_heads = sum(rank.num_kv_heads for rank in core.ranks)
@@ -293,7 +298,7 @@ def _ranks(core: _core.MemoryPlan) -> tuple[RankPlan, ...]:
             rank.weight_bytes,
             rank.workspace_bytes,
             core.pool.num_bytes * rank.num_kv_heads // num_heads
-            + core.state_bytes // len(core.ranks),
+            + core.state_bytes // (len(core.ranks) * core.config.parallel.data_parallel_size),
         )
         for rank in core.ranks
     )

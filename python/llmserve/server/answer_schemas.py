@@ -27,6 +27,7 @@ _TABLES = {
         block_size integer tokens of a block of the KV cache
         num_kv_tokens integer tokens that the KV cache holds
         max_num_seqs integer sequences that run at once
+        num_replicas integer engines within the process that share its weights
     """,
     "Replica": """
         epoch string another one after a restart
@@ -266,16 +267,18 @@ _TABLES = {
     """,
     "Health": """
         status string ok
+        replicas? [object] of several engines of one model: model, replica, status and reason
     """,
     "Load": """
         server_load integer requests that are being answered
         num_sequences integer those that run or wait
         num_tokens integer prompt and new tokens of these at most
-        models object num_running, num_waiting and kv_cache_usage of each
+        models object num_running, num_waiting and kv_cache_usage of each, also by replica
     """,
     "RequestLife": """
         id string of the request
         model string the model's first name
+        replica? integer of several, the one that ran it
         explanation? [string] what it did and why it waited, in words
         spans? [object] activity, reason, start_ms, duration_ms and steps of each
         prompts? [object] the same of each prompt, where there are several

@@ -1,7 +1,7 @@
 """What the engine counts, in Prometheus' format. Read when asked for: no request pays for it but
 with a count of its answer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.metrics_core import (
@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from llmserve import _core
+from llmserve.llm_insight import ReplicaState
 from llmserve.server import request_metrics
 from llmserve.server.models import Models, ServedModel
 from llmserve.server.request_metrics import RequestMetrics
@@ -195,6 +196,50 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
     yield _counter("steps", "steps", steps, "phase")
     for key, histogram in distributions.by_name.items():
         yield _histogram(key, name, histogram)
+    yield from _of_replicas(name, llm.replicas())
+
+
+def _of_replicas(name: str, replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
+    """Of each engine, where there are several; all else is of all together."""
+    if not replicas:
+        return
+
+    def values(value: Callable[[ReplicaState], float]) -> dict[tuple[str, str], float]:
+        return {(name, str(state.replica)): float(value(state)) for state in replicas}
+
+    for key, text, value in (
+        ("up", "1 while the replica runs", lambda state: state.failure is None),
+        (
+            "requests_running",
+            "sequences that run",
+            lambda state: state.metrics.num_requests_running,
+        ),
+        (
+            "requests_waiting",
+            "sequences that wait",
+            lambda state: state.metrics.num_requests_waiting,
+        ),
+        (
+            "kv_cache_usage_perc",
+            "share of the KV cache in use, 1 is all",
+            lambda state: state.metrics.num_blocks_used / max(state.metrics.num_blocks_total, 1),
+        ),
+    ):
+        yield _gauge("replica_" + key, text, values(value), "replica")
+    for key, text, value in (
+        ("routed", "requests that the replica was given", lambda state: state.num_routed),
+        (
+            "hit_tokens",
+            "tokens of their prompts that it was thought to have",
+            lambda state: state.num_hit_tokens,
+        ),
+        (
+            "generation_tokens",
+            "tokens that it generated",
+            lambda state: state.metrics.num_generation_tokens,
+        ),
+    ):
+        yield _counter("replica_" + key, text, values(value), "replica")
 
 
 def _cache_config(model: ServedModel, num_blocks: int) -> Metric:

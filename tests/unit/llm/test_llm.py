@@ -348,7 +348,7 @@ BAD_SETTINGS = [
         "LLM: tokenizer_mode='custom' is not supported: the tokenizers library .*leave it at 'aut",
     ),
     ({"load_format": "dummy"}, NotSupported, "load_format='dummy' is not supported: there is one"),
-    ({"data_parallel_size": 2}, NotSupported, "data_parallel_size=2 .*: an LLM is one process"),
+    ({"data_parallel_rank": 2}, NotSupported, "data_parallel_rank=2 .*: replicas are threads of"),
     ({"cpu_offload_gb": 4}, NotSupported, "cpu_offload_gb=4 .*; leave it at 0"),
     ({"disable_log_stats": "x"}, NotSupported, "disable_log_stats='x'"),
     ({"block_size": "16"}, InvalidArgument, "block_size must be an integer, got '16'"),

@@ -27,6 +27,7 @@ TOP = {
     "llm": "llm",
     "llm_base": "llm",
     "llm_engine": "llm",
+    "llm_insight": "llm",
     "model_config": "outputs",
     "ops": "llm",
     "scheduler": "llm",

@@ -36,7 +36,7 @@ MAY_INCLUDE = {
     "models": _LAYERS | {"layers"},
     "sampling": {"core", "api", "kernels"},
     "speculation": _ALL_BELOW_ENGINE,
-    "engine": _ALL_BELOW_ENGINE | {"speculation"},
+    "engine": _ALL_BELOW_ENGINE | {"speculation", "routing"},
     "testing": set(),
     "bindings": {"core", "api", "text", "kv_cache", "scheduler", "kernels", "sampling", "engine"}
     | {"routing", "speculation"},

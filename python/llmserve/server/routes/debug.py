@@ -40,9 +40,11 @@ def _life(model: ServedModel, trace: Trace, request_id: str) -> dict[str, Any] |
     except InvalidArgument:
         return None
     start_us = spans[0].start_us if spans else 0
+    several = model.llm.num_replicas > 1
     return {
         "id": request_id,
         "model": model.name,
+        **({"replica": trace.replica(request_id)} if several else {}),
         "explanation": trace.explain(request_id).splitlines(),
         "spans": [
             {

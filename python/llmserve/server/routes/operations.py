@@ -40,13 +40,26 @@ def _described(name: str, model: ServedModel) -> dict[str, object]:
 
 
 async def health(request: Request) -> Response:
-    """GET /health: 200 while the engines run, 503 once one has stopped or hangs in a step."""
+    """GET /health: 200 while the engines run, 503 once one has stopped or hangs in a step. Of the
+    replicas of a model one may have stopped: the others go on, and the answer says so."""
+    watchdog = context(request).activity.watchdog
     for served in context(request).models:
         if served.llm.failure is not None:
             raise ApiError(503, f"the engine of {served.name!r} has stopped", code="engine_stopped")
-        if context(request).activity.watchdog.is_hung(served):
-            raise ApiError(503, f"a step of {served.name!r} hangs", code="engine_hung")
-    return JsonResponse({"status": "ok"})
+        if watchdog.is_hung(served):
+            which = watchdog.hung_part(served)
+            raise ApiError(503, f"a step of {served.name!r}{which} hangs", code="engine_hung")
+    replicas = [
+        {
+            "model": served.name,
+            "replica": state.replica,
+            "status": "ok" if state.failure is None else "stopped",
+            "reason": state.failure,
+        }
+        for served in context(request).models
+        for state in served.llm.replicas()
+    ]
+    return JsonResponse({"status": "ok", **({"replicas": replicas} if replicas else {})})
 
 
 async def ready(request: Request) -> Response:
@@ -73,7 +86,7 @@ async def version(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """GET /load: what runs and waits at the moment."""
     server = context(request)
-    by_model = {}
+    by_model: dict[str, dict[str, object]] = {}
     for served in server.models:
         metrics = served.llm.get_metrics()
         by_model[served.name] = {
@@ -81,6 +94,16 @@ async def load(request: Request) -> Response:
             "num_waiting": metrics.num_requests_waiting,
             "kv_cache_usage": metrics.num_blocks_used / max(metrics.num_blocks_total, 1),
         }
+        if replicas := served.llm.replicas():
+            by_model[served.name]["replicas"] = [
+                {
+                    "num_running": state.metrics.num_requests_running,
+                    "num_waiting": state.metrics.num_requests_waiting,
+                    "kv_cache_usage": state.metrics.num_blocks_used
+                    / max(state.metrics.num_blocks_total, 1),
+                }
+                for state in replicas
+            ]
     admissions = server.activity.admissions.values()
     return JsonResponse(
         {

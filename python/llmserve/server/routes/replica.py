@@ -3,10 +3,12 @@
 import asyncio
 import base64
 import os
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmserve.async_llm import AsyncLLM
 from llmserve.server.context import context
 from llmserve.server.http.errors import ApiError, JsonResponse
 from llmserve.server.routes.operators_thread import on_operators_thread
@@ -32,6 +34,7 @@ async def replica(request: Request) -> Response:
                 "block_size": llm.block_size,
                 "num_kv_tokens": llm.num_kv_tokens,
                 "max_num_seqs": llm.max_num_seqs,
+                "num_replicas": llm.num_replicas,
             }
         )
     return JsonResponse(
@@ -40,24 +43,27 @@ async def replica(request: Request) -> Response:
 
 
 async def block_events(request: Request) -> Response:
-    """GET /debug/block_events?model=&epoch=&after=&wait=, for admins, since it tells who has sent
-    what: the batches after that number, or a snapshot. wait: seconds for news to come. Hashes are
-    in base64, 32 bytes each."""
+    """GET /debug/block_events?model=&replica=&epoch=&after=&wait=, for admins, since it tells who
+    has sent what: the batches after that number, or a snapshot. replica: of an engine of several
+    the one that is asked for; without it, what they hold together. wait: seconds for news to come.
+    Hashes are in base64, 32 bytes each."""
     query = request.query_params
     llm = context(request).models.get(query.get("model")).llm
     try:
         after = int(query.get("after", "-1"))
         wait_s = min(max(float(query.get("wait", "0")), 0.0), _MAX_WAIT_S)
+        which = int(query["replica"]) if "replica" in query else None
     except ValueError as error:
-        raise ApiError(400, f"after and wait are numbers: {error}", param="after") from None
+        text = f"after, replica and wait are numbers: {error}"
+        raise ApiError(400, text, param="after") from None
     if query.get("epoch") != EPOCH or after < 0:
-        return await _snapshot(llm)
+        return await _snapshot(llm, which)
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_s
     while True:
-        batches = llm.block_events(after)
+        batches = llm.block_events(after, which)
         if batches is None:
-            return await _snapshot(llm)
+            return await _snapshot(llm, which)
         if batches or loop.time() >= until or context(request).activity.is_draining:
             break
         await asyncio.sleep(_POLL_S)
@@ -68,8 +74,8 @@ async def block_events(request: Request) -> Response:
     return JsonResponse({"epoch": EPOCH, "batches": told})
 
 
-async def _snapshot(llm: object) -> Response:
-    sequence, hashes = await on_operators_thread(llm.block_snapshot)  # type: ignore[attr-defined]
+async def _snapshot(llm: AsyncLLM, which: int | None) -> Response:
+    sequence, hashes = await on_operators_thread(partial(llm.block_snapshot, which))
     return JsonResponse(
         {"epoch": EPOCH, "snapshot": {"sequence": sequence, "hashes": _text(hashes)}}
     )

@@ -5,7 +5,10 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+from llmserve import _core
+from llmserve.insight.metric_objects import EngineMetrics
 from llmserve.server.http.errors import ApiError
 from llmserve.server.models import ServedModel
 from llmserve.server.settings import ServerSettings
@@ -23,13 +26,20 @@ _SHED_S = 5.0
 _NUM_LOOKS = 10
 
 
+@dataclass(slots=True)
+class _Part:
+    """How an engine gets on, which may be one replica of several."""
+
+    num_steps: int
+    moved_at: float
+    is_hung: bool = False
+
+
 class _Engine:
     """What is known of one."""
 
     def __init__(self) -> None:
-        self.num_steps = -1
-        self.moved_at = 0.0
-        self.is_hung = False
+        self.parts: list[_Part] = []  # its replicas, or itself
         self.ended: deque[tuple[float, bool]] = deque()  # when, and whether with an error
         self.sheds_until = 0.0
 
@@ -47,7 +57,8 @@ class Watchdog:
         """Something is about to run: looks from time to time until nothing does."""
         if self._timer is None and self._settings.watchdog_timeout:
             for model, engine in self._engines.items():
-                engine.num_steps, engine.moved_at = _progress(model)[0], time.monotonic()
+                now = time.monotonic()
+                engine.parts = [_Part(num_steps, now) for num_steps, _ in _progress(model)]
             self._look_later()
 
     def close(self) -> None:
@@ -59,7 +70,13 @@ class Watchdog:
         """Whether its step has taken longer than watchdog_timeout."""
         if self._timer is not None:
             self._look_at(model)
-        return self._engines[model].is_hung
+        return any(part.is_hung for part in self._engines[model].parts)
+
+    def hung_part(self, model: ServedModel) -> str:
+        """Of several replicas those that hang: ", replica 1"."""
+        parts = self._engines[model].parts
+        hung = [f", replica {idx}" for idx, part in enumerate(parts) if part.is_hung]
+        return "".join(hung) if len(parts) > 1 else ""
 
     def _look_later(self) -> None:
         wait_s = self._settings.watchdog_timeout / _NUM_LOOKS
@@ -73,18 +90,20 @@ class Watchdog:
 
     def _look_at(self, model: ServedModel) -> bool:
         """Whether anything runs; notes whether its steps go on."""
-        engine = self._engines[model]
-        (num_steps, is_idle), now = _progress(model), time.monotonic()
-        if is_idle or num_steps != engine.num_steps:
-            if engine.is_hung:
-                _log.warning("the engine of %s goes on", model.name)
-            engine.num_steps, engine.moved_at, engine.is_hung = num_steps, now, False
-        elif now - engine.moved_at > self._settings.watchdog_timeout and not engine.is_hung:
-            engine.is_hung = True
-            _log.critical(
-                "a step of %s has taken more than %g s", model.name, now - engine.moved_at
-            )
-        return not is_idle
+        progress, now = _progress(model), time.monotonic()
+        for part, (num_steps, is_idle) in zip(self._engines[model].parts, progress, strict=True):
+            if is_idle or num_steps != part.num_steps:
+                if part.is_hung:
+                    _log.warning("the engine of %s goes on", model.name)
+                part.num_steps, part.moved_at, part.is_hung = num_steps, now, False
+            elif now - part.moved_at > self._settings.watchdog_timeout and not part.is_hung:
+                part.is_hung = True
+                which = self.hung_part(model)
+                _log.critical(
+                    "a step of %s%s has taken more than %g s",
+                    *(model.name, which, now - part.moved_at),
+                )
+        return not all(is_idle for _, is_idle in progress)
 
     def note(self, model: ServedModel, has_failed: bool) -> None:
         """A request of this model has ended."""
@@ -110,7 +129,10 @@ class Watchdog:
         if self.is_hung(model):
             self.num_refused["engine_hung"] += 1
             raise ApiError(
-                503, f"a step of {model.name!r} hangs", code="engine_hung", retry_after=_SHED_S
+                503,
+                f"a step of {model.name!r}{self.hung_part(model)} hangs",
+                code="engine_hung",
+                retry_after=_SHED_S,
             )
         left_s = engine.sheds_until - time.monotonic()
         if left_s > 0:
@@ -120,8 +142,14 @@ class Watchdog:
             )
 
 
-def _progress(model: ServedModel) -> tuple[int, bool]:
-    """How many steps its engine has run, and whether it has nothing to do."""
-    metrics = model.llm.get_metrics()
+def _progress(model: ServedModel) -> list[tuple[int, bool]]:
+    """How many steps its engine has run, and whether it has nothing to do; of each replica."""
+    replicas = model.llm.replicas()
+    if not replicas:
+        return [_progress_of(model.llm.get_metrics())]
+    return [_progress_of(state.metrics) for state in replicas]
+
+
+def _progress_of(metrics: _core.EngineMetrics | EngineMetrics) -> tuple[int, bool]:
     num_requests = metrics.num_requests_running + metrics.num_requests_waiting
     return metrics.num_prefill_steps + metrics.num_decode_steps, num_requests == 0

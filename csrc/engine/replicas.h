@@ -1,0 +1,20 @@
+// The executors of a model's replicas, which compute with the same weights.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "api/engine_config.h"
+#include "engine/executor.h"
+#include "io/checkpoint.h"
+
+namespace llmserve {
+
+using Executors = std::vector<std::unique_ptr<Executor>>;
+
+// One a replica of config.parallel.data, of config.model_path as `checkpoint` has it open. Each is
+// made on a thread of its own, which stays on the cores of its replica, and so do those that it
+// starts. Throws what StepRunner's constructor throws.
+Executors make_executors(const EngineConfig& config, const Checkpoint& checkpoint);
+
+}  // namespace llmserve
