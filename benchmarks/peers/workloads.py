@@ -16,6 +16,8 @@ from random_models import tensors_of
 # Of mixes, some tensors take more: Q5_K or Q6_K.
 # Which llama.cpp knows how to mix; MXFP4 of experts, beside Q8_0.
 GGUF_MIXES = {"Q4_K_M": 144 / 256, "IQ4_XS": 136 / 256, "MXFP4": 17 / 32}
+# What such files have beside experts.
+_BESIDE_EXPERTS = {"MXFP4": 34 / 32}
 GGUF_FORMATS = {"Q8_0": 34 / 32, "Q4_0": 18 / 32, **GGUF_MIXES}
 # Bytes a weight, at least: int4 has a float16 scale for 128 of them.
 FORMATS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 128, **GGUF_FORMATS}
@@ -89,7 +91,8 @@ class Workload:
         is_float = form in ("float32", "bfloat16")
         element = FORMATS[form] if is_float else 2
         kv_bytes = layers * _cached_elements(config) * element
-        num_bytes = FORMATS[form] * (body + head) * steps + kv_bytes * decoded
+        beside = _BESIDE_EXPERTS.get(form, FORMATS[form])
+        num_bytes = beside * (body + head) * steps + kv_bytes * decoded
 
         def expert_bytes(rows: int) -> float:
             """Of a step of so many tokens, whose experts are drawn evenly."""

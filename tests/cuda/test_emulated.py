@@ -98,7 +98,8 @@ def package(tmp_path_factory):
         ),
         (
             "test_models.py",
-            "cuda and (test_logprobs_agree or bf16_logprobs) and (qwen3 or mistral-window)",
+            "cuda and (test_logprobs_agree or bf16_logprobs) "
+            "and (qwen3 or mistral-window or gpt_oss or deepseek_v3)",
         ),
         ("../cuda/test_ops_on_device.py", ""),
         ("../cuda/test_transfers.py", ""),

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gguf_files
 import numpy as np
 import pytest
 from checkpoints import FAMILIES, checkpoint, copy_checkpoint, edit_config
@@ -97,6 +98,29 @@ def test_groups_that_do_not_divide_the_experts_are_named(family: str, tmp_path: 
     edit_config(path, n_group=3, topk_group=4)
     with pytest.raises(CorruptFile, match="topk_group: expected an integer from 1 to 3"):
         LLM.plan(path, **BOUNDED)
+
+
+@pytest.mark.parametrize("family", [f for f in MOE_FAMILIES if f in gguf_files.ARCHITECTURES])
+def test_metadata_of_gguf_files_that_does_not_fit_their_experts_is_named(
+    family: str, tmp_path: Path
+) -> None:
+    known = gguf_files.OVERRIDES.get(family, {})
+    path = copy_checkpoint(checkpoint(family, **known), tmp_path / "model")
+    fields = json.loads((path / "config.json").read_text())
+    count, top_k = SPELLINGS[family]
+    count = count if count in fields else "num_local_experts"
+    cases = {
+        "fewer": ({count: fields[count] - 1, top_k: 2}, r'"model\.layers\.\d.*mlp\.'),
+        "more": ({count: fields[count] + 1, top_k: 2}, r'"model\.layers\.\d.*mlp\.'),
+        "chosen": ({top_k: fields[count] + 1}, r"expected at most the|expected 2"),
+        "none": ({top_k: 0}, r"expected"),
+    }
+    for name, (changes, match) in cases.items():
+        one_group = {"n_group": 1, "topk_group": 1} if "n_group" in fields else {}
+        edit_config(path, **fields | changes | one_group)
+        file = gguf_files.write_gguf(tmp_path / f"{name}.gguf", path)
+        with pytest.raises((CorruptFile, NotSupported), match=match):
+            LLM(file, **BOUNDED)
 
 
 # Families whose experts are one tensor of all: what a wrong one may look like.
