@@ -48,7 +48,8 @@ def peers_page(text: str) -> str:
 
 
 def experts_page(text: str) -> str:
-    return page.with_tables(text, "experts", engines.table_of)
+    text = page.with_tables(text, "experts", engines.table_of)
+    return page.with_section(text, "expert-ops", f"\n{targets.expert_ops()}\n")
 
 
 def servers_page(text: str) -> str:

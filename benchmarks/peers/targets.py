@@ -218,6 +218,36 @@ def _lines_of_one_start(report: dict[str, Any]) -> Iterator[Line]:
     )
 
 
+def expert_ops() -> str:
+    """What layers of experts and routers took by themselves, as Markdown."""
+    parts = []
+    for run in _runs("ops"):
+        rows = [row for row in run["rows"] if "_experts " in row["name"]]
+        if rows:
+            parts.append(
+                f"{cpu_text(cpu_of(run))} with {ISA}, {run['machine']['num_cpus']} cores:\n"
+            )
+            parts.append("| work | µs | share of the bound |\n| --- | --- | --- |")
+            parts += [
+                f"| {row['name'].partition(' ')[2]} | {_us(row)} | {_share(row)} |" for row in rows
+            ]
+    return "\n".join(parts)
+
+
+def _us(row: dict[str, Any]) -> str:
+    return f"{row['us']:,.0f}" if row["us"] >= 10 else f"{row['us']:.1f}"
+
+
+def _share(row: dict[str, Any]) -> str:
+    if not row["gemm_gflop_per_s"]:
+        return ""  # a router's bytes are too few to bound it
+    is_read = row["gb_per_s"] / row["read_gb_per_s"] >= row["share"] - 1e-9
+    if is_read:
+        return f"{row['share']:.0%} of {row['read_gb_per_s']:.1f} GB/s"
+    unit = "GFLOP/s" if " bfloat16 " in row["name"] else "GOP/s"
+    return f"{row['share']:.0%} of {row['gemm_gflop_per_s']:,.0f} {unit}"
+
+
 def _lines_of_attention(cpu: Cpu) -> Iterator[Line]:
     for row in (row for run in _runs("ops") if cpu_of(run) == cpu for row in run["rows"]):
         isa, _, name = row["name"].partition(" ")
