@@ -1,10 +1,11 @@
 """What speculation gains, each figure beside plain steps of the same process.
 
     python benchmarks/bench_speculation.py demo --results speculation-demo.json
+    python benchmarks/bench_speculation.py demo --head build/demo-eagle3
     python benchmarks/bench_speculation.py shape --shape tinyllama-1.1b --dtype bfloat16
     python benchmarks/bench_speculation.py edits
 
-`demo`: the demo model and its draft, and n-grams on held-out text. `shape`: a model of a published
+`demo`: the demo model and its draft or a head, and n-grams, on held-out text. `shape`: a published
 shape with random weights and a drafter of known accuracy, which has recorded what plain steps gave:
 how fast steps of more rows are, and what deciding costs where guessing is hopeless. Rounds run by
 turns; a ratio is of medians. `edits`: n-grams where the output is the prompt's text with some words
@@ -139,13 +140,18 @@ def demo(options: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
             {"prompt": f"{document}\n\n{document[:60]}"}
             for document in documents[: options.num_prompts]
         ]
-        draft = {"model": str(demo_draft_path()), "num_speculative_tokens": 4}
-        for name, config, given in (
-            ("draft model, always 4", {**draft, "adaptive": False}, prompts),
-            ("draft model, decided", draft, prompts),
-            ("ngram on held-out text", {"method": "ngram"}, prompts),
-            ("ngram on a text said twice", {"method": "ngram", "prompt_lookup_min": 3}, edits),
-        ):
+        draft = {"model": options.head or str(demo_draft_path()), "num_speculative_tokens": 4}
+        what = "head" if options.head else "draft model"
+        drafters = [
+            (f"{what}, always 4", {**draft, "adaptive": False}, prompts),
+            (f"{what}, decided", draft, prompts),
+        ]
+        if not options.head:
+            drafters += [
+                ("ngram on held-out text", {"method": "ngram"}, prompts),
+                ("ngram on a text said twice", {"method": "ngram", "prompt_lookup_min": 3}, edits),
+            ]
+        for name, config, given in drafters:
             with LLM(model, speculative_config=config, **common) as drafted:
                 for temperature in (0.0, 0.7, 1.0):
                     params = SamplingParams(
@@ -302,6 +308,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=["demo", "shape", "edits"])
+    parser.add_argument("--head", help="of demo: the folder of a head in the place of the draft")
     parser.add_argument("--shape", default="tinyllama-1.1b", choices=SHAPES)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization", default=None)

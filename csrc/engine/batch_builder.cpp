@@ -31,13 +31,14 @@ void BatchBuilder::lay_out(const BatchShape& shape, const Visit& visit) {
   visit(adapters_, shape.num_sequences);
   visit(state_slots_, shape.num_sequences);
   visit(logit_rows_, shape.num_rows);
+  visit(wanted_tokens_, shape.num_tokens);
   for (Group& group : groups_) visit(group.block_tables, shape.num_sequences * shape.max_blocks);
 }
 
 int64_t BatchBuilder::num_bytes(const BatchShape& shape) const {
   const auto count = static_cast<int64_t>(groups_.size());
   const int64_t longs = count * shape.num_tokens;
-  const int64_t ints = 3 * shape.num_tokens + 4 * shape.num_sequences + 1 + shape.num_rows +
+  const int64_t ints = 4 * shape.num_tokens + 4 * shape.num_sequences + 1 + shape.num_rows +
                        count * shape.num_sequences * shape.max_blocks;
   return 8 * longs + 4 * ints + shape.num_rows * static_cast<int64_t>(sizeof(SeededDraw));
 }
@@ -184,7 +185,6 @@ StepBatch& BatchBuilder::build(const StepPlan& plan, const BatchShape& shape,
   for (const BlockCopy& copy : plan.copies)
     batch_.copies.emplace_back(copy.source, copy.destination);
   wanted_layers_ = plan.wanted_layers;
-  wanted_tokens_.resize(wanted_layers_.empty() ? 0 : num_tokens_);
   std::iota(wanted_tokens_.begin(), wanted_tokens_.end(), 0);
   for (size_t g = 0; g < groups_.size(); ++g)
     group_inputs_[g] = {.slots = groups_[g].slots, .block_tables = groups_[g].block_tables};
@@ -199,7 +199,7 @@ StepBatch& BatchBuilder::build(const StepPlan& plan, const BatchShape& shape,
                   .state_slots = state_slots_,
                   .logit_rows = logit_rows_,
                   .wanted_layers = wanted_layers_,
-                  .wanted_tokens = wanted_tokens_};
+                  .wanted_tokens = wanted_layers_.empty() ? std::span<int32_t>() : wanted_tokens_};
   batch_.awaited_rows = awaited_rows_;
   batch_.draws = draws_;
   return batch_;

@@ -85,15 +85,16 @@ class BatchBuilder {
   std::vector<KvGroupInput> group_inputs_;  // spans of groups_
   StepBatch batch_;
   // The arrays within the block.
-  std::span<SeededDraw> draws_;      // [S]
-  std::span<int32_t> token_ids_;     // [T]
-  std::span<int32_t> awaited_rows_;  // [T]
-  std::span<int32_t> positions_;     // [T]
-  std::span<int32_t> query_starts_;  // [B + 1]
-  std::span<int32_t> kv_lens_;       // [B]
-  std::span<int32_t> adapters_;      // [B]
-  std::span<int32_t> state_slots_;   // [B]
-  std::span<int32_t> logit_rows_;    // [S], indices of tokens
+  std::span<SeededDraw> draws_;       // [S]
+  std::span<int32_t> token_ids_;      // [T]
+  std::span<int32_t> awaited_rows_;   // [T]
+  std::span<int32_t> positions_;      // [T]
+  std::span<int32_t> query_starts_;   // [B + 1]
+  std::span<int32_t> kv_lens_;        // [B]
+  std::span<int32_t> adapters_;       // [B]
+  std::span<int32_t> state_slots_;    // [B]
+  std::span<int32_t> logit_rows_;     // [S], indices of tokens
+  std::span<int32_t> wanted_tokens_;  // [T] 0, 1, 2 …
   // What is written of them so far.
   size_t num_tokens_ = 0;
   size_t num_sequences_ = 0;
@@ -103,7 +104,6 @@ class BatchBuilder {
   size_t num_contexts_ = 0;
   int32_t context_sequence_ = -1;  // index in the plan of the last context's sequence
   std::vector<int32_t> wanted_layers_;
-  std::vector<int32_t> wanted_tokens_;  // [T] 0, 1, 2 … where layers are wanted
   std::vector<GivenRows> given_embeddings_;
 };
 

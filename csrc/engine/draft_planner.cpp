@@ -8,6 +8,7 @@
 #include "engine/head_worker.h"
 #include "engine/worker_plan.h"
 #include "io/checkpoint.h"
+#include "io/head_checkpoint.h"
 #include "layers/weight_loader.h"
 #include "models/config_reader.h"
 #include "models/draft_heads/registry.h"
@@ -21,6 +22,10 @@ Checkpoint open_draft(const std::string& model) {
   return model.ends_with(".json") ? open_config(model) : open_checkpoint(model);
 }
 
+Checkpoint open_head(const std::string& model) {
+  return model.ends_with(".json") ? open_config(model) : open_head_checkpoint(model);
+}
+
 // What is the target's is the draft's, unless `speculation` says otherwise.
 ConfigRequest draft_request(const ConfigRequest& request, const EngineConfig& target_config,
                             const std::string& model) {
@@ -28,6 +33,7 @@ ConfigRequest draft_request(const ConfigRequest& request, const EngineConfig& ta
   ConfigRequest draft{.settings = {.device = target_config.device,
                                    .quantization = speculation.draft_quantization,
                                    .seed = target_config.seed,
+                                   .enforce_eager = target_config.enforce_eager,
                                    .defer_packing = target_config.defer_packing},
                       .model = model,
                       .device = target_config.device,
@@ -74,20 +80,37 @@ void plan_model_draft(const ConfigRequest& request, int64_t vocab_size,
                                 .max_tokens = config.scheduler.max_num_batched_tokens,
                                 .max_logit_rows = kMaxLogitRowsAtOnce});
   plan.weights = std::move(sizes.weights);
-  plan.workspace_bytes =
-      sizes.workspace_bytes + layer_state_bytes(model, config) +
-      backend->scratch_bytes(largest_step(model, plan.weights, config), config.num_threads);
+  plan.workspace_bytes = sizes.workspace_bytes + layer_state_bytes(model, config);
+  plan.scratch_bytes = {
+      backend->scratch_bytes(largest_step(model, plan.weights, config), config.num_threads)};
   plan.architecture = model.architecture;
+  const std::span<const CacheGroupSpec> rows = row_groups(config.cache.groups);
+  plan.groups.assign(rows.begin(), rows.end());
   plan.config = std::make_shared<const EngineConfig>(std::move(config));
+}
+
+void add_head_rank(const HeadConfig& head, const Checkpoint& checkpoint, const EngineConfig& config,
+                   Backend& backend, int rank, PlannedDraft& plan) {
+  WeightLoader weights(checkpoint, backend,
+                       resolve_weight_format(config.dtype, config.quantization), {},
+                       tensor_rank(config, rank));
+  const std::unique_ptr<DraftHead> planned = make_draft_head(head, weights);
+  plan.workspace_bytes += head_workspace_bytes(*planned, config, rank);
+  plan.scratch_bytes.push_back(backend.scratch_bytes(
+      largest_step(head.layer, planned->weights(), config), thread_share(config, rank).count));
+  const std::vector<CacheGroupSpec> groups = head_cache_groups(head, tensor_rank(config, rank));
+  if (rank == 0) {
+    plan.weights = planned->weights();
+    plan.groups = groups;
+    return;
+  }
+  add_bytes(planned->weights(), plan.weights);
+  for (size_t i = 0; i < groups.size(); ++i) plan.groups[i].num_kv_heads += groups[i].num_kv_heads;
 }
 
 void plan_head(const ConfigRequest& request, const Checkpoint& checkpoint,
                const ModelConfig& target, const EngineConfig& target_config, PlannedDraft& plan) {
   const DrafterKind& kind = find_drafter(target_config.speculation.method);
-  if (target_config.parallel.num_ranks() > 1)
-    throw NotSupported(concat("speculative_config: method \"", kind.name,
-                              "\" is not supported with several ranks; use a draft model, or ",
-                              "tensor_parallel_size=1"));
   if (!target_config.speculation.is_exact())
     throw NotSupported(concat("speculative_config: rejection_sample_method 'rejection' is not ",
                               "supported with method \"", kind.name, "\"; leave it at 'exact'"));
@@ -107,19 +130,16 @@ void plan_head(const ConfigRequest& request, const Checkpoint& checkpoint,
   if (is_own && target_config.speculation.draft_dtype.empty())
     draft.dtype = name(target_config.dtype);
   EngineConfig config = resolve_draft(draft, checkpoint, head.layer, target_config);
+  config.parallel = target_config.parallel;
+  config.num_threads = target_config.num_threads;
   if (!head.has_cache()) config.cache.groups.clear();
   plan.max_wanted_layers = static_cast<int32_t>(
       std::set<int32_t>(head.target_layers.begin(), head.target_layers.end()).size());
   plan.architecture = head.architecture;
   const std::unique_ptr<Backend> backend = make_backend(config.device, {.num_threads = 1});
-  WeightLoader weights(checkpoint, *backend,
-                       resolve_weight_format(config.dtype, config.quantization), {});
-  const ModelConfig layer = head.layer;
-  const std::unique_ptr<DraftHead> planned = make_draft_head(std::move(head), weights);
-  plan.weights = planned->weights();
-  plan.workspace_bytes =
-      head_workspace_bytes(*planned, config) +
-      backend->scratch_bytes(largest_step(layer, plan.weights, config), config.num_threads);
+  plan.workspace_bytes = kept_state_bytes(head, config);
+  for (int rank = 0; rank < config.parallel.num_ranks(); ++rank)
+    add_head_rank(head, checkpoint, config, *backend, rank, plan);
   plan.config = std::make_shared<const EngineConfig>(std::move(config));
 }
 
@@ -132,13 +152,10 @@ PlannedDraft plan_draft(const ConfigRequest& request, const Checkpoint& target_c
   if (!speculation.is_on()) return plan;
   const DrafterKind& kind = find_drafter(speculation.method);
   if (!kind.has_weights()) return plan;
-  if (config.device == "cuda")
-    throw NotSupported(concat("speculative_config: method \"", speculation.method,
-                              "\" runs on a CPU; use device='cpu', or method \"ngram\""));
   if (kind.source == DraftSource::kModel) {
     plan_model_draft(request, target.vocab_size, config, plan);
   } else if (kind.source == DraftSource::kHead) {
-    plan_head(request, open_draft(speculation.model), target, config, plan);
+    plan_head(request, open_head(speculation.model), target, config, plan);
   } else {
     plan_head(request, target_checkpoint, target, config, plan);
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "api/engine_config.h"
 #include "engine/config_resolver.h"
@@ -17,7 +18,10 @@ namespace llmserve {
 struct PlannedDraft {
   std::shared_ptr<const EngineConfig> config;  // null: nothing with weights guesses
   WeightReport weights;
-  int64_t workspace_bytes = 0;
+  int64_t workspace_bytes = 0;  // but for what follows
+  // [ranks] of the backend's own, for its largest step; what serves the target's serves it, too.
+  std::vector<int64_t> scratch_bytes;
+  std::vector<CacheGroupSpec> groups;  // of rows, with the KV heads that all ranks keep together
   std::string architecture;
   int32_t max_wanted_layers = 0;  // of the target's steps
 };

@@ -1,7 +1,10 @@
 #include "engine/draft_worker.h"
 
-#include "core/error.h"
+#include <algorithm>
+
+#include "engine/recorded_draw.h"
 #include "io/checkpoint.h"
+#include "kernels/device_steps.h"
 
 namespace llmserve {
 
@@ -24,22 +27,24 @@ class DraftWorker::Draw final : public StepSink {
   StepBatch& batch_;
 };
 
-DraftWorker::DraftWorker(const EngineConfig& config, const std::shared_ptr<Backend>& backend,
-                         MaskFiller& masks, bool is_exact)
+DraftWorker::DraftWorker(const EngineConfig& config, const Worker& target, MaskFiller& masks,
+                         bool is_exact)
     : config_(config),
-      worker_(config, open_checkpoint(config.model_path), /*rank=*/0, backend),
+      target_scratch_bytes_(target.scratch_bytes()),
+      worker_(config, open_checkpoint(config.model_path), /*rank=*/0, target.shared_backend()),
       builder_(config.cache.block_size, row_groups(config.cache.groups).size()),
       sampler_(worker_.backend()),
       masks_(masks),
-      is_exact_(is_exact) {
-  if (worker_.steps() != nullptr)
-    throw NotSupported(
-        "speculative_config: a draft model runs on a CPU; use device='cpu', or method 'ngram' or "
-        "'suffix'");
-}
+      is_exact_(is_exact) {}
 
 const SampledTokens& DraftWorker::run(const StepPlan& plan,
                                       std::span<const DraftContext> contexts) {
+  if (worker_.steps() != nullptr && !config_.enforce_eager)
+    if (const auto recorded =
+            recorded_shape(plan, {.max_num_seqs = config_.scheduler.max_num_seqs,
+                                  .max_model_len = config_.scheduler.max_model_len,
+                                  .block_size = config_.cache.block_size}))
+      return run_recorded(plan, *recorded);
   const BatchShape shape = builder_.shape_of(plan);
   const int64_t num_bytes = builder_.num_bytes(shape);
   if (std::ssize(block_) < num_bytes) block_.resize(static_cast<size_t>(num_bytes));
@@ -56,6 +61,33 @@ const SampledTokens& DraftWorker::run(const StepPlan& plan,
   worker_.prepare(batch);
   worker_.run(batch, draw);
   return sampled_;
+}
+
+// A step of the device's own, which nothing else is in flight beside.
+const SampledTokens& DraftWorker::run_recorded(const StepPlan& plan, const RecordedShape& shape) {
+  DeviceSteps& steps = *worker_.steps();
+  StepBatch& batch = builder_.build(plan, shape.batch,
+                                    steps.begin(builder_.num_bytes(shape.batch),
+                                                std::ssize(plan.logit_rows), shape.batch.num_rows));
+  steps.bring_over();
+  worker_.prepare(batch);
+  RecordedDraw draw(steps, batch);
+  steps.run_recorded({.num_rows = shape.batch.num_rows,
+                      .max_blocks = shape.batch.max_blocks,
+                      .lengths = shape.lengths,
+                      .model = 1},
+                     [&] { worker_.run(batch, draw); });
+  sampled_.clear();
+  for (const DrawnRow& drawn : steps.wait(steps.end()))
+    sampled_.rows.push_back({.token_id = drawn.token_id, .is_valid = drawn.is_valid != 0});
+  return sampled_;
+}
+
+// What the backend keeps for the target's steps serves the draft's.
+MemoryUse DraftWorker::memory_use() const {
+  MemoryUse use = worker_.memory_use();
+  use.workspace_bytes -= std::min(worker_.scratch_bytes(), target_scratch_bytes_);
+  return use;
 }
 
 std::vector<float>& DraftWorker::begin_guess(const SampleTask& task) {

@@ -11,6 +11,7 @@
 #include "api/engine_config.h"
 #include "engine/batch_builder.h"
 #include "engine/mask_filler.h"
+#include "engine/recorded_shape.h"
 #include "engine/worker.h"
 #include "sampling/sampler.h"
 #include "speculation/draft_model.h"
@@ -19,11 +20,10 @@ namespace llmserve {
 
 class DraftWorker final : public DraftModel {
  public:
-  // Loads config.model_path, to compute on the target's backend. `masks` are the target's, and
-  // outlive it. is_exact: draws with the target's noise; otherwise with its own, and keeps what it
-  // drew from. Throws what Worker's constructor throws, and NotSupported on a device.
-  DraftWorker(const EngineConfig& config, const std::shared_ptr<Backend>& backend,
-              MaskFiller& masks, bool is_exact);
+  // Loads config.model_path, to compute on the backend of `target`, the first rank. `masks` are the
+  // target's, and outlive it. is_exact: draws with the target's noise; otherwise with its own, and
+  // keeps what it drew from. Throws what Worker's constructor throws.
+  DraftWorker(const EngineConfig& config, const Worker& target, MaskFiller& masks, bool is_exact);
 
   const CacheConfig& cache() const override { return config_.cache; }
   int64_t vocab_size() const override { return worker_.vocab_size(); }
@@ -41,7 +41,7 @@ class DraftWorker final : public DraftModel {
                                     int64_t position) const;
 
   bool pack_weight() { return worker_.pack_weight(); }
-  MemoryUse memory_use() const { return worker_.memory_use(); }
+  MemoryUse memory_use() const;
   void release(MemoryPart part) { worker_.release(part); }
   void restore(MemoryPart part) { worker_.restore(part); }
 
@@ -54,9 +54,11 @@ class DraftWorker final : public DraftModel {
     std::vector<std::vector<float>> drawn_from;  // [at least count][V]
   };
 
+  const SampledTokens& run_recorded(const StepPlan& plan, const RecordedShape& shape);
   std::vector<float>& begin_guess(const SampleTask& task);
 
   const EngineConfig config_;
+  const int64_t target_scratch_bytes_;
   Worker worker_;
   BatchBuilder builder_;
   Sampler sampler_;

@@ -1,130 +1,98 @@
 #include "engine/head_worker.h"
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
+#include <utility>
 
-#include "core/error.h"
 #include "engine/worker_plan.h"
 #include "io/checkpoint.h"
-#include "layers/weight_loader.h"
-#include "models/draft_heads/registry.h"
-#include "models/model_loader.h"
+#include "io/head_checkpoint.h"
 
 namespace llmserve {
-namespace {
-
-// Of a step of `max_rows`.
-int64_t arena_bytes(const DraftHead& head, int64_t max_rows) {
-  const HeadConfig& sizes = head.config();
-  return Arena::footprint_bytes(DType::kF32, {max_rows, sizes.state_size()}) +
-         Arena::footprint_bytes(DType::kF32, {max_rows, sizes.hidden_size()}) +
-         head.workspace_bytes(max_rows, kMaxLogitRowsAtOnce);
-}
-
-}  // namespace
 
 int64_t num_kept_states(const EngineConfig& config) {
   return int64_t{config.scheduler.max_num_batched_tokens} + config.scheduler.max_num_seqs;
 }
 
-int64_t head_workspace_bytes(const DraftHead& head, const EngineConfig& config) {
-  const HeadConfig& sizes = head.config();
-  constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
-  return arena_bytes(head, config.scheduler.max_num_batched_tokens) +
-         num_kept_states(config) * sizes.state_size() * kFloat +
-         config.scheduler.max_num_seqs * sizes.hidden_size() * kFloat +
-         (sizes.target_tokens.empty() ? 0 : kMaxLogitRowsAtOnce * sizes.target_vocab_size * kFloat);
+int64_t kept_state_bytes(const HeadConfig& head, const EngineConfig& config) {
+  return num_kept_states(config) * head.state_size() * static_cast<int64_t>(sizeof(float));
 }
 
-HeadWorker::HeadWorker(HeadKind kind, const EngineConfig& config, const Worker& target)
-    : kind_(kind),
-      config_(config),
-      target_(target),
-      backend_(target.backend()),
-      sampler_(target.backend()) {
-  if (target.steps() != nullptr)
-    throw NotSupported(
-        "speculative_config: heads run on a CPU; use device='cpu', or method 'ngram' or 'suffix'");
+HeadWorker::HeadWorker(HeadKind kind, const EngineConfig& config, Target target)
+    : kind_(kind), config_(config), target_(std::move(target)), sampler_(backend()) {
+  for (size_t rank = 0; rank < target_.workers.size(); ++rank)
+    ranks_.push_back(
+        std::make_unique<HeadRank>(config_, *target_.workers[rank], static_cast<int>(rank)));
   load();
-  const HeadConfig& head = head_->config();
-  wanted_layers_ = head.target_layers;
+  wanted_layers_ = head().target_layers;
   std::ranges::sort(wanted_layers_);
   wanted_layers_.erase(std::ranges::unique(wanted_layers_).begin(), wanted_layers_.end());
-  for (const int32_t layer : head.target_layers)
+  for (const int32_t layer : head().target_layers)
     state_places_.push_back(std::ranges::find(wanted_layers_, layer) - wanted_layers_.begin());
-  kept_ = Buffer(num_kept() * head.state_size() * static_cast<int64_t>(sizeof(float)),
-                 backend_.memory());
-  outputs_.resize(static_cast<size_t>(config_.scheduler.max_num_seqs * head.hidden_size()));
-  if (!head.target_tokens.empty())
-    expanded_.resize(static_cast<size_t>(kMaxLogitRowsAtOnce * head.target_vocab_size));
+  kept_ = Buffer(kept_state_bytes(head(), config_), backend().memory());
+  if (kind_ == HeadKind::kMtp) no_embedding_.resize(static_cast<size_t>(head().hidden_size()));
   restore(MemoryPart::kKvCache);
-  const StepShape shape = largest_step(head.layer, head_->weights(), config_);
-  backend_.reserve_scratch(shape);
-  scratch_bytes_ = backend_.scratch_bytes(shape, config_.num_threads);
+}
+
+// A layer of the target's own file is read by the config that the target was.
+Checkpoint HeadWorker::open() const {
+  return kind_ == HeadKind::kMtp
+             ? open_checkpoint(config_.model_path, target_.workers[0]->config_text())
+             : open_head_checkpoint(config_.model_path);
 }
 
 void HeadWorker::load() {
-  const Checkpoint checkpoint = open_checkpoint(config_.model_path);
-  HeadConfig head = read_head_config(kind_, checkpoint, target_.model().config());
-  const auto check_same = [&](bool is_same) {
-    if (!is_same)
-      throw InvalidArgument(concat(config_.model_path, " holds another head than when it was ",
-                                   "first loaded; put the old one back or make a new LLM"));
-  };
-  if (head_ != nullptr)
-    check_same(head.state_size() == head_->config().state_size() &&
-               head.hidden_size() == head_->config().hidden_size() &&
-               head.target_layers == head_->config().target_layers &&
-               head.layer.cache_groups == head_->config().layer.cache_groups);
-  WeightLoader weights(checkpoint, backend_,
-                       resolve_weight_format(config_.dtype, config_.quantization), {.load = true});
-  std::unique_ptr<DraftHead> loaded = make_draft_head(std::move(head), weights);
-  // What it computes with was made for the old one.
-  if (head_ != nullptr) check_same(head_workspace_bytes(*loaded, config_) == workspace_bytes_);
-  files_.clear();
-  for (const auto& file : checkpoint.files()) files_.push_back(file->read_state());
+  const Checkpoint checkpoint = open();
+  const HeadConfig found =
+      read_head_config(kind_, checkpoint, target_.workers[0]->model().config());
+  std::vector<std::shared_ptr<const ReadState>> files;
+  for (const auto& file : checkpoint.files()) files.push_back(file->read_state());
+  target_.run_on_ranks(
+      [&](int rank) { ranks_[static_cast<size_t>(rank)]->load(found, checkpoint); });
+  files_ = std::move(files);
   check_files();
-  head_ = std::move(loaded);
-  has_weights_ = true;
-  workspace_bytes_ = head_workspace_bytes(*head_, config_);
-  arena_ = std::make_unique<Arena>(arena_bytes(*head_, max_step_rows()), backend_.memory());
+}
+
+void HeadWorker::check_files() const {
+  for (const auto& file : files_) file->check();
 }
 
 void HeadWorker::release(MemoryPart part) {
   if (part == MemoryPart::kKvCache) {
-    kv_storage_.reset();
-  } else if (has_weights_) {
-    // A head of the same config without weights: who asks for its sizes finds them.
-    const Checkpoint checkpoint = open_checkpoint(config_.model_path);
-    WeightLoader weights(checkpoint, backend_,
-                         resolve_weight_format(config_.dtype, config_.quantization), {});
-    head_ = make_draft_head(head_->config(), weights);
-    has_weights_ = false;
-    arena_.reset();
+    target_.run_on_ranks([this](int rank) { ranks_[static_cast<size_t>(rank)]->release_cache(); });
+    return;
   }
+  const Checkpoint checkpoint = open();
+  target_.run_on_ranks(
+      [&](int rank) { ranks_[static_cast<size_t>(rank)]->release_weights(checkpoint); });
 }
 
 void HeadWorker::restore(MemoryPart part) {
-  if (part == MemoryPart::kWeights) {
-    if (!has_weights_) load();
-  } else if (!kv_storage_ && head_->config().has_cache()) {
-    const KvPlace place{.group = 0, .lane = 0};
-    kv_storage_ =
-        std::make_unique<KvStorage>(config_.cache.groups, std::span(&place, 1),
-                                    KvStorage::Shape{.num_blocks = config_.cache.num_blocks,
-                                                     .block_size = config_.cache.block_size,
-                                                     .dtype = config_.kv_cache_dtype},
-                                    backend_);
+  if (part == MemoryPart::kKvCache) {
+    target_.run_on_ranks([this](int rank) { ranks_[static_cast<size_t>(rank)]->restore_cache(); });
+  } else if (!std::ranges::all_of(ranks_, [](const auto& rank) { return rank->has_weights(); })) {
+    load();
   }
 }
 
-void HeadWorker::keep(const Tensor& states, int64_t token, int32_t kept) {
-  const int64_t size = target_.hidden_size();
-  float* to = reinterpret_cast<float*>(kept_.data()) + kept * head_->config().state_size();
-  for (const int64_t place : state_places_) {
-    const float* from = states.as<float>() + place * states.strides[0] + token * states.strides[1];
-    to = std::copy_n(from, size, to);
+// A layer's states of a token are a row of a cache of one head, whose block is the token's place.
+void HeadWorker::keep(const Tensor& states, std::span<const int32_t> kept) {
+  const int64_t num_tokens = std::ssize(kept);
+  if (std::ranges::all_of(kept, [](int32_t place) { return place < 0; })) return;
+  const int64_t num_layers = std::ssize(state_places_);
+  const Tensor rows(kept_.data(), DType::kF32,
+                    {num_kept(), 1, num_layers, head().target_hidden_size});
+  kept_slots_.resize(kept.size());
+  for (int64_t i = 0; i < num_layers; ++i) {
+    std::ranges::transform(kept, kept_slots_.begin(), [&](int32_t place) {
+      return place < 0 ? int64_t{-1} : place * num_layers + i;
+    });
+    const int64_t place = state_places_[static_cast<size_t>(i)];
+    const Tensor layer(states.as<float>() + place * states.strides[0], DType::kF32,
+                       {num_tokens, 1, states.shape[2]});
+    backend().store_kv({.keys = layer,
+                        .values = {},
+                        .slots = kept_slots_,
+                        .cache = {.keys = rows, .values = rows}});
   }
 }
 
@@ -157,7 +125,15 @@ void HeadWorker::lay_out(const HeadStep& step) {
   kv_groups_.assign(1, {.slots = slots_, .block_tables = block_tables_});
   copies_.clear();
   for (const BlockCopy& copy : step.copies) copies_.emplace_back(copy.source, copy.destination);
+  // A token at the sequence's beginning reads no embedding: layers of a model's own were trained
+  // so.
+  given_.clear();
+  for (size_t t = 0; t < step.positions.size() && !no_embedding_.empty(); ++t)
+    if (step.positions[t] == 0)
+      given_.push_back(
+          {.begin = static_cast<int64_t>(t), .count = 1, .rows = no_embedding_.data()});
   input_ = {.token_ids = step.token_ids,
+            .given_embeddings = given_,
             .positions = step.positions,
             .query_starts = query_starts_,
             .kv_lens = kv_lens_,
@@ -166,84 +142,37 @@ void HeadWorker::lay_out(const HeadStep& step) {
             .logit_rows = step.logit_rows};
 }
 
-// Of kept states, or of what the run before gave.
-void HeadWorker::read_features(const ForwardContext& context, const HeadStep& step,
-                               const Tensor& features) {
-  const HeadConfig& head = head_->config();
-  if (step.place > 0) {
-    for (size_t t = 0; t < step.sources.size(); ++t)
-      std::copy_n(outputs_.data() + step.sources[t] * head.hidden_size(), head.hidden_size(),
-                  features.as<float>() + static_cast<int64_t>(t) * head.hidden_size());
-    return;
-  }
-  const Arena::Scope scope(*arena_);
-  const Tensor states = arena_->allocate(DType::kF32, {features.shape[0], head.state_size()});
-  const auto* kept = reinterpret_cast<const float*>(kept_.data());
-  for (size_t t = 0; t < step.sources.size(); ++t)
-    std::copy_n(kept + step.sources[t] * head.state_size(), head.state_size(),
-                states.as<float>() + static_cast<int64_t>(t) * head.state_size());
-  head_->read_states(context, states, features);
-}
-
-const SampledTokens& HeadWorker::run(const HeadStep& step) {
+const SampledTokens& HeadWorker::run(HeadStep& step) {
   lay_out(step);
   sampled_.clear();
   if (keeps_logits_) logits_.clear();
-  if (kv_storage_) kv_storage_->copy_blocks(backend_, copies_);
-  const Arena::Scope scope(*arena_);
-  const ForwardContext context{
-      .backend = backend_,
-      .arena = *arena_,
-      .input = input_,
-      .kv_caches = kv_storage_ ? kv_storage_->layers() : std::span<const PagedKvCache>(),
-      .groups = groups_,
-      .layer_states = {}};
-  const int64_t size = head_->config().hidden_size();
-  const Tensor features = arena_->allocate(DType::kF32, {input_.num_tokens(), size});
-  read_features(context, step, features);
-  head_->forward(context, target_.model(), features);
-  for (size_t i = 0; i < step.logit_rows.size(); ++i)
-    std::copy_n(features.as<float>() + step.logit_rows[i] * size, size,
-                outputs_.data() + static_cast<int64_t>(i) * size);
-  const std::span<const int32_t> rows = step.logit_rows;
-  for (size_t begin = 0; begin < rows.size(); begin += kMaxLogitRowsAtOnce) {
-    const size_t count = std::min<size_t>(kMaxLogitRowsAtOnce, rows.size() - begin);
-    const Arena::Scope logits_scope(*arena_);
-    const Tensor logits = head_->compute_logits(context, target_.model(), features,
-                                                rows.subspan(begin, count), step.place);
-    if (keeps_logits_)
-      logits_.insert(logits_.end(), logits.as<float>(), logits.as<float>() + logits.num_elements());
-    draw(logits, std::span(step.samples).subspan(begin, count));
-  }
+  target_.masks.begin_drafts(step.samples);
+  const ConstTensor kept(kept_.data(), DType::kF32, {num_kept(), head().state_size()});
+  const HeadRank::TakeLogits take = [&](const ConstTensor& logits, size_t begin) {
+    if (begin == 0) target_.masks.finish_drafts(step.samples);
+    draw(logits, std::span(step.samples).subspan(begin, static_cast<size_t>(logits.shape[0])));
+  };
+  target_.run_on_ranks(
+      [&](int rank) { ranks_[static_cast<size_t>(rank)]->run(step, input_, copies_, kept, take); });
   check_files();
   return sampled_;
 }
 
-void HeadWorker::check_files() const {
-  for (const auto& file : files_) file->check();
-}
-
 // What is not of the head's vocabulary is not drawn.
 void HeadWorker::draw(const ConstTensor& logits, std::span<const SampleTask> tasks) {
-  const HeadConfig& head = head_->config();
-  if (head.target_tokens.empty()) return sampler_.sample(logits, tasks, sampled_);
-  const int64_t num_rows = logits.shape[0];
-  std::fill_n(expanded_.begin(), num_rows * head.target_vocab_size,
-              -std::numeric_limits<float>::infinity());
-  for (int64_t i = 0; i < num_rows; ++i) {
-    const float* from = logits.as<float>() + i * head.vocab_size;
-    float* to = expanded_.data() + i * head.target_vocab_size;
-    for (size_t d = 0; d < head.target_tokens.size(); ++d) to[head.target_tokens[d]] = from[d];
+  if (keeps_logits_) {
+    const auto size = logits_.size();
+    logits_.resize(size + static_cast<size_t>(logits.num_elements()));
+    backend().memory().copy_to_host(logits_.data() + size, logits.data, logits.num_bytes());
   }
-  sampler_.sample(ConstTensor(expanded_.data(), DType::kF32, {num_rows, head.target_vocab_size}),
-                  tasks, sampled_);
+  if (head().target_tokens.empty()) return sampler_.sample(logits, tasks, sampled_);
+  sampler_.sample(first().expand(logits), tasks, sampled_);
 }
 
 MemoryUse HeadWorker::memory_use() const {
-  return {.weight_bytes = has_weights_ ? head_->weights().total_bytes() : 0,
-          .mapped_bytes = has_weights_ ? head_->weights().mapped_bytes : 0,
-          .workspace_bytes = workspace_bytes_ + scratch_bytes_,
-          .kv_cache_bytes = kv_storage_ ? kv_storage_->num_bytes() : 0};
+  MemoryUse sum{.workspace_bytes = kept_.num_bytes()};
+  for (const auto& rank : ranks_) sum += rank->memory_use();
+  return sum;
 }
 
 }  // namespace llmserve

@@ -59,16 +59,15 @@ int64_t fixed_bytes(const MemoryPlan& plan) {
 // Blocks of the draft model's pool, which is to hold as many tokens as the target's.
 int64_t num_draft_blocks(const MemoryPlan& plan, const KvPool& pool) {
   if (!plan.config.draft) return 0;
-  return pool.num_blocks / pool.num_groups() *
-         std::ssize(row_groups(plan.config.draft->cache.groups));
+  return pool.num_blocks / pool.num_groups() * std::ssize(plan.draft_groups);
 }
 
 int64_t draft_block_bytes(const MemoryPlan& plan) {
-  if (!plan.config.draft || plan.config.draft->cache.groups.empty()) return 0;
+  if (plan.draft_groups.empty()) return 0;
   const EngineConfig& draft = *plan.config.draft;
   const KvCacheDType& dtype = find_kv_cache_dtype(kv_cache_dtype_name(draft.kv_cache_dtype));
-  CacheGroupSpec whole = row_groups(draft.cache.groups).front();
-  whole.num_layers = num_lanes(row_groups(draft.cache.groups));
+  CacheGroupSpec whole = plan.draft_groups.front();
+  whole.num_layers = num_lanes(plan.draft_groups);
   return kv_bytes_per_token({&whole, 1}, dtype) * draft.cache.block_size;
 }
 
@@ -101,22 +100,22 @@ void add_rank(const ModelConfig& model, const Checkpoint& checkpoint, Backend& b
                                 .packed = &packed,
                                 .rank = tensor_rank(config, rank)});
   const int32_t num_threads = thread_share(config, rank).count;
-  const int64_t workspace_bytes =
-      sizes.workspace_bytes + layer_state_bytes(model, config) +
+  const int64_t scratch_bytes =
       backend.scratch_bytes(largest_step(model, sizes.weights, config), num_threads);
+  const int64_t workspace_bytes =
+      sizes.workspace_bytes + layer_state_bytes(model, config) + scratch_bytes;
   plan.ranks.push_back(
       {.num_threads = num_threads,
        .weight_bytes = sizes.weights.total_bytes(),
        .workspace_bytes = workspace_bytes,
+       .scratch_bytes = scratch_bytes,
        .num_kv_heads = rank_cache_groups(model, tensor_rank(config, rank)).front().num_kv_heads});
   plan.workspace_bytes += config.parallel.data * workspace_bytes;
   if (rank == 0) {
     plan.weights = std::move(sizes.weights);
     return;
   }
-  for (size_t i = 0; i < plan.weights.group_bytes.size(); ++i)
-    plan.weights.group_bytes[i] += sizes.weights.group_bytes[i];
-  plan.weights.mapped_bytes += sizes.weights.mapped_bytes;
+  add_bytes(sizes.weights, plan.weights);
 }
 
 // The groups with the KV heads that all ranks keep together: some keep the same.
@@ -158,11 +157,10 @@ SizedPool size_pool(const ConfigRequest& request, const MemoryPlan& plan,
     const int64_t useful = scheduler.max_num_seqs * pool.blocks_for(scheduler.max_model_len);
     const int64_t left = std::max<int64_t>(0, usable_bytes(plan) - fixed_bytes(plan));
     // Each block of the target comes with one of the draft, a share of one, or none.
-    const int64_t draft_bytes = std::ssize(groups) == 0 || !plan.config.draft
-                                    ? 0
-                                    : draft_block_bytes(plan) *
-                                          std::ssize(row_groups(plan.config.draft->cache.groups)) /
-                                          std::ssize(groups);
+    const int64_t draft_bytes =
+        std::ssize(groups) == 0
+            ? 0
+            : draft_block_bytes(plan) * std::ssize(plan.draft_groups) / std::ssize(groups);
     const int64_t each = plan.config.parallel.data * (pool.block_bytes() + draft_bytes);
     pool.num_blocks = std::min(left / each, useful);
     if (pool.num_blocks == useful) sized.bound = PoolBound::kMaxNumSeqs;
@@ -332,13 +330,17 @@ MemoryPlan plan_memory(const ConfigRequest& request, const Checkpoint& checkpoin
   plan.config.max_wanted_layers = std::max(plan.config.max_wanted_layers, draft.max_wanted_layers);
   plan.draft_weights = std::move(draft.weights);
   plan.draft_workspace_bytes = draft.workspace_bytes;
+  plan.draft_groups = std::move(draft.groups);
   const int32_t num_replicas = plan.config.parallel.data;
   for (int64_t& num_bytes : plan.draft_weights.group_bytes) num_bytes *= num_replicas;
   plan.draft_weights.mapped_bytes *= num_replicas;
-  plan.draft_workspace_bytes *= num_replicas;
   plan.draft_architecture = std::move(draft.architecture);
   for (int rank = 0; rank < plan.config.parallel.num_ranks(); ++rank)
     add_rank(model, checkpoint, *backend, rank, plan);
+  for (size_t rank = 0; rank < draft.scratch_bytes.size(); ++rank)
+    plan.draft_workspace_bytes +=
+        std::max<int64_t>(0, draft.scratch_bytes[rank] - plan.ranks[rank].scratch_bytes);
+  plan.draft_workspace_bytes *= num_replicas;
   check_all_used(checkpoint, plan.weights);
   check_kv_rows(plan.config.kv_cache_dtype, plan.config.cache.groups.front());
   plan.memory_utilization = resolve_utilization(request, backend->memory());

@@ -76,7 +76,8 @@ struct RankPlan {
   int32_t num_threads = 1;
   int64_t weight_bytes = 0;
   int64_t workspace_bytes = 0;
-  int64_t num_kv_heads = 0;  // whose keys and values it keeps
+  int64_t scratch_bytes = 0;  // of workspace_bytes, the backend's own
+  int64_t num_kv_heads = 0;   // whose keys and values it keeps
 };
 
 struct MemoryPlan {
@@ -91,6 +92,7 @@ struct MemoryPlan {
   WeightReport draft_weights;
   int64_t draft_workspace_bytes = 0;
   int64_t draft_kv_bytes = 0;
+  std::vector<CacheGroupSpec> draft_groups;  // as all ranks keep its rows together
   std::string draft_architecture;
   MachineMemory machine;
   double memory_utilization = 0;

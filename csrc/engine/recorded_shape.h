@@ -1,5 +1,6 @@
 // Which steps look alike to a device, so that what was asked of it for one is launched again for
-// the next: batches of one token a sequence, filled up to one of a few shapes.
+// the next: batches of one token a sequence, filled up to one of a few shapes, and such with
+// guesses behind some of the tokens.
 #pragma once
 
 #include <algorithm>
@@ -33,8 +34,14 @@ constexpr int64_t recorded_context(int64_t num_tokens, int64_t max_model_len) {
   return std::min(context, max_model_len);
 }
 
-// The shape that the plan's batch is filled up to; none where the step is more than one token a
-// sequence, each drawn from by the logits and numbers alone.
-std::optional<BatchShape> recorded_shape(const StepPlan& plan, const RecordingLimits& limits);
+struct RecordedShape {
+  BatchShape batch;      // what the plan's batch is filled up to
+  uint64_t lengths = 0;  // of its sequences; 0: a token each
+};
+
+// None where a sequence has more than one known token, where a token is drawn from by more than the
+// logits and numbers, and of more than eight rows where one has more guesses than another: too many
+// shapes would come.
+std::optional<RecordedShape> recorded_shape(const StepPlan& plan, const RecordingLimits& limits);
 
 }  // namespace llmserve

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/pin_thread.h"
 #include "core/trace_range.h"
+#include "engine/recorded_draw.h"
 #include "engine/worker_plan.h"
 #include "kernels/device_steps.h"
 #include "speculation/registry.h"
@@ -30,13 +31,7 @@ std::vector<std::unique_ptr<Worker>> make_workers(RankThreads& ranks, const Engi
 std::unique_ptr<DraftWorker> make_draft(const EngineConfig& config, const Worker& target,
                                         MaskFiller& masks) {
   if (!config.draft || find_drafter(config.speculation.method).has_head()) return nullptr;
-  return std::make_unique<DraftWorker>(*config.draft, target.shared_backend(), masks,
-                                       config.speculation.is_exact());
-}
-
-std::unique_ptr<HeadWorker> make_head(const EngineConfig& config, const Worker& target) {
-  if (!config.draft || !find_drafter(config.speculation.method).has_head()) return nullptr;
-  return std::make_unique<HeadWorker>(head_kind(config.speculation.method), *config.draft, target);
+  return std::make_unique<DraftWorker>(*config.draft, target, masks, config.speculation.is_exact());
 }
 
 }  // namespace
@@ -71,23 +66,6 @@ class StepRunner::Draw final : public StepSink {
   Flight& flight_;
 };
 
-// All that a plan of recorded_shape() needs, and nothing that differs from one to the next.
-class StepRunner::RecordedDraw final : public StepSink {
- public:
-  RecordedDraw(DeviceSteps& steps, const StepBatch& batch) : steps_(steps), batch_(batch) {}
-
-  void take_hidden(const ConstTensor&) override {}
-  void take_pooled_logits(const ConstTensor&, const PooledRows&) override {}
-  void take_logits(const ConstTensor& logits, size_t begin) override {
-    const size_t count = static_cast<size_t>(logits.shape[0]);
-    steps_.draw(logits, batch_.draws.subspan(begin, count), static_cast<int64_t>(begin));
-  }
-
- private:
-  DeviceSteps& steps_;
-  const StepBatch& batch_;
-};
-
 std::unique_ptr<CommunicatorGroup> StepRunner::make_group(int num_ranks) {
   return find_communicator("shm").make({.world_size = num_ranks});
 }
@@ -109,7 +87,7 @@ StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
       batch_builder_(config.cache.block_size, row_groups(config.cache.groups).size()),
       masks_(first().vocab_size()),
       draft_(make_draft(config_, first(), masks_)),
-      head_(make_head(config_, first())),
+      head_(make_head()),
       sampler_(first().backend()),
       pooler_(first().backend().memory()),
       flights_(max_in_flight()) {
@@ -149,9 +127,9 @@ void StepRunner::launch(const StepPlan& plan) {
   Flight& flight = begin_flight();
   if (!plan.is_empty()) {
     const TraceRange range(plan.num_prefill_tokens > 0 ? "Prefill" : "Decode");
-    std::optional<BatchShape> recorded;
+    std::optional<RecordedShape> recorded;
     if (steps_ != nullptr && !config_.enforce_eager) recorded = recorded_shape(plan, limits_);
-    StepBatch& batch = build(plan, recorded ? *recorded : batch_builder_.shape_of(plan));
+    StepBatch& batch = build(plan, recorded ? recorded->batch : batch_builder_.shape_of(plan));
     flight.is_empty = false;
     flight.num_rows = batch.sample_tasks.size();
     flight.only_draws.assign(flight.num_rows, true);
@@ -164,7 +142,10 @@ void StepRunner::launch(const StepPlan& plan) {
       first().prepare(batch);
       batch.has_awaited = true;  // always asked for, so that all batches of the shape are alike
       RecordedDraw draw(*steps_, batch);
-      steps_->run_recorded({recorded->num_rows, recorded->max_blocks},
+      steps_->run_recorded({.num_rows = recorded->batch.num_rows,
+                            .max_blocks = recorded->batch.max_blocks,
+                            .lengths = recorded->lengths,
+                            .num_layers = static_cast<int32_t>(plan.wanted_layers.size())},
                            [&] { first().run(batch, draw); });
     } else {
       run(plan, batch, flight);
@@ -193,18 +174,32 @@ void StepRunner::run(const StepPlan& plan, StepBatch& batch, Flight& flight) {
   masks_.begin(batch.sample_tasks);
   if (steps_ != nullptr) steps_->bring_over();
   Draw draw(*this, plan, batch, flight);
+  run_on_ranks([&](int rank) {
+    Worker& worker = *workers_[static_cast<size_t>(rank)];
+    worker.prepare(batch);
+    worker.run(batch, draw);
+  });
+}
+
+void StepRunner::run_on_ranks(const std::function<void(int rank)>& work) {
   const bool are_several = workers_.size() > 1;
   if (are_several && !has_met_) meet();
   try {
-    ranks_.run([&](int rank) {
-      Worker& worker = *workers_[static_cast<size_t>(rank)];
-      worker.prepare(batch);
-      worker.run(batch, draw);
-    });
+    ranks_.run(work);
   } catch (const DeviceError& error) {
     if (!are_several) throw;
     throw RankFailure(ranks_.failed_rank(), error.what());
   }
+}
+
+std::unique_ptr<HeadWorker> StepRunner::make_head() {
+  if (!config_.draft || !find_drafter(config_.speculation.method).has_head()) return nullptr;
+  HeadWorker::Target target{
+      .run_on_ranks = [this](const std::function<void(int rank)>& work) { run_on_ranks(work); },
+      .masks = masks_};
+  for (const auto& worker : workers_) target.workers.push_back(worker.get());
+  return std::make_unique<HeadWorker>(head_kind(config_.speculation.method), *config_.draft,
+                                      std::move(target));
 }
 
 void StepRunner::meet() {

@@ -43,8 +43,10 @@ class StepRunner final : public Executor {
              const std::shared_ptr<SharedModels>& shared = nullptr);
   ~StepRunner() override;
 
+  // What guesses between two steps has the device to itself.
   int32_t max_in_flight() const override {
-    return steps_ != nullptr && config_.async_scheduling ? Scheduler::kMaxInFlight : 1;
+    const bool is_alone = steps_ != nullptr && !draft_ && !head_;
+    return is_alone && config_.async_scheduling ? Scheduler::kMaxInFlight : 1;
   }
   void launch(const StepPlan& plan) override;
   const SampledTokens& wait() override;
@@ -82,15 +84,17 @@ class StepRunner final : public Executor {
     std::vector<PendingSample> pending;  // [at least S]
     std::vector<SampledRow> answered;    // likewise
   };
-  // What rank 0 does with a step's outputs: as it is, and where a device records it.
-  class Draw;
-  class RecordedDraw;
+  class Draw;  // what rank 0 does with a step's outputs
 
   Worker& first() const { return *workers_[0]; }
   // Several ranks get a group.
   void meet();
   Flight& begin_flight();
   StepBatch& build(const StepPlan& plan, const BatchShape& shape);
+  // work(rank) on each rank's thread. What a rank among several throws ends the others' exchanges:
+  // then they meet in a new group.
+  void run_on_ranks(const std::function<void(int rank)>& work);
+  std::unique_ptr<HeadWorker> make_head();
   void tell_guesses(const StepPlan& plan, StepBatch& batch) const;
   void run(const StepPlan& plan, StepBatch& batch, Flight& flight);
   void draw_rows(const ConstTensor& logits, const StepBatch& batch, size_t begin, Flight& flight);

@@ -75,7 +75,13 @@ class Worker {
   const Model& model() const { return *loaded_->model; }
   const std::shared_ptr<Backend>& shared_backend() const { return backend_; }
   const EngineConfig& config() const { return config_; }
+  // That its backend keeps for its largest step, and that others on it use, too.
+  int64_t scratch_bytes() const { return scratch_bytes_; }
   DeviceSteps* steps() const { return steps_; }  // the backend's, or null
+  // What it exchanges through; valid until the next join().
+  Communicator& tensor_ranks() const { return *tensor_ranks_; }
+  // What stood in for config.json when the weights were last loaded; empty: nothing did.
+  const std::string& config_text() const { return config_text_; }
   int64_t vocab_size() const { return vocab_size_; }
   int64_t hidden_size() const { return hidden_size_; }
   // "LlamaForCausalLM float32 on cpu/avx2, 2 threads"

@@ -49,6 +49,11 @@ int64_t layer_state_bytes(const ModelConfig& model, const EngineConfig& config) 
          model.hidden_size * static_cast<int64_t>(sizeof(float));
 }
 
+void add_bytes(const WeightReport& rank, WeightReport& sum) {
+  for (size_t i = 0; i < sum.group_bytes.size(); ++i) sum.group_bytes[i] += rank.group_bytes[i];
+  sum.mapped_bytes += rank.mapped_bytes;
+}
+
 void check_kv_rows(DType dtype, const CacheGroupSpec& rows) {
   if (dtype != DType::kF8E4M3) return;
   if (rows.key_dim % 4 != 0 || rows.value_dim % 4 != 0)

@@ -35,6 +35,9 @@ StepShape largest_step(const ModelConfig& model, const WeightReport& weights,
 // Of the hidden states of config.max_wanted_layers layers, of all tokens of the largest step.
 int64_t layer_state_bytes(const ModelConfig& model, const EngineConfig& config);
 
+// Another rank's bytes are added to `sum`.
+void add_bytes(const WeightReport& rank, WeightReport& sum);
+
 // Throws NotSupported where the ops take no such cache (kernels/ops.h).
 void check_kv_rows(DType dtype, const CacheGroupSpec& rows);
 

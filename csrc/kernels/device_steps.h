@@ -25,6 +25,9 @@ struct LateTokens {
 struct RecordKey {
   int64_t num_rows = 0;
   int64_t max_blocks = 0;
+  uint64_t lengths = 0;    // of the sequences, as the caller tells them apart; 0: a token each
+  int32_t num_layers = 0;  // whose hidden states are wanted
+  int32_t model = 0;       // of several on the device
   auto operator<=>(const RecordKey&) const = default;
 };
 

@@ -30,6 +30,7 @@ void configure_ernie4_5_moe(const JsonNode& json, ModelConfig& config) {
                 .default_top_k = 6,
                 .default_width = 1536},
                config);
+  config.num_draft_layers = json["num_nextn_predict_layers"].as_int_or(0, 0, 64);
   ExpertSpec& experts = config.experts;
   experts.router.normalises = true;
   experts.router.sum_floor = static_cast<float>(json["moe_norm_min"].as_number_or(1e-12, 0.0, 1.0));

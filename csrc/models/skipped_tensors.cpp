@@ -21,7 +21,8 @@ constexpr SkippedRow kSkipped[] = {
     {"", Place::kEnd, "rotary_emb.inv_freq"},
     {"", Place::kBegin, "rope_f"},
     {"", Place::kEnd, ".attn_rot_embd.weight"},
-    // Layers that draft further tokens (multi-token prediction), which nothing runs yet.
+    // Layers that draft further tokens (multi-token prediction), which the model itself does not
+    // run.
     {"", Place::kBegin, "mtp."},
     {"", Place::kBegin, "mtp_"},
     {"", Place::kBegin, "model.mtp."},

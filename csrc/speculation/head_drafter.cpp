@@ -27,7 +27,6 @@ SamplingParams draft_params(const SamplingParams& target, DraftSampling sampling
   params.logprobs.reset();
   params.logprob_token_ids.clear();
   params.prompt_logprobs.reset();
-  params.grammar.reset();
   if (sampling == DraftSampling::kGreedy) params.draw.temperature = 0;
   return params;
 }
@@ -124,7 +123,13 @@ bool HeadDrafter::is_too_long(const Entry& entry) const {
   return std::max(entry.num_certain, std::ssize(entry.prompt->token_ids)) >= model_.max_model_len();
 }
 
+void HeadDrafter::keep_states(const Tensor& states) {
+  model_.keep(states, to_keep_);
+  std::ranges::fill(to_keep_, -1);
+}
+
 void HeadDrafter::take_states(const StepPlan& plan, const Tensor& states) {
+  to_keep_.assign(plan.token_ids.size(), -1);
   const bool is_idle = num_idle_steps_ > kIdleSteps;
   bool is_decoding = false;
   for (const ScheduledSequence& sequence : plan.sequences) {
@@ -149,16 +154,18 @@ void HeadDrafter::take_states(const StepPlan& plan, const Tensor& states) {
     }
     for (int64_t position = std::max(first, entry->end_kept()); position < sequence.end_position();
          ++position) {
+      if (free_.empty()) keep_states(states);  // before a place is used again
       if (free_.empty() && !is_idle) catch_up();
       if (free_.empty()) shed();
       if (free_.empty()) break;
       const int32_t place = free_.back();
       free_.pop_back();
-      model_.keep(states, sequence.first_token + position - start, place);
+      to_keep_[static_cast<size_t>(sequence.first_token + position - start)] = place;
       entry->kept.push_back(place);
       entry->token_ids.push_back(token_ids[static_cast<size_t>(position - start)]);
     }
   }
+  keep_states(states);
   if (is_decoding) ++num_idle_steps_;
   if (plan.num_prefill_tokens > 0 && !is_idle) catch_up();
 }
@@ -374,6 +381,7 @@ void HeadDrafter::take_guesses(const SampledTokens& sampled) {
     const DraftTask& task = *job.task;
     const SampledToken& token = sampled.rows[i];
     job.is_done = true;
+    if (token.awaits_mask) continue;
     if (!token.is_valid) {
       if (token.error_idx < 0)
         throw DeviceError(
@@ -383,8 +391,9 @@ void HeadDrafter::take_guesses(const SampledTokens& sampled) {
     const int64_t num_generated = std::ssize(job.token_ids) - task.num_prompt_tokens + 1;
     job.token_ids.push_back(token.token_id);
     job.draft->push_back(token.token_id);
-    const bool ends = num_generated >= job.entry->params->min_tokens &&
-                      std::ranges::binary_search(task.stop_token_ids, token.token_id);
+    const bool ends =
+        token.is_end || (num_generated >= job.entry->params->min_tokens &&
+                         std::ranges::binary_search(task.stop_token_ids, token.token_id));
     job.is_done = ends || std::ssize(*job.draft) >= task.max_tokens ||
                   std::ssize(job.token_ids) >= model_.max_model_len();
   }

@@ -75,6 +75,7 @@ class HeadDrafter final : public Drafter {
   void look_up(Entry& entry);
   bool is_too_long(const Entry& entry) const;
   void let_go(Entry& entry);
+  void keep_states(const Tensor& states);       // those of to_keep_
   void drop_kept(Entry& entry, int64_t count);  // the oldest
   void cut_kept(Entry& entry, int64_t end);     // those from position `end` on
   void shed();
@@ -95,6 +96,7 @@ class HeadDrafter final : public Drafter {
   std::map<RequestId, Prompt> prompts_;
   std::map<std::pair<RequestId, int32_t>, Entry> entries_;  // by request and sample
   std::vector<int32_t> free_;                               // places of kept states
+  std::vector<int32_t> to_keep_;  // [T] of a step, whose states are not there yet; -1: none
   int64_t num_calls_ = 0;
   int64_t num_idle_steps_ = 0;  // that had tokens to be guessed behind, since it was asked
   std::vector<Job> jobs_;

@@ -49,12 +49,14 @@ class HeadModel {
 
   // Room for the states of so many tokens.
   virtual int64_t num_kept() const = 0;
-  // Keeps those of token `token` of states [L, T, E], of wanted_layers(), in place `kept`.
-  virtual void keep(const Tensor& states, int64_t token, int32_t kept) = 0;
+  // Keeps those of each token of states [L, T, E], of wanted_layers(), in place kept[t], which no
+  // two share; -1: they are not kept.
+  virtual void keep(const Tensor& states, std::span<const int32_t> kept) = 0;
 
-  // Runs the rows and draws a token for each logit row. Valid until the next call. Throws what a
+  // Runs the rows and draws a token for each logit row, one of a sequence at most, under the masks
+  // of its grammar; a row whose mask is late awaits it. Valid until the next call. Throws what a
   // step throws.
-  virtual const SampledTokens& run(const HeadStep& step) = 0;
+  virtual const SampledTokens& run(HeadStep& step) = 0;
   // The sample has ended.
   virtual void forget(RequestId request_id, int32_t sample_index) = 0;
 };

@@ -121,9 +121,12 @@ void register_testing_cuda(py::module_& testing) {
         const auto shape = recorded_shape(record.plan, {.max_num_seqs = max_num_seqs,
                                                         .max_model_len = max_model_len,
                                                         .block_size = block_size});
-        return shape ? std::optional(std::pair(shape->num_rows, shape->max_blocks)) : std::nullopt;
+        return shape ? std::optional(std::tuple(shape->batch.num_rows, shape->batch.max_blocks,
+                                                shape->lengths))
+                     : std::nullopt;
       },
-      "plan"_a, "max_num_seqs"_a, "max_model_len"_a, "block_size"_a, "(rows, blocks), or None");
+      "plan"_a, "max_num_seqs"_a, "max_model_len"_a, "block_size"_a,
+      "(rows, blocks, what tells the sequences' lengths apart), or None");
   math.def("alignment_bytes", &cuda::alignment_bytes, "value"_a);
 }
 

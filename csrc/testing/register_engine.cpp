@@ -191,6 +191,7 @@ class FaultyExecutor final : public Executor {
     return sampled;
   }
   DraftModel* draft_model() override { return executor_->draft_model(); }
+  HeadModel* head_model() override { return executor_->head_model(); }
   int64_t max_exact_rows() const override { return executor_->max_exact_rows(); }
   std::unique_ptr<Drafter> make_drafter() override {
     return drafter_ ? std::make_unique<RecordedDrafter>(*drafter_) : nullptr;

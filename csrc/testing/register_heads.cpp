@@ -50,7 +50,11 @@ class TestHead {
   TestHead(const std::string& target, const std::string& method, const std::string& head)
       : config_(config_of(target, method, head)),
         worker_(config_, open_checkpoint(target)),
-        head_(head_kind(method), *config_.draft, worker_) {
+        masks_(worker_.vocab_size()),
+        head_(head_kind(method), *config_.draft,
+              {.workers = {&worker_},
+               .run_on_ranks = [](const std::function<void(int rank)>& work) { work(0); },
+               .masks = masks_}) {
     head_.keep_logits();
   }
 
@@ -61,8 +65,10 @@ class TestHead {
     step_.clear();
     place_ = 0;
     const auto num_rows = static_cast<int32_t>(token_ids.size()) - 1;
+    std::vector<int32_t> kept(token_ids.size(), -1);
+    std::iota(kept.begin(), kept.begin() + num_rows, 0);
+    head_.keep(worker_.layer_states(), kept);
     for (int32_t i = 0; i < num_rows; ++i) {
-      head_.keep(worker_.layer_states(), i, i);
       step_.token_ids.push_back(token_ids[static_cast<size_t>(i) + 1]);
       step_.positions.push_back(i);
       step_.sources.push_back(i);
@@ -118,6 +124,7 @@ class TestHead {
 
   const EngineConfig config_;
   Worker worker_;
+  MaskFiller masks_;
   HeadWorker head_;
   const SamplingParams params_;
   const std::vector<std::vector<int32_t>> tables_{{0, 1, 2, 3, 4, 5, 6, 7}};

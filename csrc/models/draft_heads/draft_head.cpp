@@ -1,6 +1,6 @@
 #include "models/draft_heads/draft_head.h"
 
-#include <algorithm>
+#include <numeric>
 
 #include "core/arena.h"
 #include "core/error.h"
@@ -15,10 +15,11 @@ HeadKind head_kind(std::string_view method) {
   throw NotSupported(concat("speculative_config: method \"", method, "\" has no head"));
 }
 
-void DraftHead::copy_rows(const ConstTensor& from, const Tensor& to) {
-  for (int64_t i = 0; i < from.shape[0]; ++i)
-    std::copy_n(from.as<float>() + i * from.strides[0], from.shape[1],
-                to.as<float>() + i * to.strides[0]);
+void DraftHead::copy_rows(const ForwardContext& context, const ConstTensor& from,
+                          const Tensor& to) {
+  std::vector<int32_t> rows(static_cast<size_t>(from.shape[0]));
+  std::iota(rows.begin(), rows.end(), 0);
+  context.backend.gather_rows({.x = from, .rows = rows, .out = to});
 }
 
 int64_t DraftHead::logit_bytes(int64_t vocab_size, int64_t hidden_size, int64_t num_rows) {

@@ -42,6 +42,16 @@ struct HeadConfig {
   // [D] the target's token of each of its own; empty: they are the same.
   std::vector<int32_t> target_tokens;
   std::string prefix;  // of its layer's tensors
+  // Of EAGLE and layers of the target's own file: names of what is beside the layer; empty: none.
+  struct Names {
+    std::string fc = "model.fc";
+    std::string embedding_norm;
+    std::string feature_norm;
+    std::string final_norm;
+    std::string embedding = "model.embed_tokens";
+    std::string lm_head;
+  };
+  Names names;
   bool has_embedding = false;
   bool has_lm_head = false;
   bool has_fc_bias = false;
@@ -61,6 +71,7 @@ struct HeadConfig {
     return std::ssize(target_layers) * target_hidden_size;
   }
   bool has_cache() const { return kind != HeadKind::kMedusa; }
+  bool has_state_layer() const { return kind == HeadKind::kEagle3; }
   // Guesses in a row at most; 0: no bound.
   int32_t max_guesses() const { return num_heads; }
 };
@@ -82,9 +93,10 @@ class DraftHead {
   const HeadConfig& config() const { return config_; }
   const WeightReport& weights() const { return weights_; }
 
-  // features [T, H] = what rows read of the target's states [T, state_size].
-  virtual void read_states(const ForwardContext& context, const Tensor& states,
-                           const Tensor& features) const = 0;
+  // features [T, H] = what rows read of the target's states [T, state_size], where a layer makes it
+  // of them (HeadConfig::has_state_layer); otherwise they are the features.
+  virtual void read_states(const ForwardContext& /*context*/, const Tensor& /*states*/,
+                           const Tensor& /*features*/) const {}
   // features [T, H], of the target's states or of what this wrote for the row before, become what
   // logits are of, and what the rows behind read. Keys and values go to context.kv_caches[0].
   virtual void forward(const ForwardContext& context, const Model& target,
@@ -98,8 +110,8 @@ class DraftHead {
 
  protected:
   void set_weights(WeightReport weights) { weights_ = std::move(weights); }
-  // Rows [R, E] of f32, each contiguous, in host memory: heads run on a CPU.
-  static void copy_rows(const ConstTensor& from, const Tensor& to);
+  // Rows [R, E] of f32, each contiguous.
+  static void copy_rows(const ForwardContext& context, const ConstTensor& from, const Tensor& to);
   // Of the target's or an own head of V rows.
   static int64_t logit_bytes(int64_t vocab_size, int64_t hidden_size, int64_t num_rows);
 

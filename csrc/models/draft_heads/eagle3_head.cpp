@@ -47,7 +47,7 @@ Eagle3Head::Eagle3Head(HeadConfig head, WeightLoader& weights)
     : DraftHead(std::move(head)),
       state_norms_(state_norms(config(), weights)),
       fc_(weights, WeightGroup::kMlp, {{"model.fc", config().hidden_size()}}, config().state_size(),
-          {.has_bias = config().has_fc_bias}),
+          {.has_bias = config().has_fc_bias, .is_gathered = true}),
       embedding_norm_(weights, config().prefix + "input_layernorm", config().hidden_size(),
                       config().layer.norm),
       feature_norm_(weights, config().prefix + "hidden_norm", config().hidden_size(),

@@ -7,50 +7,34 @@
 namespace llmserve {
 namespace {
 
-std::optional<Norm> mtp_norm(const HeadConfig& config, WeightLoader& weights, const char* name) {
-  if (config.kind != HeadKind::kMtp) return std::nullopt;
-  return Norm(weights, config.prefix + name, config.hidden_size(), config.layer.norm);
-}
-
-// A token at the sequence's beginning reads no embedding: such heads were trained so.
-void clear_first(const ModelInput& input, const Tensor& embedded) {
-  for (size_t t = 0; t < input.positions.size(); ++t)
-    if (input.positions[t] == 0)
-      std::fill_n(embedded.as<float>() + static_cast<int64_t>(t) * embedded.strides[0],
-                  embedded.shape[1], 0.0f);
+std::optional<Norm> find_norm(const HeadConfig& config, WeightLoader& weights,
+                              const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  return Norm(weights, name, config.hidden_size(), config.layer.norm);
 }
 
 }  // namespace
 
 EagleHead::EagleHead(HeadConfig head, WeightLoader& weights)
     : DraftHead(std::move(head)),
-      embedding_norm_(mtp_norm(config(), weights, "enorm")),
-      feature_norm_(mtp_norm(config(), weights, "hnorm")),
-      final_norm_(mtp_norm(config(), weights, "shared_head.norm")),
-      fc_(weights, WeightGroup::kMlp,
-          {{config().kind == HeadKind::kMtp ? config().prefix + "eh_proj" : "model.fc",
-            config().hidden_size()}},
-          2 * config().hidden_size(), {.has_bias = config().has_fc_bias}),
+      embedding_norm_(find_norm(config(), weights, config().names.embedding_norm)),
+      feature_norm_(find_norm(config(), weights, config().names.feature_norm)),
+      final_norm_(find_norm(config(), weights, config().names.final_norm)),
+      fc_(weights, WeightGroup::kMlp, {{config().names.fc, config().hidden_size()}},
+          2 * config().hidden_size(), {.has_bias = config().has_fc_bias, .is_gathered = true}),
       layer_(weights, config().layer, config().layer_idx),
       rotaries_(make_rotaries(config().layer)) {
-  const bool is_mtp = config().kind == HeadKind::kMtp;
   if (config().has_embedding)
-    embedding_.emplace(weights, is_mtp ? config().prefix + "embed_tokens" : "model.embed_tokens",
-                       config().target_vocab_size, config().hidden_size(),
-                       config().layer.embedding_scale);
+    embedding_.emplace(weights, config().names.embedding, config().target_vocab_size,
+                       config().hidden_size(), config().layer.embedding_scale);
   if (config().has_lm_head)
-    lm_head_.emplace(weights, config().prefix + "shared_head.head",
+    lm_head_.emplace(weights, config().names.lm_head,
                      LmHeadSpec{.vocab_size = config().vocab_size,
                                 .hidden_size = config().hidden_size(),
                                 .bias = "",
                                 .scale = config().layer.logit_scale,
                                 .soft_cap = config().layer.logit_soft_cap});
   set_weights(weights.report());
-}
-
-void EagleHead::read_states(const ForwardContext&, const Tensor& states,
-                            const Tensor& features) const {
-  copy_rows(states, features);
 }
 
 void EagleHead::forward(const ForwardContext& context, const Model& target,
@@ -67,15 +51,14 @@ void EagleHead::forward(const ForwardContext& context, const Model& target,
     } else {
       target.embed(context, embedded);
     }
-    if (config().kind == HeadKind::kMtp) clear_first(context.input, embedded);
     const Tensor left = read.slice(1, 0, size);
     const Tensor right = read.slice(1, size, size);
     if (embedding_norm_) {
       embedding_norm_->forward(context, embedded, left);
       feature_norm_->forward(context, features, right);
     } else {
-      copy_rows(embedded, left);
-      copy_rows(features, right);
+      copy_rows(context, embedded, left);
+      copy_rows(context, features, right);
     }
   }
   fc_.forward(context, {read}, features);

@@ -18,8 +18,6 @@ class EagleHead final : public DraftHead {
  public:
   EagleHead(HeadConfig config, WeightLoader& weights);
 
-  void read_states(const ForwardContext& context, const Tensor& states,
-                   const Tensor& features) const override;
   void forward(const ForwardContext& context, const Model& target,
                const Tensor& features) const override;
   Tensor compute_logits(const ForwardContext& context, const Model& target,

@@ -154,8 +154,20 @@ void read_eagle3(const Checkpoint& checkpoint, const ModelConfig& target, HeadCo
   read_target_tokens(checkpoint, "d2t", /*are_differences=*/true, config);
 }
 
+void check_speculators_eagle(const JsonNode& json) {
+  const JsonNode layer = json["transformer_layer_architecture"];
+  if (!layer.is_null() && layer.as_string() != "LlamaDecoderLayer")
+    throw NotSupported(
+        concat(layer.where(), ": ", layer.describe(), " is not supported, only LlamaDecoderLayer"));
+  if (json["layernorms"].as_bool_or(false))
+    throw NotSupported(concat(json["layernorms"].where(), ": true is not supported, only false"));
+}
+
 void read_eagle(const Checkpoint& checkpoint, const ModelConfig& target, HeadConfig& config) {
-  const JsonNode json(checkpoint.config());
+  const JsonNode whole(checkpoint.config());
+  const bool is_speculators = !whole["speculators_model_type"].is_null();
+  if (is_speculators) check_speculators_eagle(whole);
+  const JsonNode json = is_speculators ? whole["transformer_layer_config"] : whole;
   config.architecture = "EAGLE";
   config.layer = read_layer(json, target);
   check_equal(json["hidden_size"], target.hidden_size, "hidden_size");
@@ -189,20 +201,54 @@ void read_medusa(const Checkpoint& checkpoint, const ModelConfig& target, HeadCo
   read_target_tokens(checkpoint, "token_map", /*are_differences=*/false, config);
 }
 
-// The first of the layers behind the target's own; it guesses all places in turn.
-void read_mtp(const Checkpoint& checkpoint, const ModelConfig& target, HeadConfig& config) {
+// The first of the layers behind the target's own: DeepSeek's layout, and GLM's.
+void name_next_layer(const Checkpoint& checkpoint, const ModelConfig& target, HeadConfig& config) {
   const int64_t n = target.num_layers;
-  config.architecture = "multi-token prediction";
-  config.prefix = layer_prefix(target, n);
-  if (target.num_draft_layers < 1 ||
-      (checkpoint.has_tensors() && !has(checkpoint, config.prefix + "eh_proj.weight")))
-    throw InvalidArgument(concat(
-        "speculative_config: method \"mtp\" guesses with a layer of the model's own file, and ",
-        checkpoint.path(), " has no ", config.prefix, "eh_proj; use another method"));
-  config.layer = target;
   config.layer_idx = n;
   config.layer.num_layers = n + 1;
   config.layer.layers.push_back(target.layers.back());
+  config.prefix = layer_prefix(target, n);
+  config.names = {.fc = config.prefix + "eh_proj",
+                  .embedding_norm = config.prefix + "enorm",
+                  .feature_norm = config.prefix + "hnorm",
+                  .final_norm = config.prefix + "shared_head.norm",
+                  .embedding = config.prefix + "embed_tokens",
+                  .lm_head = config.prefix + "shared_head.head"};
+  config.has_embedding = has(checkpoint, config.names.embedding + ".weight");
+  config.has_lm_head = has(checkpoint, config.names.lm_head + ".weight");
+}
+
+// ERNIE 4.5's: a layer without experts by names of its own, and the target's head without a norm.
+void name_mtp_block(const Checkpoint& checkpoint, const ModelConfig& target, HeadConfig& config) {
+  config.layer_idx = 0;
+  config.layer.num_layers = 1;
+  config.layer.layers.assign(1, target.layers.front());
+  config.layer.layers[0].feed_forward = &kGatedMlp;
+  config.layer.names.layers = "model.mtp_block.";
+  config.prefix = layer_prefix(config.layer, 0);
+  config.names = {.fc = "model.mtp_linear_proj.0",
+                  .embedding_norm = "model.mtp_emb_norm.0",
+                  .feature_norm = "model.mtp_hidden_norm.0",
+                  .final_norm = "",
+                  .embedding = "",
+                  .lm_head = ""};
+  config.has_fc_bias = has(checkpoint, config.names.fc + ".bias");
+}
+
+// It guesses all places in turn.
+void read_mtp(const Checkpoint& checkpoint, const ModelConfig& target, HeadConfig& config) {
+  config.architecture = "multi-token prediction";
+  config.layer = target;
+  if (has(checkpoint, "model.mtp_linear_proj.0.weight")) {
+    name_mtp_block(checkpoint, target, config);
+  } else {
+    name_next_layer(checkpoint, target, config);
+  }
+  if (target.num_draft_layers < 1 ||
+      (checkpoint.has_tensors() && !has(checkpoint, config.names.fc + ".weight")))
+    throw InvalidArgument(concat(
+        "speculative_config: method \"mtp\" guesses with a layer of the model's own file, and ",
+        checkpoint.path(), " has no ", config.names.fc, "; use another method"));
   const LayerTraits& traits = config.layer.layers.back();
   config.layer.cache_groups = traits.attention->keeps(config.layer, traits);
   for (CacheGroupSpec& group : config.layer.cache_groups) {
@@ -212,11 +258,10 @@ void read_mtp(const Checkpoint& checkpoint, const ModelConfig& target, HeadConfi
           "are not run");
     if (group.window >= config.layer.max_model_len) group.window = 0;
   }
-  config.layer.kv_places.assign(static_cast<size_t>(n + 1), KvPlace{.group = 0, .lane = 0});
+  config.layer.kv_places.assign(static_cast<size_t>(config.layer.num_layers),
+                                KvPlace{.group = 0, .lane = 0});
   config.vocab_size = target.vocab_size;
-  config.target_layers = {static_cast<int32_t>(n + 1)};
-  config.has_embedding = has(checkpoint, config.prefix + "embed_tokens.weight");
-  config.has_lm_head = has(checkpoint, config.prefix + "shared_head.head.weight");
+  config.target_layers = {static_cast<int32_t>(target.num_layers + 1)};
 }
 
 }  // namespace

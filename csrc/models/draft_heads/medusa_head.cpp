@@ -25,17 +25,12 @@ MedusaHead::MedusaHead(HeadConfig head, WeightLoader& weights) : DraftHead(std::
     for (int32_t j = 0; j < config().num_blocks; ++j)
       blocks.emplace_back(weights, WeightGroup::kMlp,
                           std::vector<WeightPart>{{block_name(config(), i, j), size}}, size,
-                          LinearSpec{.has_bias = true});
+                          LinearSpec{.has_bias = true, .is_gathered = true});
     heads_.push_back({.blocks = std::move(blocks),
                       .out = LmHead(weights, out_name(config(), i),
                                     {.vocab_size = config().vocab_size, .hidden_size = size})});
   }
   set_weights(weights.report());
-}
-
-void MedusaHead::read_states(const ForwardContext&, const Tensor& states,
-                             const Tensor& features) const {
-  copy_rows(states, features);
 }
 
 void MedusaHead::forward(const ForwardContext&, const Model&, const Tensor&) const {}

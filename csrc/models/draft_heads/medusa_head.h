@@ -14,8 +14,6 @@ class MedusaHead final : public DraftHead {
  public:
   MedusaHead(HeadConfig config, WeightLoader& weights);
 
-  void read_states(const ForwardContext& context, const Tensor& states,
-                   const Tensor& features) const override;
   void forward(const ForwardContext& context, const Model& target,
                const Tensor& features) const override;
   Tensor compute_logits(const ForwardContext& context, const Model& target,

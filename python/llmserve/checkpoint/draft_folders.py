@@ -11,11 +11,13 @@ from typing import Any
 from llmserve.errors import CorruptFile, NotSupported
 
 # Of `speculators_model_type`, and of parts of the names of architectures, the longest first.
-_SPECULATORS = {"eagle3": "eagle3"}
+_SPECULATORS = {"eagle3": "eagle3", "eagle": "eagle"}
 _ARCHITECTURES = {"eagle3": "eagle3", "eagle": "eagle", "medusa": "medusa"}
 # Heads of other kinds, which are told by name.
 _REFUSED = ("dflash", "dspark", "peagle", "hydra", "mlpspeculator", "mlp_speculator")
 _MAX_HEADER = 100_000_000  # bytes: the safetensors format's own bound
+_PICKLED = "pytorch_model.bin"
+_MAX_NAMES = 1_000_000  # bytes that are looked at of a file of torch.save
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,17 @@ def read_draft_folder(path: Path) -> DraftFolder:
     return DraftFolder(_by_tensors(path))
 
 
+def is_pickled_head(path: Path) -> bool:
+    """Whether a folder holds a head as torch.save wrote it: it is read, without running what it
+    says, and models are not. Raises what `read_draft_folder` raises."""
+    names = ("medusa_lm_head.pt", _PICKLED)
+    return (
+        any((path / name).is_file() for name in names)
+        and not any(path.glob("*.safetensors"))
+        and read_draft_folder(path).method != "draft_model"
+    )
+
+
 def _proposed(config: Mapping[str, Any]) -> int | None:
     """How many tokens the default proposal of a `speculators` config guesses."""
     own = config.get("speculators_config")
@@ -81,14 +94,27 @@ def _proposed(config: Mapping[str, Any]) -> int | None:
 
 def _by_tensors(path: Path) -> str:
     """EAGLE's authors name Llama as the architecture of their first heads."""
+    names = _tensor_names(path)
+    if not any(quoted in names for quoted in (b'"fc.weight"', _pickled("fc.weight"))):
+        return "draft_model"
+    return "eagle3" if b"hidden_norm.weight" in names else "eagle"
+
+
+def _pickled(name: str) -> bytes:
+    return b"X" + len(name).to_bytes(4, "little") + name.encode()
+
+
+def _tensor_names(path: Path) -> bytes:
+    """Bytes that the names of the tensors are in, where the folder has one file of weights; what is
+    wrong with it is said by opening it. A file of torch.save begins with the record of the names.
+    """
     file = path / "model.safetensors"
     if not file.is_file():
-        return "draft_model"
+        file = path / _PICKLED
+        if not file.is_file():
+            return b""
+        with file.open("rb") as stream:
+            return stream.read(_MAX_NAMES)
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
-        if size > _MAX_HEADER:
-            return "draft_model"  # opening it says what is wrong
-        header = stream.read(size)
-    if b'"fc.weight"' not in header:
-        return "draft_model"
-    return "eagle3" if b"hidden_norm.weight" in header else "eagle"
+        return stream.read(size) if size <= _MAX_HEADER else b""

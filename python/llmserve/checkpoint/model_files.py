@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmserve import _core
-from llmserve.checkpoint.draft_folders import read_draft_folder
+from llmserve.checkpoint.draft_folders import is_pickled_head, read_draft_folder
 from llmserve.checkpoint.foreign import (
     is_lfs_pointer,
     lfs_error,
@@ -213,7 +213,7 @@ def _check_checkpoint(path: Path) -> None:
             f"such as Qwen/Qwen3-0.6B; there is {found} at {str(path)!r}{_near(path)}"
         )
     directory = path.parent if is_weights else path
-    if not is_weights:
+    if not is_weights and not is_pickled_head(directory):
         refuse_foreign_folder(directory)
     is_mistral = os.path.lexists(directory / "params.json") and path.is_dir()
     if not os.path.lexists(directory / "config.json") and not is_mistral:

@@ -15,8 +15,11 @@ def shape_of_decode(runner: Runner) -> tuple[int, int] | None:
     """Of the step after the prompts', in blocks of four."""
     runner.step()
     plan = runner.scheduler.schedule()
-    shape: tuple[int, int] | None = LAUNCH.recorded_shape(plan, 8, 1024, 4)
-    return shape
+    shape: tuple[int, int, int] | None = LAUNCH.recorded_shape(plan, 8, 1024, 4)
+    if shape is None:
+        return None
+    assert shape[2] == 0
+    return shape[:2]
 
 
 def test_rows_are_exact_up_to_eight_then_fill_steps_of_8_and_32_up() -> None:
@@ -61,6 +64,35 @@ def test_a_row_that_asks_for_more_keeps_its_step_from_it(fields: dict[str, Any])
     runner.add(0, [1, 2, 3], max_tokens=8)
     runner.add(1, [1, 2, 4], max_tokens=8, **fields)
     assert shape_of_decode(runner) is None
+
+
+def shape_with_guesses(*counts: int) -> tuple[int, int, int] | None:
+    """Of a step of as many sequences, with so many guesses each."""
+    runner = Runner(num_blocks=256, max_num_batched_tokens=64)
+    for request_id in range(len(counts)):
+        runner.add(request_id, [1, 2, 3], max_tokens=30, has_drafter=True)
+    runner.step()
+    sampled = runner.model.execute(runner.scheduler.schedule())
+    runner.scheduler.commit(sampled)
+    for request_id, count in enumerate(counts):
+        if count > 0:
+            _core_testing.draft_ready(runner.scheduler, request_id, 0, 5, [1] * count)
+    shape: tuple[int, int, int] | None = LAUNCH.recorded_shape(
+        runner.scheduler.schedule(), 8, 1024, 4
+    )
+    return shape
+
+
+def test_tokens_with_guesses_behind_them_are_recorded_by_how_many_they_are() -> None:
+    few = [(1,), (4,), (0, 3), (3, 0), (1, 2), (2, 1), (1, 1, 2), (0, 0, 0, 4)]
+    shapes = [shape_with_guesses(*counts) for counts in few]
+    assert [shape[0] for shape in shapes if shape] == [len(c) + sum(c) for c in few]
+    assert len(set(shapes)) == len(few)
+    assert shape_with_guesses(0, 0) == (2, 64, 0)
+    many = shape_with_guesses(4, 4, 4)
+    assert many is not None
+    assert many[:2] == (15, 64)
+    assert shape_with_guesses(4, 4, 3) is None  # too many shapes would come
 
 
 def test_a_prompt_keeps_its_step_from_it_unless_one_token_is_left_of_it() -> None:

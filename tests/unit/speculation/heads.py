@@ -191,3 +191,29 @@ def add_draft_layer(folder: Path, num_layers: int, vocab_size: int) -> None:
     tensors[f"{own}shared_head.head.weight"] = noise(vocab_size, size)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     change_config(folder, num_nextn_predict_layers=1)
+
+
+def add_mtp_block(folder: Path) -> dict[str, torch.Tensor]:
+    """Adds the block that drafts of ERNIE 4.5, like the first layer, with random weights; gives its
+    tensors by their names without "model.mtp_"."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(9)
+    size = tensors["model.norm.weight"].shape[0]
+    shapes = {
+        name.replace("model.layers.0.", "block.0."): tensor.shape
+        for name, tensor in tensors.items()
+        if name.startswith("model.layers.0.")
+    }
+    shapes["emb_norm.0.weight"] = shapes["hidden_norm.0.weight"] = torch.Size([size])
+    shapes["linear_proj.0.weight"] = torch.Size([size, 2 * size])
+    own = {}
+    for name, shape in shapes.items():
+        drawn = torch.randn(shape, generator=generator)
+        is_norm = "norm" in name
+        own[name] = 1 + 0.2 * drawn if is_norm else drawn / shape[-1] ** 0.5
+    added = {f"model.mtp_{name}": tensor for name, tensor in own.items()}
+    save_file({**tensors, **added}, folder / "model.safetensors", metadata={"format": "pt"})
+    change_config(folder, num_nextn_predict_layers=1)
+    return own

@@ -12,8 +12,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint  # noqa: E402
-from heads import LAYERS, add_draft_layer, change_config, random_head  # noqa: E402
-from llmserve import _core_testing  # noqa: E402
+from heads import (  # noqa: E402
+    LAYERS,
+    add_draft_layer,
+    add_mtp_block,
+    change_config,
+    random_head,
+)
+from llmserve import NotSupported, _core_testing  # noqa: E402
 
 IDS = [5, 17, 200, 33, 8, 91, 64, 300, 12, 77, 150, 7, 41]
 READ = 9  # of them, by the target; the others are guesses
@@ -217,3 +223,96 @@ def test_layers_behind_a_models_own(tmp_path: Path, family: str, shares: bool) -
     np.testing.assert_allclose(found[0], passes[0], rtol=1e-3, atol=1e-3)
     for s in (1, 2):
         np.testing.assert_allclose(found[s][0], passes[s][-1], rtol=1e-3, atol=1e-3)
+
+
+def test_the_block_of_ernie_4_5(tmp_path: Path) -> None:
+    """A layer without experts by names of its own; the target's head reads it without a norm."""
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    def load(folder: Path) -> Any:
+        return AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.float32
+        ).eval()
+
+    make_checkpoint(tmp_path / "target", "ernie4_5_moe", num_hidden_layers=2)
+    target = load(tmp_path / "target")
+    own = add_mtp_block(tmp_path / "target")
+    # The twin's first layer is the block.
+    (tmp_path / "twin").mkdir()
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / "twin" / name).write_bytes((tmp_path / "target" / name).read_bytes())
+    tensors = load_file(tmp_path / "target" / "model.safetensors")
+    block = {
+        name.replace("block.0.", "model.layers.0."): tensor
+        for name, tensor in own.items()
+        if name.startswith("block.")
+    }
+    kept = {name: tensor for name, tensor in tensors.items() if "mtp_" not in name}
+    save_file({**kept, **block}, tmp_path / "twin" / "model.safetensors", metadata={"format": "pt"})
+    twin = load(tmp_path / "twin")
+    eps = twin.config.rms_norm_eps
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], own[f"{name}_norm.0.weight"], eps)
+
+    ids = torch.tensor([IDS])
+    with torch.no_grad():
+        features = target.model(ids).last_hidden_state[:, : READ - 1]
+        passes = []
+        for s in range(3):
+            embedded = target.model.embed_tokens.weight[ids[:, 1 : READ + s]].clone()
+            embedded[:, 0] = 0
+            x = torch.cat([norm(embedded, "emb"), norm(features, "hidden")], -1)
+            x = x @ own["linear_proj.0.weight"].T
+            positions = torch.arange(x.shape[1])[None]
+            later = torch.full((x.shape[1], x.shape[1]), float("-inf")).triu(1)[None, None]
+            x = twin.model.layers[0](
+                x,
+                attention_mask=later,
+                position_ids=positions,
+                position_embeddings=twin.model.rotary_emb(x, positions),
+            )
+            passes.append(target.lm_head(x)[0])
+            features = torch.cat([features, x[:, -1:]], 1)
+    found = engine_logits(tmp_path / "target", "mtp", tmp_path)
+    np.testing.assert_allclose(found[0], passes[0], rtol=1e-3, atol=1e-3)
+    for s in (1, 2):
+        np.testing.assert_allclose(found[s][0], passes[s][-1], rtol=1e-3, atol=1e-3)
+
+
+def test_a_speculators_folder_of_the_first_eagle(tmp_path: Path) -> None:
+    """The same head under other names, its layer's config within another."""
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    target = checkpoint("llama")
+    random_head("eagle", target, tmp_path)
+    expected = engine_logits(target, "eagle", tmp_path)
+    file = tmp_path / "model.safetensors"
+    named = {
+        name.replace("fc.", "fusion_fc.").replace("layers.0.", "transformer."): tensor
+        for name, tensor in load_file(file).items()
+    }
+    assert "transformer.self_attn.q_proj.weight" in named
+    save_file(named, file)
+    layer = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    config = {
+        "architectures": ["EagleSpeculator"],
+        "speculators_model_type": "eagle",
+        "transformer_layer_architecture": "LlamaDecoderLayer",
+        "transformer_layer_config": layer,
+        "fusion_bias": True,
+        "layernorms": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for a, b in zip(engine_logits(target, "eagle", tmp_path), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for field, value in (
+        ("layernorms", True),
+        ("transformer_layer_architecture", "QwenDecoderLayer"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**config, field: value}))
+        with pytest.raises(NotSupported, match=field):
+            engine_logits(target, "eagle", tmp_path)

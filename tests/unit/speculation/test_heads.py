@@ -31,6 +31,7 @@ from llmserve import (  # noqa: E402
     NotSupported,
     RequestOutput,
     SamplingParams,
+    StructuredOutputsParams,
 )
 from test_equality import NAMES, params_of, prompt_of, results  # noqa: E402
 
@@ -179,6 +180,33 @@ def test_heads_of_no_use_change_no_token_whatever_is_asked_for(engine: str) -> N
             assert results(llm.generate(asked, params, use_tqdm=False)) == expected
             assert results(llm.generate(asked, params, use_tqdm=False)) == expected
             assert llm.get_metrics().num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("method", ["eagle3", "eagle"])
+def test_guesses_are_of_what_the_grammar_allows_next(method: str) -> None:
+    """Its masks are made for the guesses, too: a head that fits is right under them."""
+    params = [
+        SamplingParams(
+            temperature=temperature,
+            seed=seed,
+            max_tokens=40,
+            structured_outputs=StructuredOutputsParams(regex=regex),
+        )
+        for temperature in (0.0, 1.3)
+        for seed, regex in enumerate(["(a|th|[x-z]e)+", "[0-9]{30}", "(ab|cd)*", "[a-z ]{60}"])
+    ]
+    asked = prompts(*range(3, 3 + len(params)))
+    expected = tokens(plain().generate(asked, params, use_tqdm=False))
+    llm = drafted(method)
+    before = llm.get_metrics()
+    assert tokens(llm.generate(asked, params, use_tqdm=False)) == expected
+    now = llm.get_metrics()
+    num_drafted = now.num_draft_tokens - before.num_draft_tokens
+    num_wrong = num_drafted - (now.num_accepted_tokens - before.num_accepted_tokens)
+    assert num_drafted > 100
+    # Guesses that are a text's end, or behind it, are not counted among those that are right.
+    assert num_wrong <= 5 * len(params)
+    assert num_wrong < 0.2 * num_drafted
 
 
 def test_a_prefix_that_the_target_found_is_found_by_the_head_or_looked_over() -> None:

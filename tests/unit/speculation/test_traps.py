@@ -114,19 +114,20 @@ def test_a_step_ahead_waits_for_what_was_drawn_before_it_is_guessed_from() -> No
     drafted.close()
 
 
-def test_a_step_without_guesses_is_recorded_as_ever_and_one_with_guesses_is_not() -> None:
-    """Where guessing is off it costs nothing: a device's recorded steps stay. A verifying step has
-    more than one token of a sequence, and is launched as it is."""
+def test_steps_are_recorded_with_guesses_and_without() -> None:
+    """Where guessing is off it costs nothing, and a verifying step is one launch, too."""
     recorded_shape = _core_testing.cuda_launch.recorded_shape
     runner = Runner(num_blocks=64)
     runner.add(0, [1, 2, 3], max_tokens=12, has_drafter=True)
     runner.step()
     plan = runner.scheduler.schedule()
-    assert recorded_shape(plan, 8, 1024, 4) is not None
+    assert recorded_shape(plan, 8, 1024, 4) == (1, 64, 0)
     sampled = runner.model.execute(plan)
     runner.scheduler.commit(sampled)
     _core_testing.draft_ready(runner.scheduler, 0, 0, 5, [1, 2])
-    assert recorded_shape(runner.scheduler.schedule(), 8, 1024, 4) is None
+    shape = recorded_shape(runner.scheduler.schedule(), 8, 1024, 4)
+    assert shape is not None
+    assert shape[:2] == (3, 64)
 
 
 def histogram(engine: _core.Engine, name: str) -> tuple[int, float]:
