@@ -86,7 +86,6 @@ def test_equal_scores_are_the_lower_experts(family: str, num_chosen: int, tmp_pa
     [
         *(("qwen2_moe", False), ("qwen3_moe", False), ("olmoe", False), ("dots1", False)),
         *(
-            ("flex_olmo", False),
             ("exaone_moe", True),
             ("glm4_moe", True),
             ("glm4_moe_lite", True),
