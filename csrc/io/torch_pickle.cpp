@@ -7,14 +7,18 @@
 #include <utility>
 
 #include "core/error.h"
+#include "io/checkpoint.h"
 
 namespace llmserve {
 namespace {
 
-// Values a file may make at most, and bytes of a text: a dictionary of some thousand tensors makes
-// a tenth of it.
+// Values and tensors a file may make at most, and bytes of a text: a dictionary of some thousand
+// tensors makes a tenth of them. A few bytes of a pickle copy what they refer to, so that what is
+// copied is short: a function's name, a record's.
 constexpr size_t kMaxValues = 1 << 20;
-constexpr int64_t kMaxTextBytes = 4096;
+constexpr size_t kMaxTensors = 1 << 16;
+constexpr int64_t kMaxTextBytes = 1024;
+constexpr size_t kMaxNameBytes = 64;
 
 struct StorageRow {
   std::string_view name;
@@ -60,6 +64,7 @@ class Machine {
     const Value& root = at(pop());
     if (root.kind != Value::Kind::kDict)
       refuse("holds no dictionary; one of tensors by their names is read");
+    if (root.items.size() / 2 > kMaxTensors) refuse("describes too many tensors");
     std::vector<PickledTensor> found;
     for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
       const Value& key = at(root.items[i]);
@@ -122,6 +127,12 @@ class Machine {
     return value;
   }
   void push_int(int64_t number) { push(Kind::kInt).number = number; }
+  void push_global(const std::string& module, const std::string& name) {
+    if (module.size() + name.size() > kMaxNameBytes)
+      refuse(concat("refers to ", module.substr(0, kMaxNameBytes), " ",
+                    name.substr(0, kMaxNameBytes)));
+    push(Kind::kGlobal).text = module + " " + name;
+  }
   size_t pop() {
     if (stack_.empty()) fail("takes a value where there is none");
     const size_t id = stack_.back();
@@ -176,6 +187,7 @@ class Machine {
     return at(of.items[idx]);
   }
   std::vector<int64_t> ints(const Value& tuple) {
+    if (tuple.items.size() > TensorShape::kMaxDims) fail("a tensor of too many dimensions");
     std::vector<int64_t> numbers;
     for (const size_t id : tuple.items) {
       if (at(id).kind != Kind::kInt || at(id).number < 0) fail("a size that is no number");
@@ -192,9 +204,10 @@ class Machine {
     const std::string& type = item(of, 1, Kind::kGlobal).text;
     const auto* const row = std::ranges::find(kStorages, type, &StorageRow::name);
     if (row == std::end(kStorages)) refuse(concat("has values of type ", type));
-    PickledTensor tensor{.storage = item(of, 2, Kind::kText).text,
-                         .dtype = row->dtype,
-                         .storage_elements = item(of, 4, Kind::kInt).number};
+    const std::string& record = item(of, 2, Kind::kText).text;
+    if (record.size() > kMaxNameBytes) fail("a record of a long name");
+    PickledTensor tensor{
+        .storage = record, .dtype = row->dtype, .storage_elements = item(of, 4, Kind::kInt).number};
     push(Kind::kStorage).tensor = tensors_.size();
     tensors_.push_back(std::move(tensor));
   }
@@ -274,8 +287,8 @@ class Machine {
         push(Kind::kText).text = take_text(take_int(1));
         return true;
       case 'c': {
-        std::string module = take_line();
-        push(Kind::kGlobal).text = module + " " + take_line();
+        const std::string module = take_line();
+        push_global(module, take_line());
         return true;
       }
       case 0x93: {  // STACK_GLOBAL
@@ -283,7 +296,7 @@ class Machine {
         pop();
         const std::string module = top_of(Kind::kText).text;
         pop();
-        push(Kind::kGlobal).text = module + " " + name;
+        push_global(module, name);
         return true;
       }
       case '}':

@@ -188,6 +188,36 @@ def test_values_that_are_not_there_are_told(tmp_path: Path) -> None:
         logits("medusa", tmp_path)
 
 
+def text(value: str) -> bytes:
+    data = value.encode()
+    return b"X" + len(data).to_bytes(4, "little") + data
+
+
+STORAGE = b"(" + text("storage") + b"ctorch\nFloatStorage\n%s" + text("cpu") + b"K\x01tQ"
+REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n(%s" + b"K\x00%s%s" + b"tR"
+ONES = b"(" + b"K\x01" * 6000 + b"t"
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        (REBUILD % (STORAGE % text("0"), ONES, ONES), "a tensor of too many dimensions"),
+        (STORAGE % text("0" * 900), "a record of a long name"),
+        (text("a" * 900) + text("b") + b"\x93", "refers to a"),
+        (text("a" * 5000), "a text of 5000 bytes"),
+        (b"}(" + (text("a") + b"Nq\x00") + b"h\x00h\x00" * 70_000 + b"u", "too many tensors"),
+    ],
+)
+def test_a_few_bytes_that_would_copy_much_are_refused(
+    tmp_path: Path, description: bytes, message: str
+) -> None:
+    file = pickled("medusa", tmp_path)
+    data = b"\x80\x02" + description + b"."
+    rewrite(file, lambda name, old: data if name.endswith("data.pkl") else old)
+    with pytest.raises((CorruptFile, NotSupported), match=message):
+        logits("medusa", tmp_path)
+
+
 def test_damage_is_told_whatever_it_is(tmp_path: Path) -> None:
     """Bytes of the description and of the directory, changed at random, and files cut short."""
     file = pickled("medusa", tmp_path)
