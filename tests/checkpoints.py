@@ -23,7 +23,7 @@ FAMILIES = tuple(FAMILY)
 # comes of it is another token's: their rows are compared by the median.
 ROUTERS_THAT_FLIP = (
     *("deepseek_v2", "deepseek_v3", "dots1", "exaone_moe", "flex_olmo", "glm4_moe"),
-    *("glm4_moe_lite", "gpt_oss", "hy_v3", "minimax_m2", "mistral4", "phimoe"),
+    *("glm4_moe_lite", "gpt_oss", "hy_v3", "minimax_m2", "mistral4", "phimoe", "solar_open"),
 )
 # What a family's config may say and is refused: family, field, its value, what is supported.
 REFUSED: tuple[tuple[str, str, Any, Any], ...] = (

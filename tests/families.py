@@ -347,6 +347,18 @@ FAMILY: dict[str, dict[str, Any]] = {
     },
     "seed_oss": {"head_dim": 16, "attention_out_bias": True},
     "smollm3": {"no_rope_layers": [1, 0]},
+    "solar_open": {
+        "head_dim": 16,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 6,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "n_group": 3,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.7,
+        "attention_bias": True,
+        "rms_norm_eps": 1e-4,
+    },
     "stablelm": {
         **_LAYER_NORM,
         "use_qkv_bias": True,

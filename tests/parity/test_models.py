@@ -230,6 +230,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "seed_oss",
         {"attention_bias": False, "attention_out_bias": False, "mlp_bias": True},
     ),
+    "solar_open-plain": (
+        "solar_open",
+        {
+            "attention_bias": False,
+            "norm_topk_prob": False,
+            "n_group": 1,
+            "topk_group": 1,
+            **_rope(**LLAMA3),
+        },
+    ),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
     "stablelm-qk-norm": ("stablelm", {"qk_layernorm": True, "tie_word_embeddings": True}),
     "starcoder2-no-biases": ("starcoder2", {"use_bias": False, "sliding_window": 20}),

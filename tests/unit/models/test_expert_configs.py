@@ -40,6 +40,7 @@ SPELLINGS = {
     "phimoe": ("num_local_experts", "num_experts_per_tok"),
     "qwen2_moe": ("num_experts", "num_experts_per_tok"),
     "qwen3_moe": ("num_experts", "num_experts_per_tok"),
+    "solar_open": ("n_routed_experts", "num_experts_per_tok"),
 }
 MOE_FAMILIES = tuple(SPELLINGS)
 

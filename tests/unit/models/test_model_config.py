@@ -248,7 +248,7 @@ def test_family_defaults_are_those_of_transformers(model_type: str) -> None:
         kv_heads = heads
     assert ours["num_kv_heads"] == (1 if model_type in ("falcon", "gpt_bigcode") else kv_heads)
     assert ours["head_dim"] == (getattr(theirs, "head_dim", None) or 4096 // heads)
-    widths = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
+    widths = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "moe_intermediate_size")
     width = next((getattr(theirs, key) for key in widths if getattr(theirs, key, None)), 4 * 4096)
     assert ours["intermediate_size"] == width
     assert ours["max_position_embeddings"] == theirs.max_position_embeddings
