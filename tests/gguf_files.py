@@ -67,6 +67,7 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
+    "solar_open": "glm4moe",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
     "youtu": "deepseek2",

@@ -142,6 +142,8 @@ void configure_gpt_oss(GgufConfig& config) {
 void configure_glm4_moe(GgufConfig& config) {
   set_attention_bias(config);
   config.set("use_qk_norm", {config.has_tensor("blk.0.attn_q_norm.weight")});
+  // Solar Open's files, whose name is GLM's, too.
+  if (!config.find("leading_dense_block_count")) config.set("first_k_dense_replace", {int64_t{0}});
 }
 
 // By what experts are scored, in the converter's numbers.

@@ -27,7 +27,11 @@ from safetensors.numpy import load_file, save_file
 from ticks import tick, ticks
 
 # What each family's files are to the reader, where that is not what they were written from.
-READ_AS = {"glm4_moe_lite": "DeepseekV3ForCausalLM", "mistral": "LlamaForCausalLM"}
+READ_AS = {
+    "glm4_moe_lite": "DeepseekV3ForCausalLM",
+    "mistral": "LlamaForCausalLM",
+    "solar_open": "Glm4MoeForCausalLM",
+}
 SPLIT_LATENTS = [family for family, arch in ARCHITECTURES.items() if arch == "deepseek2"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, OVERRIDES.get(family, {})) for family in ARCHITECTURES},
