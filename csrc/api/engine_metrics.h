@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "api/speculation_config.h"
+#include "core/hand_over_cause.h"
 
 namespace llmserve {
 
@@ -50,6 +51,17 @@ struct EngineMetrics {
   // Lines of streams that the engine's thread wrote to sockets, and the processor time that took
   int64_t num_lines = 0;
   int64_t line_us = 0;
+  // Hand-over: blocks kept for others to fetch; sequences that were fetched, and that nobody came
+  // for; sequences that came from others, and that did not, so that they were computed here, by
+  // cause; what that moved, and how long it took from its begin to its end
+  int64_t num_leased_blocks = 0;
+  int64_t num_hand_overs_sent = 0;
+  int64_t num_hand_overs_lapsed = 0;
+  int64_t num_hand_overs_received = 0;
+  std::array<int64_t, kNumHandOverCauses> num_hand_overs_failed{};
+  int64_t hand_over_sent_bytes = 0;
+  int64_t hand_over_received_bytes = 0;
+  int64_t hand_over_receive_us = 0;
   // Prefix cache, in tokens: queries = hits + misses
   int64_t prefix_cache_queries = 0;
   int64_t prefix_cache_hits = 0;

@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "core/start_thread.h"
 #include "engine/engine_group.h"
+#include "engine/kv_mover.h"
 #include "engine/replicas.h"
 
 namespace py = pybind11;
@@ -127,6 +128,21 @@ void register_metrics(py::module_& module) {
       .def_readonly("draft_us", &EngineMetrics::draft_us)
       .def_readonly("num_lines", &EngineMetrics::num_lines)
       .def_readonly("line_us", &EngineMetrics::line_us)
+      .def_readonly("num_leased_blocks", &EngineMetrics::num_leased_blocks)
+      .def_readonly("num_hand_overs_sent", &EngineMetrics::num_hand_overs_sent)
+      .def_readonly("num_hand_overs_lapsed", &EngineMetrics::num_hand_overs_lapsed)
+      .def_readonly("num_hand_overs_received", &EngineMetrics::num_hand_overs_received)
+      .def_property_readonly("num_hand_overs_failed",
+                             [](const EngineMetrics& metrics) {
+                               py::dict result;
+                               for (size_t i = 0; i < kNumHandOverCauses; ++i)
+                                 result[py::str(name(static_cast<HandOverCause>(i)))] =
+                                     metrics.num_hand_overs_failed[i];
+                               return result;
+                             })
+      .def_readonly("hand_over_sent_bytes", &EngineMetrics::hand_over_sent_bytes)
+      .def_readonly("hand_over_received_bytes", &EngineMetrics::hand_over_received_bytes)
+      .def_readonly("hand_over_receive_us", &EngineMetrics::hand_over_receive_us)
       .def_readonly("prefix_cache_queries", &EngineMetrics::prefix_cache_queries)
       .def_readonly("prefix_cache_hits", &EngineMetrics::prefix_cache_hits)
       .def_readonly("prefix_cache_evictions", &EngineMetrics::prefix_cache_evictions)
@@ -314,7 +330,11 @@ void register_request(py::module_& module) {
               [](py::handle prompt_token_ids, const SamplingParams& params, int32_t priority,
                  std::string cache_salt, bool is_streamed, std::shared_ptr<HostArray> prompt_embeds,
                  std::optional<PoolingParams> pooling, std::optional<BeamSearchParams> beam_search,
-                 std::vector<int32_t> resumed_token_ids) {
+                 std::vector<int32_t> resumed_token_ids, std::optional<int64_t> send_to,
+                 std::optional<std::pair<int32_t, int64_t>> receive_from) {
+                std::optional<HandOver> to, from;
+                if (send_to) to = {.peer = 0, .id = *send_to};
+                if (receive_from) from = {.peer = receive_from->first, .id = receive_from->second};
                 return Request{.prompt_token_ids = read_token_ids(prompt_token_ids),
                                .prompt_embeds = std::move(prompt_embeds),
                                .params = params,
@@ -322,12 +342,15 @@ void register_request(py::module_& module) {
                                .beam_search = beam_search,
                                .priority = priority,
                                .cache_salt = std::move(cache_salt),
+                               .receive_from = from,
+                               .send_to = to,
                                .resumed_token_ids = std::move(resumed_token_ids),
                                .is_streamed = is_streamed};
               }),
           "prompt_token_ids"_a, "params"_a, "priority"_a = 0, "cache_salt"_a = "",
           "is_streamed"_a = true, "prompt_embeds"_a = py::none(), "pooling"_a = py::none(),
-          "beam_search"_a = py::none(), "resumed_token_ids"_a = std::vector<int32_t>())
+          "beam_search"_a = py::none(), "resumed_token_ids"_a = std::vector<int32_t>(),
+          "send_to"_a = py::none(), "receive_from"_a = py::none())
       .def_readwrite("params", &Request::params)
       .def_readwrite("is_streamed", &Request::is_streamed);
 }
@@ -401,6 +424,32 @@ void register_engine(py::module_& module) {
             return py::make_tuple(snapshot.sequence, bytes_of_hashes(snapshot.hashes));
           },
           "replica"_a = py::none())
+      .def(
+          "open_hand_over",
+          [](EngineGroup& engine, std::string key, std::string numerics_class,
+             std::vector<std::string> addresses, double lease_s, double timeout_s,
+             double max_share) {
+            KvPeer self;
+            {
+              const py::gil_scoped_release release;
+              self = engine.open_hand_over({.key = std::move(key),
+                                            .numerics_class = std::move(numerics_class),
+                                            .addresses = std::move(addresses),
+                                            .lease_s = lease_s,
+                                            .timeout_s = timeout_s,
+                                            .max_share = max_share});
+            }
+            return py::make_tuple(self.addresses, self.epoch);
+          },
+          "key"_a, "numerics_class"_a, "addresses"_a, "lease_s"_a, "timeout_s"_a, "max_share"_a,
+          "Returns the addresses at which others fetch, and the epoch of this start.")
+      .def(
+          "add_peer",
+          [](EngineGroup& engine, std::vector<std::string> addresses, uint64_t epoch) {
+            return engine.add_peer({.addresses = std::move(addresses), .epoch = epoch});
+          },
+          "addresses"_a, "epoch"_a, Release())
+      .def("take_hand_over_failure", &EngineGroup::take_hand_over_failure)
       .def("metrics", &EngineGroup::metrics, Release())
       .def("histograms", &EngineGroup::histograms, Release())
       .def("trace", &EngineGroup::trace, Release())

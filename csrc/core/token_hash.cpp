@@ -3,6 +3,11 @@
 #include <algorithm>
 #include <bit>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
 namespace llmserve {
 namespace {
 
@@ -25,9 +30,57 @@ void store_big_endian(uint32_t value, uint8_t* bytes) {
   for (int i = 0; i < 4; ++i) bytes[i] = static_cast<uint8_t>(value >> (24 - 8 * i));
 }
 
+#if defined(__x86_64__)
+bool has_sha_instructions() {
+  constexpr unsigned kSsse3 = 1u << 9, kSse41 = 1u << 19, kSha = 1u << 29;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & kSsse3) == 0 || (c & kSse41) == 0) return false;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & kSha) != 0;
+}
+
+// The instructions keep the state as (a, b, e, f) and (c, d, g, h), from the highest lane down, and
+// run two rounds each; the one that has run them first becomes the other. Intel SDM, volume 2,
+// SHA256RNDS2.
+__attribute__((target("sha,sse4.1,ssse3"))) void compress_quickly(std::array<uint32_t, 8>& state,
+                                                                  const uint8_t* block) {
+  const auto lane = [&](int i) __attribute__((target("sha,sse4.1,ssse3"))) {
+    return static_cast<int>(state[static_cast<size_t>(i)]);
+  };
+  __m128i abef = _mm_set_epi32(lane(0), lane(1), lane(4), lane(5));
+  __m128i cdgh = _mm_set_epi32(lane(2), lane(3), lane(6), lane(7));
+  const __m128i abef_before = abef, cdgh_before = cdgh;
+  const __m128i big_endian = _mm_set_epi8(12, 13, 14, 15, 8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3);
+  __m128i w[4];  // the next 16 words of the schedule
+  for (int i = 0; i < 4; ++i)
+    w[i] = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 16 * i)),
+                            big_endian);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    const __m128i sum = _mm_add_epi32(
+        w[i % 4],
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(kRoundConstants.data() + 4 * i)));
+    cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum);
+    abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(sum, 0x0e));
+    if (i >= 12) continue;
+    const __m128i newest = w[(i + 3) % 4];
+    const __m128i seven_before = _mm_alignr_epi8(newest, w[(i + 2) % 4], 4);
+    w[i % 4] = _mm_sha256msg2_epu32(
+        _mm_add_epi32(_mm_sha256msg1_epu32(w[i % 4], w[(i + 1) % 4]), seven_before), newest);
+  }
+  alignas(16) std::array<uint32_t, 4> high, low;
+  _mm_store_si128(reinterpret_cast<__m128i*>(high.data()), _mm_add_epi32(abef, abef_before));
+  _mm_store_si128(reinterpret_cast<__m128i*>(low.data()), _mm_add_epi32(cdgh, cdgh_before));
+  state = {high[3], high[2], low[3], low[2], high[1], high[0], low[1], low[0]};
+}
+#endif
+
 }  // namespace
 
 void Sha256::compress(const uint8_t* block) {
+#if defined(__x86_64__)
+  static const bool is_quick = has_sha_instructions();
+  if (is_quick) return compress_quickly(state_, block);
+#endif
   std::array<uint32_t, 64> w;
   for (int t = 0; t < 16; ++t) w[t] = load_big_endian(block + 4 * t);
   for (int t = 16; t < 64; ++t) {

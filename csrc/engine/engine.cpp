@@ -10,6 +10,7 @@
 #include "core/mix.h"
 #include "core/pin_thread.h"
 #include "core/start_thread.h"
+#include "engine/kv_mover.h"
 #include "engine/phase_timer.h"
 #include "engine/pooler.h"
 #include "engine/worker_plan.h"
@@ -71,7 +72,7 @@ Engine::Engine(const EngineConfig& config, std::optional<Vocabulary> vocabulary,
                                   .max_logprobs = config_.max_logprobs,
                                   .must_make_text = true,
                                   .has_adapters = false,
-                                  .has_peers = false},
+                                  .has_peers = executor_->can_hand_over()},
                        .wanted_layers = speculator_ ? speculator_->drafter().wanted_layers()
                                                     : std::vector<int32_t>()});
   if (links_.listener != nullptr) scheduler_->tell_blocks(true);
@@ -87,8 +88,14 @@ void Engine::check(std::span<const Request* const> requests) const {
   PlaceInCall place{.num_requests = std::ssize(requests)};
   for (const Request* request : requests) {
     scheduler_->admission().check(*request, place);
+    check_hand_over(*request);
     ++place.index;
   }
+}
+
+void Engine::check_hand_over(const Request& request) const {
+  if ((request.send_to || request.receive_from) && !mover())
+    throw InvalidArgument("send_to, receive_from: call open_hand_over() first");
 }
 
 std::vector<RequestId> Engine::add_requests(std::vector<Request> requests) {
@@ -126,6 +133,7 @@ void Engine::admit(std::vector<Request>& requests) const {
   PlaceInCall place{.num_requests = std::ssize(requests)};
   for (Request& request : requests) {
     scheduler_->admission().admit(request, place);
+    check_hand_over(request);
     ++place.index;
     if (request.pooling) {
       request.pooled = make_pooled_output(*request.pooling, std::ssize(request.prompt_token_ids),
@@ -283,7 +291,9 @@ std::string Engine::failure() const {
 
 EngineMetrics Engine::metrics() const {
   const std::lock_guard lock(metrics_mutex_);
-  return metrics_;
+  EngineMetrics metrics = metrics_;
+  if (mover_) mover_->fill_metrics(metrics);
+  return metrics;
 }
 
 void Engine::run() {
@@ -547,6 +557,11 @@ void Engine::close() {
   {
     const std::lock_guard lock(intake_mutex_);
     intake_.tasks.clear();
+  }
+  {
+    const std::lock_guard lock(metrics_mutex_);
+    if (mover_) mover_->fill_metrics(metrics_);  // what it came to
+    mover_.reset();
   }
   executor_.reset();
 }

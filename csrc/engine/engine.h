@@ -34,6 +34,10 @@
 
 namespace llmserve {
 
+class KvMover;  // engine/kv_mover.h
+struct HandOverOptions;
+struct KvPeer;
+
 // Too many requests wait: the same call may succeed later (in Python a subclass of
 // ResourceExhausted, HTTP 429).
 class QueueFull : public ResourceExhausted {
@@ -119,6 +123,14 @@ class Engine {
   // All blocks that the prefix cache holds, after the running step.
   BlockSnapshot block_snapshot();
 
+  // Exchanges KV blocks with other engines from now on: requests may send_to and receive_from.
+  // Returns what others need to fetch from this one. Once. Throws NotSupported, InvalidArgument.
+  KvPeer open_hand_over(const HandOverOptions& options);
+  // A number for HandOver::peer. Throws InvalidArgument without open_hand_over().
+  int32_t add_peer(const KvPeer& peer);
+  // Why a sequence was last computed here that should have come from a peer, once; empty: none.
+  std::string take_hand_over_failure();
+
   EngineMetrics metrics() const;
   EngineHistograms histograms() const { return recorder_.snapshot(); }
   // Why the engine stopped; empty while it runs. A step that the executor cannot carry out ends the
@@ -197,6 +209,8 @@ class Engine {
   void fail_batch(const std::string& reason);
   void fail_all(const std::string& reason);
   void give_out_failures(StepRecord& record, StepResult result);
+  std::shared_ptr<KvMover> mover() const;
+  void check_hand_over(const Request& request) const;
   void fail_unseen(const std::string& reason, std::vector<TokenEvent>& events);
 
   const EngineConfig config_;
@@ -240,6 +254,8 @@ class Engine {
   const std::shared_ptr<ExpertLoads> expert_loads_ = executor_->expert_loads();
   int64_t draft_us_ = 0;  // the engine thread's
   std::string notice_;
+
+  std::shared_ptr<KvMover> mover_;  // under metrics_mutex_; null: nobody is handed over
 
   const EngineLinks links_;
   BlockEventFeed block_events_;

@@ -1,7 +1,8 @@
-// What the engine tells of its prefix cache.
+// What the engine tells of its blocks, and those that it exchanges with others.
 #include <future>
 
 #include "engine/engine.h"
+#include "engine/kv_mover.h"
 
 namespace llmserve {
 
@@ -23,6 +24,31 @@ void Engine::tell_blocks() {
   if (links_.listener != nullptr) links_.listener->take_blocks(config_.parallel.replica, events);
   const bool has_readers = !block_events_.is_on() || block_events_.push(std::move(events));
   if (!has_readers && links_.listener == nullptr) scheduler_->tell_blocks(false);
+}
+
+KvPeer Engine::open_hand_over(const HandOverOptions& options) {
+  std::shared_ptr<KvMover> mover;
+  run_on_thread(std::packaged_task<void()>(
+      [this, &options, &mover] { mover = executor_->open_hand_over(options); }));
+  const std::lock_guard lock(metrics_mutex_);
+  mover_ = mover;
+  return mover->self();
+}
+
+std::shared_ptr<KvMover> Engine::mover() const {
+  const std::lock_guard lock(metrics_mutex_);
+  return mover_;
+}
+
+int32_t Engine::add_peer(const KvPeer& peer) {
+  const std::shared_ptr<KvMover> found = mover();
+  if (!found) throw InvalidArgument("a peer: call open_hand_over() first");
+  return found->add_peer(peer);
+}
+
+std::string Engine::take_hand_over_failure() {
+  const std::shared_ptr<KvMover> found = mover();
+  return found ? found->take_failure() : std::string();
 }
 
 }  // namespace llmserve

@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "engine/expert_loads.h"
+#include "engine/kv_mover.h"
 
 namespace llmserve {
 namespace {
@@ -256,6 +257,14 @@ BlockSnapshot EngineGroup::block_snapshot() {
   if (!are_several()) return first().block_snapshot();
   const std::lock_guard lock(blocks_mutex_);
   return block_events_.snapshot(router_.held_blocks());
+}
+
+KvPeer EngineGroup::open_hand_over(const HandOverOptions& options) {
+  if (are_several())
+    throw NotSupported(
+        "hand-over between engines of which one has replicas: leave data_parallel_size at 1, and "
+        "start several servers");
+  return first().open_hand_over(options);
 }
 
 EngineMetrics EngineGroup::metrics() const {

@@ -55,6 +55,10 @@ class EngineGroup final : private EngineListener {
   // Of several: what the replicas hold together, as if they were one cache.
   std::optional<std::vector<BlockEventBatch>> block_events(int64_t sequence);
   BlockSnapshot block_snapshot();
+  // Of one engine: several throw NotSupported.
+  KvPeer open_hand_over(const HandOverOptions& options);
+  int32_t add_peer(const KvPeer& peer) { return first().add_peer(peer); }
+  std::string take_hand_over_failure() { return first().take_hand_over_failure(); }
   EngineMetrics metrics() const;
   EngineHistograms histograms() const;
   // Why the engine stopped: of several, the last that did. Empty while any runs.

@@ -21,6 +21,10 @@ MemoryPart parse_memory_part(std::string_view name) {
   throw InvalidArgument(concat("tags must be of 'weights' and 'kv_cache', got '", name, "'"));
 }
 
+std::shared_ptr<KvMover> Executor::open_hand_over(const HandOverOptions&) {
+  throw NotSupported(concat(description(), " exchanges no KV blocks with other engines"));
+}
+
 std::unique_ptr<Drafter> Executor::make_drafter() { return nullptr; }
 
 }  // namespace llmserve

@@ -51,6 +51,8 @@ class RankFailure final : public DeviceError {
   int rank_;
 };
 
+class KvMover;  // engine/kv_mover.h
+struct HandOverOptions;
 class ExpertLoads;  // engine/expert_loads.h
 class DraftModel;   // speculation/draft_model.h
 class Drafter;      // speculation/drafter.h
@@ -76,6 +78,11 @@ class Executor {
 
   // Where the executor tells what finishes beside its steps; given once, before the first step.
   virtual void report_to(NewsSink sink) = 0;
+
+  // Exchanges KV blocks with other engines from now on; at most once. The mover is the executor's
+  // as long as both live. Throws NotSupported where it cannot, and what KvMover throws.
+  virtual bool can_hand_over() const { return false; }
+  virtual std::shared_ptr<KvMover> open_hand_over(const HandOverOptions& options);
 
   // Background work makes later steps quicker. A call does some milliseconds of it, between two
   // steps, and returns false where nothing is left to do.

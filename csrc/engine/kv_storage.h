@@ -30,6 +30,8 @@ class KvStorage {
   static int64_t num_bytes(std::span<const CacheGroupSpec> groups, const Shape& shape);
 
   std::span<const PagedKvCache> layers() const { return layers_; }
+  // [lanes] whole blocks: a group's layer i is in lane i.
+  std::span<const PagedKvCache> lanes() const { return lanes_; }
   // [layers] u8 [num_state_slots, bytes of a state], or none.
   std::span<const Tensor> states() const { return states_; }
   int64_t num_bytes() const { return buffer_.num_bytes(); }

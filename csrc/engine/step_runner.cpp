@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/pin_thread.h"
 #include "core/trace_range.h"
+#include "engine/kv_mover.h"
 #include "engine/recorded_draw.h"
 #include "engine/worker_plan.h"
 #include "kernels/device_steps.h"
@@ -99,6 +100,7 @@ StepRunner::StepRunner(const EngineConfig& config, const Checkpoint& checkpoint,
 
 // A worker goes on its rank's thread, as it came.
 StepRunner::~StepRunner() {
+  if (mover_) mover_->close();
   draft_.reset();
   head_.reset();
   ranks_.run([this](int rank) { workers_[static_cast<size_t>(rank)].reset(); });
@@ -122,8 +124,12 @@ StepRunner::Flight& StepRunner::begin_flight() {
 }
 
 void StepRunner::launch(const StepPlan& plan) {
-  if (!plan.transfers.empty())
-    throw NotSupported("a plan moves blocks between tiers, and this executor has one tier");
+  for (const Transfer& transfer : plan.transfers) {
+    if (!transfer.is_hand_over())
+      throw NotSupported("a plan moves blocks between tiers, and this executor has one tier");
+    check_internal(mover_ != nullptr, "who hands over has been set up for it");
+    mover_->begin(transfer);
+  }
   Flight& flight = begin_flight();
   if (!plan.is_empty()) {
     const TraceRange range(plan.num_prefill_tokens > 0 ? "Prefill" : "Decode");
@@ -277,7 +283,17 @@ void StepRunner::sample_on_device(const ConstTensor& logits, const StepBatch& ba
                  {.token_ids = batch.input.token_ids, .indices = late_tokens_});
 }
 
+std::shared_ptr<KvMover> StepRunner::open_hand_over(const HandOverOptions& options) {
+  if (!can_hand_over()) return Executor::open_hand_over(options);
+  if (mover_) throw InvalidArgument("hand-over is open already; make a new engine to change it");
+  std::vector<const Worker*> workers;
+  for (const auto& worker : workers_) workers.push_back(worker.get());
+  mover_ = std::make_shared<KvMover>(options, std::move(workers), news_);
+  return mover_;
+}
+
 void StepRunner::report_to(NewsSink sink) {
+  news_ = sink;
   masks_.report_to([sink = std::move(sink)](RequestId request_id, int32_t sample_index) {
     sink(MaskReady{.request_id = request_id, .sample_index = sample_index});
   });
@@ -324,6 +340,7 @@ MemoryUse StepRunner::memory_use() const {
 }
 
 void StepRunner::release(MemoryPart part) {
+  if (mover_ && part == MemoryPart::kKvCache) mover_->end_all();
   ranks_.run([&](int rank) { workers_[static_cast<size_t>(rank)]->release(part); });
   if (draft_) draft_->release(part);
   if (head_) head_->release(part);

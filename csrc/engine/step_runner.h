@@ -52,6 +52,8 @@ class StepRunner final : public Executor {
   const SampledTokens& wait() override;
   void abandon() noexcept override;
   void report_to(NewsSink sink) override;
+  bool can_hand_over() const override { return first().backend().memory().is_host(); }
+  std::shared_ptr<KvMover> open_hand_over(const HandOverOptions& options) override;
   bool do_background_work() override;
   bool do_idle_work() override;
   void forget(RequestId request_id, int32_t sample_index) override;
@@ -118,6 +120,8 @@ class StepRunner final : public Executor {
   std::vector<int32_t> late_tokens_;  // of the rows at hand
   FlightRing<Flight, Scheduler::kMaxInFlight> flights_;
   SampledTokens sampled_;  // that wait() gave last
+  NewsSink news_;
+  std::shared_ptr<KvMover> mover_;  // null: nobody is handed over
 };
 
 }  // namespace llmserve

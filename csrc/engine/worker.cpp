@@ -9,6 +9,7 @@
 #include "io/checkpoint.h"
 #include "io/packed_cache.h"
 #include "kernels/device_steps.h"
+#include "layers/rank_cut.h"
 #include "models/config_reader.h"
 #include "models/layer_kinds.h"
 #include "models/model_loader.h"
@@ -52,6 +53,11 @@ Worker::Worker(const EngineConfig& config, const Checkpoint& checkpoint, int ran
   check_internal(std::ranges::equal(model().cache_groups(), config_.cache.groups),
                  "the plan's cache groups are the model's");
   cache_groups_ = rank_cache_groups(model().config(), tensor_rank(config_, rank_));
+  if (row_groups(cache_groups_).size() > 0 &&
+      cache_groups_.front().num_kv_heads < model().config().cache_groups.front().num_kv_heads)
+    first_kv_head_ = HeadCut(tensor_rank(config_, rank_), model().config().num_heads,
+                             model().config().num_kv_heads)
+                         .first_kv_head;
   if (const int64_t num_bytes = layer_state_bytes(model().config(), config_); num_bytes > 0)
     layer_state_buffer_ = Buffer(num_bytes, backend_->memory());
   arena_ = std::make_unique<Arena>(workspace_bytes_, backend_->memory());

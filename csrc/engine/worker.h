@@ -70,6 +70,10 @@ class Worker {
   void release(MemoryPart part);
   void restore(MemoryPart part);
 
+  // Precondition: its KV cache is not given back.
+  const KvStorage& kv_storage() const { return *kv_storage_; }
+  int64_t first_kv_head() const { return first_kv_head_; }  // of those that it keeps
+
   Backend& backend() const { return *backend_; }
   // Precondition: its weights are not given back.
   const Model& model() const { return *loaded_->model; }
@@ -118,7 +122,8 @@ class Worker {
   std::unique_ptr<Arena> arena_;                // likewise
   std::unique_ptr<KvStorage> kv_storage_;       // null while the KV cache is
   std::vector<CacheGroupSpec> cache_groups_;    // as this rank keeps them
-  int64_t num_used_blocks_ = 0;                 // of it: behind them none was ever written to
+  int64_t first_kv_head_ = 0;
+  int64_t num_used_blocks_ = 0;  // of it: behind them none was ever written to
   // Of the model as it was first loaded.
   int64_t vocab_size_ = 0;
   int64_t hidden_size_ = 0;

@@ -47,7 +47,9 @@ struct BlockTable {
   int32_t num_announced = 0;  // blocks [num_cached, num_announced) are this table's to compute
   int32_t waits_for = -1;     // the block that another table was seen computing
   bool is_cacheable = true;   // false: its blocks must not enter the prefix cache
-  bool is_private = false;    // they never may: token ids do not say what they hold
+  // For a peer, who runs the last computed token again: what that one looks at stays, too.
+  bool keeps_one_more = false;
+  bool is_private = false;  // they never may: token ids do not say what they hold
 
   // The hash chain of the sequence's full blocks, as far as it has been needed. It depends on
   // tokens alone, so that it outlives preemption and each block is hashed once.

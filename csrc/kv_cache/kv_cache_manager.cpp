@@ -107,11 +107,16 @@ void KvCacheManager::commit(BlockTable& table, std::span<const int32_t> token_id
   drop_left(table, num_computed);
 }
 
+int64_t KvCacheManager::first_kept(const BlockTable& table, int64_t group,
+                                   int64_t num_computed) const {
+  return groups_.first_needed(group, table.keeps_one_more ? num_computed - 1 : num_computed);
+}
+
 // What the next token does not look at any more. The last of them goes first, as release() has it.
 void KvCacheManager::drop_left(BlockTable& table, int64_t num_computed) {
   for (int64_t g = 0; g < std::ssize(table.blocks); ++g) {
     std::vector<int32_t>& group = table.blocks[g];
-    for (int64_t i = groups_.first_needed(g, num_computed); i-- > 0 && group[i] != kGone;) {
+    for (int64_t i = first_kept(table, g, num_computed); i-- > 0 && group[i] != kGone;) {
       pool_.drop_ref(group[i]);
       group[i] = kGone;
     }
@@ -209,9 +214,13 @@ void KvCacheManager::check_table(const BlockTable& table, int64_t num_computed,
   for (int64_t g = 0; g < std::ssize(table.blocks); ++g) {
     const std::vector<int32_t>& group = table.blocks[g];
     check_internal(std::ssize(group) == table.num_blocks(), "all groups have as many blocks");
-    for (int64_t i = 0; i < std::ssize(group); ++i)
-      check_internal((group[i] == kGone) == (i < groups_.first_needed(g, num_computed)),
-                     "a group has given back what left its window, and nothing else");
+    for (int64_t i = 0; i < std::ssize(group); ++i) {
+      const bool is_needed = i >= groups_.first_needed(g, num_computed);
+      const bool is_gone = group[i] == kGone;
+      check_internal(
+          !(is_gone && is_needed) && (is_gone || i >= first_kept(table, g, num_computed)),
+          "a group has given back what left its window, and nothing else");
+    }
   }
 }
 

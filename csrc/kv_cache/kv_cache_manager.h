@@ -167,9 +167,10 @@ class KvCacheManager {
   // num_lacking(match, tokens) is 0; the match is kept for the tokens but the last.
   void receive(BlockTable& table, const PrefixMatch& match, std::span<const int32_t> token_ids,
                const HandOver& from);
-  // Begins to send the blocks of the first num_computed tokens, all that the table has scheduled.
-  // The transfer holds them; the table may be released.
-  void send(const BlockTable& table, int64_t num_computed, const HandOver& to);
+  // Begins to send the blocks of the first num_computed of token_ids, all that the table has
+  // scheduled. The transfer holds them; the table may be released.
+  void send(BlockTable& table, std::span<const int32_t> token_ids, int64_t num_computed,
+            const HandOver& to);
   // Sends that no plan has: what they would send is not to be trusted.
   void cancel_sends();
 
@@ -227,8 +228,11 @@ class KvCacheManager {
     return (num_tokens + block_size() - 1) / block_size();
   }
   int32_t num_lacking(const GroupBlocks& blocks, int64_t num_tokens) const;
+  int64_t first_kept(const BlockTable& table, int64_t group, int64_t num_computed) const;
   StoredPrefix find_stored(const BlockTable& table, std::span<const int32_t> token_ids,
                            int32_t num_blocks) const;
+  Transfer hand_over_of(BlockTable& table, std::span<const int32_t> token_ids,
+                        const HandOver& hand_over) const;
   BlockTable* end_hand_over(const TransferBook::Entry& ended);
   void take_state(BlockTable& table, int32_t snapshot);
   void fork_state(const BlockTable& parent, BlockTable& child);

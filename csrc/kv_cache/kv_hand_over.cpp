@@ -16,6 +16,21 @@ PrefixMatch KvCacheManager::keep_for(PrefixMatch match, int64_t num_tokens) cons
   return match;
 }
 
+// Without tiers and moves.
+Transfer KvCacheManager::hand_over_of(BlockTable& table, std::span<const int32_t> token_ids,
+                                      const HandOver& hand_over) const {
+  const int64_t num_full = std::ssize(token_ids) / block_size();
+  hash_blocks(table, token_ids, num_full);
+  Transfer transfer{.hand_over = hand_over,
+                    .num_tokens = std::ssize(token_ids),
+                    .token_ids = {token_ids.begin(), token_ids.end()},
+                    .hashes = {table.root},
+                    .moves = {}};
+  transfer.hashes.insert(transfer.hashes.end(), table.hashes.begin(),
+                         table.hashes.begin() + num_full);
+  return transfer;
+}
+
 void KvCacheManager::receive(BlockTable& table, const PrefixMatch& match,
                              std::span<const int32_t> token_ids, const HandOver& from) {
   const int64_t num_tokens = std::ssize(token_ids) - 1;
@@ -27,11 +42,9 @@ void KvCacheManager::receive(BlockTable& table, const PrefixMatch& match,
   table.for_each_block([&](int32_t block) { pool_.add_ref(block); });
   table.blocks.resize(groups_.count());
   for (std::vector<int32_t>& group : table.blocks) group.resize(num_logical(num_tokens), kGone);
-  Transfer transfer{.from = MemoryTier::kPeer,
-                    .to = MemoryTier::kPool,
-                    .hand_over = from,
-                    .num_tokens = num_tokens,
-                    .moves = {}};
+  Transfer transfer = hand_over_of(table, token_ids.first(static_cast<size_t>(num_tokens)), from);
+  transfer.from = MemoryTier::kPeer;
+  transfer.to = MemoryTier::kPool;
   int64_t num_here = match.num_blocks;  // leading places that lack no block
   for (int64_t i = 0; i < table.num_blocks(); ++i) {
     for (const int64_t g : groups_.in_order()) {
@@ -52,12 +65,11 @@ void KvCacheManager::receive(BlockTable& table, const PrefixMatch& match,
   transfers_.begin(std::move(transfer), &table);
 }
 
-void KvCacheManager::send(const BlockTable& table, int64_t num_computed, const HandOver& to) {
-  Transfer transfer{.from = MemoryTier::kPool,
-                    .to = MemoryTier::kPeer,
-                    .hand_over = to,
-                    .num_tokens = num_computed,
-                    .moves = {}};
+void KvCacheManager::send(BlockTable& table, std::span<const int32_t> token_ids,
+                          int64_t num_computed, const HandOver& to) {
+  Transfer transfer = hand_over_of(table, token_ids.first(static_cast<size_t>(num_computed)), to);
+  transfer.from = MemoryTier::kPool;
+  transfer.to = MemoryTier::kPeer;
   for (int64_t i = 0; i < num_logical(num_computed); ++i) {
     for (const int64_t g : groups_.in_order()) {
       const int32_t block = table.blocks[g][i];

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "api/hand_over.h"
+#include "core/token_hash.h"
 
 namespace llmserve {
 
@@ -34,6 +35,9 @@ struct Transfer {
   // that it needs. A transfer from a peer that has sent fewer tokens fails.
   HandOver hand_over;
   int64_t num_tokens = 0;
+  // Likewise: those tokens, and the hashes of their chain: of the root, then of each full block.
+  std::vector<int32_t> token_ids;
+  std::vector<TokenHash> hashes;
   std::vector<BlockMove> moves;  // in the order of positions
 
   bool is_hand_over() const { return from == MemoryTier::kPeer || to == MemoryTier::kPeer; }

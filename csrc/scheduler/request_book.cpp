@@ -71,6 +71,7 @@ std::unique_ptr<Sequence> RequestBook::make_sequence(RequestContext& context,
   sequence->seed = sample_seed(request.seed, sample_index);
   sequence->table.owner = request.id;
   sequence->table.root = prefix_root(request);
+  sequence->table.keeps_one_more = request.send_to.has_value();
   sequence->table.is_private = request.prompt_embeds != nullptr;
   sequence->num_prompt_tokens = static_cast<int64_t>(request.prompt_token_ids.size());
   sequence->adapter = request.adapter ? request.adapter->index : -1;
@@ -261,7 +262,8 @@ void RequestBook::leave_flight(Sequence& sequence) {
 // Nothing refers to an ended sequence any more, and nobody writes to its blocks.
 void RequestBook::let_go(Sequence& sequence) {
   if (sequence.is_to_send && sequence.num_computed > 0)
-    kv_cache_.send(sequence.table, sequence.num_computed, *sequence.context->request.send_to);
+    kv_cache_.send(sequence.table, sequence.token_ids, sequence.num_computed,
+                   *sequence.context->request.send_to);
   kv_cache_.release(sequence.table);
   ended_.push_back(&sequence);
 }

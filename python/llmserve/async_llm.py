@@ -262,13 +262,21 @@ class AsyncLLM(LLMBase):
         *,
         priority: int = 0,
         resumed_token_ids: Sequence[int] = (),
+        hand_over_ticket: str = "",
     ) -> Sequence[RequestState]:
         """The first half of `generate`, for servers: checks requests, one a prompt, and tokenizes
         them, queues nothing. `running` is the second half. resumed_token_ids: tokens that were
         generated and given out before, by this engine or another one of its numerics_class, after
-        which the only request goes on as if it had never ended; its seed has to be given."""
+        which the only request goes on as if it had never ended; its seed has to be given.
+        hand_over_ticket: of `HandOver.ticket`, an own one to keep the only request's blocks for
+        another engine, or another's to fetch them."""
         admit = partial(
-            self._admission.admit, prompts, sampling_params, priority, resumed_token_ids
+            self._admission.admit,
+            prompts,
+            sampling_params,
+            priority,
+            resumed_token_ids,
+            self._blocks_of(hand_over_ticket),
         )
         return await _admitted(
             admit, _size(prompts) + _params_size(sampling_params), _has_grammar(sampling_params)

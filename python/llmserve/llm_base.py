@@ -47,6 +47,7 @@ from llmserve.requests.generation_config import (
     read_generation_config,
 )
 from llmserve.requests.grammars import Grammars
+from llmserve.requests.hands_over import HandsOver
 from llmserve.requests.prompt_parser import check_text
 from llmserve.requests.runner import RequestRunner
 from llmserve.requests.word_tokens import read_thinking_tokens
@@ -76,7 +77,7 @@ _OF_FROM_ENGINE_ARGS = (
 MEMORY_TAGS = ("weights", "kv_cache")  # what wake_up() gets back
 
 
-class LLMBase(EngineInsight):
+class LLMBase(EngineInsight, HandsOver):
     """A model, loaded, with an engine of its own. Its arguments are described at `LLM`."""
 
     _engine: _core.Engine | None = None
@@ -275,9 +276,8 @@ class LLMBase(EngineInsight):
 
     @cached_property
     def numerics_class(self) -> str:
-        """A digest of what decides the tokens: build, backend and instruction set, types, options
-        and weights. Engines with the same one give the same tokens, bit for bit, and go on with
-        each other's answers. On CUDA under its mode of fixed sums alone: docs/cuda.md."""
+        """A digest of what decides the tokens: build, backend, instruction set, types, options and
+        weights. Engines of one give the same, bit for bit. On CUDA in its mode of fixed sums."""
         return numerics_class(self._config, self.description, self._class_options)
 
     @cached_property

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llmserve import AsyncLLM, InvalidArgument, NotSupported, _core_testing
@@ -86,11 +87,30 @@ def test_a_bad_file_is_refused_by_the_settings_name(
         resolve({}, str(path))
 
 
-def test_there_are_fewer_than_sixty_settings_and_each_says_what_it_is() -> None:
+def test_there_are_fewer_than_seventy_settings_and_each_says_what_it_is() -> None:
     options = (*ENGINE_OPTIONS, *SERVER_OPTIONS)
-    assert len(options) < 60
+    assert len(options) < 70
     assert all(option.help for option in options)
     assert len({option.name for option in options}) == len(options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"role": "both halves"}, "role must be one of both, prefill, decode"),
+        ({"role": "prefill"}, "role prefill needs hand_over_key"),
+        ({"hand_over_key": "short"}, "at least 16 characters"),
+        ({"hand_over_address": "localhost:1"}, "must be an IP address and a port"),
+        ({"hand_over_address": "127.0.0.1"}, "must be an IP address and a port"),
+        ({"hand_over_address": "127.0.0.1:70000"}, "must be an IP address and a port"),
+        ({"hand_over_address": "[::]:0"}, "says no address that others can go to"),
+        ({"hand_over_timeout": 0.0}, "hand_over_timeout must be above 0"),
+    ],
+)
+def test_how_prompts_are_handed_over_is_checked(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        ServerSettings(**settings)
+    ServerSettings(role="decode", hand_over_key="k" * 16, hand_over_address="[::1]:0")
 
 
 def test_several_models_need_names(capsys: pytest.CaptureFixture[str]) -> None:

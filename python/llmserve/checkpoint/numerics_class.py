@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,8 @@ _TEXTS = (
     *("config.json", "generation_config.json", "quantization_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
 )
+# How many threads and ranks share the work changes no bit.
+_NUMBERS = re.compile(r", (\d+ threads?|rank 0 of \d+)\b")
 # Those of LLM that change tokens, or the prompts that they follow.
 OPTIONS = (
     *("quantization", "hf_overrides", "generation_config", "override_generation_config"),
@@ -39,7 +42,7 @@ def numerics_class(
         **options,
         "version": __version__,
         "build": _build(),
-        "runs": description,
+        "runs": _NUMBERS.sub("", description),
         "dtype": config.dtype,
         "kv_cache_dtype": config.kv_cache_dtype,
         "max_model_len": config.scheduler.max_model_len,

@@ -60,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     check_extra()
     from llmserve.async_llm import AsyncLLM
+    from llmserve.server.hand_over import open_hand_over
     from llmserve.server.logs import configure_logs
     from llmserve.server.main import listen, serve
     from llmserve.server.models import ServedModel
@@ -84,6 +85,7 @@ def run(options: argparse.Namespace) -> int:
         for names, path in named:
             llm = AsyncLLM(path, **{"seed": None, **effective.engine})  # None: one is drawn
             stack.callback(llm.close)
+            open_hand_over(llm, effective.server)
             _log.info("loaded %r; its seed is %d", llm, llm.model_config.seed)
             models.append(ServedModel(names, llm, aliases=[path]))
         serve(models, effective.server, sockets, tracing)

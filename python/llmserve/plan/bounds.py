@@ -81,6 +81,22 @@ def transfer_s(num_bytes: float, bandwidth: float) -> float:
     return num_bytes / bandwidth
 
 
+def hand_over_share(kv_bytes_per_token: float, link: float, prefill_tokens_per_s: float) -> float:
+    """What handing a prompt over takes, as a share of computing it: where it is near 1 or above,
+    prefill and decode apart do not pay. Neither depends on the prompt's length, attention's own
+    products left out.
+
+    Llama-3-8B in bf16 keeps 128 KiB a token. On a CPU that computes 1,000 tokens a second, over
+    10 and over 1 Gbit/s:
+
+    >>> [round(hand_over_share(2**17, bits / 8, 1000), 2) for bits in (10e9, 1e9)]
+    [0.1, 1.05]
+    """
+    _check_positive(kv_bytes_per_token=kv_bytes_per_token, link=link)
+    _check_positive(prefill_tokens_per_s=prefill_tokens_per_s)
+    return kv_bytes_per_token / link * prefill_tokens_per_s
+
+
 def crossover_ops_per_byte(flops: float, bandwidth: float) -> float:
     """Operations a byte above which arithmetic and no longer memory bounds a kernel: flops /
     bandwidth. The A100's 312 TFLOP/s of bf16 over 2 TB/s:

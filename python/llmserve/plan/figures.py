@@ -9,9 +9,16 @@ from llmserve.plan.bounds import (
     cost_per_million_tokens,
     crossover_ops_per_byte,
     decode_tokens_per_s,
+    hand_over_share,
+    prefill_tokens_per_s,
     transfer_s,
 )
 from llmserve.plan.capacity import Capacity, ModelShape
+
+_BYTES = 2  # of a weight, and of an element of the KV cache
+# Of the prefill's time. A hand-over that takes a quarter of it leaves decode steps three quarters
+# of what they would wait for prompts; with one that takes as long, nobody gains.
+_WORTH_IT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,10 @@ def figures(
     decode, one user at 4096: 23.7 tok/s
     users to reach 1000 tok/s, weights alone: 42 users
     users to reach 1000 tok/s at 4096: 70 users
+    >>> for figure in figures(shape, Device(flops=989e12, link=200e9), (8192,), None):
+    ...     print(figure)
+    KV hand-over at 8192: 13.4 ms
+    hand-over beside the prefill: 1.2 % of its time: prefill apart pays
     """
     if device.bandwidth is not None and shape.weight_bytes == 0:
         raise InvalidArgument("a decode bound needs the weights: pass their bytes (--weights)")
@@ -59,7 +70,7 @@ def figures(
         raise InvalidArgument("a price of tokens needs how many come a second (--rate)")
     if device.bandwidth is None and device.rate is not None and device.price is None:
         raise InvalidArgument("users for a rate need a bandwidth (--bandwidth), its cost a --price")
-    if device.bandwidth is None and device.flops is not None:
+    if device.bandwidth is None and device.flops is not None and device.link is None:
         raise InvalidArgument("a crossover with arithmetic needs a bandwidth (--bandwidth)")
     return (
         *_decode(shape, device, contexts),
@@ -112,3 +123,8 @@ def _others(shape: ModelShape, device: Device, contexts: tuple[int, ...]) -> Ite
         for context in contexts:
             seconds = transfer_s(shape.kv_bytes(context), device.link)
             yield Figure(f"KV hand-over at {context}", seconds * 1e3, "ms")
+    if device.link is not None and device.flops is not None and shape.weight_bytes > 0:
+        rate = prefill_tokens_per_s(shape.weight_bytes / _BYTES, device.flops)
+        share = hand_over_share(shape.kv_bytes(1), device.link, rate)
+        verdict = "prefill apart pays" if share < _WORTH_IT else "prefill apart does not pay"
+        yield Figure("hand-over beside the prefill", share * 100, f"% of its time: {verdict}")

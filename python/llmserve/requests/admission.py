@@ -12,6 +12,7 @@ from llmserve.errors import InvalidArgument, NotSupported, ResourceExhausted
 from llmserve.pooling_params import PoolingConfig, PoolingParams
 from llmserve.requests.beam_search_state import BeamSearchState
 from llmserve.requests.best_of_state import BestOfState
+from llmserve.requests.blocks_of import BlocksOf
 from llmserve.requests.grammars import Grammars
 from llmserve.requests.pooling_state import PoolingState
 from llmserve.requests.prompt_parser import (
@@ -67,9 +68,11 @@ class RequestAdmission:
         params: object,
         priority: object,
         resumed_token_ids: Sequence[int] = (),
+        blocks_of: BlocksOf | None = None,
     ) -> list[RequestState]:
         """One request a prompt, in their order; `params` and `priority` are one for all or one a
-        prompt, None takes the defaults. resumed_token_ids: what the only one goes on after."""
+        prompt, None takes the defaults. resumed_token_ids: what the only one goes on after.
+        blocks_of: what becomes of the only one's blocks."""
         items = split_prompts(prompts)
         all_params = self._one_a_prompt(params, len(items))
         truncations = [one.truncate_prompt_tokens for one in all_params]
@@ -84,6 +87,10 @@ class RequestAdmission:
         ]
         if resumed_token_ids:
             self._resume(states, resumed_token_ids)
+        if blocks_of is not None:
+            if len(states) != 1:
+                raise InvalidArgument("hand_over_ticket: one prompt is handed over at a time")
+            states[0].blocks_of = blocks_of
         self._checked(states)
         if self.processor_classes is not None:
             for state in states:

@@ -9,6 +9,7 @@ from itertools import chain
 
 from llmserve import _core
 from llmserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from llmserve.requests.blocks_of import BlocksOf
 from llmserve.requests.prompt_parser import Prompt
 from llmserve.sampling_params import RequestOutputKind, SamplingParams
 from llmserve.tokenization.tokenizer import Tokenizer
@@ -75,6 +76,7 @@ class RequestState:
         self._num_preemptions = 0
         self._is_cut_short = False
         self._resumed_token_ids: Sequence[int] = ()
+        self.blocks_of = BlocksOf()  # set before the request goes in
 
     def resume(self, token_ids: Sequence[int], text: str) -> None:
         """Goes on after tokens that were generated, and given out with this text, before; they have
@@ -112,6 +114,8 @@ class RequestState:
             pooling=self.pooling,
             beam_search=self.beam_search,
             resumed_token_ids=self._resumed_token_ids,
+            send_to=self.blocks_of.send_to,
+            receive_from=self.blocks_of.receive_from,
         )
 
     def renewed(self) -> "RequestState":

@@ -37,6 +37,8 @@ class Replica:
     epoch: str = ""
     models: list[dict[str, Any]] = field(default_factory=list)
     tells_blocks: bool = False
+    role: str = "both"  # prefill: prompts whose answers others give; decode: those answers
+    hands_over: bool = False
     lives: int = 0  # how often it was found to live again
     replies: set[Reply] = field(default_factory=set)  # that are being read
 
@@ -55,6 +57,7 @@ class Place:
     replica: Replica
     id: int
     fleet: "Fleet"
+    num_cached_tokens: int = 0  # of its prompt, that the replica is thought to hold
     _has_started: bool = False
 
     @property
@@ -132,6 +135,10 @@ class Fleet:
         """Those that take requests."""
         return sum(replica.is_ready for replica in self.replicas)
 
+    def has_ready(self, *roles: str) -> bool:
+        """Whether one that has one of these roles takes requests."""
+        return any(replica.is_ready and replica.role in roles for replica in self.replicas)
+
     @property
     def classes(self) -> set[str]:
         """The numerics classes of those that live."""
@@ -150,9 +157,11 @@ class Fleet:
         excluded: Sequence[str],
         needed_class: str | None = None,
         model: object = None,
+        roles: Sequence[str] = (),
     ) -> Iterator[Place | None]:
         """Within it a request has its place at the replica that costs least; None: none is there.
-        needed_class: of the replicas of this numerics class."""
+        needed_class: of the replicas of this numerics class. roles: of those that have one of
+        them; none: of all."""
         out = [
             replica.number
             for replica in self.replicas
@@ -160,6 +169,7 @@ class Fleet:
             and (
                 replica.url in excluded
                 or (needed_class is not None and replica.numerics_class(model) != needed_class)
+                or (roles and replica.role not in roles)
             )
         ]
         route = self.router.choose(
@@ -174,7 +184,7 @@ class Fleet:
             return
         replica = next(one for one in self.replicas if one.number == route.replica)
         try:
-            yield Place(replica, route.id, self)
+            yield Place(replica, route.id, self, num_cached_tokens=route.num_cached_tokens)
         finally:
             self.router.finish(route.id)
 
@@ -234,6 +244,8 @@ class Fleet:
         replica.models = []
         if isinstance(told, dict) and isinstance(told.get("models"), list):
             replica.models = [one for one in told["models"] if isinstance(one, dict)]
+            replica.role = str(told.get("role", "both"))
+            replica.hands_over = told.get("hands_over") is True
         num_seats = sum(int(one.get("num_kv_tokens", 0)) for one in replica.models)
         tells = self._has_tokens and bool(self._settings.replica_admin_key)
         replica.number = self.router.add_replica(

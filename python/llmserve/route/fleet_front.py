@@ -7,9 +7,12 @@ from typing import Any
 from llmserve.route.fleet import Fleet, Place
 from llmserve.route.front import Forwarded, Front, SendFailed
 from llmserve.route.metrics import FleetLoads, described
+from llmserve.route.prefill import Prefill
 from llmserve.route.settings import RouteSettings
 from llmserve.route.upstream import ReplicaLost, Reply
 from llmserve.server.http.auth import tenant
+
+_MAX_REFUSAL_BYTES = 2**20
 
 
 class FleetFront(Front):
@@ -20,6 +23,7 @@ class FleetFront(Front):
         super().__init__(settings)
         self.fleet = Fleet(urls, settings, self.prompts.block_size, self.prompts.has_tokens)
         self.metrics.registry.register(FleetLoads(self.fleet))
+        self._prefill = Prefill(self.fleet, self.metrics, settings.hand_over_min_tokens)
 
     async def start(self) -> None:
         """See Front."""
@@ -49,13 +53,24 @@ class FleetFront(Front):
                 forwarded.failed,
                 forwarded.needed_class,
                 forwarded.model,
+                roles=self._prefill.roles,
             )
         )
         if place is None:
             return None
-        method, path = forwarded.request.method, forwarded.path
         try:
-            sending = place.replica.upstream.request(method, path, forwarded.headers(), data)
-            return await sending, place
+            with_ticket = await self._prefill.body(forwarded, place, data)
+            if with_ticket is not None:
+                reply = await self._post(forwarded, place, with_ticket)
+                if reply.status != 400:
+                    return reply, place
+                # The ticket may be what is refused; without it the answer is the request's own.
+                why = await reply.read(_MAX_REFUSAL_BYTES)
+                self._prefill.note_failure(forwarded, f"{place.name}: {why[:300]!r}")
+            return await self._post(forwarded, place, data), place
         except ReplicaLost as error:
             raise SendFailed(place, str(error)) from None
+
+    async def _post(self, forwarded: Forwarded, place: Place, data: bytes) -> Reply:
+        method, path = forwarded.request.method, forwarded.path
+        return await place.replica.upstream.request(method, path, forwarded.headers(), data)

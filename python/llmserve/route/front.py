@@ -323,6 +323,11 @@ class Forwarded:
         """That the body names."""
         return self._body.get("model")
 
+    @property
+    def is_posted_prompt(self) -> bool:
+        """Whether it asks for what follows a prompt, or a conversation."""
+        return self.request.method == "POST" and self.request.url.path in _STREAMED
+
     def headers(self) -> Headers:
         """What goes to the replica."""
         key = self._front.settings.replica_key

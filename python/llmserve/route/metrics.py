@@ -36,6 +36,12 @@ class RouteMetrics:
         self.retries = self._counter("retries", "requests that failed at a replica")
         self.replays = self._counter("replays", "streams that went on at another replica")
         self.resumed_tokens = self._counter("resumed_tokens", "tokens that these did not make anew")
+        self.handed_over = self._counter(
+            "handed_over", "prompts that a server of role prefill computed for another one"
+        )
+        self.not_handed_over = self._counter(
+            "not_handed_over", "prompts that should have been, and that the other one computed"
+        )
         self.cut = self._counter("cut_streams", "streams that could not go on")
 
     def _counter(self, name: str, help: str) -> Counter:
@@ -52,6 +58,7 @@ def described(fleet: Fleet) -> list[dict[str, Any]]:
             "is_ready": replica.is_ready,
             "tells_blocks": replica.tells_blocks,
             "numerics_class": replica.numerics_class(None),
+            "role": replica.role,
         }
         if (load := loads.get(replica.url)) is not None:
             names = [field for _, field, _ in (*_GAUGES, *_COUNTS)]

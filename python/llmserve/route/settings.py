@@ -40,11 +40,14 @@ class RouteSettings:
     health_timeout: float = _setting(4.0, "time without a sign of life until it counts as dead")
     retries: int = _setting(3, "replicas that a request is sent to after the first has failed")
     replay: bool = _setting(True, "streams go on elsewhere when their replica dies")
+    hand_over_min_tokens: int = _setting(
+        256, "prompt tokens to compute from which servers of --role prefill do it"
+    )
     drain_timeout: float = _setting(30.0, "time that running requests have after SIGTERM")
     log_format: str = _setting("text", "text or json")
 
     def __post_init__(self) -> None:
-        check_values(self, can_be_zero=("port", "retries"))
+        check_values(self, can_be_zero=("port", "retries", "hand_over_min_tokens"))
         policies = [name for name, _ in _core.supported_router_policies()]
         if self.policy not in policies:
             raise InvalidArgument(

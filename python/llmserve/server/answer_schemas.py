@@ -32,7 +32,12 @@ _TABLES = {
     "Replica": """
         epoch string another one after a restart
         is_draining boolean whether new requests are refused
+        role string both, prefill or decode
+        hands_over boolean whether hand_over_ticket is taken
         models [ReplicaModel] in the order of the command line
+    """,
+    "HandOverTicket": """
+        ticket string the hand_over_ticket of a request here, and of one elsewhere
     """,
     "BlockEvents": """
         epoch string another one after a restart: numbers begin anew
@@ -366,6 +371,7 @@ ANSWERS: Mapping[tuple[str, str], str] = {
     ("get", "/ping"): "Health",
     ("get", "/ready"): "Health",
     ("get", "/replica"): "Replica",
+    ("post", "/hand_over/tickets"): "HandOverTicket",
     ("get", "/debug/block_events"): "BlockEvents",
     ("get", "/version"): "Version",
     ("get", "/load"): "Load",

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from llmserve import _core
+from llmserve.insight.metric_objects import EngineMetrics
 from llmserve.llm_insight import ReplicaState
 from llmserve.server import request_metrics
 from llmserve.server.models import Models, ServedModel
@@ -179,6 +180,7 @@ def _of_model(model: ServedModel, activity: Activity) -> Iterator[Metric]:
     }
     text = "guesses that were right, by their place"
     yield _counter("spec_decode_num_accepted_tokens_per_pos", text, by_position, "position")
+    yield from _hand_overs(name, metrics)
     hits = metrics.prefix_cache_hits
     sources = {
         (name, "local_cache_hit"): hits,
@@ -240,6 +242,27 @@ def _of_replicas(name: str, replicas: Sequence[ReplicaState]) -> Iterator[Metric
         ),
     ):
         yield _counter("replica_" + key, text, values(value), "replica")
+
+
+def _hand_overs(name: str, metrics: EngineMetrics) -> Iterator[Metric]:
+    text = "blocks that are kept for other engines to fetch"
+    yield _gauge("hand_over_leased_blocks", text, {(name,): metrics.num_leased_blocks})
+    for key, text, value in (
+        ("hand_overs_sent", "prompts that others fetched", metrics.num_hand_overs_sent),
+        ("hand_overs_lapsed", "prompts that nobody fetched", metrics.num_hand_overs_lapsed),
+        ("hand_overs_received", "prompts that others computed", metrics.num_hand_overs_received),
+        ("hand_over_sent_bytes", "what others fetched", metrics.hand_over_sent_bytes),
+        ("hand_over_received_bytes", "what was fetched", metrics.hand_over_received_bytes),
+        (
+            "hand_over_receive_seconds",
+            "time that prompts took to come",
+            metrics.hand_over_receive_us / 1e6,
+        ),
+    ):
+        yield _counter(key, text, {(name,): value})
+    failed = {(name, cause): n for cause, n in metrics.num_hand_overs_failed.items()}
+    text = "prompts that did not come, and were computed here"
+    yield _counter("hand_overs_failed", text, failed, "cause")
 
 
 def _cache_config(model: ServedModel, num_blocks: int) -> Metric:

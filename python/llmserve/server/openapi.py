@@ -74,7 +74,10 @@ _GET = {
     "/debug/block_events": "What the prefix cache holds, for who routes; for admins",
     "/debug/requests/{request_id}": "What a request did at every moment; for admins",
 }
-_BARE_POST = {"/v1/responses/{response_id}/cancel": "End a response that runs in the background"}
+_BARE_POST = {
+    "/v1/responses/{response_id}/cancel": "End a response that runs in the background",
+    "/hand_over/tickets": "A ticket to hand a prompt's KV blocks over to another server",
+}
 _DELETE = {"/v1/responses/{response_id}": "Forget a response that was stored"}
 _ERRORS = {
     "400": "a parameter is wrong; the error names it",

@@ -17,8 +17,12 @@ from llmserve.options.peer_flags import joined, peer_flags
 from llmserve.server.settings import ServerSettings
 
 _MAX_FILE_BYTES = 2**20
-_SECRET = ("api_key", "admin_key")
-_ENVIRONMENT = {"api_key": "LLMSERVE_API_KEY", "admin_key": "LLMSERVE_ADMIN_KEY"}
+_SECRET = ("api_key", "admin_key", "hand_over_key")
+_ENVIRONMENT = {
+    "api_key": "LLMSERVE_API_KEY",
+    "admin_key": "LLMSERVE_ADMIN_KEY",
+    "hand_over_key": "LLMSERVE_HAND_OVER_KEY",
+}
 
 # Arguments of LLM; without a value they are LLM's defaults.
 ENGINE_OPTIONS = options_of("serve")

@@ -1,7 +1,9 @@
 """The settings of a server: one typed record, from which flags, YAML keys and docs are made."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from ipaddress import ip_address
 from typing import Any
 
 from llmserve.common.arguments import boolean, integer, number, text
@@ -10,6 +12,7 @@ from llmserve.parsers.reasoning import NO_REASONING, REASONING_STYLES
 from llmserve.parsers.registry import TOOL_STYLES, reasoning_style, tool_style
 from llmserve.server.tiers import read_tiers
 
+ROLES: Sequence[str] = ("both", "prefill", "decode")
 UNIX = "unix:"  # begins an address that is a path
 
 # What a server may do as others do where this one is stricter.
@@ -125,6 +128,21 @@ class ServerSettings:
         f"how reasoning looks: {', '.join(style.name for style in REASONING_STYLES)}; or none",
     )
 
+    role: str = _setting(
+        "both",
+        "what a router sends here: prefill, prompts whose answers others give; decode, answers to "
+        "prompts that others have computed; or both",
+    )
+    hand_over_key: str = _setting(
+        "", "key of the servers that hand prompts over to each other; without one none does"
+    )
+    hand_over_address: str = _setting(
+        "127.0.0.1:0", "IP address and port where others fetch computed prompts; 0 is a free port"
+    )
+    hand_over_timeout: float = _setting(
+        5.0, "time in which a peer has to move on, or the prompt is computed here"
+    )
+
     log_format: str = _setting("text", "text or json")
     trace: str = _setting("", "file for a Perfetto trace of the last steps, written at the end")
     otlp_traces_endpoint: str = _setting("", "OTLP/HTTP URL that gets OpenTelemetry spans")
@@ -148,8 +166,38 @@ class ServerSettings:
                 raise InvalidArgument(f"leniency must be some of {known}, got {name!r}")
         _read_list("allowed_origins", self.allowed_origins)
         read_tiers(self.pace)
+        self._check_hand_over()
         if self.log_format not in ("text", "json"):
             raise InvalidArgument(f"log_format must be text or json, got {self.log_format!r}")
+
+    def _check_hand_over(self) -> None:
+        if self.role not in ROLES:
+            raise InvalidArgument(f"role must be one of {', '.join(ROLES)}, got {self.role!r}")
+        if self.role != "both" and not self.hand_over_key:
+            raise InvalidArgument(
+                f"role {self.role} needs hand_over_key, the same one on all servers that hand over "
+                f"to each other"
+            )
+        if self.hand_over_key and len(self.hand_over_key) < 16:
+            raise InvalidArgument("hand_over_key needs at least 16 characters")
+        if self.hand_over_timeout == 0:
+            raise InvalidArgument("hand_over_timeout must be above 0")
+        host, _, port = self.hand_over_address.rpartition(":")
+        is_port = port.isascii() and port.isdigit() and int(port[:6]) <= 65535
+        try:
+            address = ip_address(host.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            address = None
+        if address is None or not is_port:
+            raise InvalidArgument(
+                f"hand_over_address must be an IP address and a port, 10.0.0.5:4711 or "
+                f"[fd00::5]:4711, got {self.hand_over_address!r}"
+            )
+        if address.is_unspecified:
+            raise InvalidArgument(
+                f"hand_over_address {self.hand_over_address} says no address that others can go "
+                f"to; give that of one interface"
+            )
 
     @property
     def hosts(self) -> list[str]:

@@ -16,12 +16,14 @@ from llmserve.plan import (
     crossover_ops_per_byte,
     decode_ops_per_byte,
     decode_tokens_per_s,
+    hand_over_share,
     plan_capacity,
     plot_roofline,
     plot_users,
     roofline_flops,
     transfer_s,
 )
+from llmserve.plan.figures import Device, figures
 
 GB = 10**9
 GIB = 2**30
@@ -85,6 +87,18 @@ def test_cost_of_a_million_tokens() -> None:
 def test_kv_hand_over() -> None:
     assert LLAMA_70B.kv_bytes(8192) == 2.5 * GIB
     assert round(transfer_s(2.5 * GIB, 200e9) * 1e3, 1) == 13.4
+
+
+def test_handing_over_is_worth_it_where_the_link_is_quick_beside_the_prefill() -> None:
+    assert round(hand_over_share(2**17, 10e9 / 8, 1000), 3) == 0.105
+    assert round(hand_over_share(2**17, 1e9 / 8, 1000), 2) == 1.05
+    for link, verdict in ((10e9 / 8, "prefill apart pays"), (1e9 / 8, "does not pay")):
+        shape = ModelShape.of(32, 8, 128, weight_bytes=16 * GB)
+        *_, last = figures(shape, Device(flops=16e12, link=link), (4096,), None)
+        assert verdict in str(last)
+    # Without the weights nobody knows how long the prefill takes.
+    shape = ModelShape.of(32, 8, 128)
+    assert len(figures(shape, Device(flops=16e12, link=1e9), (4096,), None)) == 1
 
 
 def test_roofline_of_an_a100() -> None:

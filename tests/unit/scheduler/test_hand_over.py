@@ -51,9 +51,10 @@ def test_a_received_sequence_runs_its_last_token_alone(windows: list[int], cachi
     runner.scheduler.reset_prefix_cache()
     prompt = PROMPT + runner.tokens(0)
     received = receive(runner, prompt)
-    assert [(group, block) for group, _, block in sent.moves] == [
-        (group, block) for group, block, _ in received.moves
-    ]
+    # And one more of a window, for who runs the last computed token again.
+    places = {(group, block) for group, _, block in sent.moves}
+    assert places >= {(group, block) for group, block, _ in received.moves}
+    assert len(places) - len(received.moves) == windows.count(6)
     assert runner.scheduler.sequences()[0].state == "loading"
     runner.model.carry_out(received)
     testing.transfer_done(runner.scheduler, received.id)

@@ -90,6 +90,8 @@ class GenerationBody(VllmBody, forbid_unknown_fields=True, kw_only=True):
     # llmserve's own: tokens of an answer that broke off, after which it goes on with its seed. The
     # stream has what follows
     resume_token_ids: TokenIds | None = None
+    # llmserve's own: of POST /hand_over/tickets, here or elsewhere
+    hand_over_ticket: Annotated[str, Meta(max_length=4096)] | None = None
     # What the answer's id ends with; X-Request-Id says it, too
     request_id: Annotated[str, Meta(pattern="^[!-~]{1,128}$")] | None = None
     # How the output is constrained: see constraints.py

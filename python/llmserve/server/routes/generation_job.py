@@ -79,12 +79,18 @@ async def generation_job(
                 "leave use_beam_search out",
                 param="resume_token_ids",
             )
+        if beams is not None and body.hand_over_ticket:
+            raise ApiError(400, "use_beam_search hands nothing over", param="hand_over_ticket")
         states: Sequence[RequestState]
         if beams is not None:
             states = await model.llm.admit_beam_search(prompts, beams, params.skip_special_tokens)
         else:
             states = await model.llm.admit(
-                prompts, params, priority=body.priority or 0, resumed_token_ids=resumed
+                prompts,
+                params,
+                priority=body.priority or 0,
+                resumed_token_ids=resumed,
+                hand_over_ticket=body.hand_over_ticket or "",
             )
     except InvalidArgument as error:
         raise named_error(error, body) from None

@@ -37,8 +37,15 @@ async def replica(request: Request) -> Response:
                 "num_replicas": llm.num_replicas,
             }
         )
+    settings = server.settings
     return JsonResponse(
-        {"epoch": EPOCH, "is_draining": server.activity.is_draining, "models": models}
+        {
+            "epoch": EPOCH,
+            "is_draining": server.activity.is_draining,
+            "role": settings.role,
+            "hands_over": bool(settings.hand_over_key),
+            "models": models,
+        }
     )
 
 

@@ -1,0 +1,168 @@
+#include "comm/kv_leases.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/start_thread.h"
+
+namespace llmserve {
+namespace {
+
+[[noreturn]] void gone(const char* why) { throw HandOverError(HandOverCause::kGone, why); }
+
+}  // namespace
+
+KvLeases::KvLeases(const KvBlocks& blocks, const KvLeaseLimits& limits, TransferSink sink)
+    : blocks_(blocks), limits_(limits), sink_(std::move(sink)) {
+  fill_random(std::as_writable_bytes(std::span(&epoch_, 1)));
+  thread_ = start_thread([this] { run(); });
+}
+
+KvLeases::~KvLeases() {
+  stop();
+  thread_.join();
+  end_all();
+}
+
+void KvLeases::offer(KvOffer offer) {
+  Lock lock(mutex_);
+  Lease& lease = leases_[offer.id];
+  if (lease.transfers.empty()) lease.order = next_order_++;
+  lease.transfers.push_back(offer.transfer);
+  counts_.num_blocks += std::ssize(offer.blocks);
+  for (const auto& [place, block] : offer.blocks) lease.blocks[{place.group, place.place}] = block;
+  lease.until = std::chrono::steady_clock::now() + limits_.lease;
+  if (offer.is_last) {
+    lease.is_whole = true;
+    lease.token_ids = std::move(offer.token_ids);
+    lease.hashes = std::move(offer.hashes);
+  }
+  changed_.notify_all();
+  while (counts_.num_blocks > static_cast<int64_t>(limits_.max_blocks) && leases_.size() > 1) {
+    const auto oldest =
+        std::ranges::min_element(leases_, {}, [](const auto& entry) { return entry.second.order; });
+    end(lock, oldest->first, false);
+  }
+}
+
+// The lease, when it is ready.
+KvLeases::Lease& KvLeases::find(Lock& lock, uint64_t id, Deadline until,
+                                const std::function<bool(Lease&)>& is_ready) {
+  const bool was_there = leases_.contains(id);
+  while (true) {
+    const auto found = leases_.find(id);
+    if (found == leases_.end() && was_there) gone("the sender has let go of these blocks");
+    if (found != leases_.end() && is_ready(found->second)) {
+      found->second.until = std::chrono::steady_clock::now() + limits_.lease;
+      return found->second;
+    }
+    if (is_stopped_) gone("the sender ends");
+    if (changed_.wait_until(lock, until) == std::cv_status::timeout &&
+        std::chrono::steady_clock::now() >= until)
+      gone(found == leases_.end() ? "the sender has no such blocks"
+                                  : "the sender has not computed these blocks yet");
+  }
+}
+
+void KvLeases::wait_for(uint64_t id, Deadline until) {
+  Lock lock(mutex_);
+  find(lock, id, until, [](Lease&) { return true; });
+}
+
+void KvLeases::read(uint64_t id, const BlockPlace& place, std::span<std::byte> out,
+                    Deadline until) {
+  Lock lock(mutex_);
+  const std::pair key(place.group, place.place);
+  Lease& lease = find(lock, id, until, [&](Lease& one) {
+    if (!one.blocks.contains(key) && one.is_whole) gone("the sender lacks one of these blocks");
+    return one.blocks.contains(key);
+  });
+  const int32_t block = lease.blocks.at(key);
+  const int64_t block_size = blocks_.shape().block_size;
+  const int64_t num_tokens =
+      lease.is_whole ? std::min(block_size, std::ssize(lease.token_ids) - place.place * block_size)
+                     : block_size;
+  ++lease.num_reading;
+  counts_.num_sent_bytes += std::ssize(out);
+  lock.unlock();
+  blocks_.read(place.group, block, std::max<int64_t>(num_tokens, 0), out);
+  lock.lock();
+  if (--lease.num_reading == 0) changed_.notify_all();
+}
+
+void KvLeases::check(uint64_t id, uint32_t num_tokens, const TokenHash& prefix, Deadline until) {
+  Lock lock(mutex_);
+  const Lease& lease = find(lock, id, until, [](Lease& one) { return one.is_whole; });
+  if (num_tokens == 0 || num_tokens > lease.token_ids.size())
+    gone("the sender has computed fewer tokens");
+  const size_t block_size = blocks_.shape().block_size;
+  const size_t num_full = num_tokens / block_size;
+  if (lease.hashes.size() <= num_full) gone("the sender has computed fewer tokens");
+  TokenHash hash = lease.hashes[num_full];
+  if (num_tokens % block_size != 0) {
+    hash = chain_hash(
+        hash, std::span(lease.token_ids).subspan(num_full * block_size, num_tokens % block_size));
+  }
+  if (!are_equal(hash, prefix)) gone("the sender's blocks are of other tokens");
+}
+
+void KvLeases::end(uint64_t id) {
+  Lock lock(mutex_);
+  if (leases_.contains(id)) end(lock, id, true);
+}
+
+// Waits for who reads from it.
+void KvLeases::end(Lock& lock, uint64_t id, bool is_done) {
+  changed_.wait(lock, [&] {
+    const auto found = leases_.find(id);
+    return found == leases_.end() || found->second.num_reading == 0;
+  });
+  const auto found = leases_.find(id);
+  if (found == leases_.end()) return;
+  const std::vector<int64_t> transfers = std::move(found->second.transfers);
+  counts_.num_blocks -= std::ssize(found->second.blocks);
+  leases_.erase(found);
+  ++(is_done ? counts_.num_fetched : counts_.num_lapsed);
+  lock.unlock();
+  changed_.notify_all();
+  for (const int64_t transfer : transfers) sink_(transfer, is_done);
+  lock.lock();
+}
+
+void KvLeases::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopped_ = true;
+  }
+  changed_.notify_all();
+}
+
+void KvLeases::end_all() {
+  Lock lock(mutex_);
+  while (!leases_.empty()) end(lock, leases_.begin()->first, false);
+}
+
+void KvLeases::run() {
+  Lock lock(mutex_);
+  while (!is_stopped_) {
+    const auto now = std::chrono::steady_clock::now();
+    const auto first =
+        std::ranges::min_element(leases_, {}, [](const auto& entry) { return entry.second.until; });
+    if (first == leases_.end()) {
+      changed_.wait(lock);
+    } else if (first->second.until > now) {
+      changed_.wait_until(lock, first->second.until);
+    } else {
+      end(lock, first->first, false);
+    }
+  }
+}
+
+KvLeases::Counts KvLeases::counts() const {
+  const std::lock_guard lock(mutex_);
+  Counts counts = counts_;
+  counts.num_leases = std::ssize(leases_);
+  return counts;
+}
+
+}  // namespace llmserve

@@ -1,0 +1,42 @@
+// The blocks of all ranks' KV storage as bytes of the wire, whose layout is nobody's own: of each
+// layer of the group the keys of all heads [K, P, row], then the values, where they are not in the
+// keys. A row is as the cache's dtype has it; in f8 the P scales of a head follow its rows. So
+// engines exchange blocks whatever their numbers of ranks and the layouts of their keys are.
+#pragma once
+
+#include <vector>
+
+#include "comm/kv_leases.h"
+#include "core/cache_group.h"
+#include "engine/worker.h"
+
+namespace llmserve {
+
+class KvBlockBytes final : public KvBlocks {
+ public:
+  // The workers, whose memory is the host's, outlive it. Their KV caches are there whenever a block
+  // is read or written.
+  explicit KvBlockBytes(std::vector<const Worker*> workers);
+
+  const KvWireShape& shape() const override { return shape_; }
+  void read(uint16_t group, int32_t block, int64_t num_tokens,
+            std::span<std::byte> out) const override;
+  void write(uint16_t group, int32_t block, Bytes in) override;
+
+ private:
+  // Keys or values of a lane on one rank, and the heads of all that it has.
+  struct Part {
+    Tensor tensor;  // [N, K of the rank, P, width]
+    bool is_in_panels = false;
+    int64_t first_head = 0;
+  };
+  std::vector<Part> parts(int32_t lane, bool are_values) const;
+
+  const std::vector<const Worker*> workers_;
+  const std::vector<CacheGroupSpec> groups_;
+  const DType dtype_;
+  const int64_t block_size_;
+  KvWireShape shape_;
+};
+
+}  // namespace llmserve

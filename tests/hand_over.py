@@ -1,0 +1,75 @@
+"""Engines that hand prompts over to each other."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import checkpoints
+from llmserve import LLM, SamplingParams
+from llmserve.outputs import RequestOutput
+
+KEY = "a key that both sides know"
+SAMPLED = SamplingParams(max_tokens=12, temperature=0.9, seed=3, ignore_eos=True, logprobs=1)
+ONE = SamplingParams(max_tokens=1)
+PROMPT = [3 + i * 7 % 60 for i in range(77)]  # four blocks of 16 and a part of one
+
+
+def make_llm(family: str = "llama", path: object = None, **options: Any) -> LLM:
+    defaults = {
+        "dtype": "float32",
+        "max_model_len": 128,
+        "num_gpu_blocks_override": 64,
+        "max_num_batched_tokens": 50,
+        "num_threads": 1,
+    }
+    return LLM(str(path or checkpoints.checkpoint(family)), **{**defaults, **options})
+
+
+def addresses(transport: str) -> list[str]:
+    """Where a sender listens, for the receiver to have this one way alone."""
+    return {
+        "local": [],
+        "shm": [f"shm:llmserve-test-{secrets.token_hex(8)}"],
+        "tcp": ["tcp:127.0.0.1:0"],
+        "tcp6": ["tcp:[::1]:0"],
+    }[transport]
+
+
+def open_both(sender: LLM, receiver: LLM, transport: str = "tcp", **options: Any) -> None:
+    """Whoever shares a process finds the other in it, unless it is asked to go by a socket."""
+    place = sender.open_hand_over(KEY, addresses(transport), **options)
+    if transport != "local":
+        place.addresses = place.addresses[1:]
+    receiver.open_hand_over(KEY, **options)
+
+
+def run(llm: LLM, prompt: Sequence[int], params: SamplingParams, ticket: str = "") -> RequestOutput:
+    prompts = [{"prompt_token_ids": list(prompt)}]
+    (state,) = llm._admission.admit(prompts, params, 0, (), llm._blocks_of(ticket))
+    for _ in llm._runner.run([state], is_streamed=False):
+        pass
+    return state.output()
+
+
+def words(output: RequestOutput) -> list[object]:
+    return [(sample.token_ids, sample.text, sample.logprobs) for sample in output.outputs]
+
+
+def hand_over(sender: LLM, receiver: LLM, prompt: Sequence[int], params: SamplingParams) -> Any:
+    """What the receiver answers to a prompt that the sender has computed."""
+    assert sender.hand_over is not None
+    ticket = sender.hand_over.ticket()
+    run(sender, prompt, ONE, ticket)
+    return run(receiver, prompt, params, ticket)
+
+
+def counter(metrics: str, name: str, **labels: str) -> int:
+    """Of a server's /metrics, summed over what is not given."""
+    total = 0.0
+    for found in re.finditer(rf"^{re.escape(name)}(?:{{(.*?)}})? (\S+)$", metrics, re.MULTILINE):
+        if all(f'{key}="{value}"' in (found[1] or "") for key, value in labels.items()):
+            total += float(found[2])
+    return int(total)
