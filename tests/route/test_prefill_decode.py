@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hand_over import counter
 from processes import Process, Start, replica_of
 
@@ -154,6 +155,7 @@ def test_a_sender_killed_in_the_midst_of_a_hand_over_costs_no_token(start: Start
     assert received(decode) == 0
 
 
+@pytest.mark.long
 def test_a_silent_sender_is_given_up(start: Start) -> None:
     prefill, decode = start(*PREFILL), start(*DECODE, "--hand-over-timeout", "0.5")
     path, body = BODIES[0]
@@ -170,6 +172,7 @@ def test_a_silent_sender_is_given_up(start: Start) -> None:
     assert received(decode) == 1
 
 
+@pytest.mark.long
 def test_a_decoder_that_dies_and_comes_back(start: Start) -> None:
     prefill = start(*PREFILL)
     decoders = [start(*DECODE), start(*DECODE)]

@@ -106,7 +106,7 @@ def test_several_at_once_with_little_room(made: ExitStack) -> None:
     one = made.enter_context(make_llm())
     sender = made.enter_context(make_llm(num_gpu_blocks_override=24))
     receiver = made.enter_context(make_llm(num_gpu_blocks_override=24))
-    open_both(sender, receiver)
+    open_both(sender, receiver, timeout=1)
     prompts = [[3 + (i * 11 + j * 5) % 60 for j in range(20 + 9 * i)] for i in range(8)]
     expected = [words(run(one, prompt, SAMPLED)) for prompt in prompts]
     got: dict[int, object] = {}
@@ -199,7 +199,7 @@ def test_a_sender_that_ends_or_starts_anew_is_done_without(made: ExitStack, tran
 
 def test_blocks_that_nobody_fetches_are_given_back(made: ExitStack) -> None:
     sender, receiver = (made.enter_context(make_llm()) for _ in range(2))
-    open_both(sender, receiver, lease=0.3)
+    open_both(sender, receiver, lease=0.3, timeout=0.5)
     assert sender.hand_over is not None
     ticket = sender.hand_over.ticket()
     run(sender, PROMPT, ONE, ticket)
@@ -214,7 +214,7 @@ def test_blocks_that_nobody_fetches_are_given_back(made: ExitStack) -> None:
 
 def test_what_is_kept_for_others_is_bounded(made: ExitStack) -> None:
     sender, receiver = (made.enter_context(make_llm()) for _ in range(2))
-    open_both(sender, receiver, max_share=0.2)  # 12 blocks
+    open_both(sender, receiver, max_share=0.2, timeout=0.5)  # 12 blocks
     assert sender.hand_over is not None
     tickets = [sender.hand_over.ticket() for _ in range(4)]
     for i, ticket in enumerate(tickets):
@@ -229,7 +229,7 @@ def test_what_is_kept_for_others_is_bounded(made: ExitStack) -> None:
 
 def test_sleep_lets_go_of_what_is_kept(made: ExitStack) -> None:
     one, sender, receiver = (made.enter_context(make_llm()) for _ in range(3))
-    open_both(sender, receiver)
+    open_both(sender, receiver, timeout=1)
     assert sender.hand_over is not None
     ticket = sender.hand_over.ticket()
     run(sender, PROMPT, ONE, ticket)
